@@ -1,0 +1,139 @@
+"""What a person sees while a run goes on: a panel on a terminal, a plain line now and then elsewhere. All on stderr.
+
+A thread of its own looks at counters that only the run changes; the run never waits for the display.
+"""
+
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from pipeline.run import View
+
+PANEL_PER_SECOND = 2
+LINE_EVERY_S = 10.0
+
+
+def watch(view: View) -> AbstractContextManager[object]:
+    """A display of `view` for as long as the context lasts."""
+    console = Console(stderr=True, highlight=False)
+    meter = Meter(view)
+    if console.is_terminal:
+        return Live(get_renderable=lambda: panel(meter), console=console, refresh_per_second=PANEL_PER_SECOND, transient=True)
+    return _lines(meter)
+
+
+@contextmanager
+def _lines(meter: "Meter") -> Iterator[None]:
+    stop = threading.Event()
+
+    def speak() -> None:
+        while not stop.wait(LINE_EVERY_S):
+            print(line(meter), file=sys.stderr, flush=True)
+
+    thread = threading.Thread(target=speak, name="progress", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+
+
+class Meter:
+    """Counts and rates of a view; rates are over real seconds since it was made."""
+
+    def __init__(self, view: View) -> None:
+        self.view, self._started = view, time.monotonic()
+
+    @property
+    def elapsed_s(self) -> float:
+        return max(time.monotonic() - self._started, 1e-9)
+
+    @property
+    def over(self) -> int:
+        progress = self.view.progress
+        return progress.done + progress.failed
+
+    @property
+    def waiting(self) -> int:
+        """Chains that have not started."""
+        return max(0, self.view.chains - self.over - self.view.progress.live)
+
+    @property
+    def eta_s(self) -> float | None:
+        """Seconds until all chains are done at the mean rate so far."""
+        return (self.view.chains - self.over) * self.elapsed_s / self.over if self.over else None
+
+    @property
+    def acceptance(self) -> float | None:
+        """Accepted steps over verified ones."""
+        accepted, fallback = self.view.progress.decisions["accepted"], self.view.progress.decisions["fallback"]
+        return accepted / (accepted + fallback) if accepted + fallback else None
+
+    def tokens_per_s(self, role: str) -> float:
+        return self.view.progress.output_tokens[role] / self.elapsed_s
+
+
+def line(meter: Meter) -> str:
+    """One line of plain text."""
+    view, progress = meter.view, meter.view.progress
+    engines = " · ".join(
+        f"{role} {meter.tokens_per_s(role):.0f} tok/s, {lane.in_flight} in flight, {lane.waiting} waiting" for role, lane in view.lanes.items()
+    )
+    return (
+        f"{meter.over}/{view.chains} chains, {progress.live} live, {progress.failed} failed · "
+        f"{progress.steps / meter.elapsed_s:.1f} steps/s · accepted {_percent(meter.acceptance)} · {engines} · ETA {_duration(meter.eta_s)}"
+    )
+
+
+def panel(meter: Meter) -> Group:
+    """The same as a small table."""
+    view, progress = meter.view, meter.view.progress
+    head = Text.assemble(
+        (view.plan.name, "bold"),
+        f"  {meter.over}/{view.chains} chains, {progress.live} live, {meter.waiting} waiting",
+        (f", {progress.failed} failed" if progress.failed else "", "red"),
+        f"  {_duration(meter.elapsed_s)}, ETA {_duration(meter.eta_s)}",
+    )
+    facts = f"{progress.steps / meter.elapsed_s:.1f} steps/s   accepted {_percent(meter.acceptance)}   "
+    facts += f"{view.schedule}, batch size {view.batch_size}   oldest chain {_duration(_oldest_s(view))}"
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for title in ("engine", "tokens/s", "in flight", "waiting", "running", "kv cache"):
+        table.add_column(title, justify="left" if title == "engine" else "right")
+    for role, lane in view.lanes.items():
+        statistics = view.engines[role].statistics()
+        table.add_row(
+            role,
+            f"{meter.tokens_per_s(role):,.0f}",
+            f"{lane.in_flight}/{lane.max_in_flight}",
+            f"{lane.waiting + statistics.waiting}",
+            f"{statistics.running}",
+            f"{statistics.kv_cache_usage:.0%}",
+        )
+    return Group(head, ProgressBar(total=view.chains, completed=meter.over, width=60), Text(facts), table)
+
+
+def _oldest_s(view: View) -> float | None:
+    """Real seconds only: on virtual time nobody waits."""
+    started = next(iter(view.progress.oldest.values()), None)
+    return None if started is None or view.virtual_time else time.monotonic() - started
+
+
+def _percent(share: float | None) -> str:
+    return "-" if share is None else f"{share:.0%}"
+
+
+def _duration(seconds: float | None) -> str:
+    if seconds is None:
+        return "-"
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"

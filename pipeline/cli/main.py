@@ -1,0 +1,49 @@
+"""The `pipeline` command: prints and sets exit codes, holds no logic. A command's module is imported when it is called."""
+
+import sys
+from importlib import import_module
+
+import click
+
+from pipeline.errors import PipelineError, RunError
+
+COMMANDS = {"run": "solve a data set", "check": "check a graph file"}
+
+
+class Commands(click.Group):
+    """Subcommands by module name, so that `--help` loads none of them."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        if name not in COMMANDS:
+            return None
+        command: click.Command = getattr(import_module(f"pipeline.cli.{name}"), name)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="pipeline")
+def cli() -> None:
+    """Batch reasoning with a draft and a target model that take turns on every step."""
+
+
+def main() -> None:
+    """Entry point: one sentence on stderr for every error of ours, a traceback only with `--debug`."""
+    try:
+        sys.exit(cli(standalone_mode=False) or 0)
+    except click.exceptions.Abort:
+        sys.exit(130)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except PipelineError as error:
+        if "--debug" in sys.argv:
+            raise
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(1 if isinstance(error, RunError) else 2)

@@ -1,0 +1,54 @@
+"""`pipeline run GRAPH --input FILE`: options in, a run folder, a live view and a summary out."""
+
+import sys
+from pathlib import Path
+
+import click
+
+from pipeline.runtime.schedule import SCHEDULES
+
+
+def _column(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
+    pairs = dict(value.partition("=")[::2] for value in values)
+    for ours, theirs in pairs.items():
+        if not ours or not theirs:
+            raise click.BadParameter("expected OURS=THEIRS, for example problem=question")
+    return pairs
+
+
+@click.command()
+@click.argument("graph", type=click.Path(path_type=Path))
+@click.option("--input", "input_", required=True, type=click.Path(path_type=Path), metavar="FILE", help="Problems: Parquet, JSON lines or CSV.")
+@click.option("--engines", type=click.Path(path_type=Path), metavar="FILE", help="Engines file instead of the graph's own.")
+@click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="A param, or engines.ROLE.NAME=VALUE.")
+@click.option("--column", "columns", multiple=True, callback=_column, metavar="OURS=THEIRS", help="Column of problem, answer or problem_id.")
+@click.option("--batch-size", type=click.IntRange(1, 1_000_000), default=64, show_default=True, help="Chains that live at once.")
+@click.option("--schedule", type=click.Choice(list(SCHEDULES)), default="pipelined", show_default=True, help="Who waits for whom.")
+@click.option("--samples", type=click.IntRange(1, 10_000), default=1, show_default=True, help="Attempts at every problem.")
+@click.option("--limit", type=click.IntRange(min=1), help="Only the first N rows.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Every random number derives from it.")
+@click.option("--output", type=click.Path(path_type=Path), metavar="DIR", help="Run folder.  [default: runs/GRAPH-TIME]")
+@click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
+@click.option("--debug", is_flag=True, help="Show tracebacks.")
+def run(graph: Path, input_: Path, as_json: bool, debug: bool, **options: object) -> None:
+    """Solve the problems of a file with GRAPH.
+
+    Exit codes: 0 all chains finished, 1 the run could not go on, 2 graph, options or input are wrong and nothing was
+    started, 3 some chains failed and are recorded as such, 130 interrupted.
+    """
+    from pipeline.analysis.summary import summarize
+    from pipeline.cli import live, report
+    from pipeline.run import RunOptions
+    from pipeline.run import run as start
+
+    result = start(RunOptions(graph=graph, input=input_, **options), watch=live.watch)  # type: ignore[arg-type]
+    summary = summarize(result.folder)
+    if as_json:
+        import msgspec
+
+        click.echo(msgspec.json.encode(summary, order="sorted"))
+    else:
+        report.print_summary(summary, result.folder)
+    if result.error is not None:
+        print(f"error: {result.error}" if result.run.status == "failed" else "interrupted", file=sys.stderr)
+    sys.exit(result.exit_code)

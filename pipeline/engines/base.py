@@ -1,0 +1,160 @@
+"""The engine contract: what a stage may ask of a served model and what comes back.
+
+Prompts enter and candidates leave as token ids. Everything here is data or a protocol; no backend is imported.
+One test suite, `tests/engines/test_contract.py`, holds every backend to it.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import Any, Literal, Protocol
+
+from msgspec import Struct
+
+from pipeline.spec import EngineSpec
+
+FinishReason = Literal["stop", "length"]
+
+
+class Request(Struct, frozen=True, kw_only=True):
+    """One call to an engine."""
+
+    request_id: str
+    prompt_ids: Sequence[int]
+    max_tokens: int
+    """Most tokens of one candidate; the engine cuts it to what its context leaves."""
+    n: int = 1
+    """How many candidates to sample from the same prompt."""
+    temperature: float = 0.0
+    """0 is greedy."""
+    top_p: float = 1.0
+    seed: int = 0
+    """Candidate j draws from (seed, j) alone: the same request gives the same text whatever runs beside it."""
+    stop: tuple[str, ...] = ()
+    """A candidate ends after the token that completes one of these; that token is kept."""
+    stop_ids: tuple[int, ...] = ()
+    """A candidate ends after one of these ids; the id is kept. An end-of-sequence id also ends it and is not kept."""
+    option_ids: tuple[int, ...] = ()
+    """Not empty: choose one token among these (`max_tokens` is 1) and return all their log probabilities."""
+    scored_ids: tuple[int, ...] = ()
+    """Not empty: generate nothing, return the log probability of each of these tokens after the prompt."""
+    priority: int = 0
+    """Lower goes first, in engines that order their own queue."""
+    affinity: str = ""
+    """The chain: requests of one chain share a prefix and belong on one replica."""
+
+
+class Candidate(Struct, frozen=True, kw_only=True):
+    """One sampled continuation."""
+
+    ids: tuple[int, ...]
+    text: str
+    cumulative_logprob: float
+    """Sum over the sampled tokens, natural log, under the model's own distribution at temperature 1."""
+    finish_reason: FinishReason
+    """`length`: cut at `max_tokens` or at the end of the context."""
+    stop_reason: str | int | None = None
+    """The stop string or stop id that ended it; None for an end-of-sequence token or `length`."""
+
+
+class Usage(Struct, frozen=True, kw_only=True):
+    """Tokens of one call. The prompt counts once, however many candidates share it."""
+
+    input_tokens: int
+    cached_input_tokens: int = 0
+    """Prompt tokens whose keys and values were already in the engine's prefix cache."""
+    output_tokens: int = 0
+    """Sampled tokens over all candidates, end-of-sequence tokens included."""
+
+
+class Timing(Struct, frozen=True, kw_only=True):
+    """Seconds by the engine's own clock; None where it does not know."""
+
+    queue_time_s: float | None = None
+    """Arrival until first scheduled."""
+    prefill_time_s: float | None = None
+    """First scheduled until the first token."""
+    decode_time_s: float | None = None
+    """First token until the last."""
+    time_to_first_token_s: float | None = None
+    """Arrival until the first token."""
+
+
+class Completion(Struct, frozen=True, kw_only=True):
+    """The answer to one request."""
+
+    candidates: tuple[Candidate, ...]
+    """`n` of them; one for a choice; none for a scoring."""
+    option_logprobs: tuple[float, ...] = ()
+    """Log probability of each of `option_ids`, in that order, before any masking: their exponentials sum to the mass on valid options."""
+    scored_logprobs: tuple[float, ...] = ()
+    usage: Usage
+    timing: Timing = Timing()
+
+
+class EngineStatistics(Struct, frozen=True, kw_only=True):
+    """A moment's view of an engine, and its totals since it opened."""
+
+    running: int
+    """Requests being computed."""
+    waiting: int
+    """Requests in the engine's own queue."""
+    kv_cache_usage: float
+    """Share of the cache in use, 0 to 1."""
+    requests: int
+    input_tokens: int
+    cached_input_tokens: int
+    output_tokens: int
+    busy_s: float
+    """Seconds in which the engine computed."""
+
+
+class Tokenizer(Protocol):
+    """Text to token ids and back, and the model's own chat template."""
+
+    vocabulary: str
+    """Fingerprint of the ordinary (not special) tokens: where two agree, their ids can be shared."""
+    special_ids: dict[str, int]
+    """Special and added tokens by their text, `<think>` and `</think>` among them where the model has them."""
+    eos_ids: frozenset[int]
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of `text` with nothing added; the text of special tokens becomes their ids."""
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of `ids`, special tokens included."""
+
+    def render(self, messages: Sequence[dict[str, str]]) -> str:
+        """The chat template over `messages` of `role` and `content`, ending where the assistant starts to write."""
+
+
+class Engine(Protocol):
+    """A served model. `generate` may be called from any number of tasks at once."""
+
+    role: str
+    tokenizer: Tokenizer
+    max_model_len: int
+
+    async def generate(self, request: Request) -> Completion:
+        """Answer `request`; cancelling the caller aborts it.
+
+        Raises `ContextOverflow` when the prompt leaves no room for one token, `RequestRefused` for any other
+        request that cannot be run, `EngineDead` when the engine is gone (then and ever after).
+        """
+
+    def statistics(self) -> EngineStatistics: ...
+
+    async def aclose(self) -> None:
+        """Free everything; waiting requests raise `EngineDead`. A second call does nothing."""
+
+
+class Backend(Struct, frozen=True, kw_only=True):
+    """What an entry point of the group `pipeline.engines` names: how to open the engines of one kind."""
+
+    spec: type[EngineSpec]
+    open: Callable[[Mapping[str, Any]], AbstractAsyncContextManager[Mapping[str, Engine]]]
+    """Opens all roles of this backend together, role to spec, because they may share a device; closes them on exit.
+
+    Raises `UsageError` before anything is started when a spec cannot work here, `EngineDead` when a start fails.
+    """
+    virtual_time: bool = False
+    """The engines live on a simulated clock: the run does too."""

@@ -1,0 +1,37 @@
+"""The `Tokenizer` contract over a Hugging Face model folder: the one module that asks transformers for a tokenizer."""
+
+import hashlib
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any
+
+from pipeline.errors import GraphError, boundary
+
+
+class HFTokenizer:
+    """Tokenizer and chat template of a model, by folder or hub name, as published with it."""
+
+    def __init__(self, model: str, *, trust_remote_code: bool = False) -> None:
+        from transformers import AutoTokenizer
+
+        with boundary(GraphError, model, foreign=(OSError, ValueError)):
+            self._hf: Any = AutoTokenizer.from_pretrained(model, trust_remote_code=trust_remote_code)
+        if not self._hf.chat_template:
+            raise GraphError(model, "its tokenizer has no chat template; use an instruction or reasoning model")
+        added = self._hf.get_added_vocab()
+        self.special_ids: dict[str, int] = dict(added)
+        self.eos_ids = frozenset({self._hf.eos_token_id} - {None})
+
+    @cached_property
+    def vocabulary(self) -> str:
+        ordinary = sorted(item for item in self._hf.get_vocab().items() if item[0] not in self.special_ids)
+        return hashlib.blake2b(repr(ordinary).encode(), digest_size=16).hexdigest()
+
+    def encode(self, text: str) -> list[int]:
+        return list(self._hf.encode(text, add_special_tokens=False))
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return str(self._hf.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))
+
+    def render(self, messages: Sequence[dict[str, str]]) -> str:
+        return str(self._hf.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True))

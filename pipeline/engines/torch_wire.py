@@ -1,0 +1,106 @@
+"""What the main process and a torch worker say to each other: msgpack messages, several to a length-prefixed frame.
+
+The main process sends `Setup` once, then `Submit` and `Abort`; the worker answers with `Ready` or `Failed` once, then
+with a `Report` whenever something is finished. Neither torch nor a socket is known here.
+"""
+
+from collections.abc import Iterator
+from typing import Literal
+
+from msgspec import Struct, msgpack
+
+from pipeline.engines.base import Completion, EngineStatistics, Request
+from pipeline.spec import TorchSpec
+
+NO_STATISTICS = EngineStatistics(
+    running=0,
+    waiting=0,
+    kv_cache_usage=0.0,
+    requests=0,
+    input_tokens=0,
+    cached_input_tokens=0,
+    output_tokens=0,
+    busy_s=0.0,
+)
+HEADER_BYTES = 4
+
+
+class Setup(Struct, frozen=True, tag=True):
+    """The first message: what to load, and where."""
+
+    role: str
+    spec: TorchSpec
+    model: str
+    """The spec's model as a folder or hub name."""
+    cores: tuple[int, ...]
+    """CPU cores to stay on if the model is computed by the CPU; empty: any."""
+
+
+class Submit(Struct, frozen=True, tag=True, array_like=True):
+    """Compute `request`; `number` names it from now on."""
+
+    number: int
+    request: Request
+
+
+class Abort(Struct, frozen=True, tag=True, array_like=True):
+    """Nobody waits for this request any more."""
+
+    number: int
+
+
+class Ready(Struct, frozen=True, tag=True):
+    """The model is loaded."""
+
+    max_model_len: int
+    vocab_size: int
+    device: str
+    dtype: str
+
+
+class Failed(Struct, frozen=True, tag=True):
+    """The model cannot be loaded, and why, in one clause."""
+
+    what: str
+
+
+class Report(Struct, frozen=True, tag=True, array_like=True):
+    """What was finished since the last report, and the counters."""
+
+    statistics: EngineStatistics
+    done: list[tuple[int, Completion]]
+
+
+ToWorker = Setup | Submit | Abort
+FromWorker = Ready | Failed | Report
+
+_encoder = msgpack.Encoder()
+
+
+def frame(message: ToWorker | FromWorker) -> bytes:
+    """`message` as it goes over the socket."""
+    payload = _encoder.encode(message)
+    return len(payload).to_bytes(HEADER_BYTES, "big") + payload
+
+
+class Unframer:
+    """Cuts a byte stream back into messages."""
+
+    def __init__(self, reads: Literal["worker", "parent"]) -> None:
+        self._decoder: msgpack.Decoder[ToWorker | FromWorker] = msgpack.Decoder(
+            FromWorker if reads == "parent" else ToWorker  # type: ignore[arg-type]
+        )
+        self._pending = bytearray()
+
+    def feed(self, received: bytes) -> Iterator[ToWorker | FromWorker]:
+        """The messages that `received` completes."""
+        self._pending += received
+        start = 0
+        with memoryview(self._pending) as view:
+            while len(view) - start >= HEADER_BYTES:
+                end = start + HEADER_BYTES + int.from_bytes(view[start : start + HEADER_BYTES], "big")
+                if end > len(view):
+                    break
+                yield self._decoder.decode(view[start + HEADER_BYTES : end])
+                start = end
+        del self._pending[:start]

@@ -1,0 +1,108 @@
+"""Every error this package raises, and the one seam where foreign errors become ours.
+
+    PipelineError
+    ├── UsageError            the graph, the options or the input are wrong; nothing was started (exit code 2)
+    │   ├── GraphError        a graph or engines file
+    │   └── InputError        a problems file
+    ├── RunError              the run could not go on; what is finished is on disk (exit code 1)
+    │   ├── EngineDead        an engine's process or server is gone
+    │   └── RunFolderError    the run folder cannot be written
+    └── ChainError            one chain failed; it is recorded as such and the others go on (exit code 3)
+        ├── BadRow            an input row that holds no problem
+        └── RequestRefused    an engine refused one request
+            └── ContextOverflow   the prompt leaves no room for an output
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from difflib import get_close_matches
+from typing import Iterable
+
+
+class PipelineError(Exception):
+    """Base of all errors of this package; its text is one sentence for a person."""
+
+
+class UsageError(PipelineError):
+    """What the user gave is wrong; nothing was started."""
+
+
+class GraphError(UsageError):
+    """A graph or engines file is wrong: `where` is the file and the path in it, `what` the flaw and its remedy."""
+
+    def __init__(self, where: str, what: str) -> None:
+        super().__init__(f"{where}: {what}")
+        self.where, self.what = where, what
+
+
+class InputError(UsageError):
+    """A problems file as a whole cannot be used: `where` is the file, with the row where one is known."""
+
+    def __init__(self, where: str, what: str) -> None:
+        super().__init__(f"{where}: {what}")
+        self.where, self.what = where, what
+
+
+class RunError(PipelineError):
+    """The run could not go on."""
+
+
+class EngineDead(RunError):
+    """The engine that plays `role` is gone; `last_words` is what it said before."""
+
+    def __init__(self, role: str, last_words: str) -> None:
+        super().__init__(f"engine {role!r} died: {last_words}")
+        self.role, self.last_words = role, last_words
+
+    def __reduce__(self) -> tuple[type, tuple[str, str]]:
+        return type(self), (self.role, self.last_words)
+
+
+class RunFolderError(RunError):
+    """The run folder cannot be created or written."""
+
+
+class ChainError(PipelineError):
+    """One chain cannot go on; the others can."""
+
+
+class BadRow(ChainError):
+    """Row `row` (counted from 1) of `where` holds no problem to solve."""
+
+    def __init__(self, where: str, row: int, what: str) -> None:
+        super().__init__(f"{where}, row {row}: {what}")
+        self.where, self.row, self.what = where, row, what
+
+
+class RequestRefused(ChainError):
+    """An engine refused a request before it ran."""
+
+
+class ContextOverflow(RequestRefused):
+    """A prompt of `input_tokens` leaves no room for an output in a context of `max_model_len` tokens."""
+
+    def __init__(self, input_tokens: int, max_model_len: int) -> None:
+        super().__init__(f"a prompt of {input_tokens} tokens leaves no room in a context of {max_model_len}")
+        self.input_tokens, self.max_model_len = input_tokens, max_model_len
+
+    def __reduce__(self) -> tuple[type, tuple[int, int]]:
+        return type(self), (self.input_tokens, self.max_model_len)
+
+
+@contextmanager
+def boundary(ours: type[PipelineError], *parts: str, foreign: type[Exception] | tuple[type[Exception], ...]) -> Iterator[None]:
+    """Turn the `foreign` errors raised inside into `ours(*parts, their text)`, chained to them."""
+    try:
+        yield
+    except foreign as error:
+        text = str(error).strip().splitlines()
+        raise ours(*parts, text[0] if text else type(error).__name__) from error
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """The clause that names the nearest of the `known` names, or all of them when none is near."""
+    known = sorted(known)
+    near = get_close_matches(name, known, n=1)
+    if near:
+        return f"did you mean `{near[0]}`?"
+    return f"known are {', '.join(f'`{k}`' for k in known)}" if known else "none is known here"

@@ -1,0 +1,257 @@
+"""From a graph file and an engines file to a `GraphSpec`: YAML, `--set`, `$params`, strict decoding.
+
+Reads the two files and nothing else. Every flaw is a `GraphError` that names the file, the path in it and the remedy.
+What kinds of stages and backends there are is the caller's to say.
+"""
+
+import hashlib
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+import msgspec.structs
+import yaml
+
+from pipeline.errors import GraphError, did_you_mean
+from pipeline.spec import NAME_PATTERN, EngineSpec, GraphSpec, RepeatSpec, StageSpec
+
+MAX_BYTES = 1 << 20
+"""Largest graph or engines file."""
+MAX_NODES = 20_000
+"""Most values in one, aliases expanded."""
+MAX_DEPTH = 32
+
+T = TypeVar("T", bound=msgspec.Struct)
+Kinds = Mapping[str, type[StageSpec]]
+Backends = Mapping[str, type[EngineSpec]]
+
+
+def load_graph(path: Path, kinds: Kinds, backends: Backends, *, engines: Path | None = None, settings: Sequence[str] = ()) -> GraphSpec:
+    """The graph at `path` with its engines bound, `settings` (`NAME=VALUE`) applied and every `$param` filled in."""
+    raw = read_yaml(path)
+    if unknown := raw.keys() - {field.name for field in msgspec.structs.fields(GraphSpec)}:
+        raise _unknown_key(str(path), sorted(unknown)[0], GraphSpec)
+    raw["params"] = dict(_mapping(raw.get("params") or {}, f"{path}: $.params"))
+    roles, roles_file = _read_engines(raw, path, engines)
+    for setting in settings:
+        _apply_setting(setting, raw["params"], roles, path)
+    params = _Params(raw["params"], path)
+    stages = params.fill(_mapping(raw.get("stages"), f"{path}: $.stages"), "$.stages")
+    roles = params.fill(roles, "$") if roles_file == path else roles
+    if unused := raw["params"].keys() - params.used:
+        raise GraphError(f"{path}: $.params.{sorted(unused)[0]}", f"nothing uses this param; write `${sorted(unused)[0]}` where it belongs or drop it")
+    graph = _convert({**raw, "engines": {}, "stages": {}}, GraphSpec, path, "$")
+    return msgspec.structs.replace(
+        graph,
+        engines={role: _engine(spec, backends, roles_file, _role_path(role, roles_file == path)) for role, spec in roles.items()},
+        stages=_stages(stages, kinds, path, "$.stages"),
+    )
+
+
+def load_engines(path: Path, backends: Backends, settings: Sequence[str] = ()) -> dict[str, EngineSpec]:
+    """An engines file by itself: role to spec."""
+    roles = read_yaml(path)
+    for setting in settings:
+        _apply_setting(setting, {}, roles, path)
+    return {role: _engine(spec, backends, path, f"$.{role}") for role, spec in roles.items()}
+
+
+def digest(spec: GraphSpec) -> str:
+    """Fingerprint of everything a resolved graph says; equal graphs have equal digests."""
+    return hashlib.blake2b(msgspec.json.encode(spec, order="deterministic"), digest_size=16).hexdigest()
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """The mapping in a YAML file; duplicate keys, other documents, oversized and exploding files are refused."""
+    try:
+        with path.open("rb") as file:
+            content = file.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise GraphError(str(path), f"cannot be read: {(error.strerror or str(error)).lower()}") from error
+    if len(content) > MAX_BYTES:
+        raise GraphError(str(path), f"is larger than {MAX_BYTES >> 20} MiB; a graph or engines file is a page of text")
+    try:
+        value = yaml.load(content.decode("utf-8-sig"), _Loader)
+    except UnicodeDecodeError as error:
+        raise GraphError(str(path), f"is not UTF-8 text: byte {error.start}") from error
+    except yaml.MarkedYAMLError as error:
+        line = f", line {error.problem_mark.line + 1}" if error.problem_mark else ""
+        raise GraphError(f"{path}{line}", f"is not YAML: {error.problem}") from error
+    except (yaml.YAMLError, RecursionError, ValueError) as error:
+        raise GraphError(str(path), f"is not YAML: {str(error).splitlines()[0]}") from error
+    if value is None:
+        raise GraphError(str(path), "is empty")
+    _check_size(value, str(path))
+    return _mapping(value, str(path))
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML without duplicate keys, and with numbers like 1e12 read as numbers."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen = set()
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node, deep=True)  # type: ignore[no-untyped-call]
+            if not isinstance(key, str):
+                raise yaml.MarkedYAMLError(problem=f"the key {key!r} is not text", problem_mark=key_node.start_mark)
+            if key in seen and key_node.tag != "tag:yaml.org,2002:merge":
+                raise yaml.MarkedYAMLError(problem=f"the key `{key}` stands here twice", problem_mark=key_node.start_mark)
+            seen.add(key)
+        return super().construct_mapping(node, deep)
+
+
+_Loader.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(r"^[-+]?\d[\d_]*(\.\d*)?[eE][-+]?\d+$"), list("-+0123456789"))
+
+
+def _check_size(value: Any, where: str) -> None:
+    """Aliases share objects, so a bomb is small until it is walked: count what walking would meet."""
+    counted: dict[int, int] = {}
+
+    def count(value: Any, depth: int) -> int:
+        if not isinstance(value, dict | list):
+            return 1
+        if depth > MAX_DEPTH:
+            raise GraphError(where, f"is nested more than {MAX_DEPTH} levels deep")
+        if id(value) not in counted:
+            counted[id(value)] = MAX_NODES + 1
+            children = value.values() if isinstance(value, dict) else value
+            counted[id(value)] = 1 + sum(count(child, depth + 1) for child in children)
+        return counted[id(value)]
+
+    if count(value, 0) > MAX_NODES:
+        raise GraphError(where, f"holds more than {MAX_NODES:,} values once its aliases are expanded")
+
+
+def _mapping(value: Any, where: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        got = "nothing" if value is None else f"`{type(value).__name__}`"
+        raise GraphError(where, f"expected a mapping, got {got}")
+    return value
+
+
+def _read_engines(raw: dict[str, Any], path: Path, override: Path | None) -> tuple[dict[str, Any], Path]:
+    """The raw roles, copied one level deep so that settings can be applied, and the file they stand in."""
+    engines = raw.get("engines") if override is None else None
+    if override is None and engines is None:
+        raise GraphError(f"{path}: $.engines", "is missing: name an engines file here or give one with --engines")
+    file = path if isinstance(engines, dict) else override or path.parent / str(engines)
+    roles = engines if isinstance(engines, dict) else read_yaml(file)
+    return {role: dict(_mapping(spec, f"{file}: {_role_path(role, file == path)}")) for role, spec in roles.items()}, file
+
+
+def _role_path(role: str, inline: bool) -> str:
+    return f"$.engines.{role}" if inline else f"$.{role}"
+
+
+def _apply_setting(setting: str, params: dict[str, Any], roles: dict[str, Any], path: Path) -> None:
+    name, equals, text = setting.partition("=")
+    if not equals:
+        raise GraphError(f"--set {setting}", "expected NAME=VALUE")
+    try:
+        value = yaml.load(text, _Loader)
+    except yaml.YAMLError as error:
+        raise GraphError(f"--set {setting}", f"{text!r} is not a YAML value") from error
+    target, key = params, name
+    if name.startswith("engines."):
+        _, role, key = (name.split(".", 2) + ["", ""])[:3]
+        if role not in roles or not key:
+            raise GraphError(f"--set {setting}", f"expected engines.ROLE.NAME=VALUE; {did_you_mean(role, roles)}")
+        target = roles[role]
+        *parents, key = key.split(".")
+        for parent in parents:
+            target[parent] = dict(_mapping(target.get(parent), f"--set {setting}"))
+            target = target[parent]
+    elif name not in params:
+        raise GraphError(f"--set {setting}", f"{path} has no param `{name}`; {did_you_mean(name, params)}")
+    target[key] = value
+
+
+class _Params:
+    """Fills `$name` values in and remembers which were used."""
+
+    def __init__(self, params: Mapping[str, Any], path: Path) -> None:
+        self._params, self._path = params, path
+        self.used: set[str] = set()
+
+    def fill(self, value: Any, where: str) -> Any:
+        if isinstance(value, dict):
+            return {key: self.fill(child, f"{where}.{key}") for key, child in value.items()}
+        if isinstance(value, list):
+            return [self.fill(child, f"{where}[{i}]") for i, child in enumerate(value)]
+        if not (isinstance(value, str) and value.startswith("$")):
+            return value
+        name = value[1:]
+        if name not in self._params:
+            raise GraphError(f"{self._path}: {where}", f"no param `{value}`; {did_you_mean(name, self._params)}")
+        self.used.add(name)
+        return self._params[name]
+
+
+def _stages(raw: dict[str, Any], kinds: Kinds, path: Path, where: str) -> dict[str, StageSpec]:
+    if not raw:
+        raise GraphError(f"{path}: {where}", "holds no stage")
+    for name in raw:
+        if not re.fullmatch(NAME_PATTERN, name):
+            raise GraphError(f"{path}: {where}", f"{name!r} is no name for a stage; expected small letters, digits, - and _, a letter first")
+    return {name: _stage(stage, kinds, path, f"{where}.{name}") for name, stage in raw.items()}
+
+
+def _stage(raw: Any, kinds: Kinds, path: Path, where: str) -> StageSpec:
+    raw = _mapping(raw, f"{path}: {where}")
+    kind = raw.get("kind")
+    if kind is None:
+        raise GraphError(f"{path}: {where}", f"has no `kind`; {did_you_mean('', kinds)}")
+    if not isinstance(kind, str) or kind not in kinds:
+        raise GraphError(f"{path}: {where}.kind", f"unknown kind `{kind}`; {did_you_mean(str(kind), kinds)}")
+    if kinds[kind] is not RepeatSpec:
+        return _convert(raw, kinds[kind], path, where)
+    body = _stages(_mapping(raw.get("stages"), f"{path}: {where}.stages"), kinds, path, f"{where}.stages")
+    return msgspec.structs.replace(_convert({**raw, "stages": {}}, RepeatSpec, path, where), stages=body)
+
+
+def _engine(raw: Any, backends: Backends, path: Path, where: str) -> EngineSpec:
+    raw = _mapping(raw, f"{path}: {where}")
+    backend = raw.get("backend")
+    if not isinstance(backend, str) or backend not in backends:
+        what = "has no `backend`" if backend is None else f"unknown backend `{backend}`"
+        raise GraphError(f"{path}: {where}", f"{what}; {did_you_mean(str(backend or ''), backends)}")
+    return _convert(raw, backends[backend], path, where)
+
+
+def _convert(raw: dict[str, Any], to: type[T], path: Path, where: str) -> T:
+    try:
+        return msgspec.convert(raw, to)
+    except msgspec.ValidationError as error:
+        raise _explain(str(error), raw, to, path, where) from error
+
+
+def _explain(message: str, raw: Any, to: type[msgspec.Struct], path: Path, where: str) -> GraphError:
+    """msgspec's message, with the whole path, the value found there, and the nearest known key."""
+    what, _, at = message.partition(" - at `$")
+    keys = re.findall(r"\.([^.\[]+)", at.rstrip("`"))
+    place, struct = raw, to
+    for key in keys:
+        place = place.get(key) if isinstance(place, dict) else place
+        struct = _field_struct(struct, key) or struct
+    where = f"{path}: {where}{at.rstrip('`')}"
+    if unknown := re.match(r"Object contains unknown field `(.*)`", what):
+        return _unknown_key(where, unknown[1], struct)
+    if missing := re.match(r"Object missing required field `(.*)`", what):
+        return GraphError(where, f"the key `{missing[1]}` is missing")
+    got = "" if ", got" in what or isinstance(place, dict | list) else f", got {place!r}"
+    return GraphError(where, what[0].lower() + what[1:] + got)
+
+
+def _unknown_key(where: str, key: str, struct: type[msgspec.Struct]) -> GraphError:
+    config = struct.__struct_config__
+    known = [*struct.__struct_encode_fields__, *([config.tag_field] if config.tag_field else [])]
+    return GraphError(where, f"unknown key `{key}`; {did_you_mean(key, known)}")
+
+
+def _field_struct(struct: type[msgspec.Struct], key: str) -> type[msgspec.Struct] | None:
+    for field in msgspec.structs.fields(struct):
+        if field.encode_name == key and isinstance(field.type, type) and issubclass(field.type, msgspec.Struct):
+            return field.type
+    return None

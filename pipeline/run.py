@@ -1,0 +1,285 @@
+"""The composition root: load, compile, open, execute, close. Everything meets here and nowhere else."""
+
+import signal
+import sys
+import time
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import anyio
+import msgspec
+from msgspec import Struct, structs
+
+from pipeline.compiler import compile_graph
+from pipeline.engines.base import Engine
+from pipeline.engines.registry import engine_specs, open_engines, virtual_time
+from pipeline.errors import GraphError, PipelineError, RunFolderError, UsageError
+from pipeline.loader import load_graph
+from pipeline.plan import Plan
+from pipeline.problems import Fingerprint, Problems, open_problems
+from pipeline.prompts import INSTRUCTION, Dialect
+from pipeline.runfile import RunFile, host, resolved_engines, versions
+from pipeline.runtime.executor import Executor, Settings
+from pipeline.runtime.journal import Clock, Progress
+from pipeline.runtime.lane import Lane
+from pipeline.runtime.schedule import SCHEDULES, ScheduleName
+from pipeline.spec import DraftSpec
+from pipeline.stages.base import Stage
+from pipeline.stages.registry import stage_kinds, stage_specs
+from pipeline.trace.recorder import open_recorder
+from pipeline.trace.store import TraceStore
+
+
+class RunOptions(Struct, frozen=True, kw_only=True):
+    """What a user decides about a run."""
+
+    graph: Path
+    input: Path
+    engines: Path | None = None
+    settings: tuple[str, ...] = ()
+    """`NAME=VALUE` for params, `engines.ROLE.NAME=VALUE` for engines."""
+    columns: dict[str, str] = {}
+    batch_size: int = 64
+    """Chains that live at once."""
+    schedule: ScheduleName = "pipelined"
+    samples: int = 1
+    """Attempts at every problem."""
+    limit: int | None = None
+    seed: int = 0
+    output: Path | None = None
+    """The run folder; by default `runs/GRAPH-TIME`."""
+
+
+class View(Struct, frozen=True, kw_only=True):
+    """A running run, for a display: live objects that only the run changes."""
+
+    plan: Plan
+    folder: Path
+    chains: int
+    """How many there will be."""
+    schedule: str
+    batch_size: int
+    virtual_time: bool
+    progress: Progress
+    lanes: dict[str, Lane]
+    engines: dict[str, Engine]
+    clock: Clock
+
+
+class Result(Struct, frozen=True, kw_only=True):
+    """How a run ended."""
+
+    folder: Path
+    run: RunFile
+    done: int
+    failed: int
+    error: PipelineError | None = None
+
+    @property
+    def exit_code(self) -> int:
+        """0 all finished · 1 could not go on · 3 some chains failed · 130 interrupted."""
+        if self.run.status == "interrupted":
+            return 130
+        if self.run.status == "failed":
+            return 1
+        return 3 if self.failed else 0
+
+
+Watch = Callable[[View], AbstractContextManager[Any]]
+
+
+def load_plan(graph: Path, engines: Path | None = None, settings: tuple[str, ...] = ()) -> Plan:
+    """The compiled plan of a graph file; raises `GraphError`."""
+    spec = load_graph(graph, stage_specs(), engine_specs(), engines=engines, settings=settings)
+    return compile_graph(spec, str(graph))
+
+
+def run(options: RunOptions, watch: Watch | None = None) -> Result:
+    """Solve the input. Raises `UsageError` before anything was started; every other end is a `Result`."""
+    plan = load_plan(options.graph, options.engines, options.settings)
+    virtual = virtual_time(plan.engines, str(options.graph))
+    problems = open_problems(options.input, options.columns, options.limit)
+    fingerprint = problems.check()
+    return Run(options, plan, problems, fingerprint, virtual, watch or (lambda view: nullcontext())).start()
+
+
+class Run:
+    """One execution, from an open input to a closed run folder."""
+
+    def __init__(
+        self, options: RunOptions, plan: Plan, problems: Problems, fingerprint: Fingerprint, virtual: bool, watch: Watch
+    ) -> None:
+        self.options, self.plan, self.problems, self.fingerprint = options, plan, problems, fingerprint
+        self.virtual, self.watch = virtual, watch
+        self.folder = options.output or Path("runs") / f"{plan.name}-{time.strftime('%Y%m%d-%H%M%S')}"
+        self.executor: Executor | None = None
+        self.interrupted = False
+
+    def start(self) -> Result:
+        """Run on asyncio, or on trio's virtual clock where the engines are simulated."""
+        if not self.virtual:
+            return anyio.run(self._run, backend="asyncio")
+        from trio.testing import MockClock
+
+        return anyio.run(self._run, backend="trio", backend_options={"clock": MockClock(autojump_threshold=0)})
+
+    async def _run(self) -> Result:
+        opening, error = time.monotonic(), None
+        record = self._record()
+        try:
+            async with open_engines(self.plan.engines) as engines:
+                self._create_folder()
+                record = structs.replace(record, startup_s=time.monotonic() - opening, started_unix_ns=time.time_ns())
+                record.write(self.folder)
+                clock, cpu = Clock(record.started_unix_ns), time.process_time()
+                error = await self._execute(engines, clock, record)
+                record = self._ended(record, clock, cpu, error)
+        except BaseExceptionGroup as group:
+            found = _first_error(group)
+            if found is None or record.started_unix_ns == 0:
+                raise (found or group) from group
+            error = error or found
+        if record.status == "running":
+            record = structs.replace(record, status="failed", error=str(error))
+        record.write(self.folder)
+        progress = self.executor.progress if self.executor else None
+        return Result(
+            folder=self.folder, run=record, done=progress.done if progress else 0, failed=progress.failed if progress else 0, error=error
+        )
+
+    async def _execute(self, engines: dict[str, Engine], clock: Clock, record: RunFile) -> PipelineError | None:
+        """Until all chains are done, an engine or the folder is lost, or the user interrupts."""
+        dialects = {role: Dialect(engine.tokenizer, self.plan.instruction or INSTRUCTION) for role, engine in engines.items()}
+        stages = _build_stages(self.plan, dialects, str(self.options.graph))
+        settings = Settings(run_id=record.run_id, seed=self.options.seed, samples=self.options.samples, virtual_time=self.virtual)
+        schedule = SCHEDULES[self.options.schedule](self.options.batch_size)
+        error: PipelineError | None = None
+        try:
+            async with open_recorder(TraceStore(self.folder), virtual=self.virtual) as recorder:
+                executor = Executor(self.plan, stages, engines, dialects, schedule, recorder, clock, settings)
+                self.executor = executor
+                with self.watch(self._view(engines, clock)):
+                    async with anyio.create_task_group() as tasks:
+                        await tasks.start(self._stop_on_signal)
+                        await executor.run(iter(self.problems))
+                        tasks.cancel_scope.cancel()
+        except* PipelineError as group:
+            error = _first_error(group)
+        return error
+
+    async def _stop_on_signal(self, *, task_status: anyio.abc.TaskStatus[None]) -> None:
+        """The first SIGINT or SIGTERM cancels the run: what is finished stays, what is not is recorded as cancelled."""
+        with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+            task_status.started()
+            async for _ in signals:
+                self.interrupted = True
+                raise Interrupted("interrupted")
+
+    def _view(self, engines: dict[str, Engine], clock: Clock) -> View:
+        assert self.executor is not None
+        return View(
+            plan=self.plan,
+            folder=self.folder,
+            chains=self.fingerprint.rows * self.options.samples,
+            schedule=self.options.schedule,
+            batch_size=self.options.batch_size,
+            virtual_time=self.virtual,
+            progress=self.executor.progress,
+            lanes=self.executor.lanes,
+            engines=engines,
+            clock=clock,
+        )
+
+    def _record(self) -> RunFile:
+        options = self.options
+        return RunFile(
+            run_id=self.folder.name,
+            status="running",
+            graph_file=str(options.graph),
+            graph=_resolved_graph(self.plan),
+            graph_digest=self.plan.digest,
+            params=self.plan.params,
+            engines=resolved_engines(self.plan.engines),
+            schedule=options.schedule,
+            batch_size=options.batch_size,
+            samples=options.samples,
+            seed=options.seed,
+            input={"file": str(options.input), "columns": options.columns, "limit": options.limit, **structs.asdict(self.fingerprint)},
+            virtual_time=self.virtual,
+            versions=versions(),
+            host=host(),
+            command=sys.argv,
+            started_unix_ns=0,
+        )
+
+    def _ended(self, record: RunFile, clock: Clock, cpu: float, error: PipelineError | None) -> RunFile:
+        ended = clock.unix_ns(clock.now())
+        interrupted = isinstance(error, Interrupted)
+        progress = self.executor.progress if self.executor else None
+        return structs.replace(
+            record,
+            status="interrupted" if interrupted else "failed" if error else "finished",
+            error=None if error is None or interrupted else str(error),
+            ended_unix_ns=ended,
+            wall_time_s=(ended - record.started_unix_ns) / 1e9,
+            orchestrator_cpu_s=time.process_time() - cpu,
+            totals={} if progress is None else _totals(progress),
+        )
+
+    def _create_folder(self) -> None:
+        try:
+            self.folder.mkdir(parents=True)
+        except FileExistsError:
+            if not self.folder.is_dir() or any(self.folder.iterdir()):
+                raise UsageError(f"{self.folder}: is there already; name another folder with --output") from None
+        except OSError as error:
+            raise RunFolderError(f"{self.folder}: cannot be created: {(error.strerror or str(error)).lower()}") from error
+
+
+class Interrupted(PipelineError):
+    """The user asked the run to stop."""
+
+
+def _build_stages(plan: Plan, dialects: Mapping[str, Dialect], where: str) -> dict[str, Stage]:
+    """The stages of `plan`, ready to run; raises `GraphError` where a tokenizer cannot name the options of a verdict."""
+    most = sum(stage.spec.candidates for stage in plan.stages() if isinstance(stage.spec, DraftSpec))
+    built: dict[str, Stage] = {}
+    for stage in plan.stages():
+        tag = str(type(stage.spec).__struct_config__.tag)
+        built[stage.name] = stage_kinds()[tag].build(stage.name, stage.spec, dialects)
+        dialect = dialects[built[stage.name].role]
+        if tag == "choose" and most > dialect.most_candidates:
+            what = f"its engine's tokenizer names only {dialect.most_candidates} options with one token and {most} candidates are drafted"
+            raise GraphError(f"{where}: stage {stage.name}", what)
+        if tag == "score" and not dialect.can_score:
+            raise GraphError(f"{where}: stage {stage.name}", "its engine's tokenizer has no single tokens for the digits 0 to 9")
+    return built
+
+
+def _resolved_graph(plan: Plan) -> dict[str, Any]:
+    graph: dict[str, Any] = msgspec.to_builtins(plan.block)
+    return graph
+
+
+def _totals(progress: Progress) -> dict[str, Any]:
+    return {
+        "chains_done": progress.done,
+        "chains_failed": progress.failed,
+        "chains_cancelled": progress.cancelled,
+        "graded": progress.graded,
+        "correct": progress.correct,
+        "steps": progress.steps,
+        "decisions": dict(progress.decisions),
+        "output_tokens": progress.output_tokens,
+    }
+
+
+def _first_error(group: BaseExceptionGroup[Any]) -> PipelineError | None:
+    """The first error of ours in a group of groups."""
+    for error in group.exceptions:
+        found = _first_error(error) if isinstance(error, BaseExceptionGroup) else error
+        if isinstance(found, PipelineError):
+            return found
+    return None

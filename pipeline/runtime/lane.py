@@ -1,0 +1,109 @@
+"""Where calls wait for one engine: who goes next, and how many may be in flight. Decides synchronously; never waits."""
+
+import heapq
+from collections import deque
+from typing import Any
+
+from msgspec import Struct
+
+from pipeline.engines.base import Request
+
+MAX_OVERTAKES = 8
+"""A waiting call is overtaken by at most this many times `max_in_flight` others."""
+
+
+class Call:
+    """One request on its way: where it comes from and whether it may start."""
+
+    __slots__ = ("arrival", "cancelled", "gate", "in_flight_engine", "in_flight_stage", "order", "request", "stage", "started", "waiting_engine")
+
+    def __init__(self, stage: str, order: int, request: Request) -> None:
+        self.stage, self.order, self.request = stage, order, request
+        self.started = self.cancelled = False
+        self.gate: Any = None
+        """Set by whoever waits for the start: an event."""
+        self.arrival = self.in_flight_engine = self.in_flight_stage = self.waiting_engine = 0
+
+
+class LaneStatistics(Struct, frozen=True):
+    """A moment's view of a lane."""
+
+    in_flight: int
+    waiting: int
+    max_in_flight: int
+
+
+class Lane:
+    """Shortest expected service first, then the oldest chain.
+
+    So verifications overtake fallbacks, and old chains finish and free their KV cache. What to expect of a stage is
+    the running mean of its output tokens. No call is overtaken without bound.
+    """
+
+    def __init__(self, role: str, max_in_flight: int) -> None:
+        self.role, self.max_in_flight = role, max_in_flight
+        self.in_flight = self.waiting = 0
+        self._stages: dict[str, int] = {}
+        self._expected: dict[str, float] = {}
+        self._ready: list[tuple[int, int, int, Call]] = []
+        self._arrivals: deque[tuple[int, Call]] = deque()
+        self._arrived = self._departed = 0
+
+    def put(self, call: Call) -> None:
+        """`call` waits from now on."""
+        self._arrived += 1
+        call.arrival = self._arrived
+        heapq.heappush(self._ready, (self.expected_tokens(call), call.order, call.arrival, call))
+        self._arrivals.append((self._departed, call))
+        self.waiting += 1
+
+    def take(self) -> Call | None:
+        """The next call to send, or None while nothing may start."""
+        if not self.waiting or self.in_flight >= self.max_in_flight:
+            return None
+        call = self._overdue() or self._shortest()
+        call.started = True
+        self.waiting -= 1
+        self.in_flight += 1
+        self._departed += 1
+        self._stages[call.stage] = self._stages.get(call.stage, 0) + 1
+        call.in_flight_engine, call.in_flight_stage, call.waiting_engine = self.in_flight, self._stages[call.stage], self.waiting
+        return call
+
+    def leave(self, call: Call, output_tokens: int | None = None) -> None:
+        """`call` is over, or given up before it started; `output_tokens` of one candidate, where there is an answer."""
+        if not call.started:
+            call.cancelled = True
+            self.waiting -= 1
+            return
+        self.in_flight -= 1
+        self._stages[call.stage] -= 1
+        if output_tokens is not None:
+            mean = self._expected.get(call.stage, float(output_tokens))
+            self._expected[call.stage] = mean + 0.05 * (output_tokens - mean)
+
+    def expected_tokens(self, call: Call) -> int:
+        """Output tokens to expect of `call`: 1 for a choice, else the stage's mean so far, at first its limit."""
+        if call.request.option_ids:
+            return 1
+        return round(self._expected.get(call.stage, call.request.max_tokens))
+
+    def priority(self, call: Call) -> int:
+        """The same order as one number, lower first, for engines that order their own queue."""
+        return self.expected_tokens(call) * 1_000_000_000 + call.order
+
+    def statistics(self) -> LaneStatistics:
+        return LaneStatistics(self.in_flight, self.waiting, self.max_in_flight)
+
+    def _overdue(self) -> Call | None:
+        """The call that waits longest, once it was overtaken too often."""
+        while self._arrivals[0][1].started or self._arrivals[0][1].cancelled:
+            self._arrivals.popleft()
+        departed, call = self._arrivals[0]
+        return call if self._departed - departed >= MAX_OVERTAKES * self.max_in_flight else None
+
+    def _shortest(self) -> Call:
+        while True:
+            call = heapq.heappop(self._ready)[-1]
+            if not (call.started or call.cancelled):
+                return call

@@ -1,0 +1,211 @@
+"""All that a graph file or an engines file may say, as frozen, strictly typed Structs.
+
+The loader decodes YAML into these once; afterwards nobody checks a type or a bound again. Stage kinds and engine
+backends of other packages subclass `StageSpec` and `EngineSpec` and register through entry points.
+"""
+
+from typing import Annotated, ClassVar, Literal
+
+from msgspec import Meta, Struct
+
+Temperature = Annotated[float, Meta(ge=0.0, le=5.0)]
+TopP = Annotated[float, Meta(gt=0.0, le=1.0)]
+Tokens = Annotated[int, Meta(ge=1, le=1_000_000)]
+Count = Annotated[int, Meta(ge=1, le=1_000_000)]
+PositiveSeconds = Annotated[float, Meta(gt=0.0)]
+NAME_PATTERN = r"^[a-z][a-z0-9_-]{0,63}$"
+Name = Annotated[str, Meta(pattern=NAME_PATTERN)]
+Param = bool | int | float | str
+
+
+class StageSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind"):
+    """What every stage may say."""
+
+    after: Name | tuple[Name, ...] = ()
+    """Stages of the same block that must have been applied before this one starts."""
+    when: str | None = None
+    """`STAGE.accepted` or `STAGE.rejected`: run only on this verdict of an earlier `choose` or `score` stage."""
+
+    drafts: ClassVar[bool] = False
+    """Proposes candidates that a later stage must judge."""
+    judges: ClassVar[bool] = False
+    """Gives a verdict on candidates, accepted or rejected."""
+    writes: ClassVar[bool] = False
+    """Commits text to the thought by itself."""
+    answers: ClassVar[bool] = False
+    """Finishes the chain."""
+
+
+class GenerateSpec(StageSpec, frozen=True, kw_only=True, tag="generate"):
+    """One engine writes: guidance (SpecCoT eq. 2), a fallback step (eq. 5), a whole thought or a whole response."""
+
+    engine: Name
+    unit: Literal["tokens", "step", "thought", "response"]
+    """`tokens`: exactly `max_tokens` of them; `step`: to a blank line; `thought`: to `</think>`; `response`: to the end."""
+    max_tokens: Tokens
+    temperature: Temperature = 0.6
+    top_p: TopP = 1.0
+    first_steps: Annotated[int, Meta(ge=0, le=1_000_000)] = 0
+    """In a `repeat`: this stage alone writes the first n steps (SpecReason 4.1, second knob)."""
+
+    writes: ClassVar[bool] = True
+
+
+class DraftSpec(StageSpec, frozen=True, kw_only=True, tag="draft"):
+    """Propose candidates for the next step, or for the whole thought (SpecCoT eq. 3, SCoT eq. 1)."""
+
+    engine: Name
+    unit: Literal["step", "thought"] = "step"
+    candidates: Annotated[int, Meta(ge=1, le=35)] = 5
+    max_tokens: Tokens
+    temperature: Temperature = 0.6
+    top_p: TopP = 1.0
+
+    drafts: ClassVar[bool] = True
+
+
+class ChooseSpec(StageSpec, frozen=True, kw_only=True, tag="choose"):
+    """One token names the best candidate, or 0 for none (SpecCoT eq. 4, SCoT eq. 3)."""
+
+    engine: Name
+
+    judges: ClassVar[bool] = True
+
+
+class ScoreSpec(StageSpec, frozen=True, kw_only=True, tag="score"):
+    """One token, 0 to 9, rates the only candidate; it is accepted from `threshold` on (SpecReason 4.1)."""
+
+    engine: Name
+    threshold: Annotated[float, Meta(ge=0.0, le=9.0)] = 7.0
+    method: Literal["greedy", "expected"] = "greedy"
+    """`greedy`: the likeliest digit; `expected`: the mean over the ten digits' probabilities."""
+
+    judges: ClassVar[bool] = True
+
+
+class AnswerSpec(StageSpec, frozen=True, kw_only=True, tag="answer"):
+    """Close the thought and write the answer; the chain is finished then."""
+
+    engine: Name
+    max_tokens: Tokens = 1024
+    temperature: Temperature = 0.6
+    top_p: TopP = 1.0
+
+    answers: ClassVar[bool] = True
+
+
+class UntilSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What ends a `repeat`; whichever holds first. Reaching the context length always ends it."""
+
+    thought_closed: bool = False
+    """The last step closed the thought."""
+    answer_boxed: bool = False
+    """The thought contains a closed `\\boxed{}`."""
+    repeated: Annotated[int, Meta(ge=2, le=1000)] | None = None
+    """The same step was committed this many times in a row."""
+    max_steps: Count | None = None
+    """This many steps were committed, guidance not counted."""
+    token_budget: Tokens | None = None
+    """This many thought tokens were committed."""
+
+
+class RepeatSpec(StageSpec, frozen=True, kw_only=True, tag="repeat"):
+    """A block of stages, run again and again until an exit holds."""
+
+    until: UntilSpec
+    stages: dict[Name, StageSpec] = {}
+
+
+class EngineSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="backend"):
+    """What every engine may say."""
+
+    max_in_flight: Annotated[int, Meta(ge=1, le=65536)] = 64
+    """Most requests sent to the engine at once; the others wait in its lane."""
+    timeout_s: PositiveSeconds = 600.0
+    """A call that takes longer fails its chain."""
+
+
+class TorchSpec(EngineSpec, frozen=True, kw_only=True, tag="torch"):
+    """A transformers model under this package's continuous-batching loop, in a worker process of its own."""
+
+    model: str
+    """A folder, a hub name, or `bundled:NAME` for a model that comes with the package."""
+    device: Annotated[str, Meta(pattern=r"^(auto|cpu|cuda(:\d+)?)$")] = "auto"
+    """`auto`: the first CUDA device if there is one, else the CPU."""
+    dtype: Literal["auto", "bfloat16", "float16", "float32"] = "auto"
+    """`auto`: what the model was saved in."""
+    max_num_seqs: Annotated[int, Meta(ge=1, le=4096)] = 64
+    """Sequences computed together; a request of n candidates takes n."""
+    max_model_len: Annotated[int, Meta(ge=16)] | None = None
+    """Context length in tokens; by default the model's own."""
+    max_num_batched_tokens: Annotated[int, Meta(ge=16)] = 2048
+    """Most prompt tokens computed in one iteration; longer prompts are prefilled in chunks."""
+    kv_cache_slots: Annotated[int, Meta(ge=1)] | None = None
+    """Sequences whose keys and values are kept, running or cached; by default twice `max_num_seqs`."""
+    core: Annotated[int, Meta(ge=0)] | None = None
+    """CPU core the worker is pinned to."""
+    threads: Annotated[int, Meta(ge=1, le=1024)] = 1
+    """CPU threads of one operation."""
+    load_format: Literal["auto", "dummy"] = "auto"
+    """`dummy`: random weights of the model's shape, for throughput work without a download."""
+    trust_remote_code: bool = False
+
+
+class SimDeviceSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A simulated accelerator; engines that name the same device share it."""
+
+    name: str
+    flops_per_s: Annotated[float, Meta(gt=0)]
+    """Dense matrix rate that is reached in practice, FLOP/s."""
+    bytes_per_s: Annotated[float, Meta(gt=0)]
+    """Memory bandwidth that is reached in practice, bytes/s."""
+    overhead_s: Annotated[float, Meta(ge=0)] = 0.0
+    """Added to every iteration: launches, sampling, scheduling."""
+
+
+class SimTextSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a simulated engine writes: lengths and quality, drawn from the seeds of the run."""
+
+    steps_mean: Annotated[float, Meta(gt=0)] = 12.0
+    """Steps of a thought: log-normal over the problems, mean and sigma."""
+    steps_sigma: Annotated[float, Meta(ge=0, le=3)] = 0.5
+    step_tokens_mean: Annotated[float, Meta(gt=1)] = 40.0
+    """Tokens of a step: log-normal over the candidates, mean and sigma."""
+    step_tokens_sigma: Annotated[float, Meta(ge=0, le=3)] = 0.6
+    answer_tokens: Tokens = 40
+    step_accuracy: Annotated[float, Meta(ge=0, le=1)] = 0.9
+    """Chance that a step this engine writes is right."""
+    verifier_accuracy: Annotated[float, Meta(ge=0, le=1)] = 0.95
+    """Chance that this engine judges one candidate rightly."""
+
+
+class SimSpec(EngineSpec, frozen=True, kw_only=True, tag="sim"):
+    """A model that costs what a roofline says and writes seeded text, on virtual time."""
+
+    model: str
+    """A label for the trace."""
+    device: SimDeviceSpec
+    parameters: Annotated[float, Meta(gt=0)]
+    """Weights of the model; each costs 2 FLOP a token."""
+    bytes_per_parameter: Annotated[float, Meta(gt=0)] = 2.0
+    kv_bytes_per_token: Annotated[float, Meta(ge=0)]
+    """Keys and values of one token over all layers, bytes."""
+    kv_cache_tokens: Count = 1_000_000
+    """Tokens whose keys and values fit."""
+    max_num_seqs: Annotated[int, Meta(ge=1)] = 256
+    max_num_batched_tokens: Annotated[int, Meta(ge=16)] = 8192
+    max_model_len: Annotated[int, Meta(ge=16)] = 32768
+    text: SimTextSpec = SimTextSpec()
+
+
+class GraphSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A graph file."""
+
+    name: Name
+    params: dict[Name, Param] = {}
+    """Named values; `$NAME` elsewhere in the file takes one, `--set NAME=VALUE` replaces it."""
+    engines: str | dict[Name, EngineSpec]
+    """The roles: an engines file (relative to this one), or the mapping itself."""
+    instruction: str | None = None
+    """Follows every problem in the prompt; by default a request to reason step by step and to box the answer."""
+    stages: dict[Name, StageSpec] = {}

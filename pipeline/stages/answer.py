@@ -1,0 +1,24 @@
+"""`answer`: the thought is closed, if it has not closed itself, and the engine writes what follows it."""
+
+from collections.abc import Sequence
+
+from pipeline.chain import Chain, Outcome, Span
+from pipeline.engines.base import Completion, Request
+from pipeline.spec import AnswerSpec
+from pipeline.stages.base import EngineStage
+
+
+class AnswerStage(EngineStage):
+    """The final answer from the committed thought (SpecCoT 3.1; SCoT 3.4)."""
+
+    spec: AnswerSpec
+
+    def requests(self, chain: Chain) -> list[Request]:
+        prompt = list(chain.contexts[self.role])
+        if not self.close_ids or prompt[-1] != self.close_ids[0]:
+            prompt += self.dialect.close_thought_ids
+        return [self.request(chain, prompt, self.spec.max_tokens, temperature=self.spec.temperature, top_p=self.spec.top_p)]
+
+    def apply(self, chain: Chain, completions: Sequence[Completion]) -> Outcome:
+        [candidate] = completions[0].candidates
+        return Outcome(answer=Span(self.role, candidate.ids, candidate.text))

@@ -1,0 +1,65 @@
+"""The stage contract: two pure functions around engine calls.
+
+`requests` says what to ask about a chain as it stands, `apply` what the answers do to it. Neither waits, times,
+retries or records; the runtime does that once for all stages.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from msgspec import Struct
+
+from pipeline.chain import Chain, Outcome, Span
+from pipeline.engines.base import Candidate, Completion, Request
+from pipeline.prompts import DELIMITER, Dialect
+from pipeline.spec import StageSpec
+
+
+class Stage(Protocol):
+    """A stage of a plan, ready to run."""
+
+    name: str
+    spec: Any
+    role: str
+    """The engine it calls."""
+
+    def requests(self, chain: Chain) -> list[Request]:
+        """What to ask, in order; nothing is asked when it is empty."""
+
+    def apply(self, chain: Chain, completions: Sequence[Completion]) -> Outcome:
+        """What the answers, in that order, make of the chain. Changes nothing itself."""
+
+
+class StageKind(Struct, frozen=True, kw_only=True):
+    """What an entry point of the group `pipeline.stages` names."""
+
+    spec: type[StageSpec]
+    build: Any
+    """`build(name, spec, dialects) -> Stage`, with the `Dialect` of each role."""
+
+
+class EngineStage:
+    """What the built-in stages share: one engine, its dialect, requests and spans in its terms."""
+
+    def __init__(self, name: str, spec: Any, dialects: Mapping[str, Dialect]) -> None:
+        self.name, self.spec = name, spec
+        self.role: str = spec.engine
+        self.dialect = dialects[self.role]
+        self.close_ids = () if self.dialect.think_close_id is None else (self.dialect.think_close_id,)
+        self.step_stop = (DELIMITER,)
+
+    def request(self, chain: Chain, prompt_ids: Sequence[int], max_tokens: int, **fields: Any) -> Request:
+        return Request(
+            request_id=f"{chain.chain_id}/{chain.next_index}/{self.name}",
+            prompt_ids=prompt_ids,
+            max_tokens=max_tokens,
+            seed=chain.seed(self.name),
+            affinity=chain.chain_id,
+            **fields,
+        )
+
+    def span(self, candidate: Candidate) -> Span:
+        """A candidate as part of a thought; it closes the thought when it ends in `</think>` or in the end of sequence."""
+        ended = candidate.finish_reason == "stop" and candidate.stop_reason is None
+        closes = ended or bool(self.close_ids and candidate.ids and candidate.ids[-1] == self.close_ids[0])
+        return Span(self.role, candidate.ids, candidate.text, closes)

@@ -1,0 +1,42 @@
+"""`choose`: all candidates in one prompt, one token names the best or none of them."""
+
+import math
+from collections.abc import Sequence
+
+from pipeline.chain import Chain, Outcome, Verdict
+from pipeline.engines.base import Completion, Request
+from pipeline.prompts import LABELS
+from pipeline.spec import ChooseSpec
+from pipeline.stages.base import EngineStage
+
+
+class ChooseStage(EngineStage):
+    """The option of highest probability among the candidates and `0`, none (SpecCoT 3.4, eq. 4; SCoT 3.4, eq. 3).
+
+    Identical candidates are shown once.
+    """
+
+    spec: ChooseSpec
+
+    def requests(self, chain: Chain) -> list[Request]:
+        shown = [chain.translate(chain.candidates[i], self.role) for i in chain.distinct_candidates()]
+        prompt = self.dialect.choose(chain.contexts[self.role], shown)
+        return [self.request(chain, prompt.ids, 1, option_ids=prompt.option_ids)]
+
+    def apply(self, chain: Chain, completions: Sequence[Completion]) -> Outcome:
+        distinct = chain.distinct_candidates()
+        probs, mass = probabilities(completions[0].option_logprobs)
+        best = max(range(len(probs)), key=probs.__getitem__)
+        chosen = distinct[best - 1] if best else None
+        verdict = Verdict(
+            kind="choose", chosen=chosen, label=LABELS[best], value=probs[best], probs=probs, mass=mass, distinct=len(distinct)
+        )
+        return Outcome(verdict=verdict)
+
+
+def probabilities(logprobs: Sequence[float]) -> tuple[tuple[float, ...], float]:
+    """Renormalised probabilities of the options, and their mass before that."""
+    top = max(logprobs)
+    weights = [math.exp(logprob - top) for logprob in logprobs]
+    total = sum(weights)
+    return tuple(weight / total for weight in weights), min(1.0, total * math.exp(top))

@@ -1,0 +1,176 @@
+"""What is recorded: one Struct per table of the run folder, one field per column.
+
+The Structs are the schema: `store` builds Arrow types from the annotations and puts unit and foreign names
+(`otel`: OpenTelemetry GenAI attribute or metric, `vllm`: its Prometheus name) into the Parquet field metadata.
+Durations are seconds by a monotonic clock, instants nanoseconds UTC.
+"""
+
+from typing import Annotated, Any
+
+from msgspec import Meta, Struct
+
+
+def column(unit: str = "", otel: str = "", vllm: str = "") -> Any:
+    """Annotation of a column: its unit and what others call it."""
+    return Meta(extra={key: value for key, value in (("unit", unit), ("otel", otel), ("vllm", vllm)) if value})
+
+
+Tokens = Annotated[int, column("{token}")]
+Seconds = Annotated[float, column("s")]
+MaybeSeconds = Annotated[float | None, column("s")]
+Instant = Annotated[int, column("ns since 1970-01-01 UTC")]
+
+
+class CallRow(Struct, frozen=True, kw_only=True):
+    """One engine request, every attempt of it."""
+
+    run_id: str
+    problem_id: str
+    chain_id: Annotated[str, column(otel="gen_ai.conversation.id")]
+    sample_index: int
+    step_index: int
+    call_index: int
+    """Order of the chain's calls, from 0."""
+    attempt: int
+    stage: Annotated[str, column(otel="gen_ai.prompt.name")]
+    kind: str
+    engine: Annotated[str, column(otel="server.address")]
+    """The role."""
+    operation_name: Annotated[str, column(otel="gen_ai.operation.name")]
+    request_model: Annotated[str, column(otel="gen_ai.request.model")]
+    request_id: Annotated[str, column(otel="gen_ai.response.id", vllm="request_id")]
+    temperature: Annotated[float, column(otel="gen_ai.request.temperature")]
+    top_p: Annotated[float, column(otel="gen_ai.request.top_p")]
+    max_tokens: Annotated[int, column("{token}", otel="gen_ai.request.max_tokens")]
+    seed: Annotated[int, column(otel="gen_ai.request.seed")]
+    choice_count: Annotated[int, column(otel="gen_ai.request.choice.count")]
+    stop_sequences: Annotated[tuple[str, ...], column(otel="gen_ai.request.stop_sequences")]
+    input_tokens: Annotated[int, column("{token}", otel="gen_ai.usage.input_tokens", vllm="vllm:prompt_tokens_total")]
+    cached_input_tokens: Annotated[int, column("{token}", otel="gen_ai.usage.cache_read.input_tokens", vllm="num_cached_tokens")]
+    output_tokens: Annotated[int, column("{token}", otel="gen_ai.usage.output_tokens", vllm="vllm:generation_tokens_total")]
+    candidate_index: tuple[int, ...]
+    """Index of each candidate of this call, aligned with the three lists below."""
+    output_token_ids: tuple[tuple[int, ...], ...]
+    finish_reason: Annotated[tuple[str, ...], column(otel="gen_ai.response.finish_reasons", vllm="finished_reason")]
+    stop_reason: Annotated[tuple[str | None, ...], column(vllm="stop_reason")]
+    option_ids: tuple[int, ...]
+    option_logprobs: tuple[float, ...]
+    """Natural log, before masking; empty when the call was no choice."""
+    submit_unix_ns: Instant
+    end_unix_ns: Instant
+    client_wait_s: Seconds
+    """From the moment the chain was ready until the request left for the engine."""
+    queue_time_s: Annotated[float | None, column("s", otel="gen_ai.latency.time_in_queue", vllm="vllm:request_queue_time_seconds")]
+    prefill_time_s: Annotated[float | None, column("s", otel="gen_ai.latency.time_in_model_prefill", vllm="vllm:request_prefill_time_seconds")]
+    decode_time_s: Annotated[float | None, column("s", otel="gen_ai.latency.time_in_model_decode", vllm="vllm:request_decode_time_seconds")]
+    inference_time_s: Annotated[
+        float | None, column("s", otel="gen_ai.latency.time_in_model_inference", vllm="vllm:request_inference_time_seconds")
+    ]
+    """Prefill and decode together."""
+    time_to_first_token_s: Annotated[
+        float | None, column("s", otel="gen_ai.server.time_to_first_token", vllm="vllm:time_to_first_token_seconds")
+    ]
+    """From arrival, not from scheduling."""
+    time_per_output_token_s: Annotated[
+        float | None, column("s", otel="gen_ai.server.time_per_output_token", vllm="vllm:inter_token_latency_seconds")
+    ]
+    """Decode time over output tokens of the longest candidate less one; null for one token."""
+    e2e_latency_s: Annotated[float, column("s", otel="gen_ai.client.operation.duration", vllm="vllm:e2e_request_latency_seconds")]
+    """From leaving for the engine until the whole answer was here."""
+    in_flight_engine: Annotated[int, column("{request}", vllm="vllm:num_requests_running")]
+    """Requests at this engine when this one left, itself included."""
+    in_flight_stage: Annotated[int, column("{request}")]
+    """Those of them that belong to the same stage."""
+    waiting_engine: Annotated[int, column("{request}", vllm="vllm:num_requests_waiting")]
+    """Requests that stayed in the lane when this one left."""
+    error_type: Annotated[str | None, column(otel="error.type")]
+    error_message: str | None
+
+
+class StepRow(Struct, frozen=True, kw_only=True):
+    """One committed step of a thought."""
+
+    run_id: str
+    problem_id: str
+    chain_id: Annotated[str, column(otel="gen_ai.conversation.id")]
+    sample_index: int
+    step_index: int
+    """Guidance is 0."""
+    stage: str
+    """The stage that wrote it."""
+    source_engine: str
+    decision: str
+    """`guidance`, `accepted`, `fallback` or `first_steps`."""
+    verify_kind: Annotated[str | None, column(otel="gen_ai.evaluation.name")]
+    """`choose` or `score`; null when nothing was verified."""
+    score_value: Annotated[float | None, column(otel="gen_ai.evaluation.score.value")]
+    """Of a `score`: what was compared with the threshold. Of a `choose`: the probability of the chosen option."""
+    score_label: Annotated[str | None, column(otel="gen_ai.evaluation.score.label")]
+    """The option that was chosen."""
+    score_probs: tuple[float, ...]
+    """Probability of each option, in order, renormalised."""
+    score_mass: float | None
+    """Probability on valid options before renormalising."""
+    threshold: float | None
+    num_candidates: int
+    num_distinct_candidates: int
+    chosen_candidate: int | None
+    """Index among the drafted candidates; null when none was accepted."""
+    step_text: str
+    step_token_ids: tuple[int, ...]
+    """In the vocabulary of `source_engine`."""
+    candidate_texts: tuple[str, ...]
+    candidate_tokens: Annotated[tuple[int, ...], column("{token}")]
+    draft_tokens: Tokens
+    draft_tokens_wasted: Tokens
+    """Drafted tokens that were not committed."""
+    verify_input_tokens: Tokens
+    verify_tokens: Tokens
+    fallback_tokens: Tokens
+    step_time_s: Seconds
+    """From the commit before it until its own."""
+    wait_time_s: Seconds
+    """The part of `step_time_s` in which its calls waited in lanes."""
+    start_unix_ns: Instant
+    end_unix_ns: Instant
+
+
+class ChainRow(Struct, frozen=True, kw_only=True):
+    """One chain: its answer, or what went wrong."""
+
+    run_id: str
+    problem_id: str
+    chain_id: Annotated[str, column(otel="gen_ai.conversation.id")]
+    sample_index: int
+    input_row: int
+    """Row of the input file, from 1."""
+    answer: str | None
+    """What the last `\\boxed{}` holds, or else the answer's text."""
+    answer_text: str | None
+    """All that was written after the thought."""
+    reference_answer: str | None
+    correct: Annotated[bool | None, column(otel="gen_ai.evaluation.score.label")]
+    """Null where the input has no answer or the chain failed."""
+    stop_reason: str
+    """The `until` that ended the thought, or `error`, `cancelled`."""
+    error_type: Annotated[str | None, column(otel="error.type")]
+    error_message: str | None
+    error_stage: str | None
+    steps: Annotated[int, column("{step}")]
+    accepted_steps: Annotated[int, column("{step}")]
+    fallback_steps: Annotated[int, column("{step}")]
+    thought_tokens: Tokens
+    draft_input_tokens: Tokens
+    draft_output_tokens: Tokens
+    target_input_tokens: Tokens
+    target_output_tokens: Tokens
+    wasted_draft_tokens: Tokens
+    calls: Annotated[int, column("{request}")]
+    chain_time_s: Seconds
+    """From admission to the end."""
+    active_time_s: Seconds
+    """The part in which a call was at an engine."""
+    wait_time_s: Seconds
+    """The part in which its calls waited in lanes."""
+    start_unix_ns: Instant
+    end_unix_ns: Instant

@@ -1,0 +1,176 @@
+"""Rows of the trace on their way to the store: chains drop them here in microseconds, one background task writes them.
+
+In real time the task hands batches to a thread, one at a time; in virtual time, where the clock would jump while a
+thread works, it writes inline. Dropping a row never waits; only `room`, before a new chain, may.
+"""
+
+import math
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+
+import anyio
+from anyio import CancelScope, Event, to_thread
+from msgspec import Struct
+
+from pipeline.errors import RunFolderError
+from pipeline.trace.events import CallRow, ChainRow, StepRow
+from pipeline.trace.store import TraceStore
+
+WRITE_EVERY_S = 1.0
+"""In real time a row waits no longer than this for its turn to be written."""
+WRITE_ROWS = 1024
+"""This many waiting rows are written at once, without waiting for the second to pass."""
+MOST_ROWS = 8192
+"""From this many rows on that are not yet written, `room` waits."""
+CLOSE_S = 60.0
+"""Longest time for the last rows and the footers."""
+
+
+class RecorderStatistics(Struct, frozen=True):
+    """A moment's view of the recorder."""
+
+    waiting: int
+    """Rows not yet handed to the store, those being written included."""
+    written: int
+    """Rows the store has taken."""
+    write_s: float
+    """Seconds the store worked, in the thread or inline."""
+
+
+class Recorder:
+    """Where every row of a run is dropped. Use it through `open_recorder`; not for use from several threads."""
+
+    def __init__(self, store: TraceStore, virtual: bool) -> None:
+        self._store, self._virtual = store, virtual
+        self._calls: list[CallRow] = []
+        self._steps: list[StepRow] = []
+        self._chains: list[ChainRow] = []
+        self._waiting = self._taken = self._written = 0
+        self._write_s = 0.0
+        self.error: RunFolderError | None = None
+        """The first write that failed."""
+        self._shield = CancelScope()
+        self._some, self._many, self._drained = Event(), Event(), Event()
+        self._writing = anyio.Lock()
+
+    def call(self, row: CallRow) -> None:
+        """Record one engine request."""
+        self._calls.append(row)
+        self._count()
+
+    def step(self, row: StepRow) -> None:
+        """Record one committed step."""
+        self._steps.append(row)
+        self._count()
+
+    def chain(self, row: ChainRow) -> None:
+        """Record one finished chain, after its calls and steps."""
+        self._chains.append(row)
+        self._count()
+
+    async def room(self) -> None:
+        """Wait until fewer than `MOST_ROWS` rows are unwritten; raise `RunFolderError` once writing has failed."""
+        while self._waiting + self._taken >= MOST_ROWS and not self.error:
+            await self._drained.wait()
+        if self.error:
+            raise self.error
+
+    def statistics(self) -> RecorderStatistics:
+        """Rows waiting and written since the start."""
+        return RecorderStatistics(self._waiting + self._taken, self._written, self._write_s)
+
+    async def write(self) -> None:
+        """Write rows as they come, until cancelled; raise `RunFolderError` when the folder cannot be written."""
+        while True:
+            await self._some.wait()
+            with anyio.move_on_after(math.inf if self._virtual else WRITE_EVERY_S):
+                await self._many.wait()
+            with CancelScope(shield=True) as self._shield:  # rows that were taken out are written before the task may end
+                await self._drain()
+
+    async def aclose(self) -> None:
+        """Write what is left and close the store, also while being cancelled; a second call does nothing.
+
+        Raises `RunFolderError` when that fails or takes longer than `CLOSE_S`.
+        """
+        with anyio.move_on_after(CLOSE_S, shield=True) as scope:
+            try:
+                await self._drain()
+            finally:
+                await self._act(self._store.close)
+        if scope.cancelled_caught:
+            self._shield.cancel()
+            raise RunFolderError(f"{self._store.folder}: the last rows were not written within {CLOSE_S:g} s")
+
+    def _count(self) -> None:
+        self._waiting += 1
+        if self._waiting == 1:
+            self._some.set()
+        elif self._waiting == WRITE_ROWS:
+            self._many.set()
+
+    async def _drain(self) -> None:
+        """Hand all waiting rows to the store."""
+        async with self._writing:
+            rows = self._take()
+            try:
+                await self._act(self._store_rows, rows)
+                self._written += self._taken
+            except RunFolderError as error:
+                self.error = self.error or error
+                raise
+            finally:
+                self._taken = 0
+                self._drained.set()
+                self._drained = Event()
+
+    def _take(self) -> dict[str, Sequence[Struct]]:
+        rows: dict[str, Sequence[Struct]] = {"calls": self._calls, "steps": self._steps, "chains": self._chains}
+        self._calls, self._steps, self._chains = [], [], []
+        self._taken, self._waiting = self._waiting, 0
+        self._some, self._many = Event(), Event()
+        return rows
+
+    def _store_rows(self, rows: dict[str, Sequence[Struct]]) -> None:
+        """Append to every table, also after one of them has failed; raise the first error."""
+        started = time.perf_counter()
+        errors = []
+        for table, its_rows in rows.items():
+            try:
+                self._store.append(table, its_rows)
+            except RunFolderError as error:  # noqa: PERF203
+                errors.append(error)
+        self._write_s += time.perf_counter() - started
+        if errors:
+            raise errors[0]
+
+    async def _act(self, act: Callable[..., None], *args: object) -> None:
+        if self._virtual:
+            act(*args)
+        else:
+            await to_thread.run_sync(act, *args, abandon_on_cancel=True)
+
+
+@asynccontextmanager
+async def open_recorder(store: TraceStore, virtual: bool) -> AsyncIterator[Recorder]:
+    """A recorder over `store`, which it closes at the end, whatever the end is; `virtual`: the clock is simulated.
+
+    A write that fails cancels the body and raises `RunFolderError`, alone. Any other error leaves as the body raised it.
+    """
+    recorder = Recorder(store, virtual)
+    error: BaseException | None = None
+    try:
+        async with anyio.create_task_group() as writer:
+            writer.start_soon(recorder.write)
+            try:
+                yield recorder
+            finally:
+                try:
+                    await recorder.aclose()
+                finally:
+                    writer.cancel_scope.cancel()
+    except BaseExceptionGroup as group:
+        error = recorder.error or (group.exceptions[0] if len(group.exceptions) == 1 else group)
+    if error:
+        raise error

@@ -1,0 +1,81 @@
+"""Who goes next, line by line: the lane decides without a clock."""
+
+from pipeline.engines.base import Request
+from pipeline.runtime.lane import MAX_OVERTAKES, Call, Lane
+
+
+def call(stage: str, order: int, max_tokens: int = 100, options: tuple[int, ...] = ()) -> Call:
+    return Call(stage, order, Request(request_id=f"{stage}/{order}", prompt_ids=[1], max_tokens=max_tokens, option_ids=options))
+
+
+def put(lane: Lane, *calls: Call) -> None:
+    for each in calls:
+        lane.put(each)
+
+
+def drain(lane: Lane) -> list[Call]:
+    return [taken for taken in iter(lane.take, None)]
+
+
+def test_no_more_than_max_in_flight_start() -> None:
+    lane = Lane("target", 2)
+    put(lane, *(call("draft", i) for i in range(3)))
+    first = drain(lane)
+    assert [c.order for c in first] == [0, 1]
+    assert (lane.in_flight, lane.waiting) == (2, 1)
+    lane.leave(first[0], 7)
+    assert [c.order for c in drain(lane)] == [2]
+
+
+def test_a_choice_overtakes_a_fallback_and_the_oldest_chain_goes_first() -> None:
+    lane = Lane("target", 8)
+    put(lane, call("fallback", 0), call("verify", 5, 1, (1, 2)), call("verify", 3, 1, (1, 2)), call("fallback", 1))
+    assert [(c.stage, c.order) for c in drain(lane)] == [("verify", 3), ("verify", 5), ("fallback", 0), ("fallback", 1)]
+
+
+def test_the_expected_service_is_learnt_from_what_a_stage_wrote() -> None:
+    lane = Lane("target", 1)
+    put(lane, call("answer", 0, max_tokens=1000))
+    answered = lane.take()
+    assert answered is not None
+    lane.leave(answered, 5)
+    put(lane, call("fallback", 1, max_tokens=50), call("answer", 2, max_tokens=1000))
+    assert [c.stage for c in drain(lane)] == ["answer"]
+
+
+def test_priority_is_the_same_order_as_the_queue() -> None:
+    lane = Lane("target", 8)
+    calls = [call("fallback", 0), call("verify", 5, 1, (1, 2)), call("verify", 3, 1, (1, 2))]
+    by_priority = sorted(calls, key=lane.priority)
+    put(lane, *calls)
+    assert drain(lane) == by_priority
+
+
+def test_no_call_is_overtaken_without_bound() -> None:
+    lane = Lane("target", 1)
+    put(lane, call("verify", 0, 1, (1, 2)), call("fallback", 0))
+    overtakes = 0
+    while (taken := lane.take()) is not None and taken.stage == "verify":
+        overtakes += 1
+        put(lane, call("verify", overtakes, 1, (1, 2)))
+        lane.leave(taken, 1)
+    assert taken is not None
+    assert taken.stage == "fallback"
+    assert overtakes == MAX_OVERTAKES * lane.max_in_flight
+
+
+def test_a_call_given_up_while_it_waits_is_passed_over() -> None:
+    lane = Lane("target", 1)
+    given_up, other = call("draft", 0), call("draft", 1)
+    put(lane, given_up, other)
+    lane.leave(given_up)
+    assert drain(lane) == [other]
+    assert (lane.in_flight, lane.waiting) == (1, 0)
+
+
+def test_a_started_call_knows_what_was_around_it() -> None:
+    lane = Lane("target", 2)
+    put(lane, call("draft", 0), call("verify", 1, 1, (1, 2)), call("draft", 2))
+    first, second = drain(lane)
+    assert (first.stage, first.in_flight_engine, first.in_flight_stage, first.waiting_engine) == ("verify", 1, 1, 2)
+    assert (second.stage, second.in_flight_engine, second.in_flight_stage, second.waiting_engine) == ("draft", 2, 1, 1)
