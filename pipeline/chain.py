@@ -81,12 +81,36 @@ class Chain:
     """
 
     __slots__ = (
-        "answer", "budget", "candidates", "chain_id", "contexts", "order", "overflowed", "problem", "repeats", "sample_index", "steps",
-        "stop_reason", "thought_closed", "thought_tokens", "verdicts", "_handoff", "_last", "_limits", "_seed_prefix",
+        "_handoff",
+        "_last",
+        "_limits",
+        "_seed_prefix",
+        "answer",
+        "budget",
+        "candidates",
+        "chain_id",
+        "contexts",
+        "order",
+        "overflowed",
+        "problem",
+        "repeats",
+        "sample_index",
+        "steps",
+        "stop_reason",
+        "thought_closed",
+        "thought_tokens",
+        "verdicts",
     )  # fmt: skip
 
     def __init__(
-        self, problem: Problem, sample_index: int, order: int, seed: int, dialects: Mapping[str, Dialect], handoff: Handoff, limits: Mapping[str, int]
+        self,
+        problem: Problem,
+        sample_index: int,
+        order: int,
+        seed: int,
+        dialects: Mapping[str, Dialect],
+        handoff: Handoff,
+        limits: Mapping[str, int],
     ) -> None:
         self.problem, self.sample_index, self.order = problem, sample_index, order
         self.chain_id = f"{problem.problem_id}#{sample_index}"

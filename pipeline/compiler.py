@@ -6,7 +6,7 @@ from itertools import count
 from pipeline.errors import GraphError, did_you_mean
 from pipeline.loader import digest
 from pipeline.plan import Block, Condition, Loop, Plan, Stage
-from pipeline.spec import DraftSpec, GenerateSpec, GraphSpec, RepeatSpec, ScoreSpec, StageSpec, UntilSpec
+from pipeline.spec import DraftSpec, EngineSpec, GenerateSpec, GraphSpec, RepeatSpec, ScoreSpec, StageSpec, UntilSpec
 
 Stages = Mapping[str, StageSpec]
 Ancestors = Mapping[str, frozenset[str]]
@@ -17,12 +17,14 @@ def compile_graph(graph: GraphSpec, where: str) -> Plan:
     ranks = count()
     block = _block(graph.stages, f"{where}: $.stages", ranks, inside_repeat=False)
     _check_finish(graph.stages, f"{where}: $.stages")
-    roles = dict.fromkeys(_roles(graph.stages, graph, f"{where}: $.stages"))
+    engines = graph.engines
+    assert isinstance(engines, dict), "the loader binds the roles"
+    roles = dict.fromkeys(_roles(graph.stages, engines, f"{where}: $.stages"))
     return Plan(
         name=graph.name,
         instruction=graph.instruction,
         block=block,
-        engines={role: graph.engines[role] for role in roles},  # type: ignore[index]
+        engines={role: engines[role] for role in roles},
         params=graph.params,
         digest=digest(graph),
     )
@@ -136,7 +138,9 @@ def _check_order(stages: Stages, ancestors: Ancestors, where: str) -> None:
     for i, a in enumerate(writers):
         for b in writers[i + 1 :]:
             if a not in ancestors[b] and b not in ancestors[a] and not _exclusive(stages[a], stages[b]):
-                raise GraphError(f"{where}.{b}", f"`{a}` and `{b}` both continue the thought and neither waits for the other; add `after: {a}`")
+                raise GraphError(
+                    f"{where}.{b}", f"`{a}` and `{b}` both continue the thought and neither waits for the other; add `after: {a}`"
+                )
 
 
 def _exclusive(a: StageSpec, b: StageSpec) -> bool:
@@ -150,7 +154,10 @@ def _check_repeat(spec: RepeatSpec, place: str) -> None:
     always = any(s.writes and s.when is None for s in body.values())
     for name, judge in body.items():
         if judge.judges and not always and not any(s.writes and s.when == f"{name}.rejected" for s in body.values()):
-            raise GraphError(f"{place}.stages.{name}", f"a rejection leaves no step and the loop would not move; add a `generate` stage with `when: {name}.rejected`")
+            raise GraphError(
+                f"{place}.stages.{name}",
+                f"a rejection leaves no step and the loop would not move; add a `generate` stage with `when: {name}.rejected`",
+            )
     if not always and not any(s.judges for s in body.values()):
         raise GraphError(f"{place}.stages", "nothing in this loop writes a step; add a `generate` stage")
 
@@ -169,11 +176,11 @@ def _first_steps(spec: StageSpec) -> int:
     return spec.first_steps if isinstance(spec, GenerateSpec) else 0
 
 
-def _roles(stages: Stages, graph: GraphSpec, where: str) -> Iterator[str]:
+def _roles(stages: Stages, engines: Mapping[str, EngineSpec], where: str) -> Iterator[str]:
     for name, spec in stages.items():
         if isinstance(spec, RepeatSpec):
-            yield from _roles(spec.stages, graph, f"{where}.{name}.stages")
+            yield from _roles(spec.stages, engines, f"{where}.{name}.stages")
         elif (role := getattr(spec, "engine", None)) is not None:
-            if role not in graph.engines:
-                raise GraphError(f"{where}.{name}.engine", f"no engine named `{role}`; {did_you_mean(role, graph.engines)}")
+            if role not in engines:
+                raise GraphError(f"{where}.{name}.engine", f"no engine named `{role}`; {did_you_mean(role, engines)}")
             yield role

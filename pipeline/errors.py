@@ -1,22 +1,21 @@
 """Every error this package raises, and the one seam where foreign errors become ours.
 
-    PipelineError
-    ├── UsageError            the graph, the options or the input are wrong; nothing was started (exit code 2)
-    │   ├── GraphError        a graph or engines file
-    │   └── InputError        a problems file
-    ├── RunError              the run could not go on; what is finished is on disk (exit code 1)
-    │   ├── EngineDead        an engine's process or server is gone
-    │   └── RunFolderError    the run folder cannot be written
-    └── ChainError            one chain failed; it is recorded as such and the others go on (exit code 3)
-        ├── BadRow            an input row that holds no problem
-        └── RequestRefused    an engine refused one request
-            └── ContextOverflow   the prompt leaves no room for an output
+PipelineError
+├── UsageError            the graph, the options or the input are wrong; nothing was started (exit code 2)
+│   ├── GraphError        a graph or engines file
+│   └── InputError        a problems file
+├── RunError              the run could not go on; what is finished is on disk (exit code 1)
+│   ├── EngineDead        an engine's process or server is gone
+│   └── RunFolderError    the run folder cannot be written
+└── ChainError            one chain failed; it is recorded as such and the others go on (exit code 3)
+    ├── BadRow            an input row that holds no problem
+    └── RequestRefused    an engine refused one request
+        └── ContextOverflow   the prompt leaves no room for an output
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
-from typing import Iterable
 
 
 class PipelineError(Exception):

@@ -41,7 +41,9 @@ def load_graph(path: Path, kinds: Kinds, backends: Backends, *, engines: Path | 
     stages = params.fill(_mapping(raw.get("stages"), f"{path}: $.stages"), "$.stages")
     roles = params.fill(roles, "$") if roles_file == path else roles
     if unused := raw["params"].keys() - params.used:
-        raise GraphError(f"{path}: $.params.{sorted(unused)[0]}", f"nothing uses this param; write `${sorted(unused)[0]}` where it belongs or drop it")
+        raise GraphError(
+            f"{path}: $.params.{sorted(unused)[0]}", f"nothing uses this param; write `${sorted(unused)[0]}` where it belongs or drop it"
+        )
     graph = _convert({**raw, "engines": {}, "stages": {}}, GraphSpec, path, "$")
     return msgspec.structs.replace(
         graph,
@@ -93,7 +95,7 @@ class _Loader(yaml.SafeLoader):
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen = set()
         for key_node, _ in node.value:
-            key = self.construct_object(key_node, deep=True)  # type: ignore[no-untyped-call]
+            key = self.construct_object(key_node, deep=True)
             if not isinstance(key, str):
                 raise yaml.MarkedYAMLError(problem=f"the key {key!r} is not text", problem_mark=key_node.start_mark)
             if key in seen and key_node.tag != "tag:yaml.org,2002:merge":
@@ -194,7 +196,9 @@ def _stages(raw: dict[str, Any], kinds: Kinds, path: Path, where: str) -> dict[s
         raise GraphError(f"{path}: {where}", "holds no stage")
     for name in raw:
         if not re.fullmatch(NAME_PATTERN, name):
-            raise GraphError(f"{path}: {where}", f"{name!r} is no name for a stage; expected small letters, digits, - and _, a letter first")
+            raise GraphError(
+                f"{path}: {where}", f"{name!r} is no name for a stage; expected small letters, digits, - and _, a letter first"
+            )
     return {name: _stage(stage, kinds, path, f"{where}.{name}") for name, stage in raw.items()}
 
 

@@ -10,7 +10,7 @@ import hashlib
 import zlib
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from decimal import Decimal
 from io import BufferedReader
 from itertools import islice
@@ -162,7 +162,9 @@ def open_problems(path: Path | str, columns: Mapping[str, str] | None = None, li
     return Problems(Path(path), columns or {}, limit)
 
 
-def first_duplicate(ids: Callable[[], Iterable[tuple[int, str]]], hashes: "np.ndarray[Any, np.dtype[np.int64]]") -> tuple[str, int, int] | None:
+def first_duplicate(
+    ids: Callable[[], Iterable[tuple[int, str]]], hashes: "np.ndarray[Any, np.dtype[np.int64]]"
+) -> tuple[str, int, int] | None:
     """The first id that occurs twice and its two rows, given the 64-bit hashes of all ids.
 
     Only when hashes repeat are the `ids` themselves read again, and only those whose hash repeats are kept.
@@ -186,8 +188,9 @@ Record = Mapping[str, Any] | Flaw
 class Source(Protocol):
     """One file in one format."""
 
-    names: Mapping[str, None]
-    """The columns, in order; of JSON lines those met so far."""
+    @property
+    def names(self) -> Mapping[str, None]:
+        """The columns, in order; of JSON lines those met so far."""
 
     def records(self, wanted: tuple[str, ...]) -> Iterator[tuple[int, Record]]:
         """Row numbers, and of each row the `wanted` columns that are there."""
@@ -222,9 +225,19 @@ class JsonLines:
         except RecursionError:
             return Flaw("nested too deeply")
         except msgspec.ValidationError:
-            return Flaw("not a JSON object" + (", but an array: write one object a line" if line.lstrip()[:1] == b"[" else ""))
+            return self._no_object(line)
         except msgspec.DecodeError as error:
-            return Flaw("an array, not one object a line" if line.strip() == b"[" else f"not JSON ({error})")
+            return Flaw(f"not JSON ({error})")
+
+    def _no_object(self, line: bytes) -> Flaw:
+        if not line.lstrip().startswith(b"["):
+            return Flaw("not a JSON object")
+        with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            msgspec.json.decode(line)
+            return Flaw("not a JSON object, but an array: write one object a line")
+        if self.names:
+            return Flaw("not JSON (an array that is not closed)")
+        raise InputError(str(self._path), "one JSON array over many lines; write one object a line, as `jq -c '.[]'` does")
 
 
 class Csv:
@@ -339,7 +352,7 @@ def _form(path: Path) -> Callable[[Path], Source]:
 class Lines:
     """Lines of a text file; those of one row together are no longer than `MAX_ROW_BYTES`."""
 
-    def __init__(self, stream: BufferedReader) -> None:
+    def __init__(self, stream: BufferedReader | gzip.GzipFile) -> None:
         self._stream, self._room = stream, MAX_ROW_BYTES
         if stream.peek(3)[:3] == BOM:
             stream.read(3)
@@ -376,11 +389,12 @@ class Lines:
 
 @contextmanager
 def _text_lines(path: Path) -> Iterator[Lines]:
-    with gzip.open(path) if path.suffix.lower() == ".gz" else path.open("rb") as stream:
-        head = stream.peek(64)[:64]  # type: ignore[union-attr]
+    zipped = path.suffix.lower() == ".gz"
+    with gzip.GzipFile(path) if zipped else path.open("rb") as stream:
+        head = stream.peek(64)[:64]
         if head[:2] in (b"\xff\xfe", b"\xfe\xff") or b"\0" in head:
             raise InputError(str(path), "not UTF-8 text, but UTF-16 or something binary")
-        yield Lines(stream)  # type: ignore[arg-type]
+        yield Lines(stream)
 
 
 def _escaped(line: bytes) -> str:
@@ -410,9 +424,10 @@ def _scalar(name: str, value: Any) -> str | None:
         case int():
             return str(value)
         case float() | Decimal():
-            if value != value:
+            number = float(value)
+            if number != number:
                 return None
-            return str(int(value)) if abs(value) < 2**53 and value == int(value) else str(value)
+            return str(int(number)) if abs(number) < 2**53 and value == int(number) else str(value)
     raise Flaw(f"`{name}` is {_kind(value)}, expected text or a number")
 
 

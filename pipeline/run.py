@@ -108,9 +108,7 @@ def run(options: RunOptions, watch: Watch | None = None) -> Result:
 class Run:
     """One execution, from an open input to a closed run folder."""
 
-    def __init__(
-        self, options: RunOptions, plan: Plan, problems: Problems, fingerprint: Fingerprint, virtual: bool, watch: Watch
-    ) -> None:
+    def __init__(self, options: RunOptions, plan: Plan, problems: Problems, fingerprint: Fingerprint, virtual: bool, watch: Watch) -> None:
         self.options, self.plan, self.problems, self.fingerprint = options, plan, problems, fingerprint
         self.virtual, self.watch = virtual, watch
         self.folder = options.output or Path("runs") / f"{plan.name}-{time.strftime('%Y%m%d-%H%M%S')}"

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.engines.registry import engine_specs
 from pipeline.errors import GraphError
 from pipeline.loader import MAX_BYTES, load_engines
-from pipeline.engines.registry import engine_specs
 from pipeline.plan import Loop, Stage
 from pipeline.run import load_plan
 from pipeline.spec import DraftSpec, TorchSpec

@@ -86,7 +86,8 @@ def line(meter: Meter) -> str:
     """One line of plain text."""
     view, progress = meter.view, meter.view.progress
     engines = " · ".join(
-        f"{role} {meter.tokens_per_s(role):.0f} tok/s, {lane.in_flight} in flight, {lane.waiting} waiting" for role, lane in view.lanes.items()
+        f"{role} {meter.tokens_per_s(role):.0f} tok/s, {lane.in_flight} in flight, {lane.waiting} waiting"
+        for role, lane in view.lanes.items()
     )
     return (
         f"{meter.over}/{view.chains} chains, {progress.live} live, {progress.failed} failed · "

@@ -18,10 +18,14 @@ def _column(ctx: click.Context, param: click.Parameter, values: tuple[str, ...])
 
 @click.command()
 @click.argument("graph", type=click.Path(path_type=Path))
-@click.option("--input", "input_", required=True, type=click.Path(path_type=Path), metavar="FILE", help="Problems: Parquet, JSON lines or CSV.")
+@click.option(
+    "--input", "input_", required=True, type=click.Path(path_type=Path), metavar="FILE", help="Problems: Parquet, JSON lines or CSV."
+)
 @click.option("--engines", type=click.Path(path_type=Path), metavar="FILE", help="Engines file instead of the graph's own.")
 @click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="A param, or engines.ROLE.NAME=VALUE.")
-@click.option("--column", "columns", multiple=True, callback=_column, metavar="OURS=THEIRS", help="Column of problem, answer or problem_id.")
+@click.option(
+    "--column", "columns", multiple=True, callback=_column, metavar="OURS=THEIRS", help="Column of problem, answer or problem_id."
+)
 @click.option("--batch-size", type=click.IntRange(1, 1_000_000), default=64, show_default=True, help="Chains that live at once.")
 @click.option("--schedule", type=click.Choice(list(SCHEDULES)), default="pipelined", show_default=True, help="Who waits for whom.")
 @click.option("--samples", type=click.IntRange(1, 10_000), default=1, show_default=True, help="Attempts at every problem.")
@@ -48,7 +52,7 @@ def run(graph: Path, input_: Path, as_json: bool, debug: bool, **options: object
 
         click.echo(msgspec.json.encode(summary, order="sorted"))
     else:
-        report.print_summary(summary, result.folder)
+        report.print_summary(summary, result.folder, simulated=result.run.virtual_time)
     if result.error is not None:
         print(f"error: {result.error}" if result.run.status == "failed" else "interrupted", file=sys.stderr)
     sys.exit(result.exit_code)

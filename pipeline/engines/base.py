@@ -111,11 +111,13 @@ class EngineStatistics(Struct, frozen=True, kw_only=True):
 class Tokenizer(Protocol):
     """Text to token ids and back, and the model's own chat template."""
 
-    vocabulary: str
-    """Fingerprint of the ordinary (not special) tokens: where two agree, their ids can be shared."""
     special_ids: dict[str, int]
     """Special and added tokens by their text, `<think>` and `</think>` among them where the model has them."""
     eos_ids: frozenset[int]
+
+    @property
+    def vocabulary(self) -> str:
+        """Fingerprint of the ordinary (not special) tokens: where two agree, their ids can be shared."""
 
     def encode(self, text: str) -> list[int]:
         """Ids of `text` with nothing added; the text of special tokens becomes their ids."""

@@ -1,11 +1,10 @@
 """Which token stands where in the KV cache: longest-prefix match, placement, eviction. Bookkeeping only, no tensors.
 
-A slot holds the keys and values of one token sequence. Slots below `front` are where sequences run, so that those
-running lie close together and attention reads them as one view, without gathering; the others only keep prefixes.
-What must be moved between slots is returned as copies for someone else to carry out.
+A slot holds the keys and values of one token sequence. Sequences run in the lowest slots there are, so that they lie
+close together and attention reads them as one view, without gathering; prefixes that are only kept give way to them.
+What must be moved between slots for that is returned as copies for someone else to carry out.
 """
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -37,8 +36,8 @@ class Placement(NamedTuple):
 class Slots:
     """Contents and use of every slot."""
 
-    def __init__(self, slots: int, front: int, capacity: int) -> None:
-        self.front, self.capacity = front, capacity
+    def __init__(self, slots: int, capacity: int) -> None:
+        self.capacity = capacity
         self.tokens: NDArray[np.int64] = np.full((slots, capacity), -1, dtype=np.int64)
         self.length: NDArray[np.int64] = np.zeros(slots, dtype=np.int64)
         self.affinity = [""] * slots
@@ -61,7 +60,7 @@ class Slots:
             return 0, 0
         shared = np.minimum(_shared(self.tokens, rows, prompt[:end]), self.length[rows])
         # Between equals: one that is not running, and stands where it can run.
-        ease = (self._busy[rows] == 0) * 2 + (rows < self.front)
+        ease = (self._busy[rows] == 0) * 2 + (rows < self._close)
         best = int(np.argmax(shared * 4 + ease))
         return int(rows[best]), int(shared[best])
 
@@ -85,15 +84,14 @@ class Slots:
         return Placement(slot, cached, copies)
 
     def reserve(self, affinity: str) -> Placement:
-        """Take the slot whose content is worth least; what is worth more than something behind is moved there."""
+        """Take the lowest slot that does not run; what it keeps replaces whatever is worth least."""
+        slot = int(np.argmin(self._busy))
         ranks = self._worth | self._busy
-        slot = int(np.argmin(ranks[: self.front]))
+        least = int(np.argmin(ranks))
         copies = []
-        if len(ranks) > self.front:
-            behind = self.front + int(np.argmin(ranks[self.front :]))
-            if ranks[slot] > ranks[behind]:
-                copies.append(Copy(slot, behind, int(self.length[slot])))
-                self._move(copies[0])
+        if ranks[least] < ranks[slot]:
+            copies.append(Copy(slot, least, int(self.length[slot])))
+            self._move(copies[0])
         self._take(slot, affinity, 0)
         return Placement(slot, 0, copies)
 
@@ -126,8 +124,17 @@ class Slots:
         wider[:, : self.capacity] = self.tokens
         self.tokens, self.capacity = wider, capacity
 
+    @property
+    def _close(self) -> int:
+        """A sequence may run below this slot without stretching the view too far."""
+        running = int(np.count_nonzero(self._busy))
+        return running + running // 4 + 4
+
     def _may_continue(self, slot: int, cached: int, affinity: str) -> bool:
-        return slot < self.front and not self._busy[slot] and self._loses_nothing(slot, cached, affinity)
+        if self._busy[slot]:
+            return False
+        only_one_left = np.count_nonzero(self._busy) == len(self._busy) - 1
+        return only_one_left or (slot < self._close and self._loses_nothing(slot, cached, affinity))
 
     def _loses_nothing(self, slot: int, cached: int, affinity: str) -> bool:
         """Cutting the slot after `cached` tokens loses nothing, or only a branch that its own chain has left."""
@@ -177,8 +184,3 @@ def _shared(tokens: NDArray[np.int64], rows: NDArray[np.int64], prompt: NDArray[
         if not len(alive):
             break
     return shared
-
-
-def spans(slots: Sequence[int]) -> tuple[int, int]:
-    """The narrowest range of slots that holds all of them: first, and one past the last."""
-    return min(slots), max(slots) + 1

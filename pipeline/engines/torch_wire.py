@@ -25,7 +25,7 @@ NO_STATISTICS = EngineStatistics(
 HEADER_BYTES = 4
 
 
-class Setup(Struct, frozen=True, tag=True):
+class Setup(Struct, frozen=True, tag=True, array_like=True):
     """The first message: what to load, and where."""
 
     role: str
@@ -49,7 +49,7 @@ class Abort(Struct, frozen=True, tag=True, array_like=True):
     number: int
 
 
-class Ready(Struct, frozen=True, tag=True):
+class Ready(Struct, frozen=True, tag=True, array_like=True):
     """The model is loaded."""
 
     max_model_len: int
@@ -58,7 +58,7 @@ class Ready(Struct, frozen=True, tag=True):
     dtype: str
 
 
-class Failed(Struct, frozen=True, tag=True):
+class Failed(Struct, frozen=True, tag=True, array_like=True):
     """The model cannot be loaded, and why, in one clause."""
 
     what: str

@@ -15,7 +15,18 @@ MAX_OVERTAKES = 8
 class Call:
     """One request on its way: where it comes from and whether it may start."""
 
-    __slots__ = ("arrival", "cancelled", "gate", "in_flight_engine", "in_flight_stage", "order", "request", "stage", "started", "waiting_engine")
+    __slots__ = (
+        "arrival",
+        "cancelled",
+        "gate",
+        "in_flight_engine",
+        "in_flight_stage",
+        "order",
+        "request",
+        "stage",
+        "started",
+        "waiting_engine",
+    )
 
     def __init__(self, stage: str, order: int, request: Request) -> None:
         self.stage, self.order, self.request = stage, order, request

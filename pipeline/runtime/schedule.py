@@ -107,7 +107,7 @@ class Lockstep(Pipelined):
                 gate.set()
 
 
-def Sequential(batch_size: int) -> Pipelined:  # noqa: N802
+def Sequential(batch_size: int) -> Pipelined:
     """One chain at a time, whatever the batch size: what SpecReason's published code does."""
     return Pipelined(1)
 

@@ -61,7 +61,9 @@ class CallRow(Struct, frozen=True, kw_only=True):
     client_wait_s: Seconds
     """From the moment the chain was ready until the request left for the engine."""
     queue_time_s: Annotated[float | None, column("s", otel="gen_ai.latency.time_in_queue", vllm="vllm:request_queue_time_seconds")]
-    prefill_time_s: Annotated[float | None, column("s", otel="gen_ai.latency.time_in_model_prefill", vllm="vllm:request_prefill_time_seconds")]
+    prefill_time_s: Annotated[
+        float | None, column("s", otel="gen_ai.latency.time_in_model_prefill", vllm="vllm:request_prefill_time_seconds")
+    ]
     decode_time_s: Annotated[float | None, column("s", otel="gen_ai.latency.time_in_model_decode", vllm="vllm:request_decode_time_seconds")]
     inference_time_s: Annotated[
         float | None, column("s", otel="gen_ai.latency.time_in_model_inference", vllm="vllm:request_inference_time_seconds")

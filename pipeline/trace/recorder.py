@@ -139,7 +139,7 @@ class Recorder:
         for table, its_rows in rows.items():
             try:
                 self._store.append(table, its_rows)
-            except RunFolderError as error:  # noqa: PERF203
+            except RunFolderError as error:
                 errors.append(error)
         self._write_s += time.perf_counter() - started
         if errors:

@@ -68,7 +68,7 @@ class TraceStore:
         for table in self._tables.values():
             try:
                 table.close()
-            except RunFolderError as error:  # noqa: PERF203
+            except RunFolderError as error:
                 errors.append(error)
         if errors:
             raise errors[0]

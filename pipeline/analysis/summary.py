@@ -1,0 +1,304 @@
+"""A run in numbers: the trace files of a run folder and its `run.json` enter, one frozen `Summary` leaves.
+
+Calls and steps are streamed; of the chains a few numbers each are held. Works on a run that goes on or was cut short:
+what counts is what is in finished parts. Nothing is written.
+"""
+
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pyarrow.compute as pc
+from msgspec import Struct
+
+from pipeline.analysis.timeline import Array, Names, Timeline, read_batches, timeline
+from pipeline.errors import InputError
+
+TABLES = ("calls", "steps", "chains")
+
+
+class EngineSummary(Struct, frozen=True):
+    """One engine, by its role."""
+
+    calls: int
+    input_tokens: int
+    """Prompt tokens, cached ones included."""
+    cached_input_tokens: int
+    """Prompt tokens that were in the prefix cache."""
+    output_tokens: int
+    output_tokens_per_s: float | None
+    """Over the wall time."""
+    busy_s: float
+    """Seconds in which at least one request was at it."""
+    busy_share: float
+    """`busy_s` over the span of the calls, 0 to 1."""
+    mean_in_flight: float
+    """Requests at it, averaged over the span of the calls."""
+
+
+class StageSummary(Struct, frozen=True):
+    """One stage of the graph."""
+
+    calls: int
+    failed_calls: int
+    input_tokens: int
+    output_tokens: int
+    in_flight_s: float
+    """Seconds its requests were at engines, added up over the requests."""
+    wait_s: float
+    """Seconds its requests waited in lanes, added up likewise."""
+
+
+class Summary(Struct, frozen=True, kw_only=True):
+    """A run in numbers. A rate is null where its denominator is zero or not known."""
+
+    run: str
+    """Name of the run folder."""
+    status: str | None
+    """As `run.json` has it."""
+    batch_size: int | None
+    wall_time_s: float | None
+    """As `run.json` has it; else from the first chain's start until the last one's end."""
+    problems: int
+    """Distinct input rows that have a chain."""
+    chains: int
+    """Of a chain that was taken up again only the last attempt counts."""
+    done: int
+    failed: int
+    cancelled: int
+    graded: int
+    """Chains with a verdict."""
+    correct: int
+    accuracy: float | None
+    """`correct` over `graded`, 0 to 1."""
+    problems_per_s: float | None
+    """Problems with a chain that is done, over the wall time."""
+    chains_per_s: float | None
+    """Chains done over the wall time."""
+    steps: int
+    """Committed steps, guidance included."""
+    steps_per_s: float | None
+    output_tokens_per_s: float | None
+    """Of all engines together."""
+    verified_steps: int
+    """Committed steps whose candidates were verified."""
+    accepted_steps: int
+    fallback_steps: int
+    acceptance_rate: float | None
+    """Accepted over verified steps, 0 to 1."""
+    fallback_rate: float | None
+    """Steps written by a fallback over verified steps, 0 to 1."""
+    thought_tokens: int
+    """Tokens of all committed steps."""
+    draft_share: float | None
+    """Share of `thought_tokens` that the draft wrote (those of accepted steps), 0 to 1."""
+    draft_tokens: int
+    """Tokens of all candidates of committed steps."""
+    wasted_draft_tokens: int
+    """Those of them that were not committed."""
+    span_s: float
+    """From the first call that left until the last that came back, seconds."""
+    overlap_s: float
+    """Seconds in which two or more engines were busy."""
+    overlap_share: float
+    """`overlap_s` over `span_s`, 0 to 1."""
+    tail_time_s: float | None
+    """From the moment from which fewer chains lived than the batch size (or than ever lived at once) until the end."""
+    engines: dict[str, EngineSummary]
+    stages: dict[str, StageSummary]
+    stop_reasons: dict[str, int]
+    """Chains by what ended them, most frequent first."""
+    errors: dict[str, int]
+    """Failed chains by the type of their error, most frequent first."""
+
+
+def summarize(run: Path) -> Summary:
+    """The summary of the run folder `run`; raises `InputError` when that is no run folder or its trace cannot be read."""
+    if not any((run / table).is_dir() for table in TABLES):
+        raise InputError(str(run), f"is not a run folder; expected {', '.join(TABLES[:2])} and {TABLES[2]} in it")
+    card = _run_json(run / "run.json")
+    chains, steps, calls = _read_chains(run), _read_steps(run), _Calls(run)
+    wall_s = _wall_time(card, chains)
+    times = timeline(run)
+    tokens = sum(totals["output_tokens"] for totals in calls.by_engine.values())
+    return Summary(
+        run=run.resolve().name,
+        status=_text(card.get("status")),
+        batch_size=_whole(card.get("batch_size")),
+        wall_time_s=wall_s,
+        **_chain_counts(chains, wall_s),
+        **_step_counts(steps, wall_s),
+        output_tokens_per_s=_over(tokens, wall_s),
+        span_s=times.span_s,
+        overlap_s=times.overlap_s,
+        overlap_share=times.overlap_share,
+        tail_time_s=tail_time_s(chains["start_unix_ns"], chains["end_unix_ns"], _whole(card.get("batch_size"))),
+        engines={name: _engine(totals, times, name, wall_s) for name, totals in calls.by_engine.items()},
+        stages={name: _stage(totals, times, name) for name, totals in calls.by_stage.items()},
+    )
+
+
+def tail_time_s(start: Array, end: Array, batch_size: int | None) -> float | None:
+    """Seconds from the last moment at which `batch_size` chains lived until the last one's end; None without chains.
+
+    Where never so many lived at once, the most that did count instead.
+    """
+    if not len(start):
+        return None
+    times = np.concatenate([start, end])
+    signs = np.concatenate([np.ones(len(start), int), -np.ones(len(end), int)])
+    order = np.lexsort((signs, times))  # at one instant ends come before starts
+    live = np.cumsum(signs[order])
+    full = np.flatnonzero(live >= min(batch_size or len(start), max(int(live.max()), 1)))
+    leaves = times[order][full[-1] + 1] if len(full) else times.min()
+    return float(times.max() - leaves) / 1e9
+
+
+class _Calls:
+    """Totals over the calls of each engine and of each stage."""
+
+    SUMS = ("input_tokens", "cached_input_tokens", "output_tokens", "client_wait_s")
+
+    def __init__(self, run: Path) -> None:
+        self.by_engine: dict[str, Counter[str]] = {}
+        self.by_stage: dict[str, Counter[str]] = {}
+        for batch in read_batches(run, "calls", ["engine", "stage", "error_type", *self.SUMS]):
+            columns = {name: batch.column(name).to_numpy() for name in self.SUMS}
+            columns["failed_calls"] = batch.column("error_type").is_valid().to_numpy(zero_copy_only=False)
+            columns["calls"] = np.ones(batch.num_rows, int)
+            self._add(self.by_engine, batch.column("engine"), columns)
+            self._add(self.by_stage, batch.column("stage"), columns)
+
+    @staticmethod
+    def _add(totals: dict[str, Counter[str]], keys: Any, columns: dict[str, Array]) -> None:
+        names = Names()
+        codes = names.codes(keys)
+        for column, values in columns.items():
+            for name, total in zip(names, np.bincount(codes, values, len(names)).tolist(), strict=True):
+                totals.setdefault(name, Counter())[column] += total
+
+
+def _engine(totals: Counter[str], times: Timeline, name: str, wall_s: float | None) -> EngineSummary:
+    time = times.engines[name]
+    calls, tokens, cached, output = (int(totals[key]) for key in ("calls", "input_tokens", "cached_input_tokens", "output_tokens"))
+    return EngineSummary(calls, tokens, cached, output, _over(output, wall_s), time.busy_s, time.busy_share, time.mean_in_flight)
+
+
+def _stage(totals: Counter[str], times: Timeline, name: str) -> StageSummary:
+    calls, failed, tokens, output = (int(totals[key]) for key in ("calls", "failed_calls", "input_tokens", "output_tokens"))
+    return StageSummary(calls, failed, tokens, output, times.stages[name].in_flight_s, totals["client_wait_s"])
+
+
+def _read_steps(run: Path) -> Counter[str]:
+    totals: Counter[str] = Counter()
+    columns = ["decision", "verify_kind", "step_token_ids", "draft_tokens", "draft_tokens_wasted"]
+    for batch in read_batches(run, "steps", columns):
+        length = pc.list_value_length(batch.column("step_token_ids")).to_numpy()
+        accepted = pc.equal(batch.column("decision"), "accepted").to_numpy(zero_copy_only=False)
+        totals["steps"] += batch.num_rows
+        totals["verified_steps"] += batch.num_rows - batch.column("verify_kind").null_count
+        totals["accepted_steps"] += int(accepted.sum())
+        totals["fallback_steps"] += pc.sum(pc.equal(batch.column("decision"), "fallback")).as_py() or 0
+        totals["thought_tokens"] += int(length.sum())
+        totals["drafted"] += int(length[accepted].sum())
+        totals["draft_tokens"] += pc.sum(batch.column("draft_tokens")).as_py() or 0
+        totals["wasted_draft_tokens"] += pc.sum(batch.column("draft_tokens_wasted")).as_py() or 0
+    return totals
+
+
+def _step_counts(totals: Counter[str], wall_s: float | None) -> dict[str, Any]:
+    counted = ("steps", "verified_steps", "accepted_steps", "fallback_steps", "thought_tokens", "draft_tokens", "wasted_draft_tokens")
+    return {name: totals[name] for name in counted} | {
+        "steps_per_s": _over(totals["steps"], wall_s),
+        "acceptance_rate": _over(totals["accepted_steps"], totals["verified_steps"]),
+        "fallback_rate": _over(totals["fallback_steps"], totals["verified_steps"]),
+        "draft_share": _over(totals["drafted"], totals["thought_tokens"]),
+    }
+
+
+def _read_chains(run: Path) -> dict[str, Any]:
+    """Columns of the last attempt at each chain; strings as places in `reasons` and `types`."""
+    reasons, types = Names(), Names()
+    numbers = ("input_row", "sample_index", "start_unix_ns", "end_unix_ns")
+    makers: dict[str, Callable[[Any], Array]] = {name: lambda column: column.to_numpy() for name in numbers}
+    makers |= {"stop_reason": reasons.codes, "error_type": types.codes}
+    makers |= {"correct": lambda column: column.cast("int8").fill_null(-1).to_numpy()}
+    parts: dict[str, list[Array]] = {name: [np.empty(0, np.int64)] for name in makers}
+    for batch in read_batches(run, "chains", list(makers)):
+        for name, make in makers.items():
+            parts[name].append(make(batch.column(name)))
+    columns = {name: np.concatenate(part) for name, part in parts.items()}
+    last = _last_attempts(columns)
+    return {name: column[last] for name, column in columns.items()} | {"reasons": list(reasons), "types": list(types)}
+
+
+def _last_attempts(columns: dict[str, Array]) -> Array:
+    """Places of the rows to keep, one for each chain."""
+    order = np.lexsort((columns["end_unix_ns"], columns["sample_index"], columns["input_row"]))
+    again = (np.diff(columns["input_row"][order]) == 0) & (np.diff(columns["sample_index"][order]) == 0)
+    keep = np.ones(len(order), bool)
+    keep[:-1] = ~again
+    return np.asarray(order[keep])
+
+
+def _chain_counts(chains: dict[str, Any], wall_s: float | None) -> dict[str, Any]:
+    reasons = _counted(chains["stop_reason"], chains["reasons"])
+    failed, cancelled = reasons.get("error", 0), reasons.get("cancelled", 0)
+    unfinished = [place for place, name in enumerate(chains["reasons"]) if name in ("error", "cancelled")]
+    done = ~np.isin(chains["stop_reason"], unfinished)
+    errors = _counted(chains["error_type"], chains["types"])
+    errors.pop("", None)
+    graded, correct = int((chains["correct"] >= 0).sum()), int((chains["correct"] == 1).sum())
+    return {
+        "problems": len(np.unique(chains["input_row"])),
+        "chains": len(done),
+        "done": len(done) - failed - cancelled,
+        "failed": failed,
+        "cancelled": cancelled,
+        "graded": graded,
+        "correct": correct,
+        "accuracy": _over(correct, graded),
+        "problems_per_s": _over(len(np.unique(chains["input_row"][done])), wall_s),
+        "chains_per_s": _over(int(done.sum()), wall_s),
+        "stop_reasons": reasons,
+        "errors": errors,
+    }
+
+
+def _counted(codes: Array, names: list[str]) -> dict[str, int]:
+    counts = np.bincount(codes.astype(np.int64), minlength=len(names)).tolist()
+    return {name: count for name, count in Counter(dict(zip(names, counts, strict=False))).most_common() if count}
+
+
+def _wall_time(card: dict[str, Any], chains: dict[str, Any]) -> float | None:
+    wall_s = card.get("wall_time_s")
+    if isinstance(wall_s, int | float) and wall_s > 0:
+        return float(wall_s)
+    started, ended = _whole(card.get("started_unix_ns")), _whole(card.get("ended_unix_ns"))
+    if (started is None or ended is None) and len(chains["end_unix_ns"]):
+        started, ended = int(chains["start_unix_ns"].min()), int(chains["end_unix_ns"].max())
+    return None if started is None or ended is None or ended <= started else (ended - started) / 1e9
+
+
+def _run_json(path: Path) -> dict[str, Any]:
+    """What `run.json` holds, or nothing: a summary does not depend on it."""
+    try:
+        card = msgspec.json.decode(path.read_bytes())
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return {}
+    return card if isinstance(card, dict) else {}
+
+
+def _whole(value: Any) -> int | None:
+    return value if type(value) is int and value >= 0 else None
+
+
+def _text(value: Any) -> str | None:
+    return value if isinstance(value, str) else None
+
+
+def _over(over: float, under: float | None) -> float | None:
+    return over / under if under else None

@@ -1,0 +1,103 @@
+"""The summary a run ends with, as tables on stdout, and where the answers are."""
+
+from pathlib import Path
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from pipeline.analysis.summary import Summary
+
+
+def print_summary(summary: Summary, folder: Path, *, simulated: bool) -> None:
+    """Print `summary` and how to open the run folder."""
+    console = Console(highlight=False, width=None if Console().is_terminal else 110)
+    console.print(_facts(summary, simulated))
+    console.print(_engines(summary))
+    console.print(_stages(summary))
+    print(f"answers: {folder}/chains/*.parquet (steps/ and calls/ beside it). To look at them:")
+    print(
+        f"  python -c \"import pyarrow.parquet as pq; print(pq.read_table('{folder}/chains', columns=['problem_id', 'answer', 'correct']))\""
+    )
+
+
+def _facts(summary: Summary, simulated: bool) -> Table:
+    table = Table(title=f"{summary.run}: {summary.status}" + (" (simulated time)" if simulated else ""), box=box.SIMPLE, show_header=False)
+    table.add_column(style="bold")
+    table.add_column()
+    for name, value in _fact_rows(summary):
+        table.add_row(name, value)
+    return table
+
+
+def _fact_rows(s: Summary) -> list[tuple[str, str]]:
+    failed = f", {s.failed} failed ({', '.join(f'{n} {kind}' for kind, n in s.errors.items())})" if s.failed else ""
+    cancelled = f", {s.cancelled} cancelled" if s.cancelled else ""
+    return [
+        ("chains", f"{s.done} done{failed}{cancelled}"),
+        ("accuracy", f"{_percent(s.accuracy)} ({s.correct} of {s.graded})" if s.graded else "no reference answers"),
+        ("wall time", f"{_number(s.wall_time_s)} s, of that {_number(s.tail_time_s)} s tail (fewer live chains than the batch size)"),
+        (
+            "throughput",
+            f"{_number(s.problems_per_s)} problems/s, {_number(s.steps_per_s)} steps/s, {_number(s.output_tokens_per_s)} output tokens/s",
+        ),
+        (
+            "verification",
+            f"{_percent(s.acceptance_rate)} accepted, {_percent(s.fallback_rate)} fallback, of {s.verified_steps:,} verified steps",
+        ),
+        (
+            "thought",
+            f"{s.thought_tokens:,} tokens, {_percent(s.draft_share)} by the draft; {s.wasted_draft_tokens:,} drafted tokens unused",
+        ),
+        ("overlap", f"{_percent(s.overlap_share)} of the time two engines were busy"),
+        ("ended by", ", ".join(f"{reason} {count}" for reason, count in s.stop_reasons.items())),
+    ]
+
+
+def _engines(s: Summary) -> Table:
+    table = _table("engine", "calls", "input tokens", "cached", "output tokens", "tokens/s", "busy", "in flight")
+    for name, engine in s.engines.items():
+        cached = engine.cached_input_tokens / engine.input_tokens if engine.input_tokens else None
+        table.add_row(
+            name,
+            f"{engine.calls:,}",
+            f"{engine.input_tokens:,}",
+            _percent(cached),
+            f"{engine.output_tokens:,}",
+            _number(engine.output_tokens_per_s),
+            _percent(engine.busy_share),
+            f"{engine.mean_in_flight:.1f}",
+        )
+    return table
+
+
+def _stages(s: Summary) -> Table:
+    table = _table("stage", "calls", "failed", "input tokens", "output tokens", "s in flight", "ms each", "s waiting")
+    for name, stage in s.stages.items():
+        table.add_row(
+            name,
+            f"{stage.calls:,}",
+            f"{stage.failed_calls:,}",
+            f"{stage.input_tokens:,}",
+            f"{stage.output_tokens:,}",
+            f"{stage.in_flight_s:,.1f}",
+            f"{1000 * stage.in_flight_s / stage.calls:.1f}" if stage.calls else "-",
+            f"{stage.wait_s:,.1f}",
+        )
+    return table
+
+
+def _table(first: str, *titles: str) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column(first, style="bold")
+    for title in titles:
+        table.add_column(title, justify="right")
+    return table
+
+
+def _percent(share: float | None) -> str:
+    return "-" if share is None else f"{share:.1%}"
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:,.0f}" if value >= 100 else f"{value:.3g}"

@@ -1,0 +1,138 @@
+"""The prefix cache of a simulated engine: a tree of token runs whose keys and values are kept, least recently used first out.
+
+Prompts and outputs enter, the length of the longest kept prefix leaves, exact to the token. What running requests
+will need is reserved beforehand, so a request that was let in never has to be thrown out again.
+"""
+
+import heapq
+from collections.abc import Sequence
+
+
+class Node:
+    """A run of tokens that continues its parent's."""
+
+    __slots__ = ("children", "parent", "pins", "tokens", "used")
+
+    def __init__(self, tokens: tuple[int, ...], parent: "Node | None") -> None:
+        self.tokens, self.parent = tokens, parent
+        self.children: dict[int, Node] = {}
+        self.pins = 0
+        self.used = 0
+
+
+class PrefixCache:
+    """Room for the keys and values of `capacity` tokens, kept or reserved."""
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self.kept = 0
+        self.reserved = 0
+        self._root = Node((), None)
+        self._tick = 0
+        self._unused: list[tuple[int, int, Node]] = []
+        self._entries = 0
+
+    @property
+    def usage(self) -> float:
+        """Share of the room that is kept or reserved, 0 to 1."""
+        return (self.kept + self.reserved) / self.capacity
+
+    def match(self, tokens: tuple[int, ...], most: int) -> tuple[Node, int]:
+        """Where the longest kept prefix of `tokens`, at most `most` long, ends; that node is pinned."""
+        node, length = self._walk(self._root, tokens, 0, most)
+        self.pin(node)
+        return node, length
+
+    def keep(self, node: Node, tokens: tuple[int, ...]) -> Node:
+        """Add `tokens` after `node`; returns where they end."""
+        node, start = self._walk(node, tokens, 0, len(tokens))
+        if start == len(tokens):
+            return node
+        leaf = Node(tokens[start:], node)
+        node.children[tokens[start]] = leaf
+        self.kept += len(tokens) - start
+        self._touch(leaf)
+        return leaf
+
+    def pin(self, node: Node) -> None:
+        """Hold `node`, and so everything before it."""
+        node.pins += 1
+
+    def unpin(self, node: Node) -> None:
+        node.pins -= 1
+        self._touch(node)
+
+    def reserve(self, tokens: int) -> bool:
+        """Set room for `tokens` aside, dropping what was not used for longest; False when it is not to be had."""
+        while self.kept + self.reserved + tokens > self.capacity:
+            if not self._drop_one():
+                return False
+        self.reserved += tokens
+        return True
+
+    def release(self, tokens: int) -> None:
+        self.reserved -= tokens
+
+    def _walk(self, node: Node, tokens: tuple[int, ...], start: int, most: int) -> tuple[Node, int]:
+        """Follow `tokens[start:most]` below `node`, splitting the run in which they part from the tree."""
+        while start < most:
+            child = node.children.get(tokens[start])
+            if child is None:
+                break
+            run = child.tokens
+            stop = start + len(run)
+            if stop > most or tokens[start:stop] != run:
+                shared = _shared(run, tokens[start : min(stop, most)])
+                return self._split(child, shared), start + shared
+            node, start = child, stop
+        return node, start
+
+    def _split(self, lower: Node, length: int) -> Node:
+        """Cut the run of `lower` after `length` tokens; returns the new node of the first part."""
+        if length == len(lower.tokens):
+            return lower
+        upper = Node(lower.tokens[:length], lower.parent)
+        upper.used = lower.used
+        assert lower.parent is not None
+        lower.parent.children[lower.tokens[0]] = upper
+        lower.tokens, lower.parent = lower.tokens[length:], upper
+        upper.children[lower.tokens[0]] = lower
+        return upper
+
+    def _touch(self, node: Node) -> None:
+        self._tick += 1
+        node.used = self._tick
+        self._offer(node)
+
+    def _offer(self, node: Node) -> None:
+        """Note that `node` may be dropped, if nothing needs it."""
+        if not node.children and not node.pins and node.parent is not None:
+            self._entries += 1
+            heapq.heappush(self._unused, (node.used, self._entries, node))
+
+    def _drop_one(self) -> bool:
+        while self._unused:
+            used, _, node = heapq.heappop(self._unused)
+            if node.used == used and not node.children and not node.pins and node.parent is not None:
+                self._drop(node, node.parent)
+                return True
+        return False
+
+    def _drop(self, node: Node, parent: Node) -> None:
+        del parent.children[node.tokens[0]]
+        self.kept -= len(node.tokens)
+        node.parent = None
+        parent.used = max(parent.used, node.used)
+        self._offer(parent)
+
+
+def _shared(left: Sequence[int], right: Sequence[int]) -> int:
+    """Length of the common prefix, by halving: comparing slices is quick."""
+    low, high = 0, min(len(left), len(right))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if left[low:middle] == right[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low

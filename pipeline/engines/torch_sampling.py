@@ -1,0 +1,86 @@
+"""From logits to tokens: greedy, or drawn with a random number that depends on seed, candidate and position alone.
+
+One uniform number a token is hashed from a counter and looked up in the cumulative distribution. So no generator has a
+state, and a candidate's text is the same whatever else stands in the batch.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+_MASK = (1 << 64) - 1
+_GOLDEN = 0x9E3779B97F4A7C15
+_FIRST, _SECOND = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+
+
+def stream_key(seed: int, candidate: int) -> int:
+    """The stream of random numbers of one candidate: splitmix64 of both, unsigned 64 bits."""
+    return _mix(_mix(seed & _MASK) ^ _mix((candidate + 1) * _GOLDEN & _MASK))
+
+
+def uniforms(keys: NDArray[np.uint64], positions: NDArray[np.uint64]) -> NDArray[np.float32]:
+    """Number `positions[i]` of stream `keys[i]`, in [0, 1), 24 bits (splitmix64)."""
+    x = keys + positions * np.uint64(_GOLDEN)
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(_FIRST)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(_SECOND)
+    return ((x ^ (x >> np.uint64(31))) >> np.uint64(40)).astype(np.float32) / np.float32(1 << 24)
+
+
+class Draws(NamedTuple):
+    """How each row is sampled; all arrays have one entry a row."""
+
+    temperature: NDArray[np.float32]
+    top_p: NDArray[np.float32]
+    keys: NDArray[np.uint64]
+    positions: NDArray[np.uint64]
+
+
+def sample(logits: Tensor, draws: Draws) -> Tensor:
+    """One token for each row of `logits` (rows, vocabulary), float32."""
+    greedy = logits.argmax(dim=-1)
+    warm = np.flatnonzero(draws.temperature)
+    if not len(warm):
+        return greedy
+    if len(warm) == len(greedy):
+        return _draw(logits, draws)
+    rows = torch.from_numpy(warm).to(logits.device)
+    drawn = _draw(logits.index_select(0, rows), Draws(*(column[warm] for column in draws)))
+    return greedy.index_copy_(0, rows, drawn)
+
+
+def _draw(logits: Tensor, draws: Draws) -> Tensor:
+    temperature = torch.from_numpy(draws.temperature).to(logits.device)[:, None]
+    probabilities = torch.softmax(logits / temperature, dim=-1)
+    if (draws.top_p < 1).any():
+        probabilities = _nucleus(probabilities, torch.from_numpy(draws.top_p).to(logits.device)[:, None])
+    cumulative = probabilities.cumsum(dim=-1)
+    at = torch.from_numpy(uniforms(draws.keys, draws.positions)).to(logits.device)[:, None] * cumulative[:, -1:]
+    drawn = torch.searchsorted(cumulative, at, right=True).squeeze(1)
+    # Rounding may carry the number to the very end, where tokens of no probability stand.
+    return torch.where(at.squeeze(1) < cumulative[:, -1], drawn, probabilities.argmax(dim=-1))
+
+
+def _nucleus(probabilities: Tensor, top_p: Tensor) -> Tensor:
+    """Zero all but the likeliest tokens that together reach `top_p`."""
+    ordered, order = probabilities.sort(dim=-1, descending=True)
+    beyond = ordered.cumsum(dim=-1) - ordered >= top_p
+    return probabilities.scatter(1, order, ordered.masked_fill(beyond, 0.0))
+
+
+def choose(logprobs: list[float], temperature: float, key: int) -> int:
+    """Index of the option taken: the likeliest, or drawn among them in proportion to their probabilities."""
+    if temperature == 0:
+        return max(range(len(logprobs)), key=logprobs.__getitem__)
+    scaled = np.array(logprobs, dtype=np.float64) / temperature
+    cumulative = np.exp(scaled - scaled.max()).cumsum()
+    u = uniforms(np.array([key], dtype=np.uint64), np.zeros(1, dtype=np.uint64))[0]
+    return int(np.searchsorted(cumulative, u * cumulative[-1], side="right"))
+
+
+def _mix(x: int) -> int:
+    x = (x ^ (x >> 30)) * _FIRST & _MASK
+    x = (x ^ (x >> 27)) * _SECOND & _MASK
+    return x ^ (x >> 31)

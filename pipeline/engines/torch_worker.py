@@ -1,0 +1,121 @@
+"""The worker process: loads one model, then computes what arrives on its socket until the socket closes.
+
+Started by `pipeline.engines.torch` as `python -m pipeline.engines.torch_worker FD`. It ignores interrupts (the main
+process closes it), and ends at once when the main process is gone.
+"""
+
+import gc
+import os
+import select
+import signal
+import socket
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from pipeline.engines.torch_wire import Abort, Failed, FromWorker, Ready, Report, Setup, Submit, Unframer, frame
+
+if TYPE_CHECKING:
+    from pipeline.engines.torch_jobs import Job
+    from pipeline.engines.torch_loop import Loop
+
+_RECEIVE_BYTES = 1 << 20
+_REPORT_EVERY_S = 0.25
+"""Counters are sent at least this often while anything is computed."""
+
+
+class Line:
+    """The worker's end of the socket."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._socket, self._unframer = sock, Unframer("worker")
+
+    def receive(self, *, wait: bool) -> Iterator[object]:
+        """What has arrived; with `wait`, at least something. The process ends if the other side is gone."""
+        if not wait and not select.select([self._socket], [], [], 0)[0]:
+            return iter(())
+        try:
+            received = self._socket.recv(_RECEIVE_BYTES)
+        except ConnectionError:
+            received = b""
+        if not received:
+            os._exit(0)
+        return self._unframer.feed(received)
+
+    def send(self, message: FromWorker) -> None:
+        try:
+            self._socket.sendall(frame(message))
+        except ConnectionError:
+            os._exit(0)
+
+
+class Desk:
+    """Passes messages on to the loop, and what it finished back."""
+
+    def __init__(self, line: Line, loop: "Loop", eos: frozenset[int], decode: Callable[[Sequence[int]], str]) -> None:
+        from pipeline.engines.torch_jobs import Job, Stops
+
+        self._line, self._loop = line, loop
+        self._stops = lru_cache(maxsize=64)(lambda strings, ids: Stops(strings, ids, eos, decode))
+        self._job: Callable[[Submit, Stops], Job] = lambda submit, stops: Job(
+            submit.number, submit.request, stops, decode, loop.max_model_len
+        )
+
+    def serve(self) -> None:
+        """Never returns: the process ends with the socket."""
+        reported_s = 0.0
+        while True:
+            for message in self._line.receive(wait=self._loop.idle):
+                self._take(message)
+            if self._loop.idle:
+                continue
+            finished = self._loop.step()
+            now_s = self._loop.busy_s
+            if finished or now_s - reported_s > _REPORT_EVERY_S:
+                reported_s = now_s
+                self._report(finished)
+
+    def _take(self, message: object) -> None:
+        if isinstance(message, Submit):
+            request = message.request
+            self._loop.add(self._job(message, self._stops(request.stop, request.stop_ids)))
+        elif isinstance(message, Abort):
+            self._loop.abort(message.number)
+            self._report([])
+
+    def _report(self, finished: list["Job"]) -> None:
+        done = [(job.number, job.completion()) for job in finished]
+        self._line.send(Report(self._loop.statistics(), done))
+
+
+def main() -> None:
+    """Entry point of the process; its argument is the socket's file descriptor."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    line = Line(socket.socket(fileno=int(sys.argv[1])))
+    setup = next(iter(line.receive(wait=True)))
+    assert isinstance(setup, Setup)
+    from pipeline.engines.torch_model import CannotLoad, load  # seconds: torch and transformers
+
+    try:
+        loaded = load(setup)
+    except CannotLoad as refusal:
+        line.send(Failed(str(refusal)))
+        return
+    line.send(Ready(loaded.loop.max_model_len, loaded.vocab_size, loaded.device, loaded.dtype))
+    gc.collect()
+    gc.freeze()
+    import torch
+
+    with torch.inference_mode():
+        Desk(line, loaded.loop, loaded.eos, loaded.decode).serve()
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except Exception:
+        traceback.print_exc()
+        sys.stderr.flush()
+        os._exit(1)

@@ -1,0 +1,173 @@
+"""A run folder in numbers, counted by hand; folders that are cut short, resumed, empty or none at all."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from pipeline.analysis.summary import EngineSummary, StageSummary, Summary, summarize, tail_time_s
+from pipeline.errors import InputError
+from pipeline.trace.events import CallRow, ChainRow, StepRow
+from pipeline.trace.store import TraceStore
+
+Blank = Callable[..., Any]
+S = 1_000_000_000
+T = 1_700_000_000 * S
+
+
+def call(blank: Blank, engine: str, stage: str, submit: int, end: int, tokens: tuple[int, int, int], **more: Any) -> Any:
+    counts = dict(zip(("input_tokens", "cached_input_tokens", "output_tokens"), tokens, strict=True))
+    return blank(CallRow, engine=engine, stage=stage, submit_unix_ns=T + submit * S, end_unix_ns=T + end * S, **counts, **more)
+
+
+def chain(blank: Blank, row: int, start: int, end: int, stop_reason: str, **more: Any) -> Any:
+    return blank(ChainRow, input_row=row, start_unix_ns=T + start * S, end_unix_ns=T + end * S, stop_reason=stop_reason, **more)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, blank: Blank) -> Path:
+    """Three problems at batch size 2: one right, one wrong, one failed."""
+    store = TraceStore(tmp_path)
+    store.append(
+        "calls",
+        [
+            call(blank, "draft", "draft", 0, 4, (100, 50, 40), client_wait_s=0.5),
+            call(blank, "target", "verify", 2, 6, (200, 150, 1), client_wait_s=1.5),
+            call(blank, "target", "fallback", 6, 10, (200, 200, 9), error_type="RequestRefused"),
+        ],
+    )
+    steps = [
+        {"decision": "guidance", "step_token_ids": (1,) * 8},
+        {"decision": "accepted", "step_token_ids": (1,) * 30, "draft_tokens": 50, "draft_tokens_wasted": 20, "verify_kind": "choose"},
+        {"decision": "accepted", "step_token_ids": (1,) * 10, "draft_tokens": 10, "verify_kind": "choose"},
+        {"decision": "fallback", "step_token_ids": (1,) * 12, "draft_tokens": 25, "draft_tokens_wasted": 25, "verify_kind": "score"},
+    ]
+    store.append("steps", [blank(StepRow, **step) for step in steps])
+    store.append(
+        "chains",
+        [
+            chain(blank, 1, 0, 5, "thought_closed", correct=True),
+            chain(blank, 2, 0, 8, "token_budget", correct=False),
+            chain(blank, 3, 5, 10, "error", error_type="RequestRefused"),
+        ],
+    )
+    store.close()
+    (tmp_path / "run.json").write_text(json.dumps({"batch_size": 2, "status": "finished", "wall_time_s": 10.0, "started_unix_ns": T}))
+    return tmp_path
+
+
+def test_every_number(folder: Path) -> None:
+    found = summarize(folder)
+    assert found == Summary(
+        run=folder.name,
+        status="finished",
+        batch_size=2,
+        wall_time_s=10.0,
+        problems=3,
+        chains=3,
+        done=2,
+        failed=1,
+        cancelled=0,
+        graded=2,
+        correct=1,
+        accuracy=0.5,
+        problems_per_s=0.2,
+        chains_per_s=0.2,
+        steps=4,
+        steps_per_s=0.4,
+        output_tokens_per_s=5.0,
+        verified_steps=3,
+        accepted_steps=2,
+        fallback_steps=1,
+        acceptance_rate=2 / 3,
+        fallback_rate=1 / 3,
+        thought_tokens=60,
+        draft_share=40 / 60,
+        draft_tokens=85,
+        wasted_draft_tokens=45,
+        span_s=10.0,
+        overlap_s=2.0,
+        overlap_share=pytest.approx(0.2),
+        tail_time_s=2.0,
+        engines={
+            "draft": EngineSummary(1, 100, 50, 40, 4.0, 4.0, pytest.approx(0.4), pytest.approx(0.4)),
+            "target": EngineSummary(2, 400, 350, 10, 1.0, 8.0, pytest.approx(0.8), pytest.approx(0.8)),
+        },
+        stages={
+            "draft": StageSummary(1, 0, 100, 40, 4.0, 0.5),
+            "verify": StageSummary(1, 0, 200, 1, 4.0, 1.5),
+            "fallback": StageSummary(1, 1, 200, 9, 4.0, 0.0),
+        },
+        stop_reasons={"thought_closed": 1, "token_budget": 1, "error": 1},
+        errors={"RequestRefused": 1},
+    )
+
+
+def test_it_is_json_and_back(folder: Path) -> None:
+    found = summarize(folder)
+    assert msgspec.json.decode(msgspec.json.encode(found), type=Summary) == found
+
+
+@pytest.mark.parametrize("content", [None, "", "{", "[1]", '{"batch_size": "two", "wall_time_s": null, "status": 5}', "\udcff"])
+def test_run_json_may_be_missing_or_odd(folder: Path, content: str | None) -> None:
+    (folder / "run.json").unlink()
+    if content is not None:
+        (folder / "run.json").write_bytes(content.encode(errors="surrogateescape"))
+    found = summarize(folder)
+    assert (found.status, found.batch_size, found.wall_time_s) == (None, None, 10.0), "wall time is taken from the chains"
+    assert found.tail_time_s == 2.0, "two was the most that lived at once"
+
+
+def test_a_run_without_rows(tmp_path: Path) -> None:
+    TraceStore(tmp_path).close()
+    found = summarize(tmp_path)
+    assert (found.chains, found.steps, found.engines, found.stages, found.errors) == (0, 0, {}, {}, {})
+    assert [found.accuracy, found.problems_per_s, found.acceptance_rate, found.draft_share, found.tail_time_s] == [None] * 5
+
+
+def test_a_run_that_was_cut_short_before_its_first_part(tmp_path: Path) -> None:
+    (tmp_path / "calls").mkdir()
+    assert summarize(tmp_path).chains == 0
+
+
+def test_no_run_folder(tmp_path: Path) -> None:
+    for path in (tmp_path, tmp_path / "missing"):
+        with pytest.raises(InputError, match="is not a run folder; expected calls, steps and chains in it"):
+            summarize(path)
+
+
+def test_of_a_chain_that_was_resumed_the_last_attempt_counts(tmp_path: Path, blank: Blank) -> None:
+    for attempt in (
+        [chain(blank, 1, 0, 4, "cancelled"), chain(blank, 2, 0, 4, "error", error_type="EngineDead"), chain(blank, 3, 0, 4, "cancelled")],
+        [chain(blank, 1, 6, 9, "answer_boxed", correct=True), chain(blank, 1, 6, 9, "answer_boxed", correct=False, sample_index=1)],
+    ):
+        store = TraceStore(tmp_path)
+        store.append("chains", attempt)
+        store.close()
+    found = summarize(tmp_path)
+    assert (found.problems, found.chains, found.done, found.failed, found.cancelled) == (3, 4, 2, 1, 1)
+    assert (found.graded, found.correct) == (2, 1)
+    assert found.stop_reasons == {"answer_boxed": 2, "cancelled": 1, "error": 1}
+    assert found.problems_per_s == pytest.approx(1 / 9)
+
+
+@pytest.mark.parametrize(
+    ("lives", "batch_size", "tail_s"),
+    [
+        ([(0, 5), (0, 8), (5, 10)], 2, 2),
+        ([(0, 5), (0, 8), (6, 10)], 2, 2),
+        ([(0, 3), (0, 4), (0, 5)], 64, 2),
+        ([(0, 3), (0, 4), (0, 5)], None, 2),
+        ([(0, 5)], 1, 0),
+        ([(0, 4), (4, 4)], 2, 0),
+        ([(4, 4)], 1, 0),
+        ([], 2, None),
+    ],
+)
+def test_the_tail(lives: list[tuple[int, int]], batch_size: int | None, tail_s: float | None) -> None:
+    start, end = (np.array([life[side] * S for life in lives], np.int64) for side in (0, 1))
+    assert tail_time_s(start, end, batch_size) == tail_s

@@ -1,0 +1,80 @@
+"""Prompts as token ids, over the bundled tokenizer and over a template that drops thoughts."""
+
+from pathlib import Path
+
+import pytest
+
+from pipeline.engines.tokenizer import HFTokenizer
+from pipeline.prompts import CHOOSE_PREFILL, DELIMITER, LABELS, SCORE_PREFILL, Dialect
+
+R1_STYLE = (
+    "{% for m in messages %}{% if m['role'] == 'user' %}<|user|>{{ m['content'] }}{% else %}"
+    "{% set c = m['content'] %}{% if '</think>' in c %}{% set c = c.split('</think>')[-1] %}{% endif %}<|assistant|>{{ c }}<|end|>{% endif %}"
+    "{% endfor %}{% if add_generation_prompt %}<|assistant|><think>\n{% endif %}"
+)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(root: Path) -> HFTokenizer:
+    return HFTokenizer(str(root / "pipeline/models/tiny-target"))
+
+
+@pytest.fixture(params=["own", "drops-thoughts", "no-open-thought"])
+def dialect(root: Path, request: pytest.FixtureRequest) -> Dialect:
+    tokenizer = HFTokenizer(str(root / "pipeline/models/tiny-target"))
+    if request.param == "drops-thoughts":
+        tokenizer._hf.chat_template = R1_STYLE
+    if request.param == "no-open-thought":
+        tokenizer._hf.chat_template = R1_STYLE.replace("<|assistant|><think>\n{%", "<|assistant|>{%")
+    return Dialect(tokenizer)
+
+
+def context_of(dialect: Dialect) -> list[int]:
+    return dialect.generation("Tom has 3 pens. How many?") + dialect.tokenizer.encode("Tom has 3.\n\n</think>, so" + DELIMITER)
+
+
+def test_generation_ends_in_an_opened_thought(dialect: Dialect) -> None:
+    text = dialect.tokenizer.decode(dialect.generation("Tom has 3 pens."))
+    assert text == "<|user|>Tom has 3 pens." + dialect.instruction + "<|assistant|><think>\n"
+
+
+def test_a_choice_starts_with_exactly_the_ids_of_the_context(dialect: Dialect) -> None:
+    context = context_of(dialect)
+    candidates = [dialect.tokenizer.encode(text) for text in ("Tom buys 2.\n\n", "</think>", "cut off")]
+    prompt = dialect.choose(context, candidates)
+    assert prompt.ids[: len(context)] == context
+    turn = dialect.tokenizer.decode(prompt.ids[len(context) :])
+    assert turn.startswith("<|end|><|user|>")
+    assert "[1] Tom buys 2.\n\n[2] </think>\n\n[3] cut off\n\n" in turn
+    assert turn.endswith("<|assistant|><think>\n\n</think>\n\n" + CHOOSE_PREFILL)
+    assert [dialect.tokenizer.decode([id_]) for id_ in prompt.option_ids] == ["0", "1", "2", "3"]
+
+
+def test_a_score_shows_the_candidate_in_its_place(dialect: Dialect) -> None:
+    context = context_of(dialect)
+    candidate = dialect.tokenizer.encode("Tom buys 2.\n\n")
+    prompt = dialect.score(context, candidate)
+    assert prompt.ids[: len(context) + len(candidate)] == context + candidate
+    assert dialect.tokenizer.decode(prompt.ids).endswith(SCORE_PREFILL)
+    assert [dialect.tokenizer.decode([id_]) for id_ in prompt.option_ids] == list("0123456789")
+
+
+def test_every_label_and_digit_is_one_token(tokenizer: HFTokenizer) -> None:
+    dialect = Dialect(tokenizer)
+    assert dialect.most_candidates == len(LABELS) - 1
+    assert dialect.can_score
+
+
+def test_a_template_without_thoughts_needs_none(tokenizer: HFTokenizer) -> None:
+    plain = HFTokenizer(tokenizer._hf.name_or_path)
+    plain._hf.chat_template = R1_STYLE.replace("<think>\n", "")
+    del plain.special_ids["<think>"], plain.special_ids["</think>"]
+    dialect = Dialect(plain)
+    assert dialect.think_close_id is None
+    assert plain.decode(dialect.generation("Hi")).endswith("<|assistant|>")
+    assert plain.decode(dialect.choose([], [plain.encode("a")]).ids).endswith("<|assistant|>" + CHOOSE_PREFILL)
+
+
+@pytest.mark.parametrize("text", ["plain", "汉字 and ümläuts", "12345 tokens\n\n\nof \\boxed{7}", "\x00\x7f", "<think>"])
+def test_any_text_is_encoded_and_decoded_back(tokenizer: HFTokenizer, text: str) -> None:
+    assert tokenizer.decode(tokenizer.encode(text)) == text

@@ -1,0 +1,21 @@
+"""Rows of the trace with only what matters to a test spelled out."""
+
+from collections.abc import Callable
+from typing import Any, get_type_hints
+
+import pytest
+from msgspec import Struct
+
+
+def blank(row: type[Struct], **fields: Any) -> Any:
+    """A row whose other fields are null, empty or zero."""
+    values: dict[str, Any] = {}
+    for name, hint in get_type_hints(row).items():
+        text = str(hint)
+        values[name] = () if text.startswith("tuple") else None if "None" in text else hint()
+    return row(**values | fields)
+
+
+@pytest.fixture(name="blank")
+def _blank() -> Callable[..., Any]:
+    return blank

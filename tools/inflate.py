@@ -1,0 +1,110 @@
+"""Makes a costlier model with the same function: wider by zeros, deeper by layers that add nothing.
+
+    python tools/inflate.py pipeline/models/tiny-target build/inflated-target --width 4 --layers 30
+
+A pair of miniatures costs 3 to 1, a real pair about 20 to 1; benchmarks of scheduling need the latter. The result is
+never committed, and always named as what it is: an inflated miniature.
+"""
+
+import shutil
+import statistics
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+import make_arith
+import tiny_eval
+import torch
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from pipeline.engines.tokenizer import HFTokenizer
+from pipeline.prompts import Dialect
+
+LENGTHS = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads")
+"""What grows with the width; a head keeps its size, so that its rotary frequencies and its scale stay the same."""
+
+
+@torch.no_grad()
+def inflate(model: Any, width: int, layers: int) -> Any:
+    """The same function at `width` times the width and with `layers` layers in all.
+
+    Whatever is new is zero, so new channels, heads and layers add nothing to the residual stream. Its mean square
+    falls by `width`: the weights of its norms fall by the root of that, their epsilon by `width`. (The norms of single
+    heads share that epsilon, which is far below rounding there.)
+    """
+    config = AutoConfig.for_model(**model.config.to_dict())
+    for name in LENGTHS:
+        setattr(config, name, getattr(config, name) * width)
+    config.num_hidden_layers, config.layer_types = layers, ["full_attention"] * layers
+    config.rms_norm_eps /= width
+    large = AutoModelForCausalLM.from_config(config, dtype=model.dtype)
+    for parameter in large.parameters():
+        parameter.zero_()
+    grown = dict(large.named_parameters())
+    for name, small in model.named_parameters():
+        _fill(grown[name], small, width)
+    return large.eval()
+
+
+def _fill(large: Tensor, small: Tensor, width: int) -> None:
+    """`small` in the corner of `large`; a norm over the residual stream, known by its growth, is scaled."""
+    scale = width**-0.5 if small.ndim == 1 and large.shape != small.shape else 1.0
+    large[tuple(slice(length) for length in small.shape)] = small * scale
+
+
+@torch.no_grad()
+def seconds_per_token(model: Any, batch: int, tokens: int = 30) -> float:
+    """Median wall time of one decode iteration over `batch` rows that have read 100 ids each."""
+    out = model(input_ids=torch.full((batch, 100), 65), use_cache=True)
+    times = []
+    for _ in range(tokens):
+        started = time.perf_counter()
+        out = model(input_ids=torch.full((batch, 1), 65), past_key_values=out.past_key_values, use_cache=True)
+        times.append(time.perf_counter() - started)
+    return statistics.median(times)
+
+
+def greedy(model: Any, dialect: Dialect, problems: int) -> Sequence[Any]:
+    """What the model writes on the first validation problems."""
+    prompts = [dialect.generation(each.text) for each in make_arith.split("validation")[:problems]]
+    return tiny_eval.sample(model, prompts, 1, 0.0, 128, list(dialect.tokenizer.eos_ids))
+
+
+def save(model: Any, source: Path, out: Path) -> None:
+    """Weights in bfloat16, and the tokenizer as it was."""
+    model.to(torch.bfloat16).save_pretrained(out)
+    for path in [*source.glob("tokenizer*"), *source.glob("*.jinja")]:
+        shutil.copy(path, out)
+
+
+@click.command()
+@click.argument("source", type=click.Path(path_type=Path, exists=True))
+@click.argument("out", type=click.Path(path_type=Path))
+@click.option("--width", type=click.IntRange(min=1), default=4, show_default=True, help="Factor of the width.")
+@click.option("--layers", type=click.IntRange(min=1), default=30, show_default=True, help="Layers in all.")
+@click.option("--draft", type=click.Path(path_type=Path), default=Path("pipeline/models/tiny-draft"), show_default=True)
+@click.option("--problems", type=click.IntRange(min=1), default=50, show_default=True, help="Greedy answers to compare.")
+@click.option("--threads", type=click.IntRange(min=1), default=1, show_default=True)
+def main(source: Path, out: Path, width: int, layers: int, draft: Path, problems: int, threads: int) -> None:
+    """Write an inflated copy of SOURCE to OUT, check that it says the same, print what a token costs."""
+    torch.set_num_threads(threads)
+    small, dialect = tiny_eval.load(source), Dialect(HFTokenizer(str(source)))
+    if layers < small.config.num_hidden_layers:
+        raise click.UsageError(f"--layers {layers}: the model has {small.config.num_hidden_layers}")
+    large = inflate(small, width, layers)
+    if greedy(small, dialect, problems) != greedy(large, dialect, problems):
+        raise click.ClickException("the inflated model answers differently; nothing was written")
+    save(large, source, out)
+    click.echo(f"{out}: {large.num_parameters() / 1e6:.1f}M parameters, same greedy answers on {problems} problems")
+    for batch in (1, 16):
+        costs = {name: seconds_per_token(tiny_eval.load(path).to(torch.bfloat16), batch) for name, path in (("draft", draft), ("out", out))}
+        click.echo(
+            f"batch {batch}: {costs['out'] * 1e3:.1f} ms per token, the draft {costs['draft'] * 1e3:.1f} ms: {costs['out'] / costs['draft']:.1f} to 1"
+        )
+
+
+if __name__ == "__main__":
+    main()

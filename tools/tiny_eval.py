@@ -1,0 +1,166 @@
+"""Accuracies of the bundled models: alone, under SpecReason and under SpecCoT, batched over all problems at once.
+
+    python tools/tiny_eval.py pipeline/models/tiny-draft pipeline/models/tiny-target --split test
+
+A plain second reading of the two loops, over transformers' own `generate`: the package is measured against it.
+"""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+import make_arith
+import torch
+from make_arith import Problem
+from transformers import AutoModelForCausalLM
+
+from pipeline.engines.tokenizer import HFTokenizer
+from pipeline.grading import extract_answer
+from pipeline.prompts import Dialect
+
+MOST_STEPS, STEP_TOKENS, RESPONSE_TOKENS = 12, 20, 128
+TEMPERATURE = 0.6
+
+
+def load(folder: Path | None, device: str = "cpu") -> Any:
+    """A model in float32, ready to train or to sample."""
+    assert folder is not None
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").to(device)
+
+
+@torch.no_grad()
+def sample(
+    model: Any, prompts: Sequence[Sequence[int]], n: int, temperature: float, max_tokens: int, stop: Sequence[int]
+) -> list[list[tuple[int, ...]]]:
+    """`n` continuations of each prompt, each cut after its first id of `stop`."""
+    model.eval()
+    device, width, pad = model.device, max(map(len, prompts)), model.config.pad_token_id
+    ids = torch.tensor([[*[pad] * (width - len(p)), *p] for p in prompts], device=device)
+    mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts], device=device)
+    out = model.generate(
+        input_ids=ids,
+        attention_mask=mask,
+        do_sample=temperature > 0,
+        temperature=temperature or None,
+        top_k=0 if temperature else None,
+        top_p=None,
+        num_return_sequences=n,
+        max_new_tokens=max_tokens,
+        eos_token_id=list(stop),
+        pad_token_id=pad,
+    )[:, width:].tolist()
+    rows = [_cut(row, stop) for row in out]
+    return [rows[i * n : (i + 1) * n] for i in range(len(prompts))]
+
+
+def _cut(row: Sequence[int], stop: Sequence[int]) -> tuple[int, ...]:
+    at = next((i for i, token in enumerate(row) if token in stop), len(row) - 1)
+    return tuple(row[: at + 1])
+
+
+def sample_steps(
+    model: Any, contexts: Sequence[Sequence[int]], n: int, temperature: float, dialect: Dialect
+) -> list[list[tuple[int, ...]]]:
+    """`n` next steps of each context."""
+    return sample(model, contexts, n, temperature, STEP_TOKENS, [dialect.delimiter_ids[0], dialect.think_close_id or 0])
+
+
+@torch.no_grad()
+def decide(model: Any, prompts: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[int]:
+    """Index of the likeliest option of each verification."""
+    model.eval()
+    chosen: list[int] = []
+    for start in range(0, len(prompts), 100):
+        part = prompts[start : start + 100]
+        width = max(len(ids) for ids, _ in part)
+        batch = torch.tensor([[*ids, *[0] * (width - len(ids))] for ids, _ in part], device=model.device)
+        hidden = model.model(input_ids=batch, use_cache=False).last_hidden_state
+        logits = model.lm_head(hidden[range(len(part)), [len(ids) - 1 for ids, _ in part]])
+        chosen += [int(logits[i, list(options)].argmax()) for i, (_, options) in enumerate(part)]
+    return chosen
+
+
+def alone(model: Any, problems: Sequence[Problem], dialect: Dialect, temperature: float = TEMPERATURE) -> float:
+    """Share of `problems` that one model solves by itself."""
+    eos = list(dialect.tokenizer.eos_ids)
+    said = sample(model, [dialect.generation(p.text) for p in problems], 1, temperature, RESPONSE_TOKENS, eos)
+    return _share(extract_answer(dialect.tokenizer.decode(rows[0])) == str(p.answer) for p, rows in zip(problems, said, strict=True))
+
+
+def loop(draft: Any, target: Any, problems: Sequence[Problem], dialect: Dialect, candidates: int) -> dict[str, float]:
+    """SpecCoT with several candidates, SpecReason with one: accuracy, fallback rate, and how good the verdicts are."""
+    contexts = [dialect.generation(p.text) for p in problems]
+    if candidates > 1:
+        for context, [guidance] in zip(contexts, sample(target, contexts, 1, TEMPERATURE, 8, [dialect.think_close_id or 0]), strict=True):
+            context += guidance
+    live, steps, rejected = list(range(len(problems))), 0, 0
+    for _ in range(MOST_STEPS):
+        if not live:
+            break
+        drafted = sample_steps(draft, [contexts[i] for i in live], candidates, TEMPERATURE, dialect)
+        chosen = verdicts(target, [contexts[i] for i in live], drafted, dialect)
+        fall = [i for i, step in zip(live, chosen, strict=True) if step is None]
+        own = dict(zip(fall, sample_steps(target, [contexts[i] for i in fall], 1, TEMPERATURE, dialect), strict=True)) if fall else {}
+        for i, step in zip(live, chosen, strict=True):
+            contexts[i] += own[i][0] if step is None else step
+        steps, rejected = steps + len(live), rejected + len(fall)
+        live = [i for i in live if contexts[i][-1] != dialect.think_close_id]
+    closed = [c if c[-1] == dialect.think_close_id else [*c, *dialect.close_thought_ids] for c in contexts]
+    said = sample(target, closed, 1, TEMPERATURE, 16, list(dialect.tokenizer.eos_ids))
+    right = _share(extract_answer(dialect.tokenizer.decode(rows[0])) == str(p.answer) for p, rows in zip(problems, said, strict=True))
+    return {"accuracy": right, "fallback": round(rejected / steps, 4)}
+
+
+def verdicts(
+    target: Any, contexts: Sequence[Sequence[int]], drafted: Sequence[Sequence[tuple[int, ...]]], dialect: Dialect
+) -> list[tuple[int, ...] | None]:
+    """The accepted candidate of each context, or None."""
+    if len(drafted[0]) == 1:
+        prompts = [dialect.score(c, d[0]) for c, d in zip(contexts, drafted, strict=True)]
+        return [d[0] if digit >= 7 else None for d, digit in zip(drafted, decide(target, prompts), strict=True)]
+    distinct = [list(dict.fromkeys(d)) for d in drafted]
+    prompts = [dialect.choose(c, d) for c, d in zip(contexts, distinct, strict=True)]
+    return [d[best - 1] if best else None for d, best in zip(distinct, decide(target, prompts), strict=True)]
+
+
+def look(role: str, model: Any, draft: Path | None, problems: Sequence[Problem], examples: Any) -> dict[str, float]:
+    """The figures that matter while a model is trained."""
+    if role != "verify":
+        return {role: alone(model, problems, examples.dialect)}
+    drafter = load(draft, str(model.device))
+    speccot, specreason = (loop(drafter, model, problems, examples.dialect, n) for n in (5, 1))
+    return {
+        "target": alone(model, problems, examples.dialect),
+        "speccot": speccot["accuracy"],
+        "speccot_fallback": speccot["fallback"],
+        "specreason": specreason["accuracy"],
+        "specreason_fallback": specreason["fallback"],
+    }
+
+
+def _share(right: Any) -> float:
+    values = list(right)
+    return round(sum(values) / len(values), 4)
+
+
+@click.command()
+@click.argument("draft", type=click.Path(path_type=Path))
+@click.argument("target", type=click.Path(path_type=Path))
+@click.option("--split", type=click.Choice(list(make_arith.SPLIT_SEEDS)), default="validation", show_default=True)
+@click.option("--seed", type=int, default=0, show_default=True)
+@click.option("--device", default="cpu", show_default=True)
+def main(draft: Path, target: Path, split: str, seed: int, device: str) -> None:
+    """Print the accuracies of a pair of models as one JSON line."""
+    torch.manual_seed(seed)
+    dialect, problems = Dialect(HFTokenizer(str(target))), make_arith.split(split)
+    models = {"draft": load(draft, device), "target": load(target, device)}
+    figures: dict[str, Any] = {f"{role}_alone": alone(model, problems, dialect) for role, model in models.items()}
+    figures |= {f"{role}_greedy": alone(model, problems, dialect, 0.0) for role, model in models.items()}
+    figures |= {"specreason": loop(*models.values(), problems, dialect, 1), "speccot": loop(*models.values(), problems, dialect, 5)}
+    click.echo(json.dumps({"split": split, "problems": len(problems), "temperature": TEMPERATURE, "torch": torch.__version__, **figures}))
+
+
+if __name__ == "__main__":
+    main()
