@@ -16,6 +16,9 @@ PipelineError
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
+from typing import Any, TypeVar
+
+E = TypeVar("E", bound=BaseException)
 
 
 class PipelineError(Exception):
@@ -105,3 +108,12 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     if near:
         return f"did you mean `{near[0]}`?"
     return f"known are {', '.join(f'`{k}`' for k in known)}" if known else "none is known here"
+
+
+def first_of(group: BaseExceptionGroup[Any], kind: type[E]) -> E | None:
+    """The first error of `kind` in a group of groups."""
+    for error in group.exceptions:
+        found = first_of(error, kind) if isinstance(error, BaseExceptionGroup) else error
+        if isinstance(found, kind):
+            return found
+    return None

@@ -24,6 +24,8 @@ CHOOSE_QUESTION = "Which candidate is right and leads on best? Answer with its n
 CHOOSE_PREFILL = "Best candidate: "
 SCORE_QUESTION = "Rate the last step of your reasoning from 0 (wrong) to 9 (right and useful). Answer with the digit."
 SCORE_PREFILL = "Score: "
+SAID, ASKED = "q1w2said", "q1w2asked"
+"""Stand where a text will stand when a template is cut; no template changes or contains them."""
 WORDINGS = (INSTRUCTION, CHOOSE_INTRO, CHOOSE_QUESTION, CHOOSE_PREFILL, SCORE_QUESTION, SCORE_PREFILL)
 
 
@@ -45,6 +47,8 @@ class Dialect:
         self.delimiter_ids = tokenizer.encode(DELIMITER)
         self.close_thought_ids = tokenizer.encode(f"{THINK_CLOSE}{DELIMITER}" if self.thinks else DELIMITER)
         self._open_turn, self._reply = self._cut_turn()
+        self._generation = self._render(SAID).split(SAID)
+        self._step_ends: dict[tuple[int, ...], bool] = {}
         self._intro_ids = tokenizer.encode(CHOOSE_INTRO)
         self._label_ids = [tokenizer.encode(f"[{label}] ") for label in LABELS]
         self._choose_tail, self._choose_options = self._options(CHOOSE_QUESTION, CHOOSE_PREFILL, LABELS)
@@ -52,9 +56,9 @@ class Dialect:
 
     def generation(self, problem: str) -> list[int]:
         """The prompt that makes the engine think about `problem`, up to the opened thought."""
-        text = self.tokenizer.render([{"role": "user", "content": problem + self.instruction}])
-        if self.thinks and not text.rstrip().endswith(THINK_OPEN):
-            text += f"{THINK_OPEN}\n"
+        content = problem + self.instruction
+        before, after = self._generation
+        text = before + content + after if self._verbatim(content) else self._render(content)
         return self.tokenizer.encode(text)
 
     def choose(self, context: Sequence[int], candidates: Sequence[Sequence[int]]) -> OptionPrompt:
@@ -63,7 +67,7 @@ class Dialect:
         for label, candidate in zip(self._label_ids[1:], candidates, strict=False):
             ids += label
             ids += candidate
-            if not self.tokenizer.decode(candidate[-2:]).endswith(DELIMITER):
+            if not self._ends_step(tuple(candidate[-2:])):
                 ids += self.delimiter_ids
         return OptionPrompt(ids + self._choose_tail, self._choose_options[: len(candidates) + 1])
 
@@ -74,17 +78,32 @@ class Dialect:
         """
         return OptionPrompt([*context, *candidate, *self._open_turn, *self._score_tail], self._score_options)
 
+    def _render(self, content: str) -> str:
+        text = self.tokenizer.render([{"role": "user", "content": content}])
+        return text if not self.thinks or text.rstrip().endswith(THINK_OPEN) else f"{text}{THINK_OPEN}\n"
+
+    @staticmethod
+    def _verbatim(content: str) -> bool:
+        """Templates put a content in as it is, but may strip it."""
+        return content == content.strip()
+
+    def _ends_step(self, tail: tuple[int, ...]) -> bool:
+        """Does a candidate with these last two ids end in the delimiter?"""
+        known = self._step_ends.get(tail)
+        if known is None:
+            known = self._step_ends[tail] = self.tokenizer.decode(tail).endswith(DELIMITER)
+        return known
+
     def _cut_turn(self) -> tuple[list[int], str]:
         """Ids between an assistant's turn and the user's next one, and the text from the end of that to the reply."""
-        said, asked = "q1w2said", "q1w2asked"
         text = self.tokenizer.render(
             [
                 {"role": "user", "content": "q1w2first"},
-                {"role": "assistant", "content": said},
-                {"role": "user", "content": asked},
+                {"role": "assistant", "content": SAID},
+                {"role": "user", "content": ASKED},
             ]
         )
-        before, _, reply = text.partition(said)[2].partition(asked)
+        before, _, reply = text.partition(SAID)[2].partition(ASKED)
         if self.thinks:
             if reply.rstrip().endswith(THINK_OPEN):
                 reply = reply.rstrip().removesuffix(THINK_OPEN)

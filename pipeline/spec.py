@@ -133,7 +133,7 @@ class TorchSpec(EngineSpec, frozen=True, kw_only=True, tag="torch"):
     device: Annotated[str, Meta(pattern=r"^(auto|cpu|cuda(:\d+)?)$")] = "auto"
     """`auto`: the first CUDA device if there is one, else the CPU."""
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = "auto"
-    """`auto`: what the model was saved in."""
+    """`auto`: what the model was saved in; below 20M parameters on a CPU float32, which is faster there and rounds less."""
     max_num_seqs: Annotated[int, Meta(ge=1, le=4096)] = 64
     """Sequences computed together; a request of n candidates takes n."""
     max_model_len: Annotated[int, Meta(ge=16)] | None = None
@@ -190,7 +190,7 @@ class SimSpec(EngineSpec, frozen=True, kw_only=True, tag="sim"):
     bytes_per_parameter: Annotated[float, Meta(gt=0)] = 2.0
     kv_bytes_per_token: Annotated[float, Meta(ge=0)]
     """Keys and values of one token over all layers, bytes."""
-    kv_cache_tokens: Count = 1_000_000
+    kv_cache_tokens: Annotated[int, Meta(ge=1)] = 1_000_000
     """Tokens whose keys and values fit."""
     max_num_seqs: Annotated[int, Meta(ge=1)] = 256
     max_num_batched_tokens: Annotated[int, Meta(ge=16)] = 8192

@@ -18,6 +18,7 @@ class HFTokenizer:
             self._hf: Any = AutoTokenizer.from_pretrained(model, trust_remote_code=trust_remote_code)
         if not self._hf.chat_template:
             raise GraphError(model, "its tokenizer has no chat template; use an instruction or reasoning model")
+        self._backend: Any = self._hf.backend_tokenizer
         added = self._hf.get_added_vocab()
         self.special_ids: dict[str, int] = dict(added)
         self.eos_ids = frozenset({self._hf.eos_token_id} - {None})
@@ -28,10 +29,11 @@ class HFTokenizer:
         return hashlib.blake2b(repr(ordinary).encode(), digest_size=16).hexdigest()
 
     def encode(self, text: str) -> list[int]:
-        return list(self._hf.encode(text, add_special_tokens=False))
+        ids: list[int] = self._backend.encode(text, add_special_tokens=False).ids
+        return ids
 
     def decode(self, ids: Sequence[int]) -> str:
-        return str(self._hf.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))
+        return str(self._backend.decode(list(ids), skip_special_tokens=False))
 
     def render(self, messages: Sequence[dict[str, str]]) -> str:
         return str(self._hf.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True))

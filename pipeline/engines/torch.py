@@ -140,24 +140,29 @@ async def open_torch(specs: Mapping[str, TorchSpec]) -> AsyncIterator[Mapping[st
 
     Raises `GraphError` when a model cannot be loaded here, `EngineDead` when a worker dies while loading.
     """
+    for role, spec in specs.items():
+        _check_slots(role, spec)
     cores = share_cores(specs, sorted(os.sched_getaffinity(0)))
     setups = [Setup(role, spec, _resolve(role, spec), cores[role]) for role, spec in specs.items()]
-    engines = {setup.role: TorchEngine(setup) for setup in setups}
+    engines: dict[str, TorchEngine] = {}
     failure: Exception | None = None
-    async with anyio.create_task_group() as tasks:
-        try:
-            for engine in engines.values():
-                tasks.start_soon(engine.run)
-            await _all_ready(list(engines.values()))
-            yield engines
-        except Exception as error:
-            failure = error
-        finally:
-            for engine in engines.values():
-                await engine.aclose()
-            tasks.cancel_scope.cancel()
-    for engine in engines.values():
-        engine.close_files()
+    try:
+        async with anyio.create_task_group() as tasks:
+            try:
+                for setup in setups:
+                    engines[setup.role] = engine = TorchEngine(setup)
+                    tasks.start_soon(engine.run)
+                await _all_ready(list(engines.values()))
+                yield engines
+            except Exception as error:
+                failure = error  # raised below, so that it does not come out as a group
+            finally:
+                for engine in engines.values():
+                    await engine.aclose()
+                tasks.cancel_scope.cancel()
+    finally:
+        for engine in engines.values():
+            engine.close_files()
     if failure is not None:
         raise failure
 
@@ -176,7 +181,7 @@ async def _all_ready(engines: Sequence[TorchEngine]) -> None:
 
         async def tokenizers() -> None:
             for engine in engines:
-                await anyio.to_thread.run_sync(engine.load_tokenizer)
+                await anyio.to_thread.run_sync(engine.load_tokenizer, abandon_on_cancel=True)
 
         tasks.start_soon(first_failure, tokenizers)
         for engine in engines:
@@ -195,6 +200,12 @@ def share_cores(specs: Mapping[str, TorchSpec], cores: Sequence[int]) -> dict[st
         shares[role] = tuple(free[:threads]) if enough else ()
         free = free[threads:]
     return {role: shares.get(role, ()) for role in specs}
+
+
+def _check_slots(role: str, spec: TorchSpec) -> None:
+    if spec.kv_cache_slots is not None and spec.kv_cache_slots < spec.max_num_seqs:
+        what = f"kv_cache_slots is {spec.kv_cache_slots}, but max_num_seqs = {spec.max_num_seqs} sequences need one each"
+        raise GraphError(f"engine {role!r}", what)
 
 
 def _resolve(role: str, spec: TorchSpec) -> str:

@@ -99,9 +99,13 @@ class KVCache:
         self._kv[:, target, :, :tokens].copy_(self._kv[:, source, :, :tokens])
 
     def grow(self, capacity: int) -> None:
-        """Make room for sequences of `capacity` tokens."""
+        """Make room for sequences of `capacity` tokens; raises `MemoryError` when the device has none."""
         layers, slots, heads, _, head_dim = self._kv.shape
-        wider = self._kv.new_zeros(layers, slots, heads, capacity, head_dim)
+        try:
+            wider = self._kv.new_zeros(layers, slots, heads, capacity, head_dim)
+        except RuntimeError as error:
+            need = f"{slots} KV slots of {capacity} tokens do not fit into the memory of {self._kv.device}"
+            raise MemoryError(f"{need}; lower kv_cache_slots, max_num_seqs or max_model_len") from error
         wider[:, :, :, : self.capacity] = self._kv
         self._kv, self.capacity = wider, capacity
 

@@ -219,7 +219,7 @@ class Loop:
         return job
 
     def _tensor(self, values: list[int]) -> Tensor:
-        return torch.tensor(values, device=self.device)
+        return torch.tensor(values, dtype=torch.int64, device=self.device)
 
 
 _slot = attrgetter("slot")

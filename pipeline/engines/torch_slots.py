@@ -109,6 +109,9 @@ class Slots:
     def release(self, slot: int) -> None:
         """Its sequence ended; the content stays until the slot is needed."""
         self._busy[slot] = 0
+        if not self.length[slot]:
+            self._forget(slot)
+            return
         affinity = self.affinity[slot]
         if affinity:
             earlier = self._primary.get(affinity, slot)
@@ -116,7 +119,7 @@ class Slots:
                 self._worth[earlier] &= ~_PRIMARY
             self._primary[affinity] = slot
         self._tick += 1
-        self._worth[slot] = self._tick | _PRIMARY if self.length[slot] else 0
+        self._worth[slot] = self._tick | _PRIMARY
 
     def grow(self, capacity: int) -> None:
         """Make room for sequences of `capacity` tokens."""

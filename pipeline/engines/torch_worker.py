@@ -44,6 +44,13 @@ class Line:
             os._exit(0)
         return self._unframer.feed(received)
 
+    def first(self) -> object:
+        """The first message; the other side sends no second one before it has an answer."""
+        messages: list[object] = []
+        while not messages:
+            messages += self.receive(wait=True)
+        return messages[0]
+
     def send(self, message: FromWorker) -> None:
         try:
             self._socket.sendall(frame(message))
@@ -67,23 +74,20 @@ class Desk:
         """Never returns: the process ends with the socket."""
         reported_s = 0.0
         while True:
-            for message in self._line.receive(wait=self._loop.idle):
-                self._take(message)
-            if self._loop.idle:
-                continue
-            finished = self._loop.step()
-            now_s = self._loop.busy_s
-            if finished or now_s - reported_s > _REPORT_EVERY_S:
-                reported_s = now_s
+            aborted = [self._take(message) for message in self._line.receive(wait=self._loop.idle)]
+            finished = [] if self._loop.idle else self._loop.step()
+            if finished or any(aborted) or self._loop.busy_s - reported_s > _REPORT_EVERY_S:
+                reported_s = self._loop.busy_s
                 self._report(finished)
 
-    def _take(self, message: object) -> None:
+    def _take(self, message: object) -> bool:
+        """Whether it was an abort, after which the main process wants to know the counters."""
         if isinstance(message, Submit):
             request = message.request
             self._loop.add(self._job(message, self._stops(request.stop, request.stop_ids)))
         elif isinstance(message, Abort):
             self._loop.abort(message.number)
-            self._report([])
+        return isinstance(message, Abort)
 
     def _report(self, finished: list["Job"]) -> None:
         done = [(job.number, job.completion()) for job in finished]
@@ -94,7 +98,7 @@ def main() -> None:
     """Entry point of the process; its argument is the socket's file descriptor."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     line = Line(socket.socket(fileno=int(sys.argv[1])))
-    setup = next(iter(line.receive(wait=True)))
+    setup = line.first()
     assert isinstance(setup, Setup)
     from pipeline.engines.torch_model import CannotLoad, load  # seconds: torch and transformers
 

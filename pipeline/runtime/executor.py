@@ -4,32 +4,33 @@ Problems enter as an iterator, rows leave through the recorder. A failed chain i
 that ends the run.
 """
 
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+import gc
+from collections.abc import AsyncIterator, Iterator, Mapping
 from itertools import islice
 
 import anyio
 import anyio.to_thread
-from msgspec import Struct, structs
+from msgspec import Struct
 
 from pipeline.chain import Chain
-from pipeline.engines.base import Completion, Engine, Request
-from pipeline.errors import BadRow, ChainError, ContextOverflow, RunError
+from pipeline.engines.base import Engine
+from pipeline.errors import BadRow, RunError, first_of
 from pipeline.handoff import Handoff
-from pipeline.plan import Block, Loop, Plan, Stage
+from pipeline.plan import Plan, Stage
 from pipeline.problems import Problem
 from pipeline.prompts import Dialect
+from pipeline.runtime.dispatch import Dispatcher
 from pipeline.runtime.journal import Clock, Journal, Progress, StageLabel
-from pipeline.runtime.lane import Call, Lane
 from pipeline.runtime.schedule import Pipelined
+from pipeline.runtime.walk import Routes, Walk
+from pipeline.spec import GenerateSpec
 from pipeline.stages import base
 from pipeline.trace.recorder import Recorder
 
 READ_AHEAD = 256
 """Problems read from the input at once."""
-
-
-class CallTimeout(ChainError):
-    """An engine did not answer a call within `timeout_s`."""
+GC_THRESHOLDS = (50_000, 20, 100)
+"""New objects before a collection of the youngest, and how many of those before one of the older ones."""
 
 
 class Settings(Struct, frozen=True, kw_only=True):
@@ -55,34 +56,45 @@ class Executor:
         clock: Clock,
         settings: Settings,
     ) -> None:
-        self.plan, self.settings = plan, settings
-        self.lanes = {role: Lane(role, spec.max_in_flight) for role, spec in plan.engines.items()}
-        self.progress = Progress(list(plan.engines))
-        self._stages, self._engines, self._dialects = stages, engines, dialects
-        self._labels = {stage.name: _label(stage, plan) for stage in plan.stages()}
+        specs = plan.engines
+        self.dispatchers = {role: Dispatcher(engines[role], spec.max_in_flight, spec.timeout_s, clock) for role, spec in specs.items()}
+        self.lanes = {role: dispatcher.lane for role, dispatcher in self.dispatchers.items()}
+        self.progress = Progress(list(specs))
+        labels = {stage.name: _label(stage, plan) for stage in plan.stages()}
+        self._routes = Routes(stages, labels, self.dispatchers, schedule, clock)
+        self._plan, self._settings, self._dialects = plan, settings, dialects
         self._limits = {role: engine.max_model_len for role, engine in engines.items()}
         self._handoff = Handoff({role: dialect.tokenizer for role, dialect in dialects.items()})
         self._schedule, self._recorder, self._clock = schedule, recorder, clock
 
     async def run(self, problems: Iterator[Problem | BadRow]) -> None:
         """Solve all of `problems`. Raises `RunError` when an engine or the run folder is lost."""
-        order = 0
         try:
-            async with anyio.create_task_group() as chains:
-                async for item in self._read(problems):
-                    for sample_index in range(self.settings.samples):
-                        await self._recorder.room()
-                        await self._schedule.enter()
-                        chains.start_soon(self._solve, item, sample_index, order)
-                        order += 1
-                self._schedule.exhausted()
+            async with anyio.create_task_group() as watchers:
+                watchers.start_soon(_collect_rarely)
+                for dispatcher in self.dispatchers.values():
+                    watchers.start_soon(dispatcher.watch)
+                async with anyio.create_task_group() as chains:
+                    await self._feed(problems, chains)
+                watchers.cancel_scope.cancel()
         except* RunError as group:
-            raise _first(group) from None
+            raise first_of(group, RunError) or group from None
+
+    async def _feed(self, problems: Iterator[Problem | BadRow], chains: anyio.abc.TaskGroup) -> None:
+        """Start chains as the schedule and the recorder admit them."""
+        order = 0
+        async for item in self._read(problems):
+            for sample_index in range(self._settings.samples):
+                await self._recorder.room()
+                await self._schedule.enter()
+                chains.start_soon(self._solve, item, sample_index, order)
+                order += 1
+        self._schedule.exhausted()
 
     async def _read(self, problems: Iterator[Problem | BadRow]) -> AsyncIterator[Problem | BadRow]:
         """The problems, read a piece at a time; in a thread, unless time is virtual."""
         while True:
-            if self.settings.virtual_time:
+            if self._settings.virtual_time:
                 items = list(islice(problems, READ_AHEAD))
             else:
                 items = await anyio.to_thread.run_sync(lambda: list(islice(problems, READ_AHEAD)))
@@ -94,162 +106,58 @@ class Executor:
     async def _solve(self, item: Problem | BadRow, sample_index: int, order: int) -> None:
         """One chain from its first call to its row."""
         problem = Problem(row=item.row, problem_id=f"row-{item.row}", problem="", answer=None) if isinstance(item, BadRow) else item
-        journal = Journal(self.settings.run_id, self._recorder, self.progress, self._clock, problem, sample_index)
-        walk = Walk()
+        journal = Journal(self._settings.run_id, self._recorder, self.progress, self._clock, problem, sample_index)
+        walk = Walk(self._routes, journal)
         try:
-            if isinstance(item, BadRow):
-                raise item
-            chain = walk.chain = Chain(problem, sample_index, order, self.settings.seed, self._dialects, self._handoff, self._limits)
-            await self._block(self.plan.block, chain, journal, walk)
-            journal.end(chain, chain.stop_reason or chain.default_stop_reason())
-        except RunError:
-            journal.end(walk.chain, "cancelled")
-            raise
-        except Exception as error:  # whatever one chain meets, the others go on
-            journal.end(walk.chain, "error", error, walk.stage)
-        except anyio.get_cancelled_exc_class():
-            journal.end(walk.chain, "cancelled")
-            raise
+            with walk.scope:
+                await self._carry(walk, item, sample_index, order)
         finally:
             self._schedule.leave()
 
-    async def _block(self, block: Block, chain: Chain, journal: Journal, walk: "Walk") -> None:
-        for level in block.levels:
-            due = [node for node in level if _due(node, chain)]
-            if stages := [node for node in due if isinstance(node, Stage)]:
-                await self._level(stages, chain, journal, walk)
-            for node in due:
-                if isinstance(node, Loop):
-                    await self._loop(node, chain, journal, walk)
-
-    async def _loop(self, loop: Loop, chain: Chain, journal: Journal, walk: "Walk") -> None:
-        chain.enter(loop.until)
-        first = loop.body.first_writer
-        while (reason := chain.exit(loop.until)) is None:
-            chain.begin_round()
-            if first is not None and chain.next_index <= loop.body.first_steps:
-                await self._level([first], chain, journal, walk)
-            else:
-                await self._block(loop.body, chain, journal, walk)
-        chain.stop_reason = reason
-
-    async def _level(self, stages: Sequence[Stage], chain: Chain, journal: Journal, walk: "Walk") -> None:
-        """Run `stages` concurrently and apply their outcomes in plan order."""
-        if chain.overflowed and not any(stage.spec.answers for stage in stages):
-            return
-        walk.stage = stages[0].name
-        ready = self._clock.now()
-        await self._schedule.turn(stages[0].rank)
-        built = [self._stages[stage.name] for stage in stages]
-        asked = [stage.requests(chain) for stage in built]
+    async def _carry(self, walk: Walk, item: Problem | BadRow, sample_index: int, order: int) -> None:
+        """The chain itself, and the one place where its end is recorded, whatever it is."""
         try:
-            answers = await self._ask(built, asked, chain, journal, ready)
-        except ContextOverflow:
-            chain.overflowed = True
-            return
-        for stage, completions in zip(built, answers, strict=True):
-            walk.stage = stage.name
-            if (step := chain.apply(stage.name, stage.apply(chain, completions))) is not None:
-                journal.commit(step)
-
-    async def _ask(
-        self, stages: Sequence[base.Stage], asked: Sequence[Sequence[Request]], chain: Chain, journal: Journal, ready: float
-    ) -> list[list[Completion]]:
-        """All completions, in the order of the requests; the first error in that order is raised once all are back."""
-        if len(stages) == 1 and len(asked[0]) == 1:
-            return [[await self._call(stages[0], asked[0][0], chain, journal, ready)]]
-        results: list[list[Completion | ChainError | None]] = [[None] * len(requests) for requests in asked]
-
-        async def one(i: int, j: int) -> None:
-            try:
-                results[i][j] = await self._call(stages[i], asked[i][j], chain, journal, ready)
-            except ChainError as error:
-                results[i][j] = error
-
-        async with anyio.create_task_group() as calls:
-            for i, requests in enumerate(asked):
-                for j in range(len(requests)):
-                    calls.start_soon(one, i, j)
-        if error := next((r for row in results for r in row if isinstance(r, ChainError)), None):
-            raise error
-        return [[r for r in row if isinstance(r, Completion)] for row in results]
-
-    async def _call(self, stage: base.Stage, request: Request, chain: Chain, journal: Journal, ready: float) -> Completion:
-        """One request through its lane: wait, send, record."""
-        lane, label = self.lanes[stage.role], self._labels[stage.name]
-        call = Call(stage.name, chain.order, request)
-        completion: Completion | None = None
-        try:
-            await self._wait(lane, call, journal, ready)
-            submit = self._clock.now()
-            journal.active.begin(submit)
-            try:
-                completion = await self._generate(stage.role, structs.replace(request, priority=lane.priority(call)))
-            except ChainError as error:
-                journal.call(label, call, chain.next_index, None, error, ready, submit)
-                raise
-            finally:
-                journal.active.end(self._clock.now())
-            journal.call(label, call, chain.next_index, completion, None, ready, submit)
-            return completion
-        finally:
-            lane.leave(call, completion.usage.output_tokens // max(1, request.n) if completion else None)
-            _start(lane)
-
-    async def _wait(self, lane: Lane, call: Call, journal: Journal, ready: float) -> None:
-        """Until the lane lets `call` start."""
-        journal.waiting.begin(ready)
-        lane.put(call)
-        _start(lane)
-        try:
-            if not call.started:
-                call.gate = anyio.Event()
-                await call.gate.wait()
-        finally:
-            journal.waiting.end(self._clock.now())
-
-    async def _generate(self, role: str, request: Request) -> Completion:
-        timeout_s = self.plan.engines[role].timeout_s
-        with anyio.move_on_after(timeout_s):
-            return await self._engines[role].generate(request)
-        raise CallTimeout(f"engine {role!r} did not answer within timeout_s={timeout_s:g}")
+            if isinstance(item, BadRow):
+                raise item
+            chain = walk.chain = Chain(item, sample_index, order, self._settings.seed, self._dialects, self._handoff, self._limits)
+            await walk.block(chain, self._plan.block)
+            walk.journal.end(chain, chain.stop_reason or chain.default_stop_reason())
+        except anyio.get_cancelled_exc_class():
+            walk.journal.end(walk.chain, "error" if walk.timeout else "cancelled", walk.timeout, walk.stage if walk.timeout else None)
+            raise
+        except RunError:
+            walk.journal.end(walk.chain, "cancelled")
+            raise
+        except Exception as error:  # whatever one chain meets, the others go on
+            walk.journal.end(walk.chain, "error", error, walk.stage)
 
 
-class Walk:
-    """Where a chain is, for the record of an error."""
+async def _collect_rarely() -> None:
+    """Spare the garbage collector what lives as long as the run, until cancelled.
 
-    __slots__ = ("chain", "stage")
-
-    def __init__(self) -> None:
-        self.chain: Chain | None = None
-        self.stage: str | None = None
-
-
-def _start(lane: Lane) -> None:
-    """Let every call go that may."""
-    while (call := lane.take()) is not None:
-        if call.gate is not None:
-            call.gate.set()
-
-
-def _due(node: Stage | Loop, chain: Chain) -> bool:
-    """Does the node's condition hold? A verdict that was not given holds for neither."""
-    if node.condition is None:
-        return True
-    verdict = chain.verdicts.get(node.condition.stage)
-    return verdict is not None and verdict.accepted == node.condition.accepted
+    Imported modules and live chains hold millions of objects, almost none of them garbage; looking at them again and
+    again was half of the cost of a call (bench/overhead.py).
+    """
+    thresholds = gc.get_threshold()
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(*GC_THRESHOLDS)
+    try:
+        await anyio.sleep_forever()
+    finally:
+        gc.set_threshold(*thresholds)
+        gc.unfreeze()
 
 
 def _label(stage: Stage, plan: Plan) -> StageLabel:
     spec = stage.spec
     role = spec.engine  # type: ignore[attr-defined]
-    model = str(getattr(plan.engines[role], "model", role))
-    return StageLabel(stage.name, str(type(spec).__struct_config__.tag), role, model, spec.judges, spec.drafts)
-
-
-def _first(group: BaseExceptionGroup[RunError]) -> RunError:
-    error: BaseException = group
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    assert isinstance(error, RunError)
-    return error
+    return StageLabel(
+        name=stage.name,
+        kind=str(type(spec).__struct_config__.tag),
+        role=role,
+        model=str(getattr(plan.engines[role], "model", role)),
+        judges=spec.judges,
+        drafts=spec.drafts,
+        guides=isinstance(spec, GenerateSpec) and spec.unit == "tokens",
+    )

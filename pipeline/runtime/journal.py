@@ -1,6 +1,7 @@
 """What a chain's life leaves behind: rows for the trace and counts for the display. Sums as it goes, never waits."""
 
 from collections import Counter
+from collections.abc import Callable
 from typing import Protocol
 
 import anyio
@@ -17,13 +18,11 @@ from pipeline.trace.events import CallRow, ChainRow, StepRow
 class Clock:
     """Seconds of the running event loop, anchored to wall time once: intervals are monotonic in every row."""
 
-    def __init__(self, started_unix_ns: int) -> None:
+    def __init__(self, started_unix_ns: int, now: Callable[[], float] = anyio.current_time) -> None:
         self.started_unix_ns = started_unix_ns
-        self._origin = anyio.current_time()
-
-    @staticmethod
-    def now() -> float:
-        return anyio.current_time()
+        self.now = now
+        """Seconds, from an arbitrary origin."""
+        self._origin = now()
 
     def unix_ns(self, now: float) -> int:
         return self.started_unix_ns + round((now - self._origin) * 1e9)
@@ -76,6 +75,8 @@ class StageLabel(Struct, frozen=True):
     model: str
     judges: bool
     drafts: bool
+    guides: bool
+    """Writes step 0, if it comes first."""
 
 
 class Journal:

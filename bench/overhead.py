@@ -1,0 +1,140 @@
+"""What does orchestration cost? CPU time per call with an engine that answers at once, trace on, against a bare loop.
+
+    python bench/overhead.py [--live 1000,10000] [--repeats 3]
+
+The bare loop makes the same calls with one semaphore for each engine and records nothing. Both run in this process,
+in turns. Prints a table and one JSON line.
+"""
+
+import gc
+import json
+import resource
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import anyio
+import anyio.lowlevel
+import click
+
+from pipeline.engines.base import Candidate, Completion, EngineStatistics, Request, Usage
+from pipeline.engines.tokenizer import HFTokenizer
+from pipeline.problems import Problem
+from pipeline.prompts import Dialect
+from pipeline.run import build_stages, load_plan
+from pipeline.runfile import host, versions
+from pipeline.runtime.executor import Executor, Settings
+from pipeline.runtime.journal import Clock
+from pipeline.runtime.schedule import Pipelined
+from pipeline.trace.recorder import open_recorder
+from pipeline.trace.store import TraceStore
+
+ROOT = Path(__file__).parent.parent
+STEPS, STEP_TOKENS, MAX_IN_FLIGHT = 10, 12, 256
+CALLS_PER_CHAIN = 2 + 2 * STEPS
+
+
+class Instant:
+    """An engine that answers after one turn of the event loop: drafts differ, the first candidate is always chosen."""
+
+    max_model_len = 1 << 20
+
+    def __init__(self, role: str, tokenizer: HFTokenizer) -> None:
+        self.role, self.tokenizer = role, tokenizer
+        step = tokenizer.encode("Tom buys 4, so 3 + 4 = 7.\n\n")[:STEP_TOKENS]
+        self._drafts = tuple(self._candidate([*step[:-2], token, step[-1]]) for token in tokenizer.encode(" 1 2 3 4 5"))
+        self._texts = (self._candidate(step),)
+
+    def _candidate(self, ids: list[int]) -> Candidate:
+        text = self.tokenizer.decode(ids)
+        return Candidate(ids=tuple(ids), text=text, cumulative_logprob=-1.0, finish_reason="stop", stop_reason="\n\n")
+
+    async def generate(self, request: Request) -> Completion:
+        await anyio.lowlevel.checkpoint()
+        candidates = self._drafts if request.n > 1 else self._texts
+        logprobs = (-3.0, *[-0.2] * (len(request.option_ids) - 1)) if request.option_ids else ()
+        usage = Usage(input_tokens=len(request.prompt_ids), output_tokens=sum(len(c.ids) for c in candidates))
+        return Completion(candidates=candidates, option_logprobs=logprobs, usage=usage)
+
+    def statistics(self) -> EngineStatistics:
+        zeros = dict.fromkeys(EngineStatistics.__struct_fields__, 0)
+        return EngineStatistics(**zeros)
+
+    async def aclose(self) -> None:
+        return None
+
+
+async def ours(engines: dict[str, Instant], live: int, chains: int) -> float:
+    """CPU seconds of a run with everything on: lanes, chains, prompts, grading, Parquet."""
+    settings = ("max_steps=%d" % STEPS, "engines.draft.max_in_flight=%d" % MAX_IN_FLIGHT, "engines.target.max_in_flight=%d" % MAX_IN_FLIGHT)
+    plan = load_plan(ROOT / "bench/graphs/overhead.yaml", None, settings)
+    dialects = {role: Dialect(engine.tokenizer) for role, engine in engines.items()}
+    problems = (Problem(i, str(i), f"Tom has {i % 20} pens. Tom buys 4. How many pens has Tom now?", "7") for i in range(chains))
+    with tempfile.TemporaryDirectory() as folder:
+        cpu = time.process_time()
+        async with open_recorder(TraceStore(Path(folder)), virtual=False) as recorder:
+            clock = Clock(time.time_ns(), time.monotonic)
+            stages = build_stages(plan, dialects, "bench")
+            run = Executor(plan, stages, engines, dialects, Pipelined(live), recorder, clock, Settings(run_id="bench"))
+            await run.run(iter(problems))
+        assert run.progress.done == chains
+        return time.process_time() - cpu
+
+
+async def bare(engines: dict[str, Instant], live: int, chains: int) -> float:
+    """CPU seconds of the same calls from a loop with semaphores."""
+    lanes = {role: anyio.Semaphore(MAX_IN_FLIGHT) for role in engines}
+    batch = anyio.Semaphore(live)
+    request = Request(request_id="", prompt_ids=[1], max_tokens=1)
+
+    async def chain() -> None:
+        for call in range(CALLS_PER_CHAIN):
+            role = "draft" if call % 2 else "target"
+            async with lanes[role]:
+                await engines[role].generate(request)
+        batch.release()
+
+    cpu = time.process_time()
+    async with anyio.create_task_group() as tasks:
+        for _ in range(chains):
+            await batch.acquire()
+            tasks.start_soon(chain)
+    return time.process_time() - cpu
+
+
+def measure(engines: dict[str, Instant], live: int, repeats: int) -> Iterator[dict[str, Any]]:
+    """Microseconds per call of both, in turns."""
+    chains = max(2000, live)
+    for _ in range(repeats):
+        row: dict[str, Any] = {"live": live, "chains": chains, "calls": chains * CALLS_PER_CHAIN}
+        for name, play in (("bare", bare), ("ours", ours)):
+            gc.collect()
+            row[f"{name}_us"] = 1e6 * anyio.run(play, engines, live, chains) / row["calls"]
+        yield row
+
+
+@click.command()
+@click.option("--live", default="1000,10000", show_default=True, help="Live chains, separated by commas.")
+@click.option("--repeats", default=3, show_default=True)
+def main(live: str, repeats: int) -> None:
+    """Print the cost per call."""
+    tokenizer = HFTokenizer(str(ROOT / "pipeline/models/tiny-target"))
+    engines = {role: Instant(role, tokenizer) for role in ("draft", "target")}
+    results = []
+    click.echo(f"{'live chains':>12} {'calls':>8} {'bare loop us':>13} {'pipeline us':>12} {'ratio':>6}   (medians of {repeats})")
+    for count in map(int, live.split(",")):
+        rows = list(measure(engines, count, repeats))
+        row = {**rows[0], **{key: statistics.median(r[key] for r in rows) for key in ("bare_us", "ours_us")}}
+        row["peak_memory_mib"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
+        results.append(row)
+        ratio = row["ours_us"] / row["bare_us"]
+        click.echo(f"{count:>12,} {row['calls']:>8,} {row['bare_us']:>13.1f} {row['ours_us']:>12.1f} {ratio:>6.1f}")
+    click.echo(f"peak memory: {results[-1]['peak_memory_mib']} MiB")
+    click.echo(json.dumps({"bench": "overhead", "results": results, "host": host(), "versions": versions()}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,253 @@
+"""How much does each schedule take for the same work? Pipelined, lockstep, sequential and the target alone.
+
+    python bench/schedules.py --engines graphs/engines/tiny.yaml --problems 192 --batch-size 32,64 --repeats 3
+
+Same graph, problems and seeds; engines are opened anew and warmed up for every run, runs are interleaved, and only
+the time from the first chain's start to the last one's end counts. `limit` replays the calls that each engine got in the
+pipelined run, alone and all ready at once, with the same `max_in_flight`: the longer of the two is what no schedule of
+these calls can beat. With a simulated engines file all times are simulated, and exact. Prints a table and one JSON line.
+"""
+
+import json
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import anyio
+import click
+from msgspec import Struct, structs
+
+from pipeline.analysis.summary import summarize
+from pipeline.engines.base import Completion, Engine, EngineStatistics, Request
+from pipeline.engines.registry import open_engines, virtual_time
+from pipeline.plan import Plan
+from pipeline.problems import Problem, open_problems
+from pipeline.prompts import Dialect
+from pipeline.run import build_stages, load_plan
+from pipeline.runfile import host, versions
+from pipeline.runtime.executor import Executor, Settings
+from pipeline.runtime.journal import Clock
+from pipeline.runtime.schedule import SCHEDULES, Pipelined
+from pipeline.trace.recorder import open_recorder
+from pipeline.trace.store import TraceStore
+
+ROOT = Path(__file__).parent.parent
+SYSTEMS = {"pipelined": "speccot", "lockstep": "speccot", "sequential": "speccot", "target-alone": "target"}
+WARM_UP_PROBLEMS = 8
+
+
+class Outcome(Struct, kw_only=True):
+    """One run: seconds, and what they were spent on."""
+
+    wall_s: float
+    orchestrator_cpu_s: float
+    accuracy: float | None
+    answers: dict[str, str | None]
+    busy: dict[str, float]
+    calls: int
+    acceptance: float | None
+    draft_share: float | None
+    limit_s: float | None = None
+
+
+class Tapped:
+    """An engine that remembers its requests."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine, self.requests = engine, []
+        self.role, self.tokenizer, self.max_model_len = engine.role, engine.tokenizer, engine.max_model_len
+
+    async def generate(self, request: Request) -> Completion:
+        self.requests.append(request)
+        return await self._engine.generate(request)
+
+    def statistics(self) -> EngineStatistics:
+        return self._engine.statistics()
+
+    async def aclose(self) -> None:
+        await self._engine.aclose()
+
+
+class Bench(Struct, kw_only=True):
+    """What all runs share."""
+
+    engines: Path
+    problems: list[Problem]
+    seed: int
+    settings: tuple[str, ...]
+    virtual: bool = False
+
+    def run(self, system: str, batch_size: int) -> Outcome:
+        """One run of one system; a pipelined one with its limit."""
+        plan = load_plan(ROOT / f"graphs/{SYSTEMS[system]}.yaml", self.engines, self.settings)
+        outcome, requests = self._loop(lambda: self._solve(plan, system, batch_size))
+        if system == "pipelined":
+            outcome.limit_s = max(self._loop(lambda role=role: self._replay(plan, role, requests[role])) for role in requests)
+        return outcome
+
+    def _loop(self, play: Callable[[], Any]) -> Any:
+        if not self.virtual:
+            return anyio.run(play, backend="asyncio")
+        from trio.testing import MockClock
+
+        return anyio.run(play, backend="trio", backend_options={"clock": MockClock(autojump_threshold=0)})
+
+    async def _solve(self, plan: Plan, system: str, batch_size: int) -> tuple[Outcome, dict[str, list[Request]]]:
+        schedule = SCHEDULES.get(system, Pipelined)(batch_size)
+        async with open_engines(plan.engines) as opened:
+            await self._warm_up(opened)
+            tapped = {role: Tapped(engine) for role, engine in opened.items()}
+            with tempfile.TemporaryDirectory() as folder:
+                cpu, started = time.process_time(), anyio.current_time()
+                await self._execute(plan, tapped, schedule, Path(folder), self.problems)
+                wall, cpu = anyio.current_time() - started, time.process_time() - cpu
+                outcome = _outcome(Path(folder), wall, cpu)
+        return outcome, {role: engine.requests for role, engine in tapped.items()}
+
+    async def _execute(self, plan: Plan, engines: Mapping[str, Any], schedule: Pipelined, folder: Path, problems: list[Problem]) -> None:
+        dialects = {role: Dialect(engine.tokenizer) for role, engine in engines.items()}
+        stages = build_stages(plan, dialects, "bench")
+        settings = Settings(run_id="bench", seed=self.seed, virtual_time=self.virtual)
+        async with open_recorder(TraceStore(folder), virtual=self.virtual) as recorder:
+            clock = Clock(time.time_ns()) if self.virtual else Clock(time.time_ns(), time.monotonic)
+            await Executor(plan, stages, engines, dialects, schedule, recorder, clock, settings).run(iter(problems))
+
+    async def _warm_up(self, engines: Mapping[str, Engine]) -> None:
+        """Each engine answers a few requests that the run will not make."""
+        async with anyio.create_task_group() as tasks:
+            for engine in engines.values():
+                for i in range(WARM_UP_PROBLEMS):
+                    prompt = engine.tokenizer.encode(f"warm up {i}")
+                    tasks.start_soon(engine.generate, Request(request_id=f"warm-{i}", prompt_ids=prompt, max_tokens=8, n=2, temperature=1.0))
+
+    async def _replay(self, plan: Plan, role: str, requests: list[Request]) -> float:
+        """Seconds that one engine takes for `requests`, all ready at once, with nothing beside it."""
+        limiter = anyio.Semaphore(plan.engines[role].max_in_flight)
+
+        async def send(engine: Engine, request: Request) -> None:
+            async with limiter:
+                await engine.generate(request)
+
+        async with open_engines({role: plan.engines[role]}) as engines:
+            await self._warm_up(engines)
+            started = anyio.current_time()
+            async with anyio.create_task_group() as tasks:
+                for request in requests:
+                    tasks.start_soon(send, engines[role], request)
+            return anyio.current_time() - started
+
+
+def _outcome(folder: Path, wall_s: float, cpu_s: float) -> Outcome:
+    import pyarrow.parquet as pq
+
+    summary = summarize(folder)
+    chains = pq.read_table(folder / "chains", columns=["problem_id", "answer"]).to_pylist()
+    return Outcome(
+        wall_s=wall_s,
+        orchestrator_cpu_s=cpu_s,
+        accuracy=summary.accuracy,
+        answers={row["problem_id"]: row["answer"] for row in chains},
+        busy={role: round(engine.busy_s / wall_s, 3) for role, engine in summary.engines.items()},
+        calls=sum(engine.calls for engine in summary.engines.values()),
+        acceptance=summary.acceptance_rate,
+        draft_share=summary.draft_share,
+    )
+
+
+def rounds(bench: Bench, batch_sizes: list[int], repeats: int, sequential_repeats: int) -> Iterator[tuple[int, str, Outcome]]:
+    """All runs, interleaved: every system once, then again."""
+    for repeat in range(repeats):
+        for batch_size in batch_sizes:
+            for system in SYSTEMS:
+                if system != "sequential" or (repeat < sequential_repeats and batch_size == batch_sizes[-1]):
+                    yield batch_size, system, bench.run(system, batch_size)
+
+
+def table(results: dict[tuple[int, str], list[Outcome]]) -> Iterator[dict[str, Any]]:
+    """Medians, and ratios over the pipelined runs of the same batch size."""
+    for (batch_size, system), outcomes in sorted(results.items()):
+        base = results[batch_size, "pipelined"]
+        wall = statistics.median(o.wall_s for o in outcomes)
+        pipelined = statistics.median(o.wall_s for o in base)
+        limit = statistics.median(o.limit_s for o in base if o.limit_s)
+        yield {
+            "batch_size": batch_size,
+            "system": system,
+            "runs": len(outcomes),
+            "wall_s": wall,
+            "wall_min_s": min(o.wall_s for o in outcomes),
+            "wall_max_s": max(o.wall_s for o in outcomes),
+            "over_pipelined": wall / pipelined,
+            "over_limit": wall / limit if SYSTEMS[system] == "speccot" else None,
+            "limit_s": limit,
+            "orchestrator_cpu_s": statistics.median(o.orchestrator_cpu_s for o in outcomes),
+            "accuracy": outcomes[0].accuracy,
+            "acceptance": outcomes[0].acceptance,
+            "draft_share": outcomes[0].draft_share,
+            "busy": outcomes[0].busy,
+            "calls": outcomes[0].calls,
+            "same_answers": _same(outcomes[0].answers, base[0].answers) if SYSTEMS[system] == "speccot" else None,
+        }
+
+
+def _same(a: dict[str, str | None], b: dict[str, str | None]) -> float:
+    return sum(a[key] == b[key] for key in b) / len(b)
+
+
+def line(row: dict[str, Any]) -> str:
+    """One row of the printed table."""
+    busy = " ".join(f"{role} {share:.0%}" for role, share in row["busy"].items())
+    cells = [f"{row['batch_size']:>5} {row['system']:<13} {row['wall_s']:>9.2f} {row['over_pipelined']:>9.2f}"]
+    cells += [f"{row['over_limit']:>9.2f}" if row["over_limit"] else f"{'-':>9}", f"{row['orchestrator_cpu_s']:>8.2f}"]
+    cells += [f"{row['accuracy']:>8.1%}" if row["accuracy"] is not None else f"{'-':>8}"]
+    cells += [f"{row['same_answers']:>7.1%}" if row["same_answers"] is not None else f"{'-':>7}", f"  {busy}"]
+    return " ".join(cells)
+
+
+@click.command()
+@click.option("--engines", type=click.Path(path_type=Path), default=ROOT / "graphs/engines/tiny.yaml", show_default=True)
+@click.option("--input", "input_", type=click.Path(path_type=Path), default=ROOT / "datasets/arith/test.parquet", show_default=True)
+@click.option("--problems", default=192, show_default=True)
+@click.option("--batch-size", default="32,64", show_default=True)
+@click.option("--repeats", default=3, show_default=True)
+@click.option("--sequential-repeats", default=1, show_default=True, help="The slow one need not be repeated as often.")
+@click.option("--set", "settings", multiple=True, help="engines.ROLE.NAME=VALUE")
+@click.option("--seed", default=0, show_default=True)
+def main(
+    engines: Path,
+    input_: Path,
+    problems: int,
+    batch_size: str,
+    repeats: int,
+    sequential_repeats: int,
+    settings: tuple[str, ...],
+    seed: int,
+) -> None:
+    """Run all systems and print their times as ratios."""
+    chosen = [p for p in islice(open_problems(input_), problems) if isinstance(p, Problem)]
+    bench = Bench(engines=engines, problems=chosen, seed=seed, settings=settings)
+    plan = load_plan(ROOT / "graphs/speccot.yaml", engines, settings)
+    bench.virtual = virtual_time(plan.engines, str(engines))
+    sizes = [int(size) for size in batch_size.split(",")]
+    results: dict[tuple[int, str], list[Outcome]] = {}
+    for size, system, outcome in rounds(bench, sizes, repeats, sequential_repeats):
+        results.setdefault((size, system), []).append(outcome)
+        click.echo(f"  {size} {system}: {outcome.wall_s:.2f} s", err=True)
+    simulated = " (simulated time)" if bench.virtual else ""
+    click.echo(f"{engines.stem}{simulated}, {len(chosen)} problems, medians of up to {repeats} interleaved runs")
+    click.echo(f"{'batch':>5} {'system':<13} {'wall s':>9} {'/pipelined':>9} {'/limit':>8} {'cpu s':>8} {'accuracy':>8} {'same':>7}   busy")
+    rows = list(table(results))
+    for row in rows:
+        click.echo(line(row))
+    about = {"bench": "schedules", "engines": engines.stem, "simulated": bench.virtual, "problems": len(chosen), "settings": settings}
+    specs = {role: structs.asdict(spec) for role, spec in plan.engines.items()}
+    specs = {role: {key: str(value) for key, value in spec.items()} for role, spec in specs.items()}
+    click.echo(json.dumps({**about, "results": rows, "specs": specs, "host": host(), "versions": versions()}))
+
+
+if __name__ == "__main__":
+    main()

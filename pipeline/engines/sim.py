@@ -1,0 +1,248 @@
+"""The `sim` backend: engines that cost what a roofline says and write seeded text, on the clock that the caller runs on.
+
+Requests enter as at any engine; the answers leave when a continuous-batching server with this device would have
+finished them. On a virtual clock (trio's `MockClock`) hours pass in seconds, and equal requests at equal times give equal
+results to the last bit; on a real clock the engines take real time. Time is asked of anyio and nothing else.
+"""
+
+import math
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, suppress
+from itertools import count
+from typing import NamedTuple
+
+import anyio
+from anyio.abc import TaskStatus
+
+from pipeline.engines.base import Backend, Candidate, Completion, Engine, EngineStatistics, Request, Timing, Usage
+from pipeline.engines.sim_device import SimDevice
+from pipeline.engines.sim_scheduler import Job, Scheduler
+from pipeline.engines.sim_text import TextModel, Written
+from pipeline.engines.sim_tokenizer import SimTokenizer
+from pipeline.errors import ContextOverflow, EngineDead, GraphError, RequestRefused
+from pipeline.spec import SimSpec
+
+_CHECKED_IDS = 256
+
+
+class _Answer(NamedTuple):
+    """What a request will get, apart from when."""
+
+    candidates: tuple[Candidate, ...]
+    lengths: tuple[int, ...]
+    """Sampled tokens of each candidate; a scoring samples one that nobody sees."""
+    keeps: tuple[tuple[int, ...], ...] = ((),)
+    """Output tokens whose keys and values the cache will hold: all but the last sampled one."""
+    option_logprobs: tuple[float, ...] = ()
+    scored_logprobs: tuple[float, ...] = ()
+
+
+class DeviceClock:
+    """Runs one device on anyio's clock: sleeps from event to event."""
+
+    def __init__(self, device: SimDevice) -> None:
+        self.device = device
+        self._sleep = anyio.CancelScope()
+
+    async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
+        """Never returns; cancel it."""
+        task_status.started()
+        while True:
+            with anyio.CancelScope(deadline=self.device.wake()) as self._sleep:
+                await anyio.sleep_forever()
+            self.device.advance(anyio.current_time())
+
+    def adjust(self) -> None:
+        """Sleep until the device's next event, which may have moved."""
+        wake = self.device.wake()
+        if wake != self._sleep.deadline:
+            self._sleep.deadline = wake
+
+
+class SimEngine:
+    """The `Engine` contract over one share of a simulated device."""
+
+    def __init__(self, role: str, spec: SimSpec, clock: DeviceClock) -> None:
+        self.role, self.spec = role, spec
+        self.tokenizer = SimTokenizer()
+        self.max_model_len = spec.max_model_len
+        self._model = TextModel(spec.model, spec.text)
+        self._clock, self._scheduler = clock, Scheduler(spec)
+        self._share = clock.device.join(self._scheduler)
+        self._numbers = count()
+        self._live: dict[Job, anyio.Event] = {}
+        self._closed = False
+        self._requests = self._input_tokens = self._cached_input_tokens = self._output_tokens = 0
+
+    async def generate(self, request: Request) -> Completion:
+        """Answer `request`; see `Engine.generate`."""
+        if self._closed:
+            raise EngineDead(self.role, "it was closed")
+        prompt = tuple(request.prompt_ids)
+        self._check(request, prompt)
+        answer = self._answer(request, prompt)
+        done = anyio.Event()
+        job = self._job(request, prompt, answer, done)
+        await self._computed(job, done)
+        usage = Usage(
+            input_tokens=len(job.prompt),
+            cached_input_tokens=job.cached,
+            output_tokens=0 if request.scored_ids else sum(answer.lengths),
+        )
+        self._count(usage)
+        return Completion(
+            candidates=answer.candidates,
+            option_logprobs=answer.option_logprobs,
+            scored_logprobs=answer.scored_logprobs,
+            usage=usage,
+            timing=_timing(job),
+        )
+
+    def statistics(self) -> EngineStatistics:
+        """See `EngineStatistics`; outside of an event loop, as of the last change."""
+        now = -math.inf
+        with suppress(RuntimeError):
+            now = anyio.current_time()
+        return EngineStatistics(
+            running=self._scheduler.running,
+            waiting=self._scheduler.waiting,
+            kv_cache_usage=self._scheduler.cache.usage,
+            requests=self._requests,
+            input_tokens=self._input_tokens,
+            cached_input_tokens=self._cached_input_tokens,
+            output_tokens=self._output_tokens,
+            busy_s=self._share.busy_s(now),
+        )
+
+    async def aclose(self) -> None:
+        """Let go of all requests, which raise `EngineDead`."""
+        self._closed = True
+        for job, done in list(self._live.items()):
+            self._clock.device.drop(self._share, job, anyio.current_time())
+            done.set()
+        self._clock.adjust()
+
+    def _check(self, request: Request, prompt: tuple[int, ...]) -> None:
+        """Refuse what cannot run. Of the prompt's ids the newest are looked at: the others came from here."""
+        if not prompt:
+            raise RequestRefused("the prompt is empty")
+        if len(prompt) + max(1, len(request.scored_ids)) > self.max_model_len:
+            raise ContextOverflow(len(prompt), self.max_model_len)
+        for flaw in self._flaws(request, prompt):
+            raise RequestRefused(flaw)
+
+    def _flaws(self, request: Request, prompt: tuple[int, ...]) -> Iterator[str]:
+        if request.n < 1 or request.max_tokens < 1:
+            yield f"n = {request.n} and max_tokens = {request.max_tokens}: both must be at least 1"
+        if request.n > self.spec.max_num_seqs:
+            yield f"n = {request.n} candidates need as many sequences; max_num_seqs is {self.spec.max_num_seqs}"
+        if (request.option_ids or request.scored_ids) and request.n > 1:
+            yield f"a choice or a scoring has one result; n is {request.n}"
+        if request.option_ids and request.max_tokens > 1:
+            yield f"a choice is one token; max_tokens is {request.max_tokens}"
+        if request.temperature < 0 or not 0 < request.top_p <= 1:
+            yield f"temperature = {request.temperature} must not be negative, top_p = {request.top_p} must be in (0, 1]"
+        if "" in request.stop:
+            yield "a stop string is empty"
+        if not all(map(self.tokenizer.knows, (prompt[-_CHECKED_IDS:], request.option_ids, request.scored_ids))):
+            yield "an id is not a token of this vocabulary"
+
+    def _answer(self, request: Request, prompt: tuple[int, ...]) -> _Answer:
+        if request.scored_ids:
+            return _Answer((), (1,), scored_logprobs=self._model.score(prompt, tuple(request.scored_ids)))
+        if request.option_ids:
+            chosen, logprobs = self._model.choose(request, prompt)
+            option = Written((request.option_ids[chosen],), 1, logprobs[chosen], "length", None)
+            return _Answer((self._candidate(option),), (1,), option_logprobs=logprobs)
+        limit = min(request.max_tokens, self.max_model_len - len(prompt))
+        written = self._model.write(request, prompt, limit)
+        return _Answer(
+            tuple(map(self._candidate, written)),
+            tuple(text.sampled for text in written),
+            tuple(text.ids[: text.sampled - 1] for text in written),
+        )
+
+    def _candidate(self, written: Written) -> Candidate:
+        return Candidate(
+            ids=written.ids,
+            text=self.tokenizer.decode(written.ids),
+            cumulative_logprob=written.logprob,
+            finish_reason=written.finish_reason,
+            stop_reason=written.stop_reason,
+        )
+
+    def _job(self, request: Request, prompt: tuple[int, ...], answer: _Answer, done: anyio.Event) -> Job:
+        key = (request.priority, anyio.current_time(), request.request_id, next(self._numbers))
+        computed = prompt + tuple(request.scored_ids)
+        job = Job(key, computed, len(prompt) - 1, answer.lengths, answer.keeps, done.set)
+        if job.need > self.spec.kv_cache_tokens:
+            raise RequestRefused(f"{job.need} tokens of keys and values do not fit; kv_cache_tokens is {self.spec.kv_cache_tokens}")
+        return job
+
+    async def _computed(self, job: Job, done: anyio.Event) -> None:
+        """Wait until the device has computed `job`; cancelling frees what it holds."""
+        self._live[job] = done
+        self._clock.device.add(self._share, job, job.arrived)
+        self._clock.adjust()
+        try:
+            await done.wait()
+        finally:
+            del self._live[job]
+            if math.isnan(job.finished):
+                self._clock.device.drop(self._share, job, anyio.current_time())
+                self._clock.adjust()
+        if math.isnan(job.finished):
+            raise EngineDead(self.role, "it was closed")
+
+    def _count(self, usage: Usage) -> None:
+        self._requests += 1
+        self._input_tokens += usage.input_tokens
+        self._cached_input_tokens += usage.cached_input_tokens
+        self._output_tokens += usage.output_tokens
+
+
+def _timing(job: Job) -> Timing:
+    return Timing(
+        queue_time_s=job.scheduled - job.arrived,
+        prefill_time_s=job.first_token - job.scheduled,
+        decode_time_s=job.finished - job.first_token,
+        time_to_first_token_s=job.first_token - job.arrived,
+    )
+
+
+def _devices(specs: Mapping[str, SimSpec]) -> dict[str, SimDevice]:
+    """The devices that `specs` name, each once."""
+    devices: dict[str, SimDevice] = {}
+    for role, spec in specs.items():
+        device = devices.setdefault(spec.device.name, SimDevice(spec.device))
+        if device.spec != spec.device:
+            raise GraphError(f"$.{role}.device", f"device `{spec.device.name}` is described in two ways; engines that share it must agree")
+        if spec.max_num_batched_tokens < spec.max_num_seqs:
+            what = f"{spec.max_num_batched_tokens} is less than max_num_seqs, {spec.max_num_seqs}; every sequence needs a token an iteration"
+            raise GraphError(f"$.{role}.max_num_batched_tokens", what)
+    return devices
+
+
+@asynccontextmanager
+async def open_sim(specs: Mapping[str, SimSpec]) -> AsyncIterator[Mapping[str, Engine]]:
+    """Open the simulated engines of all roles; those that name the same device share it."""
+    clocks = {name: DeviceClock(device) for name, device in _devices(specs).items()}
+    engines = {role: SimEngine(role, spec, clocks[spec.device.name]) for role, spec in specs.items()}
+    failure: Exception | None = None
+    async with anyio.create_task_group() as tasks:
+        for clock in clocks.values():
+            await tasks.start(clock.run)
+        try:
+            yield engines
+        except Exception as error:
+            # Raised below: it is not the clocks' business, and should not come out wrapped in their group.
+            failure = error
+        finally:
+            for engine in engines.values():
+                await engine.aclose()
+            tasks.cancel_scope.cancel()
+    if failure is not None:
+        raise failure
+
+
+BACKEND = Backend(spec=SimSpec, open=open_sim, virtual_time=True)

@@ -1,0 +1,351 @@
+"""Continuous batching of one simulated engine, in device work instead of time, and in stretches instead of iterations.
+
+Jobs enter; they leave finished, with the moments at which they were scheduled, had their first token and ended. Between
+two decisions the batch is constant and its keys and values grow linearly, so the engine's future up to the next
+decision is a *course*: a few stretches of equal iterations with closed-form durations. Plain synchronous code: no
+clock, no task. Work is measured in the seconds that it would take on a device of one's own.
+"""
+
+import math
+from bisect import bisect_left, insort
+from collections import deque
+from collections.abc import Callable
+from heapq import heappop, heappush
+from typing import NamedTuple
+
+from pipeline.engines.sim_cache import Node, PrefixCache
+from pipeline.spec import SimSpec
+
+
+class Job:
+    """One request in a scheduler: its lengths are known beforehand, because its text is."""
+
+    __slots__ = ("arrived", "cached", "cancelled", "computed", "finished", "first_token", "keeps", "key")
+    __slots__ += ("lengths", "node", "notify", "prompt", "remaining", "reserved", "reusable", "scheduled", "seats")
+
+    def __init__(
+        self,
+        key: tuple[int, float, str, int],
+        prompt: tuple[int, ...],
+        reusable: int,
+        lengths: tuple[int, ...],
+        keeps: tuple[tuple[int, ...], ...],
+        notify: Callable[[], object],
+    ) -> None:
+        self.key, self.prompt, self.notify = key, prompt, notify
+        self.reusable = reusable
+        """Prompt tokens that may come from the prefix cache."""
+        self.lengths = lengths
+        """Tokens to sample for each candidate; the prompt's last iteration samples the first ones."""
+        self.keeps = keeps
+        """Outputs that stay in the prefix cache afterwards."""
+        self.seats = self.remaining = len(lengths)
+        self.arrived = key[1]
+        self.scheduled = self.first_token = self.finished = math.nan
+        self.node: Node | None = None
+        self.cached = self.computed = self.reserved = 0
+        self.cancelled = False
+
+    @property
+    def need(self) -> int:
+        """Tokens whose keys and values it takes at most."""
+        return len(self.prompt) + sum(self.lengths)
+
+
+class Cost:
+    """What an iteration costs: the larger of arithmetic and memory traffic, plus the overhead (a roofline), in seconds."""
+
+    def __init__(self, spec: SimSpec) -> None:
+        device = spec.device
+        self.token_s = 2 * spec.parameters / device.flops_per_s
+        """Arithmetic of one token; attention's own is left out."""
+        self.weights_s = spec.parameters * spec.bytes_per_parameter / device.bytes_per_s
+        self.kv_s = spec.kv_bytes_per_token / device.bytes_per_s
+        """Reading keys and values of one token; every sequence reads its own context, shared or not."""
+        self.overhead_s = device.overhead_s
+
+    def stretch(self, start: float, iterations: int, tokens: int, reads: int, growth: int) -> "Stretch":
+        """`iterations` of `tokens` each; the first reads `reads` tokens of context, each next one `growth` more."""
+        compute, memory, more = tokens * self.token_s, self.weights_s + reads * self.kv_s, growth * self.kv_s
+        stretch = Stretch(start, start, iterations, compute, memory, more, self.overhead_s, ())
+        return stretch._replace(end=start + stretch.duration(iterations))
+
+
+class Stretch(NamedTuple):
+    """Iterations of one batch."""
+
+    start: float
+    end: float
+    iterations: int
+    compute: float
+    memory: float
+    growth: float
+    overhead: float
+    chunks: "tuple[tuple[Job, int], ...]"
+    """Prompt tokens computed for jobs; only in a stretch of one iteration."""
+
+    def duration(self, iterations: int) -> float:
+        """Work of the first `iterations`: at first bound by arithmetic, later, as the contexts grow, by memory."""
+        bound = iterations if self.compute > self.memory else 0
+        if bound and self.growth:
+            bound = min(bound, math.ceil((self.compute - self.memory) / self.growth))
+        rest = iterations - bound
+        traffic = rest * self.memory + self.growth * (rest * (bound + iterations - 1) / 2)
+        return bound * self.compute + traffic + iterations * self.overhead
+
+    def cut(self, work: float) -> "Stretch":
+        """Its iterations up to the one that is under way, or just ends, at `work`."""
+        if self.iterations == 1:
+            return self
+        passed = work - self.start
+        count = 1 + bisect_left(range(1, self.iterations), passed, key=self.duration)
+        return self if count == self.iterations else self._replace(iterations=count, end=self.start + self.duration(count))
+
+
+class Finish(NamedTuple):
+    """A sequence will have its last token after `iteration`, with `context` tokens of keys and values to read."""
+
+    iteration: int
+    key: tuple[int, float, str, int]
+    candidate: int
+    context: int
+    job: Job
+
+
+class Scheduler:
+    """The queue, the batch and the course of one engine."""
+
+    def __init__(self, spec: SimSpec) -> None:
+        self.cost, self.cache = Cost(spec), PrefixCache(spec.kv_cache_tokens)
+        self.max_seqs, self.max_tokens = spec.max_num_seqs, spec.max_num_batched_tokens
+        self.work = 0.0
+        """Device work at the boundary that `size` and `context` describe."""
+        self.running = self.waiting = 0
+        self.course: deque[Stretch] = deque()
+        self.size = 0
+        """Sequences that decode."""
+        self._context = 0
+        """Tokens that they read in the next iteration."""
+        self._iteration = 0
+        self._queue: list[tuple[tuple[int, float, str, int], Job]] = []
+        self._partial: Job | None = None
+        """The job whose prompt is computed in part; there is never a second one."""
+        self._finishes: list[Finish] = []
+        self._deliveries: list[tuple[int, tuple[int, float, str, int], Job]] = []
+        self._dropped = False
+
+    @property
+    def end(self) -> float:
+        """Device work at which the course ends."""
+        return self.course[-1].end
+
+    @property
+    def undecided(self) -> bool:
+        """May the next iteration hold anything but the sequences that decode already?"""
+        return bool(self._dropped or self._partial or self._head())
+
+    @property
+    def decoding_only(self) -> bool:
+        return not self.course[0].chunks
+
+    def delivers(self) -> bool:
+        """Does a job finish at the end of the course?"""
+        iteration = self._iteration + sum(stretch.iterations for stretch in self.course)
+        return bool(self._deliveries) and self._deliveries[0][0] <= iteration
+
+    def add(self, job: Job) -> bool:
+        """Queue `job`; returns whether the next iteration may have to be decided anew for it."""
+        first = not self._head()
+        heappush(self._queue, (job.key, job))
+        self.waiting += 1
+        return first or self._queue[0][1] is job
+
+    def drop(self, job: Job) -> bool:
+        """Forget `job`; returns whether the next iteration has to be decided anew for it."""
+        job.cancelled = True
+        if job.node is None:
+            self.waiting -= 1
+            return self._queue[0][1] is job
+        self._dropped = True
+        return True
+
+    def decide(self, now: float) -> None:
+        """Settle what the next iterations compute, at a boundary that is reached at time `now`."""
+        self._purge()
+        chunks = self._prompts(now)
+        self._chart(chunks)
+
+    def catch_up(self, work: float, time: Callable[[float], float]) -> None:
+        """Pass the stretches that end by `work`, but for the course's last; `time` says when each ended."""
+        while len(self.course) > 1 and self.course[0].end <= work:
+            stretch = self.course.popleft()
+            self._pass(stretch, time(stretch.end))
+
+    def finish(self, time: Callable[[float], float]) -> list[Job]:
+        """Pass the rest of the course; returns the jobs that finish there."""
+        self.catch_up(self.end, time)
+        stretch = self.course.popleft()
+        return self._pass(stretch, time(stretch.end))
+
+    def interrupt(self, work: float) -> bool:
+        """Let the iteration that is under way at `work` be the last of the course; False if none is, and a decision is due."""
+        stretch = self.course[0]
+        self.course.clear()
+        if work <= stretch.start and not stretch.chunks:
+            return False
+        self.course.append(stretch.cut(work))
+        return True
+
+    def reopen(self) -> None:
+        """Take the course back before its first iteration."""
+        self.course.clear()
+
+    def _head(self) -> Job | None:
+        while self._queue and self._queue[0][1].cancelled:
+            heappop(self._queue)
+        return self._queue[0][1] if self._queue else None
+
+    def _prompts(self, now: float) -> list[tuple[Job, int]]:
+        """Prompt tokens for the next iteration: first the prompt that is under way, then what waits and fits."""
+        budget = self.max_tokens - self.size
+        seats = self.size
+        chunks: list[tuple[Job, int]] = []
+        while budget > 0:
+            job = self._partial or self._admitted(seats, now)
+            if job is None:
+                break
+            left = len(job.prompt) - job.cached - job.computed
+            tokens = min(left, budget)
+            chunks.append((job, tokens))
+            budget -= tokens
+            seats += job.seats
+            self._partial = job if tokens < left else None
+        return chunks
+
+    def _admitted(self, seats: int, now: float) -> Job | None:
+        """The first of the queue, if there are seats and room for it."""
+        job = self._head()
+        if job is None or seats + job.seats > self.max_seqs:
+            return None
+        job.node, job.cached = self.cache.match(job.prompt, job.reusable)
+        reserved = job.need - job.cached
+        if not self.cache.reserve(reserved):
+            self.cache.unpin(job.node)
+            job.node = None
+            return None
+        heappop(self._queue)
+        self.waiting -= 1
+        self.running += 1
+        job.reserved, job.scheduled = reserved, max(now, job.arrived)
+        return job
+
+    def _chart(self, chunks: list[tuple[Job, int]]) -> None:
+        """Lay out the course up to the next decision."""
+        at, size, context, iteration = self.work, self.size, self._context, self._iteration
+        if chunks:
+            tokens = sum(count for _, count in chunks)
+            reads = sum(job.cached + job.computed + count for job, count in chunks)
+            stretch = self.cost.stretch(at, 1, size + tokens, context + reads, 0)._replace(chunks=tuple(chunks))
+            self.course.append(stretch)
+            at, context, iteration = stretch.end, context + size, iteration + 1
+            for job, count in chunks:
+                if job.cached + job.computed + count == len(job.prompt):
+                    self._expect(job)
+                    size, context = size + job.seats, context + job.seats * (len(job.prompt) + 1)
+        # A prompt that is done may free seats and room, so whoever waits is asked again right after it.
+        if size and self._partial is None and not (chunks and self._queue):
+            self._chart_decoding(at, size, context, iteration)
+
+    def _expect(self, job: Job) -> None:
+        """Note when the sequences of `job` end; the next iteration gives their first tokens."""
+        for candidate, length in enumerate(job.lengths):
+            insort(self._finishes, Finish(self._iteration + length, job.key, candidate, len(job.prompt) + length, job))
+        heappush(self._deliveries, (self._iteration + max(job.lengths), job.key, job))
+
+    def _chart_decoding(self, at: float, size: int, context: int, iteration: int) -> None:
+        """Lay out decode stretches to the next delivery or, while something waits for a seat, to the next finish."""
+        while self._deliveries[0][2].cancelled:
+            heappop(self._deliveries)
+        horizon = self._finishes[0].iteration if self._queue else self._deliveries[0][0]
+        for finish in self._finishes:
+            if finish.iteration > horizon:
+                break
+            if finish.iteration > iteration:
+                count = finish.iteration - iteration
+                self.course.append(self.cost.stretch(at, count, size, context, size))
+                at, context, iteration = self.course[-1].end, context + count * size, finish.iteration
+            size, context = size - 1, context - finish.context
+
+    def _pass(self, stretch: Stretch, now: float) -> list[Job]:
+        """Bring batch and cache to the end of `stretch`; returns the jobs that finish there."""
+        self.work = stretch.end
+        self._iteration += stretch.iterations
+        self._context += stretch.iterations * self.size
+        for job, tokens in stretch.chunks:
+            job.computed += tokens
+            if job.cached + job.computed == len(job.prompt):
+                self._join(job, now)
+        finished = []
+        done = 0
+        for finish in self._finishes:
+            if finish.iteration > self._iteration:
+                break
+            done += 1
+            self.size -= 1
+            self._context -= finish.context
+            finish.job.remaining -= 1
+            if not finish.job.remaining:
+                self._deliver(finish.job, now)
+                finished.append(finish.job)
+        del self._finishes[:done]
+        return finished
+
+    def _join(self, job: Job, now: float) -> None:
+        """The whole prompt is computed: others may reuse it, and the sequences of `job` decode from here on."""
+        assert job.node is not None
+        job.first_token = now
+        self.size += job.seats
+        self._context += job.seats * (len(job.prompt) + 1)
+        end = self.cache.keep(job.node, job.prompt[job.cached :])
+        self.cache.pin(end)
+        self.cache.unpin(job.node)
+        self._release(job, job.reserved - sum(job.lengths))
+        job.node = end
+
+    def _deliver(self, job: Job, now: float) -> None:
+        assert job.node is not None
+        job.finished = now
+        self._release(job, job.reserved)
+        for output in job.keeps:
+            self.cache.keep(job.node, output)
+        self.cache.unpin(job.node)
+        self.running -= 1
+        while self._deliveries and (self._deliveries[0][2].cancelled or not self._deliveries[0][2].remaining):
+            heappop(self._deliveries)
+
+    def _release(self, job: Job, tokens: int) -> None:
+        job.reserved -= tokens
+        self.cache.release(tokens)
+
+    def _purge(self) -> None:
+        """Take dropped jobs out of the batch."""
+        if not self._dropped:
+            return
+        self._dropped = False
+        gone: dict[tuple[int, float, str, int], Job] = {}
+        if self._partial is not None and self._partial.cancelled:
+            gone[self._partial.key] = self._partial
+            self._partial = None
+        for finish in self._finishes:
+            if finish.job.cancelled:
+                gone[finish.key] = finish.job
+                self.size -= 1
+                self._context -= finish.context - (finish.iteration - self._iteration)
+        self._finishes = [finish for finish in self._finishes if not finish.job.cancelled]
+        for job in gone.values():
+            assert job.node is not None
+            self.running -= 1
+            self._release(job, job.reserved)
+            self.cache.unpin(job.node)
+        while self._deliveries and self._deliveries[0][2].cancelled:
+            heappop(self._deliveries)

@@ -1,0 +1,113 @@
+"""One chain's way through the plan: which stages are due, what they ask, and their outcomes in plan order."""
+
+from collections.abc import Mapping, Sequence
+
+import anyio
+
+from pipeline.chain import Chain
+from pipeline.engines.base import Completion, Request
+from pipeline.errors import ChainError, ContextOverflow
+from pipeline.plan import Block, Loop, Stage
+from pipeline.runtime.dispatch import Caller, Dispatcher
+from pipeline.runtime.journal import Clock, Journal, StageLabel
+from pipeline.runtime.schedule import Pipelined
+from pipeline.stages import base
+
+
+class Routes:
+    """What all chains of a run share on their way."""
+
+    def __init__(
+        self,
+        stages: Mapping[str, base.Stage],
+        labels: Mapping[str, StageLabel],
+        dispatchers: Mapping[str, Dispatcher],
+        schedule: Pipelined,
+        clock: Clock,
+    ) -> None:
+        self.stages, self.labels, self.dispatchers, self.schedule, self.clock = stages, labels, dispatchers, schedule, clock
+
+
+class Walk(Caller):
+    """A chain on its way; `stage` is where it is, for the record of an error."""
+
+    __slots__ = ("_routes", "chain", "stage")
+
+    def __init__(self, routes: Routes, journal: Journal) -> None:
+        super().__init__(journal)
+        self._routes = routes
+        self.chain: Chain | None = None
+        self.stage: str | None = None
+
+    async def block(self, chain: Chain, block: Block) -> None:
+        """Run the levels of `block`, one after the other."""
+        for level in block.levels:
+            due = [node for node in level if _due(node, chain)]
+            if stages := [node for node in due if isinstance(node, Stage)]:
+                await self._level(chain, stages)
+            for node in due:
+                if isinstance(node, Loop):
+                    await self._loop(chain, node)
+
+    async def _loop(self, chain: Chain, loop: Loop) -> None:
+        chain.enter(loop.until)
+        body = loop.body
+        while (reason := chain.exit(loop.until)) is None:
+            chain.begin_round()
+            if body.first_writer is not None and chain.next_index <= body.first_steps:
+                await self._level(chain, [body.first_writer])
+            else:
+                await self.block(chain, body)
+        chain.stop_reason = reason
+
+    async def _level(self, chain: Chain, stages: Sequence[Stage]) -> None:
+        """Run `stages` concurrently and apply their outcomes in plan order, so that timing never changes an answer."""
+        if chain.overflowed and not any(stage.spec.answers for stage in stages):
+            return
+        routes, self.stage = self._routes, stages[0].name
+        ready = routes.clock.now()
+        await routes.schedule.turn(stages[0].rank)
+        built = [routes.stages[stage.name] for stage in stages]
+        try:
+            answers = await self._ask(chain, [(stage, stage.requests(chain)) for stage in built], ready)
+        except ContextOverflow:
+            chain.overflowed = True
+            return
+        for stage, completions in zip(built, answers, strict=True):
+            self.stage = stage.name
+            if (step := chain.apply(stage.name, stage.apply(chain, completions))) is not None:
+                self.journal.commit(step)
+
+    async def _ask(self, chain: Chain, asked: Sequence[tuple[base.Stage, Sequence[Request]]], ready: float) -> list[list[Completion]]:
+        """All completions, in the order of the requests; the first error in that order is raised once all are back."""
+        if len(asked) == 1 and len(asked[0][1]) == 1:
+            stage, [request] = asked[0]
+            return [[await self._call(chain, stage, request, ready)]]
+        results: list[list[Completion | ChainError | None]] = [[None] * len(requests) for _, requests in asked]
+
+        async def one(stage: base.Stage, request: Request, row: list[Completion | ChainError | None], place: int) -> None:
+            try:
+                row[place] = await self._call(chain, stage, request, ready)
+            except ChainError as error:
+                row[place] = error
+
+        async with anyio.create_task_group() as calls:
+            for (stage, requests), row in zip(asked, results, strict=True):
+                for place, request in enumerate(requests):
+                    calls.start_soon(one, stage, request, row, place)
+        if error := next((r for row in results for r in row if isinstance(r, ChainError)), None):
+            raise error
+        return [[r for r in row if isinstance(r, Completion)] for row in results]
+
+    async def _call(self, chain: Chain, stage: base.Stage, request: Request, ready: float) -> Completion:
+        label = self._routes.labels[stage.name]
+        index = 0 if label.guides and not chain.steps else chain.next_index
+        return await self._routes.dispatchers[stage.role].call(self, label, chain.order, index, request, ready)
+
+
+def _due(node: Stage | Loop, chain: Chain) -> bool:
+    """Does the node's condition hold? A verdict that was not given holds for neither."""
+    if node.condition is None:
+        return True
+    verdict = chain.verdicts.get(node.condition.stage)
+    return verdict is not None and verdict.accepted == node.condition.accepted

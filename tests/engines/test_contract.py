@@ -1,0 +1,257 @@
+"""What every engine backend must do, whatever it computes with.
+
+A backend joins by an entry in `BACKENDS`: its name, and a function of the pytest request that gives a `Converse`,
+which runs a conversation with an open engine on the event loop (or the clock) where that engine lives.
+"""
+
+import math
+from collections.abc import Callable
+
+import anyio
+import pytest
+from anyio.from_thread import BlockingPortal
+from trio.testing import MockClock
+
+from pipeline.engines.base import Engine, Request
+from pipeline.errors import ContextOverflow, RequestRefused
+from tests.engines.conftest import SIM, Converse, Talk, ask_all, prompt_of
+
+PROBLEM = "Lily has 19 pens. Lily sells 5 packs of 2. Lily drops 9. How many pens has Lily now?"
+OTHERS = [f"Finn has {n} coins. Finn finds {n // 2 + 1}. Finn loses 3. How many coins has Finn now?" for n in range(5, 19)]
+
+
+def torch_converse(request: pytest.FixtureRequest) -> Converse:
+    portal: BlockingPortal = request.getfixturevalue("portal")
+    engine = request.getfixturevalue("torch_engines")["draft"]
+
+    def converse(talk: Talk) -> None:
+        portal.call(talk, engine)
+
+    return converse
+
+
+def sim_converse(request: pytest.FixtureRequest) -> Converse:
+    """A fresh simulated engine for each test, on a clock that jumps."""
+    sim = pytest.importorskip("pipeline.engines.sim")
+
+    def converse(talk: Talk) -> None:
+        async def main() -> None:
+            async with sim.BACKEND.open({"draft": SIM}) as engines:
+                await talk(engines["draft"])
+
+        anyio.run(main, backend="trio", backend_options={"clock": MockClock(autojump_threshold=0)})
+
+    return converse
+
+
+BACKENDS: dict[str, Callable[[pytest.FixtureRequest], Converse]] = {"torch": torch_converse, "sim": sim_converse}
+
+
+@pytest.fixture(params=BACKENDS)
+def converse(request: pytest.FixtureRequest) -> Converse:
+    return BACKENDS[request.param](request)
+
+
+def thinking(engine: Engine, problem: str = PROBLEM, **options: object) -> Request:
+    defaults = {"request_id": problem, "prompt_ids": prompt_of(engine, problem), "max_tokens": 12, "temperature": 0.8, "seed": 11}
+    return Request(**defaults | options)  # type: ignore[arg-type]
+
+
+def test_gives_as_many_candidates_as_asked_for(converse: Converse) -> None:
+    async def talk(engine: Engine) -> None:
+        answer = await engine.generate(thinking(engine, n=4))
+        assert len(answer.candidates) == 4
+        for candidate in answer.candidates:
+            assert 1 <= len(candidate.ids) <= 12
+            assert candidate.text == engine.tokenizer.decode(candidate.ids)
+            assert candidate.cumulative_logprob <= 0
+
+    converse(talk)
+
+
+def test_same_request_same_text_and_another_seed_another_text(converse: Converse) -> None:
+    async def talk(engine: Engine) -> None:
+        first, again, other = [await engine.generate(thinking(engine, n=6, temperature=1.5, seed=s)) for s in (3, 3, (1 << 63) - 1)]
+        assert [c.ids for c in first.candidates] == [c.ids for c in again.candidates]
+        assert [c.ids for c in first.candidates] != [c.ids for c in other.candidates]
+
+    converse(talk)
+
+
+def test_a_candidate_depends_on_its_seed_and_index_alone(converse: Converse) -> None:
+    async def talk(engine: Engine) -> None:
+        two = await engine.generate(thinking(engine, n=2))
+        four = await engine.generate(thinking(engine, n=4))
+        assert [c.ids for c in two.candidates] == [c.ids for c in four.candidates[:2]]
+        assert len({c.ids for c in four.candidates}) > 1
+
+    converse(talk)
+
+
+def test_a_crowd_changes_nothing(converse: Converse) -> None:
+    async def talk(engine: Engine) -> None:
+        requests = [thinking(engine, problem, n=1 + index % 3, seed=index) for index, problem in enumerate(OTHERS)]
+        alone = [await engine.generate(request) for request in requests]
+        crowd = await ask_all(engine, requests)
+        assert [[c.text for c in a.candidates] for a in crowd] == [[c.text for c in a.candidates] for a in alone]
+
+    converse(talk)
+
+
+def test_a_stop_string_ends_after_the_token_that_completes_it(converse: Converse) -> None:
+    async def talk(engine: Engine) -> None:
+        answer = await engine.generate(thinking(engine, n=4, max_tokens=100, stop=("\n\n",)))
+        stopped = [c for c in answer.candidates if c.stop_reason == "\n\n"]
+        assert stopped
+        for candidate in stopped:
+            assert candidate.finish_reason == "stop"
+            assert "\n\n" in candidate.text
+            assert "\n\n" not in engine.tokenizer.decode(candidate.ids[:-1])
+
+    converse(talk)
+
+
+def test_a_stop_id_ends_and_is_kept(converse: Converse) -> None:
+    async def talk(engine: Engine) -> None:
+        free = (await engine.generate(thinking(engine))).candidates[0]
+        last = free.ids[3]
+        stopped = (await engine.generate(thinking(engine, stop_ids=(last,)))).candidates[0]
+        assert stopped.ids == free.ids[: free.ids.index(last) + 1]
+        assert (stopped.finish_reason, stopped.stop_reason) == ("stop", last)
+
+    converse(talk)
+
+
+def test_end_of_sequence_ends_and_is_counted_but_not_kept(converse: Converse) -> None:
+    async def talk(engine: Engine) -> None:
+        answer = await engine.generate(thinking(engine, max_tokens=400, temperature=0.0))
+        (candidate,) = answer.candidates
+        assert (candidate.finish_reason, candidate.stop_reason) == ("stop", None)
+        assert engine.tokenizer.eos_ids.isdisjoint(candidate.ids)
+        assert answer.usage.output_tokens == len(candidate.ids) + 1
+
+    converse(talk)
+
+
+def test_max_tokens_ends_with_length(converse: Converse) -> None:
+    async def talk(engine: Engine) -> None:
+        answer = await engine.generate(thinking(engine, max_tokens=3))
+        assert [(len(c.ids), c.finish_reason, c.stop_reason) for c in answer.candidates] == [(3, "length", None)]
+
+    converse(talk)
+
+
+def test_max_tokens_is_cut_to_what_the_context_leaves(converse: Converse) -> None:
+    async def talk(engine: Engine) -> None:
+        start = prompt_of(engine, PROBLEM)
+        prompt = (start * (engine.max_model_len // len(start) + 1))[: engine.max_model_len - 2]
+        (candidate,) = (await engine.generate(thinking(engine, prompt_ids=prompt, max_tokens=50))).candidates
+        assert len(candidate.ids) <= 2
+
+    converse(talk)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_choice_gives_all_options_log_probabilities(converse: Converse, temperature: float) -> None:
+    async def talk(engine: Engine) -> None:
+        options = tuple(engine.tokenizer.encode(digit)[-1] for digit in "0123")
+        answer = await engine.generate(thinking(engine, max_tokens=1, option_ids=options, temperature=temperature))
+        (candidate,) = answer.candidates
+        assert len(answer.option_logprobs) == len(options)
+        assert 0 < sum(map(math.exp, answer.option_logprobs)) <= 1 + 1e-6
+        chosen = options.index(candidate.ids[0])
+        if temperature == 0:
+            assert answer.option_logprobs[chosen] == max(answer.option_logprobs)
+        assert candidate.cumulative_logprob == pytest.approx(answer.option_logprobs[chosen])
+        assert answer.usage.output_tokens == 1
+
+    converse(talk)
+
+
+def test_a_prompt_that_fills_the_context_overflows(converse: Converse) -> None:
+    async def talk(engine: Engine) -> None:
+        prompt = prompt_of(engine, PROBLEM)
+        prompt = (prompt * (engine.max_model_len // len(prompt) + 1))[: engine.max_model_len]
+        with pytest.raises(ContextOverflow, match=str(engine.max_model_len)):
+            await engine.generate(thinking(engine, prompt_ids=prompt))
+
+    converse(talk)
+
+
+@pytest.mark.parametrize(
+    "flaw",
+    [
+        {"prompt_ids": []},
+        {"prompt_ids": [1, 1 << 40]},
+        {"prompt_ids": [1, -1]},
+        {"option_ids": (1, 2), "max_tokens": 2},
+        {"option_ids": (1, 2), "max_tokens": 1, "n": 2},
+        {"max_tokens": 0},
+        {"n": 0},
+        {"temperature": -1.0},
+        {"top_p": 0.0},
+        {"stop": ("",)},
+    ],
+    ids=str,
+)
+def test_what_cannot_be_run_is_refused_in_one_sentence(converse: Converse, flaw: dict[str, object]) -> None:
+    async def talk(engine: Engine) -> None:
+        with pytest.raises(RequestRefused, match=r"^[^\n]+$"):
+            await engine.generate(thinking(engine, **flaw))
+
+    converse(talk)
+
+
+def test_cancelled_requests_free_their_places(converse: Converse) -> None:
+    async def talk(engine: Engine) -> None:
+        before = engine.statistics()
+        async with anyio.create_task_group() as tasks:
+            for index in range(60):
+                tasks.start_soon(engine.generate, thinking(engine, OTHERS[index % 8], max_tokens=400, stop_ids=(), seed=index))
+            await engine.generate(thinking(engine, max_tokens=1, priority=-1))
+            tasks.cancel_scope.cancel()
+        answer = await engine.generate(thinking(engine, n=8, max_tokens=5))
+        assert len(answer.candidates) == 8
+        after = engine.statistics()
+        assert (after.running, after.waiting) == (0, 0)
+        assert after.requests < before.requests + 60
+
+    converse(talk)
+
+
+def test_usage_and_statistics_add_up(converse: Converse) -> None:
+    async def talk(engine: Engine) -> None:
+        before = engine.statistics()
+        answers = await ask_all(engine, [thinking(engine, problem, n=2) for problem in OTHERS])
+        after = engine.statistics()
+        assert after.requests - before.requests == len(OTHERS)
+        for name in ("input_tokens", "cached_input_tokens", "output_tokens"):
+            assert getattr(after, name) - getattr(before, name) == sum(getattr(a.usage, name) for a in answers)
+        assert after.busy_s > before.busy_s
+        for answer, problem in zip(answers, OTHERS, strict=True):
+            assert answer.usage.input_tokens == len(prompt_of(engine, problem))
+            assert sum(len(c.ids) for c in answer.candidates) <= answer.usage.output_tokens
+
+    converse(talk)
+
+
+def test_a_prompt_that_goes_on_from_another_is_in_the_prefix_cache(converse: Converse) -> None:
+    async def talk(engine: Engine) -> None:
+        first = await engine.generate(thinking(engine, "Mia has 8 apples. " + PROBLEM, n=3, affinity="chain"))
+        longer = [*prompt_of(engine, "Mia has 8 apples. " + PROBLEM), *first.candidates[1].ids]
+        second = await engine.generate(thinking(engine, prompt_ids=longer, affinity="chain"))
+        cached = second.usage.cached_input_tokens
+        assert first.usage.input_tokens - 17 <= cached < second.usage.input_tokens
+
+    converse(talk)
+
+
+def test_timing_is_consistent(converse: Converse) -> None:
+    async def talk(engine: Engine) -> None:
+        timing = (await engine.generate(thinking(engine))).timing
+        for part in (timing.queue_time_s, timing.prefill_time_s, timing.decode_time_s, timing.time_to_first_token_s):
+            assert part is None or part >= 0
+        if None not in (timing.queue_time_s, timing.prefill_time_s, timing.time_to_first_token_s):
+            assert timing.time_to_first_token_s == pytest.approx(timing.queue_time_s + timing.prefill_time_s)  # type: ignore[operator]
+
+    converse(talk)

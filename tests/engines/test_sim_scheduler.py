@@ -1,0 +1,193 @@
+"""The event-jumping scheduler against a plain simulation that computes every iteration, in exact fractions."""
+
+import math
+from fractions import Fraction
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeline.engines.sim_device import SimDevice
+from pipeline.engines.sim_scheduler import Job, Scheduler
+from pipeline.spec import SimDeviceSpec, SimSpec
+
+# Powers of two, so that floats are exact and results can be compared with ==.
+DEVICE = SimDeviceSpec(name="d", flops_per_s=2.0**21, bytes_per_s=2.0**18, overhead_s=2.0**-9)
+
+
+CANCELLED = (-1.0, -1.0, -1.0)
+
+
+def spec(**fields: Any) -> SimSpec:
+    defaults: dict[str, Any] = {"model": "m", "device": DEVICE, "parameters": 2.0**10, "kv_bytes_per_token": 32.0}
+    return SimSpec(**{**defaults, "max_num_seqs": 6, "max_num_batched_tokens": 16, "kv_cache_tokens": 10_000, **fields})
+
+
+class Order:
+    """One request of a test, with what came of it: scheduled, first token, finished."""
+
+    def __init__(self, number: int, engine: int, arrival: float, prompt: int, lengths: tuple[int, ...], priority: int, patience: float) -> None:
+        self.number, self.engine, self.arrival, self.prompt, self.lengths = number, engine, arrival, prompt, lengths
+        self.key = (priority, arrival, str(number), number)
+        self.cancel = arrival + patience
+        self.moments: tuple[float, float, float] | None = None
+
+    def __repr__(self) -> str:
+        return f"Order({self.number}, {self.engine}, {self.arrival}, {self.prompt}, {self.lengths}, {self.key[0]}, {self.cancel - self.arrival})"
+
+    @property
+    def need(self) -> int:
+        return self.prompt + sum(self.lengths)
+
+
+class PlainEngine:
+    """Continuous batching as it is described, one iteration at a time."""
+
+    def __init__(self, spec: SimSpec) -> None:
+        self.spec = spec
+        self.waiting: list[Order] = []
+        self.left: dict[Order, int] = {}
+        self.decoding: list[tuple[Order, list[int]]] = []
+        self.moments: dict[Order, list[float]] = {}
+        self.chunks: list[tuple[Order, int]] = []
+        self.work: Fraction | None = None
+
+    def start(self, now: Fraction) -> None:
+        spec = self.spec
+        self.decoding = [(order, rest) for order, rest in self.decoding if order in self.moments]
+        size = sum(len(rest) for _, rest in self.decoding)
+        budget, seats, self.chunks = spec.max_num_batched_tokens - size, size, []
+        self.waiting.sort(key=lambda order: order.key)
+        while budget > 0:
+            order = next(iter(self.left), None)
+            if order is None or order in dict(self.chunks):
+                if not self.waiting:
+                    break
+                order = self.waiting[0]
+                running = sum(other.need for other in self.moments)
+                if seats + len(order.lengths) > spec.max_num_seqs or running + order.need > spec.kv_cache_tokens:
+                    break
+                self.waiting.pop(0)
+                self.left[order], self.moments[order] = order.prompt, [float(now)]
+            count = min(self.left[order], budget)
+            self.left[order] -= count
+            if not self.left[order]:
+                del self.left[order]
+            self.chunks.append((order, count))
+            budget, seats = budget - count, seats + len(order.lengths)
+        if not size and not self.chunks:
+            return
+        reads = sum(order.prompt + length - left for order, rest in self.decoding for left, length in rest)
+        reads += sum(order.prompt - self.left.get(order, 0) for order, _ in self.chunks)
+        tokens = size + sum(count for _, count in self.chunks)
+        arithmetic = Fraction(2 * spec.parameters) * tokens / Fraction(spec.device.flops_per_s)
+        weights = Fraction(spec.parameters * spec.bytes_per_parameter)
+        memory = (weights + Fraction(spec.kv_bytes_per_token) * reads) / Fraction(spec.device.bytes_per_s)
+        self.work = max(arithmetic, memory) + Fraction(spec.device.overhead_s)
+
+    def end(self, now: Fraction) -> None:
+        self.work = None
+        self.decoding = [(order, [(left - 1, length) for left, length in rest]) for order, rest in self.decoding]
+        for order, _ in self.chunks:
+            if order not in self.left and order in self.moments:
+                self.moments[order].append(float(now))
+                self.decoding.append((order, [(length - 1, length) for length in order.lengths]))
+        self.decoding = [(order, [item for item in rest if item[0]]) for order, rest in self.decoding]
+        for order, rest in self.decoding:
+            if not rest and order in self.moments:
+                scheduled, first = self.moments.pop(order)
+                order.moments = order.moments or (scheduled, first, float(now))
+
+    def cancel(self, order: Order) -> None:
+        if order in self.waiting:
+            self.waiting.remove(order)
+        order.moments = CANCELLED
+
+
+def plain(specs: list[SimSpec], orders: list[Order]) -> None:
+    """Every iteration of every engine; while k engines are busy work takes k times as long."""
+    engines = [PlainEngine(spec) for spec in specs]
+    now = Fraction(0)
+    arrivals = sorted({*(Fraction(order.arrival) for order in orders), *(Fraction(o.cancel) for o in orders if o.cancel < math.inf)})
+    while True:
+        for engine in engines:
+            if engine.work == 0:
+                engine.end(now)
+        for order in orders:
+            engine = engines[order.engine]
+            if order.arrival == now:
+                engine.waiting.append(order)
+            if order.cancel == now and order.moments is None:
+                engine.cancel(order)
+        arrivals = [moment for moment in arrivals if moment > now]
+        for engine in engines:
+            if engine.work is None:
+                for order in [order for order in engine.moments if order.moments is not None]:
+                    del engine.moments[order]
+                    engine.left.pop(order, None)
+                engine.start(now)
+        busy = [engine for engine in engines if engine.work is not None]
+        steps = [engine.work * len(busy) for engine in busy] + [moment - now for moment in arrivals[:1]]
+        if not steps:
+            return
+        for engine in busy:
+            engine.work -= min(steps) / len(busy)
+        now += min(steps)
+
+
+def jumping(specs: list[SimSpec], orders: list[Order]) -> dict[int, tuple[float, float, float]]:
+    """The same orders through the scheduler."""
+    device = SimDevice(specs[0].device)
+    shares = [device.join(Scheduler(spec)) for spec in specs]
+    jobs: dict[int, Job] = {}
+    moments = {order.arrival for order in orders} | {order.cancel for order in orders}
+    for moment in [*sorted(moments - {math.inf}), math.inf]:
+        while device.wake() < moment:
+            device.advance(device.wake())
+        for order in orders:
+            if order.arrival == moment:
+                prompt = (order.number,) * order.prompt
+                keeps = tuple((candidate,) * (length - 1) for candidate, length in enumerate(order.lengths))
+                jobs[order.number] = Job(order.key, prompt, order.prompt - 1, order.lengths, keeps, lambda: None)
+                device.add(shares[order.engine], jobs[order.number], moment)
+            if order.cancel == moment:
+                device.drop(shares[order.engine], jobs[order.number], moment)
+    for share in shares:
+        scheduler = share.scheduler
+        assert (scheduler.running, scheduler.waiting, scheduler.size, scheduler.cache.reserved) == (0, 0, 0, 0)
+        assert scheduler.cache.kept <= scheduler.cache.capacity
+    return {
+        number: (job.scheduled, job.first_token, job.finished) if not job.cancelled else CANCELLED for number, job in jobs.items()
+    }
+
+
+@st.composite
+def workloads(draw: st.DrawFn) -> list[Order]:
+    count = draw(st.integers(1, 12))
+    grid = st.integers(0, 200).map(lambda ticks: ticks * 2.0**-8)
+    return [
+        Order(
+            number,
+            draw(st.integers(0, 1)),
+            draw(grid),
+            draw(st.integers(1, 40)),
+            tuple(draw(st.lists(st.integers(1, 12), min_size=1, max_size=4))),
+            draw(st.integers(0, 1)),
+            draw(st.sampled_from([math.inf, math.inf, 0.0, 0.03125, 0.109375])),
+        )
+        for number in range(count)
+    ]
+
+
+@pytest.mark.slow
+@settings(max_examples=300, deadline=None)
+@given(workloads(), st.sampled_from([0.0, 32.0, 4096.0]), st.sampled_from([100, 200, 10_000]), st.booleans())
+def test_jumping_equals_computing_every_iteration(orders: list[Order], kv_bytes: float, room: int, shared: bool) -> None:
+    specs = [spec(kv_bytes_per_token=kv_bytes, kv_cache_tokens=room), spec(kv_bytes_per_token=32.0, parameters=2.0**9)]
+    if not shared:
+        specs.pop()
+        for order in orders:
+            order.engine = 0
+    plain(specs, orders)
+    assert jumping(specs, orders) == {order.number: order.moments for order in orders}

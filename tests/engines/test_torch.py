@@ -1,0 +1,294 @@
+"""What is particular to the torch engine: it computes what transformers computes, keeps prefixes, and dies loudly."""
+
+import os
+import signal
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import anyio
+import numpy as np
+import pytest
+from anyio.from_thread import BlockingPortal
+
+from pipeline.engines.base import Completion, Engine, Request
+from pipeline.engines.torch import open_torch, share_cores
+from pipeline.engines.torch_slots import Slots
+from pipeline.errors import EngineDead, GraphError
+from pipeline.spec import TorchSpec
+from tests.engines.conftest import DRAFT, ask_all, prompt_of
+
+PROBLEMS = [
+    "Lily has 19 pens. Lily sells 5 packs of 2. Lily drops 9. How many pens has Lily now?",
+    "Hugo has 3 cards. Hugo buys 8. How many cards has Hugo now?",
+    "Finn has 12 coins. Finn finds 4. Finn loses 3. Finn gets 2 bags of 5. How many coins has Finn now?",
+    "Mia has 7 apples. Mia eats 3. How many apples has Mia now?",
+]
+
+
+@pytest.fixture(scope="session")
+def reference() -> Any:
+    """The bundled target as transformers computes it, one sequence at a time, in float32 like the engine."""
+    from transformers import AutoModelForCausalLM
+
+    from pipeline.engines.torch import _resolve
+
+    folder = _resolve("target", TorchSpec(model="bundled:tiny-target"))
+    return AutoModelForCausalLM.from_pretrained(folder, dtype="float32").eval()
+
+
+def reference_logprobs(reference: Any, ids: Sequence[int]) -> Any:
+    import torch
+
+    with torch.inference_mode():
+        return torch.log_softmax(reference(torch.tensor([list(ids)])).logits[0].float(), dim=-1)
+
+
+class Bench:
+    """A loop over a bundled model in this very process: the worker without its socket."""
+
+    def __init__(self, **options: Any) -> None:
+        from pipeline.engines.torch_model import load
+        from pipeline.engines.torch_wire import Setup
+
+        spec = TorchSpec(**{"model": "bundled:tiny-target"} | options)
+        from pipeline.engines.torch import _resolve
+
+        self.loaded = load(Setup("target", spec, _resolve("target", spec), ()))
+        self.loop = self.loaded.loop
+        self._number = 0
+
+    def run(self, requests: Sequence[Request]) -> list[Completion]:
+        """All at once; the answers in the order of the requests. `order` tells in which order they finished."""
+        import torch
+
+        from pipeline.engines.torch_jobs import Job, Stops
+
+        first = self._number
+        for request in requests:
+            stops = Stops(request.stop, request.stop_ids, self.loaded.eos, self.loaded.decode)
+            self.loop.add(Job(self._number, request, stops, self.loaded.decode, self.loop.max_model_len))
+            self._number += 1
+        done: dict[int, Completion] = {}
+        with torch.inference_mode():
+            while not self.loop.idle:
+                done |= {job.number - first: job.completion() for job in self.loop.step()}
+        self.order = list(done)
+        return [done[index] for index in range(len(requests))]
+
+
+def random_prompt(seed: int, length: int) -> list[int]:
+    return [int(i) for i in np.random.default_rng(seed).integers(20, 500, length)]
+
+
+def request(prompt: Sequence[int], **options: Any) -> Request:
+    return Request(**{"request_id": "r", "prompt_ids": list(prompt), "max_tokens": 8} | options)
+
+
+def test_greedy_text_is_what_transformers_generates(portal: BlockingPortal, torch_engines: Mapping[str, Engine], reference: Any) -> None:
+    import torch
+
+    engine = torch_engines["target"]
+    prompts = [prompt_of(engine, problem) for problem in PROBLEMS]
+    answers = portal.call(ask_all, engine, [request(prompt, max_tokens=80) for prompt in prompts])
+    for prompt, answer in zip(prompts, answers, strict=True):
+        expected = reference.generate(torch.tensor([prompt]), max_new_tokens=80, do_sample=False)[0, len(prompt) :].tolist()
+        assert list(answer.candidates[0].ids) == [i for i in expected if i not in engine.tokenizer.eos_ids]
+        assert "\\boxed" in answer.candidates[0].text
+
+
+def test_ragged_sequences_agree_with_plain_forward_passes(reference: Any) -> None:
+    prompts = [random_prompt(n, length) for n, length in enumerate([2, 31, 7, 120, 300, 64])]
+    requests = [request(prompt, n=2, temperature=1.0, seed=n, max_tokens=5 + n) for n, prompt in enumerate(prompts)]
+    for prompt, answer in zip(prompts, Bench(max_num_seqs=9).run(requests), strict=True):
+        for candidate in answer.candidates:
+            logprobs = reference_logprobs(reference, [*prompt, *candidate.ids])
+            total = sum(float(logprobs[len(prompt) - 1 + k, i]) for k, i in enumerate(candidate.ids))
+            assert candidate.cumulative_logprob == pytest.approx(total, abs=1e-3)
+
+
+def test_scored_tokens_agree_with_plain_forward_passes(reference: Any) -> None:
+    prompt, scored = random_prompt(1, 40), random_prompt(2, 30)
+    expected = reference_logprobs(reference, prompt + scored)
+    bench = Bench(max_num_batched_tokens=16)
+    for cached in (0, len(prompt) - 1):
+        (answer,) = bench.run([request(prompt, scored_ids=tuple(scored))])
+        assert answer.scored_logprobs == pytest.approx([float(expected[39 + k, i]) for k, i in enumerate(scored)], abs=1e-3)
+        assert answer.candidates == ()
+        assert answer.usage.cached_input_tokens == cached
+
+
+def test_prefill_in_chunks_equals_prefill_at_once() -> None:
+    requests = [request(random_prompt(n, 50 + 37 * n), temperature=1.0, seed=n) for n in range(6)]
+    whole, chunks = (Bench(max_num_batched_tokens=size).run(requests) for size in (4096, 24))
+    for one, other in zip(whole, chunks, strict=True):
+        assert one.candidates[0].ids == other.candidates[0].ids
+        assert one.candidates[0].cumulative_logprob == pytest.approx(other.candidates[0].cumulative_logprob, abs=1e-3)
+
+
+def test_more_candidates_than_places_run_one_after_the_other() -> None:
+    wide, narrow = (Bench(max_num_seqs=size).run([request(random_prompt(1, 60), n=7, temperature=1.0)])[0] for size in (8, 3))
+    assert [c.ids for c in narrow.candidates] == [c.ids for c in wide.candidates]
+    assert narrow.usage.input_tokens == 60
+
+
+def test_eviction_under_pressure_changes_no_text() -> None:
+    prompts = [random_prompt(n % 5, 40) + random_prompt(n, 20) for n in range(24)]
+    requests = [request(prompt, n=2, temperature=1.0, seed=n, affinity=str(n % 7)) for n, prompt in enumerate(prompts)]
+    roomy, tight = Bench(max_num_seqs=64, kv_cache_slots=200).run(requests), Bench(max_num_seqs=4, kv_cache_slots=5).run(requests)
+    assert [[c.ids for c in a.candidates] for a in roomy] == [[c.ids for c in a.candidates] for a in tight]
+
+
+def test_a_verification_keeps_the_prefix_of_its_chain() -> None:
+    bench = Bench(max_num_seqs=4, kv_cache_slots=8)
+    context = random_prompt(1, 100)
+    bench.run([request(context, affinity="a")])
+    (verify,) = bench.run([request(context + random_prompt(2, 30), max_tokens=1, option_ids=(30, 31), affinity="a")])
+    assert verify.usage.cached_input_tokens == 100
+    (fallback,) = bench.run([request(context, affinity="a")])
+    assert fallback.usage.cached_input_tokens == 99
+    (other,) = bench.run([request(context[:60] + random_prompt(3, 10), affinity="b")])
+    assert other.usage.cached_input_tokens == 60
+    (again,) = bench.run([request(context, affinity="a")])
+    assert again.usage.cached_input_tokens == 99
+
+
+def test_leftover_candidates_are_evicted_before_other_chains_prefixes() -> None:
+    bench = Bench(max_num_seqs=4, kv_cache_slots=8)
+    for chain in range(4):
+        bench.run([request(random_prompt(chain, 80), n=4, temperature=1.0, affinity=str(chain))])
+    again = [bench.run([request(random_prompt(chain, 80), affinity=str(chain))])[0] for chain in range(4)]
+    assert [a.usage.cached_input_tokens for a in again] == [79] * 4
+
+
+def test_lower_priority_numbers_go_first_and_none_waits_for_ever() -> None:
+    bench = Bench(max_num_seqs=1)
+    late = [request(random_prompt(n, 10), max_tokens=1, priority=n % 2) for n in range(30)]
+    bench.run([request(random_prompt(99, 10), max_tokens=2, priority=9), *late])
+    order = [n - 1 for n in bench.order if n]
+    urgent_first = [n for n in order if n % 2 == 0] + [n for n in order if n % 2]
+    assert order[:6] == [0, 2, 4, 6, 8, 10]
+    assert bench.order.index(0) < 10, "every eighth admission goes to the oldest"
+    assert sorted(order) == sorted(urgent_first)
+
+
+def test_slots_hold_what_they_say() -> None:
+    """Placements and copies, carried out on a model of the store, always leave the promised prefix in place."""
+    random = np.random.default_rng(0)
+    slots, store, running = Slots(9, 64), np.full((9, 64), -1), {}
+    stems = [random.integers(0, 3, 50) for _ in range(4)]
+    for _ in range(2000):
+        if running and (len(running) == 6 or random.random() < 0.5):
+            slots.release(running.popitem()[0])
+            continue
+        prompt = np.concatenate([stems[random.integers(4)][: random.integers(1, 50)], random.integers(0, 3, random.integers(1, 10))])
+        placed = slots.place(prompt, str(random.integers(5)))
+        for source, target, tokens in placed.copies:
+            assert target not in running
+            store[target, :tokens] = store[source, :tokens]
+        assert placed.slot not in running
+        assert placed.cached < len(prompt)
+        assert (store[placed.slot, : placed.cached] == prompt[: placed.cached]).all()
+        positions = np.arange(placed.cached, len(prompt))
+        store[placed.slot, positions] = prompt[positions]
+        slots.write(np.full(len(positions), placed.slot), positions, prompt[positions])
+        running[placed.slot] = prompt
+        for slot, content in running.items():
+            assert (store[slot, : len(content)] == content).all()
+
+
+def test_top_p_leaves_only_the_likeliest(reference: Any) -> None:
+    prompt = random_prompt(5, 20)
+    (answer,) = Bench().run([request(prompt, n=30, max_tokens=1, temperature=1.0, top_p=0.4)])
+    ordered, order = reference_logprobs(reference, prompt)[-1].exp().sort(descending=True)
+    nucleus = order[: int((ordered.cumsum(0) < 0.4).sum()) + 1].tolist()
+    assert {c.ids[0] for c in answer.candidates} <= set(nucleus)
+
+
+def test_samples_follow_the_distribution(reference: Any) -> None:
+    prompt = random_prompt(6, 20)
+    (answer,) = Bench().run([request(prompt, n=600, max_tokens=1, temperature=1.0)])
+    probabilities = reference_logprobs(reference, prompt)[-1].exp()
+    counts = np.bincount([c.ids[0] if c.ids else 0 for c in answer.candidates], minlength=len(probabilities))
+    assert np.abs(counts / 600 - probabilities.numpy()).max() < 0.07
+
+
+def test_a_killed_worker_is_found_dead_at_once(portal: BlockingPortal) -> None:
+    async def main() -> float:
+        async with open_torch({"draft": DRAFT}) as engines:
+            engine = engines["draft"]
+            prompt = prompt_of(engine, PROBLEMS[0])
+            waiting: list[EngineDead] = []
+
+            async def ask() -> None:
+                try:
+                    await engine.generate(request(prompt, n=8, max_tokens=400, stop_ids=()))
+                except EngineDead as error:
+                    waiting.append(error)
+
+            async with anyio.create_task_group() as tasks:
+                for _ in range(40):
+                    tasks.start_soon(ask)
+                await engine.generate(request(prompt, max_tokens=1, priority=-1))
+                os.kill(engine.pid, signal.SIGKILL)
+                killed_s = time.monotonic()
+            assert len(waiting) == 40
+            assert "SIGKILL" in str(waiting[0])
+            with pytest.raises(EngineDead, match="draft"):
+                await engine.generate(request(prompt))
+            await engine.aclose()
+            return time.monotonic() - killed_s
+
+    assert portal.call(main) < 1.0
+
+
+@pytest.mark.parametrize(
+    ("spec", "says"),
+    [
+        (TorchSpec(model="bundled:tiny-drafd"), "did you mean `tiny-draft`"),
+        (TorchSpec(model="/no/such/folder"), "/no/such/folder"),
+        (TorchSpec(model="bundled:tiny-draft", kv_cache_slots=3), "kv_cache_slots"),
+        (TorchSpec(model="bundled:tiny-draft", max_model_len=1 << 20), "bundled:tiny-draft.*max_model_len"),
+    ],
+    ids=["bundled", "folder", "slots", "context"],
+)
+def test_a_failed_start_says_why(portal: BlockingPortal, spec: TorchSpec, says: str) -> None:
+    async def main() -> None:
+        async with open_torch({"draft": spec}):
+            pass
+
+    with pytest.raises(GraphError, match=says) as caught:
+        portal.call(main)
+    assert "draft" in str(caught.value)
+
+
+def test_a_missing_device_says_so() -> None:
+    import torch
+
+    from pipeline.engines.torch_model import CannotLoad
+
+    if torch.cuda.is_available():
+        pytest.skip("there is a CUDA device here")
+    with pytest.raises(CannotLoad, match="no CUDA"):
+        Bench(device="cuda:0")
+
+
+def test_cores_are_shared_out_only_if_there_are_enough() -> None:
+    free, pinned, gpu = (TorchSpec(model="m", **options) for options in ({}, {"core": 1}, {"device": "cuda"}))
+    assert share_cores({"a": free, "b": free}, [0, 1]) == {"a": (0,), "b": (1,)}
+    assert share_cores({"a": free, "b": free, "c": free}, [0, 1]) == {"a": (), "b": (), "c": ()}
+    assert share_cores({"a": pinned, "b": free}, [0, 1]) == {"a": (1,), "b": (0,)}
+    assert share_cores({"a": gpu, "b": free}, [0, 1]) == {"a": (), "b": (0,)}
+
+
+def stops_of(*strings: str) -> Callable[[list[int]], Any]:
+    from pipeline.engines.torch_jobs import Stops
+
+    pieces = ["a", "b\n", "\n", "\n\nc", " "]
+    stops = Stops(strings, (), frozenset(), lambda ids: "".join(pieces[i] for i in ids))
+    return lambda ids: stops.reason(ids) if stops.may_end(ids[-1]) else None
+
+
+def test_stop_strings_may_span_tokens_or_end_inside_one() -> None:
+    reason = stops_of("\n\n", "a a a")
+    assert [reason(ids) for ids in ([0, 1], [0, 1, 2], [0, 3], [2], [0, 4, 0, 4, 0])] == [None, "\n\n", "\n\n", None, "a a a"]

@@ -1,0 +1,106 @@
+"""The bundled models' data, tokenizer and training sequences: fast checks without training."""
+
+import sys
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeline.engines.tokenizer import HFTokenizer
+from pipeline.prompts import DELIMITER, WORDINGS, Dialect
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / "tools"))
+
+import make_arith  # noqa: E402
+import tiny_examples  # noqa: E402
+import tiny_tokenizer  # noqa: E402
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tokenizer")
+    tiny_tokenizer.save(folder)
+    return HFTokenizer(str(folder))
+
+
+@pytest.fixture(scope="module")
+def examples(tokenizer):
+    return tiny_examples.Examples(tokenizer, seed=0)
+
+
+@pytest.mark.parametrize("name", make_arith.SPLIT_SEEDS)
+def test_the_committed_rows_are_what_the_seed_gives(name):
+    rows = pq.read_table(ROOT / "datasets" / "arith" / f"{name}.parquet").to_pylist()
+    assert [(row["problem"], row["answer"], tuple(row["steps"])) for row in rows] == [
+        (each.text, str(each.answer), each.steps) for each in make_arith.split(name)
+    ]
+    assert len(rows) == len({row["problem_id"] for row in rows}) == 500
+
+
+def test_no_problem_is_in_two_splits():
+    texts = {name: {each.text for each in make_arith.split(name)} for name in make_arith.SPLIT_SEEDS}
+    assert not texts["validation"] & texts["test"]
+    drawn = make_arith.training(seed=0)
+    assert not {next(drawn).text for _ in range(3000)} & (texts["validation"] | texts["test"])
+
+
+def test_every_step_is_true_and_leads_to_the_answer():
+    for each in make_arith.split("test"):
+        for step in each.steps:
+            left, right = step.rstrip(".").split(", so ")[-1].removeprefix("Then ").split(" = ")
+            first, sign, second = left.split()
+            assert {"+": int(first) + int(second), "-": int(first) - int(second), "*": int(first) * int(second)}[sign] == int(right)
+        assert each.steps[-1].endswith(f"= {each.answer}.")
+
+
+def test_fixed_texts_are_one_token_each(tokenizer):
+    fixed = [*WORDINGS, DELIMITER, "<think>", "</think>", "\\boxed{", "}", *(f"[{i}] " for i in range(1, 10)), *map(str, range(100))]
+    assert {text: len(tokenizer.encode(text)) for text in fixed} == dict.fromkeys(fixed, 1)
+    assert all(len(tokenizer.encode(f" {i}")) == 1 for i in range(100))
+
+
+def test_every_label_of_a_verification_is_one_token(tokenizer):
+    dialect = Dialect(tokenizer)
+    assert dialect.most_candidates >= 9
+    assert dialect.can_score
+
+
+@settings(max_examples=200, deadline=None)
+@given(text=st.text() | st.text("\n []0129\\boxed{}<|end|>think"))
+def test_any_text_comes_back(tokenizer, text):
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+def test_steps_are_encoded_alike_apart_and_together(tokenizer):
+    for each in make_arith.split("test")[:100]:
+        pieces = [step + DELIMITER for step in each.steps]
+        assert tokenizer.encode("".join(pieces)) == [token for piece in pieces for token in tokenizer.encode(piece)]
+
+
+def test_a_score_asks_exactly_what_is_served(examples):
+    situation = examples.situation()
+    asked = examples.dialect.score(situation.context, situation.gold)
+    example = examples.score(situation, situation.gold)
+    assert (example.ids, example.options) == (asked.ids, asked.option_ids[9:])
+
+
+def test_a_choice_asks_exactly_what_is_served_and_every_right_candidate_is_an_answer(examples):
+    situation, wrong = examples.situation(), (5, 6, 7)
+    candidates = [wrong, situation.gold, wrong[:2]]
+    asked, example = examples.dialect.choose(situation.context, candidates), examples.choose(situation, candidates)
+    assert (example.ids, example.options) == (asked.ids, asked.option_ids[2:3])
+    assert examples.choose(situation, [wrong]).options == asked.option_ids[:1]
+
+
+def test_labels_inside_candidates_stand_under_their_tokens(examples, tokenizer):
+    situation = examples.situation()
+    example = examples.choose(situation, [situation.gold[:-1], situation.gold])
+    shown = "".join(
+        tokenizer.decode([token]) for token, verdict in zip(example.ids, example.verdict, strict=True) if verdict != tiny_examples.NONE
+    )
+    assert shown == tokenizer.decode([*situation.gold[:-1], *situation.gold])
+    foreseen = [token for token in example.right_token[len(situation.context) :] if token != tiny_examples.NONE]
+    assert tuple(foreseen) == (*situation.gold[:-1], *situation.gold)
