@@ -69,7 +69,8 @@ class Instant:
 
 async def ours(engines: dict[str, Instant], live: int, chains: int) -> float:
     """CPU seconds of a run with everything on: lanes, chains, prompts, grading, Parquet."""
-    settings = ("max_steps=%d" % STEPS, "engines.draft.max_in_flight=%d" % MAX_IN_FLIGHT, "engines.target.max_in_flight=%d" % MAX_IN_FLIGHT)
+    limits = (f"engines.{role}.max_in_flight={MAX_IN_FLIGHT}" for role in engines)
+    settings = (f"max_steps={STEPS}", *limits)
     plan = load_plan(ROOT / "bench/graphs/overhead.yaml", None, settings)
     dialects = {role: Dialect(engine.tokenizer) for role, engine in engines.items()}
     problems = (Problem(i, str(i), f"Tom has {i % 20} pens. Tom buys 4. How many pens has Tom now?", "7") for i in range(chains))

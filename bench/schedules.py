@@ -122,7 +122,9 @@ class Bench(Struct, kw_only=True):
             for engine in engines.values():
                 for i in range(WARM_UP_PROBLEMS):
                     prompt = engine.tokenizer.encode(f"warm up {i}")
-                    tasks.start_soon(engine.generate, Request(request_id=f"warm-{i}", prompt_ids=prompt, max_tokens=8, n=2, temperature=1.0))
+                    tasks.start_soon(
+                        engine.generate, Request(request_id=f"warm-{i}", prompt_ids=prompt, max_tokens=8, n=2, temperature=1.0)
+                    )
 
     async def _replay(self, plan: Plan, role: str, requests: list[Request]) -> float:
         """Seconds that one engine takes for `requests`, all ready at once, with nothing beside it."""

@@ -6,7 +6,7 @@ What kinds of stages and backends there are is the caller's to say.
 
 import hashlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -34,7 +34,9 @@ def load_graph(path: Path, kinds: Kinds, backends: Backends, *, engines: Path | 
     if unknown := raw.keys() - {field.name for field in msgspec.structs.fields(GraphSpec)}:
         raise _unknown_key(str(path), sorted(unknown)[0], GraphSpec)
     raw["params"] = dict(_mapping(raw.get("params") or {}, f"{path}: $.params"))
+    _check_names(raw["params"], f"{path}: $.params", "a param")
     roles, roles_file = _read_engines(raw, path, engines)
+    _check_names(roles, f"{roles_file}: {_role_path('', roles_file == path).rstrip('.')}", "a role")
     for setting in settings:
         _apply_setting(setting, raw["params"], roles, path)
     params = _Params(raw["params"], path)
@@ -44,6 +46,8 @@ def load_graph(path: Path, kinds: Kinds, backends: Backends, *, engines: Path | 
         raise GraphError(
             f"{path}: $.params.{sorted(unused)[0]}", f"nothing uses this param; write `${sorted(unused)[0]}` where it belongs or drop it"
         )
+    if isinstance(raw.get("name"), str):
+        _check_names([raw["name"]], f"{path}: $.name", "a graph")
     graph = _convert({**raw, "engines": {}, "stages": {}}, GraphSpec, path, "$")
     return msgspec.structs.replace(
         graph,
@@ -133,6 +137,12 @@ def _mapping(value: Any, where: str) -> dict[str, Any]:
     return value
 
 
+def _check_names(names: Iterable[str], where: str, of: str) -> None:
+    for name in names:
+        if not re.fullmatch(NAME_PATTERN, name):
+            raise GraphError(where, f"{name!r} is no name for {of}; expected small letters, digits, - and _, a letter first")
+
+
 def _read_engines(raw: dict[str, Any], path: Path, override: Path | None) -> tuple[dict[str, Any], Path]:
     """The raw roles, copied one level deep so that settings can be applied, and the file they stand in."""
     engines = raw.get("engines") if override is None else None
@@ -157,7 +167,7 @@ def _apply_setting(setting: str, params: dict[str, Any], roles: dict[str, Any], 
         raise GraphError(f"--set {setting}", f"{text!r} is not a YAML value") from error
     target, key = params, name
     if name.startswith("engines."):
-        _, role, key = (name.split(".", 2) + ["", ""])[:3]
+        _, role, key = [*name.split(".", 2), "", ""][:3]
         if role not in roles or not key:
             raise GraphError(f"--set {setting}", f"expected engines.ROLE.NAME=VALUE; {did_you_mean(role, roles)}")
         target = roles[role]

@@ -14,7 +14,9 @@ Tokens = Annotated[int, Meta(ge=1, le=1_000_000)]
 Count = Annotated[int, Meta(ge=1, le=1_000_000)]
 PositiveSeconds = Annotated[float, Meta(gt=0.0)]
 NAME_PATTERN = r"^[a-z][a-z0-9_-]{0,63}$"
-Name = Annotated[str, Meta(pattern=NAME_PATTERN)]
+"""Of graphs, stages, params and roles; the loader checks it (a `Meta(pattern=...)` can crash the interpreter at its
+exit: msgspec issue 717)."""
+Name = str
 Param = bool | int | float | str
 
 
@@ -130,7 +132,7 @@ class TorchSpec(EngineSpec, frozen=True, kw_only=True, tag="torch"):
 
     model: str
     """A folder, a hub name, or `bundled:NAME` for a model that comes with the package."""
-    device: Annotated[str, Meta(pattern=r"^(auto|cpu|cuda(:\d+)?)$")] = "auto"
+    device: Literal["auto", "cpu", "cuda", "cuda:0", "cuda:1", "cuda:2", "cuda:3", "cuda:4", "cuda:5", "cuda:6", "cuda:7"] = "auto"
     """`auto`: the first CUDA device if there is one, else the CPU."""
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = "auto"
     """`auto`: what the model was saved in; below 20M parameters on a CPU float32, which is faster there and rounds less."""

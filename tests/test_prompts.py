@@ -9,7 +9,8 @@ from pipeline.prompts import CHOOSE_PREFILL, DELIMITER, LABELS, SCORE_PREFILL, D
 
 R1_STYLE = (
     "{% for m in messages %}{% if m['role'] == 'user' %}<|user|>{{ m['content'] }}{% else %}"
-    "{% set c = m['content'] %}{% if '</think>' in c %}{% set c = c.split('</think>')[-1] %}{% endif %}<|assistant|>{{ c }}<|end|>{% endif %}"
+    "{% set c = m['content'] %}{% if '</think>' in c %}{% set c = c.split('</think>')[-1] %}{% endif %}"
+    "<|assistant|>{{ c }}<|end|>{% endif %}"
     "{% endfor %}{% if add_generation_prompt %}<|assistant|><think>\n{% endif %}"
 )
 

@@ -20,8 +20,8 @@ from pipeline.engines.tokenizer import HFTokenizer
 from pipeline.grading import extract_answer
 from pipeline.prompts import Dialect
 
-MOST_STEPS, STEP_TOKENS, RESPONSE_TOKENS = 12, 20, 128
-TEMPERATURE = 0.6
+MOST_STEPS, STEP_TOKENS, RESPONSE_TOKENS = 12, 20, 96
+TEMPERATURE, THRESHOLD, SITUATIONS = 0.6, 7, 200
 
 
 def load(folder: Path | None, device: str = "cpu") -> Any:
@@ -100,7 +100,7 @@ def loop(draft: Any, target: Any, problems: Sequence[Problem], dialect: Dialect,
         if not live:
             break
         drafted = sample_steps(draft, [contexts[i] for i in live], candidates, TEMPERATURE, dialect)
-        chosen = verdicts(target, [contexts[i] for i in live], drafted, dialect)
+        chosen = verdicts(target, [contexts[i] for i in live], drafted, dialect, score=candidates == 1)
         fall = [i for i, step in zip(live, chosen, strict=True) if step is None]
         own = dict(zip(fall, sample_steps(target, [contexts[i] for i in fall], 1, TEMPERATURE, dialect), strict=True)) if fall else {}
         for i, step in zip(live, chosen, strict=True):
@@ -114,12 +114,12 @@ def loop(draft: Any, target: Any, problems: Sequence[Problem], dialect: Dialect,
 
 
 def verdicts(
-    target: Any, contexts: Sequence[Sequence[int]], drafted: Sequence[Sequence[tuple[int, ...]]], dialect: Dialect
+    target: Any, contexts: Sequence[Sequence[int]], drafted: Sequence[Sequence[tuple[int, ...]]], dialect: Dialect, *, score: bool
 ) -> list[tuple[int, ...] | None]:
-    """The accepted candidate of each context, or None."""
-    if len(drafted[0]) == 1:
+    """The accepted candidate of each context, or None; with `score`, of one candidate each."""
+    if score:
         prompts = [dialect.score(c, d[0]) for c, d in zip(contexts, drafted, strict=True)]
-        return [d[0] if digit >= 7 else None for d, digit in zip(drafted, decide(target, prompts), strict=True)]
+        return [d[0] if digit >= THRESHOLD else None for d, digit in zip(drafted, decide(target, prompts), strict=True)]
     distinct = [list(dict.fromkeys(d)) for d in drafted]
     prompts = [dialect.choose(c, d) for c, d in zip(contexts, distinct, strict=True)]
     return [d[best - 1] if best else None for d, best in zip(distinct, decide(target, prompts), strict=True)]
@@ -132,12 +132,31 @@ def look(role: str, model: Any, draft: Path | None, problems: Sequence[Problem],
     drafter = load(draft, str(model.device))
     speccot, specreason = (loop(drafter, model, problems, examples.dialect, n) for n in (5, 1))
     return {
+        **verification(drafter, model, examples),
         "target": alone(model, problems, examples.dialect),
         "speccot": speccot["accuracy"],
         "speccot_fallback": speccot["fallback"],
         "specreason": specreason["accuracy"],
         "specreason_fallback": specreason["fallback"],
     }
+
+
+def verification(draft: Any, target: Any, examples: Any) -> dict[str, float]:
+    """One-token verdicts on the draft's samples: right where a candidate is right, and where none is.
+
+    From every second set the right candidates are taken out, as they are rarely all wrong.
+    """
+    dialect, situations = examples.dialect, [examples.situation() for _ in range(SITUATIONS)]
+    drafted = sample_steps(draft, [s.context for s in situations], 5, TEMPERATURE, dialect)
+    figures: dict[str, float] = {}
+    for name, shown in (("choose", 5), ("score", 1)):
+        sets = [d[:shown] for d in drafted]
+        sets = [[e for e in d if e != s.gold] or d if i % 2 else d for i, (s, d) in enumerate(zip(situations, sets, strict=True))]
+        chosen = verdicts(target, [s.context for s in situations], sets, dialect, score=shown == 1)
+        rows = [(step, d, s.gold) for step, d, s in zip(chosen, sets, situations, strict=True)]
+        figures[f"{name}_right"] = _share(step == gold for step, d, gold in rows if gold in d)
+        figures[f"{name}_none"] = _share(step is None for step, d, gold in rows if gold not in d)
+    return figures
 
 
 def _share(right: Any) -> float:

@@ -5,6 +5,7 @@ any UTF-8 text is encoded and decoded back exactly. The fixed wordings of `pipel
 model of a million parameters need not read them.
 """
 
+import json
 from pathlib import Path
 
 from make_arith import GAINS, ITEMS, LOSSES, NAMES
@@ -46,7 +47,10 @@ def build() -> PreTrainedTokenizerFast:
 
 
 def save(folder: Path) -> PreTrainedTokenizerFast:
-    """Build it and write it beside a model."""
+    """Build it and write it beside a model, in files that transformers 4 and 5 read alike: template and class name inside."""
     tokenizer = build()
-    tokenizer.save_pretrained(folder)
+    tokenizer.save_pretrained(folder, save_jinja_files=False)
+    path = folder / "tokenizer_config.json"
+    config = json.loads(path.read_text()) | {"tokenizer_class": "PreTrainedTokenizerFast"}
+    path.write_text(json.dumps(config, indent=2) + "\n")
     return tokenizer

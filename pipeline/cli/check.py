@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import click
+import msgspec
 
 from pipeline.plan import Block, Loop, Plan
 from pipeline.run import load_plan
@@ -18,8 +19,6 @@ def check(graph: Path, engines: Path | None, settings: tuple[str, ...], as_json:
     """Check GRAPH and its engines file, and print the compiled plan. Exit code 2 when something is wrong."""
     plan = load_plan(graph, engines, settings)
     if as_json:
-        import msgspec
-
         click.echo(msgspec.json.encode(plan, order="sorted"))
         return
     click.echo(f"{graph}: fine. Graph {plan.name}, digest {plan.digest}")

@@ -32,7 +32,12 @@ def watch(view: View) -> AbstractContextManager[object]:
 
 @contextmanager
 def _lines(meter: "Meter") -> Iterator[None]:
-    stop = threading.Event()
+    stop, view = threading.Event(), meter.view
+    print(
+        f"{view.plan.name}: {view.chains} chains, {view.schedule}, batch size {view.batch_size}, in {view.folder}",
+        file=sys.stderr,
+        flush=True,
+    )
 
     def speak() -> None:
         while not stop.wait(LINE_EVERY_S):

@@ -4,7 +4,12 @@ import sys
 from pathlib import Path
 
 import click
+import msgspec
 
+from pipeline.analysis.summary import summarize
+from pipeline.cli import live, report
+from pipeline.run import RunOptions
+from pipeline.run import run as start
 from pipeline.runtime.schedule import SCHEDULES
 
 
@@ -40,16 +45,9 @@ def run(graph: Path, input_: Path, as_json: bool, debug: bool, **options: object
     Exit codes: 0 all chains finished, 1 the run could not go on, 2 graph, options or input are wrong and nothing was
     started, 3 some chains failed and are recorded as such, 130 interrupted.
     """
-    from pipeline.analysis.summary import summarize
-    from pipeline.cli import live, report
-    from pipeline.run import RunOptions
-    from pipeline.run import run as start
-
     result = start(RunOptions(graph=graph, input=input_, **options), watch=live.watch)  # type: ignore[arg-type]
     summary = summarize(result.folder)
     if as_json:
-        import msgspec
-
         click.echo(msgspec.json.encode(summary, order="sorted"))
     else:
         report.print_summary(summary, result.folder, simulated=result.run.virtual_time)

@@ -14,15 +14,16 @@ from typing import NamedTuple
 import anyio
 from anyio.abc import TaskStatus
 
-from pipeline.engines.base import Backend, Candidate, Completion, Engine, EngineStatistics, Request, Timing, Usage
+from pipeline.engines.base import Backend, Candidate, Completion, Engine, EngineStatistics, Request, Timing, Tokenizer, Usage
 from pipeline.engines.sim_device import SimDevice
-from pipeline.engines.sim_scheduler import Job, Scheduler
+from pipeline.engines.sim_scheduler import Scheduler
+from pipeline.engines.sim_stretch import Job
 from pipeline.engines.sim_text import TextModel, Written
 from pipeline.engines.sim_tokenizer import SimTokenizer
 from pipeline.errors import ContextOverflow, EngineDead, GraphError, RequestRefused
 from pipeline.spec import SimSpec
 
-_CHECKED_IDS = 256
+_CHECKED_IDS = 64
 
 
 class _Answer(NamedTuple):
@@ -43,13 +44,14 @@ class DeviceClock:
     def __init__(self, device: SimDevice) -> None:
         self.device = device
         self._sleep = anyio.CancelScope()
+        self._never = anyio.Event()
 
     async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
         """Never returns; cancel it."""
         task_status.started()
         while True:
             with anyio.CancelScope(deadline=self.device.wake()) as self._sleep:
-                await anyio.sleep_forever()
+                await self._never.wait()
             self.device.advance(anyio.current_time())
 
     def adjust(self) -> None:
@@ -64,7 +66,7 @@ class SimEngine:
 
     def __init__(self, role: str, spec: SimSpec, clock: DeviceClock) -> None:
         self.role, self.spec = role, spec
-        self.tokenizer = SimTokenizer()
+        self.tokenizer: Tokenizer = SimTokenizer()
         self.max_model_len = spec.max_model_len
         self._model = TextModel(spec.model, spec.text)
         self._clock, self._scheduler = clock, Scheduler(spec)
@@ -144,7 +146,7 @@ class SimEngine:
             yield f"temperature = {request.temperature} must not be negative, top_p = {request.top_p} must be in (0, 1]"
         if "" in request.stop:
             yield "a stop string is empty"
-        if not all(map(self.tokenizer.knows, (prompt[-_CHECKED_IDS:], request.option_ids, request.scored_ids))):
+        if not SimTokenizer.knows((*prompt[-_CHECKED_IDS:], *request.option_ids, *request.scored_ids)):
             yield "an id is not a token of this vocabulary"
 
     def _answer(self, request: Request, prompt: tuple[int, ...]) -> _Answer:
@@ -218,7 +220,7 @@ def _devices(specs: Mapping[str, SimSpec]) -> dict[str, SimDevice]:
         if device.spec != spec.device:
             raise GraphError(f"$.{role}.device", f"device `{spec.device.name}` is described in two ways; engines that share it must agree")
         if spec.max_num_batched_tokens < spec.max_num_seqs:
-            what = f"{spec.max_num_batched_tokens} is less than max_num_seqs, {spec.max_num_seqs}; every sequence needs a token an iteration"
+            what = f"{spec.max_num_batched_tokens} is less than max_num_seqs, {spec.max_num_seqs}; each sequence needs a token"
             raise GraphError(f"$.{role}.max_num_batched_tokens", what)
     return devices
 
@@ -227,7 +229,7 @@ def _devices(specs: Mapping[str, SimSpec]) -> dict[str, SimDevice]:
 async def open_sim(specs: Mapping[str, SimSpec]) -> AsyncIterator[Mapping[str, Engine]]:
     """Open the simulated engines of all roles; those that name the same device share it."""
     clocks = {name: DeviceClock(device) for name, device in _devices(specs).items()}
-    engines = {role: SimEngine(role, spec, clocks[spec.device.name]) for role, spec in specs.items()}
+    engines: dict[str, Engine] = {role: SimEngine(role, spec, clocks[spec.device.name]) for role, spec in specs.items()}
     failure: Exception | None = None
     async with anyio.create_task_group() as tasks:
         for clock in clocks.values():

@@ -10,7 +10,8 @@ moment run: a decision about new work waits until the clock has moved on, if onl
 
 import math
 
-from pipeline.engines.sim_scheduler import Job, Scheduler
+from pipeline.engines.sim_scheduler import Scheduler
+from pipeline.engines.sim_stretch import Job
 from pipeline.spec import SimDeviceSpec
 
 

@@ -6,100 +6,15 @@ decision is a *course*: a few stretches of equal iterations with closed-form dur
 clock, no task. Work is measured in the seconds that it would take on a device of one's own.
 """
 
-import math
-from bisect import bisect_left, insort
+from bisect import insort
 from collections import deque
 from collections.abc import Callable
 from heapq import heappop, heappush
 from typing import NamedTuple
 
-from pipeline.engines.sim_cache import Node, PrefixCache
+from pipeline.engines.sim_cache import PrefixCache
+from pipeline.engines.sim_stretch import Cost, Job, Stretch
 from pipeline.spec import SimSpec
-
-
-class Job:
-    """One request in a scheduler: its lengths are known beforehand, because its text is."""
-
-    __slots__ = ("arrived", "cached", "cancelled", "computed", "finished", "first_token", "keeps", "key")
-    __slots__ += ("lengths", "node", "notify", "prompt", "remaining", "reserved", "reusable", "scheduled", "seats")
-
-    def __init__(
-        self,
-        key: tuple[int, float, str, int],
-        prompt: tuple[int, ...],
-        reusable: int,
-        lengths: tuple[int, ...],
-        keeps: tuple[tuple[int, ...], ...],
-        notify: Callable[[], object],
-    ) -> None:
-        self.key, self.prompt, self.notify = key, prompt, notify
-        self.reusable = reusable
-        """Prompt tokens that may come from the prefix cache."""
-        self.lengths = lengths
-        """Tokens to sample for each candidate; the prompt's last iteration samples the first ones."""
-        self.keeps = keeps
-        """Outputs that stay in the prefix cache afterwards."""
-        self.seats = self.remaining = len(lengths)
-        self.arrived = key[1]
-        self.scheduled = self.first_token = self.finished = math.nan
-        self.node: Node | None = None
-        self.cached = self.computed = self.reserved = 0
-        self.cancelled = False
-
-    @property
-    def need(self) -> int:
-        """Tokens whose keys and values it takes at most."""
-        return len(self.prompt) + sum(self.lengths)
-
-
-class Cost:
-    """What an iteration costs: the larger of arithmetic and memory traffic, plus the overhead (a roofline), in seconds."""
-
-    def __init__(self, spec: SimSpec) -> None:
-        device = spec.device
-        self.token_s = 2 * spec.parameters / device.flops_per_s
-        """Arithmetic of one token; attention's own is left out."""
-        self.weights_s = spec.parameters * spec.bytes_per_parameter / device.bytes_per_s
-        self.kv_s = spec.kv_bytes_per_token / device.bytes_per_s
-        """Reading keys and values of one token; every sequence reads its own context, shared or not."""
-        self.overhead_s = device.overhead_s
-
-    def stretch(self, start: float, iterations: int, tokens: int, reads: int, growth: int) -> "Stretch":
-        """`iterations` of `tokens` each; the first reads `reads` tokens of context, each next one `growth` more."""
-        compute, memory, more = tokens * self.token_s, self.weights_s + reads * self.kv_s, growth * self.kv_s
-        stretch = Stretch(start, start, iterations, compute, memory, more, self.overhead_s, ())
-        return stretch._replace(end=start + stretch.duration(iterations))
-
-
-class Stretch(NamedTuple):
-    """Iterations of one batch."""
-
-    start: float
-    end: float
-    iterations: int
-    compute: float
-    memory: float
-    growth: float
-    overhead: float
-    chunks: "tuple[tuple[Job, int], ...]"
-    """Prompt tokens computed for jobs; only in a stretch of one iteration."""
-
-    def duration(self, iterations: int) -> float:
-        """Work of the first `iterations`: at first bound by arithmetic, later, as the contexts grow, by memory."""
-        bound = iterations if self.compute > self.memory else 0
-        if bound and self.growth:
-            bound = min(bound, math.ceil((self.compute - self.memory) / self.growth))
-        rest = iterations - bound
-        traffic = rest * self.memory + self.growth * (rest * (bound + iterations - 1) / 2)
-        return bound * self.compute + traffic + iterations * self.overhead
-
-    def cut(self, work: float) -> "Stretch":
-        """Its iterations up to the one that is under way, or just ends, at `work`."""
-        if self.iterations == 1:
-            return self
-        passed = work - self.start
-        count = 1 + bisect_left(range(1, self.iterations), passed, key=self.duration)
-        return self if count == self.iterations else self._replace(iterations=count, end=self.start + self.duration(count))
 
 
 class Finish(NamedTuple):

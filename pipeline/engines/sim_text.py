@@ -119,8 +119,9 @@ def _draws(key: str) -> tuple[float, float, float, float]:
     return (first >> 11) * 2.0**-53, (second >> 11) * 2.0**-53, (third >> 11) * 2.0**-53, (fourth >> 11) * 2.0**-53
 
 
-def _log_normal(mean: float, sigma: float, normal: float) -> float:
-    return math.exp(math.log(mean) - sigma * sigma / 2 + sigma * normal)
+def _mean_of_log(mean: float, sigma: float) -> float:
+    """Mean of the logarithm of a log-normal number whose own mean is `mean`."""
+    return math.log(mean) - sigma * sigma / 2
 
 
 def _body(tokens: int, uniform: float) -> tuple[int, ...]:
@@ -170,6 +171,8 @@ class TextModel:
 
     def __init__(self, name: str, spec: SimTextSpec) -> None:
         self.name, self.spec = name, spec
+        self._step_mean = _mean_of_log(spec.step_tokens_mean, spec.step_tokens_sigma)
+        self._steps_mean = _mean_of_log(spec.steps_mean, spec.steps_sigma)
 
     def read(self, prompt: tuple[int, ...]) -> State:
         """Where the thought stands; looks at the tail and, once a problem, at the question."""
@@ -196,13 +199,14 @@ class TextModel:
         easy = _EASY_STOP_IDS.issuperset(request.stop_ids) and all(stop == DELIMITER for stop in request.stop)
         ends = {*request.stop_ids, *([_BLANK_LINE] if request.stop else [])} if easy else set()
         keys = [f"{self.name}/{0 if greedy else request.seed}/{0 if greedy else j}" for j in range(request.n)]
-        return [self._written(self._text(state, key, limit, ends), key, limit, request) for key in keys]
+        return [_written(self._text(state, key, limit, ends), request) for key in keys]
 
     def choose(self, request: Request, prompt: tuple[int, ...]) -> tuple[int, tuple[float, ...]]:
         """Position of the chosen option, and the log probabilities of all; the temperature plays no part."""
         options = len(request.option_ids)
         if prompt[-len(_CHOOSE_TAIL) :] == _CHOOSE_TAIL:
-            shown = _shown(prompt[_last(prompt, _USER) :], options - 1)
+            turn = prompt[_last(prompt, _USER) : _last(prompt, _ASSISTANT)]
+            shown = _shown(turn[: _last(turn, _BLANK_LINE)], options - 1)
             right = (number for number, ids in enumerate(shown, 1) if self._judges(_NO not in ids, ids))
             chosen = next(right, 0)
         elif prompt[-len(_SCORE_TAIL) :] == _SCORE_TAIL:
@@ -227,7 +231,7 @@ class TextModel:
         return _asked(prompt[1 : prompt.index(_ASSISTANT)])
 
     def _steps(self, problem: Problem) -> int:
-        return max(1, round(_log_normal(self.spec.steps_mean, self.spec.steps_sigma, problem.normal)))
+        return max(1, round(math.exp(self._steps_mean + self.spec.steps_sigma * problem.normal)))
 
     def _judges(self, right: bool, ids: tuple[int, ...]) -> bool:
         """The verifier's opinion of a step that is `right`."""
@@ -249,24 +253,24 @@ class TextModel:
         if problem is None:
             while True:
                 step += 1
-                yield self._step(f"{key}//{step}", (), _BLANK_LINE)
+                length, place, _, _ = _draws(f"{key}//{step}")
+                yield self._step(length, place, (), _BLANK_LINE)
         while step < state.total and not state.closed:
             step += 1
-            step_key = f"{key}/{problem.key}/{step}"
-            right = _draws(step_key)[1] < self.spec.step_accuracy
+            length, place, luck, _ = _draws(f"{key}/{problem.key}/{step}")
+            right = luck < self.spec.step_accuracy
             word = "no" if not right else "ok" if sound else "eh"
             sound = sound and right
-            yield self._step(step_key, _marker(step, state.total, word), _CLOSE if step == state.total else _BLANK_LINE)
+            yield self._step(length, place, _marker(step, state.total, word), _CLOSE if step == state.total else _BLANK_LINE)
         if not (state.closed or state.done < state.total):
             yield (_CLOSE,)
         if not state.broken:
             yield (_BLANK_LINE,)
         yield from self._answer(problem, f"{key}/{problem.key}/answer", sound, step / state.total)
 
-    def _step(self, key: str, marker: tuple[int, ...], end: int) -> tuple[int, ...]:
-        """One step of exactly as many tokens as are drawn, if the marker leaves room for that few."""
-        length, _, place, _ = _draws(key)
-        tokens = round(_log_normal(self.spec.step_tokens_mean, self.spec.step_tokens_sigma, _normal(length)))
+    def _step(self, length: float, place: float, marker: tuple[int, ...], end: int) -> tuple[int, ...]:
+        """One step of exactly as many tokens as are drawn, unless the marker needs more."""
+        tokens = round(math.exp(self._step_mean + self.spec.step_tokens_sigma * _normal(length)))
         return (*_body(max(tokens - len(marker) - 1, 0), place), *marker, end)
 
     def _answer(self, problem: Problem, key: str, sound: bool, share: float) -> Iterator[tuple[int, ...]]:
@@ -278,17 +282,15 @@ class TextModel:
         yield (*_body(max(self.spec.answer_tokens - len(boxed), 0), place), *boxed)
         yield (_END,)
 
-    def _written(self, ids: list[int], key: str, limit: int, request: Request) -> Written:
-        """Cut `ids` where the request says; log probabilities of 0.25 to 0.75 nat a token."""
-        count, reason = _stopped(ids, request)
-        kept = tuple(ids[:count])
-        sampled = max(1, count)
-        finish: FinishReason = "stop"
-        if reason is None and ids[count : count + 1] == [_END]:
-            sampled = count + 1
-        elif reason is None:
-            finish = "length"
-        return Written(kept, sampled, -sampled * (0.25 + 0.5 * _draws(key)[3]), finish, reason)
+
+def _written(ids: list[int], request: Request) -> Written:
+    """Cut `ids` where the request says; log probabilities of 0.25 to 0.75 nat a token."""
+    count, reason = _stopped(ids, request)
+    kept = tuple(ids[:count])
+    ended = reason is None and ids[count : count + 1] == [_END]
+    sampled = count + ended
+    finish: FinishReason = "length" if reason is None and not ended else "stop"
+    return Written(kept, sampled, -sampled * (0.25 + hash(kept) % 1024 / 2048), finish, reason)
 
 
 def _stopped(ids: list[int], request: Request) -> tuple[int, str | int | None]:

@@ -42,7 +42,7 @@ class _Pieces(dict[int, bytes]):
             self.update({number: piece for piece, number in _SPECIAL_IDS.items()})
         length = token >> _LENGTH_SHIFT
         if not 1 <= length <= 3:
-            raise KeyError(token)
+            return "\N{REPLACEMENT CHARACTER}".encode()
         self[token] = piece = (token & 0xFFFFFF).to_bytes(3, "big")[3 - length :]
         return piece
 

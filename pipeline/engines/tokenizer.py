@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import cached_property
 from typing import Any
 
@@ -12,10 +13,8 @@ class HFTokenizer:
     """Tokenizer and chat template of a model, by folder or hub name, as published with it."""
 
     def __init__(self, model: str, *, trust_remote_code: bool = False) -> None:
-        from transformers import AutoTokenizer
-
         with boundary(GraphError, model, foreign=(OSError, ValueError)):
-            self._hf: Any = AutoTokenizer.from_pretrained(model, trust_remote_code=trust_remote_code)
+            self._hf: Any = _load(model, trust_remote_code)
         if not self._hf.chat_template:
             raise GraphError(model, "its tokenizer has no chat template; use an instruction or reasoning model")
         self._backend: Any = self._hf.backend_tokenizer
@@ -37,3 +36,15 @@ class HFTokenizer:
 
     def render(self, messages: Sequence[dict[str, str]]) -> str:
         return str(self._hf.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True))
+
+
+def _load(model: str, trust_remote_code: bool) -> Any:
+    """`tokenizer.json` as it stands, where there is one: `AutoTokenizer` would import torch, which takes seconds."""
+    from transformers import PreTrainedTokenizerFast
+
+    if not trust_remote_code:
+        with suppress(OSError, ValueError):
+            return PreTrainedTokenizerFast.from_pretrained(model)
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(model, trust_remote_code=trust_remote_code)

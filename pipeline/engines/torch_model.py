@@ -54,7 +54,9 @@ def load(setup: Setup) -> Loaded:
             loop = _loop(model, spec, device)
     except PipelineError as error:
         raise CannotLoad(str(error)) from error
-    except (OSError, ValueError, KeyError, ImportError, AttributeError, RuntimeError, NotImplementedError) as error:
+    except AttributeError as error:
+        raise CannotLoad(f"it does not look like a decoder with ordinary attention ({_first_line(error)})") from error
+    except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
         raise CannotLoad(_first_line(error)) from error
     vocab_size = int(model.get_input_embeddings().num_embeddings)
     eos = tokenizer.eos_ids | _generation_eos(model)
@@ -95,7 +97,8 @@ def _loop(model: Any, spec: TorchSpec, device: str) -> Loop:
     capacity = min(_FIRST_CAPACITY, max_model_len)
     slots = spec.kv_cache_slots or 2 * spec.max_num_seqs
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    shape = Shape(config.num_hidden_layers, config.num_attention_heads, config.num_key_value_heads, head_dim)
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    shape = Shape(config.num_hidden_layers, config.num_attention_heads, heads, head_dim)
     cache = KVCache(shape, slots, capacity, model.dtype, device)
     AttentionInterface.register(_ATTENTION, cache.attend)
     _warm_up(model, cache, device)

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 import anyio
 from msgspec import Struct
@@ -83,9 +83,14 @@ class Journal:
     """The record of one chain."""
 
     def __init__(self, run_id: str, records: Records, progress: Progress, clock: Clock, problem: Problem, sample_index: int) -> None:
-        self._run_id, self._records, self._progress, self._clock = run_id, records, progress, clock
-        self._problem, self._sample_index = problem, sample_index
+        self._records, self._progress, self._clock, self._problem = records, progress, clock, problem
         self._chain_id = f"{problem.problem_id}#{sample_index}"
+        self._identity: dict[str, Any] = {
+            "run_id": run_id,
+            "problem_id": problem.problem_id,
+            "chain_id": self._chain_id,
+            "sample_index": sample_index,
+        }
         self._started = self._step_started = clock.now()
         self.active, self.waiting = Sums(), Sums()
         self._calls = 0
@@ -121,10 +126,7 @@ class Journal:
         self._progress.decisions[step.decision] += 1
         self._records.step(
             StepRow(
-                run_id=self._run_id,
-                problem_id=self._problem.problem_id,
-                chain_id=self._chain_id,
-                sample_index=self._sample_index,
+                **self._identity,
                 step_index=step.index,
                 stage=step.stage,
                 source_engine=step.span.role,
@@ -164,10 +166,7 @@ class Journal:
         said: Span | None = chain.answer if chain else None
         self._records.chain(
             ChainRow(
-                run_id=self._run_id,
-                problem_id=self._problem.problem_id,
-                chain_id=self._chain_id,
-                sample_index=self._sample_index,
+                **self._identity,
                 input_row=self._problem.row,
                 answer=answer,
                 answer_text=said.text if said else None,
@@ -225,10 +224,7 @@ class Journal:
         longest = max((len(c.ids) for c in candidates), default=0)
         prefill, decode = timing.prefill_time_s, timing.decode_time_s
         return CallRow(
-            run_id=self._run_id,
-            problem_id=self._problem.problem_id,
-            chain_id=self._chain_id,
-            sample_index=self._sample_index,
+            **self._identity,
             step_index=index,
             call_index=self._calls,
             attempt=0,

@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.engines.sim_device import SimDevice
-from pipeline.engines.sim_scheduler import Job, Scheduler
+from pipeline.engines.sim_scheduler import Scheduler
+from pipeline.engines.sim_stretch import Job
 from pipeline.spec import SimDeviceSpec, SimSpec
 
 # Powers of two, so that floats are exact and results can be compared with ==.
@@ -27,14 +28,17 @@ def spec(**fields: Any) -> SimSpec:
 class Order:
     """One request of a test, with what came of it: scheduled, first token, finished."""
 
-    def __init__(self, number: int, engine: int, arrival: float, prompt: int, lengths: tuple[int, ...], priority: int, patience: float) -> None:
+    def __init__(
+        self, number: int, engine: int, arrival: float, prompt: int, lengths: tuple[int, ...], priority: int, patience: float
+    ) -> None:
         self.number, self.engine, self.arrival, self.prompt, self.lengths = number, engine, arrival, prompt, lengths
         self.key = (priority, arrival, str(number), number)
         self.cancel = arrival + patience
         self.moments: tuple[float, float, float] | None = None
 
     def __repr__(self) -> str:
-        return f"Order({self.number}, {self.engine}, {self.arrival}, {self.prompt}, {self.lengths}, {self.key[0]}, {self.cancel - self.arrival})"
+        patience = self.cancel - self.arrival
+        return f"Order({self.number}, {self.engine}, {self.arrival}, {self.prompt}, {self.lengths}, {self.key[0]}, {patience})"
 
     @property
     def need(self) -> int:
@@ -157,9 +161,7 @@ def jumping(specs: list[SimSpec], orders: list[Order]) -> dict[int, tuple[float,
         scheduler = share.scheduler
         assert (scheduler.running, scheduler.waiting, scheduler.size, scheduler.cache.reserved) == (0, 0, 0, 0)
         assert scheduler.cache.kept <= scheduler.cache.capacity
-    return {
-        number: (job.scheduled, job.first_token, job.finished) if not job.cancelled else CANCELLED for number, job in jobs.items()
-    }
+    return {number: (job.scheduled, job.first_token, job.finished) if not job.cancelled else CANCELLED for number, job in jobs.items()}
 
 
 @st.composite
@@ -181,7 +183,7 @@ def workloads(draw: st.DrawFn) -> list[Order]:
 
 
 @pytest.mark.slow
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(workloads(), st.sampled_from([0.0, 32.0, 4096.0]), st.sampled_from([100, 200, 10_000]), st.booleans())
 def test_jumping_equals_computing_every_iteration(orders: list[Order], kv_bytes: float, room: int, shared: bool) -> None:
     specs = [spec(kv_bytes_per_token=kv_bytes, kv_cache_tokens=room), spec(kv_bytes_per_token=32.0, parameters=2.0**9)]

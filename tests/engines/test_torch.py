@@ -1,9 +1,11 @@
 """What is particular to the torch engine: it computes what transformers computes, keeps prefixes, and dies loudly."""
 
 import os
+import shutil
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -12,7 +14,7 @@ import pytest
 from anyio.from_thread import BlockingPortal
 
 from pipeline.engines.base import Completion, Engine, Request
-from pipeline.engines.torch import open_torch, share_cores
+from pipeline.engines.torch import _resolve, open_torch, share_cores
 from pipeline.engines.torch_slots import Slots
 from pipeline.errors import EngineDead, GraphError
 from pipeline.spec import TorchSpec
@@ -30,8 +32,6 @@ PROBLEMS = [
 def reference() -> Any:
     """The bundled target as transformers computes it, one sequence at a time, in float32 like the engine."""
     from transformers import AutoModelForCausalLM
-
-    from pipeline.engines.torch import _resolve
 
     folder = _resolve("target", TorchSpec(model="bundled:tiny-target"))
     return AutoModelForCausalLM.from_pretrained(folder, dtype="float32").eval()
@@ -52,8 +52,6 @@ class Bench:
         from pipeline.engines.torch_wire import Setup
 
         spec = TorchSpec(**{"model": "bundled:tiny-target"} | options)
-        from pipeline.engines.torch import _resolve
-
         self.loaded = load(Setup("target", spec, _resolve("target", spec), ()))
         self.loop = self.loaded.loop
         self._number = 0
@@ -105,6 +103,42 @@ def test_ragged_sequences_agree_with_plain_forward_passes(reference: Any) -> Non
             logprobs = reference_logprobs(reference, [*prompt, *candidate.ids])
             total = sum(float(logprobs[len(prompt) - 1 + k, i]) for k, i in enumerate(candidate.ids))
             assert candidate.cumulative_logprob == pytest.approx(total, abs=1e-3)
+
+
+def small_model(folder: Path, kind: str, **options: Any) -> Any:
+    """A random model of another architecture, saved with the bundled tokenizer."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    bundled = Path(_resolve("draft", DRAFT))
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        shutil.copy(bundled / name, folder)
+    size = {"hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 96}
+    rest = {"vocab_size": 560, "max_position_embeddings": 512, "initializer_range": 0.2, "eos_token_id": 2, "pad_token_id": 0}
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **size | rest | options)).eval()
+    model.save_pretrained(folder)
+    return model
+
+
+@pytest.mark.parametrize("kind", ["llama", "mistral"])
+def test_shared_key_heads_and_sliding_windows_are_computed_rightly(tmp_path: Path, kind: str) -> None:
+    model = small_model(tmp_path, kind, **({"sliding_window": 16} if kind == "mistral" else {}))
+    prompts = [random_prompt(n, 5 + 17 * n) for n in range(4)]
+    requests = [request(prompt, n=2, temperature=1.0, seed=n) for n, prompt in enumerate(prompts)]
+    for prompt, answer in zip(prompts, Bench(model=str(tmp_path), max_num_batched_tokens=16).run(requests), strict=True):
+        for candidate in answer.candidates:
+            logprobs = reference_logprobs(model, [*prompt, *candidate.ids])
+            total = sum(float(logprobs[len(prompt) - 1 + k, i]) for k, i in enumerate(candidate.ids))
+            assert candidate.cumulative_logprob == pytest.approx(total, abs=1e-3)
+
+
+def test_attention_that_is_not_supported_is_refused(tmp_path: Path) -> None:
+    from pipeline.engines.torch_model import CannotLoad
+
+    small_model(tmp_path, "gemma2", head_dim=16)
+    with pytest.raises(CannotLoad, match="soft caps"):
+        Bench(model=str(tmp_path))
 
 
 def test_scored_tokens_agree_with_plain_forward_passes(reference: Any) -> None:
@@ -236,10 +270,22 @@ def test_a_killed_worker_is_found_dead_at_once(portal: BlockingPortal) -> None:
             assert "SIGKILL" in str(waiting[0])
             with pytest.raises(EngineDead, match="draft"):
                 await engine.generate(request(prompt))
+            found_s = time.monotonic() - killed_s
             await engine.aclose()
-            return time.monotonic() - killed_s
+            await engine.aclose()
+            return found_s
 
     assert portal.call(main) < 1.0
+
+
+def test_what_is_raised_while_engines_are_open_comes_out_as_it_is(portal: BlockingPortal) -> None:
+    async def main() -> None:
+        async with open_torch({"draft": DRAFT}) as engines:
+            await engines["draft"].aclose()
+            await engines["draft"].generate(request([5, 6]))
+
+    with pytest.raises(EngineDead, match="closed"):
+        portal.call(main)
 
 
 @pytest.mark.parametrize(

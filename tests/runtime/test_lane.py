@@ -14,7 +14,7 @@ def put(lane: Lane, *calls: Call) -> None:
 
 
 def drain(lane: Lane) -> list[Call]:
-    return [taken for taken in iter(lane.take, None)]
+    return list(iter(lane.take, None))
 
 
 def test_no_more_than_max_in_flight_start() -> None:

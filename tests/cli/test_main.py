@@ -1,0 +1,125 @@
+"""The command line: what is printed where, and the exit codes."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+ROOT = Path(__file__).parent.parent.parent
+SPECCOT, SIM = "graphs/speccot.yaml", "graphs/engines/sim-2xh100.yaml"
+
+
+def pipeline(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", "from pipeline.cli.main import main; main()", *map(str, arguments)]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, env={**os.environ, "COLUMNS": "120"})
+
+
+@pytest.fixture(scope="module")
+def problems(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("input") / "problems.csv"
+    path.write_text("question,id\nWhat is 1 + 1?,a\nWhat is 2 + 2?,b\n")
+    return path
+
+
+def bad_inputs(folder: Path) -> dict[str, tuple[bytes, str]]:
+    table = pa.table({"problem": ["one", "two"]})
+    pq.write_table(table, folder / "whole.parquet")
+    whole = (folder / "whole.parquet").read_bytes()
+    return {
+        "empty.csv": (b"", "holds no rows"),
+        "header-only.csv": (b"problem,answer\n", "holds no rows"),
+        "no-column.csv": (b"question,answer\nWhat?,1\n", "no column `problem`; it has `question`, `answer`; pass --column problem=NAME"),
+        "truncated.parquet": (whole[:-20], "not a whole Parquet file"),
+        "twice.jsonl": (b'{"problem_id": "a", "problem": "x"}\n' * 2, "row 2: problem_id 'a' is taken by row 1 already"),
+        "utf16.jsonl": ('{"problem": "x"}\n'.encode("utf-16"), "not UTF-8"),
+        "unknown.xlsx": (b"PK", "unknown kind of file `.xlsx`"),
+    }
+
+
+@pytest.mark.parametrize(
+    "name", ["empty.csv", "header-only.csv", "no-column.csv", "truncated.parquet", "twice.jsonl", "utf16.jsonl", "unknown.xlsx"]
+)
+def test_a_bad_input_file_is_one_sentence_and_exit_code_2(tmp_path: Path, name: str) -> None:
+    content, expected = bad_inputs(tmp_path)[name]
+    (tmp_path / name).write_bytes(content)
+    done = pipeline("run", SPECCOT, "--engines", SIM, "--input", tmp_path / name, "--output", tmp_path / "out")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(f"error: {tmp_path / name}")
+    assert expected in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_run_prints_its_summary_and_where_the_answers_are(tmp_path: Path, problems: Path) -> None:
+    columns = ("--column", "problem=question", "--column", "problem_id=id")
+    done = pipeline("run", SPECCOT, "--engines", SIM, "--input", problems, *columns, "--output", tmp_path / "out")
+    assert done.returncode == 0, done.stderr
+    assert "simulated time" in done.stdout
+    assert f"answers: {tmp_path}/out/chains/*.parquet" in done.stdout
+    assert sorted(pq.read_table(tmp_path / "out/chains")["problem_id"].to_pylist()) == ["a", "b"]
+
+
+def test_json_goes_to_stdout_alone(tmp_path: Path, problems: Path) -> None:
+    done = pipeline(
+        "run", SPECCOT, "--engines", SIM, "--input", problems, "--column", "problem=question", "--json", "--output", tmp_path / "out"
+    )
+    summary = json.loads(done.stdout)
+    assert (summary["done"], summary["graded"], summary["accuracy"]) == (2, 0, None)
+
+
+def test_a_failed_chain_is_exit_code_3(tmp_path: Path) -> None:
+    path = tmp_path / "some.jsonl"
+    path.write_text('{"problem": "What is 1 + 1?"}\n{oops\n')
+    done = pipeline("run", SPECCOT, "--engines", SIM, "--input", path, "--output", tmp_path / "out")
+    assert done.returncode == 3
+    assert "1 failed (1 BadRow)" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (("run", SPECCOT), "Missing option '--input'"),
+        (("run", SPECCOT, "--input", "x", "--batch-size", "0"), "0 is not in the range"),
+        (("run", SPECCOT, "--input", "x", "--schedule", "pipeline"), "'pipeline' is not one of 'pipelined', 'lockstep', 'sequential'"),
+        (("run", SPECCOT, "--input", "x", "--column", "problem"), "expected OURS=THEIRS"),
+        (("run", SPECCOT, "--input", "x", "--column", "question=problem"), "no column of ours is named `question`"),
+        (("run", "graphs/none.yaml", "--input", "x"), "graphs/none.yaml: cannot be read: no such file"),
+        (("run", SPECCOT, "--input", "none.csv"), "none.csv: no such file"),
+        (("run", SPECCOT, "--input", "README.md", "--set", "candidate=3"), "did you mean `candidates`?"),
+        (("check", "tests/bad_graphs/cycle.yaml"), "draft -> fallback -> verify -> draft"),
+        (("solve",), "No such command 'solve'"),
+    ],
+)
+def test_wrong_options_are_exit_code_2(arguments: tuple[str, ...], expected: str) -> None:
+    done = pipeline(*arguments)
+    assert done.returncode == 2
+    assert expected in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_debug_shows_the_traceback() -> None:
+    assert "Traceback" in pipeline("check", "tests/bad_graphs/cycle.yaml", "--debug").stderr
+
+
+def test_check_prints_the_plan_as_text_and_as_json() -> None:
+    done = pipeline("check", SPECCOT)
+    assert done.returncode == 0
+    assert "reason: repeat until thought_closed, answer_boxed, repeated, max_steps, token_budget" in done.stdout
+    assert "fallback: generate by target when verify rejected" in done.stdout
+    assert json.loads(pipeline("check", SPECCOT, "--json").stdout)["name"] == "speccot"
+
+
+def test_an_engine_that_cannot_start_is_named_and_nothing_is_left(tmp_path: Path, problems: Path) -> None:
+    columns = ("--column", "problem=question")
+    for setting, expected in (("model=/nowhere", "engine 'target'"), ("model=bundled:tiny-targt", "did you mean `tiny-target`?")):
+        out = tmp_path / "out"
+        done = pipeline("run", SPECCOT, "--input", problems, *columns, "--set", f"engines.target.{setting}", "--output", out)
+        assert done.returncode == 2, done.stderr
+        assert expected in done.stderr
+        assert "Traceback" not in done.stderr
+        assert not out.exists()

@@ -1,0 +1,267 @@
+"""The simulated engine on virtual time: what requests cost, to the bit.
+
+The device's figures are powers of two: a token costs 2**-10 s of arithmetic, an iteration 2**-7 s for the weights plus
+2**-13 s for every token of context that is read, and 2**-9 s of overhead.
+"""
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+import anyio
+import pytest
+from trio.testing import MockClock
+
+from pipeline.engines.base import Completion, Engine, Request
+from pipeline.engines.sim import open_sim
+from pipeline.errors import EngineDead, GraphError, RequestRefused
+from pipeline.spec import SimDeviceSpec, SimSpec
+
+pytestmark = pytest.mark.anyio
+DEVICE = SimDeviceSpec(name="d", flops_per_s=2.0**21, bytes_per_s=2.0**18, overhead_s=2.0**-9)
+FREE = SimDeviceSpec(name="free", flops_per_s=float("inf"), bytes_per_s=float("inf"))
+
+
+def spec(**fields: Any) -> SimSpec:
+    defaults: dict[str, Any] = {"model": "m", "device": DEVICE, "parameters": 2.0**10, "kv_bytes_per_token": 32.0}
+    return SimSpec(**{**defaults, "max_num_seqs": 8, "max_num_batched_tokens": 16, "kv_cache_tokens": 1000, **fields})
+
+
+def iteration(tokens: int, reads: int) -> float:
+    return max(tokens * 2.0**-10, 2.0**-7 + reads * 2.0**-13) + 2.0**-9
+
+
+def decoding(prompt: int, iterations: int) -> float:
+    """`iterations` of one sequence after its first token."""
+    return sum(iteration(1, prompt + i) for i in range(1, iterations + 1))
+
+
+def prompt(length: int, letter: str = "a") -> tuple[int, ...]:
+    """Ids that follow no chat template: the engine answers with text without an end."""
+    return (1 << 24 | ord(letter),) * length
+
+
+def request(letter: str, length: int, tokens: int, **fields: Any) -> Request:
+    return Request(request_id=letter, prompt_ids=prompt(length, letter), max_tokens=tokens, **fields)
+
+
+@asynccontextmanager
+async def opened(**fields: Any) -> AsyncIterator[Engine]:
+    async with open_sim({"target": spec(**fields)}) as engines:
+        yield engines["target"]
+
+
+async def run(engine: Engine, *timed: tuple[float, Request]) -> list[tuple[float, Completion]]:
+    """Send each request at its time; when each ended, and with what."""
+    ends: dict[int, tuple[float, Completion]] = {}
+
+    async def send(index: int, at: float, request: Request) -> None:
+        await anyio.sleep_until(at)
+        completion = await engine.generate(request)
+        ends[index] = anyio.current_time(), completion
+
+    async with anyio.create_task_group() as tasks:
+        for index, (at, each) in enumerate(timed):
+            tasks.start_soon(send, index, at, each)
+    return [ends[index] for index in range(len(timed))]
+
+
+async def test_one_request_costs_its_prefill_and_one_iteration_for_every_further_token() -> None:
+    async with opened() as engine:
+        [(end, completion)] = await run(engine, (1.0, request("a", 8, 5)))
+        first = 1.0 + iteration(8, 8)
+        assert end == first + decoding(8, 4)
+        timing = completion.timing
+        assert (timing.queue_time_s, timing.prefill_time_s, timing.decode_time_s) == (0.0, first - 1.0, end - first)
+        assert timing.time_to_first_token_s == first - 1.0
+        assert engine.statistics().busy_s == end - 1.0
+        assert completion.usage.output_tokens == 5
+
+
+async def test_a_second_request_joins_at_the_next_iteration_boundary() -> None:
+    async with opened() as engine:
+        (end_a, _), (end_b, b) = await run(engine, (0.0, request("a", 8, 4)), (0.012, request("b", 8, 1)))
+        first = iteration(8, 8)
+        assert first < 0.012 < first + iteration(1, 9)
+        joined = first + iteration(1, 9)
+        assert b.timing.queue_time_s == joined - 0.012
+        assert end_b == joined + iteration(1 + 8, 10 + 8)
+        assert end_a == end_b + iteration(1, 11)
+
+
+async def test_candidates_share_the_prefill_and_then_decode_together() -> None:
+    async with opened() as engine:
+        [(end, completion)] = await run(engine, (0.0, request("a", 8, 3, n=5, temperature=1.0)))
+        assert end == iteration(8, 8) + iteration(5, 5 * 9) + iteration(5, 5 * 10)
+        assert completion.usage.input_tokens == 8
+        assert completion.usage.output_tokens == 15
+
+
+async def test_a_long_prompt_is_prefilled_in_chunks_beside_the_decoding_ones() -> None:
+    async with opened() as engine:
+        [(end, _)] = await run(engine, (0.0, request("a", 40, 1)))
+        assert end == iteration(16, 16) + iteration(16, 32) + iteration(8, 40)
+        (end_b, _), (end_c, _) = await run(engine, (1.0, request("b", 8, 9)), (1.001, request("c", 40, 1)))
+        joined = 1.0 + iteration(8, 8)
+        assert end_c == joined + iteration(16, 9 + 15) + iteration(16, 10 + 30) + iteration(11, 11 + 40)
+        assert end_b == end_c + sum(iteration(1, 8 + i) for i in range(4, 9))
+
+
+async def test_a_prompt_that_goes_on_from_an_earlier_one_is_prefilled_from_there() -> None:
+    async with opened() as engine:
+        [(_, before)] = await run(engine, (0.0, request("a", 12, 4)))
+        longer = Request(request_id="b", prompt_ids=(*prompt(12), *before.candidates[0].ids, *prompt(2, "z")), max_tokens=1)
+        [(end, after)] = await run(engine, (1.0, longer))
+        # The last sampled token was never put in: 12 + 3 are cached, 1 + 2 are new.
+        assert after.usage.cached_input_tokens == 15
+        assert end == 1.0 + iteration(3, 18)
+        [(_, again)] = await run(engine, (2.0, longer))
+        assert again.usage.cached_input_tokens == 17
+
+
+async def test_what_was_not_used_for_longest_leaves_the_full_cache() -> None:
+    async with opened(kv_cache_tokens=30) as engine:
+        cached = []
+        for at, letter in enumerate("abacb"):
+            [(_, completion)] = await run(engine, (float(at), request(letter, 12, 1)))
+            cached.append(completion.usage.cached_input_tokens)
+        assert cached == [0, 0, 11, 0, 0]
+
+
+async def test_while_two_engines_are_busy_each_runs_at_half_its_rate() -> None:
+    async with open_sim({"draft": spec(), "target": spec(max_num_seqs=4)}) as engines:
+        results: dict[str, float] = {}
+
+        async def send(role: str, at: float, tokens: int) -> None:
+            [(results[role], _)] = await run(engines[role], (at, request("a", 8, tokens)))
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(send, "draft", 0.0, 5)
+            tasks.start_soon(send, "target", 0.015625, 1)
+        # Both are busy while the target does its one iteration.
+        assert results["target"] == 0.015625 + 2 * iteration(8, 8)
+        assert results["draft"] == iteration(8, 8) + decoding(8, 4) + iteration(8, 8)
+        assert engines["target"].statistics().busy_s == 2 * iteration(8, 8)
+
+
+async def test_engines_on_devices_of_their_own_do_not_slow_each_other() -> None:
+    other = SimDeviceSpec(name="e", flops_per_s=2.0**21, bytes_per_s=2.0**18, overhead_s=2.0**-9)
+    async with open_sim({"draft": spec(), "target": spec(device=other)}) as engines:
+        async with anyio.create_task_group() as tasks:
+            for engine in engines.values():
+                tasks.start_soon(run, engine, (0.0, request("a", 8, 1)))
+        assert anyio.current_time() == iteration(8, 8)
+
+
+async def test_those_who_wait_for_a_seat_go_by_priority_then_arrival() -> None:
+    async with opened(max_num_seqs=1) as engine:
+        timed = [(0.0, "a", 0), (0.001, "b", 1), (0.002, "c", 0), (0.003, "d", 0)]
+        results = await run(engine, *((at, request(letter, 8, 1, priority=priority)) for at, letter, priority in timed))
+        assert [round(end / iteration(8, 8)) for end, _ in results] == [1, 4, 2, 3]
+
+
+async def test_a_request_of_many_candidates_waits_for_as_many_seats() -> None:
+    async with opened(max_num_seqs=4) as engine:
+        (end, _), (_, wide) = await run(engine, (0.0, request("a", 8, 6)), (0.001, request("b", 8, 1, n=4, temperature=1.0)))
+        assert wide.timing.queue_time_s == end - 0.001
+
+
+async def test_requests_wait_for_room_in_the_cache() -> None:
+    async with opened(kv_cache_tokens=20) as engine:
+        (end, _), (_, late) = await run(engine, (0.0, request("a", 10, 3)), (0.001, request("b", 10, 1)))
+        assert late.timing.queue_time_s == end - 0.001
+        with pytest.raises(RequestRefused, match="kv_cache_tokens is 20"):
+            await engine.generate(request("c", 19, 2))
+
+
+async def test_a_cancelled_request_leaves_with_the_iteration_under_way() -> None:
+    async with opened(max_num_seqs=1) as engine:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(run, engine, (0.001, request("b", 8, 1)))
+            with anyio.move_on_at(0.012):
+                await engine.generate(request("a", 8, 100))
+            assert anyio.current_time() == 0.012
+        assert anyio.current_time() == iteration(8, 8) + iteration(1, 9) + iteration(8, 8)
+        assert engine.statistics().running == engine.statistics().waiting == 0
+
+
+async def test_a_cancelled_request_that_waited_never_runs() -> None:
+    async with opened(max_num_seqs=1) as engine:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(run, engine, (0.0, request("a", 8, 4)))
+            with anyio.move_on_at(0.012):
+                await anyio.sleep_until(0.001)
+                await engine.generate(request("b", 8, 4))
+        assert anyio.current_time() == iteration(8, 8) + decoding(8, 3)
+
+
+def test_equal_runs_give_equal_results_to_the_bit() -> None:
+    async def main() -> list[tuple[float, Completion]]:
+        # A third: figures that floats cannot hold exactly.
+        async with opened(max_num_seqs=4, parameters=1000 / 3) as engine:
+            wanted = [request(letter, 5 + i, 7 + i % 3, n=1 + i % 2, temperature=1.0) for i, letter in enumerate("abcdefgh")]
+            return await run(engine, *((0.01 * (i // 3), each) for i, each in enumerate(wanted)))
+
+    # Trio runs the tasks of one moment in random order.
+    results = [anyio.run(main, backend="trio", backend_options={"clock": MockClock(autojump_threshold=0)}) for _ in range(5)]
+    assert all(result == results[0] for result in results)
+
+
+async def test_an_instant_device_takes_no_time() -> None:
+    async with opened(device=FREE) as engine:
+        await run(engine, *((0.0, request(letter, 20, 50, n=2, temperature=1.0)) for letter in "abcdefghij"))
+        assert anyio.current_time() < 1e-300
+        assert engine.statistics().requests == 10
+
+
+async def test_a_scoring_costs_the_prefill_of_what_it_scores() -> None:
+    async with opened() as engine:
+        scoring = Request(request_id="a", prompt_ids=prompt(8), max_tokens=1, scored_ids=prompt(6, "b"))
+        [(end, completion)] = await run(engine, (0.0, scoring))
+        assert end == iteration(14, 14)
+        assert len(completion.scored_logprobs) == 6
+        assert (completion.candidates, completion.usage.output_tokens) == ((), 0)
+
+
+async def test_a_closed_engine_is_dead() -> None:
+    async with opened() as engine:
+        async with anyio.create_task_group() as tasks:
+
+            async def wait() -> None:
+                with pytest.raises(EngineDead):
+                    await engine.generate(request("a", 8, 100))
+
+            tasks.start_soon(wait)
+            await anyio.sleep(0.001)
+            await engine.aclose()
+        with pytest.raises(EngineDead):
+            await engine.generate(request("a", 8, 1))
+
+
+@pytest.mark.parametrize(
+    ("specs", "where"),
+    [
+        ({"draft": spec(), "target": spec(device=SimDeviceSpec(name="d", flops_per_s=1, bytes_per_s=1))}, r"\$\.target\.device"),
+        ({"target": spec(max_num_seqs=17)}, r"\$\.target\.max_num_batched_tokens"),
+    ],
+)
+async def test_specs_that_cannot_work_are_told_before_anything_starts(specs: Mapping[str, SimSpec], where: str) -> None:
+    with pytest.raises(GraphError, match=where):
+        async with open_sim(specs):
+            pass
+
+
+async def test_an_error_of_the_caller_comes_out_as_it_is() -> None:
+    with pytest.raises(KeyError):
+        async with opened():
+            raise KeyError
+
+
+def test_it_also_runs_on_real_time() -> None:
+    async def main() -> None:
+        async with opened() as engine:
+            start = anyio.current_time()
+            [(end, _)] = await run(engine, (start, request("a", 8, 3)))
+            assert end - start >= iteration(8, 8) + decoding(8, 2) - 1e-3
+
+    anyio.run(main, backend="asyncio")

@@ -1,0 +1,196 @@
+"""What simulated models write: lengths, quality, stops, and that prompts can be read back."""
+
+from typing import Any
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from pipeline.engines.base import Request
+from pipeline.engines.sim_text import TextModel, Written, sim_answer
+from pipeline.engines.sim_tokenizer import SPECIALS, SimTokenizer
+from pipeline.prompts import DELIMITER, LABELS, WORDINGS, Dialect
+from pipeline.spec import SimTextSpec
+
+TOKENIZER = SimTokenizer()
+DIALECT = Dialect(TOKENIZER)
+PROBLEM = "How many apples are 17 + 25?"
+CLOSE = TOKENIZER.special_ids["</think>"]
+DEFAULT = SimTextSpec()
+STEP: dict[str, Any] = {"stop": (DELIMITER,), "stop_ids": (CLOSE,)}
+
+
+def write(prompt: list[int], text: SimTextSpec = DEFAULT, limit: int = 4096, **fields: Any) -> list[Written]:
+    request = Request(request_id="r", prompt_ids=prompt, max_tokens=limit, **{"temperature": 1.0, **fields})
+    return TextModel("m", text).write(request, tuple(prompt), limit)
+
+
+def thought(text: SimTextSpec, seed: int = 0, problem: str = PROBLEM) -> list[Written]:
+    """All steps of a thought, one request each."""
+    prompt, steps = DIALECT.generation(problem), []
+    while not steps or steps[-1].ids[-1] != CLOSE:
+        steps += write(prompt, text, seed=seed + len(steps), **STEP)
+        prompt += steps[-1].ids
+    return steps
+
+
+def boxed(text: str) -> str:
+    return text.partition("\\boxed{")[2].partition("}")[0]
+
+
+@given(st.text() | st.lists(st.sampled_from([*SPECIALS, DELIMITER, "\n", "<", "A1", " é中𝄞"])).map("".join))
+@example("\n\n\n<think")
+def test_any_text_survives(text: str) -> None:
+    ids = TOKENIZER.encode(text)
+    assert TOKENIZER.decode(ids) == text
+    assert TOKENIZER.knows(ids)
+
+
+@given(st.text(max_size=20), st.sampled_from([DELIMITER, *SPECIALS, *LABELS]), st.text(max_size=20))
+def test_no_token_reaches_over_a_boundary(before: str, boundary: str, after: str) -> None:
+    before, after = before.rstrip("\n<"), after.lstrip("\n")
+    encode = TOKENIZER.encode
+    assert len(encode(boundary)) == 1
+    assert encode(before + boundary + after) == encode(before) + encode(boundary) + encode(after)
+
+
+def test_a_token_is_about_three_characters() -> None:
+    words = " ".join(WORDINGS).lower()
+    assert 2.5 < len(words) / len(TOKENIZER.encode(words)) < 3
+
+
+def test_the_dialect_has_all_its_labels() -> None:
+    assert (DIALECT.thinks, DIALECT.most_candidates, DIALECT.can_score) == (True, 35, True)
+
+
+def test_a_step_has_the_drawn_number_of_tokens() -> None:
+    flat = SimTextSpec(step_tokens_mean=40, step_tokens_sigma=0, steps_mean=5, steps_sigma=0)
+    steps = thought(flat)
+    assert [len(step.ids) for step in steps] == [40] * 5
+    assert [step.stop_reason for step in steps] == [DELIMITER] * 4 + [CLOSE]
+
+
+def test_lengths_follow_their_means() -> None:
+    text = SimTextSpec(step_tokens_mean=60, steps_mean=8)
+    prompt = DIALECT.generation(PROBLEM)
+    lengths = [len(written.ids) for written in write(prompt, text, n=500, **STEP)]
+    assert sum(lengths) / len(lengths) == pytest.approx(60, rel=0.1)
+    model = TextModel("m", text)
+    totals = [model.read(tuple(DIALECT.generation(f"problem {i}"))).total for i in range(500)]
+    assert sum(totals) / len(totals) == pytest.approx(8, rel=0.1)
+
+
+def test_the_text_depends_on_seed_and_index_alone() -> None:
+    prompt = DIALECT.generation(PROBLEM)
+    three = write(prompt, n=3, seed=7, **STEP)
+    assert write(prompt, n=3, seed=7, **STEP) == three
+    assert write(prompt, n=1, seed=7, **STEP) == three[:1]
+    assert len({written.ids for written in three}) == 3
+    assert write(prompt, seed=8, **STEP)[0].ids != three[0].ids
+    assert write(prompt, seed=8, temperature=0.0, **STEP) == write(prompt, seed=9, temperature=0.0, **STEP)
+
+
+def test_a_whole_response_ends_with_the_right_answer_when_all_steps_are_right() -> None:
+    for number in range(20):
+        problem = f"{PROBLEM} ({number})\nMore of it."
+        [response] = write(DIALECT.generation(problem), SimTextSpec(step_accuracy=1))
+        text = TOKENIZER.decode(response.ids)
+        assert (response.finish_reason, response.stop_reason) == ("stop", None)
+        assert boxed(text) == sim_answer(problem)
+        assert "</think>\n\n" in text
+
+
+def test_one_wrong_step_spoils_the_answer() -> None:
+    right = SimTextSpec(step_accuracy=1)
+    prompt = DIALECT.generation(PROBLEM)
+    prompt += write(prompt, SimTextSpec(step_accuracy=0), **STEP)[0].ids
+    prompt += write(prompt, right, stop_ids=(CLOSE,))[0].ids
+    [answer] = write(prompt + DIALECT.delimiter_ids, right)
+    assert boxed(TOKENIZER.decode(answer.ids)) not in ("", sim_answer(PROBLEM))
+    assert len(answer.ids) == right.answer_tokens
+    assert answer.sampled == right.answer_tokens + 1
+
+
+def test_a_thought_cut_off_early_is_right_as_often_as_it_is_long() -> None:
+    text = SimTextSpec(step_accuracy=1, steps_mean=4, steps_sigma=0)
+    prompt = DIALECT.generation(PROBLEM)
+    prompt += write(prompt, text, **STEP)[0].ids
+    answers = [boxed(TOKENIZER.decode(w.ids)) for w in write(prompt + DIALECT.close_thought_ids, text, n=400)]
+    assert answers.count(sim_answer(PROBLEM)) / 400 == pytest.approx(0.25, abs=0.06)
+
+
+def test_guidance_starts_a_step_that_the_next_one_finishes() -> None:
+    prompt = DIALECT.generation(PROBLEM)
+    [guidance] = write(prompt, limit=8)
+    assert (len(guidance.ids), guidance.finish_reason) == (8, "length")
+    [step] = write([*prompt, *guidance.ids], **STEP)
+    assert "; step 1 of " in TOKENIZER.decode(step.ids)
+
+
+def test_text_is_the_text_of_its_tokens() -> None:
+    for step in thought(SimTextSpec(steps_mean=6)):
+        assert tuple(TOKENIZER.encode(TOKENIZER.decode(step.ids))) == step.ids
+
+
+def test_any_stop_string_ends_after_the_token_that_completes_it() -> None:
+    prompt = DIALECT.generation(PROBLEM)
+    [written] = write(prompt, stop=("step 2 o",))
+    text = TOKENIZER.decode(written.ids)
+    assert written.stop_reason == "step 2 o"
+    assert "step 2 o" in text
+    assert "step 2 o" not in TOKENIZER.decode(written.ids[:-1])
+
+
+def verified(accuracy: float, candidates: int, draft_accuracy: float) -> list[tuple[int, list[bool]]]:
+    """Choices of a verifier over 200 problems, with which candidates were right."""
+    draft, target = SimTextSpec(step_accuracy=draft_accuracy), TextModel("t", SimTextSpec(verifier_accuracy=accuracy))
+    choices = []
+    for number in range(200):
+        context = DIALECT.generation(f"{PROBLEM} ({number})")
+        shown = [written.ids for written in write(context, draft, n=candidates, seed=number, **STEP)]
+        prompt = DIALECT.choose(context, shown)
+        request = Request(request_id="r", prompt_ids=prompt.ids, max_tokens=1, option_ids=prompt.option_ids)
+        chosen, logprobs = target.choose(request, tuple(prompt.ids))
+        assert max(logprobs) == logprobs[chosen]
+        assert len(logprobs) == candidates + 1
+        choices.append((chosen, [" no" not in TOKENIZER.decode(ids) for ids in shown]))
+    return choices
+
+
+def test_a_perfect_verifier_chooses_the_first_right_candidate() -> None:
+    for chosen, right in verified(accuracy=1, candidates=5, draft_accuracy=0.5):
+        assert chosen == (right.index(True) + 1 if any(right) else 0)
+
+
+def test_acceptance_follows_the_accuracies() -> None:
+    accepted = [chosen > 0 for chosen, _ in verified(accuracy=0.9, candidates=1, draft_accuracy=0.8)]
+    # 0.8 x 0.9 + 0.2 x 0.1
+    assert sum(accepted) / len(accepted) == pytest.approx(0.74, abs=0.08)
+
+
+@pytest.mark.parametrize(("accuracy", "digits"), [(1.0, range(7, 10)), (0.0, range(7))])
+def test_a_score_is_high_for_a_right_step(accuracy: float, digits: range) -> None:
+    context = DIALECT.generation(PROBLEM)
+    [step] = write(context, SimTextSpec(step_accuracy=accuracy), **STEP)
+    prompt = DIALECT.score(context, step.ids)
+    request = Request(request_id="r", prompt_ids=prompt.ids, max_tokens=1, option_ids=prompt.option_ids)
+    chosen, _ = TextModel("t", SimTextSpec(verifier_accuracy=1)).choose(request, tuple(prompt.ids))
+    assert chosen in digits
+
+
+def test_whole_thoughts_can_be_chosen_from() -> None:
+    context = DIALECT.generation(PROBLEM)
+    wrong, right = (write(context, SimTextSpec(step_accuracy=accuracy), stop_ids=(CLOSE,))[0].ids for accuracy in (0, 1))
+    prompt = DIALECT.choose(context, [wrong, right])
+    request = Request(request_id="r", prompt_ids=prompt.ids, max_tokens=1, option_ids=prompt.option_ids)
+    assert TextModel("t", SimTextSpec(verifier_accuracy=1)).choose(request, tuple(prompt.ids))[0] == 2
+
+
+def test_a_right_step_is_likelier_than_a_wrong_one() -> None:
+    context = tuple(DIALECT.generation(PROBLEM))
+    means = []
+    for accuracy in (0, 1):
+        ids = write(list(context), SimTextSpec(step_accuracy=accuracy), **STEP)[0].ids
+        logprobs = TextModel("t", SimTextSpec(verifier_accuracy=1)).score(context, ids)
+        means.append(sum(logprobs) / len(logprobs))
+    assert means[0] < means[1] < 0
