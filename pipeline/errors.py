@@ -64,6 +64,13 @@ class RunFolderError(RunError):
     """The run folder cannot be created or written."""
 
 
+class Interrupted(PipelineError):
+    """The user asked the run to stop."""
+
+    def __init__(self) -> None:
+        super().__init__("interrupted")
+
+
 class ChainError(PipelineError):
     """One chain cannot go on; the others can."""
 

@@ -15,12 +15,12 @@ from msgspec import Struct, structs
 from pipeline.compiler import compile_graph
 from pipeline.engines.base import Engine
 from pipeline.engines.registry import engine_specs, open_engines, virtual_time
-from pipeline.errors import GraphError, PipelineError, RunFolderError, UsageError, first_of
+from pipeline.errors import GraphError, Interrupted, PipelineError, RunFolderError, UsageError, first_of
 from pipeline.loader import load_graph
 from pipeline.plan import Plan
 from pipeline.problems import Fingerprint, Problems, open_problems
 from pipeline.prompts import INSTRUCTION, Dialect
-from pipeline.runfile import RunFile, host, resolved_engines, versions
+from pipeline.runfile import RunFile, Status, host, resolved_engines, versions
 from pipeline.runtime.executor import Executor, Settings
 from pipeline.runtime.journal import Clock, Progress
 from pipeline.runtime.lane import Lane
@@ -113,7 +113,7 @@ class Run:
         self.virtual, self.watch = virtual, watch
         self.folder = options.output or Path("runs") / f"{plan.name}-{time.strftime('%Y%m%d-%H%M%S')}"
         self.executor: Executor | None = None
-        self.interrupted = False
+        self.record = self._record()
 
     def start(self) -> Result:
         """Run on asyncio, or on trio's virtual clock where the engines are simulated."""
@@ -124,60 +124,56 @@ class Run:
         return anyio.run(self._run, backend="trio", backend_options={"clock": MockClock(autojump_threshold=0)})
 
     async def _run(self) -> Result:
-        opening, error = time.monotonic(), None
-        record = self._record()
-        try:
-            async with open_engines(self.plan.engines) as engines:
-                self._create_folder()
-                record = structs.replace(record, startup_s=time.monotonic() - opening, started_unix_ns=time.time_ns())
-                record.write(self.folder)
-                clock, cpu = self._clock(record.started_unix_ns), time.process_time()
-                error = await self._execute(engines, clock, record)
-                record = self._ended(record, clock, cpu, error)
-        except BaseExceptionGroup as group:
-            found = first_of(group, PipelineError)
-            if found is None or record.started_unix_ns == 0:
-                raise (found or group) from group
-            error = error or found
-        if record.status == "running":
-            record = structs.replace(record, status="failed", error=str(error))
-        record.write(self.folder)
-        progress = self.executor.progress if self.executor else None
-        return Result(
-            folder=self.folder, run=record, done=progress.done if progress else 0, failed=progress.failed if progress else 0, error=error
-        )
-
-    def _clock(self, started_unix_ns: int) -> Clock:
-        """asyncio's own clock, asked directly: several thousand calls a second read it."""
-        return Clock(started_unix_ns) if self.virtual else Clock(started_unix_ns, time.monotonic)
-
-    async def _execute(self, engines: dict[str, Engine], clock: Clock, record: RunFile) -> PipelineError | None:
-        """Until all chains are done, an engine or the folder is lost, or the user interrupts."""
-        dialects = {role: Dialect(engine.tokenizer, self.plan.instruction or INSTRUCTION) for role, engine in engines.items()}
-        stages = build_stages(self.plan, dialects, str(self.options.graph))
-        settings = Settings(run_id=record.run_id, seed=self.options.seed, samples=self.options.samples, virtual_time=self.virtual)
-        schedule = SCHEDULES[self.options.schedule](self.options.batch_size)
+        """All of it, under a watch for signals. However it ends once chains could start, `run.json` says so."""
         error: PipelineError | None = None
         try:
-            async with open_recorder(TraceStore(self.folder), virtual=self.virtual) as recorder:
-                executor = Executor(self.plan, stages, engines, dialects, schedule, recorder, clock, settings)
-                self.executor = executor
-                with self.watch(self._view(engines, clock)):
-                    async with anyio.create_task_group() as tasks:
-                        await tasks.start(self._stop_on_signal)
-                        await executor.run(iter(self.problems))
-                        tasks.cancel_scope.cancel()
+            async with anyio.create_task_group() as tasks:
+                await tasks.start(_stop_on_signal)
+                await self._open()
+                tasks.cancel_scope.cancel()
         except* PipelineError as group:
             error = first_of(group, PipelineError)
-        return error
+        if self.executor is None and error is not None:
+            raise error
+        assert self.executor is not None
+        self._write(ended=error)
+        progress = self.executor.progress
+        return Result(folder=self.folder, run=self.record, done=progress.done, failed=progress.failed, error=error)
 
-    async def _stop_on_signal(self, *, task_status: anyio.abc.TaskStatus[None]) -> None:
-        """The first SIGINT or SIGTERM cancels the run: what is finished stays, what is not is recorded as cancelled."""
-        with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
-            task_status.started()
-            async for _ in signals:
-                self.interrupted = True
-                raise Interrupted("interrupted")
+    async def _open(self) -> None:
+        """Engines first: nothing is left behind when one of them cannot start."""
+        opening = time.monotonic()
+        async with open_engines(self.plan.engines) as engines:
+            dialects = {role: Dialect(engine.tokenizer, self.plan.instruction or INSTRUCTION) for role, engine in engines.items()}
+            stages = build_stages(self.plan, dialects, str(self.options.graph))
+            self._create_folder()
+            self.record = structs.replace(self.record, startup_s=time.monotonic() - opening, started_unix_ns=time.time_ns())
+            self.record.write(self.folder)
+            await self._execute(engines, dialects, stages)
+
+    async def _execute(self, engines: dict[str, Engine], dialects: dict[str, Dialect], stages: dict[str, Stage]) -> None:
+        """Until all chains are done, an engine or the folder is lost, or the user interrupts."""
+        started, cpu = self.record.started_unix_ns, time.process_time()
+        # asyncio's own clock, asked directly: it is read several times a call.
+        clock = Clock(started) if self.virtual else Clock(started, time.monotonic)
+        settings = Settings(run_id=self.record.run_id, seed=self.options.seed, samples=self.options.samples, virtual_time=self.virtual)
+        schedule = SCHEDULES[self.options.schedule](self.options.batch_size)
+        try:
+            async with open_recorder(TraceStore(self.folder), virtual=self.virtual) as recorder:
+                self.executor = Executor(self.plan, stages, engines, dialects, schedule, recorder, clock, settings)
+                with self.watch(self._view(engines, clock)):
+                    await self.executor.run(iter(self.problems))
+        finally:
+            ended = clock.unix_ns(clock.now())
+            self.record = structs.replace(
+                self.record, ended_unix_ns=ended, wall_time_s=(ended - started) / 1e9, orchestrator_cpu_s=time.process_time() - cpu
+            )
+
+    def _write(self, ended: PipelineError | None) -> None:
+        status: Status = "finished" if ended is None else "interrupted" if isinstance(ended, Interrupted) else "failed"
+        totals = _totals(self.executor.progress) if self.executor else {}
+        self.record = structs.replace(self.record, status=status, error=str(ended) if status == "failed" else None, totals=totals)
+        self.record.write(self.folder)
 
     def _view(self, engines: dict[str, Engine], clock: Clock) -> View:
         assert self.executor is not None
@@ -216,20 +212,6 @@ class Run:
             started_unix_ns=0,
         )
 
-    def _ended(self, record: RunFile, clock: Clock, cpu: float, error: PipelineError | None) -> RunFile:
-        ended = clock.unix_ns(clock.now())
-        interrupted = isinstance(error, Interrupted)
-        progress = self.executor.progress if self.executor else None
-        return structs.replace(
-            record,
-            status="interrupted" if interrupted else "failed" if error else "finished",
-            error=None if error is None or interrupted else str(error),
-            ended_unix_ns=ended,
-            wall_time_s=(ended - record.started_unix_ns) / 1e9,
-            orchestrator_cpu_s=time.process_time() - cpu,
-            totals={} if progress is None else _totals(progress),
-        )
-
     def _create_folder(self) -> None:
         try:
             self.folder.mkdir(parents=True)
@@ -240,8 +222,12 @@ class Run:
             raise RunFolderError(f"{self.folder}: cannot be created: {(error.strerror or str(error)).lower()}") from error
 
 
-class Interrupted(PipelineError):
-    """The user asked the run to stop."""
+async def _stop_on_signal(*, task_status: anyio.abc.TaskStatus[None]) -> None:
+    """SIGINT or SIGTERM cancels the run: what is finished stays, what is not is recorded as cancelled."""
+    with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+        task_status.started()
+        async for _ in signals:
+            raise Interrupted
 
 
 def build_stages(plan: Plan, dialects: Mapping[str, Dialect], where: str) -> dict[str, Stage]:

@@ -5,7 +5,7 @@ from importlib import import_module
 
 import click
 
-from pipeline.errors import PipelineError, RunError
+from pipeline.errors import Interrupted, PipelineError, RunError
 
 COMMANDS = {"run": "solve a data set", "check": "check a graph file"}
 
@@ -42,6 +42,8 @@ def main() -> None:
     except click.ClickException as error:
         error.show()
         sys.exit(error.exit_code)
+    except Interrupted:
+        sys.exit(130)
     except PipelineError as error:
         if "--debug" in sys.argv:
             raise

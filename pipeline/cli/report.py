@@ -17,7 +17,8 @@ def print_summary(summary: Summary, folder: Path, *, simulated: bool) -> None:
     console.print(_stages(summary))
     print(f"answers: {folder}/chains/*.parquet (steps/ and calls/ beside it). To look at them:")
     print(
-        f"  python -c \"import pyarrow.parquet as pq; print(pq.read_table('{folder}/chains', columns=['problem_id', 'answer', 'correct']))\""
+    columns = "['problem_id', 'answer', 'correct']"
+    print(f"  python -c \"import pyarrow.parquet as p; print(p.read_table('{folder}/chains', columns={columns}))\"")
     )
 
 

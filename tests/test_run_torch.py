@@ -1,0 +1,117 @@
+"""Whole runs on the bundled models, in processes of their own: interrupted, with an engine killed, and undisturbed."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pyarrow.parquet as pq
+import pytest
+
+from pipeline.run import RunOptions, run
+
+ROOT = Path(__file__).parent.parent
+COMMAND = [sys.executable, "-c", "from pipeline.cli.main import main; main()"]
+TEST_SET = ROOT / "datasets/arith/test.parquet"
+
+
+@contextmanager
+def running(out: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """A run that has begun: its engines are open and its chains live."""
+    command = [*COMMAND, "run", "graphs/speccot.yaml", "--input", str(TEST_SET), "--output", str(out), *arguments]
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    try:
+        assert "500 chains" in process.stderr.readline()
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def chains(out: Path) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = pq.read_table(out / "chains").to_pylist()
+    return rows
+
+
+def status(out: Path) -> str:
+    found: str = json.loads((out / "run.json").read_text())["status"]
+    return found
+
+
+def test_ctrl_c_leaves_a_valid_run_folder(tmp_path: Path) -> None:
+    with running(tmp_path / "out") as process:
+        os.kill(process.pid, signal.SIGINT)
+        out, error = process.communicate(timeout=60)
+    assert process.returncode == 130, error
+    assert "interrupted" in error
+    assert "Traceback" not in error
+    assert status(tmp_path / "out") == "interrupted"
+    assert {row["stop_reason"] for row in chains(tmp_path / "out")} <= {"cancelled", "thought_closed"}
+    assert sum(row["stop_reason"] == "cancelled" for row in chains(tmp_path / "out")) <= 64
+    assert "cancelled" in out
+
+
+def test_an_engine_killed_in_mid_run_ends_it_with_what_is_finished_on_disk(tmp_path: Path) -> None:
+    with running(tmp_path / "out") as process:
+        workers = psutil.Process(process.pid).children(recursive=True)
+        assert len(workers) == 2
+        workers[0].kill()
+        _, error = process.communicate(timeout=60)
+    assert process.returncode == 1, error
+    assert "error: engine '" in error
+    assert "' died: " in error
+    assert "Traceback" not in error
+    assert status(tmp_path / "out") == "failed"
+    assert pq.read_table(tmp_path / "out/calls").num_rows >= 0
+    assert not [worker for worker in workers if worker.is_running() and worker.status() != psutil.STATUS_ZOMBIE]
+
+
+@pytest.fixture(scope="module")
+def solved(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    """The same 24 problems under each schedule."""
+    folder = tmp_path_factory.mktemp("schedules")
+    found = {}
+    for schedule, batch_size in (("pipelined", 24), ("lockstep", 24), ("sequential", 1)):
+        options = RunOptions(
+            graph=ROOT / "graphs/speccot.yaml",
+            input=TEST_SET,
+            limit=24,
+            schedule=schedule,  # type: ignore[arg-type]
+            batch_size=batch_size,
+            output=folder / schedule,
+        )
+        assert run(options).exit_code == 0
+        found[schedule] = {row["problem_id"]: row for row in chains(folder / schedule)}
+    return found
+
+
+def test_schedules_give_the_same_answers_but_for_rounding(solved: dict[str, dict[str, Any]]) -> None:
+    base = solved["pipelined"]
+    assert len(base) == 24
+    for schedule in ("lockstep", "sequential"):
+        same = sum(solved[schedule][key]["answer"] == base[key]["answer"] for key in base)
+        assert same >= 22, f"{schedule}: {same} of 24"
+
+
+def test_the_bundled_pair_solves_most_of_them(solved: dict[str, dict[str, Any]]) -> None:
+    assert sum(row["correct"] for row in solved["pipelined"].values()) >= 18
+
+
+def test_real_problems_flow_through(tmp_path: Path, shared: Path) -> None:
+    options = RunOptions(
+        graph=ROOT / "graphs/speccot.yaml",
+        input=shared / "data/gsm8k.jsonl",
+        columns={"problem": "question"},
+        limit=8,
+        settings=("max_steps=4", "step_tokens=32", "answer_tokens=32"),
+        output=tmp_path / "out",
+    )
+    assert run(options).exit_code == 0
+    assert all(row["error_type"] is None for row in chains(tmp_path / "out"))
