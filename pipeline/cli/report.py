@@ -16,10 +16,8 @@ def print_summary(summary: Summary, folder: Path, *, simulated: bool) -> None:
     console.print(_engines(summary))
     console.print(_stages(summary))
     print(f"answers: {folder}/chains/*.parquet (steps/ and calls/ beside it). To look at them:")
-    print(
     columns = "['problem_id', 'answer', 'correct']"
     print(f"  python -c \"import pyarrow.parquet as p; print(p.read_table('{folder}/chains', columns={columns}))\"")
-    )
 
 
 def _facts(summary: Summary, simulated: bool) -> Table:
