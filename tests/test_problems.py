@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline import problems
+from pipeline import rows
 from pipeline.errors import BadRow, InputError
 from pipeline.problems import Fingerprint, Problem, first_duplicate, open_problems
 
@@ -210,7 +210,7 @@ def test_bad_parquet_rows(write: Write) -> None:
 
 @pytest.mark.parametrize("name", ["p.jsonl", "p.csv", "p.jsonl.gz"])
 def test_an_endless_row_is_a_bad_row_of_bounded_memory(write: Write, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    monkeypatch.setattr(problems, "MAX_ROW_BYTES", 1 << 20)
+    monkeypatch.setattr(rows, "MAX_ROW_BYTES", 1 << 20)
     head, good = ("problem\n", "fine\n") if "csv" in name else ("", '{"problem":"fine"}\n')
     path = write(name, head + good + "x" * (8 << 20) + "\n" + good)
     tracemalloc.start()
@@ -224,7 +224,7 @@ def test_an_endless_row_is_a_bad_row_of_bounded_memory(write: Write, monkeypatch
 
 
 def test_an_endless_quoted_csv_field_is_bounded_too(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(problems, "MAX_ROW_BYTES", 1 << 20)
+    monkeypatch.setattr(rows, "MAX_ROW_BYTES", 1 << 20)
     path = write("p.csv", 'problem\nfine\n"' + "line\n" * (1 << 18) + '"\nfine\n')
     items = read(path)
     assert isinstance(items[0], Problem)

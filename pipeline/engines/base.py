@@ -23,7 +23,8 @@ class Request(Struct, frozen=True, kw_only=True):
     max_tokens: int
     """Most tokens of one candidate; the engine cuts it to what its context leaves."""
     n: int = 1
-    """How many candidates to sample from the same prompt."""
+    """How many candidates to sample from the same prompt; where they are more than the engine computes together, the
+    others start as places free up."""
     temperature: float = 0.0
     """0 is greedy."""
     top_p: float = 1.0
@@ -32,7 +33,8 @@ class Request(Struct, frozen=True, kw_only=True):
     stop: tuple[str, ...] = ()
     """A candidate ends after the token that completes one of these; that token is kept."""
     stop_ids: tuple[int, ...] = ()
-    """A candidate ends after one of these ids; the id is kept. An end-of-sequence id also ends it and is not kept."""
+    """A candidate ends after one of these ids; the id is kept. An end-of-sequence id also ends it and is not kept,
+    unless it is one of these."""
     option_ids: tuple[int, ...] = ()
     """Not empty: choose one token among these (`max_tokens` is 1) and return all their log probabilities."""
     scored_ids: tuple[int, ...] = ()

@@ -6,24 +6,23 @@ results to the last bit; on a real clock the engines take real time. Time is ask
 """
 
 import math
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
-from itertools import count
+from itertools import count, pairwise
 from typing import NamedTuple
 
 import anyio
 from anyio.abc import TaskStatus
 
 from pipeline.engines.base import Backend, Candidate, Completion, Engine, EngineStatistics, Request, Timing, Tokenizer, Usage
+from pipeline.engines.requests import check
 from pipeline.engines.sim_device import SimDevice
 from pipeline.engines.sim_scheduler import Scheduler
 from pipeline.engines.sim_stretch import Job
 from pipeline.engines.sim_text import TextModel, Written
-from pipeline.engines.sim_tokenizer import SimTokenizer
-from pipeline.errors import ContextOverflow, EngineDead, GraphError, RequestRefused
+from pipeline.engines.sim_tokenizer import VOCAB_SIZE, SimTokenizer
+from pipeline.errors import EngineDead, GraphError, RequestRefused
 from pipeline.spec import SimSpec
-
-_CHECKED_IDS = 64
 
 
 class _Answer(NamedTuple):
@@ -81,14 +80,14 @@ class SimEngine:
         if self._closed:
             raise EngineDead(self.role, "it was closed")
         prompt = tuple(request.prompt_ids)
-        self._check(request, prompt)
+        check(request, self.max_model_len, VOCAB_SIZE)
         answer = self._answer(request, prompt)
-        done = anyio.Event()
-        job = self._job(request, prompt, answer, done)
-        await self._computed(job, done)
+        jobs = self._jobs(request, prompt, answer)
+        await self._computed(jobs)
+        first, *others = jobs
         usage = Usage(
-            input_tokens=len(job.prompt),
-            cached_input_tokens=job.cached,
+            input_tokens=len(first.prompt),
+            cached_input_tokens=first.cached,
             output_tokens=0 if request.scored_ids else sum(answer.lengths),
         )
         self._count(usage)
@@ -97,7 +96,7 @@ class SimEngine:
             option_logprobs=answer.option_logprobs,
             scored_logprobs=answer.scored_logprobs,
             usage=usage,
-            timing=_timing(job),
+            timing=_timing(first, others),
         )
 
     def statistics(self) -> EngineStatistics:
@@ -124,31 +123,6 @@ class SimEngine:
             done.set()
         self._clock.adjust()
 
-    def _check(self, request: Request, prompt: tuple[int, ...]) -> None:
-        """Refuse what cannot run. Of the prompt's ids the newest are looked at: the others came from here."""
-        if not prompt:
-            raise RequestRefused("the prompt is empty")
-        if len(prompt) + max(1, len(request.scored_ids)) > self.max_model_len:
-            raise ContextOverflow(len(prompt), self.max_model_len)
-        for flaw in self._flaws(request, prompt):
-            raise RequestRefused(flaw)
-
-    def _flaws(self, request: Request, prompt: tuple[int, ...]) -> Iterator[str]:
-        if request.n < 1 or request.max_tokens < 1:
-            yield f"n = {request.n} and max_tokens = {request.max_tokens}: both must be at least 1"
-        if request.n > self.spec.max_num_seqs:
-            yield f"n = {request.n} candidates need as many sequences; max_num_seqs is {self.spec.max_num_seqs}"
-        if (request.option_ids or request.scored_ids) and request.n > 1:
-            yield f"a choice or a scoring has one result; n is {request.n}"
-        if request.option_ids and request.max_tokens > 1:
-            yield f"a choice is one token; max_tokens is {request.max_tokens}"
-        if request.temperature < 0 or not 0 < request.top_p <= 1:
-            yield f"temperature = {request.temperature} must not be negative, top_p = {request.top_p} must be in (0, 1]"
-        if "" in request.stop:
-            yield "a stop string is empty"
-        if not SimTokenizer.knows((*prompt[-_CHECKED_IDS:], *request.option_ids, *request.scored_ids)):
-            yield "an id is not a token of this vocabulary"
-
     def _answer(self, request: Request, prompt: tuple[int, ...]) -> _Answer:
         if request.scored_ids:
             return _Answer((), (1,), scored_logprobs=self._model.score(prompt, tuple(request.scored_ids)))
@@ -173,27 +147,38 @@ class SimEngine:
             stop_reason=written.stop_reason,
         )
 
-    def _job(self, request: Request, prompt: tuple[int, ...], answer: _Answer, done: anyio.Event) -> Job:
-        key = (request.priority, anyio.current_time(), request.request_id, next(self._numbers))
-        computed = prompt + tuple(request.scored_ids)
-        job = Job(key, computed, len(prompt) - 1, answer.lengths, answer.keeps, done.set)
-        if job.need > self.spec.kv_cache_tokens:
-            raise RequestRefused(f"{job.need} tokens of keys and values do not fit; kv_cache_tokens is {self.spec.kv_cache_tokens}")
-        return job
+    def _jobs(self, request: Request, prompt: tuple[int, ...], answer: _Answer) -> dict[Job, anyio.Event]:
+        """One job, and one more for each candidate beyond `max_num_seqs`, with what is set when it is done."""
+        computed = prompt + request.scored_ids
+        need = len(computed) + sum(answer.lengths)
+        if need > self.spec.kv_cache_tokens:
+            raise RequestRefused(f"{need} tokens of keys and values do not fit; kv_cache_tokens is {self.spec.kv_cache_tokens}")
+        now = anyio.current_time()
+        jobs = {}
+        for start, end in pairwise((0, *range(self.spec.max_num_seqs, len(answer.lengths)), len(answer.lengths))):
+            key, done = (request.priority, now, request.request_id, next(self._numbers)), anyio.Event()
+            job = Job(key, computed, len(prompt) - 1, answer.lengths[start:end], answer.keeps[start:end], done.set)
+            jobs[job] = done
+        return jobs
 
-    async def _computed(self, job: Job, done: anyio.Event) -> None:
-        """Wait until the device has computed `job`; cancelling frees what it holds."""
-        self._live[job] = done
-        self._clock.device.add(self._share, job, job.arrived)
+    async def _computed(self, jobs: dict[Job, anyio.Event]) -> None:
+        """Wait until the device has computed `jobs`; cancelling frees what they hold."""
+        self._live.update(jobs)
+        for job in jobs:
+            self._clock.device.add(self._share, job, job.arrived)
         self._clock.adjust()
         try:
-            await done.wait()
+            for done in jobs.values():
+                await done.wait()
         finally:
-            del self._live[job]
-            if math.isnan(job.finished):
+            unfinished = [job for job in jobs if math.isnan(job.finished)]
+            for job in jobs:
+                del self._live[job]
+            for job in unfinished:
                 self._clock.device.drop(self._share, job, anyio.current_time())
+            if unfinished:
                 self._clock.adjust()
-        if math.isnan(job.finished):
+        if unfinished:
             raise EngineDead(self.role, "it was closed")
 
     def _count(self, usage: Usage) -> None:
@@ -203,12 +188,13 @@ class SimEngine:
         self._output_tokens += usage.output_tokens
 
 
-def _timing(job: Job) -> Timing:
+def _timing(first: Job, others: list[Job]) -> Timing:
+    finished = max([first.finished, *(job.finished for job in others)])
     return Timing(
-        queue_time_s=job.scheduled - job.arrived,
-        prefill_time_s=job.first_token - job.scheduled,
-        decode_time_s=job.finished - job.first_token,
-        time_to_first_token_s=job.first_token - job.arrived,
+        queue_time_s=first.scheduled - first.arrived,
+        prefill_time_s=first.first_token - first.scheduled,
+        decode_time_s=finished - first.first_token,
+        time_to_first_token_s=first.first_token - first.arrived,
     )
 
 

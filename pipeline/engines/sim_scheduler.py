@@ -17,11 +17,17 @@ from pipeline.engines.sim_stretch import Cost, Job, Stretch
 from pipeline.spec import SimSpec
 
 
+Key = tuple[int, float, str, int]
+"""Of a job, by which jobs are ordered: priority, arrival, request id, number."""
+OLDEST_EVERY = 8
+"""One admission in so many goes to the oldest job, whatever its priority, so that none waits for ever."""
+
+
 class Finish(NamedTuple):
     """A sequence will have its last token after `iteration`, with `context` tokens of keys and values to read."""
 
     iteration: int
-    key: tuple[int, float, str, int]
+    key: Key
     candidate: int
     context: int
     job: Job
@@ -42,11 +48,14 @@ class Scheduler:
         self._context = 0
         """Tokens that they read in the next iteration."""
         self._iteration = 0
-        self._queue: list[tuple[tuple[int, float, str, int], Job]] = []
+        self._queue: list[tuple[Key, Job]] = []
+        self._ages: list[tuple[tuple[float, str, int], Job]] = []
+        """The queue once more, the oldest first; a job that was let in from the one still stands in the other."""
+        self._admissions = 0
         self._partial: Job | None = None
         """The job whose prompt is computed in part; there is never a second one."""
         self._finishes: list[Finish] = []
-        self._deliveries: list[tuple[int, tuple[int, float, str, int], Job]] = []
+        self._deliveries: list[tuple[int, Key, Job]] = []
         self._dropped = False
 
     @property
@@ -70,18 +79,19 @@ class Scheduler:
 
     def add(self, job: Job) -> bool:
         """Queue `job`; returns whether the next iteration may have to be decided anew for it."""
-        first = not self._head()
         heappush(self._queue, (job.key, job))
+        heappush(self._ages, (job.key[1:], job))
         self.waiting += 1
-        return first or self._queue[0][1] is job
+        return self._head() is job
 
     def drop(self, job: Job) -> bool:
         """Forget `job`; returns whether the next iteration has to be decided anew for it."""
-        job.cancelled = True
         if job.node is None:
+            head = self._head()
+            job.cancelled = True
             self.waiting -= 1
-            return self._queue[0][1] is job
-        self._dropped = True
+            return head is job
+        job.cancelled = self._dropped = True
         return True
 
     def decide(self, now: float) -> None:
@@ -116,9 +126,14 @@ class Scheduler:
         self.course.clear()
 
     def _head(self) -> Job | None:
-        while self._queue and self._queue[0][1].cancelled:
-            heappop(self._queue)
-        return self._queue[0][1] if self._queue else None
+        """Who is let in next: by priority, every so often by age; nobody passes it while it waits for seats or room."""
+        if not self.waiting:
+            return None
+        for queue in (self._queue, self._ages):
+            while queue and not queue[0][1].queued:
+                heappop(queue)
+        oldest = self._admissions % OLDEST_EVERY == OLDEST_EVERY - 1
+        return self._ages[0][1] if oldest else self._queue[0][1]
 
     def _prompts(self, now: float) -> list[tuple[Job, int]]:
         """Prompt tokens for the next iteration: first the prompt that is under way, then what waits and fits."""
@@ -247,7 +262,7 @@ class Scheduler:
         if not self._dropped:
             return
         self._dropped = False
-        gone: dict[tuple[int, float, str, int], Job] = {}
+        gone: dict[Key, Job] = {}
         if self._partial is not None and self._partial.cancelled:
             gone[self._partial.key] = self._partial
             self._partial = None

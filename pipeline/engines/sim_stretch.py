@@ -15,8 +15,10 @@ from pipeline.spec import SimSpec
 class Job:
     """One request in a scheduler: its lengths are known beforehand, because its text is."""
 
-    __slots__ = ("arrived", "cached", "cancelled", "computed", "finished", "first_token", "keeps", "key")
-    __slots__ += ("lengths", "node", "notify", "prompt", "remaining", "reserved", "reusable", "scheduled", "seats")
+    __slots__ = (
+        "arrived", "cached", "cancelled", "computed", "finished", "first_token", "keeps", "key", "lengths", "node", "notify", "prompt",
+        "remaining", "reserved", "reusable", "scheduled", "seats",
+    )  # fmt: skip
 
     def __init__(
         self,

@@ -13,7 +13,8 @@ from pipeline.prompts import DELIMITER, THINK_CLOSE, THINK_OPEN
 USER, ASSISTANT, END = "<|user|>", "<|assistant|>", "<|end|>"
 SPECIALS = (THINK_OPEN, THINK_CLOSE, USER, ASSISTANT, END)
 _LENGTH_SHIFT = 24
-_LARGEST_ID = (3 << _LENGTH_SHIFT) | 0xFFFFFF
+VOCAB_SIZE = 4 << _LENGTH_SHIFT
+"""One more than the largest id."""
 _REMEMBERED = 1 << 20
 _PIECE = re.compile(
     "|".join(map(re.escape, (*SPECIALS, DELIMITER))).encode()
@@ -77,8 +78,3 @@ class SimTokenizer:
     def sizes(self, ids: Sequence[int]) -> list[int]:
         """Bytes of each of `ids`."""
         return [len(_pieces[token]) for token in ids]
-
-    @staticmethod
-    def knows(ids: Sequence[int]) -> bool:
-        """Is every one of `ids` a token?"""
-        return not ids or (min(ids) >= 0 and max(ids) <= _LARGEST_ID)

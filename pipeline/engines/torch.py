@@ -14,9 +14,9 @@ from pathlib import Path
 import anyio
 
 from pipeline.engines.base import Backend, Completion, EngineStatistics, Request, Tokenizer
+from pipeline.engines.requests import check
 from pipeline.engines.tokenizer import HFTokenizer
 from pipeline.engines.torch_process import WorkerProcess
-from pipeline.engines.torch_requests import check
 from pipeline.engines.torch_wire import NO_STATISTICS, Abort, Failed, FromWorker, Ready, Report, Setup, Submit
 from pipeline.errors import EngineDead, GraphError, boundary, did_you_mean
 from pipeline.spec import TorchSpec

@@ -151,7 +151,7 @@ class KVCache:
         """One token for each decoding slot. Query heads that share a key head stand where SDPA has query positions."""
         batch, (low, high) = self._batch, self._batch.span
         rows, reach = batch.decoding, batch.decode_reach
-        q = query[:, :rows].unflatten(0, (self.heads, -1)).permute(2, 0, 1, 3)
+        q = query[:, :rows].reshape(self.heads, -1, rows, query.shape[-1]).permute(2, 0, 1, 3)
         if batch.gathers:
             k, v = (x[:, :, :reach].index_select(0, self._rows) for x in (keys, values))
             out = self._product(q, k, v, mask, scale)

@@ -26,7 +26,8 @@ def uniforms(keys: NDArray[np.uint64], positions: NDArray[np.uint64]) -> NDArray
     x = keys + positions * np.uint64(_GOLDEN)
     x = (x ^ (x >> np.uint64(30))) * np.uint64(_FIRST)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(_SECOND)
-    return ((x ^ (x >> np.uint64(31))) >> np.uint64(40)).astype(np.float32) / np.float32(1 << 24)
+    bits: NDArray[np.float32] = ((x ^ (x >> np.uint64(31))) >> np.uint64(40)).astype(np.float32)
+    return bits * np.float32(2**-24)
 
 
 class Draws(NamedTuple):
@@ -36,6 +37,10 @@ class Draws(NamedTuple):
     top_p: NDArray[np.float32]
     keys: NDArray[np.uint64]
     positions: NDArray[np.uint64]
+
+    def take(self, rows: NDArray[np.intp]) -> "Draws":
+        """Those of some rows."""
+        return Draws(self.temperature[rows], self.top_p[rows], self.keys[rows], self.positions[rows])
 
 
 def sample(logits: Tensor, draws: Draws) -> Tensor:
@@ -47,7 +52,7 @@ def sample(logits: Tensor, draws: Draws) -> Tensor:
     if len(warm) == len(greedy):
         return _draw(logits, draws)
     rows = torch.from_numpy(warm).to(logits.device)
-    drawn = _draw(logits.index_select(0, rows), Draws(*(column[warm] for column in draws)))
+    drawn = _draw(logits.index_select(0, rows), draws.take(warm))
     return greedy.index_copy_(0, rows, drawn)
 
 

@@ -5,7 +5,7 @@ with a `Report` whenever something is finished. Neither torch nor a socket is kn
 """
 
 from collections.abc import Iterator
-from typing import Literal
+from typing import Any, Literal
 
 from msgspec import Struct, msgpack
 
@@ -87,12 +87,10 @@ class Unframer:
     """Cuts a byte stream back into messages."""
 
     def __init__(self, reads: Literal["worker", "parent"]) -> None:
-        self._decoder: msgpack.Decoder[ToWorker | FromWorker] = msgpack.Decoder(
-            FromWorker if reads == "parent" else ToWorker  # type: ignore[arg-type]
-        )
+        self._decoder: msgpack.Decoder[Any] = msgpack.Decoder(FromWorker if reads == "parent" else ToWorker)
         self._pending = bytearray()
 
-    def feed(self, received: bytes) -> Iterator[ToWorker | FromWorker]:
+    def feed(self, received: bytes) -> Iterator[Any]:
         """The messages that `received` completes."""
         self._pending += received
         start = 0

@@ -111,8 +111,8 @@ def small_model(folder: Path, kind: str, **options: Any) -> Any:
     from transformers import AutoConfig, AutoModelForCausalLM
 
     bundled = Path(_resolve("draft", DRAFT))
-    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
-        shutil.copy(bundled / name, folder)
+    for path in bundled.glob("tokenizer*"):
+        shutil.copy(path, folder)
     size = {"hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 96}
     rest = {"vocab_size": 560, "max_position_embeddings": 512, "initializer_range": 0.2, "eos_token_id": 2, "pad_token_id": 0}
     torch.manual_seed(0)

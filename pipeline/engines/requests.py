@@ -1,4 +1,7 @@
-"""Which requests a torch engine refuses before they are sent, each with a sentence that says why."""
+"""Which requests every engine refuses before it computes anything, each with a sentence that says why.
+
+This is what the contract means by a request that cannot be run; an engine adds only what its own memory forbids.
+"""
 
 import math
 
