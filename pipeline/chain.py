@@ -159,7 +159,8 @@ class Chain:
 
     def exit(self, until: UntilSpec) -> str | None:
         """The name of the exit that holds, or None while the thought goes on."""
-        if until.thought_closed and self.thought_closed:
+        # An engine that ended its turn and then has nothing to say would go on saying nothing.
+        if self.thought_closed and (until.thought_closed or not self.steps[-1].span.ids):
             return "thought_closed"
         if until.answer_boxed and has_boxed("".join(step.span.text for step in self.steps[-2:])):
             return "answer_boxed"
@@ -202,8 +203,7 @@ class Chain:
     def boxed_answer(self) -> str | None:
         """What the last `\\boxed{}` of the answer holds, or of the thought, or else the answer's text."""
         text = self.answer.text.strip() if self.answer else ""
-        thought = "".join(step.span.text for step in self.steps[-2:])
-        return extract_answer(text) or extract_answer(thought) or text or None
+        return extract_answer(text) or extract_answer("".join(step.span.text for step in self.steps)) or text or None
 
     def _commit(self, stage: str, span: Span, decision: str, verdict: Verdict | None) -> Step:
         index = 0 if decision == "guidance" and not self.steps else self.next_index

@@ -5,6 +5,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -111,7 +112,7 @@ class Run:
     def __init__(self, options: RunOptions, plan: Plan, problems: Problems, fingerprint: Fingerprint, virtual: bool, watch: Watch) -> None:
         self.options, self.plan, self.problems, self.fingerprint = options, plan, problems, fingerprint
         self.virtual, self.watch = virtual, watch
-        self.folder = options.output or Path("runs") / f"{plan.name}-{time.strftime('%Y%m%d-%H%M%S')}"
+        self.folder = options.output or _new_folder(plan.name)
         self.executor: Executor | None = None
         self.record = self._record()
 
@@ -220,6 +221,13 @@ class Run:
                 raise UsageError(f"{self.folder}: is there already; name another folder with --output") from None
         except OSError as error:
             raise RunFolderError(f"{self.folder}: cannot be created: {(error.strerror or str(error)).lower()}") from error
+
+
+def _new_folder(graph: str) -> Path:
+    """A folder under `runs` that is not there yet."""
+    name = f"{graph}-{time.strftime('%Y%m%d-%H%M%S')}"
+    names = (Path("runs") / (name if i == 1 else f"{name}-{i}") for i in count(1))
+    return next(folder for folder in names if not folder.exists())
 
 
 async def _stop_on_signal(*, task_status: anyio.abc.TaskStatus[None]) -> None:

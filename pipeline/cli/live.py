@@ -124,7 +124,9 @@ def panel(meter: Meter) -> Group:
             f"{statistics.running}",
             f"{statistics.kv_cache_usage:.0%}",
         )
-    return Group(head, ProgressBar(total=view.chains, completed=meter.over, width=60), Text(facts), table)
+    bar = Table.grid()  # a bar by itself does not end its line
+    bar.add_row(ProgressBar(total=view.chains, completed=meter.over, width=60))
+    return Group(head, bar, Text(facts), table)
 
 
 def _oldest_s(view: View) -> float | None:

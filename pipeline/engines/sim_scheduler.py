@@ -153,7 +153,7 @@ class Scheduler:
         return chunks
 
     def _admitted(self, seats: int, now: float) -> Job | None:
-        """The first of the queue, if there are seats and room for it."""
+        """The next of the queue, if there are seats and room for it."""
         job = self._head()
         if job is None or seats + job.seats > self.max_seqs:
             return None
@@ -163,9 +163,9 @@ class Scheduler:
             self.cache.unpin(job.node)
             job.node = None
             return None
-        heappop(self._queue)
         self.waiting -= 1
         self.running += 1
+        self._admissions += 1
         job.reserved, job.scheduled = reserved, max(now, job.arrived)
         return job
 
@@ -183,7 +183,7 @@ class Scheduler:
                     self._expect(job)
                     size, context = size + job.seats, context + job.seats * (len(job.prompt) + 1)
         # A prompt that is done may free seats and room, so whoever waits is asked again right after it.
-        if size and self._partial is None and not (chunks and self._queue):
+        if size and self._partial is None and not (chunks and self.waiting):
             self._chart_decoding(at, size, context, iteration)
 
     def _expect(self, job: Job) -> None:
@@ -196,7 +196,7 @@ class Scheduler:
         """Lay out decode stretches to the next delivery or, while something waits for a seat, to the next finish."""
         while self._deliveries[0][2].cancelled:
             heappop(self._deliveries)
-        horizon = self._finishes[0].iteration if self._queue else self._deliveries[0][0]
+        horizon = self._finishes[0].iteration if self.waiting else self._deliveries[0][0]
         for finish in self._finishes:
             if finish.iteration > horizon:
                 break

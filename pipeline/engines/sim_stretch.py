@@ -44,6 +44,11 @@ class Job:
         self.cancelled = False
 
     @property
+    def queued(self) -> bool:
+        """Neither let in nor cancelled."""
+        return self.node is None and not self.cancelled
+
+    @property
     def need(self) -> int:
         """Tokens whose keys and values it takes at most."""
         return len(self.prompt) + sum(self.lengths)

@@ -4,7 +4,7 @@ import anyio
 from msgspec import structs
 
 from pipeline.engines.base import Completion, Engine, Request
-from pipeline.errors import ChainError
+from pipeline.errors import ChainError, PipelineError
 from pipeline.runtime.journal import Clock, Journal, StageLabel
 from pipeline.runtime.lane import Call, Lane
 
@@ -50,7 +50,7 @@ class Dispatcher:
             journal.active.begin(submit)
             try:
                 completion = await self._engine.generate(structs.replace(request, priority=self.lane.priority(call)))
-            except ChainError as error:
+            except PipelineError as error:
                 journal.call(label, call, step_index, None, error, ready, submit)
                 raise
             except anyio.get_cancelled_exc_class():

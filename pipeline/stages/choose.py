@@ -13,17 +13,21 @@ from pipeline.stages.base import EngineStage
 class ChooseStage(EngineStage):
     """The option of highest probability among the candidates and `0`, none (SpecCoT 3.4, eq. 4; SCoT 3.4, eq. 3).
 
-    Identical candidates are shown once.
+    Identical candidates are shown once. Where an earlier stage left no candidates nothing is asked and no verdict given.
     """
 
     spec: ChooseSpec
 
     def requests(self, chain: Chain) -> list[Request]:
+        if not chain.candidates:
+            return []
         shown = [chain.translate(chain.candidates[i], self.role) for i in chain.distinct_candidates()]
         prompt = self.dialect.choose(chain.contexts[self.role], shown)
         return [self.request(chain, prompt.ids, 1, option_ids=prompt.option_ids)]
 
     def apply(self, chain: Chain, completions: Sequence[Completion]) -> Outcome:
+        if not completions:
+            return Outcome()
         distinct = chain.distinct_candidates()
         probs, mass = probabilities(completions[0].option_logprobs)
         best = max(range(len(probs)), key=probs.__getitem__)
@@ -35,8 +39,10 @@ class ChooseStage(EngineStage):
 
 
 def probabilities(logprobs: Sequence[float]) -> tuple[tuple[float, ...], float]:
-    """Renormalised probabilities of the options, and their mass before that."""
+    """Renormalised probabilities of the options, and their mass before that; all 0 where no option has any."""
     top = max(logprobs)
+    if top == -math.inf:
+        return (0.0,) * len(logprobs), 0.0
     weights = [math.exp(logprob - top) for logprob in logprobs]
     total = sum(weights)
     return tuple(weight / total for weight in weights), min(1.0, total * math.exp(top))

@@ -11,16 +11,23 @@ from pipeline.stages.choose import probabilities
 
 
 class ScoreStage(EngineStage):
-    """Utility of a step against a threshold (SpecReason 4.1): the likeliest digit, or the expected one."""
+    """Utility of a step against a threshold (SpecReason 4.1): the likeliest digit, or the expected one.
+
+    Where an earlier stage left no candidate nothing is asked and no verdict given.
+    """
 
     spec: ScoreSpec
 
     def requests(self, chain: Chain) -> list[Request]:
+        if not chain.candidates:
+            return []
         candidate = chain.translate(chain.candidates[0], self.role)
         prompt = self.dialect.score(chain.contexts[self.role], candidate)
         return [self.request(chain, prompt.ids, 1, option_ids=prompt.option_ids)]
 
     def apply(self, chain: Chain, completions: Sequence[Completion]) -> Outcome:
+        if not completions:
+            return Outcome()
         probs, mass = probabilities(completions[0].option_logprobs)
         best = max(range(len(probs)), key=probs.__getitem__)
         value = sum(i * p for i, p in enumerate(probs)) if self.spec.method == "expected" else float(best)

@@ -5,6 +5,7 @@ which runs a conversation with an open engine on the event loop (or the clock) w
 """
 
 import math
+import re
 from collections.abc import Callable
 
 import anyio
@@ -133,6 +134,18 @@ def test_end_of_sequence_ends_and_is_counted_but_not_kept(converse: Converse) ->
     converse(talk)
 
 
+def test_an_end_of_sequence_id_that_is_a_stop_id_is_kept(converse: Converse) -> None:
+    async def talk(engine: Engine) -> None:
+        stop_ids = tuple(engine.tokenizer.eos_ids)
+        answer = await engine.generate(thinking(engine, max_tokens=400, temperature=0.0, stop_ids=stop_ids))
+        (candidate,) = answer.candidates
+        assert (candidate.finish_reason, candidate.stop_reason) == ("stop", candidate.ids[-1])
+        assert candidate.ids[-1] in stop_ids
+        assert answer.usage.output_tokens == len(candidate.ids)
+
+    converse(talk)
+
+
 def test_max_tokens_ends_with_length(converse: Converse) -> None:
     async def talk(engine: Engine) -> None:
         answer = await engine.generate(thinking(engine, max_tokens=3))
@@ -172,32 +185,50 @@ def test_a_prompt_that_fills_the_context_overflows(converse: Converse) -> None:
     async def talk(engine: Engine) -> None:
         prompt = prompt_of(engine, PROBLEM)
         prompt = (prompt * (engine.max_model_len // len(prompt) + 1))[: engine.max_model_len]
-        with pytest.raises(ContextOverflow, match=str(engine.max_model_len)):
-            await engine.generate(thinking(engine, prompt_ids=prompt))
+        scored = {"prompt_ids": prompt[:-4], "scored_ids": tuple(prompt[:5])}
+        for options, tokens in (({"prompt_ids": prompt}, len(prompt)), (scored, len(prompt) + 1)):
+            says = f"a prompt of {tokens} tokens leaves no room in a context of {engine.max_model_len}"
+            with pytest.raises(ContextOverflow, match=says):
+                await engine.generate(thinking(engine, **options))
 
     converse(talk)
 
 
 @pytest.mark.parametrize(
-    "flaw",
+    ("flaw", "says"),
     [
-        {"prompt_ids": []},
-        {"prompt_ids": [1, 1 << 40]},
-        {"prompt_ids": [1, -1]},
-        {"option_ids": (1, 2), "max_tokens": 2},
-        {"option_ids": (1, 2), "max_tokens": 1, "n": 2},
-        {"max_tokens": 0},
-        {"n": 0},
-        {"temperature": -1.0},
-        {"top_p": 0.0},
-        {"stop": ("",)},
+        ({"prompt_ids": []}, "its prompt is empty"),
+        ({"prompt_ids": [1, 1 << 40]}, f"token id {1 << 40} is not in the model's vocabulary"),
+        ({"prompt_ids": [1, -1]}, "token id -1 is not in the model's vocabulary"),
+        ({"option_ids": (1, -2), "max_tokens": 1}, "token id -2 is not in the model's vocabulary"),
+        ({"option_ids": (1, 2), "max_tokens": 2}, "one token of one candidate, not max_tokens=2, n=1"),
+        ({"option_ids": (1, 2), "max_tokens": 1, "n": 2}, "one token of one candidate, not max_tokens=1, n=2"),
+        ({"option_ids": (1, 2), "max_tokens": 1, "scored_ids": (1,)}, "exclude each other"),
+        ({"scored_ids": (1,), "n": 2}, "scored once, not n=2 times"),
+        ({"max_tokens": 0}, "must be at least 1, not 1 and 0"),
+        ({"n": 0}, "must be at least 1, not 0 and 12"),
+        ({"temperature": -1.0}, "temperature=-1.0 or top_p=1.0 is out of range"),
+        ({"top_p": 0.0}, "temperature=0.8 or top_p=0.0 is out of range"),
+        ({"seed": 1 << 63}, f"seed {1 << 63} is not a number of 63 bits"),
+        ({"stop": ("",)}, "a stop string is empty"),
     ],
     ids=str,
 )
-def test_what_cannot_be_run_is_refused_in_one_sentence(converse: Converse, flaw: dict[str, object]) -> None:
+def test_what_cannot_be_run_is_refused_in_one_sentence(converse: Converse, flaw: dict[str, object], says: str) -> None:
     async def talk(engine: Engine) -> None:
-        with pytest.raises(RequestRefused, match=r"^[^\n]+$"):
-            await engine.generate(thinking(engine, **flaw))
+        with pytest.raises(RequestRefused, match=rf"^request 'r': [^\n]*{re.escape(says)}[^\n]*$"):
+            await engine.generate(thinking(engine, request_id="r", **flaw))
+
+    converse(talk)
+
+
+def test_more_candidates_than_places_start_as_places_free_up(converse: Converse) -> None:
+    async def talk(engine: Engine) -> None:
+        many, few = [await engine.generate(thinking(engine, n=n)) for n in (19, 8)]
+        assert [c.ids for c in many.candidates[:8]] == [c.ids for c in few.candidates]
+        assert len(many.candidates) == 19
+        assert many.usage.input_tokens == few.usage.input_tokens
+        assert (engine.statistics().running, engine.statistics().waiting) == (0, 0)
 
     converse(talk)
 

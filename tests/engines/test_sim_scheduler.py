@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.engines.sim_device import SimDevice
-from pipeline.engines.sim_scheduler import Scheduler
+from pipeline.engines.sim_scheduler import OLDEST_EVERY, Scheduler
 from pipeline.engines.sim_stretch import Job
 from pipeline.spec import SimDeviceSpec, SimSpec
 
@@ -56,6 +56,7 @@ class PlainEngine:
         self.moments: dict[Order, list[float]] = {}
         self.chunks: list[tuple[Order, int]] = []
         self.work: Fraction | None = None
+        self.admissions = 0
 
     def start(self, now: Fraction) -> None:
         spec = self.spec
@@ -68,11 +69,13 @@ class PlainEngine:
             if order is None or order in dict(self.chunks):
                 if not self.waiting:
                     break
-                order = self.waiting[0]
+                oldest = min(self.waiting, key=lambda order: order.key[1:])
+                order = oldest if self.admissions % OLDEST_EVERY == OLDEST_EVERY - 1 else self.waiting[0]
                 running = sum(other.need for other in self.moments)
                 if seats + len(order.lengths) > spec.max_num_seqs or running + order.need > spec.kv_cache_tokens:
                     break
-                self.waiting.pop(0)
+                self.waiting.remove(order)
+                self.admissions += 1
                 self.left[order], self.moments[order] = order.prompt, [float(now)]
             count = min(self.left[order], budget)
             self.left[order] -= count
@@ -166,7 +169,7 @@ def jumping(specs: list[SimSpec], orders: list[Order]) -> dict[int, tuple[float,
 
 @st.composite
 def workloads(draw: st.DrawFn) -> list[Order]:
-    count = draw(st.integers(1, 12))
+    count = draw(st.integers(1, 20))
     grid = st.integers(0, 200).map(lambda ticks: ticks * 2.0**-8)
     return [
         Order(
@@ -193,3 +196,21 @@ def test_jumping_equals_computing_every_iteration(orders: list[Order], kv_bytes:
             order.engine = 0
     plain(specs, orders)
     assert jumping(specs, orders) == {order.number: order.moments for order in orders}
+
+
+def test_a_request_that_all_others_overtake_is_let_in_all_the_same() -> None:
+    """Verifications without end, always more than fit, beside one answer: the answer goes when it is an eighth's turn."""
+    answer = Order(0, 0, 0.0, 16, (8,), 9, math.inf)
+    verifications = [Order(number, 0, 0.0, 16, (1,), 1, math.inf) for number in range(1, 40)]
+    moments = jumping([spec(max_num_seqs=2)], [answer, *verifications])
+    before = [number for number, (scheduled, _, _) in moments.items() if scheduled < moments[0][0]]
+    assert len(before) == OLDEST_EVERY - 1
+
+
+def test_nobody_passes_the_oldest_while_it_waits_for_room() -> None:
+    """An answer that needs half the cache, and verifications that would keep it full for ever."""
+    answer = Order(0, 0, 0.0, 50, (10,), 9, math.inf)
+    verifications = [Order(number, 0, number * 2.0**-8, 16, (4,), 1, math.inf) for number in range(1, 200)]
+    moments = jumping([spec(kv_cache_tokens=100)], [Order(200, 0, 0.0, 60, (12,), 0, math.inf), answer, *verifications])
+    started = sorted((scheduled, number) for number, (scheduled, _, _) in moments.items())
+    assert [number for _, number in started].index(0) == OLDEST_EVERY - 1

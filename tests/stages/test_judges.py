@@ -1,0 +1,127 @@
+"""`choose` and `score`: what they show and how option probabilities become a verdict."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.spec import ChooseSpec, ScoreSpec
+from pipeline.stages.choose import ChooseStage, probabilities
+from pipeline.stages.score import ScoreStage
+
+World = Callable[..., Any]
+
+
+def choose(here: Any) -> ChooseStage:
+    return ChooseStage("verify", ChooseSpec(engine="target"), here.dialects)
+
+
+def score(here: Any, **fields: Any) -> ScoreStage:
+    return ScoreStage("verify", ScoreSpec(engine="target", **fields), here.dialects)
+
+
+@pytest.mark.parametrize("target", ["sim", "shifted", "plain", "tiny"])
+def test_a_choice_shows_distinct_candidates_after_the_context(world: World, target: str) -> None:
+    here = world(target=target)
+    chain = here.chain()
+    here.draft(chain, "It is 5.\n\n", "It is 6.\n\n", "It is 5.\n\n", "Done.</think>")
+    [request] = choose(here).requests(chain)
+    context = chain.contexts["target"]
+    assert request.prompt_ids[: len(context)] == context
+    turn = here.tokenizers["target"].decode(request.prompt_ids[len(context) :])
+    assert "[1] It is 5.\n\n[2] It is 6.\n\n[3] Done.</think>\n\n" in turn
+    assert (request.max_tokens, len(request.option_ids), request.temperature) == (1, 4, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("weights", "chosen", "label"), [((0.1, 0.2, 0.6), 2, "2"), ((0.1, 0.5, 0.3), 0, "1"), ((0.5, 0.3, 0.1), None, "0")]
+)
+def test_the_likeliest_option_is_mapped_back_to_the_first_drafted(world: World, weights: Any, chosen: int | None, label: str) -> None:
+    here = world()
+    chain = here.chain()
+    here.draft(chain, "a\n\n", "a\n\n", "b\n\n")
+    verdict = choose(here).apply(chain, [here.weighed(*weights)]).verdict
+    assert verdict is not None
+    assert (verdict.chosen, verdict.label, verdict.distinct, verdict.accepted) == (chosen, label, 2, chosen is not None)
+    assert verdict.probs == pytest.approx([w / 0.9 for w in weights])
+    assert verdict.value == pytest.approx(max(weights) / 0.9)
+    assert verdict.mass == pytest.approx(0.9)
+
+
+def test_an_accepted_choice_is_committed_by_the_chain(world: World) -> None:
+    here = world()
+    chain = here.chain()
+    here.draft(chain, "a\n\n", "a\n\n", "b\n\n")
+    step = chain.apply("verify", choose(here).apply(chain, [here.weighed(0.0, 0.1, 0.9)]))
+    assert step is not None
+    assert (step.span.text, step.decision) == ("b\n\n", "accepted")
+
+
+@pytest.mark.parametrize("build", [choose, score])
+def test_without_candidates_nothing_is_asked_and_nothing_judged(world: World, build: Callable[[Any], Any]) -> None:
+    here = world()
+    chain = here.chain()
+    stage = build(here)
+    assert stage.requests(chain) == []
+    assert stage.apply(chain, []).verdict is None
+
+
+@pytest.mark.parametrize("build", [choose, score])
+def test_options_of_no_probability_are_a_rejection(world: World, build: Callable[[Any], Any]) -> None:
+    here = world()
+    chain = here.chain()
+    here.draft(chain, "a\n\n")
+    verdict = build(here).apply(chain, [here.weighed(*[0.0] * 10)]).verdict
+    assert (verdict.accepted, verdict.label, verdict.mass, set(verdict.probs)) == (False, "0", 0.0, {0.0})
+
+
+@given(st.lists(st.floats(min_value=-1e4, max_value=0.0) | st.just(-math.inf), min_size=1, max_size=36))
+def test_probabilities_add_up(logprobs: list[float]) -> None:
+    probs, mass = probabilities(logprobs)
+    assert 0.0 <= mass <= 1.0
+    assert sum(probs) == pytest.approx(0.0 if max(logprobs) == -math.inf else 1.0)
+    assert probs.index(max(probs)) == logprobs.index(max(logprobs)) or max(probs) == pytest.approx(probs[logprobs.index(max(logprobs))])
+
+
+@pytest.mark.parametrize("target", ["sim", "shifted", "tiny"])
+def test_a_score_asks_as_if_the_candidate_were_committed(world: World, target: str) -> None:
+    here = world(target=target)
+    chain = here.chain()
+    here.draft(chain, "It is 5.\n\n")
+    [request] = score(here).requests(chain)
+    here.write(chain, "It is 5.\n\n", role="draft")
+    committed = chain.contexts["target"]
+    assert request.prompt_ids[: len(committed)] == committed
+    assert (request.max_tokens, len(request.option_ids)) == (1, 10)
+
+
+def at(**weights: float) -> list[float]:
+    return [weights.get(f"d{digit}", 0.0) for digit in range(10)]
+
+
+@pytest.mark.parametrize(
+    ("fields", "weights", "value", "accepted"),
+    [
+        ({"threshold": 7.0}, at(d7=0.4, d2=0.3, d1=0.3), 7.0, True),
+        ({"threshold": 7.0}, at(d6=0.4, d9=0.3, d8=0.3), 6.0, False),
+        ({"threshold": 7.0}, at(d6=0.5, d7=0.5), 6.0, False),
+        ({"threshold": 0.0}, at(d0=1.0), 0.0, True),
+        ({"threshold": 7.0, "method": "expected"}, at(d7=0.4, d2=0.3, d1=0.3), 3.7, False),
+        ({"threshold": 7.0, "method": "expected"}, at(d6=0.5, d8=0.5), 7.0, True),
+        ({"threshold": 7.0, "method": "expected"}, at(d6=0.51, d8=0.49), 6.98, False),
+        ({"threshold": 7.0, "method": "expected"}, at(d9=0.05, d7=0.05), 8.0, True),
+    ],
+)
+def test_a_score_against_its_threshold(world: World, fields: Any, weights: list[float], value: float, accepted: bool) -> None:
+    here = world()
+    chain = here.chain()
+    here.draft(chain, "It is 5.\n\n")
+    verdict = score(here, **fields).apply(chain, [here.weighed(*weights)]).verdict
+    assert verdict is not None
+    assert verdict.value == pytest.approx(value)
+    assert verdict.accepted == accepted
+    assert verdict.threshold == fields["threshold"]
+    assert verdict.mass == pytest.approx(sum(weights))

@@ -1,0 +1,187 @@
+"""`draft`, `generate` and `answer`: what they ask, and what becomes of what an engine writes."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from pipeline.chain import Outcome
+from pipeline.engines.base import Request
+from pipeline.spec import AnswerSpec, DraftSpec, GenerateSpec, UntilSpec
+from pipeline.stages.answer import AnswerStage
+from pipeline.stages.draft import DraftStage
+from pipeline.stages.generate import GenerateStage
+
+World = Callable[..., Any]
+
+
+def generate(here: Any, unit: Any, **fields: Any) -> GenerateStage:
+    return GenerateStage("write", GenerateSpec(engine="target", unit=unit, max_tokens=32, **fields), here.dialects)
+
+
+def draft(here: Any, **fields: Any) -> DraftStage:
+    return DraftStage("draft", DraftSpec(engine="draft", max_tokens=32, **fields), here.dialects)
+
+
+def answer(here: Any) -> AnswerStage:
+    return AnswerStage("answer", AnswerSpec(engine="target", max_tokens=32), here.dialects)
+
+
+def written(here: Any, unit: Any, text: str, chain: Any = None, **how: Any) -> Outcome:
+    return generate(here, unit).apply(chain or here.chain(), [here.said(text, role="target", **how)])
+
+
+def close_id(here: Any, role: str = "target") -> int:
+    return int(here.tokenizers[role].special_ids["</think>"])
+
+
+@pytest.mark.parametrize("unit", ["step", "thought"])
+def test_a_draft_continues_the_context(world: World, unit: Any) -> None:
+    here = world(draft="shifted")
+    chain = here.chain()
+    chain.enter(UntilSpec(token_budget=20))
+    [request] = draft(here, unit=unit, candidates=3, temperature=0.5, top_p=0.9).requests(chain)
+    assert request == Request(
+        request_id="p#0/1/draft",
+        prompt_ids=chain.contexts["draft"],
+        max_tokens=20,
+        n=3,
+        temperature=0.5,
+        top_p=0.9,
+        seed=chain.seed("draft"),
+        stop=("\n\n",) if unit == "step" else (),
+        stop_ids=(close_id(here, "draft"),),
+        affinity="p#0",
+    )
+
+
+def test_a_request_does_not_change_with_its_chain(world: World) -> None:
+    here = world()
+    chain = here.chain()
+    [request] = draft(here).requests(chain)
+    before = list(request.prompt_ids)
+    here.write(chain, "more\n\n")
+    assert request.prompt_ids == before
+
+
+@pytest.mark.parametrize(
+    ("text", "how", "closes"),
+    [
+        ("a\n\n", {"stop": "\n\n"}, False),
+        ("a", {"finish": "length", "stop": None}, False),
+        ("a</think>", {"stop": 1}, True),
+        ("a</think>", {"finish": "length", "stop": None}, True),
+        ("a", {"stop": None}, True),
+        ("", {"stop": None}, True),
+    ],
+)
+def test_a_candidate_closes_the_thought_by_its_mark_or_by_the_end_of_sequence(world: World, text: str, how: Any, closes: bool) -> None:
+    here = world()
+    [candidate] = draft(here).apply(here.chain(), [here.said(text, **how)]).candidates
+    assert (candidate.text, candidate.role, candidate.closes) == (text, "draft", closes)
+    step = written(here, "step", text, **how).step
+    assert step is not None
+    assert step.closes == closes
+
+
+def test_an_end_of_sequence_closes_the_thought_of_an_engine_without_thoughts(world: World) -> None:
+    here = world(draft="plain")
+    outcome = draft(here, candidates=2).apply(here.chain(), [here.said("a</think>", stop=None), here.said("b")])
+    assert [candidate.closes for candidate in outcome.candidates] == [True]
+
+
+@pytest.mark.parametrize(
+    ("unit", "stop", "closes"), [("tokens", (), True), ("step", ("\n\n",), True), ("thought", (), True), ("response", (), False)]
+)
+def test_where_each_unit_stops(world: World, unit: Any, stop: tuple[str, ...], closes: bool) -> None:
+    here = world()
+    [request] = generate(here, unit).requests(here.chain())
+    assert request.stop == stop
+    assert request.stop_ids == ((close_id(here),) if closes else ())
+
+
+@pytest.mark.parametrize("unit", ["tokens", "step", "thought"])
+def test_the_budget_cuts_a_thought(world: World, unit: Any) -> None:
+    here = world()
+    chain = here.chain()
+    chain.enter(UntilSpec(token_budget=10))
+    here.write(chain, "1234")
+    assert generate(here, unit).requests(chain)[0].max_tokens == 6
+
+
+def test_the_budget_of_the_thought_cuts_neither_response_nor_answer(world: World) -> None:
+    here = world()
+    chain = here.chain()
+    chain.enter(UntilSpec(token_budget=4))
+    here.write(chain, "1234")
+    assert generate(here, "response").requests(chain)[0].max_tokens == 32
+    assert answer(here).requests(chain)[0].max_tokens == 32
+
+
+def test_how_a_step_came_about(world: World) -> None:
+    here = world()
+    chain = here.chain()
+    assert written(here, "tokens", "Well", chain).decision == "guidance"
+    assert written(here, "step", "a\n\n", chain).decision == "written"
+    said = [here.said("a\n\n", role="target")]
+    assert generate(here, "step", first_steps=2).apply(chain, said).decision == "first_steps"
+    here.write(chain, "Well", decision="guidance")
+    assert written(here, "tokens", "more", chain).decision == "written"
+    here.draft(chain, "b\n\n")
+    assert generate(here, "step", first_steps=2).apply(chain, said).decision == "fallback"
+
+
+@pytest.mark.parametrize("target", ["sim", "shifted", "tiny"])
+def test_a_response_is_split_at_the_end_of_its_thought(world: World, target: str) -> None:
+    here = world(target=target)
+    outcome = written(here, "response", "It is 5.</think>\n\n\\boxed{5} </think>", stop=None)
+    step, said = outcome.step, outcome.answer
+    assert step is not None
+    assert said is not None
+    assert (step.text, step.closes, said.text) == ("It is 5.</think>", True, "\n\n\\boxed{5} </think>")
+    decode = here.tokenizers["target"].decode
+    assert (decode(step.ids), decode(said.ids)) == (step.text, said.text)
+
+
+@pytest.mark.parametrize(("finish", "closes"), [("length", False), ("stop", True)])
+def test_a_response_that_never_closed_its_thought_has_no_answer(world: World, finish: Any, closes: bool) -> None:
+    outcome = written(world(), "response", "It is \\boxed{5}", finish=finish, stop=None)
+    assert outcome.answer is None
+    assert outcome.step is not None
+    assert outcome.step.closes == closes
+
+
+def test_a_response_of_an_engine_without_thoughts_is_thought_and_answer(world: World) -> None:
+    here = world(target="plain")
+    outcome = written(here, "response", "It is </think> 5", stop=None)
+    assert outcome.step is not None
+    assert outcome.answer is not None
+    assert outcome.step.text == outcome.answer.text == "It is </think> 5"
+    assert written(here, "response", "It is", finish="length", stop=None).answer is None
+
+
+@pytest.mark.parametrize("target", ["sim", "shifted", "tiny"])
+@pytest.mark.parametrize(("text", "closes"), [("So 5.\n\n", False), ("So 5.", True), ("", True), ("So 5.</think>", True)])
+def test_the_thought_is_closed_before_the_answer_unless_it_closed_itself(world: World, target: str, text: str, closes: bool) -> None:
+    here = world(target=target)
+    chain = here.chain()
+    here.write(chain, "One.\n\n", text, role="draft", closes=closes)
+    [request] = answer(here).requests(chain)
+    context = chain.contexts["target"]
+    appended = "" if text.endswith("</think>") else "</think>\n\n"
+    assert request.prompt_ids == context + here.tokenizers["target"].encode(appended)
+    assert (request.stop, request.stop_ids) == ((), ())
+
+
+def test_an_engine_without_thoughts_answers_after_a_blank_line(world: World) -> None:
+    here = world(target="plain")
+    chain = here.chain()
+    here.write(chain, "So 5.", role="draft", closes=True)
+    [request] = answer(here).requests(chain)
+    assert here.tokenizers["target"].decode(request.prompt_ids).endswith("So 5.\n\n")
+
+
+def test_an_answer_is_kept_as_it_was_written(world: World) -> None:
+    here = world()
+    said = answer(here).apply(here.chain(), [here.said("It is \\boxed{5}", role="target")]).answer
+    assert said == here.span("target", "It is \\boxed{5}")

@@ -1,0 +1,65 @@
+"""Ids of one engine become those of another: as they are, with special ones mapped, or by their text."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.handoff import Handoff
+
+TEXT = "Tom has 3.\n\nSo <5 汉</think>\n\n"
+
+
+@pytest.fixture
+def handoff(world: Callable[..., Any]) -> Handoff:
+    tokenizers = {name: world(draft=name).tokenizers["draft"] for name in ("sim", "shifted", "plain", "tiny")}
+    return Handoff(tokenizers)
+
+
+def encoded(handoff: Handoff, role: str, text: str = TEXT) -> list[int]:
+    return handoff._tokenizers[role].encode(text)
+
+
+def test_the_same_engine_keeps_its_ids(handoff: Handoff) -> None:
+    ids = (1, 2, 3)
+    assert handoff.translate("sim", "sim", ids, "any") is ids
+
+
+def test_ordinary_ids_are_shared_where_vocabularies_agree(handoff: Handoff) -> None:
+    ids = encoded(handoff, "sim", "Tom has 3.\n\n")
+    assert handoff.translate("sim", "shifted", ids, "not looked at") is ids
+
+
+@pytest.mark.parametrize(("source", "target"), [("sim", "shifted"), ("shifted", "sim")])
+def test_only_special_ids_are_mapped_where_only_they_differ(handoff: Handoff, source: str, target: str) -> None:
+    ids = encoded(handoff, source)
+    assert list(handoff.translate(source, target, ids, "not looked at")) == encoded(handoff, target)
+    assert sum(a != b for a, b in zip(ids, encoded(handoff, target), strict=True)) == 1
+
+
+def test_ids_are_shared_even_where_the_text_would_be_cut_otherwise(handoff: Handoff) -> None:
+    sim = handoff._tokenizers["sim"]
+    ids = [*sim.encode("a"), *sim.encode("b")]
+    assert sim.encode("ab") != ids
+    assert handoff.translate("sim", "shifted", ids, "ab") == ids
+
+
+def test_a_special_token_that_the_target_lacks_becomes_its_text(handoff: Handoff) -> None:
+    ids = handoff.translate("sim", "plain", encoded(handoff, "sim"), TEXT)
+    assert handoff._tokenizers["plain"].decode(ids) == TEXT
+    assert not set(ids) & set(range(2))
+
+
+@pytest.mark.parametrize(("source", "target"), [("sim", "tiny"), ("tiny", "sim"), ("tiny", "shifted")])
+def test_text_is_encoded_where_vocabularies_differ(handoff: Handoff, source: str, target: str) -> None:
+    assert handoff.translate(source, target, encoded(handoff, source), TEXT) == encoded(handoff, target)
+
+
+@given(text=st.text(st.characters(codec="utf-8"), max_size=40), source=st.sampled_from(["sim", "shifted", "tiny"]))
+def test_no_translation_changes_a_text(world: Callable[..., Any], text: str, source: str) -> None:
+    for target in ("sim", "shifted", "plain", "tiny"):
+        here = world(draft=source, target=target)
+        chain, span = here.chain(), here.span("draft", text)
+        assert here.tokenizers["target"].decode(chain.translate(span, "target")) == text
