@@ -134,8 +134,8 @@ class Chain:
         return self.steps[-1].index + 1 if self.steps else 1
 
     def seed(self, stage: str) -> int:
-        """63 random bits of (run seed, problem, sample, step, stage): no neighbour changes them."""
-        text = f"{self._seed_prefix}{self.next_index}\0{stage}"
+        """63 random bits of (run seed, problem, sample, steps so far, stage): no neighbour changes them."""
+        text = f"{self._seed_prefix}{len(self.steps)}\0{stage}"
         return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest()) >> 1
 
     def room(self, max_tokens: int) -> int:
@@ -156,6 +156,10 @@ class Chain:
     def enter(self, until: UntilSpec) -> None:
         """A loop begins, and with it the budget that its steps must keep."""
         self.budget = until.token_budget
+
+    def leave(self, reason: str) -> None:
+        """The loop is over, for this `reason`."""
+        self.stop_reason, self.budget = reason, None
 
     def exit(self, until: UntilSpec) -> str | None:
         """The name of the exit that holds, or None while the thought goes on."""
@@ -198,7 +202,7 @@ class Chain:
         if self.thought_closed:
             return "thought_closed"
         full = self.overflowed or any(len(ids) >= self._limits[role] for role, ids in self.contexts.items())
-        return "context_length" if full else "token_budget"
+        return "context_length" if full else "max_tokens"
 
     def boxed_answer(self) -> str | None:
         """What the last `\\boxed{}` of the answer holds, or of the thought, or else the answer's text."""

@@ -98,7 +98,7 @@ def load_plan(graph: Path, engines: Path | None = None, settings: tuple[str, ...
 
 
 def run(options: RunOptions, watch: Watch | None = None) -> Result:
-    """Solve the input. Raises `UsageError` before anything was started; every other end is a `Result`."""
+    """Solve the input. What goes wrong before a chain could start is raised; every later end is a `Result`."""
     plan = load_plan(options.graph, options.engines, options.settings)
     virtual = virtual_time(plan.engines, str(options.graph))
     problems = open_problems(options.input, options.columns, options.limit)
@@ -126,18 +126,19 @@ class Run:
 
     async def _run(self) -> Result:
         """All of it, under a watch for signals. However it ends once chains could start, `run.json` says so."""
-        error: PipelineError | None = None
+        error: BaseException | None = None
         try:
             async with anyio.create_task_group() as tasks:
                 await tasks.start(_stop_on_signal)
                 await self._open()
                 tasks.cancel_scope.cancel()
-        except* PipelineError as group:
-            error = first_of(group, PipelineError)
-        if self.executor is None and error is not None:
+        except BaseExceptionGroup as group:
+            error = first_of(group, PipelineError) or group
+        if self.record.started_unix_ns:
+            self._write(ended=error)
+        if error is not None and not (self.executor and isinstance(error, PipelineError)):
             raise error
         assert self.executor is not None
-        self._write(ended=error)
         progress = self.executor.progress
         return Result(folder=self.folder, run=self.record, done=progress.done, failed=progress.failed, error=error)
 
@@ -170,7 +171,7 @@ class Run:
                 self.record, ended_unix_ns=ended, wall_time_s=(ended - started) / 1e9, orchestrator_cpu_s=time.process_time() - cpu
             )
 
-    def _write(self, ended: PipelineError | None) -> None:
+    def _write(self, ended: BaseException | None) -> None:
         status: Status = "finished" if ended is None else "interrupted" if isinstance(ended, Interrupted) else "failed"
         totals = _totals(self.executor.progress) if self.executor else {}
         self.record = structs.replace(self.record, status=status, error=str(ended) if status == "failed" else None, totals=totals)

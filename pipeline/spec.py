@@ -43,7 +43,8 @@ class GenerateSpec(StageSpec, frozen=True, kw_only=True, tag="generate"):
 
     engine: Name
     unit: Literal["tokens", "step", "thought", "response"]
-    """`tokens`: exactly `max_tokens` of them; `step`: to a blank line; `thought`: to `</think>`; `response`: to the end."""
+    """`tokens`: `max_tokens` of them, across lines, unless the thought ends before; `step`: to a blank line; `thought`:
+    to `</think>`; `response`: to the end."""
     max_tokens: Tokens
     temperature: Temperature = 0.6
     top_p: TopP = 1.0
@@ -166,7 +167,14 @@ class SimDeviceSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class SimTextSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a simulated engine writes: lengths and quality, drawn from the seeds of the run."""
+    """What a simulated engine writes: lengths and quality, drawn from the seeds of the run.
+
+    A step is right if its luck, uniform in [0, 1), is below `step_accuracy`. For a share `step_correlation` of the
+    steps, picked by problem and step number, that luck is drawn from problem and step number as well, so that all
+    candidates are right or wrong together, and where one engine fails every less accurate one does; for the others each
+    candidate has a luck of its own. Either way a candidate is right with chance a = `step_accuracy`, any two agree with
+    correlation c = `step_correlation`, and all of N are wrong with chance c (1 - a) + (1 - c) (1 - a)^N.
+    """
 
     steps_mean: Annotated[float, Meta(gt=0)] = 12.0
     """Steps of a thought: log-normal over the problems, mean and sigma."""
@@ -177,6 +185,8 @@ class SimTextSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     answer_tokens: Tokens = 40
     step_accuracy: Annotated[float, Meta(ge=0, le=1)] = 0.9
     """Chance that a step this engine writes is right."""
+    step_correlation: Annotated[float, Meta(ge=0, le=1)] = 0.5
+    """Share of the steps that turn out alike for all candidates; 0: candidates fail independently of each other."""
     verifier_accuracy: Annotated[float, Meta(ge=0, le=1)] = 0.95
     """Chance that this engine judges one candidate rightly."""
 

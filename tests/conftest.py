@@ -5,9 +5,10 @@ import re
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import pytest
+from msgspec import Struct
 from trio.testing import MockClock
 
 from pipeline.chain import Chain, Outcome, Span
@@ -122,3 +123,17 @@ class World:
 def world() -> Callable[..., World]:
     """`world(draft=NAME, target=NAME)`, with names of tokenizers: sim, shifted, plain, tiny."""
     return World
+
+
+def blank(row: type[Struct], **fields: Any) -> Any:
+    """A row whose other fields are null, empty or zero."""
+    values: dict[str, Any] = {}
+    for name, hint in get_type_hints(row).items():
+        text = str(hint)
+        values[name] = () if text.startswith("tuple") else None if "None" in text else hint()
+    return row(**values | fields)
+
+
+@pytest.fixture(name="blank")
+def _blank() -> Callable[..., Any]:
+    return blank

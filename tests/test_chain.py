@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.chain import ANSWER_RESERVE, Chain, Outcome, Verdict
@@ -176,6 +176,7 @@ def test_a_round_forgets_the_one_before(world: World) -> None:
 Moves = st.lists(st.tuples(st.sampled_from(["draft", "accept", "reject", "write", "close", "round"]), st.text("ab 1\n汉", max_size=6)))
 
 
+@settings(deadline=None)  # the first example loads a tokenizer
 @given(moves=Moves, target=st.sampled_from(["sim", "shifted", "plain", "tiny"]))
 def test_a_context_only_grows_at_its_end(world: World, moves: list[tuple[str, str]], target: str) -> None:
     here = world(draft="sim", target=target)
@@ -223,7 +224,7 @@ def test_the_answer_is_boxed_in_the_answer_or_else_in_the_thought(
     assert chain.boxed_answer() == expected
 
 
-@pytest.mark.parametrize(("closes", "reason"), [(True, "thought_closed"), (False, "token_budget")])
+@pytest.mark.parametrize(("closes", "reason"), [(True, "thought_closed"), (False, "max_tokens")])
 def test_why_a_thought_ended_that_no_loop_ended(world: World, closes: bool, reason: str) -> None:
     here = world()
     chain = here.chain()

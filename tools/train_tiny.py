@@ -246,11 +246,10 @@ def main(**given: Any) -> None:
     fast = tiny_tokenizer.save(options.out)
     examples = Examples(HFTokenizer(str(options.out)), options.seed)
     model = tiny_eval.load(options.start, options.device) if options.start else new_model(options.role, len(fast), fast.eos_token_id)
-    trainer = Trainer(model, options.role, options.minutes, options.device)
     batches = reasoning_batches(examples, BATCH[options.role])
     if options.draft:
         batches = verify_batches(examples, Pool(tiny_eval.load(options.draft, options.device), examples), BATCH[options.role])
-    train(options, trainer, batches, examples)
+    train(options, Trainer(model, options.role, options.minutes, options.device), batches, examples)
 
 
 def train(options: Options, trainer: Trainer, batches: Iterator[list[Example]], examples: Examples) -> None:

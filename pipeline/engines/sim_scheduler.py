@@ -16,7 +16,6 @@ from pipeline.engines.sim_cache import PrefixCache
 from pipeline.engines.sim_stretch import Cost, Job, Stretch
 from pipeline.spec import SimSpec
 
-
 Key = tuple[int, float, str, int]
 """Of a job, by which jobs are ordered: priority, arrival, request id, number."""
 OLDEST_EVERY = 8
@@ -49,8 +48,8 @@ class Scheduler:
         """Tokens that they read in the next iteration."""
         self._iteration = 0
         self._queue: list[tuple[Key, Job]] = []
-        self._ages: list[tuple[tuple[float, str, int], Job]] = []
-        """The queue once more, the oldest first; a job that was let in from the one still stands in the other."""
+        self._ages: list[tuple[Key, Job]] = []
+        """The queue once more, as if all had one priority; a job that was let in from the one still stands in the other."""
         self._admissions = 0
         self._partial: Job | None = None
         """The job whose prompt is computed in part; there is never a second one."""
@@ -66,7 +65,7 @@ class Scheduler:
     @property
     def undecided(self) -> bool:
         """May the next iteration hold anything but the sequences that decode already?"""
-        return bool(self._dropped or self._partial or self._head())
+        return bool(self._dropped or self._partial or self.waiting)
 
     @property
     def decoding_only(self) -> bool:
@@ -80,7 +79,7 @@ class Scheduler:
     def add(self, job: Job) -> bool:
         """Queue `job`; returns whether the next iteration may have to be decided anew for it."""
         heappush(self._queue, (job.key, job))
-        heappush(self._ages, (job.key[1:], job))
+        heappush(self._ages, ((0, *job.key[1:]), job))
         self.waiting += 1
         return self._head() is job
 

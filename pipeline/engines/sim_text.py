@@ -4,7 +4,8 @@ A prompt enters, and what the model would write leaves; nothing here knows of ti
 state: every step ends in a marker such as `; step 3 of 12 ok`, and the next step reads it at the prompt's tail. The
 marker's last word says whether the step is right (`ok`), wrong (`no`), or right after an earlier wrong one (`eh`); the
 boxed answer is right if the last step says `ok`. The draws depend on the model's name, the seed, the candidate's
-number, the problem and the step alone; at temperature 0 on neither seed nor number.
+number, the problem and the step alone; at temperature 0 on neither seed nor number. Whether a step is right depends for
+some steps on the problem and the step alone (`SimTextSpec`).
 """
 
 import math
@@ -119,6 +120,13 @@ def _draws(key: str) -> tuple[float, float, float, float]:
     return (first >> 11) * 2.0**-53, (second >> 11) * 2.0**-53, (third >> 11) * 2.0**-53, (fourth >> 11) * 2.0**-53
 
 
+@lru_cache(maxsize=65536)
+def _difficulty(problem: str, step: int) -> tuple[float, float]:
+    """Two uniform numbers: do all candidates of this step share their luck, and which?"""
+    share, common, _, _ = _draws(f"{problem}/{step}")
+    return share, common
+
+
 def _mean_of_log(mean: float, sigma: float) -> float:
     """Mean of the logarithm of a log-normal number whose own mean is `mean`."""
     return math.log(mean) - sigma * sigma / 2
@@ -199,7 +207,7 @@ class TextModel:
         easy = _EASY_STOP_IDS.issuperset(request.stop_ids) and all(stop == DELIMITER for stop in request.stop)
         ends = {*request.stop_ids, *([_BLANK_LINE] if request.stop else [])} if easy else set()
         keys = [f"{self.name}/{0 if greedy else request.seed}/{0 if greedy else j}" for j in range(request.n)]
-        return [_written(self._text(state, key, limit, ends), request) for key in keys]
+        return [_written(self._text(state, key, limit, ends), request, easy) for key in keys]
 
     def choose(self, request: Request, prompt: tuple[int, ...]) -> tuple[int, tuple[float, ...]]:
         """Position of the chosen option, and the log probabilities of all; the temperature plays no part."""
@@ -233,6 +241,11 @@ class TextModel:
     def _steps(self, problem: Problem) -> int:
         return max(1, round(math.exp(self._steps_mean + self.spec.steps_sigma * problem.normal)))
 
+    def _luck(self, problem: Problem, step: int, own: float) -> float:
+        """What decides whether a step is right: a draw that all candidates share, or the candidate's `own`."""
+        share, common = _difficulty(problem.key, step)
+        return common if share < self.spec.step_correlation else own
+
     def _judges(self, right: bool, ids: tuple[int, ...]) -> bool:
         """The verifier's opinion of a step that is `right`."""
         mistaken = _draws(f"{self.name}/judge/{hash(ids)}")[0] >= self.spec.verifier_accuracy
@@ -258,7 +271,7 @@ class TextModel:
         while step < state.total and not state.closed:
             step += 1
             length, place, luck, _ = _draws(f"{key}/{problem.key}/{step}")
-            right = luck < self.spec.step_accuracy
+            right = self._luck(problem, step, luck) < self.spec.step_accuracy
             word = "no" if not right else "ok" if sound else "eh"
             sound = sound and right
             yield self._step(length, place, _marker(step, state.total, word), _CLOSE if step == state.total else _BLANK_LINE)
@@ -283,9 +296,11 @@ class TextModel:
         yield (_END,)
 
 
-def _written(ids: list[int], request: Request) -> Written:
-    """Cut `ids` where the request says; log probabilities of 0.25 to 0.75 nat a token."""
-    count, reason = _stopped(ids, request)
+def _written(ids: list[int], request: Request, easy: bool) -> Written:
+    """Cut `ids` where the request says (`easy`: after the last, if anywhere); log probabilities of 0.25 to 0.75 nat a token."""
+    start = len(ids) - 1 if easy else 0
+    count, reason = _stopped(ids[start:], request)
+    count += start
     kept = tuple(ids[:count])
     ended = reason is None and ids[count : count + 1] == [_END]
     sampled = count + ended

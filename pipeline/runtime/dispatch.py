@@ -17,6 +17,10 @@ class CallTimeout(ChainError):
         self.role, self.timeout_s = role, timeout_s
 
 
+class CallCancelled(ChainError):
+    """The run ended before the answer came."""
+
+
 class Caller:
     """On whose behalf a call is made: a chain's journal, and the scope that a timeout cancels."""
 
@@ -54,8 +58,7 @@ class Dispatcher:
                 journal.call(label, call, step_index, None, error, ready, submit)
                 raise
             except anyio.get_cancelled_exc_class():
-                if caller.timeout is not None and call not in self._in_flight:
-                    journal.call(label, call, step_index, None, caller.timeout, ready, submit)
+                journal.call(label, call, step_index, None, caller.timeout or CallCancelled(), ready, submit)
                 raise
             finally:
                 self._in_flight.pop(call, None)

@@ -105,7 +105,7 @@ class Executor:
 
     async def _solve(self, item: Problem | BadRow, sample_index: int, order: int) -> None:
         """One chain from its first call to its row."""
-        problem = Problem(row=item.row, problem_id=f"row-{item.row}", problem="", answer=None) if isinstance(item, BadRow) else item
+        problem = Problem(row=item.row, problem_id=f"(row {item.row})", problem="", answer=None) if isinstance(item, BadRow) else item
         journal = Journal(self._settings.run_id, self._recorder, self.progress, self._clock, problem, sample_index)
         walk = Walk(self._routes, journal)
         try:

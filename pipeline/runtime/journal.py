@@ -50,20 +50,21 @@ class Progress:
 class Sums:
     """Seconds in which at least one of several overlapping things went on."""
 
-    __slots__ = ("_count", "_since", "total_s")
+    __slots__ = ("_count", "_since", "_until", "total_s")
 
     def __init__(self) -> None:
-        self.total_s, self._since, self._count = 0.0, 0.0, 0
+        self.total_s, self._since, self._until, self._count = 0.0, 0.0, 0.0, 0
 
     def begin(self, now: float) -> None:
         if not self._count:
-            self._since = now
+            self._since = max(now, self._until)
         self._count += 1
 
     def end(self, now: float) -> None:
         self._count -= 1
-        if not self._count:
+        if not self._count and now > self._since:
             self.total_s += now - self._since
+            self._until = now
 
 
 class StageLabel(Struct, frozen=True):

@@ -6,7 +6,7 @@ import anyio
 
 from pipeline.chain import Chain
 from pipeline.engines.base import Completion, Request
-from pipeline.errors import ChainError, ContextOverflow
+from pipeline.errors import ContextOverflow, PipelineError, RunError
 from pipeline.plan import Block, Loop, Stage
 from pipeline.runtime.dispatch import Caller, Dispatcher
 from pipeline.runtime.journal import Clock, Journal, StageLabel
@@ -58,10 +58,13 @@ class Walk(Caller):
                 await self._level(chain, [body.first_writer])
             else:
                 await self.block(chain, body)
-        chain.stop_reason = reason
+        chain.leave(reason)
 
     async def _level(self, chain: Chain, stages: Sequence[Stage]) -> None:
-        """Run `stages` concurrently and apply their outcomes in plan order, so that timing never changes an answer."""
+        """Run `stages` concurrently and apply their outcomes in plan order, so that timing never changes an answer.
+
+        When one of their prompts does not fit, the thought is over and none of the outcomes is applied.
+        """
         if chain.overflowed and not any(stage.spec.answers for stage in stages):
             return
         routes, self.stage = self._routes, stages[0].name
@@ -79,24 +82,25 @@ class Walk(Caller):
                 self.journal.commit(step)
 
     async def _ask(self, chain: Chain, asked: Sequence[tuple[base.Stage, Sequence[Request]]], ready: float) -> list[list[Completion]]:
-        """All completions, in the order of the requests; the first error in that order is raised once all are back."""
+        """All completions, in the order of the requests. Once all are back the worst error is raised, or the first of several."""
         if len(asked) == 1 and len(asked[0][1]) == 1:
             stage, [request] = asked[0]
             return [[await self._call(chain, stage, request, ready)]]
-        results: list[list[Completion | ChainError | None]] = [[None] * len(requests) for _, requests in asked]
+        results: list[list[Completion | PipelineError | None]] = [[None] * len(requests) for _, requests in asked]
 
-        async def one(stage: base.Stage, request: Request, row: list[Completion | ChainError | None], place: int) -> None:
+        async def one(stage: base.Stage, request: Request, row: list[Completion | PipelineError | None], place: int) -> None:
             try:
                 row[place] = await self._call(chain, stage, request, ready)
-            except ChainError as error:
+            except PipelineError as error:
                 row[place] = error
 
         async with anyio.create_task_group() as calls:
             for (stage, requests), row in zip(asked, results, strict=True):
                 for place, request in enumerate(requests):
                     calls.start_soon(one, stage, request, row, place)
-        if error := next((r for row in results for r in row if isinstance(r, ChainError)), None):
-            raise error
+        errors = [r for row in results for r in row if isinstance(r, PipelineError)]
+        if errors:
+            raise next((error for error in errors if isinstance(error, RunError)), errors[0])
         return [[r for r in row if isinstance(r, Completion)] for row in results]
 
     async def _call(self, chain: Chain, stage: base.Stage, request: Request, ready: float) -> Completion:

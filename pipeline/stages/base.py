@@ -50,7 +50,7 @@ class EngineStage:
 
     def request(self, chain: Chain, prompt_ids: Sequence[int], max_tokens: int, **fields: Any) -> Request:
         return Request(
-            request_id=f"{chain.chain_id}/{chain.next_index}/{self.name}",
+            request_id=f"{chain.chain_id}/{len(chain.steps)}/{self.name}",
             prompt_ids=prompt_ids,
             max_tokens=max_tokens,
             seed=chain.seed(self.name),

@@ -42,11 +42,19 @@ def folder(tmp_path: Path, blank: Blank) -> Path:
     )
     steps = [
         {"decision": "guidance", "step_token_ids": (1,) * 8},
-        {"decision": "accepted", "step_token_ids": (1,) * 30, "draft_tokens": 50, "draft_tokens_wasted": 20, "verify_kind": "choose"},
+        {
+            "decision": "accepted",
+            "source_engine": "draft",
+            "step_token_ids": (1,) * 30,
+            "draft_tokens": 50,
+            "draft_tokens_wasted": 20,
+            "verify_kind": "choose",
+        },
         {"decision": "accepted", "step_token_ids": (1,) * 10, "draft_tokens": 10, "verify_kind": "choose"},
         {"decision": "fallback", "step_token_ids": (1,) * 12, "draft_tokens": 25, "draft_tokens_wasted": 25, "verify_kind": "score"},
     ]
-    store.append("steps", [blank(StepRow, **step) for step in steps])
+    written_by = {"accepted": "draft"}
+    store.append("steps", [blank(StepRow, **{"source_engine": written_by.get(str(step["decision"]), "target"), **step}) for step in steps])
     store.append(
         "chains",
         [

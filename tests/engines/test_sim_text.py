@@ -1,7 +1,10 @@
 """What simulated models write: lengths, quality, stops, and that prompts can be read back."""
 
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -10,13 +13,14 @@ from pipeline.engines.base import Request
 from pipeline.engines.sim_text import TextModel, Written, sim_answer
 from pipeline.engines.sim_tokenizer import SPECIALS, VOCAB_SIZE, SimTokenizer
 from pipeline.prompts import DELIMITER, LABELS, WORDINGS, Dialect
-from pipeline.spec import SimTextSpec
+from pipeline.spec import SimSpec, SimTextSpec
 
 TOKENIZER = SimTokenizer()
 DIALECT = Dialect(TOKENIZER)
 PROBLEM = "How many apples are 17 + 25?"
 CLOSE = TOKENIZER.special_ids["</think>"]
 DEFAULT = SimTextSpec()
+ENGINES = Path(__file__).parents[2] / "graphs/engines"
 STEP: dict[str, Any] = {"stop": (DELIMITER,), "stop_ids": (CLOSE,)}
 
 
@@ -141,20 +145,24 @@ def test_any_stop_string_ends_after_the_token_that_completes_it() -> None:
     assert "step 2 o" not in TOKENIZER.decode(written.ids[:-1])
 
 
-def verified(accuracy: float, candidates: int, draft_accuracy: float) -> list[tuple[int, list[bool]]]:
-    """Choices of a verifier over 200 problems, with which candidates were right."""
-    draft, target = SimTextSpec(step_accuracy=draft_accuracy), TextModel("t", SimTextSpec(verifier_accuracy=accuracy))
-    choices = []
-    for number in range(200):
+def choices(draft: TextModel, target: TextModel, candidates: int, problems: int = 200) -> Iterator[tuple[int, list[bool]]]:
+    """The target's choices for the first step of many problems, with which candidates were right."""
+    for number in range(problems):
         context = DIALECT.generation(f"{PROBLEM} ({number})")
-        shown = [written.ids for written in write(context, draft, n=candidates, seed=number, **STEP)]
+        asked = Request(request_id="r", prompt_ids=context, max_tokens=512, n=candidates, temperature=1.0, seed=number, **STEP)
+        shown = [written.ids for written in draft.write(asked, tuple(context), 512)]
         prompt = DIALECT.choose(context, shown)
         request = Request(request_id="r", prompt_ids=prompt.ids, max_tokens=1, option_ids=prompt.option_ids)
         chosen, logprobs = target.choose(request, tuple(prompt.ids))
         assert max(logprobs) == logprobs[chosen]
         assert len(logprobs) == candidates + 1
-        choices.append((chosen, [" no" not in TOKENIZER.decode(ids) for ids in shown]))
-    return choices
+        yield chosen, [" no" not in TOKENIZER.decode(ids) for ids in shown]
+
+
+def verified(accuracy: float, candidates: int, draft_accuracy: float) -> Iterator[tuple[int, list[bool]]]:
+    """Choices of a verifier of this accuracy."""
+    draft, target = SimTextSpec(step_accuracy=draft_accuracy), SimTextSpec(verifier_accuracy=accuracy)
+    return choices(TextModel("m", draft), TextModel("t", target), candidates)
 
 
 def test_a_perfect_verifier_chooses_the_first_right_candidate() -> None:
@@ -166,6 +174,49 @@ def test_acceptance_follows_the_accuracies() -> None:
     accepted = [chosen > 0 for chosen, _ in verified(accuracy=0.9, candidates=1, draft_accuracy=0.8)]
     # 0.8 x 0.9 + 0.2 x 0.1
     assert sum(accepted) / len(accepted) == pytest.approx(0.74, abs=0.08)
+
+
+def drafted(correlation: float, accuracy: float = 0.8, candidates: int = 5, steps: int = 1500) -> list[list[bool]]:
+    """Which candidates of a first step are right, over many problems."""
+    model = TextModel("d", SimTextSpec(step_accuracy=accuracy, step_correlation=correlation))
+    rows = []
+    for number in range(steps):
+        prompt = DIALECT.generation(f"{PROBLEM} ({number})")
+        request = Request(request_id="r", prompt_ids=prompt, max_tokens=512, temperature=1.0, n=candidates, seed=number, **STEP)
+        rows.append([" no" not in TOKENIZER.decode(w.ids) for w in model.write(request, tuple(prompt), 512)])
+    return rows
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("correlation", [0.0, 0.5, 1.0])
+def test_correlation_changes_who_fails_together_but_not_how_often(correlation: float) -> None:
+    rows = drafted(correlation)
+    # Four standard deviations of a mean over 1,500 steps; candidates of one step may count as one.
+    assert sum(map(sum, rows)) / (5 * len(rows)) == pytest.approx(0.8, abs=0.042)
+    all_wrong = sum(not any(row) for row in rows) / len(rows)
+    assert all_wrong == pytest.approx(correlation * 0.2 + (1 - correlation) * 0.2**5, abs=0.042)
+    alike = sum(row[0] == row[1] for row in rows) / len(rows)
+    assert alike == pytest.approx(1 - (1 - correlation) * 2 * 0.8 * 0.2, abs=0.05)
+
+
+def test_where_luck_is_shared_a_better_engine_is_right_wherever_a_worse_one_is() -> None:
+    worse, better = (drafted(1.0, accuracy, candidates=1, steps=200) for accuracy in (0.6, 0.9))
+    assert all(above >= below for below, above in zip(worse, better, strict=True))
+    assert worse != better
+
+
+@pytest.mark.slow
+def test_more_candidates_are_rejected_less_often_but_some_steps_always_are() -> None:
+    """With the figures of sim-2xh100.yaml; SpecCoT: figure 4b, and in section 4.4.2 about 8 % on GSM8K with 5."""
+    specs = msgspec.yaml.decode((ENGINES / "sim-2xh100.yaml").read_bytes(), type=dict[str, SimSpec])
+    rates = {}
+    for candidates in (1, 2, 5, 10):
+        draft, target = TextModel("d", specs["draft"].text), TextModel("t", specs["target"].text)
+        chosen = [choice for choice, _ in choices(draft, target, candidates, problems=1000)]
+        rates[candidates] = chosen.count(0) / len(chosen)
+    assert rates[1] > rates[2] > rates[5] >= rates[10]
+    assert 0.05 < rates[5] < 0.25
+    assert rates[10] > 0.03
 
 
 @pytest.mark.parametrize(("accuracy", "digits"), [(1.0, range(7, 10)), (0.0, range(7))])

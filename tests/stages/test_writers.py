@@ -42,7 +42,7 @@ def test_a_draft_continues_the_context(world: World, unit: Any) -> None:
     chain.enter(UntilSpec(token_budget=20))
     [request] = draft(here, unit=unit, candidates=3, temperature=0.5, top_p=0.9).requests(chain)
     assert request == Request(
-        request_id="p#0/1/draft",
+        request_id="p#0/0/draft",
         prompt_ids=chain.contexts["draft"],
         max_tokens=20,
         n=3,
