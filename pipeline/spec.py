@@ -219,5 +219,6 @@ class GraphSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     engines: str | dict[Name, EngineSpec]
     """The roles: an engines file (relative to this one), or the mapping itself."""
     instruction: str | None = None
-    """Follows every problem in the prompt; by default a request to reason step by step and to box the answer."""
+    """Follows every problem in the prompt as it stands here, so it mostly begins with a line break; by default a request
+    to reason step by step and to box the answer."""
     stages: dict[Name, StageSpec] = {}

@@ -5,8 +5,8 @@ that ends the run.
 """
 
 import gc
-from collections.abc import AsyncIterator, Iterator, Mapping
-from itertools import islice
+from collections.abc import Iterator, Mapping
+from itertools import islice, product
 
 import anyio
 import anyio.to_thread
@@ -83,25 +83,19 @@ class Executor:
     async def _feed(self, problems: Iterator[Problem | BadRow], chains: anyio.abc.TaskGroup) -> None:
         """Start chains as the schedule and the recorder admit them."""
         order = 0
-        async for item in self._read(problems):
-            for sample_index in range(self._settings.samples):
+        while items := await self._read(problems):
+            for item, sample_index in product(items, range(self._settings.samples)):
                 await self._recorder.room()
                 await self._schedule.enter()
                 chains.start_soon(self._solve, item, sample_index, order)
                 order += 1
         self._schedule.exhausted()
 
-    async def _read(self, problems: Iterator[Problem | BadRow]) -> AsyncIterator[Problem | BadRow]:
-        """The problems, read a piece at a time; in a thread, unless time is virtual."""
-        while True:
-            if self._settings.virtual_time:
-                items = list(islice(problems, READ_AHEAD))
-            else:
-                items = await anyio.to_thread.run_sync(lambda: list(islice(problems, READ_AHEAD)))
-            for item in items:
-                yield item
-            if len(items) < READ_AHEAD:
-                return
+    async def _read(self, problems: Iterator[Problem | BadRow]) -> list[Problem | BadRow]:
+        """The next problems, none at the end; in a thread, unless time is virtual."""
+        if self._settings.virtual_time:
+            return list(islice(problems, READ_AHEAD))
+        return await anyio.to_thread.run_sync(lambda: list(islice(problems, READ_AHEAD)))
 
     async def _solve(self, item: Problem | BadRow, sample_index: int, order: int) -> None:
         """One chain from its first call to its row."""

@@ -1,0 +1,47 @@
+"""The README's commands do what it says, as they stand there."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
+BLOCKS = re.findall(r"^```\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
+COMMANDS = [line for block in BLOCKS for line in block.splitlines() if line.startswith(".venv/bin/pipeline ")]
+ENTRY = [sys.executable, "-c", "from pipeline.cli.main import main; main()"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A place as the README takes it: graphs beside a data set of one's own."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    place = tmp_path_factory.mktemp("newcomer")
+    (place / "graphs").symlink_to(ROOT / "graphs")
+    questions = ["Tom has 3 pens. Tom buys 4. Tom loses 2. How many pens has Tom now?", "What is the weather like?"]
+    pq.write_table(pa.table({"question": questions}), place / "data.parquet")
+    return place
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_command_of_the_readme_runs(folder: Path, command: str) -> None:
+    done = subprocess.run([*ENTRY, *command.split()[1:]], cwd=folder, capture_output=True, text=True, timeout=120, env=os.environ)
+    assert done.returncode == 0, done.stderr
+
+
+def test_there_are_commands_and_both_make_targets() -> None:
+    assert len(COMMANDS) >= 2
+    makefile = (ROOT / "Makefile").read_text()
+    for target in re.findall(r"^make (\w+)", README, re.MULTILINE):
+        assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
+
+
+def test_every_link_leads_somewhere() -> None:
+    links = re.findall(r"\]\(([^)#]+)\)", README) + re.findall(r"^\[\w+\]: (.+)$", README, re.MULTILINE)
+    assert links
+    assert [link for link in links if not (ROOT / link).exists()] == []
