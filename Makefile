@@ -25,8 +25,8 @@ bench: .venv/ready
 .venv/ready: pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed, this is " + sys.version.split()[0] if sys.version_info < (3, 11) else 0)'
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --disable-pip-version-check "$(TORCH)"
-	$(BIN)/pip install --quiet --disable-pip-version-check --editable ".[dev]"
+	$(BIN)/pip install -qq --disable-pip-version-check "$(TORCH)"
+	$(BIN)/pip install -qq --disable-pip-version-check --editable ".[dev]"
 	touch $@
 
 clean:

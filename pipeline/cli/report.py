@@ -1,5 +1,7 @@
 """The summary a run ends with, as tables on stdout, and where the answers are."""
 
+import os
+import sys
 from pathlib import Path
 
 from rich import box
@@ -16,8 +18,9 @@ def print_summary(summary: Summary, folder: Path, *, simulated: bool) -> None:
     console.print(_engines(summary))
     console.print(_stages(summary))
     print(f"answers: {folder}/chains/*.parquet (steps/ and calls/ beside it). To look at them:")
+    python = os.path.relpath(sys.executable)
     columns = "['problem_id', 'answer', 'correct']"
-    print(f"  python -c \"import pyarrow.parquet as p; print(p.read_table('{folder}/chains', columns={columns}))\"")
+    print(f"  {python} -c \"import pyarrow.parquet as p; print(p.read_table('{folder}/chains', columns={columns}))\"")
 
 
 def _facts(summary: Summary, simulated: bool) -> Table:
