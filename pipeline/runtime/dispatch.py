@@ -18,7 +18,7 @@ class CallTimeout(ChainError):
 
 
 class CallCancelled(ChainError):
-    """The run ended before the answer came."""
+    """The run, or another call of the same chain, ended before the answer came."""
 
 
 class Caller:
@@ -58,7 +58,8 @@ class Dispatcher:
                 journal.call(label, call, step_index, None, error, ready, submit)
                 raise
             except anyio.get_cancelled_exc_class():
-                journal.call(label, call, step_index, None, caller.timeout or CallCancelled(), ready, submit)
+                gave_up = None if call in self._in_flight else caller.timeout
+                journal.call(label, call, step_index, None, gave_up or CallCancelled("cancelled before the answer came"), ready, submit)
                 raise
             finally:
                 self._in_flight.pop(call, None)

@@ -133,7 +133,6 @@ async def _collect_rarely() -> None:
     again was half of the cost of a call (bench/overhead.py).
     """
     thresholds = gc.get_threshold()
-    gc.collect()
     gc.freeze()
     gc.set_threshold(*GC_THRESHOLDS)
     try:
