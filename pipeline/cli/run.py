@@ -1,6 +1,9 @@
 """`pipeline run GRAPH --input FILE`: options in, a run folder, a live view and a summary out."""
 
+import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import click
@@ -19,6 +22,16 @@ def _column(ctx: click.Context, param: click.Parameter, values: tuple[str, ...])
         if not ours or not theirs:
             raise click.BadParameter("expected OURS=THEIRS, for example problem=question")
     return pairs
+
+
+@contextmanager
+def _whoever_reads() -> Iterator[None]:
+    """A reader that has gone (`| head`) does not change how the run ended. rich exits by itself when it meets that."""
+    try:
+        yield
+        sys.stdout.flush()
+    except (BrokenPipeError, SystemExit):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 @click.command()
@@ -46,11 +59,12 @@ def run(graph: Path, input_: Path, as_json: bool, debug: bool, **options: object
     started, 3 some chains failed and are recorded as such, 130 interrupted.
     """
     result = start(RunOptions(graph=graph, input=input_, **options), watch=live.watch)  # type: ignore[arg-type]
-    summary = summarize(result.folder)
-    if as_json:
-        click.echo(msgspec.json.encode(summary, order="sorted"))
-    else:
-        report.print_summary(summary, result.folder, simulated=result.run.virtual_time)
+    with _whoever_reads():
+        summary = summarize(result.folder)
+        if as_json:
+            click.echo(msgspec.json.encode(summary, order="sorted"))
+        else:
+            report.print_summary(summary, result.folder, simulated=result.run.virtual_time)
     if result.error is not None:
         print(f"error: {result.error}" if result.run.status == "failed" else "interrupted", file=sys.stderr)
     sys.exit(result.exit_code)

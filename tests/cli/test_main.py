@@ -72,6 +72,31 @@ def test_json_goes_to_stdout_alone(tmp_path: Path, problems: Path) -> None:
     assert (summary["done"], summary["graded"], summary["accuracy"]) == (2, 0, None)
 
 
+def test_a_reader_that_has_gone_changes_nothing(tmp_path: Path, problems: Path) -> None:
+    program = "from pipeline.cli.main import main; main()"
+    arguments = [
+        "run",
+        SPECCOT,
+        "--engines",
+        SIM,
+        "--input",
+        str(problems),
+        "--column",
+        "problem=question",
+        "--output",
+        str(tmp_path / "out"),
+    ]
+    process = subprocess.Popen(
+        [sys.executable, "-c", program, *arguments], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    assert process.stderr is not None
+    process.stdout.close()
+    assert "Traceback" not in process.stderr.read()
+    process.stderr.close()
+    assert process.wait(60) == 0
+
+
 def test_a_failed_chain_is_exit_code_3(tmp_path: Path) -> None:
     path = tmp_path / "some.jsonl"
     path.write_text('{"problem": "What is 1 + 1?"}\n{oops\n')
