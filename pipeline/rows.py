@@ -160,7 +160,11 @@ class Parquet:
             self._file = pq.ParquetFile(path, pre_buffer=False, buffer_size=1 << 20)
         except (pa.ArrowException, OSError) as error:
             raise InputError(str(path), f"not a whole Parquet file: {sentence(error)}") from error
-        self.names: dict[str, None] = dict.fromkeys(self._file.schema_arrow.names)
+        names = self._file.schema_arrow.names
+        twice = next((name for name in names if names.count(name) > 1), None)
+        if twice is not None:
+            raise InputError(str(path), f"has the column `{twice}` twice")
+        self.names: dict[str, None] = dict.fromkeys(names)
 
     def records(self, wanted: tuple[str, ...]) -> Iterator[tuple[int, Record]]:
         columns = [name for name in wanted if name in self.names]

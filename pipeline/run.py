@@ -1,5 +1,6 @@
 """The composition root: load, compile, open, execute, close. Everything meets here and nowhere else."""
 
+import os
 import signal
 import sys
 import time
@@ -31,6 +32,8 @@ from pipeline.stages.base import Stage
 from pipeline.stages.registry import stage_kinds, stage_specs
 from pipeline.trace.recorder import open_recorder
 from pipeline.trace.store import TraceStore
+
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class RunOptions(Struct, frozen=True, kw_only=True):
@@ -101,6 +104,8 @@ def run(options: RunOptions, watch: Watch | None = None) -> Result:
     """Solve the input. What goes wrong before a chain could start is raised; every later end is a `Result`."""
     plan = load_plan(options.graph, options.engines, options.settings)
     virtual = virtual_time(plan.engines, str(options.graph))
+    if options.output is not None:
+        _check_output(options.output)
     problems = open_problems(options.input, options.columns, options.limit)
     fingerprint = problems.check()
     return Run(options, plan, problems, fingerprint, virtual, watch or (lambda view: nullcontext())).start()
@@ -118,11 +123,16 @@ class Run:
 
     def start(self) -> Result:
         """Run on asyncio, or on trio's virtual clock where the engines are simulated."""
-        if not self.virtual:
-            return anyio.run(self._run, backend="asyncio")
-        from trio.testing import MockClock
+        handlers = {number: signal.getsignal(number) for number in STOP_SIGNALS}
+        try:
+            if not self.virtual:
+                return anyio.run(self._run, backend="asyncio")
+            from trio.testing import MockClock
 
-        return anyio.run(self._run, backend="trio", backend_options={"clock": MockClock(autojump_threshold=0)})
+            return anyio.run(self._run, backend="trio", backend_options={"clock": MockClock(autojump_threshold=0)})
+        finally:
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
 
     async def _run(self) -> Result:
         """All of it, under a watch for signals. However it ends once chains could start, `run.json` says so."""
@@ -146,7 +156,8 @@ class Run:
         """Engines first: nothing is left behind when one of them cannot start."""
         opening = time.monotonic()
         async with open_engines(self.plan.engines) as engines:
-            dialects = {role: Dialect(engine.tokenizer, self.plan.instruction or INSTRUCTION) for role, engine in engines.items()}
+            instruction = INSTRUCTION if self.plan.instruction is None else self.plan.instruction
+            dialects = {role: Dialect(engine.tokenizer, instruction) for role, engine in engines.items()}
             stages = build_stages(self.plan, dialects, str(self.options.graph))
             self._create_folder()
             self.record = structs.replace(self.record, startup_s=time.monotonic() - opening, started_unix_ns=time.time_ns())
@@ -174,7 +185,7 @@ class Run:
     def _write(self, ended: BaseException | None) -> None:
         status: Status = "finished" if ended is None else "interrupted" if isinstance(ended, Interrupted) else "failed"
         totals = _totals(self.executor.progress) if self.executor else {}
-        self.record = structs.replace(self.record, status=status, error=str(ended) if status == "failed" else None, totals=totals)
+        self.record = structs.replace(self.record, status=status, error=_said(ended) if status == "failed" else None, totals=totals)
         self.record.write(self.folder)
 
     def _view(self, engines: dict[str, Engine], clock: Clock) -> View:
@@ -216,12 +227,29 @@ class Run:
 
     def _create_folder(self) -> None:
         try:
-            self.folder.mkdir(parents=True)
-        except FileExistsError:
-            if not self.folder.is_dir() or any(self.folder.iterdir()):
-                raise UsageError(f"{self.folder}: is there already; name another folder with --output") from None
+            self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise RunFolderError(f"{self.folder}: cannot be created: {(error.strerror or str(error)).lower()}") from error
+
+
+def _check_output(folder: Path) -> None:
+    """Refuse an output that cannot become a run folder, before anything is started."""
+    try:
+        str(folder).encode()
+        if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
+            raise UsageError(f"{folder}: is there already; name another folder with --output")
+        parent = next(place for place in (folder, *folder.absolute().parents) if place.exists())
+        if not (parent.is_dir() and os.access(parent, os.W_OK)):
+            raise UsageError(f"{folder}: cannot be created in {parent}; name another folder with --output")
+    except (UnicodeEncodeError, OSError) as error:
+        raise UsageError(f"{str(folder)!r}: is no name for a folder; name another one with --output") from error
+
+
+def _said(error: BaseException | None) -> str:
+    """The sentence of an error, or of the first one in a group of foreign ones."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return str(error) if isinstance(error, PipelineError) else f"{type(error).__name__}: {error}"
 
 
 def _new_folder(graph: str) -> Path:
@@ -232,11 +260,14 @@ def _new_folder(graph: str) -> Path:
 
 
 async def _stop_on_signal(*, task_status: anyio.abc.TaskStatus[None]) -> None:
-    """SIGINT or SIGTERM cancels the run: what is finished stays, what is not is recorded as cancelled."""
-    with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+    """The first signal cancels the run: what is finished stays, what is not is recorded as cancelled. Later ones wait."""
+    with anyio.open_signal_receiver(*STOP_SIGNALS) as signals:
         task_status.started()
         async for _ in signals:
-            raise Interrupted
+            break
+    for number in STOP_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)  # a second one would lose the rows that are being written
+    raise Interrupted
 
 
 def build_stages(plan: Plan, dialects: Mapping[str, Dialect], where: str) -> dict[str, Stage]:

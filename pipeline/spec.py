@@ -162,7 +162,7 @@ class SimDeviceSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """Dense matrix rate that is reached in practice, FLOP/s."""
     bytes_per_s: Annotated[float, Meta(gt=0)]
     """Memory bandwidth that is reached in practice, bytes/s."""
-    overhead_s: Annotated[float, Meta(ge=0)] = 0.0
+    overhead_s: Annotated[float, Meta(ge=0, le=1e6)] = 0.0
     """Added to every iteration: launches, sampling, scheduling."""
 
 
@@ -176,10 +176,10 @@ class SimTextSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     correlation c = `step_correlation`, and all of N are wrong with chance c (1 - a) + (1 - c) (1 - a)^N.
     """
 
-    steps_mean: Annotated[float, Meta(gt=0)] = 12.0
+    steps_mean: Annotated[float, Meta(gt=0, le=1e5)] = 12.0
     """Steps of a thought: log-normal over the problems, mean and sigma."""
     steps_sigma: Annotated[float, Meta(ge=0, le=3)] = 0.5
-    step_tokens_mean: Annotated[float, Meta(gt=1)] = 40.0
+    step_tokens_mean: Annotated[float, Meta(gt=1, le=1e5)] = 40.0
     """Tokens of a step: log-normal over the candidates, mean and sigma."""
     step_tokens_sigma: Annotated[float, Meta(ge=0, le=3)] = 0.6
     answer_tokens: Tokens = 40
@@ -197,10 +197,10 @@ class SimSpec(EngineSpec, frozen=True, kw_only=True, tag="sim"):
     model: str
     """A label for the trace."""
     device: SimDeviceSpec
-    parameters: Annotated[float, Meta(gt=0)]
+    parameters: Annotated[float, Meta(gt=0, le=1e15)]
     """Weights of the model; each costs 2 FLOP a token."""
-    bytes_per_parameter: Annotated[float, Meta(gt=0)] = 2.0
-    kv_bytes_per_token: Annotated[float, Meta(ge=0)]
+    bytes_per_parameter: Annotated[float, Meta(gt=0, le=1e15)] = 2.0
+    kv_bytes_per_token: Annotated[float, Meta(ge=0, le=1e12)]
     """Keys and values of one token over all layers, bytes."""
     kv_cache_tokens: Annotated[int, Meta(ge=1)] = 1_000_000
     """Tokens whose keys and values fit."""

@@ -154,6 +154,19 @@ def test_a_full_context_ends_the_thought_and_is_no_error(tmp_path: Path) -> None
     assert any(row["stop_reason"] == "context_length" and row["answer"] for row in rows(result, "chains"))
 
 
+def test_a_problem_that_does_not_fit_at_all_is_a_failed_chain(tmp_path: Path) -> None:
+    result = solve(tmp_path, settings=("engines.target.max_model_len=16",))
+    assert result.exit_code == 3
+    assert {(row["error_type"], row["target_input_tokens"]) for row in rows(result, "chains")} == {("ContextOverflow", 0)}
+
+
+@pytest.mark.parametrize("place", ["file/run", "\udcff"])
+def test_an_output_that_cannot_be_a_folder_is_refused_at_once(tmp_path: Path, place: str) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UsageError, match="name another"):
+        solve(tmp_path, place)
+
+
 def test_budgets_end_a_thought_and_an_answer_is_asked_for(tmp_path: Path) -> None:
     by_tokens = solve(tmp_path, "tokens", settings=("token_budget=60",))
     assert {row["stop_reason"] for row in rows(by_tokens, "chains")} == {"token_budget"}

@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,20 +22,20 @@ TEST_SET = ROOT / "datasets/arith/test.parquet"
 
 
 @contextmanager
-def running(out: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+def running(out: Path, *arguments: str, chains: int = 500) -> Iterator[subprocess.Popen[str]]:
     """A run that has begun: its engines are open and its chains live."""
     command = [*COMMAND, "run", "graphs/speccot.yaml", "--input", str(TEST_SET), "--output", str(out), *arguments]
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
     try:
-        assert "500 chains" in process.stderr.readline()
+        assert f" {chains} chains" in process.stderr.readline()
         yield process
     finally:
         process.kill()
         process.wait()
 
 
-def chains(out: Path) -> list[dict[str, Any]]:
+def chains_of(out: Path) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = pq.read_table(out / "chains").to_pylist()
     return rows
 
@@ -53,9 +53,21 @@ def test_ctrl_c_leaves_a_valid_run_folder(tmp_path: Path) -> None:
     assert "interrupted" in error
     assert "Traceback" not in error
     assert status(tmp_path / "out") == "interrupted"
-    assert {row["stop_reason"] for row in chains(tmp_path / "out")} <= {"cancelled", "thought_closed"}
-    assert sum(row["stop_reason"] == "cancelled" for row in chains(tmp_path / "out")) <= 64
+    assert {row["stop_reason"] for row in chains_of(tmp_path / "out")} <= {"cancelled", "thought_closed"}
+    assert sum(row["stop_reason"] == "cancelled" for row in chains_of(tmp_path / "out")) <= 64
     assert "cancelled" in out
+
+
+def test_a_second_ctrl_c_does_not_lose_what_is_finished(tmp_path: Path) -> None:
+    with running(tmp_path / "out", "--samples", "20", "--engines", "graphs/engines/sim-2xh100.yaml", chains=10_000) as process:
+        for _ in range(20):
+            with suppress(ProcessLookupError):
+                os.kill(process.pid, signal.SIGINT)
+        _, error = process.communicate(timeout=60)
+    assert process.returncode == 130, error
+    assert "Traceback" not in error
+    totals = json.loads((tmp_path / "out/run.json").read_text())["totals"]
+    assert len(chains_of(tmp_path / "out")) == totals["chains_done"] + totals["chains_cancelled"]
 
 
 def test_an_engine_killed_in_mid_run_ends_it_with_what_is_finished_on_disk(tmp_path: Path) -> None:
@@ -88,7 +100,7 @@ def solved(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]
             output=folder / schedule,
         )
         assert run(options).exit_code == 0
-        found[schedule] = {row["problem_id"]: row for row in chains(folder / schedule)}
+        found[schedule] = {row["problem_id"]: row for row in chains_of(folder / schedule)}
     return found
 
 
@@ -114,4 +126,4 @@ def test_real_problems_flow_through(tmp_path: Path, shared: Path) -> None:
         output=tmp_path / "out",
     )
     assert run(options).exit_code == 0
-    assert all(row["error_type"] is None for row in chains(tmp_path / "out"))
+    assert all(row["error_type"] is None for row in chains_of(tmp_path / "out"))

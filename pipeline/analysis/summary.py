@@ -113,6 +113,8 @@ class Summary(Struct, frozen=True, kw_only=True):
     """Chains by what ended them, most frequent first."""
     errors: dict[str, int]
     """Failed chains by the type of their error, most frequent first."""
+    error_examples: dict[str, str]
+    """One message of each type."""
 
 
 def summarize(run: Path) -> Summary:
@@ -138,6 +140,7 @@ def summarize(run: Path) -> Summary:
         tail_time_s=tail_time_s(chains["start_unix_ns"], chains["end_unix_ns"], _whole(card.get("batch_size"))),
         engines={name: _engine(totals, times, name, wall_s) for name, totals in calls.by_engine.items()},
         stages={name: _stage(totals, times, name) for name, totals in calls.by_stage.items()},
+        error_examples=_error_examples(run),
     )
 
 
@@ -233,6 +236,14 @@ def _read_chains(run: Path) -> dict[str, Any]:
     columns = {name: np.concatenate(part) for name, part in parts.items()}
     last = _last_attempts(columns)
     return {name: column[last] for name, column in columns.items()} | {"reasons": list(reasons), "types": list(types)}
+
+
+def _error_examples(run: Path) -> dict[str, str]:
+    examples: dict[str, str] = {}
+    for batch in read_batches(run, "chains", ["error_type", "error_message"]):
+        for row in batch.filter(batch.column("error_type").is_valid()).to_pylist():
+            examples.setdefault(row["error_type"], row["error_message"] or "")
+    return examples
 
 
 def _last_attempts(columns: dict[str, Array]) -> Array:

@@ -15,6 +15,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from pipeline.cli.main import say
 from pipeline.run import View
 
 PANEL_PER_SECOND = 2
@@ -23,9 +24,9 @@ LINE_EVERY_S = 10.0
 
 def watch(view: View) -> AbstractContextManager[object]:
     """A display of `view` for as long as the context lasts."""
-    console = Console(stderr=True, highlight=False)
     meter = Meter(view)
-    if console.is_terminal:
+    console = Console(stderr=True, highlight=False)
+    if sys.stderr is not None and console.is_terminal:
         return Live(get_renderable=lambda: panel(meter), console=console, refresh_per_second=PANEL_PER_SECOND, transient=True)
     return _lines(meter)
 
@@ -33,15 +34,11 @@ def watch(view: View) -> AbstractContextManager[object]:
 @contextmanager
 def _lines(meter: "Meter") -> Iterator[None]:
     stop, view = threading.Event(), meter.view
-    print(
-        f"{view.plan.name}: {view.chains} chains, {view.schedule}, batch size {view.batch_size}, in {view.folder}",
-        file=sys.stderr,
-        flush=True,
-    )
+    say(f"{view.plan.name}: {view.chains} chains, {view.schedule}, batch size {view.batch_size}, in {view.folder}")
 
     def speak() -> None:
         while not stop.wait(LINE_EVERY_S):
-            print(line(meter), file=sys.stderr, flush=True)
+            say(line(meter))
 
     thread = threading.Thread(target=speak, name="progress", daemon=True)
     thread.start()

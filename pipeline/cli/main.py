@@ -1,7 +1,10 @@
 """The `pipeline` command: prints and sets exit codes, holds no logic. A command's module is imported when it is called."""
 
+import os
 import sys
+from contextlib import suppress
 from importlib import import_module
+from typing import NoReturn
 
 import click
 
@@ -27,6 +30,20 @@ class Commands(click.Group):
             formatter.write_dl(list(COMMANDS.items()))
 
 
+def say(text: str) -> None:
+    """A line on stderr; a stderr that is closed or full never stops a run."""
+    if sys.stderr is not None:
+        with suppress(OSError):
+            print(text, file=sys.stderr, flush=True)
+
+
+def leave(code: int) -> NoReturn:
+    """End the process now: an abandoned thread, such as a download that was interrupted, must not hold it."""
+    with suppress(OSError, AttributeError):
+        sys.stdout.flush()
+    os._exit(code)
+
+
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="pipeline")
 def cli() -> None:
@@ -43,9 +60,14 @@ def main() -> None:
         error.show()
         sys.exit(error.exit_code)
     except Interrupted:
-        sys.exit(130)
+        leave(130)
     except PipelineError as error:
         if "--debug" in sys.argv:
             raise
-        print(f"error: {error}", file=sys.stderr)
+        say(f"error: {error}")
         sys.exit(1 if isinstance(error, RunError) else 2)
+    except OSError as error:
+        if "--debug" in sys.argv:
+            raise
+        say(f"error: {error.filename or 'output'}: {(error.strerror or str(error)).lower()}")
+        leave(1)

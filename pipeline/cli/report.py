@@ -1,11 +1,13 @@
 """The summary a run ends with, as tables on stdout, and where the answers are."""
 
 import os
+import shlex
 import sys
 from pathlib import Path
 
 from rich import box
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from pipeline.analysis.summary import Summary
@@ -18,26 +20,34 @@ def print_summary(summary: Summary, folder: Path, *, simulated: bool) -> None:
     console.print(_engines(summary))
     console.print(_stages(summary))
     print(f"answers: {folder}/chains/*.parquet (steps/ and calls/ beside it). To look at them:")
-    python = os.path.relpath(sys.executable)
-    columns = "['problem_id', 'answer', 'correct']"
-    print(f"  {python} -c \"import pyarrow.parquet as p; print(p.read_table('{folder}/chains', columns={columns}))\"")
+    columns = ["problem_id", "answer", "correct"]
+    code = f"import pyarrow.parquet as p; print(p.read_table({str(folder / 'chains')!r}, columns={columns}))"
+    print(f"  {os.path.relpath(sys.executable)} -c {shlex.quote(code)}")
 
 
 def _facts(summary: Summary, simulated: bool) -> Table:
-    table = Table(title=f"{summary.run}: {summary.status}" + (" (simulated time)" if simulated else ""), box=box.SIMPLE, show_header=False)
+    table = Table(
+        title=f"{escape(summary.run)}: {summary.status}" + (" (simulated time)" if simulated else ""), box=box.SIMPLE, show_header=False
+    )
     table.add_column(style="bold")
     table.add_column()
-    for name, value in _fact_rows(summary):
-        table.add_row(name, value)
+    for name, value in _fact_rows(summary, simulated):
+        table.add_row(name, escape(value))
     return table
 
 
-def _fact_rows(s: Summary) -> list[tuple[str, str]]:
+def _fact_rows(s: Summary, simulated: bool) -> list[tuple[str, str]]:
     failed = f", {s.failed} failed ({', '.join(f'{n} {kind}' for kind, n in s.errors.items())})" if s.failed else ""
     cancelled = f", {s.cancelled} cancelled" if s.cancelled else ""
     return [
         ("chains", f"{s.done} done{failed}{cancelled}"),
-        ("accuracy", f"{_percent(s.accuracy)} ({s.correct} of {s.graded})" if s.graded else "no reference answers"),
+        *((kind, f"for example: {message}") for kind, message in s.error_examples.items()),
+        (
+            "accuracy",
+            f"{_percent(s.accuracy)} ({s.correct} of {s.graded} graded{', of simulated answers' if simulated else ''})"
+            if s.graded
+            else "no reference answers",
+        ),
         ("wall time", f"{_number(s.wall_time_s)} s, of that {_number(s.tail_time_s)} s tail (fewer live chains than the batch size)"),
         (
             "throughput",

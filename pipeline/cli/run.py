@@ -11,6 +11,7 @@ import msgspec
 
 from pipeline.analysis.summary import summarize
 from pipeline.cli import live, report
+from pipeline.cli.main import say
 from pipeline.run import RunOptions
 from pipeline.run import run as start
 from pipeline.runtime.schedule import SCHEDULES
@@ -19,6 +20,8 @@ from pipeline.runtime.schedule import SCHEDULES
 def _column(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
     pairs = dict(value.partition("=")[::2] for value in values)
     for ours, theirs in pairs.items():
+        if [value.partition("=")[0] for value in values].count(ours) > 1:
+            raise click.BadParameter(f"{ours} is mapped twice")
         if not ours or not theirs:
             raise click.BadParameter("expected OURS=THEIRS, for example problem=question")
     return pairs
@@ -30,7 +33,9 @@ def _whoever_reads() -> Iterator[None]:
     try:
         yield
         sys.stdout.flush()
-    except (BrokenPipeError, SystemExit):
+    except (OSError, SystemExit) as error:
+        if isinstance(error, OSError) and not isinstance(error, BrokenPipeError):
+            say(f"the summary could not be printed: {(error.strerror or str(error)).lower()}")
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
@@ -66,5 +71,5 @@ def run(graph: Path, input_: Path, as_json: bool, debug: bool, **options: object
         else:
             report.print_summary(summary, result.folder, simulated=result.run.virtual_time)
     if result.error is not None:
-        print(f"error: {result.error}" if result.run.status == "failed" else "interrupted", file=sys.stderr)
+        say(f"error: {result.error}" if result.run.status == "failed" else "interrupted")
     sys.exit(result.exit_code)

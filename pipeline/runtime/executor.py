@@ -115,6 +115,8 @@ class Executor:
                 raise item
             chain = walk.chain = Chain(item, sample_index, order, self._settings.seed, self._dialects, self._handoff, self._limits)
             await walk.block(chain, self._plan.block)
+            if walk.overflow is not None and not chain.steps:
+                raise walk.overflow  # not even the problem fits
             walk.journal.end(chain, chain.stop_reason or chain.default_stop_reason())
         except anyio.get_cancelled_exc_class():
             walk.journal.end(walk.chain, "error" if walk.timeout else "cancelled", walk.timeout, walk.stage if walk.timeout else None)

@@ -107,7 +107,7 @@ class Journal:
     ) -> None:
         """An engine answered, or refused."""
         end = self._clock.now()
-        usage = completion.usage if completion else Usage(input_tokens=len(call.request.prompt_ids))
+        usage = completion.usage if completion else Usage(input_tokens=0)
         self._input[label.role] += usage.input_tokens
         self._output[label.role] += usage.output_tokens
         self._progress.output_tokens[label.role] += usage.output_tokens

@@ -31,13 +31,15 @@ class Routes:
 class Walk(Caller):
     """A chain on its way; `stage` is where it is, for the record of an error."""
 
-    __slots__ = ("_routes", "chain", "stage")
+    __slots__ = ("_routes", "chain", "overflow", "stage")
 
     def __init__(self, routes: Routes, journal: Journal) -> None:
         super().__init__(journal)
         self._routes = routes
         self.chain: Chain | None = None
         self.stage: str | None = None
+        self.overflow: ContextOverflow | None = None
+        """The prompt that did not fit, if one did not."""
 
     async def block(self, chain: Chain, block: Block) -> None:
         """Run the levels of `block`, one after the other."""
@@ -73,8 +75,8 @@ class Walk(Caller):
         built = [routes.stages[stage.name] for stage in stages]
         try:
             answers = await self._ask(chain, [(stage, stage.requests(chain)) for stage in built], ready)
-        except ContextOverflow:
-            chain.overflowed = True
+        except ContextOverflow as overflow:
+            chain.overflowed, self.overflow = True, overflow
             return
         for stage, completions in zip(built, answers, strict=True):
             self.stage = stage.name

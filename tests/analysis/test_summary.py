@@ -60,7 +60,7 @@ def folder(tmp_path: Path, blank: Blank) -> Path:
         [
             chain(blank, 1, 0, 5, "thought_closed", correct=True),
             chain(blank, 2, 0, 8, "token_budget", correct=False),
-            chain(blank, 3, 5, 10, "error", error_type="RequestRefused"),
+            chain(blank, 3, 5, 10, "error", error_type="RequestRefused", error_message="too long"),
         ],
     )
     store.close()
@@ -112,6 +112,7 @@ def test_every_number(folder: Path) -> None:
         },
         stop_reasons={"thought_closed": 1, "token_budget": 1, "error": 1},
         errors={"RequestRefused": 1},
+        error_examples={"RequestRefused": "too long"},
     )
 
 

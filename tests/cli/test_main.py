@@ -97,6 +97,23 @@ def test_a_reader_that_has_gone_changes_nothing(tmp_path: Path, problems: Path) 
     assert process.wait(60) == 0
 
 
+def test_a_stderr_that_is_closed_does_not_stop_a_run(tmp_path: Path, problems: Path) -> None:
+    program = "from pipeline.cli.main import main; main()"
+    command = f'exec "$0" -c "{program}" run {SPECCOT} --engines {SIM} --input "$1" --output "$2" "${{@:3}}" 2>&-'
+    arguments = [sys.executable, str(problems), str(tmp_path / "out"), "--column", "problem=question"]
+    done = subprocess.run(["bash", "-c", command, *arguments], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    assert done.returncode == 0
+    assert "2 done" in done.stdout
+
+
+def test_why_chains_failed_is_printed(tmp_path: Path, problems: Path) -> None:
+    columns = ("--column", "problem=question", "--output", tmp_path / "[bold]")
+    done = pipeline("run", SPECCOT, "--engines", SIM, "--input", problems, *columns, "--set", "engines.target.max_model_len=16")
+    assert done.returncode == 3
+    assert "for example: a prompt of" in done.stdout
+    assert "[bold]: finished" in done.stdout
+
+
 def test_a_failed_chain_is_exit_code_3(tmp_path: Path) -> None:
     path = tmp_path / "some.jsonl"
     path.write_text('{"problem": "What is 1 + 1?"}\n{oops\n')
@@ -112,6 +129,7 @@ def test_a_failed_chain_is_exit_code_3(tmp_path: Path) -> None:
         (("run", SPECCOT, "--input", "x", "--batch-size", "0"), "0 is not in the range"),
         (("run", SPECCOT, "--input", "x", "--schedule", "pipeline"), "'pipeline' is not one of 'pipelined', 'lockstep', 'sequential'"),
         (("run", SPECCOT, "--input", "x", "--column", "problem"), "expected OURS=THEIRS"),
+        (("run", SPECCOT, "--input", "x", "--column", "problem=a", "--column", "problem=b"), "problem is mapped twice"),
         (("run", SPECCOT, "--input", "x", "--column", "question=problem"), "no column of ours is named `question`"),
         (("run", "graphs/none.yaml", "--input", "x"), "graphs/none.yaml: cannot be read: no such file"),
         (("run", SPECCOT, "--input", "none.csv"), "none.csv: no such file"),
