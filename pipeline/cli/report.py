@@ -1,5 +1,6 @@
 """The summary a run ends with, as tables on stdout, and where the answers are."""
 
+import json
 import os
 import shlex
 import sys
@@ -20,8 +21,8 @@ def print_summary(summary: Summary, folder: Path, *, simulated: bool) -> None:
     console.print(_engines(summary))
     console.print(_stages(summary))
     print(f"answers: {folder}/chains/*.parquet (steps/ and calls/ beside it). To look at them:")
-    columns = ["problem_id", "answer", "correct"]
-    code = f"import pyarrow.parquet as p; print(p.read_table({str(folder / 'chains')!r}, columns={columns}))"
+    place, columns = json.dumps(str(folder / "chains"), ensure_ascii=False), '["problem_id", "answer", "correct"]'
+    code = f"import pyarrow.parquet as p; print(p.read_table({place}, columns={columns}))"
     print(f"  {os.path.relpath(sys.executable)} -c {shlex.quote(code)}")
 
 
