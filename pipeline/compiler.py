@@ -6,10 +6,11 @@ from itertools import count
 from pipeline.errors import GraphError, did_you_mean
 from pipeline.loader import digest
 from pipeline.plan import Block, Condition, Loop, Plan, Stage
-from pipeline.spec import DraftSpec, EngineSpec, GenerateSpec, GraphSpec, RepeatSpec, ScoreSpec, StageSpec, UntilSpec
+from pipeline.spec import ChooseSpec, DraftSpec, EngineSpec, GenerateSpec, GraphSpec, RepeatSpec, ScoreSpec, StageSpec, UntilSpec
 
 Stages = Mapping[str, StageSpec]
 Ancestors = Mapping[str, frozenset[str]]
+JUDGES = "a `choose`, `score` or `likelihood` stage"
 
 
 def compile_graph(graph: GraphSpec, where: str) -> Plan:
@@ -96,11 +97,11 @@ def _check_stage(name: str, spec: StageSpec, stages: Stages, ancestors: Ancestor
     if spec.judges:
         _check_judge(spec, before, place)
     if spec.drafts and not any(s.judges and name in ancestors[other] for other, s in stages.items()):
-        raise GraphError(place, "nothing judges what this stage drafts; add a `choose` or `score` stage after it")
+        raise GraphError(place, f"nothing judges what this stage drafts; add {JUDGES} after it")
     if finish := next((other for other, s in before.items() if finishes(s)), None):
         raise GraphError(place, f"is never reached: `{finish}` before it finishes the chain")
-    if _first_steps(spec) and not inside_repeat:
-        raise GraphError(f"{place}.first_steps", "only a stage inside a `repeat` can write the first steps")
+    if isinstance(spec, GenerateSpec):
+        _check_generate(spec, place, inside_repeat)
     if inside_repeat and (isinstance(spec, RepeatSpec) or finishes(spec)):
         raise GraphError(place, "cannot stand inside a `repeat`; put it after it")
 
@@ -115,9 +116,19 @@ def _check_when(name: str, spec: StageSpec, stages: Stages, before: Stages, plac
     if judge not in stages:
         raise GraphError(f"{place}.when", f"no stage `{judge}` in this block; {did_you_mean(judge, judges)}")
     if not stages[judge].judges:
-        raise GraphError(f"{place}.when", f"`{judge}` gives no verdict; name a `choose` or `score` stage")
+        raise GraphError(f"{place}.when", f"`{judge}` gives no verdict; name {JUDGES}")
+    if verdict == "rejected" and not _may_reject(stages[judge]):
+        raise GraphError(f"{place}.when", f"`{judge}` never rejects; drop its `reject: false` or this stage")
     if judge not in before:
         raise GraphError(f"{place}.when", f"`{name}` does not wait for `{judge}`; add `after: {judge}`")
+
+
+def _check_generate(spec: GenerateSpec, place: str, inside_repeat: bool) -> None:
+    if not spec.max_tokens and (spec.unit != "tokens" or inside_repeat):
+        what = "expected at least 1, got 0; only `unit: tokens` outside a `repeat` can be switched off with 0"
+        raise GraphError(f"{place}.max_tokens", what)
+    if spec.first_steps and not inside_repeat:
+        raise GraphError(f"{place}.first_steps", "only a stage inside a `repeat` can write the first steps")
 
 
 def _check_judge(spec: StageSpec, before: Stages, place: str) -> None:
@@ -130,6 +141,10 @@ def _check_judge(spec: StageSpec, before: Stages, place: str) -> None:
         many = sum(s.candidates for s in drafts.values() if isinstance(s, DraftSpec))
         if many > 1:
             raise GraphError(place, f"`score` rates one candidate and gets {many}; set `candidates: 1` or use `choose`")
+    for name, draft in drafts.items():
+        if isinstance(spec, ChooseSpec) and isinstance(draft, DraftSpec) and draft.unit != spec.unit:
+            what = f"asks for the best {spec.unit} and `{name}` drafts a {draft.unit}; set `unit: {draft.unit}`"
+            raise GraphError(f"{place}.unit", what)
 
 
 def _check_order(stages: Stages, ancestors: Ancestors, where: str) -> None:
@@ -153,13 +168,18 @@ def _check_repeat(spec: RepeatSpec, place: str) -> None:
     body = spec.stages
     always = any(s.writes and s.when is None for s in body.values())
     for name, judge in body.items():
-        if judge.judges and not always and not any(s.writes and s.when == f"{name}.rejected" for s in body.values()):
+        if _may_reject(judge) and not always and not any(s.writes and s.when == f"{name}.rejected" for s in body.values()):
             raise GraphError(
                 f"{place}.stages.{name}",
                 f"a rejection leaves no step and the loop would not move; add a `generate` stage with `when: {name}.rejected`",
             )
     if not always and not any(s.judges for s in body.values()):
         raise GraphError(f"{place}.stages", "nothing in this loop writes a step; add a `generate` stage")
+
+
+def _may_reject(spec: StageSpec) -> bool:
+    """Can this stage leave all candidates unaccepted?"""
+    return spec.judges and (not isinstance(spec, ChooseSpec) or spec.reject)
 
 
 def _check_finish(stages: Stages, where: str) -> None:

@@ -1,24 +1,41 @@
-"""Does this answer equal that one: text enters, a verdict leaves, in time linear in the text and without evaluating it.
+"""Does this answer equal that one, as far as a glance tells: text enters, a verdict leaves, in time linear in the text.
 
-Equal means equal after light normalisation (spaces, `$`, thousands commas, `\\text{}`, percent signs) or equal as
-rational numbers; full mathematical equivalence is not decided here. Nothing here raises.
+Equal means equal after light normalisation (spaces, `$`, thousands commas, `\\text{}`, percent signs), equal as rational
+numbers, or the same letter of a multiple choice. Where that decides nothing, `grader` asks a worker process for full
+mathematical equivalence. No expression is evaluated here, and nothing here raises.
 """
 
 import re
 from fractions import Fraction
+from typing import Literal, get_args
 
+Kind = Literal["math", "numeric", "letter"]
+"""How a problem's answers are graded: by mathematical equivalence, as the one number in them, or by the letter chosen."""
+KINDS: tuple[Kind, ...] = get_args(Kind)
 LONGEST = 10_000
 """Longer answers, in characters, are compared as they stand."""
 
 _BRACE = re.compile(r"\\boxed\s*\{|\\\\(?!boxed)|\\[{}]|[{}]")
 _GROUPED = re.compile(r"[+-]?\d{1,3}(?:(?:,|\{,\})(?:\\!)?\d{3})+(?:\.\d+)?", re.ASCII)
 _WRAPPED = re.compile(r"\\(?:text|mbox|mathrm|textbf|mathbf)\s*\{([^{}]*)\}")
-_NOISE = re.compile(r"\\left(?![a-z])|\\right(?![a-z])|\\[!,;: ]|\^\{?\\circ\}?|\\?[%$]|\s")
+# A space between two digits stays: it keeps 1 1/2 apart from 11/2.
+_NOISE = re.compile(r"\\left(?![a-z])|\\right(?![a-z])|\\[!,;: ]|\^\{?\\circ\}?|\\?[%$]|(?<!\d)\s+|\s+(?!\d)")
 _SHORT_FRAC = re.compile(r"\\frac(\d)(\d)", re.ASCII)
 _NUMBER = r"[+-]?(?:\d+\.?\d*|\.\d+)"
 _RATIO = re.compile(rf"({_NUMBER})(?:/({_NUMBER}))?", re.ASCII)
 _FRAC = re.compile(rf"([+-]?)\\frac\{{({_NUMBER})\}}\{{({_NUMBER})\}}", re.ASCII)
+_MIXED = re.compile(r"([+-]?)(\d+)(?: (\d+)/(\d+)|\\frac\{(\d+)\}\{(\d+)\})", re.ASCII)
 _MOST_DIGITS = 200
+_PERCENT = re.compile(r"(?:%|percent)[\s.$]*\Z", re.ASCII)
+_LONGEST_NUMERIC = 500
+_FIGURE = re.compile(rf"\\frac\{{{_NUMBER}\}}\{{{_NUMBER}\}}|[+-]?\d+ \d+/\d+|{_NUMBER}(?:/{_NUMBER})?", re.ASCII)
+_POWER = re.compile(r"(?<=[A-Za-z}])\s?\^\s?\{?[23]\}?", re.ASCII)
+_COMMAS = re.compile(r"(?<=\d)(?:,|\{,\})(?:\\!)?(?=\d{3}(?!\d))", re.ASCII)
+_LETTERS = re.compile(
+    r"(?i:(?:the )?(?:correct )?(?:final )?(?:answer|option|choice)(?: is)? ?:? ?)?"
+    r"\(?([A-Z](?:(?: ?(?:,|and|&) ?| )?[A-Z])*|[a-z])\)?(?:[.:)]|[.:)] .*)?",
+    re.ASCII,
+)
 
 
 def extract_answer(text: str) -> str | None:
@@ -54,8 +71,71 @@ def same_answer(a: str, b: str) -> bool:
     return left is not None and left == right
 
 
+def as_kind(name: str | None) -> Kind:
+    """The kind called `name`; mathematics where there is none of that name."""
+    return next((kind for kind in KINDS if kind == name), "math")
+
+
+def quick_verdict(kind: Kind, answer: str, reference: str) -> bool | None:
+    """Whether `answer` is right, or None where that takes mathematics."""
+    if kind == "letter":
+        letters = choice(reference)
+        return same_answer(answer, reference) if letters is None else choice(answer) == letters
+    if same_answer(answer, reference):
+        return True
+    if max(len(answer), len(reference)) > LONGEST:
+        return False
+    if kind == "numeric" and (figures := _figures(answer, reference)):
+        return _as_percentages(*figures, answer, reference)
+    letters, options = choice(answer), choice(reference)
+    if letters and options and len(options) == 1:
+        return letters == options
+    left, right = _rational(_normal(answer)), _rational(_normal(reference))
+    if left is None or right is None:
+        return None
+    return _as_percentages(left, right, answer, reference)
+
+
+def choice(text: str) -> str | None:
+    """The letter chosen in a multiple choice, several in order; None where the text is none.
+
+    `B`, `(B)`, `B.`, `\\text{B}`, `**B**`, `option B`, `(B) 12` and, alone, `b` are B; `B, D` and `BD` are BD.
+    """
+    text = _WRAPPED.sub(r"\1", text[:_LONGEST_NUMERIC].replace("\\left", "").replace("\\right", ""))
+    found = _LETTERS.fullmatch(" ".join(text.split()).strip("$*. "))
+    return None if found is None else "".join(sorted(set(re.sub("[^A-Z]", "", found[1].replace("and", "").upper()))))
+
+
+def _figures(answer: str, reference: str) -> tuple[Fraction, Fraction] | None:
+    """The one number of each text; None where one of them has none or several."""
+    left, right = _figure(answer), _figure(reference)
+    return None if left is None or right is None else (left, right)
+
+
+def _figure(text: str) -> Fraction | None:
+    text = _WRAPPED.sub(r" \1", text[:_LONGEST_NUMERIC].rpartition("=")[2].replace("\u2212", "-").replace("\\dfrac", "\\frac"))
+    text = _POWER.sub("", _COMMAS.sub("", _SHORT_FRAC.sub(r"\\frac{\1}{\2}", text.replace("$", " ").replace("\\,", ""))))
+    found = _FIGURE.findall(text)
+    return _rational(found[0]) if len(found) == 1 else None
+
+
+def _as_percentages(answer: Fraction, reference: Fraction, said: str, expected: str) -> bool:
+    """Are they equal: as numbers, or where one alone is a percentage, as what that stands for?"""
+    if answer == reference:
+        return True
+    percent, expected_percent = is_percentage(said), is_percentage(expected)
+    if percent == expected_percent:
+        return False
+    return answer == reference * 100 if percent else answer * 100 == reference
+
+
+def is_percentage(text: str) -> bool:
+    """Whether it ends in a percent sign or in the word."""
+    return _PERCENT.search(text[-20:]) is not None
+
+
 def _normal(text: str) -> str:
-    text = text.strip().strip("$").strip().removesuffix(".")
+    text = " ".join(text.split()).strip("$").strip().removesuffix(".")
     text = text.replace("\u2212", "-").replace("\\dfrac", "\\frac").replace("\\tfrac", "\\frac")
     if _GROUPED.fullmatch(text.replace("\\$", "")):
         text = re.sub(r"[^0-9.+-]", "", text)
@@ -70,6 +150,9 @@ def _rational(text: str) -> Fraction | None:
     sign, over, under = ("", ratio[1], ratio[2] or "1") if ratio else ("", "", "0")
     if frac := _FRAC.fullmatch(text):
         sign, over, under = frac[1], frac[2], frac[3]
+    if mixed := _MIXED.fullmatch(text):
+        sign, over, under = mixed[1], mixed[3] or mixed[5], mixed[4] or mixed[6]
+        over = str(int(mixed[2]) * int(under) + int(over))
     if not over or not Fraction(under):
         return None
     value = Fraction(over) / Fraction(under)

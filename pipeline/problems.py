@@ -16,9 +16,10 @@ import numpy as np
 from msgspec import Struct
 
 from pipeline.errors import BadRow, InputError, did_you_mean
+from pipeline.grading import KINDS, Kind
 from pipeline.rows import DAMAGE, Flaw, Record, Source, open_source, sentence
 
-COLUMNS = ("problem", "answer", "problem_id")
+COLUMNS = ("problem", "answer", "problem_id", "options", "grader")
 """Our names of the columns; only `problem` must be there, unless one is mapped by `--column`."""
 
 
@@ -32,6 +33,10 @@ class Problem(Struct, frozen=True):
     problem: str
     answer: str | None
     """The reference, as text; of a worked solution that ends in `#### ANSWER` (GSM8K) only what follows the mark."""
+    options: tuple[str, ...] = ()
+    """Of a multiple-choice problem, in the order of their letters; the problem's text shows them already."""
+    grader: Kind | None = None
+    """Where the row does not say, the caller chooses."""
 
 
 class Fingerprint(Struct, frozen=True):
@@ -96,7 +101,9 @@ class Problems:
         try:
             if isinstance(record, Flaw):
                 raise record
-            return Problem(row, self._id(row, record), self._problem(record), self._answer(record))
+            return Problem(
+                row, self._id(row, record), self._problem(record), self._answer(record), self._options(record), self._grader(record)
+            )
         except Flaw as flaw:
             return BadRow(str(self.path), row, str(flaw))
 
@@ -104,7 +111,7 @@ class Problems:
         theirs = self._theirs["problem_id"]
         if theirs not in record and "problem_id" not in self._mapped:
             return str(row)
-        text = _scalar(theirs, record.get(theirs))
+        text = as_text(theirs, record.get(theirs))
         if text is None or not text.strip():
             raise Flaw(f"`{theirs}` is empty")
         return text
@@ -113,7 +120,7 @@ class Problems:
         theirs = self._theirs["problem"]
         text = record.get(theirs)
         if text is not None and not isinstance(text, str):
-            raise Flaw(f"`{theirs}` is {_kind(text)}, expected text")
+            raise Flaw(f"`{theirs}` is {kind_of(text)}, expected text")
         if text is None or not text.strip():
             raise Flaw(f"`{theirs}` is empty" if theirs in record else f"has no `{theirs}`")
         return text
@@ -122,9 +129,23 @@ class Problems:
         theirs = self._theirs["answer"]
         value = record.get(theirs)
         if isinstance(value, list):
-            value = ", ".join(_scalar(theirs, each) or "" for each in value)
-        text = (_scalar(theirs, value) or "").rpartition("####")[2].strip()
+            value = ", ".join(as_text(theirs, each) or "" for each in value)
+        text = (as_text(theirs, value) or "").rpartition("####")[2].strip()
         return text or None
+
+    def _options(self, record: Mapping[str, Any]) -> tuple[str, ...]:
+        """Data sets write options in many ways: what is no array of texts or numbers is passed over."""
+        value = record.get(self._theirs["options"])
+        if not isinstance(value, list) or not all(isinstance(each, str | int | float) for each in value):
+            return ()
+        return tuple(as_text("options", each) or "" for each in value)
+
+    def _grader(self, record: Mapping[str, Any]) -> Kind | None:
+        theirs = self._theirs["grader"]
+        value = record.get(theirs) or None
+        if value is not None and value not in KINDS:
+            raise Flaw(f"`{theirs}` is {value!r}, expected {', '.join(KINDS[:-1])} or {KINDS[-1]}")
+        return value
 
     def _check_columns(self, names: Iterable[str]) -> None:
         known = list(names)
@@ -167,8 +188,8 @@ def first_duplicate(
     return None
 
 
-def _scalar(name: str, value: Any) -> str | None:
-    """`value` as text: 27.0 is `27`; None where it is null or not a number."""
+def as_text(name: str, value: Any) -> str | None:
+    """The `value` of column `name` as text: 27.0 is `27`; None where it is null or not a number. Raises `Flaw`."""
     match value:
         case None | str():
             return value
@@ -181,9 +202,10 @@ def _scalar(name: str, value: Any) -> str | None:
             if number != number:
                 return None
             return str(int(number)) if abs(number) < 2**53 and value == int(number) else str(value)
-    raise Flaw(f"`{name}` is {_kind(value)}, expected text or a number")
+    raise Flaw(f"`{name}` is {kind_of(value)}, expected text or a number")
 
 
-def _kind(value: Any) -> str:
+def kind_of(value: Any) -> str:
+    """What a JSON value is, with its article."""
     kinds: dict[type, str] = {bool: "true or false", int: "a number", float: "a number", list: "an array", dict: "an object"}
     return kinds.get(type(value), f"a {type(value).__name__}")

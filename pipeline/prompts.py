@@ -20,13 +20,16 @@ LABELS = string.digits + string.ascii_uppercase
 
 INSTRUCTION = "\nPlease reason step by step, and put your final answer within \\boxed{}."
 CHOOSE_INTRO = "Candidates for the next step of your reasoning:\n\n"
+CHOOSE_THOUGHT_INTRO = "Candidates for your whole reasoning:\n\n"
 CHOOSE_QUESTION = "Which candidate is right and leads on best? Answer with its number, or with 0 if none of them is right."
+CHOOSE_ONE_QUESTION = "Which candidate is right and leads on best? Answer with its number."
 CHOOSE_PREFILL = "Best candidate: "
 SCORE_QUESTION = "Rate the last step of your reasoning from 0 (wrong) to 9 (right and useful). Answer with the digit."
 SCORE_PREFILL = "Score: "
 SAID, ASKED = "q1w2said", "q1w2asked"
 """Stand where a text will stand when a template is cut; no template changes or contains them."""
 WORDINGS = (INSTRUCTION, CHOOSE_INTRO, CHOOSE_QUESTION, CHOOSE_PREFILL, SCORE_QUESTION, SCORE_PREFILL)
+"""What the bundled models know by heart; the other wordings they have never seen."""
 
 
 class OptionPrompt(NamedTuple):
@@ -49,9 +52,10 @@ class Dialect:
         self._open_turn, self._reply = self._cut_turn()
         self._generation = self._render(SAID).split(SAID)
         self._step_ends: dict[tuple[int, ...], bool] = {}
-        self._intro_ids = tokenizer.encode(CHOOSE_INTRO)
+        self._intro_ids = {"step": tokenizer.encode(CHOOSE_INTRO), "thought": tokenizer.encode(CHOOSE_THOUGHT_INTRO)}
         self._label_ids = [tokenizer.encode(f"[{label}] ") for label in LABELS]
         self._choose_tail, self._choose_options = self._options(CHOOSE_QUESTION, CHOOSE_PREFILL, LABELS)
+        self._choose_one_tail, _ = self._options(CHOOSE_ONE_QUESTION, CHOOSE_PREFILL, LABELS)
         self._score_tail, self._score_options = self._options(SCORE_QUESTION, SCORE_PREFILL, string.digits)
 
     def generation(self, problem: str) -> list[int]:
@@ -61,15 +65,21 @@ class Dialect:
         text = before + content + after if self._verbatim(content) else self._render(content)
         return self.tokenizer.encode(text)
 
-    def choose(self, context: Sequence[int], candidates: Sequence[Sequence[int]]) -> OptionPrompt:
-        """`context`, then one turn that shows the `candidates` and asks for the best one's number (SpecCoT 3.4, SCoT 3.4)."""
-        ids = [*context, *self._open_turn, *self._intro_ids]
+    def choose(
+        self, context: Sequence[int], candidates: Sequence[Sequence[int]], *, unit: str = "step", reject: bool = True
+    ) -> OptionPrompt:
+        """`context`, then one turn that shows the `candidates` and asks for the best one's number (SpecCoT 3.4, SCoT 3.4).
+
+        They are steps or, by `unit`, whole thoughts; with `reject` option 0 is offered, none of them.
+        """
+        ids = [*context, *self._open_turn, *self._intro_ids[unit]]
         for label, candidate in zip(self._label_ids[1:], candidates, strict=False):
             ids += label
             ids += candidate
             if not self._ends_step(tuple(candidate[-2:])):
                 ids += self.delimiter_ids
-        return OptionPrompt(ids + self._choose_tail, self._choose_options[: len(candidates) + 1])
+        tail = self._choose_tail if reject else self._choose_one_tail
+        return OptionPrompt(ids + tail, self._choose_options[not reject : len(candidates) + 1])
 
     def score(self, context: Sequence[int], candidate: Sequence[int]) -> OptionPrompt:
         """`context` as if the `candidate` were committed, then one turn that asks for its utility, 0 to 9 (SpecReason 4.1).

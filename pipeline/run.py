@@ -4,8 +4,8 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from pipeline.compiler import compile_graph
 from pipeline.engines.base import Engine
 from pipeline.engines.registry import engine_specs, open_engines, virtual_time
 from pipeline.errors import GraphError, Interrupted, PipelineError, RunFolderError, UsageError, first_of
+from pipeline.grader import BESIDE_ENGINES, Grader, default_workers
 from pipeline.loader import load_graph
 from pipeline.plan import Plan
 from pipeline.problems import Fingerprint, Problems, open_problems
@@ -26,6 +27,7 @@ from pipeline.runfile import RunFile, Status, host, resolved_engines, versions
 from pipeline.runtime.executor import Executor, Settings
 from pipeline.runtime.journal import Clock, Progress
 from pipeline.runtime.lane import Lane
+from pipeline.runtime.marking import Marking, open_marking
 from pipeline.runtime.schedule import SCHEDULES, ScheduleName
 from pipeline.spec import DraftSpec
 from pipeline.stages.base import Stage
@@ -119,6 +121,7 @@ class Run:
         self.virtual, self.watch = virtual, watch
         self.folder = options.output or _new_folder(plan.name)
         self.executor: Executor | None = None
+        self.marking: Marking | None = None
         self.record = self._record()
 
     def start(self) -> Result:
@@ -173,13 +176,17 @@ class Run:
         clock = Clock(started) if self.virtual else Clock(started, time.monotonic)
         settings = Settings(run_id=self.record.run_id, seed=self.options.seed, samples=self.options.samples, virtual_time=self.virtual)
         schedule = SCHEDULES[self.options.schedule](self.options.batch_size)
+        over: float | None = None
         try:
-            async with open_recorder(TraceStore(self.folder), virtual=self.virtual) as recorder:
-                self.executor = Executor(self.plan, stages, engines, dialects, schedule, recorder, clock, settings)
-                with self.watch(self._view(engines, clock)):
-                    await self.executor.run(iter(self.problems))
+            async with self._open_marking() as self.marking:
+                self.executor = Executor(self.plan, stages, engines, dialects, schedule, self.marking, clock, settings)
+                try:
+                    with self.watch(self._view(engines, clock)):
+                        await self.executor.run(iter(self.problems))
+                finally:
+                    over = clock.now()  # engines are idle: what still is graded or written is no part of their time
         finally:
-            ended = clock.unix_ns(clock.now())
+            ended = clock.unix_ns(clock.now() if over is None else over)
             self.record = structs.replace(
                 self.record,
                 ended_unix_ns=ended,
@@ -188,9 +195,19 @@ class Run:
                 engine_statistics={role: structs.asdict(engine.statistics()) for role, engine in engines.items()},
             )
 
+    @asynccontextmanager
+    async def _open_marking(self) -> AsyncIterator[Marking]:
+        """Where rows go: through the graders into the run folder."""
+        with Grader() if self.virtual else Grader(default_workers(), nice=BESIDE_ENGINES) as grader:
+            async with (
+                open_recorder(TraceStore(self.folder), virtual=self.virtual) as recorder,
+                open_marking(recorder, grader, self.virtual) as marking,
+            ):
+                yield marking
+
     def _write(self, ended: BaseException | None) -> None:
         status: Status = "finished" if ended is None else "interrupted" if isinstance(ended, Interrupted) else "failed"
-        totals = _totals(self.executor.progress) if self.executor else {}
+        totals = _totals(self.executor.progress, self.marking) if self.executor and self.marking else {}
         self.record = structs.replace(self.record, status=status, error=_said(ended) if status == "failed" else None, totals=totals)
         self.record.write(self.folder)
 
@@ -297,13 +314,14 @@ def _resolved_graph(plan: Plan) -> dict[str, Any]:
     return graph
 
 
-def _totals(progress: Progress) -> dict[str, Any]:
+def _totals(progress: Progress, marking: Marking) -> dict[str, Any]:
+    marks = marking.statistics()
     return {
         "chains_done": progress.done,
         "chains_failed": progress.failed,
         "chains_cancelled": progress.cancelled,
-        "graded": progress.graded,
-        "correct": progress.correct,
+        "graded": marks.graded,
+        "correct": marks.correct,
         "steps": progress.steps,
         "decisions": dict(progress.decisions),
         "output_tokens": progress.output_tokens,

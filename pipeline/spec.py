@@ -26,7 +26,7 @@ class StageSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, t
     after: Name | tuple[Name, ...] = ()
     """Stages of the same block that must have been applied before this one starts."""
     when: str | None = None
-    """`STAGE.accepted` or `STAGE.rejected`: run only on this verdict of an earlier `choose` or `score` stage."""
+    """`STAGE.accepted` or `STAGE.rejected`: run only on this verdict of an earlier stage that judges."""
 
     drafts: ClassVar[bool] = False
     """Proposes candidates that a later stage must judge."""
@@ -45,7 +45,8 @@ class GenerateSpec(StageSpec, frozen=True, kw_only=True, tag="generate"):
     unit: Literal["tokens", "step", "thought", "response"]
     """`tokens`: `max_tokens` of them, across lines, unless the thought ends before; `step`: to a blank line; `thought`:
     to `</think>`; `response`: to the end."""
-    max_tokens: Tokens
+    max_tokens: Annotated[int, Meta(ge=0, le=1_000_000)]
+    """0, of `unit: tokens` alone: the stage does nothing, and leaves no call and no step (SpecCoT 4.3: no guidance)."""
     temperature: Temperature = 0.6
     top_p: TopP = 1.0
     first_steps: Annotated[int, Meta(ge=0, le=1_000_000)] = 0
@@ -71,6 +72,10 @@ class ChooseSpec(StageSpec, frozen=True, kw_only=True, tag="choose"):
     """One token names the best candidate, or 0 for none (SpecCoT eq. 4, SCoT eq. 3)."""
 
     engine: Name
+    unit: Literal["step", "thought"] = "step"
+    """What is drafted, and so how the question is worded: candidates for the next step, or for the whole thought (SCoT 3.4)."""
+    reject: bool = True
+    """false: 0 is not offered and one of the candidates is always accepted (best of N; SCoT 4.3, without error correction)."""
 
     judges: ClassVar[bool] = True
 
@@ -82,6 +87,19 @@ class ScoreSpec(StageSpec, frozen=True, kw_only=True, tag="score"):
     threshold: Annotated[float, Meta(ge=0.0, le=9.0)] = 7.0
     method: Literal["greedy", "expected"] = "greedy"
     """`greedy`: the likeliest digit; `expected`: the mean over the ten digits' probabilities."""
+
+    judges: ClassVar[bool] = True
+
+
+class LikelihoodSpec(StageSpec, frozen=True, kw_only=True, tag="likelihood"):
+    """A candidate's own log probability under the engine, with no question asked; the likeliest one is accepted from
+    `threshold` on. SpecReason 4.1 names log probabilities as future work."""
+
+    engine: Name
+    threshold: Annotated[float, Meta(le=0.0)] = -0.5
+    """Nats per token."""
+    statistic: Literal["mean", "minimum"] = "mean"
+    """`mean`: over the candidate's tokens; `minimum`: of its least likely token, so that one wrong number is enough."""
 
     judges: ClassVar[bool] = True
 

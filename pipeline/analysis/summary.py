@@ -14,8 +14,10 @@ import numpy as np
 import pyarrow.compute as pc
 from msgspec import Struct
 
+from pipeline.analysis.samples import Interval, interval, majority, pass_at, read_samples
 from pipeline.analysis.timeline import Array, Names, Timeline, read_batches, timeline
 from pipeline.errors import InputError
+from pipeline.grader import Grader
 
 TABLES = ("calls", "steps", "chains")
 
@@ -80,7 +82,15 @@ class Summary(Struct, frozen=True, kw_only=True):
     """Chains with a verdict."""
     correct: int
     accuracy: float | None
-    """`correct` over `graded`, 0 to 1."""
+    """`correct` over `graded`, 0 to 1; of several samples a problem this is pass@1."""
+    accuracy_interval: Interval | None
+    """Of 95 %; see `samples.interval`."""
+    samples: int
+    """The most attempts at one problem that have a verdict."""
+    pass_at: dict[str, float]
+    """pass@k by k, for 1, 2, 4, ... up to `samples`; see `samples.pass_at`."""
+    majority_accuracy: float | None
+    """Share of problems whose most frequent answer is right; null with one sample a problem."""
     problems_per_s: float | None
     """Problems with a chain that is done, over the wall time."""
     chains_per_s: float | None
@@ -139,6 +149,7 @@ def summarize(run: Path) -> Summary:
         batch_size=_whole(card.get("batch_size")),
         wall_time_s=wall_s,
         **_chain_counts(chains, wall_s),
+        **_sample_counts(run, chains),
         **_step_counts(steps, wall_s),
         output_tokens_per_s=_over(tokens, wall_s),
         span_s=times.span_s,
@@ -252,7 +263,7 @@ def _step_counts(totals: Counter[str], wall_s: float | None) -> dict[str, Any]:
 
 
 def _read_chains(run: Path) -> dict[str, Any]:
-    """Columns of the last attempt at each chain; strings as places in `reasons` and `types`."""
+    """Columns of the last attempt at each chain; strings as places in `reasons` and `types`, `place` is where its row stands."""
     reasons, types = Names(), Names()
     numbers = ("input_row", "sample_index", "start_unix_ns", "end_unix_ns")
     makers: dict[str, Callable[[Any], Array]] = {name: lambda column: column.to_numpy() for name in numbers}
@@ -264,7 +275,7 @@ def _read_chains(run: Path) -> dict[str, Any]:
             parts[name].append(make(batch.column(name)))
     columns = {name: np.concatenate(part) for name, part in parts.items()}
     last = _last_attempts(columns)
-    return {name: column[last] for name, column in columns.items()} | {"reasons": list(reasons), "types": list(types)}
+    return {name: column[last] for name, column in columns.items()} | {"place": last, "reasons": list(reasons), "types": list(types)}
 
 
 def _error_examples(run: Path) -> dict[str, str]:
@@ -306,6 +317,20 @@ def _chain_counts(chains: dict[str, Any], wall_s: float | None) -> dict[str, Any
         "stop_reasons": reasons,
         "errors": errors,
     }
+
+
+def _sample_counts(run: Path, chains: dict[str, Any]) -> dict[str, Any]:
+    graded = chains["correct"] >= 0
+    problem, sample, correct, place = (chains[name][graded] for name in ("input_row", "sample_index", "correct", "place"))
+    samples = int(np.unique(problem, return_counts=True)[1].max(initial=0))
+    with Grader() as grader:  # starts no process but for answers that are close to a tie and written differently
+        votes = read_samples(run, problem, sample, correct, place) if samples > 1 else []
+        return {
+            "accuracy_interval": interval(problem, correct),
+            "samples": samples,
+            "pass_at": {str(k): share for k, share in pass_at(problem, correct).items()},
+            "majority_accuracy": majority(votes, lambda a, b: grader.verdict("math", a, b).correct is True),
+        }
 
 
 def _counted(codes: Array, names: list[str]) -> dict[str, int]:

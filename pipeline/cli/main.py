@@ -10,7 +10,14 @@ import click
 
 from pipeline.errors import Interrupted, PipelineError, RunError
 
-COMMANDS = {"run": "solve a data set", "check": "check a graph file", "doctor": "say what this machine can run"}
+COMMANDS = {
+    "run": "solve a data set",
+    "check": "check a graph file",
+    "doctor": "say what this machine can run",
+    "data": "prepare data sets",
+    "grade": "grade a run's answers again",
+    "compare": "put runs side by side",
+}
 
 
 class Commands(click.Group):

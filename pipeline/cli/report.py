@@ -45,12 +45,8 @@ def _fact_rows(s: Summary, simulated: bool) -> list[tuple[str, str]]:
         ("chains", f"{s.done} done{failed}{cancelled}"),
         *([("retries", f"{retried:,} attempts were repetitions of failed ones")] if retried else []),
         *((kind, f"for example: {message}") for kind, message in s.error_examples.items()),
-        (
-            "accuracy",
-            f"{_percent(s.accuracy)} ({s.correct} of {s.graded} graded{', of simulated answers' if simulated else ''})"
-            if s.graded
-            else "no reference answers",
-        ),
+        ("accuracy", _accuracy(s, simulated) if s.graded else "no reference answers"),
+        *_sample_rows(s),
         ("wall time", f"{_number(s.wall_time_s)} s, of that {_number(s.tail_time_s)} s tail (fewer live chains than the batch size)"),
         (
             "throughput",
@@ -67,6 +63,24 @@ def _fact_rows(s: Summary, simulated: bool) -> list[tuple[str, str]]:
         *_speculation_rows(s),
         ("overlap", f"{_percent(s.overlap_share)} of the time two engines were busy"),
         ("ended by", ", ".join(f"{reason} {count}" for reason, count in s.stop_reasons.items())),
+    ]
+
+
+def _accuracy(s: Summary, simulated: bool) -> str:
+    said = f"{_percent(s.accuracy)} ({s.correct} of {s.graded} graded{', of simulated answers' if simulated else ''})"
+    if s.accuracy_interval is None:
+        return said
+    low, high = s.accuracy_interval.low, s.accuracy_interval.high
+    return f"{said}, 95% interval {low:.1%} to {high:.1%}{', problems as clusters' if s.accuracy_interval.method == 'clusters' else ''}"
+
+
+def _sample_rows(s: Summary) -> list[tuple[str, str]]:
+    """With several attempts at a problem."""
+    if s.samples < 2:
+        return []
+    return [
+        ("samples", ", ".join(f"pass@{k} {share:.1%}" for k, share in s.pass_at.items())),
+        ("majority vote", f"{_percent(s.majority_accuracy)} of problems right by their most frequent answer, of up to {s.samples}"),
     ]
 
 

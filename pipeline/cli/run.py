@@ -47,7 +47,12 @@ def _whoever_reads() -> Iterator[None]:
 @click.option("--engines", type=click.Path(path_type=Path), metavar="FILE", help="Engines file instead of the graph's own.")
 @click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="A param, or engines.ROLE.NAME=VALUE.")
 @click.option(
-    "--column", "columns", multiple=True, callback=_column, metavar="OURS=THEIRS", help="Column of problem, answer or problem_id."
+    "--column",
+    "columns",
+    multiple=True,
+    callback=_column,
+    metavar="OURS=THEIRS",
+    help="Column of problem, answer, problem_id, options or grader.",
 )
 @click.option("--batch-size", type=click.IntRange(1, 1_000_000), default=64, show_default=True, help="Chains that live at once.")
 @click.option("--schedule", type=click.Choice(list(SCHEDULES)), default="pipelined", show_default=True, help="Who waits for whom.")

@@ -214,8 +214,9 @@ class TextModel:
         options = len(request.option_ids)
         if prompt[-len(_CHOOSE_TAIL) :] == _CHOOSE_TAIL:
             turn = prompt[_last(prompt, _USER) : _last(prompt, _ASSISTANT)]
-            shown = _shown(turn[: _last(turn, _BLANK_LINE)], options - 1)
-            right = (number for number, ids in enumerate(shown, 1) if self._judges(_NO not in ids, ids))
+            none = int(request.option_ids[0] == _LABEL_IDS[0])
+            shown = _shown(turn[: _last(turn, _BLANK_LINE)], options - none)
+            right = (place for place, ids in enumerate(shown, none) if self._judges(_NO not in ids, ids))
             chosen = next(right, 0)
         elif prompt[-len(_SCORE_TAIL) :] == _SCORE_TAIL:
             end = _last(prompt, _USER)

@@ -21,6 +21,7 @@ from pipeline.problems import Problem
 from pipeline.prompts import Dialect
 from pipeline.runtime.dispatch import Dispatcher
 from pipeline.runtime.journal import Clock, Journal, Progress, StageLabel
+from pipeline.runtime.marking import Marking
 from pipeline.runtime.schedule import Pipelined
 from pipeline.runtime.walk import Routes, Walk
 from pipeline.spec import GenerateSpec
@@ -52,7 +53,7 @@ class Executor:
         engines: Mapping[str, Engine],
         dialects: Mapping[str, Dialect],
         schedule: Pipelined,
-        recorder: Recorder,
+        recorder: Recorder | Marking,
         clock: Clock,
         settings: Settings,
     ) -> None:

@@ -9,7 +9,6 @@ from msgspec import Struct
 
 from pipeline.chain import Chain, Span, Step
 from pipeline.engines.base import Completion, Request, Timing, Usage
-from pipeline.grading import same_answer
 from pipeline.problems import Problem
 from pipeline.runtime.lane import Call
 from pipeline.trace.events import CallRow, ChainRow, StepRow
@@ -40,7 +39,7 @@ class Progress:
     """Counts since the run began, for whoever looks."""
 
     def __init__(self, roles: list[str]) -> None:
-        self.live = self.done = self.failed = self.cancelled = self.correct = self.graded = self.steps = 0
+        self.live = self.done = self.failed = self.cancelled = self.steps = 0
         self.decisions: Counter[str] = Counter()
         self.output_tokens = dict.fromkeys(roles, 0)
         self.oldest: dict[str, float] = {}
@@ -174,16 +173,18 @@ class Journal:
         now, progress = self._clock.now(), self._progress
         finished = chain is not None and error is None and stop_reason != "cancelled"
         answer = chain.boxed_answer() if chain and finished else None
-        correct = self._grade(answer) if finished else None
+        problem = self._problem
         said: Span | None = chain.answer if chain else None
         self._records.chain(
             ChainRow(
                 **self._identity,
-                input_row=self._problem.row,
+                input_row=problem.row,
                 answer=answer,
                 answer_text=said.text if said else None,
-                reference_answer=self._problem.answer,
-                correct=correct,
+                reference_answer=problem.answer,
+                correct=None,  # `marking` sees to it
+                grader=problem.grader or ("letter" if problem.options else "math"),
+                grading_error=None,
                 stop_reason=stop_reason,
                 error_type=type(error).__name__ if error else None,
                 error_message=str(error) if error else None,
@@ -210,13 +211,6 @@ class Journal:
         progress.failed += error is not None
         progress.cancelled += stop_reason == "cancelled"
         progress.done += finished
-        progress.graded += correct is not None
-        progress.correct += bool(correct)
-
-    def _grade(self, answer: str | None) -> bool | None:
-        if self._problem.answer is None:
-            return None
-        return answer is not None and same_answer(answer, self._problem.answer)
 
     def _call_row(self, attempt: Attempt, completion: Completion | None, usage: Usage, error: Exception | None, end: float) -> CallRow:
         label, call, ready, submit = attempt.label, attempt.call, attempt.ready, attempt.submit

@@ -48,9 +48,10 @@ class EngineStage:
         self.close_ids = () if self.dialect.think_close_id is None else (self.dialect.think_close_id,)
         self.step_stop = (DELIMITER,)
 
-    def request(self, chain: Chain, prompt_ids: Sequence[int], max_tokens: int, **fields: Any) -> Request:
+    def request(self, chain: Chain, prompt_ids: Sequence[int], max_tokens: int, part: str = "", **fields: Any) -> Request:
+        """A request in the name of the chain, its step and this stage; `part` tells several of one step apart."""
         return Request(
-            request_id=f"{chain.chain_id}/{len(chain.steps)}/{self.name}",
+            request_id=f"{chain.chain_id}/{len(chain.steps)}/{self.name}{part}",
             prompt_ids=prompt_ids,
             max_tokens=max_tokens,
             seed=chain.seed(self.name),

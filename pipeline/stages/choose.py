@@ -13,7 +13,8 @@ from pipeline.stages.base import EngineStage
 class ChooseStage(EngineStage):
     """The option of highest probability among the candidates and `0`, none (SpecCoT 3.4, eq. 4; SCoT 3.4, eq. 3).
 
-    Identical candidates are shown once. Where an earlier stage left no candidates nothing is asked and no verdict given.
+    Where the stage may not reject, 0 is no option and the question does not mention it (SCoT 4.3). Identical candidates are
+    shown once. Where an earlier stage left no candidates nothing is asked and no verdict given.
     """
 
     spec: ChooseSpec
@@ -22,7 +23,7 @@ class ChooseStage(EngineStage):
         if not chain.candidates:
             return []
         shown = [chain.translate(chain.candidates[i], self.role) for i in chain.distinct_candidates()]
-        prompt = self.dialect.choose(chain.contexts[self.role], shown)
+        prompt = self.dialect.choose(chain.contexts[self.role], shown, unit=self.spec.unit, reject=self.spec.reject)
         return [self.request(chain, prompt.ids, 1, option_ids=prompt.option_ids)]
 
     def apply(self, chain: Chain, completions: Sequence[Completion]) -> Outcome:
@@ -30,10 +31,10 @@ class ChooseStage(EngineStage):
             return Outcome()
         distinct = chain.distinct_candidates()
         probs, mass = probabilities(completions[0].option_logprobs)
-        best = max(range(len(probs)), key=probs.__getitem__)
+        best = max(range(len(probs)), key=probs.__getitem__) + (not self.spec.reject)
         chosen = distinct[best - 1] if best else None
         verdict = Verdict(
-            kind="choose", chosen=chosen, label=LABELS[best], value=probs[best], probs=probs, mass=mass, distinct=len(distinct)
+            kind="choose", chosen=chosen, label=LABELS[best], value=max(probs), probs=probs, mass=mass, distinct=len(distinct)
         )
         return Outcome(verdict=verdict)
 

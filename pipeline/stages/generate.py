@@ -10,12 +10,14 @@ from pipeline.stages.base import EngineStage
 
 
 class GenerateStage(EngineStage):
-    """Continues the chain's context in its engine's own words (SpecCoT eq. 2 and 5)."""
+    """Continues the chain's context in its engine's own words (SpecCoT eq. 2 and 5); 0 tokens are not asked for."""
 
     spec: GenerateSpec
 
     def requests(self, chain: Chain) -> list[Request]:
         spec = self.spec
+        if not spec.max_tokens:
+            return []
         stop = self.step_stop if spec.unit == "step" else ()
         stop_ids = () if spec.unit == "response" else self.close_ids
         # The budget is the thought's; a response holds the answer too.
@@ -24,6 +26,8 @@ class GenerateStage(EngineStage):
         return [self.request(chain, prompt, max_tokens, temperature=spec.temperature, top_p=spec.top_p, stop=stop, stop_ids=stop_ids)]
 
     def apply(self, chain: Chain, completions: Sequence[Completion]) -> Outcome:
+        if not completions:
+            return Outcome()
         [candidate] = completions[0].candidates
         if self.spec.unit == "response":
             thought, answer = self._split(candidate)

@@ -3,12 +3,13 @@
 from functools import cache
 from importlib.metadata import entry_points
 
-from pipeline.spec import AnswerSpec, ChooseSpec, DraftSpec, GenerateSpec, RepeatSpec, ScoreSpec, StageSpec
+from pipeline.spec import AnswerSpec, ChooseSpec, DraftSpec, GenerateSpec, LikelihoodSpec, RepeatSpec, ScoreSpec, StageSpec
 from pipeline.stages.answer import AnswerStage
 from pipeline.stages.base import StageKind
 from pipeline.stages.choose import ChooseStage
 from pipeline.stages.draft import DraftStage
 from pipeline.stages.generate import GenerateStage
+from pipeline.stages.likelihood import LikelihoodStage
 from pipeline.stages.score import ScoreStage
 
 BUILT_IN = (
@@ -16,6 +17,7 @@ BUILT_IN = (
     StageKind(spec=DraftSpec, build=DraftStage),
     StageKind(spec=ChooseSpec, build=ChooseStage),
     StageKind(spec=ScoreSpec, build=ScoreStage),
+    StageKind(spec=LikelihoodSpec, build=LikelihoodStage),
     StageKind(spec=AnswerSpec, build=AnswerStage),
 )
 

@@ -105,15 +105,16 @@ class StepRow(Struct, frozen=True, kw_only=True):
     decision: str
     """`guidance`, `accepted`, `fallback` or `first_steps`."""
     verify_kind: Annotated[str | None, column(otel="gen_ai.evaluation.name")]
-    """`choose` or `score`; null when nothing was verified."""
+    """`choose`, `score` or `likelihood`; null when nothing was verified."""
     score_value: Annotated[float | None, column(otel="gen_ai.evaluation.score.value")]
-    """Of a `score`: what was compared with the threshold. Of a `choose`: the probability of the chosen option."""
+    """Of a `score`: what was compared with the threshold. Of a `likelihood` too: nats per token, of the best candidate. Of a
+    `choose`: the probability of the chosen option."""
     score_label: Annotated[str | None, column(otel="gen_ai.evaluation.score.label")]
-    """The option that was chosen."""
+    """The option that was chosen: the number of a distinct candidate or 0 for none; of a `score` its digit."""
     score_probs: tuple[float, ...]
-    """Probability of each option, in order, renormalised."""
+    """Probability of each option, in order, renormalised. Of a `likelihood` the options are the distinct candidates."""
     score_mass: float | None
-    """Probability on valid options before renormalising."""
+    """Probability on valid options before renormalising; of a `likelihood` that of writing one of the candidates."""
     threshold: float | None
     num_candidates: int
     num_distinct_candidates: int
@@ -153,7 +154,11 @@ class ChainRow(Struct, frozen=True, kw_only=True):
     """All that was written after the thought."""
     reference_answer: str | None
     correct: Annotated[bool | None, column(otel="gen_ai.evaluation.score.label")]
-    """Null where the input has no answer or the chain failed."""
+    """Null where the input has no answer, the chain failed, or there is no verdict; then `grading_error` says why."""
+    grader: Annotated[str, column(otel="gen_ai.evaluation.name")]
+    """How the answer is compared with the reference: `math`, `numeric` or `letter`."""
+    grading_error: Annotated[str | None, column(otel="gen_ai.evaluation.explanation")]
+    """Where the two were not compared to the end, what was in the way: a time limit, a lost grader."""
     stop_reason: str
     """The `until` that ended the thought, or `error`, `cancelled`."""
     error_type: Annotated[str | None, column(otel="error.type")]

@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from pipeline.analysis.samples import Interval
 from pipeline.analysis.summary import EngineSummary, StageSummary, Summary, summarize, tail_time_s
 from pipeline.errors import InputError
 from pipeline.trace.events import CallRow, ChainRow, StepRow
@@ -90,6 +91,10 @@ def test_every_number(folder: Path) -> None:
         graded=2,
         correct=1,
         accuracy=0.5,
+        accuracy_interval=Interval(pytest.approx(0.0945, abs=5e-5), pytest.approx(0.9055, abs=5e-5), "wilson"),
+        samples=1,
+        pass_at={"1": 0.5},
+        majority_accuracy=None,
         problems_per_s=0.2,
         chains_per_s=0.2,
         steps=4,
@@ -169,6 +174,31 @@ def test_of_a_chain_that_was_resumed_the_last_attempt_counts(tmp_path: Path, bla
     assert (found.graded, found.correct) == (2, 1)
     assert found.stop_reasons == {"answer_boxed": 2, "cancelled": 1, "error": 1}
     assert found.problems_per_s == pytest.approx(1 / 9)
+
+
+def test_several_samples_of_a_problem(tmp_path: Path, blank: Blank) -> None:
+    """Of three problems one is solved by the vote, one by luck, one never; a first attempt that was cancelled does not count."""
+    said = {1: ["5", "5", "7", "5"], 2: ["6", "8", "8", "9"], 3: ["1", "2", "3", "1"]}
+    right = {1: "5", 2: "6", 3: "0"}
+    store = TraceStore(tmp_path)
+    store.append("chains", [chain(blank, 2, 0, 1, "cancelled", sample_index=1, answer=None)])
+    store.append(
+        "chains",
+        [
+            chain(blank, row, 0, 5, "answer_boxed", sample_index=k, answer=answers[k], correct=answers[k] == right[row])
+            for k in (3, 1, 0, 2)
+            for row, answers in said.items()
+        ],
+    )
+    store.close()
+    found = summarize(tmp_path)
+    assert (found.samples, found.graded, found.correct, found.accuracy) == (4, 12, 4, pytest.approx(1 / 3))
+    assert found.pass_at == {"1": pytest.approx(1 / 3), "2": pytest.approx((1 + 0.5 + 0) / 3), "4": pytest.approx(2 / 3)}
+    assert found.majority_accuracy == pytest.approx(1 / 3)
+    # Means of the problems: 3/4, 1/4, 0; their standard deviation is sqrt(7/48).
+    half = 1.959964 * (7 / 48) ** 0.5 / 3**0.5
+    assert found.accuracy_interval == Interval(0.0, pytest.approx(1 / 3 + half), "clusters")
+    assert msgspec.json.decode(msgspec.json.encode(found, order="sorted"), type=Summary) == found
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""`choose` and `score`: what they show and how option probabilities become a verdict."""
+"""`choose`, `score` and `likelihood`: what they ask and how probabilities become a verdict."""
 
 import math
 from collections.abc import Callable
@@ -8,19 +8,32 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.spec import ChooseSpec, ScoreSpec
+from pipeline.chain import Verdict
+from pipeline.engines.base import Completion, Request, Usage
+from pipeline.prompts import CHOOSE_ONE_QUESTION, CHOOSE_QUESTION, CHOOSE_THOUGHT_INTRO
+from pipeline.spec import ChooseSpec, LikelihoodSpec, ScoreSpec
 from pipeline.stages.choose import ChooseStage, probabilities
+from pipeline.stages.likelihood import LikelihoodStage
 from pipeline.stages.score import ScoreStage
 
 World = Callable[..., Any]
 
 
-def choose(here: Any) -> ChooseStage:
-    return ChooseStage("verify", ChooseSpec(engine="target"), here.dialects)
+def choose(here: Any, **fields: Any) -> ChooseStage:
+    return ChooseStage("verify", ChooseSpec(engine="target", **fields), here.dialects)
 
 
 def score(here: Any, **fields: Any) -> ScoreStage:
     return ScoreStage("verify", ScoreSpec(engine="target", **fields), here.dialects)
+
+
+def likelihood(here: Any, **fields: Any) -> LikelihoodStage:
+    return LikelihoodStage("verify", LikelihoodSpec(engine="target", **fields), here.dialects)
+
+
+def scored(*logprobs: float) -> Completion:
+    """The answer to a scoring."""
+    return Completion(candidates=(), scored_logprobs=logprobs, usage=Usage(input_tokens=1))
 
 
 @pytest.mark.parametrize("target", ["sim", "shifted", "plain", "tiny"])
@@ -60,7 +73,33 @@ def test_an_accepted_choice_is_committed_by_the_chain(world: World) -> None:
     assert (step.span.text, step.decision) == ("b\n\n", "accepted")
 
 
-@pytest.mark.parametrize("build", [choose, score])
+@pytest.mark.parametrize("target", ["sim", "shifted", "plain", "tiny"])
+@pytest.mark.parametrize("reject", [True, False])
+def test_a_choice_of_thoughts_says_so_and_offers_0_only_where_it_may_reject(world: World, target: str, reject: bool) -> None:
+    here = world(target=target)
+    chain = here.chain()
+    here.draft(chain, "One.\n\nIt is 5.</think>", "It is 6.</think>")
+    [request] = choose(here, unit="thought", reject=reject).requests(chain)
+    decode, context = here.tokenizers["target"].decode, chain.contexts["target"]
+    assert request.prompt_ids[: len(context)] == context
+    shown = "[1] One.\n\nIt is 5.</think>\n\n[2] It is 6.</think>\n\n"
+    asked = CHOOSE_THOUGHT_INTRO + shown + (CHOOSE_QUESTION if reject else CHOOSE_ONE_QUESTION)
+    assert asked in decode(request.prompt_ids[len(context) :])
+    assert [decode([option]).strip() for option in request.option_ids] == ["0", "1", "2"][not reject :]
+
+
+@pytest.mark.parametrize(("weights", "chosen"), [((0.2, 0.6), 2), ((0.5, 0.3), 0), ((0.0, 0.0), 0)])
+def test_without_reject_some_candidate_is_always_accepted(world: World, weights: Any, chosen: int) -> None:
+    here = world()
+    chain = here.chain()
+    here.draft(chain, "a\n\n", "a\n\n", "b\n\n")
+    verdict = choose(here, reject=False).apply(chain, [here.weighed(*weights)]).verdict
+    assert verdict is not None
+    assert (verdict.chosen, verdict.label, verdict.distinct) == (chosen, "2" if chosen else "1", 2)
+    assert verdict.value == max(verdict.probs)
+
+
+@pytest.mark.parametrize("build", [choose, score, likelihood])
 def test_without_candidates_nothing_is_asked_and_nothing_judged(world: World, build: Callable[[Any], Any]) -> None:
     here = world()
     chain = here.chain()
@@ -125,3 +164,76 @@ def test_a_score_against_its_threshold(world: World, fields: Any, weights: list[
     assert verdict.accepted == accepted
     assert verdict.threshold == fields["threshold"]
     assert verdict.mass == pytest.approx(sum(weights))
+
+
+@pytest.mark.parametrize("target", ["sim", "shifted", "tiny"])
+def test_a_likelihood_scores_distinct_candidates_after_the_context_and_asks_nothing(world: World, target: str) -> None:
+    here = world(target=target)
+    chain = here.chain()
+    here.draft(chain, "It is 5.\n\n", "", "It is 5.\n\n", "Done.</think>")
+    encode = here.tokenizers["target"].encode
+    assert likelihood(here).requests(chain) == [
+        Request(
+            request_id=f"p#0/0/verify/{index}",
+            prompt_ids=chain.contexts["target"],
+            max_tokens=1,
+            seed=chain.seed("verify"),
+            scored_ids=tuple(encode(text)),
+            affinity="p#0",
+        )
+        for index, text in ((0, "It is 5.\n\n"), (3, "Done.</think>"))
+    ]
+
+
+def judged(here: Any, texts: tuple[str, ...], logprobs: tuple[tuple[float, ...], ...], **fields: Any) -> Verdict:
+    """The verdict on `texts`, whose tokens have these log probabilities."""
+    chain = here.chain()
+    here.draft(chain, *texts)
+    verdict = likelihood(here, **fields).apply(chain, [scored(*each) for each in logprobs]).verdict
+    assert verdict is not None
+    assert (verdict.kind, verdict.threshold) == ("likelihood", fields["threshold"])
+    return verdict
+
+
+LEAST: Any = {"statistic": "minimum"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "logprobs", "value", "chosen"),
+    [
+        ({"threshold": -0.5}, ((-0.1, -0.9),), -0.5, 0),
+        ({"threshold": -0.49}, ((-0.1, -0.9),), -0.5, None),
+        ({"threshold": -1.0, **LEAST}, ((-0.1, -0.9),), -0.9, 0),
+        ({"threshold": -0.8, **LEAST}, ((-0.1, -0.9),), -0.9, None),
+        ({"threshold": 0.0}, ((0.0, 0.0),), 0.0, 0),
+        ({"threshold": 0.0}, ((-1e-9,),), -1e-9, None),
+        ({"threshold": -math.inf}, ((-math.inf,),), -math.inf, 0),
+        ({"threshold": -1.0}, ((-0.4, -0.4), (-0.3,), (-0.35,)), -0.3, 2),
+        ({"threshold": -1.0}, ((-0.3,), (-0.3,), (-0.4,)), -0.3, 0),
+        ({"threshold": -0.2}, ((-0.4, -0.4), (-0.3,), (-0.35,)), -0.3, None),
+        ({"threshold": -1.0}, ((-0.1,) * 9 + (-2.0,), (-0.5,), (-9.0,)), -0.29, 0),
+        ({"threshold": -1.0, **LEAST}, ((-0.1,) * 9 + (-2.0,), (-0.5,), (-9.0,)), -0.5, 2),
+    ],
+)
+def test_the_likeliest_candidate_against_its_threshold(world: World, fields: Any, logprobs: Any, value: float, chosen: int | None) -> None:
+    texts = ("a\n\n",) if len(logprobs) == 1 else ("a\n\n", "a\n\n", "b\n\n", "c\n\n")
+    verdict = judged(world(), texts, logprobs, **fields)
+    assert verdict.value == pytest.approx(value)
+    assert (verdict.chosen, verdict.accepted, verdict.distinct) == (chosen, chosen is not None, len(logprobs))
+    assert verdict.label == ("0" if chosen is None else str(max(chosen, 1)))
+
+
+def test_the_options_of_a_likelihood_are_its_candidates(world: World) -> None:
+    verdict = judged(world(), ("a\n\n", "b\n\n"), ((math.log(0.5), math.log(0.6)), (math.log(0.1),)), threshold=-1.0)
+    assert verdict.probs == pytest.approx((0.75, 0.25))
+    assert verdict.mass == pytest.approx(0.4)
+
+
+@pytest.mark.parametrize(
+    ("texts", "logprobs", "chosen"), [(("", "a\n\n"), ((-0.5,),), 1), (("", "a\n\n"), ((-2.0,),), None), (("",), (), None)]
+)
+def test_a_candidate_without_tokens_is_not_accepted(world: World, texts: Any, logprobs: Any, chosen: int | None) -> None:
+    verdict = judged(world(), texts, logprobs, threshold=-1.0)
+    assert (verdict.chosen, verdict.distinct) == (chosen, len(texts))
+    assert verdict.probs[0] == 0
+    assert judged(world(), ("",), (), threshold=-math.inf).chosen is None

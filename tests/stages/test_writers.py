@@ -118,6 +118,16 @@ def test_the_budget_of_the_thought_cuts_neither_response_nor_answer(world: World
     assert answer(here).requests(chain)[0].max_tokens == 32
 
 
+@pytest.mark.parametrize("unit", ["tokens", "step", "thought", "response"])
+def test_no_tokens_are_not_asked_for(world: World, unit: Any) -> None:
+    here = world()
+    chain = here.chain()
+    stage = GenerateStage("guidance", GenerateSpec(engine="target", unit=unit, max_tokens=0), here.dialects)
+    assert stage.requests(chain) == []
+    assert chain.apply("guidance", stage.apply(chain, [])) is None
+    assert (chain.steps, chain.next_index) == ([], 1)
+
+
 def test_how_a_step_came_about(world: World) -> None:
     here = world()
     chain = here.chain()

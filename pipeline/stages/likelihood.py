@@ -1,0 +1,58 @@
+"""`likelihood`: each candidate's own log probability under the engine. No question is asked and nothing is generated."""
+
+import math
+from collections.abc import Sequence
+from statistics import fmean
+
+from pipeline.chain import Chain, Outcome, Verdict
+from pipeline.engines.base import Completion, Request
+from pipeline.spec import LikelihoodSpec
+from pipeline.stages.base import EngineStage
+from pipeline.stages.choose import probabilities
+
+
+class LikelihoodStage(EngineStage):
+    """The candidate that the engine itself would write most readily, against a threshold in nats per token (ours; SpecReason
+    4.1 leaves it to future work).
+
+    Every distinct candidate is one request. In the verdict the candidates are the options: `value` is the best one's
+    statistic, `mass` the chance that the engine would have written one of them itself. A candidate without tokens
+    cannot be scored and is not accepted. Where an earlier stage left no candidates nothing is asked and no verdict given.
+    """
+
+    spec: LikelihoodSpec
+
+    def requests(self, chain: Chain) -> list[Request]:
+        context = list(chain.contexts[self.role])
+        return [self.request(chain, context, 1, part=f"/{i}", scored_ids=ids) for i, ids in self._distinct(chain).items() if ids]
+
+    def apply(self, chain: Chain, completions: Sequence[Completion]) -> Outcome:
+        if not chain.candidates:
+            return Outcome()
+        distinct, answers = self._distinct(chain), iter(completions)
+        logprobs = [next(answers).scored_logprobs if ids else () for ids in distinct.values()]
+        values = [self._statistic(each) for each in logprobs]
+        best = max(range(len(values)), key=values.__getitem__)
+        accepted = bool(logprobs[best]) and values[best] >= self.spec.threshold
+        probs, mass = probabilities([math.fsum(each) if each else -math.inf for each in logprobs])
+        verdict = Verdict(
+            kind="likelihood",
+            chosen=list(distinct)[best] if accepted else None,
+            label=str(best + 1) if accepted else "0",
+            value=values[best],
+            probs=probs,
+            mass=mass,
+            threshold=self.spec.threshold,
+            distinct=len(distinct),
+        )
+        return Outcome(verdict=verdict)
+
+    def _distinct(self, chain: Chain) -> dict[int, tuple[int, ...]]:
+        """Index of each distinct candidate, and its ids as the engine would hold them."""
+        return {i: tuple(chain.translate(chain.candidates[i], self.role)) for i in chain.distinct_candidates()}
+
+    def _statistic(self, logprobs: Sequence[float]) -> float:
+        """Nats per token."""
+        if not logprobs:
+            return -math.inf
+        return fmean(logprobs) if self.spec.statistic == "mean" else min(logprobs)

@@ -1,0 +1,69 @@
+"""New values for columns of finished parts: rows are read, what changes is computed by the caller, parts are replaced whole.
+
+A part is either the old one or the new one, never half of it; one in which nothing changes is not touched.
+"""
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from pipeline.errors import InputError, RunFolderError
+
+Row = dict[str, Any]
+Change = Callable[[Sequence[Row]], Sequence[Mapping[str, Any]]]
+"""Rows enter; for each of them the columns that change leave, and their new values."""
+
+
+def rewrite(run: Path, table: str, columns: Sequence[str], change: Change) -> None:
+    """Pass the `columns` of every part's rows through `change`, one part at a time, and replace the parts that it changes.
+
+    Raises `InputError` for a part that cannot be read, `RunFolderError` for one that cannot be written.
+    """
+    for part in parts(run, table):
+        with _readable(part), pq.ParquetFile(part) as file:
+            content = file.read()
+        there = [name for name in columns if name in content.column_names]
+        rows = content.select(there).to_pylist()
+        changed = _changed(content, rows, change(rows))
+        if changed is not content:
+            _replace(part, changed)
+
+
+def parts(run: Path, table: str) -> list[Path]:
+    """The finished parts of a table, in order."""
+    return sorted((run / table).glob("part-*.parquet"))
+
+
+def _changed(content: pa.Table, rows: Sequence[Row], changes: Sequence[Mapping[str, Any]]) -> pa.Table:
+    """`content` itself where no change concerns a column that it has."""
+    named = {name for change in changes for name in change} & set(content.column_names)
+    for name in sorted(named):
+        values = [change.get(name, row[name]) for row, change in zip(rows, changes, strict=True)]
+        place = content.column_names.index(name)
+        content = content.set_column(place, content.schema.field(place), pa.array(values, content.schema.field(place).type))
+    return content
+
+
+def _replace(part: Path, content: pa.Table) -> None:
+    draft = part.with_suffix(".parquet.rewritten")  # not `.tmp`: a run that goes on takes those for its own
+    try:
+        repeating = [field.name for field in content.schema if pa.types.is_string(field.type)]
+        pq.write_table(content, draft, compression="zstd", use_dictionary=repeating)
+        os.replace(draft, part)
+    except (OSError, pa.ArrowException) as error:
+        with suppress(OSError):
+            draft.unlink(missing_ok=True)
+        raise RunFolderError(f"{part}: cannot be written: {getattr(error, 'strerror', None) or error}") from error
+
+
+@contextmanager
+def _readable(part: Path) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, pa.ArrowException) as error:
+        raise InputError(str(part), f"cannot be read: {str(error).splitlines()[0]}") from error
