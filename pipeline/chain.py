@@ -74,6 +74,11 @@ class Step(Struct, frozen=True, kw_only=True):
     verdict: Verdict | None = None
 
 
+def chain_id(problem_id: str, sample_index: int) -> str:
+    """The name of a chain: one for every problem and sample."""
+    return f"{problem_id}#{sample_index}"
+
+
 class Chain:
     """A problem, its sample, and all that was committed so far.
 
@@ -113,7 +118,7 @@ class Chain:
         limits: Mapping[str, int],
     ) -> None:
         self.problem, self.sample_index, self.order = problem, sample_index, order
-        self.chain_id = f"{problem.problem_id}#{sample_index}"
+        self.chain_id = chain_id(problem.problem_id, sample_index)
         self.contexts = {role: dialect.generation(problem.problem) for role, dialect in dialects.items()}
         self.steps: list[Step] = []
         self.candidates: tuple[Span, ...] = ()

@@ -1,12 +1,9 @@
 """The composition root: load, compile, open, execute, close. Everything meets here and nowhere else."""
 
-import os
-import signal
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
-from itertools import count
+from contextlib import AbstractContextManager, ExitStack, asynccontextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -17,25 +14,27 @@ from msgspec import Struct, structs
 from pipeline.compiler import compile_graph
 from pipeline.engines.base import Engine
 from pipeline.engines.registry import engine_specs, open_engines, virtual_time
-from pipeline.errors import GraphError, Interrupted, PipelineError, RunFolderError, UsageError, first_of
+from pipeline.errors import GraphError, InputError, Interrupted, PipelineError, UsageError, boundary, first_of
+from pipeline.folder import check_output, hold, new_folder
 from pipeline.grader import BESIDE_ENGINES, Grader, default_workers
 from pipeline.loader import load_graph
 from pipeline.plan import Plan
 from pipeline.problems import Fingerprint, Problems, open_problems
 from pipeline.prompts import INSTRUCTION, Dialect
-from pipeline.runfile import RunFile, Status, host, resolved_engines, versions
+from pipeline.resume import MAY_DRIFT, check_drift, drop_unfinished, last_instant, read_earlier
+from pipeline.runfile import RunFile, Session, Status, host, resolved_engines, versions
 from pipeline.runtime.executor import Executor, Settings
 from pipeline.runtime.journal import Clock, Progress
 from pipeline.runtime.lane import Lane
 from pipeline.runtime.marking import Marking, open_marking
+from pipeline.runtime.past import Earlier
 from pipeline.runtime.schedule import SCHEDULES, ScheduleName
+from pipeline.signals import restored_handlers, stop_on_signal
 from pipeline.spec import DraftSpec
 from pipeline.stages.base import Stage
 from pipeline.stages.registry import stage_kinds, stage_specs
 from pipeline.trace.recorder import open_recorder
-from pipeline.trace.store import TraceStore
-
-STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+from pipeline.trace.store import TraceStore, recover
 
 
 class RunOptions(Struct, frozen=True, kw_only=True):
@@ -56,6 +55,12 @@ class RunOptions(Struct, frozen=True, kw_only=True):
     seed: int = 0
     output: Path | None = None
     """The run folder; by default `runs/GRAPH-TIME`."""
+    resume: bool = False
+    """Go on with the run in `output`, if there is one."""
+    retry_failed: bool = False
+    """On resume: chains that failed are taken up again too."""
+    allow_drift: tuple[str, ...] = ()
+    """On resume: what may be other than before, of `MAY_DRIFT`."""
 
 
 class View(Struct, frozen=True, kw_only=True):
@@ -82,6 +87,8 @@ class Result(Struct, frozen=True, kw_only=True):
     done: int
     failed: int
     error: PipelineError | None = None
+    nothing_to_do: bool = False
+    """The run was to be resumed and was finished already."""
 
     @property
     def exit_code(self) -> int:
@@ -103,75 +110,133 @@ def load_plan(graph: Path, engines: Path | None = None, settings: tuple[str, ...
 
 
 def run(options: RunOptions, watch: Watch | None = None) -> Result:
-    """Solve the input. What goes wrong before a chain could start is raised; every later end is a `Result`."""
+    """Solve the input, or what is left of it. What goes wrong before a chain could start is raised; every later end is a `Result`."""
     plan = load_plan(options.graph, options.engines, options.settings)
     virtual = virtual_time(plan.engines, str(options.graph))
-    if options.output is not None:
-        _check_output(options.output)
+    old = _old_run(options)
     problems = open_problems(options.input, options.columns, options.limit)
     fingerprint = problems.check()
-    return Run(options, plan, problems, fingerprint, virtual, watch or (lambda view: nullcontext())).start()
+    this = Run(options, plan, problems, fingerprint, virtual, watch or (lambda view: nullcontext()))
+    if old is None:
+        return this.start()
+    check_drift(this.folder, old, this.record, options.allow_drift)
+    totals = old.totals
+    if old.status == "finished" and not (options.retry_failed and totals.get("chains_failed")):
+        return Result(folder=this.folder, run=old, done=totals["chains_done"], failed=totals["chains_failed"], nothing_to_do=True)
+    return this.go_on(old)
+
+
+def resume_options(folder: Path, *, retry_failed: bool = False) -> RunOptions:
+    """The options with which the run in `folder` goes on as it began; raises `InputError` where there is none."""
+    kept = RunFile.read(folder).options
+    with boundary(InputError, f"{folder / 'run.json'}: $.options", foreign=msgspec.ValidationError):
+        options = msgspec.convert(kept, RunOptions, dec_hook=lambda kind, value: kind(value))
+    return structs.replace(options, output=folder, resume=True, retry_failed=retry_failed)
+
+
+def _old_run(options: RunOptions) -> RunFile | None:
+    """The run to go on with, if there is one. Raises `UsageError` where the options do not fit together or to the folder."""
+    if unknown := [name for name in options.allow_drift if name not in MAY_DRIFT]:
+        raise UsageError(f"--allow-drift {unknown[0]}: what may be other than before is {', '.join(MAY_DRIFT)}")
+    if options.resume and options.output is None:
+        raise UsageError("--resume: name the run folder with --output")
+    if (options.retry_failed or options.allow_drift) and not options.resume:
+        raise UsageError(f"--{'retry-failed' if options.retry_failed else 'allow-drift'}: only where a run is resumed; add --resume")
+    if options.output is None:
+        return None
+    if options.resume and (options.output / "run.json").is_file():
+        return RunFile.read(options.output)
+    check_output(options.output)
+    return None
 
 
 class Run:
-    """One execution, from an open input to a closed run folder."""
+    """One session of a run, from an open input to a closed run folder."""
 
     def __init__(self, options: RunOptions, plan: Plan, problems: Problems, fingerprint: Fingerprint, virtual: bool, watch: Watch) -> None:
         self.options, self.plan, self.problems, self.fingerprint = options, plan, problems, fingerprint
         self.virtual, self.watch = virtual, watch
-        self.folder = options.output or _new_folder(plan.name)
+        self.folder = options.output or new_folder(plan.name)
         self.executor: Executor | None = None
         self.marking: Marking | None = None
         self.record = self._record()
+        self.earlier = Earlier()
+        self.resumed = False
+
+    def go_on(self, old: RunFile) -> Result:
+        """Do what an earlier session left to do; `old` is its `run.json`."""
+        with hold(self.folder):
+            recover(self.folder)
+            self.record, self.resumed = structs.replace(self.record, sessions=_ended_sessions(old, last_instant(self.folder))), True
+            self.earlier = read_earlier(
+                self.folder, self.fingerprint.rows * self.options.samples, self.options.samples, self.options.retry_failed
+            )
+            return self.start()
 
     def start(self) -> Result:
         """Run on asyncio, or on trio's virtual clock where the engines are simulated."""
-        handlers = {number: signal.getsignal(number) for number in STOP_SIGNALS}
-        try:
+        with restored_handlers():
             if not self.virtual:
                 return anyio.run(self._run, backend="asyncio")
             from trio.testing import MockClock
 
             return anyio.run(self._run, backend="trio", backend_options={"clock": MockClock(autojump_threshold=0)})
-        finally:
-            for number, handler in handlers.items():
-                signal.signal(number, handler)
 
     async def _run(self) -> Result:
         """All of it, under a watch for signals. However it ends once chains could start, `run.json` says so."""
         error: BaseException | None = None
-        try:
-            async with anyio.create_task_group() as tasks:
-                await tasks.start(_stop_on_signal)
-                await self._open()
-                tasks.cancel_scope.cancel()
-        except BaseExceptionGroup as group:
-            error = first_of(group, PipelineError) or group
-        if self.record.started_unix_ns:
-            self._write(ended=error)
+        with ExitStack() as held:
+            try:
+                async with anyio.create_task_group() as tasks:
+                    await tasks.start(stop_on_signal, self._drain)
+                    await self._open(held)
+                    tasks.cancel_scope.cancel()
+                if self.executor and not self.executor.exhausted:
+                    error = Interrupted()
+            except BaseExceptionGroup as group:
+                error = first_of(group, PipelineError) or group
+            if self.record.started_unix_ns:
+                self._write(ended=error)
         if error is not None and not (self.executor and isinstance(error, PipelineError)):
             raise error
         assert self.executor is not None
         progress = self.executor.progress
         return Result(folder=self.folder, run=self.record, done=progress.done, failed=progress.failed, error=error)
 
-    async def _open(self) -> None:
+    def _drain(self) -> bool:
+        """Start no more chains; is there anything to wait for?"""
+        if self.executor is None:
+            return False
+        self.executor.drain()
+        return True
+
+    async def _open(self, held: ExitStack) -> None:
         """Engines first: nothing is left behind when one of them cannot start."""
         opening = time.monotonic()
         async with open_engines(self.plan.engines) as engines:
             instruction = INSTRUCTION if self.plan.instruction is None else self.plan.instruction
             dialects = {role: Dialect(engine.tokenizer, instruction) for role, engine in engines.items()}
             stages = build_stages(self.plan, dialects, str(self.options.graph))
-            self._create_folder()
+            if not self.resumed:
+                held.enter_context(hold(self.folder))
+            before = self.record.sessions[-1].ended_unix_ns or 0 if self.record.sessions else 0
+            session = Session(
+                started_unix_ns=max(time.time_ns(), before + 1),  # simulated hours may lie ahead of the clock on the wall
+                startup_s=time.monotonic() - opening,
+                command=sys.argv,
+                versions=versions(),
+            )
             facts = {role: engine.facts for role, engine in engines.items()}
-            startup_s = time.monotonic() - opening
-            self.record = structs.replace(self.record, startup_s=startup_s, started_unix_ns=time.time_ns(), engine_facts=facts)
+            self.record = structs.replace(self.record, sessions=(*self.record.sessions, session), engine_facts=facts).with_session(session)
             self.record.write(self.folder)
+            if self.resumed:
+                drop_unfinished(self.folder, self.options.retry_failed)
             await self._execute(engines, dialects, stages)
 
     async def _execute(self, engines: dict[str, Engine], dialects: dict[str, Dialect], stages: dict[str, Stage]) -> None:
         """Until all chains are done, an engine or the folder is lost, or the user interrupts."""
-        started, cpu = self.record.started_unix_ns, time.process_time()
+        session, cpu = self.record.sessions[-1], time.process_time()
+        started = session.started_unix_ns
         # asyncio's own clock, asked directly: it is read several times a call.
         clock = Clock(started) if self.virtual else Clock(started, time.monotonic)
         settings = Settings(run_id=self.record.run_id, seed=self.options.seed, samples=self.options.samples, virtual_time=self.virtual)
@@ -179,7 +244,7 @@ class Run:
         over: float | None = None
         try:
             async with self._open_marking() as self.marking:
-                self.executor = Executor(self.plan, stages, engines, dialects, schedule, self.marking, clock, settings)
+                self.executor = Executor(self.plan, stages, engines, dialects, schedule, self.marking, clock, settings, self.earlier)
                 try:
                     with self.watch(self._view(engines, clock)):
                         await self.executor.run(iter(self.problems))
@@ -187,12 +252,14 @@ class Run:
                     over = clock.now()  # engines are idle: what still is graded or written is no part of their time
         finally:
             ended = clock.unix_ns(clock.now() if over is None else over)
-            self.record = structs.replace(
-                self.record,
-                ended_unix_ns=ended,
-                wall_time_s=(ended - started) / 1e9,
-                orchestrator_cpu_s=time.process_time() - cpu,
-                engine_statistics={role: structs.asdict(engine.statistics()) for role, engine in engines.items()},
+            self.record = self.record.with_session(
+                structs.replace(
+                    session,
+                    ended_unix_ns=ended,
+                    wall_time_s=(ended - started) / 1e9,
+                    orchestrator_cpu_s=time.process_time() - cpu,
+                    engine_statistics={role: structs.asdict(engine.statistics()) for role, engine in engines.items()},
+                )
             )
 
     @asynccontextmanager
@@ -207,8 +274,9 @@ class Run:
 
     def _write(self, ended: BaseException | None) -> None:
         status: Status = "finished" if ended is None else "interrupted" if isinstance(ended, Interrupted) else "failed"
-        totals = _totals(self.executor.progress, self.marking) if self.executor and self.marking else {}
+        totals = _totals(self.executor.progress, self.marking, self.earlier) if self.executor and self.marking else {}
         self.record = structs.replace(self.record, status=status, error=_said(ended) if status == "failed" else None, totals=totals)
+        self.record = self.record.with_session(structs.replace(self.record.sessions[-1], status=status))
         self.record.write(self.folder)
 
     def _view(self, engines: dict[str, Engine], clock: Clock) -> View:
@@ -246,26 +314,24 @@ class Run:
             host=host(),
             command=sys.argv,
             started_unix_ns=0,
+            options=_kept(options),
         )
 
-    def _create_folder(self) -> None:
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise RunFolderError(f"{self.folder}: cannot be created: {(error.strerror or str(error)).lower()}") from error
+
+def _kept(options: RunOptions) -> dict[str, Any]:
+    """The options for `run.json`, so that the run can go on from any working folder."""
+    files = {name: str(path.absolute()) for name in ("graph", "input", "engines") if (path := getattr(options, name)) is not None}
+    own = dict.fromkeys(("output", "resume", "retry_failed", "allow_drift"))
+    return {name: value for name, value in (structs.asdict(options) | files).items() if name not in own and value is not None}
 
 
-def _check_output(folder: Path) -> None:
-    """Refuse an output that cannot become a run folder, before anything is started."""
-    try:
-        str(folder).encode()
-        if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
-            raise UsageError(f"{folder}: is there already; name another folder with --output")
-        parent = next(place for place in (folder, *folder.absolute().parents) if place.exists())
-        if not (parent.is_dir() and os.access(parent, os.W_OK)):
-            raise UsageError(f"{folder}: cannot be created in {parent}; name another folder with --output")
-    except (UnicodeEncodeError, OSError) as error:
-        raise UsageError(f"{str(folder)!r}: is no name for a folder; name another one with --output") from error
+def _ended_sessions(old: RunFile, last_ns: int | None) -> tuple[Session, ...]:
+    """The sessions of `old`; one that was killed ends with the last call of the trace."""
+    *before, last = old.sessions
+    if last.status == "running":
+        ended = max(last.started_unix_ns, last_ns or 0)
+        last = structs.replace(last, status="killed", ended_unix_ns=ended, wall_time_s=(ended - last.started_unix_ns) / 1e9)
+    return (*before, last)
 
 
 def _said(error: BaseException | None) -> str:
@@ -273,24 +339,6 @@ def _said(error: BaseException | None) -> str:
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return str(error) if isinstance(error, PipelineError) else f"{type(error).__name__}: {error}"
-
-
-def _new_folder(graph: str) -> Path:
-    """A folder under `runs` that is not there yet."""
-    name = f"{graph}-{time.strftime('%Y%m%d-%H%M%S')}"
-    names = (Path("runs") / (name if i == 1 else f"{name}-{i}") for i in count(1))
-    return next(folder for folder in names if not folder.exists())
-
-
-async def _stop_on_signal(*, task_status: anyio.abc.TaskStatus[None]) -> None:
-    """The first signal cancels the run: what is finished stays, what is not is recorded as cancelled. Later ones wait."""
-    with anyio.open_signal_receiver(*STOP_SIGNALS) as signals:
-        task_status.started()
-        async for _ in signals:
-            break
-    for number in STOP_SIGNALS:
-        signal.signal(number, signal.SIG_IGN)  # a second one would lose the rows that are being written
-    raise Interrupted
 
 
 def build_stages(plan: Plan, dialects: Mapping[str, Dialect], where: str) -> dict[str, Stage]:
@@ -314,14 +362,14 @@ def _resolved_graph(plan: Plan) -> dict[str, Any]:
     return graph
 
 
-def _totals(progress: Progress, marking: Marking) -> dict[str, Any]:
+def _totals(progress: Progress, marking: Marking, earlier: Earlier) -> dict[str, Any]:
     marks = marking.statistics()
     return {
         "chains_done": progress.done,
         "chains_failed": progress.failed,
         "chains_cancelled": progress.cancelled,
-        "graded": marks.graded,
-        "correct": marks.correct,
+        "graded": earlier.graded + marks.graded,
+        "correct": earlier.correct + marks.correct,
         "steps": progress.steps,
         "decisions": dict(progress.decisions),
         "output_tokens": progress.output_tokens,

@@ -2,6 +2,7 @@
 
 import os
 import platform
+from collections.abc import Iterable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Literal
@@ -10,7 +11,7 @@ import msgspec
 import psutil
 from msgspec import Struct, structs
 
-from pipeline.errors import RunFolderError, boundary
+from pipeline.errors import InputError, RunFolderError, boundary
 from pipeline.spec import EngineSpec
 
 Status = Literal["running", "finished", "failed", "interrupted"]
@@ -31,8 +32,24 @@ PACKAGES = (
 )
 
 
+class Session(Struct, frozen=True, kw_only=True):
+    """One process that worked on the run: the first, or one that took it up again."""
+
+    started_unix_ns: int
+    """When the first chain could start: engines were open."""
+    status: Status | Literal["killed"] = "running"
+    """`killed`: it left no word of its end; then its times are those of the trace."""
+    ended_unix_ns: int | None = None
+    startup_s: float = 0.0
+    wall_time_s: float | None = None
+    orchestrator_cpu_s: float | None = None
+    command: list[str]
+    versions: dict[str, str]
+    engine_statistics: dict[str, dict[str, Any]] = {}
+
+
 class RunFile(Struct, frozen=True, kw_only=True):
-    """The content of `run.json`; times in ns UTC, durations in seconds."""
+    """The content of `run.json`; times in ns UTC, durations in seconds, added up over the sessions."""
 
     run_id: str
     status: Status
@@ -67,14 +84,51 @@ class RunFile(Struct, frozen=True, kw_only=True):
     engine_facts: dict[str, dict[str, str | int | float | bool]] = {}
     """What each engine found out about itself when it opened."""
     engine_statistics: dict[str, dict[str, Any]] = {}
-    """Each engine's own totals at the end, by its role."""
+    """Each engine's own totals at the end, by its role; of the last session."""
+    sessions: tuple[Session, ...] = ()
+    """One, and one more for every time that the run was taken up again."""
+    options: dict[str, Any] = {}
+    """What the user decided, with absolute paths: enough to go on."""
+
+    @classmethod
+    def read(cls, folder: Path) -> "RunFile":
+        """The `run.json` in `folder`; raises `InputError` where there is none that this version can read."""
+        path = folder / "run.json"
+        try:
+            return msgspec.json.decode(path.read_bytes(), type=cls)
+        except OSError as error:
+            raise InputError(str(path), f"cannot be read: {(error.strerror or str(error)).lower()}; name a run folder") from error
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            raise InputError(str(path), f"is no run.json of this version: {error}") from error
+
+    def with_session(self, session: Session) -> "RunFile":
+        """The same with `session` in the place of the last one, and its sums."""
+        sessions = (*self.sessions[:-1], session)
+        return structs.replace(
+            self,
+            sessions=sessions,
+            started_unix_ns=sessions[0].started_unix_ns,
+            ended_unix_ns=session.ended_unix_ns,
+            startup_s=sum(each.startup_s for each in sessions),
+            wall_time_s=_sum(each.wall_time_s for each in sessions),
+            orchestrator_cpu_s=_sum(each.orchestrator_cpu_s for each in sessions),
+            engine_statistics=session.engine_statistics,
+        )
 
     def write(self, folder: Path) -> None:
         """Replace `run.json` in `folder`; raises `RunFolderError`."""
         with boundary(RunFolderError, f"{folder}", foreign=OSError):
             draft = folder / "run.json.tmp"
-            draft.write_bytes(msgspec.json.format(msgspec.json.encode(self), indent=2) + b"\n")
+            with draft.open("wb") as file:
+                file.write(msgspec.json.format(msgspec.json.encode(self), indent=2) + b"\n")
+                file.flush()
+                os.fsync(file.fileno())
             os.replace(draft, folder / "run.json")
+
+
+def _sum(seconds: Iterable[float | None]) -> float | None:
+    known = [each for each in seconds if each is not None]
+    return sum(known) if known else None
 
 
 def resolved_engines(engines: dict[str, EngineSpec]) -> dict[str, dict[str, Any]]:

@@ -50,10 +50,11 @@ def _lines(meter: "Meter") -> Iterator[None]:
 
 
 class Meter:
-    """Counts and rates of a view; rates are over real seconds since it was made."""
+    """Counts and rates of a view; rates are over real seconds, and over what happened, since it was made."""
 
     def __init__(self, view: View) -> None:
         self.view, self._started = view, time.monotonic()
+        self._over, self._steps, self._tokens = self.over, view.progress.steps, dict(view.progress.output_tokens)
 
     @property
     def elapsed_s(self) -> float:
@@ -72,7 +73,12 @@ class Meter:
     @property
     def eta_s(self) -> float | None:
         """Seconds until all chains are done at the mean rate so far."""
-        return (self.view.chains - self.over) * self.elapsed_s / self.over if self.over else None
+        fresh = self.over - self._over
+        return (self.view.chains - self.over) * self.elapsed_s / fresh if fresh else None
+
+    @property
+    def steps_per_s(self) -> float:
+        return (self.view.progress.steps - self._steps) / self.elapsed_s
 
     @property
     def acceptance(self) -> float | None:
@@ -81,7 +87,7 @@ class Meter:
         return accepted / (accepted + fallback) if accepted + fallback else None
 
     def tokens_per_s(self, role: str) -> float:
-        return self.view.progress.output_tokens[role] / self.elapsed_s
+        return (self.view.progress.output_tokens[role] - self._tokens[role]) / self.elapsed_s
 
 
 def line(meter: Meter) -> str:
@@ -93,7 +99,7 @@ def line(meter: Meter) -> str:
     )
     return (
         f"{meter.over}/{view.chains} chains, {progress.live} live, {progress.failed} failed · "
-        f"{progress.steps / meter.elapsed_s:.1f} steps/s · accepted {_percent(meter.acceptance)} · {engines} · ETA {_duration(meter.eta_s)}"
+        f"{meter.steps_per_s:.1f} steps/s · accepted {_percent(meter.acceptance)} · {engines} · ETA {_duration(meter.eta_s)}"
     )
 
 
@@ -106,7 +112,7 @@ def panel(meter: Meter) -> Group:
         (f", {progress.failed} failed" if progress.failed else "", "red"),
         f"  {_duration(meter.elapsed_s)}, ETA {_duration(meter.eta_s)}",
     )
-    facts = f"{progress.steps / meter.elapsed_s:.1f} steps/s   accepted {_percent(meter.acceptance)}   "
+    facts = f"{meter.steps_per_s:.1f} steps/s   accepted {_percent(meter.acceptance)}   "
     facts += f"{view.schedule}, batch size {view.batch_size}   oldest chain {_duration(_oldest_s(view))}"
     table = Table(box=None, pad_edge=False, header_style="dim")
     for title in ("engine", "tokens/s", "in flight", "waiting", "running", "kv cache"):

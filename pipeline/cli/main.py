@@ -12,6 +12,7 @@ from pipeline.errors import Interrupted, PipelineError, RunError
 
 COMMANDS = {
     "run": "solve a data set",
+    "resume": "go on with a run that was stopped",
     "check": "check a graph file",
     "doctor": "say what this machine can run",
     "data": "prepare data sets",

@@ -5,6 +5,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NoReturn
 
 import click
 import msgspec
@@ -12,6 +13,7 @@ import msgspec
 from pipeline.analysis.summary import summarize
 from pipeline.cli import live, report
 from pipeline.cli.main import say
+from pipeline.resume import MAY_DRIFT
 from pipeline.run import RunOptions
 from pipeline.run import run as start
 from pipeline.runtime.schedule import SCHEDULES
@@ -60,15 +62,25 @@ def _whoever_reads() -> Iterator[None]:
 @click.option("--limit", type=click.IntRange(min=1), help="Only the first N rows.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Every random number derives from it.")
 @click.option("--output", type=click.Path(path_type=Path), metavar="DIR", help="Run folder.  [default: runs/GRAPH-TIME]")
+@click.option("--resume", is_flag=True, help="Go on with the run in --output, if there is one.")
+@click.option("--retry-failed", is_flag=True, help="On resume: failed chains too.")
+@click.option("--allow-drift", multiple=True, metavar="NAME", help=f"On resume: what may be other than before: {', '.join(MAY_DRIFT)}.")
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
 @click.option("--debug", is_flag=True, help="Show tracebacks.")
 def run(graph: Path, input_: Path, as_json: bool, debug: bool, **options: object) -> None:
     """Solve the problems of a file with GRAPH.
 
     Exit codes: 0 all chains finished, 1 the run could not go on, 2 graph, options or input are wrong and nothing was
-    started, 3 some chains failed and are recorded as such, 130 interrupted.
+    started, 3 some chains failed and are recorded as such, 130 interrupted. After 1 and 130 `pipeline resume` goes on.
     """
-    result = start(RunOptions(graph=graph, input=input_, **options), watch=live.watch)  # type: ignore[arg-type]
+    carry_out(RunOptions(graph=graph, input=input_, **options), as_json)  # type: ignore[arg-type]
+
+
+def carry_out(options: RunOptions, as_json: bool) -> NoReturn:
+    """Run, show how it goes, print the summary, say what to do next, exit."""
+    result = start(options, watch=live.watch)
+    if result.nothing_to_do:
+        say(f"{result.folder} is finished: there is nothing to resume")
     with _whoever_reads():
         summary = summarize(result.folder)
         if as_json:
@@ -77,4 +89,5 @@ def run(graph: Path, input_: Path, as_json: bool, debug: bool, **options: object
             report.print_summary(summary, result.folder, simulated=result.run.virtual_time)
     if result.error is not None:
         say(f"error: {result.error}" if result.run.status == "failed" else "interrupted")
+        say(f"to go on: pipeline resume {result.folder}")
     sys.exit(result.exit_code)

@@ -53,8 +53,11 @@ class Dispatcher:
     async def call(self, journal: Journal, label: StageLabel, order: int, step_index: int, request: Request, ready: float) -> Completion:
         """Answer `request`, which could have started at `ready`; raises what the engine raises.
 
-        A call that backs off keeps its place in flight, so that a busy engine is asked for less.
+        What was answered before the run was taken up again is not asked a second time. A call that backs off keeps its
+        place in flight, so that a busy engine is asked for less.
         """
+        if (past := journal.recall(label, request)) is not None:
+            return past.completion(self._engine.tokenizer)
         call = Call(label.name, order, request)
         completion: Completion | None = None
         try:

@@ -12,7 +12,7 @@ import anyio
 import anyio.to_thread
 from msgspec import Struct
 
-from pipeline.chain import Chain
+from pipeline.chain import Chain, chain_id
 from pipeline.engines.base import Engine
 from pipeline.errors import BadRow, RunError, first_of
 from pipeline.handoff import Handoff
@@ -22,6 +22,7 @@ from pipeline.prompts import Dialect
 from pipeline.runtime.dispatch import Dispatcher
 from pipeline.runtime.journal import Clock, Journal, Progress, StageLabel
 from pipeline.runtime.marking import Marking
+from pipeline.runtime.past import Earlier
 from pipeline.runtime.schedule import Pipelined
 from pipeline.runtime.walk import Routes, Walk
 from pipeline.spec import GenerateSpec
@@ -56,19 +57,27 @@ class Executor:
         recorder: Recorder | Marking,
         clock: Clock,
         settings: Settings,
+        earlier: Earlier | None = None,
     ) -> None:
-        specs = plan.engines
+        specs, self._earlier = plan.engines, earlier or Earlier()
         self.dispatchers = {
             role: Dispatcher(engines[role], spec.max_in_flight, spec.timeout_s, spec.max_retries, clock) for role, spec in specs.items()
         }
         self.lanes = {role: dispatcher.lane for role, dispatcher in self.dispatchers.items()}
-        self.progress = Progress(list(specs))
+        self.progress = Progress(list(specs), self._earlier)
         labels = {stage.name: _label(stage, plan) for stage in plan.stages()}
         self._routes = Routes(stages, labels, self.dispatchers, schedule, clock)
         self._plan, self._settings, self._dialects = plan, settings, dialects
         self._limits = {role: engine.max_model_len for role, engine in engines.items()}
         self._handoff = Handoff({role: dialect.tokenizer for role, dialect in dialects.items()})
         self._schedule, self._recorder, self._clock = schedule, recorder, clock
+        self._feeding = anyio.CancelScope()
+        self.exhausted = False
+        """Every chain was started that there is."""
+
+    def drain(self) -> None:
+        """Start no more chains; those that live go on to their ends, and `run` returns then."""
+        self._feeding.cancel()
 
     async def run(self, problems: Iterator[Problem | BadRow]) -> None:
         """Solve all of `problems`. Raises `RunError` when an engine or the run folder is lost."""
@@ -78,7 +87,10 @@ class Executor:
                 for dispatcher in self.dispatchers.values():
                     watchers.start_soon(dispatcher.watch)
                 async with anyio.create_task_group() as chains:
-                    await self._feed(problems, chains)
+                    with self._feeding:
+                        await self._feed(problems, chains)
+                        self.exhausted = True
+                    self._schedule.exhausted()
                 watchers.cancel_scope.cancel()
         except* RunError as group:
             raise first_of(group, RunError) or group from None
@@ -88,11 +100,11 @@ class Executor:
         order = 0
         while items := await self._read(problems):
             for item, sample_index in product(items, range(self._settings.samples)):
-                await self._recorder.room()
-                await self._schedule.enter()
-                chains.start_soon(self._solve, item, sample_index, order)
+                if not self._earlier.is_over(order):
+                    await self._recorder.room()
+                    await self._schedule.enter()
+                    chains.start_soon(self._solve, item, sample_index, order)
                 order += 1
-        self._schedule.exhausted()
 
     async def _read(self, problems: Iterator[Problem | BadRow]) -> list[Problem | BadRow]:
         """The next problems, none at the end; in a thread, unless time is virtual."""
@@ -103,7 +115,8 @@ class Executor:
     async def _solve(self, item: Problem | BadRow, sample_index: int, order: int) -> None:
         """One chain from its first call to its row."""
         problem = Problem(row=item.row, problem_id=f"(row {item.row})", problem="", answer=None) if isinstance(item, BadRow) else item
-        journal = Journal(self._settings.run_id, self._recorder, self.progress, self._clock, problem, sample_index)
+        past = self._earlier.past(chain_id(problem.problem_id, sample_index))
+        journal = Journal(self._settings.run_id, self._recorder, self.progress, self._clock, problem, sample_index, past)
         walk = Walk(self._routes, journal)
         try:
             await self._carry(walk, item, sample_index, order)

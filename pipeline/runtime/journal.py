@@ -1,5 +1,6 @@
 """What a chain's life leaves behind: rows for the trace and counts for the display. Sums as it goes, never waits."""
 
+import math
 from collections import Counter
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -7,10 +8,11 @@ from typing import Any, Protocol
 import anyio
 from msgspec import Struct
 
-from pipeline.chain import Chain, Span, Step
+from pipeline.chain import Chain, Span, Step, chain_id
 from pipeline.engines.base import Completion, Request, Timing, Usage
 from pipeline.problems import Problem
 from pipeline.runtime.lane import Call
+from pipeline.runtime.past import Earlier, Past, PastCall
 from pipeline.trace.events import CallRow, ChainRow, StepRow
 
 
@@ -26,6 +28,10 @@ class Clock:
     def unix_ns(self, now: float) -> int:
         return self.started_unix_ns + round((now - self._origin) * 1e9)
 
+    def at(self, unix_ns: int) -> float:
+        """The same instant on this clock, also one before the run was taken up again."""
+        return self._origin + (unix_ns - self.started_unix_ns) / 1e9
+
 
 class Records(Protocol):
     """Where rows go: the recorder."""
@@ -36,12 +42,14 @@ class Records(Protocol):
 
 
 class Progress:
-    """Counts since the run began, for whoever looks."""
+    """Counts since the run began, earlier sessions included, for whoever looks."""
 
-    def __init__(self, roles: list[str]) -> None:
-        self.live = self.done = self.failed = self.cancelled = self.steps = 0
-        self.decisions: Counter[str] = Counter()
-        self.output_tokens = dict.fromkeys(roles, 0)
+    def __init__(self, roles: list[str], earlier: Earlier) -> None:
+        self.live = self.cancelled = 0
+        self.done, self.failed = earlier.done, earlier.failed
+        self.decisions = earlier.decisions.copy()
+        self.steps = self.decisions.total()
+        self.output_tokens = {role: earlier.output_tokens.get(role, 0) for role in roles}
         self.oldest: dict[str, float] = {}
         """Start of every live chain, oldest first."""
 
@@ -52,7 +60,7 @@ class Sums:
     __slots__ = ("_count", "_since", "_until", "total_s")
 
     def __init__(self) -> None:
-        self.total_s, self._since, self._until, self._count = 0.0, 0.0, 0.0, 0
+        self.total_s, self._since, self._until, self._count = 0.0, 0.0, -math.inf, 0
 
     def begin(self, now: float) -> None:
         if not self._count:
@@ -95,9 +103,11 @@ class Attempt(Struct, frozen=True, kw_only=True):
 class Journal:
     """The record of one chain."""
 
-    def __init__(self, run_id: str, records: Records, progress: Progress, clock: Clock, problem: Problem, sample_index: int) -> None:
-        self._records, self._progress, self._clock, self._problem = records, progress, clock, problem
-        self._chain_id = f"{problem.problem_id}#{sample_index}"
+    def __init__(
+        self, run_id: str, records: Records, progress: Progress, clock: Clock, problem: Problem, sample_index: int, past: Past
+    ) -> None:
+        self._records, self._progress, self._clock, self._problem, self._past = records, progress, clock, problem, past
+        self._chain_id = chain_id(problem.problem_id, sample_index)
         self._identity: dict[str, Any] = {
             "run_id": run_id,
             "problem_id": problem.problem_id,
@@ -105,11 +115,12 @@ class Journal:
             "sample_index": sample_index,
         }
         self._started = self._step_started = clock.now()
+        self._before_s = ((past.ended_unix_ns or 0) - (past.started_unix_ns or 0)) / 1e9
         self.active, self.waiting = Sums(), Sums()
-        self._calls = 0
+        self._calls, self._steps = past.attempts, 0
         self._input: Counter[str] = Counter()
         self._output: Counter[str] = Counter()
-        self._drafted = self._wasted = self._accepted = self._fallbacks = 0
+        self._wasted = self._accepted = self._fallbacks = 0
         self._round = Round()
         progress.live += 1
         progress.oldest[self._chain_id] = self._started
@@ -118,21 +129,33 @@ class Journal:
         """An engine answered, or refused."""
         label, end = attempt.label, self._clock.now()
         usage = completion.usage if completion else Usage(input_tokens=0)
-        self._input[label.role] += usage.input_tokens
-        self._output[label.role] += usage.output_tokens
+        self._count(label, usage, attempt.submit - attempt.ready)
         self._progress.output_tokens[label.role] += usage.output_tokens
-        self._round.add(label, usage, attempt.submit - attempt.ready)
-        self._drafted += usage.output_tokens if label.drafts else 0
         self._records.call(self._call_row(attempt, completion, usage, error, end))
         self._calls += 1
 
+    def recall(self, label: StageLabel, request: Request) -> PastCall | None:
+        """What an engine answered to `request` before the run was taken up again; it counts, and is not recorded twice."""
+        past = self._past.take(request.request_id)
+        if past is not None:
+            self._count(label, past.usage, past.wait_s)
+            self.active.begin(self._clock.at(past.submit_unix_ns))
+            self.active.end(self._clock.at(past.end_unix_ns))
+            self.waiting.total_s += past.wait_s
+        return past
+
     def commit(self, step: Step) -> None:
-        """A step joined the thought."""
+        """A step joined the thought. Raises `PastMismatch` where the run folder holds another one in its place."""
         now, round_, verdict = self._clock.now(), self._round, step.verdict
         wasted = round_.draft_tokens - (len(step.span.ids) if step.decision == "accepted" else 0)
         self._accepted += step.decision == "accepted"
         self._fallbacks += step.decision == "fallback"
         self._wasted += wasted
+        recorded = self._past.holds(self._steps, step.span.ids)
+        self._steps += 1
+        if recorded:
+            self._step_started, self._round = now, Round()
+            return
         self._progress.steps += 1
         self._progress.decisions[step.decision] += 1
         self._records.step(
@@ -199,10 +222,10 @@ class Journal:
                 target_output_tokens=self._output["target"],
                 wasted_draft_tokens=self._wasted + self._round.draft_tokens,
                 calls=self._calls,
-                chain_time_s=now - self._started,
+                chain_time_s=self._before_s + now - self._started,
                 active_time_s=self.active.total_s,
                 wait_time_s=self.waiting.total_s,
-                start_unix_ns=self._clock.unix_ns(self._started),
+                start_unix_ns=self._past.started_unix_ns or self._clock.unix_ns(self._started),
                 end_unix_ns=self._clock.unix_ns(now),
             )
         )
@@ -211,6 +234,11 @@ class Journal:
         progress.failed += error is not None
         progress.cancelled += stop_reason == "cancelled"
         progress.done += finished
+
+    def _count(self, label: StageLabel, usage: Usage, wait_s: float) -> None:
+        self._input[label.role] += usage.input_tokens
+        self._output[label.role] += usage.output_tokens
+        self._round.add(label, usage, wait_s)
 
     def _call_row(self, attempt: Attempt, completion: Completion | None, usage: Usage, error: Exception | None, end: float) -> CallRow:
         label, call, ready, submit = attempt.label, attempt.call, attempt.ready, attempt.submit
@@ -245,6 +273,7 @@ class Journal:
             stop_reason=tuple(None if c.stop_reason is None else str(c.stop_reason) for c in candidates),
             option_ids=request.option_ids,
             option_logprobs=completion.option_logprobs if completion else (),
+            scored_logprobs=completion.scored_logprobs if completion else (),
             submit_unix_ns=self._clock.unix_ns(submit),
             end_unix_ns=self._clock.unix_ns(end),
             client_wait_s=submit - ready,

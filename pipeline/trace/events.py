@@ -57,6 +57,8 @@ class CallRow(Struct, frozen=True, kw_only=True):
     option_ids: tuple[int, ...]
     option_logprobs: tuple[float, ...]
     """Natural log, before masking; empty when the call was no choice."""
+    scored_logprobs: tuple[float, ...]
+    """Natural log of each token that was to be scored; empty when none was."""
     submit_unix_ns: Instant
     end_unix_ns: Instant
     client_wait_s: Seconds

@@ -34,6 +34,19 @@ def rewrite(run: Path, table: str, columns: Sequence[str], change: Change) -> No
             _replace(part, changed)
 
 
+def remove(run: Path, table: str, columns: Sequence[str], gone: Callable[[Row], bool]) -> int:
+    """Take the rows out of which `gone` says so, given their `columns`; the bytes of the parts that were written anew."""
+    written = 0
+    for part in parts(run, table):
+        with _readable(part), pq.ParquetFile(part) as file:
+            content = file.read()
+        keep = [not gone(row) for row in content.select(list(columns)).to_pylist()]
+        if not all(keep):
+            _replace(part, content.filter(pa.array(keep)))
+            written += part.stat().st_size
+    return written
+
+
 def parts(run: Path, table: str) -> list[Path]:
     """The finished parts of a table, in order."""
     return sorted((run / table).glob("part-*.parquet"))

@@ -189,3 +189,7 @@ def _flat_array(column: Sequence[Any], kind: pa.DataType) -> pa.Array:
     except UnicodeEncodeError:
         # A lone surrogate, which UTF-8 cannot hold: one odd character must not end the run.
         return pa.array([text if text is None else text.encode(errors="replace").decode() for text in column], kind)
+
+
+def recover(folder: Path) -> None:
+    """placeholder until the write-ahead files are merged"""

@@ -1,0 +1,65 @@
+"""The run folder as a place: its name, whether it may be used, and that one process at a time is at work in it."""
+
+import fcntl
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import count
+from pathlib import Path
+
+from pipeline.errors import RunFolderError, UsageError
+
+LOCK = "run.lock"
+
+
+def check_output(folder: Path) -> None:
+    """Raise `UsageError` where `folder` cannot become a new run folder, before anything is started."""
+    try:
+        str(folder).encode()
+        if (folder / "run.json").is_file():
+            raise UsageError(f"{folder}: is a run already; add --resume to go on with it, or name another folder with --output")
+        if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
+            raise UsageError(f"{folder}: is there already; name another folder with --output")
+        parent = next(place for place in (folder, *folder.absolute().parents) if place.exists())
+        if not (parent.is_dir() and os.access(parent, os.W_OK)):
+            raise UsageError(f"{folder}: cannot be created in {parent}; name another folder with --output")
+    except (UnicodeEncodeError, OSError) as error:
+        raise UsageError(f"{str(folder)!r}: is no name for a folder; name another one with --output") from error
+
+
+def new_folder(graph: str) -> Path:
+    """A folder under `runs` that is not there yet."""
+    name = f"{graph}-{time.strftime('%Y%m%d-%H%M%S')}"
+    names = (Path("runs") / (name if i == 1 else f"{name}-{i}") for i in count(1))
+    return next(folder for folder in names if not folder.exists())
+
+
+@contextmanager
+def hold(folder: Path) -> Iterator[None]:
+    """Create `folder` where it is missing, and keep others out of it until the end, however this process ends.
+
+    Raises `UsageError` while another process is at work in it, `RunFolderError` where it cannot be created or written.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    except OSError as error:
+        raise RunFolderError(f"{folder}: cannot be written: {(error.strerror or str(error)).lower()}") from error
+    try:
+        _lock(lock, folder)
+        yield
+    finally:
+        os.close(lock)
+
+
+def _lock(lock: int, folder: Path) -> None:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.ftruncate(lock, 0)
+        os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
+    except BlockingIOError as error:
+        pid = os.pread(lock, 20, 0).decode(errors="replace").strip()
+        raise UsageError(f"{folder}: process {pid or 'unknown'} is at work in it; wait for its end") from error
+    except OSError as error:
+        raise RunFolderError(f"{folder}: cannot be locked: {(error.strerror or str(error)).lower()}") from error
