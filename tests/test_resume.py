@@ -177,3 +177,17 @@ def test_resume_of_a_run_that_never_began_begins_it(tmp_path: Path) -> None:
     result: Result = run(options(tmp_path, "target", resume=True))
     assert result.exit_code == 3
     assert summarize(result.folder).chains == 18
+
+
+def test_the_time_between_two_sessions_is_in_no_figure(wholes: dict[str, Path], tmp_path: Path) -> None:
+    cut(wholes["speccot"], tmp_path / "run", 0.5)  # the second session starts by the clock on the wall, minutes of simulated time away
+    result = run(resume_options(tmp_path / "run"))
+    first, second = result.run.sessions
+    summary = summarize(result.folder)
+    assert first.ended_unix_ns is not None
+    assert summary.wall_time_s == pytest.approx(first.wall_time_s + second.wall_time_s)  # type: ignore[operator]
+    assert summary.span_s <= summary.wall_time_s  # type: ignore[operator]
+    assert summary.tail_time_s <= summary.wall_time_s  # type: ignore[operator]
+    for chain in rows(result.folder, "chains"):
+        assert chain["active_time_s"] <= chain["chain_time_s"] + 1e-9
+        assert chain["chain_time_s"] <= summary.wall_time_s + 1e-6  # type: ignore[operator]

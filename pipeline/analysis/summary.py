@@ -6,6 +6,7 @@ what counts is what is in finished parts. Nothing is written.
 
 from collections import Counter
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import pyarrow.compute as pc
 from msgspec import Struct
 
 from pipeline.analysis.samples import Interval, interval, majority, pass_at, read_samples
-from pipeline.analysis.timeline import Array, Names, Timeline, read_batches, timeline
+from pipeline.analysis.timeline import Array, Names, Pauses, Timeline, read_batches, timeline, worked_s
 from pipeline.errors import InputError
 from pipeline.grader import Grader
 
@@ -141,7 +142,8 @@ def summarize(run: Path) -> Summary:
     card = _run_json(run / "run.json")
     chains, steps, calls = _read_chains(run), _read_steps(run), _Calls(run)
     wall_s = _wall_time(card, chains)
-    times = timeline(run)
+    pauses = _pauses(card)
+    times = timeline(run, pauses)
     tokens = sum(totals["output_tokens"] for totals in calls.by_engine.values())
     return Summary(
         run=run.resolve().name,
@@ -155,14 +157,14 @@ def summarize(run: Path) -> Summary:
         span_s=times.span_s,
         overlap_s=times.overlap_s,
         overlap_share=times.overlap_share,
-        tail_time_s=tail_time_s(chains["start_unix_ns"], chains["end_unix_ns"], _whole(card.get("batch_size"))),
+        tail_time_s=tail_time_s(chains["start_unix_ns"], chains["end_unix_ns"], _whole(card.get("batch_size")), pauses),
         engines={name: _engine(totals, times, name, wall_s, _speculation(card, name)) for name, totals in calls.by_engine.items()},
         stages={name: _stage(totals, times, name) for name, totals in calls.by_stage.items()},
         error_examples=_error_examples(run),
     )
 
 
-def tail_time_s(start: Array, end: Array, batch_size: int | None) -> float | None:
+def tail_time_s(start: Array, end: Array, batch_size: int | None, pauses: Pauses = ()) -> float | None:
     """Seconds from the last moment at which `batch_size` chains lived until the last one's end; None without chains.
 
     Where never so many lived at once, the most that did count instead.
@@ -175,7 +177,7 @@ def tail_time_s(start: Array, end: Array, batch_size: int | None) -> float | Non
     live = np.cumsum(signs[order])
     full = np.flatnonzero(live >= min(batch_size or len(start), max(int(live.max()), 1)))
     leaves = times[order][full[-1] + 1] if len(full) else times.min()
-    return float(times.max() - leaves) / 1e9
+    return worked_s(int(leaves), int(times.max()), pauses)
 
 
 class _Calls:
@@ -336,6 +338,13 @@ def _sample_counts(run: Path, chains: dict[str, Any]) -> dict[str, Any]:
 def _counted(codes: Array, names: list[str]) -> dict[str, int]:
     counts = np.bincount(codes.astype(np.int64), minlength=len(names)).tolist()
     return {name: count for name, count in Counter(dict(zip(names, counts, strict=False))).most_common() if count}
+
+
+def _pauses(card: dict[str, Any]) -> list[tuple[int, int]]:
+    """Between one session's end and the next one's start."""
+    sessions = [each for each in card.get("sessions", ()) if isinstance(each, dict)]
+    pairs = ((_whole(one.get("ended_unix_ns")), _whole(other.get("started_unix_ns"))) for one, other in pairwise(sessions))
+    return [(since, until) for since, until in pairs if since is not None and until is not None and since < until]
 
 
 def _wall_time(card: dict[str, Any], chains: dict[str, Any]) -> float | None:

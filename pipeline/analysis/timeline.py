@@ -48,7 +48,7 @@ class Timeline(Struct, frozen=True):
     """Where the time of a run went."""
 
     span_s: float
-    """From the first request that left until the last that came back."""
+    """From the first request that left until the last that came back, less the pauses of a run that was taken up again."""
     engines: dict[str, EngineTime]
     overlap_s: float
     """Seconds in which two or more engines were busy."""
@@ -72,16 +72,20 @@ class Calls(Struct, frozen=True):
     """Nanoseconds, int64, not before `submit`."""
 
 
-def timeline(run: Path) -> Timeline:
+Pauses: TypeAlias = Sequence[tuple[int, int]]
+"""Start and end, ns UTC, of the times between the sessions of a run: nobody was at work."""
+
+
+def timeline(run: Path, pauses: Pauses = ()) -> Timeline:
     """The timeline of the run folder `run`; raises `InputError` when that has no trace that can be read."""
-    return measure(read_calls(run))
+    return measure(read_calls(run), pauses)
 
 
-def measure(calls: Calls) -> Timeline:
+def measure(calls: Calls, pauses: Pauses = ()) -> Timeline:
     """The timeline of `calls`."""
     duration = (calls.end - calls.submit) / 1e9
     blocks = merged(calls.submit, calls.end, calls.engine, len(calls.engines))
-    span_s = float(calls.end.max() - calls.submit.min()) / 1e9 if len(duration) else 0.0
+    span_s = worked_s(int(calls.submit.min()), int(calls.end.max()), pauses) if len(duration) else 0.0
     share = 1 / span_s if span_s else 0.0
     busy = [float((ends - starts).sum()) / 1e9 for starts, ends in blocks]
     flight = np.bincount(calls.engine, duration, len(calls.engines))
@@ -95,6 +99,11 @@ def measure(calls: Calls) -> Timeline:
         overlap_s * share,
         {name: StageTime(int(stage_calls[s]), float(stage_s[s])) for s, name in enumerate(calls.stages)},
     )
+
+
+def worked_s(start: int, end: int, pauses: Pauses) -> float:
+    """Seconds from `start` to `end`, ns UTC, without the pauses that lie between."""
+    return (end - start - sum(max(0, min(end, until) - max(start, since)) for since, until in pauses)) / 1e9
 
 
 def read_calls(run: Path) -> Calls:
