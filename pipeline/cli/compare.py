@@ -3,10 +3,14 @@
 from pathlib import Path
 
 import click
+import msgspec
 
 from pipeline.analysis.compare import compare as compared
 from pipeline.analysis.compare_tables import as_csv, as_json, markdown
+from pipeline.analysis.invariance import as_markdown
+from pipeline.analysis.invariance import invariance as parted
 from pipeline.analysis.runs import read_run
+from pipeline.errors import UsageError
 
 FORMATS = {"markdown": markdown, "csv": as_csv, "json": as_json}
 
@@ -15,12 +19,20 @@ FORMATS = {"markdown": markdown, "csv": as_csv, "json": as_json}
 @click.argument("runs", type=click.Path(path_type=Path), nargs=-1, required=True, metavar="RUN...")
 @click.option("--baseline", metavar="RUN|GRAPH", help="What speed-ups and gains are over.  [default: graph `target`, or the first run]")
 @click.option("--format", "form", type=click.Choice(list(FORMATS)), default="markdown", show_default=True)
+@click.option("--invariance", is_flag=True, help="Of two runs of one graph: the share of equal chains, and where the others part.")
 @click.option("--output", type=click.Path(path_type=Path), metavar="FILE", help="Write there instead of printing.")
 @click.option("--debug", is_flag=True, help="Show tracebacks.")
-def compare(runs: tuple[Path, ...], baseline: str | None, form: str, output: Path | None, debug: bool) -> None:
+def compare(runs: tuple[Path, ...], baseline: str | None, form: str, invariance: bool, output: Path | None, debug: bool) -> None:
     """Compare the run folders RUN... over the same data. Exit code 2 when they cannot be compared."""
-    text = FORMATS[form](compared([read_run(run) for run in runs], baseline))
+    text = _invariance(runs, form) if invariance else FORMATS[form](compared([read_run(run) for run in runs], baseline))
     if output is None:
         click.echo(text, nl=False)
     else:
         output.write_text(text)
+
+
+def _invariance(runs: tuple[Path, ...], form: str) -> str:
+    if len(runs) != 2 or form == "csv":
+        raise UsageError("--invariance: takes two runs, and the format markdown or json")
+    found = parted(*runs)
+    return as_markdown(found) if form == "markdown" else f"{msgspec.json.encode(found).decode()}\n"

@@ -17,6 +17,7 @@ COMMANDS = {
     "doctor": "say what this machine can run",
     "data": "prepare data sets",
     "grade": "grade a run's answers again",
+    "errors": "group a run's failed chains by cause",
     "compare": "put runs side by side",
 }
 

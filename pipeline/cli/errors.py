@@ -1,0 +1,28 @@
+"""`pipeline errors RUN`: failed chains by what went wrong."""
+
+from pathlib import Path
+
+import click
+import msgspec
+
+from pipeline.analysis.failures import failures
+
+
+@click.command()
+@click.argument("run", type=click.Path(path_type=Path), metavar="RUN")
+@click.option("--json", "as_json", is_flag=True, help="Print them as JSON.")
+@click.option("--debug", is_flag=True, help="Show tracebacks.")
+def errors(run: Path, as_json: bool, debug: bool) -> None:
+    """Group the failed chains of the run folder RUN by error, stage and message.
+
+    `pipeline resume RUN --retry-failed` tries them again.
+    """
+    found = failures(run)
+    if as_json:
+        click.echo(msgspec.json.encode(found))
+        return
+    if not found:
+        click.echo("no chain failed")
+    for failure in found:
+        chains = ", ".join(failure.examples) + (", ..." if failure.count > len(failure.examples) else "")
+        click.echo(f"{failure.count} x {failure.error_type} in {failure.stage or 'no stage'}: {failure.message}\n    {chains}")
