@@ -29,7 +29,7 @@ from pipeline.runtime.lane import Lane
 from pipeline.runtime.marking import Marking, open_marking
 from pipeline.runtime.past import Earlier
 from pipeline.runtime.schedule import SCHEDULES, ScheduleName
-from pipeline.signals import restored_handlers, stop_on_signal
+from pipeline.signals import DRAIN_S, restored_handlers, stop_on_signal
 from pipeline.spec import DraftSpec
 from pipeline.stages.base import Stage
 from pipeline.stages.registry import stage_kinds, stage_specs
@@ -109,14 +109,17 @@ def load_plan(graph: Path, engines: Path | None = None, settings: tuple[str, ...
     return compile_graph(spec, str(graph))
 
 
-def run(options: RunOptions, watch: Watch | None = None) -> Result:
-    """Solve the input, or what is left of it. What goes wrong before a chain could start is raised; every later end is a `Result`."""
+def run(options: RunOptions, watch: Watch | None = None, tell: Callable[[str], object] | None = None) -> Result:
+    """Solve the input, or what is left of it. What goes wrong before a chain could start is raised; every later end is a `Result`.
+
+    `watch` shows how it goes, `tell` gets the few sentences that a person should read in between.
+    """
     plan = load_plan(options.graph, options.engines, options.settings)
     virtual = virtual_time(plan.engines, str(options.graph))
     old = _old_run(options)
     problems = open_problems(options.input, options.columns, options.limit)
     fingerprint = problems.check()
-    this = Run(options, plan, problems, fingerprint, virtual, watch or (lambda view: nullcontext()))
+    this = Run(options, plan, problems, fingerprint, virtual, watch or (lambda view: nullcontext()), tell or (lambda sentence: None))
     if old is None:
         return this.start()
     check_drift(this.folder, old, this.record, options.allow_drift)
@@ -153,9 +156,18 @@ def _old_run(options: RunOptions) -> RunFile | None:
 class Run:
     """One session of a run, from an open input to a closed run folder."""
 
-    def __init__(self, options: RunOptions, plan: Plan, problems: Problems, fingerprint: Fingerprint, virtual: bool, watch: Watch) -> None:
+    def __init__(
+        self,
+        options: RunOptions,
+        plan: Plan,
+        problems: Problems,
+        fingerprint: Fingerprint,
+        virtual: bool,
+        watch: Watch,
+        tell: Callable[[str], object],
+    ) -> None:
         self.options, self.plan, self.problems, self.fingerprint = options, plan, problems, fingerprint
-        self.virtual, self.watch = virtual, watch
+        self.virtual, self.watch, self.tell = virtual, watch, tell
         self.folder = options.output or new_folder(plan.name)
         self.executor: Executor | None = None
         self.marking: Marking | None = None
@@ -208,6 +220,7 @@ class Run:
         if self.executor is None:
             return False
         self.executor.drain()
+        self.tell(f"interrupted: live chains get {DRAIN_S:g} s to end; interrupt again to stop now")
         return True
 
     async def _open(self, held: ExitStack) -> None:

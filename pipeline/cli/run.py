@@ -78,7 +78,7 @@ def run(graph: Path, input_: Path, as_json: bool, debug: bool, **options: object
 
 def carry_out(options: RunOptions, as_json: bool) -> NoReturn:
     """Run, show how it goes, print the summary, say what to do next, exit."""
-    result = start(options, watch=live.watch)
+    result = start(options, watch=live.watch, tell=say)
     if result.nothing_to_do:
         say(f"{result.folder} is finished: there is nothing to resume")
     with _whoever_reads():
@@ -88,6 +88,7 @@ def carry_out(options: RunOptions, as_json: bool) -> NoReturn:
         else:
             report.print_summary(summary, result.folder, simulated=result.run.virtual_time)
     if result.error is not None:
-        say(f"error: {result.error}" if result.run.status == "failed" else "interrupted")
-        say(f"to go on: pipeline resume {result.folder}")
+        if result.run.status == "failed":
+            say(f"error: {result.error}")
+        say(f"{result.run.status}; to go on: pipeline resume {result.folder}")
     sys.exit(result.exit_code)
