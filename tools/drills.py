@@ -1,0 +1,158 @@
+"""Faults injected into runs, and what they leave: a run is killed again and again, taken up each time, and compared.
+
+What is looked at in the end is a `Toll`: did every chain end, once, with the answer of an undisturbed run? Tests ask for
+a few faults, `bench/reliability.py` for many.
+"""
+
+import multiprocessing
+import os
+import random
+import shutil
+import signal
+import sys
+import time
+from collections import Counter
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pyarrow.parquet as pq
+from msgspec import Struct
+
+from pipeline.cli.main import main
+
+
+
+class Toll(Struct, frozen=True, kw_only=True):
+    """What faults did to a run. All but `faults` and the chains should be 0."""
+
+    fault: str
+    faults: int
+    """How often the fault struck."""
+    chains: int
+    """Of the undisturbed run."""
+    lost: int
+    """Chains of it that the disturbed run does not hold."""
+    doubled: int
+    """Rows more than chains, and steps that are there twice."""
+    changed: int
+    """Chains that say something else."""
+    sessions: int
+    resume_s: tuple[float, ...] = ()
+    """Real seconds from the start of a session until its first new call came back."""
+
+
+def chains(run: Path) -> list[dict[str, Any]]:
+    """Rows of the table."""
+    rows: list[dict[str, Any]] = pq.read_table(run / "chains", columns=["chain_id", "answer_text", "stop_reason"]).to_pylist()
+    return rows
+
+
+def toll(fault: str, faults: int, disturbed: Path, undisturbed: Path, sessions: int, resume_s: tuple[float, ...] = ()) -> Toll:
+    """Compare two finished runs of the same graph, input and seed."""
+    ours, theirs = chains(disturbed), {row["chain_id"]: row for row in chains(undisturbed)}
+    found = {row["chain_id"]: row for row in ours}
+    return Toll(
+        fault=fault,
+        faults=faults,
+        chains=len(theirs),
+        lost=len(theirs.keys() - found.keys()),
+        doubled=len(ours) - len(found) + _doubled_steps(disturbed),
+        changed=sum(found[chain] != row for chain, row in theirs.items() if chain in found),
+        sessions=sessions,
+        resume_s=resume_s,
+    )
+
+
+def _doubled_steps(run: Path) -> int:
+    steps = pq.read_table(run / "steps", columns=["chain_id", "step_index"]).to_pylist()
+    return sum(count - 1 for count in Counter((row["chain_id"], row["step_index"]) for row in steps).values())
+
+
+class Command:
+    """The command `pipeline` in a process of its own; modules are loaded already, so that it begins in milliseconds."""
+
+    def __init__(self, arguments: list[str], log: Path) -> None:
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["pipeline.cli.run", "pipeline.cli.resume", "pipeline.engines.sim", "trio.testing"])
+        self.process = context.Process(target=_main, args=(arguments, str(log)))
+        self.process.start()
+
+    @property
+    def over(self) -> bool:
+        """Has it ended?"""
+        return not self.process.is_alive()
+
+    def strike(self, number: int) -> None:
+        """Send the signal to the command alone; it does not matter when it has ended already."""
+        with suppress(ProcessLookupError):
+            assert self.process.pid
+            os.kill(self.process.pid, number)
+
+    def children(self) -> list[psutil.Process]:
+        """Its engines and graders."""
+        with suppress(psutil.NoSuchProcess):
+            return psutil.Process(self.process.pid).children(recursive=True)
+        return []
+
+    def close(self) -> int:
+        """Leave nothing behind, also of a command that could not end its workers; the exit code."""
+        for child in self.children():
+            with suppress(psutil.NoSuchProcess):
+                child.kill()
+        self.process.kill()
+        self.process.join()
+        return self.process.exitcode or 0
+
+
+def _main(arguments: list[str], log: str) -> None:
+    out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(out, 1)
+    os.dup2(out, 2)
+    sys.argv = ["pipeline", *arguments]
+    main()
+
+
+def struck_until_done(
+    begin: list[str], folder: Path, strikes: int, luck: random.Random, longest_s: float, number: int = signal.SIGKILL
+) -> tuple[int, tuple[float, ...]]:
+    """Start a run and hit it at random moments, at most `strikes` times, going on after each; then let it end.
+
+    A moment is a time up to `longest_s` after the session has begun to write. How often it was hit before it was done, and
+    the real seconds that each session but the first took until it wrote.
+    """
+    struck, resume_s = 0, []
+    while True:
+        size, began, last = written(folder), time.monotonic(), struck == strikes
+        resumes = (folder / "run.json").exists()
+        command = Command(["resume", str(folder)] if resumes else begin, folder.with_suffix(".log"))
+        try:
+            while not command.over and written(folder) == size:
+                time.sleep(0.002)
+            if resumes:
+                resume_s.append(time.monotonic() - began)
+            if not last:
+                command.process.join(luck.uniform(0, longest_s))
+                struck += not command.over
+                command.strike(number)
+            command.process.join()
+        finally:
+            code = command.close()
+        if last or code == 0:
+            return struck, tuple(resume_s)
+
+
+def written(folder: Path) -> int:
+    """Bytes in the tables of a run folder."""
+    total = 0
+    for path in folder.glob("*/*"):
+        with suppress(FileNotFoundError):
+            total += path.stat().st_size
+    return total
+
+
+def copied(whole: Path, folder: Path) -> Path:
+    """A copy of a run folder to be broken."""
+    shutil.copytree(whole, folder)
+    return folder
