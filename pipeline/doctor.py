@@ -17,7 +17,7 @@ from pipeline.engines.registry import backend_of, engine_specs
 from pipeline.engines.tokenizer import HFTokenizer
 from pipeline.engines.vllm_memory import installation
 from pipeline.errors import GraphError
-from pipeline.loader import load_engines, load_graph, read_yaml
+from pipeline.loader import load_engines, load_graph, load_reward_model, read_yaml
 from pipeline.spec import EngineSpec
 from pipeline.stages.registry import stage_specs
 
@@ -78,8 +78,10 @@ def diagnose(engines: Path | None, settings: Sequence[str] = ()) -> Diagnosis:
 
 
 def load_roles(path: Path, settings: Sequence[str]) -> Mapping[str, EngineSpec]:
-    """The roles of an engines file, or those a graph file binds."""
+    """The roles of an engines file, those a graph file binds, or the one of a file for `--prm`."""
     raw = read_yaml(path)
+    if "prompt" in raw:
+        return {"reward": load_reward_model(path, engine_specs(), settings).reward}
     if "stages" in raw:
         graph = load_graph(path, stage_specs(), engine_specs(), settings=settings)
         assert isinstance(graph.engines, dict)

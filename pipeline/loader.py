@@ -15,6 +15,7 @@ import msgspec.structs
 import yaml
 
 from pipeline.errors import GraphError, did_you_mean
+from pipeline.reward_spec import ChatPrompt, RewardSpec, TextPrompt
 from pipeline.spec import NAME_PATTERN, EngineSpec, GraphSpec, RepeatSpec, StageSpec
 
 MAX_BYTES = 1 << 20
@@ -62,6 +63,24 @@ def load_engines(path: Path, backends: Backends, settings: Sequence[str] = ()) -
     for setting in settings:
         _apply_setting(setting, {}, roles, path)
     return {role: _engine(spec, backends, path, f"$.{role}") for role, spec in roles.items()}
+
+
+def load_reward_model(path: Path, backends: Backends, settings: Sequence[str] = ()) -> RewardSpec:
+    """A file for `--prm`: an engine of the role `reward`, and how it is asked."""
+    raw = read_yaml(path)
+    for key in ("reward", "prompt"):
+        if key not in raw:
+            raise GraphError(str(path), f"has no `{key}`; a file for --prm holds the engine `reward` and the `prompt` it is asked with")
+    if unknown := raw.keys() - {"reward", "prompt"}:
+        raise _unknown_key(str(path), sorted(unknown)[0], RewardSpec)
+    engine = dict(_mapping(raw["reward"], f"{path}: $.reward"))
+    for setting in settings:
+        _apply_setting(setting, {}, {"reward": engine}, path)
+    forms: dict[str, type[TextPrompt | ChatPrompt]] = {"text": TextPrompt, "chat": ChatPrompt}
+    return RewardSpec(
+        reward=_engine(engine, backends, path, "$.reward"),
+        prompt=_tagged(raw["prompt"], "form", forms, path, "$.prompt"),
+    )
 
 
 def load_struct(path: Path, to: type[T]) -> T:
@@ -231,12 +250,17 @@ def _stage(raw: Any, kinds: Kinds, path: Path, where: str) -> StageSpec:
 
 
 def _engine(raw: Any, backends: Backends, path: Path, where: str) -> EngineSpec:
+    return _tagged(raw, "backend", backends, path, where)
+
+
+def _tagged(raw: Any, tag: str, structs: Mapping[str, type[T]], path: Path, where: str) -> T:
+    """A mapping whose key `tag` says which of `structs` it is."""
     raw = _mapping(raw, f"{path}: {where}")
-    backend = raw.get("backend")
-    if not isinstance(backend, str) or backend not in backends:
-        what = "has no `backend`" if backend is None else f"unknown backend `{backend}`"
-        raise GraphError(f"{path}: {where}", f"{what}; {did_you_mean(str(backend or ''), backends)}")
-    return _convert(raw, backends[backend], path, where)
+    name = raw.get(tag)
+    if not isinstance(name, str) or name not in structs:
+        what = f"has no `{tag}`" if name is None else f"unknown {tag} `{name}`"
+        raise GraphError(f"{path}: {where}", f"{what}; {did_you_mean(str(name or ''), structs)}")
+    return _convert(raw, structs[name], path, where)
 
 
 def _convert(raw: dict[str, Any], to: type[T], path: Path, where: str) -> T:

@@ -14,6 +14,7 @@ FILES = sorted((ROOT / "pipeline").rglob("*.py"))
 LEVELS = [
     ["pipeline.errors"],
     ["pipeline.spec"],
+    ["pipeline.reward_spec"],
     ["pipeline.engines.machine"],
     ["pipeline.engines.base", "pipeline.trace.events"],
     ["pipeline.loader"],
@@ -30,9 +31,12 @@ LEVELS = [
     ["pipeline.stages", "pipeline.engines", "pipeline.trace"],
     ["pipeline.runtime"],
     ["pipeline.analysis"],
+    ["pipeline.reward_prompts"],
+    ["pipeline.reward_steps"],
+    ["pipeline.reward_tally"],
     ["pipeline.runfile", "pipeline.folder", "pipeline.signals"],
     ["pipeline.resume"],
-    ["pipeline.run", "pipeline.doctor", "pipeline.grade"],
+    ["pipeline.run", "pipeline.doctor", "pipeline.grade", "pipeline.reward"],
     ["pipeline.cli"],
 ]
 """A module imports from lines above its own, and from its own folder."""

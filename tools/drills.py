@@ -23,7 +23,6 @@ from msgspec import Struct
 from pipeline.cli.main import main
 
 
-
 class Toll(Struct, frozen=True, kw_only=True):
     """What faults did to a run. All but `faults` and the chains should be 0."""
 

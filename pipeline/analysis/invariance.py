@@ -8,13 +8,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 from msgspec import Struct
 
-from pipeline.analysis.compare import Estimate, estimate
-from pipeline.analysis.runs import read_run
+from pipeline.analysis.estimates import Estimate, difference
+from pipeline.analysis.runs import RunTable, read_run
 from pipeline.analysis.samples import Interval, wilson
-from pipeline.analysis.timeline import read_batches
+from pipeline.analysis.timeline import Array, read_batches
 from pipeline.errors import UsageError
 
 SAME = ("graph", "params", "seed", "samples")
@@ -61,7 +62,7 @@ def invariance(first: Path, second: Path) -> Invariance:
     parted = {chain: where for chain in common if (where := _parts(chain, steps, answers)) is not None}
     equal = len(common) - len(parted)
     by = Counter(why for _, why in parted.values())
-    correct = [_paired(tables[0], tables[1]), _paired(tables[1], tables[0])]
+    (right, graded), (right_2, graded_2) = _verdicts(tables[0], tables[1]), _verdicts(tables[1], tables[0])
     return Invariance(
         runs=(tables[0].name, tables[1].name),
         chains=len(common),
@@ -74,13 +75,13 @@ def invariance(first: Path, second: Path) -> Invariance:
         parted_by_drafts=by["drafts"],
         parted_by_verdict=by["verdict"],
         parted_by_writing=by["writing"],
-        accuracy=(_mean(correct[0]), _mean(correct[1])),
-        accuracy_difference=estimate(_gain, *correct),
+        accuracy=(_share(right, graded), _share(right_2, graded_2)),
+        accuracy_difference=difference(right_2, graded_2, right, graded),
         differing=_differing(*tables),
     )
 
 
-def _refuse(one: Any, other: Any) -> None:
+def _refuse(one: RunTable, other: RunTable) -> None:
     if one.input.get("sha256") != other.input.get("sha256"):
         raise UsageError(f"{one.name} and {other.name} solved different files")
     for name in SAME:
@@ -88,7 +89,7 @@ def _refuse(one: Any, other: Any) -> None:
             raise UsageError(f"{name} of {one.name} is {getattr(one, name)}, of {other.name} {getattr(other, name)}; expected the same")
 
 
-def _differing(one: Any, other: Any) -> dict[str, tuple[str, str]]:
+def _differing(one: RunTable, other: RunTable) -> dict[str, tuple[str, str]]:
     sides = [{"batch_size": run.batch_size, "schedule": run.schedule} | _fields(run.engines) for run in (one, other)]
     names = sorted(sides[0].keys() | sides[1].keys())
     return {name: (str(sides[0].get(name)), str(sides[1].get(name))) for name in names if sides[0].get(name) != sides[1].get(name)}
@@ -132,23 +133,17 @@ def _parts(chain: str, steps: tuple[Steps, Steps], answers: tuple[dict[str, str]
     return None
 
 
-def _paired(run: Any, other: Any) -> Any:
-    """Accuracy of each problem that both have, in the order of their ids."""
-    common = set(run.problem_ids) & set(other.problem_ids)
-    return np.array([right for problem, right in zip(run.problem_ids, run.correct, strict=True) if problem in common])
+def _verdicts(run: RunTable, other: RunTable) -> tuple[Array, Array]:
+    """Right and graded chains of each problem that both have, in the order of their ids."""
+    common = np.isin(run.problem_ids, other.problem_ids)
+    return run.right[common], run.graded[common]
 
 
-def _gain(before: Any, after: Any) -> float:
-    both = ~(np.isnan(before) | np.isnan(after))
-    return float(np.mean(after[both] - before[both])) if both.any() else float("nan")
+def _share(right: Array, graded: Array) -> float | None:
+    return float(right.sum() / graded.sum()) if graded.sum() else None
 
 
-def _mean(correct: Any) -> float | None:
-    known = correct[~np.isnan(correct)]
-    return float(known.mean()) if len(known) else None
-
-
-def as_markdown(found: Invariance) -> str:
+def invariance_markdown(found: Invariance) -> str:
     """The comparison in a few lines."""
     low, high = found.equal_interval.low, found.equal_interval.high
     lines = [
@@ -169,3 +164,8 @@ def as_markdown(found: Invariance) -> str:
     if found.differing:
         lines.append("- they differ in: " + "; ".join(f"{name} {a} and {b}" for name, (a, b) in found.differing.items()))
     return "\n".join(lines) + "\n"
+
+
+def invariance_json(found: Invariance) -> str:
+    """All of it."""
+    return msgspec.json.format(msgspec.json.encode(found), indent=2).decode() + "\n"

@@ -3,41 +3,41 @@
 Trace files and `run.json` enter, one frozen `RunTable` leaves; texts are read in batches and only counted.
 """
 
-import re
-from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
-import pyarrow.compute as pc
-from msgspec import Struct
+from msgspec import Struct, structs
 
-from pipeline.analysis.timeline import Array, read_batches
-from pipeline.errors import InputError
+from pipeline.analysis.resources import Resources, resources
+from pipeline.analysis.run_chains import Chains, Tokens, read_chains, read_tokens
+from pipeline.analysis.samples import Attempts, attempts
+from pipeline.analysis.selection import Choices, read_choices
+from pipeline.analysis.step_quality import Quality, read_quality
+from pipeline.analysis.step_texts import Texts, read_texts
+from pipeline.analysis.timeline import Array
+from pipeline.errors import InputError, UsageError
 
-REFLECTIVE = ("wait", "but", "hmm", "however", "alternatively", "actually", "maybe", "let me check", "double-check")
-"""Words of second thoughts (SpecCoT A.1 names the first three and an ellipsis; the others are ours)."""
-_REFLECTIVE = re.compile(r"\b(" + "|".join(map(re.escape, REFLECTIVE)) + r")\b", re.IGNORECASE)
-_WORD = re.compile(r"\w+")
+NEEDED = ("graph", "graph_file", "engines", "params", "schedule", "batch_size", "samples", "seed", "virtual_time", "status", "input")
 
 
-class Text(Struct, frozen=True):
-    """Texts of one kind, counted."""
+class Speculation(Struct, frozen=True):
+    """Tokens that an engine proposed to itself, by its own count."""
 
-    count: int
-    tokens: int
-    words: int
-    reflective: int
-    """Occurrences of `REFLECTIVE` words."""
+    proposed: int
+    accepted: int
 
 
 class RunTable(Struct, frozen=True, kw_only=True):
-    """One run. The arrays have one place for each problem, in the order of `problem_ids`, means over its samples."""
+    """One run. The arrays have one place for each problem, in the order of `problem_ids`."""
 
     name: str
     graph: str
     engines: dict[str, dict[str, Any]]
+    resources: Resources
+    host: dict[str, Any]
     params: dict[str, Any]
     schedule: str
     batch_size: int
@@ -47,55 +47,105 @@ class RunTable(Struct, frozen=True, kw_only=True):
     status: str
     input: dict[str, Any]
     wall_time_s: float
-    output_tokens: dict[str, int]
-    """Of each role, over the whole run, failed calls included."""
+    speculation: dict[str, Speculation]
+    """By role; of engines that speculate."""
     problem_ids: tuple[str, ...]
-    correct: Array
-    """Share of right samples; NaN where none was graded."""
+    failed: int
+    """Chains that failed or were cancelled; they are in none of the arrays."""
+    chains: Array
+    """Finished ones."""
+    graded: Array
+    """Those with a verdict."""
+    right: Array
+    attempts: Attempts
     latency_s: Array
-    """`chain_time_s`: from admission to the end."""
+    """`chain_time_s`: from admission to the end. Like all that follows up to `fallbacks` a mean over the samples."""
     thought_tokens: Array
     answer_tokens: Array
-    """Sampled after the thought, by `answer` stages."""
-    draft_tokens: Array
-    """Output tokens of the role `draft`, whatever became of them."""
-    target_tokens: Array
+    """Sampled after the thought."""
+    output_tokens: dict[str, Array]
+    """By role, whatever became of them."""
     steps: Array
     accepted: Array
     fallbacks: Array
-    failed: int
-    """Chains that failed or were cancelled; they are in none of the arrays."""
-    texts: dict[str, Text]
-    """Committed steps by decision, and `drafted`: all candidates."""
+    texts: dict[str, Texts]
+    """By kind; see `read_texts`."""
+    choices: Choices | None
+    quality: Quality | None
 
     @property
     def models(self) -> dict[str, str]:
         """The model of each role, without its folder."""
-        return {role: str(spec.get("model", role)).rstrip("/").rpartition("/")[2] for role, spec in self.engines.items()}
+        names = {role: str(spec.get("model", role)).removeprefix("bundled:") for role, spec in self.engines.items()}
+        return {role: name.rstrip("/").rpartition("/")[2] for role, name in names.items()}
+
+
+def read_runs(folders: Sequence[Path]) -> list[RunTable]:
+    """The tables of several run folders; of equal names each gets its parent's before it. Raises `UsageError`."""
+    places = [folder.resolve() for folder in folders]
+    if repeated := [folder for folder, place in zip(folders, places, strict=True) if places.count(place) > 1]:
+        raise UsageError(f"{repeated[0]} is given twice; name each run once")
+    names = [place.name for place in places]
+    full = [name if names.count(name) == 1 else str(Path(*place.parts[-2:])) for name, place in zip(names, places, strict=True)]
+    unique = full if len(set(full)) == len(full) else [str(place) for place in places]
+    return [structs.replace(read_run(folder), name=name) for folder, name in zip(folders, unique, strict=True)]
 
 
 def read_run(folder: Path) -> RunTable:
-    """The table of the run folder; raises `InputError` when it is none or its trace cannot be read."""
+    """The table of the run folder; raises `InputError` when it is none, has no finished chain or its trace cannot be read."""
     card = _card(folder)
-    chains = _Chains(folder, _answer_tokens(folder))
+    chains = read_chains(folder)
+    if not chains.problem_ids:
+        unfinished = f"; {chains.failed} failed or were cancelled" if chains.failed else ""
+        raise InputError(str(folder), f"has no finished chain{unfinished}: there is nothing to compare")
+    graded = chains.correct >= 0
     return RunTable(
-        name=folder.resolve().name,
-        graph=str(card["graph"].get("name") or Path(card["graph_file"]).stem),
-        engines=card["engines"],
-        params=card["params"],
-        schedule=card["schedule"],
-        batch_size=card["batch_size"],
-        samples=card["samples"],
-        seed=card["seed"],
-        simulated=card["virtual_time"],
-        status=card["status"],
-        input=card["input"],
-        wall_time_s=float(card.get("wall_time_s") or 0.0),
-        output_tokens=dict(card.get("totals", {}).get("output_tokens", {})),
+        **_decisions(folder, card),
+        problem_ids=chains.problem_ids,
         failed=chains.failed,
-        texts=_texts(folder),
-        **chains.columns(),
+        chains=chains.sums(np.ones(len(chains.problem))),
+        graded=chains.sums(graded),
+        right=chains.sums(chains.correct == 1),
+        attempts=attempts(
+            folder, chains.problem[graded], chains.numbers["sample_index"][graded], chains.correct[graded], chains.row[graded]
+        ),
+        latency_s=chains.means("chain_time_s"),
+        thought_tokens=chains.means("thought_tokens"),
+        **_tokens(read_tokens(folder, card["graph"], chains), chains),
+        steps=chains.means("steps"),
+        accepted=chains.means("accepted_steps"),
+        fallbacks=chains.means("fallback_steps"),
+        texts=read_texts(folder, chains.place, len(chains.problem_ids)),
+        choices=read_choices(folder, card["graph"], chains.place),
+        quality=read_quality(folder, chains.place, len(chains.problem_ids)),
     )
+
+
+def _decisions(folder: Path, card: dict[str, Any]) -> dict[str, Any]:
+    """What `run.json` says of a run."""
+    same = ("engines", "params", "schedule", "batch_size", "samples", "seed", "status", "input")
+    return {name: card[name] for name in same} | {
+        "name": folder.resolve().name,
+        "graph": Path(card["graph_file"]).stem,
+        "simulated": card["virtual_time"],
+        "wall_time_s": float(card.get("wall_time_s") or 0.0),
+        "host": card.get("host", {}),
+        "resources": resources(card["engines"], card.get("engine_facts", {})),
+        "speculation": _speculation(card.get("engine_statistics", {})),
+    }
+
+
+def _speculation(statistics: dict[str, dict[str, Any]]) -> dict[str, Speculation]:
+    counts = {role: found["speculation"] for role, found in statistics.items() if found.get("speculation")}
+    return {role: Speculation(count["draft_tokens"], count["accepted_tokens"]) for role, count in counts.items()}
+
+
+def _tokens(tokens: Tokens, chains: Chains) -> dict[str, Any]:
+    samples = chains.sums(np.ones(len(chains.problem)))
+    return {
+        "answer_tokens": tokens.answer / samples,
+        "output_tokens": {role: each / samples for role, each in tokens.by_role.items()},
+    }
 
 
 def _card(folder: Path) -> dict[str, Any]:
@@ -104,69 +154,8 @@ def _card(folder: Path) -> dict[str, Any]:
         card: dict[str, Any] = msgspec.json.decode(path.read_bytes(), type=dict)
     except OSError as error:
         raise InputError(str(path), f"cannot be read: {(error.strerror or str(error)).lower()}; name a run folder") from error
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise InputError(str(path), f"is no run.json of this program: {error}") from error
-    needed = ("graph", "graph_file", "engines", "params", "schedule", "batch_size", "samples", "seed", "virtual_time", "status", "input")
-    if missing := [key for key in needed if key not in card]:
+    if missing := [key for key in NEEDED if key not in card]:
         raise InputError(str(path), f"is no run.json of this program: it has no `{missing[0]}`")
     return card
-
-
-class _Chains:
-    """Sums over the samples of each problem; of a chain that was taken up again the last row counts."""
-
-    NUMBERS = ("chain_time_s", "thought_tokens", "draft_output_tokens", "target_output_tokens", "steps", "accepted_steps", "fallback_steps")
-
-    def __init__(self, folder: Path, answers: Counter[str]) -> None:
-        rows: dict[str, dict[str, Any]] = {}
-        for batch in read_batches(folder, "chains", ["chain_id", "problem_id", "correct", "stop_reason", *self.NUMBERS]):
-            rows.update((row["chain_id"], row) for row in batch.to_pylist())
-        finished = [row for row in rows.values() if row["stop_reason"] not in ("error", "cancelled")]
-        self.failed = len(rows) - len(finished)
-        self._problems: dict[str, list[dict[str, Any]]] = {}
-        for row in finished:
-            row["answer_tokens"] = answers[row["chain_id"]]
-            self._problems.setdefault(row["problem_id"], []).append(row)
-
-    def columns(self) -> dict[str, Any]:
-        names = {
-            "latency_s": "chain_time_s",
-            "thought_tokens": "thought_tokens",
-            "answer_tokens": "answer_tokens",
-            "draft_tokens": "draft_output_tokens",
-            "target_tokens": "target_output_tokens",
-            "steps": "steps",
-            "accepted": "accepted_steps",
-            "fallbacks": "fallback_steps",
-        }
-        ids = sorted(self._problems)
-        columns = {ours: np.array([np.mean([row[theirs] for row in self._problems[p]]) for p in ids]) for ours, theirs in names.items()}
-        graded = [[row["correct"] for row in self._problems[p] if row["correct"] is not None] for p in ids]
-        return columns | {"problem_ids": tuple(ids), "correct": np.array([np.mean(marks) if marks else np.nan for marks in graded])}
-
-
-def _answer_tokens(folder: Path) -> Counter[str]:
-    """Output tokens of the calls of `answer` stages, by chain."""
-    found: Counter[str] = Counter()
-    for batch in read_batches(folder, "calls", ["chain_id", "kind", "output_tokens"]):
-        answers = batch.filter(pc.equal(batch.column("kind"), "answer"))
-        for chain_id, tokens in zip(answers.column("chain_id").to_pylist(), answers.column("output_tokens").to_pylist(), strict=True):
-            found[chain_id] += tokens
-    return found
-
-
-def _texts(folder: Path) -> dict[str, Text]:
-    sums: dict[str, Counter[str]] = {}
-    for batch in read_batches(folder, "steps", ["decision", "step_text", "step_token_ids", "candidate_texts", "candidate_tokens"]):
-        for row in batch.to_pylist():
-            _count(sums.setdefault(row["decision"], Counter()), row["step_text"], len(row["step_token_ids"]))
-            for text, tokens in zip(row["candidate_texts"], row["candidate_tokens"], strict=True):
-                _count(sums.setdefault("drafted", Counter()), text, tokens)
-    return {kind: Text(s["count"], s["tokens"], s["words"], s["reflective"]) for kind, s in sorted(sums.items())}
-
-
-def _count(sums: Counter[str], text: str, tokens: int) -> None:
-    sums["count"] += 1
-    sums["tokens"] += tokens
-    sums["words"] += len(_WORD.findall(text))
-    sums["reflective"] += len(_REFLECTIVE.findall(text))

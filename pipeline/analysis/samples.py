@@ -13,6 +13,7 @@ import numpy as np
 from msgspec import Struct
 
 from pipeline.analysis.timeline import Array, read_batches
+from pipeline.grader import Grader
 from pipeline.grading import same_answer
 
 Same = Callable[[str, str], bool]
@@ -30,12 +31,33 @@ class Interval(Struct, frozen=True):
     """`wilson`: one sample a problem, or all outcomes alike. `clusters`: several samples, problems as clusters."""
 
 
+class Attempts(Struct, frozen=True, kw_only=True):
+    """What the graded chains of a run say together."""
+
+    interval: Interval | None
+    """Of the share of right ones."""
+    samples: int
+    """The most of one problem."""
+    pass_at: dict[int, float]
+    majority: float | None
+    """Null with one sample a problem."""
+
+
 class Sample(Struct, frozen=True):
     """One graded chain."""
 
     correct: bool
     answer: str | None
     """Null where it gave none; then it does not vote."""
+
+
+def attempts(run: Path, problem: Array, sample: Array, correct: Array, place: Array) -> Attempts:
+    """All of it; `place` is where each graded chain's row stands in the `chains` of the run folder `run`."""
+    most = int(np.unique(problem, return_counts=True)[1].max(initial=0))
+    with Grader() as grader:  # starts no process but for answers that are close to a tie and written differently
+        votes = read_samples(run, problem, sample, correct, place) if most > 1 else []
+        majority_right = majority(votes, lambda a, b: grader.verdict("math", a, b).correct is True)
+    return Attempts(interval=interval(problem, correct), samples=most, pass_at=pass_at(problem, correct), majority=majority_right)
 
 
 def interval(problem: Array, correct: Array) -> Interval | None:

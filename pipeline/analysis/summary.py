@@ -15,10 +15,9 @@ import numpy as np
 import pyarrow.compute as pc
 from msgspec import Struct
 
-from pipeline.analysis.samples import Interval, interval, majority, pass_at, read_samples
+from pipeline.analysis.samples import Interval, attempts
 from pipeline.analysis.timeline import Array, Names, Pauses, Timeline, read_batches, timeline, worked_s
 from pipeline.errors import InputError
-from pipeline.grader import Grader
 
 TABLES = ("calls", "steps", "chains")
 
@@ -324,15 +323,13 @@ def _chain_counts(chains: dict[str, Any], wall_s: float | None) -> dict[str, Any
 def _sample_counts(run: Path, chains: dict[str, Any]) -> dict[str, Any]:
     graded = chains["correct"] >= 0
     problem, sample, correct, place = (chains[name][graded] for name in ("input_row", "sample_index", "correct", "place"))
-    samples = int(np.unique(problem, return_counts=True)[1].max(initial=0))
-    with Grader() as grader:  # starts no process but for answers that are close to a tie and written differently
-        votes = read_samples(run, problem, sample, correct, place) if samples > 1 else []
-        return {
-            "accuracy_interval": interval(problem, correct),
-            "samples": samples,
-            "pass_at": {str(k): share for k, share in pass_at(problem, correct).items()},
-            "majority_accuracy": majority(votes, lambda a, b: grader.verdict("math", a, b).correct is True),
-        }
+    found = attempts(run, problem, sample, correct, place)
+    return {
+        "accuracy_interval": found.interval,
+        "samples": found.samples,
+        "pass_at": {str(k): share for k, share in found.pass_at.items()},
+        "majority_accuracy": found.majority,
+    }
 
 
 def _counted(codes: Array, names: list[str]) -> dict[str, int]:

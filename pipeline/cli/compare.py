@@ -1,38 +1,54 @@
 """`pipeline compare RUN...`: the tables that the papers print, from run folders alone."""
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import click
-import msgspec
 
 from pipeline.analysis.compare import compare as compared
 from pipeline.analysis.compare_tables import as_csv, as_json, markdown
-from pipeline.analysis.invariance import as_markdown
 from pipeline.analysis.invariance import invariance as parted
-from pipeline.analysis.runs import read_run
+from pipeline.analysis.invariance import invariance_json, invariance_markdown
+from pipeline.analysis.runs import read_runs
 from pipeline.errors import UsageError
 
-FORMATS = {"markdown": markdown, "csv": as_csv, "json": as_json}
+SUFFIXES = {".md": "markdown", ".csv": "csv", ".json": "json"}
+COMPARED: dict[str, Callable[[Any], str]] = {"markdown": markdown, "csv": as_csv, "json": as_json}
+PARTED: dict[str, Callable[[Any], str]] = {"markdown": invariance_markdown, "json": invariance_json}
 
 
 @click.command()
 @click.argument("runs", type=click.Path(path_type=Path), nargs=-1, required=True, metavar="RUN...")
 @click.option("--baseline", metavar="RUN|GRAPH", help="What speed-ups and gains are over.  [default: graph `target`, or the first run]")
-@click.option("--format", "form", type=click.Choice(list(FORMATS)), default="markdown", show_default=True)
 @click.option("--invariance", is_flag=True, help="Of two runs of one graph: the share of equal chains, and where the others part.")
-@click.option("--output", type=click.Path(path_type=Path), metavar="FILE", help="Write there instead of printing.")
+@click.option("--format", "form", type=click.Choice(list(COMPARED)), default="markdown", show_default=True, help="What is printed.")
+@click.option(
+    "--output",
+    type=click.Path(path_type=Path),
+    multiple=True,
+    metavar="FILE",
+    help="Write there too, as its name ends: .md, .csv or .json. May be given several times.",
+)
 @click.option("--debug", is_flag=True, help="Show tracebacks.")
-def compare(runs: tuple[Path, ...], baseline: str | None, form: str, invariance: bool, output: Path | None, debug: bool) -> None:
+def compare(runs: tuple[Path, ...], baseline: str | None, invariance: bool, form: str, output: tuple[Path, ...], debug: bool) -> None:
     """Compare the run folders RUN... over the same data. Exit code 2 when they cannot be compared."""
-    text = _invariance(runs, form) if invariance else FORMATS[form](compared([read_run(run) for run in runs], baseline))
-    if output is None:
-        click.echo(text, nl=False)
-    else:
-        output.write_text(text)
+    for path in output:
+        if path.suffix not in SUFFIXES:
+            raise UsageError(f"--output {path}: its name must end in {', '.join(SUFFIXES)}")
+    forms = PARTED if invariance else COMPARED
+    if "csv" not in forms and "csv" in (form, *(SUFFIXES[path.suffix] for path in output)):
+        raise UsageError("--invariance: has the formats markdown and json")
+    found: Any = _parted(runs, baseline) if invariance else compared(read_runs(runs), baseline)
+    for path in output:
+        try:
+            path.write_text(forms[SUFFIXES[path.suffix]](found))
+        except OSError as error:
+            raise UsageError(f"--output {path}: cannot be written: {(error.strerror or str(error)).lower()}") from error
+    click.echo(forms[form](found), nl=False)
 
 
-def _invariance(runs: tuple[Path, ...], form: str) -> str:
-    if len(runs) != 2 or form == "csv":
-        raise UsageError("--invariance: takes two runs, and the format markdown or json")
-    found = parted(*runs)
-    return as_markdown(found) if form == "markdown" else f"{msgspec.json.encode(found).decode()}\n"
+def _parted(runs: tuple[Path, ...], baseline: str | None) -> Any:
+    if len(runs) != 2 or baseline is not None:
+        raise UsageError("--invariance: takes two runs and no baseline")
+    return parted(*runs)

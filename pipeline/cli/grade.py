@@ -1,14 +1,20 @@
-"""`pipeline grade RUN`: new verdicts for the chains of a run folder."""
+"""`pipeline grade RUN`: new verdicts for the chains of a run folder, or with `--prm` rewards for its steps."""
 
 from pathlib import Path
+from typing import Any
 
 import click
 import msgspec
 
+from pipeline.cli.rewards import reward_lines, watched
+from pipeline.errors import UsageError
 from pipeline.grade import Change, Regrade, regrade
 from pipeline.grader import LIMIT_S
+from pipeline.reward import score_run
 
 SHOWN = 10
+OF_ANSWERS, OF_STEPS = ("dry_run", "workers", "limit_s"), ("input", "settings")
+"""Options that mean something only without `--prm`, and only with it."""
 _WORDS = {True: "right", False: "wrong", None: "no verdict"}
 
 
@@ -17,18 +23,42 @@ _WORDS = {True: "right", False: "wrong", None: "no verdict"}
 @click.option("--dry-run", is_flag=True, help="Only say what would change.")
 @click.option("--workers", type=click.IntRange(1, 256), help="Processes that compare.  [default: one a core, at most 8]")
 @click.option("--limit-s", type=click.FloatRange(0.1, 600), default=LIMIT_S, show_default=True, help="Most seconds of computing for one.")
+@click.option("--prm", type=click.Path(path_type=Path), help="Instead of answers, score all steps with the reward model of this file.")
+@click.option("--input", type=click.Path(path_type=Path), help="With --prm: where the run's input is now.  [default: where it was]")
+@click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="With --prm: engines.reward.NAME=VALUE.")
 @click.option("--json", "as_json", is_flag=True, help="Print what changed as JSON.")
 @click.option("--debug", is_flag=True, help="Show tracebacks.")
-def grade(run: Path, dry_run: bool, workers: int | None, limit_s: float, as_json: bool, debug: bool) -> None:
+@click.pass_context
+def grade(ctx: click.Context, /, run: Path, prm: Path | None, as_json: bool, debug: bool, **options: Any) -> None:
     """Grade the answers in the run folder RUN again, and write the verdicts there.
 
-    Exit codes: 0 graded, whatever changed; 1 the folder cannot be written; 2 it is no run folder or cannot be read.
+    With --prm FILE (graphs/rewards/*.yaml) a process reward model scores every drafted and committed step, in the table
+    rewards/*.parquet of RUN.
+
+    Exit codes: 0 graded, whatever changed; 1 the folder cannot be written, or the reward model is lost; 2 it is no run folder,
+    cannot be read, or an option or FILE is wrong; 130 interrupted, and an earlier table of rewards is as it was.
     """
-    found = regrade(run, dry_run=dry_run, workers=workers, limit_s=limit_s)
-    if as_json:
-        click.echo(msgspec.json.encode(found, order="sorted"))
-        return
-    for line in _lines(found):
+    _check(ctx, prm)
+    if prm is not None:
+        with watched(run) as watch:
+            scored = score_run(run, prm, input_file=options["input"], settings=options["settings"], watch=watch)
+        _print(scored, reward_lines(scored, run), as_json)
+    else:
+        found = regrade(run, **{name: options[name] for name in OF_ANSWERS})
+        _print(found, _lines(found), as_json)
+
+
+def _check(ctx: click.Context, prm: Path | None) -> None:
+    """Refuse options that would mean nothing."""
+    source = click.core.ParameterSource.COMMANDLINE
+    names, what = (OF_STEPS, "without --prm; add it") if prm is None else (OF_ANSWERS, "with --prm; leave one of them out")
+    for name in names:
+        if ctx.get_parameter_source(name) is source:
+            raise UsageError(f"--{'set' if name == 'settings' else name.replace('_', '-')} means nothing {what}")
+
+
+def _print(result: msgspec.Struct, lines: list[str], as_json: bool) -> None:
+    for line in [msgspec.json.encode(result, order="sorted")] if as_json else lines:
         click.echo(line)
 
 

@@ -16,7 +16,7 @@ COMMANDS = {
     "check": "check a graph file",
     "doctor": "say what this machine can run",
     "data": "prepare data sets",
-    "grade": "grade a run's answers again",
+    "grade": "grade a run's answers again, or its steps",
     "errors": "group a run's failed chains by cause",
     "compare": "put runs side by side",
 }

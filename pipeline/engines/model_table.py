@@ -21,6 +21,8 @@ def _qwen2(layers: int, heads: int, kv_heads: int, hidden: int, inner: int, voca
 _R1_1_5B = _qwen2(28, 12, 2, 1536, 8960, 151936, 131072)
 _R1_32B = _qwen2(64, 40, 8, 5120, 27648, 152064, 131072)
 _R1_70B = _qwen2(80, 64, 8, 8192, 28672, 128256, 131072) | {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}
+_LLAMA_8B = _qwen2(32, 32, 8, 4096, 14336, 128256, 131072) | {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}
+_MISTRAL_7B = _qwen2(32, 32, 8, 4096, 14336, 32000, 32768) | {"architectures": ["MistralForCausalLM"], "model_type": "mistral"}
 PUBLISHED: dict[str, dict[str, Any]] = {
     "Qwen/QwQ-32B": _R1_32B | {"max_position_embeddings": 40960},
     "deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B": _R1_1_5B,
@@ -31,5 +33,8 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     "Skywork/Skywork-OR1-32B": _R1_32B,
     "Skywork/Skywork-OR1-32B-Preview": _R1_32B,
     "Zyphra/ZR1-1.5B": _R1_1_5B,
+    "peiyi9979/math-shepherd-mistral-7b-prm": _MISTRAL_7B,
+    "RLHFlow/Llama3.1-8B-PRM-Deepseek-Data": _LLAMA_8B,
 }
-"""Hub name to what decides about memory. Skywork's and Zyphra's models were trained from R1-Distill models and keep their shape."""
+"""Hub name to what decides about memory. Skywork's and Zyphra's models were trained from R1-Distill models and keep their shape,
+the reward models are Mistral 7B and Llama 3.1 8B, whose tables stand here."""

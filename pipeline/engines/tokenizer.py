@@ -15,8 +15,7 @@ class HFTokenizer:
     def __init__(self, model: str, *, trust_remote_code: bool = False) -> None:
         with boundary(GraphError, model, foreign=(OSError, ValueError)):
             self._hf: Any = _load(model, trust_remote_code)
-        if not self._hf.chat_template:
-            raise GraphError(model, "its tokenizer has no chat template; use an instruction or reasoning model")
+        self._model = model
         self._backend: Any = self._hf.backend_tokenizer
         added = self._hf.get_added_vocab()
         self.special_ids: dict[str, int] = dict(added)
@@ -35,6 +34,9 @@ class HFTokenizer:
         return str(self._backend.decode(list(ids), skip_special_tokens=False))
 
     def render(self, messages: Sequence[dict[str, str]]) -> str:
+        """See `Tokenizer.render`. A model without a template, which a reward model may be, is refused when it is asked to chat."""
+        if not self._hf.chat_template:
+            raise GraphError(self._model, "its tokenizer has no chat template; use an instruction or reasoning model")
         return str(self._hf.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True))
 
 

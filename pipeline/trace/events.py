@@ -184,3 +184,28 @@ class ChainRow(Struct, frozen=True, kw_only=True):
     """The part in which its calls waited in lanes."""
     start_unix_ns: Instant
     end_unix_ns: Instant
+
+
+class RewardRow(Struct, frozen=True, kw_only=True):
+    """What a process reward model made of one drafted candidate, or of a step that was written without drafting."""
+
+    run_id: str
+    problem_id: str
+    chain_id: Annotated[str, column(otel="gen_ai.conversation.id")]
+    sample_index: int
+    step_index: int
+    candidate_index: int | None
+    """Index among the step's drafted candidates; null for a step that an engine wrote."""
+    selected: bool
+    """It was committed; of candidates that say the same, the one that the step names."""
+    decision: str
+    """Of the step: `guidance`, `accepted`, `fallback`, `first_steps` or `written`."""
+    source_engine: str
+    """The role that wrote it."""
+    reward: Annotated[float | None, column("1", otel="gen_ai.evaluation.score.value")]
+    """P(good) / (P(good) + P(bad)) after it, 0 to 1. Where it is several steps, such as a whole thought, the least of theirs
+    (Math-Shepherd's rule for a solution). Null: not scored."""
+    reward_error: Annotated[str | None, column(otel="error.message")]
+    """Why there is no reward."""
+    model: str
+    """The reward model."""

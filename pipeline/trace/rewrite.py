@@ -1,18 +1,23 @@
 """New values for columns of finished parts: rows are read, what changes is computed by the caller, parts are replaced whole.
 
-A part is either the old one or the new one, never half of it; one in which nothing changes is not touched.
+A part is either the old one or the new one, never half of it; one in which nothing changes is not touched. The same holds
+of a table that is written anew.
 """
 
 import os
+import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from msgspec import Struct
 
 from pipeline.errors import InputError, RunFolderError
+from pipeline.trace.store import TraceStore
 
 Row = dict[str, Any]
 Change = Callable[[Sequence[Row]], Sequence[Mapping[str, Any]]]
@@ -50,6 +55,30 @@ def remove(run: Path, table: str, columns: Sequence[str], gone: Callable[[Row], 
 def parts(run: Path, table: str) -> list[Path]:
     """The finished parts of a table, in order."""
     return sorted((run / table).glob("part-*.parquet"))
+
+
+@contextmanager
+def replacing(run: Path, table: str, row: type[Struct]) -> Iterator[Callable[[Sequence[Struct]], None]]:
+    """Write a whole `table` of the run folder anew: yields what takes over its rows, of the Struct `row`.
+
+    When the body ends well they take the place of the old table; however else it ends, that stays, and nothing of the new one.
+    Raises `RunFolderError` where the folder cannot be written.
+    """
+    draft = run / f".{table}"
+    shutil.rmtree(draft, ignore_errors=True)
+    store = TraceStore(draft, {table: row})
+    try:
+        yield partial(store.append, table)
+        store.close()
+        if (run / table).exists():
+            os.replace(run / table, draft / "former")
+        os.replace(draft / table, run / table)
+    except OSError as error:
+        raise RunFolderError(f"{run / table}: cannot be written: {error.strerror or error}") from error
+    finally:
+        with suppress(RunFolderError):
+            store.close()
+        shutil.rmtree(draft, ignore_errors=True)
 
 
 def _changed(content: pa.Table, rows: Sequence[Row], changes: Sequence[Mapping[str, Any]]) -> pa.Table:

@@ -6,7 +6,7 @@ Rows become columns on arrival and row groups as they fill. A part that is being
 
 import errno
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from itertools import chain
 from pathlib import Path
@@ -48,14 +48,14 @@ def columns_of(schema: pa.Schema, rows: Sequence[Struct]) -> pa.RecordBatch:
 
 
 class TraceStore:
-    """The three tables of one run folder, open for appending; parts of earlier sessions stay as they are.
+    """The three tables of one run folder, or others, open for appending; parts of earlier sessions stay as they are.
 
     Not for use from two threads at once. Every method raises `RunFolderError` when the folder cannot be written.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, tables: Mapping[str, type[Struct]] = TABLES) -> None:
         self.folder = folder
-        self._tables = {name: _Table(folder / name, schema_of(row)) for name, row in TABLES.items()}
+        self._tables = {name: _Table(folder / name, schema_of(row)) for name, row in tables.items()}
 
     def append(self, table: str, rows: Sequence[Struct]) -> None:
         """Take over `rows` of `table`; full row groups go to disk."""

@@ -1,88 +1,111 @@
-"""Runs side by side: figures against hand-computed ones, intervals, refusals and flags, and tables that stay tables."""
+"""Runs side by side: figures against hand-computed ones, the baseline, refusals and flags, groups of runs that differ in one thing."""
 
-import csv
-import io
-import json
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 from msgspec import structs
 
-from pipeline.analysis.compare import Estimate, compare, estimate
-from pipeline.analysis.compare_tables import as_csv, as_json, markdown, tables
-from pipeline.analysis.runs import RunTable, Text, read_run
-from pipeline.errors import InputError, UsageError
-from pipeline.run import RunOptions, run
+from pipeline.analysis.compare import compare
+from pipeline.analysis.compare_groups import grouped
+from pipeline.analysis.estimates import NOTHING, Estimate
+from pipeline.analysis.resources import Resources
+from pipeline.analysis.runs import RunTable, Speculation
+from pipeline.analysis.samples import wilson
+from pipeline.analysis.selection import Choices
+from pipeline.analysis.step_quality import Quality
+from pipeline.errors import UsageError
 
-ROOT = Path(__file__).parent.parent.parent
-
-
-def table(name: str, latency: list[float], **fields: Any) -> RunTable:
-    count = len(latency)
-    ones = np.ones(count)
-    values: dict[str, Any] = {
-        "name": name,
-        "graph": name,
-        "engines": {"draft": {"model": "org/small"}, "target": {"model": "org/large"}},
-        "params": {"token_budget": 100},
-        "schedule": "pipelined",
-        "batch_size": 8,
-        "samples": 1,
-        "seed": 0,
-        "simulated": False,
-        "status": "finished",
-        "input": {"sha256": "same", "file": "data.parquet"},
-        "wall_time_s": 10.0,
-        "output_tokens": {"draft": 30, "target": 10},
-        "problem_ids": tuple(f"p{i}" for i in range(count)),
-        "correct": ones,
-        "latency_s": np.array(latency),
-        "thought_tokens": 40 * ones,
-        "answer_tokens": 10 * ones,
-        "draft_tokens": 30 * ones,
-        "target_tokens": 10 * ones,
-        "steps": 4 * ones,
-        "accepted": 3 * ones,
-        "fallbacks": ones,
-        "failed": 0,
-        "texts": {"drafted": Text(10, 100, 50, 1), "fallback": Text(2, 20, 10, 2)},
-    }
-    return RunTable(**values | fields)
+Make = Callable[..., RunTable]
+BASE = [8.0, 4.0, 6.0, 2.0]
+ONES = [1.0, 1.0, 1.0, 1.0]
 
 
-BASE = table("target", [8.0, 4.0, 6.0, 2.0])
+def test_figures_are_those_of_the_definitions(table: Make) -> None:
+    fast = table("speccot", [4.0, 2.0, 3.0, 1.0], right=[1, 0, 1, 1], thought_tokens=np.array([10.0, 20.0, 10.0, 20.0]))
+    base, ours = compare([table("target", BASE), fast]).runs
+    assert ours.over_baseline.speed_up == Estimate(2.0, 2.0, 2.0)  # twice as fast on every problem: no draw of problems says otherwise
+    assert base.over_baseline.speed_up.value == 1.0
+    bounds = wilson(0.75, 4)
+    assert ours.accuracy == Estimate(0.75, bounds.low, bounds.high)  # the interval of summaries
+    gain = ours.over_baseline.accuracy_gain
+    assert gain.low is not None
+    assert gain.high is not None
+    assert gain.low < -0.25 == gain.value <= gain.high <= 0.0
+    assert (ours.tokens.value, ours.over_baseline.token_change.value) == (25.0, -0.5)
+    assert (ours.over_baseline.thought_change.value, ours.over_baseline.answer_change.value) == (15 / 40 - 1, 0.0)
+    assert (ours.fallback_rate.value, ours.draft_share.value) == (0.25, 0.75)
+    assert ours.tokens_per_s == 10.0
+    assert (ours.reflective["drafted"].value, ours.reflective["fallback"].value) == (20.0, 200.0)
+    assert ours.reflective_gain.value == pytest.approx(180.0)
+    assert (ours.text_tokens["drafted"].value, ours.text_tokens["fallback"].value) == (6.0, 20.0)
+    assert {role: tokens.value for role, tokens in ours.output_tokens.items()} == {"draft": 30.0, "target": 10.0}
 
 
-def test_figures_are_those_of_the_definitions() -> None:
-    fast = table("speccot", [4.0, 2.0, 3.0, 1.0], correct=np.array([1.0, 0.0, 1.0, 1.0]))
-    base, ours = compare([BASE, fast]).runs
-    assert ours.speed_up == Estimate(2.0, 2.0, 2.0)  # twice as fast on every problem: no draw of problems says otherwise
-    assert (ours.accuracy.value, ours.accuracy_gain.value) == (0.75, -0.25)
-    assert ours.accuracy_gain.low is not None
-    assert ours.accuracy_gain.low < -0.25 <= ours.accuracy_gain.high <= 0.0  # type: ignore[operator]
-    assert (ours.tokens.value, ours.fallback_rate.value, ours.draft_share.value) == (50.0, 0.25, 0.75)
-    assert ours.tokens_per_s == 20.0
-    assert ours.reflective == {"drafted": 20.0, "fallback": 200.0}
-    assert base.speed_up.value == 1.0
+def test_several_samples_weigh_by_what_was_graded(table: Make) -> None:
+    run = table("draft", ONES, right=[2, 0, 1, 0], graded=np.array([2.0, 2.0, 1.0, 0.0]), chains=np.full(4, 2.0))
+    found = compare([run]).runs[0]
+    assert found.accuracy.value == 3 / 5
+    assert found.tokens_per_s == 4 * 50 * 2 / 10.0
 
 
-def test_an_interval_holds_the_mean_in_about_95_of_100_cases() -> None:
-    noise = np.random.default_rng(1)
-    inside = 0
-    for _ in range(200):
-        found = estimate(lambda values: float(values.mean()), noise.normal(size=60))
-        assert found.low is not None
-        assert found.high is not None
-        inside += found.low <= 0.0 <= found.high
-    assert 175 <= inside <= 199
+def test_graphs_that_draft_nothing_have_no_share_of_steps(table: Make) -> None:
+    alone = table("target", ONES, accepted=np.zeros(4), fallbacks=np.zeros(4), texts={})
+    found = compare([alone]).runs[0]
+    assert (found.fallback_rate, found.draft_share, found.reflective_gain) == (NOTHING, NOTHING, NOTHING)
 
 
-def test_differences_are_over_the_problems_both_have() -> None:
+def test_speculation_inside_an_engine_is_its_own_count(table: Make) -> None:
+    found = compare([table("speculative-decoding", ONES, speculation={"target": Speculation(50, 30)})]).runs[0]
+    assert (found.speculated_tokens, found.accepted_speculated_tokens) == ({"target": 50}, {"target": 30})
+
+
+def test_selection_by_class(table: Make) -> None:
+    choices = Choices(
+        problem=np.array([0, 0, 1, 2, 3]),
+        right_drafts=np.array([0.5, 1.0, 0.2, 0.0, 0.0]),
+        rejected=np.array([0, 0, 1, 1, 0]),
+        picked_right=np.array([1, 1, 0, 0, 0]),
+        agrees=np.array([1.0, 1.0, np.nan, np.nan, 0.0]),
+        may_reject=True,
+    )
+    found = compare([table("scot", ONES, choices=choices)]).runs[0].selection
+    assert found is not None
+    assert (found.class_1, found.class_1_right.value, found.by_chance.value) == (3, pytest.approx(2 / 3), pytest.approx(1.7 / 3))
+    assert (found.class_2, found.class_2_right.value) == (2, 0.5)
+    assert found.agreement.value == pytest.approx(2 / 3)
+    best = compare([table("best-of-n", ONES, choices=structs.replace(choices, may_reject=False))]).runs[0].selection
+    assert best is not None
+    assert best.class_2_right == NOTHING
+
+
+def quality(model: str = "prm") -> Quality:
+    return Quality(
+        model=model,
+        drafted=np.array([1.0, 1.2, 0.0, 0.0]),
+        steps=np.array([2, 2, 0, 0]),
+        selected=np.array([0.7, 1.5, 0.0, 0.0]),
+        selected_from=np.array([0.6, 1.2, 0.0, 0.0]),
+        selections=np.array([1, 2, 0, 0]),
+        fallback=np.array([0.9, 0.0, 0.0, 0.0]),
+        fallbacks=np.array([1, 0, 0, 0]),
+    )
+
+
+def test_quality_of_selected_steps_is_over_the_candidates_they_were_selected_from(table: Make) -> None:
+    found = compare([table("speccot", ONES, quality=quality())]).runs[0].quality
+    assert found is not None
+    assert (found.drafted.value, found.selected.value) == (pytest.approx(2.2 / 4), pytest.approx(2.2 / 3))
+    assert (found.selected_from.value, found.gain.value) == (pytest.approx(0.6), pytest.approx(0.4 / 3))
+    assert found.fallback.value == pytest.approx(0.9)
+
+
+def test_differences_are_over_the_problems_both_have(table: Make) -> None:
     part = table("part", [4.0, 2.0], problem_ids=("p1", "p3"))
-    comparison = compare([BASE, part])
-    assert comparison.runs[1].speed_up.value == pytest.approx((4.0 + 2.0) / (4.0 + 2.0))
+    comparison = compare([table("target", BASE), part])
+    assert comparison.runs[1].over_baseline.speed_up.value == pytest.approx((4.0 + 2.0) / (4.0 + 2.0))
+    assert comparison.runs[1].over_baseline.problems == 2
     assert any("of its 2 problems 2 are the baseline's" in flag.what for flag in comparison.flags)
 
 
@@ -94,84 +117,81 @@ def test_differences_are_over_the_problems_both_have() -> None:
         ({"status": "interrupted"}, "it is interrupted: only finished chains count"),
         ({"failed": 2}, "2 chains failed or were cancelled"),
         ({"simulated": True}, "one of the two is simulated, the other measured"),
+        ({"host": {"processor": "another"}}, "it ran on another machine than the baseline"),
         ({"params": {"token_budget": 50}}, "token_budget is 50, the baseline's 100"),
-        ({"engines": {"target": {"model": "org/other"}}}, "its target is other, the baseline's large"),
+        ({"engines": {"target": {"backend": "torch", "model": "org/other"}}}, "its target is other, the baseline's large"),
+        ({"engines": {"target": {"backend": "vllm", "model": "org/large"}}}, "the backend of its target is vllm, the baseline's torch"),
+        ({"resources": Resources(gpus=1)}, "it had 1 GPU, the baseline 2 cores"),
+        ({"resources": Resources(cores=4)}, "it had 4 cores, the baseline 2 cores"),
+        ({"quality": quality("other")}, "its steps were scored by other, the baseline's by prm"),
     ],
     ids=lambda value: str(value)[:30],
 )
-def test_what_else_differs_is_said(fields: dict[str, Any], says: str) -> None:
-    flags = compare([BASE, table("other", [1.0, 1.0, 1.0, 1.0], **fields)]).flags
+def test_what_else_differs_is_said(table: Make, fields: dict[str, Any], says: str) -> None:
+    base = table("target", BASE, quality=quality() if "quality" in fields else None)
+    flags = compare([base, table("other", ONES, **fields)]).flags
     assert [flag.what for flag in flags if says in flag.what], flags
     assert {flag.run for flag in flags} == {"other"}
 
 
-def test_other_data_is_refused_by_name() -> None:
-    other = table("other", [1.0], input={"sha256": "another", "file": "more.parquet"})
+def test_one_engine_alone_needs_less_than_two(table: Make) -> None:
+    alone = table("target", BASE, engines={"target": {"backend": "torch", "model": "org/large"}}, resources=Resources(cores=1))
+    assert compare([alone, table("speccot", ONES)]).flags == ()
+
+
+def test_other_data_is_refused_by_name(table: Make) -> None:
+    base = table("target", BASE)
     with pytest.raises(UsageError, match=r"other solved more\.parquet and target data\.parquet, which differ"):
-        compare([BASE, other])
+        compare([base, table("other", [1.0], input={"sha256": "another", "file": "more.parquet"})])
     with pytest.raises(UsageError, match="no finished problem in common"):
-        compare([BASE, table("other", [1.0], problem_ids=("q",))])
+        compare([base, table("other", [1.0], problem_ids=("q",))])
 
 
-def test_the_baseline_is_named_or_the_target_alone() -> None:
-    other = table("speccot", [1.0, 1.0, 1.0, 1.0])
-    assert compare([other, BASE]).baseline == "target"
-    assert compare([other, BASE], "speccot").baseline == "speccot"
+def test_the_baseline_is_named_or_the_target_alone(table: Make) -> None:
+    base, other = table("target", BASE), table("speccot", ONES)
+    again = structs.replace(other, name="again")
+    assert compare([other, base]).baseline == "target"
+    assert compare([other, base], "speccot").baseline == "speccot"
     assert compare([other]).baseline == "speccot"
+    assert compare([base, other, again], "again").baseline == "again"
     with pytest.raises(UsageError, match="--baseline scot: no such run or graph here; there are speccot, target"):
-        compare([other, BASE], "scot")
-    with pytest.raises(UsageError, match="target is named twice"):
-        compare([BASE, BASE])
+        compare([other, base], "scot")
+    one = structs.replace(other, name="one")
+    with pytest.raises(UsageError, match="--baseline speccot: again, one are all of that graph; name one of them"):
+        compare([again, one, base], "speccot")
 
 
-def test_batch_sizes_and_thresholds_get_tables_of_their_own() -> None:
-    runs = [table(f"s-{n}", [1.0] * 4, graph="speccot", batch_size=n, wall_time_s=100.0 / n) for n in (1, 8)]
-    runs += [table(f"r-{t}", [1.0] * 4, graph="specreason", params={"threshold": t}) for t in (7, 5)]
-    made = {one.title: one for one in tables(compare(runs))}
-    batches = next(one for title, one in made.items() if title.startswith("speccot, pipelined"))
-    assert [row[0] for row in batches.rows] == ["1", "8"]
-    assert [row[3] for row in batches.rows] == ["1.00", "8.00"]
-    thresholds = next(one for title, one in made.items() if title.startswith("specreason: by threshold"))
-    assert [row[0] for row in thresholds.rows] == ["5", "7"]
+def test_groups_are_runs_that_differ_in_one_thing_alone(table: Make) -> None:
+    def speccot(name: str, **fields: Any) -> RunTable:
+        return table(name, ONES, graph="speccot", **fields)
+
+    runs = [
+        speccot("b8", params={"candidates": 5}),
+        speccot("b1", params={"candidates": 5}, batch_size=1),
+        speccot("n10", params={"candidates": 10}),
+        speccot("n1", params={"candidates": 1}),
+        speccot("more", params={"candidates": 5}, resources=Resources(cores=4)),
+        speccot("gpu", params={"candidates": 5}, resources=Resources(gpus=1)),  # of another kind: neither more nor less
+        speccot("both", params={"candidates": 2}, batch_size=2),  # two things differ
+        speccot("seed", params={"candidates": 2}, seed=1),
+        speccot("fewer", params={"candidates": 3}, input={"rows": 2}),
+    ]
+    found = {group.by: [(member.run, member.value) for member in group.members] for group in grouped(runs)}
+    assert found == {
+        "resources": [("b8", "2 cores"), ("more", "4 cores")],
+        "batch_size": [("b1", "1"), ("b8", "8")],
+        "params.candidates": [("n1", "1"), ("b8", "5"), ("n10", "10")],
+    }
 
 
-def test_names_stay_in_their_cells() -> None:
-    sly = structs.replace(table("=1+1|x", [1.0] * 4), graph="two\nlines")
-    comparison = compare([BASE, sly])
-    text = markdown(comparison)
-    assert "=1+1\\|x" in text
-    rows = [line for line in text.splitlines() if line.startswith("| =1")]
-    assert all(len(line.replace("\\|", "").split("|")) == len(rows[0].replace("\\|", "").split("|")) for line in rows[:1])
-    read = list(csv.DictReader(io.StringIO(as_csv(comparison))))
-    assert read[1]["run"] == "'=1+1|x"
-    assert float(read[1]["speed_up"]) == 5.0
-    assert json.loads(as_json(comparison))["runs"][1]["speed_up"]["value"] == 5.0
-
-
-def test_run_folders_alone_are_enough(tmp_path: Path) -> None:
-    for graph, samples in (("target", 1), ("speccot", 2)):
-        options = RunOptions(
-            graph=ROOT / f"graphs/{graph}.yaml",
-            input=ROOT / "datasets/arith/test.parquet",
-            engines=ROOT / "graphs/engines/sim-2xh100.yaml",
-            limit=20,
-            samples=samples,
-            output=tmp_path / graph,
+def test_members_of_a_group_are_over_its_first_and_over_the_baseline_at_the_same_value(table: Make) -> None:
+    engines = {"target": {"backend": "torch", "model": "org/large"}}
+    runs = []
+    for budget in (50, 100):
+        params = {"token_budget": budget}
+        runs.append(
+            table(f"t{budget}", np.full(4, budget / 10), graph="target", engines=engines, resources=Resources(cores=1), params=params)
         )
-        assert run(options).exit_code == 0
-    comparison = compare([read_run(tmp_path / name) for name in ("target", "speccot")])
-    target, speccot = comparison.runs
-    assert (target.problems, speccot.problems, speccot.samples) == (20, 20, 2)
-    assert target.fallback_rate.value is None
-    assert speccot.fallback_rate.value is not None
-    assert speccot.draft_tokens.value is not None
-    assert speccot.draft_tokens.value > 0
-    assert {flag.what for flag in comparison.flags} >= {"samples is 2, the baseline's 1"}
-
-
-def test_what_is_no_run_folder_is_named(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"run\.json: cannot be read: no such file or directory; name a run folder"):
-        read_run(tmp_path)
-    (tmp_path / "run.json").write_text('{"a": 1}')
-    with pytest.raises(InputError, match=r"is no run\.json of this program: it has no `graph`"):
-        read_run(tmp_path)
+        runs.append(table(f"s{budget}", ONES, graph="speccot", params={**params, "candidates": 5}))
+    found = {run: {each.over: each.speed_up.value for each in over} for run, over in compare(runs).differences.items()}
+    assert found == {"t100": {"t50": 0.5}, "s50": {"t50": 5.0}, "s100": {"s50": 1.0, "t100": 10.0}}

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 
-from pipeline.analysis.invariance import as_markdown, invariance
+from pipeline.analysis.invariance import invariance, invariance_markdown
 from pipeline.cli.main import cli
 from pipeline.engines.sim_text import sim_answer
 from pipeline.errors import UsageError
@@ -39,7 +39,7 @@ def test_another_verifier_parts_chains_by_a_verdict_and_by_nothing_before_it(tmp
     assert found.parted_by_verdict == found.chains - found.equal == sum(found.first_difference.values())
     assert (found.parted_by_drafts, found.parted_by_writing) == (0, 0)
     assert min(found.first_difference) >= 1  # guidance is written before any verdict
-    assert "by a verdict" in as_markdown(found)
+    assert "by a verdict" in invariance_markdown(found)
     assert any("verifier_accuracy" in value for pair in found.differing.values() for value in pair)
 
 

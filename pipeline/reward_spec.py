@@ -1,0 +1,66 @@
+"""What a file for `pipeline grade --prm` may say: a process reward model's engine, and how it is asked about a step.
+
+Such a model is a causal language model that answers with one of two tokens, good or bad. It is asked in plain text with a
+tag after every step (Math-Shepherd, Wang et al. 2023), or in a chat of one turn a step (RLHFlow's). Models that put a
+number on each step with a head of their own, such as Qwen2.5-Math-PRM, answer with no token and are not covered.
+"""
+
+from typing import Annotated
+
+from msgspec import Meta, Struct
+
+from pipeline.spec import EngineSpec
+
+Text = Annotated[str, Meta(min_length=1)]
+
+
+class PromptSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="form"):
+    """What every form may say. `{problem}`, `{step}` and `{number}` (from 1) stand for a text of the run."""
+
+    good: Text = "+"
+    """The answer after a right step, one token of the model."""
+    bad: Text = "-"
+    """The answer after a wrong one, one token too."""
+    thought_end: str = ""
+    """What stands in a step for the `</think>` that ends a thought; by default nothing: reward models have not seen it."""
+
+
+class TextPrompt(PromptSpec, frozen=True, kw_only=True, tag="text"):
+    """The problem, then all steps, each with a tag behind it; the answer is the next token."""
+
+    begin: Text
+    """Everything before the first step, special tokens included, as text."""
+    step: Text
+    """One step up to and including the tag."""
+    between: str = ""
+    """What separates a tag from the next step."""
+
+    def __post_init__(self) -> None:
+        _check_holds("begin", self.begin, "{problem}")
+        _check_holds("step", self.step, "{step}")
+
+
+class ChatPrompt(PromptSpec, frozen=True, kw_only=True, tag="chat"):
+    """A turn of the user for each step; the assistant's reply is the answer, and after earlier steps `good`."""
+
+    first: Text = "{problem} {step}"
+    """The first turn."""
+    step: Text = "{step}"
+    """Every later one."""
+
+    def __post_init__(self) -> None:
+        _check_holds("first", self.first, "{problem}", "{step}")
+        _check_holds("step", self.step, "{step}")
+
+
+class RewardSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The whole file."""
+
+    reward: EngineSpec
+    prompt: TextPrompt | ChatPrompt
+
+
+def _check_holds(name: str, text: str, *needed: str) -> None:
+    """Decoding turns the `ValueError` into a `GraphError` that names the file."""
+    if missing := [each for each in needed if each not in text]:
+        raise ValueError(f"`{name}` is {text!r}, which has no {missing[0]} where that text belongs")

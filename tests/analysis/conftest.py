@@ -1,0 +1,64 @@
+"""Tables of runs without any run folder."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pipeline.analysis.resources import Resources
+from pipeline.analysis.runs import RunTable
+from pipeline.analysis.samples import Attempts, interval
+from pipeline.analysis.step_texts import Texts
+
+
+def run_table(name: str, latency: Sequence[float], **fields: Any) -> RunTable:
+    """A run of one sample a problem, all right, three of four steps by the draft; `right` marks problems as right or wrong."""
+    count = len(latency)
+    ones = np.ones(count)
+    right = np.array(fields.pop("right", ones), float)
+    values: dict[str, Any] = {
+        "name": name,
+        "graph": name,
+        "engines": {
+            "draft": {"backend": "torch", "model": "org/small"},
+            "target": {"backend": "torch", "model": "org/large"},
+        },
+        "resources": Resources(cores=2),
+        "host": {"processor": "one"},
+        "params": {"token_budget": 100},
+        "schedule": "pipelined",
+        "batch_size": 8,
+        "samples": 1,
+        "seed": 0,
+        "simulated": False,
+        "status": "finished",
+        "input": {"sha256": "same", "file": "data.parquet", "rows": count},
+        "wall_time_s": 10.0,
+        "speculation": {},
+        "problem_ids": tuple(f"p{i}" for i in range(count)),
+        "failed": 0,
+        "chains": ones,
+        "graded": ones,
+        "right": right,
+        "attempts": Attempts(interval=interval(np.arange(count), right), samples=1, pass_at={1: float(right.mean())}, majority=None),
+        "latency_s": np.array(latency),
+        "thought_tokens": 40 * ones,
+        "answer_tokens": 10 * ones,
+        "output_tokens": {"draft": 30 * ones, "target": 10 * ones},
+        "steps": 4 * ones,
+        "accepted": 3 * ones,
+        "fallbacks": ones,
+        "texts": {
+            "drafted": Texts(15 * ones, 90 * ones, 50 * ones, ones),
+            "fallback": Texts(ones, 20 * ones, 10 * ones, 2 * ones),
+        },
+        "choices": None,
+        "quality": None,
+    }
+    return RunTable(**values | fields)
+
+
+@pytest.fixture(name="table")
+def _table() -> Callable[..., RunTable]:
+    return run_table

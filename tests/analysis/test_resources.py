@@ -1,0 +1,50 @@
+"""What a run had to compute on, from engines as `run.json` states them."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from pipeline.analysis.resources import Resources, resources
+from pipeline.engines.registry import engine_specs
+from pipeline.loader import load_engines
+from pipeline.runfile import resolved_engines
+
+ROOT = Path(__file__).parent.parent.parent
+A100 = {role: {"device": "NVIDIA A100"} for role in ("draft", "target")}
+CPU = {role: {"device": "cpu"} for role in ("draft", "target")}
+
+
+def stated(name: str, *settings: str) -> dict[str, Any]:
+    """An engines file as it stands in a `run.json`."""
+    engines = resolved_engines(load_engines(ROOT / f"graphs/engines/{name}.yaml", engine_specs(), settings))
+    found: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(engines))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("file", "facts", "expected", "label"),
+    [
+        ("tiny", CPU, Resources(cores=2), "2 cores"),
+        ("tiny-vllm", CPU, Resources(cores=2), "2 cores"),
+        ("tiny", {"draft": {"device": "cuda:0"}, "target": {"device": "cuda:0"}}, Resources(gpus=1), "1 GPU"),
+        ("qwq-r1_1.5b-2x80gb", A100, Resources(gpus=2, names=("NVIDIA A100",)), "2 GPUs (NVIDIA A100)"),
+        ("r1_32b-r1_1.5b-5x40gb", {}, Resources(gpus=5), "5 GPUs"),
+        ("servers", {}, Resources(servers=2), "2 servers"),
+        ("sim-instant", {}, Resources(flops_per_s=math.inf, names=("nowhere",)), "inf TFLOP/s, simulated (nowhere)"),
+        ("sim-1xh200", {}, Resources(flops_per_s=5.9e14, names=("h200-0",)), "590 TFLOP/s, simulated (h200-0)"),
+    ],
+)
+def test_engines_that_share_a_device_share_it_here(file: str, facts: dict[str, Any], expected: Resources, label: str) -> None:
+    found = resources(stated(file), facts)
+    assert found == expected
+    assert found.label == label
+
+
+def test_more_is_after_less_and_kinds_are_told_apart() -> None:
+    two, four = resources(stated("qwq-r1_1.5b-2x80gb"), A100), resources(stated("qwq-r1_1.5b-4x80gb"), A100)
+    assert two < four
+    assert two.kind == four.kind != Resources(cores=2).kind
+    assert resources({"draft": {"backend": "of another package"}}, {}).label == "unknown"

@@ -1,0 +1,86 @@
+"""Choices among whole thoughts: the answer of a thought, and the two classes of SCoT 4.4 from a run folder."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pipeline.analysis.selection import read_choices, stages_of, thought_answer
+from pipeline.trace.events import ChainRow, StepRow
+from pipeline.trace.store import TraceStore
+
+Blank = Callable[..., Any]
+THOUGHT = "so {} + 2 = {}.\n\n</think>"
+
+
+def graph(unit: str = "thought", *, reject: bool = True) -> dict[str, Any]:
+    """As `run.json` has it, the judge inside a loop."""
+    judge = {"name": "verify", "spec": {"kind": "choose", "unit": unit, "reject": reject}}
+    return {"levels": [[{"name": "draft", "spec": {"kind": "draft"}}], [{"name": "loop", "body": {"levels": [[judge]]}}]]}
+
+
+@pytest.mark.parametrize(
+    ("thought", "answer"),
+    [
+        ("Tom collects 2, so 13 + 2 = 15.\n\nTom drops 2, so 15 - 2 = 13.\n\n</think>", "13"),
+        ("x = 3, hence \\boxed{7}. Let me check: 3 + 4 = 7", "7"),
+        ("the price is $x = 3.50$. That is all", "3.50$"),
+        ("So y = \\frac{1}{2}\n</think>", "\\frac{1}{2}"),
+        ("I do not know.\n\n</think>", None),
+        ("and so =", None),
+        ("", None),
+    ],
+)
+def test_a_thought_comes_to_what_it_boxes_or_else_states_last(thought: str, answer: str | None) -> None:
+    assert thought_answer(thought) == answer
+
+
+def test_stages_of_loops_are_found() -> None:
+    assert [name for name, _ in stages_of(graph())] == ["draft", "verify"]
+    assert list(stages_of({})) == []
+
+
+def written(folder: Path, blank: Blank, rounds: list[tuple[list[str], int | None, bool | None]]) -> dict[str, int]:
+    """A run of one problem for each round: its drafts' answers, the chosen one, the verdict on the chain. 5 is right."""
+    store = TraceStore(folder)
+    for number, (answers, chosen, correct) in enumerate(rounds):
+        drafts = tuple(THOUGHT.format(3, answer) for answer in answers)
+        step = blank(StepRow, chain_id=f"p{number}#0", verify_kind="choose", chosen_candidate=chosen, candidate_texts=drafts)
+        store.append("steps", [step])
+        store.append("chains", [blank(ChainRow, chain_id=f"p{number}#0", grader="math", reference_answer="5", correct=correct)])
+    store.close()
+    return {f"p{number}#0": number for number in range(len(rounds))}
+
+
+def test_classes_and_predictions(tmp_path: Path, blank: Blank) -> None:
+    place = written(
+        tmp_path,
+        blank,
+        [
+            (["5", "5.0", "7"], 1, True),  # class 1, right
+            (["5", "6"], 1, False),  # class 1, a wrong draft selected
+            (["5"], None, True),  # class 1, all rejected
+            (["6", "7"], None, True),  # class 2, right
+            (["6"], 0, True),  # class 2, wrong; and the chain was right for all that
+        ],
+    )
+    del place["p2#0"]  # a chain that failed
+    found = read_choices(tmp_path, graph(), place)
+    assert found is not None
+    assert found.problem.tolist() == [0, 1, 3, 4]
+    assert found.right_drafts.tolist() == [pytest.approx(2 / 3), 0.5, 0.0, 0.0]
+    assert found.picked_right.tolist() == [1, 0, 0, 0]
+    assert found.rejected.tolist() == [0, 0, 1, 0]
+    np.testing.assert_equal(found.agrees, [1, 1, np.nan, 0])
+    assert found.may_reject
+
+
+def test_choosers_of_steps_have_none_of_this(tmp_path: Path, blank: Blank) -> None:
+    place = written(tmp_path, blank, [(["5"], 0, True)])
+    assert read_choices(tmp_path, graph("step"), place) is None
+    assert read_choices(tmp_path, {"levels": []}, place) is None
+    best_of_n = read_choices(tmp_path, graph(reject=False), place)
+    assert best_of_n is not None
+    assert not best_of_n.may_reject

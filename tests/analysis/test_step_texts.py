@@ -1,0 +1,69 @@
+"""Texts of steps and drafts, counted by kind; tokens after the thought."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pipeline.analysis.run_chains import read_chains, read_tokens
+from pipeline.analysis.step_texts import read_texts, words_in
+from pipeline.trace.events import CallRow, ChainRow, StepRow
+from pipeline.trace.store import TraceStore
+
+Blank = Callable[..., Any]
+
+
+def test_words_of_second_thoughts() -> None:
+    assert words_in("Wait, but no. Hmm: butter waits. Double-check!") == (8, 4)
+    assert words_in("") == (0, 0)
+
+
+def test_texts_by_kind_and_problem(tmp_path: Path, blank: Blank) -> None:
+    drafts = {"candidate_texts": ("a b", "wait a b c"), "candidate_tokens": (2, 5)}
+    store = TraceStore(tmp_path)
+    store.append(
+        "steps",
+        [
+            blank(StepRow, chain_id="p#0", decision="accepted", step_text="a b", step_token_ids=(1, 2), **drafts),
+            blank(StepRow, chain_id="p#1", decision="fallback", step_text="hmm but", step_token_ids=(1, 2, 3), **drafts),
+            blank(StepRow, chain_id="failed#0", decision="accepted", step_text="a", step_token_ids=(1,), **drafts),
+        ],
+    )
+    store.close()
+    found = read_texts(tmp_path, {"p#0": 0, "p#1": 0}, 1)
+    sums = {kind: [float(column[0]) for column in (text.count, text.tokens, text.words, text.reflective)] for kind, text in found.items()}
+    assert sums == {
+        "accepted": [1, 2, 2, 0],
+        "fallback": [1, 3, 2, 2],
+        "drafted": [4, 14, 12, 2],
+        "longest": [2, 10, 8, 2],
+        "rejected": [2, 7, 6, 1],
+    }
+
+
+def test_tokens_by_role_and_after_the_thought(tmp_path: Path, blank: Blank) -> None:
+    """A response holds its answer: what its thought leaves. The last row of a chain counts, and failed chains do not."""
+    store = TraceStore(tmp_path)
+    for chain, reason in (("p#0", "cancelled"), ("p#0", "thought_closed"), ("p#1", "thought_closed"), ("q#0", "error")):
+        store.append("chains", [blank(ChainRow, chain_id=chain, problem_id=chain[0], stop_reason=reason, thought_tokens=4, correct=True)])
+    calls = [("p#0", "response", "target", 9), ("p#1", "say", "target", 3), ("p#1", "draft", "draft", 20), ("q#0", "draft", "draft", 50)]
+    store.append("calls", [blank(CallRow, chain_id=c, stage=stage, engine=role, output_tokens=n) for c, stage, role, n in calls])
+    store.append("steps", [blank(StepRow, chain_id="p#0", stage="response", step_token_ids=(1, 2, 3, 4))])
+    store.append("steps", [blank(StepRow, chain_id="p#1", stage="draft", step_token_ids=(1, 2, 3, 4))])
+    store.close()
+    specs = {"response": {"kind": "generate", "unit": "response"}, "say": {"kind": "answer"}, "draft": {"kind": "draft", "unit": "step"}}
+    chains = read_chains(tmp_path)
+    assert (chains.problem_ids, chains.failed, chains.row.tolist()) == (("p",), 1, [1, 2])
+    assert chains.means("thought_tokens").tolist() == [4.0]
+    found = read_tokens(tmp_path, {"levels": [[{"name": name, "spec": spec} for name, spec in specs.items()]]}, chains)
+    assert found.answer.tolist() == [(9 - 4) + 3]
+    assert {role: tokens.tolist() for role, tokens in found.by_role.items()} == {"target": [12.0], "draft": [20.0]}
+
+
+def test_a_folder_without_parts_has_no_chains(tmp_path: Path) -> None:
+    found = read_chains(tmp_path)
+    assert (found.problem_ids, found.failed, len(found.correct)) == ((), 0, 0)
+    assert read_tokens(tmp_path, {}, found).answer.tolist() == pytest.approx([])
+    np.testing.assert_array_equal(read_texts(tmp_path, {}, 0).keys(), [])

@@ -1,0 +1,98 @@
+"""`pipeline compare`: what it prints and writes, and that wrong input is one sentence and exit code 2."""
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from pipeline.cli.main import main
+from pipeline.run import RunOptions, run
+
+ROOT = Path(__file__).parent.parent.parent
+Compare = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Runs of six problems: `target` and `speccot`, `seed` of another seed, `data` over other data."""
+    place = tmp_path_factory.mktemp("runs")
+    (place / "other.csv").write_text("problem,answer\nWhat is 1 + 1?,2\n")
+    arith = ROOT / "datasets/arith/test.parquet"
+    for name, graph, seed, input_ in (
+        ("target", "target", 0, arith),
+        ("speccot", "speccot", 0, arith),
+        ("seed", "speccot", 1, arith),
+        ("data", "target", 0, place / "other.csv"),
+    ):
+        engines = ROOT / "graphs/engines/sim-instant.yaml"
+        options = RunOptions(graph=ROOT / f"graphs/{graph}.yaml", input=input_, engines=engines, limit=6, seed=seed, output=place / name)
+        assert run(options).exit_code == 0
+    return place
+
+
+@pytest.fixture
+def compare(folders: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Compare:
+    """Exit code, stdout and stderr of the command, in the folder of the runs."""
+
+    def called(*arguments: str | Path) -> tuple[int, str, str]:
+        monkeypatch.chdir(folders)
+        monkeypatch.setattr(sys, "argv", ["pipeline", "compare", *map(str, arguments)])
+        with pytest.raises(SystemExit) as left:
+            main()
+        out, err = capsys.readouterr()
+        return int(left.value.code or 0), out, err
+
+    return called
+
+
+def test_tables_are_printed_and_written_as_the_names_end(compare: Compare, tmp_path: Path) -> None:
+    outputs = [tmp_path / f"tables{suffix}" for suffix in (".md", ".csv", ".json")]
+    options = [part for path in outputs for part in ("--output", path)]
+    code, out, err = compare("target", "speccot", *options)
+    assert (code, err) == (0, "")
+    assert out == outputs[0].read_text()
+    assert "SpecCoT table 2" in out
+    assert outputs[1].read_text().startswith("run,graph,")
+    assert json.loads(outputs[2].read_text())["baseline"] == "target"
+    assert json.loads(compare("target", "speccot", "--format", "json")[1])["baseline"] == "target"
+
+
+def test_another_seed_is_flagged_and_compared_all_the_same(compare: Compare) -> None:
+    code, out, _ = compare("target", "speccot", "seed")
+    assert code == 0
+    assert "- seed: seed is 1, the baseline's 0" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["nowhere"], "nowhere/run.json: cannot be read: no such file or directory; name a run folder"),
+        (["other.csv"], "other.csv/run.json: cannot be read: not a directory; name a run folder"),
+        (["empty"], "empty/run.json: cannot be read: no such file or directory; name a run folder"),
+        (["text"], "text/run.json: is no run.json of this program: "),
+        (["unfinished"], "unfinished: has no finished chain: there is nothing to compare"),
+        (["damaged"], "part-00000.parquet: cannot be read: "),
+        (["target", "./target"], "target is given twice; name each run once"),
+        (["target", "data"], "data solved "),
+        (["target", "--baseline", "scot"], "--baseline scot: no such run or graph here; there are target"),
+        (["speccot", "seed", "--baseline", "graph"], "--baseline graph: no such run or graph here"),
+        (["target", "--output", "nowhere/x.md"], "--output nowhere/x.md: cannot be written: no such file or directory"),
+        (["target", "--output", "folder.md"], "--output folder.md: cannot be written: is a directory"),
+        (["target", "--output", "tables.xlsx"], "--output tables.xlsx: its name must end in .md, .csv, .json"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_wrong_input_is_one_sentence_and_exit_code_2(compare: Compare, folders: Path, arguments: list[str], says: str) -> None:
+    for name in ("empty", "folder.md", "unfinished", "damaged/chains", "text"):
+        (folders / name).mkdir(parents=True, exist_ok=True)
+    (folders / "text/run.json").write_text("not JSON")
+    for name in ("unfinished", "damaged"):
+        (folders / name / "run.json").write_bytes((folders / "target/run.json").read_bytes())
+    (folders / "damaged/chains/part-00000.parquet").write_bytes(b"PAR1")
+    code, out, err = compare(*arguments)
+    assert (code, out) == (2, "")
+    assert err.startswith("error: ")
+    assert says in err
+    assert err.count("\n") == 1

@@ -1,0 +1,39 @@
+"""The bundled reward model is what its card says: the target's first layers with two rows of its own, and how it is chosen."""
+
+import sys
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / "tools"))
+
+import train_prm  # noqa: E402
+
+
+def test_all_but_two_rows_are_the_targets():
+    ours, target = (load_file(ROOT / f"pipeline/models/{name}/model.safetensors") for name in ("tiny-prm", "tiny-target"))
+    embedding = "model.embed_tokens.weight"
+    assert {name for name in target if name not in ours} == {
+        name for name in target if name.startswith(("model.layers.5.", "model.layers.6."))
+    }
+    assert [name for name in ours if not torch.equal(ours[name], target[name])] == [embedding]
+    changed = (ours[embedding] != target[embedding]).any(1).nonzero().flatten().tolist()
+    assert changed == sorted(train_prm.Judge(0).dialect.option_ids)
+
+
+def test_a_head_learns_what_can_be_told_apart():
+    generator = torch.Generator().manual_seed(0)
+    right = torch.rand(400, generator=generator) < 0.5
+    seen = torch.randn(400, 8, generator=generator) + 3 * (2.0 * right[:, None] - 1) * torch.eye(8)[0]
+    rows = train_prm.train(seen[:300], right[:300], torch.zeros(20, 8), (4, 7), 1e-3)
+    figures = train_prm.measure(seen[300:], right[300:], rows)
+    assert figures["auc"] > 0.95
+    assert figures["reward_right"] > 0.8 > 0.2 > figures["reward_wrong"]
+
+
+def test_the_fewest_layers_that_are_as_good_as_the_best_are_chosen():
+    found = [(4, 1e-3, 0.9, 0.1), (5, 1e-3, 0.9995, 0.3), (5, 1e-5, 0.9993, 0.2), (6, 1e-3, 1.0, 0.1)]
+    heads = [train_prm.Head(layers, decay, torch.empty(0), {"auc": auc, "log_loss": loss}) for layers, decay, auc, loss in found]
+    assert train_prm.choose(heads) is heads[2]

@@ -1,0 +1,192 @@
+"""Trains the bundled process reward model: two rows of numbers on a frozen body, on one CPU core in a few minutes.
+
+    python tools/train_prm.py --out pipeline/models/tiny-prm
+
+The body is the first layers of tiny-target, unchanged; what is trained is how likely `+` and `-` are after a step's blank
+line. Right steps are the generator's; wrong ones are what tiny-draft samples, and right ones with another number or step put
+in. The validation problems choose the number of layers and the weight decay; the test problems are measured once, at the end.
+"""
+
+import json
+import shutil
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import click
+import make_arith
+import tiny_eval
+import torch
+from make_arith import Problem
+from tiny_examples import Examples
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM
+
+from pipeline.engines.registry import engine_specs
+from pipeline.engines.tokenizer import HFTokenizer
+from pipeline.loader import load_reward_model
+from pipeline.reward_prompts import RewardDialect, Thought
+
+MODELS = Path("pipeline/models")
+PRM = Path("graphs/rewards/prm-tiny.yaml")
+"""How the model is asked."""
+DRAFTED, TEMPERATURE = 5, 0.6
+DEPTHS, DECAYS, SLACK = (4, 5, 6), (1e-5, 1e-4, 1e-3), 0.001
+"""What is tried. The fewest layers are kept whose AUC is at most this much below the best."""
+PART = 200
+"""Sequences computed together."""
+
+
+class Judged(NamedTuple):
+    """A prompt that asks about a step, and whether the step is right."""
+
+    ids: list[int]
+    right: bool
+
+
+class Head(NamedTuple):
+    """The two rows, and what they were trained on."""
+
+    layers: int
+    decay: float
+    rows: Tensor
+    """Of `+` and `-`, rounded as they are saved."""
+    figures: dict[str, float]
+    """On the validation problems."""
+
+
+class Judge:
+    """Makes prompts with their labels, through the package's own code, so that training and serving agree to the last id."""
+
+    def __init__(self, seed: int) -> None:
+        folder = str(MODELS / "tiny-target")
+        prompt = load_reward_model(PRM, engine_specs()).prompt
+        self.examples, self._end = Examples(HFTokenizer(folder), seed), prompt.thought_end
+        self.dialect = RewardDialect(self.examples.dialect.tokenizer, prompt, str(PRM))
+        self._draft = tiny_eval.load(MODELS / "tiny-draft")
+
+    def judged(self, problems: Sequence[Problem], *, made_up: bool) -> Iterator[Judged]:
+        """For a random step of each problem what the draft samples there, and if `made_up` also a right and a wrong step."""
+        examples = self.examples
+        situations = [examples.situation(problem) for problem in problems]
+        drafted = tiny_eval.sample_steps(self._draft, [s.context for s in situations], DRAFTED, TEMPERATURE, examples.dialect)
+        for situation, samples in zip(situations, drafted, strict=True):
+            extra = [situation.gold, examples.corrupt(situation)] if made_up else []
+            for step in dict.fromkeys([*samples, *extra]):
+                ids = self._ask(situation.problem.text, situation.context[situation.asked :], step)
+                yield Judged(ids, tuple(step) == situation.gold)
+
+    def _ask(self, problem: str, so_far: Sequence[int], step: Sequence[int]) -> list[int]:
+        decode, thought = self.examples.dialect.tokenizer.decode, Thought(self._end)
+        thought.commit(decode(so_far))
+        return self.dialect.ids(problem, [*thought.steps, *thought.steps_of(decode(step))])
+
+
+@torch.no_grad()
+def features(target: Any, judged: Sequence[Judged]) -> dict[int, Tensor]:
+    """What the head sees of each prompt if the body ends after so many layers."""
+    found: dict[int, list[Tensor]] = {depth: [] for depth in DEPTHS}
+    for start in range(0, len(judged), PART):
+        part = judged[start : start + PART]
+        width = max(len(each.ids) for each in part)
+        ids = torch.tensor([[*each.ids, *[0] * (width - len(each.ids))] for each in part])
+        hidden = target.model(input_ids=ids, use_cache=False, output_hidden_states=True).hidden_states
+        ends = [len(each.ids) - 1 for each in part]
+        for depth, rows in found.items():
+            rows.append(target.model.norm(hidden[depth][range(len(part)), ends]))
+    return {depth: torch.cat(rows) for depth, rows in found.items()}
+
+
+def train(seen: Tensor, right: Tensor, embedding: Tensor, options: tuple[int, int], decay: float) -> Tensor:
+    """The rows of both answers that make the right one likeliest among all tokens; the other tokens' rows stay."""
+    rows = embedding[list(options)].clone().requires_grad_()
+    others = seen @ embedding.T
+    others[:, list(options)] = -torch.inf
+    rest = others.logsumexp(-1, keepdim=True)
+    optimiser = torch.optim.LBFGS([rows], max_iter=500, line_search_fn="strong_wolfe")
+
+    def closure() -> Tensor:
+        optimiser.zero_grad()
+        loss = nn.functional.cross_entropy(torch.cat([seen @ rows.T, rest], 1), 1 - right.long()) + decay * rows.square().sum()
+        loss.backward()
+        return loss
+
+    optimiser.step(closure)
+    return rows.detach().bfloat16().float()
+
+
+def measure(seen: Tensor, right: Tensor, rows: Tensor) -> dict[str, float]:
+    """How well the rewards tell right steps from wrong ones."""
+    rewards = (seen @ rows.T).softmax(-1)[:, 0]
+    good, bad = rewards[right], rewards[~right]
+    above = (good[:, None] > bad).float() + 0.5 * (good[:, None] == bad).float()
+    figures = {
+        "steps": len(right),
+        "right": right.float().mean(),
+        "auc": above.mean(),
+        "accuracy": ((rewards > 0.5) == right).float().mean(),
+        "reward_right": good.mean(),
+        "reward_wrong": bad.mean(),
+        "log_loss": nn.functional.binary_cross_entropy(rewards, right.float()),
+    }
+    return {name: round(float(value), 5) for name, value in figures.items()}
+
+
+def choose(heads: Sequence[Head]) -> Head:
+    """Of each depth the decay of least loss; of these the fewest layers that are as good as the best."""
+    best = {depth: min((h for h in heads if h.layers == depth), key=lambda h: h.figures["log_loss"]) for depth in DEPTHS}
+    most = max(head.figures["auc"] for head in best.values())
+    return next(head for head in best.values() if head.figures["auc"] >= most - SLACK)
+
+
+def save(target: Any, head: Head, options: tuple[int, int], out: Path) -> None:
+    """The first layers of the target with the two rows, in bfloat16, and its tokenizer."""
+    config = type(target.config)(**target.config.to_dict() | {"num_hidden_layers": head.layers, "layer_types": None})
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    kept = {name: value for name, value in target.state_dict().items() if name in model.state_dict()}
+    model.load_state_dict(kept)
+    with torch.no_grad():
+        model.get_input_embeddings().weight[list(options)] = head.rows.bfloat16()
+    model.save_pretrained(out)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(MODELS / "tiny-target" / name, out / name)
+
+
+@click.command()
+@click.option("--out", type=click.Path(path_type=Path), required=True)
+@click.option("--situations", type=int, default=4000, show_default=True)
+@click.option("--seed", type=int, default=0, show_default=True)
+def main(out: Path, situations: int, seed: int) -> None:
+    """Train the reward model and write it, with its log, to --out."""
+    started = time.monotonic()
+    torch.set_num_threads(1)
+    torch.manual_seed(seed)
+    judge, target = Judge(seed), tiny_eval.load(MODELS / "tiny-target").eval()
+    embedding, options = target.get_input_embeddings().weight.detach(), judge.dialect.option_ids
+    problems = [next(judge.examples.problems) for _ in range(situations)]
+    sets = {
+        "training": list(judge.judged(problems, made_up=True)),
+        "validation": list(judge.judged(make_arith.split("validation"), made_up=False)),
+        "test": list(judge.judged(make_arith.split("test"), made_up=False)),
+    }
+    seen = {name: features(target, judged) for name, judged in sets.items()}
+    right = {name: torch.tensor([each.right for each in judged]) for name, judged in sets.items()}
+    heads = []
+    for depth in DEPTHS:
+        for decay in DECAYS:
+            rows = train(seen["training"][depth], right["training"], embedding, options, decay)
+            heads.append(Head(depth, decay, rows, measure(seen["validation"][depth], right["validation"], rows)))
+    head = choose(heads)
+    out.mkdir(parents=True, exist_ok=True)
+    save(target, head, options, out)
+    log = [{"set": "validation", "layers": each.layers, "decay": each.decay, **each.figures} for each in heads]
+    chosen = {"layers": head.layers, "decay": head.decay}
+    log += [{"set": name, **chosen, **measure(seen[name][head.layers], right[name], head.rows)} for name in ("training", "test")]
+    (out / "training.jsonl").write_text("".join(json.dumps(row) + "\n" for row in log))
+    click.echo("\n".join(map(json.dumps, log)))
+    click.echo(f"{time.monotonic() - started:.0f} s")
+
+
+if __name__ == "__main__":
+    main()
