@@ -62,7 +62,10 @@ class EngineDead(RunError):
 
 
 class RunFolderError(RunError):
-    """The run folder cannot be created or written."""
+    """The run folder cannot be created or written; `parts` are where and what."""
+
+    def __init__(self, *parts: str) -> None:
+        super().__init__(": ".join(parts))
 
 
 class Interrupted(PipelineError):

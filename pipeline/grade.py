@@ -138,7 +138,7 @@ def _write_totals(run: Path) -> None:
         return
     summary = summarize(run)
     totals |= {"graded": summary.graded, "correct": summary.correct}
-    with boundary(RunFolderError, f"{run}", foreign=OSError):
+    with boundary(RunFolderError, f"{run / 'run.json'}: cannot be written", foreign=OSError):
         draft = run / "run.json.tmp"
         draft.write_bytes(msgspec.json.format(msgspec.json.encode(card), indent=2) + b"\n")
         os.replace(draft, path)

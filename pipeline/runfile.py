@@ -117,7 +117,7 @@ class RunFile(Struct, frozen=True, kw_only=True):
 
     def write(self, folder: Path) -> None:
         """Replace `run.json` in `folder`; raises `RunFolderError`."""
-        with boundary(RunFolderError, f"{folder}", foreign=OSError):
+        with boundary(RunFolderError, f"{folder / 'run.json'}: cannot be written", foreign=OSError):
             draft = folder / "run.json.tmp"
             with draft.open("wb") as file:
                 file.write(msgspec.json.format(msgspec.json.encode(self), indent=2) + b"\n")
