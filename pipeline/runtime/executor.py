@@ -58,9 +58,7 @@ class Executor:
         settings: Settings,
     ) -> None:
         specs = plan.engines
-        self.dispatchers = {
-            role: Dispatcher(engines[role], spec.max_in_flight, spec.timeout_s, spec.max_retries, clock) for role, spec in specs.items()
-        }
+        self.dispatchers = {role: Dispatcher(engines[role], spec, clock) for role, spec in specs.items()}
         self.lanes = {role: dispatcher.lane for role, dispatcher in self.dispatchers.items()}
         self.progress = Progress(list(specs))
         labels = {stage.name: _label(stage, plan) for stage in plan.stages()}
