@@ -41,6 +41,7 @@ class Instant:
     """An engine that answers after one turn of the event loop: drafts differ, the first candidate is always chosen."""
 
     max_model_len = 1 << 20
+    vocab_size = 1 << 20
 
     def __init__(self, role: str, tokenizer: HFTokenizer) -> None:
         self.role, self.tokenizer, self.facts = role, tokenizer, {}
@@ -54,8 +55,10 @@ class Instant:
 
     async def generate(self, request: Request) -> Completion:
         await anyio.lowlevel.checkpoint()
-        candidates = self._drafts if request.n > 1 else self._texts
-        logprobs = (-3.0, *[-0.2] * (len(request.option_ids) - 1)) if request.option_ids else ()
+        candidates, logprobs = self._drafts if request.n > 1 else self._texts, ()
+        if request.option_ids:
+            candidates = (Candidate(ids=request.option_ids[1:2], text="1", cumulative_logprob=-0.2, finish_reason="length"),)
+            logprobs = (-3.0, *[-0.2] * (len(request.option_ids) - 1))
         usage = Usage(input_tokens=len(request.prompt_ids), output_tokens=sum(len(c.ids) for c in candidates))
         return Completion(candidates=candidates, option_logprobs=logprobs, usage=usage)
 

@@ -60,7 +60,8 @@ class Tapped:
 
     def __init__(self, engine: Engine) -> None:
         self._engine, self.requests = engine, []
-        self.role, self.tokenizer, self.max_model_len, self.facts = engine.role, engine.tokenizer, engine.max_model_len, engine.facts
+        self.role, self.tokenizer, self.facts = engine.role, engine.tokenizer, engine.facts
+        self.max_model_len, self.vocab_size = engine.max_model_len, engine.vocab_size
 
     async def generate(self, request: Request) -> Completion:
         self.requests.append(request)

@@ -10,6 +10,7 @@ PipelineError
 └── ChainError            one chain failed; it is recorded as such and the others go on (exit code 3)
     ├── BadRow            an input row that holds no problem
     ├── EngineUnavailable an engine could not answer for the moment
+    │   └── BadCompletion     an engine answered with what is no answer to its request
     └── RequestRefused    an engine refused one request
         └── ContextOverflow   the prompt leaves no room for an output
 """
@@ -94,6 +95,14 @@ class EngineUnavailable(ChainError):
     def __init__(self, role: str, what: str, retry_after_s: float | None = None) -> None:
         super().__init__(f"engine {role!r} {what}")
         self.role, self.what, self.retry_after_s = role, what, retry_after_s
+
+
+class BadCompletion(EngineUnavailable):
+    """What the engine that plays `role` gave for a request is no answer to it: `flaw` is the clause that says why."""
+
+    def __init__(self, role: str, request_id: str, flaw: str) -> None:
+        super().__init__(role, f"gave no answer to request {request_id!r}: {flaw}")
+        self.request_id, self.flaw = request_id, flaw
 
 
 class RequestRefused(ChainError):

@@ -197,7 +197,7 @@ def _apply_setting(setting: str, params: dict[str, Any], roles: dict[str, Any], 
         target = roles[role]
         *parents, key = key.split(".")
         for parent in parents:
-            target[parent] = dict(_mapping(target.get(parent), f"--set {setting}"))
+            target[parent] = dict(_mapping(target.get(parent, {}), f"--set {setting}"))
             target = target[parent]
     elif name not in params:
         raise GraphError(f"--set {setting}", f"{path} has no param `{name}`; {did_you_mean(name, params)}")

@@ -8,20 +8,22 @@ after each of them and has the least of their rewards.
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from itertools import count
 from pathlib import Path
 
 import anyio
 
 from pipeline.engines.base import Completion, Engine, Request
 from pipeline.engines.registry import engine_specs, open_engines, virtual_time
-from pipeline.errors import ChainError, EngineUnavailable, GraphError, Interrupted, PipelineError, RunError, first_of
+from pipeline.errors import ChainError, EngineDead, EngineUnavailable, GraphError, Interrupted, PipelineError, RunError, first_of
 from pipeline.loader import load_reward_model
 from pipeline.reward_prompts import RewardDialect
 from pipeline.reward_spec import RewardSpec
 from pipeline.reward_steps import Round, Rounds, open_input, read_card
 from pipeline.reward_tally import Reward, Scored, Tally
-from pipeline.runtime.dispatch import CallTimeout, backoff_s
+from pipeline.runtime.backoff import backoff_s
+from pipeline.runtime.dispatch import CallTimeout
+from pipeline.runtime.journal import Clock
+from pipeline.runtime.restarts import Restarts
 from pipeline.spec import EngineSpec
 from pipeline.stages.choose import probabilities
 from pipeline.trace.events import RewardRow
@@ -87,6 +89,9 @@ class Scorer:
     def __init__(self, engine: Engine, spec: EngineSpec, dialect: RewardDialect) -> None:
         self._engine, self._spec, self._dialect = engine, spec, dialect
         self._places = anyio.CapacityLimiter(spec.max_in_flight)
+        self._clock = Clock(time.time_ns(), time.monotonic)
+        self._asked: dict[str, float] = {}
+        self._restarts = Restarts(engine, spec, self._clock, lambda: next(iter(self._asked.values()), None))
         self.requests = 0
         """Answered ones."""
 
@@ -104,11 +109,14 @@ class Scorer:
                 room.release()
 
         try:
-            async with anyio.create_task_group() as tasks:
-                for round_ in rounds:
-                    await room.acquire()
-                    under_way.append((round_, {}))
-                    tasks.start_soon(one, *under_way[-1])
+            async with anyio.create_task_group() as watchers:
+                watchers.start_soon(self._restarts.watch)
+                async with anyio.create_task_group() as tasks:
+                    for round_ in rounds:
+                        await room.acquire()
+                        under_way.append((round_, {}))
+                        tasks.start_soon(one, *under_way[-1])
+                watchers.cancel_scope.cancel()
         except BaseExceptionGroup as group:
             raise first_of(group, PipelineError) or group from None
 
@@ -141,14 +149,20 @@ class Scorer:
         return good
 
     async def _ask(self, request: Request) -> Completion:
-        """Ask, and ask again what the engine could not answer for the moment. It keeps its place in flight meanwhile."""
-        for attempt in count():
+        """Ask, and ask again what the engine could not answer for the moment or died over. It keeps its place in flight."""
+        failures = 0
+        while True:
+            life, self._asked[request.request_id] = self._restarts.life, self._clock.now()
             try:
                 with anyio.move_on_after(self._spec.timeout_s):
                     return await self._engine.generate(request)
                 raise CallTimeout(self._engine.role, self._spec.timeout_s)
+            except EngineDead as death:
+                await self._restarts.outlast(life, death)
             except EngineUnavailable as refusal:
-                if attempt >= self._spec.max_retries:
+                if failures >= self._spec.max_retries:
                     raise
-                await anyio.sleep(backoff_s(request.request_id, attempt, refusal.retry_after_s))
-        raise AssertionError("unreachable")
+                await anyio.sleep(backoff_s(request.request_id, failures, refusal.retry_after_s))
+                failures += 1
+            finally:
+                self._asked.pop(request.request_id, None)

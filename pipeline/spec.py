@@ -145,11 +145,19 @@ class EngineSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, 
     timeout_s: PositiveSeconds = 600.0
     """An attempt at a call that takes longer is given up."""
     max_retries: Annotated[int, Meta(ge=0, le=100)] = 0
-    """Times that a call is sent again when its attempt timed out or the engine could not answer for the moment; then
-    its chain fails."""
+    """Times that a call is sent again when its attempt timed out, or the engine could not answer for the moment or answered
+    with what is no answer; then its chain fails."""
 
 
-class TorchSpec(EngineSpec, frozen=True, kw_only=True, tag="torch"):
+class RestartableSpec(EngineSpec, frozen=True, kw_only=True):
+    """What every engine may say that this package starts, and can start again."""
+
+    max_restarts: Annotated[int, Meta(ge=0, le=1000)] = 2
+    """Times in a run that the engine is started again after it died, or computed nothing for half of `timeout_s` though it
+    had calls; its calls are sent again, which `max_retries` does not count. The next death ends the run."""
+
+
+class TorchSpec(RestartableSpec, frozen=True, kw_only=True, tag="torch"):
     """A transformers model under this package's continuous-batching loop, in a worker process of its own."""
 
     model: str
@@ -189,7 +197,7 @@ class SpeculativeSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     prompt_lookup_min: Annotated[int, Meta(ge=1, le=64)] = 1
 
 
-class VllmSpec(EngineSpec, frozen=True, kw_only=True, tag="vllm"):
+class VllmSpec(RestartableSpec, frozen=True, kw_only=True, tag="vllm"):
     """vLLM's `AsyncLLM`, in a worker process of its own; needs the extra `pipeline[vllm]` or, without a GPU, vLLM's CPU build."""
 
     model: str
@@ -287,7 +295,18 @@ class SimTextSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """Chance that this engine judges one candidate rightly."""
 
 
-class SimSpec(EngineSpec, frozen=True, kw_only=True, tag="sim"):
+class SimFaultsSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How a simulated engine fails, for drills. It never fails by itself."""
+
+    dies_after_calls: Count | None = None
+    """It dies at the call after these; once started again it counts from 0."""
+    hangs_after_calls: Count | None = None
+    """It computes nothing more from the call after these on; once started again it counts from 0."""
+    garbage_share: Annotated[float, Meta(ge=0, le=1)] = 0.0
+    """Share of the attempts that are answered with what is no answer, drawn by the call's name and attempt."""
+
+
+class SimSpec(RestartableSpec, frozen=True, kw_only=True, tag="sim"):
     """A model that costs what a roofline says and writes seeded text, on virtual time."""
 
     model: str
@@ -304,6 +323,7 @@ class SimSpec(EngineSpec, frozen=True, kw_only=True, tag="sim"):
     max_num_batched_tokens: Annotated[int, Meta(ge=16)] = 8192
     max_model_len: Annotated[int, Meta(ge=16)] = 32768
     text: SimTextSpec = SimTextSpec()
+    faults: SimFaultsSpec = SimFaultsSpec()
 
 
 class GraphSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

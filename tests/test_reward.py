@@ -317,7 +317,7 @@ def test_a_scoring_that_is_cut_short_leaves_the_table_as_it_was(
             mishap(set(psutil.Process().children()) - others)
 
     with pytest.raises(error):
-        score_run(solved, PRM, watch=watch)
+        score_run(solved, PRM, watch=watch, settings=("reward.max_restarts=0",))
     assert rows_of(solved, "rewards") == before
     assert {path.name for path in solved.iterdir()} == names
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -77,7 +78,7 @@ def test_a_second_ctrl_c_stops_now_and_loses_nothing_that_is_finished(tmp_path: 
 
 
 def test_an_engine_killed_in_mid_run_ends_it_with_what_is_finished_on_disk(tmp_path: Path) -> None:
-    with running(tmp_path / "out") as process:
+    with running(tmp_path / "out", "--set", "engines.draft.max_restarts=0", "--set", "engines.target.max_restarts=0") as process:
         workers = psutil.Process(process.pid).children(recursive=True)
         assert len(workers) == 2
         workers[0].kill()
@@ -89,6 +90,63 @@ def test_an_engine_killed_in_mid_run_ends_it_with_what_is_finished_on_disk(tmp_p
     assert status(tmp_path / "out") == "failed"
     assert pq.read_table(tmp_path / "out/calls").num_rows >= 0
     assert not [worker for worker in workers if worker.is_running() and worker.status() != psutil.STATUS_ZOMBIE]
+
+
+@pytest.fixture(scope="module")
+def greedy(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The answers to 100 problems without any randomness, on engines that nobody disturbs."""
+    folder = tmp_path_factory.mktemp("greedy") / "out"
+    graph = ROOT / "graphs/speccot.yaml"
+    assert run(RunOptions(graph=graph, input=TEST_SET, limit=100, settings=("temperature=0",), output=folder)).exit_code == 0
+    return {row["problem_id"]: row["answer"] for row in chains_of(folder)}
+
+
+GREEDY = ("--limit", "100", "--set", "temperature=0")
+
+
+LIMITS = [option for role in ("draft", "target") for option in ("--set", f"engines.{role}.timeout_s=16")]
+
+
+@pytest.mark.parametrize(("stop", "words"), [(signal.SIGKILL, "killed by SIGKILL"), (signal.SIGSTOP, "it computed nothing for")])
+def test_an_engine_killed_or_stopped_in_mid_run_is_restarted_and_the_answers_are_the_same(
+    tmp_path: Path, greedy: dict[str, Any], stop: signal.Signals, words: str
+) -> None:
+    with running(tmp_path / "out", *GREEDY, *LIMITS, chains=100) as process:
+        workers = psutil.Process(process.pid).children(recursive=True)
+        workers[0].send_signal(stop)
+        out, error = process.communicate(timeout=120)
+    assert process.returncode == 0, error
+    answers = {row["problem_id"]: row["answer"] for row in chains_of(tmp_path / "out")}
+    assert len(answers) == 100
+    assert sum(answers[key] == greedy[key] for key in greedy) >= 98, "more than rounding differs"
+    found = json.loads((tmp_path / "out/run.json").read_text())["engine_statistics"]
+    role = max(found, key=lambda name: found[name]["restarts"])
+    assert sorted(engine["restarts"] for engine in found.values()) == [0, 1]
+    assert f"{role} died and was started again once" in out
+    calls = pq.read_table(tmp_path / "out/calls").to_pylist()
+    lost = [row for row in calls if row["error_type"]]
+    assert {(row["engine"], row["error_type"], row["attempt"]) for row in lost} == {(role, "EngineDead", 0)}
+    assert all(row["error_message"].startswith(f"engine '{role}' died: {words}") for row in lost)
+    assert {row["request_id"] for row in calls if row["attempt"] == 1} == {row["request_id"] for row in lost}
+    for name in ("draft", "target"):
+        assert found[name]["output_tokens"] >= sum(row["output_tokens"] for row in calls if row["engine"] == name)
+    assert not [worker for worker in workers if worker.is_running() and worker.status() != psutil.STATUS_ZOMBIE]
+
+
+def test_an_engine_that_does_not_start_again_ends_the_run_with_its_last_words(tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(ROOT / "pipeline/models/tiny-draft", model)
+    both = [option for role in ("draft", "target") for option in ("--set", f"engines.{role}.model={model}")]
+    with running(tmp_path / "out", *GREEDY, *both, chains=100) as process:
+        (model / "model.safetensors").unlink()
+        psutil.Process(process.pid).children(recursive=True)[0].kill()
+        _, error = process.communicate(timeout=120)
+    assert process.returncode == 1, error
+    assert "' died: cannot load the model" in error
+    assert "; it was restarted 2 times, and max_restarts=2 allows no more" in error
+    assert "Traceback" not in error
+    assert status(tmp_path / "out") == "failed"
+    assert "cancelled" in {row["stop_reason"] for row in chains_of(tmp_path / "out")}
 
 
 @pytest.fixture(scope="module")

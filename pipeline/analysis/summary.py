@@ -41,6 +41,8 @@ class EngineSummary(Struct, frozen=True, kw_only=True):
     """Requests at it, averaged over the span of the calls."""
     retried_calls: int
     """Attempts that failed and were made again."""
+    restarts: int
+    """Times that it was started again after it died, by its own count."""
     speculated_tokens: int | None
     """Tokens that it proposed to itself (token-level speculation inside the engine), by its own count; null where it does not."""
     accepted_speculated_tokens: int | None
@@ -157,7 +159,7 @@ def summarize(run: Path) -> Summary:
         overlap_s=times.overlap_s,
         overlap_share=times.overlap_share,
         tail_time_s=tail_time_s(chains["start_unix_ns"], chains["end_unix_ns"], _whole(card.get("batch_size")), pauses),
-        engines={name: _engine(totals, times, name, wall_s, _speculation(card, name)) for name, totals in calls.by_engine.items()},
+        engines={name: _engine(totals, times, name, wall_s, _own_count(card, name)) for name, totals in calls.by_engine.items()},
         stages={name: _stage(totals, times, name) for name, totals in calls.by_stage.items()},
         error_examples=_error_examples(run),
     )
@@ -204,8 +206,10 @@ class _Calls:
                 totals.setdefault(name, Counter())[column] += total
 
 
-def _engine(totals: Counter[str], times: Timeline, name: str, wall_s: float | None, speculation: dict[str, Any]) -> EngineSummary:
+def _engine(totals: Counter[str], times: Timeline, name: str, wall_s: float | None, own: dict[str, Any]) -> EngineSummary:
     time = times.engines[name]
+    speculation = own.get("speculation")
+    speculation = speculation if isinstance(speculation, dict) else {}
     calls, tokens, cached, output = (int(totals[key]) for key in ("calls", "input_tokens", "cached_input_tokens", "output_tokens"))
     return EngineSummary(
         calls=calls,
@@ -217,16 +221,17 @@ def _engine(totals: Counter[str], times: Timeline, name: str, wall_s: float | No
         busy_share=time.busy_share,
         mean_in_flight=time.mean_in_flight,
         retried_calls=int(totals["retried_calls"]),
+        restarts=_whole(own.get("restarts")) or 0,
         speculated_tokens=_whole(speculation.get("draft_tokens")),
         accepted_speculated_tokens=_whole(speculation.get("accepted_tokens")),
         speculations=_whole(speculation.get("drafts")),
     )
 
 
-def _speculation(card: dict[str, Any], name: str) -> dict[str, Any]:
-    """What `run.json` holds of an engine's token-level speculation."""
+def _own_count(card: dict[str, Any], name: str) -> dict[str, Any]:
+    """What `run.json` holds of an engine's own totals."""
     place: Any = card
-    for key in ("engine_statistics", name, "speculation"):
+    for key in ("engine_statistics", name):
         place = place.get(key) if isinstance(place, dict) else None
     return place if isinstance(place, dict) else {}
 

@@ -94,7 +94,7 @@ def line(meter: Meter) -> str:
     """One line of plain text."""
     view, progress = meter.view, meter.view.progress
     engines = " · ".join(
-        f"{role} {meter.tokens_per_s(role):.0f} tok/s, {lane.in_flight} in flight, {lane.waiting} waiting"
+        f"{role} {meter.tokens_per_s(role):.0f} tok/s, {lane.in_flight} in flight, {lane.waiting} waiting{_restarted(view, role)}"
         for role, lane in view.lanes.items()
     )
     return (
@@ -120,7 +120,7 @@ def panel(meter: Meter) -> Group:
     for role, lane in view.lanes.items():
         statistics = view.engines[role].statistics()
         table.add_row(
-            role,
+            f"{role}{_restarted(view, role)}",
             f"{meter.tokens_per_s(role):,.0f}",
             f"{lane.in_flight}/{lane.max_in_flight}",
             f"{lane.waiting + statistics.waiting}",
@@ -130,6 +130,11 @@ def panel(meter: Meter) -> Group:
     bar = Table.grid()  # a bar by itself does not end its line
     bar.add_row(ProgressBar(total=view.chains, completed=meter.over, width=60))
     return Group(head, bar, Text(facts), table)
+
+
+def _restarted(view: View, role: str) -> str:
+    restarts = view.engines[role].statistics().restarts
+    return f", restarted {restarts}x" if restarts else ""
 
 
 def _oldest_s(view: View) -> float | None:

@@ -44,6 +44,7 @@ def _fact_rows(s: Summary, simulated: bool) -> list[tuple[str, str]]:
     return [
         ("chains", f"{s.done} done{failed}{cancelled}"),
         *([("retries", f"{retried:,} attempts were repetitions of failed ones")] if retried else []),
+        *([("restarts", restarts)] if (restarts := _restarts(s)) else []),
         *((kind, f"for example: {message}") for kind, message in s.error_examples.items()),
         ("accuracy", _accuracy(s, simulated) if s.graded else "no reference answers"),
         *_sample_rows(s),
@@ -64,6 +65,15 @@ def _fact_rows(s: Summary, simulated: bool) -> list[tuple[str, str]]:
         ("overlap", f"{_percent(s.overlap_share)} of the time two engines were busy"),
         ("ended by", ", ".join(f"{reason} {count}" for reason, count in s.stop_reasons.items())),
     ]
+
+
+def _restarts(s: Summary) -> str:
+    """Which engines died and were started again."""
+    return ", ".join(
+        f"{name} died and was started again {'once' if engine.restarts == 1 else f'{engine.restarts} times'}"
+        for name, engine in s.engines.items()
+        if engine.restarts
+    )
 
 
 def _accuracy(s: Summary, simulated: bool) -> str:

@@ -6,7 +6,7 @@ One test suite, `tests/engines/test_contract.py`, holds every backend to it.
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from msgspec import Struct
 
@@ -125,6 +125,8 @@ class EngineStatistics(Struct, frozen=True, kw_only=True):
     """Seconds in which the engine computed."""
     speculation: Speculation | None = None
     """Null where the engine does not speculate."""
+    restarts: int = 0
+    """Times that it was started again after it died; the totals go on."""
 
 
 class Tokenizer(Protocol):
@@ -154,6 +156,8 @@ class Engine(Protocol):
     role: str
     tokenizer: Tokenizer
     max_model_len: int
+    vocab_size: int
+    """Token ids of requests and candidates are below it."""
     facts: dict[str, str | int | float | bool]
     """What it found out about itself when it opened, for `run.json`: device, versions, capabilities."""
 
@@ -162,13 +166,27 @@ class Engine(Protocol):
 
         Raises `ContextOverflow` when the prompt leaves no room for one token, `RequestRefused` for any other
         request that cannot be run, `EngineUnavailable` when the same request may be sent again, `EngineDead` when the
-        engine is gone (then and ever after).
+        engine is gone (then and ever after, or until it is restarted).
         """
 
     def statistics(self) -> EngineStatistics: ...
 
     async def aclose(self) -> None:
         """Free everything; waiting requests raise `EngineDead`. A second call does nothing."""
+
+
+@runtime_checkable
+class Restartable(Engine, Protocol):
+    """An engine that can be started again. Whether and when is the runtime's business (`pipeline.runtime.restarts`)."""
+
+    def kill(self, last_words: str) -> None:
+        """End it at once; waiting requests, and all others until it is restarted, raise `EngineDead` with `last_words`."""
+
+    async def restart(self) -> None:
+        """Start a dead engine again, alone and in the same place: same cores, same devices.
+
+        Raises `EngineDead` when the start fails, or once it was closed.
+        """
 
 
 class Finding(Struct, frozen=True, kw_only=True):

@@ -59,7 +59,7 @@ class OpenAIEngine:
         self.facts = facts
         self.can, self._tasks = can, tasks
         self._spec, self._servers = site.spec, site.servers
-        self._vocab_size = tokenizer.vocab_size
+        self.vocab_size = tokenizer.vocab_size
         self._router = Router(len(site.servers))
         self._someone_up = anyio.Event()
         self._someone_up.set()
@@ -70,7 +70,7 @@ class OpenAIEngine:
     async def generate(self, request: Request) -> Completion:
         """See `Engine.generate`."""
         self._check_alive()
-        check(request, self.max_model_len, self._vocab_size)
+        check(request, self.max_model_len, self.vocab_size)
         self._check_possible(request)
         max_tokens = min(request.max_tokens, self.max_model_len - len(request.prompt_ids))
         contents = bodies(request, self.can, self._spec.model, self.tokenizer, max_tokens)
@@ -131,7 +131,7 @@ class OpenAIEngine:
     def _read(self, request: Request, answers: Sequence[Answer]) -> Completion:
         completion = self._understand(request, lambda: completion_of(request, answers, self.can, self.tokenizer))
         for candidate in completion.candidates:  # an id that the model has and its tokenizer lacks comes back in a prompt
-            self._vocab_size = max(self._vocab_size, 1 + max(candidate.ids, default=0))
+            self.vocab_size = max(self.vocab_size, 1 + max(candidate.ids, default=0))
         self._meter.count(completion)
         return completion
 

@@ -16,7 +16,8 @@ from anyio.abc import TaskStatus
 
 from pipeline.engines.base import Backend, Candidate, Completion, Engine, EngineStatistics, Request, Timing, Tokenizer, Usage
 from pipeline.engines.requests import check
-from pipeline.engines.sim_device import SimDevice
+from pipeline.engines.sim_device import Share, SimDevice
+from pipeline.engines.sim_faults import SimFaults
 from pipeline.engines.sim_scheduler import Scheduler
 from pipeline.engines.sim_stretch import Job
 from pipeline.engines.sim_text import TextModel, Written
@@ -66,22 +67,24 @@ class SimEngine:
     def __init__(self, role: str, spec: SimSpec, clock: DeviceClock) -> None:
         self.role, self.spec = role, spec
         self.tokenizer: Tokenizer = SimTokenizer()
-        self.max_model_len = spec.max_model_len
+        self.max_model_len, self.vocab_size = spec.max_model_len, VOCAB_SIZE
         self.facts: dict[str, str | int | float | bool] = {"device": spec.device.name, "simulated": True}
         self._model = TextModel(spec.model, spec.text)
-        self._clock, self._scheduler = clock, Scheduler(spec)
-        self._share = clock.device.join(self._scheduler)
+        self._clock, self._faults = clock, SimFaults(spec.faults)
+        self._shares: list[Share] = []
+        self._join()
         self._numbers = count()
         self._live: dict[Job, anyio.Event] = {}
-        self._closed = False
+        self._alive, self._computes, self._closed = True, True, False
+        self._last_words = ""
         self._requests = self._input_tokens = self._cached_input_tokens = self._output_tokens = 0
 
     async def generate(self, request: Request) -> Completion:
         """Answer `request`; see `Engine.generate`."""
-        if self._closed:
-            raise EngineDead(self.role, "it was closed")
+        self._check_alive()
         prompt = tuple(request.prompt_ids)
         check(request, self.max_model_len, VOCAB_SIZE)
+        self._fail(self._faults.arrive())
         answer = self._answer(request, prompt)
         jobs = self._jobs(request, prompt, answer)
         await self._computed(jobs)
@@ -92,13 +95,14 @@ class SimEngine:
             output_tokens=0 if request.scored_ids else sum(answer.lengths),
         )
         self._count(usage)
-        return Completion(
+        completion = Completion(
             candidates=answer.candidates,
             option_logprobs=answer.option_logprobs,
             scored_logprobs=answer.scored_logprobs,
             usage=usage,
             timing=_timing(first, others),
         )
+        return self._faults.spoil(request, completion)
 
     def statistics(self) -> EngineStatistics:
         """See `EngineStatistics`; outside of an event loop, as of the last change."""
@@ -113,16 +117,55 @@ class SimEngine:
             input_tokens=self._input_tokens,
             cached_input_tokens=self._cached_input_tokens,
             output_tokens=self._output_tokens,
-            busy_s=self._share.busy_s(now),
+            busy_s=sum(share.busy_s(now) for share in self._shares),
+            restarts=len(self._shares) - 1,
         )
 
     async def aclose(self) -> None:
         """Let go of all requests, which raise `EngineDead`."""
         self._closed = True
-        for job, done in list(self._live.items()):
-            self._clock.device.drop(self._share, job, anyio.current_time())
+        self.kill("it was closed")
+
+    def kill(self, last_words: str) -> None:
+        """See `Restartable.kill`."""
+        if self._alive:
+            self._alive, self._last_words = False, last_words
+        self._drop_all()
+        for done in self._live.values():
             done.set()
+
+    async def restart(self) -> None:
+        """See `Restartable.restart`: with an empty cache, and in no time."""
+        if self._closed:
+            raise EngineDead(self.role, "it was closed")
+        self._join()
+        self._faults.revive()
+        self._alive = self._computes = True
+
+    def _join(self) -> None:
+        """A life begins: a queue and a cache of its own on the device."""
+        self._scheduler = Scheduler(self.spec)
+        self._share = self._clock.device.join(self._scheduler)
+        self._shares.append(self._share)
+
+    def _fail(self, fault: str | None) -> None:
+        """Carry out a fault that was asked for."""
+        if fault == "dies":
+            self.kill(f"it was told to, by dies_after_calls={self.spec.faults.dies_after_calls}")
+        elif fault == "hangs":
+            self._computes = False
+            self._drop_all()
+        self._check_alive()
+
+    def _drop_all(self) -> None:
+        """Compute nothing of what is waiting or under way."""
+        for job in self._live:
+            self._clock.device.drop(self._share, job, anyio.current_time())
         self._clock.adjust()
+
+    def _check_alive(self) -> None:
+        if not self._alive:
+            raise EngineDead(self.role, self._last_words)
 
     def _answer(self, request: Request, prompt: tuple[int, ...]) -> _Answer:
         if request.scored_ids:
@@ -166,7 +209,10 @@ class SimEngine:
         """Wait until the device has computed `jobs`; cancelling frees what they hold."""
         self._live.update(jobs)
         for job in jobs:
-            self._clock.device.add(self._share, job, job.arrived)
+            if self._computes:
+                self._clock.device.add(self._share, job, job.arrived)
+            else:
+                job.cancelled = True
         self._clock.adjust()
         try:
             for done in jobs.values():
@@ -180,7 +226,7 @@ class SimEngine:
             if unfinished:
                 self._clock.adjust()
         if unfinished:
-            raise EngineDead(self.role, "it was closed")
+            raise EngineDead(self.role, self._last_words)
 
     def _count(self, usage: Usage) -> None:
         self._requests += 1

@@ -11,9 +11,10 @@ import socket
 import sys
 import time
 import traceback
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from pipeline.engines.base import EngineStatistics, Request, Speculation
+from pipeline.engines.base import Completion, EngineStatistics, Request, Speculation
 from pipeline.engines.worker_line import Line
 from pipeline.engines.worker_wire import Abort, Failed, Ready, Report, Setup, Submit
 
@@ -21,10 +22,17 @@ if TYPE_CHECKING:
     from vllm.v1.engine.async_llm import AsyncLLM
 
 
+_REPORT_EVERY_S = 0.25
+"""Counters are sent at least this often while anything is computed: the main process takes silence for a death."""
+
+
 class Gauges:
     """What vLLM tells of itself after every iteration; a stat logger in its terms."""
 
     def __init__(self) -> None:
+        self.last_s = 0.0
+        """When an iteration was last over."""
+        self.on_iteration: Callable[[], None] = lambda: None
         self.running = self.waiting = self.drafts = self.draft_tokens = self.accepted_tokens = 0
         self.kv_cache_usage = 0.0
         self.by_position: list[int] = []
@@ -34,6 +42,11 @@ class Gauges:
             return
         self.running, self.waiting = scheduler_stats.num_running_reqs, scheduler_stats.num_waiting_reqs
         self.kv_cache_usage = scheduler_stats.kv_cache_usage
+        self.last_s = time.monotonic()
+        self._speculated(scheduler_stats)
+        self.on_iteration()
+
+    def _speculated(self, scheduler_stats: Any) -> None:
         if (spoken := scheduler_stats.spec_decoding_stats) is None:
             return
         self.drafts += spoken.num_drafts
@@ -66,7 +79,8 @@ class Desk:
         self.vocab_size = int(engine.model_config.get_vocab_size())
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._requests = self._input_tokens = self._cached_tokens = self._output_tokens = 0
-        self._busy_s = self._busy_since = 0.0
+        self._busy_s = self._busy_since = self._reported_s = 0.0
+        gauges.on_iteration = self._tell
 
     async def serve(self, line: Line) -> None:
         """Until the main process closes the socket."""
@@ -91,7 +105,8 @@ class Desk:
                 task.cancel()
 
     async def _answer(self, number: int, request: Request) -> None:
-        done, refused = [], []
+        done: list[tuple[int, Completion]] = []
+        refused: list[tuple[int, str]] = []
         try:
             output = await self._generate(number, request)
             completion = self._terms.completion(request, output, self._tokenizer.decode, self._tokenizer.eos_ids)
@@ -102,7 +117,16 @@ class Desk:
         finally:
             del self._tasks[number]
             self._end()
-            self._line.send(Report(self.statistics(), done, refused))
+            self._report(done, refused)
+
+    def _tell(self) -> None:
+        """An iteration is over: report, unless that was done a moment ago."""
+        if self._tasks and self._gauges.last_s - self._reported_s >= _REPORT_EVERY_S:
+            self._report([], [])
+
+    def _report(self, done: list[tuple[int, Completion]], refused: list[tuple[int, str]]) -> None:
+        self._reported_s = time.monotonic()
+        self._line.send(Report(self.statistics(), done, refused))
 
     async def _generate(self, number: int, request: Request) -> Any:
         """The final output; vLLM aborts the request if this task is cancelled."""
@@ -127,7 +151,7 @@ class Desk:
             input_tokens=self._input_tokens,
             cached_input_tokens=self._cached_tokens,
             output_tokens=self._output_tokens,
-            busy_s=self._busy_s + (0.0 if idle else time.monotonic() - self._busy_since),
+            busy_s=self._busy_s + (0.0 if idle else self._spell_s()),
             speculation=self._gauges.speculation() if self._speculates else None,
         )
 
@@ -143,7 +167,11 @@ class Desk:
 
     def _end(self) -> None:
         if not self._tasks:
-            self._busy_s += time.monotonic() - self._busy_since
+            self._busy_s += self._spell_s()
+
+    def _spell_s(self) -> float:
+        """From the first of the waiting requests to the last iteration: an engine that hangs is not busy."""
+        return max(0.0, self._gauges.last_s - self._busy_since)
 
 
 def load(setup: Setup, gauges: Gauges) -> "AsyncLLM":

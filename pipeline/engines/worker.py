@@ -1,150 +1,136 @@
 """An engine whose model is computed in a worker process of its own: who waits for what, and how workers start and end.
 
 Requests enter and completions leave; nothing is computed here. The main process shares the machine's cores with the
-engines, so a call must cost it little. What the worker computes with is its `Program`'s business.
+engines, so a call must cost it little. What the worker computes with is its `Program`'s business; a worker that died is
+followed by another one in the same place, when the runtime says so.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
-from itertools import count
+from itertools import zip_longest
 
 import anyio
 import anyio.abc
+from msgspec import structs
 
-from pipeline.engines.base import Completion, EngineStatistics, Request, Tokenizer
+from pipeline.engines.base import Completion, EngineStatistics, Request, Speculation, Tokenizer
 from pipeline.engines.requests import check
 from pipeline.engines.tokenizer import HFTokenizer
-from pipeline.engines.worker_process import Program, WorkerProcess
-from pipeline.engines.worker_wire import NO_STATISTICS, Abort, Failed, FromWorker, Ready, Report, Setup, Submit
-from pipeline.errors import EngineDead, GraphError, RequestRefused, boundary
-
-
-class Call:
-    """One waiting `generate`."""
-
-    __slots__ = ("completion", "refusal", "settled")
-
-    def __init__(self) -> None:
-        self.settled = anyio.Event()
-        self.completion: Completion | None = None
-        self.refusal: str | None = None
+from pipeline.engines.worker_life import WorkerLife
+from pipeline.engines.worker_process import Program
+from pipeline.engines.worker_wire import NO_STATISTICS, Ready, Setup
+from pipeline.errors import EngineDead, GraphError, boundary
 
 
 class WorkerEngine:
-    """The `Engine` contract over a worker process; open it with `open_workers`."""
+    """The `Engine` contract over one worker process after another; open it with `open_workers`."""
 
     def __init__(self, setup: Setup, program: Program) -> None:
         self.role = setup.role
         self.tokenizer: Tokenizer
-        self.max_model_len = 0
+        self.max_model_len = self.vocab_size = 0
         self.facts: dict[str, str | int | float | bool] = {}
         self._setup, self._program = setup, program
-        self._process: WorkerProcess | None = None
-        self._answer: Ready | Failed | None = None
-        self._answered = anyio.Event()
-        self._vocab_size = 0
-        self._calls: dict[int, Call] = {}
-        self._numbers = count()
-        self._statistics = NO_STATISTICS
-        self._last_words: str | None = None
+        self._lives: anyio.abc.TaskGroup | None = None
+        self._life: WorkerLife | None = None
+        self._former = NO_STATISTICS
+        """Totals of the lives before this one."""
+        self._closed = False
 
     @property
     def pid(self) -> int:
         """Process id of the worker."""
-        return self._running().pid
+        return self._current().pid
 
     async def generate(self, request: Request) -> Completion:
         """See `Engine.generate`."""
-        self._check_alive()
-        check(request, self.max_model_len, self._vocab_size)
-        number, call = next(self._numbers), Call()
-        self._calls[number] = call
-        process = self._running()
-        process.send(Submit(number, request))
-        try:
-            await call.settled.wait()
-        finally:
-            if self._calls.pop(number, None) is not None:
-                process.send(Abort(number))
-        if call.refusal is not None:
-            raise RequestRefused(f"request {request.request_id!r}: {call.refusal}")
-        if call.completion is None:
-            raise EngineDead(self.role, self._last_words or "it was closed")
-        return call.completion
+        check(request, self.max_model_len, self.vocab_size)
+        return await self._current().generate(request)
 
     def statistics(self) -> EngineStatistics:
-        """What the worker last told; counters never lag behind a completion."""
-        return self._statistics
+        """See `EngineStatistics`."""
+        return self._former if self._life is None else totals(self._former, self._life.statistics)
 
     async def aclose(self) -> None:
         """See `Engine.aclose`."""
-        self._bury("it was closed")
-        if self._process is not None:
-            await self._process.end()
+        self._closed = True
+        if self._life is not None:
+            await self._life.end()
 
     def close_files(self) -> None:
         """Free the socket, once nobody listens."""
-        if self._process is not None:
-            self._process.close_files()
+        if self._life is not None:
+            self._life.close_files()
 
-    async def run(self) -> None:
-        """Start the worker and listen to it until it is gone."""
-        self._process = WorkerProcess(self._program)
-        self._process.send(self._setup)
-        await self._process.listen(self._hear)
-        self._bury(await self._process.last_words())
-
-    async def wait_ready(self) -> None:
-        """Wait until the worker has loaded the model.
+    async def start(self, lives: anyio.abc.TaskGroup) -> None:
+        """Start the first worker, and wait until it has loaded the model; `lives` is where workers are listened to.
 
         Raises `GraphError` when the model cannot be loaded here, `EngineDead` when the worker dies while loading.
         """
-        await self._answered.wait()
-        if isinstance(self._answer, Failed):
-            why = self._answer.what or await self._running().last_words()
-            raise GraphError(f"engine {self.role!r}", f"cannot load the model {self._setup.spec.model!r}: {why}")
-        self._check_alive()
-        assert self._answer is not None
-        self.max_model_len, self._vocab_size = self._answer.max_model_len, self._answer.vocab_size
-        self.facts = self._answer.facts
+        self._lives = lives
+        ready = await self._begin()
+        self.max_model_len, self.vocab_size, self.facts = ready.max_model_len, ready.vocab_size, ready.facts
+
+    def kill(self, last_words: str) -> None:
+        """See `Restartable.kill`."""
+        self._current().kill(last_words)
+
+    async def restart(self) -> None:
+        """See `Restartable.restart`."""
+        former = self._current()
+        former.kill("it was restarted")
+        await former.over()
+        if self._closed:
+            raise EngineDead(self.role, "it was closed")
+        self._former = structs.replace(self.statistics(), restarts=self._former.restarts + 1)
+        try:
+            await self._begin()
+        except (GraphError, OSError) as error:
+            raise EngineDead(self.role, error.what if isinstance(error, GraphError) else str(error)) from error
 
     def load_tokenizer(self) -> None:
         """Load the tokenizer, which takes a while; raises `GraphError`."""
         with boundary(GraphError, f"engine {self.role!r}", foreign=GraphError):
             self.tokenizer = HFTokenizer(self._setup.model, trust_remote_code=self._setup.spec.trust_remote_code)
 
-    def _hear(self, message: FromWorker) -> None:
-        if isinstance(message, Report):
-            self._statistics = message.statistics
-            for number, completion in message.done:
-                if (call := self._calls.pop(number, None)) is not None:
-                    call.completion = completion
-                    call.settled.set()
-            for number, why in message.refused:
-                if (call := self._calls.pop(number, None)) is not None:
-                    call.refusal = why
-                    call.settled.set()
-        else:
-            self._answer = message
-            self._answered.set()
+    async def _begin(self) -> Ready:
+        """A life begins, in the place of the one before."""
+        assert self._lives is not None
+        self._life = WorkerLife(self._setup, self._program)
+        self._lives.start_soon(self._life.run)
+        return await self._life.ready()
 
-    def _bury(self, last_words: str) -> None:
-        """From now on every call raises `EngineDead`, the waiting ones first."""
-        if self._last_words is None:
-            self._last_words = last_words
-        self._answered.set()
-        calls, self._calls = self._calls, {}
-        for call in calls.values():
-            call.settled.set()
+    def _current(self) -> WorkerLife:
+        assert self._life is not None, "it was not opened"
+        return self._life
 
-    def _check_alive(self) -> None:
-        if self._last_words is not None:
-            raise EngineDead(self.role, self._last_words)
 
-    def _running(self) -> WorkerProcess:
-        assert self._process is not None, "it was not opened"
-        return self._process
+def totals(former: EngineStatistics, now: EngineStatistics) -> EngineStatistics:
+    """This moment's view with the totals of `former` lives added."""
+    if former is NO_STATISTICS:
+        return now
+    return structs.replace(
+        now,
+        requests=former.requests + now.requests,
+        input_tokens=former.input_tokens + now.input_tokens,
+        cached_input_tokens=former.cached_input_tokens + now.cached_input_tokens,
+        output_tokens=former.output_tokens + now.output_tokens,
+        busy_s=former.busy_s + now.busy_s,
+        speculation=_speculation(former.speculation, now.speculation),
+        restarts=former.restarts + now.restarts,
+    )
+
+
+def _speculation(former: Speculation | None, now: Speculation | None) -> Speculation | None:
+    if former is None or now is None:
+        return now or former
+    return Speculation(
+        drafts=former.drafts + now.drafts,
+        draft_tokens=former.draft_tokens + now.draft_tokens,
+        accepted_tokens=former.accepted_tokens + now.accepted_tokens,
+        accepted_by_position=tuple(a + b for a, b in zip_longest(former.accepted_by_position, now.accepted_by_position, fillvalue=0)),
+    )
 
 
 @asynccontextmanager
@@ -193,8 +179,7 @@ async def _all_ready(queues: Sequence[Sequence[WorkerEngine]], lives: anyio.abc.
 
         async def one_by_one(queue: Sequence[WorkerEngine]) -> None:
             for engine in queue:
-                lives.start_soon(engine.run)
-                await engine.wait_ready()
+                await engine.start(lives)
 
         for queue in queues:
             tasks.start_soon(first_failure, partial(one_by_one, queue))

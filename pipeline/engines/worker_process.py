@@ -103,7 +103,7 @@ class WorkerProcess:
     async def last_words(self) -> str:
         """Why the worker is gone: the error it died of, or the last line of its stderr, and how it ended."""
         await self._wait(_EXIT_S)
-        self._kill()
+        self._finish()
         self._hear_stderr()
         said = cause(self._spoken.decode(errors="replace"))
         status = self._process.returncode
@@ -121,17 +121,20 @@ class WorkerProcess:
             self._socket.shutdown(socket.SHUT_WR)
         if self._farewell_s:
             await self._wait(self._farewell_s)
-        self._kill()
+        self._finish()
+
+    def kill(self) -> None:
+        """Send the signal that ends it and what it started; its process group outlives it as long as one of them lives."""
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
 
     async def _wait(self, seconds: float) -> None:
         if self._process.poll() is None:
             with suppress(subprocess.TimeoutExpired):
                 await anyio.to_thread.run_sync(self._process.wait, seconds)
 
-    def _kill(self) -> None:
-        """End it and what it started; its process group outlives it as long as one of them lives."""
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+    def _finish(self) -> None:
+        self.kill()
         self._process.wait()
 
     def _offer(self, data: bytes | bytearray) -> int:

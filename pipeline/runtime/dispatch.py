@@ -1,21 +1,19 @@
 """One request on its way: through its lane, to its engine, into the journal. Waits at the edges of what the lane decides."""
 
-import hashlib
+from collections.abc import Awaitable
 from itertools import count
 
 import anyio
 from msgspec import structs
 
 from pipeline.engines.base import Completion, Engine, Request
-from pipeline.errors import ChainError, EngineUnavailable, PipelineError
+from pipeline.errors import BadCompletion, ChainError, EngineDead, EngineUnavailable, PipelineError
+from pipeline.runtime.answers import flaw_in
+from pipeline.runtime.backoff import backoff_s
 from pipeline.runtime.journal import Attempt, Clock, Journal, StageLabel
 from pipeline.runtime.lane import Call, Lane
-
-FIRST_BACKOFF_S = 0.5
-"""Wait before the first repetition of a call; it doubles with every further one, up to the longest."""
-LONGEST_BACKOFF_S = 30.0
-LONGEST_OBEYED_S = 300.0
-"""An engine that asks for a longer pause is asked again all the same: the call holds a place in flight."""
+from pipeline.runtime.restarts import Restarts
+from pipeline.spec import EngineSpec
 
 
 class CallTimeout(EngineUnavailable):
@@ -30,14 +28,6 @@ class CallCancelled(ChainError):
     """The run, or another call of the same chain, ended before the answer came."""
 
 
-def backoff_s(request_id: str, attempt: int, retry_after_s: float | None = None) -> float:
-    """Seconds to wait after `attempt` (from 0) failed: exponential, spread by the request's name between half and all of
-    it, so that calls refused together do not come back together; not less than the engine asked for."""
-    longest = min(LONGEST_BACKOFF_S, FIRST_BACKOFF_S * float(2**attempt))
-    luck = int.from_bytes(hashlib.blake2b(f"{request_id}\0{attempt}".encode(), digest_size=4).digest()) / (1 << 32)
-    return max(longest * (1 + luck) / 2, min(retry_after_s or 0.0, LONGEST_OBEYED_S))
-
-
 class Dispatcher:
     """The lane of one engine, carried out.
 
@@ -45,40 +35,53 @@ class Dispatcher:
     them costs a call almost nothing, a timer for each costs it more than all the rest.
     """
 
-    def __init__(self, engine: Engine, max_in_flight: int, timeout_s: float, max_retries: int, clock: Clock) -> None:
-        self.lane = Lane(engine.role, max_in_flight)
-        self._engine, self._timeout_s, self._max_retries, self._clock = engine, timeout_s, max_retries, clock
+    def __init__(self, engine: Engine, spec: EngineSpec, clock: Clock) -> None:
+        self.lane = Lane(engine.role, spec.max_in_flight)
+        self._engine, self._timeout_s, self._max_retries, self._clock = engine, spec.timeout_s, spec.max_retries, clock
         self._in_flight: dict[Call, tuple[float, anyio.CancelScope]] = {}
+        self._restarts = Restarts(engine, spec, clock, self._oldest)
 
     async def call(self, journal: Journal, label: StageLabel, order: int, step_index: int, request: Request, ready: float) -> Completion:
         """Answer `request`, which could have started at `ready`; raises what the engine raises.
 
         What was answered before the run was taken up again is not asked a second time. A call that backs off keeps its
-        place in flight, so that a busy engine is asked for less.
+        place in flight, so that a busy engine is asked for less. That an engine died is not the call's fault: it is sent
+        again as often as the engine is restarted.
         """
         if (past := journal.recall(label, request)) is not None:
             return past.completion(self._engine.tokenizer)
         call = Call(label.name, order, request)
         completion: Completion | None = None
+        failures = 0
         try:
             submit = await self._wait(call, journal, ready)
             for number in count():
                 attempt = Attempt(label=label, call=call, step_index=step_index, number=number, ready=ready, submit=submit)
+                life = self._restarts.life
                 try:
                     completion = await self._attempt(journal, attempt)
                     return completion
+                except EngineDead as death:
+                    pause: Awaitable[None] = self._restarts.outlast(life, death)
                 except EngineUnavailable as refusal:
-                    if number >= self._max_retries:
+                    if failures >= self._max_retries:
                         raise
-                    ready = self._clock.now()
-                    submit = await self._back_off(journal, backoff_s(request.request_id, number, refusal.retry_after_s))
+                    pause = anyio.sleep(backoff_s(request.request_id, failures, refusal.retry_after_s))
+                    failures += 1
+                ready = self._clock.now()
+                submit = await self._pause(journal, pause)
             raise AssertionError("unreachable")
         finally:
             self.lane.leave(call, completion.usage.output_tokens // max(1, request.n) if completion else None)
             self._start()
 
     async def watch(self) -> None:
-        """Give up attempts that take too long, until cancelled."""
+        """Give up attempts that take too long, and see to the engine's life, until cancelled."""
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._restarts.watch)
+            await self._watch_deadlines()
+
+    async def _watch_deadlines(self) -> None:
         while True:
             now = self._clock.now()
             deadline, _ = next(iter(self._in_flight.values()), (now + self._timeout_s, None))
@@ -93,6 +96,11 @@ class Dispatcher:
             del self._in_flight[call]
             scope.cancel()
 
+    def _oldest(self) -> float | None:
+        """When the oldest attempt in flight left."""
+        deadline, _ = next(iter(self._in_flight.values()), (None, None))
+        return None if deadline is None else deadline - self._timeout_s
+
     async def _attempt(self, journal: Journal, attempt: Attempt) -> Completion:
         """Ask the engine once, and leave a row of it, however it ends."""
         call, completion = attempt.call, None
@@ -103,6 +111,8 @@ class Dispatcher:
                 completion = await self._engine.generate(structs.replace(call.request, priority=self.lane.priority(call)))
             if completion is None:
                 raise CallTimeout(self.lane.role, self._timeout_s)
+            if flaw := flaw_in(completion, call.request, self._engine.vocab_size):
+                raise BadCompletion(self.lane.role, call.request.request_id, flaw)
         except PipelineError as error:
             journal.call(attempt, None, error)
             raise
@@ -115,17 +125,18 @@ class Dispatcher:
         journal.call(attempt, completion, None)
         return completion
 
-    async def _back_off(self, journal: Journal, seconds: float) -> float:
+    async def _pause(self, journal: Journal, pause: Awaitable[None]) -> float:
         """Until the call may be sent again; the time at which it may."""
         journal.waiting.begin(self._clock.now())
         try:
-            await anyio.sleep(seconds)
+            await pause
+            await self._restarts.back()
         finally:
             journal.waiting.end(now := self._clock.now())
         return now
 
     async def _wait(self, call: Call, journal: Journal, ready: float) -> float:
-        """Until the lane lets `call` start; the time at which it does."""
+        """Until the lane lets `call` start and the engine is there; the time at which both hold."""
         journal.waiting.begin(ready)
         self.lane.put(call)
         self._start()
@@ -133,6 +144,8 @@ class Dispatcher:
             if not call.started:
                 call.gate = anyio.Event()
                 await call.gate.wait()
+            if self._restarts.away:
+                await self._restarts.back()
         finally:
             now = self._clock.now()
             journal.waiting.end(now)

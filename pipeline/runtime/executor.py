@@ -60,9 +60,7 @@ class Executor:
         earlier: Earlier | None = None,
     ) -> None:
         specs, self._earlier = plan.engines, earlier or Earlier()
-        self.dispatchers = {
-            role: Dispatcher(engines[role], spec.max_in_flight, spec.timeout_s, spec.max_retries, clock) for role, spec in specs.items()
-        }
+        self.dispatchers = {role: Dispatcher(engines[role], spec, clock) for role, spec in specs.items()}
         self.lanes = {role: dispatcher.lane for role, dispatcher in self.dispatchers.items()}
         self.progress = Progress(list(specs), self._earlier)
         labels = {stage.name: _label(stage, plan) for stage in plan.stages()}

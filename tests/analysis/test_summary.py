@@ -72,7 +72,7 @@ def folder(tmp_path: Path, blank: Blank) -> Path:
 def engine_summary(*values: Any, **others: Any) -> EngineSummary:
     """Values of the first fields; of a run without repetitions and without speculation inside engines."""
     names = EngineSummary.__struct_fields__
-    rest = {"retried_calls": 0, "speculated_tokens": None, "accepted_speculated_tokens": None, "speculations": None}
+    rest = {"retried_calls": 0, "restarts": 0, "speculated_tokens": None, "accepted_speculated_tokens": None, "speculations": None}
     return EngineSummary(**dict(zip(names, values, strict=False)) | rest | others)
 
 

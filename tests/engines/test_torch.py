@@ -10,6 +10,7 @@ from typing import Any
 
 import anyio
 import numpy as np
+import psutil
 import pytest
 from anyio.from_thread import BlockingPortal
 
@@ -278,6 +279,50 @@ def test_a_killed_worker_is_found_dead_at_once(portal: BlockingPortal) -> None:
             return found_s
 
     assert portal.call(main) < 1.0
+
+
+def test_a_restarted_worker_stands_where_it_stood_and_its_totals_go_on(portal: BlockingPortal) -> None:
+    async def main() -> None:
+        async with open_torch({"draft": DRAFT}) as engines:
+            engine = engines["draft"]
+            asked = request(prompt_of(engine, PROBLEMS[0]), max_tokens=12)
+            first, cores, killed = await engine.generate(asked), os.sched_getaffinity(engine.pid), engine.pid
+            before = engine.statistics()
+            os.kill(killed, signal.SIGKILL)
+            with pytest.raises(EngineDead, match="SIGKILL"):
+                await engine.generate(asked)
+            await engine.restart()
+            assert (await engine.generate(asked)).candidates == first.candidates
+            after = engine.statistics()
+            assert engine.pid != killed
+            assert os.sched_getaffinity(engine.pid) == cores
+            assert (after.restarts, after.requests, after.output_tokens) == (1, 2, 2 * before.output_tokens)
+            assert after.busy_s > before.busy_s
+            engine.kill("nobody liked it")
+            with pytest.raises(EngineDead, match="nobody liked it"):
+                await engine.generate(asked)
+            await engine.aclose()
+            with pytest.raises(EngineDead, match="closed"):
+                await engine.restart()
+
+    portal.call(main)
+
+
+def test_a_worker_that_is_being_restarted_does_not_outlive_its_engine(portal: BlockingPortal) -> None:
+    async def main() -> list[int]:
+        async with open_torch({"draft": DRAFT}) as engines, anyio.create_task_group() as tasks:
+            engine = engines["draft"]
+            pids = [engine.pid]
+            os.kill(engine.pid, signal.SIGKILL)
+            tasks.start_soon(engine.restart)
+            while engine.pid == pids[0]:
+                await anyio.lowlevel.checkpoint()
+            pids.append(engine.pid)
+            assert psutil.pid_exists(pids[1])
+            tasks.cancel_scope.cancel()
+        return pids
+
+    assert not any(psutil.pid_exists(pid) for pid in portal.call(main))
 
 
 def test_what_is_raised_while_engines_are_open_comes_out_as_it_is(portal: BlockingPortal) -> None:

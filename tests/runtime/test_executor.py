@@ -11,13 +11,13 @@ import anyio
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline.engines.base import Completion, Engine, EngineStatistics, Request
+from pipeline.engines.base import Candidate, Completion, Engine, EngineStatistics, Request, Usage
 from pipeline.engines.registry import open_engines
 from pipeline.errors import EngineDead, EngineUnavailable
 from pipeline.problems import Problem
 from pipeline.prompts import Dialect
 from pipeline.run import build_stages, load_plan
-from pipeline.runtime.dispatch import LONGEST_BACKOFF_S, backoff_s
+from pipeline.runtime.backoff import LONGEST_BACKOFF_S, backoff_s
 from pipeline.runtime.executor import Executor, Settings
 from pipeline.runtime.journal import Clock
 from pipeline.runtime.schedule import SCHEDULES
@@ -47,7 +47,8 @@ class Mortal:
 
     def __init__(self, engine: Engine, calls: int) -> None:
         self._engine, self._calls = engine, calls
-        self.role, self.tokenizer, self.max_model_len, self.facts = engine.role, engine.tokenizer, engine.max_model_len, engine.facts
+        self.role, self.tokenizer, self.facts = engine.role, engine.tokenizer, engine.facts
+        self.max_model_len, self.vocab_size = engine.max_model_len, engine.vocab_size
 
     async def generate(self, request: Request) -> Completion:
         self._calls -= 1
@@ -75,6 +76,17 @@ class Moody(Mortal):
         if self._seen[request.request_id] <= self._refusals:
             raise EngineUnavailable(self.role, "is busy", self._retry_after_s)
         return await self._engine.generate(request)
+
+
+class Mute(Mortal):
+    """An engine that has nothing to say: it ends every turn at once."""
+
+    def __init__(self, engine: Engine) -> None:
+        super().__init__(engine, 0)
+
+    async def generate(self, request: Request) -> Completion:
+        silence = Candidate(ids=(), text="", cumulative_logprob=0.0, finish_reason="stop")
+        return Completion(candidates=(silence,) * request.n, usage=Usage(input_tokens=1, output_tokens=request.n))
 
 
 def problems(count: int = 6) -> Iterator[Problem]:
@@ -215,3 +227,27 @@ async def test_an_attempt_that_times_out_is_made_again(tmp_path: Path) -> None:
     assert {row["attempt"] for row in drafts} == {0, 1}
     assert {row["error_type"] for row in drafts} == {"CallTimeout"}
     assert all(row["error_type"] == "CallTimeout" for row in rows(tmp_path / "run", "chains"))
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("until", ["{thought_closed: true}", "{token_budget: 50}", "{answer_boxed: true}"])
+async def test_drafts_without_any_text_end_the_thought_and_an_answer_is_asked_for(tmp_path: Path, until: str) -> None:
+    graph = tmp_path / "graph.yaml"
+    text = f"""
+name: mute
+engines: none
+stages:
+  reason:
+    kind: repeat
+    until: {until}
+    stages:
+      draft: {{kind: draft, engine: draft, candidates: 2, max_tokens: 200}}
+      verify: {{kind: choose, engine: target, reject: false, after: draft}}
+  answer: {{kind: answer, engine: target, after: reason}}
+"""
+    graph.write_text(text)
+    await execute(tmp_path / "run", graph, draft=Mute)
+    assert {(row["stop_reason"], row["steps"], row["thought_tokens"]) for row in rows(tmp_path / "run", "chains")} == {
+        ("thought_closed", 1, 0)
+    }
+    assert all(row["answer_text"] for row in rows(tmp_path / "run", "chains"))
