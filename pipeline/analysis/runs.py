@@ -13,8 +13,9 @@ import numpy as np
 import pyarrow.compute as pc
 from msgspec import Struct
 
-from pipeline.analysis.timeline import Array, read_batches
+from pipeline.analysis.timeline import Array
 from pipeline.errors import InputError
+from pipeline.trace.read import read_batches
 
 REFLECTIVE = ("wait", "but", "hmm", "however", "alternatively", "actually", "maybe", "let me check", "double-check")
 """Words of second thoughts (SpecCoT A.1 names the first three and an ellipsis; the others are ours)."""

@@ -1,18 +1,20 @@
 """New values for columns of finished parts: rows are read, what changes is computed by the caller, parts are replaced whole.
 
-A part is either the old one or the new one, never half of it; one in which nothing changes is not touched.
+A part is either the old one or the new one, never half of it; one in which nothing changes is not touched. Rows that a dead
+run left in a write-ahead file are reached after `store.recover`.
 """
 
-import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pipeline.errors import InputError, RunFolderError
+from pipeline.errors import RunFolderError
+from pipeline.trace.durable import publish
+from pipeline.trace.read import readable
 
 Row = dict[str, Any]
 Change = Callable[[Sequence[Row]], Sequence[Mapping[str, Any]]]
@@ -25,7 +27,7 @@ def rewrite(run: Path, table: str, columns: Sequence[str], change: Change) -> No
     Raises `InputError` for a part that cannot be read, `RunFolderError` for one that cannot be written.
     """
     for part in parts(run, table):
-        with _readable(part), pq.ParquetFile(part) as file:
+        with readable(part), pq.ParquetFile(part) as file:
             content = file.read()
         there = [name for name in columns if name in content.column_names]
         rows = content.select(there).to_pylist()
@@ -54,16 +56,8 @@ def _replace(part: Path, content: pa.Table) -> None:
     try:
         repeating = [field.name for field in content.schema if pa.types.is_string(field.type)]
         pq.write_table(content, draft, compression="zstd", use_dictionary=repeating)
-        os.replace(draft, part)
+        publish(draft, part)
     except (OSError, pa.ArrowException) as error:
         with suppress(OSError):
             draft.unlink(missing_ok=True)
         raise RunFolderError(f"{part}: cannot be written: {getattr(error, 'strerror', None) or error}") from error
-
-
-@contextmanager
-def _readable(part: Path) -> Iterator[None]:
-    try:
-        yield
-    except (OSError, pa.ArrowException) as error:
-        raise InputError(str(part), f"cannot be read: {str(error).splitlines()[0]}") from error
