@@ -1,7 +1,7 @@
 """`pipeline grade`: a run folder enters, its chains get new verdicts, and what changed leaves.
 
-Answers and references are taken from the folder as they stand; nothing is solved again. The parts of `chains` that change
-are replaced whole, then the totals in `run.json`.
+Answers and references are taken from the folder as they stand; nothing is solved again. What a dead run left in write-ahead
+files becomes parts first; the parts of `chains` that change are replaced whole, then the totals in `run.json`.
 """
 
 import os
@@ -18,11 +18,13 @@ from pipeline.analysis.summary import summarize
 from pipeline.errors import InputError, RunFolderError, boundary
 from pipeline.grader import LIMIT_S, Grader, Verdict
 from pipeline.grading import as_kind
-from pipeline.trace.rewrite import Row, parts, rewrite
+from pipeline.trace.read import files, read_batches
+from pipeline.trace.rewrite import Row, rewrite
+from pipeline.trace.store import recover
 
 NEEDED = ("chain_id", "answer", "reference_answer", "correct", "stop_reason")
-COLUMNS = (*NEEDED, "grader", "grading_error")
-"""A folder of an earlier version lacks the last two; then they are not written either."""
+LATER = ("grader", "grading_error")
+"""A folder of an earlier version lacks these; then they are not written either."""
 UNFINISHED = ("error", "cancelled")
 
 
@@ -60,12 +62,17 @@ def regrade(run: Path, *, dry_run: bool = False, workers: int | None = None, lim
 
     Raises `InputError` where there are no chains or they cannot be read, `RunFolderError` where they cannot be written.
     """
-    if not parts(run, "chains"):
+    if not files(run, "chains"):
         raise InputError(str(run), "is not a run folder with finished chains; expected chains/part-*.parquet in it")
     count = workers or max(1, min(8, os.cpu_count() or 1))
     with Grader(count, limit_s) as grader, ThreadPoolExecutor(count) as threads:
-        tally = Tally(run, grader, threads, dry_run)
-        rewrite(run, "chains", COLUMNS, tally.grade)
+        tally = Tally(run, grader, threads)
+        if dry_run:
+            for batch in read_batches(run, "chains", NEEDED, LATER):
+                tally.grade(batch.to_pylist())
+        else:
+            recover(run)
+            rewrite(run, "chains", (*NEEDED, *LATER), tally.grade)
     if tally.changes and not dry_run:
         _write_totals(run)
     rights = Counter(change.after for change in tally.changes)
@@ -86,21 +93,20 @@ def regrade(run: Path, *, dry_run: bool = False, workers: int | None = None, lim
 class Tally:
     """Grades rows and keeps count."""
 
-    def __init__(self, run: Path, grader: Grader, threads: ThreadPoolExecutor, dry_run: bool) -> None:
-        self._run, self._grader, self._threads, self._dry_run = run, grader, threads, dry_run
+    def __init__(self, run: Path, grader: Grader, threads: ThreadPoolExecutor) -> None:
+        self._run, self._grader, self._threads = run, grader, threads
         self.chains = self.graded = self.correct = 0
         self.errors: Counter[str] = Counter()
         self.changes: list[Change] = []
 
     def grade(self, rows: Sequence[Row]) -> list[Mapping[str, Any]]:
-        """What changes in each of `rows`; nothing in a dry run."""
+        """What changes in each of `rows`."""
         if rows and (missing := set(NEEDED) - rows[0].keys()):
             raise InputError(str(self._run / "chains"), f"has no column {', '.join(f'`{name}`' for name in sorted(missing))}")
         questions = [_question(row) for row in rows]
         asked = list(dict.fromkeys(question for question in questions if question is not None))
         verdicts = dict(zip(asked, self._threads.map(lambda question: self._grader.verdict(*question), asked), strict=True))
-        changes = [self._note(row, question and verdicts[question]) for row, question in zip(rows, questions, strict=True)]
-        return [{} for _ in rows] if self._dry_run else changes
+        return [self._note(row, question and verdicts[question]) for row, question in zip(rows, questions, strict=True)]
 
     def _note(self, row: Row, verdict: Verdict | None) -> Mapping[str, Any]:
         verdict = verdict or (Verdict(False) if _can_be_graded(row) else Verdict(None))

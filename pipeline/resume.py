@@ -15,11 +15,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipeline.analysis.timeline import read_batches
 from pipeline.engines.base import Usage
 from pipeline.errors import UsageError
 from pipeline.runfile import RunFile
 from pipeline.runtime.past import Earlier, Past, PastCall
+from pipeline.trace.read import read_batches
 from pipeline.trace.rewrite import remove
 
 Hashes: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"

@@ -10,10 +10,10 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from pipeline.analysis.timeline import read_batches
 from pipeline.errors import BadRow, InputError
 from pipeline.problems import Problems, open_problems
 from pipeline.reward_prompts import Thought
+from pipeline.trace.read import read_batches
 
 COLUMNS = [
     "problem_id",

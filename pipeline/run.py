@@ -33,7 +33,7 @@ from pipeline.signals import DRAIN_S, restored_handlers, stop_on_signal
 from pipeline.spec import DraftSpec
 from pipeline.stages.base import Stage
 from pipeline.stages.registry import stage_kinds, stage_specs
-from pipeline.trace.recorder import open_recorder
+from pipeline.trace.recorder import WRITE_EVERY_S, open_recorder
 from pipeline.trace.store import TraceStore, recover
 
 
@@ -279,8 +279,9 @@ class Run:
     async def _open_marking(self) -> AsyncIterator[Marking]:
         """Where rows go: through the graders into the run folder."""
         with Grader() if self.virtual else Grader(default_workers(), nice=BESIDE_ENGINES) as grader:
+            store = TraceStore(self.folder, sync_every_s=WRITE_EVERY_S if self.virtual else 0.0)
             async with (
-                open_recorder(TraceStore(self.folder), virtual=self.virtual) as recorder,
+                open_recorder(store, virtual=self.virtual) as recorder,
                 open_marking(recorder, grader, self.virtual) as marking,
             ):
                 yield marking

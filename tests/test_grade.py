@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -111,6 +112,24 @@ def test_run_json_may_be_missing_or_odd(run: Path, card: str | None) -> None:
     if card is not None:
         (run / "run.json").write_text(card)
     assert regrade(run).changed == 3
+
+
+def test_a_run_that_was_killed(tmp_path: Path, blank: Blank) -> None:
+    """Its rows are in a write-ahead file; a copy of the folder is what a kill leaves."""
+    store = TraceStore(tmp_path / "live")
+    store.append("chains", [chain(blank, 1, "1/2", "0.5", False), chain(blank, 2, "3", "3", True)])
+    dead = Path(shutil.copytree(tmp_path / "live", tmp_path / "dead"))
+    before = content(dead)
+    assert (regrade(dead, dry_run=True).chains, regrade(dead, dry_run=True).changed) == (2, 1)
+    assert content(dead) == before
+    found = regrade(dead)
+    assert (found.chains, found.changed) == (2, 1)
+    assert correct(dead) == [True, True]
+    assert list(content(dead)) == ["chains/part-00000.parquet"]
+    before = content(tmp_path / "live")
+    assert regrade(tmp_path / "live").chains == 0, "only its own process may finish its parts"
+    assert content(tmp_path / "live") == before
+    store.close()
 
 
 def test_no_run_folder(tmp_path: Path) -> None:

@@ -1,6 +1,8 @@
 """Whole runs on simulated engines: what ends up in the run folder, whatever the schedule and whatever goes wrong."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +13,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from pipeline.analysis.runs import read_run
 from pipeline.analysis.summary import summarize
 from pipeline.engines.sim_text import sim_answer
 from pipeline.errors import GraphError, InputError, UsageError
+from pipeline.grade import regrade
 from pipeline.run import Result, RunOptions, run
 from pipeline.trace.events import CallRow, ChainRow, StepRow
+from pipeline.trace.read import read_batches
 
 ROOT = Path(__file__).parent.parent
 SIM = ROOT / "graphs/engines/sim-2xh100.yaml"
@@ -210,3 +215,23 @@ def test_nothing_is_started_when_the_input_or_the_engines_are_wrong(tmp_path: Pa
     with pytest.raises(GraphError, match="simulate all of them or none"):
         run(RunOptions(graph=ROOT / "graphs/speccot.yaml", engines=mixed, input=write_problems(tmp_path), output=tmp_path / "x"))
     assert not (tmp_path / "x").exists()
+
+
+@pytest.mark.slow
+def test_a_run_that_was_killed_is_summarised_compared_and_graded(tmp_path: Path) -> None:
+    problems, folder = write_problems(tmp_path, 100), tmp_path / "run"
+    arguments = ["graphs/speccot.yaml", "--engines", SIM, "--input", problems, "--output", folder, "--samples", "1000"]
+    command = [sys.executable, "-c", "from pipeline.cli.main import main; main()", "run", *arguments]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        while process.poll() is None and not any(read_batches(folder, "chains", ["chain_id"])):
+            continue
+        process.kill()
+    assert list(folder.glob("chains/wal-*"))
+    summary = summarize(folder)
+    assert summary.status == "running"
+    assert summary.chains > 0
+    assert read_run(folder).problem_ids
+    assert regrade(folder, dry_run=True).chains == summary.chains
+    assert regrade(folder).chains == summary.chains
+    assert summarize(folder) == summary
+    assert not list(folder.glob("*/wal-*"))

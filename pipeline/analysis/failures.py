@@ -7,8 +7,8 @@ from typing import Any
 
 from msgspec import Struct
 
-from pipeline.analysis.timeline import read_batches
 from pipeline.errors import InputError
+from pipeline.trace.read import read_batches
 
 EXAMPLES = 5
 """Chains that are named of each cause."""

@@ -15,8 +15,9 @@ from msgspec import Struct
 from pipeline.analysis.estimates import Estimate, difference
 from pipeline.analysis.runs import RunTable, read_run
 from pipeline.analysis.samples import Interval, wilson
-from pipeline.analysis.timeline import Array, read_batches
+from pipeline.analysis.timeline import Array
 from pipeline.errors import UsageError
+from pipeline.trace.read import read_batches
 
 SAME = ("graph", "params", "seed", "samples")
 

@@ -13,7 +13,8 @@ import pyarrow as pa
 from msgspec import Struct
 
 from pipeline.analysis.selection import stages_of
-from pipeline.analysis.timeline import Array, Names, read_batches
+from pipeline.analysis.timeline import Array, Names
+from pipeline.trace.read import read_batches
 
 NUMBERS = ("sample_index", "chain_time_s", "thought_tokens", "steps", "accepted_steps", "fallback_steps")
 UNFINISHED = ("error", "cancelled")

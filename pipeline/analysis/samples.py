@@ -12,9 +12,10 @@ from typing import Literal
 import numpy as np
 from msgspec import Struct
 
-from pipeline.analysis.timeline import Array, read_batches
+from pipeline.analysis.timeline import Array
 from pipeline.grader import Grader
 from pipeline.grading import same_answer
+from pipeline.trace.read import read_batches
 
 Same = Callable[[str, str], bool]
 """Whether the first answer says the same as the second."""

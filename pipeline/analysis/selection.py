@@ -13,9 +13,10 @@ from typing import Any
 import numpy as np
 from msgspec import Struct
 
-from pipeline.analysis.timeline import Array, read_batches
+from pipeline.analysis.timeline import Array
 from pipeline.grader import Grader
 from pipeline.grading import as_kind, extract_answer
+from pipeline.trace.read import read_batches
 
 _SENTENCE_END = re.compile(r"\.\s|\n")
 

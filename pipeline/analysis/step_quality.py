@@ -11,7 +11,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from msgspec import Struct
 
-from pipeline.analysis.timeline import Array, Names, read_batches
+from pipeline.analysis.timeline import Array, Names
+from pipeline.trace.read import read_batches
 
 COLUMNS = ["chain_id", "step_index", "candidate_index", "selected", "decision", "reward", "model"]
 

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 from msgspec import Struct
 
-from pipeline.analysis.timeline import Array, read_batches
+from pipeline.analysis.timeline import Array
+from pipeline.trace.read import read_batches
 
 REFLECTIVE = ("wait", "but", "hmm", "however", "alternatively", "actually", "maybe", "let me check", "double-check")
 """Words of second thoughts (SpecCoT A.1 names the first three and an ellipsis; the others are ours)."""

@@ -1,7 +1,7 @@
 """A run in numbers: the trace files of a run folder and its `run.json` enter, one frozen `Summary` leaves.
 
 Calls and steps are streamed; of the chains a few numbers each are held. Works on a run that goes on or was cut short:
-what counts is what is in finished parts. Nothing is written.
+what counts is what is on disk, in parts or write-ahead files. Nothing is written.
 """
 
 from collections import Counter
@@ -16,8 +16,9 @@ import pyarrow.compute as pc
 from msgspec import Struct
 
 from pipeline.analysis.samples import Interval, attempts
-from pipeline.analysis.timeline import Array, Names, Pauses, Timeline, read_batches, timeline, worked_s
+from pipeline.analysis.timeline import Array, Names, Pauses, Timeline, timeline, worked_s
 from pipeline.errors import InputError
+from pipeline.trace.read import read_batches
 
 TABLES = ("calls", "steps", "chains")
 

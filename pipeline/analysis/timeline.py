@@ -4,17 +4,16 @@ Only four columns are read; they are held as arrays of 24 bytes a call, never as
 least one request is at it. Nothing is written.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 from msgspec import Struct
 
-from pipeline.errors import InputError
+from pipeline.trace.read import read_batches
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 
@@ -115,21 +114,6 @@ def read_calls(run: Path) -> Calls:
         parts.append((engines.codes(batch.column("engine")), stages.codes(batch.column("stage")), submit, np.maximum(submit, end)))
     columns = [np.concatenate(column) for column in zip(*parts, strict=True)]
     return Calls(list(engines), list(stages), *columns)
-
-
-def read_batches(run: Path, table: str, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    """Record batches of the finished parts of a table, in order, a few thousand rows each.
-
-    A run that was cut short may have none. Raises `InputError` for a part that cannot be read or lacks a column.
-    """
-    for part in sorted((run / table).glob("part-*.parquet")):
-        try:
-            with pq.ParquetFile(part, pre_buffer=False, buffer_size=1 << 20) as file:
-                if missing := set(columns) - set(file.schema_arrow.names):
-                    raise InputError(str(part), f"has no column {', '.join(f'`{name}`' for name in sorted(missing))}")
-                yield from file.iter_batches(8192, columns=list(columns))
-        except (OSError, pa.ArrowException) as error:
-            raise InputError(str(part), f"cannot be read: {str(error).splitlines()[0]}") from error
 
 
 class Names(dict[str, int]):

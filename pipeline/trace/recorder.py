@@ -1,7 +1,8 @@
 """Rows of the trace on their way to the store: chains drop them here in microseconds, one background task writes them.
 
-In real time the task hands batches to a thread, one at a time; in virtual time, where the clock would jump while a
-thread works, it writes inline. Dropping a row never waits; only `room`, before a new chain, may.
+In real time the task hands batches to a thread, one at a time, so that the slower the disk is the more rows share a sync; in
+virtual time, where the clock would jump while a thread works, it writes inline. A row is on disk within two seconds of being
+dropped. Dropping it never waits; only `room`, before a new chain, may.
 """
 
 import math
@@ -18,7 +19,7 @@ from pipeline.trace.events import CallRow, ChainRow, StepRow
 from pipeline.trace.store import TraceStore
 
 WRITE_EVERY_S = 1.0
-"""In real time a row waits no longer than this for its turn to be written."""
+"""A row waits no longer than this for its turn to be written; by the real clock also in virtual time, while rows come."""
 WRITE_ROWS = 1024
 """This many waiting rows are written at once, without waiting for the second to pass."""
 MOST_ROWS = 8192
@@ -48,6 +49,7 @@ class Recorder:
         self._chains: list[ChainRow] = []
         self._waiting = self._taken = self._written = 0
         self._write_s = 0.0
+        self._due = 0.0  # when the oldest waiting row is to be written, by the real clock
         self.error: RunFolderError | None = None
         """The first write that failed."""
         self._shield = CancelScope()
@@ -84,7 +86,7 @@ class Recorder:
         """Write rows as they come, until cancelled; raise `RunFolderError` when the folder cannot be written."""
         while True:
             await self._some.wait()
-            with anyio.move_on_after(math.inf if self._virtual else WRITE_EVERY_S):
+            with anyio.move_on_after(math.inf if self._virtual else max(0.0, self._due - time.monotonic())):
                 await self._many.wait()
             with CancelScope(shield=True) as self._shield:  # rows that were taken out are written before the task may end
                 await self._drain()
@@ -107,7 +109,8 @@ class Recorder:
         self._waiting += 1
         if self._waiting == 1:
             self._some.set()
-        elif self._waiting == WRITE_ROWS:
+            self._due = time.monotonic() + WRITE_EVERY_S
+        elif self._waiting == WRITE_ROWS or (self._virtual and time.monotonic() >= self._due):
             self._many.set()
 
     async def _drain(self) -> None:

@@ -1,9 +1,10 @@
 """New values for columns of finished parts: rows are read, what changes is computed by the caller, parts are replaced whole.
 
 A part is either the old one or the new one, never half of it; one in which nothing changes is not touched. The same holds
-of a table that is written anew.
+of a table that is written anew. Rows that a dead run left in a write-ahead file are reached after `store.recover`.
 """
 
+import math
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,7 +17,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from msgspec import Struct
 
-from pipeline.errors import InputError, RunFolderError
+from pipeline.errors import RunFolderError
+from pipeline.trace.durable import publish
+from pipeline.trace.read import readable
 from pipeline.trace.store import TraceStore
 
 Row = dict[str, Any]
@@ -30,7 +33,7 @@ def rewrite(run: Path, table: str, columns: Sequence[str], change: Change) -> No
     Raises `InputError` for a part that cannot be read, `RunFolderError` for one that cannot be written.
     """
     for part in parts(run, table):
-        with _readable(part), pq.ParquetFile(part) as file:
+        with readable(part), pq.ParquetFile(part) as file:
             content = file.read()
         there = [name for name in columns if name in content.column_names]
         rows = content.select(there).to_pylist()
@@ -43,7 +46,7 @@ def remove(run: Path, table: str, columns: Sequence[str], gone: Callable[[Row], 
     """Take the rows out of which `gone` says so, given their `columns`; the bytes of the parts that were written anew."""
     written = 0
     for part in parts(run, table):
-        with _readable(part), pq.ParquetFile(part) as file:
+        with readable(part), pq.ParquetFile(part) as file:
             content = file.read()
         keep = [not gone(row) for row in content.select(list(columns)).to_pylist()]
         if not all(keep):
@@ -66,7 +69,7 @@ def replacing(run: Path, table: str, row: type[Struct]) -> Iterator[Callable[[Se
     """
     draft = run / f".{table}"
     shutil.rmtree(draft, ignore_errors=True)
-    store = TraceStore(draft, {table: row})
+    store = TraceStore(draft, {table: row}, sync_every_s=math.inf)
     try:
         yield partial(store.append, table)
         store.close()
@@ -96,16 +99,8 @@ def _replace(part: Path, content: pa.Table) -> None:
     try:
         repeating = [field.name for field in content.schema if pa.types.is_string(field.type)]
         pq.write_table(content, draft, compression="zstd", use_dictionary=repeating)
-        os.replace(draft, part)
+        publish(draft, part)
     except (OSError, pa.ArrowException) as error:
         with suppress(OSError):
             draft.unlink(missing_ok=True)
         raise RunFolderError(f"{part}: cannot be written: {getattr(error, 'strerror', None) or error}") from error
-
-
-@contextmanager
-def _readable(part: Path) -> Iterator[None]:
-    try:
-        yield
-    except (OSError, pa.ArrowException) as error:
-        raise InputError(str(part), f"cannot be read: {str(error).splitlines()[0]}") from error

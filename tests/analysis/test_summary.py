@@ -217,3 +217,13 @@ def test_several_samples_of_a_problem(tmp_path: Path, blank: Blank) -> None:
 def test_the_tail(lives: list[tuple[int, int]], batch_size: int | None, tail_s: float | None) -> None:
     start, end = (np.array([life[side] * S for life in lives], np.int64) for side in (0, 1))
     assert tail_time_s(start, end, batch_size) == tail_s
+
+
+def test_a_run_that_goes_on_is_read_to_its_last_row(tmp_path: Path, blank: Blank) -> None:
+    store = TraceStore(tmp_path)
+    store.append("steps", [blank(StepRow, step_token_ids=(1, 2), decision="accepted")])
+    assert summarize(tmp_path).thought_tokens == 2
+    store.append("steps", [blank(StepRow, step_token_ids=(3,), decision="fallback")])
+    assert summarize(tmp_path).thought_tokens == 3
+    store.close()
+    assert summarize(tmp_path).thought_tokens == 3

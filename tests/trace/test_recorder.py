@@ -69,6 +69,15 @@ async def test_virtual_rows_are_written_as_they_pile_up(tmp_path: Path, blank: B
         assert (recorder.statistics().waiting, recorder.statistics().written) == (0, 4)
 
 
+async def test_virtual_rows_wait_no_longer_by_the_real_clock(tmp_path: Path, blank: Blank, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "WRITE_EVERY_S", 0.0)
+    async with open_recorder(TraceStore(tmp_path), virtual=True) as recorder:
+        recorder.call(blank(CallRow))
+        recorder.call(blank(CallRow))
+        await anyio.sleep(1e-6)
+        assert recorder.statistics().written == 2
+
+
 @REAL
 async def test_a_single_row_is_written_within_the_interval(tmp_path: Path, blank: Blank, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "WRITE_EVERY_S", 0.01)

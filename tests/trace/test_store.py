@@ -1,60 +1,42 @@
-"""Rows become Parquet that others open, with units, whole parts only, and one sentence when the folder fails."""
+"""Rows become Parquet that others open, whole parts only; what is reported outlives kills and full disks."""
 
 import os
+import random
 import resource
+import shutil
+import signal
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import duckdb
-import pyarrow as pa
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
-from msgspec.structs import asdict, fields
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from msgspec.structs import asdict
 
 from pipeline.errors import RunFolderError
-from pipeline.trace import store
+from pipeline.trace import part, store
+from pipeline.trace.columns import schema_of
 from pipeline.trace.events import CallRow, ChainRow, StepRow
-from pipeline.trace.store import TABLES, TraceStore, columns_of, schema_of
+from pipeline.trace.read import read_batches
+from pipeline.trace.store import TABLES, TraceStore, recover
 
 Blank = Callable[..., Any]
 
 
+def indices(folder: Path, table: str = "calls", column: str = "call_index") -> list[int]:
+    """Of all rows that can be read."""
+    return [value for batch in read_batches(folder, table, [column]) for value in batch.column(column).to_pylist()]
+
+
 def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
-
-
-@pytest.mark.parametrize("row", TABLES.values())
-def test_every_field_is_a_column(row: Any) -> None:
-    assert schema_of(row).names == [field.name for field in fields(row)]
-
-
-def test_types_units_and_foreign_names() -> None:
-    schema = schema_of(CallRow)
-    assert schema.field("submit_unix_ns").type == pa.int64()
-    assert schema.field("output_token_ids").type.value_type.value_type == pa.int64()
-    assert schema.field("queue_time_s").type == pa.float64()
-    assert schema.field("queue_time_s").nullable
-    assert not schema.field("stage").nullable
-    assert schema.field("stop_reason").type.value_field.nullable
-    assert schema.field("cached_input_tokens").metadata == {
-        b"unit": b"{token}",
-        b"otel": b"gen_ai.usage.cache_read.input_tokens",
-        b"vllm": b"num_cached_tokens",
-    }
-    assert schema_of(ChainRow).field("correct").type == pa.bool_()
-
-
-@pytest.mark.parametrize("row", TABLES.values())
-def test_durations_and_instants_have_units(row: Any) -> None:
-    for field in schema_of(row):
-        unit = (field.metadata or {}).get(b"unit")
-        if field.name.endswith("_s"):
-            assert (field.type, unit) == (pa.float64(), b"s"), field.name
-        if field.name.endswith("_unix_ns"):
-            assert (field.type, unit) == (pa.int64(), b"ns since 1970-01-01 UTC"), field.name
 
 
 ROW: dict[str, Any] = {
@@ -107,8 +89,9 @@ def test_a_store_without_rows_leaves_three_empty_tables(tmp_path: Path) -> None:
 @pytest.fixture
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Row groups of 4 rows, parts of 2 groups."""
-    for name, value in {"BATCH_ROWS": 2, "GROUP_ROWS": 4, "PART_GROUPS": 2}.items():
-        monkeypatch.setattr(store, name, value)
+    monkeypatch.setattr(store, "BATCH_ROWS", 2)
+    monkeypatch.setattr(part, "GROUP_ROWS", 4)
+    monkeypatch.setattr(part, "PART_GROUPS", 2)
 
 
 @pytest.mark.usefixtures("_small")
@@ -116,11 +99,11 @@ def test_groups_and_parts_fill_in_order(tmp_path: Path, blank: Blank) -> None:
     trace = TraceStore(tmp_path)
     calls = tmp_path / "calls"
     trace.append("calls", [blank(CallRow, call_index=index) for index in range(2)])
-    assert names(calls) == []
+    assert names(calls) == ["wal-00000.arrows"]
     trace.append("calls", [blank(CallRow, call_index=index) for index in range(2, 10)])
-    assert names(calls) == ["part-00000.parquet"]
+    assert names(calls) == ["part-00000.parquet", "wal-00001.arrows"]
     trace.append("calls", [blank(CallRow, call_index=index) for index in range(10, 13)])
-    assert names(calls) == ["part-00000.parquet", "part-00001.parquet.tmp"]
+    assert names(calls) == ["part-00000.parquet", "part-00001.parquet.tmp", "wal-00001.arrows"]
     assert ds.dataset(str(calls / "part-00000.parquet")).count_rows() == 8
     trace.close()
     trace.close()
@@ -131,10 +114,10 @@ def test_groups_and_parts_fill_in_order(tmp_path: Path, blank: Blank) -> None:
 
 
 def test_big_rows_make_a_group_by_their_bytes(tmp_path: Path, blank: Blank, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store, "GROUP_BYTES", 100_000)
+    monkeypatch.setattr(part, "GROUP_BYTES", 100_000)
     trace = TraceStore(tmp_path)
     trace.append("steps", [blank(StepRow, step_text="x" * 200_000)])
-    assert names(tmp_path / "steps") == ["part-00000.parquet.tmp"]
+    assert names(tmp_path / "steps") == ["part-00000.parquet.tmp", "wal-00000.arrows"]
     trace.close()
 
 
@@ -149,13 +132,6 @@ def test_a_second_session_adds_parts_and_clears_unreadable_ones(tmp_path: Path, 
     assert names(tmp_path / "chains") == ["part-00000.parquet", "part-00001.parquet"]
     assert names(tmp_path / "calls") == ["part-00000.parquet"], "no second empty part"
     assert pq.read_table(tmp_path / "chains")["sample_index"].to_pylist() == [1, 2]
-
-
-def test_a_lone_surrogate_is_replaced(blank: Blank) -> None:
-    rows = [blank(StepRow, step_text="a\ud800b", candidate_texts=("\udfff", "c"))]
-    batch = columns_of(schema_of(StepRow), rows)
-    assert batch.column("step_text").to_pylist() == ["a?b"]
-    assert batch.column("candidate_texts").to_pylist() == [["?", "c"]]
 
 
 @contextmanager
@@ -189,7 +165,11 @@ def test_a_disk_that_is_full_at_the_end(tmp_path: Path, blank: Blank) -> None:
     trace.append("calls", [blank(CallRow)])
     with _no_file_over(100), pytest.raises(RunFolderError, match="/calls: cannot write the trace: File too large"):
         trace.close()
-    assert [names(tmp_path / table) for table in TABLES] == [[], [], []]
+    assert [names(tmp_path / table) for table in TABLES] == [["wal-00000.arrows"], [], []]
+    assert indices(tmp_path) == [0]
+    recover(tmp_path)
+    assert names(tmp_path / "calls") == ["part-00000.parquet"]
+    assert indices(tmp_path) == [0]
 
 
 def test_a_folder_that_is_a_file(tmp_path: Path) -> None:
@@ -203,3 +183,200 @@ def test_a_folder_that_is_read_only(tmp_path: Path) -> None:
     tmp_path.chmod(0o500)
     with pytest.raises(RunFolderError, match="/calls: cannot write the trace: Permission denied"):
         TraceStore(tmp_path)
+
+
+@pytest.mark.usefixtures("_small")
+def test_a_part_that_fails_leaves_its_rows_and_makes_room_for_the_next(tmp_path: Path, blank: Blank) -> None:
+    trace = TraceStore(tmp_path)
+    trace.append("calls", [blank(CallRow, call_index=index) for index in range(3)])
+    (tmp_path / "calls" / "part-00000.parquet.tmp").mkdir()  # nothing can be written there
+    with pytest.raises(RunFolderError, match="/calls: cannot write the trace: Is a directory"):
+        trace.append("calls", [blank(CallRow, call_index=3)])
+    trace.append("calls", [blank(CallRow, call_index=4)])
+    trace.close()
+    assert names(tmp_path / "calls") == ["part-00000.parquet.tmp", "part-00001.parquet", "wal-00000.arrows"]
+    assert indices(tmp_path) == [0, 1, 2, 3, 4]
+
+
+def test_a_folder_that_is_removed_meanwhile(tmp_path: Path, blank: Blank) -> None:
+    trace = TraceStore(tmp_path)
+    trace.append("calls", [blank(CallRow)])
+    shutil.rmtree(tmp_path / "calls")
+    with pytest.raises(RunFolderError, match=r"/calls: cannot write the trace: No such file or directory$"):
+        trace.append("calls", [blank(CallRow)])
+    with pytest.raises(RunFolderError, match=r"/calls: cannot write the trace: No such file or directory$"):
+        trace.close()
+
+
+def died(folder: Path, target: Path) -> Path:
+    """The folder as it would be if its process died now: a copy, at which no process is at work."""
+    shutil.copytree(folder, target)
+    return target
+
+
+def test_rows_are_there_as_soon_as_they_are_appended(tmp_path: Path, blank: Blank) -> None:
+    trace = TraceStore(tmp_path / "run")
+    for index in range(3):
+        trace.append("calls", [blank(CallRow, call_index=index)])
+        assert indices(died(tmp_path / "run", tmp_path / str(index))) == list(range(index + 1))
+    trace.close()
+
+
+@pytest.mark.usefixtures("_small")
+def test_what_a_dead_run_left_becomes_parts(tmp_path: Path, blank: Blank) -> None:
+    trace = TraceStore(tmp_path / "run")
+    trace.append("calls", [blank(CallRow, call_index=index) for index in range(13)])
+    trace.append("chains", [blank(ChainRow)])
+    dead = died(tmp_path / "run", tmp_path / "dead")
+    trace.close()
+    for _ in range(2):
+        recover(dead)
+        assert [names(dead / table) for table in TABLES] == [["part-00000.parquet", "part-00001.parquet"], [], ["part-00000.parquet"]]
+        assert indices(dead) == list(range(13))
+    second = TraceStore(dead)
+    second.append("calls", [blank(CallRow, call_index=13)])
+    second.close()
+    assert names(dead / "calls") == ["part-00000.parquet", "part-00001.parquet", "part-00002.parquet"]
+    assert pq.read_table(dead / "calls")["call_index"].to_pylist() == list(range(14))
+
+
+def test_recovering_may_have_been_interrupted(tmp_path: Path, blank: Blank) -> None:
+    """Before the part had its name, and before the write-ahead file was gone."""
+    trace = TraceStore(tmp_path / "run")
+    trace.append("calls", [blank(CallRow, call_index=index) for index in range(3)])
+    early, late = died(tmp_path / "run", tmp_path / "early"), died(tmp_path / "run", tmp_path / "late")
+    trace.close()
+    (early / "calls" / "part-00000.parquet.tmp").write_bytes(b"PAR1 cut off")
+    shutil.copy(tmp_path / "run" / "calls" / "part-00000.parquet", late / "calls")
+    for folder in (early, late):
+        assert indices(folder) == [0, 1, 2]
+        recover(folder)
+        assert names(folder / "calls") == ["part-00000.parquet"]
+        assert indices(folder) == [0, 1, 2]
+
+
+def test_a_live_run_is_left_alone(tmp_path: Path, blank: Blank) -> None:
+    trace = TraceStore(tmp_path)
+    trace.append("calls", [blank(CallRow)])
+    recover(tmp_path)
+    assert names(tmp_path / "calls") == ["wal-00000.arrows"]
+    with pytest.raises(RunFolderError, match="/calls: another process is writing the trace; wait for its end"):
+        TraceStore(tmp_path)
+    trace.close()
+    assert indices(tmp_path) == [0]
+
+
+@pytest.fixture
+def left(tmp_path: Path, blank: Blank) -> bytes:
+    """A write-ahead file of five batches."""
+    trace = TraceStore(tmp_path)
+    for index in range(5):
+        trace.append("calls", [blank(CallRow, **ROW, call_index=index)])
+    content = (tmp_path / "calls" / "wal-00000.arrows").read_bytes()
+    trace.close()
+    return content
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_any_end_may_be_torn(tmp_path: Path, left: bytes, data: st.DataObject) -> None:
+    """What is read is the same before and after recovering: the rows from the first on, and as they were."""
+    at = data.draw(st.integers(0, len(left)))
+    tail = data.draw(st.binary(max_size=200) | st.integers(0, 3000).map(bytes) | st.integers(0, at).map(lambda start: left[start:]))
+    shutil.rmtree(tmp_path / "calls", ignore_errors=True)
+    (tmp_path / "calls").mkdir()
+    (tmp_path / "calls" / "wal-00000.arrows").write_bytes(left[:at] + tail)
+    found = indices(tmp_path)
+    assert found == list(range(len(found)))
+    assert len(found) >= 5 * (at == len(left))
+    recover(tmp_path)
+    assert indices(tmp_path) == found
+    assert names(tmp_path / "calls") == ["part-00000.parquet"] * bool(found)
+
+
+APPEND_FOREVER = """
+import os, sys
+from pipeline.trace import part, store
+from pipeline.trace.events import CallRow
+from tests.conftest import blank
+part.GROUP_ROWS, part.PART_GROUPS, store.BATCH_ROWS = 8, 2, 4
+for line in sys.stdin:
+    folder, start = line.rsplit(maxsplit=1)
+    child = os.fork()
+    if child:
+        print(child, flush=True)
+        os.waitpid(child, 0)
+        print("dead", flush=True)
+        continue
+    trace, count = store.TraceStore(store.Path(folder)), int(start)
+    while True:
+        trace.append("calls", [blank(CallRow, call_index=index) for index in range(count, count + 3)])
+        count += 3
+        print(count, flush=True)
+"""
+
+
+@pytest.mark.slow
+def test_what_was_reported_outlives_a_kill(tmp_path: Path, root: Path) -> None:
+    """Twelve processes, one after the other, go on with a table and are killed at some moment, parts being finished meanwhile."""
+    chance = random.Random(7)
+    rows = 0
+    with subprocess.Popen([sys.executable, "-c", APPEND_FOREVER], stdin=-1, stdout=-1, text=True, cwd=root) as nursery:
+        assert nursery.stdin
+        assert nursery.stdout
+        for _ in range(12):
+            print(tmp_path, rows, file=nursery.stdin, flush=True)
+            child = int(nursery.stdout.readline())
+            reported = [int(nursery.stdout.readline()) for _ in range(chance.randrange(1, 16))]
+            os.kill(child, signal.SIGKILL)
+            reported += [int(line) for line in iter(nursery.stdout.readline, "dead\n")]
+            found = indices(tmp_path)
+            assert found == list(range(len(found)))
+            assert len(found) >= reported[-1] > rows
+            rows = len(found)
+        nursery.stdin.close()
+    recover(tmp_path)
+    assert pq.read_table(tmp_path / "calls")["call_index"].to_pylist() == list(range(rows))
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk of 256 KiB."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    done = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "none", place], capture_output=True, text=True)
+    if done.returncode:
+        pytest.skip(f"cannot mount a small disk: {done.stderr.strip()}")
+    try:
+        yield place
+    finally:
+        subprocess.run(["umount", "--lazy", place], check=True)
+
+
+@pytest.mark.parametrize("group_rows", [3, 8192])
+def test_a_disk_that_runs_full(small_disk: Path, blank: Blank, monkeypatch: pytest.MonkeyPatch, group_rows: int) -> None:
+    """In the write-ahead file, or in the part: what was taken before can be read, and becomes parts once there is space."""
+    monkeypatch.setattr(part, "GROUP_ROWS", group_rows)
+    trace = TraceStore(small_disk)
+    taken = 0
+    with pytest.raises(RunFolderError) as caught:  # noqa: PT012  (which of them fails is not known)
+        for taken in range(1000):
+            trace.append("calls", [blank(CallRow, call_index=taken, output_token_ids=(tuple(os.urandom(400)),))])
+    assert str(caught.value) == f"{small_disk}/calls: cannot write the trace: No space left on device"
+    assert indices(small_disk)[:taken] == list(range(taken))
+    with pytest.raises(RunFolderError, match="No space left on device"):
+        trace.close()
+    found = indices(small_disk)
+    assert found[:taken] == list(range(taken))
+    subprocess.run(["mount", "-o", "remount,size=4m", small_disk], check=True)
+    recover(small_disk)
+    assert pq.read_table(small_disk / "calls")["call_index"].to_pylist() == found
+
+
+def test_a_disk_that_became_read_only(small_disk: Path, blank: Blank) -> None:
+    trace = TraceStore(small_disk)
+    subprocess.run(["mount", "-o", "remount,ro", small_disk], check=True)
+    with pytest.raises(RunFolderError, match=r"/calls: cannot write the trace: Read-only file system$"):
+        trace.append("calls", [blank(CallRow)])
+    with pytest.raises(RunFolderError, match=r"Read-only file system$"):
+        trace.close()

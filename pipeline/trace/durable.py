@@ -1,0 +1,27 @@
+"""What it takes for bytes and names to outlast the machine: files are flushed, then named, then their folder is flushed."""
+
+import os
+from pathlib import Path
+
+sync_data = getattr(os, "fdatasync", os.fsync)
+"""Flush what was written to an open file; its times may stay behind where the system can tell them apart."""
+
+
+def publish(draft: Path, path: Path) -> None:
+    """Give a finished `draft` the name `path`, so that after a loss of power there is the old file or the new one, whole."""
+    _sync(draft)
+    os.replace(draft, path)
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Flush the names in `folder`."""
+    _sync(folder)
+
+
+def _sync(path: Path) -> None:
+    number = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(number)
+    finally:
+        os.close(number)

@@ -1,0 +1,83 @@
+"""The tables of a run folder, read back: finished parts, then what a run that goes on or died has in write-ahead files.
+
+Nothing is written, no lock is taken: a run may go on meanwhile.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from pipeline.errors import InputError
+from pipeline.trace.wal import read_wal
+
+BATCH_ROWS = 8192
+BATCH_BYTES = 16 << 20
+"""Batches of write-ahead files are joined up to so many rows or bytes."""
+
+
+def read_batches(run: Path, table: str, columns: Sequence[str], maybe: Sequence[str] = ()) -> Iterator[pa.RecordBatch]:
+    """Record batches of a table in the order in which its rows were written, a few thousand rows each.
+
+    They have `columns`, and of the columns `maybe`, which earlier versions did not write, those that are there. A run that
+    was cut short may have no rows. Raises `InputError` for a file that cannot be read or lacks a column.
+    """
+    for file in files(run, table):
+        with readable(file):
+            if file.suffix == ".parquet":
+                yield from _part_batches(file, columns, maybe)
+            else:
+                yield from _wal_batches(file, columns, maybe)
+
+
+def files(run: Path, table: str) -> list[Path]:
+    """What holds a table's rows, in order: its parts, and each write-ahead file that is no part yet."""
+    folder = run / table
+    ahead = {file.stem[4:]: file for file in folder.glob("wal-*.arrows")}  # first: they become parts, never the reverse
+    held = ahead | {file.stem[5:]: file for file in folder.glob("part-*.parquet")}
+    return [held[number] for number in sorted(held)]
+
+
+@contextmanager
+def readable(file: Path) -> Iterator[None]:
+    """Turn what goes wrong with reading `file` into an `InputError`."""
+    try:
+        yield
+    except (OSError, pa.ArrowException) as error:
+        raise InputError(str(file), f"cannot be read: {str(error).splitlines()[0]}") from error
+
+
+def _part_batches(part: Path, columns: Sequence[str], maybe: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    with pq.ParquetFile(part, pre_buffer=False, buffer_size=1 << 20) as file:
+        yield from file.iter_batches(BATCH_ROWS, columns=_present(part, file.schema_arrow, columns, maybe))
+
+
+def _wal_batches(path: Path, columns: Sequence[str], maybe: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    batches = read_wal(path)
+    try:
+        first = next(batches, None)
+    except FileNotFoundError:  # it has become a part since it was looked for
+        yield from _part_batches(path.with_name(f"part-{path.stem[4:]}.parquet"), columns, maybe)
+        return
+    if first is not None:
+        names = _present(path, first.schema, columns, maybe)
+        yield from (batch.select(names) for batch in _joined(first, batches))
+
+
+def _joined(first: pa.RecordBatch, others: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    pending, rows, size = [first], first.num_rows, first.nbytes
+    for batch in others:
+        if rows >= BATCH_ROWS or size >= BATCH_BYTES:
+            yield pa.concat_batches(pending)
+            pending, rows, size = [], 0, 0
+        pending.append(batch)
+        rows, size = rows + batch.num_rows, size + batch.nbytes
+    yield pa.concat_batches(pending)
+
+
+def _present(file: Path, schema: pa.Schema, columns: Sequence[str], maybe: Sequence[str]) -> list[str]:
+    if missing := set(columns) - set(schema.names):
+        raise InputError(str(file), f"has no column {', '.join(f'`{name}`' for name in sorted(missing))}")
+    return [*columns, *(name for name in maybe if name in schema.names)]

@@ -1,0 +1,75 @@
+"""Tables are read from parts and write-ahead files alike, while a run goes on and after it died."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.errors import InputError
+from pipeline.trace import read
+from pipeline.trace.events import CallRow
+from pipeline.trace.read import files, read_batches
+from pipeline.trace.store import TraceStore, recover
+
+Blank = Callable[..., Any]
+
+
+@pytest.fixture
+def run(tmp_path: Path, blank: Blank) -> tuple[Path, TraceStore]:
+    """A run that goes on: rows 0 and 1 in a part, 2 to 4 in a write-ahead file, in batches of one."""
+    first = TraceStore(tmp_path)
+    first.append("calls", [blank(CallRow, call_index=0), blank(CallRow, call_index=1)])
+    first.close()
+    second = TraceStore(tmp_path)
+    for index in range(2, 5):
+        second.append("calls", [blank(CallRow, call_index=index)])
+    return tmp_path, second
+
+
+def indices(batches: Any) -> list[list[int]]:
+    return [batch.column("call_index").to_pylist() for batch in batches]
+
+
+def test_parts_come_first_and_small_batches_are_joined(run: tuple[Path, TraceStore], monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, store = run
+    assert [file.name for file in files(folder, "calls")] == ["part-00000.parquet", "wal-00001.arrows"]
+    assert indices(read_batches(folder, "calls", ["call_index"])) == [[0, 1], [2, 3, 4]]
+    monkeypatch.setattr(read, "BATCH_ROWS", 2)
+    assert indices(read_batches(folder, "calls", ["call_index"])) == [[0, 1], [2, 3], [4]]
+    monkeypatch.setattr(read, "BATCH_BYTES", 1)
+    assert indices(read_batches(folder, "calls", ["call_index"])) == [[0, 1], [2], [3], [4]]
+    store.close()
+    assert [file.name for file in files(folder, "calls")] == ["part-00000.parquet", "part-00001.parquet"]
+
+
+def test_a_file_becomes_a_part_while_the_table_is_read(run: tuple[Path, TraceStore]) -> None:
+    folder, store = run
+    batches = read_batches(folder, "calls", ["call_index"])
+    assert indices([next(batches)]) == [[0, 1]]
+    store.close()
+    assert indices(batches) == [[2, 3, 4]]
+
+
+def test_only_the_columns_that_are_asked_for(run: tuple[Path, TraceStore]) -> None:
+    folder, store = run
+    for batch in read_batches(folder, "calls", ["stage", "call_index"], ["engine", "of_later_versions"]):
+        assert batch.schema.names == ["stage", "call_index", "engine"]
+    store.close()
+
+
+def test_a_column_that_is_not_there(run: tuple[Path, TraceStore]) -> None:
+    folder, _ = run
+    for file in ("part-00000.parquet", "wal-00001.arrows"):
+        with pytest.raises(InputError, match=rf"{file}: has no column `nobody`, `nothing`$"):
+            list(read_batches(folder, "calls", ["call_index", "nobody", "nothing"]))
+        (folder / "calls" / file).unlink()
+
+
+def test_nothing_is_there_yet(tmp_path: Path) -> None:
+    assert list(read_batches(tmp_path, "calls", ["call_index"])) == []
+    (tmp_path / "calls").mkdir()
+    (tmp_path / "calls" / "wal-00000.arrows").write_bytes(b"")
+    assert list(read_batches(tmp_path, "calls", ["call_index"])) == []
+    recover(tmp_path)
+    assert files(tmp_path, "calls") == []

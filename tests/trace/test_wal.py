@@ -1,0 +1,138 @@
+"""Whatever becomes of the end of a write-ahead file, the batches before it are read, and nothing else."""
+
+import errno
+import resource
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from pipeline.trace.wal import Wal, hold, read_wal
+
+SCHEMA = pa.schema([pa.field("number", pa.int64(), metadata={"unit": "{token}"}), ("text", pa.string())])
+
+
+def batch(*numbers: int) -> pa.RecordBatch:
+    return pa.record_batch([list(numbers), [f"row {number}" for number in numbers]], schema=SCHEMA)
+
+
+def written(path: Path, *batches: pa.RecordBatch) -> list[int]:
+    """The size of the file after its header and after each batch."""
+    wal = Wal(path, SCHEMA)
+    ends = [path.stat().st_size]
+    for each in batches:
+        wal.append(each)
+        ends.append(path.stat().st_size)
+    wal.close()
+    return ends
+
+
+BATCHES = [batch(1, 2, 3), batch(4), batch(5, 6)]
+
+
+def test_what_goes_in_comes_out(tmp_path: Path) -> None:
+    written(tmp_path / "wal", *BATCHES)
+    assert list(read_wal(tmp_path / "wal")) == BATCHES
+
+
+def test_arrow_opens_it(tmp_path: Path) -> None:
+    written(tmp_path / "wal", *BATCHES)
+    with pa.ipc.open_stream(tmp_path / "wal") as reader:
+        assert reader.schema.equals(SCHEMA, check_metadata=True)
+        assert list(reader) == BATCHES
+
+
+@pytest.fixture(name="whole", scope="module")
+def _whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[bytes, list[int]]:
+    path = tmp_path_factory.mktemp("wal") / "whole"
+    ends = written(path, *BATCHES)
+    return path.read_bytes(), ends
+
+
+@pytest.fixture(name="other", scope="module")
+def _other(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """A file of the same sizes with other rows."""
+    path = tmp_path_factory.mktemp("wal") / "other"
+    written(path, batch(7, 8, 9), batch(0), batch(3, 2))
+    return path.read_bytes()
+
+
+DAMAGE: dict[str, Callable[[bytes, bytes, int], bytes]] = {
+    "cut": lambda whole, other, at: whole[:at],
+    "zeros": lambda whole, other, at: whole[:at] + bytes(len(whole) - at),
+    "more zeros": lambda whole, other, at: whole[:at] + bytes(4096),
+    "ones": lambda whole, other, at: whole[:at] + b"\xff" * (len(whole) - at),
+    "one bit": lambda whole, other, at: whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :],
+    "old blocks": lambda whole, other, at: whole[:at] + other[at:],
+    "itself": lambda whole, other, at: whole[:at] + whole,
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_every_place_may_be_the_last(tmp_path: Path, whole: tuple[bytes, list[int]], other: bytes, damage: str) -> None:
+    """All batches that end before it are read, in order, and no others; of old blocks none, be it whole in itself."""
+    content, ends = whole
+    for at in range(ends[0], len(content)):
+        path = tmp_path / str(at)  # a file system may take its time to write a file anew
+        path.write_bytes(DAMAGE[damage](content, other, at))
+        found = list(read_wal(path))
+        assert found == BATCHES[: len(found)]
+        before = sum(end <= at for end in ends[1:])
+        assert len(found) == before if damage in ("cut", "one bit") else len(found) >= before
+
+
+@pytest.mark.parametrize("damage", ["cut", "zeros", "one bit"])
+def test_a_torn_header_holds_nothing(tmp_path: Path, whole: tuple[bytes, list[int]], damage: str) -> None:
+    content, ends = whole
+    for at in range(ends[0]):
+        path = tmp_path / str(at)
+        path.write_bytes(DAMAGE[damage](content, b"", at))
+        assert list(read_wal(path)) == []
+
+
+def test_a_batch_that_does_not_fit_leaves_the_others(tmp_path: Path) -> None:
+    wal = Wal(tmp_path / "wal", SCHEMA)
+    wal.append(BATCHES[0])
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            wal.append(batch(*range(1000)))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert list(read_wal(tmp_path / "wal")) == BATCHES[:1]
+    wal.append(BATCHES[1])
+    wal.close()
+    assert list(read_wal(tmp_path / "wal")) == BATCHES[:2]
+
+
+def test_a_file_that_was_removed_is_noticed(tmp_path: Path) -> None:
+    wal = Wal(tmp_path / "wal", SCHEMA)
+    (tmp_path / "wal").unlink()
+    wal.append(BATCHES[0])
+    with pytest.raises(FileNotFoundError) as caught:
+        wal.sync()
+    assert caught.value.errno == errno.ENOENT
+    wal.remove()
+
+
+def test_it_is_held_until_it_is_closed(tmp_path: Path) -> None:
+    wal = Wal(tmp_path / "wal", SCHEMA)
+    with (tmp_path / "wal").open("rb") as file:
+        with pytest.raises(BlockingIOError):
+            hold(file.fileno())
+        wal.close()
+        hold(file.fileno())
+
+
+def test_a_header_that_does_not_fit_leaves_no_file(tmp_path: Path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10, hard))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            Wal(tmp_path / "wal", SCHEMA)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert list(tmp_path.iterdir()) == []
