@@ -16,6 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import psutil
 import pyarrow.parquet as pq
 from msgspec import Struct
@@ -39,7 +40,7 @@ class Toll(Struct, frozen=True, kw_only=True):
     """Chains that say something else."""
     sessions: int
     resume_s: tuple[float, ...] = ()
-    """Real seconds from the start of a session until its first new call came back."""
+    """Real seconds from the start of a process that goes on until its chains could start."""
 
 
 def chains(run: Path) -> list[dict[str, Any]]:
@@ -48,7 +49,7 @@ def chains(run: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def toll(fault: str, faults: int, disturbed: Path, undisturbed: Path, sessions: int, resume_s: tuple[float, ...] = ()) -> Toll:
+def toll(fault: str, faults: int, disturbed: Path, undisturbed: Path, resume_s: tuple[float, ...] = ()) -> Toll:
     """Compare two finished runs of the same graph, input and seed."""
     ours, theirs = chains(disturbed), {row["chain_id"]: row for row in chains(undisturbed)}
     found = {row["chain_id"]: row for row in ours}
@@ -59,7 +60,7 @@ def toll(fault: str, faults: int, disturbed: Path, undisturbed: Path, sessions: 
         lost=len(theirs.keys() - found.keys()),
         doubled=len(ours) - len(found) + _doubled_steps(disturbed),
         changed=sum(found[chain] != row for chain, row in theirs.items() if chain in found),
-        sessions=sessions,
+        sessions=sessions(disturbed),
         resume_s=resume_s,
     )
 
@@ -118,19 +119,20 @@ def struck_until_done(
 ) -> tuple[int, tuple[float, ...]]:
     """Start a run and hit it at random moments, at most `strikes` times, going on after each; then let it end.
 
-    A moment is a time up to `longest_s` after the session has begun to write. How often it was hit before it was done, and
-    the real seconds that each session but the first took until it wrote.
+    Half of the moments are up to `longest_s` after the process began, the others after its chains could start. How often it was
+    hit before it was done, and the real seconds that each session that went on took until its chains could start.
     """
     struck, resume_s = 0, []
     while True:
-        size, began, last = written(folder), time.monotonic(), struck == strikes
+        before, began, last = sessions(folder), time.monotonic(), struck == strikes
         resumes = (folder / "run.json").exists()
         command = Command(["resume", str(folder)] if resumes else begin, folder.with_suffix(".log"))
         try:
-            while not command.over and written(folder) == size:
-                time.sleep(0.002)
-            if resumes:
-                resume_s.append(time.monotonic() - began)
+            if last or luck.random() < 0.5:
+                while not command.over and sessions(folder) == before:
+                    time.sleep(0.002)
+                if resumes and sessions(folder) > before:
+                    resume_s.append(time.monotonic() - began)
             if not last:
                 command.process.join(luck.uniform(0, longest_s))
                 struck += not command.over
@@ -142,13 +144,12 @@ def struck_until_done(
             return struck, tuple(resume_s)
 
 
-def written(folder: Path) -> int:
-    """Bytes in the tables of a run folder."""
-    total = 0
-    for path in folder.glob("*/*"):
-        with suppress(FileNotFoundError):
-            total += path.stat().st_size
-    return total
+def sessions(run: Path) -> int:
+    """How many processes have worked on the run so far."""
+    try:
+        return len(msgspec.json.decode((run / "run.json").read_bytes())["sessions"])
+    except FileNotFoundError:
+        return 0
 
 
 def copied(whole: Path, folder: Path) -> Path:
