@@ -174,11 +174,12 @@ class Run:
         self.record = self._record()
         self.earlier = Earlier()
         self.resumed = False
+        self.rewritten_bytes = 0
 
     def go_on(self, old: RunFile) -> Result:
         """Do what an earlier session left to do; `old` is its `run.json`."""
         with hold(self.folder):
-            recover(self.folder)
+            self.rewritten_bytes = recover(self.folder)
             self.record, self.resumed = structs.replace(self.record, sessions=_ended_sessions(old, last_instant(self.folder))), True
             self.earlier = read_earlier(
                 self.folder, self.fingerprint.rows * self.options.samples, self.options.samples, self.options.retry_failed
@@ -232,18 +233,19 @@ class Run:
             stages = build_stages(self.plan, dialects, str(self.options.graph))
             if not self.resumed:
                 held.enter_context(hold(self.folder))
+            if self.resumed:
+                self.rewritten_bytes += drop_unfinished(self.folder, self.options.retry_failed)
             before = self.record.sessions[-1].ended_unix_ns or 0 if self.record.sessions else 0
             session = Session(
                 started_unix_ns=max(time.time_ns(), before + 1),  # simulated hours may lie ahead of the clock on the wall
                 startup_s=time.monotonic() - opening,
+                rewritten_bytes=self.rewritten_bytes,
                 command=sys.argv,
                 versions=versions(),
             )
             facts = {role: engine.facts for role, engine in engines.items()}
             self.record = structs.replace(self.record, sessions=(*self.record.sessions, session), engine_facts=facts).with_session(session)
             self.record.write(self.folder)
-            if self.resumed:
-                drop_unfinished(self.folder, self.options.retry_failed)
             await self._execute(engines, dialects, stages)
 
     async def _execute(self, engines: dict[str, Engine], dialects: dict[str, Dialect], stages: dict[str, Stage]) -> None:

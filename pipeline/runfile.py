@@ -43,6 +43,8 @@ class Session(Struct, frozen=True, kw_only=True):
     startup_s: float = 0.0
     wall_time_s: float | None = None
     orchestrator_cpu_s: float | None = None
+    rewritten_bytes: int = 0
+    """Of rows that an earlier session had left: write-ahead files made parts, parts without the rows that are taken up again."""
     command: list[str]
     versions: dict[str, str]
     engine_statistics: dict[str, dict[str, Any]] = {}

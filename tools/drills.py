@@ -22,6 +22,7 @@ import pyarrow.parquet as pq
 from msgspec import Struct
 
 from pipeline.cli.main import main
+from pipeline.runfile import RunFile
 
 
 class Toll(Struct, frozen=True, kw_only=True):
@@ -41,6 +42,8 @@ class Toll(Struct, frozen=True, kw_only=True):
     sessions: int
     resume_s: tuple[float, ...] = ()
     """Real seconds from the start of a process that goes on until its chains could start."""
+    rewritten_bytes: int
+    """What going on wrote of rows that were there already."""
 
 
 def chains(run: Path) -> list[dict[str, Any]]:
@@ -62,6 +65,7 @@ def toll(fault: str, faults: int, disturbed: Path, undisturbed: Path, resume_s: 
         changed=sum(found[chain] != row for chain, row in theirs.items() if chain in found),
         sessions=sessions(disturbed),
         resume_s=resume_s,
+        rewritten_bytes=sum(session.rewritten_bytes for session in RunFile.read(disturbed).sessions),
     )
 
 

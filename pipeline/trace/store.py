@@ -61,14 +61,17 @@ class TraceStore:
             raise errors[0]
 
 
-def recover(folder: Path) -> None:
+def recover(folder: Path) -> int:
     """Turn what dead processes left in write-ahead files of a run folder into parts; those of a live one are left alone.
+    The bytes that were written.
 
     May be interrupted and repeated. Needs space for the parts; raises `RunFolderError` when they cannot be written.
     """
+    written = 0
     for table in TABLES:
         with _writing(folder / table):
-            _recover(folder / table)
+            written += _recover(folder / table)
+    return written
 
 
 class _Table:
@@ -143,14 +146,17 @@ class _Table:
             wal.remove()
 
 
-def _recover(folder: Path) -> None:
+def _recover(folder: Path) -> int:
+    written = 0
     for path in sorted(folder.glob("wal-*.arrows")):
         with suppress(FileNotFoundError, BlockingIOError), path.open("rb") as file:
             hold(file.fileno())
             part = path.with_name(path.name.replace("wal-", "part-", 1)).with_suffix(".parquet")
             if not part.exists():
                 _convert(path, part)
+                written += part.stat().st_size if part.exists() else 0
             path.unlink(missing_ok=True)
+    return written
 
 
 def _convert(path: Path, target: Path) -> None:
