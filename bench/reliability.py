@@ -126,8 +126,8 @@ def batches(bench: Bench, engines: Path | None) -> Invariance:
 def faults_part(tolls: list[drills.Toll]) -> Iterator[str]:
     yield "## Faults"
     yield (
-        "A struck run is taken up until it is done, then compared with one that nothing disturbed: a chain is changed when its answer's text or "
-        "its end differs. Real models may round differently in other batches; on simulated engines nothing may differ. Resume: "
+        "A struck run is taken up until it is done, then compared with one that nothing disturbed: a chain is changed when its answer's "
+        "text or its end differs. Real models may round differently in other batches; on simulated engines nothing may differ. Resume: "
         "median seconds from the start of the process until chains could start, engines loaded."
     )
     head = "| fault | injected | chains | lost | doubled | changed | processes | resume s | rewritten KiB |"
@@ -143,7 +143,7 @@ def _fault_row(toll: drills.Toll) -> str:
 
 def batches_part(found: dict[str, Invariance]) -> Iterator[str]:
     yield "## Do answers depend on the batch?"
-    yield "SpecCoT at temperature 0.6, batch size 1 against 32 (`pipeline compare --invariance`). On simulated engines never (a property test)."
+    yield "SpecCoT at temperature 0.6, batch size 1 against 32 (`pipeline compare --invariance`). Simulated: never, by a property test."
     head = "| engines | chains | equal to the last token | 95 % interval | same answer | accuracy | difference |"
     yield "\n".join([head, "|---|---|---|---|---|---|---|", *(_batches_row(name, each) for name, each in found.items())])
 
