@@ -16,10 +16,11 @@ from msgspec import Struct, structs
 
 from pipeline.compiler import compile_graph
 from pipeline.engines.base import Engine
-from pipeline.engines.registry import engine_specs, open_engines, virtual_time
+from pipeline.engines.registry import cautions, engine_specs, open_engines, virtual_time
 from pipeline.errors import GraphError, Interrupted, PipelineError, RunFolderError, UsageError, first_of
 from pipeline.grader import BESIDE_ENGINES, Grader, default_workers
 from pipeline.loader import load_graph
+from pipeline.plain import storable
 from pipeline.plan import Plan
 from pipeline.problems import Fingerprint, Problems, open_problems
 from pipeline.prompts import INSTRUCTION, Dialect
@@ -94,6 +95,7 @@ class Result(Struct, frozen=True, kw_only=True):
 
 
 Watch = Callable[[View], AbstractContextManager[Any]]
+Warn = Callable[[str], None]
 
 
 def load_plan(graph: Path, engines: Path | None = None, settings: tuple[str, ...] = ()) -> Plan:
@@ -102,9 +104,15 @@ def load_plan(graph: Path, engines: Path | None = None, settings: tuple[str, ...
     return compile_graph(spec, str(graph))
 
 
-def run(options: RunOptions, watch: Watch | None = None) -> Result:
-    """Solve the input. What goes wrong before a chain could start is raised; every later end is a `Result`."""
+def run(options: RunOptions, watch: Watch | None = None, warn: Warn | None = None) -> Result:
+    """Solve the input. What goes wrong before a chain could start is raised; every later end is a `Result`.
+
+    `warn` is told what someone should know before engines start.
+    """
     plan = load_plan(options.graph, options.engines, options.settings)
+    if warn is not None:
+        for caution in cautions(plan.engines):
+            warn(caution)
     virtual = virtual_time(plan.engines, str(options.graph))
     if options.output is not None:
         _check_output(options.output)
@@ -231,7 +239,7 @@ class Run:
         return RunFile(
             run_id=self.folder.name,
             status="running",
-            graph_file=str(options.graph),
+            graph_file=storable(str(options.graph)),
             graph=_resolved_graph(self.plan),
             graph_digest=self.plan.digest,
             params=self.plan.params,
@@ -240,11 +248,12 @@ class Run:
             batch_size=options.batch_size,
             samples=options.samples,
             seed=options.seed,
-            input={"file": str(options.input), "columns": options.columns, "limit": options.limit, **structs.asdict(self.fingerprint)},
+            input={"file": storable(str(options.input)), "columns": options.columns, "limit": options.limit}
+            | structs.asdict(self.fingerprint),
             virtual_time=self.virtual,
             versions=versions(),
             host=host(),
-            command=sys.argv,
+            command=[storable(argument) for argument in sys.argv],
             started_unix_ns=0,
         )
 

@@ -11,6 +11,7 @@ import psutil
 from msgspec import Struct, structs
 
 from pipeline.errors import RunFolderError, boundary
+from pipeline.redaction import redact_all
 from pipeline.spec import EngineSpec
 
 Status = Literal["running", "finished", "failed", "interrupted"]
@@ -73,7 +74,7 @@ class RunFile(Struct, frozen=True, kw_only=True):
         """Replace `run.json` in `folder`; raises `RunFolderError`."""
         with boundary(RunFolderError, f"{folder}", foreign=OSError):
             draft = folder / "run.json.tmp"
-            draft.write_bytes(msgspec.json.format(msgspec.json.encode(self), indent=2) + b"\n")
+            draft.write_bytes(msgspec.json.format(msgspec.json.encode(redact_all(msgspec.to_builtins(self))), indent=2) + b"\n")
             os.replace(draft, folder / "run.json")
 
 

@@ -9,9 +9,7 @@ import msgspec
 from msgspec import Struct, structs
 
 from pipeline.analysis.compare import Compared, Comparison, Estimate
-
-_FORMULA = ("=", "+", "-", "@", "\t", "\r")
-"""A cell of text that begins so would be computed by a spreadsheet."""
+from pipeline.plain import cell
 
 
 class Table(Struct, frozen=True):
@@ -37,7 +35,8 @@ def tables(comparison: Comparison) -> tuple[Table, ...]:
 
 def markdown(comparison: Comparison) -> str:
     """The tables, what an interval is, and what to know before believing a difference."""
-    parts = [f"Baseline: {comparison.baseline}. Brackets: 95 % intervals by bootstrap over problems, the same problems for both runs."]
+    name = _cell(comparison.baseline)
+    parts = [f"Baseline: {name}. Brackets: 95 % intervals by bootstrap over problems, the same problems for both runs."]
     parts += [_markdown(table) for table in tables(comparison)]
     if comparison.flags:
         parts.append(
@@ -167,7 +166,7 @@ def _groups(runs: Sequence[Compared], key: Callable[[Compared], str]) -> Iterato
 
 
 def _markdown(table: Table) -> str:
-    lines = [f"**{table.title}**", ""]
+    lines = [f"**{_cell(table.title)}**", ""]
     lines.append("| " + " | ".join(table.columns) + " |")
     lines.append("|" + "---|" * len(table.columns))
     lines += ["| " + " | ".join(map(_cell, row)) + " |" for row in table.rows]
@@ -175,8 +174,8 @@ def _markdown(table: Table) -> str:
 
 
 def _cell(text: str) -> str:
-    """Text that stays in its cell."""
-    return " ".join(text.replace("|", "\\|").split())
+    """Text that stays in its cell, and is no HTML."""
+    return " ".join(text.replace("|", "\\|").replace("<", "&lt;").split())
 
 
 def _flat(run: Compared) -> Iterator[tuple[str, Any]]:
@@ -190,7 +189,7 @@ def _flat(run: Compared) -> Iterator[tuple[str, Any]]:
 
 
 def _harmless(value: Any) -> Any:
-    return f"'{value}" if isinstance(value, str) and value.startswith(_FORMULA) else value
+    return cell(value) if isinstance(value, str) else value
 
 
 def _share(e: Estimate, *, sign: bool = False) -> str:

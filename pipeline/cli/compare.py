@@ -7,6 +7,8 @@ import click
 from pipeline.analysis.compare import compare as compared
 from pipeline.analysis.compare_tables import as_csv, as_json, markdown
 from pipeline.analysis.runs import read_run
+from pipeline.cli.main import show
+from pipeline.plain import harmless
 
 FORMATS = {"markdown": markdown, "csv": as_csv, "json": as_json}
 
@@ -21,6 +23,6 @@ def compare(runs: tuple[Path, ...], baseline: str | None, form: str, output: Pat
     """Compare the run folders RUN... over the same data. Exit code 2 when they cannot be compared."""
     text = FORMATS[form](compared([read_run(run) for run in runs], baseline))
     if output is None:
-        click.echo(text, nl=False)
+        show(text)
     else:
-        output.write_text(text)
+        output.write_text(harmless(text))

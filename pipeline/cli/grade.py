@@ -5,6 +5,7 @@ from pathlib import Path
 import click
 import msgspec
 
+from pipeline.cli.main import show, tell
 from pipeline.grade import Change, Regrade, regrade
 from pipeline.grader import LIMIT_S
 
@@ -26,10 +27,10 @@ def grade(run: Path, dry_run: bool, workers: int | None, limit_s: float, as_json
     """
     found = regrade(run, dry_run=dry_run, workers=workers, limit_s=limit_s)
     if as_json:
-        click.echo(msgspec.json.encode(found, order="sorted"))
+        show(msgspec.json.encode(found, order="sorted"))
         return
     for line in _lines(found):
-        click.echo(line)
+        tell(line)
 
 
 def _lines(found: Regrade) -> list[str]:

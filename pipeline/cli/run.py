@@ -11,7 +11,7 @@ import msgspec
 
 from pipeline.analysis.summary import summarize
 from pipeline.cli import live, report
-from pipeline.cli.main import say
+from pipeline.cli.main import say, show
 from pipeline.run import RunOptions
 from pipeline.run import run as start
 from pipeline.runtime.schedule import SCHEDULES
@@ -68,11 +68,11 @@ def run(graph: Path, input_: Path, as_json: bool, debug: bool, **options: object
     Exit codes: 0 all chains finished, 1 the run could not go on, 2 graph, options or input are wrong and nothing was
     started, 3 some chains failed and are recorded as such, 130 interrupted.
     """
-    result = start(RunOptions(graph=graph, input=input_, **options), watch=live.watch)  # type: ignore[arg-type]
+    result = start(RunOptions(graph=graph, input=input_, **options), watch=live.watch, warn=say)  # type: ignore[arg-type]
     with _whoever_reads():
         summary = summarize(result.folder)
         if as_json:
-            click.echo(msgspec.json.encode(summary, order="sorted"))
+            show(msgspec.json.encode(summary, order="sorted"))
         else:
             report.print_summary(summary, result.folder, simulated=result.run.virtual_time)
     if result.error is not None:

@@ -10,6 +10,7 @@ from msgspec import Struct
 from pipeline.chain import Chain, Span, Step
 from pipeline.engines.base import Completion, Request, Timing, Usage
 from pipeline.problems import Problem
+from pipeline.redaction import redact
 from pipeline.runtime.lane import Call
 from pipeline.trace.events import CallRow, ChainRow, StepRow
 
@@ -187,7 +188,7 @@ class Journal:
                 grading_error=None,
                 stop_reason=stop_reason,
                 error_type=type(error).__name__ if error else None,
-                error_message=str(error) if error else None,
+                error_message=redact(str(error)) if error else None,
                 error_stage=stage,
                 steps=sum(step.index > 0 for step in chain.steps) if chain else 0,
                 accepted_steps=self._accepted,
@@ -259,7 +260,7 @@ class Journal:
             in_flight_stage=call.in_flight_stage,
             waiting_engine=call.waiting_engine,
             error_type=type(error).__name__ if error else None,
-            error_message=str(error) if error else None,
+            error_message=redact(str(error)) if error else None,
         )
 
 
