@@ -115,7 +115,7 @@ def _array(path: Path) -> list[Record] | None:
             return None
     try:
         items: list[Any] = msgspec.json.decode(path.read_bytes().removeprefix(b"\xef\xbb\xbf"), type=list[Any])
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InputError(str(path), f"not JSON: {sentence(error)}") from error
     return [item if isinstance(item, dict) else Flaw(f"is {kind_of(item)}, expected an object") for item in items]
 

@@ -13,13 +13,14 @@ from pipeline.engines.base import Examination, Finding, MemoryRow
 from pipeline.engines.machine import Machine, look, system
 from pipeline.engines.model_card import local_folder
 from pipeline.engines.models import resolve
-from pipeline.engines.registry import backend_of, engine_specs
+from pipeline.engines.registry import backend_of, cautions, engine_specs
 from pipeline.engines.tokenizer import HFTokenizer
 from pipeline.engines.vllm_memory import installation
 from pipeline.errors import GraphError
-from pipeline.loader import load_engines, load_graph, load_reward_model, read_yaml
+from pipeline.loader import load_engines, load_graph, load_reward_model
 from pipeline.spec import EngineSpec
 from pipeline.stages.registry import stage_specs
+from pipeline.yaml_file import read_yaml
 
 
 class BackendState(Struct, frozen=True, kw_only=True):
@@ -110,6 +111,7 @@ def tag_of(spec: EngineSpec) -> str:
 
 def _role_state(role: str, spec: EngineSpec, examined: Examination | None) -> RoleState:
     found = tuple(finding for finding in (examined or Examination()).findings if finding.role == role)
+    found += tuple(_caution(role, what) for what in cautions({role: spec}))
     return RoleState(
         role=role,
         backend=tag_of(spec),
@@ -118,6 +120,11 @@ def _role_state(role: str, spec: EngineSpec, examined: Examination | None) -> Ro
         checked=examined is not None,
         findings=found,
     )
+
+
+def _caution(role: str, caution: str) -> Finding:
+    what = caution.removeprefix(f"warning: engine {role!r}: ")
+    return Finding(role=role, what=what, remedy="leave it out unless you have read that code", fatal=False)
 
 
 def backend_states(machine: Machine) -> Iterator[BackendState]:

@@ -22,6 +22,7 @@ from msgspec import Struct
 
 import pipeline
 from pipeline.grading import Kind, quick_verdict
+from pipeline.redaction import is_secret
 
 LIMIT_S = 5.0
 """Most seconds of computing for one verdict."""
@@ -252,4 +253,5 @@ class _Worker:
 def _environment() -> dict[str, str]:
     home = str(Path(pipeline.__file__).parent.parent)
     path = os.environ.get("PYTHONPATH")
-    return dict(os.environ) | {"PYTHONPATH": f"{home}{os.pathsep}{path}" if path else home}
+    own = {name: value for name, value in os.environ.items() if not is_secret(name)}  # a worker reads what models wrote
+    return own | {"PYTHONPATH": f"{home}{os.pathsep}{path}" if path else home}

@@ -1,4 +1,4 @@
-"""From a graph file and an engines file to a `GraphSpec`: YAML, `--set`, `$params`, strict decoding.
+"""From a graph file and an engines file to a `GraphSpec`: `--set`, `$params`, strict decoding.
 
 Reads the two files and nothing else. Every flaw is a `GraphError` that names the file, the path in it and the remedy.
 What kinds of stages and backends there are is the caller's to say.
@@ -12,17 +12,11 @@ from typing import Any, TypeVar, get_args
 
 import msgspec
 import msgspec.structs
-import yaml
 
 from pipeline.errors import GraphError, did_you_mean
 from pipeline.reward_spec import ChatPrompt, RewardSpec, TextPrompt
 from pipeline.spec import NAME_PATTERN, EngineSpec, GraphSpec, RepeatSpec, StageSpec
-
-MAX_BYTES = 1 << 20
-"""Largest graph or engines file."""
-MAX_NODES = 20_000
-"""Most values in one, aliases expanded."""
-MAX_DEPTH = 32
+from pipeline.yaml_file import NotYaml, parse, read_yaml
 
 T = TypeVar("T", bound=msgspec.Struct)
 Kinds = Mapping[str, type[StageSpec]]
@@ -59,7 +53,8 @@ def load_graph(path: Path, kinds: Kinds, backends: Backends, *, engines: Path | 
 
 def load_engines(path: Path, backends: Backends, settings: Sequence[str] = ()) -> dict[str, EngineSpec]:
     """An engines file by itself: role to spec."""
-    roles = read_yaml(path)
+    roles = {role: dict(_mapping(spec, f"{path}: $.{role}")) for role, spec in read_yaml(path).items()}
+    _check_names(roles, f"{path}: $", "a role")
     for setting in settings:
         _apply_setting(setting, {}, roles, path)
     return {role: _engine(spec, backends, path, f"$.{role}") for role, spec in roles.items()}
@@ -93,67 +88,6 @@ def digest(spec: GraphSpec) -> str:
     return hashlib.blake2b(msgspec.json.encode(spec, order="deterministic"), digest_size=16).hexdigest()
 
 
-def read_yaml(path: Path) -> dict[str, Any]:
-    """The mapping in a YAML file; duplicate keys, other documents, oversized and exploding files are refused."""
-    try:
-        with path.open("rb") as file:
-            content = file.read(MAX_BYTES + 1)
-    except OSError as error:
-        raise GraphError(str(path), f"cannot be read: {(error.strerror or str(error)).lower()}") from error
-    if len(content) > MAX_BYTES:
-        raise GraphError(str(path), f"is larger than {MAX_BYTES >> 20} MiB; a graph or engines file is a page of text")
-    try:
-        value = yaml.load(content.decode("utf-8-sig"), _Loader)
-    except UnicodeDecodeError as error:
-        raise GraphError(str(path), f"is not UTF-8 text: byte {error.start}") from error
-    except yaml.MarkedYAMLError as error:
-        line = f", line {error.problem_mark.line + 1}" if error.problem_mark else ""
-        raise GraphError(f"{path}{line}", f"is not YAML: {error.problem}") from error
-    except (yaml.YAMLError, RecursionError, ValueError) as error:
-        raise GraphError(str(path), f"is not YAML: {str(error).splitlines()[0]}") from error
-    if value is None:
-        raise GraphError(str(path), "is empty")
-    _check_size(value, str(path))
-    return _mapping(value, str(path))
-
-
-class _Loader(yaml.SafeLoader):
-    """YAML without duplicate keys, and with numbers like 1e12 read as numbers."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen = set()
-        for key_node, _ in node.value:
-            key = self.construct_object(key_node, deep=True)
-            if not isinstance(key, str):
-                raise yaml.MarkedYAMLError(problem=f"the key {key!r} is not text", problem_mark=key_node.start_mark)
-            if key in seen and key_node.tag != "tag:yaml.org,2002:merge":
-                raise yaml.MarkedYAMLError(problem=f"the key `{key}` stands here twice", problem_mark=key_node.start_mark)
-            seen.add(key)
-        return super().construct_mapping(node, deep)
-
-
-_Loader.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(r"^[-+]?\d[\d_]*(\.\d*)?[eE][-+]?\d+$"), list("-+0123456789"))
-
-
-def _check_size(value: Any, where: str) -> None:
-    """Aliases share objects, so a bomb is small until it is walked: count what walking would meet."""
-    counted: dict[int, int] = {}
-
-    def count(value: Any, depth: int) -> int:
-        if not isinstance(value, dict | list):
-            return 1
-        if depth > MAX_DEPTH:
-            raise GraphError(where, f"is nested more than {MAX_DEPTH} levels deep")
-        if id(value) not in counted:
-            counted[id(value)] = MAX_NODES + 1
-            children = value.values() if isinstance(value, dict) else value
-            counted[id(value)] = 1 + sum(count(child, depth + 1) for child in children)
-        return counted[id(value)]
-
-    if count(value, 0) > MAX_NODES:
-        raise GraphError(where, f"holds more than {MAX_NODES:,} values once its aliases are expanded")
-
-
 def _mapping(value: Any, where: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         got = "nothing" if value is None else f"`{type(value).__name__}`"
@@ -173,6 +107,8 @@ def _read_engines(raw: dict[str, Any], path: Path, override: Path | None) -> tup
     if override is None and engines is None:
         raise GraphError(f"{path}: $.engines", "is missing: name an engines file here or give one with --engines")
     file = path if isinstance(engines, dict) else override or path.parent / str(engines)
+    if override is None and file.exists() and not file.is_file():
+        raise GraphError(f"{path}: $.engines", f"{file} is not a regular file")  # a graph could name one that never ends
     roles = engines if isinstance(engines, dict) else read_yaml(file)
     return {role: dict(_mapping(spec, f"{file}: {_role_path(role, file == path)}")) for role, spec in roles.items()}, file
 
@@ -186,8 +122,8 @@ def _apply_setting(setting: str, params: dict[str, Any], roles: dict[str, Any], 
     if not equals:
         raise GraphError(f"--set {setting}", "expected NAME=VALUE")
     try:
-        value = yaml.load(text, _Loader)
-    except yaml.YAMLError as error:
+        value = parse(text)
+    except NotYaml as error:
         raise GraphError(f"--set {setting}", f"{text!r} is not a YAML value") from error
     target, key = params, name
     if name.startswith("engines."):

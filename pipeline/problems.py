@@ -22,6 +22,16 @@ from pipeline.rows import DAMAGE, Flaw, Record, Source, open_source, sentence
 COLUMNS = ("problem", "answer", "problem_id", "options", "grader")
 """Our names of the columns; only `problem` must be there, unless one is mapped by `--column`."""
 
+MOST_PROBLEM = 1_000_000
+"""Characters of a problem. No context of any model holds as many."""
+MOST_ANSWER = 100_000
+"""Of a reference; a worked solution counts as a whole. It stands in the trace once a sample."""
+MOST_ID = 1000
+"""Of a problem_id, which stands in every row of the trace."""
+MOST_OPTIONS = 100
+MOST_DIGITS = 4000
+"""Of an integer. Python writes out none of more than 4,300."""
+
 
 class Problem(Struct, frozen=True):
     """One input row."""
@@ -114,7 +124,7 @@ class Problems:
         text = as_text(theirs, record.get(theirs))
         if text is None or not text.strip():
             raise Flaw(f"`{theirs}` is empty")
-        return text
+        return _bounded(theirs, text, MOST_ID)
 
     def _problem(self, record: Mapping[str, Any]) -> str:
         theirs = self._theirs["problem"]
@@ -123,14 +133,14 @@ class Problems:
             raise Flaw(f"`{theirs}` is {kind_of(text)}, expected text")
         if text is None or not text.strip():
             raise Flaw(f"`{theirs}` is empty" if theirs in record else f"has no `{theirs}`")
-        return text
+        return _bounded(theirs, text, MOST_PROBLEM)
 
     def _answer(self, record: Mapping[str, Any]) -> str | None:
         theirs = self._theirs["answer"]
         value = record.get(theirs)
         if isinstance(value, list):
             value = ", ".join(as_text(theirs, each) or "" for each in value)
-        text = (as_text(theirs, value) or "").rpartition("####")[2].strip()
+        text = _bounded(theirs, as_text(theirs, value) or "", MOST_ANSWER).rpartition("####")[2].strip()
         return text or None
 
     def _options(self, record: Mapping[str, Any]) -> tuple[str, ...]:
@@ -138,7 +148,9 @@ class Problems:
         value = record.get(self._theirs["options"])
         if not isinstance(value, list) or not all(isinstance(each, str | int | float) for each in value):
             return ()
-        return tuple(as_text("options", each) or "" for each in value)
+        if len(value) > MOST_OPTIONS:
+            raise Flaw(f"`options` has {len(value):,} texts, more than {MOST_OPTIONS}")
+        return tuple(_bounded("options", as_text("options", each) or "", MOST_ANSWER) for each in value)
 
     def _grader(self, record: Mapping[str, Any]) -> Kind | None:
         theirs = self._theirs["grader"]
@@ -188,6 +200,12 @@ def first_duplicate(
     return None
 
 
+def _bounded(name: str, text: str, most: int) -> str:
+    if len(text) > most:
+        raise Flaw(f"`{name}` has {len(text):,} characters, more than {most:,}")
+    return text
+
+
 def as_text(name: str, value: Any) -> str | None:
     """The `value` of column `name` as text: 27.0 is `27`; None where it is null or not a number. Raises `Flaw`."""
     match value:
@@ -196,6 +214,8 @@ def as_text(name: str, value: Any) -> str | None:
         case bool():
             return "true" if value else "false"
         case int():
+            if abs(value) >= 10**MOST_DIGITS:
+                raise Flaw(f"`{name}` is a number of more than {MOST_DIGITS:,} digits; write it as text")
             return str(value)
         case float() | Decimal():
             number = float(value)

@@ -45,7 +45,7 @@ CALL = (
 
 def check_drift(folder: Path, old: RunFile, new: RunFile, allowed: Sequence[str]) -> None:
     """Raise `UsageError` that names all that `new` would do otherwise than `old` did, unless it is `allowed`."""
-    as_read = msgspec.json.decode(msgspec.json.encode(new), type=RunFile)
+    as_read = msgspec.json.decode(new.encoded(), type=RunFile)
     found = {name: list(differences) for name, differences in _drift(old, as_read).items()}
     refused = [each for name, differences in found.items() if name not in allowed for each in differences]
     if not refused:

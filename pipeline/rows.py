@@ -8,7 +8,8 @@ is skipped.
 import csv
 import gzip
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from io import BufferedReader
 from itertools import islice
@@ -20,7 +21,9 @@ import msgspec
 from pipeline.errors import InputError
 
 MAX_ROW_BYTES = 16 << 20
-"""A longer row of a text file is a bad row."""
+"""A longer row is a bad row."""
+MAX_COLUMNS = 10_000
+"""A table of more is no table of problems."""
 BOM = b"\xef\xbb\xbf"
 DAMAGE = (OSError, EOFError, zlib.error)
 """What a damaged file raises while it is read."""
@@ -110,10 +113,7 @@ class Csv:
             raise InputError(str(path), f"the header is {header}")
         if not header:
             raise InputError(str(path), "holds no rows")
-        twice = next((name for name in header if header.count(name) > 1), None)
-        if twice is not None:
-            raise InputError(str(path), f"the header names the column `{twice}` twice")
-        self.names: dict[str, None] = dict.fromkeys(header)
+        self.names = _distinct(path, header)
 
     def records(self, wanted: tuple[str, ...]) -> Iterator[tuple[int, Record]]:
         places = {name: place for place, name in enumerate(self.names) if name in wanted}
@@ -147,9 +147,16 @@ class Csv:
 
 
 class Parquet:
-    """A Parquet file; only the wanted columns are read, a few hundred rows at a time."""
+    """A Parquet file; only the wanted columns are read, a few hundred rows at a time, fewer where they are large."""
 
     BATCH_ROWS = 256
+    BATCH_BYTES = 16 << 20
+    MAX_EXPANDED_BYTES = 256 << 20
+    """Of rows read together, should each of them be as large as it can be."""
+    MAX_DICTIONARY_BYTES = 2 << 20
+    """Of one column; writers go on without a dictionary from 1 MiB on."""
+    MAX_RATIO = 8
+    """Of compression, beyond which a few bytes may stand for large texts."""
 
     def __init__(self, path: Path) -> None:
         import pyarrow as pa  # heavy: only who reads Parquet pays for it
@@ -158,34 +165,58 @@ class Parquet:
         self._pa = pa
         try:
             self._file = pq.ParquetFile(path, pre_buffer=False, buffer_size=1 << 20)
-        except (pa.ArrowException, OSError) as error:
+            names = self._file.schema_arrow.names
+        except (pa.ArrowException, OSError, ValueError) as error:  # the last for names that are not UTF-8
             raise InputError(str(path), f"not a whole Parquet file: {sentence(error)}") from error
-        names = self._file.schema_arrow.names
-        twice = next((name for name in names if names.count(name) > 1), None)
-        if twice is not None:
-            raise InputError(str(path), f"has the column `{twice}` twice")
-        self.names: dict[str, None] = dict.fromkeys(names)
+        self.names = _distinct(path, names)
 
     def records(self, wanted: tuple[str, ...]) -> Iterator[tuple[int, Record]]:
         columns = [name for name in wanted if name in self.names]
         row = 0
         try:
-            for batch in self._file.iter_batches(self.BATCH_ROWS, columns=columns):
-                for record in self._records(batch):
-                    row += 1
-                    yield row, record
-        except self._pa.ArrowException as error:
+            for group in range(self._file.num_row_groups):
+                for batch in self._file.iter_batches(self._at_once(group, columns), [group], columns):
+                    for record in self._records(batch):
+                        row += 1
+                        yield row, record
+        except (self._pa.ArrowException, ValueError) as error:
             raise OSError(sentence(error)) from error
 
+    def _at_once(self, group: int, columns: Sequence[str]) -> int:
+        """Rows of a row group to read together: as many as a few MiB hold, fewer where a large text may repeat at no cost."""
+        for _ in self._file.iter_batches(1, [group], columns):
+            break  # a damaged description of a column is an error here; asked for below, it would end the process (std::terminate)
+        about, paths = self._file.metadata.row_group(group), self._file.schema
+        read = tuple(f"{name}." for name in columns)
+        chunks = [about.column(place) for place in range(about.num_columns) if f"{paths.column(place).path}.".startswith(read)]
+        size: int = sum(chunk.total_uncompressed_size for chunk in chunks) // max(1, about.num_rows)
+        largest: int = max((chunk.total_uncompressed_size for chunk in chunks if self._may_explode(chunk)), default=0)
+        return max(1, min(self.BATCH_ROWS, self.BATCH_BYTES // max(1, size), self.MAX_EXPANDED_BYTES // max(1, largest)))
+
+    def _may_explode(self, chunk: Any) -> bool:
+        """A dictionary holds a text once, however many rows say it."""
+        if not chunk.has_dictionary_page or chunk.total_uncompressed_size <= self.MAX_DICTIONARY_BYTES:
+            return False
+        dictionary = chunk.data_page_offset - (chunk.dictionary_page_offset or 0)
+        return bool(dictionary > self.MAX_DICTIONARY_BYTES or chunk.total_uncompressed_size > self.MAX_RATIO * chunk.total_compressed_size)
+
     def _records(self, batch: Any) -> Iterator[Record]:
+        if batch.nbytes <= MAX_ROW_BYTES:
+            with suppress(ValueError, OverflowError):  # the first for what is not UTF-8 too
+                yield from batch.to_pylist()
+                return
+        yield from (self._record(batch.slice(place, 1)) for place in range(batch.num_rows))
+
+    def _record(self, row: Any) -> Record:
+        if row.nbytes > MAX_ROW_BYTES:
+            return Flaw(f"longer than {MAX_ROW_BYTES >> 20} MiB")
         try:
-            yield from batch.to_pylist()
+            record: Record = row.to_pylist()[0]
         except UnicodeDecodeError:
-            for place in range(batch.num_rows):
-                try:
-                    yield batch.slice(place, 1).to_pylist()[0]
-                except UnicodeDecodeError:
-                    yield Flaw("not UTF-8")
+            return Flaw("not UTF-8")
+        except (ValueError, OverflowError) as error:
+            return Flaw(f"a value in it cannot be read ({sentence(error)})")
+        return record
 
 
 FORMS: dict[str, Callable[[Path], Source]] = {
@@ -208,6 +239,16 @@ def _form(path: Path) -> Callable[[Path], Source]:
         expected = "expected .parquet, .jsonl, .ndjson, .json or .csv, the text formats also with .gz"
         raise InputError(str(path), f"unknown kind of file `{''.join(path.suffixes[-2:])}`; {expected}")
     return FORMS[suffix]
+
+
+def _distinct(path: Path, names: Sequence[str]) -> dict[str, None]:
+    """The columns of a table; raises `InputError` where there are too many or two have one name."""
+    if len(names) > MAX_COLUMNS:
+        raise InputError(str(path), f"has {len(names):,} columns, more than {MAX_COLUMNS:,}")
+    twice = next((name for name, count in Counter(names).items() if count > 1), None)
+    if twice is not None:
+        raise InputError(str(path), f"has the column `{twice}` twice")
+    return dict.fromkeys(names)
 
 
 class Lines:

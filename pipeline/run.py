@@ -13,11 +13,12 @@ from msgspec import Struct, structs
 
 from pipeline.compiler import compile_graph
 from pipeline.engines.base import Engine
-from pipeline.engines.registry import engine_specs, open_engines, virtual_time
+from pipeline.engines.registry import cautions, engine_specs, open_engines, virtual_time
 from pipeline.errors import GraphError, InputError, Interrupted, PipelineError, UsageError, boundary, first_of
 from pipeline.folder import check_output, hold, new_folder
 from pipeline.grader import BESIDE_ENGINES, Grader, default_workers
 from pipeline.loader import load_graph
+from pipeline.plain import storable
 from pipeline.plan import Plan
 from pipeline.problems import Fingerprint, Problems, open_problems
 from pipeline.prompts import INSTRUCTION, Dialect
@@ -101,6 +102,7 @@ class Result(Struct, frozen=True, kw_only=True):
 
 
 Watch = Callable[[View], AbstractContextManager[Any]]
+Tell = Callable[[str], object]
 
 
 def load_plan(graph: Path, engines: Path | None = None, settings: tuple[str, ...] = ()) -> Plan:
@@ -109,12 +111,15 @@ def load_plan(graph: Path, engines: Path | None = None, settings: tuple[str, ...
     return compile_graph(spec, str(graph))
 
 
-def run(options: RunOptions, watch: Watch | None = None, tell: Callable[[str], object] | None = None) -> Result:
+def run(options: RunOptions, watch: Watch | None = None, tell: Tell | None = None) -> Result:
     """Solve the input, or what is left of it. What goes wrong before a chain could start is raised; every later end is a `Result`.
 
     `watch` shows how it goes, `tell` gets the few sentences that a person should read in between.
     """
     plan = load_plan(options.graph, options.engines, options.settings)
+    if tell is not None:
+        for caution in cautions(plan.engines):
+            tell(caution)
     virtual = virtual_time(plan.engines, str(options.graph))
     old = _old_run(options)
     problems = open_problems(options.input, options.columns, options.limit)
@@ -164,7 +169,7 @@ class Run:
         fingerprint: Fingerprint,
         virtual: bool,
         watch: Watch,
-        tell: Callable[[str], object],
+        tell: Tell,
     ) -> None:
         self.options, self.plan, self.problems, self.fingerprint = options, plan, problems, fingerprint
         self.virtual, self.watch, self.tell = virtual, watch, tell
@@ -315,7 +320,7 @@ class Run:
         return RunFile(
             run_id=self.folder.name,
             status="running",
-            graph_file=str(options.graph),
+            graph_file=storable(str(options.graph)),
             graph=_resolved_graph(self.plan),
             graph_digest=self.plan.digest,
             params=self.plan.params,
@@ -324,11 +329,12 @@ class Run:
             batch_size=options.batch_size,
             samples=options.samples,
             seed=options.seed,
-            input={"file": str(options.input), "columns": options.columns, "limit": options.limit, **structs.asdict(self.fingerprint)},
+            input={"file": storable(str(options.input)), "columns": options.columns, "limit": options.limit}
+            | structs.asdict(self.fingerprint),
             virtual_time=self.virtual,
             versions=versions(),
             host=host(),
-            command=sys.argv,
+            command=[storable(argument) for argument in sys.argv],
             started_unix_ns=0,
             options=_kept(options),
         )

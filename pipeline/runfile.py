@@ -12,6 +12,7 @@ import psutil
 from msgspec import Struct, structs
 
 from pipeline.errors import InputError, RunFolderError, boundary
+from pipeline.redaction import redact_all
 from pipeline.spec import EngineSpec
 
 Status = Literal["running", "finished", "failed", "interrupted"]
@@ -117,12 +118,16 @@ class RunFile(Struct, frozen=True, kw_only=True):
             engine_statistics=session.engine_statistics,
         )
 
+    def encoded(self) -> bytes:
+        """As JSON, without secrets."""
+        return msgspec.json.encode(redact_all(msgspec.to_builtins(self)))
+
     def write(self, folder: Path) -> None:
         """Replace `run.json` in `folder`; raises `RunFolderError`."""
         with boundary(RunFolderError, f"{folder / 'run.json'}: cannot be written", foreign=OSError):
             draft = folder / "run.json.tmp"
             with draft.open("wb") as file:
-                file.write(msgspec.json.format(msgspec.json.encode(self), indent=2) + b"\n")
+                file.write(msgspec.json.format(self.encoded(), indent=2) + b"\n")
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(draft, folder / "run.json")

@@ -12,11 +12,12 @@ ROOT = Path(__file__).parent.parent
 FILES = sorted((ROOT / "pipeline").rglob("*.py"))
 
 LEVELS = [
-    ["pipeline.errors"],
+    ["pipeline.errors", "pipeline.plain", "pipeline.redaction"],
     ["pipeline.spec"],
     ["pipeline.reward_spec"],
     ["pipeline.engines.machine"],
     ["pipeline.engines.base", "pipeline.trace.events"],
+    ["pipeline.yaml_file"],
     ["pipeline.loader"],
     ["pipeline.plan"],
     ["pipeline.compiler"],
@@ -63,7 +64,7 @@ DOORS = {
     "datasets": {"pipeline/data_hub"},
     "trio": {"pipeline/run"},
     "rich": {"pipeline/cli/"},
-    "yaml": {"pipeline/loader"},
+    "yaml": {"pipeline/yaml_file"},
 }
 
 

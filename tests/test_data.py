@@ -410,7 +410,8 @@ WRONG_FILES = [
     ("p.json", "[1, {}]", "p.json, row 1: is a number, expected an object; also wrong: 2; nothing is written"),
     ("p.json", '[{"q": "x"', "p.json: not JSON: Input data was truncated"),
     ("p.json", "[]", "p.json: holds no rows"),
-    ("p.csv", "q,q\n1,2\n", "p.csv: the header names the column `q` twice"),
+    ("p.json", "[" * 100_000, "p.json: not JSON: maximum recursion depth exceeded"),
+    ("p.csv", "q,q\n1,2\n", "p.csv: has the column `q` twice"),
     ("p.parquet", "PAR1", "p.parquet: not a whole Parquet file"),
     ("p.csv", 'q,a\nx,1\n"y,2\n', "p.csv, row 2: a quote that is opened in it is never closed; nothing is written"),
 ]

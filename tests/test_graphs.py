@@ -10,9 +10,9 @@ import pytest
 
 from pipeline.engines.sim_text import sim_answer
 from pipeline.errors import GraphError
-from pipeline.loader import read_yaml
 from pipeline.run import RunOptions, load_plan, run
 from pipeline.spec import TorchSpec, VllmSpec
+from pipeline.yaml_file import read_yaml
 from tests.test_run import SIM, rows
 
 ROOT = Path(__file__).parent.parent

@@ -1,15 +1,17 @@
 """Graph and engines files: every flaw has a file of its own whose first comment is what the error must say."""
 
+import os
 from pathlib import Path
 
 import pytest
 
 from pipeline.engines.registry import engine_specs
 from pipeline.errors import GraphError
-from pipeline.loader import MAX_BYTES, load_engines
+from pipeline.loader import load_engines
 from pipeline.plan import Loop, Stage
 from pipeline.run import load_plan
 from pipeline.spec import DraftSpec, TorchSpec
+from pipeline.yaml_file import MAX_BYTES
 
 ROOT = Path(__file__).parent.parent
 BAD = sorted((ROOT / "tests/bad_graphs").glob("*.yaml"))
@@ -34,6 +36,34 @@ def test_a_file_of_5_mb_is_refused_unread(tmp_path: Path) -> None:
     assert path.stat().st_size > MAX_BYTES
     with pytest.raises(GraphError, match="is larger than 1 MiB"):
         load_plan(path)
+
+
+def test_a_file_of_too_many_values_is_given_up_early(tmp_path: Path) -> None:
+    path = tmp_path / "many.yaml"
+    path.write_text("name: [" + "a," * (MAX_BYTES // 2 - 10) + "]")
+    with pytest.raises(GraphError, match=r"holds more than 20,000 values$"):
+        load_plan(path)
+
+
+def test_a_graph_cannot_name_an_engines_file_that_never_ends(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.yaml")
+    (tmp_path / "graph.yaml").write_text("name: x\nengines: pipe.yaml\n")
+    with pytest.raises(GraphError, match=r"\$\.engines: .*pipe\.yaml is not a regular file"):
+        load_plan(tmp_path / "graph.yaml")
+
+
+@pytest.mark.parametrize("value", ["{", "[" * 3000, "*a", "&a [*a]", "2024-99-99", "!!python/name:os.system", "1:1" * 99, "0x" + "f" * 999])
+def test_a_setting_that_is_no_value(value: str) -> None:
+    with pytest.raises(GraphError, match="is not a YAML value"):
+        load_plan(ROOT / "graphs/speccot.yaml", None, (f"candidates={value}",))
+
+
+def test_names_of_roles_and_what_they_hold_are_checked_in_a_file_alone(tmp_path: Path) -> None:
+    path = tmp_path / "engines.yaml"
+    for content, message in (("../x: {}", r"'../x' is no name for a role"), ("draft: 5", r"\$\.draft: expected a mapping, got `int`")):
+        path.write_text(content)
+        with pytest.raises(GraphError, match=message):
+            load_engines(path, engine_specs(), ("engines.draft.model=x",))
 
 
 def test_bytes_that_are_not_utf8_are_refused(tmp_path: Path) -> None:

@@ -256,7 +256,7 @@ WRONG_FILES: list[tuple[str, Any, str]] = [
     ("p.jsonl", '{"problem":"x"}\n'.encode("utf-16"), "p.jsonl: not UTF-8 text, but UTF-16 or something binary"),
     ("p.csv", "problem\nx\n".encode("utf-16-le"), "p.csv: not UTF-8 text, but UTF-16 or something binary"),
     ("p.csv", b"probl\xe8me\nx\n", "p.csv: the header is not UTF-8"),
-    ("p.csv", "problem,problem\nx,y\n", "p.csv: the header names the column `problem` twice"),
+    ("p.csv", "problem,problem\nx,y\n", "p.csv: has the column `problem` twice"),
     ("p.jsonl", "é\n".encode("latin-1") * 3, "p.jsonl: no row holds a problem; row 1: not UTF-8"),
     (
         "p.json",
@@ -384,3 +384,50 @@ def test_the_sets_people_use(
     first = next(iter(source))
     assert isinstance(first, Problem)
     assert problem_id is None or (first.problem_id, first.answer) == (problem_id, answer)
+
+
+BOUNDS = [
+    ({"problem": "x" * 1_000_001}, "`problem` has 1,000,001 characters, more than 1,000,000"),
+    ({"answer": "x" * 100_001}, "`answer` has 100,001 characters, more than 100,000"),
+    ({"problem_id": "x" * 1001}, "`problem_id` has 1,001 characters, more than 1,000"),
+    ({"options": ["x"] * 101}, "`options` has 101 texts, more than 100"),
+    ({"options": ["x" * 100_001]}, "`options` has 100,001 characters, more than 100,000"),
+]
+
+
+@pytest.mark.parametrize("name", ["p.jsonl", "p.parquet"])
+@pytest.mark.parametrize(("row", "what"), BOUNDS, ids=[what for _, what in BOUNDS])
+def test_a_text_beyond_its_bound_is_one_bad_row(write: Write, name: str, row: dict[str, Any], what: str) -> None:
+    plain = {"problem": "fine", "answer": "1", "problem_id": "a", "options": ["y"]}
+    first, bad, last = read(write(name, [plain, plain | {"problem_id": "b"} | row, plain | {"problem_id": "c"}]))
+    assert flaw(bad) == what
+    assert isinstance(first, Problem)
+    assert isinstance(last, Problem)
+
+
+def test_a_number_too_long_to_write_out(write: Write) -> None:
+    (bad,) = read(write("p.jsonl", '{"problem": "x", "answer": ' + "9" * 4001 + "}"))
+    assert "number" in flaw(bad)
+
+
+def test_a_parquet_row_beyond_its_bound_never_becomes_python(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rows, "MAX_ROW_BYTES", 1 << 20)
+    first, bad, last = read(write("p.parquet", [{"problem": "x"}, {"problem": "y" * (2 << 20)}, {"problem": "z"}]))
+    assert flaw(bad) == "longer than 1 MiB"
+    assert [item.problem for item in (first, last) if isinstance(item, Problem)] == ["x", "z"]
+
+
+def test_a_text_that_a_dictionary_repeats_is_not_expanded_at_once(write: Write) -> None:
+    """6 MiB once in the file, once for each of 256 rows were they read together."""
+    texts = pa.DictionaryArray.from_arrays(pa.array([0] * 256, pa.int32()), pa.array(["x" * (6 << 20)]))
+    path = write("p.parquet", b"")
+    pq.write_table(pa.table({"problem": texts}), path, dictionary_pagesize_limit=1 << 30, write_statistics=False, store_schema=False)
+    before = pa.total_allocated_bytes()
+    first = next(iter(open_problems(path)))
+    assert "`problem` has 6,291,456 characters" in flaw(first)
+    assert pa.total_allocated_bytes() - before < 400 << 20
+
+
+def test_too_many_columns(write: Write) -> None:
+    header = ",".join(f"c{i}" for i in range(10_001))
+    assert wrong(write("p.csv", f"{header}\n")) == "p.csv: has 10,001 columns, more than 10,000"

@@ -1,10 +1,13 @@
 """Prompts as token ids, over the bundled tokenizer and over a template that drops thoughts."""
 
+import json
+import re
 from pathlib import Path
 
 import pytest
 
 from pipeline.engines.tokenizer import HFTokenizer
+from pipeline.errors import GraphError
 from pipeline.prompts import CHOOSE_INTRO, CHOOSE_PREFILL, CHOOSE_QUESTION, DELIMITER, LABELS, SCORE_PREFILL, SCORE_QUESTION, Dialect
 
 R1_STYLE = (
@@ -114,3 +117,38 @@ def test_a_template_without_thoughts_needs_none(tokenizer: HFTokenizer) -> None:
 @pytest.mark.parametrize("text", ["plain", "汉字 and ümläuts", "12345 tokens\n\n\nof \\boxed{7}", "\x00\x7f", "<think>"])
 def test_any_text_is_encoded_and_decoded_back(tokenizer: HFTokenizer, text: str) -> None:
     assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+def copied(root: Path, folder: Path) -> Path:
+    """The bundled tokenizer, to be spoilt."""
+    for name in ("tokenizer.json", "tokenizer_config.json", "config.json"):
+        (folder / name).write_bytes((root / "pipeline/models/tiny-target" / name).read_bytes())
+    return folder
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+        "{{ messages.append(1) }}",
+        "{% for i in range(10**9) %}x{% endfor %}",
+        "{{ raise_exception('no user here') }}",
+        "{{ 1 / 0 }}",
+        "{% if %}",
+        "{% include '/etc/passwd' %}",
+    ],
+)
+def test_a_template_runs_in_a_sandbox_and_its_failure_is_one_sentence(root: Path, tmp_path: Path, template: str) -> None:
+    config = json.loads((copied(root, tmp_path) / "tokenizer_config.json").read_text())
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config | {"chat_template": template}))
+    with pytest.raises(GraphError, match="its chat template fails: ") as caught:
+        Dialect(HFTokenizer(str(tmp_path)))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("content", ["{", "{}", "[]", '{"version": "1.0", "model": {"type": "BPE", "vocab": {"a": -1}}}'])
+def test_a_damaged_tokenizer_is_one_sentence(root: Path, tmp_path: Path, content: str) -> None:
+    (copied(root, tmp_path) / "tokenizer.json").write_text(content)
+    with pytest.raises(GraphError, match=re.escape(str(tmp_path))) as caught:
+        HFTokenizer(str(tmp_path))
+    assert "\n" not in str(caught.value)

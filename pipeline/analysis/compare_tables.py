@@ -14,14 +14,13 @@ from pipeline.analysis.compare_knobs import by_knob
 from pipeline.analysis.compare_steps import draft_lengths, pairs, quality, reflective, selection
 from pipeline.analysis.compare_systems import attempts, by_batch_size, by_resources, lengths, systems, tokens
 from pipeline.analysis.estimates import Estimate
+from pipeline.plain import cell
 
 INTERVALS = (
     "Brackets: 95 % intervals. Of an accuracy: Wilson's, or with several samples a problem that of problems as clusters; of all "
     "else: bootstrap over problems, the same problems for both runs of a difference."
 )
 SIMULATED = "Simulated runs: times are those of a simulated clock, and answers are right only as far as the references are simulated too."
-_FORMULA = ("=", "+", "-", "@", "\t", "\r")
-"""A cell of text that begins so would be computed by a spreadsheet."""
 
 
 def tables(c: Comparison) -> tuple[Table, ...]:
@@ -78,9 +77,9 @@ def _flat(path: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _cell(text: str) -> str:
-    """Text that stays in its cell."""
-    return " ".join(text.replace("|", "\\|").split())
+    """Text that stays in its cell, and is no HTML."""
+    return " ".join(text.replace("|", "\\|").replace("<", "&lt;").split())
 
 
 def _harmless(value: Any) -> Any:
-    return f"'{value}" if isinstance(value, str) and value.startswith(_FORMULA) else value
+    return cell(value) if isinstance(value, str) else value

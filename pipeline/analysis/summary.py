@@ -276,11 +276,11 @@ def _read_chains(run: Path) -> dict[str, Any]:
     makers: dict[str, Callable[[Any], Array]] = {name: lambda column: column.to_numpy() for name in numbers}
     makers |= {"stop_reason": reasons.codes, "error_type": types.codes}
     makers |= {"correct": lambda column: column.cast("int8").fill_null(-1).to_numpy()}
-    parts: dict[str, list[Array]] = {name: [np.empty(0, np.int64)] for name in makers}
+    parts: dict[str, list[Array]] = {name: [np.empty(0, np.int8)] for name in makers}
     for batch in read_batches(run, "chains", list(makers)):
         for name, make in makers.items():
             parts[name].append(make(batch.column(name)))
-    columns = {name: np.concatenate(part) for name, part in parts.items()}
+    columns = {name: np.concatenate(parts.pop(name)) for name in makers}
     last = _last_attempts(columns)
     return {name: column[last] for name, column in columns.items()} | {"place": last, "reasons": list(reasons), "types": list(types)}
 

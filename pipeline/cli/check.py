@@ -5,7 +5,10 @@ from pathlib import Path
 import click
 import msgspec
 
+from pipeline.cli.main import say, show, tell
+from pipeline.engines.registry import cautions
 from pipeline.plan import Block, Loop, Plan
+from pipeline.redaction import redact_all
 from pipeline.run import load_plan
 
 
@@ -18,12 +21,14 @@ from pipeline.run import load_plan
 def check(graph: Path, engines: Path | None, settings: tuple[str, ...], as_json: bool, debug: bool) -> None:
     """Check GRAPH and its engines file, and print the compiled plan. Exit code 2 when something is wrong."""
     plan = load_plan(graph, engines, settings)
+    for caution in cautions(plan.engines):
+        say(caution)
     if as_json:
-        click.echo(msgspec.json.encode(plan, order="sorted"))
+        show(msgspec.json.encode(redact_all(msgspec.to_builtins(plan)), order="sorted"))
         return
-    click.echo(f"{graph}: fine. Graph {plan.name}, digest {plan.digest}")
+    tell(f"{graph}: fine. Graph {plan.name}, digest {plan.digest}")
     for line in _lines(plan):
-        click.echo(line)
+        tell(line)
 
 
 def _lines(plan: Plan) -> list[str]:

@@ -11,7 +11,9 @@ from pipeline.analysis.compare_tables import as_csv, as_json, markdown
 from pipeline.analysis.invariance import invariance as parted
 from pipeline.analysis.invariance import invariance_json, invariance_markdown
 from pipeline.analysis.runs import read_runs
+from pipeline.cli.main import show
 from pipeline.errors import UsageError
+from pipeline.plain import harmless
 
 SUFFIXES = {".md": "markdown", ".csv": "csv", ".json": "json"}
 COMPARED: dict[str, Callable[[Any], str]] = {"markdown": markdown, "csv": as_csv, "json": as_json}
@@ -42,10 +44,10 @@ def compare(runs: tuple[Path, ...], baseline: str | None, invariance: bool, form
     found: Any = _parted(runs, baseline) if invariance else compared(read_runs(runs), baseline)
     for path in output:
         try:
-            path.write_text(forms[SUFFIXES[path.suffix]](found))
+            path.write_text(harmless(forms[SUFFIXES[path.suffix]](found)))
         except OSError as error:
             raise UsageError(f"--output {path}: cannot be written: {(error.strerror or str(error)).lower()}") from error
-    click.echo(forms[form](found), nl=False)
+    show(forms[form](found))
 
 
 def _parted(runs: tuple[Path, ...], baseline: str | None) -> Any:

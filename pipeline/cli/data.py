@@ -5,7 +5,7 @@ from pathlib import Path
 import click
 import msgspec
 
-from pipeline.cli.main import say
+from pipeline.cli.main import say, show, tell
 from pipeline.data import Prepared
 from pipeline.data import prepare as start
 from pipeline.data_recipe import Recipe, find_recipe, recipe_names
@@ -32,7 +32,7 @@ def prepare(name: str, origin: str | None, output: Path | None, force: bool, as_
     prepared = start(recipe, origin, output or Path("data") / f"{recipe.name}.parquet", force)
     if prepared.mismatch:
         say(f"warning: {prepared.origin}: {prepared.mismatch}; taken as it is, results are not comparable with the published ones")
-    click.echo(msgspec.json.encode(prepared) if as_json else _sentence(prepared))
+    show(msgspec.json.encode(prepared) if as_json else _sentence(prepared))
 
 
 def _sentence(prepared: Prepared) -> str:
@@ -49,10 +49,10 @@ def list_(as_json: bool, debug: bool) -> None:
     """List the data sets there are recipes for."""
     recipes = [find_recipe(name) for name in recipe_names()]
     if as_json:
-        click.echo(msgspec.json.encode(recipes, order="sorted"))
+        show(msgspec.json.encode(recipes, order="sorted"))
         return
     for cells in [("name", "problems", "grader", "from"), *map(_cells, recipes)]:
-        click.echo("  ".join(f"{cell:{width}}" for cell, width in zip(cells, (14, 8, 7, 0), strict=True)))
+        tell("  ".join(f"{cell:{width}}" for cell, width in zip(cells, (14, 8, 7, 0), strict=True)))
 
 
 def _cells(recipe: Recipe) -> tuple[str, str, str, str]:

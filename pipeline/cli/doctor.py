@@ -5,10 +5,10 @@ from pathlib import Path
 import click
 import msgspec
 from rich import box
-from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
+from pipeline.cli.console import Plain
+from pipeline.cli.main import show
 from pipeline.doctor import Diagnosis, RoleState, diagnose
 from pipeline.engines.base import Finding, MemoryRow
 from pipeline.engines.cores_check import ranges
@@ -27,14 +27,14 @@ def doctor(engines: Path | None, settings: tuple[str, ...], as_json: bool, debug
     """
     diagnosis = diagnose(engines, settings)
     if as_json:
-        click.echo(msgspec.json.encode(diagnosis, order="sorted"))
+        show(msgspec.json.encode(diagnosis, order="sorted"))
     else:
         _print(diagnosis)
     return 0 if diagnosis.healthy else 2
 
 
 def _print(diagnosis: Diagnosis) -> None:
-    console = Console(highlight=False, width=None if Console().is_terminal else 110)
+    console = Plain()
     console.print(_pairs("this machine", _machine_rows(diagnosis)))
     console.print(_backends(diagnosis))
     if diagnosis.engines_file is None:
@@ -43,9 +43,9 @@ def _print(diagnosis: Diagnosis) -> None:
     console.print(_pairs(diagnosis.engines_file, [(role.role, _role(role)) for role in diagnosis.roles]))
     if diagnosis.memory:
         console.print(_memory(diagnosis.memory))
-        console.print(f"Other (activations, graphs, processes) is assumed. Weights: {escape(_sources(diagnosis.memory))}.")
+        console.print(f"Other (activations, graphs, processes) is assumed. Weights: {_sources(diagnosis.memory)}.")
     if diagnosis.handover:
-        console.print(f"Hand-over: {escape(diagnosis.handover)}.")
+        console.print(f"Hand-over: {diagnosis.handover}.")
     failing = [role.role for role in diagnosis.roles if not role.could_start]
     console.print(f"{' and '.join(failing)} could not start." if failing else "Every role could start.", style="bold")
 
@@ -84,7 +84,7 @@ def _torch_sees(diagnosis: Diagnosis) -> str:
 def _backends(diagnosis: Diagnosis) -> Table:
     table = _table("backend", "usable", "")
     for state in diagnosis.backends:
-        table.add_row(state.backend, "yes" if state.usable else "no", escape("; ".join(filter(None, (state.what, state.remedy)))))
+        table.add_row(state.backend, "yes" if state.usable else "no", "; ".join(filter(None, (state.what, state.remedy))))
     return table
 
 
@@ -154,11 +154,11 @@ def _sources(rows: tuple[MemoryRow, ...]) -> str:
 
 
 def _pairs(title: str, rows: list[tuple[str, str]]) -> Table:
-    table = Table(title=escape(title), title_justify="left", box=box.SIMPLE, show_header=False, pad_edge=False)
+    table = Table(title=title, title_justify="left", box=box.SIMPLE, show_header=False, pad_edge=False)
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
     for name, value in rows:
-        table.add_row(name, escape(value))
+        table.add_row(name, value)
     return table
 
 

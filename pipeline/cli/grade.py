@@ -6,6 +6,7 @@ from typing import Any
 import click
 import msgspec
 
+from pipeline.cli.main import show, tell
 from pipeline.cli.rewards import reward_lines, watched
 from pipeline.errors import UsageError
 from pipeline.grade import Change, Regrade, regrade
@@ -58,8 +59,11 @@ def _check(ctx: click.Context, prm: Path | None) -> None:
 
 
 def _print(result: msgspec.Struct, lines: list[str], as_json: bool) -> None:
-    for line in [msgspec.json.encode(result, order="sorted")] if as_json else lines:
-        click.echo(line)
+    if as_json:
+        show(msgspec.json.encode(result, order="sorted"))
+    else:
+        for line in lines:
+            tell(line)
 
 
 def _lines(found: Regrade) -> list[str]:

@@ -9,12 +9,13 @@ import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 
-from rich.console import Console, Group
+from rich.console import Group
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from pipeline.cli.console import Plain
 from pipeline.cli.main import say
 from pipeline.run import View
 
@@ -25,7 +26,7 @@ LINE_EVERY_S = 10.0
 def watch(view: View) -> AbstractContextManager[object]:
     """A display of `view` for as long as the context lasts."""
     meter = Meter(view)
-    console = Console(stderr=True, highlight=False)
+    console = Plain(stderr=True)
     if sys.stderr is not None and console.is_terminal:
         return Live(get_renderable=lambda: panel(meter), console=console, refresh_per_second=PANEL_PER_SECOND, transient=True)
     return _lines(meter)

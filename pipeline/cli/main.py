@@ -2,13 +2,17 @@
 
 import os
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
 from importlib import import_module
+from io import StringIO
 from typing import NoReturn
 
 import click
 
 from pipeline.errors import Interrupted, PipelineError, RunError
+from pipeline.plain import harmless, one_line
+from pipeline.redaction import redact
 
 COMMANDS = {
     "run": "solve a data set",
@@ -40,10 +44,21 @@ class Commands(click.Group):
 
 
 def say(text: str) -> None:
-    """A line on stderr; a stderr that is closed or full never stops a run."""
+    """A line on stderr, without secrets; a stderr that is closed or full never stops a run."""
     if sys.stderr is not None:
         with suppress(OSError):
-            print(text, file=sys.stderr, flush=True)
+            print(one_line(redact(text)), file=sys.stderr, flush=True)
+
+
+def tell(text: str) -> None:
+    """A line on stdout."""
+    click.echo(one_line(text))
+
+
+def show(page: str | bytes) -> None:
+    """Lines on stdout, JSON among them: it stays the same JSON."""
+    text = page if isinstance(page, str) else page.decode()
+    click.echo(harmless(text), nl=not text.endswith("\n"))
 
 
 def leave(code: int) -> NoReturn:
@@ -60,23 +75,34 @@ def cli() -> None:
 
 
 def main() -> None:
-    """Entry point: one sentence on stderr for every error of ours, a traceback only with `--debug`."""
+    """Entry point."""
+    code = perform(sys.argv[1:])
+    if code in (1, 130):
+        leave(code)
+    sys.exit(code)
+
+
+def perform(arguments: Sequence[str]) -> int:
+    """Carry a command out; its exit code. One sentence on stderr for every error of ours, a traceback only with `--debug`."""
     try:
-        sys.exit(cli(standalone_mode=False) or 0)
-    except click.exceptions.Abort:
-        sys.exit(130)
+        return cli(list(arguments), standalone_mode=False) or 0
+    except SystemExit as ending:
+        return int(ending.code or 0)
+    except (click.exceptions.Abort, Interrupted):
+        return 130
     except click.ClickException as error:
-        error.show()
-        sys.exit(error.exit_code)
-    except Interrupted:
-        leave(130)
+        said = StringIO()
+        error.show(said)
+        for line in said.getvalue().splitlines():
+            say(line)
+        return error.exit_code
     except PipelineError as error:
-        if "--debug" in sys.argv:
+        if "--debug" in arguments:
             raise
         say(f"error: {error}")
-        sys.exit(1 if isinstance(error, RunError) else 2)
+        return 1 if isinstance(error, RunError) else 2
     except OSError as error:
-        if "--debug" in sys.argv:
+        if "--debug" in arguments:
             raise
         say(f"error: {error.filename or 'output'}: {(error.strerror or str(error)).lower()}")
-        leave(1)
+        return 1

@@ -7,33 +7,31 @@ import sys
 from pathlib import Path
 
 from rich import box
-from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 from pipeline.analysis.summary import Summary
+from pipeline.cli.console import Plain
+from pipeline.cli.main import tell
 
 
 def print_summary(summary: Summary, folder: Path, *, simulated: bool) -> None:
     """Print `summary` and how to open the run folder."""
-    console = Console(highlight=False, width=None if Console().is_terminal else 110)
+    console = Plain()
     console.print(_facts(summary, simulated))
     console.print(_engines(summary))
     console.print(_stages(summary))
-    print(f"answers: {folder}/chains/*.parquet (steps/ and calls/ beside it). To look at them:")
+    tell(f"answers: {folder}/chains/*.parquet (steps/ and calls/ beside it). To look at them:")
     place, columns = json.dumps(str(folder / "chains"), ensure_ascii=False), '["problem_id", "answer", "correct"]'
     code = f"import pyarrow.parquet as p; print(p.read_table({place}, columns={columns}))"
-    print(f"  {os.path.relpath(sys.executable)} -c {shlex.quote(code)}")
+    tell(f"  {os.path.relpath(sys.executable)} -c {shlex.quote(code)}")
 
 
 def _facts(summary: Summary, simulated: bool) -> Table:
-    table = Table(
-        title=f"{escape(summary.run)}: {summary.status}" + (" (simulated time)" if simulated else ""), box=box.SIMPLE, show_header=False
-    )
+    table = Table(title=f"{summary.run}: {summary.status}" + (" (simulated time)" if simulated else ""), box=box.SIMPLE, show_header=False)
     table.add_column(style="bold")
     table.add_column()
     for name, value in _fact_rows(summary, simulated):
-        table.add_row(name, escape(value))
+        table.add_row(name, value)
     return table
 
 

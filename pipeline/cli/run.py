@@ -12,7 +12,7 @@ import msgspec
 
 from pipeline.analysis.summary import summarize
 from pipeline.cli import live, report
-from pipeline.cli.main import say
+from pipeline.cli.main import say, show
 from pipeline.resume import MAY_DRIFT
 from pipeline.run import RunOptions
 from pipeline.run import run as start
@@ -84,7 +84,7 @@ def carry_out(options: RunOptions, as_json: bool) -> NoReturn:
     with _whoever_reads():
         summary = summarize(result.folder)
         if as_json:
-            click.echo(msgspec.json.encode(summary, order="sorted"))
+            show(msgspec.json.encode(summary, order="sorted"))
         else:
             report.print_summary(summary, result.folder, simulated=result.run.virtual_time)
     if result.error is not None:

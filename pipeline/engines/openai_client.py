@@ -6,7 +6,7 @@ leaves it in a header alone: whatever a server says is scrubbed of it before it 
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from email.utils import parsedate_to_datetime
 from time import time
 from typing import Any, NamedTuple
@@ -17,10 +17,13 @@ import msgspec
 from msgspec import Struct
 
 from pipeline.errors import GraphError
+from pipeline.redaction import without
 
 CONNECT_S = 10.0
 ASK_S = 30.0
 """A question about the server itself is answered within this, or the server counts as gone."""
+MAX_BODY_BYTES = 64 << 20
+"""A longer answer is given up: 35 candidates of 8,192 tokens, with log probabilities, are half of that."""
 _KEEPALIVE_S = 3.0
 """Shorter than the 5 s after which uvicorn closes an idle connection: one that is being closed is not taken again."""
 _MOST_WORDS = 300
@@ -30,6 +33,10 @@ _TRANSIENT = (408, 425, 429)
 
 class Broken(Exception):
     """No reply, or none to its end: the connection failed. The text says where and how."""
+
+
+class Oversized(Broken):
+    """A reply was longer than any that was asked for, or could have become so: nothing more of it was read."""
 
 
 class Reply(NamedTuple):
@@ -162,14 +169,14 @@ class Server:
         nothing = openai.Omit()
         # The package would take keys and names of accounts from variables that nobody named here.
         headers = {"Authorization": f"Bearer {key}" if key else nothing, "OpenAI-Organization": nothing, "OpenAI-Project": nothing}
-        self._options: Any = {"headers": headers | {"Content-Type": "application/json"}}
+        self._options: Any = {"headers": headers | {"Content-Type": "application/json", "Accept-Encoding": "identity"}}
         self._client = openai.AsyncOpenAI(
             api_key="none",
             admin_api_key="",
             base_url=url,
             max_retries=0,
             timeout=timeout,
-            http_client=openai.DefaultAsyncHttpxClient(timeout=timeout, limits=limits),
+            http_client=openai.DefaultAsyncHttpxClient(timeout=timeout, limits=limits, event_hooks={"response": [_bounding(httpx2)]}),
         )
 
     async def post(self, body: Mapping[str, Any]) -> Reply:
@@ -198,6 +205,8 @@ class Server:
             # Of an answer nothing is replaced: a key such as `1`, for servers that take any, would garble it.
             return Reply(response.status_code, response.headers, self.scrub(response.text).encode())
         except self._broken as error:
+            if isinstance(error.__cause__, Oversized):
+                raise Oversized(f"at {self.url} {error.__cause__}") from None
             fate = "cannot be reached" if isinstance(error.__cause__, self._unreachable) else "broke the connection"
             words = f"at {self.url} {fate}: {self.scrub(_cause(error))}"
         else:
@@ -206,7 +215,33 @@ class Server:
 
     def scrub(self, words: str) -> str:
         """`words` of the server without the key."""
-        return words.replace(self._key, "***") if self._key else words
+        return without(words, self._key) if self._key else words
+
+
+def _bounding(httpx2: Any) -> Any:
+    """What cuts replies off once they are too long, to be called when a reply begins."""
+
+    class Bounded(httpx2.AsyncByteStream):  # type: ignore[misc]
+        def __init__(self, stream: Any) -> None:
+            self._stream = stream
+
+        async def __aiter__(self) -> AsyncIterator[bytes]:
+            length = 0
+            async for chunk in self._stream:
+                length += len(chunk)
+                if length > MAX_BODY_BYTES:
+                    raise Oversized(f"sent an answer of more than {MAX_BODY_BYTES >> 20} MiB")
+                yield chunk
+
+        async def aclose(self) -> None:
+            await self._stream.aclose()
+
+    async def bound(response: Any) -> None:
+        if response.headers.get("content-encoding", "identity") != "identity":
+            raise Oversized("sent a compressed answer, which nobody asked for")  # a few bytes of it may stand for gigabytes
+        response.stream = Bounded(response.stream)
+
+    return bound
 
 
 def _cause(error: BaseException) -> str:

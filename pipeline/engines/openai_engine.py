@@ -15,7 +15,7 @@ from anyio.abc import TaskGroup
 
 from pipeline.engines.base import Completion, EngineStatistics, Request, Tokenizer
 from pipeline.engines.openai_answers import Aborted, Answer, Malformed, answer_of
-from pipeline.engines.openai_client import Broken, Reply, Server, complaint_of, overflows
+from pipeline.engines.openai_client import Broken, Oversized, Reply, Server, complaint_of, overflows
 from pipeline.engines.openai_completion import completion_of
 from pipeline.engines.openai_probe import FIRST_DELAY_S, LONGEST_DELAY_S, model_card
 from pipeline.engines.openai_replicas import Router
@@ -115,6 +115,8 @@ class OpenAIEngine:
         server = self._servers[replica]
         try:
             reply = await server.post(body)
+        except Oversized as error:
+            raise RequestRefused(f"request {request.request_id!r}: engine {self.role!r} {error}") from None
         except Broken as error:
             words = str(error)
         else:

@@ -53,6 +53,12 @@ async def open_engines(specs: Mapping[str, EngineSpec]) -> AsyncIterator[dict[st
         yield {role: engines[role] for role in specs}
 
 
+def cautions(specs: Mapping[str, EngineSpec]) -> list[str]:
+    """What someone should know before these engines start: whose code they will run."""
+    trusting = [(role, getattr(spec, "model", role)) for role, spec in specs.items() if getattr(spec, "trust_remote_code", False)]
+    return [f"warning: engine {role!r}: trust_remote_code is on, code that comes with {model!r} will run" for role, model in trusting]
+
+
 def virtual_time(specs: Mapping[str, EngineSpec], where: str) -> bool:
     """Do these engines live on a simulated clock? Some of each kind is a `GraphError`."""
     virtual = {role: backend_of(spec).virtual_time for role, spec in specs.items()}

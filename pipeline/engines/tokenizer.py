@@ -13,8 +13,9 @@ class HFTokenizer:
     """Tokenizer and chat template of a model, by folder or hub name, as published with it."""
 
     def __init__(self, model: str, *, trust_remote_code: bool = False) -> None:
+        self._model = model
         with boundary(GraphError, model, foreign=(OSError, ValueError)):
-            self._hf: Any = _load(model, trust_remote_code)
+            self._hf: Any = _loaded(model, trust_remote_code)
         self._model = model
         self._backend: Any = self._hf.backend_tokenizer
         added = self._hf.get_added_vocab()
@@ -34,10 +35,22 @@ class HFTokenizer:
         return str(self._backend.decode(list(ids), skip_special_tokens=False))
 
     def render(self, messages: Sequence[dict[str, str]]) -> str:
-        """See `Tokenizer.render`. A model without a template, which a reward model may be, is refused when it is asked to chat."""
+        """See `Tokenizer.render`; transformers runs the template in a sandbox of Jinja, where it may fail in any way. A model without
+        a template, which a reward model may be, is refused when it is asked to chat."""
         if not self._hf.chat_template:
             raise GraphError(self._model, "its tokenizer has no chat template; use an instruction or reasoning model")
-        return str(self._hf.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True))
+        with boundary(GraphError, f"{self._model}: its chat template fails", foreign=Exception):
+            return str(self._hf.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True))
+
+
+def _loaded(model: str, trust_remote_code: bool) -> Any:
+    """A file that is damaged makes transformers fail in any way."""
+    try:
+        return _load(model, trust_remote_code)
+    except (OSError, ValueError):
+        raise
+    except Exception as error:
+        raise ValueError(f"its tokenizer cannot be read ({type(error).__name__}: {error})") from error
 
 
 def _load(model: str, trust_remote_code: bool) -> Any:

@@ -11,6 +11,7 @@ from msgspec import Struct
 from pipeline.chain import Chain, Span, Step, chain_id
 from pipeline.engines.base import Completion, Request, Timing, Usage
 from pipeline.problems import Problem
+from pipeline.redaction import redact
 from pipeline.runtime.lane import Call
 from pipeline.runtime.past import Earlier, Past, PastCall
 from pipeline.trace.events import CallRow, ChainRow, StepRow
@@ -210,7 +211,7 @@ class Journal:
                 grading_error=None,
                 stop_reason=stop_reason,
                 error_type=type(error).__name__ if error else None,
-                error_message=str(error) if error else None,
+                error_message=redact(str(error)) if error else None,
                 error_stage=stage,
                 steps=sum(step.index > 0 for step in chain.steps) if chain else 0,
                 accepted_steps=self._accepted,
@@ -288,7 +289,7 @@ class Journal:
             in_flight_stage=call.in_flight_stage,
             waiting_engine=call.waiting_engine,
             error_type=type(error).__name__ if error else None,
-            error_message=str(error) if error else None,
+            error_message=redact(str(error)) if error else None,
         )
 
 

@@ -4,7 +4,7 @@ Nothing is written, no lock is taken: a run may go on meanwhile.
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pyarrow as pa
@@ -38,6 +38,15 @@ def files(run: Path, table: str) -> list[Path]:
     ahead = {file.stem[4:]: file for file in folder.glob("wal-*.arrows")}  # first: they become parts, never the reverse
     held = ahead | {file.stem[5:]: file for file in folder.glob("part-*.parquet")}
     return [held[number] for number in sorted(held)]
+
+
+def count_rows(run: Path, table: str) -> int:
+    """Rows in the finished parts of a table, by what their footers say; parts that cannot be read count nothing."""
+    rows = 0
+    for part in (run / table).glob("part-*.parquet"):
+        with suppress(OSError, pa.ArrowException):
+            rows += pq.read_metadata(part).num_rows
+    return rows
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.analysis import timeline as module
-from pipeline.analysis.timeline import Calls, EngineTime, StageTime, measure, merge_arrays, merge_calls, read_calls, timeline
+from pipeline.analysis.timeline import Calls, EngineTime, StageTime, Totals, measure, merge_arrays, merge_calls, read_chunks, timeline
 from pipeline.errors import InputError
 from pipeline.trace.events import CallRow
 from pipeline.trace.store import TraceStore
@@ -87,6 +87,18 @@ def test_measured_times_agree_with_counting_seconds(rows: list[tuple[int, int, i
     assert found.overlap_s == len(several)
 
 
+@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_chunks_in_any_order_come_to_the_same(compiled: bool) -> None:
+    rng = np.random.default_rng(1)
+    submit = rng.integers(0, 2000, 600) * S
+    engine, stage = rng.integers(0, 3, 600).astype(np.int32), np.zeros(600, np.int32)
+    names, end = ["a", "b", "c"], submit + rng.integers(0, 9, 600) * S
+    totals = Totals(compiled=compiled)
+    for places in np.array_split(rng.permutation(600), 7):
+        totals.add(Calls(names, ["s"], engine[places], stage[places], submit[places], end[places]))
+    assert totals.timeline() == measure(Calls(names, ["s"], engine, stage, submit, end))
+
+
 @pytest.mark.slow
 def test_the_compiled_loop_agrees(monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(0)
@@ -109,7 +121,7 @@ def test_calls_are_read_from_all_parts(tmp_path: Path, blank: Blank) -> None:
         store = TraceStore(tmp_path)
         store.append("calls", [blank(CallRow, engine=engine, stage="s", submit_unix_ns=start * S, end_unix_ns=(start + 2) * S)])
         store.close()
-    assert read_calls(tmp_path).engine.tolist() == [0, 1, 0]
+    assert [calls.engine.tolist() for calls in read_chunks(tmp_path)] == [[0, 1, 0]]
     found = timeline(tmp_path)
     assert {name: each.busy_s for name, each in found.engines.items()} == {"draft": 4, "target": 2}
     assert found.overlap_s == 2

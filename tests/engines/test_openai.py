@@ -1,5 +1,6 @@
 """Engine `openai` against a small real server that answers, and fails, as the kinds of servers do."""
 
+import gzip
 import logging
 import math
 import os
@@ -7,7 +8,7 @@ import subprocess
 import sys
 import traceback
 from collections.abc import Awaitable, Callable, Mapping
-from contextlib import AsyncExitStack, ExitStack
+from contextlib import AsyncExitStack, ExitStack, suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
@@ -18,6 +19,7 @@ import anyio
 import pyarrow.parquet
 import pytest
 
+from pipeline.engines import openai_client
 from pipeline.engines.base import Candidate, Completion, Request
 from pipeline.engines.openai import open_openai
 from pipeline.engines.openai_engine import OpenAIEngine
@@ -321,6 +323,28 @@ def test_an_answer_that_is_none_is_an_error_of_its_kind(fault: Fault, error: typ
     assert type(outcome) is error
     assert says in str(outcome)
     assert "\n" not in str(outcome)
+
+
+@pytest.mark.parametrize("headers", [{}, {"Transfer-Encoding": "chunked"}], ids=["of known length", "chunked"])
+def test_an_answer_that_never_ends_is_given_up(monkeypatch: pytest.MonkeyPatch, headers: dict[str, str]) -> None:
+    monkeypatch.setattr(openai_client, "MAX_BODY_BYTES", 1 << 20)
+
+    def flood(handler: Any, reply: Any) -> None:
+        chunk = b"x" * (64 << 10)
+        handler.send((200, headers or {"Content-Length": str(1 << 40)}, b""))
+        with suppress(OSError):
+            while True:
+                handler.wfile.write(b"%x\r\n%s\r\n" % (len(chunk), chunk) if headers else chunk)
+
+    outcome = after(flood)
+    assert type(outcome) is RequestRefused
+    assert "sent an answer of more than 1 MiB" in str(outcome)
+
+
+def test_a_compressed_answer_is_refused_unread() -> None:
+    outcome = after(lambda handler, reply: handler.send((200, {"Content-Encoding": "gzip"}, gzip.compress(b" " * 1000))))
+    assert type(outcome) is RequestRefused
+    assert "sent a compressed answer, which nobody asked for" in str(outcome)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,123 @@
+"""YAML files of others: a path or a text enters, plain values leave, or one sentence on why not.
+
+Nothing in a file can run code or name a type; its size, depth and numbers are bounded, and so is what its aliases and
+merges expand to. What the values mean is not known here.
+"""
+
+import re
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from pipeline.errors import GraphError
+
+MAX_BYTES = 1 << 20
+"""Largest graph or engines file."""
+MAX_NODES = 20_000
+"""Most values in one, aliases expanded."""
+MAX_DEPTH = 32
+MAX_NUMBER = 200
+"""Most characters of a number: sexagesimal ones (`1:30`) take time that is quadratic in their length."""
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """The mapping in a YAML file; duplicate keys, other documents, oversized and exploding files are refused."""
+    try:
+        with path.open("rb") as file:
+            content = file.read(MAX_BYTES + 1)
+    except (OSError, ValueError) as error:
+        raise GraphError(str(path), f"cannot be read: {(getattr(error, 'strerror', None) or str(error)).lower()}") from error
+    if len(content) > MAX_BYTES:
+        raise GraphError(str(path), f"is larger than {MAX_BYTES >> 20} MiB; a graph or engines file is a page of text")
+    try:
+        value = parse(content.decode("utf-8-sig"))
+    except UnicodeDecodeError as error:
+        raise GraphError(str(path), f"is not UTF-8 text: byte {error.start}") from error
+    except NotYaml as error:
+        raise GraphError(str(path) if error.line is None else f"{path}, line {error.line}", str(error)) from error
+    if not isinstance(value, dict):
+        raise GraphError(str(path), "is empty" if value is None else f"expected a mapping, got `{type(value).__name__}`")
+    return value
+
+
+class NotYaml(Exception):
+    """The text is not one YAML document that could be a graph: why, as a clause."""
+
+    def __init__(self, what: str, line: int | None = None) -> None:
+        super().__init__(what)
+        self.line = line
+
+
+def parse(text: str) -> Any:
+    """The value of one YAML document; raises `NotYaml`. It is measured before it is built: a bomb is small until then."""
+    try:
+        loader = _Loader(text)
+        node = loader.get_single_node()
+        if node is None:
+            return None
+        _check_size(node)
+        return loader.construct_document(node)
+    except yaml.MarkedYAMLError as error:
+        raise NotYaml(f"is not YAML: {error.problem}", error.problem_mark.line + 1 if error.problem_mark else None) from error
+    except (yaml.YAMLError, RecursionError, ValueError) as error:  # the last for dates and numbers that are none
+        raise NotYaml(f"is not YAML: {str(error).splitlines()[0]}") from error
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML without duplicate keys, and with numbers like 1e12 read as numbers."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self._nodes = self._depth = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        self._nodes, self._depth = self._nodes + 1, self._depth + 1
+        if self._nodes > MAX_NODES:
+            raise NotYaml(f"holds more than {MAX_NODES:,} values")
+        if self._depth > MAX_DEPTH + 1:
+            raise NotYaml(f"is nested more than {MAX_DEPTH} levels deep")
+        try:
+            return super().compose_node(parent, index)
+        finally:
+            self._depth -= 1
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen = set()
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node, deep=True)
+            if not isinstance(key, str):
+                raise yaml.MarkedYAMLError(problem=f"the key {key!r} is not text", problem_mark=key_node.start_mark)
+            if key in seen and key_node.tag != "tag:yaml.org,2002:merge":
+                raise yaml.MarkedYAMLError(problem=f"the key `{key}` stands here twice", problem_mark=key_node.start_mark)
+            seen.add(key)
+        return super().construct_mapping(node, deep)
+
+
+_Loader.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(r"^[-+]?\d[\d_]*(\.\d*)?[eE][-+]?\d+$"), list("-+0123456789"))
+
+
+def _check_size(root: yaml.Node) -> None:
+    """Aliases share nodes: count what walking them, or merging them, would meet."""
+    counted: dict[int, int] = {}
+
+    def count(node: yaml.Node) -> int:
+        if isinstance(node, yaml.ScalarNode):
+            _check_scalar(node)
+            return 1
+        if id(node) not in counted:
+            counted[id(node)] = MAX_NODES + 1  # should it hold itself
+            children = chain.from_iterable(node.value) if isinstance(node, yaml.MappingNode) else node.value
+            counted[id(node)] = 1 + sum(map(count, children))
+        return counted[id(node)]
+
+    if count(root) > MAX_NODES:
+        raise NotYaml(f"holds more than {MAX_NODES:,} values once its aliases are expanded")
+
+
+def _check_scalar(node: yaml.ScalarNode) -> None:
+    if len(node.value) > MAX_NUMBER and node.tag != "tag:yaml.org,2002:str":
+        raise yaml.MarkedYAMLError(problem=f"a value of more than {MAX_NUMBER} characters that is no text", problem_mark=node.start_mark)
+    if any("\ud800" <= letter <= "\udfff" for letter in node.value):
+        raise yaml.MarkedYAMLError(problem="half a character (a lone surrogate)", problem_mark=node.start_mark)

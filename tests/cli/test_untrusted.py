@@ -1,0 +1,160 @@
+"""Whole commands over input, models and servers that mean harm: what is printed and what is kept."""
+
+import csv
+import json
+import os
+import re
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from pipeline.cli.console import Plain
+from pipeline.engines.tokenizer import HFTokenizer
+from tests.engines import small_server
+from tests.fuzzing import command
+
+ROOT = Path(__file__).parent.parent.parent
+TARGET, SIM = ROOT / "graphs/target.yaml", ROOT / "graphs/engines/sim-instant.yaml"
+ESCAPES = "\x1b]0;owned\x07\x1b[2J\x9b31m\u202e[bold red]x[/]:smile:\r\n"
+CANARY = 'sk-canary/"7f3a9c'
+TOKEN = "hf_canary/token"
+
+
+@pytest.fixture(scope="module")
+def hostile(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run whose problems, ids, references and folder are hostile."""
+    folder = tmp_path_factory.mktemp("hostile")
+    rows = [{"problem": f"{ESCAPES} 1 + {i}?", "problem_id": f"=cmd()|{ESCAPES}{i}", "answer": f"{ESCAPES}{i}"} for i in range(3)]
+    rows.append({"problem": "x", "problem_id": "y", "grader": ESCAPES})
+    (folder / "p.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    out = folder / "=1 \x1b[31m<script>[bold]"
+    done = command("run", TARGET, "--engines", SIM, "--input", folder / "p.jsonl", "--output", out)
+    assert done.code == 3, done.stderr
+    assert "3 done, 1 failed (1 BadRow)" in done.stdout
+    assert "owned" in done.stdout, "the error is shown, and obeyed by nothing"
+    assert "=1 \\u001b[31m<script>[bold]: finished" in done.stdout
+    return out
+
+
+@pytest.mark.slow
+def test_a_summary_in_json_stays_the_same_json(hostile: Path, tmp_path: Path) -> None:
+    (tmp_path / "p.jsonl").write_bytes(b'{"problem": "1 + 1?"}\n{"problem": 5}\n')
+    out = tmp_path / "\x9b2J\u202e"
+    done = command("run", TARGET, "--engines", SIM, "--input", tmp_path / "p.jsonl", "--output", out, "--json")
+    assert json.loads(done.stdout)["run"] == out.name
+
+
+@pytest.mark.slow
+def test_problem_ids_are_kept_as_they_are_and_name_no_file(hostile: Path) -> None:
+    ids = pq.read_table(hostile / "chains")["problem_id"].to_pylist()
+    assert sum(ESCAPES in problem_id for problem_id in ids) == 3
+    names = {path.name for path in hostile.rglob("*")}
+    assert all(re.fullmatch(r"run\.json|calls|steps|chains|part-\d{5}\.parquet", name) for name in names)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", ["markdown", "csv", "json"])
+def test_comparing_prints_names_of_folders_as_text(hostile: Path, tmp_path: Path, form: str) -> None:
+    done = command("compare", hostile, "--format", form)
+    command("compare", hostile, "--format", form, "--output", tmp_path / "table")
+    written = (tmp_path / "table").read_text()
+    if form == "csv":
+        assert next(iter(csv.DictReader(written.splitlines())))["run"].startswith("'=1 ")
+    if form == "markdown":
+        assert "<script>" not in done.stdout + written
+
+
+@pytest.mark.slow
+def test_grading_again_prints_ids_as_text(hostile: Path) -> None:
+    for path in (hostile / "chains").glob("*.parquet"):
+        table = pq.read_table(path)
+        place = table.schema.get_field_index("answer")
+        pq.write_table(table.set_column(place, table.schema.field("answer"), table["reference_answer"]), path)
+    done = command("grade", hostile, "--dry-run")
+    assert "3 verdicts would change" in done.stdout
+    assert "=cmd()|\\u001b]0;owned" in done.stdout
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("run", TARGET, "--input", "\x1b[2J.csv"),
+        ("run", TARGET, "--input", "x", "--set", "\x1b[2J=1"),
+        ("run", TARGET, "--input", "x", "--schedule", "\x1b[2J"),
+        ("check", "\x1b[2J\nforged: line"),
+        ("doctor", "\x1b[2J.yaml"),
+        ("data", "prepare", "\x1b[2J"),
+        ("grade", "\x1b[2J"),
+        ("\x1b[2J",),
+    ],
+)
+def test_errors_quote_what_was_given_as_text(arguments: tuple[str | Path, ...]) -> None:
+    done = command(*arguments)
+    assert done.code == 2
+    assert re.search(r"\\(u001b|x1b)\[2J", done.stderr)
+    assert not re.search("^forged", done.stderr, re.MULTILINE)
+
+
+def test_a_table_takes_every_string_as_it_is() -> None:
+    assert Plain().render_str("[bold]x[/] :smile: \x1b[2J").plain == "[bold]x[/] :smile: \\u001b[2J"
+
+
+def test_a_column_of_hostile_name(tmp_path: Path) -> None:
+    (tmp_path / "p.csv").write_text("\x1b[2J\n1\n")
+    done = command("run", TARGET, "--engines", SIM, "--input", tmp_path / "p.csv")
+    assert "it has `\\u001b[2J`" in done.stderr
+
+
+def test_a_file_name_that_is_not_utf8(tmp_path: Path) -> None:
+    name = os.fsdecode(os.fsencode(tmp_path) + b"/p\xff.csv")
+    Path(name).write_text("problem\n1 + 1?\n")
+    done = command("run", TARGET, "--engines", SIM, "--input", name, "--output", tmp_path / "run")
+    assert done.code == 0, done.stderr
+    assert json.loads((tmp_path / "run/run.json").read_text())["input"]["file"].endswith("p\\udcff.csv")
+
+
+@pytest.mark.parametrize(("more", "said"), [("", 0), (", trust_remote_code: true", 1)])
+def test_remote_code_is_off_and_announced_where_it_is_on(tmp_path: Path, more: str, said: int) -> None:
+    (tmp_path / "engines.yaml").write_text(f"target: {{backend: torch, model: /nowhere/x{more}}}\n")
+    for arguments in (("check", TARGET), ("run", TARGET, "--input", tmp_path / "none.csv")):
+        done = command(*arguments, "--engines", tmp_path / "engines.yaml")
+        assert done.stderr.count("engine 'target': trust_remote_code is on, code that comes with '/nowhere/x' will run") == said
+
+
+def test_no_secret_is_in_anything_that_is_kept_or_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server repeats its key and another secret in every error, as they are, as JSON writes them, and in answers that are none."""
+    monkeypatch.setenv("LOGIN", CANARY)
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    words = f"no {CANARY} {TOKEN}"
+    (tmp_path / "p.csv").write_text("problem\n" + "1 + 1?\n" * 6)
+    with small_server.small_server(small_server.VLLM, HFTokenizer(str(ROOT / "pipeline/models/tiny-target")), key=CANARY) as server:
+        engine = f"{{backend: openai, model: tiny, base_url: {server.base_url}, tokenizer: 'bundled:tiny-target', api_key_env: LOGIN}}"
+        (tmp_path / "engines.yaml").write_text(f"target: {engine}\n")
+        slashed = json.dumps({"error": {"message": words}}).replace("/", "\\/").encode()
+        server.faults.extend([lambda handler, reply: handler.send(reply)] * 3)  # while it is asked what it can do
+        server.faults.extend([small_server.status(400, words), small_server.status(422, words), small_server.raw(words.encode())])
+        server.faults.append(lambda handler, reply: handler.send((400, {}, slashed)))
+        server.faults.append(small_server.raw(json.dumps({"choices": [{"finish_reason": words}]}).encode()))
+        options = ("--input", tmp_path / "p.csv", "--output", tmp_path / "run", "--set", "engines.target.max_retries=0")
+        done = command("run", TARGET, "--engines", tmp_path / "engines.yaml", "--batch-size", "1", *options)
+    assert done.code == 3, done.stderr
+    messages = [row["error_message"] for row in pq.read_table(tmp_path / "run/chains").to_pylist() if row["error_message"]]
+    assert len(messages) == 5
+    assert sum("*** ***" in message for message in messages) == 4, "the fifth answer is no JSON, and is not quoted"
+    tables = [repr(pq.read_table(path).to_pylist()) for path in (tmp_path / "run").rglob("*.parquet")]
+    said = [done.stdout, done.stderr, (tmp_path / "run/run.json").read_text(), *tables]
+    assert not [text for text in said if "canary" in text]
+
+
+def test_a_url_with_a_password_is_refused_and_not_repeated(tmp_path: Path) -> None:
+    url = "http://user:canary@127.0.0.1:9/v1"
+    engine = f"{{backend: openai, model: tiny, base_url: '{url}', tokenizer: 'bundled:tiny-target'}}"
+    (tmp_path / "engines.yaml").write_text(f"target: {engine}\n")
+    (tmp_path / "p.csv").write_text("problem\n1 + 1?\n")
+    commands = [("check", 0), ("check", "--json", 0), ("run", "--input", tmp_path / "p.csv", 2)]
+    for name, *options, code in commands:
+        for more, expected in (((), code), (("--set", f"engines.other.base_url={url}"), 2)):
+            done = command(str(name), TARGET, *map(str, options), "--engines", tmp_path / "engines.yaml", *more)
+            assert done.code == expected, done.stderr
+            assert "canary" not in done.stdout + done.stderr

@@ -1,0 +1,43 @@
+"""Secrets of the environment are in nothing that is said."""
+
+import pytest
+
+from pipeline.redaction import is_secret, redact, redact_all, without
+
+KEY = 'sk-canary/"\\42'
+
+
+@pytest.fixture(autouse=True)
+def _environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    monkeypatch.setenv("HF_TOKEN", "hf_canary_token")
+    monkeypatch.setenv("SHORT_KEY", "1")
+    monkeypatch.setenv("EDITOR", "some-editor")
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        (f"Incorrect API key provided: {KEY}.", "Incorrect API key provided: ***."),
+        ('{"error": "sk-canary/\\"\\\\42"}', '{"error": "***"}'),
+        ('{"error": "sk-canary\\/\\"\\\\42"}', '{"error": "***"}'),
+        ("hf_canary_token and hf_canary_token", "*** and ***"),
+        ("http://user:pass@host/v1 and https://token@host", "http://***@host/v1 and https://***@host"),
+        ("1 of 11, some-editor, mail me@home, http://host/a@b", "1 of 11, some-editor, mail me@home, http://host/a@b"),
+    ],
+)
+def test_a_secret_is_replaced_in_whatever_form(text: str, shown: str) -> None:
+    assert redact(text) == shown
+
+
+def test_texts_within_are_redacted_and_keys_stay() -> None:
+    assert redact_all({"HF_TOKEN": ["hf_canary_token", 1, None, ("x", True)]}) == {"HF_TOKEN": ["***", 1, None, ["x", True]]}
+
+
+def test_a_name_says_whether_its_value_is_a_secret() -> None:
+    names = ("AWS_SECRET_ACCESS_KEY", "db_password", "HF_TOKEN", "TOKENIZERS_PARALLELISM", "MONKEY")
+    assert [is_secret(name) for name in names] == [True, True, True, False, False]
+
+
+def test_a_given_secret_may_be_short() -> None:
+    assert without("key 1", "1") == "key ***"
