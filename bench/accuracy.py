@@ -15,7 +15,8 @@ from typing import Any
 import click
 
 from pipeline.analysis.summary import Summary, summarize
-from pipeline.run import RunOptions, run
+from pipeline.options import RunOptions
+from pipeline.run import run
 from pipeline.runfile import host, versions
 
 ROOT = Path(__file__).parent.parent

@@ -24,7 +24,8 @@ import click
 import pyarrow as pa
 from msgspec import Struct
 
-from pipeline.run import RunOptions, run
+from pipeline.options import RunOptions
+from pipeline.run import run
 from pipeline.runfile import host, versions
 from pipeline.trace.store import TraceStore
 from pipeline.trace.wal import Wal

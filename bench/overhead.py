@@ -24,11 +24,12 @@ from pipeline.engines.base import Candidate, Completion, EngineStatistics, Reque
 from pipeline.engines.tokenizer import HFTokenizer
 from pipeline.problems import Problem
 from pipeline.prompts import Dialect
-from pipeline.run import build_stages, load_plan
+from pipeline.run import load_plan
 from pipeline.runfile import host, versions
 from pipeline.runtime.executor import Executor, Settings
 from pipeline.runtime.journal import Clock
 from pipeline.runtime.schedule import Pipelined
+from pipeline.stages.registry import build_stages
 from pipeline.trace.recorder import open_recorder
 from pipeline.trace.store import TraceStore
 

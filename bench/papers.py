@@ -31,7 +31,8 @@ from pipeline.analysis.compare_systems import attempts, by_batch_size, by_resour
 from pipeline.analysis.compare_tables import INTERVALS, SIMULATED, markdown_table, tables
 from pipeline.analysis.runs import RunTable, read_runs
 from pipeline.engines.sim_text import sim_answer
-from pipeline.run import RunOptions, load_plan, run
+from pipeline.options import RunOptions
+from pipeline.run import load_plan, run
 
 ROOT = Path(__file__).parent.parent
 ARITH = ROOT / "datasets/arith/test.parquet"

@@ -28,11 +28,12 @@ from pipeline.engines.sim_text import sim_answer
 from pipeline.plan import Plan
 from pipeline.problems import Problem, open_problems
 from pipeline.prompts import Dialect
-from pipeline.run import build_stages, load_plan
+from pipeline.run import load_plan
 from pipeline.runfile import host, versions
 from pipeline.runtime.executor import Executor, Settings
 from pipeline.runtime.journal import Clock
 from pipeline.runtime.schedule import SCHEDULES, Pipelined
+from pipeline.stages.registry import build_stages
 from pipeline.trace.recorder import open_recorder
 from pipeline.trace.store import TraceStore
 

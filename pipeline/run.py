@@ -2,7 +2,7 @@
 
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractContextManager, ExitStack, asynccontextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -14,54 +14,28 @@ from msgspec import Struct, structs
 from pipeline.compiler import compile_graph
 from pipeline.engines.base import Engine
 from pipeline.engines.registry import cautions, engine_specs, open_engines, virtual_time
-from pipeline.errors import GraphError, InputError, Interrupted, PipelineError, UsageError, boundary, first_of
-from pipeline.folder import check_output, hold, new_folder
+from pipeline.errors import Interrupted, PipelineError, first_of
+from pipeline.folder import hold, new_folder
 from pipeline.grader import BESIDE_ENGINES, Grader, default_workers
 from pipeline.loader import load_graph
+from pipeline.options import RunOptions, kept, old_run
 from pipeline.plain import storable
 from pipeline.plan import Plan
 from pipeline.problems import Fingerprint, Problems, open_problems
 from pipeline.prompts import INSTRUCTION, Dialect
-from pipeline.resume import MAY_DRIFT, check_drift, drop_unfinished, last_instant, read_earlier
+from pipeline.resume import check_drift, drop_unfinished, last_instant, read_earlier
 from pipeline.runfile import RunFile, Session, Status, host, resolved_engines, versions
 from pipeline.runtime.executor import Executor, Settings
 from pipeline.runtime.journal import Clock, Progress
 from pipeline.runtime.lane import Lane
 from pipeline.runtime.marking import Marking, open_marking
 from pipeline.runtime.past import Earlier
-from pipeline.runtime.schedule import SCHEDULES, ScheduleName
+from pipeline.runtime.schedule import SCHEDULES
 from pipeline.signals import DRAIN_S, restored_handlers, stop_on_signal
-from pipeline.spec import DraftSpec
 from pipeline.stages.base import Stage
-from pipeline.stages.registry import stage_kinds, stage_specs
+from pipeline.stages.registry import build_stages, stage_specs
 from pipeline.trace.recorder import WRITE_EVERY_S, open_recorder
 from pipeline.trace.store import TraceStore, recover
-
-
-class RunOptions(Struct, frozen=True, kw_only=True):
-    """What a user decides about a run."""
-
-    graph: Path
-    input: Path
-    engines: Path | None = None
-    settings: tuple[str, ...] = ()
-    """`NAME=VALUE` for params, `engines.ROLE.NAME=VALUE` for engines."""
-    columns: dict[str, str] = {}
-    batch_size: int = 64
-    """Chains that live at once."""
-    schedule: ScheduleName = "pipelined"
-    samples: int = 1
-    """Attempts at every problem."""
-    limit: int | None = None
-    seed: int = 0
-    output: Path | None = None
-    """The run folder; by default `runs/GRAPH-TIME`."""
-    resume: bool = False
-    """Go on with the run in `output`, if there is one."""
-    retry_failed: bool = False
-    """On resume: chains that failed are taken up again too."""
-    allow_drift: tuple[str, ...] = ()
-    """On resume: what may be other than before, of `MAY_DRIFT`."""
 
 
 class View(Struct, frozen=True, kw_only=True):
@@ -121,7 +95,7 @@ def run(options: RunOptions, watch: Watch | None = None, tell: Tell | None = Non
         for caution in cautions(plan.engines):
             tell(caution)
     virtual = virtual_time(plan.engines, str(options.graph))
-    old = _old_run(options)
+    old = old_run(options)
     problems = open_problems(options.input, options.columns, options.limit)
     fingerprint = problems.check()
     this = Run(options, plan, problems, fingerprint, virtual, watch or (lambda view: nullcontext()), tell or (lambda sentence: None))
@@ -132,30 +106,6 @@ def run(options: RunOptions, watch: Watch | None = None, tell: Tell | None = Non
     if old.status == "finished" and not (options.retry_failed and totals.get("chains_failed")):
         return Result(folder=this.folder, run=old, done=totals["chains_done"], failed=totals["chains_failed"], nothing_to_do=True)
     return this.go_on(old)
-
-
-def resume_options(folder: Path, *, retry_failed: bool = False) -> RunOptions:
-    """The options with which the run in `folder` goes on as it began; raises `InputError` where there is none."""
-    kept = RunFile.read(folder).options
-    with boundary(InputError, f"{folder / 'run.json'}: $.options", foreign=msgspec.ValidationError):
-        options = msgspec.convert(kept, RunOptions, dec_hook=lambda kind, value: kind(value))
-    return structs.replace(options, output=folder, resume=True, retry_failed=retry_failed)
-
-
-def _old_run(options: RunOptions) -> RunFile | None:
-    """The run to go on with, if there is one. Raises `UsageError` where the options do not fit together or to the folder."""
-    if unknown := [name for name in options.allow_drift if name not in MAY_DRIFT]:
-        raise UsageError(f"--allow-drift {unknown[0]}: what may be other than before is {', '.join(MAY_DRIFT)}")
-    if options.resume and options.output is None:
-        raise UsageError("--resume: name the run folder with --output")
-    if (options.retry_failed or options.allow_drift) and not options.resume:
-        raise UsageError(f"--{'retry-failed' if options.retry_failed else 'allow-drift'}: only where a run is resumed; add --resume")
-    if options.output is None:
-        return None
-    if options.resume and (options.output / "run.json").is_file():
-        return RunFile.read(options.output)
-    check_output(options.output)
-    return None
 
 
 class Run:
@@ -336,15 +286,8 @@ class Run:
             host=host(),
             command=[storable(argument) for argument in sys.argv],
             started_unix_ns=0,
-            options=_kept(options),
+            options=kept(options),
         )
-
-
-def _kept(options: RunOptions) -> dict[str, Any]:
-    """The options for `run.json`, so that the run can go on from any working folder."""
-    files = {name: str(path.absolute()) for name in ("graph", "input", "engines") if (path := getattr(options, name)) is not None}
-    own = dict.fromkeys(("output", "resume", "retry_failed", "allow_drift"))
-    return {name: value for name, value in (structs.asdict(options) | files).items() if name not in own and value is not None}
 
 
 def _ended_sessions(old: RunFile, last_ns: int | None) -> tuple[Session, ...]:
@@ -361,22 +304,6 @@ def _said(error: BaseException | None) -> str:
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return str(error) if isinstance(error, PipelineError) else f"{type(error).__name__}: {error}"
-
-
-def build_stages(plan: Plan, dialects: Mapping[str, Dialect], where: str) -> dict[str, Stage]:
-    """The stages of `plan`, ready to run; raises `GraphError` where a tokenizer cannot name the options of a verdict."""
-    most = sum(stage.spec.candidates for stage in plan.stages() if isinstance(stage.spec, DraftSpec))
-    built: dict[str, Stage] = {}
-    for stage in plan.stages():
-        tag = str(type(stage.spec).__struct_config__.tag)
-        built[stage.name] = stage_kinds()[tag].build(stage.name, stage.spec, dialects)
-        dialect = dialects[built[stage.name].role]
-        if tag == "choose" and most > dialect.most_candidates:
-            what = f"its engine's tokenizer names only {dialect.most_candidates} options with one token and {most} candidates are drafted"
-            raise GraphError(f"{where}: stage {stage.name}", what)
-        if tag == "score" and not dialect.can_score:
-            raise GraphError(f"{where}: stage {stage.name}", "its engine's tokenizer has no single tokens for the digits 0 to 9")
-    return built
 
 
 def _resolved_graph(plan: Plan) -> dict[str, Any]:

@@ -37,6 +37,7 @@ LEVELS = [
     ["pipeline.reward_tally"],
     ["pipeline.runfile", "pipeline.folder", "pipeline.signals"],
     ["pipeline.resume"],
+    ["pipeline.options"],
     ["pipeline.run", "pipeline.doctor", "pipeline.grade", "pipeline.reward"],
     ["pipeline.cli"],
 ]

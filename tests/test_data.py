@@ -16,8 +16,9 @@ from pipeline.data import prepare
 from pipeline.data_recipe import COLUMNS, Hub, Recipe, find_recipe, keys_of, load_recipe, recipe_names
 from pipeline.data_rows import Reader, canonical_digest, shuffled, with_options
 from pipeline.errors import BadRow, InputError, UsageError
+from pipeline.options import RunOptions
 from pipeline.problems import Problem, open_problems
-from pipeline.run import RunOptions, run
+from pipeline.run import run
 
 PUBLISHED = ["aime24", "amc23", "college_math", "gaokao2023en", "gsm8k", "math500", "olympiadbench"]
 TINY = {"title": "Tiny", "license": "ours", "citation": "ours", "problem": "q", "answer": "a", "grader": "math"}

@@ -9,7 +9,8 @@ import msgspec
 import pytest
 
 from pipeline.engines.sim_text import sim_answer
-from pipeline.run import RunOptions, run
+from pipeline.options import RunOptions
+from pipeline.run import run
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "tools"))

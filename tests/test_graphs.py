@@ -10,7 +10,8 @@ import pytest
 
 from pipeline.engines.sim_text import sim_answer
 from pipeline.errors import GraphError
-from pipeline.run import RunOptions, load_plan, run
+from pipeline.options import RunOptions
+from pipeline.run import load_plan, run
 from pipeline.spec import TorchSpec, VllmSpec
 from pipeline.yaml_file import read_yaml
 from tests.test_run import SIM, rows

@@ -13,9 +13,10 @@ from pipeline.chain import Chain, Outcome
 from pipeline.engines.base import Engine
 from pipeline.engines.torch import open_torch
 from pipeline.handoff import Handoff
+from pipeline.options import RunOptions
 from pipeline.problems import Problem
 from pipeline.prompts import Dialect
-from pipeline.run import RunOptions, run
+from pipeline.run import run
 from pipeline.spec import DraftSpec, LikelihoodSpec, TorchSpec
 from pipeline.stages.draft import DraftStage
 from pipeline.stages.likelihood import LikelihoodStage

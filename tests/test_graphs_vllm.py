@@ -8,7 +8,8 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline.run import RunOptions, run
+from pipeline.options import RunOptions
+from pipeline.run import run
 from tests.test_graphs import DECODE, ROOT, SEEN
 from tests.test_run_torch import TEST_SET, chains_of
 

@@ -15,7 +15,8 @@ from pipeline.analysis.summary import summarize
 from pipeline.engines.sim_text import sim_answer
 from pipeline.errors import InputError, UsageError
 from pipeline.folder import hold
-from pipeline.run import Result, RunOptions, resume_options, run
+from pipeline.options import RunOptions, resume_options
+from pipeline.run import Result, run
 
 ROOT = Path(__file__).parent.parent
 SIM = ROOT / "graphs/engines/sim-2xh100.yaml"

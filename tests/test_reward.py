@@ -23,12 +23,13 @@ from pipeline.cli.rewards import reward_lines
 from pipeline.engines.base import Completion, Engine, EngineStatistics, Request
 from pipeline.engines.registry import open_engines
 from pipeline.errors import EngineDead, EngineUnavailable, GraphError, Interrupted, RequestRefused, RunFolderError, UsageError
+from pipeline.options import RunOptions
 from pipeline.reward import Scorer, score_run
 from pipeline.reward_prompts import RewardDialect
 from pipeline.reward_spec import TextPrompt
 from pipeline.reward_steps import Round, Said
 from pipeline.reward_tally import Quality, Reward, Scored, Tally
-from pipeline.run import RunOptions, run
+from pipeline.run import run
 from pipeline.spec import EngineSpec, SimDeviceSpec, SimSpec
 from pipeline.trace.events import RewardRow
 from pipeline.trace.rewrite import replacing
@@ -317,7 +318,7 @@ def test_a_scoring_that_is_cut_short_leaves_the_table_as_it_was(
             mishap(set(psutil.Process().children()) - others)
 
     with pytest.raises(error):
-        score_run(solved, PRM, watch=watch, settings=("reward.max_restarts=0",))
+        score_run(solved, PRM, watch=watch, settings=("engines.reward.max_restarts=0",))
     assert rows_of(solved, "rewards") == before
     assert {path.name for path in solved.iterdir()} == names
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from pipeline.errors import InputError
+from pipeline.options import RunOptions
 from pipeline.problems import open_problems
 from pipeline.reward_steps import Round, Rounds, Said, drafters, open_input, read_card
-from pipeline.run import RunOptions
 from pipeline.run import run as solve
 from pipeline.trace.events import StepRow
 from pipeline.trace.store import TraceStore

@@ -18,7 +18,8 @@ from pipeline.analysis.summary import summarize
 from pipeline.engines.sim_text import sim_answer
 from pipeline.errors import GraphError, InputError, UsageError
 from pipeline.grade import regrade
-from pipeline.run import Result, RunOptions, run
+from pipeline.options import RunOptions
+from pipeline.run import Result, run
 from pipeline.trace.events import CallRow, ChainRow, StepRow
 from pipeline.trace.read import read_batches
 

@@ -12,7 +12,8 @@ import pytest
 
 from pipeline.engines.models import resolve
 from pipeline.engines.tokenizer import HFTokenizer
-from pipeline.run import RunOptions, run
+from pipeline.options import RunOptions
+from pipeline.run import run
 
 ROOT = Path(__file__).parent.parent
 ENGINES = """

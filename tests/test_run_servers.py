@@ -12,7 +12,8 @@ import pytest
 
 from pipeline.analysis.summary import Summary, summarize
 from pipeline.engines.tokenizer import HFTokenizer
-from pipeline.run import Result, RunOptions, run
+from pipeline.options import RunOptions
+from pipeline.run import Result, run
 from tests.engines import small_server
 from tests.engines.servers import Running, vllm_server
 from tests.test_run_torch import ROOT, TEST_SET, chains_of, running

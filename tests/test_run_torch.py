@@ -15,7 +15,8 @@ import psutil
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline.run import RunOptions, run
+from pipeline.options import RunOptions
+from pipeline.run import run
 
 ROOT = Path(__file__).parent.parent
 COMMAND = [sys.executable, "-c", "from pipeline.cli.main import main; main()"]

@@ -12,7 +12,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipeline.analysis.summary import Summary, summarize
-from pipeline.run import RunOptions, run
+from pipeline.options import RunOptions
+from pipeline.run import run
 from tests.test_run_torch import ROOT, TEST_SET, chains_of, running, status
 
 pytestmark = [pytest.mark.vllm, pytest.mark.skipif(find_spec("vllm") is None, reason="vllm is not installed here")]

@@ -115,7 +115,7 @@ class Totals:
         submit, end, engine = (np.concatenate(column) for column in (starts, ends, owners))
         self._blocks = merged(submit, end, engine, len(calls.engines), compiled=self._compiled)
 
-    def timeline(self, pauses: Pauses) -> Timeline:
+    def timeline(self, pauses: Pauses = ()) -> Timeline:
         """What the calls so far come to."""
         edges = [(starts[0], ends[-1]) for starts, ends in self._blocks if len(starts)]
         span_s = worked_s(int(min(first for first, _ in edges)), int(max(last for _, last in edges)), pauses) if edges else 0.0

@@ -13,8 +13,8 @@ import msgspec
 from pipeline.analysis.summary import summarize
 from pipeline.cli import live, report
 from pipeline.cli.main import say, show
+from pipeline.options import RunOptions
 from pipeline.resume import MAY_DRIFT
-from pipeline.run import RunOptions
 from pipeline.run import run as start
 from pipeline.runtime.schedule import SCHEDULES
 

@@ -1,11 +1,15 @@
-"""Which kinds of stages there are: the built-in ones and those of other packages."""
+"""Which kinds of stages there are, the built-in ones and those of other packages, and the stages of a plan, built."""
 
+from collections.abc import Mapping
 from functools import cache
 from importlib.metadata import entry_points
 
+from pipeline.errors import GraphError
+from pipeline.plan import Plan
+from pipeline.prompts import Dialect
 from pipeline.spec import AnswerSpec, ChooseSpec, DraftSpec, GenerateSpec, LikelihoodSpec, RepeatSpec, ScoreSpec, StageSpec
 from pipeline.stages.answer import AnswerStage
-from pipeline.stages.base import StageKind
+from pipeline.stages.base import Stage, StageKind
 from pipeline.stages.choose import ChooseStage
 from pipeline.stages.draft import DraftStage
 from pipeline.stages.generate import GenerateStage
@@ -32,3 +36,19 @@ def stage_kinds() -> dict[str, StageKind]:
 def stage_specs() -> dict[str, type[StageSpec]]:
     """What a graph file may say under `kind`."""
     return {"repeat": RepeatSpec, **{tag: kind.spec for tag, kind in stage_kinds().items()}}
+
+
+def build_stages(plan: Plan, dialects: Mapping[str, Dialect], where: str) -> dict[str, Stage]:
+    """The stages of `plan`, ready to run; raises `GraphError` where a tokenizer cannot name the options of a verdict."""
+    most = sum(stage.spec.candidates for stage in plan.stages() if isinstance(stage.spec, DraftSpec))
+    built: dict[str, Stage] = {}
+    for stage in plan.stages():
+        tag = str(type(stage.spec).__struct_config__.tag)
+        built[stage.name] = stage_kinds()[tag].build(stage.name, stage.spec, dialects)
+        dialect = dialects[built[stage.name].role]
+        if tag == "choose" and most > dialect.most_candidates:
+            what = f"its engine's tokenizer names only {dialect.most_candidates} options with one token and {most} candidates are drafted"
+            raise GraphError(f"{where}: stage {stage.name}", what)
+        if tag == "score" and not dialect.can_score:
+            raise GraphError(f"{where}: stage {stage.name}", "its engine's tokenizer has no single tokens for the digits 0 to 9")
+    return built

@@ -22,7 +22,8 @@ from pipeline.analysis.selection import Choices
 from pipeline.analysis.step_quality import Quality
 from pipeline.analysis.summary import summarize
 from pipeline.errors import InputError, UsageError
-from pipeline.run import RunOptions, run
+from pipeline.options import RunOptions
+from pipeline.run import run
 
 ROOT = Path(__file__).parent.parent.parent
 Make = Callable[..., RunTable]

@@ -9,7 +9,8 @@ from click.testing import CliRunner
 from pipeline.analysis.failures import failures
 from pipeline.cli.main import cli
 from pipeline.errors import InputError
-from pipeline.run import RunOptions, run
+from pipeline.options import RunOptions
+from pipeline.run import run
 
 ROOT = Path(__file__).parent.parent.parent
 

@@ -11,7 +11,8 @@ from pipeline.analysis.invariance import invariance, invariance_markdown
 from pipeline.cli.main import cli
 from pipeline.engines.sim_text import sim_answer
 from pipeline.errors import UsageError
-from pipeline.run import RunOptions, run
+from pipeline.options import RunOptions
+from pipeline.run import run
 
 ROOT = Path(__file__).parent.parent.parent
 

@@ -50,15 +50,16 @@ def test_problem_ids_are_kept_as_they_are_and_name_no_file(hostile: Path) -> Non
     ids = pq.read_table(hostile / "chains")["problem_id"].to_pylist()
     assert sum(ESCAPES in problem_id for problem_id in ids) == 3
     names = {path.name for path in hostile.rglob("*")}
-    assert all(re.fullmatch(r"run\.json|calls|steps|chains|part-\d{5}\.parquet", name) for name in names)
+    assert all(re.fullmatch(r"run\.json|run\.lock|calls|steps|chains|part-\d{5}\.parquet", name) for name in names)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("form", ["markdown", "csv", "json"])
 def test_comparing_prints_names_of_folders_as_text(hostile: Path, tmp_path: Path, form: str) -> None:
     done = command("compare", hostile, "--format", form)
-    command("compare", hostile, "--format", form, "--output", tmp_path / "table")
-    written = (tmp_path / "table").read_text()
+    table = tmp_path / f"table.{'md' if form == 'markdown' else form}"
+    command("compare", hostile, "--output", table)
+    written = table.read_text()
     if form == "csv":
         assert next(iter(csv.DictReader(written.splitlines())))["run"].startswith("'=1 ")
     if form == "markdown":

@@ -16,11 +16,12 @@ from pipeline.engines.registry import open_engines
 from pipeline.errors import EngineDead, EngineUnavailable
 from pipeline.problems import Problem
 from pipeline.prompts import Dialect
-from pipeline.run import build_stages, load_plan
+from pipeline.run import load_plan
 from pipeline.runtime.backoff import LONGEST_BACKOFF_S, backoff_s
 from pipeline.runtime.executor import Executor, Settings
 from pipeline.runtime.journal import Clock
 from pipeline.runtime.schedule import SCHEDULES
+from pipeline.stages.registry import build_stages
 from pipeline.trace.recorder import open_recorder
 from pipeline.trace.store import TraceStore
 
