@@ -2,14 +2,17 @@
 
 import random
 import signal
+import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 import pytest
 
 from pipeline.engines.sim_text import sim_answer
-from pipeline.options import RunOptions
+from pipeline.errors import RunFolderError
+from pipeline.options import RunOptions, resume_options
 from pipeline.run import run
 
 ROOT = Path(__file__).parent.parent
@@ -54,10 +57,38 @@ def test_a_run_that_is_hit_again_and_again_ends_as_if_it_had_not_been(
 @pytest.mark.slow
 def test_the_same_on_real_models(tmp_path: Path, root: Path) -> None:
     test_set = root / "datasets/arith/test.parquet"
-    whole = run(RunOptions(graph=SPECCOT, input=test_set, limit=120, output=tmp_path / "whole")).folder
-    arguments = begin(test_set, tmp_path / "run", "--limit", "120")
+    whole = run(RunOptions(graph=SPECCOT, input=test_set, limit=60, output=tmp_path / "whole")).folder
+    arguments = begin(test_set, tmp_path / "run", "--limit", "60")
     struck, resume_s = drills.struck_until_done(arguments, tmp_path / "run", 5, random.Random(1), 1.0)
     found = drills.toll("SIGKILL", struck, tmp_path / "run", whole, resume_s)
     assert struck == 5
-    assert (found.chains, found.lost, found.doubled) == (120, 0, 0)
+    assert (found.chains, found.lost, found.doubled) == (60, 0, 0)
     assert found.changed <= 2  # other batches round differently
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 400 KiB."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    made = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=400k", "tmpfs", str(place)], capture_output=True)
+    if made.returncode:
+        pytest.skip("only root can make a small file system here")
+    try:
+        yield place
+    finally:
+        subprocess.run(["umount", "--lazy", str(place)], check=True)
+
+
+def test_a_full_disk_ends_the_run_and_with_more_room_it_goes_on(disk: Path, problems: Path, whole: Path) -> None:
+    options = RunOptions(graph=SPECCOT, engines=SIM, input=problems, output=disk / "run")
+    try:
+        result = run(options)
+        assert (result.exit_code, result.run.status) == (1, "failed")
+        assert "No space left on device" in str(result.error)
+    except RunFolderError as error:  # not even run.json could be written
+        assert "No space left on device" in str(error)  # noqa: PT017
+    subprocess.run(["mount", "-o", "remount,size=64m", str(disk)], check=True)
+    assert run(resume_options(disk / "run")).exit_code == 0
+    found = drills.toll("disk full", 1, disk / "run", whole)
+    assert (found.chains, found.lost, found.doubled, found.changed) == (500, 0, 0, 0)

@@ -192,3 +192,24 @@ def test_the_time_between_two_sessions_is_in_no_figure(wholes: dict[str, Path], 
     for chain in rows(result.folder, "chains"):
         assert chain["active_time_s"] <= chain["chain_time_s"] + 1e-9
         assert chain["chain_time_s"] <= summary.wall_time_s + 1e-6  # type: ignore[operator]
+
+
+def test_a_clock_that_was_set_back_turns_no_time_around(wholes: dict[str, Path], tmp_path: Path) -> None:
+    cut(wholes["target"], tmp_path / "run", 0.5)
+    card = msgspec.json.decode((tmp_path / "run/run.json").read_bytes())
+    tomorrow = card["sessions"][0]["started_unix_ns"] + 86_400 * 10**9
+    card["sessions"][0] |= {"status": "failed", "ended_unix_ns": tomorrow, "wall_time_s": 86_400.0}
+    (tmp_path / "run/run.json").write_bytes(msgspec.json.encode(card))
+    result = run(resume_options(tmp_path / "run"))
+    assert result.run.sessions[1].started_unix_ns > tomorrow
+    assert all(0 <= row["active_time_s"] <= row["chain_time_s"] for row in rows(result.folder, "chains"))
+    assert summarize(result.folder).span_s >= 0
+    assert said(result.folder) == said(wholes["target"])
+
+
+def test_the_folder_of_another_run_is_refused(wholes: dict[str, Path], tmp_path: Path) -> None:
+    given = options(wholes["speccot"].parent, output=wholes["speccot"])
+    with pytest.raises(UsageError, match="is a run already; add --resume to go on with it"):
+        run(given)
+    with pytest.raises(UsageError, match=r"param .* is .*, was .*; start a new run"):
+        run(msgspec.structs.replace(given, resume=True, graph=ROOT / "graphs/scot.yaml"))

@@ -6,6 +6,7 @@ import click
 import msgspec
 
 from pipeline.analysis.failures import failures
+from pipeline.cli.main import show, tell
 
 
 @click.command()
@@ -19,10 +20,11 @@ def errors(run: Path, as_json: bool, debug: bool) -> None:
     """
     found = failures(run)
     if as_json:
-        click.echo(msgspec.json.encode(found))
+        show(msgspec.json.encode(found))
         return
     if not found:
-        click.echo("no chain failed")
+        tell("no chain failed")
     for failure in found:
         chains = ", ".join(failure.examples) + (", ..." if failure.count > len(failure.examples) else "")
-        click.echo(f"{failure.count} x {failure.error_type} in {failure.stage or 'no stage'}: {failure.message}\n    {chains}")
+        tell(f"{failure.count} x {failure.error_type} in {failure.stage or 'no stage'}: {failure.message}")
+        tell(f"    {chains}")
