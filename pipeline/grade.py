@@ -8,6 +8,7 @@ import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from msgspec import Struct
 
 from pipeline.analysis.summary import summarize
 from pipeline.errors import InputError, RunFolderError, boundary
+from pipeline.folder import hold
 from pipeline.grader import LIMIT_S, Grader, Verdict
 from pipeline.grading import as_kind
 from pipeline.trace.read import files, read_batches
@@ -65,7 +67,8 @@ def regrade(run: Path, *, dry_run: bool = False, workers: int | None = None, lim
     if not files(run, "chains"):
         raise InputError(str(run), "is not a run folder with finished chains; expected chains/part-*.parquet in it")
     count = workers or max(1, min(8, os.cpu_count() or 1))
-    with Grader(count, limit_s) as grader, ThreadPoolExecutor(count) as threads:
+    alone = nullcontext() if dry_run else hold(run)
+    with alone, Grader(count, limit_s) as grader, ThreadPoolExecutor(count) as threads:
         tally = Tally(run, grader, threads)
         if dry_run:
             for batch in read_batches(run, "chains", NEEDED, LATER):
@@ -73,8 +76,8 @@ def regrade(run: Path, *, dry_run: bool = False, workers: int | None = None, lim
         else:
             recover(run)
             rewrite(run, "chains", (*NEEDED, *LATER), tally.grade)
-    if tally.changes and not dry_run:
-        _write_totals(run)
+            if tally.changes:
+                _write_totals(run)
     rights = Counter(change.after for change in tally.changes)
     return Regrade(
         run=run.resolve().name,

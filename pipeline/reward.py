@@ -15,6 +15,7 @@ import anyio
 from pipeline.engines.base import Completion, Engine, Request
 from pipeline.engines.registry import engine_specs, open_engines, virtual_time
 from pipeline.errors import ChainError, EngineDead, EngineUnavailable, GraphError, Interrupted, PipelineError, RunError, first_of
+from pipeline.folder import hold
 from pipeline.loader import load_reward_model
 from pipeline.reward_prompts import RewardDialect
 from pipeline.reward_spec import RewardSpec
@@ -54,10 +55,11 @@ def score_run(
     card = read_card(run)
     rounds = Rounds(run, card, open_input(card, input_file), spec.prompt.thought_end)
     tally = Tally(run.resolve().name, card.run_id, str(getattr(spec.reward, "model", "reward")))
-    try:
-        return anyio.run(_score, run, prm, spec, rounds, tally, watch)
-    except KeyboardInterrupt:
-        raise Interrupted from None
+    with hold(run):
+        try:
+            return anyio.run(_score, run, prm, spec, rounds, tally, watch)
+        except KeyboardInterrupt:
+            raise Interrupted from None
 
 
 async def _score(run: Path, prm: Path, spec: RewardSpec, rounds: Rounds, tally: Tally, watch: Watch) -> Scored:
