@@ -109,8 +109,8 @@ def faults(bench: Bench) -> Iterator[drills.Toll]:
     """Every kind of fault."""
     yield bench.struck("SIGKILL, simulated engines", bench.whole_sim, bench.sim, 50, 0.12, signal.SIGKILL)
     yield bench.struck("SIGINT, simulated engines", bench.whole_sim, bench.sim, 20, 0.12, signal.SIGINT)
-    yield bench.failing("engine dies, simulated", "faults.dies_after_calls=60", "max_restarts=1000")
-    yield bench.failing("engine hangs, simulated", "faults.hangs_after_calls=150", "max_restarts=1000", "timeout_s=20")
+    yield bench.failing("engine dies, simulated", "faults.dies_after_calls=400", "max_restarts=1000")
+    yield bench.failing("engine hangs, simulated", "faults.hangs_after_calls=600", "max_restarts=1000", "timeout_s=20")
     yield bench.failing("garbage, simulated", "faults.garbage_share=0.05", "max_retries=20")
     yield bench.struck("SIGKILL, torch", bench.whole_torch, bench.torch, 5, 1.0, signal.SIGKILL)
     yield bench.killed_engines(4)
