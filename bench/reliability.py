@@ -7,7 +7,6 @@ nothing disturbed; puts batch sizes beside each other; and writes bench/reliabil
 `bench/memory.py` and `bench/durability.py` left in bench/results.
 """
 
-import random
 import shlex
 import shutil
 import signal
@@ -62,12 +61,13 @@ class Bench:
         return result.folder
 
     def struck(self, fault: str, whole: Path, arguments: list[str], strikes: int, longest_s: float, number: int) -> drills.Toll:
-        """A run that is hit by a signal at random moments, and taken up each time."""
+        """Runs that are hit by a signal at random moments, and taken up each time."""
         click.echo(f"  {fault}", err=True)
-        out = self.folder / fault.replace(" ", "-").replace(",", "")
-        begin = ["run", str(SPECCOT), *arguments, "--output", str(out)]
-        struck, resume_s = drills.struck_until_done(begin, out, strikes, random.Random(0), longest_s, number)
-        return drills.toll(fault, struck, out, whole, resume_s)
+        folder = self.folder / fault.replace(" ", "-").replace(",", "")
+        folder.mkdir()
+        return drills.campaign(
+            fault, lambda out: ["run", str(SPECCOT), *arguments, "--output", str(out)], folder, whole, strikes, longest_s, number
+        )
 
     def failing(self, fault: str, *settings: str) -> drills.Toll:
         """A run whose simulated draft fails as it is told."""
@@ -107,12 +107,12 @@ def _size(run: Path) -> int:
 
 def faults(bench: Bench) -> Iterator[drills.Toll]:
     """Every kind of fault."""
-    yield bench.struck("SIGKILL, simulated engines", bench.whole_sim, bench.sim, 50, 0.12, signal.SIGKILL)
-    yield bench.struck("SIGINT, simulated engines", bench.whole_sim, bench.sim, 20, 0.12, signal.SIGINT)
+    yield bench.struck("SIGKILL, simulated engines", bench.whole_sim, bench.sim, 100, 0.8, signal.SIGKILL)
+    yield bench.struck("SIGINT, simulated engines", bench.whole_sim, bench.sim, 20, 0.8, signal.SIGINT)
     yield bench.failing("engine dies, simulated", "faults.dies_after_calls=400", "max_restarts=1000")
     yield bench.failing("engine hangs, simulated", "faults.hangs_after_calls=600", "max_restarts=1000", "timeout_s=20")
     yield bench.failing("garbage, simulated", "faults.garbage_share=0.05", "max_retries=20")
-    yield bench.struck("SIGKILL, torch", bench.whole_torch, bench.torch, 5, 1.0, signal.SIGKILL)
+    yield bench.struck("SIGKILL, torch", bench.whole_torch, bench.torch, 10, 6.0, signal.SIGKILL)
     yield bench.killed_engines(4)
 
 

@@ -1,6 +1,5 @@
 """Fault drills: a run is killed at random moments and taken up again; every chain ends once and says what it would have said."""
 
-import random
 import signal
 import subprocess
 import sys
@@ -31,7 +30,7 @@ def begin(problems: Path, output: Path, *more: str) -> list[str]:
 @pytest.fixture(scope="module")
 def problems(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("problems") / "problems.jsonl"
-    texts = [f"Problem number {i}?" for i in range(500)]
+    texts = [f"Problem number {i}?" for i in range(300)]
     path.write_bytes(b"\n".join(msgspec.json.encode({"problem": text, "answer": sim_answer(text)}) for text in texts))
     return path
 
@@ -43,27 +42,31 @@ def whole(problems: Path) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("number", "strikes", "longest_s"), [(signal.SIGKILL, 50, 0.12), (signal.SIGTERM, 10, 0.2)])
+@pytest.mark.parametrize(("number", "strikes"), [(signal.SIGKILL, 50), (signal.SIGTERM, 10)])
 def test_a_run_that_is_hit_again_and_again_ends_as_if_it_had_not_been(
-    tmp_path: Path, problems: Path, whole: Path, number: signal.Signals, strikes: int, longest_s: float
+    tmp_path: Path, problems: Path, whole: Path, number: signal.Signals, strikes: int
 ) -> None:
-    arguments = begin(problems, tmp_path / "run", "--engines", str(SIM))
-    struck, resume_s = drills.struck_until_done(arguments, tmp_path / "run", strikes, random.Random(0), longest_s, number)
-    assert struck == strikes
-    found = drills.toll(number.name, struck, tmp_path / "run", whole, resume_s)
-    assert (found.chains, found.lost, found.doubled, found.changed) == (500, 0, 0, 0)
+    def arguments(out: Path) -> list[str]:
+        return begin(problems, out, "--engines", str(SIM))
+
+    found = drills.campaign(number.name, arguments, tmp_path, whole, strikes, 0.6, number)
+    assert found.faults >= strikes
+    assert (found.lost, found.doubled, found.changed) == (0, 0, 0)
+    assert found.rewritten_bytes > 0  # sessions got somewhere before they were hit
 
 
 @pytest.mark.slow
 def test_the_same_on_real_models(tmp_path: Path, root: Path) -> None:
     test_set = root / "datasets/arith/test.parquet"
     whole = run(RunOptions(graph=SPECCOT, input=test_set, limit=60, output=tmp_path / "whole")).folder
-    arguments = begin(test_set, tmp_path / "run", "--limit", "60")
-    struck, resume_s = drills.struck_until_done(arguments, tmp_path / "run", 5, random.Random(1), 1.0)
-    found = drills.toll("SIGKILL", struck, tmp_path / "run", whole, resume_s)
-    assert struck == 5
-    assert (found.chains, found.lost, found.doubled) == (60, 0, 0)
-    assert found.changed <= 2  # other batches round differently
+
+    def arguments(out: Path) -> list[str]:
+        return begin(test_set, out, "--limit", "60")
+
+    found = drills.campaign("SIGKILL", arguments, tmp_path, whole, 5, 4.0, signal.SIGKILL)
+    assert found.faults >= 5
+    assert (found.lost, found.doubled) == (0, 0)
+    assert found.changed <= found.chains / 50  # other batches round differently
 
 
 @pytest.fixture
@@ -91,4 +94,4 @@ def test_a_full_disk_ends_the_run_and_with_more_room_it_goes_on(disk: Path, prob
     subprocess.run(["mount", "-o", "remount,size=64m", str(disk)], check=True)
     assert run(resume_options(disk / "run")).exit_code == 0
     found = drills.toll("disk full", 1, disk / "run", whole)
-    assert (found.chains, found.lost, found.doubled, found.changed) == (500, 0, 0, 0)
+    assert (found.chains, found.lost, found.doubled, found.changed) == (300, 0, 0, 0)

@@ -12,6 +12,7 @@ import signal
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,9 @@ class Toll(Struct, frozen=True, kw_only=True):
     """Real seconds from the start of a process that goes on until its chains could start."""
     rewritten_bytes: int
     """What going on wrote of rows that were there already."""
+
+
+COUNTS = ("faults", "chains", "lost", "doubled", "changed", "sessions", "rewritten_bytes")
 
 
 def chains(run: Path) -> list[dict[str, Any]]:
@@ -116,6 +120,19 @@ def _main(arguments: list[str], log: str) -> None:
     os.dup2(out, 2)
     sys.argv = ["pipeline", *arguments]
     main()
+
+
+def campaign(
+    fault: str, begin: Callable[[Path], list[str]], folder: Path, undisturbed: Path, strikes: int, longest_s: float, number: int
+) -> Toll:
+    """Runs that are struck, one after the other in folders under `folder`, until there were so many strikes; their sums."""
+    luck, tolls = random.Random(0), list[Toll]()
+    while (left := strikes - sum(each.faults for each in tolls)) > 0:
+        out = folder / f"{len(tolls)}"
+        struck, resume_s = struck_until_done(begin(out), out, left, luck, longest_s, number)
+        tolls.append(toll(fault, struck, out, undisturbed, resume_s))
+    counts = {name: sum(getattr(each, name) for each in tolls) for name in COUNTS}
+    return Toll(fault=fault, resume_s=tuple(second for each in tolls for second in each.resume_s), **counts)
 
 
 def struck_until_done(
