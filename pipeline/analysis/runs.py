@@ -20,7 +20,25 @@ from pipeline.analysis.step_texts import Texts, read_texts
 from pipeline.analysis.timeline import Array
 from pipeline.errors import InputError, UsageError
 
-NEEDED = ("graph", "graph_file", "engines", "params", "schedule", "batch_size", "samples", "seed", "virtual_time", "status", "input")
+
+class _Card(Struct):
+    """What of a `run.json` is needed here, and of which type."""
+
+    graph: dict[str, Any]
+    graph_file: str
+    engines: dict[str, dict[str, Any]]
+    params: dict[str, bool | int | float | str]
+    schedule: str
+    batch_size: int
+    samples: int
+    seed: int
+    virtual_time: bool
+    status: str
+    input: dict[str, Any]
+    wall_time_s: float | None = None
+    host: dict[str, Any] = {}
+    engine_facts: dict[str, dict[str, Any]] = {}
+    engine_statistics: dict[str, dict[str, Any]] = {}
 
 
 class Speculation(Struct, frozen=True):
@@ -151,11 +169,11 @@ def _tokens(tokens: Tokens, chains: Chains) -> dict[str, Any]:
 def _card(folder: Path) -> dict[str, Any]:
     path = folder / "run.json"
     try:
-        card: dict[str, Any] = msgspec.json.decode(path.read_bytes(), type=dict)
+        content = path.read_bytes()
+        msgspec.json.decode(content, type=_Card)
+        card: dict[str, Any] = msgspec.json.decode(content)
     except OSError as error:
         raise InputError(str(path), f"cannot be read: {(error.strerror or str(error)).lower()}; name a run folder") from error
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise InputError(str(path), f"is no run.json of this program: {error}") from error
-    if missing := [key for key in NEEDED if key not in card]:
-        raise InputError(str(path), f"is no run.json of this program: it has no `{missing[0]}`")
     return card

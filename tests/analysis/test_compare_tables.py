@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -271,7 +272,11 @@ def test_what_is_no_run_folder_is_named(tmp_path: Path, folders: dict[str, Path]
     with pytest.raises(InputError, match=r"run\.json: cannot be read: no such file or directory; name a run folder"):
         read_run(tmp_path)
     (tmp_path / "run.json").write_text('{"a": 1}')
-    with pytest.raises(InputError, match=r"is no run\.json of this program: it has no `graph`"):
+    with pytest.raises(InputError, match=r"is no run\.json of this program: Object missing required field `graph`"):
+        read_run(tmp_path)
+    card = msgspec.json.decode((folders["target"] / "run.json").read_bytes()) | {"engines": ["draft"]}
+    (tmp_path / "run.json").write_bytes(msgspec.json.encode(card))
+    with pytest.raises(InputError, match=r"Expected `object`, got `array` - at `\$\.engines`"):
         read_run(tmp_path)
     with pytest.raises(InputError, match=r"cannot be read: not a directory; name a run folder"):
         read_run(tmp_path / "run.json")
