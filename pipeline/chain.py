@@ -29,7 +29,7 @@ class Span(Struct, frozen=True):
 
 
 class Verdict(Struct, frozen=True, kw_only=True):
-    """What a `choose` or `score` stage made of the candidates."""
+    """What a `choose`, `score` or `likelihood` stage made of the candidates."""
 
     kind: str
     chosen: int | None

@@ -20,6 +20,7 @@ from pipeline.errors import InputError, RunFolderError, boundary
 from pipeline.folder import hold
 from pipeline.grader import LIMIT_S, Grader, Verdict
 from pipeline.grading import as_kind
+from pipeline.trace.events import UNFINISHED
 from pipeline.trace.read import files, read_batches
 from pipeline.trace.rewrite import Row, rewrite
 from pipeline.trace.store import recover
@@ -27,7 +28,6 @@ from pipeline.trace.store import recover
 NEEDED = ("chain_id", "answer", "reference_answer", "correct", "stop_reason")
 LATER = ("grader", "grading_error")
 """A folder of an earlier version lacks these; then they are not written either."""
-UNFINISHED = ("error", "cancelled")
 
 
 class Change(Struct, frozen=True):

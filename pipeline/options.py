@@ -67,6 +67,9 @@ def old_run(options: RunOptions) -> RunFile | None:
     if options.output is None:
         return None
     if options.resume and (options.output / "run.json").is_file():
-        return RunFile.read(options.output)
+        old = RunFile.read(options.output)
+        if not old.sessions:
+            raise InputError(str(options.output / "run.json"), "is of an earlier version, whose runs cannot go on; start a new run")
+        return old
     check_output(options.output)
     return None

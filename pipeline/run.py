@@ -103,7 +103,8 @@ def run(options: RunOptions, watch: Watch | None = None, tell: Tell | None = Non
         return this.start()
     check_drift(this.folder, old, this.record, options.allow_drift)
     totals = old.totals
-    if old.status == "finished" and not (options.retry_failed and totals.get("chains_failed")):
+    again = options.retry_failed and totals.get("chains_failed")
+    if old.status == "finished" and old.input["limit"] == options.limit and not again:
         return Result(folder=this.folder, run=old, done=totals["chains_done"], failed=totals["chains_failed"], nothing_to_do=True)
     return this.go_on(old)
 

@@ -213,3 +213,20 @@ def test_the_folder_of_another_run_is_refused(wholes: dict[str, Path], tmp_path:
         run(given)
     with pytest.raises(UsageError, match=r"param .* is .*, was .*; start a new run"):
         run(msgspec.structs.replace(given, resume=True, graph=ROOT / "graphs/scot.yaml"))
+
+
+def test_a_finished_run_goes_on_when_its_limit_is_raised(wholes: dict[str, Path], tmp_path: Path) -> None:
+    source = wholes["speccot"].parent
+    part = options(source, output=tmp_path / "run", limit=3)
+    assert run(part).done == 6
+    more = run(msgspec.structs.replace(part, limit=None, resume=True, allow_drift=("limit",)))
+    assert (more.nothing_to_do, more.done) == (False, 16)
+    assert said(tmp_path / "run") == said(wholes["speccot"])
+
+
+def test_a_run_of_an_earlier_version_is_refused(wholes: dict[str, Path], tmp_path: Path) -> None:
+    cut(wholes["target"], tmp_path / "run", 0.5)
+    card = msgspec.json.decode((tmp_path / "run/run.json").read_bytes()) | {"sessions": []}
+    (tmp_path / "run/run.json").write_bytes(msgspec.json.encode(card))
+    with pytest.raises(InputError, match=r"run\.json: is of an earlier version, whose runs cannot go on; start a new run"):
+        run(resume_options(tmp_path / "run"))

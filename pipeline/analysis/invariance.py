@@ -17,6 +17,7 @@ from pipeline.analysis.runs import RunTable, read_run
 from pipeline.analysis.samples import Interval, wilson
 from pipeline.analysis.timeline import Array
 from pipeline.errors import UsageError
+from pipeline.trace.events import UNFINISHED
 from pipeline.trace.read import read_batches
 
 SAME = ("graph", "params", "seed", "samples")
@@ -104,7 +105,7 @@ def _answers(run: Path) -> dict[str, str]:
     """What each finished chain answered."""
     found: dict[str, str] = {}
     for batch in read_batches(run, "chains", ["chain_id", "answer", "stop_reason"]):
-        found |= {row["chain_id"]: row["answer"] or "" for row in batch.to_pylist() if row["stop_reason"] not in ("error", "cancelled")}
+        found |= {row["chain_id"]: row["answer"] or "" for row in batch.to_pylist() if row["stop_reason"] not in UNFINISHED}
     return found
 
 

@@ -14,10 +14,10 @@ from msgspec import Struct
 
 from pipeline.analysis.selection import stages_of
 from pipeline.analysis.timeline import Array, Names
+from pipeline.trace.events import UNFINISHED
 from pipeline.trace.read import read_batches
 
 NUMBERS = ("sample_index", "chain_time_s", "thought_tokens", "steps", "accepted_steps", "fallback_steps")
-UNFINISHED = ("error", "cancelled")
 
 
 class Chains(Struct, frozen=True, kw_only=True):

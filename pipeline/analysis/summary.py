@@ -18,6 +18,7 @@ from msgspec import Struct
 from pipeline.analysis.samples import Interval, attempts
 from pipeline.analysis.timeline import Array, Names, Pauses, Timeline, timeline, worked_s
 from pipeline.errors import InputError
+from pipeline.trace.events import UNFINISHED
 from pipeline.trace.read import read_batches
 
 TABLES = ("calls", "steps", "chains")
@@ -305,7 +306,7 @@ def _last_attempts(columns: dict[str, Array]) -> Array:
 def _chain_counts(chains: dict[str, Any], wall_s: float | None) -> dict[str, Any]:
     reasons = _counted(chains["stop_reason"], chains["reasons"])
     failed, cancelled = reasons.get("error", 0), reasons.get("cancelled", 0)
-    unfinished = [place for place, name in enumerate(chains["reasons"]) if name in ("error", "cancelled")]
+    unfinished = [place for place, name in enumerate(chains["reasons"]) if name in UNFINISHED]
     done = ~np.isin(chains["stop_reason"], unfinished)
     errors = _counted(chains["error_type"], chains["types"])
     errors.pop("", None)

@@ -14,12 +14,11 @@ from msgspec import Struct, structs
 
 from pipeline.grader import Grader, Verdict
 from pipeline.grading import as_kind
-from pipeline.trace.events import CallRow, ChainRow, StepRow
+from pipeline.trace.events import UNFINISHED, CallRow, ChainRow, StepRow
 from pipeline.trace.recorder import Recorder
 
 MOST_WAITING = 1024
 """From this many ungraded rows on `room` waits."""
-UNFINISHED = ("error", "cancelled")
 NOT_GRADED = "the run ended before"
 
 

@@ -21,6 +21,10 @@ MaybeSeconds = Annotated[float | None, column("s")]
 Instant = Annotated[int, column("ns since 1970-01-01 UTC")]
 
 
+UNFINISHED = ("error", "cancelled")
+"""`stop_reason`s of chains that gave no answer."""
+
+
 class CallRow(Struct, frozen=True, kw_only=True):
     """One engine request, every attempt of it."""
 
