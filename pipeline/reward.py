@@ -19,7 +19,7 @@ from pipeline.folder import hold
 from pipeline.loader import load_reward_model
 from pipeline.reward_prompts import RewardDialect
 from pipeline.reward_spec import RewardSpec
-from pipeline.reward_steps import Round, Rounds, open_input, read_card
+from pipeline.reward_steps import Round, Rounds, RunCard, open_input
 from pipeline.reward_tally import Reward, Scored, Tally
 from pipeline.runtime.backoff import backoff_s
 from pipeline.runtime.dispatch import CallTimeout
@@ -28,6 +28,7 @@ from pipeline.runtime.restarts import Restarts
 from pipeline.spec import EngineSpec
 from pipeline.stages.choose import probabilities
 from pipeline.trace.events import RewardRow
+from pipeline.trace.read import read_card
 from pipeline.trace.rewrite import replacing
 
 WINDOW = 2
@@ -52,7 +53,7 @@ def score_run(
     spec = load_reward_model(prm, engine_specs(), settings)
     if virtual_time({"reward": spec.reward}, str(prm)):
         raise GraphError(f"{prm}: $.reward", "is simulated, and its rewards would mean nothing; expected a backend that serves a model")
-    card = read_card(run)
+    card = read_card(run, RunCard)
     rounds = Rounds(run, card, open_input(card, input_file), spec.prompt.thought_end)
     tally = Tally(run.resolve().name, card.run_id, str(getattr(spec.reward, "model", "reward")))
     with hold(run):

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import msgspec
 from msgspec import Struct
 
 from pipeline.errors import BadRow, InputError
@@ -68,17 +67,6 @@ class Round(Struct, frozen=True, kw_only=True):
     said: tuple[Said, ...]
     steps: dict[str, list[str]]
     """Of every different text, the steps it is made of, the beginning of the first one included."""
-
-
-def read_card(run: Path) -> RunCard:
-    """What `run.json` says; raises `InputError`."""
-    path = run / "run.json"
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=RunCard)
-    except OSError as error:
-        raise InputError(str(path), f"cannot be read: {(error.strerror or str(error)).lower()}; name a run folder") from error
-    except msgspec.MsgspecError as error:
-        raise InputError(str(path), f"is no run.json of this program: {error}") from error
 
 
 def open_input(card: RunCard, now: Path | None) -> Problems:

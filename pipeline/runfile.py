@@ -11,9 +11,10 @@ import msgspec
 import psutil
 from msgspec import Struct, structs
 
-from pipeline.errors import InputError, RunFolderError, boundary
+from pipeline.errors import RunFolderError, boundary
 from pipeline.redaction import redact_all
 from pipeline.spec import EngineSpec
+from pipeline.trace.read import read_card
 
 Status = Literal["running", "finished", "failed", "interrupted"]
 PACKAGES = (
@@ -96,13 +97,7 @@ class RunFile(Struct, frozen=True, kw_only=True):
     @classmethod
     def read(cls, folder: Path) -> "RunFile":
         """The `run.json` in `folder`; raises `InputError` where there is none that this version can read."""
-        path = folder / "run.json"
-        try:
-            return msgspec.json.decode(path.read_bytes(), type=cls)
-        except OSError as error:
-            raise InputError(str(path), f"cannot be read: {(error.strerror or str(error)).lower()}; name a run folder") from error
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            raise InputError(str(path), f"is no run.json of this version: {error}") from error
+        return read_card(folder, cls)
 
     def with_session(self, session: Session) -> "RunFile":
         """The same with `session` in the place of the last one, and its sums."""

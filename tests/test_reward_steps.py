@@ -10,9 +10,10 @@ import pytest
 from pipeline.errors import InputError
 from pipeline.options import RunOptions
 from pipeline.problems import open_problems
-from pipeline.reward_steps import Round, Rounds, Said, drafters, open_input, read_card
+from pipeline.reward_steps import Round, Rounds, RunCard, Said, drafters, open_input
 from pipeline.run import run as solve
 from pipeline.trace.events import StepRow
+from pipeline.trace.read import read_card
 from pipeline.trace.store import TraceStore
 
 Blank = Callable[..., Any]
@@ -56,7 +57,7 @@ def folder_of(folder: Path, *rows: Any) -> Path:
 
 
 def rounds_of(folder: Path, thought_end: str = "") -> list[Round]:
-    card = read_card(folder)
+    card = read_card(folder, RunCard)
     rounds = Rounds(folder, card, open_input(card, None), thought_end)
     found = list(rounds)
     assert len(found) == rounds.total
@@ -87,7 +88,7 @@ def test_samples_of_a_problem_do_not_mix(tmp_path: Path, row: Callable[..., Any]
 
 def test_nothing_is_kept_of_chains_that_are_over(tmp_path: Path, row: Callable[..., Any]) -> None:
     folder = folder_of(tmp_path, *(row(problem, index, "x\n\n") for index in (1, 2) for problem in "ba"), row("b", 3, "x\n\n"))
-    card = read_card(folder)
+    card = read_card(folder, RunCard)
     rounds = Rounds(folder, card, open_input(card, None))
     kept = [(sorted(rounds._texts), sorted(rounds._thoughts), sorted(rounds._last)) for _ in rounds]
     assert kept == [
@@ -134,7 +135,7 @@ def test_steps_out_of_order(tmp_path: Path, row: Callable[..., Any]) -> None:
 
 def test_an_input_that_changed_moved_or_went(tmp_path: Path, row: Callable[..., Any]) -> None:
     folder = folder_of(tmp_path, row("a", 1, "x"))
-    card, path = read_card(folder), tmp_path / "problems.csv"
+    card, path = read_card(folder, RunCard), tmp_path / "problems.csv"
     moved = path.rename(tmp_path / "moved.csv")
     with pytest.raises(InputError, match=r"problems.csv: the input of this run is not here; say with --input where it is now"):
         open_input(card, None)
@@ -156,4 +157,4 @@ def test_no_run_folder(tmp_path: Path, content: str | None, message: str) -> Non
     if content is not None:
         (tmp_path / "run.json").write_text(content)
     with pytest.raises(InputError, match=message):
-        read_card(tmp_path)
+        read_card(tmp_path, RunCard)

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 from msgspec import Struct, structs
 
@@ -19,6 +18,7 @@ from pipeline.analysis.step_quality import Quality, read_quality
 from pipeline.analysis.step_texts import Texts, read_texts
 from pipeline.analysis.timeline import Array
 from pipeline.errors import InputError, UsageError
+from pipeline.trace.read import read_card
 
 
 class _Card(Struct):
@@ -111,7 +111,8 @@ def read_runs(folders: Sequence[Path]) -> list[RunTable]:
 
 def read_run(folder: Path) -> RunTable:
     """The table of the run folder; raises `InputError` when it is none, has no finished chain or its trace cannot be read."""
-    card = _card(folder)
+    read_card(folder, _Card)
+    card = read_card(folder, dict[str, Any])
     chains = read_chains(folder)
     if not chains.problem_ids:
         unfinished = f"; {chains.failed} failed or were cancelled" if chains.failed else ""
@@ -164,16 +165,3 @@ def _tokens(tokens: Tokens, chains: Chains) -> dict[str, Any]:
         "answer_tokens": tokens.answer / samples,
         "output_tokens": {role: each / samples for role, each in tokens.by_role.items()},
     }
-
-
-def _card(folder: Path) -> dict[str, Any]:
-    path = folder / "run.json"
-    try:
-        content = path.read_bytes()
-        msgspec.json.decode(content, type=_Card)
-        card: dict[str, Any] = msgspec.json.decode(content)
-    except OSError as error:
-        raise InputError(str(path), f"cannot be read: {(error.strerror or str(error)).lower()}; name a run folder") from error
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise InputError(str(path), f"is no run.json of this program: {error}") from error
-    return card

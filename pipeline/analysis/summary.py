@@ -10,7 +10,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 import pyarrow.compute as pc
 from msgspec import Struct
@@ -19,7 +18,7 @@ from pipeline.analysis.samples import Interval, attempts
 from pipeline.analysis.timeline import Array, Names, Pauses, Timeline, timeline, worked_s
 from pipeline.errors import InputError
 from pipeline.trace.events import UNFINISHED
-from pipeline.trace.read import read_batches
+from pipeline.trace.read import read_batches, read_card
 
 TABLES = ("calls", "steps", "chains")
 
@@ -142,7 +141,7 @@ def summarize(run: Path) -> Summary:
     """The summary of the run folder `run`; raises `InputError` when that is no run folder or its trace cannot be read."""
     if not any((run / table).is_dir() for table in TABLES):
         raise InputError(str(run), f"is not a run folder; expected {', '.join(TABLES[:2])} and {TABLES[2]} in it")
-    card = _run_json(run / "run.json")
+    card = _run_json(run)
     chains, steps, calls = _read_chains(run), _read_steps(run), _Calls(run)
     wall_s = _wall_time(card, chains)
     pauses = _pauses(card)
@@ -361,13 +360,12 @@ def _wall_time(card: dict[str, Any], chains: dict[str, Any]) -> float | None:
     return None if started is None or ended is None or ended <= started else (ended - started) / 1e9
 
 
-def _run_json(path: Path) -> dict[str, Any]:
+def _run_json(run: Path) -> dict[str, Any]:
     """What `run.json` holds, or nothing: a summary does not depend on it."""
     try:
-        card = msgspec.json.decode(path.read_bytes())
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return read_card(run, dict[str, Any])
+    except InputError:
         return {}
-    return card if isinstance(card, dict) else {}
 
 
 def _whole(value: Any) -> int | None:

@@ -11,8 +11,9 @@ import click
 import msgspec
 
 from pipeline.analysis.summary import summarize
-from pipeline.cli import live, report
+from pipeline.cli import live
 from pipeline.cli.main import say, show
+from pipeline.cli.summary import print_summary
 from pipeline.options import RunOptions
 from pipeline.resume import MAY_DRIFT
 from pipeline.run import run as start
@@ -86,7 +87,7 @@ def carry_out(options: RunOptions, as_json: bool) -> NoReturn:
         if as_json:
             show(msgspec.json.encode(summary, order="sorted"))
         else:
-            report.print_summary(summary, result.folder, simulated=result.run.virtual_time)
+            print_summary(summary, result.folder, simulated=result.run.virtual_time)
     if result.error is not None:
         if result.run.status == "failed":
             say(f"error: {result.error}")

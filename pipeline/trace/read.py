@@ -1,4 +1,5 @@
-"""The tables of a run folder, read back: finished parts, then what a run that goes on or died has in write-ahead files.
+"""A run folder, read back: its `run.json`, and its tables: finished parts, then what a run that goes on or died has in
+write-ahead files.
 
 Nothing is written, no lock is taken: a run may go on meanwhile.
 """
@@ -6,16 +7,30 @@ Nothing is written, no lock is taken: a run may go on meanwhile.
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TypeVar
 
+import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipeline.errors import InputError
 from pipeline.trace.wal import read_wal
 
+Card = TypeVar("Card")
 BATCH_ROWS = 8192
 BATCH_BYTES = 16 << 20
 """Batches of write-ahead files are joined up to so many rows or bytes."""
+
+
+def read_card(run: Path, kind: type[Card]) -> Card:
+    """What the `run.json` of the folder `run` says, as far as `kind` asks; raises `InputError` where there is none like it."""
+    path = run / "run.json"
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=kind)
+    except OSError as error:
+        raise InputError(str(path), f"cannot be read: {(error.strerror or str(error)).lower()}; name a run folder") from error
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise InputError(str(path), f"is no run.json of this program: {error}") from error
 
 
 def read_batches(run: Path, table: str, columns: Sequence[str], maybe: Sequence[str] = ()) -> Iterator[pa.RecordBatch]:
