@@ -22,9 +22,10 @@ import click
 from msgspec import Struct, structs
 
 from pipeline.analysis.summary import summarize
-from pipeline.engines.base import Completion, Engine, EngineStatistics, Request
+from pipeline.engines.base import Engine, Request
 from pipeline.engines.registry import open_engines, virtual_time
 from pipeline.engines.sim_text import sim_answer
+from pipeline.limit import Tapped, replay_s
 from pipeline.plan import Plan
 from pipeline.problems import Problem, open_problems
 from pipeline.prompts import Dialect
@@ -56,25 +57,6 @@ class Outcome(Struct, kw_only=True):
     limit_s: float | None = None
 
 
-class Tapped:
-    """An engine that remembers its requests."""
-
-    def __init__(self, engine: Engine) -> None:
-        self._engine, self.requests = engine, []
-        self.role, self.tokenizer, self.facts = engine.role, engine.tokenizer, engine.facts
-        self.max_model_len, self.vocab_size = engine.max_model_len, engine.vocab_size
-
-    async def generate(self, request: Request) -> Completion:
-        self.requests.append(request)
-        return await self._engine.generate(request)
-
-    def statistics(self) -> EngineStatistics:
-        return self._engine.statistics()
-
-    async def aclose(self) -> None:
-        await self._engine.aclose()
-
-
 class Bench(Struct, kw_only=True):
     """What all runs share."""
 
@@ -103,7 +85,7 @@ class Bench(Struct, kw_only=True):
         schedule = SCHEDULES.get(system, Pipelined)(batch_size)
         async with open_engines(plan.engines) as opened:
             await self._warm_up(opened)
-            tapped = {role: Tapped(engine) for role, engine in opened.items()}
+            tapped = {role: Tapped(engine, most=len(self.problems) * 10_000) for role, engine in opened.items()}
             with tempfile.TemporaryDirectory() as folder:
                 cpu, started = time.process_time(), anyio.current_time()
                 await self._execute(plan, tapped, schedule, Path(folder), self.problems)
@@ -131,19 +113,9 @@ class Bench(Struct, kw_only=True):
 
     async def _replay(self, plan: Plan, role: str, requests: list[Request]) -> float:
         """Seconds that one engine takes for `requests`, all ready at once, with nothing beside it."""
-        limiter = anyio.Semaphore(plan.engines[role].max_in_flight)
-
-        async def send(engine: Engine, request: Request) -> None:
-            async with limiter:
-                await engine.generate(request)
-
         async with open_engines({role: plan.engines[role]}) as engines:
             await self._warm_up(engines)
-            started = anyio.current_time()
-            async with anyio.create_task_group() as tasks:
-                for request in requests:
-                    tasks.start_soon(send, engines[role], request)
-            return anyio.current_time() - started
+            return await replay_s(engines[role], requests, plan.engines[role].max_in_flight)
 
 
 def _outcome(folder: Path, wall_s: float, cpu_s: float) -> Outcome:

@@ -2,10 +2,10 @@
 
 import sys
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AbstractContextManager, ExitStack, asynccontextmanager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import anyio
 import msgspec
@@ -75,6 +75,7 @@ class Result(Struct, frozen=True, kw_only=True):
         return 3 if self.failed else 0
 
 
+T = TypeVar("T")
 Watch = Callable[[View], AbstractContextManager[Any]]
 Tell = Callable[[str], object]
 
@@ -109,6 +110,16 @@ def run(options: RunOptions, watch: Watch | None = None, tell: Tell | None = Non
     return this.go_on(old)
 
 
+def in_loop(main: Callable[[], Awaitable[T]], *, virtual: bool) -> T:
+    """Run `main` on asyncio, or on trio's virtual clock where the engines are simulated; handlers of signals are restored."""
+    with restored_handlers():
+        if not virtual:
+            return anyio.run(main, backend="asyncio")
+        from trio.testing import MockClock
+
+        return anyio.run(main, backend="trio", backend_options={"clock": MockClock(autojump_threshold=0)})
+
+
 class Run:
     """One session of a run, from an open input to a closed run folder."""
 
@@ -131,6 +142,7 @@ class Run:
         self.earlier = Earlier()
         self.resumed = False
         self.rewritten_bytes = 0
+        self.opening = 0.0
 
     def go_on(self, old: RunFile) -> Result:
         """Do what an earlier session left to do; `old` is its `run.json`."""
@@ -143,13 +155,8 @@ class Run:
             return self.start()
 
     def start(self) -> Result:
-        """Run on asyncio, or on trio's virtual clock where the engines are simulated."""
-        with restored_handlers():
-            if not self.virtual:
-                return anyio.run(self._run, backend="asyncio")
-            from trio.testing import MockClock
-
-            return anyio.run(self._run, backend="trio", backend_options={"clock": MockClock(autojump_threshold=0)})
+        """All of it, in an event loop of its own."""
+        return in_loop(self._run, virtual=self.virtual)
 
     async def _run(self) -> Result:
         """All of it, under a watch for signals. However it ends once chains could start, `run.json` says so."""
@@ -164,8 +171,25 @@ class Run:
                     error = Interrupted()
             except BaseExceptionGroup as group:
                 error = first_of(group, PipelineError) or group
-            if self.record.started_unix_ns:
-                self._write(ended=error)
+            return self._ended(error)
+
+    async def on(self, engines: Mapping[str, Engine]) -> Result:
+        """All of it on engines that are open already, and stay open; of their totals the run's own part counts."""
+        error: BaseException | None = None
+        self.opening = time.monotonic()
+        with ExitStack() as held:
+            try:
+                await self._solve({role: engines[role] for role in self.plan.engines}, held)
+            except PipelineError as failure:
+                error = failure
+            except BaseExceptionGroup as group:
+                error = first_of(group, PipelineError) or group
+            return self._ended(error)
+
+    def _ended(self, error: BaseException | None) -> Result:
+        """How it ended, in `run.json` too; what no chain had a part in is raised."""
+        if self.record.started_unix_ns:
+            self._write(ended=error)
         if error is not None and not (self.executor and isinstance(error, PipelineError)):
             raise error
         assert self.executor is not None
@@ -182,27 +206,31 @@ class Run:
 
     async def _open(self, held: ExitStack) -> None:
         """Engines first: nothing is left behind when one of them cannot start."""
-        opening = time.monotonic()
+        self.opening = time.monotonic()
         async with open_engines(self.plan.engines) as engines:
-            instruction = INSTRUCTION if self.plan.instruction is None else self.plan.instruction
-            dialects = {role: Dialect(engine.tokenizer, instruction) for role, engine in engines.items()}
-            stages = build_stages(self.plan, dialects, str(self.options.graph))
-            if not self.resumed:
-                held.enter_context(hold(self.folder))
-            if self.resumed:
-                self.rewritten_bytes += drop_unfinished(self.folder, self.options.retry_failed)
-            before = self.record.sessions[-1].ended_unix_ns or 0 if self.record.sessions else 0
-            session = Session(
-                started_unix_ns=max(time.time_ns(), before + 1),  # simulated hours may lie ahead of the clock on the wall
-                startup_s=time.monotonic() - opening,
-                rewritten_bytes=self.rewritten_bytes,
-                command=sys.argv,
-                versions=versions(),
-            )
-            facts = {role: engine.facts for role, engine in engines.items()}
-            self.record = structs.replace(self.record, sessions=(*self.record.sessions, session), engine_facts=facts).with_session(session)
-            self.record.write(self.folder)
-            await self._execute(engines, dialects, stages)
+            await self._solve(engines, held)
+
+    async def _solve(self, engines: dict[str, Engine], held: ExitStack) -> None:
+        """The session: what is decided about it goes to `run.json`, then the chains run."""
+        instruction = INSTRUCTION if self.plan.instruction is None else self.plan.instruction
+        dialects = {role: Dialect(engine.tokenizer, instruction) for role, engine in engines.items()}
+        stages = build_stages(self.plan, dialects, str(self.options.graph))
+        if not self.resumed:
+            held.enter_context(hold(self.folder))
+        if self.resumed:
+            self.rewritten_bytes += drop_unfinished(self.folder, self.options.retry_failed)
+        before = self.record.sessions[-1].ended_unix_ns or 0 if self.record.sessions else 0
+        session = Session(
+            started_unix_ns=max(time.time_ns(), before + 1),  # simulated hours may lie ahead of the clock on the wall
+            startup_s=time.monotonic() - self.opening,
+            rewritten_bytes=self.rewritten_bytes,
+            command=sys.argv,
+            versions=versions(),
+        )
+        facts = {role: engine.facts for role, engine in engines.items()}
+        self.record = structs.replace(self.record, sessions=(*self.record.sessions, session), engine_facts=facts).with_session(session)
+        self.record.write(self.folder)
+        await self._execute(engines, dialects, stages)
 
     async def _execute(self, engines: dict[str, Engine], dialects: dict[str, Dialect], stages: dict[str, Stage]) -> None:
         """Until all chains are done, an engine or the folder is lost, or the user interrupts."""
@@ -213,6 +241,7 @@ class Run:
         settings = Settings(run_id=self.record.run_id, seed=self.options.seed, samples=self.options.samples, virtual_time=self.virtual)
         schedule = SCHEDULES[self.options.schedule](self.options.batch_size)
         over: float | None = None
+        before = {role: engine.statistics() for role, engine in engines.items()}
         try:
             async with self._open_marking() as self.marking:
                 self.executor = Executor(self.plan, stages, engines, dialects, schedule, self.marking, clock, settings, self.earlier)
@@ -229,7 +258,7 @@ class Run:
                     ended_unix_ns=ended,
                     wall_time_s=(ended - started) / 1e9,
                     orchestrator_cpu_s=time.process_time() - cpu,
-                    engine_statistics={role: structs.asdict(engine.statistics()) for role, engine in engines.items()},
+                    engine_statistics={role: structs.asdict(engine.statistics().since(before[role])) for role, engine in engines.items()},
                 )
             )
 

@@ -39,6 +39,7 @@ LEVELS = [
     ["pipeline.runfile", "pipeline.folder", "pipeline.signals"],
     ["pipeline.resume"],
     ["pipeline.options"],
+    ["pipeline.sweep_plan", "pipeline.limit"],
     ["pipeline.run", "pipeline.doctor", "pipeline.grade", "pipeline.reward", "pipeline.calibrate"],
     ["pipeline.sweep"],
     ["pipeline.cli"],

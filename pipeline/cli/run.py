@@ -30,6 +30,16 @@ def _column(ctx: click.Context, param: click.Parameter, values: tuple[str, ...])
     return pairs
 
 
+column_option = click.option(
+    "--column",
+    "columns",
+    multiple=True,
+    callback=_column,
+    metavar="OURS=THEIRS",
+    help="Column of problem, answer, problem_id, options or grader.",
+)
+
+
 @contextmanager
 def _whoever_reads() -> Iterator[None]:
     """A reader that has gone (`| head`) does not change how the run ended. rich exits by itself when it meets that."""
@@ -49,14 +59,7 @@ def _whoever_reads() -> Iterator[None]:
 )
 @click.option("--engines", type=click.Path(path_type=Path), metavar="FILE", help="Engines file instead of the graph's own.")
 @click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="A param, or engines.ROLE.NAME=VALUE.")
-@click.option(
-    "--column",
-    "columns",
-    multiple=True,
-    callback=_column,
-    metavar="OURS=THEIRS",
-    help="Column of problem, answer, problem_id, options or grader.",
-)
+@column_option
 @click.option("--batch-size", type=click.IntRange(1, 1_000_000), default=64, show_default=True, help="Chains that live at once.")
 @click.option("--schedule", type=click.Choice(list(SCHEDULES)), default="pipelined", show_default=True, help="Who waits for whom.")
 @click.option("--samples", type=click.IntRange(1, 10_000), default=1, show_default=True, help="Attempts at every problem.")

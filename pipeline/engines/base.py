@@ -6,9 +6,10 @@ One test suite, `tests/engines/test_contract.py`, holds every backend to it.
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
+from itertools import zip_longest
 from typing import Any, Literal, Protocol, runtime_checkable
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from pipeline.engines.machine import Machine
 from pipeline.spec import EngineSpec
@@ -107,6 +108,16 @@ class Speculation(Struct, frozen=True, kw_only=True):
     accepted_by_position: tuple[int, ...]
     """Of each place in a proposal: how often its token was accepted."""
 
+    def since(self, before: "Speculation") -> "Speculation":
+        """The totals less those of `before`."""
+        pairs = zip_longest(self.accepted_by_position, before.accepted_by_position, fillvalue=0)
+        return Speculation(
+            drafts=self.drafts - before.drafts,
+            draft_tokens=self.draft_tokens - before.draft_tokens,
+            accepted_tokens=self.accepted_tokens - before.accepted_tokens,
+            accepted_by_position=tuple(now - then for now, then in pairs),
+        )
+
 
 class EngineStatistics(Struct, frozen=True, kw_only=True):
     """A moment's view of an engine, and its totals since it opened."""
@@ -127,6 +138,14 @@ class EngineStatistics(Struct, frozen=True, kw_only=True):
     """Null where the engine does not speculate."""
     restarts: int = 0
     """Times that it was started again after it died; the totals go on."""
+
+    def since(self, before: "EngineStatistics") -> "EngineStatistics":
+        """The same view with the totals since `before`, which the same engine gave earlier."""
+        sums = ("requests", "input_tokens", "cached_input_tokens", "output_tokens", "busy_s", "restarts")
+        now = structs.replace(self, **{name: getattr(self, name) - getattr(before, name) for name in sums})
+        if self.speculation is None or before.speculation is None:
+            return now
+        return structs.replace(now, speculation=self.speculation.since(before.speculation))
 
 
 class Tokenizer(Protocol):
@@ -187,6 +206,14 @@ class Restartable(Engine, Protocol):
 
         Raises `EngineDead` when the start fails, or once it was closed.
         """
+
+
+@runtime_checkable
+class Forgetful(Engine, Protocol):
+    """An engine whose prefix cache can be emptied, so that one study does not live on what another one left."""
+
+    async def forget(self) -> None:
+        """From now on no prompt counts as seen. Only while nothing is in flight; raises `EngineDead`."""
 
 
 class Finding(Struct, frozen=True, kw_only=True):

@@ -16,6 +16,7 @@ from anyio.abc import TaskStatus
 
 from pipeline.engines.base import Backend, Candidate, Completion, Engine, EngineStatistics, Request, Timing, Tokenizer, Usage
 from pipeline.engines.requests import check
+from pipeline.engines.sim_cache import PrefixCache
 from pipeline.engines.sim_device import Share, SimDevice
 from pipeline.engines.sim_faults import SimFaults
 from pipeline.engines.sim_scheduler import Scheduler
@@ -120,6 +121,11 @@ class SimEngine:
             busy_s=sum(share.busy_s(now) for share in self._shares),
             restarts=len(self._shares) - 1,
         )
+
+    async def forget(self) -> None:
+        """See `Forgetful.forget`."""
+        self._check_alive()
+        self._scheduler.cache = PrefixCache(self.spec.kv_cache_tokens)
 
     async def aclose(self) -> None:
         """Let go of all requests, which raise `EngineDead`."""

@@ -121,6 +121,11 @@ class Slots:
         self._tick += 1
         self._worth[slot] = self._tick | _PRIMARY
 
+    def forget(self) -> None:
+        """Keep nothing of what has ended."""
+        for slot in np.flatnonzero(self._busy == 0).tolist():
+            self._forget(slot)
+
     def grow(self, capacity: int) -> None:
         """Make room for sequences of `capacity` tokens."""
         wider = np.full((len(self.length), capacity), -1, dtype=np.int64)

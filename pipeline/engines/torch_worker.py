@@ -15,7 +15,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from pipeline.engines.worker_line import Line
-from pipeline.engines.worker_wire import Abort, Failed, Ready, Report, Setup, Submit
+from pipeline.engines.worker_wire import Abort, Failed, Forget, Forgotten, Ready, Report, Setup, Submit
 
 if TYPE_CHECKING:
     from pipeline.engines.torch_jobs import Job
@@ -54,6 +54,9 @@ class Desk:
             self._loop.add(self._job(message, self._stops(request.stop, request.stop_ids)))
         elif isinstance(message, Abort):
             self._loop.abort(message.number)
+        elif isinstance(message, Forget):
+            self._loop.slots.forget()
+            self._line.send(Forgotten())
         return isinstance(message, Abort)
 
     def _report(self, finished: list["Job"]) -> None:

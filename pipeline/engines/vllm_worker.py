@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline.engines.base import Completion, EngineStatistics, Request, Speculation
 from pipeline.engines.worker_line import Line
-from pipeline.engines.worker_wire import Abort, Failed, Ready, Report, Setup, Submit
+from pipeline.engines.worker_wire import Abort, Failed, Forget, Forgotten, Ready, Report, Setup, Submit
 
 if TYPE_CHECKING:
     from vllm.v1.engine.async_llm import AsyncLLM
@@ -95,6 +95,8 @@ class Desk:
                         self._tasks[message.number] = tasks.create_task(self._answer(message.number, message.request))
                     elif isinstance(message, Abort) and message.number in self._tasks:
                         self._tasks[message.number].cancel()
+                    elif isinstance(message, Forget):
+                        tasks.create_task(self._forget())
                 if line.closed:
                     loop.remove_reader(line.socket)
                     closed.set()
@@ -118,6 +120,10 @@ class Desk:
             del self._tasks[number]
             self._end()
             self._report(done, refused)
+
+    async def _forget(self) -> None:
+        await self._engine.reset_prefix_cache()
+        self._line.send(Forgotten())
 
     def _tell(self) -> None:
         """An iteration is over: report, unless that was done a moment ago."""

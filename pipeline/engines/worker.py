@@ -89,6 +89,10 @@ class WorkerEngine:
         except (GraphError, OSError) as error:
             raise EngineDead(self.role, error.what if isinstance(error, GraphError) else str(error)) from error
 
+    async def forget(self) -> None:
+        """See `Forgetful.forget`."""
+        await self._current().forget()
+
     def load_tokenizer(self) -> None:
         """Load the tokenizer, which takes a while; raises `GraphError`."""
         with boundary(GraphError, f"engine {self.role!r}", foreign=GraphError):

@@ -11,7 +11,7 @@ from msgspec import structs
 
 from pipeline.engines.base import Completion, Request
 from pipeline.engines.worker_process import Program, WorkerProcess
-from pipeline.engines.worker_wire import NO_STATISTICS, Abort, Failed, FromWorker, Ready, Report, Setup, Submit
+from pipeline.engines.worker_wire import NO_STATISTICS, Abort, Failed, Forget, Forgotten, FromWorker, Ready, Report, Setup, Submit
 from pipeline.errors import EngineDead, GraphError, RequestRefused
 
 
@@ -37,7 +37,7 @@ class WorkerLife:
         self._process = WorkerProcess(program)
         self._process.send(setup)
         self._answer: Ready | Failed | None = None
-        self._answered, self._over = anyio.Event(), anyio.Event()
+        self._answered, self._over, self._forgotten = anyio.Event(), anyio.Event(), anyio.Event()
         self._calls: dict[int, Call] = {}
         self._numbers = count()
         self._last_words: str | None = None
@@ -82,11 +82,20 @@ class WorkerLife:
             raise EngineDead(self.role, self._last_words or "it was closed")
         return call.completion
 
+    async def forget(self) -> None:
+        """See `Forgetful.forget`."""
+        self._check_alive()
+        self._forgotten = anyio.Event()
+        self._process.send(Forget())
+        await self._forgotten.wait()
+        self._check_alive()
+
     def bury(self, last_words: str) -> None:
         """From now on every call raises `EngineDead`, the waiting ones first. Only the first `last_words` count."""
         if self._last_words is None:
             self._last_words = last_words
         self._answered.set()
+        self._forgotten.set()
         self.statistics = structs.replace(self.statistics, running=0, waiting=0, kv_cache_usage=0.0)
         calls, self._calls = self._calls, {}
         for call in calls.values():
@@ -112,6 +121,9 @@ class WorkerLife:
         self._process.close_files()
 
     def _hear(self, message: FromWorker) -> None:
+        if isinstance(message, Forgotten):
+            self._forgotten.set()
+            return
         if not isinstance(message, Report):
             self._answer = message
             self._answered.set()

@@ -1,7 +1,7 @@
 """What the main process and a worker say to each other: length-prefixed msgpack messages.
 
-The main process sends `Setup` once, then `Submit` and `Abort`; the worker answers with `Ready` or `Failed` once, then
-with a `Report` whenever something is finished. Neither a model nor a socket is known here.
+The main process sends `Setup` once, then `Submit`, `Abort` and `Forget`; the worker answers with `Ready` or `Failed` once,
+then with a `Report` whenever something is finished, and with `Forgotten`. Neither a model nor a socket is known here.
 """
 
 from collections.abc import Iterator
@@ -51,6 +51,14 @@ class Abort(Struct, frozen=True, tag=True, array_like=True):
     number: int
 
 
+class Forget(Struct, frozen=True, tag=True, array_like=True):
+    """Empty the prefix cache; nothing is in flight."""
+
+
+class Forgotten(Struct, frozen=True, tag=True, array_like=True):
+    """The prefix cache is empty."""
+
+
 class Ready(Struct, frozen=True, tag=True, array_like=True):
     """The model is loaded."""
 
@@ -75,8 +83,8 @@ class Report(Struct, frozen=True, tag=True, array_like=True):
     """Requests that the engine will not compute, and why."""
 
 
-ToWorker = Setup | Submit | Abort
-FromWorker = Ready | Failed | Report
+ToWorker = Setup | Submit | Abort | Forget
+FromWorker = Ready | Failed | Report | Forgotten
 
 _encoder = msgpack.Encoder()
 

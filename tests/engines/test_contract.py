@@ -13,7 +13,7 @@ import pytest
 from anyio.from_thread import BlockingPortal
 from trio.testing import MockClock
 
-from pipeline.engines.base import Engine, Request
+from pipeline.engines.base import Engine, Forgetful, Request
 from pipeline.errors import ContextOverflow, RequestRefused
 from tests.engines.conftest import SIM, Converse, Talk, ask_all, prompt_of
 
@@ -304,6 +304,21 @@ def test_a_prompt_that_goes_on_from_another_is_in_the_prefix_cache(converse: Con
         second = await engine.generate(thinking(engine, prompt_ids=longer, affinity="chain"))
         cached = second.usage.cached_input_tokens
         assert first.usage.input_tokens - LARGEST_BLOCK_TOKENS < cached < second.usage.input_tokens
+
+    converse(talk)
+
+
+def test_nothing_counts_as_seen_once_the_engine_forgot(converse: Converse) -> None:
+    async def talk(engine: Engine) -> None:
+        if not isinstance(engine, Forgetful):
+            pytest.skip("a server keeps its cache")
+        request = thinking(engine, LONG)
+        first, again = await engine.generate(request), await engine.generate(request)
+        assert again.usage.cached_input_tokens > 0
+        await engine.forget()
+        after = await engine.generate(request)
+        assert after.usage.cached_input_tokens == 0
+        assert after.candidates == again.candidates == first.candidates
 
     converse(talk)
 

@@ -1,0 +1,102 @@
+"""`pipeline sweep GRAPH... --input FILE --batch-size 1,8,32`: options in, a folder of points, tables and a report out."""
+
+import sys
+from pathlib import Path
+from typing import Any, get_args
+
+import click
+
+from pipeline.analysis.compare_tables import markdown_table
+from pipeline.analysis.points import Point
+from pipeline.analysis.sweep_tables import crossings, sweep_tables
+from pipeline.cli import live
+from pipeline.cli.main import say, show
+from pipeline.cli.run import column_option
+from pipeline.runtime.schedule import ScheduleName
+from pipeline.sweep import sweep as start
+from pipeline.sweep_plan import SweepOptions
+
+
+class Listed(click.ParamType[Any]):
+    """Values of one type, with commas between them."""
+
+    name = "list"
+
+    def __init__(self, each: click.ParamType[Any]) -> None:
+        self.each = each
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[Any, ...]:
+        if isinstance(value, tuple):
+            return value
+        found = tuple(self.each.convert(part.strip(), param, ctx) for part in str(value).split(","))
+        if len(set(found)) < len(found):
+            self.fail(f"{value!r} names a value twice", param, ctx)
+        return found
+
+
+def _vary(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
+    found: dict[str, tuple[str, ...]] = {}
+    for value in values:
+        name, _, listed = value.partition("=")
+        if not name or not listed or not all(listed.split(",")):
+            raise click.BadParameter(f"{value!r}: expected NAME=VALUE,VALUE,..., for example candidates=1,2,5")
+        if name in found:
+            raise click.BadParameter(f"{name} is varied twice; give all its values at once")
+        found[name] = tuple(listed.split(","))
+    return found
+
+
+@click.command()
+@click.argument("graphs", type=click.Path(path_type=Path), nargs=-1, required=True, metavar="GRAPH...")
+@click.option("--input", "input_", required=True, type=click.Path(path_type=Path), metavar="FILE", help="Problems, as for `run`.")
+@click.option(
+    "--batch-size",
+    "batch_sizes",
+    required=True,
+    type=Listed(click.IntRange(1, 1_000_000)),
+    metavar="N,...",
+    help="For example 1,8,32,64,128.",
+)
+@click.option(
+    "--schedule",
+    "schedules",
+    type=Listed(click.Choice(get_args(ScheduleName))),
+    default="pipelined",
+    show_default=True,
+    metavar="NAME,...",
+    help=f"Of {', '.join(get_args(ScheduleName))}.",
+)
+@click.option("--vary", multiple=True, callback=_vary, metavar="NAME=VALUE,...", help="A param and its values: candidates=1,2,5.")
+@click.option("--repeats", type=click.IntRange(1, 1000), default=3, show_default=True, help="Runs of every point; simulated ones: 1.")
+@click.option("--baseline", type=click.Path(path_type=Path), metavar="GRAPH", help="The target alone.  [default: target.yaml beside GRAPH]")
+@click.option("--engines", type=click.Path(path_type=Path), metavar="FILE", help="Engines file instead of the graphs' own.")
+@click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="A param of any of the graphs, or engines.ROLE.NAME=VALUE.")
+@column_option
+@click.option("--samples", type=click.IntRange(1, 10_000), default=1, show_default=True, help="Attempts at every problem.")
+@click.option("--limit", type=click.IntRange(min=1), help="Only the first N rows.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Every random number derives from it.")
+@click.option("--output", type=click.Path(path_type=Path), metavar="DIR", help="The sweep's folder.  [default: sweeps/GRAPH-TIME]")
+@click.option("--resume", is_flag=True, help="Go on with the sweep in --output: finished points are kept.")
+@click.option("--debug", is_flag=True, help="Show tracebacks.")
+def sweep(graphs: tuple[Path, ...], input_: Path, debug: bool, **options: Any) -> None:
+    """Solve the same problems with GRAPH... at several batch sizes, and with the target alone.
+
+    Engines are started once; every point is a run folder of its own under DIR/runs, all points are rows of DIR/points.parquet.
+    Exit codes as of `run`.
+    """
+    result = start(
+        SweepOptions(graphs=graphs, input=input_, **options), watch=live.watch if sys.stderr.isatty() else None, tell=say, done=_told
+    )
+    if result.points:
+        show("\n\n".join(map(markdown_table, sweep_tables(result.points))) + "\n\n" + "\n".join(crossings(result.points)) + "\n")
+    say(f"{len(result.points)} of {result.planned} points in {result.folder}")
+    if result.error is not None:
+        say(f"error: {result.error}")
+        say(f"to go on: the same command with --output {result.folder} --resume")
+    sys.exit(result.exit_code)
+
+
+def _told(number: int, planned: int, point: Point) -> None:
+    limit = f", {point.over_limit:.2f} x limit" if point.over_limit else ""
+    where = f"{point.curve}, batch size {point.batch_size}, repeat {point.repeat}"
+    say(f"{number}/{planned} {where}: {point.problems_per_s:.3g} problems/s, {point.tail_s:.3g} s of {point.wall_s:.3g} s tail{limit}")

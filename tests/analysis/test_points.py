@@ -1,0 +1,147 @@
+"""Points of sweeps: they come back from their file, make curves, and say where a curve crosses the target alone."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.analysis.points import Place, Point, crossing, curves, measured, read_points, spread, write_points
+from pipeline.analysis.sweep_tables import crossings, sweep_tables
+from pipeline.errors import InputError
+from pipeline.options import RunOptions
+from pipeline.run import run
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+def point(problems_per_s: float, batch_size: int = 8, *, system: str = "speccot", repeat: int = 0, **fields: Any) -> Point:
+    known: dict[str, Any] = {
+        "graph": system.partition(" ")[0],
+        "schedule": "pipelined",
+        "simulated": False,
+        "chains": 10,
+        "failed": 0,
+        "problems": 10,
+        "wall_s": 10 / problems_per_s,
+        "tail_s": 1.0,
+        "orchestrator_cpu_s": None,
+        "steady_problems_per_s": None,
+        "output_tokens_per_s": 100.0,
+        "committed_tokens_per_s": 50.0,
+        **dict.fromkeys(("chain_mean_s", "chain_p50_s", "chain_p90_s", "chain_p99_s", "accuracy", "accuracy_low", "accuracy_high")),
+        "acceptance_rate": None,
+        "draft_share": None,
+        "wasted_draft_tokens": 0,
+        "overlap_share": 0.0,
+        "busy_share": {"target": 1.0},
+        "cached_share": {},
+        "limit_s": {},
+        "cache_kept": False,
+    }
+    place = {"system": system, "batch_size": batch_size, "repeat": repeat, "baseline": system == "target"}
+    return Point(problems_per_s=problems_per_s, **(known | place | fields))
+
+
+def alone(*figures: tuple[int, float]) -> list[Point]:
+    return [point(rate, size, system="target") for size, rate in figures]
+
+
+def test_points_come_back_from_their_file(tmp_path: Path) -> None:
+    points = [
+        point(3.0, params={"candidates": 5, "method": "greedy"}, limit_s={"draft": 1.0, "target": 2.0}, accuracy=0.5),
+        *alone((8, 4.0)),
+    ]
+    write_points(tmp_path / "points.parquet", points)
+    assert read_points(tmp_path / "points.parquet") == points
+    write_points(tmp_path / "points.parquet", points[1:])
+    assert read_points(tmp_path / "points.parquet") == points[1:]
+
+
+def test_another_file_is_no_file_of_points(tmp_path: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    pq.write_table(pa.table({"params": ["{}"], "speed": [1.0]}), tmp_path / "other.parquet")
+    with pytest.raises(InputError, match=r"other\.parquet: holds no points of a sweep"):
+        read_points(tmp_path / "other.parquet")
+    with pytest.raises(InputError, match="cannot be read"):
+        read_points(tmp_path / "none.parquet")
+
+
+def test_the_crossing_lies_between_the_sizes_around_it() -> None:
+    ours = [point(4.0, 1), point(8.0, 4), point(10.0, 16)]
+    found = curves([*ours, *alone((1, 2.0), (4, 4.0), (16, 20.0))])
+    assert list(found) == ["target", "speccot, pipelined"]
+    where = crossing(found["speccot, pipelined"], found["target"])
+    assert where is not None
+    assert {size: ratio.median for size, ratio in where.ratios.items()} == {1: 2.0, 4: 2.0, 16: 0.5}
+    assert (where.faster, where.slower) == ((1, 4), (16,))
+    assert where.at == pytest.approx(8.0)  # halfway between 4 and 16 on a logarithmic axis
+    assert where.sentence == (
+        "faster than the target alone at batch sizes 1, 4, slower than the target alone at batch size 16; "
+        "the curves cross near batch size 8"
+    )
+
+
+def test_repeats_that_overlap_tell_nothing_apart() -> None:
+    ours = [point(3.0, 8, repeat=0), point(5.0, 8, repeat=1)]
+    found = curves([*ours, *alone((8, 4.0))])
+    where = crossing(found["speccot, pipelined"], found["target"])
+    assert where is not None
+    assert (where.faster, where.slower, where.at) == ((), (), None)
+    assert where.sentence == "not told apart from the target alone at batch size 8"
+    assert where.ratios[8].median == 1.0
+
+
+def test_sizes_that_the_target_lacks_and_runs_without_an_answer_are_left_out() -> None:
+    found = curves([point(3.0, 8), point(3.0, 16), point(0.0001, 32, problems=0), *alone((8, 1.0), (32, 1.0))])
+    where = crossing(found["speccot, pipelined"], found["target"])
+    assert where is not None
+    assert list(where.ratios) == [8, 32]
+    assert crossing({4: [point(1.0, 4)]}, found["target"]) is None
+
+
+def test_spread_is_over_what_is_known() -> None:
+    assert spread([None, None]) is None
+    found = spread([3.0, None, 1.0, 2.0])
+    assert found is not None
+    assert (found.median, found.low, found.high) == (2.0, 1.0, 3.0)
+
+
+def test_the_tables_say_what_the_points_do() -> None:
+    points = [point(4.0, 1, limit_s={"draft": 1.0, "target": 2.0}), point(6.0, 1, repeat=1), point(8.0, 8), *alone((1, 2.5), (8, 16.0))]
+    target, ours, table_6 = sweep_tables(points)
+    assert (target.title, ours.title) == ("target", "speccot, pipelined")
+    assert ours.rows[0][:3] == ("1", "5 [4, 6]", "2 [1.6, 2.4]")
+    assert ours.rows[0][-1] == "1.25"  # 10 problems at 4 a second, over two seconds
+    assert ours.rows[1][:3] == ("8", "8", "0.5")
+    assert table_6.rows == (("1", "2.08 [1.67, 2.5]", "50", "1.00", "1.92"), ("8", "1.25", "50", "1.67", "0.50"))
+    assert crossings(points) == [
+        "speccot, pipelined: faster than the target alone at batch size 1, slower than the target alone at batch size 8; "
+        "the curves cross near batch size 2.83."
+    ]
+
+
+def test_a_point_is_what_its_run_was(tmp_path: Path) -> None:
+    (tmp_path / "problems.csv").write_text("problem\n" + "".join(f"What is {i} and {i}?\n" for i in range(12)))
+    done = run(
+        RunOptions(
+            graph=ROOT / "graphs/speccot.yaml",
+            engines=ROOT / "graphs/engines/sim-2xh100.yaml",
+            input=tmp_path / "problems.csv",
+            batch_size=4,
+            output=tmp_path / "run",
+        )
+    )
+    place = Place(system="speccot", graph="speccot", schedule="pipelined", batch_size=4)
+    found = measured(tmp_path / "run", place, simulated=True, limit_s={"target": 1.0}, cpu_s=0.5, cache_kept=False)
+    assert found.wall_s == done.run.wall_time_s
+    assert (found.chains, found.problems, found.failed) == (12, 12, 0)
+    assert found.problems_per_s == pytest.approx(12 / found.wall_s)
+    assert found.over_limit == found.wall_s
+    assert 0 < found.tail_s < found.wall_s
+    before = 12 - 3  # when the tail begins, three chains are live: the fourth has just ended
+    assert found.steady_problems_per_s == pytest.approx(before / (found.wall_s - found.tail_s))
+    assert found.chain_p50_s is not None
+    assert found.chain_p90_s is not None
+    assert found.chain_p50_s <= found.chain_p90_s
