@@ -318,7 +318,7 @@ def test_nothing_counts_as_seen_once_the_engine_forgot(converse: Converse) -> No
         await engine.forget()
         after = await engine.generate(request)
         assert after.usage.cached_input_tokens == 0
-        assert after.candidates == again.candidates == first.candidates
+        assert len({answer.candidates[0].ids for answer in (first, again, after)}) == 1
 
     converse(talk)
 
