@@ -1,0 +1,112 @@
+"""A simulated engines file from a real run: its folder enters; rates, lengths and how well they fit leave.
+
+What the run computed on is taken from its `run.json`, the size of a model from its files; only rates are fitted.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec import Struct, structs
+
+from pipeline.analysis.card import read_run_card
+from pipeline.analysis.devices import devices_of
+from pipeline.calibration.fit import Fit, fit_device
+from pipeline.calibration.recorded import read_recorded
+from pipeline.calibration.text import read_lengths, text_of
+from pipeline.engines.model_card import DTYPE_BYTES
+from pipeline.engines.model_card import read_card as read_model_card
+from pipeline.engines.models import resolve
+from pipeline.errors import InputError, UsageError
+from pipeline.runfile import RunFile
+from pipeline.spec import SimDeviceSpec, SimSpec
+
+MOST_CALLS = 1500
+UNIT_RATES = {"flops_per_s": 1e12, "bytes_per_s": 1e12, "overhead_s": 1e-3}
+"""Before the fit, which does not depend on them."""
+
+
+class Calibration(Struct, frozen=True, kw_only=True):
+    """What one or several runs told."""
+
+    runs: tuple[RunFile, ...]
+    specs: dict[str, SimSpec]
+    """By role, with the fitted rates."""
+    fits: dict[str, Fit]
+    """By device."""
+    calls: dict[str, int]
+    """By role: calls that the fit is of."""
+
+
+def calibrate(folders: Sequence[Path], most: int = MOST_CALLS) -> Calibration:
+    """Fit simulated engines to the runs in `folders`, which had the same engines, by the first `most` calls of each engine.
+
+    What was written is taken from the first one. Raises `InputError` and `UsageError`.
+    """
+    runs = tuple(RunFile.read(folder) for folder in folders)
+    _check_same(folders, runs)
+    traces = [read_recorded(folder, most) for folder in folders]
+    lengths = read_lengths(folders[0])
+    roles = [role for role in runs[0].engines if any(role in calls for calls in traces)]
+    specs = {role: structs.replace(_spec(folders[0], runs[0], role), text=text_of(role, lengths)) for role in roles}
+    fits: dict[str, Fit] = {}
+    for device in dict.fromkeys(spec.device.name for spec in specs.values()):
+        sharing = {role: spec for role, spec in specs.items() if spec.device.name == device}
+        parts = [{role: calls[role] for role in sharing if role in calls} for calls in traces]
+        fits[device] = fit_device(sharing, [calls for calls in parts if calls])
+    fitted = {role: structs.replace(spec, device=fits[spec.device.name].device) for role, spec in specs.items()}
+    return Calibration(
+        runs=runs, specs=fitted, fits=fits, calls={role: sum(len(calls.get(role, ())) for calls in traces) for role in roles}
+    )
+
+
+def _check_same(folders: Sequence[Path], runs: Sequence[RunFile]) -> None:
+    for folder, run in zip(folders, runs, strict=True):
+        for role, given in run.engines.items():
+            if runs[0].engines.get(role, given) != given:
+                raise UsageError(f"{folder}: its engine {role!r} is not that of {folders[0]}; calibrate by runs on the same engines")
+
+
+def _spec(folder: Path, run: RunFile, role: str) -> SimSpec:
+    """The engine as a simulated one, but for its rates."""
+    given, facts = run.engines[role], run.engine_facts.get(role, {})
+    if given["backend"] == "sim":
+        return _simulated(given)
+    size = _size(folder, role, given, facts)
+    seqs = given.get("max_num_seqs") or given["max_in_flight"]
+    length = int(facts.get("max_model_len", 0)) or given.get("max_model_len") or size.pop("max_model_len") or 32768
+    size.pop("max_model_len", None)
+    return SimSpec(
+        model=str(given["model"]).removeprefix("bundled:"),
+        max_in_flight=given["max_in_flight"],
+        device=SimDeviceSpec(name="+".join(devices_of(role, read_run_card(folder))), **UNIT_RATES),
+        kv_cache_tokens=int(facts.get("kv_cache_tokens", 0)) or 2 * seqs * length,
+        max_num_seqs=seqs,
+        max_num_batched_tokens=int(given.get("max_num_batched_tokens") or facts.get("max_num_batched_tokens") or 8192),
+        max_model_len=length,
+        **size,
+    )
+
+
+def _simulated(given: Mapping[str, Any]) -> SimSpec:
+    """The spec of a simulated run without its rates: the fit must find them again."""
+    spec = msgspec.convert({name: value for name, value in given.items() if name != "backend"}, SimSpec)
+    return structs.replace(spec, device=structs.replace(spec.device, **UNIT_RATES))
+
+
+def _size(folder: Path, role: str, given: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[str, Any]:
+    card = read_model_card(resolve(role, str(given["model"])))
+    dtype = str(facts.get("dtype") or card.dtype or "bfloat16")
+    value_bytes = DTYPE_BYTES.get(dtype, 2)
+    weights = card.weights_bytes(dtype if dtype in DTYPE_BYTES else "bfloat16", given.get("quantization"))
+    kv = card.kv_bytes_per_token(value_bytes)
+    if card.parameters is None or weights is None or kv is None:
+        where = f"{folder / 'run.json'}, engine {role!r}"
+        raise InputError(where, f"the size of {given['model']!r} is not known on this machine; calibrate where its config.json is")
+    return {
+        "parameters": float(card.parameters),
+        "bytes_per_parameter": weights / card.parameters,
+        "kv_bytes_per_token": float(kv),
+        "max_model_len": card.max_model_len,
+    }

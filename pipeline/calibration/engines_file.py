@@ -1,0 +1,70 @@
+"""A calibration as an engines file that a person can read: what was fitted, from what, and how well. Pure."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from pipeline.calibration.calibrate import Calibration
+from pipeline.calibration.fit import Fit
+from pipeline.plain import one_line
+from pipeline.spec import SimSpec
+
+
+def engines_file(found: Calibration) -> str:
+    """The file; `pipeline run --engines` takes it."""
+    return "\n".join([*_about(found), *(line for role, spec in found.specs.items() for line in _role(role, spec, found))]) + "\n"
+
+
+def fit_lines(found: Calibration) -> Iterator[str]:
+    """The fit in words, one line a device."""
+    for device, fit in found.fits.items():
+        roles = [role for role, spec in found.specs.items() if spec.device.name == device]
+        calls = ", ".join(f"{found.calls[role]:,} calls of {role}" for role in roles)
+        yield (
+            f"{device}: {calls}; a call's time is off by {fit.error:.1%} on average "
+            f"(mean |ln|); simulated over recorded seconds: {_stages(fit)}"
+        )
+
+
+def _stages(fit: Fit) -> str:
+    return ", ".join(f"{role} {stage} {ratio:.2f}" for role, stages in fit.stages.items() for stage, ratio in stages.items())
+
+
+def _about(found: Calibration) -> Iterator[str]:
+    first, host = found.runs[0], found.runs[0].host
+    names = ", ".join(f"{one_line(run.run_id)} (batch size {run.batch_size})" for run in found.runs)
+    yield f"# Simulated engines with rates fitted by `pipeline calibrate` to {names},"
+    yield f"# {first.schedule}, on {host.get('cores')} cores of {one_line(str(host.get('processor')))}."
+    yield "# Rates are those that explain the calls' times best, and no maker's; sizes are those of the models' files, lengths and"
+    yield "# acceptance those of the run."
+    yield from (f"# {one_line(line)}" for line in fit_lines(found))
+
+
+def _role(role: str, spec: SimSpec, found: Calibration) -> Iterator[str]:
+    device, text = spec.device, spec.text
+    yield f"{role}:"
+    yield "  backend: sim"
+    yield f"  model: {_quoted(spec.model)}"
+    yield f"  max_in_flight: {spec.max_in_flight}"
+    yield (
+        f"  device: {{name: {_quoted(device.name)}, flops_per_s: {_number(device.flops_per_s)}, "
+        f"bytes_per_s: {_number(device.bytes_per_s)}, overhead_s: {_number(device.overhead_s)}}}  # fitted"
+    )
+    for name in ("parameters", "bytes_per_parameter", "kv_bytes_per_token"):
+        yield f"  {name}: {_number(getattr(spec, name))}"
+    for name in ("kv_cache_tokens", "max_num_seqs", "max_num_batched_tokens", "max_model_len"):
+        yield f"  {name}: {getattr(spec, name)}"
+    fields = [f"{name}: {_number(getattr(text, name))}" for name in text.__struct_fields__]
+    yield f"  text: {{{', '.join(fields[:5])},"
+    yield f"         {', '.join(fields[5:])}}}"
+
+
+def _number(value: Any) -> str:
+    """As YAML reads it as a number again: an exponent needs a point and a sign there."""
+    if isinstance(value, int):
+        return str(value)
+    digits, e, exponent = f"{value:.6g}".partition("e")
+    return f"{digits if '.' in digits else digits + '.0'}e{exponent}" if e else digits
+
+
+def _quoted(text: str) -> str:
+    return "'" + one_line(text).replace("'", "''") + "'"

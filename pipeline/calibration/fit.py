@@ -1,0 +1,160 @@
+"""The roofline of a device from recorded calls: what rates and overhead would have made them take as long as they took?
+
+Calls of the engines that share a device enter at the moments at which they were sent, with the tokens that they had; the
+simulated scheduler computes them with trial rates, and the rates with the least error leave. What waits for what in the
+orchestration is not simulated here: a wrong rate cannot hide behind it.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from heapq import heappop, heappush
+from itertools import product
+from typing import Any, TypeAlias
+
+import numpy as np
+from msgspec import Struct, structs
+
+from pipeline.analysis.timeline import Array
+from pipeline.calibration.recorded import Recorded, durations, undisturbed
+from pipeline.engines.sim_cache import Node, PrefixCache
+from pipeline.engines.sim_device import Share, SimDevice
+from pipeline.engines.sim_scheduler import Scheduler
+from pipeline.engines.sim_stretch import Job
+from pipeline.errors import UsageError
+from pipeline.spec import SimDeviceSpec, SimSpec
+
+EVALUATIONS = 150
+Calls: TypeAlias = "Mapping[str, Sequence[Recorded]]"
+"""Of one run, by role."""
+
+
+class Fit(Struct, frozen=True):
+    """A device and how well it explains the calls of its engines."""
+
+    device: SimDeviceSpec
+    error: float
+    """Mean of |ln(simulated / recorded)| over the calls: 0.1 is about 10 %."""
+    stages: dict[str, dict[str, float]]
+    """By role and stage: total simulated over total recorded seconds at the engine."""
+
+
+class RecordedCache(PrefixCache):
+    """Has of every prompt what was in the real cache."""
+
+    def __init__(self) -> None:
+        super().__init__(1 << 60)
+        self._all = Node((), None)
+
+    def match(self, tokens: tuple[int, ...], most: int) -> tuple[Node, int]:
+        """All that may come from the cache does."""
+        return self._all, most
+
+    def keep(self, node: Node, tokens: tuple[int, ...]) -> Node:
+        """Nothing more is known."""
+        return node
+
+    def pin(self, node: Node) -> None:
+        """Nothing is dropped."""
+
+    def unpin(self, node: Node) -> None:
+        """Nothing is dropped."""
+
+
+def fit_device(specs: Mapping[str, SimSpec], traces: Sequence[Calls]) -> Fit:
+    """The rates of the device of `specs`, which share it; `traces` are their calls in one or several runs.
+
+    Nelder and Mead's search over the logarithms of the three rates, from the best point of a coarse grid.
+    """
+    optimize = _scipy()
+
+    def error_at(point: Array) -> float:
+        return error_of(_with_rates(specs, point), traces)
+
+    start = min(_grid(specs, traces), key=error_at)
+    options = {
+        "maxfev": EVALUATIONS,
+        "xatol": 0.005,
+        "fatol": 1e-4,
+        "initial_simplex": np.vstack([start, *(start + 0.7 * np.eye(len(start)))]),
+    }
+    found = optimize.minimize(error_at, start, method="Nelder-Mead", options=options)
+    best = _with_rates(specs, found.x)
+    return Fit(next(iter(best.values())).device, error_of(best, traces), _by_stage(best, traces))
+
+
+def error_of(specs: Mapping[str, SimSpec], traces: Sequence[Calls]) -> float:
+    """Mean of |ln(simulated / recorded)| over the calls that nothing disturbed which is not here."""
+    return float(np.abs(np.concatenate([logs for calls in traces for logs in _logs(specs, calls)])).mean())
+
+
+def _logs(specs: Mapping[str, SimSpec], calls: Calls) -> list[Array]:
+    simulated, counted = simulate(specs, calls), undisturbed(calls)
+    return [np.log(simulated[role] / durations(calls[role]))[counted[role]] for role in simulated]
+
+
+def simulate(specs: Mapping[str, SimSpec], calls: Calls) -> dict[str, Array]:
+    """Seconds that each call takes at its simulated engine, by role, when they come as they came."""
+    device = SimDevice(next(iter(specs.values())).device)
+    shares = {role: _share(device, spec) for role, spec in specs.items() if role in calls}
+    jobs = {role: [_job(number, call) for number, call in enumerate(calls[role])] for role in shares}
+    coming: list[tuple[float, int, str]] = []
+    for role, listed in jobs.items():
+        for number, job in enumerate(listed):
+            heappush(coming, (job.arrived, number, role))
+    while coming:
+        arrival, number, role = heappop(coming)
+        while (wake := device.wake()) <= arrival:
+            device.advance(wake)
+        device.add(shares[role], jobs[role][number], arrival)
+    while (wake := device.wake()) < math.inf:
+        device.advance(wake)
+    return {role: np.array([max(job.finished - job.arrived, 1e-9) for job in listed]) for role, listed in jobs.items()}
+
+
+def _share(device: SimDevice, spec: SimSpec) -> Share:
+    scheduler = Scheduler(spec)
+    scheduler.cache = RecordedCache()
+    return device.join(scheduler)
+
+
+def _job(number: int, call: Recorded) -> Job:
+    key = (max(call.lengths), call.submit_s, "", number)  # about what lanes tell engines: shortest expected service first
+    prompt: Any = range(call.input_tokens)
+    return Job(key, prompt, call.cached_tokens, call.lengths, (), lambda: None)
+
+
+def _grid(specs: Mapping[str, SimSpec], traces: Sequence[Calls]) -> list[Array]:
+    """Logarithms of rates at which a short call takes about as long as the shortest ones did, for different reasons."""
+    quick = [np.quantile(durations(listed) / [max(call.lengths) for call in listed], 0.1) for calls in traces for listed in calls.values()]
+    iteration_s = float(np.mean(quick))
+    largest = max(spec.parameters for spec in specs.values())
+    weights = max(spec.parameters * spec.bytes_per_parameter for spec in specs.values())
+    shares = product((0.03, 0.3, 3.0), (0.2, 1.0), (0.1, 0.5, 1.0))
+    return [np.log([largest / a / iteration_s, weights / b / iteration_s, iteration_s * c]) for a, b, c in shares]
+
+
+def _with_rates(specs: Mapping[str, SimSpec], point: Array) -> dict[str, SimSpec]:
+    flops, rate, overhead = (float(value) for value in np.exp(np.clip(point, -40, 60)))
+    return {
+        role: structs.replace(spec, device=structs.replace(spec.device, flops_per_s=flops, bytes_per_s=rate, overhead_s=min(overhead, 1e5)))
+        for role, spec in specs.items()
+    }
+
+
+def _by_stage(specs: Mapping[str, SimSpec], traces: Sequence[Calls]) -> dict[str, dict[str, float]]:
+    sums: dict[str, dict[str, Array]] = {}
+    for calls in traces:
+        simulated, counted = simulate(specs, calls), undisturbed(calls)
+        for role, ours in simulated.items():
+            for call, seconds, counts in zip(calls[role], ours, counted[role], strict=True):
+                both = sums.setdefault(role, {}).setdefault(call.stage, np.zeros(2))
+                both += counts * np.array([seconds, call.duration_s])
+    return {role: {stage: float(ours / theirs) for stage, (ours, theirs) in stages.items()} for role, stages in sums.items()}
+
+
+def _scipy() -> Any:
+    try:
+        from scipy import optimize
+    except ImportError as error:
+        raise UsageError('calibrate: needs scipy; install it with: pip install "pipeline[studies]"') from error
+    return optimize

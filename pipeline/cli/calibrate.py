@@ -1,0 +1,32 @@
+"""`pipeline calibrate RUN`: an engines file of simulated engines that cost what the run's engines did."""
+
+from pathlib import Path
+
+import click
+
+from pipeline.calibration.calibrate import MOST_CALLS
+from pipeline.calibration.calibrate import calibrate as calibrated
+from pipeline.calibration.engines_file import engines_file, fit_lines
+from pipeline.cli.main import tell
+from pipeline.errors import UsageError
+
+
+@click.command()
+@click.argument("runs", type=click.Path(path_type=Path), nargs=-1, required=True, metavar="RUN...")
+@click.option("--output", type=click.Path(path_type=Path), metavar="FILE", help="Engines file.  [default: RUN/calibration.yaml]")
+@click.option("--calls", type=click.IntRange(min=1), default=MOST_CALLS, show_default=True, help="Most calls of each engine in each run.")
+@click.option("--debug", is_flag=True, help="Show tracebacks.")
+def calibrate(runs: tuple[Path, ...], output: Path | None, calls: int, debug: bool) -> None:
+    """Fit simulated engines to the traces of RUN..., and say how well they explain them. A replay of RUN takes its costs from there.
+
+    Runs at small and at large batch sizes together tell all the rates apart: at one of them alone, some hardly matter.
+    """
+    found = calibrated(runs, calls)
+    path = output or runs[0] / "calibration.yaml"
+    try:
+        path.write_text(engines_file(found))
+    except OSError as error:
+        raise UsageError(f"--output {path}: cannot be written: {(error.strerror or str(error)).lower()}") from error
+    for line in fit_lines(found):
+        tell(line)
+    tell(f"engines file: {path}")

@@ -1,0 +1,150 @@
+"""Fitting simulated engines to runs: rates that made a run are found again, lengths come back, the file is one that runs."""
+
+import math
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+from pipeline.analysis.summary import summarize
+from pipeline.calibration.calibrate import calibrate
+from pipeline.calibration.engines_file import engines_file, fit_lines
+from pipeline.calibration.fit import error_of, simulate
+from pipeline.calibration.recorded import Recorded, durations, read_recorded, undisturbed
+from pipeline.calibration.text import CORRELATION, accuracy_for, moments, read_lengths, text_of
+from pipeline.errors import InputError, UsageError
+from pipeline.options import RunOptions
+from pipeline.run import load_plan, run
+from pipeline.spec import SimDeviceSpec, SimSpec
+from tests.test_run import write_problems
+
+ROOT = Path(__file__).parent.parent.parent
+SIM = ROOT / "graphs/engines/sim-2xh100.yaml"
+SPECCOT = ROOT / "graphs/speccot.yaml"
+TRUE = SimDeviceSpec(name="h100-0+1", flops_per_s=1.18e15, bytes_per_s=5.4e12, overhead_s=0.003)
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """A run at batch size 1 and one at 16."""
+    folder = tmp_path_factory.mktemp("recorded")
+    problems = write_problems(folder, 24)
+    sizes = {1: 8, 16: 24}
+    for batch_size, limit in sizes.items():
+        run(RunOptions(graph=SPECCOT, engines=SIM, input=problems, batch_size=batch_size, limit=limit, output=folder / f"b{batch_size}"))
+    return [folder / f"b{batch_size}" for batch_size in sizes]
+
+
+@pytest.mark.slow
+def test_the_rates_that_made_a_run_are_found_again(recorded: list[Path]) -> None:
+    found = calibrate(recorded, most=250)
+    assert list(found.fits) == [TRUE.name]
+    fit = found.fits[TRUE.name]
+    for name in ("flops_per_s", "bytes_per_s", "overhead_s"):
+        assert getattr(fit.device, name) == pytest.approx(getattr(TRUE, name), rel=0.25), name
+    assert fit.error < 0.12
+    assert all(0.85 < ratio < 1.15 for stages in fit.stages.values() for ratio in stages.values())
+    assert {role: spec.device for role, spec in found.specs.items()} == dict.fromkeys(("draft", "target"), fit.device)
+    assert "simulated over recorded seconds: target guidance" in next(fit_lines(found))
+
+
+@pytest.mark.slow
+def test_the_file_runs_and_gives_about_the_same_run(recorded: list[Path], tmp_path: Path) -> None:
+    found = calibrate(recorded, most=60)
+    path = tmp_path / "calibration.yaml"
+    path.write_text(engines_file(found))
+    specs = load_plan(SPECCOT, path).engines
+    assert specs["draft"].device.flops_per_s == pytest.approx(found.specs["draft"].device.flops_per_s, rel=1e-5)  # type: ignore[attr-defined]
+    assert specs["target"].parameters == 3.28e10  # type: ignore[attr-defined]
+    run(RunOptions(graph=SPECCOT, engines=path, input=write_problems(tmp_path, 24), batch_size=16, output=tmp_path / "again"))
+    again, first = summarize(tmp_path / "again"), summarize(recorded[1])
+    assert again.acceptance_rate == pytest.approx(first.acceptance_rate, abs=0.08)
+    assert again.thought_tokens == pytest.approx(first.thought_tokens, rel=0.35)
+
+
+def test_the_rates_that_made_a_run_explain_it(recorded: list[Path]) -> None:
+    """Calls of the target may change places where several come at once, and then those after them do."""
+    calls = read_recorded(recorded[1], 10_000)
+    specs = load_plan(SPECCOT, SIM).engines
+    simulated = simulate(specs, calls)  # type: ignore[arg-type]
+    assert np.median(np.abs(simulated["draft"] / durations(calls["draft"]) - 1)) < 1e-6
+    assert error_of(specs, [calls]) < 0.1  # type: ignore[arg-type]
+    slower = {role: msgspec.structs.replace(spec, device=msgspec.structs.replace(TRUE, overhead_s=0.006)) for role, spec in specs.items()}
+    assert error_of(slower, [calls]) > error_of(specs, [calls]) + 0.1  # type: ignore[arg-type]
+
+
+def test_work_that_shares_a_device_shares_its_time() -> None:
+    device = SimDeviceSpec(name="d", flops_per_s=math.inf, bytes_per_s=math.inf, overhead_s=1.0)
+    spec = SimSpec(model="m", device=device, parameters=1.0, kv_bytes_per_token=0.0)
+    call = Recorded("draft", 0.0, 1.0, 10, 5, (4, 2))
+    alone = simulate({"draft": spec}, {"draft": [call]})
+    both = simulate({"draft": spec, "target": spec}, {"draft": [call], "target": [call]})
+    assert alone["draft"].tolist() == [4.0]  # the prompt's iteration gives the first token
+    assert both["draft"].tolist() == both["target"].tolist() == [8.0]
+
+
+def test_calls_are_read_up_to_the_moment_at_which_one_engine_has_enough(recorded: list[Path]) -> None:
+    calls = read_recorded(recorded[1], 30)
+    assert max(map(len, calls.values())) == 30
+    last = {role: max(call.submit_s for call in listed) for role, listed in calls.items()}
+    whole = read_recorded(recorded[1], 10_000)
+    until = min(moment for role, moment in last.items() if len(calls[role]) == 30)
+    for role, listed in whole.items():
+        assert len(calls[role]) >= sum(call.submit_s < until for call in listed)
+    assert all(which.sum() <= len(calls[role]) for role, which in undisturbed(calls).items())
+    draft = whole["draft"][0]
+    assert len(draft.lengths) == 5
+    assert draft.cached_tokens < draft.input_tokens
+
+
+def test_lengths_are_those_of_the_tables(recorded: list[Path]) -> None:
+    lengths, summary = read_lengths(recorded[1]), summarize(recorded[1])
+    assert lengths.acceptance == summary.acceptance_rate
+    assert lengths.candidates == 5
+    assert lengths.answer_tokens == 42  # 40, a blank line before, the end of the sequence after
+    assert lengths.steps is not None
+    text = text_of("draft", lengths)
+    assert text.steps_mean == pytest.approx((summary.steps - 24) / 24)  # guidance is step 0
+    assert text_of("target", lengths).step_accuracy == 1.0
+
+
+def test_an_accuracy_gives_the_acceptance_that_it_is_for() -> None:
+    for candidates in (1, 2.5, 5):
+        accuracy = accuracy_for(0.9, candidates)
+        wrong = CORRELATION * (1 - accuracy) + (1 - CORRELATION) * (1 - accuracy) ** candidates
+        assert wrong == pytest.approx(0.1, abs=1e-5)
+    assert accuracy_for(1.0, 5) == 1.0
+    assert accuracy_for(0.0, 5) == 0.0
+
+
+def test_moments_are_of_what_is_positive() -> None:
+    found = moments([0, 1, 1, 1])
+    assert found is not None
+    assert (found.mean, found.sigma) == (1.0, 0.0)
+    assert moments([0]) is None
+
+
+def test_runs_of_other_engines_are_refused(recorded: list[Path], tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    run(
+        RunOptions(graph=SPECCOT, engines=SIM, settings=("engines.draft.max_in_flight=3",), input=write_problems(tmp_path, 2), output=other)
+    )
+    with pytest.raises(UsageError, match=r"other: its engine 'draft' is not that of .*b1; calibrate by runs on the same engines"):
+        calibrate([recorded[0], other])
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(InputError, match=r"run\.json: cannot be read: no such file"):
+        calibrate([tmp_path / "empty"])
+
+
+def test_a_model_that_is_not_here_has_no_size(recorded: list[Path], tmp_path: Path) -> None:
+    card = msgspec.json.decode((recorded[0] / "run.json").read_bytes())
+    for role in card["engines"]:
+        card["engines"][role] = {"backend": "torch", "model": "nobody/nothing", "max_in_flight": 4, "max_num_seqs": 4}
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    (copy / "run.json").write_bytes(msgspec.json.encode(card))
+    for table in ("calls", "steps", "chains"):
+        (copy / table).symlink_to(recorded[0] / table)
+    with pytest.raises(InputError, match=r"engine 'target': the size of 'nobody/nothing' is not known on this machine"):
+        calibrate([copy])
