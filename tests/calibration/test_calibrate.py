@@ -22,7 +22,7 @@ from tests.test_run import write_problems
 ROOT = Path(__file__).parent.parent.parent
 SIM = ROOT / "graphs/engines/sim-2xh100.yaml"
 SPECCOT = ROOT / "graphs/speccot.yaml"
-TRUE = SimDeviceSpec(name="h100-0+1", flops_per_s=1.18e15, bytes_per_s=5.4e12, overhead_s=0.003)
+TRUE = SimDeviceSpec(name="h100-0+1", flops_per_s=1.18e15, bytes_per_s=4.82e12, overhead_s=0.0032)
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +70,7 @@ def test_the_rates_that_made_a_run_explain_it(recorded: list[Path]) -> None:
     simulated = simulate(specs, calls)  # type: ignore[arg-type]
     assert np.median(np.abs(simulated["draft"] / durations(calls["draft"]) - 1)) < 1e-6
     assert error_of(specs, [calls]) < 0.1  # type: ignore[arg-type]
-    slower = {role: msgspec.structs.replace(spec, device=msgspec.structs.replace(TRUE, overhead_s=0.006)) for role, spec in specs.items()}
+    slower = {role: msgspec.structs.replace(spec, device=msgspec.structs.replace(TRUE, overhead_s=0.0064)) for role, spec in specs.items()}
     assert error_of(slower, [calls]) > error_of(specs, [calls]) + 0.1  # type: ignore[arg-type]
 
 

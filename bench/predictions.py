@@ -1,0 +1,1 @@
+def predicted(m): return []
