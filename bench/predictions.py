@@ -1,1 +1,2 @@
-def predicted(m): return []
+def predicted(m):
+    return []

@@ -3,10 +3,12 @@
 PipelineError
 ├── UsageError            the graph, the options or the input are wrong; nothing was started (exit code 2)
 │   ├── GraphError        a graph or engines file
-│   └── InputError        a problems file
+│   ├── InputError        a problems file
+│   └── MissingExtra      an optional package is not installed
 ├── RunError              the run could not go on; what is finished is on disk (exit code 1)
 │   ├── EngineDead        an engine's process or server is gone
-│   └── RunFolderError    the run folder cannot be written
+│   ├── RunFolderError    the run folder cannot be written
+│   └── ExportError       an export could not be delivered
 └── ChainError            one chain failed; it is recorded as such and the others go on (exit code 3)
     ├── BadRow            an input row that holds no problem
     ├── EngineUnavailable an engine could not answer for the moment
@@ -39,6 +41,14 @@ class GraphError(UsageError):
         self.where, self.what = where, what
 
 
+class MissingExtra(UsageError):
+    """`what` was asked for needs `package`, which comes with the optional `extra` of this package."""
+
+    def __init__(self, what: str, package: str, extra: str) -> None:
+        super().__init__(f'{what} needs the package `{package}`, which is not installed: pip install "pipeline[{extra}]"')
+        self.what, self.package, self.extra = what, package, extra
+
+
 class InputError(UsageError):
     """A problems file as a whole cannot be used: `where` is the file, with the row where one is known."""
 
@@ -67,6 +77,14 @@ class RunFolderError(RunError):
 
     def __init__(self, *parts: str) -> None:
         super().__init__(": ".join(parts))
+
+
+class ExportError(RunError):
+    """What was exported could not be delivered to `where`, for the reason `what`."""
+
+    def __init__(self, where: str, what: str) -> None:
+        super().__init__(f"{where}: {what}")
+        self.where, self.what = where, what
 
 
 class Interrupted(PipelineError):

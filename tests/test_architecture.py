@@ -35,7 +35,7 @@ LEVELS = [
     ["pipeline.reward_prompts"],
     ["pipeline.reward_steps"],
     ["pipeline.reward_tally"],
-    ["pipeline.report", "pipeline.export"],
+    ["pipeline.report", "pipeline.export", "pipeline.drawing"],
     ["pipeline.runfile", "pipeline.folder", "pipeline.signals"],
     ["pipeline.resume"],
     ["pipeline.options"],
@@ -149,7 +149,9 @@ def loaded_by(statement: str) -> set[str]:
 
 @pytest.mark.parametrize("statement", ["import pipeline", "import pipeline.cli.main"])
 def test_import_is_light(statement: str) -> None:
-    assert loaded_by(statement).isdisjoint({"torch", "transformers", "vllm", "numba", "pyarrow", "rich", "trio", "plotly", "scipy"})
+    assert loaded_by(statement).isdisjoint(
+        {"torch", "transformers", "vllm", "numba", "pyarrow", "rich", "trio", "plotly", "scipy", "perfetto", "opentelemetry"}
+    )
 
 
 def test_a_run_on_simulated_engines_loads_no_model_code() -> None:

@@ -25,6 +25,8 @@ COMMANDS = {
     "compare": "put runs side by side",
     "calibrate": "fit simulated engines to a run",
     "sweep": "measure throughput by batch size",
+    "graph": "draw a graph, with a run's numbers on it",
+    "trace": "hand a run's trace to other programs",
 }
 
 

@@ -5,7 +5,7 @@ The Structs are the schema: `store` builds Arrow types from the annotations and 
 Durations are seconds by a monotonic clock, instants nanoseconds UTC.
 """
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal, get_args, get_type_hints
 
 from msgspec import Meta, Struct
 
@@ -13,6 +13,13 @@ from msgspec import Meta, Struct
 def column(unit: str = "", otel: str = "", vllm: str = "") -> Any:
     """Annotation of a column: its unit and what others call it."""
     return Meta(extra={key: value for key, value in (("unit", unit), ("otel", otel), ("vllm", vllm)) if value})
+
+
+def names_in(row: type[Struct], system: Literal["otel", "vllm"]) -> dict[str, str]:
+    """What `system` calls the columns of a table, by our names; columns that it has no name for are left out."""
+    hints = get_type_hints(row, include_extras=True)
+    extras = {name: meta.extra or {} for name, hint in hints.items() for meta in get_args(hint) if isinstance(meta, Meta)}
+    return {name: str(extra[system]) for name, extra in extras.items() if system in extra}
 
 
 Tokens = Annotated[int, column("{token}")]

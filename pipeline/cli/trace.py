@@ -1,0 +1,82 @@
+"""`pipeline trace export RUN`: a run's trace for other programs' eyes: Perfetto, or whatever understands OpenTelemetry."""
+
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import click
+
+from pipeline.cli.main import tell
+from pipeline.errors import MissingExtra, UsageError
+from pipeline.export.output import check_output
+
+FILES = {"perfetto": "trace.pftrace", "otel": "trace.otlp.jsonl"}
+"""Formats, and where each goes by default, within the run folder."""
+
+
+@click.group()
+def trace() -> None:
+    """Hand a run's trace to other programs."""
+
+
+@trace.command()
+@click.argument("run", type=click.Path(path_type=Path), metavar="RUN")
+@click.option("--format", "form", type=click.Choice(list(FILES)), default="perfetto", show_default=True, help="For whom.")
+@click.option("--output", type=click.Path(path_type=Path), metavar="FILE", help="Compressed if it ends in .gz.  [default: in RUN]")
+@click.option("--endpoint", metavar="URL", help="Of otel: send to this OTLP/HTTP server, such as http://127.0.0.1:4318/v1/traces.")
+@click.option("--texts", is_flag=True, help="Of otel: the texts of steps and answers too.")
+@click.option("--force", is_flag=True, help="Write over a file that is there.")
+@click.option("--debug", is_flag=True, help="Show tracebacks.")
+def export(run: Path, form: str, output: Path | None, endpoint: str | None, texts: bool, force: bool, debug: bool) -> None:
+    """Export the calls of the run folder RUN.
+
+    perfetto: a file for https://ui.perfetto.dev, with engines as processes, calls as slices, arrows that join a chain's calls.
+
+    otel: OpenTelemetry spans with GenAI attributes, one trace for each chain, as OTLP JSON lines or to a server; its headers
+    and time limits come from the OTEL_EXPORTER_OTLP_* variables.
+
+    Exit codes: 0 exported; 1 the server does not take it, or the file cannot be written; 2 RUN or an option is wrong.
+    """
+    _check(form, output, endpoint, texts, force)
+    exporter = _exporter(form)
+    if endpoint is not None:
+        _send(exporter, run, endpoint, texts)
+        return
+    target = output or run / FILES[form]
+    check_output(target, force)
+    _write(exporter, form, run, target, texts)
+
+
+def _check(form: str, output: Path | None, endpoint: str | None, texts: bool, force: bool) -> None:
+    """Refuse options that would mean nothing."""
+    if form != "otel" and (endpoint is not None or texts):
+        raise UsageError(f"--{'texts' if endpoint is None else 'endpoint'} means nothing with --format {form}; add --format otel")
+    if endpoint is not None and (output is not None or force):
+        raise UsageError(f"--{'force' if output is None else 'output'} means nothing with --endpoint; leave one of them out")
+
+
+def _exporter(form: str) -> Any:
+    """The module that knows the format; its packages are an extra."""
+    try:
+        return import_module(f"pipeline.export.{form}")
+    except ImportError as error:
+        package = (error.name or form).partition(".")[0]
+        raise MissingExtra(f"--format {form}", package, "trace") from error
+
+
+def _write(exporter: Any, form: str, run: Path, target: Path, texts: bool) -> None:
+    if form == "perfetto":
+        drawn = exporter.export(run, target)
+        tell(f"{target}: {drawn.calls:,} calls, {drawn.size / 1e6:,.1f} MB; open it in https://ui.perfetto.dev")
+    else:
+        sent = exporter.export(run, exporter.to_file(target), texts)
+        tell(f"{target}: {_count(sent)}, {target.stat().st_size / 1e6:,.1f} MB")
+
+
+def _send(exporter: Any, run: Path, endpoint: str, texts: bool) -> None:
+    exporter.check_endpoint(endpoint)
+    tell(f"{endpoint}: {_count(exporter.export(run, exporter.to_server(endpoint), texts))}")
+
+
+def _count(sent: Any) -> str:
+    return f"{sent.spans:,} spans: {sent.chains:,} chains, {sent.steps:,} steps, {sent.calls:,} calls"

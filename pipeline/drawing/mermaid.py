@@ -1,0 +1,68 @@
+"""Boxes and arrows as a Mermaid flowchart, which GitHub renders. All text is escaped; no other program is needed."""
+
+from collections.abc import Iterator, Sequence
+
+from pipeline.drawing.dot import PALETTE
+from pipeline.drawing.sheet import Arrow, Box, Sheet
+from pipeline.drawing.words import shortened
+from pipeline.plain import one_line
+
+SHAPES = {"stage": ("[", "]"), "loop": ("{{", "}}"), "end": ("([", "])")}
+LINKS = {"next": "-->", "verdict": "-->", "again": "-.->", "exit": "==>"}
+BREAK = "<br/>"
+MEANT = frozenset("#&<>\"'`\\{}")
+"""Characters that mean something within a quoted label, to Mermaid or to a browser."""
+FORMULA, APART = "$$", "$\u200b$"
+"""What begins a formula, and the same to the eye."""
+
+
+def mermaid(sheet: Sheet) -> str:
+    """The drawing as text for a fenced block named `mermaid`."""
+    keys = {box.key: f"n{number}" for number, box in enumerate(sheet.boxes)}
+    lines = [
+        "flowchart TD",
+        *(f"  {line}" for line in _boxes(sheet, keys)),
+        *(f"  {_arrow(arrow, keys)}" for arrow in sheet.arrows),
+        *(f"  {line}" for line in _roles(sheet, keys)),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _boxes(sheet: Sheet, keys: dict[str, str]) -> Iterator[str]:
+    for box in sheet.boxes:
+        if box.loop is None:
+            yield _box(box, keys)
+    for number, (loop, title) in enumerate(sheet.loops.items()):
+        yield f"subgraph l{number}[{_quoted([title])}]"
+        yield from (f"  {_box(box, keys)}" for box in sheet.boxes if box.loop == loop)
+        yield "end"
+
+
+def _box(box: Box, keys: dict[str, str]) -> str:
+    left, right = SHAPES[box.shape]
+    title = " · ".join(filter(None, (box.title, box.kind, box.role)))
+    return f"{keys[box.key]}{left}{_quoted([title, *box.lines, *box.numbers])}{right}"
+
+
+def _arrow(arrow: Arrow, keys: dict[str, str]) -> str:
+    label = f"|{_quoted(arrow.lines)}|" if arrow.lines else ""
+    return f"{keys[arrow.tail]} {LINKS[arrow.way]}{label} {keys[arrow.head]}"
+
+
+def _roles(sheet: Sheet, keys: dict[str, str]) -> Iterator[str]:
+    """A colour for each role, and a box that says what plays it."""
+    for number, (role, engine) in enumerate(sheet.engines.items()):
+        fill, line = PALETTE[number % len(PALETTE)]
+        own = ",".join(keys[box.key] for box in sheet.boxes if box.role == role)
+        yield f"r{number}[{_quoted([role, shortened(engine)])}]"
+        yield f"classDef role{number} fill:{fill},stroke:{line},color:#24292f"
+        yield f"class {','.join(filter(None, (f'r{number}', own)))} role{number}"
+
+
+def _quoted(lines: Sequence[str]) -> str:
+    return f'"{BREAK.join(map(_text, lines))}"'
+
+
+def _text(text: str) -> str:
+    """Text with every character that means something as its number."""
+    return "".join(f"#{ord(character)};" if character in MEANT else character for character in one_line(text).replace(FORMULA, APART))

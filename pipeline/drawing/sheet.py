@@ -1,0 +1,197 @@
+"""A plan as boxes and arrows: the ways that a chain can take, level by level, as the runtime takes them. Pure; knows no format.
+
+Between two levels every way that is open leads on to all stages of the next one. A stage under a condition takes only the ways
+of its verdict; those of the other verdict stay open, past it. A loop has a box of its own, where each round begins and the
+exits are looked at.
+"""
+
+from collections.abc import Iterator
+from typing import Literal
+
+from msgspec import Struct
+
+from pipeline.drawing.tally import Tally
+from pipeline.drawing.words import asked, condition, decisive, ended_by, exits, kind_of, mean, of, rounds, verdict, verdict_count
+from pipeline.plan import Block, Condition, Loop, Plan, Stage
+
+START, END = "problem", "end"
+Way = Literal["next", "verdict", "again", "exit"]
+
+
+class Box(Struct, frozen=True, kw_only=True):
+    """A stage, the head of a loop, or the start or end of a chain."""
+
+    key: str
+    title: str
+    kind: str = ""
+    lines: tuple[str, ...] = ()
+    numbers: tuple[str, ...] = ()
+    """What a run counted."""
+    role: str | None = None
+    """The engine; of boxes that call none null."""
+    loop: str | None = None
+    """The loop whose frame it stands in."""
+    shape: Literal["stage", "loop", "end"] = "stage"
+
+
+class Arrow(Struct, frozen=True, kw_only=True):
+    """A way from one box to another."""
+
+    tail: str
+    head: str
+    lines: tuple[str, ...] = ()
+    way: Way = "next"
+
+
+class Sheet(Struct, frozen=True, kw_only=True):
+    """What is to be drawn."""
+
+    title: str
+    engines: dict[str, str]
+    """What plays each role."""
+    boxes: tuple[Box, ...]
+    arrows: tuple[Arrow, ...]
+    loops: dict[str, str]
+    """Title of each loop's frame."""
+
+
+class _Open(Struct, frozen=True):
+    """A way that leads out of a box and does not yet lead anywhere."""
+
+    tail: str
+    guard: Condition | None = None
+    """It is taken only on this verdict."""
+    lines: tuple[str, ...] = ()
+    way: Way = "next"
+
+
+def sheet(plan: Plan, engines: dict[str, str], tally: Tally | None = None) -> Sheet:
+    """The drawing of `plan`; with a run's `tally` its numbers stand in the boxes and on the arrows."""
+    return _Drawing(plan, tally).sheet(engines)
+
+
+class _Drawing:
+    def __init__(self, plan: Plan, tally: Tally | None) -> None:
+        self._plan, self._tally = plan, tally
+        self._boxes: list[Box] = []
+        self._arrows: list[Arrow] = []
+        self._loops = [node for level in plan.block.levels for node in level if isinstance(node, Loop)]
+
+    def sheet(self, engines: dict[str, str]) -> Sheet:
+        chains = (f"{self._tally.chains:,} chains",) if self._tally else ()
+        self._boxes.append(Box(key=START, title=START, lines=tuple(filter(None, (asked(self._plan),))), numbers=chains, shape="end"))
+        last = self._block(self._plan.block, [_Open(START)], None)
+        self._boxes.append(Box(key=END, title=END, numbers=self._endings(), shape="end"))
+        self._connect(last, END)
+        run = f", run {self._tally.run}" if self._tally else ""
+        return Sheet(
+            title=f"{self._plan.name}{run}",
+            engines=engines,
+            boxes=tuple(self._boxes),
+            arrows=tuple(self._arrows),
+            loops={loop.name: f"{loop.name}: repeat" for loop in self._loops},
+        )
+
+    def _block(self, block: Block, ways: list[_Open], loop: str | None) -> list[_Open]:
+        """Draw `block`; the ways that lead out of it."""
+        for level in block.levels:
+            out: list[_Open] = []
+            for node in level:
+                if node.condition is not None:
+                    taken, ways = _split(ways, node.condition)
+                    self._connect(taken, _key(node, loop))
+                    out += self._node(node, loop)
+            if always := [node for node in level if node.condition is None]:
+                for node in always:
+                    self._connect(ways, _key(node, loop))
+                    out += self._node(node, loop)
+                ways = []
+            ways = ways + out
+        return ways
+
+    def _node(self, node: Stage | Loop, loop: str | None) -> list[_Open]:
+        if isinstance(node, Loop):
+            return self._loop(node)
+        spec = node.spec
+        box = Box(
+            key=_key(node, loop),
+            title=node.name,
+            kind=kind_of(spec),
+            lines=tuple(filter(None, (decisive(spec), condition(node.condition)))),
+            numbers=tuple(self._numbers(node.name)),
+            role=str(getattr(spec, "engine", "")) or None,
+            loop=loop,
+        )
+        self._boxes.append(box)
+        return [_Open(_key(node, loop))]
+
+    def _loop(self, loop: Loop) -> list[_Open]:
+        """Head and body of a loop; the way out of its head."""
+        key, body = _key(loop, None), loop.body
+        turns = (f"{rounds(self._tally, loop):,.2f} rounds a chain",) if self._tally else ()
+        said = tuple(filter(None, (condition(loop.condition), "until", *_pairs(list(exits(loop).values())))))
+        self._boxes.append(Box(key=key, title=loop.name, lines=said, numbers=turns, loop=loop.name, shape="loop"))
+        self._connect(self._block(body, [_Open(key, lines=("next step",))], loop.name), key, way="again")
+        if body.first_writer is not None:
+            self._first_steps(key, body.first_writer, loop)
+        taken = ended_by(self._tally, loop) if self._tally and loop is self._loops[-1] else {}
+        return [_Open(key, lines=tuple(f"{reason} {count}" for reason, count in taken.items()) or ("until",), way="exit")]
+
+    def _first_steps(self, key: str, writer: Stage, loop: Loop) -> None:
+        """The stage that writes the first steps is reached without those before it."""
+        taken = of(self._tally.first_steps.get(writer.name, 0), self._tally.steps.get(writer.name, 0)) if self._tally else ""
+        lines = tuple(filter(None, (f"the first {loop.body.first_steps:,} steps", taken)))
+        self._arrows.append(Arrow(tail=key, head=_key(writer, loop.name), lines=lines))
+
+    def _connect(self, ways: list[_Open], head: str, way: Way | None = None) -> None:
+        for open_ in ways:
+            lines = (*open_.lines, *self._verdict(open_))
+            kind: Way = "verdict" if open_.guard and way is None else way or open_.way
+            self._arrows.append(Arrow(tail=open_.tail, head=head, lines=lines, way=kind))
+
+    def _verdict(self, open_: _Open) -> Iterator[str]:
+        if open_.guard is not None:
+            judge = "" if open_.tail.endswith(f"/{open_.guard.stage}") else f"{open_.guard.stage} "
+            yield f"{judge}{verdict(open_.guard.accepted)}"
+            if self._tally:
+                yield verdict_count(self._tally, open_.guard.stage, open_.guard.accepted)
+
+    def _numbers(self, stage: str) -> Iterator[str]:
+        if self._tally is None:
+            return
+        if (found := self._tally.stages.get(stage)) is None:
+            yield "no calls"
+            return
+        yield f"{found.calls:,} calls" + (f", {found.failed:,} failed" if found.failed else "")
+        yield f"{mean(found.in_flight_s, found.calls)} in flight, {mean(found.waiting_s, found.calls)} waiting"
+
+    def _endings(self) -> tuple[str, ...]:
+        """Why chains ended, as far as no loop's exit says so."""
+        if self._tally is None:
+            return ()
+        known = exits(self._loops[-1]) if self._loops else {}
+        others = {reason: count for reason, count in self._tally.stop_reasons.items() if reason not in known}
+        return tuple(f"{reason} {of(count, self._tally.chains)}" for reason, count in others.items())
+
+
+def _key(node: Stage | Loop, loop: str | None) -> str:
+    return f"{loop or ''}/{node.name}"
+
+
+def _pairs(words: list[str]) -> Iterator[str]:
+    """Two to a line."""
+    return (", ".join(words[place : place + 2]) for place in range(0, len(words), 2))
+
+
+def _split(ways: list[_Open], condition: Condition) -> tuple[list[_Open], list[_Open]]:
+    """The ways that a stage under `condition` takes, and those that lead past it."""
+    other = Condition(condition.stage, not condition.accepted)
+    taken: list[_Open] = []
+    past: list[_Open] = []
+    for open_ in ways:
+        if open_.guard is not None and open_.guard.stage == condition.stage:
+            (taken if open_.guard == condition else past).append(open_)
+        else:
+            taken.append(_Open(open_.tail, condition, open_.lines, open_.way))
+            past.append(_Open(open_.tail, other, open_.lines, open_.way))
+    return taken, past

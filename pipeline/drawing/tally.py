@@ -1,0 +1,89 @@
+"""How often each way through a graph was taken: the tables of a run folder enter, counts and seconds by stage leave. Streams."""
+
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+from msgspec import Struct
+
+from pipeline.plan import Plan
+from pipeline.trace.read import read_batches
+
+
+class StageTally(Struct):
+    """The calls of one stage, every attempt of them; seconds are added up."""
+
+    calls: int = 0
+    failed: int = 0
+    in_flight_s: float = 0.0
+    waiting_s: float = 0.0
+
+
+class Tally(Struct, frozen=True, kw_only=True):
+    """What happened in a run of a plan."""
+
+    run: str
+    chains: int
+    """Chains that are over and had a call."""
+    stages: dict[str, StageTally]
+    accepted: dict[str, int]
+    """By judge."""
+    rejected: dict[str, int]
+    """By judge: verdicts after which another stage wrote the step. Of several judges of one kind the last counts."""
+    steps: dict[str, int]
+    """By the stage that committed them; a judge commits what it accepts."""
+    first_steps: dict[str, int]
+    """Those among them that were written without drafting, because the stage writes the first n."""
+    stop_reasons: dict[str, int]
+    """Most frequent first."""
+
+
+def tally(folder: Path, plan: Plan, run: str) -> Tally:
+    """Count the run folder `folder` of a run of `plan`; raises `InputError` where its tables cannot be read."""
+    judges = {str(stage.spec.__struct_config__.tag): stage.name for stage in plan.stages() if stage.spec.judges}
+    steps: Counter[tuple[str, str, str | None]] = Counter()
+    for batch in read_batches(folder, "steps", ["stage", "decision", "verify_kind"]):
+        steps.update(zip(*(batch.column(name).to_pylist() for name in ("stage", "decision", "verify_kind")), strict=True))
+    accepted, rejected, committed, first = Counter[str](), Counter[str](), Counter[str](), Counter[str]()
+    for (stage, decision, kind), count in steps.items():
+        committed[stage] += count
+        if decision == "accepted":
+            accepted[stage] += count
+        elif decision == "first_steps":
+            first[stage] += count
+        elif kind in judges:
+            rejected[judges[kind]] += count
+    reasons = _stop_reasons(folder)
+    return Tally(
+        run=run,
+        chains=reasons.total(),
+        stages=_stages(folder),
+        accepted=accepted,
+        rejected=rejected,
+        steps=committed,
+        first_steps=first,
+        stop_reasons=dict(reasons.most_common()),
+    )
+
+
+def _stop_reasons(folder: Path) -> Counter[str]:
+    reasons: Counter[str] = Counter()
+    for batch in read_batches(folder, "chains", ["stop_reason", "calls"]):
+        columns = (batch.column(name).to_pylist() for name in ("stop_reason", "calls"))
+        reasons.update(reason for reason, calls in zip(*columns, strict=True) if calls)
+    return reasons
+
+
+def _stages(folder: Path) -> dict[str, StageTally]:
+    found: dict[str, StageTally] = {}
+    for batch in read_batches(folder, "calls", ["stage", "error_type", "e2e_latency_s", "client_wait_s"]):
+        coded = batch.column("stage").dictionary_encode()
+        names, codes = coded.dictionary.to_pylist(), coded.indices.to_numpy()
+        failed = np.asarray(batch.column("error_type").is_valid())
+        columns = (failed, batch.column("e2e_latency_s").to_numpy(), batch.column("client_wait_s").to_numpy())
+        sums = [np.bincount(codes, column, len(names)).tolist() for column in (np.ones(len(codes)), *columns)]
+        for name, calls, failures, in_flight_s, waiting_s in zip(names, *sums, strict=True):
+            stage = found.setdefault(name, StageTally())
+            stage.calls, stage.failed = stage.calls + int(calls), stage.failed + int(failures)
+            stage.in_flight_s, stage.waiting_s = stage.in_flight_s + in_flight_s, stage.waiting_s + waiting_s
+    return found

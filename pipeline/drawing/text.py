@@ -1,0 +1,121 @@
+"""A plan as a tree for a terminal: stages under one another as they run, loops around theirs, with a run's numbers in columns."""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from msgspec import Struct
+
+from pipeline.drawing.tally import Tally
+from pipeline.drawing.words import asked, condition, decisive, ended_by, exits, kind_of, mean, rounds, shortened, verdict, verdict_count
+from pipeline.plan import Block, Loop, Plan, Stage
+
+MARKS = "●○◆◇▲△■□"
+"""Of the roles, in their order; after the last the first again."""
+HEADINGS = ("calls", "failed", "in flight", "waiting")
+
+
+class _Line(Struct, frozen=True):
+    """A line of the tree; lines below it stand within."""
+
+    text: str
+    cells: tuple[str, ...] = ()
+    below: tuple["_Line", ...] = ()
+
+
+def text(plan: Plan, engines: Mapping[str, str], tally: Tally | None = None) -> str:
+    """The drawing as lines; with a run's `tally` the columns are calls, those that failed, and mean seconds of one call."""
+    head = [f"{plan.name}, digest {plan.digest}"]
+    if tally is not None:
+        head.append(f"run {tally.run}: {tally.chains:,} chains")
+    width = max(map(len, engines), default=0)
+    head += [f"  {_mark(engines, role)} {role:{width}}  {shortened(engine)}" for role, engine in engines.items()]
+    if plan.instruction:
+        head.append(f"  a problem {asked(plan)}")
+    rows = list(_tree(_Tree(plan, engines, tally).block(plan.block)))
+    return "\n".join([*head, "", *_columns(rows, bool(tally)), *_endings(plan, tally)]) + "\n"
+
+
+class _Tree:
+    def __init__(self, plan: Plan, engines: Mapping[str, str], tally: Tally | None) -> None:
+        self._plan, self._engines, self._tally = plan, engines, tally
+        loops = [node for level in plan.block.levels for node in level if isinstance(node, Loop)]
+        self._last_loop = loops[-1] if loops else None
+
+    def block(self, block: Block) -> list[_Line]:
+        lines = []
+        for level in block.levels:
+            nodes = [self._loop(node) if isinstance(node, Loop) else self._stage(node, block) for node in level]
+            lines += nodes if len(nodes) == 1 else [_Line(_together(level), below=tuple(nodes))]
+        return lines
+
+    def _stage(self, stage: Stage, block: Block) -> _Line:
+        mark = _mark(self._engines, str(getattr(stage.spec, "engine", "")))
+        first = f"writes the first {block.first_steps:,} steps by itself" if stage == block.first_writer else ""
+        said = [kind_of(stage.spec), decisive(stage.spec), condition(stage.condition), first]
+        return _Line(f"{mark} {stage.name}: {', '.join(filter(None, said))}", self._cells(stage.name), tuple(self._verdicts(stage)))
+
+    def _loop(self, loop: Loop) -> _Line:
+        turns = f"{rounds(self._tally, loop):,.2f} rounds a chain" if self._tally else ""
+        taken = ended_by(self._tally, loop) if self._tally and loop is self._last_loop else {}
+        until = _Line("until", below=tuple(_Line(f"{said:24} {taken.get(name, '')}".rstrip()) for name, said in exits(loop).items()))
+        title = ", ".join(filter(None, ("repeat", condition(loop.condition), turns)))
+        return _Line(f"↻ {loop.name}: {title}", below=(*self.block(loop.body), until))
+
+    def _verdicts(self, stage: Stage) -> Iterator[_Line]:
+        if stage.spec.judges:
+            for accepted in (True, False):
+                if accepted or getattr(stage.spec, "reject", True):
+                    count = f"  {verdict_count(self._tally, stage.name, accepted)}" if self._tally else ""
+                    yield _Line(f"{verdict(accepted)}{count}{self._then(stage, accepted)}")
+
+    def _then(self, judge: Stage, accepted: bool) -> str:
+        """Where a verdict leads, if any stage waits for it."""
+        due = [s.name for s in self._plan.stages() if s.condition and (s.condition.stage, s.condition.accepted) == (judge.name, accepted)]
+        return f" → {', '.join(due)}" if due else ""
+
+    def _cells(self, stage: str) -> tuple[str, ...]:
+        found = self._tally.stages.get(stage) if self._tally else None
+        if found is None:
+            return ("0", "", "", "") if self._tally else ()
+        means = (mean(found.in_flight_s, found.calls), mean(found.waiting_s, found.calls))
+        return (f"{found.calls:,}", f"{found.failed:,}" if found.failed else "", *means)
+
+
+def _together(level: Sequence[Stage | Loop]) -> str:
+    """How the stages of a level share it."""
+    conditions = {node.condition for node in level}
+    return "either" if len(conditions) > 1 and None not in conditions else "at the same time"
+
+
+def _mark(engines: Mapping[str, str], role: str) -> str:
+    roles = list(engines)
+    return MARKS[roles.index(role) % len(MARKS)] if role in roles else "·"
+
+
+def _tree(lines: Sequence[_Line], indent: str = "") -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Each line behind its branches, with its cells."""
+    for line in lines:
+        last = line is lines[-1]
+        yield f"{indent}{'└─' if last else '├─'} {line.text}", line.cells
+        yield from _tree(line.below, indent + ("   " if last else "│  "))
+
+
+def _columns(rows: Sequence[tuple[str, tuple[str, ...]]], counted: bool) -> Iterator[str]:
+    """The lines, their cells under one another."""
+    if not counted:
+        yield from (line for line, _ in rows)
+        return
+    table = [("", HEADINGS), *rows]
+    left = max(len(line) for line, cells in table if cells)
+    widths = [max(len(cells[place]) for _, cells in table if cells) for place in range(len(HEADINGS))]
+    for line, cells in table:
+        right = "  ".join(f"{cell:>{width}}" for cell, width in zip(cells, widths, strict=False))
+        yield f"{line:{left}}  {right}".rstrip()
+
+
+def _endings(plan: Plan, tally: Tally | None) -> Iterator[str]:
+    """Why chains ended, of failed ones and where no loop says so."""
+    loops = [node for level in plan.block.levels for node in level if isinstance(node, Loop)]
+    known = exits(loops[-1]) if loops else {}
+    others = {name: count for name, count in (tally.stop_reasons if tally else {}).items() if name not in known}
+    if others:
+        yield "ended by " + ", ".join(f"{name} {count:,}" for name, count in others.items())

@@ -1,0 +1,100 @@
+"""What is written on a drawing: parts of a plan, and what a run counted of them, enter; short lines of text leave. Escapes nothing."""
+
+from collections.abc import Mapping
+
+from msgspec import structs
+
+from pipeline.drawing.tally import Tally
+from pipeline.plain import one_line
+from pipeline.plan import Condition, Loop, Plan
+from pipeline.spec import StageSpec
+
+LONGEST = 60
+"""Characters of a text of others, such as a model's name, that are shown."""
+ELSEWHERE = {"after", "when", "engine", "until", "stages"}
+"""What the drawing itself says of a stage."""
+NEUTRAL = (None, 0, 1, ())
+"""Defaults that go without saying; true and false are 1 and 0."""
+ALWAYS = "context_length"
+"""The exit that no graph needs to name."""
+
+
+def shortened(text: str) -> str:
+    """One line of a text of others, cut where it is long."""
+    line = one_line(text)
+    return line if len(line) <= LONGEST else f"{line[: LONGEST - 1]}…"
+
+
+def kind_of(spec: StageSpec) -> str:
+    """The word under `kind`."""
+    return str(spec.__struct_config__.tag)
+
+
+def decisive(spec: StageSpec) -> str:
+    """What decides about a stage, as its graph says it."""
+    said = [
+        f"{field.name}={shortened(_value(value))}"
+        for field in structs.fields(spec)
+        if field.name not in ELSEWHERE
+        and not ((value := getattr(spec, field.name)) == field.default and any(value == each for each in NEUTRAL))
+    ]
+    return " ".join(said)
+
+
+def asked(plan: Plan) -> str:
+    """What every problem is followed by, where the graph has words of its own for it."""
+    return f"and: {shortened(plan.instruction.strip())}" if plan.instruction else ""
+
+
+def condition(when: Condition | None) -> str:
+    """When a stage is due."""
+    return f"when {when.stage} {verdict(when.accepted)}" if when else ""
+
+
+def verdict(accepted: bool) -> str:
+    """The word for it."""
+    return "accepted" if accepted else "rejected"
+
+
+def exits(loop: Loop) -> dict[str, str]:
+    """What may end a loop, with its limit where it has one."""
+    set_ = {name: getattr(loop.until, name) for name in loop.until.__struct_fields__ if getattr(loop.until, name)}
+    return {name: name if value is True else f"{name} {value:,}" for name, value in set_.items()} | {ALWAYS: ALWAYS}
+
+
+def verdict_count(tally: Tally, judge: str, accepted: bool) -> str:
+    """How often, and in which share of its verdicts, a judge decided so."""
+    yes, no = tally.accepted.get(judge, 0), tally.rejected.get(judge, 0)
+    return of(yes if accepted else no, yes + no)
+
+
+def rounds(tally: Tally, loop: Loop) -> float:
+    """Rounds of a loop that led to a step, for each chain."""
+    own = {node.name for level in loop.body.levels for node in level}
+    return sum(count for stage, count in tally.steps.items() if stage in own) / max(1, tally.chains)
+
+
+def ended_by(tally: Tally, loop: Loop | None) -> Mapping[str, str]:
+    """How often each exit of the plan's last `loop` was taken; without a loop, or of failed chains, each `stop_reason`."""
+    known = exits(loop) if loop else {}
+    return {reason: of(count, tally.chains) for reason, count in tally.stop_reasons.items() if (reason in known) == bool(loop)}
+
+
+def of(count: int, total: int) -> str:
+    """A count and its share."""
+    return f"{count:,} ({count / total:.1%})" if total else f"{count:,}"
+
+
+def mean(total_s: float, count: int) -> str:
+    """A mean time, to three digits."""
+    if not count:
+        return "-"
+    each = total_s / count
+    scale, unit = (1, "s") if each >= 1 or not each else (1e3, "ms") if each >= 1e-3 else (1e6, "µs")
+    return f"{each * scale:,.3g} {unit}"
+
+
+def _value(value: object) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f"{value:,}" if isinstance(value, int) else str(value)

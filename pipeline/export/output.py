@@ -1,0 +1,39 @@
+"""The file of an export: a name enters, an open file leaves, and what was written has the name only when it is whole."""
+
+import gzip
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import BinaryIO, cast
+
+from pipeline.errors import UsageError
+
+
+def check_output(path: Path, force: bool) -> None:
+    """Raise `UsageError` where `path` may not be written, before anything is read."""
+    if path.exists() and not force:
+        raise UsageError(f"{path}: is there already; name another file with --output, or pass --force")
+    if path.is_dir() or not os.access(path.absolute().parent, os.W_OK):
+        raise UsageError(f"{path}: cannot be written there; name another file with --output")
+
+
+@contextmanager
+def whole_file(path: Path) -> Iterator[BinaryIO]:
+    """A file to write to, compressed where its name ends in `.gz`; nothing is left behind when the body fails.
+
+    Compressed bytes hold no name and no time, so that equal content is an equal file.
+    """
+    draft = path.with_name(f"{path.name}.tmp")
+    try:
+        with draft.open("wb") as file:
+            if path.suffix == ".gz":
+                with gzip.GzipFile("", "wb", fileobj=file, mtime=0, compresslevel=6) as packed:
+                    yield cast(BinaryIO, packed)
+            else:
+                yield file
+        os.replace(draft, path)
+    except BaseException:
+        with suppress(OSError):
+            draft.unlink(missing_ok=True)
+        raise

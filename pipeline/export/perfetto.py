@@ -1,0 +1,197 @@
+"""A run as a Perfetto trace: the run folder enters, a file for https://ui.perfetto.dev leaves.
+
+Every engine is a process, every place of it that calls took a thread. A slice is one attempt at a call, from leaving for the
+engine until its answer was here; within it stand what the engine says of queue, prefill and decode, from the start on, so that
+what remains at the end is the way to and from the engine. A failed attempt has its error in its name. Arrows join the calls of
+a chain. Counters: in flight and waiting of each engine, output tokens so far, live chains. Calls are streamed.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from msgspec import Struct
+
+from pipeline.errors import InputError
+from pipeline.export.level import Level
+from pipeline.export.output import whole_file
+from pipeline.export.packets import Packets, Value, identity
+from pipeline.export.slots import Slots
+from pipeline.export.source import END_OF_TIME, Array, Card, Survey, beginnings, open_run, survey, windows
+
+PHASES = ("queue_time_s", "prefill_time_s", "decode_time_s")
+ARGUMENTS = (
+    "chain_id",
+    "step_index",
+    "call_index",
+    "attempt",
+    "kind",
+    "choice_count",
+    "input_tokens",
+    "cached_input_tokens",
+    "output_tokens",
+    "client_wait_s",
+    *PHASES,
+    "time_to_first_token_s",
+    "finish_reason",
+    "error_type",
+    "error_message",
+)
+COLUMNS = ("engine", "stage", "submit_unix_ns", "end_unix_ns", *ARGUMENTS)
+ENGINE_COUNTERS = {"in flight": "calls", "waiting": "calls", "output tokens": "tokens"}
+"""Name and unit."""
+RUN_PID = 1
+TIDS = 100_000
+"""Thread numbers of a process; an engine has at most 65,536 places."""
+
+
+class Drawn(Struct, frozen=True):
+    """What went into a trace."""
+
+    calls: int
+    size: int
+    """Bytes of the file."""
+
+
+def export(run: Path, output: Path) -> Drawn:
+    """Write the trace of the run folder to the new file `output`; raises `InputError` where there is none to write."""
+    card, calls = open_run(run)
+    chains = survey(run, "chains")
+    with whole_file(output) as file:
+        origin = min(card.started_unix_ns or END_OF_TIME, calls.watermark(0), chains.watermark(0))
+        packets = Packets(file, origin)
+        life = Life(packets, card, origin)
+        life.sessions()
+        life.chains(run, chains)
+        engines = Engines(packets, card, origin)
+        for window in windows(run, "calls", COLUMNS, calls):
+            engines.count(window.read, window.until)
+            for row in _rows(window.begun):
+                engines.draw(row)
+        packets.close()
+    return Drawn(calls.rows, output.stat().st_size)
+
+
+class Life:
+    """The run as a process: its sessions, and how many chains were live."""
+
+    def __init__(self, packets: Packets, card: Card, origin: int) -> None:
+        self._packets, self._card, self._origin = packets, card, origin
+        self._uuid = identity("run")
+        packets.group(self._uuid, RUN_PID, f"run {card.run_id}")
+
+    def sessions(self) -> None:
+        """A slice for each process that worked on the run; one that is still at work has no end."""
+        track = identity("run", "sessions")
+        self._packets.row(track, RUN_PID, RUN_PID * TIDS, "sessions")
+        for number, session in enumerate(self._card.sessions, 1):
+            start = max(0, session.started_unix_ns - self._origin)
+            self._packets.begin(track, start, f"session {number}", "session", {"status": session.status})
+            if session.ended_unix_ns is not None:
+                self._packets.end(track, max(start, session.ended_unix_ns - self._origin))
+
+    def chains(self, run: Path, plan: Survey) -> None:
+        """Between two sessions nothing lives."""
+        track, live = identity("run", "live chains"), Level()
+        self._packets.counter(track, self._uuid, "live chains", "chains", 0)
+        for window in windows(run, "chains", ["end_unix_ns"], plan):
+            starts, ends = (window.read.column(name).to_numpy() for name in ("start_unix_ns", "end_unix_ns"))
+            live.span(starts, ends)
+            for since, until in self._card.pauses:
+                over = (starts < since) & (ends > until)
+                live.change(starts[over] * 0 + since, -1)
+                live.change(starts[over] * 0 + until, 1)
+            for time, value in live.until(window.until):
+                self._packets.value(track, time - self._origin, value)
+
+
+class Engines:
+    """One process for each engine."""
+
+    def __init__(self, packets: Packets, card: Card, origin: int) -> None:
+        self._packets, self._origin = packets, origin
+        self._engines = {role: Engine(packets, card, role, pid) for pid, role in enumerate(card.engines, RUN_PID + 1)}
+
+    def count(self, calls: pa.RecordBatch, until: int) -> None:
+        """Count `calls` in, which come in any order, and write the counters up to `until`."""
+        roles = calls.column("engine").dictionary_encode()
+        codes = roles.indices.to_numpy()
+        submit, end, tokens = (calls.column(name).to_numpy() for name in ("submit_unix_ns", "end_unix_ns", "output_tokens"))
+        columns = (beginnings(calls, "calls"), submit, end, tokens)
+        for code, role in enumerate(roles.dictionary.to_pylist()):
+            if role not in self._engines:
+                raise InputError("run.json", f"names no engine `{role}`, which calls of the run were sent to")
+            self._engines[role].count(*(column[codes == code] for column in columns))
+        for engine in self._engines.values():
+            engine.show(until, self._origin)
+
+    def draw(self, row: dict[str, Any]) -> None:
+        """One call, in the order in which they began."""
+        start, end = row["submit_unix_ns"] - self._origin, row["end_unix_ns"] - self._origin
+        track = self._engines[row["engine"]].place(start, end)
+        failed = row["error_type"]
+        name = f"{row['stage']} ({failed})" if failed else row["stage"]
+        flow = identity("chain", row["chain_id"])
+        self._packets.begin(track, start, name, "failed" if failed else "call", _arguments(row), flow)
+        for phase, since, until in _phases(row, start, end):
+            self._packets.begin(track, since, phase, "phase", {})
+            self._packets.end(track, until)
+        self._packets.end(track, end)
+
+
+class Engine:
+    """A process: its counters, and a thread for every place."""
+
+    def __init__(self, packets: Packets, card: Card, role: str, pid: int) -> None:
+        self._packets, self._role, self._pid = packets, role, pid
+        uuid = identity("engine", role)
+        packets.group(uuid, pid, f"{role}: {card.model(role)}")
+        self._levels = {identity("counter", role, name): Level() for name in ENGINE_COUNTERS}
+        for rank, (track, (name, unit)) in enumerate(zip(self._levels, ENGINE_COUNTERS.items(), strict=True)):
+            packets.counter(track, uuid, name, unit, rank)
+        self._slots = Slots()
+        self._tracks: list[int] = []
+
+    def count(self, ready: Array, submit: Array, end: Array, tokens: Array) -> None:
+        """Its calls: when they could have left, left and ended, ns UTC."""
+        in_flight, waiting, produced = self._levels.values()
+        in_flight.span(submit, end)
+        waiting.span(ready, submit)
+        produced.change(end, tokens)
+
+    def show(self, until: int, origin: int) -> None:
+        """Write the counters up to `until`."""
+        for track, level in self._levels.items():
+            for time, value in level.until(until):
+                self._packets.value(track, time - origin, value)
+
+    def place(self, start: int, end: int) -> int:
+        """The track of a call."""
+        slot = self._slots.take(start, end)
+        if slot == len(self._tracks):
+            self._tracks.append(identity("slot", self._role, slot))
+            self._packets.row(self._tracks[slot], self._pid, self._pid * TIDS + slot, f"slot {slot:03}")
+        return self._tracks[slot]
+
+
+def _rows(calls: pa.Table) -> Iterator[dict[str, Any]]:
+    columns = {name: calls.column(name).to_pylist() for name in COLUMNS}
+    for values in zip(*columns.values(), strict=True):
+        yield dict(zip(columns, values, strict=True))
+
+
+def _arguments(row: dict[str, Any]) -> dict[str, Value]:
+    """What is known of a call, by the names of its columns."""
+    said = {name: row[name] for name in ARGUMENTS if row[name] is not None}
+    said["finish_reason"] = ", ".join(row["finish_reason"])
+    return said
+
+
+def _phases(row: dict[str, Any], start: int, end: int) -> Iterator[tuple[str, int, int]]:
+    """Name, start and end of what the engine says it did, one after the other and within the call."""
+    for phase in PHASES:
+        if row[phase]:
+            since, start = start, min(end, start + round(row[phase] * 1e9))
+            if start > since:
+                yield phase.removesuffix("_time_s"), since, start

@@ -1,0 +1,152 @@
+"""The formats: what Graphviz reads of them, that texts stay texts, and the tree line by line."""
+
+import json
+import re
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from shutil import which
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from pipeline.drawing.dot import dot, svg
+from pipeline.drawing.mermaid import mermaid
+from pipeline.drawing.recorded import engines_of
+from pipeline.drawing.sheet import Sheet, sheet
+from pipeline.drawing.tally import tally
+from pipeline.drawing.text import text
+from pipeline.errors import UsageError
+from pipeline.plan import Plan
+from pipeline.run import load_plan
+from tests.drawing.conftest import NASTY
+from tests.test_run import ROOT
+
+Load = Callable[..., Plan]
+GRAPHS = sorted(path.stem for path in (ROOT / "graphs").glob("*.yaml"))
+needs_dot = pytest.mark.skipif(which("dot") is None, reason="Graphviz is not installed")
+
+
+def drawn(plan: Plan) -> Sheet:
+    return sheet(plan, engines_of(plan))
+
+
+def understood(source: str) -> dict[str, Any]:
+    """What Graphviz makes of a source."""
+    done = subprocess.run(["dot", "-Tjson0"], input=source, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+@needs_dot
+@pytest.mark.parametrize("name", GRAPHS)
+def test_graphviz_understands_every_checked_in_graph(plan: Load, name: str) -> None:
+    page = drawn(plan(name))
+    found = understood(dot(page))
+    labels = [each["label"] for each in found["objects"] if not each["name"].startswith("cluster")]
+    assert len(labels) == len(page.boxes)
+    for box in page.boxes:
+        [label] = [each for each in labels if f"<b>{box.title}</b>" in each]
+        assert all(line in label for line in (box.kind, *box.lines))
+    assert len(found["edges"]) == len(page.arrows)
+    assert len([each for each in found["objects"] if each["name"].startswith("cluster")]) == len(page.loops)
+
+
+@needs_dot
+@pytest.mark.slow
+@pytest.mark.parametrize("name", GRAPHS)
+def test_svg_is_a_picture_with_the_name_of_every_stage(plan: Load, name: str) -> None:
+    picture = ElementTree.fromstring(svg(drawn(plan(name))))
+    texts = {element.text for element in picture.iter("{http://www.w3.org/2000/svg}text")}
+    assert {stage.name for stage in plan(name).stages()} <= texts
+
+
+@needs_dot
+def test_in_svg_texts_of_others_are_texts(nasty: Plan) -> None:
+    picture = ElementTree.fromstring(svg(drawn(nasty)))
+    kinds = {element.tag.rpartition("}")[2] for element in picture.iter()}
+    assert kinds <= {"svg", "g", "title", "polygon", "path", "text", "ellipse", "polyline"}
+    texts = [element.text or "" for element in picture.iter("{http://www.w3.org/2000/svg}text")]
+    assert len([each for each in texts if NASTY.replace(" ", "") in each.replace("\xa0", "").replace(" ", "")]) == 2
+
+
+def test_in_mermaid_texts_of_others_are_texts(nasty: Plan) -> None:
+    source = mermaid(drawn(nasty))
+    for label in re.findall(r'"([^"\n]*)"', source):
+        plain = label.replace("<br/>", "\n")
+        assert not set(plain) & set("<>&{}`\\'")
+        assert "$$" not in plain
+        read = re.sub(r"#(\d+);", lambda found: chr(int(found[1])), plain).replace("\u200b", "")
+        assert "#" not in re.sub(r"#\d+;", "", plain)
+        if "onerror" in read:
+            assert NASTY in read
+    assert source.count("onerror") == 2
+    assert all(line.count('"') in (0, 2) for line in source.splitlines())
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+def test_mermaid_has_every_box_and_arrow_once(plan: Load, name: str) -> None:
+    page, source = drawn(plan(name)), mermaid(drawn(plan(name)))
+    assert source.startswith("flowchart TD\n")
+    assert len(re.findall(r"^ +n\d+[\[{(]", source, re.MULTILINE)) == len(page.boxes)
+    arrows = re.findall(r"^  n\d+ (?:-->|-\.->|==>)(?:\|\"[^\"]*\"\|)? n\d+$", source, re.MULTILINE)
+    assert len(arrows) == len(page.arrows)
+    assert len(re.findall(r"^  classDef role\d fill:#\w{6},stroke:#\w{6}", source, re.MULTILINE)) == len(page.engines)
+
+
+def test_roles_look_the_same_on_every_drawing(plan: Load) -> None:
+    assert list(engines_of(plan("speccot"))) == list(engines_of(plan("specreason"))) == ["target", "draft"]
+
+
+def test_without_graphviz_the_error_says_what_to_do(plan: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(UsageError, match=r"`dot` is not installed: apt install graphviz, or use --format mermaid"):
+        svg(drawn(plan("speccot")))
+
+
+def test_the_tree_of_a_graph(plan: Load) -> None:
+    speccot = plan("speccot")
+    assert (
+        text(speccot, engines_of(speccot))
+        == f"""speccot, digest {speccot.digest}
+  ● target  torch bundled:tiny-target
+  ○ draft   torch bundled:tiny-draft
+
+├─ ● guidance: generate, unit=tokens max_tokens=8 temperature=0.6
+├─ ↻ reason: repeat
+│  ├─ ○ draft: draft, unit=step candidates=5 max_tokens=256 temperature=0.6
+│  ├─ ● verify: choose, unit=step
+│  │  ├─ accepted
+│  │  └─ rejected → fallback
+│  ├─ ● fallback: generate, unit=step max_tokens=256 temperature=0.6, when verify rejected
+│  └─ until
+│     ├─ thought_closed
+│     ├─ answer_boxed
+│     ├─ repeated 2
+│     ├─ max_steps 256
+│     ├─ token_budget 8,192
+│     └─ context_length
+└─ ● answer: answer, max_tokens=1,024 temperature=0.6
+"""
+    )
+
+
+def test_the_tree_says_what_runs_at_the_same_time_and_what_instead(nasty: Plan) -> None:
+    lines = text(nasty, engines_of(nasty)).splitlines()
+    place = lines.index("├─ at the same time")
+    assert [line[:10].rstrip() for line in lines[place + 1 : place + 3]] == ["│  ├─ ○ on", "│  └─ ● tw"]
+    assert "├─ either" in lines
+    assert "  ◆ third" in {line[:9] for line in lines}
+
+
+def test_the_tree_of_a_run_has_its_numbers_in_columns(plan: Load, run_folder: Path) -> None:
+    speccot = load_plan(ROOT / "graphs/speccot.yaml")
+    lines = text(speccot, engines_of(speccot), tally(run_folder, speccot, "r")).splitlines()
+    [heading] = [line for line in lines if line.endswith("calls  failed  in flight  waiting")]
+    [guidance] = [line for line in lines if "guidance" in line]
+    assert lines[1] == "run r: 12 chains"
+    assert guidance[: heading.index("calls") + len("calls")].endswith(" 12")
+    assert len(guidance) == len(heading)
+    assert "│     ├─ thought_closed           12 (100.0%)" in lines

@@ -1,0 +1,66 @@
+"""Runs to export: one on simulated engines of which one dies now and then, and folders whose rows are written here."""
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from pipeline.trace.events import CallRow, ChainRow
+from pipeline.trace.store import TraceStore
+from tests.test_run import solve
+
+Blank = Callable[..., Any]
+T = 1_700_000_000_000_000_000
+CARD = {
+    "run_id": "written",
+    "graph_file": "graphs/speccot.yaml",
+    "graph_digest": "0",
+    "engines": {"draft": {"backend": "sim", "model": "small"}, "target": {"backend": "sim", "model": "org/large"}},
+    "schedule": "pipelined",
+    "batch_size": 8,
+    "seed": 0,
+    "virtual_time": False,
+    "started_unix_ns": T,
+}
+
+
+@pytest.fixture(scope="session")
+def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """12 problems, twice each; the draft dies after every 40 calls, and the calls that it had are sent again."""
+    settings = ("engines.draft.faults.dies_after_calls=40", "engines.draft.max_restarts=100")
+    return solve(tmp_path_factory.mktemp("run"), settings=settings, samples=2).folder
+
+
+@pytest.fixture(scope="session")
+def calls(run_folder: Path) -> list[dict[str, Any]]:
+    """The calls of `run_folder`."""
+    rows: list[dict[str, Any]] = pq.read_table(run_folder / "calls").to_pylist()
+    assert {row["error_type"] for row in rows} == {None, "EngineDead"}
+    return rows
+
+
+@pytest.fixture
+def written(tmp_path: Path, blank: Blank) -> Callable[..., Path]:
+    """`written(calls, chains, ...)`: a run folder of these (start, end, ...) in nanoseconds since `T`, each list of calls a part."""
+
+    def write(parts: Sequence[Sequence[tuple[int, int]]], chains: Sequence[tuple[int, int]] = (), **card: Any) -> Path:
+        folder = tmp_path / "written"
+        folder.mkdir()
+        (folder / "run.json").write_text(json.dumps(CARD | card))
+        for part in parts:
+            rows = [
+                blank(CallRow, engine="target", stage="s", chain_id="c", submit_unix_ns=T + start, end_unix_ns=T + end)
+                for start, end in part
+            ]
+            store = TraceStore(folder)
+            store.append("calls", rows)
+            store.close()
+        store = TraceStore(folder)
+        store.append("chains", [blank(ChainRow, start_unix_ns=T + start, end_unix_ns=T + end) for start, end in chains])
+        store.close()
+        return folder
+
+    return write

@@ -1,0 +1,179 @@
+"""OpenTelemetry spans: from a file of OTLP JSON lines, and as a server on this machine gets them from the official exporter."""
+
+import json
+import math
+import threading
+from collections import defaultdict
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
+from pipeline.errors import ExportError, UsageError
+from pipeline.export.otel import check_endpoint, export, to_file, to_server
+
+
+class Collector(ThreadingHTTPServer):
+    """Takes OTLP over HTTP, as long as `status` says so."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Answer)
+        self.status = 200
+        self.requests: list[Any] = []
+        self.endpoint = f"http://127.0.0.1:{self.server_port}/v1/traces"
+
+
+class _Answer(BaseHTTPRequestHandler):
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        collector: Any = self.server
+        collector.requests.append((self.path, ExportTraceServiceRequest.FromString(body)))
+        self.send_response(collector.status)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def log_message(self, *args: object) -> None:
+        """Nothing is printed."""
+
+
+@pytest.fixture
+def collector() -> Iterator[Collector]:
+    with Collector() as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+def plain(value: dict[str, Any]) -> Any:
+    [(kind, held)] = value.items()
+    if kind == "arrayValue":
+        return [plain(each) for each in held["values"]]
+    return int(held) if kind == "intValue" else held
+
+
+def attributes(holder: dict[str, Any]) -> dict[str, Any]:
+    return {each["key"]: plain(each["value"]) for each in holder["attributes"]}
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    """All spans of a file, with their attributes as a dict."""
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    found = [span for line in lines for one in line["resourceSpans"] for scope in one["scopeSpans"] for span in scope["spans"]]
+    return [span | {"attributes": attributes(span)} for span in found]
+
+
+@pytest.fixture(scope="module")
+def file(run_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("otel") / "spans.jsonl"
+    export(run_folder, to_file(path))
+    return path
+
+
+@pytest.fixture(scope="module")
+def spans(file: Path) -> list[dict[str, Any]]:
+    return read(file)
+
+
+def test_a_chain_is_a_trace_with_its_steps_and_in_them_its_calls(spans: list[dict[str, Any]], run_folder: Path) -> None:
+    by_id = {span["spanId"]: span for span in spans}
+    assert len(by_id) == len(spans) == sum(pq.read_table(run_folder / name).num_rows for name in ("chains", "steps", "calls"))
+    assert all(len(span["traceId"]) == 32 and len(span["spanId"]) == 16 and int(span["traceId"], 16) for span in spans)
+    roots = [span for span in spans if "parentSpanId" not in span]
+    assert len({span["traceId"] for span in roots}) == len(roots) == 24
+    for span in spans:
+        if parent := by_id.get(span.get("parentSpanId", "")):
+            assert parent["traceId"] == span["traceId"]
+            assert int(parent["startTimeUnixNano"]) <= int(span["startTimeUnixNano"])
+            assert int(parent["endTimeUnixNano"]) >= int(span["endTimeUnixNano"])
+        else:
+            assert span in roots
+
+
+def test_a_call_is_in_its_step_and_an_answer_in_its_chain(spans: list[dict[str, Any]]) -> None:
+    by_id = {span["spanId"]: span for span in spans}
+    parents = defaultdict(set)
+    for span in spans:
+        if span["kind"] == 3:
+            parent = by_id[span["parentSpanId"]]
+            parents[span["attributes"]["gen_ai.prompt.name"]].add(parent["name"])
+            if parent["name"].startswith("step"):
+                assert parent["attributes"]["pipeline.step_index"] == span["attributes"]["pipeline.step_index"]
+    assert parents["answer"] == {"invoke_workflow speccot"}
+    assert parents["fallback"] == {"step fallback"}
+    assert parents["draft"] == parents["verify"] == {"step accepted", "step fallback"}
+
+
+def test_attributes_have_the_names_of_the_columns_metadata(spans: list[dict[str, Any]], calls: list[dict[str, Any]]) -> None:
+    found = {(s["attributes"]["gen_ai.conversation.id"], s["attributes"]["pipeline.call_index"]): s for s in spans if s["kind"] == 3}
+    schema = {"gen_ai.usage.input_tokens": "input_tokens", "gen_ai.request.seed": "seed", "gen_ai.prompt.name": "stage"}
+    schema |= {"gen_ai.usage.output_tokens": "output_tokens", "server.address": "engine", "gen_ai.latency.time_in_queue": "queue_time_s"}
+    schema |= {"gen_ai.response.finish_reasons": "finish_reason", "pipeline.client_wait_s": "client_wait_s"}
+    for row in calls:
+        span = found.pop((row["chain_id"], row["call_index"]))
+        assert (int(span["startTimeUnixNano"]), int(span["endTimeUnixNano"])) == (row["submit_unix_ns"], row["end_unix_ns"])
+        said = {column: span["attributes"].get(name) for name, column in schema.items()}
+        assert said == {column: row[column] or None if column == "finish_reason" else row[column] for column in schema.values()}
+        assert span["attributes"]["gen_ai.provider.name"] == "sim"
+        assert (span["status"].get("code"), span["status"].get("message")) == (
+            (2, row["error_message"]) if row["error_type"] else (None, None)
+        )
+    assert not found
+
+
+def test_the_root_names_the_workflow_and_the_resource_the_run(spans: list[dict[str, Any]], file: Path) -> None:
+    root = next(span for span in spans if "parentSpanId" not in span)
+    assert root["attributes"]["gen_ai.workflow.name"] == "speccot"
+    assert root["attributes"]["gen_ai.evaluation.score.label"] in ("true", "false")
+    resource = attributes(json.loads(file.read_text().splitlines()[0])["resourceSpans"][0]["resource"])
+    assert (resource["service.name"], resource["pipeline.run_id"], resource["pipeline.graph"]) == ("pipeline", "run", "speccot")
+    assert resource["pipeline.version.python"].startswith("3.")
+
+
+def test_texts_are_exported_only_when_asked_for(spans: list[dict[str, Any]], run_folder: Path, tmp_path: Path) -> None:
+    texts = set(pq.read_table(run_folder / "steps")["step_text"].to_pylist())
+    export(run_folder, to_file(tmp_path / "t"), texts=True)
+    assert {span["attributes"]["pipeline.step_text"] for span in read(tmp_path / "t") if span["name"].startswith("step")} == texts
+    assert not [name for span in spans for name in span["attributes"] if "text" in name or "answer" in name]
+
+
+def test_equal_runs_give_equal_files(file: Path, run_folder: Path, tmp_path: Path) -> None:
+    export(run_folder, to_file(tmp_path / "again"))
+    assert (tmp_path / "again").read_bytes() == file.read_bytes()
+
+
+def test_a_server_gets_every_span_once(run_folder: Path, collector: Collector, spans: list[dict[str, Any]]) -> None:
+    sent = export(run_folder, to_server(collector.endpoint))
+    got = [s for _, request in collector.requests for one in request.resource_spans for scope in one.scope_spans for s in scope.spans]
+    assert {path for path, _ in collector.requests} == {"/v1/traces"}
+    assert len(collector.requests) == math.ceil(len(spans) / 512) > 1
+    assert sorted(span.span_id.hex() for span in got) == sorted(span["spanId"] for span in spans)
+    assert sent.spans == len(got)
+    assert (sent.chains, sent.calls) == (24, sum(span.kind == 3 for span in got))
+
+
+@pytest.mark.parametrize(("status", "said"), [(400, "answers 400 Bad Request"), (302, "answers 302 Found")])
+def test_a_server_that_does_not_take_them_is_named(run_folder: Path, collector: Collector, status: int, said: str) -> None:
+    collector.status = status
+    with pytest.raises(ExportError) as caught:
+        export(run_folder, to_server(collector.endpoint))
+    assert str(caught.value) == f"{collector.endpoint}: {said}"
+    assert len(collector.requests) == 1
+
+
+def test_where_nobody_listens_the_error_says_so(run_folder: Path, collector: Collector, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TRACES_TIMEOUT", "0.5")
+    collector.server_close()
+    with pytest.raises(ExportError, match="cannot be reached: connection refused"):
+        export(run_folder, to_server(collector.endpoint))
+
+
+@pytest.mark.parametrize("endpoint", ["127.0.0.1:4318", "ftp://host/v1/traces", "http://", ""])
+def test_what_is_no_address_is_refused(endpoint: str) -> None:
+    with pytest.raises(UsageError, match="expected the whole address"):
+        check_endpoint(endpoint)
