@@ -1,0 +1,130 @@
+"""The summary of a run as tables, ready to print or to put on a page. Pure: a `Summary` enters."""
+
+from pipeline.analysis.compare_cells import Table
+from pipeline.analysis.summary import Summary
+
+
+def facts(summary: Summary, *, simulated: bool) -> Table:
+    """What came out, a line for each fact."""
+    title = f"{summary.run}: {summary.status}" + (" (simulated time)" if simulated else "")
+    return Table(title, ("", ""), tuple(_fact_rows(summary, simulated)))
+
+
+def engines(summary: Summary) -> Table:
+    """Calls, tokens and busy time of each engine."""
+    columns = ("engine", "calls", "input tokens", "cached", "output tokens", "tokens/s", "busy", "in flight")
+    rows = []
+    for name, engine in summary.engines.items():
+        cached = engine.cached_input_tokens / engine.input_tokens if engine.input_tokens else None
+        rows.append(
+            (
+                name,
+                f"{engine.calls:,}",
+                f"{engine.input_tokens:,}",
+                _percent(cached),
+                f"{engine.output_tokens:,}",
+                _number(engine.output_tokens_per_s),
+                _percent(engine.busy_share),
+                f"{engine.mean_in_flight:.1f}",
+            )
+        )
+    return Table("Engines", columns, tuple(rows))
+
+
+def stages(summary: Summary) -> Table:
+    """Calls, tokens and times of each stage."""
+    columns = ("stage", "calls", "failed", "input tokens", "output tokens", "s in flight", "ms each", "s waiting")
+    rows = []
+    for name, stage in summary.stages.items():
+        rows.append(
+            (
+                name,
+                f"{stage.calls:,}",
+                f"{stage.failed_calls:,}",
+                f"{stage.input_tokens:,}",
+                f"{stage.output_tokens:,}",
+                f"{stage.in_flight_s:,.1f}",
+                f"{1000 * stage.in_flight_s / stage.calls:.1f}" if stage.calls else "-",
+                f"{stage.wait_s:,.1f}",
+            )
+        )
+    return Table("Stages", columns, tuple(rows))
+
+
+def _fact_rows(s: Summary, simulated: bool) -> list[tuple[str, str]]:
+    retried = sum(engine.retried_calls for engine in s.engines.values())
+    failed = f", {s.failed} failed ({', '.join(f'{n} {kind}' for kind, n in s.errors.items())})" if s.failed else ""
+    cancelled = f", {s.cancelled} cancelled" if s.cancelled else ""
+    return [
+        ("chains", f"{s.done} done{failed}{cancelled}"),
+        *([("retries", f"{retried:,} attempts were repetitions of failed ones")] if retried else []),
+        *([("restarts", restarts)] if (restarts := _restarts(s)) else []),
+        *((kind, f"for example: {message}") for kind, message in s.error_examples.items()),
+        ("accuracy", _accuracy(s, simulated) if s.graded else "no reference answers"),
+        *_sample_rows(s),
+        ("wall time", f"{_number(s.wall_time_s)} s, of that {_number(s.tail_time_s)} s tail (fewer live chains than the batch size)"),
+        (
+            "throughput",
+            f"{_number(s.problems_per_s)} problems/s, {_number(s.steps_per_s)} steps/s, {_number(s.output_tokens_per_s)} output tokens/s",
+        ),
+        (
+            "verification",
+            f"{_percent(s.acceptance_rate)} accepted, {_percent(s.fallback_rate)} fallback, of {s.verified_steps:,} verified steps",
+        ),
+        (
+            "thought",
+            f"{s.thought_tokens:,} tokens, {_percent(s.draft_share)} by the draft; {s.wasted_draft_tokens:,} drafted tokens unused",
+        ),
+        *_speculation_rows(s),
+        ("overlap", f"{_percent(s.overlap_share)} of the time two engines were busy"),
+        ("ended by", ", ".join(f"{reason} {count}" for reason, count in s.stop_reasons.items())),
+    ]
+
+
+def _restarts(s: Summary) -> str:
+    """Which engines died and were started again."""
+    return ", ".join(
+        f"{name} died and was started again {'once' if engine.restarts == 1 else f'{engine.restarts} times'}"
+        for name, engine in s.engines.items()
+        if engine.restarts
+    )
+
+
+def _accuracy(s: Summary, simulated: bool) -> str:
+    said = f"{_percent(s.accuracy)} ({s.correct} of {s.graded} graded{', of simulated answers' if simulated else ''})"
+    if s.accuracy_interval is None:
+        return said
+    low, high = s.accuracy_interval.low, s.accuracy_interval.high
+    return f"{said}, 95% interval {low:.1%} to {high:.1%}{', problems as clusters' if s.accuracy_interval.method == 'clusters' else ''}"
+
+
+def _sample_rows(s: Summary) -> list[tuple[str, str]]:
+    """With several attempts at a problem."""
+    if s.samples < 2:
+        return []
+    return [
+        ("samples", ", ".join(f"pass@{k} {share:.1%}" for k, share in s.pass_at.items())),
+        ("majority vote", f"{_percent(s.majority_accuracy)} of problems right by their most frequent answer, of up to {s.samples}"),
+    ]
+
+
+def _speculation_rows(s: Summary) -> list[tuple[str, str]]:
+    """Token-level speculation inside engines, where there is some."""
+    rows = []
+    for name, engine in s.engines.items():
+        if engine.speculated_tokens and engine.speculations:
+            accepted = engine.accepted_speculated_tokens or 0
+            share, length = accepted / engine.speculated_tokens, 1 + accepted / engine.speculations
+            said = (
+                f"{name} accepted {share:.1%} of {engine.speculated_tokens:,} tokens proposed inside it, {length:.2f} tokens an iteration"
+            )
+            rows.append(("speculation", said))
+    return rows
+
+
+def _percent(share: float | None) -> str:
+    return "-" if share is None else f"{share:.1%}"
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:,.0f}" if value >= 100 else f"{value:.3g}"

@@ -1,0 +1,19 @@
+"""The way into the modules that need the extra `report`: a module's name enters, the module leaves, or one clear sentence."""
+
+from importlib import import_module
+from types import ModuleType
+
+from pipeline.errors import UsageError
+
+PACKAGES = ("jinja2", "markupsafe", "plotly")
+
+
+def load(name: str) -> ModuleType:
+    """The module `pipeline.report.NAME`; raises `UsageError` where a package that it draws or writes with is missing."""
+    try:
+        return import_module(f"pipeline.report.{name}")
+    except ModuleNotFoundError as error:
+        package = str(error.name).partition(".")[0]
+        if package not in PACKAGES:
+            raise
+        raise UsageError(f'reports need the package `{package}`, which is not installed: pip install "pipeline[report]"') from error

@@ -1,0 +1,142 @@
+// Draws the page's plots when they come near and shows its stories when they are opened. What it puts in is text, never markup.
+"use strict";
+(() => {
+  const parsed = new Map();
+  const read = (id) => {
+    if (!parsed.has(id)) parsed.set(id, JSON.parse(document.getElementById(id).textContent));
+    return parsed.get(id);
+  };
+  const make = (tag, className, text) => {
+    const element = document.createElement(tag);
+    if (className) element.className = className;
+    if (text !== undefined) element.textContent = text;
+    return element;
+  };
+
+  // Plots. A browser holds few WebGL contexts: plots that use it are given up while they are far away.
+  const hasWebGL = Boolean(document.createElement("canvas").getContext("webgl"));
+  const usesWebGL = (plot) => plot.data.some((trace) => trace.type === "scattergl");
+  const config = { responsive: true, displaylogo: false };
+
+  const fitLines = (place) => {
+    const { meta, yaxis } = place.layout;
+    if (!meta || !meta.rows) return;
+    const seen = Math.abs(yaxis.range[0] - yaxis.range[1]);
+    const width = Math.min(16, Math.max(1, (0.8 * meta.room) / seen));
+    if (Math.abs(width - place.data[0].line.width) > 0.2) Plotly.restyle(place, { "line.width": width });
+  };
+  const draw = (place) => {
+    if (place.dataset.drawn) return;
+    place.dataset.drawn = "yes";
+    const plot = read(place.dataset.plot);
+    if (!hasWebGL) plot.data.forEach((trace) => { if (trace.type === "scattergl") trace.type = "scatter"; });
+    Plotly.newPlot(place, plot.data, plot.layout, config);
+    place.on("plotly_relayout", () => fitLines(place));
+  };
+  const drop = (place) => {
+    if (!place.dataset.drawn || !usesWebGL(read(place.dataset.plot))) return;
+    delete place.dataset.drawn;
+    Plotly.purge(place);
+  };
+  const plots = [...document.querySelectorAll(".plot")];
+  const near = new IntersectionObserver(
+    (entries) => entries.forEach((entry) => (entry.isIntersecting ? draw : drop)(entry.target)),
+    { rootMargin: "800px" },
+  );
+  plots.forEach((place) => near.observe(place));
+  window.addEventListener("beforeprint", () => {
+    plots.forEach(draw);
+    document.querySelectorAll("figure.table details").forEach((table) => { table.open = true; });
+  });
+
+  // Stories.
+  const words = {
+    guidance: "guidance", accepted: "accepted", fallback: "fallback", first_steps: "first steps", written: "written",
+    rejected: "rejected candidate", not_chosen: "candidate not chosen",
+  };
+  const percent = (share) => `${(100 * share).toFixed(1)} %`;
+  const written = (text) => make("div", "text", text.replace(/^\n+|\n+$/g, ""));
+  const labelled = (into, label, text) => {
+    if (text === null) return;
+    into.append(make("div", "label", label), written(text));
+  };
+  const candidate = (each, number, accepted) => {
+    const kind = each.chosen ? "accepted" : accepted ? "not_chosen" : "rejected";
+    const box = make("div", `candidate ${kind}`);
+    const head = make("div", "head");
+    const odds = each.probability === null ? "" : `, ${percent(each.probability)}`;
+    head.append(make("b", "", each.chosen ? "chosen" : accepted ? "not chosen" : "rejected"), ` · candidate ${number + 1} · ${each.tokens} tokens${odds}`);
+    box.append(head, each.same_as === null ? written(each.text) : make("div", "facts", `the same as candidate ${each.same_as + 1}`));
+    return box;
+  };
+  const candidates = (step) => {
+    const accepted = step.decision === "accepted";
+    const different = step.candidates.filter((each) => each.same_as === null).length;
+    const some = make("details");
+    some.open = !accepted;
+    some.append(make("summary", "", `${step.candidates.length} drafted, ${different} different`));
+    step.candidates.forEach((each, number) => some.append(candidate(each, number, accepted)));
+    return some;
+  };
+  const stepBox = (step) => {
+    const box = make("div", `step ${step.decision}`);
+    const head = make("div", "head");
+    const waited = step.wait_s > 0.0005 ? `, ${step.wait_s.toPrecision(3)} s of it waiting` : "";
+    head.append(
+      make("b", "", `${step.index} ${words[step.decision] || step.decision}`),
+      ` · ${step.engine} · ${step.tokens} tokens · ${step.time_s.toPrecision(3)} s${waited}`,
+    );
+    box.append(head, written(step.text));
+    if (step.verdict !== null) box.append(make("div", "head", step.verdict));
+    if (step.candidates.length) box.append(candidates(step));
+    return box;
+  };
+  const tell = (story) => {
+    const told = make("div", "told");
+    labelled(told, "problem", story.problem === null ? "not in the trace, and the input file is not where it was or has changed" : story.problem);
+    told.append(make("div", "label", "thought, step by step"));
+    story.steps.forEach((step) => told.append(stepBox(step)));
+    labelled(told, "what was written after the thought", story.answer_text);
+    labelled(told, "answer", story.answer);
+    labelled(told, "reference", story.reference);
+    labelled(told, "ended by", story.ended);
+    return told;
+  };
+  const storyBox = (story) => {
+    const box = make("details", "story");
+    box.dataset.why = story.why.join(" ");
+    const line = make("summary");
+    line.append(make("span", "name", story.chain_id), make("span", `badge ${story.verdict}`, story.verdict));
+    story.why.filter((why) => why !== story.verdict).forEach((why) => line.append(make("span", "badge", why)));
+    line.append(make("span", "facts", story.facts));
+    box.append(line);
+    box.addEventListener("toggle", () => { if (box.open && box.childElementCount === 1) box.append(tell(story)); });
+    return box;
+  };
+  const filters = (place, boxes) => {
+    const bar = make("div", "filter");
+    const kinds = ["all", ...new Set(boxes.flatMap((box) => box.dataset.why.split(" ")))];
+    const choose = (kind) => {
+      bar.childNodes.forEach((button) => button.setAttribute("aria-pressed", String(button.dataset.kind === kind)));
+      boxes.forEach((box) => { box.hidden = kind !== "all" && !box.dataset.why.split(" ").includes(kind); });
+    };
+    kinds.forEach((kind) => {
+      const count = kind === "all" ? boxes.length : boxes.filter((box) => box.dataset.why.split(" ").includes(kind)).length;
+      const button = make("button", "", `${kind} ${count}`);
+      button.dataset.kind = kind;
+      button.addEventListener("click", () => choose(kind));
+      bar.append(button);
+    });
+    choose("all");
+    return bar;
+  };
+  const key = () => {
+    const line = make("div", "key");
+    Object.entries(words).forEach(([kind, word]) => line.append(make("span", kind, word)));
+    return line;
+  };
+  document.querySelectorAll(".stories").forEach((place) => {
+    const boxes = read(place.dataset.stories).map(storyBox);
+    place.append(filters(place, boxes), key(), ...boxes);
+  });
+})();

@@ -1,0 +1,112 @@
+"""A page of one file: sections of text, tables, figures and stories enter, HTML that asks nothing of any network leaves.
+
+Everything that came from a run stands in it as text: jinja2 escapes it, or it is JSON that a script puts in by `textContent`.
+Only the two scripts of the page itself may run: the page's own policy names their hashes.
+"""
+
+import base64
+import hashlib
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+from msgspec import Struct
+from plotly.offline import get_plotlyjs
+
+from pipeline.analysis.compare_cells import Table
+from pipeline.plain import harmless
+from pipeline.report.stories import Story
+
+GENERATOR = "pipeline report"
+"""How a page of ours is known."""
+_HERE = Path(__file__).parent
+
+
+class Figure(Struct, frozen=True):
+    """A plot and what it shows."""
+
+    title: str
+    plot: Any
+    """A `plotly.graph_objects.Figure`; its layout has a height."""
+    note: str = ""
+    """What to know when reading it."""
+
+
+class Section(Struct, frozen=True, kw_only=True):
+    """A part of a page; what it has is shown in the order of these fields."""
+
+    title: str
+    notices: Sequence[str] = ()
+    """Said loudly."""
+    text: Sequence[str] = ()
+    """Paragraphs."""
+    figures: Sequence[Figure] = ()
+    tables: Sequence[Table] = ()
+    """Of more than 16 rows closed at first."""
+    stories: Sequence[Story] = ()
+    sections: Sequence["Section"] = ()
+
+
+def page(title: str, sections: Sequence[Section]) -> str:
+    """The page."""
+    scripts = {"plotly": get_plotlyjs(), "script": _text("page.js")}
+    policy = (
+        f"default-src 'none'; script-src {' '.join(map(_digest, scripts.values()))} 'unsafe-eval'; "
+        "style-src 'unsafe-inline'; img-src data: blob:; base-uri 'none'; form-action 'none'"
+    )
+    template = _environment().get_template("page.html")
+    return template.render(
+        title=title,
+        sections=sections,
+        generator=GENERATOR,
+        policy=policy,
+        style=Markup(_text("page.css")),
+        **{name: Markup(text) for name, text in scripts.items()},
+    )
+
+
+def is_page(start: str) -> bool:
+    """Does a file that starts so come from here?"""
+    return f'<meta name="generator" content="{GENERATOR}">' in start
+
+
+def as_json(value: Any) -> Markup:
+    """Stories as JSON that no HTML parser finds anything in."""
+    return _quiet(msgspec.json.encode(value).decode())
+
+
+def plot_json(figure: Figure) -> Markup:
+    """The same of a plot."""
+    return _quiet(figure.plot.to_json())
+
+
+def numeric(table: Table) -> list[bool]:
+    """Of each column of a table, whether it holds numbers; cells without a value say neither."""
+    columns = [[cell for cell in column if cell not in ("", "-", "baseline")] for column in zip(*table.rows, strict=True)]
+    return [bool(cells) and all(cell[0] in "0123456789+-" for cell in cells) for cells in columns] or [False] * len(table.columns)
+
+
+def _quiet(text: str) -> Markup:
+    return Markup(text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"))
+
+
+def _digest(script: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
+
+
+def _text(name: str) -> str:
+    return (_HERE / name).read_text()
+
+
+@cache
+def _environment() -> Environment:
+    environment = Environment(
+        autoescape=True, loader=FileSystemLoader(_HERE), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    environment.filters |= {"as_json": as_json, "plot_json": plot_json, "numeric": numeric}
+    environment.finalize = lambda value: harmless(value) if type(value) is str else value
+    return environment
