@@ -95,10 +95,14 @@ def run_sweep(setup: Setup, problems: int, repeats: int) -> list[Point]:
         output=BUILD / setup.name,
         resume=True,
     )
-    found = sweep(options, tell=_say, done=lambda number, planned, point: _say(f"{setup.name} {number}/{planned}: {point.curve} {point.batch_size}"))
+    found = sweep(options, tell=_say, done=_done)
     if found.error is not None:
         raise found.error
     return found.points
+
+
+def _done(number: int, planned: int, point: Point) -> None:
+    _say(f"{number}/{planned}: {point.curve}, batch size {point.batch_size}, {point.wall_s:.1f} s")
 
 
 def _say(sentence: str) -> None:
@@ -143,7 +147,13 @@ def papers(sweeps: dict[str, list[Point]]) -> Table:
         )
         for size, (wall, _) in TABLE_6.items()
     )
-    columns = ("batch size", "SpecCoT's speed-up over batch size 1", "ours, simulated", "SpecCoT's over the target alone", "ours, simulated")
+    columns = (
+        "batch size",
+        "SpecCoT's speed-up over batch size 1",
+        "ours, simulated",
+        "SpecCoT's over the target alone",
+        "ours, simulated",
+    )
     note = (
         "SpecCoT prints wall times of its own system on two H100 for these batch sizes (table 6) and none of the target alone at the same "
         "batch size; SpecReason and SCoT print latencies of one problem at a time. See calibration.md for how far the two are apart."

@@ -164,7 +164,11 @@ def _sim(machine: Machine) -> BackendState:
     return BackendState(backend="sim", usable=True, what="always")
 
 
-_BACKENDS = {"torch": _torch, "vllm": _vllm, "openai": _openai, "sim": _sim}
+def _replay(machine: Machine) -> BackendState:
+    return BackendState(backend="replay", usable=True, what="always, for runs that were recorded")
+
+
+_BACKENDS = {"torch": _torch, "vllm": _vllm, "openai": _openai, "sim": _sim, "replay": _replay}
 
 
 def handover(specs: Mapping[str, EngineSpec]) -> str | None:

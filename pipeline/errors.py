@@ -11,6 +11,7 @@ PipelineError
 │   └── ExportError       an export could not be delivered
 └── ChainError            one chain failed; it is recorded as such and the others go on (exit code 3)
     ├── BadRow            an input row that holds no problem
+    ├── NeverGenerated    a replayed chain needs text that its recorded run does not hold
     ├── EngineUnavailable an engine could not answer for the moment
     │   └── BadCompletion     an engine answered with what is no answer to its request
     └── RequestRefused    an engine refused one request
@@ -104,6 +105,15 @@ class BadRow(ChainError):
     def __init__(self, where: str, row: int, what: str) -> None:
         super().__init__(f"{where}, row {row}: {what}")
         self.where, self.row, self.what = where, row, what
+
+
+class NeverGenerated(ChainError):
+    """A recorded run holds no answer to the request: `why` is the clause that says so. The text names no chain, so that chains
+    which failed alike read alike."""
+
+    def __init__(self, request_id: str, why: str) -> None:
+        super().__init__(f"needs text that was never generated: {why}")
+        self.request_id, self.why = request_id, why
 
 
 class EngineUnavailable(ChainError):

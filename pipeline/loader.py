@@ -21,9 +21,11 @@ from pipeline.yaml_file import NotYaml, parse, read_yaml
 T = TypeVar("T", bound=msgspec.Struct)
 Kinds = Mapping[str, type[StageSpec]]
 Backends = Mapping[str, type[EngineSpec]]
+Engines = Path | Mapping[str, Any] | None
+"""An engines file, or what would stand in one."""
 
 
-def load_graph(path: Path, kinds: Kinds, backends: Backends, *, engines: Path | None = None, settings: Sequence[str] = ()) -> GraphSpec:
+def load_graph(path: Path, kinds: Kinds, backends: Backends, *, engines: Engines = None, settings: Sequence[str] = ()) -> GraphSpec:
     """The graph at `path` with its engines bound, `settings` (`NAME=VALUE`) applied and every `$param` filled in."""
     raw = read_yaml(path)
     if unknown := raw.keys() - {field.name for field in msgspec.structs.fields(GraphSpec)}:
@@ -101,11 +103,13 @@ def _check_names(names: Iterable[str], where: str, of: str) -> None:
             raise GraphError(where, f"{name!r} is no name for {of}; expected small letters, digits, - and _, a letter first")
 
 
-def _read_engines(raw: dict[str, Any], path: Path, override: Path | None) -> tuple[dict[str, Any], Path]:
+def _read_engines(raw: dict[str, Any], path: Path, override: Engines) -> tuple[dict[str, Any], Path]:
     """The raw roles, copied one level deep so that settings can be applied, and the file they stand in."""
     engines = raw.get("engines") if override is None else None
     if override is None and engines is None:
         raise GraphError(f"{path}: $.engines", "is missing: name an engines file here or give one with --engines")
+    if isinstance(override, Mapping):
+        return {role: dict(spec) for role, spec in override.items()}, Path("--engines")
     file = path if isinstance(engines, dict) else override or path.parent / str(engines)
     if override is None and file.exists() and not file.is_file():
         raise GraphError(f"{path}: $.engines", f"{file} is not a regular file")  # a graph could name one that never ends

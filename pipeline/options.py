@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct, structs
 
+from pipeline.engines.replay_run import PREFIX, replayed
 from pipeline.errors import InputError, UsageError, boundary
 from pipeline.folder import check_output
 from pipeline.plain import storable
@@ -20,6 +21,7 @@ class RunOptions(Struct, frozen=True, kw_only=True):
     graph: Path
     input: Path
     engines: Path | None = None
+    """An engines file, or `replay:RUN`."""
     settings: tuple[str, ...] = ()
     """`NAME=VALUE` for params, `engines.ROLE.NAME=VALUE` for engines."""
     columns: dict[str, str] = {}
@@ -43,6 +45,8 @@ class RunOptions(Struct, frozen=True, kw_only=True):
 def kept(options: RunOptions) -> dict[str, Any]:
     """The options for `run.json`, so that the run can go on from any working folder."""
     files = {name: str(path.absolute()) for name in ("graph", "input", "engines") if (path := getattr(options, name)) is not None}
+    if (run := replayed(options.engines)) is not None:
+        files["engines"] = f"{PREFIX}{run}"
     files = {name: storable(path) for name, path in files.items()}
     own = dict.fromkeys(("output", "resume", "retry_failed", "allow_drift"))
     return {name: value for name, value in (structs.asdict(options) | files).items() if name not in own and value is not None}

@@ -18,13 +18,14 @@ import pyarrow.compute as pc
 from pipeline.engines.base import Usage
 from pipeline.errors import UsageError
 from pipeline.runfile import RunFile
-from pipeline.runtime.past import Earlier, Past, PastCall
+from pipeline.runtime.past import NO_STAGE, Earlier, Past, PastCall
 from pipeline.trace.read import read_batches
 from pipeline.trace.rewrite import remove
 
 Hashes: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
 MAY_DRIFT = ("engines", "batch_size", "schedule", "limit")
 """What may be other than before, when the user says so; with other params, input or seed it would be another run."""
+CHAIN = ("chain_id", "input_row", "sample_index", "stop_reason", "correct", "error_type", "error_stage")
 CALL = (
     "chain_id",
     "error_type",
@@ -101,7 +102,7 @@ def take_again(stop_reason: str, retry_failed: bool) -> bool:
 
 def read_earlier(folder: Path, chains: int, samples: int, retry_failed: bool) -> Earlier:
     """What is in the run folder of a run of `chains` chains; raises `InputError` where its tables cannot be read."""
-    earlier = Earlier(over=np.zeros(chains, np.bool_), decisions=Counter())
+    earlier = Earlier(over=np.zeros(chains, np.bool_), decisions=Counter(), errors=Counter())
     over = _read_chains(folder, earlier, samples, retry_failed)
     _read_steps(folder, earlier, over)
     _read_calls(folder, earlier, over)
@@ -123,7 +124,7 @@ def _read_chains(folder: Path, earlier: Earlier, samples: int, retry_failed: boo
     """Sorted hashes of the `chain_id`s that are over."""
     over = array("q")
     assert earlier.over is not None
-    for batch in read_batches(folder, "chains", ["chain_id", "input_row", "sample_index", "stop_reason", "correct"]):
+    for batch in read_batches(folder, "chains", CHAIN):
         for row in batch.to_pylist():
             if take_again(row["stop_reason"], retry_failed):
                 continue
@@ -131,7 +132,9 @@ def _read_chains(folder: Path, earlier: Earlier, samples: int, retry_failed: boo
             if place < len(earlier.over):
                 earlier.over[place] = True
             over.append(hash(row["chain_id"]))
-            earlier.failed += row["stop_reason"] == "error"
+            if row["stop_reason"] == "error":
+                earlier.failed += 1
+                earlier.errors[row["error_type"], row["error_stage"] or NO_STAGE] += 1
             earlier.done += row["stop_reason"] != "error"
             earlier.graded += row["correct"] is not None
             earlier.correct += bool(row["correct"])
@@ -147,7 +150,7 @@ def _read_steps(folder: Path, earlier: Earlier, over: Hashes) -> None:
 
 
 def _read_calls(folder: Path, earlier: Earlier, over: Hashes) -> None:
-    for batch in read_batches(folder, "calls", [*CALL, "engine"]):
+    for batch in read_batches(folder, "calls", [*CALL, "engine"], ["prompt_digest"]):
         for sums in pa.Table.from_batches([batch]).group_by("engine").aggregate([("output_tokens", "sum")]).to_pylist():
             earlier.output_tokens[sums["engine"]] = earlier.output_tokens.get(sums["engine"], 0) + sums["output_tokens_sum"]
         for row in _begun(batch, over).to_pylist():
@@ -162,6 +165,7 @@ def _add_call(past: Past, row: Mapping[str, Any]) -> None:
     if row["error_type"] is None:
         past.calls[row["request_id"]] = PastCall(
             request_id=row["request_id"],
+            prompt_digest=row.get("prompt_digest"),
             usage=Usage(**{name: row[name] for name in ("input_tokens", "cached_input_tokens", "output_tokens")}),
             wait_s=row["client_wait_s"],
             **{name: row[name] for name in CALL[7:]},

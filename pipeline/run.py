@@ -14,6 +14,7 @@ from msgspec import Struct, structs
 from pipeline.compiler import compile_graph
 from pipeline.engines.base import Engine
 from pipeline.engines.registry import cautions, engine_specs, open_engines, virtual_time
+from pipeline.engines.replay_run import bindings
 from pipeline.errors import Interrupted, PipelineError, first_of
 from pipeline.folder import hold, new_folder
 from pipeline.grader import BESIDE_ENGINES, Grader, default_workers
@@ -23,6 +24,7 @@ from pipeline.plain import storable
 from pipeline.plan import Plan
 from pipeline.problems import Fingerprint, Problems, open_problems
 from pipeline.prompts import INSTRUCTION, Dialect
+from pipeline.replay import announcements, check_replay, resolved
 from pipeline.resume import check_drift, drop_unfinished, last_instant, read_earlier
 from pipeline.runfile import RunFile, Session, Status, host, resolved_engines, versions
 from pipeline.runtime.executor import Executor, Settings
@@ -81,9 +83,9 @@ Tell = Callable[[str], object]
 
 
 def load_plan(graph: Path, engines: Path | None = None, settings: tuple[str, ...] = ()) -> Plan:
-    """The compiled plan of a graph file; raises `GraphError`."""
-    spec = load_graph(graph, stage_specs(), engine_specs(), engines=engines, settings=settings)
-    return compile_graph(spec, str(graph))
+    """The compiled plan of a graph file on an engines file or `replay:RUN`; raises `UsageError`."""
+    spec = load_graph(graph, stage_specs(), engine_specs(), engines=bindings(engines), settings=settings)
+    return resolved(compile_graph(spec, str(graph)))
 
 
 def run(options: RunOptions, watch: Watch | None = None, tell: Tell | None = None) -> Result:
@@ -99,6 +101,10 @@ def run(options: RunOptions, watch: Watch | None = None, tell: Tell | None = Non
     old = old_run(options)
     problems = open_problems(options.input, options.columns, options.limit)
     fingerprint = problems.check()
+    check_replay(plan, options, fingerprint)
+    if tell is not None:
+        for sentence in announcements(plan):
+            tell(sentence)
     this = Run(options, plan, problems, fingerprint, virtual, watch or (lambda view: nullcontext()), tell or (lambda sentence: None))
     if old is None:
         return this.start()
@@ -227,7 +233,7 @@ class Run:
             command=sys.argv,
             versions=versions(),
         )
-        facts = {role: engine.facts for role, engine in engines.items()}
+        facts = {role: _facts(engine) for role, engine in engines.items()}
         self.record = structs.replace(self.record, sessions=(*self.record.sessions, session), engine_facts=facts).with_session(session)
         self.record.write(self.folder)
         await self._execute(engines, dialects, stages)
@@ -320,6 +326,10 @@ class Run:
         )
 
 
+def _facts(engine: Engine) -> dict[str, str | int | float | bool]:
+    return engine.facts | {"max_model_len": engine.max_model_len, "vocab_size": engine.vocab_size}
+
+
 def _ended_sessions(old: RunFile, last_ns: int | None) -> tuple[Session, ...]:
     """The sessions of `old`; one that was killed ends with the last call of the trace."""
     *before, last = old.sessions
@@ -349,7 +359,16 @@ def _totals(progress: Progress, marking: Marking, earlier: Earlier) -> dict[str,
         "chains_cancelled": progress.cancelled,
         "graded": earlier.graded + marks.graded,
         "correct": earlier.correct + marks.correct,
+        "errors": _by_type(progress.errors),
         "steps": progress.steps,
         "decisions": dict(progress.decisions),
         "output_tokens": progress.output_tokens,
     }
+
+
+def _by_type(errors: Mapping[tuple[str, str], int]) -> dict[str, dict[str, int]]:
+    """Failed chains: error, stage, number."""
+    found: dict[str, dict[str, int]] = {}
+    for (error, stage), count in sorted(errors.items()):
+        found.setdefault(error, {})[stage] = count
+    return found

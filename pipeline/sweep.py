@@ -26,6 +26,7 @@ from pipeline.limit import Tapped, all_requests, replay_s
 from pipeline.options import RunOptions
 from pipeline.plan import Plan
 from pipeline.problems import Fingerprint, Problems, open_problems
+from pipeline.replay import announcements, check_replay
 from pipeline.run import Run, Tell, View, in_loop, load_plan
 from pipeline.runfile import RunFile, host, resolved_engines, versions
 from pipeline.signals import stop_on_signal
@@ -93,6 +94,8 @@ def sweep(options: SweepOptions, watch: Watch | None = None, tell: Tell | None =
     for caution in cautions(specs):
         say(caution)
     virtual = virtual_time(specs, str(options.graphs[0]))
+    for sentence in dict.fromkeys(sentence for system in systems for sentence in announcements(system.plan)):
+        say(sentence)
     problems = open_problems(options.input, options.columns, options.limit)
     onlookers = Onlookers(watch=watch or (lambda view: nullcontext()), tell=say, done=done or (lambda *about: None))
     return Sweep(options, systems, specs, virtual, problems, onlookers).run()
@@ -166,6 +169,8 @@ class Sweep:
         """All points that are missing, in order; raises what no point had a part in."""
         self._check()
         self.fingerprint = self.problems.check()
+        for system in self.systems:
+            check_replay(system.plan, self._options(system, 1, self.folder), self.fingerprint)
         error: PipelineError | None = None
         with hold(self.folder):
             self._begin()

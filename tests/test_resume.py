@@ -230,3 +230,29 @@ def test_a_run_of_an_earlier_version_is_refused(wholes: dict[str, Path], tmp_pat
     (tmp_path / "run/run.json").write_bytes(msgspec.json.encode(card))
     with pytest.raises(InputError, match=r"run\.json: is of an earlier version, whose runs cannot go on; start a new run"):
         run(resume_options(tmp_path / "run"))
+
+
+def test_an_answer_to_another_prompt_is_asked_for_again(wholes: dict[str, Path], tmp_path: Path) -> None:
+    cut(wholes["speccot"], tmp_path / "run", 0.5)
+    [part] = (tmp_path / "run/calls").glob("*.parquet")
+    calls = pq.read_table(part)
+    place = calls.column_names.index("prompt_digest")
+    others = pc.add(calls.column(place), 1)
+    pq.write_table(calls.set_column(place, calls.schema.field(place), others), part)
+    over = {row["chain_id"] for row in rows(tmp_path / "run", "chains")}
+    result = run(resume_options(tmp_path / "run"))
+    names = [row["request_id"] for row in rows(result.folder, "calls") if row["chain_id"] not in over]
+    asked = [row["request_id"] for row in rows(wholes["speccot"], "calls") if row["chain_id"] not in over]
+    begun = [row["request_id"] for row in calls.to_pylist() if row["chain_id"] not in over]
+    assert begun
+    assert sorted(names) == sorted(asked + begun)
+    assert {chain: told[0][0] for chain, told in said(result.folder).items()} == {
+        chain: told[0][0] for chain, told in said(wholes["speccot"]).items()
+    }
+
+
+def test_a_run_of_a_version_without_digests_goes_on(wholes: dict[str, Path], tmp_path: Path) -> None:
+    cut(wholes["specreason"], tmp_path / "run", 0.5)
+    [part] = (tmp_path / "run/calls").glob("*.parquet")
+    pq.write_table(pq.read_table(part).drop_columns(["prompt_digest"]), part)
+    assert said(run(resume_options(tmp_path / "run")).folder) == said(wholes["specreason"])

@@ -14,7 +14,7 @@ from pipeline.run import load_plan
 
 @click.command()
 @click.argument("graph", type=click.Path(path_type=Path))
-@click.option("--engines", type=click.Path(path_type=Path), metavar="FILE", help="Engines file instead of the graph's own.")
+@click.option("--engines", type=click.Path(path_type=Path), metavar="FILE", help="Engines file instead of the graph's own, or replay:RUN.")
 @click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="A param, or engines.ROLE.NAME=VALUE.")
 @click.option("--json", "as_json", is_flag=True, help="Print the compiled plan as JSON.")
 @click.option("--debug", is_flag=True, help="Show tracebacks.")

@@ -15,6 +15,7 @@ from pipeline.cli import live
 from pipeline.cli.main import say, show
 from pipeline.cli.summary import print_summary
 from pipeline.options import RunOptions
+from pipeline.replay import shortfall
 from pipeline.resume import MAY_DRIFT
 from pipeline.run import run as start
 from pipeline.runtime.schedule import SCHEDULES
@@ -57,7 +58,7 @@ def _whoever_reads() -> Iterator[None]:
 @click.option(
     "--input", "input_", required=True, type=click.Path(path_type=Path), metavar="FILE", help="Problems: Parquet, JSON lines or CSV."
 )
-@click.option("--engines", type=click.Path(path_type=Path), metavar="FILE", help="Engines file instead of the graph's own.")
+@click.option("--engines", type=click.Path(path_type=Path), metavar="FILE", help="Engines file instead of the graph's own, or replay:RUN.")
 @click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="A param, or engines.ROLE.NAME=VALUE.")
 @column_option
 @click.option("--batch-size", type=click.IntRange(1, 1_000_000), default=64, show_default=True, help="Chains that live at once.")
@@ -91,6 +92,8 @@ def carry_out(options: RunOptions, as_json: bool) -> NoReturn:
             show(msgspec.json.encode(summary, order="sorted"))
         else:
             print_summary(summary, result.folder, simulated=result.run.virtual_time)
+    if said := shortfall(result.run):
+        say(said)
     if result.error is not None:
         if result.run.status == "failed":
             say(f"error: {result.error}")

@@ -4,8 +4,10 @@ Prompts enter and candidates leave as token ids. Everything here is data or a pr
 One test suite, `tests/engines/test_contract.py`, holds every backend to it.
 """
 
+from array import array
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
+from hashlib import blake2b
 from itertools import zip_longest
 from typing import Any, Literal, Protocol, runtime_checkable
 
@@ -15,6 +17,8 @@ from pipeline.engines.machine import Machine
 from pipeline.spec import EngineSpec
 
 FinishReason = Literal["stop", "length"]
+_NO_ID = (1 << 32) - 1
+"""Keeps apart, in a digest, what stands beside it."""
 
 
 class Request(Struct, frozen=True, kw_only=True):
@@ -47,6 +51,13 @@ class Request(Struct, frozen=True, kw_only=True):
     """Lower goes first, in engines that order their own queue."""
     affinity: str = ""
     """The chain: requests of one chain share a prefix and belong on one replica."""
+
+    def digest(self) -> int:
+        """64 bits of the prompt, `scored_ids` and `stop_ids`: what the answer depends on and the trace has no column for."""
+        state = blake2b(array("I", self.prompt_ids), digest_size=8)
+        if self.stop_ids or self.scored_ids:
+            state.update(array("I", (_NO_ID, *self.stop_ids, _NO_ID, *self.scored_ids)))
+        return int.from_bytes(state.digest(), "little", signed=True)
 
 
 class Candidate(Struct, frozen=True, kw_only=True):

@@ -8,13 +8,14 @@ from importlib.metadata import entry_points
 
 from pipeline.engines.base import Backend, Engine
 from pipeline.errors import GraphError
-from pipeline.spec import EngineSpec, OpenAISpec, SimSpec, TorchSpec, VllmSpec
+from pipeline.spec import EngineSpec, OpenAISpec, ReplaySpec, SimSpec, TorchSpec, VllmSpec
 
 BUILT_IN: dict[type[EngineSpec], str] = {
     TorchSpec: "pipeline.engines.torch",
     VllmSpec: "pipeline.engines.vllm",
     OpenAISpec: "pipeline.engines.openai",
     SimSpec: "pipeline.engines.sim",
+    ReplaySpec: "pipeline.engines.replay",
 }
 
 

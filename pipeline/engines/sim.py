@@ -9,34 +9,20 @@ import math
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from itertools import count, pairwise
-from typing import NamedTuple
 
 import anyio
 from anyio.abc import TaskStatus
 
-from pipeline.engines.base import Backend, Candidate, Completion, Engine, EngineStatistics, Request, Timing, Tokenizer, Usage
+from pipeline.engines.base import Backend, Completion, Engine, EngineStatistics, Request, Timing, Tokenizer, Usage
 from pipeline.engines.requests import check
+from pipeline.engines.sim_author import Answer, Author, TextAuthor
 from pipeline.engines.sim_cache import PrefixCache
 from pipeline.engines.sim_device import Share, SimDevice
 from pipeline.engines.sim_faults import SimFaults
 from pipeline.engines.sim_scheduler import Scheduler
 from pipeline.engines.sim_stretch import Job
-from pipeline.engines.sim_text import TextModel, Written
-from pipeline.engines.sim_tokenizer import VOCAB_SIZE, SimTokenizer
 from pipeline.errors import EngineDead, GraphError, RequestRefused
 from pipeline.spec import SimSpec
-
-
-class _Answer(NamedTuple):
-    """What a request will get, apart from when."""
-
-    candidates: tuple[Candidate, ...]
-    lengths: tuple[int, ...]
-    """Sampled tokens of each candidate; a scoring samples one that nobody sees."""
-    keeps: tuple[tuple[int, ...], ...] = ((),)
-    """Output tokens whose keys and values the cache will hold: all but the last sampled one."""
-    option_logprobs: tuple[float, ...] = ()
-    scored_logprobs: tuple[float, ...] = ()
 
 
 class DeviceClock:
@@ -65,12 +51,11 @@ class DeviceClock:
 class SimEngine:
     """The `Engine` contract over one share of a simulated device."""
 
-    def __init__(self, role: str, spec: SimSpec, clock: DeviceClock) -> None:
-        self.role, self.spec = role, spec
-        self.tokenizer: Tokenizer = SimTokenizer()
-        self.max_model_len, self.vocab_size = spec.max_model_len, VOCAB_SIZE
+    def __init__(self, role: str, spec: SimSpec, clock: DeviceClock, author: Author) -> None:
+        self.role, self.spec, self._author = role, spec, author
+        self.tokenizer: Tokenizer = author.tokenizer
+        self.max_model_len, self.vocab_size = spec.max_model_len, author.vocab_size
         self.facts: dict[str, str | int | float | bool] = {"device": spec.device.name, "simulated": True}
-        self._model = TextModel(spec.model, spec.text)
         self._clock, self._faults = clock, SimFaults(spec.faults)
         self._shares: list[Share] = []
         self._join()
@@ -84,9 +69,9 @@ class SimEngine:
         """Answer `request`; see `Engine.generate`."""
         self._check_alive()
         prompt = tuple(request.prompt_ids)
-        check(request, self.max_model_len, VOCAB_SIZE)
+        check(request, self.max_model_len, self.vocab_size)
         self._fail(self._faults.arrive())
-        answer = self._answer(request, prompt)
+        answer = self._author.answer(request, self.max_model_len)
         jobs = self._jobs(request, prompt, answer)
         await self._computed(jobs)
         first, *others = jobs
@@ -173,41 +158,17 @@ class SimEngine:
         if not self._alive:
             raise EngineDead(self.role, self._last_words)
 
-    def _answer(self, request: Request, prompt: tuple[int, ...]) -> _Answer:
-        if request.scored_ids:
-            return _Answer((), (1,), scored_logprobs=self._model.score(prompt, tuple(request.scored_ids)))
-        if request.option_ids:
-            chosen, logprobs = self._model.choose(request, prompt)
-            option = Written((request.option_ids[chosen],), 1, logprobs[chosen], "length", None)
-            return _Answer((self._candidate(option),), (1,), option_logprobs=logprobs)
-        limit = min(request.max_tokens, self.max_model_len - len(prompt))
-        written = self._model.write(request, prompt, limit)
-        return _Answer(
-            tuple(map(self._candidate, written)),
-            tuple(text.sampled for text in written),
-            tuple(text.ids[: text.sampled - 1] for text in written),
-        )
-
-    def _candidate(self, written: Written) -> Candidate:
-        return Candidate(
-            ids=written.ids,
-            text=self.tokenizer.decode(written.ids),
-            cumulative_logprob=written.logprob,
-            finish_reason=written.finish_reason,
-            stop_reason=written.stop_reason,
-        )
-
-    def _jobs(self, request: Request, prompt: tuple[int, ...], answer: _Answer) -> dict[Job, anyio.Event]:
+    def _jobs(self, request: Request, prompt: tuple[int, ...], answer: Answer) -> dict[Job, anyio.Event]:
         """One job, and one more for each candidate beyond `max_num_seqs`, with what is set when it is done."""
         computed = prompt + request.scored_ids
         need = len(computed) + sum(answer.lengths)
         if need > self.spec.kv_cache_tokens:
             raise RequestRefused(f"{need} tokens of keys and values do not fit; kv_cache_tokens is {self.spec.kv_cache_tokens}")
         now = anyio.current_time()
-        jobs = {}
+        keeps, jobs = answer.keeps, {}
         for start, end in pairwise((0, *range(self.spec.max_num_seqs, len(answer.lengths)), len(answer.lengths))):
             key, done = (request.priority, now, request.request_id, next(self._numbers)), anyio.Event()
-            job = Job(key, computed, len(prompt) - 1, answer.lengths[start:end], answer.keeps[start:end], done.set)
+            job = Job(key, computed, len(prompt) - 1, answer.lengths[start:end], keeps[start:end], done.set)
             jobs[job] = done
         return jobs
 
@@ -267,8 +228,15 @@ def _devices(specs: Mapping[str, SimSpec]) -> dict[str, SimDevice]:
 @asynccontextmanager
 async def open_sim(specs: Mapping[str, SimSpec]) -> AsyncIterator[Mapping[str, Engine]]:
     """Open the simulated engines of all roles; those that name the same device share it."""
+    async with open_devices(specs, {role: TextAuthor(spec) for role, spec in specs.items()}) as engines:
+        yield engines
+
+
+@asynccontextmanager
+async def open_devices(specs: Mapping[str, SimSpec], authors: Mapping[str, Author]) -> AsyncIterator[Mapping[str, SimEngine]]:
+    """Open engines that cost what `specs` say and answer what their `authors` do."""
     clocks = {name: DeviceClock(device) for name, device in _devices(specs).items()}
-    engines: dict[str, Engine] = {role: SimEngine(role, spec, clocks[spec.device.name]) for role, spec in specs.items()}
+    engines = {role: SimEngine(role, spec, clocks[spec.device.name], authors[role]) for role, spec in specs.items()}
     failure: Exception | None = None
     async with anyio.create_task_group() as tasks:
         for clock in clocks.values():

@@ -7,9 +7,10 @@ import plotly.graph_objects as go
 
 from pipeline.analysis.points import Point, Spread, crossing, curves, spread
 from pipeline.report.page import Figure
-from pipeline.report.style import GREY, SERIES, axes, drawn, layout
+from pipeline.report.style import SERIES, axes, drawn, layout
 
 INK = "#222b36"
+AS_FAST = "as fast near batch size %{x:.3~g}<extra></extra>"
 Value = Callable[[Point], float | None]
 Curve = dict[int, list[Point]]
 
@@ -53,7 +54,12 @@ def over_target(found: dict[str, Curve]) -> go.Figure:
         if where.at is not None:
             ring = {"size": 13, "symbol": "circle-open", "color": SERIES[place % len(SERIES)], "line": {"width": 2}}
             figure.add_scatter(
-                x=[where.at], y=[1], mode="markers", marker=ring, showlegend=False, hovertemplate="as fast near batch size %{x:.3~g}<extra></extra>"
+                x=[where.at],
+                y=[1],
+                mode="markers",
+                marker=ring,
+                showlegend=False,
+                hovertemplate=AS_FAST,
             )
     return _sized(figure, found)
 
@@ -102,7 +108,7 @@ def _line(figure: go.Figure, name: str, values: dict[int, Spread], colour: str) 
 def _colours(found: dict[str, Curve]) -> dict[str, str]:
     """The target alone in black, the others in order."""
     others = [name for name in found if not _alone(found[name])]
-    return {name: INK for name in found} | {name: SERIES[place % len(SERIES)] for place, name in enumerate(others)}
+    return dict.fromkeys(found, INK) | {name: SERIES[place % len(SERIES)] for place, name in enumerate(others)}
 
 
 def _alone(curve: Curve) -> bool:
@@ -118,4 +124,4 @@ def _empty(title: str) -> go.Figure:
 def _sized(figure: go.Figure, found: dict[str, Curve]) -> go.Figure:
     """A logarithmic axis with a tick at every batch size that was run."""
     sizes = sorted({size for curve in found.values() for size in curve})
-    return figure.update_xaxes(title="batch size", type="log", tickvals=sizes, ticktext=[str(size) for size in sizes], gridcolor=GREY + "33")
+    return figure.update_xaxes(title="batch size", type="log", tickvals=sizes, ticktext=list(map(str, sizes)))

@@ -13,7 +13,7 @@ from pipeline.engines.base import Completion, Request, Timing, Usage
 from pipeline.problems import Problem
 from pipeline.redaction import redact
 from pipeline.runtime.lane import Call
-from pipeline.runtime.past import Earlier, Past, PastCall
+from pipeline.runtime.past import NO_STAGE, Earlier, Past, PastCall
 from pipeline.trace.events import CallRow, ChainRow, StepRow
 
 
@@ -50,6 +50,8 @@ class Progress:
         self.done, self.failed = earlier.done, earlier.failed
         self.decisions = earlier.decisions.copy()
         self.steps = self.decisions.total()
+        self.errors = earlier.errors.copy()
+        """Failed chains by the error and the stage that they met it in."""
         self.output_tokens = {role: earlier.output_tokens.get(role, 0) for role in roles}
         self.oldest: dict[str, float] = {}
         """Start of every live chain, oldest first."""
@@ -137,7 +139,7 @@ class Journal:
 
     def recall(self, label: StageLabel, request: Request) -> PastCall | None:
         """What an engine answered to `request` before the run was taken up again; it counts, and is not recorded twice."""
-        past = self._past.take(request.request_id)
+        past = self._past.take(request)
         if past is not None:
             self._count(label, past.usage, past.wait_s)
             self.active.begin(self._clock.at(past.submit_unix_ns))
@@ -232,7 +234,9 @@ class Journal:
         )
         progress.live -= 1
         progress.oldest.pop(self._chain_id, None)
-        progress.failed += error is not None
+        if error is not None:
+            progress.failed += 1
+            progress.errors[type(error).__name__, stage or NO_STAGE] += 1
         progress.cancelled += stop_reason == "cancelled"
         progress.done += finished
 
@@ -265,6 +269,7 @@ class Journal:
             seed=request.seed,
             choice_count=request.n,
             stop_sequences=request.stop,
+            prompt_digest=request.digest() if completion else None,
             input_tokens=usage.input_tokens,
             cached_input_tokens=usage.cached_input_tokens,
             output_tokens=usage.output_tokens,

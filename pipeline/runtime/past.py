@@ -10,8 +10,10 @@ from collections.abc import Sequence
 import numpy as np
 from msgspec import Struct
 
-from pipeline.engines.base import Candidate, Completion, FinishReason, Tokenizer, Usage
+from pipeline.engines.base import Candidate, Completion, FinishReason, Request, Tokenizer, Usage
 from pipeline.errors import ChainError
+
+NO_STAGE = "no stage"
 
 
 class PastMismatch(ChainError):
@@ -26,6 +28,8 @@ class PastCall(Struct, frozen=True, kw_only=True):
     """One call that an engine answered."""
 
     request_id: str
+    prompt_digest: int | None
+    """Null where an earlier version recorded it."""
     usage: Usage
     wait_s: float
     submit_unix_ns: int
@@ -65,9 +69,10 @@ class Past(Struct, kw_only=True):
     ended_unix_ns: int | None = None
     """When its last call came back."""
 
-    def take(self, request_id: str) -> PastCall | None:
-        """The recorded answer to this request, once."""
-        return self.calls.pop(request_id, None)
+    def take(self, request: Request) -> PastCall | None:
+        """The recorded answer to this very request, once; none where it was asked about something else."""
+        past = self.calls.pop(request.request_id, None)
+        return None if past is None or past.prompt_digest not in (None, request.digest()) else past
 
     def holds(self, index: int, ids: Sequence[int]) -> bool:
         """Is the chain's `index`-th commit in the table already? Raises `PastMismatch` where another one is."""
@@ -89,6 +94,8 @@ class Earlier(Struct, kw_only=True):
     failed: int = 0
     graded: int = 0
     correct: int = 0
+    errors: Counter[tuple[str, str]] = Counter()
+    """Failed chains by the error and the stage that they met it in, `NO_STAGE` where none had begun."""
     decisions: Counter[str] = Counter()
     """Steps in the table, by their decision."""
     output_tokens: dict[str, int] = {}

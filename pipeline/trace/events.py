@@ -56,6 +56,8 @@ class CallRow(Struct, frozen=True, kw_only=True):
     seed: Annotated[int, column(otel="gen_ai.request.seed")]
     choice_count: Annotated[int, column(otel="gen_ai.request.choice.count")]
     stop_sequences: Annotated[tuple[str, ...], column(otel="gen_ai.request.stop_sequences")]
+    prompt_digest: int | None
+    """`Request.digest`: the same where the same was asked about. Null where no answer came."""
     input_tokens: Annotated[int, column("{token}", otel="gen_ai.usage.input_tokens", vllm="vllm:prompt_tokens_total")]
     cached_input_tokens: Annotated[int, column("{token}", otel="gen_ai.usage.cache_read.input_tokens", vllm="num_cached_tokens")]
     output_tokens: Annotated[int, column("{token}", otel="gen_ai.usage.output_tokens", vllm="vllm:generation_tokens_total")]

@@ -41,10 +41,15 @@ def read_batches(run: Path, table: str, columns: Sequence[str], maybe: Sequence[
     """
     for file in files(run, table):
         with readable(file):
-            if file.suffix == ".parquet":
-                yield from _part_batches(file, columns, maybe)
-            else:
-                yield from _wal_batches(file, columns, maybe)
+            yield from read_file(file, columns, maybe)
+
+
+def read_file(file: Path, columns: Sequence[str], maybe: Sequence[str] = ()) -> Iterator[pa.RecordBatch]:
+    """The same of one of a table's `files`; foreign errors are left to `readable`."""
+    if file.suffix == ".parquet":
+        yield from _part_batches(file, columns, maybe)
+    else:
+        yield from _wal_batches(file, columns, maybe)
 
 
 def files(run: Path, table: str) -> list[Path]:

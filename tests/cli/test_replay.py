@@ -1,0 +1,82 @@
+"""`--engines replay:RUN` on the command line: what is said, what is counted, and the exit codes."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent.parent
+SPECREASON, SIM = "graphs/specreason.yaml", "graphs/engines/sim-2xh100.yaml"
+
+
+def pipeline(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", "from pipeline.cli.main import main; main()", *map(str, arguments)]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, env={**os.environ, "COLUMNS": "120"})
+
+
+@pytest.fixture(scope="module")
+def problems(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("input") / "problems.jsonl"
+    path.write_text("".join(json.dumps({"problem_id": f"p{i}", "problem": f"What is {i} + {i}?"}) + "\n" for i in range(8)))
+    return path
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory, problems: Path) -> Path:
+    folder = tmp_path_factory.mktemp("recorded") / "run"
+    done = pipeline("run", SPECREASON, "--engines", SIM, "--input", problems, "--seed", "7", "--output", folder)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+def replay(recorded: Path, problems: Path, out: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    return pipeline("run", SPECREASON, "--engines", f"replay:{recorded}", "--input", problems, "--output", out, *options)
+
+
+def test_a_recorded_run_is_run_again(recorded: Path, problems: Path, tmp_path: Path) -> None:
+    done = replay(recorded, problems, tmp_path / "out", "--seed", "7", "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["done"] == 8
+    assert "never generated" not in done.stderr
+    card = json.loads((tmp_path / "out/run.json").read_text())
+    assert card["options"]["engines"] == f"replay:{recorded}"
+    assert {engine["run"] for engine in card["engines"].values()} == {str(recorded)}
+
+
+def test_what_was_never_generated_is_counted(recorded: Path, problems: Path, tmp_path: Path) -> None:
+    done = replay(recorded, problems, tmp_path / "out", "--seed", "7", "--set", "threshold=9", "--set", "method=expected")
+    assert done.returncode == 3
+    assert "8 failed (8 NeverGenerated)" in done.stdout
+    assert done.stderr.splitlines()[-1] == "replay: 8 of 8 chains needed text that was never generated, first at stage fallback 8"
+    grouped = pipeline("errors", tmp_path / "out")
+    assert "8 x NeverGenerated in fallback: needs text that was never generated: the recorded run made no such call" in grouped.stdout
+
+
+def test_a_relative_run_is_found_from_elsewhere(recorded: Path, problems: Path, tmp_path: Path) -> None:
+    near = os.path.relpath(recorded, ROOT)
+    done = pipeline("run", SPECREASON, "--engines", f"replay:{near}", "--input", problems, "--seed", "7", "--output", tmp_path / "out")
+    assert done.returncode == 0, done.stderr
+    command = [sys.executable, "-c", "from pipeline.cli.main import main; main()", "resume", str(tmp_path / "out")]
+    again = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    assert again.returncode == 0, again.stderr
+    assert "there is nothing to resume" in again.stderr
+
+
+def test_another_seed_is_refused_by_the_name_of_its_option(recorded: Path, problems: Path, tmp_path: Path) -> None:
+    done = replay(recorded, problems, tmp_path / "out")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == f"error: replay of {recorded} needs --seed 7\n"
+    assert not (tmp_path / "out").exists()
+
+
+def test_check_says_what_is_replayed(recorded: Path) -> None:
+    done = pipeline("check", SPECREASON, "--engines", f"replay:{recorded}")
+    assert done.returncode == 0
+    assert "draft: replay DeepSeek-R1-Distill-Qwen-1.5B" in done.stdout
+    missing = pipeline("check", SPECREASON, "--engines", "replay:nothing/there")
+    assert missing.returncode == 2
+    assert missing.stderr.startswith("error: ")
+    assert "nothing/there/run.json: cannot be read: no such file or directory; name a run folder" in missing.stderr
