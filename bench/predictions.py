@@ -1,2 +1,127 @@
-def predicted(m):
-    return []
+"""What engines fitted to two points of a measured sweep predict of all of it. Used by bench/calibration.py.
+
+Twice: with the recorded text, where a run of the same system at another batch size is replayed with the fitted costs, and with
+text that the fitted engines write themselves, of the lengths of one recorded run.
+"""
+
+import statistics
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from pipeline.analysis.compare_cells import Table
+from pipeline.analysis.compare_tables import markdown_table
+from pipeline.analysis.points import Point, curves, read_points, spread
+from pipeline.analysis.sweep_tables import ranged
+from pipeline.calibration.calibrate import calibrate
+from pipeline.calibration.engines_file import engines_file, fit_lines
+from pipeline.engines.sim_text import sim_answer
+from pipeline.options import RunOptions
+from pipeline.run import run
+from pipeline.runfile import RunFile
+from pipeline.sweep import sweep
+from pipeline.sweep_plan import Job, SweepOptions
+
+ROOT = Path(__file__).parent.parent
+FITTED = ("speccot candidates=5, pipelined", (1, 64))
+"""The curve and the batch sizes that the fit sees."""
+RECORDED_AT = 8
+"""Batch size of the runs whose text is replayed."""
+Key = tuple[str, int]
+
+
+def predicted(measured: Path) -> Iterator[str]:
+    """The section of the page."""
+    found = curves(read_points(measured / "points.parquet"))
+    name, sizes = FITTED
+    runs = [measured / "runs" / _folder(found[name][size][0]) for size in sizes]
+    calibration = calibrate(runs)
+    with TemporaryDirectory(prefix="predictions-") as folder:
+        engines = Path(folder) / "calibration.yaml"
+        engines.write_text(engines_file(calibration))
+        replayed = dict(_replayed(found, measured, engines, Path(folder)))
+        simulated = dict(_simulated(found, measured, engines, Path(folder)))
+    yield "## What was measured here, predicted"
+    yield (
+        f"`pipeline calibrate` on two runs of the torch sweep in scaling.md ({name}, batch sizes {' and '.join(map(str, sizes))}): "
+        + "; ".join(fit_lines(calibration))
+        + ". All other points are held out."
+    )
+    table, errors = _table(found, replayed, simulated)
+    yield markdown_table(table)
+    held = [key for key in errors if key not in {(name, size) for size in sizes}]
+    yield (
+        f"Median error of the {len(held)} held-out points: {_median(errors, held, 0)} with recorded text, {_median(errors, held, 1)} with "
+        "text of the fitted engines. What the orchestration costs on the same two cores is not simulated."
+    )
+
+
+def _folder(point: Point) -> str:
+    return Job(system=None, place=point).name  # type: ignore[arg-type]
+
+
+def _replayed(found: dict[str, dict[int, list[Point]]], measured: Path, engines: Path, folder: Path) -> Iterator[tuple[Key, float]]:
+    """Wall seconds of every point with the text that its system said at `RECORDED_AT`."""
+    for curve in found.values():
+        recorded = measured / "runs" / _folder(curve[RECORDED_AT][0])
+        card = RunFile.read(recorded)
+        for size, points in curve.items():
+            settings = [f"{param}={value}" for param, value in card.params.items()]
+            settings += [f"engines.{role}.costs_from={engines}" for role in card.engines]
+            options = RunOptions(
+                graph=Path(card.options["graph"]),
+                input=Path(card.options["input"]),
+                engines=Path(f"replay:{recorded}"),
+                settings=tuple(settings),
+                batch_size=size,
+                schedule=points[0].schedule,  # type: ignore[arg-type]
+                limit=card.options.get("limit"),
+                output=folder / f"{recorded.name}-{size}",
+            )
+            yield (points[0].curve, size), float(run(options).run.wall_time_s or 0)
+
+
+def _simulated(found: dict[str, dict[int, list[Point]]], measured: Path, engines: Path, folder: Path) -> Iterator[tuple[Key, float]]:
+    """The same with the text of the fitted engines: a sweep over as many simulated problems."""
+    every = [point for curve in found.values() for points in curve.values() for point in points]
+    texts = [f"Simulated problem {i}." for i in range(max(point.problems for point in every))]
+    pq.write_table(pa.table({"problem": texts, "answer": list(map(sim_answer, texts))}), folder / "problems.parquet")
+    varied: dict[str, Any] = {}
+    for point in every:
+        for param, value in point.params.items():
+            varied.setdefault(param, dict.fromkeys(()))[str(value)] = None
+    options = SweepOptions(
+        graphs=tuple(ROOT / f"graphs/{graph}.yaml" for graph in dict.fromkeys(point.graph for point in every if not point.baseline)),
+        input=folder / "problems.parquet",
+        batch_sizes=tuple(sorted({point.batch_size for point in every})),
+        schedules=tuple(dict.fromkeys(point.schedule for point in every)),  # type: ignore[arg-type]
+        vary={param: tuple(values) for param, values in varied.items()},
+        engines=engines,
+        output=folder / "sweep",
+    )
+    yield from (((point.curve, point.batch_size), point.wall_s) for point in sweep(options).points)
+
+
+def _table(
+    found: dict[str, dict[int, list[Point]]], replayed: dict[Key, float], simulated: dict[Key, float]
+) -> tuple[Table, dict[Key, tuple[float, float]]]:
+    rows, errors = [], {}
+    for name, curve in found.items():
+        for size, points in curve.items():
+            wall = statistics.median(point.wall_s for point in points)
+            both = (replayed[name, size], simulated[name, size])
+            errors[name, size] = (both[0] / wall - 1, both[1] / wall - 1)
+            seen = " (fitted)" if name == FITTED[0] and size in FITTED[1] else ""
+            cells = [cell for value, error in zip(both, errors[name, size], strict=True) for cell in (f"{value:.3g}", f"{error:+.0%}")]
+            rows.append((f"{name}{seen}", str(size), ranged(spread(point.wall_s for point in points)), *cells))
+    columns = ("curve", "batch size", "measured s", "predicted s, recorded text", "error", "predicted s, own text", "error")
+    return Table("Wall time of a measured sweep, and of the fitted engines on virtual time", columns, tuple(rows)), errors
+
+
+def _median(errors: dict[Key, tuple[float, float]], keys: list[Key], which: int) -> str:
+    return f"{np.median([abs(errors[key][which]) for key in keys]):.0%}"
