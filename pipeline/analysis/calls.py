@@ -16,10 +16,12 @@ from msgspec import Struct
 
 from pipeline.analysis.outline import Outline, read_outline, read_whole_outline, ready_of
 from pipeline.analysis.timeline import Array, Names
+from pipeline.errors import InputError
 from pipeline.trace.read import count_rows, read_backwards
 
+TABLES = ("calls", "steps", "chains")
 BASE = ("chain_id", "engine", "stage", "attempt", "error_type", "submit_unix_ns", "end_unix_ns", "client_wait_s")
-LONG = 100_000
+LONG = 200_000
 """Calls of a run from which compiled ways are used: to load them takes about as long as the plain ones need for so many."""
 ENCODED = ("chain_id", "engine", "stage", "kind", "error_type", "finish_reason.list.element", "stop_reason.list.element")
 
@@ -74,6 +76,8 @@ def observe(run: Path, observers: Callable[[Outline], Found]) -> Found:
 
     First as is right for a run that has ended, then with a look at all calls before, and at last with all of them in memory.
     """
+    if not any((run / table).is_dir() for table in TABLES):
+        raise InputError(str(run), f"is not a run folder; expected {', '.join(TABLES[:2])} and {TABLES[2]} in it")
     for read, source in ((read_outline, _backwards), (read_whole_outline, _backwards), (read_whole_outline, _at_once)):
         found = observers(outline := read(run))
         columns = tuple({name: None for each in found for name in (*BASE, *each.columns)})
@@ -96,9 +100,9 @@ def _backwards(run: Path, outline: Outline, columns: Sequence[str]) -> Iterator[
     for table in _ahead(read_backwards(run, "calls", columns, ENCODED)):
         if table.num_rows:
             calls = reader.calls(in_one_piece(table))
-            if calls.end[-1] > floor:
+            if len(calls.end) and calls.end[-1] > floor:
                 raise _Surprise
-            floor = int(calls.end[0])
+            floor = min([floor, *calls.end[:1].tolist()])
             yield calls
 
 
@@ -117,27 +121,37 @@ class _Reader:
         self._engines, self._stages = Names({role: place for place, role in enumerate(outline.engines)}), Names()
 
     def calls(self, table: pa.Table) -> Calls:
-        """The rows of `table` in the order of their ends."""
-        end = self._outline.axis.of(table.column("end_unix_ns").to_numpy())
-        if len(end) > 1 and (np.diff(end) < 0).any():
+        """The rows of `table` in the order of their ends; raises `_Surprise` where one does not fit into the outline.
+
+        Rows that do not fit into an outline of all calls were written since that was made, and are left out.
+        """
+        calls = self._calls(table)
+        known = (calls.chain >= 0) & (calls.engine < len(self._outline.engines)) & (calls.ready >= 0) & (calls.end <= self._outline.span)
+        if known.all():
+            return calls
+        if not self._outline.whole:
+            raise _Surprise
+        return self._calls(table.filter(pa.array(known)))
+
+    def _calls(self, table: pa.Table) -> Calls:
+        axis = self._outline.axis
+        end = axis.of(whole(table, "end_unix_ns").to_numpy())
+        if (end[1:] < end[:-1]).any():
             order = np.argsort(end, kind="stable")
-            table, end = table.take(order), end[order]
-        submit, ready = (self._outline.axis.of(each) for each in (table.column("submit_unix_ns").to_numpy(), ready_of(table)))
-        calls = Calls(
+            table, end = in_one_piece(table.take(order)), end[order]
+        submit, ready = axis.of(whole(table, "submit_unix_ns").to_numpy()), axis.of(ready_of(table))
+        return Calls(
             chain=self._outline.chains.places(whole(table, "chain_id")),
             engine=self._engines.codes(whole(table, "engine")),
             stage=self._stages.codes(whole(table, "stage")),
             stages=list(self._stages),
-            again=table.column("attempt").to_numpy() > 0,
+            again=whole(table, "attempt").to_numpy() > 0,
             failed=whole(table, "error_type").is_valid().to_numpy(zero_copy_only=False),
             ready=np.minimum(ready, submit),
             submit=submit,
             end=np.maximum(submit, end),
             table=table,
         )
-        if calls.chain.min() < 0 or len(self._engines) > len(self._outline.engines) or calls.ready.min() < 0:
-            raise _Surprise
-        return calls
 
 
 def in_one_piece(table: pa.Table) -> pa.Table:

@@ -5,6 +5,7 @@ its way through lane and engine, and from the moment it was ready the same again
 """
 
 from collections.abc import Iterator, Sequence
+from math import fsum
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +21,7 @@ SEGMENTS = ("between", "retry", "wait", "queue", "prefill", "decode", "transfer"
 """What a stretch of a path is:
 
 - `between`: from one call's end until the next one was ready, or the chain ended: the orchestrator's own work.
-- `retry`: from a failed attempt's end until the call could be sent again.
+- `retry`: from a failed attempt's end until the call was sent again.
 - `wait`: ready, in the lane or before a barrier.
 - `queue`, `prefill`, `decode`: at the engine, by its own clock.
 - `transfer`: at the engine by our clock and not by its own: the way there and back, and answers that waited to be read.
@@ -60,7 +61,7 @@ class CriticalPath(Struct, frozen=True, kw_only=True):
     @property
     def chain_time_s(self) -> float:
         """Seconds of all finished chains."""
-        return sum(self.total_s.values())
+        return fsum(self.total_s.values())
 
 
 def critical_path(run: Path) -> CriticalPath:
@@ -83,7 +84,7 @@ def chain_paths(run: Path, chain_ids: Sequence[str]) -> dict[str, tuple[PathSegm
 class Walker:
     """Looks at calls; a plain way for few of them, a compiled one for many."""
 
-    columns = TIMES
+    columns: tuple[str, ...] = TIMES
 
     def __init__(self, outline: Outline, *, fast: bool) -> None:
         self._chains, self._fast = outline.chains, fast
@@ -121,7 +122,7 @@ class Walker:
 class _Finder:
     """Looks for the calls of a few chains."""
 
-    columns = TIMES
+    columns: tuple[str, ...] = TIMES
 
     def __init__(self, outline: Outline, chain_ids: Sequence[str]) -> None:
         self._outline = outline

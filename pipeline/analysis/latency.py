@@ -15,8 +15,9 @@ from pipeline.analysis.compiled import compiled
 from pipeline.analysis.timeline import Array
 
 QUANTITIES = ("wait", "queue", "prefill", "decode", "first_token", "e2e", "per_output_token")
-"""`wait`: in the lane or before a barrier. `queue`, `prefill`, `decode`, `first_token`: by the engine's clock, where it tells.
-`e2e`: from leaving for the engine until the answer was here. `per_output_token`: decode time for each token after the first."""
+"""`wait`: in the lane or before a barrier; of a repeated attempt until it was sent again. `queue`, `prefill`, `decode`,
+`first_token`: by the engine's clock, where it tells. `e2e`: from leaving for the engine until the answer was here.
+`per_output_token`: decode time for each token after the first."""
 COLUMNS = ("client_wait_s", "queue_time_s", "prefill_time_s", "decode_time_s", "time_to_first_token_s", None, "time_per_output_token_s")
 """Of each quantity; None: known by its instants."""
 EXACT_CALLS = LONG
@@ -50,7 +51,7 @@ def latencies(run: Path) -> dict[str, dict[str, Percentiles]]:
 class Stopwatch:
     """Looks at answered calls."""
 
-    columns = tuple(name for name in COLUMNS if name)
+    columns: tuple[str, ...] = tuple(name for name in COLUMNS if name)
 
     def __init__(self, exact_calls: int = EXACT_CALLS) -> None:
         self._exact_calls, self._calls = exact_calls, 0
@@ -109,7 +110,8 @@ class Totals:
     def add(self, stage: Array, values: Array, stages: int) -> None:
         """Count `values` in; NaN counts nothing, and neither does a stage below 0."""
         if more := stages - len(self._bins):
-            self._bins, self._extremes = (np.pad(each, ((0, more), (0, 0))) for each in (self._bins, self._extremes))
+            self._bins = np.concatenate([self._bins, np.zeros((more, BINS), np.int64)])
+            self._extremes = np.concatenate([self._extremes, np.zeros((more, 2))])
         count(stage, values, values.view(np.int64), self._bins, self._extremes)
 
     def percentiles(self, stage: int) -> Percentiles | None:

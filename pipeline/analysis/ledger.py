@@ -7,7 +7,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from pipeline.analysis.calls import is_long, observe
+from pipeline.analysis.calls import Calls, is_long, observe
 from pipeline.analysis.ledger_calls import GUIDES, LATER, CallKey, CallSums, CallTokens
 from pipeline.analysis.ledger_steps import read_step_tokens, read_written
 from pipeline.analysis.outline import FINISHED, LOST, Outline
@@ -116,13 +116,16 @@ def ledger(run: Path) -> Ledger:
 class Clerk:
     """Looks at calls, and at the steps of the run folder `run`."""
 
-    columns = CallTokens.columns
+    columns: tuple[str, ...] = CallTokens.columns
 
     def __init__(self, run: Path, outline: Outline, *, fast: bool) -> None:
         self._run, self._outline = run, outline
         self._steps = read_step_tokens(run, outline)
         self._calls = CallTokens(outline, self._steps.first_steps, fast=fast)
-        self.add = self._calls.add
+
+    def add(self, calls: Calls) -> None:
+        """Look at some calls."""
+        self._calls.add(calls)
 
     def ledger(self) -> Ledger:
         """What the calls so far come to."""
@@ -157,17 +160,15 @@ class Clerk:
 
     def _enter_drafts(self, role: str, entries: Counter[str]) -> None:
         """What else than rejected the drafted tokens came to."""
-        steps, drafts = (
-            self._steps,
-            [key for key in self._calls.sums if key.engine == role and key.kind == "draft" and key.status == FINISHED],
-        )
+        steps, sums = self._steps, self._calls.sums
+        drafts = [sums[key] for key in sums if (key.engine, key.kind, key.status) == (role, "draft", FINISHED)]
         if not drafts:
             return
         alone = len(steps.drafters) == 1
         moved = {
             "committed": steps.committed[role],
             "not_chosen": steps.accepted["" if alone else role] - steps.committed[role],
-            "cut": steps.cut if alone else sum(self._calls.sums[key].ended for key in drafts),
+            "cut": steps.cut if alone else sum(each.ended for each in drafts),
         }
         entries.update(moved)
         entries["rejected"] -= sum(moved.values())
@@ -182,7 +183,7 @@ class Clerk:
         written = read_written(self._run, self._outline)
         for role, entries in output.items():
             for purpose, decisions in WRITTEN.items():
-                kept = sum(written[role, decision] for decision in decisions)
+                kept = min(entries[purpose], sum(written[role, decision] for decision in decisions))
                 entries["answer" if role in responses and purpose == "written" else "cut"] += entries[purpose] - kept
                 entries[purpose] = kept
 

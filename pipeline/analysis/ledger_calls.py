@@ -45,7 +45,15 @@ class CallSums(NamedTuple):
 class CallTokens:
     """Looks at calls. `first_steps`: by stage, how many first steps it writes by itself. `fast`: compiled."""
 
-    columns = ("kind", "step_index", "input_tokens", "cached_input_tokens", "output_tokens", "finish_reason", "stop_reason")
+    columns: tuple[str, ...] = (
+        "kind",
+        "step_index",
+        "input_tokens",
+        "cached_input_tokens",
+        "output_tokens",
+        "finish_reason",
+        "stop_reason",
+    )
 
     def __init__(self, outline: Outline, first_steps: Mapping[str, int], *, fast: bool) -> None:
         self._outline, self._first_steps, self._kinds = outline, first_steps, Names()
@@ -62,13 +70,12 @@ class CallTokens:
         kind = self._kinds.codes(whole(table, "kind"))
         first = np.array([self._first_steps.get(stage, 0) for stage in calls.stages], np.int64)
         sums = np.zeros((4, len(engines), len(calls.stages), len(self._kinds), 3, 5), np.int64)
-        numbers = [whole(table, f"{name}_tokens").to_numpy() for name in ("output", "input", "cached_input")]
+        numbers = tuple(whole(table, f"{name}_tokens").to_numpy() for name in ("output", "input", "cached_input"))
         codes = (self._outline.chains.status, calls.chain, calls.engine, calls.stage, kind)
         self._tally(codes, first, whole(table, "step_index").to_numpy(), calls.failed, _ended(table), numbers, sums)
-        for place in zip(*np.nonzero(sums[..., 0]), strict=True):
-            self._enter(
-                CallKey(int(place[0]), engines[place[1]], calls.stages[place[2]], list(self._kinds)[place[3]], int(place[4])), sums[place]
-            )
+        names = (range(4), engines, calls.stages, list(self._kinds), range(3))
+        for place in zip(*(each.tolist() for each in np.nonzero(sums[..., 0])), strict=True):
+            self._enter(CallKey(*(each[at] for each, at in zip(names, place, strict=True))), sums[place])
 
     def _enter(self, key: CallKey, sums: Array) -> None:
         count, *more = sums.tolist()

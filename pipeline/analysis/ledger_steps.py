@@ -43,7 +43,7 @@ class StepTokens:
 
     def add(self, table: pa.Table) -> None:
         """Count some steps in."""
-        finished = self._chains.status[self._chains.places(whole(table, "chain_id"))] == FINISHED
+        finished = self._chains.status_of(whole(table, "chain_id")) == FINISHED
         drafted = table.column("draft_tokens").to_numpy() * finished
         kept = [each * finished for each in self._kept(table)]
         if len(kept) == 1:  # an engine that is asked greedily for several may sample one and give it several times
@@ -101,7 +101,7 @@ def read_written(run: Path, outline: Outline) -> Counter[tuple[str, str]]:
         if not table.num_rows:
             continue
         table = in_one_piece(table)
-        finished = outline.chains.status[outline.chains.places(whole(table, "chain_id"))] == FINISHED
+        finished = outline.chains.status_of(whole(table, "chain_id")) == FINISHED
         lengths = pc.list_value_length(table.column("step_token_ids")).to_numpy() * finished
         keyed = table.select(KEYS[1:]).append_column("tokens", pa.array(lengths))
         for row in keyed.group_by(list(KEYS[1:])).aggregate([("tokens", "sum")]).to_pylist():

@@ -26,7 +26,7 @@ CAUSES = ("nothing_admitted", "recovery", "barrier", "orchestration", "tail", "o
   two, as its other calls are held back for the same reason.
 - `barrier`: of a lockstep run: a call to it is ready, and the round does not let it go.
 - `orchestration`: a call to it is ready and was not sent, or a chain is between its calls and the next one is for it. A chain
-  that has made its last call holds its place, so until the last admission it counts for every engine.
+  that has made its last call and has not ended holds the next one's place, and counts for every engine.
 - `tail`: the last chain was admitted and fewer live than the batch size (or than ever lived at once): too little work is left.
 - `other_engine`: what is left: all live chains wait for other engines, are computed there, or come to them next.
 """
@@ -38,7 +38,7 @@ class EngineOccupancy(Struct, frozen=True, kw_only=True):
     in_flight: Array
     """Requests at it, averaged over the bin."""
     waiting: Array
-    """Requests in its lane, or held back by a barrier, averaged over the bin."""
+    """Requests in its lane, held back by a barrier or until they are sent again, averaged over the bin."""
     busy_s: Array
     """Seconds of the bin in which at least one request was at it."""
     idle_s: dict[str, Array]

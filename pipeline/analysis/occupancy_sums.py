@@ -54,7 +54,6 @@ class Moments(NamedTuple):
     chain: Array
     engine: Array
     again: Array
-    failed: Array
     ready: Array
     submit: Array
     end: Array
@@ -62,7 +61,7 @@ class Moments(NamedTuple):
 
 def joined(parts: Sequence[Moments]) -> Moments:
     """All calls of `parts`, which are in the order of time."""
-    kinds = (np.int64, np.int64, np.bool_, np.bool_, np.int64, np.int64, np.int64)
+    kinds = (np.int64, np.int32, np.bool_, np.int64, np.int64, np.int64)
     none = Moments(*(np.empty(0, kind) for kind in kinds))
     return Moments(*(np.concatenate(column) for column in zip(none, *parts, strict=True)))
 
@@ -97,24 +96,19 @@ class _Plain:
 
     def sums(self) -> Sums:
         terms, calls = self._terms, self._calls
-        pauses, gaps = _pauses_and_gaps(terms, self._chains, calls)
+        gaps = _gaps(terms, self._chains, calls)
         live = self._count(self._chains.start, self._chains.end)
-        in_flight = [self._count(calls.submit[mine], calls.end[mine]) for mine in self._by_engine()]
-        waiting = [self._count(calls.ready[mine], calls.submit[mine]) for mine in self._by_engine()]
-        held = [self._count(*_columns(pauses, engine)) for engine in range(terms.engines)]
+        mine = [calls.engine == engine for engine in range(terms.engines)]
+        in_flight = [self._count(calls.submit[each], calls.end[each]) for each in mine]
+        waiting = [self._count(calls.ready[each], calls.submit[each]) for each in mine]
+        held = [self._count(calls.ready[each & calls.again], calls.submit[each & calls.again]) for each in mine]
         between = [self._count(*_columns(gaps, engine)) for engine in range(terms.engines)]
         at, ready, again, after = (_bits(counts) for counts in (in_flight, waiting, held, between))
         found = [self._causes(int(group), live, at, ready, again, after) for group in terms.groups]
-        return Sums(
-            live=self._added(live),
-            overlap=self._added(np.bitwise_count(at) >= 2),
-            in_flight=np.array([self._added(counts) for counts in in_flight]).reshape(terms.engines, -1),
-            waiting=np.array([self._added(counts) for counts in waiting]).reshape(terms.engines, -1),
-            spent=np.array([[self._added(cause == each) for each in range(7)] for cause in found]).reshape(len(found), 7, -1),
-        )
-
-    def _by_engine(self) -> Iterator[Array]:
-        return (self._calls.engine == engine for engine in range(self._terms.engines))
+        of_engines = [[self._added(counts) for counts in each] for each in (in_flight, waiting)]
+        of_groups = [[self._added(cause == each) for each in range(7)] for cause in found]
+        values = [self._added(live), self._added(np.bitwise_count(at) >= 2), *of_engines, of_groups]
+        return Sums(*(np.array(value).reshape(zeros.shape) for value, zeros in zip(values, no_sums(terms), strict=True)))
 
     def _count(self, starts: Array, ends: Array) -> Array:
         """Of the stretches: in how many of these spans each of them lies."""
@@ -140,7 +134,7 @@ class _Plain:
 
 
 def _bits(counts: Sequence[Array]) -> Array:
-    return sum((np.where(count > 0, np.int64(1) << place, np.int64(0)) for place, count in enumerate(counts)), np.int64(0))
+    return np.asarray(sum((count > 0).astype(np.int64) << place for place, count in enumerate(counts)))
 
 
 Spans = list[tuple[int, int, int]]
@@ -148,46 +142,37 @@ Spans = list[tuple[int, int, int]]
 
 
 def _columns(spans: Spans, engine: int) -> tuple[Array, Array]:
-    mine = [(start, end) for bits, start, end in spans if bits >> engine & 1 and start < end]
+    mine = [(start, end) for bits, start, end in spans if bits >> engine & 1]
     starts, ends = np.array(mine, np.int64).reshape(-1, 2).T
     return starts, ends
 
 
-def _pauses_and_gaps(terms: Terms, chains: Chains, calls: Moments) -> tuple[Spans, Spans]:
-    """When calls waited to be sent again, and when chains were between their calls, with the engines of the next ones."""
-    pauses: Spans = []
+def _gaps(terms: Terms, chains: Chains, calls: Moments) -> Spans:
+    """When chains were between their calls, with the engines of the next ones."""
     gaps: Spans = []
     order = np.argsort(calls.chain, kind="stable")
     cuts = np.searchsorted(calls.chain[order], np.arange(len(chains.start) + 1))
     for chain, (start, end, status) in enumerate(zip(chains.start.tolist(), chains.end.tolist(), chains.status.tolist(), strict=True)):
         mine = order[cuts[chain] : cuts[chain + 1]]
-        rows = list(zip(*(column[mine].tolist() for column in calls[1:]), strict=True))
-        after = 0 if status == OPEN or end > terms.last_admission else (1 << terms.engines) - 1
-        _walk(rows, start, end, after, pauses, gaps)
-    return pauses, gaps
+        rows = list(zip(*(calls[column][mine].tolist() for column in (1, 3, 5)), strict=True))
+        after = 0 if status == OPEN else (1 << terms.engines) - 1
+        found = [(bits, max(since, start), min(until, end)) for bits, since, until in _chain_gaps(rows, start, end, after)]
+        gaps += [gap for gap in found if gap[1] < gap[2]]
+    return gaps
 
 
-def _walk(rows: Sequence[tuple[int, bool, bool, int, int, int]], start: int, end: int, after: int, pauses: Spans, gaps: Spans) -> None:
-    """Go back through the `rows` of one chain: engine, not the first attempt, failed, ready, submit, end."""
-    events = [(row[5], 1, row) for row in rows] + [(row[3], 0, row) for row in rows]
-    held: dict[int, list[int]] = {}
-    outstanding, since, nearby, refused = 0, end, LATE, LATE
-    for time, ends, (engine, again, failed, *_) in sorted(events, key=lambda event: event[:2], reverse=True):
-        if ends and failed and held.get(engine) and time >= start:
-            pauses.append((1 << engine, time, held[engine].pop()))
-        elif ends:
+def _chain_gaps(rows: Sequence[tuple[int, int, int]], start: int, end: int, after: int) -> Iterator[tuple[int, int, int]]:
+    """Go back through the `rows` of one chain: engine, ready, end; `after` are the engines that its end holds up."""
+    events = [(end, 1, engine) for engine, _, end in rows] + [(ready, 0, engine) for engine, ready, _ in rows]
+    outstanding, since, nearby = 0, end, LATE
+    for time, ends, engine in sorted(events, key=lambda event: event[:2], reverse=True):
+        if ends:
             if not outstanding:
-                gaps.append((after, max(time, start), since))
-            outstanding, refused = outstanding + 1, time if failed else refused
-        elif again and refused - time <= SAME_NS:  # it was sent again at once
-            outstanding, refused = outstanding - 1, LATE
-        elif again:
-            held.setdefault(engine, []).extend([time] if start <= time <= end else [])
+                yield after, time, since
+            outstanding += 1
         else:
             outstanding -= 1
             near = nearby - time <= SAME_NS
-            after, nearby = (after | 1 << engine, nearby) if near else (1 << engine, time)
-            since = min(time, end)
+            after, nearby, since = (after | 1 << engine, nearby, time) if near else (1 << engine, time, time)
     if not outstanding:
-        gaps.append((after, start, since))
-    pauses.extend((1 << engine, start, time) for engine, times in held.items() for time in times)
+        yield after, start, since

@@ -28,12 +28,11 @@ from pipeline.analysis.outline import OPEN, Chains
 from pipeline.analysis.timeline import Array
 
 EARLY = -1
-START, END, AFTER, NEARBY, REFUSED, ALIVE, OUTSTANDING, HELD_BACK = range(8)
+START, END, AFTER, NEARBY, ALIVE, OUTSTANDING = range(6)
 """What is known of a chain, one row of `lives`: its times; bits of the engines that it comes to next; the latest of the ready
-times that count as the last one seen; when an attempt ended for which no repetition was seen; whether it lives; how many calls
-of it wait or are in flight; and from `HELD_BACK` on, by engine, how many wait to be sent again."""
+times that count as the last one seen; whether it lives; and how many calls of it wait or are in flight."""
 IN_FLIGHT, WAITING, HELD, NEXT = range(4)
-"""What is counted by engine: calls, and chains between calls that come to it next."""
+"""What is counted by engine: calls, those that wait to be sent again apart, and chains between calls that come to it next."""
 NOW, BIN, LIVE, SIZE, STARTS, ENDS, LOCKSTEP, FULL, LAST_ADMISSION, BITS = range(10)
 """Of the present: the time and its bin, live chains, the size of the heap, starts and ends of chains that are to come, three of
 the `Terms`, and from `BITS` on for each of the four counts the engines where it is not 0."""
@@ -47,42 +46,38 @@ class Sweep:
     def __init__(self, terms: Terms, chains: Chains) -> None:
         self._terms, self._sums = terms, no_sums(terms)
         self._lives = _lives(terms, chains)
-        self._orders = tuple(np.argsort(times).astype(np.int32) for times in (chains.start, chains.end))
+        self._orders = np.argsort(chains.start).astype(np.int32), np.argsort(chains.end).astype(np.int32)
         self._counts, self._present = np.zeros((4, terms.engines), np.int64), _present(terms, len(chains.start))
         self._heap = np.empty((0, 3), np.int64)
-        nobody = np.zeros(len(chains.start), np.int64)
+        nobody = np.zeros(len(chains.start), np.int32)
         _spread(chains.start, chains.end, nobody, terms.edges, self._sums.live.reshape(1, -1))
 
     def add(self, calls: Moments) -> None:
         """Go back to the end of the first of `calls`."""
+        if len(calls.end):
+            self._pass(calls)
+
+    def sums(self) -> Sums:
+        """Go back to the start."""
+        self._pass(joined([]))
+        return self._sums
+
+    def _pass(self, calls: Moments) -> None:
         room = int(self._present[SIZE]) + len(calls.end)
         if room > len(self._heap):
             self._heap = np.concatenate([self._heap, np.empty((room - len(self._heap), 3), np.int64)])
         terms, sums = self._terms, self._sums
         _spread(calls.submit, calls.end, calls.engine, terms.edges, sums.in_flight)
         _spread(calls.ready, calls.submit, calls.engine, terms.edges, sums.waiting)
-        _sweep(
-            calls,
-            self._heap,
-            self._lives,
-            self._orders,
-            self._counts,
-            self._present,
-            (terms.edges, terms.groups),
-            (sums.overlap, sums.spent),
-        )
-
-    def sums(self) -> Sums:
-        """Go back to the start."""
-        self.add(joined([]))
-        return self._sums
+        bins = (terms.edges, terms.groups, sums.overlap, sums.spent)
+        _sweep(calls, self._heap, self._lives, self._orders, self._counts, self._present, bins)
 
 
 def _lives(terms: Terms, chains: Chains) -> Array:
-    lives = np.zeros((len(chains.start), HELD_BACK + terms.engines), np.int64)
-    holding = (chains.status != OPEN) & (chains.end <= terms.last_admission)
-    lives[:, START], lives[:, END], lives[:, AFTER] = chains.start, chains.end, holding * ((1 << terms.engines) - 1)
-    lives[:, NEARBY] = lives[:, REFUSED] = LATE
+    lives = np.zeros((len(chains.start), 6), np.int64)
+    lives[:, START], lives[:, END] = chains.start, chains.end
+    lives[:, AFTER] = np.where(chains.status == OPEN, 0, (1 << terms.engines) - 1)
+    lives[:, NEARBY] = LATE
     return lives
 
 
@@ -117,12 +112,11 @@ def _sweep(
     orders: tuple[Array, Array],
     counts: Array,
     present: Array,
-    terms: tuple[Array, Array],
-    sums: tuple[Array, Array],
+    bins: tuple[Array, Array, Array, Array],
 ) -> None:
     """Pass all events down to the first of `calls`, or, where there are none, down to the start."""
-    chain, engine, again, failed, ready, submit, end = calls
-    (by_start, by_end), (edges, groups), (overlap, spent) = orders, terms, sums
+    chain, engine, again, ready, submit, end = calls
+    (by_start, by_end), (edges, groups, overlap, spent) = orders, bins
     row = len(end) - 1
     to_start = row < 0
     while row >= 0 or to_start:
@@ -138,7 +132,7 @@ def _sweep(
             present[ENDS] -= 1
             _chain_ends(lives[by_end[present[ENDS]]], counts, present)
         elif came == time:
-            _call_ends(lives[chain[row]], engine[row], failed[row], time, counts, present)
+            _call_ends(lives[chain[row]], engine[row], counts, present)
             present[SIZE] += 1
             _rise(heap, present[SIZE] - 1, submit[row], ready[row], _packed(chain[row], engine[row], again[row]))
             row -= 1
@@ -198,51 +192,35 @@ def _chain_starts(life: Array, counts: Array, present: Array) -> None:
     life[ALIVE] = 0
     if not life[OUTSTANDING]:
         _between(life[AFTER], -1, counts, present)
-    for engine in range(len(life) - HELD_BACK):
-        _change(HELD, engine, -life[HELD_BACK + engine], counts, present)
-        life[HELD_BACK + engine] = 0
 
 
 @compiled
-def _call_ends(life: Array, engine: int, failed: bool, time: int, counts: Array, present: Array) -> None:
+def _call_ends(life: Array, engine: int, counts: Array, present: Array) -> None:
     _change(IN_FLIGHT, engine, 1, counts, present)
-    if failed and life[HELD_BACK + engine]:
-        life[HELD_BACK + engine] -= 1
-        _change(HELD, engine, -1, counts, present)
-        return
     if not life[OUTSTANDING] and life[ALIVE]:
         _between(life[AFTER], -1, counts, present)
     life[OUTSTANDING] += 1
-    if failed:
-        life[REFUSED] = time
 
 
 @compiled
 def _call_leaves(heap: Array, lives: Array, counts: Array, present: Array) -> None:
     """The call on top was sent or, if it waits already, was ready."""
     ready, call = heap[0, READY], heap[0, CALL]
-    engine, waits = (call >> 2) & 63, call & 1
-    _change(WAITING if waits else IN_FLIGHT, engine, -1, counts, present)
+    engine, waits, waiting = (call >> 2) & 63, call & 1, HELD if call & 2 else WAITING
+    _change(waiting if waits else IN_FLIGHT, engine, -1, counts, present)
     if not waits and ready < heap[0, TIME]:
-        _change(WAITING, engine, 1, counts, present)
+        _change(waiting, engine, 1, counts, present)
         _sink(heap, present[SIZE], ready, ready, call | 1)
         return
     present[SIZE] -= 1
     size = present[SIZE]
     _sink(heap, size, heap[size, TIME], heap[size, READY], heap[size, CALL])
-    _call_was_ready(lives[call >> 8], engine, call & 2, ready, counts, present)
+    _call_was_ready(lives[call >> 8], engine, ready, counts, present)
 
 
 @compiled
-def _call_was_ready(life: Array, engine: int, again: int, ready: int, counts: Array, present: Array) -> None:
-    if again and life[REFUSED] - ready > SAME_NS:
-        life[HELD_BACK + engine] += life[ALIVE]
-        _change(HELD, engine, life[ALIVE], counts, present)
-        return
+def _call_was_ready(life: Array, engine: int, ready: int, counts: Array, present: Array) -> None:
     life[OUTSTANDING] -= 1
-    if again:  # it was sent again at once
-        life[REFUSED] = LATE
-        return
     if life[NEARBY] - ready <= SAME_NS:
         life[AFTER] |= 1 << engine
     else:

@@ -53,7 +53,11 @@ class Chains(Struct, frozen=True, kw_only=True):
     def places(self, names: pa.Array) -> Array:
         """Where each of the chains `names` stands; -1 where there is none such."""
         coded = names if pa.types.is_dictionary(names.type) else names.dictionary_encode()
-        return self._places(_hashes(coded.dictionary))[coded.indices.to_numpy(zero_copy_only=False)]
+        return np.asarray(self._places(_hashes(coded.dictionary.to_pylist()))[coded.indices.to_numpy(zero_copy_only=False)])
+
+    def status_of(self, names: pa.Array) -> Array:
+        """The status of each of the chains `names`; of those that are not there `OPEN`."""
+        return np.append(self.status, OPEN)[self.places(names)]
 
     def _places(self, hashes: Array) -> Array:
         leading = _leading(hashes, len(self.first) - 1)
@@ -78,6 +82,8 @@ class Outline(Struct, frozen=True, kw_only=True):
     engines: tuple[str, ...]
     """Roles."""
     chains: Chains
+    whole: bool
+    """All calls were looked at for it."""
 
 
 class _Rows(Struct, frozen=True):
@@ -91,7 +97,7 @@ class _Rows(Struct, frozen=True):
 def read_outline(run: Path) -> Outline:
     """By `run.json` and the chains table alone: right for a run that has ended. Raises `InputError` where that cannot be read."""
     card, rows = read_run_card(run), _read_rows(run)
-    return _outline(card, rows, tuple(card.engines), ())
+    return _outline(card, rows, tuple(card.engines), None)
 
 
 def read_whole_outline(run: Path) -> Outline:
@@ -100,7 +106,7 @@ def read_whole_outline(run: Path) -> Outline:
     names, opened = Names({role: place for place, role in enumerate(card.engines)}), _Opened(rows.hashes)
     for batch in read_batches(run, "calls", ["chain_id", "engine", "submit_unix_ns", "end_unix_ns", "client_wait_s"]):
         names.codes(batch.column("engine"))
-        opened.add(_hashes(batch.column("chain_id")), ready_of(batch), batch.column("end_unix_ns").to_numpy())
+        opened.add(_hashes(batch.column("chain_id").to_pylist()), ready_of(batch), batch.column("end_unix_ns").to_numpy())
     return _outline(card, opened.joined(rows), tuple(names), opened.bounds)
 
 
@@ -114,7 +120,7 @@ class _Opened:
     """Chains that have calls and no row, and the first and last instant of any call."""
 
     def __init__(self, known: Array) -> None:
-        self._known = known
+        self._known = np.append(np.sort(known), 0)
         self._starts: dict[int, int] = {}
         self.bounds: list[int] = []
 
@@ -122,19 +128,16 @@ class _Opened:
         """Look at some calls."""
         if len(ready):
             self.bounds = [min([*self.bounds, int(ready.min())]), max([*self.bounds, int(end.max())])]
-        new = ~np.isin(hashes, self._known)
+        new = self._known[np.searchsorted(self._known[:-1], hashes)] != hashes
         for chain, since in zip(hashes[new].tolist(), ready[new].tolist(), strict=True):
             self._starts[chain] = min(since, self._starts.get(chain, since))
 
     def joined(self, rows: _Rows) -> _Rows:
         """`rows` and those chains; these end with the last call."""
         count = len(self._starts)
-        starts = np.fromiter(self._starts.values(), np.int64, count)
-        more = {
-            "start_unix_ns": starts,
-            "end_unix_ns": np.full(count, max(self.bounds, default=0)),
-            "thought_tokens": np.zeros(count, np.int64),
-        }
+        more = dict.fromkeys(CHAIN, np.zeros(count, np.int64))
+        more["start_unix_ns"] = np.fromiter(self._starts.values(), np.int64, count)
+        more["end_unix_ns"] = np.full(count, max(self.bounds, default=0))
         return _Rows(
             np.concatenate([rows.hashes, np.fromiter(self._starts, np.int64, count)]),
             np.concatenate([rows.status, np.full(count, OPEN, np.int8)]),
@@ -147,18 +150,19 @@ def _read_rows(run: Path) -> _Rows:
     for batch in read_batches(run, "chains", ["chain_id", "stop_reason", *CHAIN]):
         lost = pc.is_in(batch.column("stop_reason"), value_set=pa.array(UNFINISHED)).to_numpy(zero_copy_only=False)
         numbers = [batch.column(name).to_numpy() for name in CHAIN]
-        parts.append([_hashes(batch.column("chain_id")), np.where(lost, LOST, FINISHED).astype(np.int8), *numbers])
+        parts.append([_hashes(batch.column("chain_id").to_pylist()), np.where(lost, LOST, FINISHED).astype(np.int8), *numbers])
     hashes, status, *numbers = (np.concatenate(column) for column in zip(*parts, strict=True))
     return _Rows(hashes, status, dict(zip(CHAIN, numbers, strict=True)))
 
 
-def _outline(card: RunCard, rows: _Rows, engines: tuple[str, ...], bounds: Sequence[int]) -> Outline:
-    """`bounds` are instants that the span must hold besides those of the card and the chains."""
+def _outline(card: RunCard, rows: _Rows, engines: tuple[str, ...], bounds: Sequence[int] | None) -> Outline:
+    """`bounds` are the first and the last instant of the calls, where those were looked at."""
     order = np.argsort(rows.hashes, kind="stable")
-    last = np.append(np.diff(rows.hashes[order]) != 0, [True] * (len(order) > 0))  # of a chain with several rows the last counts
+    last = np.ones(len(order), np.bool_)  # of a chain with several rows the last counts
+    last[:-1] = np.diff(rows.hashes[order]) != 0
     order = order[last]
     known = [instant for instant in (card.started_unix_ns, card.ended_unix_ns) if instant]
-    instants = [*bounds, *known]
+    instants = [*(bounds or ()), *known]
     for name, least in (("start_unix_ns", np.min), ("end_unix_ns", np.max)):
         instants += [int(least(rows.numbers[name][order]))] if len(order) else []
     axis = Axis(min(instants, default=0), tuple(card.pauses))
@@ -173,7 +177,14 @@ def _outline(card: RunCard, rows: _Rows, engines: tuple[str, ...], bounds: Seque
         status=rows.status[order],
         thought_tokens=rows.numbers["thought_tokens"][order],
     )
-    return Outline(card=card, axis=axis, span=int(axis.of(max(instants, default=0))), engines=engines, chains=chains)
+    return Outline(
+        card=card,
+        axis=axis,
+        span=int(axis.of(max(instants, default=0))),
+        engines=engines,
+        chains=chains,
+        whole=bounds is not None,
+    )
 
 
 def _leading(hashes: Array, buckets: int) -> Array:
@@ -181,6 +192,6 @@ def _leading(hashes: Array, buckets: int) -> Array:
     return np.asarray((hashes >> (64 - (buckets.bit_length() - 1))) + (buckets >> 1))
 
 
-def _hashes(names: pa.Array) -> Array:
+def _hashes(names: Sequence[str]) -> Array:
     """A number for each string, the same for equal ones throughout this process."""
-    return np.fromiter(map(hash, names.to_pylist()), np.int64, len(names))
+    return np.fromiter(map(hash, names), np.int64, len(names))

@@ -42,13 +42,11 @@ class Frontier(NamedTuple):
     at: Array
     stage: Array
     """Of the call that is ready there; `END` for none."""
-    again: Array
-    """That call is not the first attempt."""
 
 
 def frontier_of(ends: Array) -> Frontier:
     """At the ends of all chains."""
-    return Frontier(ends.copy(), np.full(len(ends), END, np.int32), np.zeros(len(ends), np.bool_))
+    return Frontier(ends.copy(), np.full(len(ends), END, np.int32))
 
 
 Part = tuple[int, int, int]
@@ -58,15 +56,15 @@ Part = tuple[int, int, int]
 def plain_path(start: int, end: int, calls: Sequence[tuple[int, ...]]) -> list[Part]:
     """The path of one chain from its end back to its start; `calls` are rows of `Steps`, without the chain, ordered by their ends."""
     parts: list[Part] = []
-    frontier, after, repeated = end, END, False
+    frontier, after = end, END
     for stage, again, ready, submit, ended, *known in reversed(calls):
         if ended <= frontier + SLACK_NS and start <= ready:
             until = min(ended, frontier)
-            parts.append((after, RETRY if repeated else BETWEEN, frontier - until))
+            parts.append((after, BETWEEN, frontier - until))
             parts += [(stage, segment, length) for segment, length in _inside(until - min(submit, until), known)[::-1]]
-            parts.append((stage, WAIT, min(submit, until) - min(ready, until)))
-            frontier, after, repeated = min(ready, until), stage, bool(again)
-    return [*parts, (after, RETRY if repeated else BETWEEN, frontier - start)]
+            parts.append((stage, RETRY if again else WAIT, min(submit, until) - min(ready, until)))
+            frontier, after = min(ready, until), stage
+    return [*parts, (after, BETWEEN, frontier - start)]
 
 
 def _inside(length: int, known: Sequence[int]) -> list[tuple[int, int]]:
@@ -96,29 +94,27 @@ def walk(steps: Steps, frontier: Frontier, start: Array, counts: Array, total: A
     """Add to `total`, of the chains that `counts` marks, what lies between their frontiers and the first of `steps`."""
     # Taken out once: numba counts references to arrays that it takes out of tuples.
     of_chain, of_stage, again, readies, submits, ends, queues, prefills, decodes = steps
-    at, after, repeated = frontier
+    at, after = frontier
     for row in range(len(ends) - 1, -1, -1):
         chain, stage, ready = of_chain[row], of_stage[row], readies[row]
         if not counts[chain] or ends[row] > at[chain] + SLACK_NS or ready < start[chain]:
             continue
         until = min(ends[row], at[chain])
         submit = min(submits[row], until)
-        total[after[chain], RETRY if repeated[chain] else BETWEEN] += at[chain] - until
+        total[after[chain], BETWEEN] += at[chain] - until
         left = until - submit
         queue = min(max(queues[row], 0), left)
         prefill = min(max(prefills[row], 0), left - queue)
         decode = min(max(decodes[row], 0), left - queue - prefill)
         knows = min(queues[row], prefills[row], decodes[row]) >= 0
-        total[stage, WAIT] += submit - min(ready, until)
+        total[stage, RETRY if again[row] else WAIT] += submit - min(ready, until)
         total[stage, QUEUE] += queue
         total[stage, PREFILL] += prefill
         total[stage, DECODE] += decode
         total[stage, TRANSFER if knows else ENGINE] += left - queue - prefill - decode
-        at[chain], after[chain], repeated[chain] = min(ready, until), stage, again[row]
+        at[chain], after[chain] = min(ready, until), stage
 
 
 def finish(frontier: Frontier, start: Array, counts: Array, total: Array) -> None:
     """Add what lies between the chains' starts and their frontiers."""
-    rest = (frontier.at - start) * counts
-    segment = np.where(frontier.again, RETRY, BETWEEN)
-    np.add.at(total, (frontier.stage, segment), rest)
+    np.add.at(total[:, BETWEEN], frontier.stage, (frontier.at - start) * counts)

@@ -165,7 +165,8 @@ class Names(dict[str, int]):
 
     def codes(self, column: pa.Array) -> Array:
         """The number of each of a column's strings; null counts as the empty string."""
-        coded = column.fill_null("").dictionary_encode()
+        column = column.fill_null("") if column.null_count else column
+        coded = column if pa.types.is_dictionary(column.type) else column.dictionary_encode()
         places = [self.setdefault(name, len(self)) for name in coded.dictionary.to_pylist()]
         return np.asarray(np.array(places, np.int32)[coded.indices.to_numpy()])
 

@@ -23,6 +23,7 @@ COMMANDS = {
     "grade": "grade a run's answers again, or its steps",
     "errors": "group a run's failed chains by cause",
     "compare": "put runs side by side",
+    "report": "write tables, plots and chains of runs into one HTML file",
     "calibrate": "fit simulated engines to a run",
     "sweep": "measure throughput by batch size",
     "graph": "draw a graph, with a run's numbers on it",

@@ -7,9 +7,11 @@ import sys
 from pathlib import Path
 
 from rich import box
-from rich.table import Table
+from rich import table as rich
 
+from pipeline.analysis.compare_cells import Table
 from pipeline.analysis.summary import Summary
+from pipeline.analysis.summary_tables import engines, facts, stages
 from pipeline.cli.console import Plain
 from pipeline.cli.main import tell
 
@@ -17,139 +19,34 @@ from pipeline.cli.main import tell
 def print_summary(summary: Summary, folder: Path, *, simulated: bool) -> None:
     """Print `summary` and how to open the run folder."""
     console = Plain()
-    console.print(_facts(summary, simulated))
-    console.print(_engines(summary))
-    console.print(_stages(summary))
+    console.print(_facts(facts(summary, simulated=simulated)))
+    console.print(_numbers(engines(summary)))
+    console.print(_numbers(stages(summary)))
     tell(f"answers: {folder}/chains/*.parquet (steps/ and calls/ beside it). To look at them:")
     place, columns = json.dumps(str(folder / "chains"), ensure_ascii=False), '["problem_id", "answer", "correct"]'
     code = f"import pyarrow.parquet as p; print(p.read_table({place}, columns={columns}))"
     tell(f"  {os.path.relpath(sys.executable)} -c {shlex.quote(code)}")
 
 
-def _facts(summary: Summary, simulated: bool) -> Table:
-    table = Table(title=f"{summary.run}: {summary.status}" + (" (simulated time)" if simulated else ""), box=box.SIMPLE, show_header=False)
-    table.add_column(style="bold")
-    table.add_column()
-    for name, value in _fact_rows(summary, simulated):
-        table.add_row(name, value)
-    return table
+def _facts(table: Table) -> rich.Table:
+    """Two columns without a head, under the title."""
+    shown = rich.Table(title=table.title, box=box.SIMPLE, show_header=False)
+    shown.add_column(style="bold")
+    shown.add_column()
+    return _filled(shown, table)
 
 
-def _fact_rows(s: Summary, simulated: bool) -> list[tuple[str, str]]:
-    retried = sum(engine.retried_calls for engine in s.engines.values())
-    failed = f", {s.failed} failed ({', '.join(f'{n} {kind}' for kind, n in s.errors.items())})" if s.failed else ""
-    cancelled = f", {s.cancelled} cancelled" if s.cancelled else ""
-    return [
-        ("chains", f"{s.done} done{failed}{cancelled}"),
-        *([("retries", f"{retried:,} attempts were repetitions of failed ones")] if retried else []),
-        *([("restarts", restarts)] if (restarts := _restarts(s)) else []),
-        *((kind, f"for example: {message}") for kind, message in s.error_examples.items()),
-        ("accuracy", _accuracy(s, simulated) if s.graded else "no reference answers"),
-        *_sample_rows(s),
-        ("wall time", f"{_number(s.wall_time_s)} s, of that {_number(s.tail_time_s)} s tail (fewer live chains than the batch size)"),
-        (
-            "throughput",
-            f"{_number(s.problems_per_s)} problems/s, {_number(s.steps_per_s)} steps/s, {_number(s.output_tokens_per_s)} output tokens/s",
-        ),
-        (
-            "verification",
-            f"{_percent(s.acceptance_rate)} accepted, {_percent(s.fallback_rate)} fallback, of {s.verified_steps:,} verified steps",
-        ),
-        (
-            "thought",
-            f"{s.thought_tokens:,} tokens, {_percent(s.draft_share)} by the draft; {s.wasted_draft_tokens:,} drafted tokens unused",
-        ),
-        *_speculation_rows(s),
-        ("overlap", f"{_percent(s.overlap_share)} of the time two engines were busy"),
-        ("ended by", ", ".join(f"{reason} {count}" for reason, count in s.stop_reasons.items())),
-    ]
+def _numbers(table: Table) -> rich.Table:
+    """A name, and numbers to its right; no title."""
+    first, *others = table.columns
+    shown = rich.Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    shown.add_column(first, style="bold")
+    for name in others:
+        shown.add_column(name, justify="right")
+    return _filled(shown, table)
 
 
-def _restarts(s: Summary) -> str:
-    """Which engines died and were started again."""
-    return ", ".join(
-        f"{name} died and was started again {'once' if engine.restarts == 1 else f'{engine.restarts} times'}"
-        for name, engine in s.engines.items()
-        if engine.restarts
-    )
-
-
-def _accuracy(s: Summary, simulated: bool) -> str:
-    said = f"{_percent(s.accuracy)} ({s.correct} of {s.graded} graded{', of simulated answers' if simulated else ''})"
-    if s.accuracy_interval is None:
-        return said
-    low, high = s.accuracy_interval.low, s.accuracy_interval.high
-    return f"{said}, 95% interval {low:.1%} to {high:.1%}{', problems as clusters' if s.accuracy_interval.method == 'clusters' else ''}"
-
-
-def _sample_rows(s: Summary) -> list[tuple[str, str]]:
-    """With several attempts at a problem."""
-    if s.samples < 2:
-        return []
-    return [
-        ("samples", ", ".join(f"pass@{k} {share:.1%}" for k, share in s.pass_at.items())),
-        ("majority vote", f"{_percent(s.majority_accuracy)} of problems right by their most frequent answer, of up to {s.samples}"),
-    ]
-
-
-def _speculation_rows(s: Summary) -> list[tuple[str, str]]:
-    """Token-level speculation inside engines, where there is some."""
-    rows = []
-    for name, engine in s.engines.items():
-        if engine.speculated_tokens and engine.speculations:
-            accepted = engine.accepted_speculated_tokens or 0
-            share, length = accepted / engine.speculated_tokens, 1 + accepted / engine.speculations
-            said = (
-                f"{name} accepted {share:.1%} of {engine.speculated_tokens:,} tokens proposed inside it, {length:.2f} tokens an iteration"
-            )
-            rows.append(("speculation", said))
-    return rows
-
-
-def _engines(s: Summary) -> Table:
-    table = _table("engine", "calls", "input tokens", "cached", "output tokens", "tokens/s", "busy", "in flight")
-    for name, engine in s.engines.items():
-        cached = engine.cached_input_tokens / engine.input_tokens if engine.input_tokens else None
-        table.add_row(
-            name,
-            f"{engine.calls:,}",
-            f"{engine.input_tokens:,}",
-            _percent(cached),
-            f"{engine.output_tokens:,}",
-            _number(engine.output_tokens_per_s),
-            _percent(engine.busy_share),
-            f"{engine.mean_in_flight:.1f}",
-        )
-    return table
-
-
-def _stages(s: Summary) -> Table:
-    table = _table("stage", "calls", "failed", "input tokens", "output tokens", "s in flight", "ms each", "s waiting")
-    for name, stage in s.stages.items():
-        table.add_row(
-            name,
-            f"{stage.calls:,}",
-            f"{stage.failed_calls:,}",
-            f"{stage.input_tokens:,}",
-            f"{stage.output_tokens:,}",
-            f"{stage.in_flight_s:,.1f}",
-            f"{1000 * stage.in_flight_s / stage.calls:.1f}" if stage.calls else "-",
-            f"{stage.wait_s:,.1f}",
-        )
-    return table
-
-
-def _table(first: str, *titles: str) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column(first, style="bold")
-    for title in titles:
-        table.add_column(title, justify="right")
-    return table
-
-
-def _percent(share: float | None) -> str:
-    return "-" if share is None else f"{share:.1%}"
-
-
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+def _filled(shown: rich.Table, table: Table) -> rich.Table:
+    for row in table.rows:
+        shown.add_row(*row)
+    return shown

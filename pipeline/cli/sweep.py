@@ -12,6 +12,8 @@ from pipeline.analysis.sweep_tables import crossings, sweep_tables
 from pipeline.cli import live
 from pipeline.cli.main import say, show
 from pipeline.cli.run import column_option
+from pipeline.errors import UsageError
+from pipeline.report.extra import load
 from pipeline.runtime.schedule import ScheduleName
 from pipeline.sweep import sweep as start
 from pipeline.sweep_plan import SweepOptions
@@ -89,11 +91,24 @@ def sweep(graphs: tuple[Path, ...], input_: Path, debug: bool, **options: Any) -
     )
     if result.points:
         show("\n\n".join(map(markdown_table, sweep_tables(result.points))) + "\n\n" + "\n".join(crossings(result.points)) + "\n")
+        _write_report(result.folder)
     say(f"{len(result.points)} of {result.planned} points in {result.folder}")
     if result.error is not None:
         say(f"error: {result.error}")
         say(f"to go on: the same command with --output {result.folder} --resume")
     sys.exit(result.exit_code)
+
+
+def _write_report(folder: Path) -> None:
+    """The curves; without the extra that draws them, a sentence about it."""
+    try:
+        made, files = load("sweep"), load("file")
+    except UsageError as error:
+        say(f"no report: {error}; then pipeline report {folder}")
+        return
+    place = files.place_for([folder], None)
+    files.write(place, made.sweep_report(folder))
+    say(f"report: {place}")
 
 
 def _told(number: int, planned: int, point: Point) -> None:

@@ -14,10 +14,10 @@ from pipeline.trace.read import read_batches
 
 COLUMNS = ("chain_id", "stage", "submit_unix_ns", "end_unix_ns", "client_wait_s", "queue_time_s", "error_type")
 MOST_CHAINS = 4_000
-MOST_CALLS = 60_000
-"""What a browser still draws and zooms at once, and about 5 MB of the page."""
-SHORTEST = 1e-4
-"""Waiting of less than this share of the run is not drawn: nobody sees it, and every call has some."""
+MOST_CALLS = 40_000
+"""What a browser without a GPU still draws within seconds, and about 4 MB of the page."""
+SHORTEST = 1e-3
+"""Waiting of less than this share of a usual chain's time is not drawn: nobody sees it, and every call has some."""
 WAITING, QUEUED, FAILED = "waiting in the lane", "queued in the engine", "failed attempt"
 
 
@@ -59,7 +59,7 @@ def read_gantt(run: Path, chains: ChainList, places: Array, clock: Clock) -> Gan
     names = [chains.names[place] for place in places]
     wanted = pa.array(names, pa.string())
     alive = Stretches(np.arange(len(places)), clock.seconds(chains.start[places]), clock.seconds(chains.end[places]))
-    least = SHORTEST * float(alive.end.max(initial=0.0))
+    least = SHORTEST * float(np.median(alive.end - alive.start)) if len(places) else 0.0
     parts: dict[str, list[Stretches]] = {}
     for batch in read_batches(run, "calls", COLUMNS):
         lane = pc.index_in(batch.column("chain_id"), wanted)

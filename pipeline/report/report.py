@@ -11,10 +11,15 @@ from pipeline.errors import UsageError
 from pipeline.report.figures_compare import latency_and_accuracy
 from pipeline.report.page import Figure, Section, page
 from pipeline.report.run_sections import Asked, run_sections
+from pipeline.report.sweep import is_sweep, sweep_report
 
 
 def report(runs: Sequence[Path], asked: Asked) -> str:
-    """The page of one run, or of several with a comparison before them; raises `InputError` for what is no run folder."""
+    """The page of one run, of several with a comparison before them, or of a sweep; raises `InputError` for any other folder."""
+    if sweeps := [run for run in runs if is_sweep(run)]:
+        if len(runs) > 1:
+            raise UsageError(f"{sweeps[0]}: is a sweep; report it alone, or name runs in its folder `runs`")
+        return sweep_report(runs[0])
     if len(runs) == 1:
         return page(f"Run {_name(runs[0])}", run_sections(runs[0], asked))
     names = [_name(run) for run in runs]

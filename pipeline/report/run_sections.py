@@ -37,7 +37,7 @@ def run_sections(run: Path, asked: Asked) -> list[Section]:
     overview = _overview(run, setup)
     analysis = analyse(run, asked.bins)
     sections = [overview]
-    if analysis.occupancy.engines:
+    if any(each.total_busy_s for each in analysis.occupancy.engines.values()):
         sections += [_engines(analysis), _chains(run, setup, chains), _time(analysis, setup), _tokens(analysis)]
     sections += _steps(count_steps(run, chains.verdicts))
     return [*sections, *_reading(run, setup, chains, asked.chains)]
@@ -86,7 +86,9 @@ def _chains(run: Path, setup: Setup, chains: ChainList) -> Section:
             f"{len(drawn):,} of the {count:,} chains that ended, evenly spaced by their start, a row each; the others are left out": drawn,
             f"{len(some):,} chains that began one after the other in the middle of the run, one row each": some,
         }
-    note = f"Waiting of less than {SHORTEST:.2%} of the run is not drawn. Drag over a few rows to see them; their names appear."
+    note = (
+        f"Waiting of less than {SHORTEST:.1%} of a usual chain's time is not drawn. Drag over a few rows to see them; their names appear."
+    )
     plots = {title: figures_gantt.chains(read_gantt(run, chains, places, clock), setup.stages) for title, places in shown.items()}
     return Section(title="Chains over time", figures=[Figure(title, plot, note) for title, plot in plots.items()])
 

@@ -19,7 +19,7 @@ from pipeline.report.setup import Setup
 from pipeline.report.story_steps import STEP_COLUMNS, Step, shown, step_of
 from pipeline.trace.read import read_batches
 
-MOST_STORIES = 10_000_000
+MOST_STORIES = 8_000_000
 """Characters of all stories of a run together; from there on stories are left out."""
 CHAIN_COLUMNS = (
     "chain_id",

@@ -15,11 +15,16 @@ CACHE_KEPT = (
 )
 
 
+def is_sweep(folder: Path) -> bool:
+    """Did `pipeline sweep` make this folder?"""
+    return (folder / "sweep.json").is_file()
+
+
 def sweep_report(folder: Path) -> str:
     """The page; raises `InputError` where the folder holds no points."""
-    points = read_points(folder / "points.parquet")
-    if not points:
+    if not (folder / "points.parquet").is_file():
         raise InputError(str(folder), "has no finished point: there is nothing to report")
+    points = read_points(folder / "points.parquet")
     return page(f"Sweep {folder.resolve().name}", [sweep_section(points)])
 
 

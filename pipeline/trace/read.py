@@ -20,6 +20,8 @@ Card = TypeVar("Card")
 BATCH_ROWS = 8192
 BATCH_BYTES = 16 << 20
 """Batches of write-ahead files are joined up to so many rows or bytes."""
+GROUPS = 8
+"""Row groups that are read backwards at a time: as many as a part has."""
 
 
 def read_card(run: Path, kind: type[Card]) -> Card:
@@ -52,6 +54,20 @@ def read_file(file: Path, columns: Sequence[str], maybe: Sequence[str] = ()) -> 
         yield from _wal_batches(file, columns, maybe)
 
 
+def read_backwards(run: Path, table: str, columns: Sequence[str], encoded: Sequence[str] = ()) -> Iterator[pa.Table]:
+    """The `columns` of a table from its last rows to its first, some ten thousand rows each, which stand in written order.
+
+    Strings of the columns `encoded` come as dictionaries, which is faster; `NAME.list.element` are those in the lists of NAME.
+    Raises `InputError` as `read_batches` does.
+    """
+    for file in reversed(files(run, table)):
+        with readable(file):
+            if file.suffix == ".parquet":
+                yield from _part_tables(file, columns, encoded)
+            else:
+                yield from reversed([pa.Table.from_batches([batch]) for batch in _wal_batches(file, columns, ())])
+
+
 def files(run: Path, table: str) -> list[Path]:
     """What holds a table's rows, in order: its parts, and each write-ahead file that is no part yet."""
     folder = run / table
@@ -81,6 +97,13 @@ def readable(file: Path) -> Iterator[None]:
 def _part_batches(part: Path, columns: Sequence[str], maybe: Sequence[str]) -> Iterator[pa.RecordBatch]:
     with pq.ParquetFile(part, pre_buffer=False, buffer_size=1 << 20) as file:
         yield from file.iter_batches(BATCH_ROWS, columns=_present(part, file.schema_arrow, columns, maybe))
+
+
+def _part_tables(part: Path, columns: Sequence[str], encoded: Sequence[str]) -> Iterator[pa.Table]:
+    with pq.ParquetFile(part, read_dictionary=list(encoded), pre_buffer=False) as file:
+        names = _present(part, file.schema_arrow, columns, ())
+        for end in range(file.num_row_groups, 0, -GROUPS):
+            yield file.read_row_groups(range(max(end - GROUPS, 0), end), columns=names)
 
 
 def _wal_batches(path: Path, columns: Sequence[str], maybe: Sequence[str]) -> Iterator[pa.RecordBatch]:

@@ -1,0 +1,32 @@
+"""`pipeline report RUN...`: one HTML file to read in a browser."""
+
+from pathlib import Path
+
+import click
+
+from pipeline.cli.main import tell
+from pipeline.report.extra import load
+
+
+@click.command()
+@click.argument("runs", type=click.Path(path_type=Path), nargs=-1, required=True, metavar="RUN...")
+@click.option(
+    "--output",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="The file to write.  [default: RUN/report.html; of several runs report.html here]",
+)
+@click.option("--chains", type=click.IntRange(0, 1000), default=30, show_default=True, help="Chains of each run to read in full.")
+@click.option("--bins", type=click.IntRange(10, 5000), default=400, show_default=True, help="Slices that time is divided into.")
+@click.option("--debug", is_flag=True, help="Show tracebacks.")
+def report(runs: tuple[Path, ...], output: Path | None, chains: int, bins: int, debug: bool) -> None:
+    """Write tables, plots and chains of RUN..., or the curves of a sweep's folder, into one HTML file that needs no network.
+
+    A file of that name is replaced where it is an earlier report, and left alone where it is anything else.
+
+    Exit codes: 0 written; 2 a RUN cannot be read, or FILE cannot be written.
+    """
+    made, files = load("report"), load("file")
+    place = files.place_for(runs, output)
+    files.write(place, made.report(runs, made.Asked(chains=chains, bins=bins)))
+    tell(f"report: {place} ({place.stat().st_size / 1e6:.1f} MB), to open in a browser")

@@ -1,0 +1,225 @@
+"""Which chains are shown, and what is drawn and told of them."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from msgspec.structs import asdict, replace
+
+from pipeline.report import stories as stories_module
+from pipeline.report.chain_list import ChainList, evenly, read_chain_list, worth_reading
+from pipeline.report.gantt import FAILED, QUEUED, WAITING, Clock, middle, read_gantt, sample
+from pipeline.report.setup import read_setup
+from pipeline.report.stories import read_stories
+from pipeline.report.story_steps import MOST_TEXT, option_probabilities, shown, step_of
+from pipeline.trace.events import CallRow, ChainRow, StepRow
+from pipeline.trace.store import TraceStore
+
+Blank = Callable[..., Any]
+S = 1_000_000_000
+T = 1_700_000_000 * S
+
+
+def chain(blank: Blank, name: str, start: int, end: int, **more: Any) -> ChainRow:
+    row: ChainRow = blank(
+        ChainRow,
+        chain_id=name,
+        start_unix_ns=T + start * S,
+        end_unix_ns=T + end * S,
+        chain_time_s=float(end - start),
+        **{"stop_reason": "thought_closed", **more},
+    )
+    return row
+
+
+def call(blank: Blank, name: str, stage: str, submit: float, end: float, **more: Any) -> CallRow:
+    row: CallRow = blank(CallRow, chain_id=name, stage=stage, submit_unix_ns=T + int(submit * S), end_unix_ns=T + int(end * S), **more)
+    return row
+
+
+@pytest.fixture
+def folder(tmp_path: Path, blank: Blank) -> Path:
+    """Four chains: `late` failed and was taken up again, `b` is wrong, `c` failed."""
+    store = TraceStore(tmp_path)
+    store.append(
+        "chains",
+        [
+            chain(blank, "late", 0, 2, stop_reason="error", error_type="EngineUnavailable", calls=1),
+            chain(blank, "b", 1, 31, correct=False, calls=2, input_row=2),
+            chain(blank, "c", 2, 3, stop_reason="error", error_type="RequestRefused", calls=1, input_row=3),
+            chain(blank, "a", 0, 10, correct=True, calls=2, input_row=1),
+            chain(blank, "late", 20, 25, correct=True, calls=1),
+        ],
+    )
+    store.append(
+        "calls",
+        [
+            call(blank, "b", "draft", 2, 5, client_wait_s=1.0, queue_time_s=0.5),
+            call(blank, "b", "verify", 5, 6, client_wait_s=0.0, queue_time_s=0.0),
+            call(blank, "c", "draft", 2, 3, error_type="RequestRefused"),
+            call(blank, "a", "draft", 1, 9, queue_time_s=9.0),
+            call(blank, "late", "draft", 40, 41),
+        ],
+    )
+    store.close()
+    return tmp_path
+
+
+def test_of_a_chain_that_was_taken_up_again_the_last_row_counts(folder: Path) -> None:
+    chains = read_chain_list(folder)
+    assert chains.names == ["a", "b", "c", "late"]
+    assert chains.correct.tolist() == [1, 0, -1, 1]
+    assert chains.failed.tolist() == [False, False, True, False]
+
+
+def test_worth_reading_is_what_failed_what_is_wrong_and_what_took_longest(folder: Path) -> None:
+    chains = read_chain_list(folder)
+    assert worth_reading(chains, 3) == {2: ("failed",), 1: ("wrong", "slowest"), 0: ("slowest",)}
+    assert worth_reading(chains, 0) == {}
+    assert len(worth_reading(chains, 30)) == 4
+
+
+def test_all_right_leaves_all_room_to_the_slowest() -> None:
+    ones = np.ones(9, int)
+    chains = ChainList(
+        names=[str(i) for i in range(9)],
+        row=ones,
+        sample=ones,
+        calls=ones,
+        start=ones,
+        end=ones,
+        seconds=np.arange(9.0),
+        correct=ones,
+        failed=ones == 0,
+    )
+    assert list(worth_reading(chains, 6)) == [8, 7, 6, 5, 4, 3]
+
+
+def test_a_sample_is_even_and_keeps_both_ends() -> None:
+    assert evenly(np.arange(101), 5).tolist() == [0, 25, 50, 75, 100]
+    assert evenly(np.arange(3), 5).tolist() == [0, 1, 2]
+
+
+def test_a_clock_leaves_pauses_out() -> None:
+    clock = Clock(T, [(T + 10 * S, T + 30 * S)])
+    assert clock.seconds(T + np.array([0, 5, 10, 20, 30, 41]) * S).tolist() == [0, 5, 10, 10, 10, 21]
+
+
+def test_stretches_are_waiting_queueing_and_stages(folder: Path) -> None:
+    found = read_gantt(folder, read_chain_list(folder), np.arange(4), Clock(T))
+    pieces = {kind: zip(each.lane.tolist(), each.start.tolist(), each.end.tolist(), strict=True) for kind, each in found.stretches.items()}
+    drawn = {kind: list(each) for kind, each in pieces.items()}
+    assert drawn == {
+        WAITING: [(1, 1, 2)],
+        QUEUED: [(1, 2, 2.5), (0, 1, 9)],
+        "draft": [(1, 2.5, 5), (0, 9, 9), (3, 40, 41)],
+        "verify": [(1, 5, 6)],
+        FAILED: [(2, 2, 3)],
+    }
+    assert found.alive.start.tolist() == [0, 1, 2, 20]
+    assert found.alive.end.tolist() == [10, 31, 3, 25]
+
+
+def test_of_too_many_chains_an_even_sample_is_drawn_and_some_that_follow_each_other(folder: Path) -> None:
+    chains = read_chain_list(folder)
+    assert sample(chains).tolist() == [0, 1, 2, 3]
+    assert sample(chains, most_chains=2).tolist() == [0, 3]
+    assert sample(chains, most_calls=3).tolist() == [0, 3], "one and a half calls a chain"
+    assert middle(chains, 2).tolist() == [1, 2]
+    assert middle(chains, 9).tolist() == [0, 1, 2, 3]
+    found = read_gantt(folder, chains, np.array([0, 3]), Clock(T))
+    assert (found.names, set(found.stretches)) == (["a", "late"], {QUEUED, "draft"})
+
+
+def test_no_chain_no_stretch(tmp_path: Path) -> None:
+    chains = read_chain_list(tmp_path)
+    found = read_gantt(tmp_path, chains, sample(chains), Clock(T))
+    assert (found.names, found.stretches) == ([], {})
+
+
+def choice(blank: Blank, **fields: Any) -> dict[str, Any]:
+    return asdict(blank(StepRow, **{"verify_kind": "choose", "decision": "accepted", "score_value": 0.5, **fields}))
+
+
+def test_candidates_get_their_probabilities_and_repeated_ones_point_back(blank: Blank) -> None:
+    row = choice(
+        blank,
+        score_probs=(0.2, 0.5, 0.3),
+        score_label="1",
+        num_distinct_candidates=2,
+        chosen_candidate=0,
+        candidate_texts=("x", "x", "y"),
+        candidate_tokens=(1, 1, 2),
+    )
+    step = step_of(row)
+    assert [(each.text, each.probability, each.chosen, each.same_as) for each in step.candidates] == [
+        ("x", 0.5, True, None),
+        ("", 0.5, False, 0),
+        ("y", 0.3, False, None),
+    ]
+    assert step.verdict == "choose: candidate 1 of 2, 50.0%"
+
+
+@pytest.mark.parametrize(
+    ("kind", "probs", "distinct", "expected"),
+    [
+        ("choose", (0.2, 0.5, 0.3), 2, (0.5, 0.3)),
+        ("choose", (0.6, 0.4), 2, (0.6, 0.4)),
+        ("choose", (0.2, 0.5, 0.2, 0.1), 3, ()),
+        ("likelihood", (0.6, 0.4), 2, (0.6, 0.4)),
+        ("score", (0.1,) * 10, 2, ()),
+    ],
+    ids=["none may be said", "one must be chosen", "same texts of other tokens", "likelihood", "digits are no candidates"],
+)
+def test_options_are_told_only_where_the_trace_tells_them(
+    blank: Blank, kind: str, probs: tuple[float, ...], distinct: int, expected: tuple[float, ...]
+) -> None:
+    row = choice(blank, verify_kind=kind, score_probs=probs, num_distinct_candidates=distinct)
+    assert tuple(option_probabilities(row, 2)) == expected
+
+
+def test_a_long_text_loses_its_middle_and_says_so() -> None:
+    said = shown("a" * MOST_TEXT + "b" * 10)
+    assert "10 characters left out" in said
+    assert said.startswith("aaa")
+    assert said.endswith("bbb")
+    assert shown("\x1b\u202e") == "\\u001b\\u202e"
+
+
+def test_stories_hold_every_step_in_order_and_the_problem(ran: Path) -> None:
+    chains = read_chain_list(ran)
+    reasons = worth_reading(chains, 6)
+    found = read_stories(ran, read_setup(ran), chains, reasons)
+    assert [story.why for story in found.stories] == list(reasons.values())
+    failed, *others = found.stories
+    assert (failed.verdict, failed.steps) == ("failed", ())
+    assert failed.ended.startswith("BadRow")
+    for story in others:
+        assert story.problem is not None
+        assert story.problem.startswith("What is")
+        assert [step.index for step in story.steps] == list(range(len(story.steps)))
+        assert story.steps[0].decision == "guidance"
+        assert {step.decision for step in story.steps} <= {"guidance", "accepted", "fallback"}
+        assert all(sum(each.chosen for each in step.candidates) == (step.decision == "accepted") for step in story.steps)
+
+
+def test_of_an_input_that_has_changed_no_problem_is_shown(ran: Path, tmp_path: Path) -> None:
+    changed = tmp_path / "problems.jsonl"
+    changed.write_text('{"problem": "another", "problem_id": "p0"}\n')
+    setup = read_setup(ran)
+    chains = read_chain_list(ran)
+    for place in (changed, tmp_path / "gone.jsonl"):
+        moved = replace(setup, options={**setup.options, "input": str(place)})
+        found = read_stories(ran, moved, chains, {3: ("slowest",)})
+        assert [story.problem for story in found.stories] == [None]
+
+
+def test_stories_that_would_make_the_page_too_large_are_left_out(ran: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stories_module, "MOST_STORIES", 2000)
+    chains = read_chain_list(ran)
+    found = read_stories(ran, read_setup(ran), chains, worth_reading(chains, 20))
+    assert found.left_out > 0
+    assert len(found.stories) + found.left_out == 20
+    assert all(story.steps or story.verdict == "failed" for story in found.stories)

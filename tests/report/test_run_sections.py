@@ -1,0 +1,72 @@
+"""What a report says of a run before its figures, and of runs that have little to show."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from pipeline.errors import InputError
+from pipeline.report.run_sections import Asked, run_sections
+from pipeline.report.setup import MEASURED, REPLAYED, SIMULATED, decisions, engine_setup, notices, read_setup
+
+
+def test_a_simulated_run_is_marked_before_anything_else(ran: Path) -> None:
+    setup = read_setup(ran)
+    assert notices(setup) == (SIMULATED,)
+    measured = replace(setup, virtual_time=False)
+    assert (notices(measured), measured.clock) == ((), MEASURED)
+    replayed = replace(setup, engines={"draft": {"backend": "replay"}, "target": {"backend": "sim"}})
+    assert notices(replayed) == (REPLAYED,)
+
+
+def test_a_run_that_did_not_finish_says_why(ran: Path) -> None:
+    failed = replace(read_setup(ran), virtual_time=False, status="failed", error="engine 'draft' died")
+    assert notices(failed) == ("This run is failed (engine 'draft' died): figures count what is in its folder.",)
+
+
+def test_what_was_decided(ran: Path) -> None:
+    rows = dict(decisions(read_setup(ran)).rows)
+    assert rows["graph"].endswith("graphs/speccot.yaml")
+    assert rows["stages"].startswith("guidance (generate), draft (draft), verify (choose), fallback (generate)")
+    assert "candidates=5" in rows["params"]
+    assert rows["batch size"] == "8 chains live at once, pipelined"
+    assert rows["samples and seed"] == "1 a problem, seed 0"
+    assert rows["clock"] == "simulated"
+    engines = {row[0]: row[1:5] for row in engine_setup(read_setup(ran)).rows}
+    assert engines["target"] == ("QwQ-32B", "sim", "h100-0+1", "256")
+
+
+def test_a_small_run_has_all_sections(ran: Path) -> None:
+    titles = [section.title for section in run_sections(ran, Asked(bins=20))]
+    assert titles == [
+        "What came out",
+        "Engines over time",
+        "Chains over time",
+        "Where the time goes",
+        "Tokens and waste",
+        "Steps",
+        "How far the verifier can be trusted",
+        "Chains to read",
+    ]
+
+
+@pytest.mark.parametrize("missing", [("steps",), ("calls",), ("chains",), ("chains", "steps", "calls")], ids=lambda names: "+".join(names))
+def test_a_run_without_some_of_its_rows_is_shown_as_far_as_it_goes(
+    ran: Path, tmp_path: Path, missing: tuple[str, ...], page_of: Callable[..., str]
+) -> None:
+    shutil.copytree(ran, tmp_path / "cut")
+    for table in missing:
+        for part in (tmp_path / "cut" / table).iterdir():
+            part.unlink()
+    html = page_of(tmp_path / "cut")
+    assert "What came out</h2>" in html
+    assert ("Engines over time</h2>" in html) is ("calls" not in missing)
+    assert ("Steps</h2>" in html) is ("steps" not in missing)
+    assert ("Chains to read</h2>" in html) is ("chains" not in missing)
+
+
+def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="name a run folder"):
+        run_sections(tmp_path, Asked())
