@@ -19,7 +19,7 @@ from msgspec import Struct, structs
 
 from pipeline.analysis.compare_cells import Table
 from pipeline.analysis.compare_tables import markdown_table
-from pipeline.analysis.points import Point, crossing, curves
+from pipeline.analysis.points import Point, crossing, curves, read_points
 from pipeline.analysis.sweep_tables import crossings, sweep_tables
 from pipeline.engines.sim_text import sim_answer
 from pipeline.report.figures_sweep import over_target, throughput
@@ -195,9 +195,13 @@ def write(sweeps: dict[str, list[Point]]) -> None:
 @click.command()
 @click.option("--problems", default=160, show_default=True, help="Of the measured sweep.")
 @click.option("--repeats", default=2, show_default=True, help="Of the measured sweep.")
+@click.option("--as-is", is_flag=True, help="Run nothing; write what is there.")
 @click.option("--only", type=click.Choice([setup.name for setup in SETUPS]), help="Run this sweep and write nothing.")
-def main(problems: int, repeats: int, only: str | None) -> None:
+def main(problems: int, repeats: int, as_is: bool, only: str | None) -> None:
     """Run what is missing, then write the page."""
+    if as_is:
+        write({setup.name: read_points(BUILD / setup.name / "points.parquet") for setup in SETUPS})
+        return
     sweeps = {setup.name: run_sweep(setup, problems, repeats) for setup in SETUPS if only in (None, setup.name)}
     if only is None:
         write(sweeps)

@@ -21,8 +21,8 @@ from pipeline.trace.read import count_rows, read_backwards
 
 TABLES = ("calls", "steps", "chains")
 BASE = ("chain_id", "engine", "stage", "attempt", "error_type", "submit_unix_ns", "end_unix_ns", "client_wait_s")
-LONG = 200_000
-"""Calls of a run from which compiled ways are used: to load them takes about as long as the plain ones need for so many."""
+LONG = 100_000
+"""Calls of a run from which compiled ways are used. The plain ones take 20 us a call, the others 0.4 us, and 7 s to be compiled once."""
 ENCODED = ("chain_id", "engine", "stage", "kind", "error_type", "finish_reason.list.element", "stop_reason.list.element")
 
 

@@ -1,7 +1,8 @@
 """The one door to numba: plain Python functions over arrays enter, compiled ones leave.
 
 What is compiled is kept in numba's cache, beside the module or in the user's own cache folder; where neither can be written it
-is compiled once in every process.
+is compiled once in every process. What a function takes must be arrays, numbers and plain tuples: the cache names classes of ours,
+and cannot be read any more by a version that has renamed one.
 """
 
 from collections.abc import Callable

@@ -102,7 +102,7 @@ class Walker:
             return
         if more := len(calls.stages) + 1 - len(self._total):
             self._total = np.insert(self._total, -1, np.zeros((more, len(SEGMENTS)), np.int64), axis=0)
-        walk(steps_of(calls), self._frontier, self._chains.start, self._counts, self._total)
+        walk(tuple(steps_of(calls)), tuple(self._frontier), self._chains.start, self._counts, self._total)
 
     def critical_path(self) -> CriticalPath:
         """What the calls so far come to."""

@@ -32,8 +32,6 @@ class StepTokens:
         """In accepted candidates, by the engine that wrote them."""
         self.accepted: Counter[str] = Counter()
         """In all candidates of accepted steps."""
-        self.rejected: Counter[str] = Counter()
-        """In the candidates of other steps."""
         self.cut = 0
         """Sampled for candidates and in none of them."""
         self.decisions: set[tuple[str, str]] = set()
@@ -69,9 +67,8 @@ class StepTokens:
             self.first_steps[stage] = max(self.first_steps[stage], row["index_max"])
         if decision == "accepted":
             self.committed[engine] += row["committed_sum"]
-        into = self.accepted if decision == "accepted" else self.rejected
-        for place, owner in enumerate(self.drafters):
-            into[owner] += row[f"kept {place}_sum"]
+            for place, owner in enumerate(self.drafters):
+                self.accepted[owner] += row[f"kept {place}_sum"]
 
     def _kept(self, table: pa.Table) -> list[Array]:
         """Tokens of each step's candidates, one array for each of the drafters."""

@@ -34,8 +34,10 @@ times that count as the last one seen; whether it lives; and how many calls of i
 IN_FLIGHT, WAITING, HELD, NEXT = range(4)
 """What is counted by engine: calls, those that wait to be sent again apart, and chains between calls that come to it next."""
 NOW, BIN, LIVE, SIZE, STARTS, ENDS, LOCKSTEP, FULL, LAST_ADMISSION, BITS = range(10)
-"""Of the present: the time and its bin, live chains, the size of the heap, starts and ends of chains that are to come, three of
-the `Terms`, and from `BITS` on for each of the four counts the engines where it is not 0."""
+SINCE = BITS + 4
+"""Of the present: the time from which on all is added up and its bin, live chains, the size of the heap, starts and ends of
+chains that are to come, three of the `Terms`; from `BITS` on for each of the four counts the engines where it is not 0; and from
+`SINCE` on the same and the live chains as they were since that time, as far as they say why an engine is idle."""
 TIME, READY, CALL = range(3)
 """Of an entry of the heap: `CALL` is chain, engine, whether it is not the first attempt, and whether it waits."""
 
@@ -70,7 +72,7 @@ class Sweep:
         _spread(calls.submit, calls.end, calls.engine, terms.edges, sums.in_flight)
         _spread(calls.ready, calls.submit, calls.engine, terms.edges, sums.waiting)
         bins = (terms.edges, terms.groups, sums.overlap, sums.spent)
-        _sweep(calls, self._heap, self._lives, self._orders, self._counts, self._present, bins)
+        _sweep(tuple(calls), self._heap, self._lives, self._orders, self._counts, self._present, bins)
 
 
 def _lives(terms: Terms, chains: Chains) -> Array:
@@ -83,7 +85,7 @@ def _lives(terms: Terms, chains: Chains) -> Array:
 
 def _present(terms: Terms, chains: int) -> Array:
     rules = (int(terms.lockstep), terms.full, terms.last_admission)
-    return np.array([terms.edges[-1], len(terms.edges) - 2, 0, 0, chains, chains, *rules, 0, 0, 0, 0], np.int64)
+    return np.array([terms.edges[-1], len(terms.edges) - 2, 0, 0, chains, chains, *rules, *[0] * 9], np.int64)
 
 
 @compiled
@@ -106,7 +108,7 @@ def _spread(starts: Array, ends: Array, owners: Array, edges: Array, into: Array
 
 @compiled
 def _sweep(
-    calls: Moments,
+    calls: tuple[Array, ...],
     heap: Array,
     lives: Array,
     orders: tuple[Array, Array],
@@ -125,8 +127,8 @@ def _sweep(
         came = end[row] if row >= 0 else EARLY
         left = heap[0, TIME] if present[SIZE] else EARLY
         time = max(max(over, begun), max(came, left))
-        _account(max(time, edges[0]), present, edges, groups, overlap, spent)
         if time == EARLY:
+            _account(edges[0], present, edges, groups, overlap, spent)
             return
         if over == time:
             present[ENDS] -= 1
@@ -141,17 +143,49 @@ def _sweep(
         else:
             present[STARTS] -= 1
             _chain_starts(lives[by_start[present[STARTS]]], counts, present)
+        if _changes(present, counts.shape[1]):
+            _account(time, present, edges, groups, overlap, spent)
+            _remember(present, counts.shape[1])
+
+
+@compiled
+def _reasons(kind: int, present: Array) -> int:
+    """What one of the four counts says of idleness: nothing of engines that are busy."""
+    at_once = present[BITS + IN_FLIGHT]
+    return int(at_once if kind == IN_FLIGHT else present[BITS + kind] & ~at_once)
+
+
+@compiled
+def _lives_matter(present: Array, engines: int) -> int:
+    """The live chains, if any engine is idle."""
+    return int(present[LIVE]) if present[BITS + IN_FLIGHT] != (1 << engines) - 1 else 0
+
+
+@compiled
+def _changes(present: Array, engines: int) -> bool:
+    """Is anything other than it was since the time from which on all is added up?"""
+    for kind in range(4):
+        if present[SINCE + kind] != _reasons(kind, present):
+            return True
+    return bool(present[SINCE + 4] != _lives_matter(present, engines))
+
+
+@compiled
+def _remember(present: Array, engines: int) -> None:
+    for kind in range(4):
+        present[SINCE + kind] = _reasons(kind, present)
+    present[SINCE + 4] = _lives_matter(present, engines)
 
 
 @compiled
 def _account(time: int, present: Array, edges: Array, groups: Array, overlap: Array, spent: Array) -> None:
-    """Add what lies between `time` and the event before."""
+    """Add what lies between `time` and the last change."""
     while present[NOW] > time:
         place = present[BIN]
         since = max(edges[place], time)
         length = present[NOW] - since
         if length:
-            at_once = present[BITS + IN_FLIGHT]
+            at_once = present[SINCE + IN_FLIGHT]
             overlap[place] += length if at_once & (at_once - 1) else 0
             for number in range(len(groups)):
                 spent[number, _cause(groups[number], present), place] += length
@@ -163,17 +197,17 @@ def _account(time: int, present: Array, edges: Array, groups: Array, overlap: Ar
 @compiled
 def _cause(group: int, present: Array) -> int:
     """Why none of the engines in `group` is busy, or that one is; see `occupancy.CAUSES`."""
-    if present[BITS + IN_FLIGHT] & group:
+    if present[SINCE + IN_FLIGHT] & group:
         return BUSY
-    if not present[LIVE]:
+    if not present[SINCE + 4]:
         return NOTHING_ADMITTED
-    if present[BITS + HELD] & group:
+    if present[SINCE + HELD] & group:
         return RECOVERY
-    if present[BITS + WAITING] & group:
+    if present[SINCE + WAITING] & group:
         return BARRIER if present[LOCKSTEP] else ORCHESTRATION
-    if present[BITS + NEXT] & group:
+    if present[SINCE + NEXT] & group:
         return ORCHESTRATION
-    if present[NOW] > present[LAST_ADMISSION] and present[LIVE] < present[FULL]:
+    if present[NOW] > present[LAST_ADMISSION] and present[SINCE + 4] < present[FULL]:
         return TAIL
     return OTHER_ENGINE
 

@@ -36,9 +36,12 @@ class Axis(Struct, frozen=True):
 
 
 class Chains(Struct, frozen=True, kw_only=True):
-    """All chains of a run, in the order of their hashes."""
+    """All chains of a run, in the order of their rows: those that lived together stand together."""
 
     hashes: Array
+    """Sorted."""
+    by_hash: Array
+    """Of each of `hashes` its chain's place."""
     start: Array
     """Nanoseconds of work."""
     end: Array
@@ -48,7 +51,7 @@ class Chains(Struct, frozen=True, kw_only=True):
     thought_tokens: Array
 
     first: Array
-    """Of the hashes with equal leading bits the place of the first one, by these bits, as a last entry their number."""
+    """Of the hashes with equal leading bits the place of the first one, by these bits; as a last entry their number."""
 
     def places(self, names: pa.Array) -> Array:
         """Where each of the chains `names` stands; -1 where there is none such."""
@@ -66,7 +69,7 @@ class Chains(Struct, frozen=True, kw_only=True):
         open_ = np.flatnonzero(places < last)
         while len(open_):  # as often as hashes have the same leading bits, which is a few times
             hit = self.hashes[places[open_]] == hashes[open_]
-            found[open_[hit]] = places[open_[hit]]
+            found[open_[hit]] = self.by_hash[places[open_[hit]]]
             places[open_] += 1
             open_ = open_[~hit & (places[open_] < last[open_])]
         return found
@@ -157,20 +160,24 @@ def _read_rows(run: Path) -> _Rows:
 
 def _outline(card: RunCard, rows: _Rows, engines: tuple[str, ...], bounds: Sequence[int] | None) -> Outline:
     """`bounds` are the first and the last instant of the calls, where those were looked at."""
-    order = np.argsort(rows.hashes, kind="stable")
-    last = np.ones(len(order), np.bool_)  # of a chain with several rows the last counts
-    last[:-1] = np.diff(rows.hashes[order]) != 0
-    order = order[last]
+    by_hash = np.argsort(rows.hashes, kind="stable")
+    last = np.ones(len(by_hash), np.bool_)  # of a chain with several rows the last counts
+    last[:-1] = np.diff(rows.hashes[by_hash]) != 0
+    by_hash = by_hash[last]
+    order = np.sort(by_hash)
+    place = np.empty(len(rows.hashes), np.int32)
+    place[order] = np.arange(len(order))
     known = [instant for instant in (card.started_unix_ns, card.ended_unix_ns) if instant]
     instants = [*(bounds or ()), *known]
     for name, least in (("start_unix_ns", np.min), ("end_unix_ns", np.max)):
         instants += [int(least(rows.numbers[name][order]))] if len(order) else []
     axis = Axis(min(instants, default=0), tuple(card.pauses))
     start, end = (axis.of(rows.numbers[name][order]) for name in CHAIN[:2])
-    hashes = rows.hashes[order]
+    hashes = rows.hashes[by_hash]
     buckets = 1 << max(len(hashes), 1).bit_length()
     chains = Chains(
         hashes=hashes,
+        by_hash=place[by_hash],
         first=np.searchsorted(_leading(hashes, buckets), np.arange(buckets + 1)).astype(np.int32),
         start=start,
         end=np.maximum(start, end),

@@ -90,7 +90,7 @@ def plain_totals(steps: Steps, start: Array, end: Array, counts: Array, stages: 
 
 
 @compiled
-def walk(steps: Steps, frontier: Frontier, start: Array, counts: Array, total: Array) -> None:
+def walk(steps: tuple[Array, ...], frontier: tuple[Array, ...], start: Array, counts: Array, total: Array) -> None:
     """Add to `total`, of the chains that `counts` marks, what lies between their frontiers and the first of `steps`."""
     # Taken out once: numba counts references to arrays that it takes out of tuples.
     of_chain, of_stage, again, readies, submits, ends, queues, prefills, decodes = steps

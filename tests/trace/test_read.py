@@ -4,12 +4,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from pipeline.errors import InputError
 from pipeline.trace import read
 from pipeline.trace.events import CallRow
-from pipeline.trace.read import files, read_batches
+from pipeline.trace.read import files, read_backwards, read_batches
 from pipeline.trace.store import TraceStore, recover
 
 Blank = Callable[..., Any]
@@ -41,6 +43,25 @@ def test_parts_come_first_and_small_batches_are_joined(run: tuple[Path, TraceSto
     assert indices(read_batches(folder, "calls", ["call_index"])) == [[0, 1], [2], [3], [4]]
     store.close()
     assert [file.name for file in files(folder, "calls")] == ["part-00000.parquet", "part-00001.parquet"]
+
+
+def test_backwards_the_last_rows_come_first(run: tuple[Path, TraceStore], monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, store = run
+    monkeypatch.setattr(read, "BATCH_ROWS", 2)
+    found = list(read_backwards(folder, "calls", ["call_index", "stage", "finish_reason"], ["stage", "finish_reason.list.element"]))
+    assert indices(found) == [[4], [2, 3], [0, 1]]
+    assert [str(found[-1].schema.field(name).type).count("dictionary") for name in ("call_index", "stage", "finish_reason")] == [0, 1, 1]
+    with pytest.raises(InputError, match="no column `nothing`"):
+        list(read_backwards(folder, "calls", ["nothing"]))
+    store.close()
+    assert indices(read_backwards(folder, "calls", ["call_index"])) == [[2, 3, 4], [0, 1]]
+
+
+def test_backwards_row_groups_are_read_a_few_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "calls").mkdir()
+    pq.write_table(pa.table({"call_index": range(7)}), tmp_path / "calls/part-00000.parquet", row_group_size=2)
+    monkeypatch.setattr(read, "GROUPS", 3)
+    assert indices(read_backwards(tmp_path, "calls", ["call_index"])) == [[2, 3, 4, 5, 6], [0, 1]]
 
 
 def test_a_file_becomes_a_part_while_the_table_is_read(run: tuple[Path, TraceStore]) -> None:

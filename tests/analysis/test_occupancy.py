@@ -1,0 +1,183 @@
+"""Busy, idle and why: by hand, cause by cause; every nanosecond once; the sweep and the plain way agree to the nanosecond."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeline.analysis import calls as calls_module
+from pipeline.analysis.occupancy import CAUSES, Occupancy, occupancy
+from pipeline.analysis.occupancy_sums import Moments, Sums, most_live, plain_sums
+from pipeline.analysis.occupancy_sweep import Sweep
+from pipeline.analysis.timeline import timeline
+from pipeline.errors import InputError
+from tests.analysis.traces import call, card, chain, chains_of, moments_of, random_call, random_chain, terms_of, write
+from tests.test_run import solve
+
+
+def idle(found: Occupancy, role: str) -> dict[str, float]:
+    """Seconds by cause, without those that did not occur."""
+    return {cause: seconds for cause, seconds in found.engines[role].total_idle_s.items() if seconds}
+
+
+def test_two_chains_by_hand(tmp_path: Path) -> None:
+    #     0 1 2 3 4 5 6 7 8 9
+    # a   [d d|t t t]               ends at 5
+    # b   [. w|d d d d|t t]         ready at 1, ends at 8
+    calls = [call("a", "d", 0, 0, 2), call("a", "t", 2, 2, 5), call("b", "d", 1, 2, 6), call("b", "t", 6, 6, 8)]
+    found = occupancy(write(tmp_path, calls=calls, chains=[chain("a", 0, 5), chain("b", 0, 8)], steps=[], card=card(0, 9)), bins=3)
+    assert (found.span_s, found.edges_s.tolist()) == (9, [0, 3, 6, 9])
+    assert found.live.tolist() == pytest.approx([2, 5 / 3, 2 / 3])
+    draft, target = found.engines["d"], found.engines["t"]
+    assert (draft.busy_s.tolist(), target.busy_s.tolist()) == ([3, 3, 0], [1, 2, 2])
+    assert draft.in_flight.tolist() == pytest.approx([1, 1, 0])
+    assert draft.waiting.tolist() == pytest.approx([1 / 3, 0, 0])
+    assert (found.overlap.tolist(), found.overlap_s, found.overlap_share) == ([1, 2, 0], 3, pytest.approx(1 / 3))
+    assert idle(found, "d") == {"tail": 2, "nothing_admitted": 1}
+    assert idle(found, "t") == {"other_engine": 2, "tail": 1, "nothing_admitted": 1}
+    assert target.idle_s["other_engine"].tolist() == [2, 0, 0]
+    assert {name: each.roles for name, each in found.devices.items()} == {"one": ("d",), "two": ("t",)}
+    assert found.devices["two"].total_busy_s == target.total_busy_s == 5
+
+
+def test_engines_on_one_device_are_busy_and_idle_together(tmp_path: Path) -> None:
+    calls = [call("a", "d", 0, 0, 2), call("a", "t", 2, 3, 4)]
+    engines = {role: {"backend": "sim", "device": {"name": "both"}} for role in ("d", "t")}
+    found = occupancy(write(tmp_path, calls=calls, chains=[chain("a", 0, 5)], steps=[], card=card(0, 5, engines=engines)))
+    both = found.devices["both"]
+    assert (both.roles, both.total_busy_s) == (("d", "t"), 3)
+    assert {cause: seconds for cause, seconds in both.total_idle_s.items() if seconds} == {"orchestration": 2}
+
+
+@pytest.mark.parametrize(
+    ("more", "again", "cause"),
+    [({}, 0, "orchestration"), ({"schedule": "lockstep"}, 0, "barrier"), ({"schedule": "lockstep"}, 1, "recovery")],
+)
+def test_a_call_that_is_ready_and_not_sent(tmp_path: Path, more: dict[str, Any], again: int, cause: str) -> None:
+    calls = [call("a", "d", 0, 0, 1), call("a", "d", 1, 4, 6, attempt=again)]
+    found = occupancy(write(tmp_path, calls=calls, chains=[chain("a", 0, 6)], steps=[], card=card(0, 6, **more)))
+    assert idle(found, "d") == {cause: 3}
+
+
+def test_a_chain_between_calls_holds_up_the_engine_that_it_comes_to_next(tmp_path: Path) -> None:
+    calls = [call("a", "d", 0, 0, 1), call("a", "t", 3, 3, 5), call("b", "t", 0, 0, 0.5), call("b", "d", 9, 9, 10)]
+    rows = [chain("a", 0, 6), chain("b", 0, 10), chain("c", 10, 10)]
+    found = occupancy(write(tmp_path, calls=calls, chains=rows, steps=[], card=card(0, 10)))
+    # t: from 1 to 3 chain a comes to it; from 5 to 6 chain a ends and holds its place
+    assert idle(found, "t") == {"orchestration": 3, "other_engine": 4.5}
+    assert idle(found, "d") == {"orchestration": 8}
+
+
+def test_time_between_sessions_is_no_time(tmp_path: Path) -> None:
+    calls = [call("a", "d", 0, 0, 2), call("a", "t", 100, 100, 103)]
+    sessions = [session for since, until in ((0, 2), (99, 103)) for session in card(since, until)["sessions"]]
+    run = write(tmp_path, calls=calls, chains=[chain("a", 0, 103)], steps=[], card=card(0, 1, sessions=sessions))
+    found = occupancy(run)
+    assert found.span_s == 6
+    assert idle(found, "t") == {"orchestration": 1, "other_engine": 2}
+
+
+def test_a_run_that_was_killed_has_chains_without_rows(tmp_path: Path) -> None:
+    calls = [call("a", "d", 0, 0, 2), call("b", "d", 3, 3, 5)]
+    found = occupancy(write(tmp_path, calls=calls, closed=False), bins=5)
+    assert found.span_s == 5
+    assert found.live.tolist() == [1, 1, 1, 2, 2]  # what a did after its call is not known
+    assert idle(found, "d") == {"other_engine": 1}
+
+
+def test_runs_without_calls(tmp_path: Path) -> None:
+    found = occupancy(write(tmp_path / "none", calls=[], chains=[], steps=[], card=card(0, 4)), bins=2)
+    assert idle(found, "d") == {"nothing_admitted": 4}
+    assert found.engines["d"].idle_s["nothing_admitted"].tolist() == [2, 2]
+    assert occupancy(write(tmp_path / "nothing", calls=[], chains=[], steps=[])).span_s == 0
+    with pytest.raises(InputError, match="is not a run folder"):
+        occupancy(tmp_path / "nowhere")
+
+
+def test_rows_in_any_order_come_to_the_same(tmp_path: Path) -> None:
+    folder = solve(tmp_path).folder
+    before = occupancy(folder, bins=9)
+    rows = pq.read_table(folder / "calls")
+    order = np.random.default_rng(0).permutation(len(rows))
+    for number, places in enumerate(np.array_split(order, 3)):
+        pq.write_table(rows.take(places), folder / f"calls/part-{number:05}.parquet")
+    assert same(occupancy(folder, bins=9), before)
+
+
+def same(one: Occupancy, other: Occupancy) -> bool:
+    """Equal to the last bit."""
+    pairs = [(one.live, other.live), (one.overlap, other.overlap)]
+    for role, engine in one.engines.items():
+        there = other.engines[role]
+        pairs += [(engine.in_flight, there.in_flight), (engine.waiting, there.waiting), (engine.busy_s, there.busy_s)]
+        pairs += [(engine.idle_s[cause], there.idle_s[cause]) for cause in CAUSES]
+    return all(np.array_equal(*pair) for pair in pairs)
+
+
+@pytest.mark.parametrize("schedule", ["pipelined", "lockstep", "sequential"])
+def test_a_whole_run_agrees_with_its_timeline_and_its_wall_time(tmp_path: Path, schedule: str) -> None:
+    result = solve(tmp_path, schedule=schedule, batch_size=4)
+    found, before = occupancy(result.folder), timeline(result.folder)
+    assert found.span_s == result.run.wall_time_s
+    assert found.overlap_s == pytest.approx(before.overlap_s, abs=1e-9)
+    for role, engine in found.engines.items():
+        assert engine.total_busy_s == pytest.approx(before.engines[role].busy_s, abs=1e-9)
+        assert engine.total_busy_s + sum(engine.total_idle_s.values()) == pytest.approx(found.span_s, abs=1e-9)
+        assert (np.diff(found.edges_s) @ engine.in_flight) / before.span_s == pytest.approx(before.engines[role].mean_in_flight)
+        assert ("barrier" in idle(found, role)) == (schedule == "lockstep")
+
+
+def total(sums: Sums, group: int) -> Any:
+    return sums.spent[group].sum(axis=0)
+
+
+random_calls = st.lists(random_call, max_size=25)
+random_chains = st.lists(random_chain, min_size=6, max_size=6)
+
+
+@settings(max_examples=60, deadline=None)
+@given(random_calls, random_chains, st.integers(1, 7), st.booleans())
+def test_every_nanosecond_counts_once(rows: Any, lives: Any, bins: int, lockstep: bool) -> None:
+    chains, calls = chains_of(lives), moments_of(rows)
+    terms = terms_of(bins, chains, lockstep=lockstep)
+    sums = plain_sums(terms, chains, calls)
+    for group, engines in enumerate(([0], [1], [2], [0, 1])):
+        assert total(sums, group).tolist() == np.diff(terms.edges).tolist()
+        mine = [set(range(s, e)) for engine, s, e in zip(calls.engine, calls.submit, calls.end, strict=True) if engine in engines]
+        assert sums.spent[group, -1].sum() == len(set().union(*mine))
+    flights = [int((calls.end - calls.submit)[calls.engine == engine].sum()) for engine in range(3)]
+    assert sums.in_flight.sum(axis=1).tolist() == flights
+
+
+@pytest.mark.slow
+@settings(max_examples=300, deadline=None)
+@given(random_calls, random_chains, st.integers(1, 7), st.booleans(), st.integers(1, 5))
+def test_the_sweep_agrees_with_the_plain_way(rows: Any, lives: Any, bins: int, lockstep: bool, chunks: int) -> None:
+    chains, calls = chains_of(lives), moments_of(rows)
+    terms = terms_of(bins, chains, lockstep=lockstep)
+    sweep = Sweep(terms, chains)
+    for places in reversed(np.array_split(np.arange(len(rows)), chunks)):
+        sweep.add(Moments(*(column[places] for column in calls)))
+    for one, other in zip(sweep.sums(), plain_sums(terms, chains, calls), strict=True):
+        assert one.tolist() == other.tolist()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [{}, {"schedule": "lockstep"}, {"graph": "likelihood", "settings": ("candidates=3",)}])
+def test_the_sweep_agrees_on_whole_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]) -> None:
+    folder = solve(tmp_path, batch_size=5, **options).folder
+    plain = occupancy(folder)
+    monkeypatch.setattr(calls_module, "LONG", 0)
+    assert same(occupancy(folder), plain)
+
+
+@given(random_chains)
+def test_most_live(lives: Any) -> None:
+    chains = chains_of(lives)
+    at_once = [sum(start <= second < end for start, end in zip(chains.start, chains.end, strict=True)) for second in range(61)]
+    assert most_live(chains) >= max(at_once)
+    assert most_live(chains) == max(at_once) or any(chains.start == chains.end)
