@@ -10,6 +10,7 @@ from pipeline.report.page import Figure
 from pipeline.report.style import SERIES, axes, drawn, layout
 
 INK = "#222b36"
+RATIOS = (0.1, 0.2, 0.5, 1, 2, 5, 10)
 AS_FAST = "as fast near batch size %{x:.3~g}<extra></extra>"
 Value = Callable[[Point], float | None]
 Curve = dict[int, list[Point]]
@@ -61,6 +62,7 @@ def over_target(found: dict[str, Curve]) -> go.Figure:
                 showlegend=False,
                 hovertemplate=AS_FAST,
             )
+    figure.update_yaxes(type="log", rangemode="normal", tickvals=RATIOS, ticktext=list(map(str, RATIOS)))
     return _sized(figure, found)
 
 
