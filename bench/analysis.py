@@ -4,8 +4,9 @@
 
 A trace of that many calls is made in a temporary folder (about 70 bytes a call; making it is not timed). Then each of the three
 works out the figures of bench/analysis_rivals.py, in turns, each time in a process of its own that may use two cores; that the
-figures agree is checked. `work` is the time of that, `process` that of the process with its imports. Ours is run once more with
-numba's cache empty: what that takes longer is compiling. Prints a table and writes bench/results/analysis.json.
+figures agree is checked. `work` is the time of that, `process` that of the process with its imports, `load` the system's at its
+end, its own share included. Ours is run once more with numba's cache empty: what CPU time that takes more is compiling. Prints
+a table and writes bench/results/analysis.json.
 """
 
 import json
@@ -49,7 +50,8 @@ def measure(system: str, run: Path, cache: Path) -> dict[str, Any]:
     if process.returncode:
         raise click.ClickException(f"{system} ended with {process.returncode}")
     found: dict[str, Any] = json.loads(printed)
-    return found | {"process_s": time.monotonic() - started, "cpu_s": used.ru_utime + used.ru_stime, "peak_mib": used.ru_maxrss / 1024}
+    spent = {"process_s": time.monotonic() - started, "cpu_s": used.ru_utime + used.ru_stime, "load": os.getloadavg()[0]}
+    return found | spent | {"peak_mib": used.ru_maxrss / 1024}
 
 
 def work(system: str, run: Path) -> None:
@@ -73,7 +75,7 @@ def differences(one: Figures, other: Figures) -> list[str]:
 
 
 def rows_of(run: Path, repeats: int, cache: Path) -> tuple[list[dict[str, Any]], float]:
-    """A row for each system, medians of runs in turns, and how long ours took to compile."""
+    """A row for each system, medians of runs in turns, and the CPU seconds that compiling took ours."""
     cold = measure("pipeline", run, cache)
     runs: dict[str, list[dict[str, Any]]] = {system: [] for system in SYSTEMS}
     for _ in range(repeats):
@@ -86,7 +88,7 @@ def rows_of(run: Path, repeats: int, cache: Path) -> tuple[list[dict[str, Any]],
         {"system": system, **{key: statistics.median(each[key] for each in found) for key in keys}, "runs": found}
         for system, found in runs.items()
     ]
-    return rows, cold["work_s"] - rows[0]["work_s"]
+    return rows, cold["cpu_s"] - rows[0]["cpu_s"]
 
 
 @click.command()
@@ -110,14 +112,21 @@ def main(calls: int, live: int, repeats: int, trace: Path | None, output: Path, 
         size = sum(file.stat().st_size for file in run.rglob("*") if file.is_file())
         click.echo(f"{written:,} calls, {size / (1 << 20):.0f} MiB, load {os.getloadavg()[0]:.1f}")
         rows, compile_s = rows_of(run, repeats, Path(folder) / "cache")
-    click.echo(f"{'':>10} {'work s':>8} {'process s':>10} {'cpu s':>8} {'peak MiB':>9}   (medians of {repeats})")
-    for row in rows:
-        click.echo(f"{row['system']:>10} {row['work_s']:>8.1f} {row['process_s']:>10.1f} {row['cpu_s']:>8.1f} {row['peak_mib']:>9.0f}")
-    click.echo(f"compiling, once: {compile_s:.1f} s")
-    facts = {"calls": written, "bytes": size, "live": live, "cores": CORES, "compile_s": compile_s, "host": host(), "versions": versions()}
-    result = json.dumps({"bench": "analysis", **facts, "results": rows})
+    facts = {"calls": written, "bytes": size, "live": live, "cores": CORES, "compile_cpu_s": compile_s}
+    result = json.dumps({"bench": "analysis", **facts, "results": rows, "host": host(), "versions": versions()})
+    click.echo(table(rows, repeats, compile_s))
     output.write_text(result + "\n")
     click.echo(result)
+
+
+def table(rows: list[dict[str, Any]], repeats: int, compile_s: float) -> str:
+    """For people."""
+    head = f"{'':>10} {'work s':>8} {'process s':>10} {'cpu s':>8} {'peak MiB':>9}   (medians of {repeats})"
+    lines = [
+        f"{row['system']:>10} {row['work_s']:>8.1f} {row['process_s']:>10.1f} {row['cpu_s']:>8.1f} {row['peak_mib']:>9.0f}" for row in rows
+    ]
+    loads = [each["load"] for row in rows for each in row["runs"]]
+    return "\n".join([head, *lines, f"compiling, once: {compile_s:.1f} s of CPU time; load {min(loads):.1f} to {max(loads):.1f}"])
 
 
 if __name__ == "__main__":
