@@ -20,7 +20,7 @@ from pipeline.engines.sim_cache import Node, PrefixCache
 from pipeline.engines.sim_device import Share, SimDevice
 from pipeline.engines.sim_scheduler import Scheduler
 from pipeline.engines.sim_stretch import Job
-from pipeline.errors import UsageError
+from pipeline.errors import MissingExtra
 from pipeline.spec import SimDeviceSpec, SimSpec
 
 EVALUATIONS = 150
@@ -156,5 +156,5 @@ def _scipy() -> Any:
     try:
         from scipy import optimize
     except ImportError as error:
-        raise UsageError('calibrate: needs scipy; install it with: pip install "pipeline[studies]"') from error
+        raise MissingExtra("calibrating", "scipy", "studies") from error
     return optimize

@@ -12,7 +12,7 @@ from pipeline.analysis.sweep_tables import crossings, sweep_tables
 from pipeline.cli import live
 from pipeline.cli.main import say, show
 from pipeline.cli.run import column_option
-from pipeline.errors import UsageError
+from pipeline.errors import MissingExtra
 from pipeline.report.extra import load
 from pipeline.runtime.schedule import ScheduleName
 from pipeline.sweep import sweep as start
@@ -103,7 +103,7 @@ def _write_report(folder: Path) -> None:
     """The curves; without the extra that draws them, a sentence about it."""
     try:
         made, files = load("sweep"), load("file")
-    except UsageError as error:
+    except MissingExtra as error:
         say(f"no report: {error}; then pipeline report {folder}")
         return
     place = files.place_for([folder], None)

@@ -9,6 +9,7 @@ import click
 from pipeline.cli.main import tell
 from pipeline.errors import MissingExtra, UsageError
 from pipeline.export.output import check_output
+from pipeline.trace.read import check_folder
 
 FILES = {"perfetto": "trace.pftrace", "otel": "trace.otlp.jsonl"}
 """Formats, and where each goes by default, within the run folder."""
@@ -37,6 +38,7 @@ def export(run: Path, form: str, output: Path | None, endpoint: str | None, text
 
     Exit codes: 0 exported; 1 the server does not take it, or the file cannot be written; 2 RUN or an option is wrong.
     """
+    check_folder(run)
     _check(form, output, endpoint, texts, force)
     exporter = _exporter(form)
     if endpoint is not None:

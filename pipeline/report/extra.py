@@ -3,17 +3,17 @@
 from importlib import import_module
 from types import ModuleType
 
-from pipeline.errors import UsageError
+from pipeline.errors import MissingExtra
 
 PACKAGES = ("jinja2", "markupsafe", "plotly")
 
 
 def load(name: str) -> ModuleType:
-    """The module `pipeline.report.NAME`; raises `UsageError` where a package that it draws or writes with is missing."""
+    """The module `pipeline.report.NAME`; raises `MissingExtra` where a package that it draws or writes with is missing."""
     try:
         return import_module(f"pipeline.report.{name}")
     except ModuleNotFoundError as error:
         package = str(error.name).partition(".")[0]
         if package not in PACKAGES:
             raise
-        raise UsageError(f'reports need the package `{package}`, which is not installed: pip install "pipeline[report]"') from error
+        raise MissingExtra("a report", package, "report") from error

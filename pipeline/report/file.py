@@ -6,6 +6,7 @@ from pathlib import Path
 
 from pipeline.errors import UsageError
 from pipeline.report.page import is_page
+from pipeline.trace.read import check_folder
 
 NAME = "report.html"
 _START = 4096
@@ -14,8 +15,10 @@ _START = 4096
 def place_for(runs: Sequence[Path], output: Path | None) -> Path:
     """Where the report of `runs` goes: `output`, or else into the run's folder, or for several runs into the working folder.
 
-    Raises `UsageError` where it cannot go there, before anything is read or drawn.
+    Raises `UsageError` where it cannot go there, and `InputError` where a run is no folder, before anything is read or drawn.
     """
+    for run in runs:
+        check_folder(run)
     path = output or (runs[0] / NAME if len(runs) == 1 else Path(NAME))
     if path.is_dir():
         raise UsageError(f"--output {path}: is a folder; name a file, such as {path / NAME}")

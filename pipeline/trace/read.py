@@ -24,6 +24,12 @@ GROUPS = 8
 """Row groups that are read backwards at a time: as many as a part has."""
 
 
+def check_folder(run: Path) -> None:
+    """Raise `InputError` where there is no folder `run`."""
+    if not run.is_dir():
+        raise InputError(str(run), "is no folder; name a run folder")
+
+
 def read_card(run: Path, kind: type[Card]) -> Card:
     """What the `run.json` of the folder `run` says, as far as `kind` asks; raises `InputError` where there is none like it."""
     path = run / "run.json"

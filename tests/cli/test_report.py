@@ -55,8 +55,8 @@ def test_a_report_is_written_where_it_says(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["nowhere"], "nowhere/report.html: there is no folder"),
-        (["nowhere", "--output", "x.html"], "nowhere/run.json: cannot be read: no such file or directory; name a run folder"),
+        (["nowhere"], "nowhere: is no folder; name a run folder"),
+        (["two", "--output", "no/x.html"], "--output no/x.html: there is no folder"),
         (["one", "--output", "one/run.json"], "one/run.json: is there already and no report; name another file with --output"),
         (["one", "--output", "two"], "--output two: is a folder"),
     ],
@@ -75,4 +75,4 @@ def test_wrong_input_is_one_sentence_and_exit_code_2(folder: Path, arguments: li
 def test_without_the_extra_it_says_how_to_get_it(folder: Path, package: str) -> None:
     done = report(folder, "one", code=f"import sys; sys.modules[{package!r}] = None; {MAIN}")
     assert done.returncode == 2
-    assert done.stderr == f'error: reports need the package `{package}`, which is not installed: pip install "pipeline[report]"\n'
+    assert done.stderr == f'error: a report needs the package `{package}`, which is not installed: pip install "pipeline[report]"\n'

@@ -74,6 +74,7 @@ def test_a_report_is_known_by_its_start() -> None:
 def test_of_one_run_it_is_in_the_run_and_of_several_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
     assert place_for([Path("a")], None) == Path("a/report.html")
     assert place_for([Path("a"), Path("b")], None) == Path("report.html")
     assert place_for([Path("a")], Path("x.html")) == Path("x.html")
