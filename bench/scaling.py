@@ -50,7 +50,7 @@ SETUPS = (
     Setup(
         name="torch",
         title="Torch engine: measured",
-        about="The bundled pair (0.12 and 1.6 million parameters) on this machine, a core each.",
+        about="The bundled pair (0.12 and 1.6 million parameters) on this machine, a core each. The ranges tell how quiet the machine was.",
         settings=tuple(f"engines.{role}.{name}=128" for role in ("draft", "target") for name in WIDE),
         simulated=False,
     ),
