@@ -17,6 +17,7 @@ CALLS = (
     "input_tokens",
     "cached_input_tokens",
     "output_tokens",
+    "eos_tokens",
     "submit_unix_ns",
     "end_unix_ns",
     "client_wait_s",
@@ -89,10 +90,7 @@ def _pandas_tokens(pd: Any, pq: Any, run: Path, calls: Any) -> Figures:
     import pyarrow.compute as pc
 
     steps = pq.read_table(run / "steps", columns=["decision", "draft_tokens", "draft_tokens_wasted", "candidate_tokens"])
-    lists = pq.read_table(run / "calls", columns=["finish_reason", "stop_reason"])
-    ended = pc.and_(pc.equal(pc.list_flatten(lists["finish_reason"]), "stop"), pc.is_null(pc.list_flatten(lists["stop_reason"])))
-    calls["ended"] = _list_sums(pd, pc, lists["finish_reason"], ended)
-    sums = calls.groupby(["engine", "stage"], observed=True)[["output_tokens", "ended", "input_tokens", "cached_input_tokens"]].sum()
+    sums = calls.groupby(["engine", "stage"], observed=True)[["output_tokens", "eos_tokens", "input_tokens", "cached_input_tokens"]].sum()
     columns = {
         "decision": steps["decision"].to_pandas(),
         "drafted": steps["draft_tokens"].to_pandas(),
@@ -191,9 +189,7 @@ states AS (
 SELECT sum(following - instant) / 1e9 FROM states WHERE busy > 1
 """
 _TOKENS = """
-SELECT engine, stage, sum(output_tokens),
-       sum(len(list_filter(list_zip(finish_reason, stop_reason), lambda each: each[1] = 'stop' AND each[2] IS NULL))),
-       sum(input_tokens), sum(cached_input_tokens)
+SELECT engine, stage, sum(output_tokens), sum(eos_tokens), sum(input_tokens), sum(cached_input_tokens)
 FROM calls GROUP BY engine, stage
 """
 _STEPS = """

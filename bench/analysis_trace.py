@@ -187,6 +187,7 @@ def _write_calls(folder: Path, of: Shape, tokens: Array, found: Mapping[str, Arr
         "input_tokens": reads[order],
         "cached_input_tokens": (reads[order] * 0.8).astype(np.int64),
         "output_tokens": tokens[order],
+        "eos_tokens": np.where(ends[order], count, 0),
         "finish_reason": lists(count, chosen(("stop", "stop", "length"), of_candidate), schema.field("finish_reason").type),
         "stop_reason": lists(count, chosen(("\n\n", None, None), of_candidate), schema.field("stop_reason").type),
         "submit_unix_ns": T0 + found["submit"][order],

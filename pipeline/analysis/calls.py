@@ -23,7 +23,7 @@ TABLES = ("calls", "steps", "chains")
 BASE = ("chain_id", "engine", "stage", "attempt", "error_type", "submit_unix_ns", "end_unix_ns", "client_wait_s")
 LONG = 100_000
 """Calls of a run from which compiled ways are used. The plain ones take 20 us a call, the others 0.4 us, and 7 s to be compiled once."""
-ENCODED = ("chain_id", "engine", "stage", "kind", "error_type", "finish_reason.list.element", "stop_reason.list.element")
+ENCODED = ("chain_id", "engine", "stage", "kind", "error_type")
 
 
 class Calls(Struct, frozen=True, kw_only=True):
@@ -69,6 +69,7 @@ class _Surprise(Exception):
 
 
 Found = TypeVar("Found", bound=Sequence[Observer])
+Part = TypeVar("Part", pa.Table, Calls)
 
 
 def observe(run: Path, observers: Callable[[Outline], Found]) -> Found:
@@ -82,7 +83,7 @@ def observe(run: Path, observers: Callable[[Outline], Found]) -> Found:
         found = observers(outline := read(run))
         columns = tuple({name: None for each in found for name in (*BASE, *each.columns)})
         with suppress(_Surprise):
-            for calls in source(run, outline, columns):
+            for calls in _ahead(source(run, outline, columns)):
                 for observer in found:
                     observer.add(calls)
             return found
@@ -165,10 +166,10 @@ def whole(table: pa.Table, name: str) -> pa.Array:
     return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
 
 
-def _ahead(tables: Iterator[pa.Table]) -> Iterator[pa.Table]:
-    """The same tables; while one is looked at, the next is read."""
-    with ThreadPoolExecutor(1) as reader:
-        coming = reader.submit(next, tables, None)
-        while (table := coming.result()) is not None:
-            coming = reader.submit(next, tables, None)
-            yield table
+def _ahead(parts: Iterator[Part]) -> Iterator[Part]:
+    """The same parts; while one is looked at, the next is made."""
+    with ThreadPoolExecutor(1) as maker:
+        coming = maker.submit(next, parts, None)
+        while (part := coming.result()) is not None:
+            coming = maker.submit(next, parts, None)
+            yield part

@@ -5,8 +5,6 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 
 from pipeline.analysis.calls import Calls, whole
 from pipeline.analysis.compiled import compiled
@@ -51,8 +49,7 @@ class CallTokens:
         "input_tokens",
         "cached_input_tokens",
         "output_tokens",
-        "finish_reason",
-        "stop_reason",
+        "eos_tokens",
     )
 
     def __init__(self, outline: Outline, first_steps: Mapping[str, int], *, fast: bool) -> None:
@@ -70,9 +67,9 @@ class CallTokens:
         kind = self._kinds.codes(whole(table, "kind"))
         first = np.array([self._first_steps.get(stage, 0) for stage in calls.stages], np.int64)
         sums = np.zeros((4, len(engines), len(calls.stages), len(self._kinds), 3, 5), np.int64)
-        numbers = tuple(whole(table, f"{name}_tokens").to_numpy() for name in ("output", "input", "cached_input"))
+        numbers = tuple(whole(table, f"{name}_tokens").to_numpy() for name in ("output", "eos", "input", "cached_input"))
         codes = (self._outline.chains.status, calls.chain, calls.engine, calls.stage, kind)
-        self._tally(codes, first, whole(table, "step_index").to_numpy(), calls.failed, _ended(table), numbers, sums)
+        self._tally(codes, first, whole(table, "step_index").to_numpy(), calls.failed, numbers, sums)
         names = (range(4), engines, calls.stages, list(self._kinds), range(3))
         for place in zip(*(each.tolist() for each in np.nonzero(sums[..., 0])), strict=True):
             self._enter(CallKey(*(each[at] for each, at in zip(names, place, strict=True))), sums[place])
@@ -87,10 +84,10 @@ class CallTokens:
 
 
 @compiled
-def tally(codes: Any, first: Array, step: Array, failed: Array, ended: Array, numbers: Any, sums: Array) -> None:
+def tally(codes: Any, first: Array, step: Array, failed: Array, numbers: Any, sums: Array) -> None:
     """Add calls to `sums`: by status, engine, stage, kind and place their number and what `CallSums` holds."""
     status, chains, engines, stages, kinds = codes
-    sampled, read, cached = numbers
+    sampled, ended, read, cached = numbers
     for row in range(len(step)):
         place = GUIDES if step[row] == 0 else EARLY if step[row] <= first[stages[row]] else LATER
         into = sums[FAILED if failed[row] else status[chains[row]], engines[row], stages[row], kinds[row], place]
@@ -99,21 +96,3 @@ def tally(codes: Any, first: Array, step: Array, failed: Array, ended: Array, nu
         into[2] += ended[row]
         into[3] += read[row]
         into[4] += cached[row]
-
-
-def _ended(table: pa.Table) -> Array:
-    """Of each call, how many of its candidates ended with an end-of-sequence token: they stopped, and no stop is named."""
-    reasons, stops = (whole(table, name).flatten() for name in ("finish_reason", "stop_reason"))
-    stopped = pc.equal(reasons.indices, pc.index(reasons.dictionary, "stop").as_py()) if _coded(reasons) else pc.equal(reasons, "stop")
-    ended = pc.and_(stopped, stops.is_null()).to_numpy(zero_copy_only=False)
-    return sums_of_lists(whole(table, "finish_reason"), ended)
-
-
-def _coded(column: pa.Array) -> bool:
-    return bool(pa.types.is_dictionary(column.type))
-
-
-def sums_of_lists(lists: pa.ListArray, values: Array) -> Array:
-    """The sum of each of `lists`, which hold `values` one after the other."""
-    offsets = lists.offsets.to_numpy()
-    return np.diff(np.concatenate([[0], np.cumsum(values)])[offsets - offsets[0]])

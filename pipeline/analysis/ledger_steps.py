@@ -9,7 +9,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipeline.analysis.calls import in_one_piece, whole
-from pipeline.analysis.ledger_calls import sums_of_lists
 from pipeline.analysis.outline import FINISHED, Outline
 from pipeline.analysis.selection import stages_of
 from pipeline.analysis.timeline import Array
@@ -75,11 +74,11 @@ class StepTokens:
         lists = whole(table, "candidate_tokens")
         tokens = lists.flatten().to_numpy()
         if len(self.drafters) == 1:
-            return [sums_of_lists(lists, tokens)]
+            return [_sums(lists, tokens)]
         lengths = pc.list_value_length(lists).to_numpy()
         places = np.arange(len(tokens)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
         owner = self._owners[np.minimum(places, len(self._owners) - 1)]
-        return [sums_of_lists(lists, tokens * (owner == place)) for place in range(len(self.drafters))]
+        return [_sums(lists, tokens * (owner == place)) for place in range(len(self.drafters))]
 
 
 def read_step_tokens(run: Path, outline: Outline) -> StepTokens:
@@ -104,3 +103,9 @@ def read_written(run: Path, outline: Outline) -> Counter[tuple[str, str]]:
         for row in keyed.group_by(list(KEYS[1:])).aggregate([("tokens", "sum")]).to_pylist():
             written[row["source_engine"], row["decision"]] += row["tokens_sum"]
     return written
+
+
+def _sums(lists: pa.ListArray, values: Array) -> Array:
+    """The sum of each of `lists`, which hold `values` one after the other."""
+    offsets = lists.offsets.to_numpy()
+    return np.diff(np.concatenate([[0], np.cumsum(values)])[offsets - offsets[0]])

@@ -73,6 +73,11 @@ class Candidate(Struct, frozen=True, kw_only=True):
     stop_reason: str | int | None = None
     """The stop string or stop id that ended it; None for an end-of-sequence token or `length`."""
 
+    @property
+    def ended(self) -> bool:
+        """Whether it stopped with an end-of-sequence token, which is not among its `ids`."""
+        return self.finish_reason == "stop" and self.stop_reason is None
+
 
 class Usage(Struct, frozen=True, kw_only=True):
     """Tokens of one call. The prompt counts once, however many candidates share it."""

@@ -273,6 +273,7 @@ class Journal:
             input_tokens=usage.input_tokens,
             cached_input_tokens=usage.cached_input_tokens,
             output_tokens=usage.output_tokens,
+            eos_tokens=sum(c.ended for c in candidates),
             candidate_index=tuple(range(len(candidates))),
             output_token_ids=tuple(c.ids for c in candidates),
             finish_reason=tuple(c.finish_reason for c in candidates),

@@ -61,6 +61,5 @@ class EngineStage:
 
     def span(self, candidate: Candidate) -> Span:
         """A candidate as part of a thought; it closes the thought when it ends in `</think>` or in the end of sequence."""
-        ended = candidate.finish_reason == "stop" and candidate.stop_reason is None
-        closes = ended or bool(self.close_ids and candidate.ids and candidate.ids[-1] == self.close_ids[0])
+        closes = candidate.ended or bool(self.close_ids and candidate.ids and candidate.ids[-1] == self.close_ids[0])
         return Span(self.role, candidate.ids, candidate.text, closes)

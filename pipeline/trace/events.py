@@ -62,6 +62,8 @@ class CallRow(Struct, frozen=True, kw_only=True):
     cached_input_tokens: Annotated[int, column("{token}", otel="gen_ai.usage.cache_read.input_tokens", vllm="num_cached_tokens")]
     output_tokens: Annotated[int, column("{token}", otel="gen_ai.usage.output_tokens", vllm="vllm:generation_tokens_total")]
     """Sampled tokens, end-of-sequence ones included; those are not among `output_token_ids`."""
+    eos_tokens: Tokens
+    """The end-of-sequence ones: candidates that stopped, and not at a stop that was asked for."""
     candidate_index: tuple[int, ...]
     """Index of each candidate of this call, aligned with the three lists below."""
     output_token_ids: tuple[tuple[int, ...], ...]

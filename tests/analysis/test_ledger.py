@@ -93,7 +93,7 @@ def graph_of(*stages: dict[str, Any]) -> dict[str, Any]:
 
 def answered(engine: str, kind: str, end: int, sampled: int, *ends: str | None, step_index: int = 1, **more: Any) -> Any:
     """A call whose candidates were stopped by `ends`; None: by an end-of-sequence token."""
-    fields = {"output_tokens": sampled, "finish_reason": ("stop",) * len(ends), "stop_reason": ends}
+    fields = {"output_tokens": sampled, "eos_tokens": ends.count(None)}
     return call("a", engine, end - 1, end - 1, end, kind=kind, step_index=step_index, **fields | more)
 
 
