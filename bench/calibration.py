@@ -128,7 +128,7 @@ def a100(cards: int, reached: float, overhead_s: float, model: Model) -> SimSpec
 def speed(spec: SimSpec, tokens: float) -> float:
     """Tokens per second of one sequence of so many, which the simulated scheduler would need: its own stretch of iterations."""
     count = round(tokens)
-    return count / Cost(spec).stretch(0.0, count, 1, 1, 1).duration(count)
+    return count / Cost(spec).load(1, 1, 1).duration(count)
 
 
 def fitted() -> tuple[float, float, Any]:

@@ -37,6 +37,7 @@ from pipeline.runtime.schedule import SCHEDULES, Pipelined
 from pipeline.stages.registry import build_stages
 from pipeline.trace.recorder import open_recorder
 from pipeline.trace.store import TraceStore
+from pipeline.virtual_clock import VirtualClock
 
 ROOT = Path(__file__).parent.parent
 SYSTEMS = {"pipelined": "speccot", "lockstep": "speccot", "sequential": "speccot", "target-alone": "target"}
@@ -77,9 +78,7 @@ class Bench(Struct, kw_only=True):
     def _loop(self, play: Callable[[], Any]) -> Any:
         if not self.virtual:
             return anyio.run(play, backend="asyncio")
-        from trio.testing import MockClock
-
-        return anyio.run(play, backend="trio", backend_options={"clock": MockClock(autojump_threshold=0)})
+        return anyio.run(play, backend="trio", backend_options={"clock": VirtualClock()})
 
     async def _solve(self, plan: Plan, system: str, batch_size: int) -> tuple[Outcome, dict[str, list[Request]]]:
         schedule = SCHEDULES.get(system, Pipelined)(batch_size)

@@ -78,8 +78,8 @@ class Dialect:
             ids += candidate
             if not self._ends_step(tuple(candidate[-2:])):
                 ids += self.delimiter_ids
-        tail = self._choose_tail if reject else self._choose_one_tail
-        return OptionPrompt(ids + tail, self._choose_options[not reject : len(candidates) + 1])
+        ids += self._choose_tail if reject else self._choose_one_tail
+        return OptionPrompt(ids, self._choose_options[not reject : len(candidates) + 1])
 
     def score(self, context: Sequence[int], candidate: Sequence[int]) -> OptionPrompt:
         """`context` as if the `candidate` were committed, then one turn that asks for its utility, 0 to 9 (SpecReason 4.1).

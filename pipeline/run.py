@@ -38,6 +38,7 @@ from pipeline.stages.base import Stage
 from pipeline.stages.registry import build_stages, stage_specs
 from pipeline.trace.recorder import WRITE_EVERY_S, open_recorder
 from pipeline.trace.store import TraceStore, recover
+from pipeline.virtual_clock import VirtualClock
 
 
 class View(Struct, frozen=True, kw_only=True):
@@ -121,9 +122,7 @@ def in_loop(main: Callable[[], Awaitable[T]], *, virtual: bool) -> T:
     with restored_handlers():
         if not virtual:
             return anyio.run(main, backend="asyncio")
-        from trio.testing import MockClock
-
-        return anyio.run(main, backend="trio", backend_options={"clock": MockClock(autojump_threshold=0)})
+        return anyio.run(main, backend="trio", backend_options={"clock": VirtualClock()})
 
 
 class Run:
@@ -242,8 +241,7 @@ class Run:
         """Until all chains are done, an engine or the folder is lost, or the user interrupts."""
         session, cpu = self.record.sessions[-1], time.process_time()
         started = session.started_unix_ns
-        # asyncio's own clock, asked directly: it is read several times a call.
-        clock = Clock(started) if self.virtual else Clock(started, time.monotonic)
+        clock = Clock(started, _loop_clock(self.virtual))
         settings = Settings(run_id=self.record.run_id, seed=self.options.seed, samples=self.options.samples, virtual_time=self.virtual)
         schedule = SCHEDULES[self.options.schedule](self.options.batch_size)
         over: float | None = None
@@ -328,6 +326,15 @@ class Run:
 
 def _facts(engine: Engine) -> dict[str, str | int | float | bool]:
     return engine.facts | {"max_model_len": engine.max_model_len, "vocab_size": engine.vocab_size}
+
+
+def _loop_clock(virtual: bool) -> Callable[[], float]:
+    """The clock of the running event loop, asked directly: it is read several times a call."""
+    if not virtual:
+        return time.monotonic
+    from trio.lowlevel import current_clock
+
+    return current_clock().current_time
 
 
 def _ended_sessions(old: RunFile, last_ns: int | None) -> tuple[Session, ...]:

@@ -20,7 +20,10 @@ INTERVALS = (
     "Brackets: 95 % intervals. Of an accuracy: Wilson's, or with several samples a problem that of problems as clusters; of all "
     "else: bootstrap over problems, the same problems for both runs of a difference."
 )
-SIMULATED = "Simulated runs: times are those of a simulated clock, and answers are right only as far as the references are simulated too."
+SIMULATED = (
+    "Simulated runs: times are those of a simulated clock, and answers are right only as far as the references are simulated too; "
+    "a replay's answers are those of the recorded run."
+)
 
 
 def tables(c: Comparison) -> tuple[Table, ...]:

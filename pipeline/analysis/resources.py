@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from msgspec import Struct
@@ -18,18 +19,20 @@ class Resources(Struct, frozen=True, order=True):
     """Of engines that compute on the CPU."""
     flops_per_s: float = 0.0
     """Of distinct simulated devices."""
+    replays: int = 0
+    """Distinct recorded runs that answered in place of engines."""
     names: tuple[str, ...] = ()
-    """Models of the GPUs, as far as engines tell, and names of simulated devices."""
+    """Models of the GPUs, as far as engines tell, and names of simulated devices and of replayed runs."""
 
     @property
     def kind(self) -> tuple[bool, ...]:
         """Only resources of one kind are more or less than each other."""
-        return tuple(amount > 0 for amount in (self.gpus, self.servers, self.cores, self.flops_per_s))
+        return tuple(amount > 0 for amount in (self.gpus, self.servers, self.cores, self.flops_per_s, self.replays))
 
     @property
     def label(self) -> str:
         """For people: `2 GPUs (NVIDIA H200)`."""
-        amounts = [_count(self.gpus, "GPU"), _count(self.servers, "server"), _count(self.cores, "core")]
+        amounts = [_count(self.gpus, "GPU"), _count(self.servers, "server"), _count(self.cores, "core"), _count(self.replays, "replay")]
         amounts += [f"{self.flops_per_s / 1e12:,.0f} TFLOP/s, simulated"] if self.flops_per_s else []
         named = f" ({', '.join(self.names)})" if self.names else ""
         return " + ".join(filter(None, amounts)) + named or "unknown"
@@ -41,12 +44,15 @@ def resources(engines: Mapping[str, Mapping[str, Any]], facts: Mapping[str, Mapp
     servers: set[str] = set()
     devices: dict[str, float] = {}
     names: set[str] = set()
+    replays: set[str] = set()
     cores = 0
     for role, spec in engines.items():
         found = str(facts.get(role, {}).get("device", spec.get("device")))
         if spec["backend"] == "sim":
             rate = spec["device"]["flops_per_s"]
             devices[spec["device"]["name"]] = math.inf if rate is None else float(rate)  # JSON has no infinity
+        elif spec["backend"] == "replay":
+            replays.add(Path(spec["run"]).name)
         elif spec["backend"] == "openai":
             servers.update([spec["base_url"]] if isinstance(spec["base_url"], str) else spec["base_url"])
         elif spec["backend"] in ("torch", "vllm") and found.lower() == "cpu":
@@ -56,7 +62,12 @@ def resources(engines: Mapping[str, Mapping[str, Any]], facts: Mapping[str, Mapp
         elif spec["backend"] == "vllm":
             gpus.update(spec["devices"] or range(spec["tensor_parallel_size"]))
             names.update([found] if found != "None" else ())
-    return Resources(len(gpus), len(servers), cores, sum(devices.values()), tuple(sorted(names | devices.keys())))
+    return Resources(len(gpus), len(servers), cores, sum(devices.values()), len(replays), tuple(sorted(names | devices.keys() | replays)))
+
+
+def is_replay(engines: Mapping[str, Mapping[str, Any]]) -> bool:
+    """Whether one of the `engines` of a `run.json` answers from a recorded run."""
+    return any(spec.get("backend") == "replay" for spec in engines.values())
 
 
 def _count(number: int, noun: str) -> str:

@@ -4,10 +4,10 @@ from pipeline.analysis.compare_cells import Table
 from pipeline.analysis.summary import Summary
 
 
-def facts(summary: Summary, *, simulated: bool) -> Table:
-    """What came out, a line for each fact."""
+def facts(summary: Summary, *, simulated: bool, replayed: bool) -> Table:
+    """What came out, a line for each fact. `simulated`: times are; answers too, unless `replayed` from a recorded run."""
     title = f"{summary.run}: {summary.status}" + (" (simulated time)" if simulated else "")
-    return Table(title, ("", ""), tuple(_fact_rows(summary, simulated)))
+    return Table(title, ("", ""), tuple(_fact_rows(summary, "recorded" if replayed else "simulated" if simulated else None)))
 
 
 def engines(summary: Summary) -> Table:
@@ -51,7 +51,7 @@ def stages(summary: Summary) -> Table:
     return Table("Stages", columns, tuple(rows))
 
 
-def _fact_rows(s: Summary, simulated: bool) -> list[tuple[str, str]]:
+def _fact_rows(s: Summary, made: str | None) -> list[tuple[str, str]]:
     retried = sum(engine.retried_calls for engine in s.engines.values())
     failed = f", {s.failed} failed ({', '.join(f'{n} {kind}' for kind, n in s.errors.items())})" if s.failed else ""
     cancelled = f", {s.cancelled} cancelled" if s.cancelled else ""
@@ -60,7 +60,7 @@ def _fact_rows(s: Summary, simulated: bool) -> list[tuple[str, str]]:
         *([("retries", f"{retried:,} attempts were repetitions of failed ones")] if retried else []),
         *([("restarts", restarts)] if (restarts := _restarts(s)) else []),
         *((kind, f"for example: {message}") for kind, message in s.error_examples.items()),
-        ("accuracy", _accuracy(s, simulated) if s.graded else "no reference answers"),
+        ("accuracy", _accuracy(s, made) if s.graded else "no reference answers"),
         *_sample_rows(s),
         ("wall time", f"{_number(s.wall_time_s)} s, of that {_number(s.tail_time_s)} s tail (fewer live chains than the batch size)"),
         (
@@ -90,8 +90,8 @@ def _restarts(s: Summary) -> str:
     )
 
 
-def _accuracy(s: Summary, simulated: bool) -> str:
-    said = f"{_percent(s.accuracy)} ({s.correct} of {s.graded} graded{', of simulated answers' if simulated else ''})"
+def _accuracy(s: Summary, made: str | None) -> str:
+    said = f"{_percent(s.accuracy)} ({s.correct} of {s.graded} graded{f', of {made} answers' if made else ''})"
     if s.accuracy_interval is None:
         return said
     low, high = s.accuracy_interval.low, s.accuracy_interval.high

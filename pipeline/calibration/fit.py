@@ -49,8 +49,11 @@ class RecordedCache(PrefixCache):
         """All that may come from the cache does."""
         return self._all, most
 
-    def keep(self, node: Node, tokens: tuple[int, ...]) -> Node:
+    def keep(self, node: Node, tokens: tuple[int, ...]) -> None:
         """Nothing more is known."""
+
+    def extend(self, node: Node, tokens: tuple[int, ...]) -> Node:
+        """Nor here."""
         return node
 
     def pin(self, node: Node) -> None:

@@ -5,7 +5,10 @@ This is what the contract means by a request that cannot be run; an engine adds 
 """
 
 import math
+from array import array
 from collections.abc import Callable, Sequence
+
+import numpy as np
 
 from pipeline.engines.base import Request
 from pipeline.errors import ContextOverflow, RequestRefused
@@ -33,11 +36,19 @@ def check(request: Request, max_model_len: int, vocab_size: int) -> None:
 def _flaw_in_ids(request: Request, vocab_size: int) -> str | None:
     if not request.prompt_ids:
         return "its prompt is empty"
-    for ids in (request.prompt_ids, request.option_ids, request.scored_ids):
-        if ids and not (min(ids) >= 0 and max(ids) < vocab_size):
-            wrong = next(i for i in ids if not 0 <= i < vocab_size)
-            return f"token id {wrong} is not in the model's vocabulary of {vocab_size}"
-    return None
+    ids = (*request.prompt_ids, *request.option_ids, *request.scored_ids)
+    if _all_in(ids, vocab_size):
+        return None
+    wrong = next(i for i in ids if not 0 <= i < vocab_size)
+    return f"token id {wrong} is not in the model's vocabulary of {vocab_size}"
+
+
+def _all_in(ids: Sequence[int], vocab_size: int) -> bool:
+    """Whether all `ids` are from 0 to below `vocab_size`; for prompts several times as quick as `min` and `max`."""
+    try:
+        return bool(np.frombuffer(array("I", ids), np.uint32).max() < vocab_size)
+    except OverflowError:
+        return False
 
 
 def _flaw_in_options(request: Request) -> str | None:

@@ -1,7 +1,7 @@
 """The `sim` backend: engines that cost what a roofline says and write seeded text, on the clock that the caller runs on.
 
 Requests enter as at any engine; the answers leave when a continuous-batching server with this device would have
-finished them. On a virtual clock (trio's `MockClock`) hours pass in seconds, and equal requests at equal times give equal
+finished them. On a virtual clock (`VirtualClock`) hours pass in seconds, and equal requests at equal times give equal
 results to the last bit; on a real clock the engines take real time. Time is asked of anyio and nothing else.
 """
 
@@ -176,11 +176,10 @@ class SimEngine:
         """Wait until the device has computed `jobs`; cancelling frees what they hold."""
         self._live.update(jobs)
         for job in jobs:
-            if self._computes:
-                self._clock.device.add(self._share, job, job.arrived)
-            else:
+            if not self._computes:
                 job.cancelled = True
-        self._clock.adjust()
+            elif self._clock.device.add(self._share, job, job.arrived):
+                self._clock.adjust()
         try:
             for done in jobs.values():
                 await done.wait()

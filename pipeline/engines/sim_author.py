@@ -3,7 +3,9 @@
 By default a `TextModel` writes; whoever else has text may stand in its place. Nothing here knows of time.
 """
 
-from typing import NamedTuple, Protocol
+from typing import Protocol
+
+from msgspec import Struct
 
 from pipeline.engines.base import Candidate, Request, Tokenizer
 from pipeline.engines.sim_text import TextModel, Written
@@ -11,7 +13,7 @@ from pipeline.engines.sim_tokenizer import VOCAB_SIZE, SimTokenizer
 from pipeline.spec import SimSpec
 
 
-class Answer(NamedTuple):
+class Answer(Struct, frozen=True):
     """What a request will get, apart from when."""
 
     candidates: tuple[Candidate, ...]
@@ -52,16 +54,20 @@ class TextAuthor:
             return Answer((), (1,), scored_logprobs=self._model.score(prompt, tuple(request.scored_ids)))
         if request.option_ids:
             chosen, logprobs = self._model.choose(request, prompt)
-            option = Written((request.option_ids[chosen],), 1, logprobs[chosen], "length", None)
-            return Answer((self._candidate(option),), (1,), option_logprobs=logprobs)
+            ids = (request.option_ids[chosen],)
+            option = Candidate(
+                ids=ids, text=self.tokenizer.decode(ids), cumulative_logprob=logprobs[chosen], finish_reason="length", stop_reason=None
+            )
+            return Answer((option,), (1,), option_logprobs=logprobs)
         written = self._model.write(request, prompt, min(request.max_tokens, max_model_len - len(prompt)))
-        return Answer(tuple(map(self._candidate, written)), tuple(text.sampled for text in written))
+        return Answer(tuple(map(_candidate, written)), tuple(text.sampled for text in written))
 
-    def _candidate(self, written: Written) -> Candidate:
-        return Candidate(
-            ids=written.ids,
-            text=self.tokenizer.decode(written.ids),
-            cumulative_logprob=written.logprob,
-            finish_reason=written.finish_reason,
-            stop_reason=written.stop_reason,
-        )
+
+def _candidate(written: Written) -> Candidate:
+    return Candidate(
+        ids=written.ids,
+        text=written.text,
+        cumulative_logprob=written.logprob,
+        finish_reason=written.finish_reason,
+        stop_reason=written.stop_reason,
+    )

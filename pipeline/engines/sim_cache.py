@@ -43,16 +43,20 @@ class PrefixCache:
         self.pin(node)
         return node, length
 
-    def keep(self, node: Node, tokens: tuple[int, ...]) -> Node:
-        """Add `tokens` after `node`; returns where they end."""
-        node, start = self._walk(node, tokens, 0, len(tokens))
-        if start == len(tokens):
-            return node
-        leaf = Node(tokens[start:], node)
-        node.children[tokens[start]] = leaf
-        self.kept += len(tokens) - start
-        self._touch(leaf)
-        return leaf
+    def keep(self, node: Node, tokens: tuple[int, ...]) -> None:
+        """Add `tokens` after `node`."""
+        end, start = self._walk(node, tokens, 0, len(tokens))
+        if start < len(tokens):
+            self._touch(self._add(end, tokens[start:]))
+
+    def extend(self, node: Node, tokens: tuple[int, ...]) -> Node:
+        """Add `tokens` after `node` and move a pin from there to where they end; returns that."""
+        end, start = self._walk(node, tokens, 0, len(tokens))
+        if start < len(tokens):
+            end = self._add(end, tokens[start:])
+        self.pin(end)
+        self.unpin(node)
+        return end
 
     def pin(self, node: Node) -> None:
         """Hold `node`, and so everything before it."""
@@ -72,6 +76,12 @@ class PrefixCache:
 
     def release(self, tokens: int) -> None:
         self.reserved -= tokens
+
+    def _add(self, node: Node, tokens: tuple[int, ...]) -> Node:
+        """A new leaf after `node`."""
+        leaf = node.children[tokens[0]] = Node(tokens, node)
+        self.kept += len(tokens)
+        return leaf
 
     def _walk(self, node: Node, tokens: tuple[int, ...], start: int, most: int) -> tuple[Node, int]:
         """Follow `tokens[start:most]` below `node`, splitting the run in which they part from the tree."""

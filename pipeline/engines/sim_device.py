@@ -57,11 +57,13 @@ class SimDevice:
         self.shares.append(share)
         return share
 
-    def add(self, share: Share, job: Job, now: float) -> None:
-        """A job arrives."""
+    def add(self, share: Share, job: Job, now: float) -> bool:
+        """A job arrives; returns whether the next event may be another one for it."""
         self.advance(now)
-        if share.scheduler.add(job):
+        changes = share.scheduler.add(job)
+        if changes:
             self._reconsider(share, now)
+        return changes
 
     def drop(self, share: Share, job: Job, now: float) -> None:
         """A job is cancelled; its sequences leave with the iteration under way."""
@@ -75,14 +77,10 @@ class SimDevice:
             for share in self.shares:
                 if share.busy and not share.scheduler.course and share.boundary < now:
                     self._decide(share)
-            running = [share for share in self.shares if share.scheduler.course]
-            if not running:
+            first = min(self.shares, key=_course_end)
+            if not first.scheduler.course or (time := self._time(first.scheduler.end)) > now:
                 return
-            share = min(running, key=_course_end)
-            time = self._time(share.scheduler.end)
-            if time > now:
-                return
-            self._finish_course(share, time, now)
+            self._finish_course(first, time, now)
 
     def wake(self) -> float:
         """When `advance` has something to do, if nothing arrives before."""
@@ -137,7 +135,7 @@ class SimDevice:
         if not self._busy:
             return self._work
         work = self._work + (now - self._since) / self._busy
-        return min([work, *(share.scheduler.end for share in self.shares if share.scheduler.course)])
+        return min([work, *map(_course_end, self.shares)])
 
     def _set_busy(self, share: Share, busy: bool, now: float) -> None:
         """Change the number of busy engines at `now`."""

@@ -6,6 +6,7 @@ decision is a *course*: a few stretches of equal iterations with closed-form dur
 clock, no task. Work is measured in the seconds that it would take on a device of one's own.
 """
 
+import math
 from bisect import insort
 from collections import deque
 from collections.abc import Callable
@@ -59,8 +60,8 @@ class Scheduler:
 
     @property
     def end(self) -> float:
-        """Device work at which the course ends."""
-        return self.course[-1].end
+        """Device work at which the course ends, infinite where there is none."""
+        return self.course[-1].end if self.course else math.inf
 
     @property
     def undecided(self) -> bool:
@@ -73,8 +74,10 @@ class Scheduler:
 
     def delivers(self) -> bool:
         """Does a job finish at the end of the course?"""
-        iteration = self._iteration + sum(stretch.iterations for stretch in self.course)
-        return bool(self._deliveries) and self._deliveries[0][0] <= iteration
+        left = self._deliveries[0][0] - self._iteration if self._deliveries else math.inf
+        for stretch in self.course:
+            left -= stretch.iterations
+        return left <= 0
 
     def add(self, job: Job) -> bool:
         """Queue `job`; returns whether the next iteration may have to be decided anew for it."""
@@ -87,7 +90,7 @@ class Scheduler:
         """Forget `job`; returns whether the next iteration has to be decided anew for it."""
         if job.node is None:
             head = self._head()
-            job.cancelled = True
+            job.queued, job.cancelled = False, True
             self.waiting -= 1
             return head is job
         job.cancelled = self._dropped = True
@@ -165,7 +168,7 @@ class Scheduler:
         self.waiting -= 1
         self.running += 1
         self._admissions += 1
-        job.reserved, job.scheduled = reserved, max(now, job.arrived)
+        job.queued, job.reserved, job.scheduled = False, reserved, max(now, job.arrived)
         return job
 
     def _chart(self, chunks: list[tuple[Job, int]]) -> None:
@@ -174,9 +177,8 @@ class Scheduler:
         if chunks:
             tokens = sum(count for _, count in chunks)
             reads = sum(job.cached + job.computed + count for job, count in chunks)
-            stretch = self.cost.stretch(at, 1, size + tokens, context + reads, 0)._replace(chunks=tuple(chunks))
-            self.course.append(stretch)
-            at, context, iteration = stretch.end, context + size, iteration + 1
+            self.course.append(self.cost.load(size + tokens, context + reads, 0).stretch(at, 1, tuple(chunks)))
+            at, context, iteration = self.end, context + size, iteration + 1
             for job, count in chunks:
                 if job.cached + job.computed + count == len(job.prompt):
                     self._expect(job)
@@ -201,8 +203,8 @@ class Scheduler:
                 break
             if finish.iteration > iteration:
                 count = finish.iteration - iteration
-                self.course.append(self.cost.stretch(at, count, size, context, size))
-                at, context, iteration = self.course[-1].end, context + count * size, finish.iteration
+                self.course.append(self.cost.load(size, context, size).stretch(at, count))
+                at, context, iteration = self.end, context + count * size, finish.iteration
             size, context = size - 1, context - finish.context
 
     def _pass(self, stretch: Stretch, now: float) -> list[Job]:
@@ -235,11 +237,8 @@ class Scheduler:
         job.first_token = now
         self.size += job.seats
         self._context += job.seats * (len(job.prompt) + 1)
-        end = self.cache.keep(job.node, job.prompt[job.cached :])
-        self.cache.pin(end)
-        self.cache.unpin(job.node)
+        job.node = self.cache.extend(job.node, job.prompt[job.cached :])
         self._release(job, job.reserved - sum(job.lengths))
-        job.node = end
 
     def _deliver(self, job: Job, now: float) -> None:
         assert job.node is not None

@@ -6,7 +6,8 @@ Plain values: lengths and figures of a device enter, seconds leave.
 import math
 from bisect import bisect_left
 from collections.abc import Callable
-from typing import NamedTuple
+
+from msgspec import Struct
 
 from pipeline.engines.sim_cache import Node
 from pipeline.spec import SimSpec
@@ -17,7 +18,7 @@ class Job:
 
     __slots__ = (
         "arrived", "cached", "cancelled", "computed", "finished", "first_token", "keeps", "key", "lengths", "node", "notify", "prompt",
-        "remaining", "reserved", "reusable", "scheduled", "seats",
+        "queued", "remaining", "reserved", "reusable", "scheduled", "seats",
     )  # fmt: skip
 
     def __init__(
@@ -41,12 +42,9 @@ class Job:
         self.scheduled = self.first_token = self.finished = math.nan
         self.node: Node | None = None
         self.cached = self.computed = self.reserved = 0
-        self.cancelled = False
-
-    @property
-    def queued(self) -> bool:
+        self.queued = True
         """Neither let in nor cancelled."""
-        return self.node is None and not self.cancelled
+        self.cancelled = False
 
     @property
     def need(self) -> int:
@@ -66,25 +64,20 @@ class Cost:
         """Reading keys and values of one token; every sequence reads its own context, shared or not."""
         self.overhead_s = device.overhead_s
 
-    def stretch(self, start: float, iterations: int, tokens: int, reads: int, growth: int) -> "Stretch":
-        """`iterations` of `tokens` each; the first reads `reads` tokens of context, each next one `growth` more."""
-        compute, memory, more = tokens * self.token_s, self.weights_s + reads * self.kv_s, growth * self.kv_s
-        stretch = Stretch(start, start, iterations, compute, memory, more, self.overhead_s, ())
-        return stretch._replace(end=start + stretch.duration(iterations))
+    def load(self, tokens: int, reads: int, growth: int) -> "Load":
+        """Iterations of `tokens` each; the first reads `reads` tokens of context, each next one `growth` more."""
+        return Load(tokens * self.token_s, self.weights_s + reads * self.kv_s, growth * self.kv_s, self.overhead_s)
 
 
-class Stretch(NamedTuple):
-    """Iterations of one batch."""
+class Load(Struct, frozen=True):
+    """What iterations of one batch cost."""
 
-    start: float
-    end: float
-    iterations: int
     compute: float
     memory: float
+    """Traffic of the first one."""
     growth: float
+    """More of it in each next one."""
     overhead: float
-    chunks: "tuple[tuple[Job, int], ...]"
-    """Prompt tokens computed for jobs; only in a stretch of one iteration."""
 
     def duration(self, iterations: int) -> float:
         """Work of the first `iterations`: at first bound by arithmetic, later, as the contexts grow, by memory."""
@@ -95,10 +88,25 @@ class Stretch(NamedTuple):
         traffic = rest * self.memory + self.growth * (rest * (bound + iterations - 1) / 2)
         return bound * self.compute + traffic + iterations * self.overhead
 
+    def stretch(self, start: float, iterations: int, chunks: tuple[tuple[Job, int], ...] = ()) -> "Stretch":
+        """So many iterations, from `start` on."""
+        return Stretch(start, start + self.duration(iterations), iterations, self, chunks)
+
+
+class Stretch(Struct, frozen=True):
+    """Iterations of one batch."""
+
+    start: float
+    end: float
+    iterations: int
+    load: Load
+    chunks: tuple[tuple[Job, int], ...]
+    """Prompt tokens computed for jobs; only in a stretch of one iteration."""
+
     def cut(self, work: float) -> "Stretch":
         """Its iterations up to the one that is under way, or just ends, at `work`."""
         if self.iterations == 1:
             return self
         passed = work - self.start
-        count = 1 + bisect_left(range(1, self.iterations), passed, key=self.duration)
-        return self if count == self.iterations else self._replace(iterations=count, end=self.start + self.duration(count))
+        count = 1 + bisect_left(range(1, self.iterations), passed, key=self.load.duration)
+        return self if count == self.iterations else self.load.stretch(self.start, count)

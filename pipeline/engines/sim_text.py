@@ -16,7 +16,8 @@ from functools import lru_cache
 from hashlib import blake2b
 from random import Random
 from statistics import NormalDist
-from typing import NamedTuple
+
+from msgspec import Struct
 
 from pipeline.engines.base import FinishReason, Request
 from pipeline.engines.sim_tokenizer import ASSISTANT, END, USER, SimTokenizer
@@ -42,17 +43,21 @@ _NORMAL = NormalDist()
 _WORDS = "so the sum and this gives that we get two terms if each value is set by half then all parts add up as they must".split()
 
 
-def _filler(tokens: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Ids of lower-case words, three bytes each, and the positions at which a word starts."""
+Piece = tuple[tuple[int, ...], str]
+"""Ids, and their text, which is cheaper to put together than to decode."""
+
+
+def _filler(tokens: int) -> tuple[Piece, tuple[int, ...]]:
+    """Lower-case words, three bytes a token, and the positions at which a word starts."""
     draw = Random(0)
     text = "".join(f"{draw.choice(_WORDS)} " for _ in range(2 * tokens))[: 3 * tokens]
-    return tuple(_encode(text)), tuple(i for i in range(1, tokens // 2) if text[3 * i - 1] == " ")
+    return (tuple(_encode(text)), text), tuple(i for i in range(1, tokens // 2) if text[3 * i - 1] == " ")
 
 
-_FILLER, _STARTS = _filler(4096)
+(_FILLER, _FILLER_TEXT), _STARTS = _filler(4096)
 
 
-class Problem(NamedTuple):
+class Problem(Struct, frozen=True):
     """What a simulated model knows of a problem."""
 
     key: str
@@ -61,7 +66,7 @@ class Problem(NamedTuple):
     """Standard normal draw that decides the number of steps."""
 
 
-class State(NamedTuple):
+class State(Struct, frozen=True):
     """Where a chain of thought stands at the end of a prompt."""
 
     problem: Problem | None
@@ -75,10 +80,11 @@ class State(NamedTuple):
     """The blank line that follows `</think>` is already there."""
 
 
-class Written(NamedTuple):
+class Written(Struct, frozen=True):
     """One candidate's text."""
 
     ids: tuple[int, ...]
+    text: str
     sampled: int
     """Sampled tokens, the end-of-sequence token included."""
     logprob: float
@@ -105,9 +111,14 @@ def _asked(ids: tuple[int, ...]) -> Problem:
     return _problem(_TOKENIZER.decode(ids[: min(ends, default=len(ids))]).strip())
 
 
+def _piece(text: str) -> Piece:
+    return tuple(_encode(text)), text
+
+
 @lru_cache(maxsize=65536)
-def _marker(step: int, total: int, word: str) -> tuple[int, ...]:
-    return tuple(_encode(f"; step {step} of {total} {word}"))
+def _marker(step: int, total: int, word: str) -> Piece:
+    """The end of a step."""
+    return _piece(f"; step {step} of {total} {word}{THINK_CLOSE if step == total else DELIMITER}")
 
 
 def _normal(uniform: float) -> float:
@@ -132,12 +143,13 @@ def _mean_of_log(mean: float, sigma: float) -> float:
     return math.log(mean) - sigma * sigma / 2
 
 
-def _body(tokens: int, uniform: float) -> tuple[int, ...]:
-    """`tokens` ids of filler, from the start of some word on."""
+def _padded(end: Piece, tokens: int, uniform: float) -> Piece:
+    """`end` after as much filler, from the start of some word on, as makes `tokens` of both, if it alone is not more."""
+    ids, text = end
     start = _STARTS[int(uniform * len(_STARTS))]
-    if start + tokens <= len(_FILLER):
-        return _FILLER[start : start + tokens]
-    return (_FILLER * (2 + tokens // len(_FILLER)))[start : start + tokens]
+    stop = start + max(tokens - len(ids), 0)
+    rounds = 1 + stop // len(_FILLER)
+    return (_FILLER * rounds)[start:stop] + ids, (_FILLER_TEXT * rounds)[3 * start : 3 * stop] + text
 
 
 @lru_cache(maxsize=4096)
@@ -158,19 +170,23 @@ def _verdict(prompt: Sequence[int], end: int) -> int | None:
 
 def _last(ids: tuple[int, ...], token: int) -> int:
     """Position of the last `token`, or -1."""
-    reverse = ids[::-1]
-    return len(ids) - 1 - reverse.index(token) if token in reverse else -1
+    try:
+        return len(ids) - 1 - ids[::-1].index(token)
+    except ValueError:
+        return -1
 
 
 def _shown(turn: tuple[int, ...], candidates: int) -> list[tuple[int, ...]]:
     """The candidates that a choose turn shows, cut at their labels `[1] `, `[2] `, ..."""
     starts, at = [], 0
-    for label in _LABEL_IDS[1 : candidates + 1]:
-        while turn[at + 1 : at + 2] != (label,) or turn[at] != _BRACKET:
-            if _BRACKET not in turn[at + 1 :]:
-                return []
-            at = turn.index(_BRACKET, at + 1)
-        starts.append(at)
+    try:
+        for label in _LABEL_IDS[1 : candidates + 1]:
+            at = turn.index(_BRACKET, at)
+            while turn[at + 1 : at + 2] != (label,):
+                at = turn.index(_BRACKET, at + 1)
+            starts.append(at)
+    except ValueError:
+        return []
     return [turn[start:end] for start, end in zip(starts, [*starts[1:], len(turn)], strict=True)]
 
 
@@ -207,7 +223,7 @@ class TextModel:
         easy = _EASY_STOP_IDS.issuperset(request.stop_ids) and all(stop == DELIMITER for stop in request.stop)
         ends = {*request.stop_ids, *([_BLANK_LINE] if request.stop else [])} if easy else set()
         keys = [f"{self.name}/{0 if greedy else request.seed}/{0 if greedy else j}" for j in range(request.n)]
-        return [_written(self._text(state, key, limit, ends), request, easy) for key in keys]
+        return [_written(self._text(state, key, limit, ends), limit, request, easy) for key in keys]
 
     def choose(self, request: Request, prompt: tuple[int, ...]) -> tuple[int, tuple[float, ...]]:
         """Position of the chosen option, and the log probabilities of all; the temperature plays no part."""
@@ -235,9 +251,10 @@ class TextModel:
         return tuple(-mean * (0.5 + ((token ^ (position + shift)) * 40503 % 1024) / 1024) for position, token in enumerate(scored))
 
     def _question(self, prompt: tuple[int, ...]) -> Problem | None:
-        if prompt[0] != _USER or _ASSISTANT not in prompt:
+        try:
+            return _asked(prompt[1 : prompt.index(_ASSISTANT)]) if prompt[0] == _USER else None
+        except ValueError:
             return None
-        return _asked(prompt[1 : prompt.index(_ASSISTANT)])
 
     def _steps(self, problem: Problem) -> int:
         return max(1, round(math.exp(self._steps_mean + self.spec.steps_sigma * problem.normal)))
@@ -252,64 +269,74 @@ class TextModel:
         mistaken = _draws(f"{self.name}/judge/{hash(ids)}")[0] >= self.spec.verifier_accuracy
         return right != mistaken
 
-    def _text(self, state: State, key: str, limit: int, ends: set[int]) -> list[int]:
-        """Ids up to `limit` of them, or to the first piece that ends in one of `ends`."""
+    def _text(self, state: State, key: str, limit: int, ends: set[int]) -> Piece:
+        """At least `limit` tokens, or up to the first piece that ends in one of `ends`."""
         ids: list[int] = []
-        for piece in self._pieces(state, key):
+        texts = []
+        for piece, text in self._pieces(state, key):
             ids += piece
+            texts.append(text)
             if len(ids) >= limit or piece[-1] in ends:
                 break
-        return ids[:limit]
+        return tuple(ids), "".join(texts)
 
-    def _pieces(self, state: State, key: str) -> Iterator[tuple[int, ...]]:
+    def _pieces(self, state: State, key: str) -> Iterator[Piece]:
         """The rest of the response, piece by piece; the blank line, `</think>` and the end only stand last in a piece."""
         problem, step, sound = state.problem, state.done, state.sound
         if problem is None:
             while True:
                 step += 1
                 length, place, _, _ = _draws(f"{key}//{step}")
-                yield self._step(length, place, (), _BLANK_LINE)
+                yield _padded(_piece(DELIMITER), self._tokens(length), place)
         while step < state.total and not state.closed:
             step += 1
             length, place, luck, _ = _draws(f"{key}/{problem.key}/{step}")
             right = self._luck(problem, step, luck) < self.spec.step_accuracy
             word = "no" if not right else "ok" if sound else "eh"
             sound = sound and right
-            yield self._step(length, place, _marker(step, state.total, word), _CLOSE if step == state.total else _BLANK_LINE)
+            yield _padded(_marker(step, state.total, word), self._tokens(length), place)
         if not (state.closed or state.done < state.total):
-            yield (_CLOSE,)
+            yield _piece(THINK_CLOSE)
         if not state.broken:
-            yield (_BLANK_LINE,)
-        yield from self._answer(problem, f"{key}/{problem.key}/answer", sound, step / state.total)
+            yield _piece(DELIMITER)
+        yield self._answer(problem, f"{key}/{problem.key}/answer", sound, step / state.total)
+        yield _piece(END)
 
-    def _step(self, length: float, place: float, marker: tuple[int, ...], end: int) -> tuple[int, ...]:
-        """One step of exactly as many tokens as are drawn, unless the marker needs more."""
-        tokens = round(math.exp(self._step_mean + self.spec.step_tokens_sigma * _normal(length)))
-        return (*_body(max(tokens - len(marker) - 1, 0), place), *marker, end)
+    def _tokens(self, uniform: float) -> int:
+        """How many a step has, unless its marker needs more."""
+        return round(math.exp(self._step_mean + self.spec.step_tokens_sigma * _normal(uniform)))
 
-    def _answer(self, problem: Problem, key: str, sound: bool, share: float) -> Iterator[tuple[int, ...]]:
+    def _answer(self, problem: Problem, key: str, sound: bool, share: float) -> Piece:
         """The boxed answer: right if no step was wrong and, for a thought cut off, with the chance of the `share` that is done."""
         luck, place, miss, _ = _draws(key)
         right = sound and luck < share
         number = problem.answer if right else str(1 + (int(problem.answer) + int(miss * 997)) % 999)
-        boxed = _encode(f"; so it is \\boxed{{{number}}}.")
-        yield (*_body(max(self.spec.answer_tokens - len(boxed), 0), place), *boxed)
-        yield (_END,)
+        return _padded(_piece(f"; so it is \\boxed{{{number}}}."), self.spec.answer_tokens, place)
 
 
-def _written(ids: list[int], request: Request, easy: bool) -> Written:
-    """Cut `ids` where the request says (`easy`: after the last, if anywhere); log probabilities of 0.25 to 0.75 nat a token."""
-    start = len(ids) - 1 if easy else 0
-    count, reason = _stopped(ids[start:], request)
-    count += start
-    kept = tuple(ids[:count])
-    ended = reason is None and ids[count : count + 1] == [_END]
+def _written(whole: Piece, limit: int, request: Request, easy: bool) -> Written:
+    """Cut `whole` where `limit` and the request say (`easy`: a stop is the last token, if any); 0.25 to 0.75 nat a token."""
+    ids = whole[0][:limit]
+    count, reason = _ended(ids, request) if easy else _stopped(ids, request)
+    kept = ids[:count]
+    text = whole[1] if len(kept) == len(whole[0]) else _TOKENIZER.decode(kept)
+    ended = reason is None and ids[count : count + 1] == (_END,)
     sampled = count + ended
     finish: FinishReason = "length" if reason is None and not ended else "stop"
-    return Written(kept, sampled, -sampled * (0.25 + hash(kept) % 1024 / 2048), finish, reason)
+    return Written(kept, text, sampled, -sampled * (0.25 + hash(kept) % 1024 / 2048), finish, reason)
 
 
-def _stopped(ids: list[int], request: Request) -> tuple[int, str | int | None]:
+def _ended(ids: tuple[int, ...], request: Request) -> tuple[int, str | int | None]:
+    """What `_stopped` says of `ids` of which only the last may stop."""
+    last = ids[-1]
+    if last in request.stop_ids:
+        return len(ids), last
+    if last == _END:
+        return len(ids) - 1, None
+    return len(ids), DELIMITER if last == _BLANK_LINE and request.stop else None
+
+
+def _stopped(ids: tuple[int, ...], request: Request) -> tuple[int, str | int | None]:
     """How many of `ids` the first stop of the request leaves, and which stop that is."""
     found: list[tuple[int, str | int | None]] = [(ids.index(token) + 1, token) for token in request.stop_ids if token in ids]
     if _END in ids and _END not in request.stop_ids:
@@ -322,7 +349,7 @@ def _stopped(ids: list[int], request: Request) -> tuple[int, str | int | None]:
     return min(found, key=lambda item: item[0], default=(len(ids), None))
 
 
-def _completed(ids: list[int], stop: str) -> list[tuple[int, str | int | None]]:
+def _completed(ids: tuple[int, ...], stop: str) -> list[tuple[int, str | int | None]]:
     """The token that completes the first `stop` in the text of `ids`."""
     raw = _TOKENIZER.decode(ids).encode("utf-8", "replace")
     position = raw.find(stop.encode())

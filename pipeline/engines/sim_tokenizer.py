@@ -63,10 +63,10 @@ class SimTokenizer:
         self.eos_ids = frozenset({self.special_ids[END]})
 
     def encode(self, text: str) -> list[int]:
-        return [_ids[piece] for piece in _PIECE.findall(text.encode("utf-8", "replace"))]
+        return list(map(_ids.__getitem__, _PIECE.findall(text.encode("utf-8", "replace"))))
 
     def decode(self, ids: Sequence[int]) -> str:
-        return b"".join([_pieces[token] for token in ids]).decode("utf-8", "replace")
+        return b"".join(map(_pieces.__getitem__, ids)).decode("utf-8", "replace")
 
     def render(self, messages: Sequence[dict[str, str]]) -> str:
         turns = (

@@ -7,6 +7,7 @@ from msgspec import Struct
 
 from pipeline.analysis import summary_tables
 from pipeline.analysis.card import read_run_card
+from pipeline.analysis.resources import is_replay
 from pipeline.analysis.step_counts import GOOD, Scores, StepCounts, count_steps
 from pipeline.analysis.study import Analysis, analyse
 from pipeline.analysis.summary import summarize
@@ -45,7 +46,8 @@ def run_sections(run: Path, asked: Asked) -> list[Section]:
 
 def _overview(run: Path, setup: Setup) -> Section:
     found = summarize(run)
-    tables = (summary_tables.facts(found, simulated=setup.virtual_time), summary_tables.engines(found), summary_tables.stages(found))
+    facts = summary_tables.facts(found, simulated=setup.virtual_time, replayed=is_replay(setup.engines))
+    tables = (facts, summary_tables.engines(found), summary_tables.stages(found))
     return Section(
         title="What came out",
         notices=notices(setup),

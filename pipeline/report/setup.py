@@ -7,6 +7,7 @@ from typing import Any
 from msgspec import Struct
 
 from pipeline.analysis.compare_cells import Table
+from pipeline.analysis.resources import is_replay
 from pipeline.analysis.selection import stages_of
 from pipeline.trace.read import read_card
 
@@ -50,7 +51,7 @@ class Setup(Struct, frozen=True, kw_only=True):
         """How to believe the times, in one sentence."""
         if not self.virtual_time:
             return MEASURED
-        return REPLAYED if any(spec.get("backend") == "replay" for spec in self.engines.values()) else SIMULATED
+        return REPLAYED if is_replay(self.engines) else SIMULATED
 
 
 def read_setup(folder: Path) -> Setup:

@@ -250,7 +250,8 @@ class Journal:
         request: Request = call.request
         candidates = completion.candidates if completion else ()
         timing = completion.timing if completion else Timing()
-        longest = max((len(c.ids) for c in candidates), default=0)
+        ids = tuple(c.ids for c in candidates)
+        longest = max(map(len, ids), default=0)
         prefill, decode = timing.prefill_time_s, timing.decode_time_s
         return CallRow(
             **self._identity,
@@ -275,7 +276,7 @@ class Journal:
             output_tokens=usage.output_tokens,
             eos_tokens=sum(c.ended for c in candidates),
             candidate_index=tuple(range(len(candidates))),
-            output_token_ids=tuple(c.ids for c in candidates),
+            output_token_ids=ids,
             finish_reason=tuple(c.finish_reason for c in candidates),
             stop_reason=tuple(None if c.stop_reason is None else str(c.stop_reason) for c in candidates),
             option_ids=request.option_ids,

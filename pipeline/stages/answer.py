@@ -14,9 +14,9 @@ class AnswerStage(EngineStage):
     spec: AnswerSpec
 
     def requests(self, chain: Chain) -> list[Request]:
-        prompt = list(chain.contexts[self.role])
+        prompt = chain.contexts[self.role]
         if not self.close_ids or prompt[-1] != self.close_ids[0]:
-            prompt += self.dialect.close_thought_ids
+            prompt = [*prompt, *self.dialect.close_thought_ids]
         return [self.request(chain, prompt, self.spec.max_tokens, temperature=self.spec.temperature, top_p=self.spec.top_p)]
 
     def apply(self, chain: Chain, completions: Sequence[Completion]) -> Outcome:

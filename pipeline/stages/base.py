@@ -52,7 +52,7 @@ class EngineStage:
         """A request in the name of the chain, its step and this stage; `part` tells several of one step apart."""
         return Request(
             request_id=f"{chain.chain_id}/{len(chain.steps)}/{self.name}{part}",
-            prompt_ids=prompt_ids,
+            prompt_ids=tuple(prompt_ids),
             max_tokens=max_tokens,
             seed=chain.seed(self.name),
             affinity=chain.chain_id,

@@ -18,7 +18,7 @@ class DraftStage(EngineStage):
         return [
             self.request(
                 chain,
-                list(chain.contexts[self.role]),
+                chain.contexts[self.role],
                 chain.room(spec.max_tokens),
                 n=spec.candidates,
                 temperature=spec.temperature,

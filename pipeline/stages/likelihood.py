@@ -23,7 +23,7 @@ class LikelihoodStage(EngineStage):
     spec: LikelihoodSpec
 
     def requests(self, chain: Chain) -> list[Request]:
-        context = list(chain.contexts[self.role])
+        context = tuple(chain.contexts[self.role])
         return [self.request(chain, context, 1, part=f"/{i}", scored_ids=ids) for i, ids in self._distinct(chain).items() if ids]
 
     def apply(self, chain: Chain, completions: Sequence[Completion]) -> Outcome:

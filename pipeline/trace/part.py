@@ -37,7 +37,7 @@ class Part:
         """Take over a batch; a full row group goes to disk."""
         self._pending.append(batch)
         self._rows += batch.num_rows
-        self._bytes += batch.nbytes
+        self._bytes += batch.get_total_buffer_size()
         if self._rows >= GROUP_ROWS or self._bytes >= GROUP_BYTES:
             self._write_group()
 

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from pipeline.analysis.resources import Resources, resources
+from pipeline.analysis.resources import Resources, is_replay, resources
 from pipeline.engines.registry import engine_specs
 from pipeline.loader import load_engines
 from pipeline.runfile import resolved_engines
@@ -41,6 +41,14 @@ def test_engines_that_share_a_device_share_it_here(file: str, facts: dict[str, A
     found = resources(stated(file), facts)
     assert found == expected
     assert found.label == label
+
+
+def test_a_replay_computes_on_nothing() -> None:
+    engines = {role: {"backend": "replay", "run": "/runs/mine"} for role in ("draft", "target")}
+    assert resources(engines, {}).label == "1 replay (mine)"
+    assert resources(engines, {}).kind != Resources(cores=2).kind
+    assert is_replay(engines)
+    assert not is_replay(stated("tiny"))
 
 
 def test_more_is_after_less_and_kinds_are_told_apart() -> None:

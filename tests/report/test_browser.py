@@ -8,6 +8,8 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
+from tests.report.test_sweep import POINTS, sweep_folder
+
 pytestmark = pytest.mark.slow
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 SOFTWARE_GL = ["--use-gl=angle", "--use-angle=swiftshader", "--enable-unsafe-swiftshader"]
@@ -206,6 +208,15 @@ def test_runs_that_cannot_be_compared_are_shown_all_the_same(hostile: Path, ran:
     html = page_of(ran, hostile)
     assert "These runs are not compared: &lt;b&gt;run and run have no finished problem in common." in html
     assert html.count("What came out</h3>") == 2
+
+
+def test_a_sweep_shows_its_curves(tmp_path: Path, page_of: Callable[..., str], opened: Callable[..., Opened]) -> None:
+    report = opened(page_of(sweep_folder(tmp_path / "sweep", POINTS)))
+    places = list(report.plots())
+    assert len(places) >= 6
+    assert all(count > 0 for place in places for count in place.evaluate(MARKS))
+    assert report.page.title() == "Sweep sweep"
+    report.check()
 
 
 def name_of(story: Any) -> str:
