@@ -22,7 +22,8 @@ def sweep_figures(points: Sequence[Point]) -> Iterator[Figure]:
     yield Figure("Throughput by batch size", throughput(found))
     if len(found) > 1:
         yield Figure("Throughput over that of the target alone", over_target(found), "Above 1 a system is faster; rings: the curves cross.")
-    yield Figure("Time of a chain", latency(found), "Median; the thin line is the slowest tenth (p90).")
+    if any(point.chain_p50_s is not None for point in points):
+        yield Figure("Time of a chain", latency(found), "Median; the thin line is the slowest tenth (p90).")
     for role in sorted({role for point in points for role in point.busy_share}):
         busy = plotted(found, lambda point, role=role: point.busy_share.get(role), f"share of the time {role} is busy", percent=True)  # type: ignore[misc]
         yield Figure(f"Busy share of {role}", busy, "In which at least one call was at the engine.")

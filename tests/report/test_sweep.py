@@ -14,7 +14,7 @@ from pipeline.report.sweep import CACHE_KEPT, sweep_report, sweep_section
 from tests.analysis.test_points import alone, point
 
 POINTS = [
-    point(2.0, 1, limit_s={"target": 4.0}),
+    point(2.0, 1, limit_s={"target": 4.0}, chain_p50_s=0.5, chain_p90_s=0.75),
     point(6.0, 8, repeat=0, accuracy=0.9, acceptance_rate=0.5, busy_share={"draft": 0.5, "target": 0.75}),
     point(10.0, 8, repeat=1, accuracy=0.9, acceptance_rate=0.5, busy_share={"draft": 0.5, "target": 0.75}),
     *alone((1, 1.0), (8, 16.0)),
@@ -53,7 +53,7 @@ def test_without_repeats_and_verdicts_only_what_is_known_is_drawn() -> None:
     from pipeline.analysis.points import curves
 
     titles = [figure.title for figure in sweep_figures(alone((1, 1.0)))]
-    assert titles == ["Throughput by batch size", "Time of a chain", "Busy share of target", "Tail"]
+    assert titles == ["Throughput by batch size", "Busy share of target", "Tail"]
     assert len(throughput(curves(alone((1, 1.0)))).data) == 1
 
 
