@@ -10,7 +10,8 @@ from pipeline.report.page import Figure
 from pipeline.report.style import SERIES, axes, drawn, layout
 
 INK = "#222b36"
-RATIOS = (0.1, 0.2, 0.5, 1, 2, 5, 10)
+TICKS = tuple(round(digit * 10.0**power, 6) for power in range(-4, 7) for digit in (1, 2, 5))
+"""Of logarithmic axes, written out."""
 AS_FAST = "as fast near batch size %{x:.3~g}<extra></extra>"
 Value = Callable[[Point], float | None]
 Curve = dict[int, list[Point]]
@@ -40,7 +41,7 @@ def sweep_figures(points: Sequence[Point]) -> Iterator[Figure]:
 def throughput(found: dict[str, Curve]) -> go.Figure:
     """Problems per second, on logarithmic axes."""
     figure = plotted(found, lambda point: point.problems_per_s, "problems/s")
-    return figure.update_yaxes(type="log", rangemode="normal")
+    return _logarithmic(figure)
 
 
 def over_target(found: dict[str, Curve]) -> go.Figure:
@@ -63,8 +64,7 @@ def over_target(found: dict[str, Curve]) -> go.Figure:
                 showlegend=False,
                 hovertemplate=AS_FAST,
             )
-    figure.update_yaxes(type="log", rangemode="normal", tickvals=RATIOS, ticktext=list(map(str, RATIOS)))
-    return _sized(figure, found)
+    return _sized(_logarithmic(figure), found)
 
 
 def latency(found: dict[str, Curve]) -> go.Figure:
@@ -77,7 +77,7 @@ def latency(found: dict[str, Curve]) -> go.Figure:
         figure.add_scatter(
             x=list(slow), y=[value.median for value in slow.values()], mode="lines", line=line, name=f"{drawn(name)}, p90", showlegend=False
         )
-    return figure.update_yaxes(type="log", rangemode="normal")
+    return _logarithmic(figure)
 
 
 def plotted(found: dict[str, Curve], value: Value, title: str, *, percent: bool = False) -> go.Figure:
@@ -90,6 +90,10 @@ def plotted(found: dict[str, Curve], value: Value, title: str, *, percent: bool 
     if percent:
         figure.update_yaxes(tickformat=".0%", range=[0, 1.02])
     return _sized(figure, found)
+
+
+def _logarithmic(figure: go.Figure) -> go.Figure:
+    return figure.update_yaxes(type="log", rangemode="normal", tickvals=TICKS, ticktext=[f"{tick:,g}" for tick in TICKS])
 
 
 def _line(figure: go.Figure, name: str, values: dict[int, Spread], colour: str) -> None:
