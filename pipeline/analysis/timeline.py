@@ -5,7 +5,6 @@ least one request is at it. Nothing is written.
 """
 
 from collections.abc import Iterator, Sequence
-from functools import cache
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -13,17 +12,12 @@ import numpy as np
 import pyarrow as pa
 from msgspec import Struct
 
-from pipeline.trace.read import count_rows, read_batches
+from pipeline.trace.read import read_batches
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 
 CHUNK = 1 << 18
 """Calls looked at together."""
-NUMBA_FROM = 20_000_000
-"""Calls of a run from which the compiled merge is used.
-
-Measured, two engines: arrays take 0.09 us a call, the compiled loop 0.002 us, but importing and compiling it 1.4 s.
-"""
 
 
 class EngineTime(Struct, frozen=True):
@@ -79,7 +73,7 @@ Pauses: TypeAlias = Sequence[tuple[int, int]]
 
 def timeline(run: Path, pauses: Pauses = ()) -> Timeline:
     """The timeline of the run folder `run`; raises `InputError` when that has no trace that can be read."""
-    totals = Totals(compiled=count_rows(run, "calls") >= NUMBA_FROM)
+    totals = Totals()
     for calls in read_chunks(run):
         totals.add(calls)
     return totals.timeline(pauses)
@@ -87,7 +81,7 @@ def timeline(run: Path, pauses: Pauses = ()) -> Timeline:
 
 def measure(calls: Calls, pauses: Pauses = ()) -> Timeline:
     """The timeline of `calls`."""
-    totals = Totals(compiled=len(calls.submit) >= NUMBA_FROM)
+    totals = Totals()
     totals.add(calls)
     return totals.timeline(pauses)
 
@@ -95,8 +89,7 @@ def measure(calls: Calls, pauses: Pauses = ()) -> Timeline:
 class Totals:
     """Sums over calls that come in any order and in chunks; of the busy blocks so far only their ends are kept."""
 
-    def __init__(self, *, compiled: bool) -> None:
-        self._compiled = compiled
+    def __init__(self) -> None:
         self._engines: Sequence[str] = ()
         self._stages: Sequence[str] = ()
         self._blocks: list[tuple[Array, Array]] = []
@@ -113,7 +106,7 @@ class Totals:
         ends[0] = calls.end
         owners = [calls.engine, *(np.full(len(block[0]), number, np.int32) for number, block in enumerate(self._blocks))]
         submit, end, engine = (np.concatenate(column) for column in (starts, ends, owners))
-        self._blocks = merged(submit, end, engine, len(calls.engines), compiled=self._compiled)
+        self._blocks = merged(submit, end, engine, len(calls.engines))
 
     def timeline(self, pauses: Pauses = ()) -> Timeline:
         """What the calls so far come to."""
@@ -171,17 +164,10 @@ class Names(dict[str, int]):
         return np.asarray(np.array(places, np.int32)[coded.indices.to_numpy()])
 
 
-def merged(submit: Array, end: Array, engine: Array, engines: int, *, compiled: bool) -> list[tuple[Array, Array]]:
+def merged(submit: Array, end: Array, engine: Array, engines: int) -> list[tuple[Array, Array]]:
     """For each engine the starts and ends of its busy blocks, disjoint and in order."""
     order = np.argsort(submit, kind="stable")
-    columns = submit[order], end[order], engine[order]
-    if not compiled:
-        return merge_arrays(*columns, engines)
-    return _split(_compiled()(*columns, engines), engines)
-
-
-def merge_arrays(submit: Array, end: Array, engine: Array, engines: int) -> list[tuple[Array, Array]]:
-    """`merged` over calls in order of `submit`, one engine after the other, in whole arrays."""
+    submit, end, engine = submit[order], end[order], engine[order]
     blocks = []
     for number in range(engines):
         mine = engine == number
@@ -190,34 +176,6 @@ def merge_arrays(submit: Array, end: Array, engine: Array, engines: int) -> list
         first[1:] = starts[1:] > latest[:-1]
         blocks.append((starts[first], latest[np.roll(first, -1)]))
     return blocks
-
-
-def merge_calls(submit: Array, end: Array, engine: Array, engines: int) -> tuple[Array, Array, Array]:
-    """The same, call by call: starts, ends and engines of the blocks. Plain Python, and what numba compiles."""
-    last = np.full(engines, -1, np.int64)
-    starts, ends, owners = np.empty_like(submit), np.empty_like(end), np.empty_like(engine)
-    count = 0
-    for call in range(len(submit)):
-        block = last[engine[call]]
-        if block >= 0 and submit[call] <= ends[block]:
-            ends[block] = max(ends[block], end[call])
-        else:
-            last[engine[call]] = count
-            starts[count], ends[count], owners[count] = submit[call], end[call], engine[call]
-            count += 1
-    return starts[:count], ends[:count], owners[:count]
-
-
-def _split(blocks: tuple[Array, Array, Array], engines: int) -> list[tuple[Array, Array]]:
-    starts, ends, owners = blocks
-    return [(starts[owners == number], ends[owners == number]) for number in range(engines)]
-
-
-@cache
-def _compiled() -> Any:
-    from numba import njit  # half a second to import: only very long runs pay for it
-
-    return njit(merge_calls)
 
 
 def _overlap_ns(blocks: Sequence[tuple[Array, Array]]) -> int:

@@ -13,8 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.analysis import timeline as module
-from pipeline.analysis.timeline import Calls, EngineTime, StageTime, Totals, measure, merge_arrays, merge_calls, read_chunks, timeline
+from pipeline.analysis.timeline import Calls, EngineTime, StageTime, Totals, measure, merged, read_chunks, timeline
 from pipeline.errors import InputError
 from pipeline.trace.events import CallRow
 from pipeline.trace.store import TraceStore
@@ -62,15 +61,23 @@ def columns(rows: list[tuple[int, int, int]]) -> tuple[Any, Any, Any]:
     return submit, submit + length, engine.astype(np.int32)
 
 
-def listed(blocks: Any) -> list[Any]:
-    return [[side.tolist() for side in block] for block in blocks]
+def merged_one_by_one(rows: list[tuple[int, int, int]]) -> list[list[tuple[int, int]]]:
+    """The busy blocks of each engine, call by call."""
+    blocks: list[list[tuple[int, int]]] = [[], [], []]
+    for engine, start, length in sorted(rows, key=lambda row: row[1]):
+        mine = blocks[engine]
+        if mine and start <= mine[-1][1]:
+            mine[-1] = mine[-1][0], max(mine[-1][1], start + length)
+        else:
+            mine.append((start, start + length))
+    return blocks
 
 
 @settings(max_examples=60, deadline=None)
 @given(intervals)
 def test_arrays_agree_with_the_plain_loop(rows: list[tuple[int, int, int]]) -> None:
-    arrays = columns(rows)
-    assert listed(merge_arrays(*arrays, 3)) == listed(module._split(merge_calls(*arrays, 3), 3))
+    found = merged(*columns(rows), 3)
+    assert [list(zip(starts.tolist(), ends.tolist(), strict=True)) for starts, ends in found] == merged_one_by_one(rows)
 
 
 @settings(max_examples=40, deadline=None)
@@ -87,28 +94,15 @@ def test_measured_times_agree_with_counting_seconds(rows: list[tuple[int, int, i
     assert found.overlap_s == len(several)
 
 
-@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_chunks_in_any_order_come_to_the_same(compiled: bool) -> None:
+def test_chunks_in_any_order_come_to_the_same() -> None:
     rng = np.random.default_rng(1)
     submit = rng.integers(0, 2000, 600) * S
     engine, stage = rng.integers(0, 3, 600).astype(np.int32), np.zeros(600, np.int32)
     names, end = ["a", "b", "c"], submit + rng.integers(0, 9, 600) * S
-    totals = Totals(compiled=compiled)
+    totals = Totals()
     for places in np.array_split(rng.permutation(600), 7):
         totals.add(Calls(names, ["s"], engine[places], stage[places], submit[places], end[places]))
     assert totals.timeline() == measure(Calls(names, ["s"], engine, stage, submit, end))
-
-
-@pytest.mark.slow
-def test_the_compiled_loop_agrees(monkeypatch: pytest.MonkeyPatch) -> None:
-    rng = np.random.default_rng(0)
-    submit = rng.integers(0, 100_000, 3000)
-    some = Calls(
-        ["a", "b"], ["s"], rng.integers(0, 2, 3000).astype(np.int32), np.zeros(3000, np.int32), submit, submit + rng.integers(0, 60, 3000)
-    )
-    plain = measure(some)
-    monkeypatch.setattr(module, "NUMBA_FROM", 0)
-    assert measure(some) == plain
 
 
 def test_numba_is_not_imported_for_an_ordinary_run() -> None:
