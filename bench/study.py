@@ -57,7 +57,7 @@ def main(problems: int, graph: str, engines: str, batch_size: int, output: Path)
         reported, _ = measure("report", str(run))
     summary: dict[str, Any] = json.loads(printed)
     calls = sum(stage["calls"] for stage in summary["stages"].values())
-    click.echo(f"{problems:,} chains, {calls:,} calls, {written / 2**20:,.0f} MiB; simulated {summary['wall_s'] / 3600:.1f} h")
+    click.echo(f"{problems:,} chains, {calls:,} calls, {written / 2**20:,.0f} MiB; simulated {summary['wall_time_s'] / 3600:.1f} h")
     click.echo(f"{'':>8} {'wall s':>8} {'CPU s':>8} {'peak MiB':>9} {'load':>6}\n{line('run', solved)}\n{line('report', reported)}")
     settings = {"problems": problems, "graph": graph, "engines": engines, "batch_size": batch_size}
     found = {"calls": calls, "parquet_bytes": written, "simulated_s": summary["wall_time_s"], "run": solved, "report": reported}

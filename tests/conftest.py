@@ -9,7 +9,6 @@ from typing import Any, get_type_hints
 
 import pytest
 from msgspec import Struct
-from trio.testing import MockClock
 
 from pipeline.chain import Chain, Outcome, Span
 from pipeline.engines.base import Candidate, Completion, FinishReason, Tokenizer, Usage
@@ -18,6 +17,7 @@ from pipeline.engines.tokenizer import HFTokenizer
 from pipeline.handoff import Handoff
 from pipeline.problems import Problem
 from pipeline.prompts import Dialect
+from pipeline.virtual_clock import VirtualClock
 
 ROOT = Path(__file__).parent.parent
 SHARED = ROOT.parent / "shared"
@@ -26,7 +26,7 @@ SHARED = ROOT.parent / "shared"
 @pytest.fixture
 def anyio_backend() -> tuple[str, dict[str, Any]]:
     """Time jumps when every task is blocked."""
-    return "trio", {"clock": MockClock(autojump_threshold=0)}
+    return "trio", {"clock": VirtualClock()}
 
 
 @pytest.fixture(scope="session")

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from msgspec import Struct
@@ -22,7 +21,7 @@ class Resources(Struct, frozen=True, order=True):
     replays: int = 0
     """Distinct recorded runs that answered in place of engines."""
     names: tuple[str, ...] = ()
-    """Models of the GPUs, as far as engines tell, and names of simulated devices and of replayed runs."""
+    """Models of the GPUs, as far as engines tell, and names of simulated devices."""
 
     @property
     def kind(self) -> tuple[bool, ...]:
@@ -52,7 +51,8 @@ def resources(engines: Mapping[str, Mapping[str, Any]], facts: Mapping[str, Mapp
             rate = spec["device"]["flops_per_s"]
             devices[spec["device"]["name"]] = math.inf if rate is None else float(rate)  # JSON has no infinity
         elif spec["backend"] == "replay":
-            replays.add(Path(spec["run"]).name)
+            replays.add(spec["run"])
+            names.update([found] if found != "None" else ())
         elif spec["backend"] == "openai":
             servers.update([spec["base_url"]] if isinstance(spec["base_url"], str) else spec["base_url"])
         elif spec["backend"] in ("torch", "vllm") and found.lower() == "cpu":
@@ -62,12 +62,15 @@ def resources(engines: Mapping[str, Mapping[str, Any]], facts: Mapping[str, Mapp
         elif spec["backend"] == "vllm":
             gpus.update(spec["devices"] or range(spec["tensor_parallel_size"]))
             names.update([found] if found != "None" else ())
-    return Resources(len(gpus), len(servers), cores, sum(devices.values()), len(replays), tuple(sorted(names | devices.keys() | replays)))
+    return Resources(len(gpus), len(servers), cores, sum(devices.values()), len(replays), tuple(sorted(names | devices.keys())))
 
 
-def is_replay(engines: Mapping[str, Mapping[str, Any]]) -> bool:
-    """Whether one of the `engines` of a `run.json` answers from a recorded run."""
-    return any(spec.get("backend") == "replay" for spec in engines.values())
+def answers(engines: Mapping[str, Mapping[str, Any]], facts: Mapping[str, Mapping[str, Any]]) -> str | None:
+    """What the answers of a run are if not those of models: `simulated` or `recorded`. A replay's are what they were then."""
+    backends = {role: facts.get(role, {}).get("replayed_backend", spec.get("backend")) for role, spec in engines.items()}
+    if "sim" in backends.values():
+        return "simulated"
+    return "recorded" if any(spec.get("backend") == "replay" for spec in engines.values()) else None
 
 
 def _count(number: int, noun: str) -> str:

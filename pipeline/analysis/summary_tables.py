@@ -4,10 +4,10 @@ from pipeline.analysis.compare_cells import Table
 from pipeline.analysis.summary import Summary
 
 
-def facts(summary: Summary, *, simulated: bool, replayed: bool) -> Table:
-    """What came out, a line for each fact. `simulated`: times are; answers too, unless `replayed` from a recorded run."""
+def facts(summary: Summary, *, simulated: bool, answers: str | None) -> Table:
+    """What came out, a line for each fact. `simulated`: its times are; `answers`: see `resources.answers`."""
     title = f"{summary.run}: {summary.status}" + (" (simulated time)" if simulated else "")
-    return Table(title, ("", ""), tuple(_fact_rows(summary, "recorded" if replayed else "simulated" if simulated else None)))
+    return Table(title, ("", ""), tuple(_fact_rows(summary, answers)))
 
 
 def engines(summary: Summary) -> Table:

@@ -10,7 +10,7 @@ from typing import NoReturn
 import click
 import msgspec
 
-from pipeline.analysis.resources import is_replay
+from pipeline.analysis.resources import answers
 from pipeline.analysis.summary import summarize
 from pipeline.cli import live
 from pipeline.cli.main import say, show
@@ -92,7 +92,8 @@ def carry_out(options: RunOptions, as_json: bool) -> NoReturn:
         if as_json:
             show(msgspec.json.encode(summary, order="sorted"))
         else:
-            print_summary(summary, result.folder, simulated=result.run.virtual_time, replayed=is_replay(result.run.engines))
+            made = answers(result.run.engines, result.run.engine_facts)
+            print_summary(summary, result.folder, simulated=result.run.virtual_time, answers=made)
     if said := shortfall(result.run):
         say(said)
     if result.error is not None:

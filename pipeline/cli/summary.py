@@ -16,10 +16,10 @@ from pipeline.cli.console import Plain
 from pipeline.cli.main import tell
 
 
-def print_summary(summary: Summary, folder: Path, *, simulated: bool, replayed: bool) -> None:
+def print_summary(summary: Summary, folder: Path, *, simulated: bool, answers: str | None) -> None:
     """Print `summary` and how to open the run folder."""
     console = Plain()
-    console.print(_facts(facts(summary, simulated=simulated, replayed=replayed)))
+    console.print(_facts(facts(summary, simulated=simulated, answers=answers)))
     console.print(_numbers(engines(summary)))
     console.print(_numbers(stages(summary)))
     tell(f"answers: {folder}/chains/*.parquet (steps/ and calls/ beside it). To look at them:")

@@ -138,7 +138,7 @@ async def open_replay(specs: Mapping[str, ReplaySpec]) -> AsyncIterator[Mapping[
     async with open_devices(devices, {role: authors[role] for role in devices}) as simulated:
         engines = {role: simulated[role] if role in devices else others[role] for role in specs}
         for role, spec in specs.items():
-            engines[role].facts |= _facts(spec)
+            engines[role].facts |= _facts(spec, recordings[role].engine(role, spec.run).backend)
         try:
             yield engines
         finally:
@@ -146,9 +146,9 @@ async def open_replay(specs: Mapping[str, ReplaySpec]) -> AsyncIterator[Mapping[
                 await engine.aclose()
 
 
-def _facts(spec: ReplaySpec) -> dict[str, str | int | float | bool]:
+def _facts(spec: ReplaySpec, backend: str) -> dict[str, str | int | float | bool]:
     costs = "calibrated" if spec.costs_from is not None and Path(spec.costs_from).name == CALIBRATION else spec.costs
-    return {"replay": spec.run, "costs": costs}
+    return {"replay": spec.run, "replayed_backend": backend, "costs": costs}
 
 
 BACKEND = Backend(spec=ReplaySpec, open=open_replay, virtual_time=True)

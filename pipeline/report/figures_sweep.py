@@ -10,7 +10,7 @@ from pipeline.report.page import Figure
 from pipeline.report.style import SERIES, axes, drawn, layout
 
 INK = "#222b36"
-TICKS = tuple(round(digit * 10.0**power, 6) for power in range(-4, 7) for digit in (1, 2, 5))
+TICKS = tuple(round(digit * 10.0**power, 6) for power in range(-4, 6) for digit in (1, 2, 5))
 """Of logarithmic axes, written out."""
 AS_FAST = "as fast near batch size %{x:.3~g}<extra></extra>"
 Value = Callable[[Point], float | None]

@@ -7,7 +7,7 @@ from msgspec import Struct
 
 from pipeline.analysis import summary_tables
 from pipeline.analysis.card import read_run_card
-from pipeline.analysis.resources import is_replay
+from pipeline.analysis.resources import answers
 from pipeline.analysis.step_counts import GOOD, Scores, StepCounts, count_steps
 from pipeline.analysis.study import Analysis, analyse
 from pipeline.analysis.summary import summarize
@@ -46,7 +46,7 @@ def run_sections(run: Path, asked: Asked) -> list[Section]:
 
 def _overview(run: Path, setup: Setup) -> Section:
     found = summarize(run)
-    facts = summary_tables.facts(found, simulated=setup.virtual_time, replayed=is_replay(setup.engines))
+    facts = summary_tables.facts(found, simulated=setup.virtual_time, answers=answers(setup.engines, setup.engine_facts))
     tables = (facts, summary_tables.engines(found), summary_tables.stages(found))
     return Section(
         title="What came out",

@@ -7,13 +7,12 @@ from typing import Any
 from msgspec import Struct
 
 from pipeline.analysis.compare_cells import Table
-from pipeline.analysis.resources import is_replay
 from pipeline.analysis.selection import stages_of
 from pipeline.trace.read import read_card
 
 SIMULATED = "Simulated: every time on this page is that of a simulated clock, and every text was made up by a simulated engine."
 MEASURED = "Measured: times are those of real engines on the machine below."
-REPLAYED = "Replayed on a simulated clock: texts are those of a recorded run, times are simulated."
+REPLAYED = "Replayed on a simulated clock: texts of replayed engines are those of a recorded run, times are simulated."
 
 
 class Setup(Struct, frozen=True, kw_only=True):
@@ -51,7 +50,7 @@ class Setup(Struct, frozen=True, kw_only=True):
         """How to believe the times, in one sentence."""
         if not self.virtual_time:
             return MEASURED
-        return REPLAYED if is_replay(self.engines) else SIMULATED
+        return REPLAYED if any(spec.get("backend") == "replay" for spec in self.engines.values()) else SIMULATED
 
 
 def read_setup(folder: Path) -> Setup:

@@ -21,7 +21,7 @@ def schema_of(row: type[Struct]) -> pa.Schema:
 def columns_of(schema: pa.Schema, rows: Sequence[Struct]) -> pa.RecordBatch:
     """`rows`, of the Struct of that `schema`, as columns."""
     columns = zip(*map(astuple, rows), strict=True)
-    arrays = [_array(column, field) for column, field in zip(columns, schema, strict=True)]
+    arrays = [_array(column, field.type) for column, field in zip(columns, schema, strict=True)]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
@@ -43,21 +43,19 @@ def _kind(hint: Any) -> tuple[pa.DataType, bool]:
     return _SCALARS[hint], False
 
 
-def _array(column: Sequence[Any], field: pa.Field) -> pa.Array:
+def _array(column: Sequence[Any], kind: pa.DataType) -> pa.Array:
     """A column; lists are flattened first, which is several times faster than to let Arrow walk them."""
-    if not pa.types.is_list(field.type):
-        return _flat_array(column, field)
+    if not pa.types.is_list(kind):
+        return _flat_array(column, kind)
     offsets = np.zeros(len(column) + 1, np.int32)
     np.cumsum(np.fromiter(map(len, column), np.int32, len(column)), out=offsets[1:])
     flat = tuple(chain.from_iterable(column))
-    return pa.ListArray.from_arrays(pa.array(offsets), _array(flat, field.type.value_field), type=field.type)
+    return pa.ListArray.from_arrays(pa.array(offsets), _array(flat, kind.value_type), type=kind)
 
 
-def _flat_array(column: Sequence[Any], field: pa.Field) -> pa.Array:
-    if field.type == pa.int64() and not field.nullable:
-        return pa.array(np.array(column, np.int64))  # half of what Arrow takes for numbers of Python's
+def _flat_array(column: Sequence[Any], kind: pa.DataType) -> pa.Array:
     try:
-        return pa.array(column, field.type)
+        return pa.array(column, kind)
     except UnicodeEncodeError:
         # A lone surrogate, which UTF-8 cannot hold: one odd character must not end the run.
-        return pa.array([text if text is None else text.encode(errors="replace").decode() for text in column], field.type)
+        return pa.array([text if text is None else text.encode(errors="replace").decode() for text in column], kind)

@@ -137,5 +137,6 @@ def _joined(first: pa.RecordBatch, others: Iterator[pa.RecordBatch]) -> Iterator
 
 def _present(file: Path, schema: pa.Schema, columns: Sequence[str], maybe: Sequence[str]) -> list[str]:
     if missing := set(columns) - set(schema.names):
-        raise InputError(str(file), f"has no column {', '.join(f'`{name}`' for name in sorted(missing))}")
+        names = ", ".join(f"`{name}`" for name in sorted(missing))
+        raise InputError(str(file), f"has no column {names}; another version may have written it")
     return [*columns, *(name for name in maybe if name in schema.names)]

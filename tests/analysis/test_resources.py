@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from pipeline.analysis.resources import Resources, is_replay, resources
+from pipeline.analysis.resources import Resources, answers, resources
 from pipeline.engines.registry import engine_specs
 from pipeline.loader import load_engines
 from pipeline.runfile import resolved_engines
@@ -45,10 +45,17 @@ def test_engines_that_share_a_device_share_it_here(file: str, facts: dict[str, A
 
 def test_a_replay_computes_on_nothing() -> None:
     engines = {role: {"backend": "replay", "run": "/runs/mine"} for role in ("draft", "target")}
-    assert resources(engines, {}).label == "1 replay (mine)"
+    assert resources(engines, {}).label == "1 replay"
     assert resources(engines, {}).kind != Resources(cores=2).kind
-    assert is_replay(engines)
-    assert not is_replay(stated("tiny"))
+    assert resources(engines, A100).label == "1 replay (NVIDIA A100)"
+
+
+def test_answers_are_those_of_models_unless_said_otherwise() -> None:
+    replays = {role: {"backend": "replay", "run": "/runs/mine"} for role in ("draft", "target")}
+    assert answers(stated("tiny"), CPU) is None
+    assert answers(stated("sim-1xh200"), {}) == "simulated"
+    assert answers(replays, {role: {"replayed_backend": "torch"} for role in replays}) == "recorded"
+    assert answers(replays, {"draft": {"replayed_backend": "sim"}, "target": {"replayed_backend": "torch"}}) == "simulated"
 
 
 def test_more_is_after_less_and_kinds_are_told_apart() -> None:

@@ -11,10 +11,10 @@ from collections.abc import Callable
 import anyio
 import pytest
 from anyio.from_thread import BlockingPortal
-from trio.testing import MockClock
 
 from pipeline.engines.base import Engine, Forgetful, Request
 from pipeline.errors import ContextOverflow, RequestRefused
+from pipeline.virtual_clock import VirtualClock
 from tests.engines.conftest import SIM, Converse, Talk, ask_all, prompt_of
 
 PROBLEM = "Lily has 19 pens. Lily sells 5 packs of 2. Lily drops 9. How many pens has Lily now?"
@@ -43,7 +43,7 @@ def sim_converse(request: pytest.FixtureRequest) -> Converse:
             async with sim.BACKEND.open({"draft": SIM}) as engines:
                 await talk(engines["draft"])
 
-        anyio.run(main, backend="trio", backend_options={"clock": MockClock(autojump_threshold=0)})
+        anyio.run(main, backend="trio", backend_options={"clock": VirtualClock()})
 
     return converse
 

@@ -10,12 +10,12 @@ from typing import Any
 
 import anyio
 import pytest
-from trio.testing import MockClock
 
 from pipeline.engines.base import Completion, Engine, Request
 from pipeline.engines.sim import open_sim
 from pipeline.errors import EngineDead, GraphError, RequestRefused
 from pipeline.spec import SimDeviceSpec, SimSpec
+from pipeline.virtual_clock import VirtualClock
 
 pytestmark = pytest.mark.anyio
 DEVICE = SimDeviceSpec(name="d", flops_per_s=2.0**21, bytes_per_s=2.0**18, overhead_s=2.0**-9)
@@ -203,7 +203,7 @@ def test_equal_runs_give_equal_results_to_the_bit() -> None:
             return await run(engine, *((0.01 * (i // 3), each) for i, each in enumerate(wanted)))
 
     # Trio runs the tasks of one moment in random order.
-    results = [anyio.run(main, backend="trio", backend_options={"clock": MockClock(autojump_threshold=0)}) for _ in range(5)]
+    results = [anyio.run(main, backend="trio", backend_options={"clock": VirtualClock()}) for _ in range(5)]
     assert all(result == results[0] for result in results)
 
 
