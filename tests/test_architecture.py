@@ -12,7 +12,7 @@ ROOT = Path(__file__).parent.parent
 FILES = sorted((ROOT / "pipeline").rglob("*.py"))
 
 LEVELS = [
-    ["pipeline.errors", "pipeline.plain", "pipeline.redaction"],
+    ["pipeline.errors", "pipeline.plain", "pipeline.redaction", "pipeline.virtual_clock"],
     ["pipeline.spec"],
     ["pipeline.reward_spec"],
     ["pipeline.engines.machine"],
