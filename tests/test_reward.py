@@ -317,8 +317,9 @@ def test_a_scoring_that_is_cut_short_leaves_the_table_as_it_was(
         if done == 1:
             mishap(set(psutil.Process().children()) - others)
 
+    one_by_one = ("engines.reward.max_restarts=0", "engines.reward.max_in_flight=1")  # so that others wait when the first is done
     with pytest.raises(error):
-        score_run(solved, PRM, watch=watch, settings=("engines.reward.max_restarts=0",))
+        score_run(solved, PRM, watch=watch, settings=one_by_one)
     assert rows_of(solved, "rewards") == before
     assert {path.name for path in solved.iterdir()} == names
 
