@@ -5,7 +5,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import mean
@@ -305,7 +305,16 @@ def kill(workers: set[psutil.Process]) -> None:
         worker.kill()
 
 
+@pytest.fixture
+def ctrl_c() -> Iterator[None]:
+    """Ctrl-C as in a terminal: what a shell starts in the background ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.mark.slow
+@pytest.mark.usefixtures("ctrl_c")
 @pytest.mark.parametrize(("mishap", "error"), [(interrupt, Interrupted), (kill, EngineDead)])
 def test_a_scoring_that_is_cut_short_leaves_the_table_as_it_was(
     solved: Path, mishap: Callable[[set[psutil.Process]], None], error: type[Exception]
