@@ -1,7 +1,7 @@
 """The clock of simulated runs: it stands still while some task can go on, and jumps to the next deadline when none can.
 
 To trio what `trio.testing.MockClock(autojump_threshold=0)` is, to the last bit; but a jump costs one pass of the event loop
-instead of two, and to look at it costs next to nothing. Nothing real may be waited for: it would not wait for a thread.
+instead of two, and to look at it costs next to nothing. A thread is not waited for while a deadline is left to jump to.
 """
 
 import math

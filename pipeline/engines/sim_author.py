@@ -8,7 +8,7 @@ from typing import Protocol
 from msgspec import Struct
 
 from pipeline.engines.base import Candidate, Request, Tokenizer
-from pipeline.engines.sim_text import TextModel, Written
+from pipeline.engines.sim_text import TextModel
 from pipeline.engines.sim_tokenizer import VOCAB_SIZE, SimTokenizer
 from pipeline.spec import SimSpec
 
@@ -55,19 +55,7 @@ class TextAuthor:
         if request.option_ids:
             chosen, logprobs = self._model.choose(request, prompt)
             ids = (request.option_ids[chosen],)
-            option = Candidate(
-                ids=ids, text=self.tokenizer.decode(ids), cumulative_logprob=logprobs[chosen], finish_reason="length", stop_reason=None
-            )
+            option = Candidate(ids=ids, text=self.tokenizer.decode(ids), cumulative_logprob=logprobs[chosen], finish_reason="length")
             return Answer((option,), (1,), option_logprobs=logprobs)
         written = self._model.write(request, prompt, min(request.max_tokens, max_model_len - len(prompt)))
-        return Answer(tuple(map(_candidate, written)), tuple(text.sampled for text in written))
-
-
-def _candidate(written: Written) -> Candidate:
-    return Candidate(
-        ids=written.ids,
-        text=written.text,
-        cumulative_logprob=written.logprob,
-        finish_reason=written.finish_reason,
-        stop_reason=written.stop_reason,
-    )
+        return Answer(tuple(written), tuple(len(candidate.ids) + candidate.ended for candidate in written))

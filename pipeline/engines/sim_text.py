@@ -19,7 +19,7 @@ from statistics import NormalDist
 
 from msgspec import Struct
 
-from pipeline.engines.base import FinishReason, Request
+from pipeline.engines.base import Candidate, FinishReason, Request
 from pipeline.engines.sim_tokenizer import ASSISTANT, END, USER, SimTokenizer
 from pipeline.prompts import CHOOSE_PREFILL, DELIMITER, LABELS, SCORE_PREFILL, THINK_CLOSE, THINK_OPEN
 from pipeline.spec import SimTextSpec
@@ -78,18 +78,6 @@ class State(Struct, frozen=True):
     closed: bool
     broken: bool
     """The blank line that follows `</think>` is already there."""
-
-
-class Written(Struct, frozen=True):
-    """One candidate's text."""
-
-    ids: tuple[int, ...]
-    text: str
-    sampled: int
-    """Sampled tokens, the end-of-sequence token included."""
-    logprob: float
-    finish_reason: FinishReason
-    stop_reason: str | int | None
 
 
 @lru_cache(maxsize=65536)
@@ -216,7 +204,7 @@ class TextModel:
         problem = self._question(prompt) if position >= 0 else None
         return State(problem, 0, self._steps(problem) if problem else 0, True, closed, broken)
 
-    def write(self, request: Request, prompt: tuple[int, ...], limit: int) -> list[Written]:
+    def write(self, request: Request, prompt: tuple[int, ...], limit: int) -> list[Candidate]:
         """All candidates of `request`, each of at most `limit` tokens."""
         state = self.read(prompt)
         greedy = request.temperature == 0
@@ -314,16 +302,16 @@ class TextModel:
         return _padded(_piece(f"; so it is \\boxed{{{number}}}."), self.spec.answer_tokens, place)
 
 
-def _written(whole: Piece, limit: int, request: Request, easy: bool) -> Written:
+def _written(whole: Piece, limit: int, request: Request, easy: bool) -> Candidate:
     """Cut `whole` where `limit` and the request say (`easy`: a stop is the last token, if any); 0.25 to 0.75 nat a token."""
     ids = whole[0][:limit]
     count, reason = _ended(ids, request) if easy else _stopped(ids, request)
     kept = ids[:count]
     text = whole[1] if len(kept) == len(whole[0]) else _TOKENIZER.decode(kept)
     ended = reason is None and ids[count : count + 1] == (_END,)
-    sampled = count + ended
     finish: FinishReason = "length" if reason is None and not ended else "stop"
-    return Written(kept, text, sampled, -sampled * (0.25 + hash(kept) % 1024 / 2048), finish, reason)
+    logprob = -(count + ended) * (0.25 + hash(kept) % 1024 / 2048)
+    return Candidate(ids=kept, text=text, cumulative_logprob=logprob, finish_reason=finish, stop_reason=reason)
 
 
 def _ended(ids: tuple[int, ...], request: Request) -> tuple[int, str | int | None]:

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from pipeline.engines.base import Request
-from pipeline.engines.sim_text import TextModel, Written, sim_answer
+from pipeline.engines.base import Candidate, Request
+from pipeline.engines.sim_text import TextModel, sim_answer
 from pipeline.engines.sim_tokenizer import SPECIALS, VOCAB_SIZE, SimTokenizer
 from pipeline.prompts import DELIMITER, LABELS, WORDINGS, Dialect
 from pipeline.spec import SimSpec, SimTextSpec
@@ -24,12 +24,12 @@ ENGINES = Path(__file__).parents[2] / "graphs/engines"
 STEP: dict[str, Any] = {"stop": (DELIMITER,), "stop_ids": (CLOSE,)}
 
 
-def write(prompt: list[int], text: SimTextSpec = DEFAULT, limit: int = 4096, **fields: Any) -> list[Written]:
+def write(prompt: list[int], text: SimTextSpec = DEFAULT, limit: int = 4096, **fields: Any) -> list[Candidate]:
     request = Request(request_id="r", prompt_ids=prompt, max_tokens=limit, **{"temperature": 1.0, **fields})
     return TextModel("m", text).write(request, tuple(prompt), limit)
 
 
-def thought(text: SimTextSpec, seed: int = 0, problem: str = PROBLEM) -> list[Written]:
+def thought(text: SimTextSpec, seed: int = 0, problem: str = PROBLEM) -> list[Candidate]:
     """All steps of a thought, one request each."""
     prompt, steps = DIALECT.generation(problem), []
     while not steps or steps[-1].ids[-1] != CLOSE:
@@ -112,7 +112,7 @@ def test_one_wrong_step_spoils_the_answer() -> None:
     [answer] = write(prompt + DIALECT.delimiter_ids, right)
     assert boxed(TOKENIZER.decode(answer.ids)) not in ("", sim_answer(PROBLEM))
     assert len(answer.ids) == right.answer_tokens
-    assert answer.sampled == right.answer_tokens + 1
+    assert answer.ended
 
 
 def test_a_thought_cut_off_early_is_right_as_often_as_it_is_long() -> None:
