@@ -15,9 +15,9 @@ from typing import Any
 import click
 
 from pipeline.analysis.summary import Summary, summarize
-from pipeline.options import RunOptions
-from pipeline.run import run
-from pipeline.runfile import host, versions
+from pipeline.session.options import RunOptions
+from pipeline.session.run import run
+from pipeline.trace.run_file import host, versions
 
 ROOT = Path(__file__).parent.parent
 GRAPHS = ("draft", "target", "specreason", "speccot")

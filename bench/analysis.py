@@ -27,8 +27,8 @@ import click
 from analysis_rivals import Figures, in_duckdb, in_pandas, ours
 from analysis_trace import write_trace
 
-from pipeline.runfile import host, versions
 from pipeline.trace.read import count_rows
+from pipeline.trace.run_file import host, versions
 
 ROOT = Path(__file__).parent.parent
 SYSTEMS: dict[str, Callable[[Path], Figures]] = {"pipeline": ours, "pandas": in_pandas, "duckdb": in_duckdb}

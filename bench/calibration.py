@@ -23,16 +23,16 @@ from msgspec import Struct, structs
 from predictions import predicted
 from scipy.optimize import least_squares
 
-from pipeline.analysis.compare_cells import Table, plain
-from pipeline.analysis.compare_tables import markdown_table
+from pipeline.analysis.compare.cells import Table, plain
+from pipeline.analysis.compare.tables import markdown_table
 from pipeline.analysis.summary import summarize
 from pipeline.calibration.text import CORRELATION, accuracy_for
-from pipeline.engines.sim_stretch import Cost
-from pipeline.engines.sim_text import sim_answer
-from pipeline.options import RunOptions
-from pipeline.run import load_plan, run
-from pipeline.runfile import host, versions
-from pipeline.spec import SimSpec
+from pipeline.engines.sim.segment import Cost
+from pipeline.engines.sim.text import sim_answer
+from pipeline.graph.spec import SimSpec
+from pipeline.session.options import RunOptions
+from pipeline.session.run import load_plan, run
+from pipeline.trace.run_file import host, versions
 
 ROOT = Path(__file__).parent.parent
 ENGINES = ROOT / "graphs/engines"

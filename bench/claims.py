@@ -10,11 +10,11 @@ from typing import Literal
 import numpy as np
 from msgspec import Struct, structs
 
-from pipeline.analysis.compare_cells import number, percent, reward
-from pipeline.analysis.differences import Difference, differ
-from pipeline.analysis.estimates import NOTHING, Estimate, difference, estimate
-from pipeline.analysis.figures import figures
-from pipeline.analysis.runs import RunTable
+from pipeline.analysis.compare.cells import number, percent, reward
+from pipeline.analysis.compare.differences import Difference, differ
+from pipeline.analysis.compare.figures import figures
+from pipeline.analysis.compare.runs import RunTable
+from pipeline.analysis.quality.estimates import NOTHING, Estimate, difference, estimate
 
 Runs = Mapping[str, RunTable]
 T_975 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447)

@@ -24,9 +24,9 @@ import click
 import pyarrow as pa
 from msgspec import Struct
 
-from pipeline.options import RunOptions
-from pipeline.run import run
-from pipeline.runfile import host, versions
+from pipeline.session.options import RunOptions
+from pipeline.session.run import run
+from pipeline.trace.run_file import host, versions
 from pipeline.trace.store import TraceStore
 from pipeline.trace.wal import Wal
 
@@ -99,7 +99,7 @@ def rounds(limit: int, count: int) -> Iterator[dict[str, Any]]:
 def kept_rows(limit: int) -> dict[str, list[Struct]]:
     """The rows of one run."""
     Kept.rows = {}
-    with patch("pipeline.run.TraceStore", Kept):
+    with patch("pipeline.session.run.TraceStore", Kept):
         solve("with", limit)
     return Kept.rows
 

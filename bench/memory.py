@@ -22,8 +22,8 @@ import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pipeline.engines.sim_text import sim_answer
-from pipeline.runfile import host, versions
+from pipeline.engines.sim.text import sim_answer
+from pipeline.trace.run_file import host, versions
 
 ROOT = Path(__file__).parent.parent
 ENGINES = ROOT / "graphs/engines/sim-instant.yaml"

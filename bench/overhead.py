@@ -20,17 +20,17 @@ import anyio
 import anyio.lowlevel
 import click
 
-from pipeline.engines.base import Candidate, Completion, EngineStatistics, Request, Usage
+from pipeline.data.problems import Problem
+from pipeline.engine import Candidate, Completion, EngineStatistics, Request, Usage
 from pipeline.engines.tokenizer import HFTokenizer
-from pipeline.problems import Problem
-from pipeline.prompts import Dialect
-from pipeline.run import load_plan
-from pipeline.runfile import host, versions
+from pipeline.reasoning.prompts import PromptBuilder
+from pipeline.runtime.chain_recorder import Clock
 from pipeline.runtime.executor import Executor, Settings
-from pipeline.runtime.journal import Clock
 from pipeline.runtime.schedule import Pipelined
+from pipeline.session.run import load_plan
 from pipeline.stages.registry import build_stages
 from pipeline.trace.recorder import open_recorder
+from pipeline.trace.run_file import host, versions
 from pipeline.trace.store import TraceStore
 
 ROOT = Path(__file__).parent.parent
@@ -76,14 +76,14 @@ async def ours(engines: dict[str, Instant], live: int, chains: int) -> float:
     limits = (f"engines.{role}.max_in_flight={MAX_IN_FLIGHT}" for role in engines)
     settings = (f"max_steps={STEPS}", *limits)
     plan = load_plan(ROOT / "bench/graphs/overhead.yaml", None, settings)
-    dialects = {role: Dialect(engine.tokenizer) for role, engine in engines.items()}
+    builders = {role: PromptBuilder(engine.tokenizer) for role, engine in engines.items()}
     problems = (Problem(i, str(i), f"Tom has {i % 20} pens. Tom buys 4. How many pens has Tom now?", "7") for i in range(chains))
     with tempfile.TemporaryDirectory() as folder:
         cpu = time.process_time()
         async with open_recorder(TraceStore(Path(folder)), virtual=False) as recorder:
             clock = Clock(time.time_ns(), time.monotonic)
-            stages = build_stages(plan, dialects, "bench")
-            run = Executor(plan, stages, engines, dialects, Pipelined(live), recorder, clock, Settings(run_id="bench"))
+            stages = build_stages(plan, builders, "bench")
+            run = Executor(plan, stages, engines, builders, Pipelined(live), recorder, clock, Settings(run_id="bench"))
             await run.run(iter(problems))
         assert run.progress.done == chains
         return time.process_time() - cpu

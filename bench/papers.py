@@ -24,15 +24,15 @@ import pyarrow.parquet as pq
 from claims import CLAIMS, Found, judge, noise_of
 from msgspec import Struct
 
-from pipeline.analysis.compare import Comparison, compare
-from pipeline.analysis.compare_cells import Table
-from pipeline.analysis.compare_knobs import by_knob
-from pipeline.analysis.compare_systems import attempts, by_batch_size, by_resources
-from pipeline.analysis.compare_tables import INTERVALS, SIMULATED, markdown_table, tables
-from pipeline.analysis.runs import RunTable, read_runs
-from pipeline.engines.sim_text import sim_answer
-from pipeline.options import RunOptions
-from pipeline.run import load_plan, run
+from pipeline.analysis.compare.cells import Table
+from pipeline.analysis.compare.compare import Comparison, compare
+from pipeline.analysis.compare.knobs import by_knob
+from pipeline.analysis.compare.runs import RunTable, read_runs
+from pipeline.analysis.compare.systems import attempts, by_batch_size, by_resources
+from pipeline.analysis.compare.tables import INTERVALS, SIMULATED, markdown_table, tables
+from pipeline.engines.sim.text import sim_answer
+from pipeline.session.options import RunOptions
+from pipeline.session.run import load_plan, run
 
 ROOT = Path(__file__).parent.parent
 ARITH = ROOT / "datasets/arith/test.parquet"

@@ -14,18 +14,18 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pipeline.analysis.compare_cells import Table
-from pipeline.analysis.compare_tables import markdown_table
+from pipeline.analysis.compare.cells import Table
+from pipeline.analysis.compare.tables import markdown_table
 from pipeline.analysis.points import Point, curves, read_points, spread
 from pipeline.analysis.sweep_tables import ranged
 from pipeline.calibration.calibrate import calibrate
 from pipeline.calibration.engines_file import engines_file, fit_lines
-from pipeline.engines.sim_text import sim_answer
-from pipeline.options import RunOptions
-from pipeline.run import run
-from pipeline.runfile import RunFile
-from pipeline.sweep import sweep
-from pipeline.sweep_plan import Job, SweepOptions
+from pipeline.engines.sim.text import sim_answer
+from pipeline.session.options import RunOptions
+from pipeline.session.run import run
+from pipeline.sweep.plan import Job, SweepOptions
+from pipeline.sweep.sweep import sweep
+from pipeline.trace.run_file import RunFile
 
 ROOT = Path(__file__).parent.parent
 FITTED = ("speccot candidates=5, pipelined", (1, 64))

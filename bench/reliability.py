@@ -21,11 +21,11 @@ import msgspec
 import psutil
 import pyarrow.parquet as pq
 
-from pipeline.analysis.invariance import Invariance, invariance
-from pipeline.engines.sim_text import sim_answer
-from pipeline.options import RunOptions
-from pipeline.run import run
-from pipeline.runfile import RunFile
+from pipeline.analysis.quality.invariance import Invariance, invariance
+from pipeline.engines.sim.text import sim_answer
+from pipeline.session.options import RunOptions
+from pipeline.session.run import run
+from pipeline.trace.run_file import RunFile
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "tools"))

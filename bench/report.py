@@ -23,9 +23,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from pipeline.options import RunOptions
-from pipeline.run import run
-from pipeline.runfile import host, versions
+from pipeline.session.options import RunOptions
+from pipeline.session.run import run
+from pipeline.trace.run_file import host, versions
 
 ROOT = Path(__file__).parent.parent
 PROGRAM = "from pipeline.cli.main import main; main()"

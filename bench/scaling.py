@@ -17,15 +17,15 @@ import pyarrow.parquet as pq
 from calibration import TABLE_6
 from msgspec import Struct, structs
 
-from pipeline.analysis.compare_cells import Table
-from pipeline.analysis.compare_tables import markdown_table
+from pipeline.analysis.compare.cells import Table
+from pipeline.analysis.compare.tables import markdown_table
 from pipeline.analysis.points import Point, crossing, curves, read_points
 from pipeline.analysis.sweep_tables import crossings, sweep_tables
-from pipeline.engines.sim_text import sim_answer
-from pipeline.report.figures_sweep import over_target, throughput
-from pipeline.runfile import host, versions
-from pipeline.sweep import sweep
-from pipeline.sweep_plan import SweepOptions
+from pipeline.engines.sim.text import sim_answer
+from pipeline.report.figures.sweep import over_target, throughput
+from pipeline.sweep.plan import SweepOptions
+from pipeline.sweep.sweep import sweep
+from pipeline.trace.run_file import host, versions
 
 ROOT = Path(__file__).parent.parent
 BUILD = ROOT / "build/scaling"

@@ -22,22 +22,22 @@ import click
 from msgspec import Struct, structs
 
 from pipeline.analysis.summary import summarize
-from pipeline.engines.base import Engine, Request
+from pipeline.data.problems import Problem, open_problems
+from pipeline.engine import Engine, Request
 from pipeline.engines.registry import open_engines, virtual_time
-from pipeline.engines.sim_text import sim_answer
-from pipeline.limit import Tapped, replay_s
-from pipeline.plan import Plan
-from pipeline.problems import Problem, open_problems
-from pipeline.prompts import Dialect
-from pipeline.run import load_plan
-from pipeline.runfile import host, versions
+from pipeline.engines.sim.text import sim_answer
+from pipeline.graph.plan import Plan
+from pipeline.reasoning.prompts import PromptBuilder
+from pipeline.runtime.chain_recorder import Clock
 from pipeline.runtime.executor import Executor, Settings
-from pipeline.runtime.journal import Clock
 from pipeline.runtime.schedule import SCHEDULES, Pipelined
+from pipeline.runtime.virtual_clock import VirtualClock
+from pipeline.session.run import load_plan
 from pipeline.stages.registry import build_stages
+from pipeline.sweep.lower_bound import RecordingEngine, replay_s
 from pipeline.trace.recorder import open_recorder
+from pipeline.trace.run_file import host, versions
 from pipeline.trace.store import TraceStore
-from pipeline.virtual_clock import VirtualClock
 
 ROOT = Path(__file__).parent.parent
 SYSTEMS = {"pipelined": "speccot", "lockstep": "speccot", "sequential": "speccot", "target-alone": "target"}
@@ -84,21 +84,21 @@ class Bench(Struct, kw_only=True):
         schedule = SCHEDULES.get(system, Pipelined)(batch_size)
         async with open_engines(plan.engines) as opened:
             await self._warm_up(opened)
-            tapped = {role: Tapped(engine, most=len(self.problems) * 10_000) for role, engine in opened.items()}
+            recording = {role: RecordingEngine(engine, most=len(self.problems) * 10_000) for role, engine in opened.items()}
             with tempfile.TemporaryDirectory() as folder:
                 cpu, started = time.process_time(), anyio.current_time()
-                await self._execute(plan, tapped, schedule, Path(folder), self.problems)
+                await self._execute(plan, recording, schedule, Path(folder), self.problems)
                 wall, cpu = anyio.current_time() - started, time.process_time() - cpu
                 outcome = _outcome(Path(folder), wall, cpu)
-        return outcome, {role: engine.requests for role, engine in tapped.items()}
+        return outcome, {role: engine.requests for role, engine in recording.items()}
 
     async def _execute(self, plan: Plan, engines: Mapping[str, Any], schedule: Pipelined, folder: Path, problems: list[Problem]) -> None:
-        dialects = {role: Dialect(engine.tokenizer) for role, engine in engines.items()}
-        stages = build_stages(plan, dialects, "bench")
+        builders = {role: PromptBuilder(engine.tokenizer) for role, engine in engines.items()}
+        stages = build_stages(plan, builders, "bench")
         settings = Settings(run_id="bench", seed=self.seed, virtual_time=self.virtual)
         async with open_recorder(TraceStore(folder), virtual=self.virtual) as recorder:
             clock = Clock(time.time_ns()) if self.virtual else Clock(time.time_ns(), time.monotonic)
-            await Executor(plan, stages, engines, dialects, schedule, recorder, clock, settings).run(iter(problems))
+            await Executor(plan, stages, engines, builders, schedule, recorder, clock, settings).run(iter(problems))
 
     async def _warm_up(self, engines: Mapping[str, Engine]) -> None:
         """Each engine answers a few requests that the run will not make."""

@@ -19,7 +19,7 @@ from typing import Any
 import click
 from memory import PROGRAM, ROOT, write_problems
 
-from pipeline.runfile import host, versions
+from pipeline.trace.run_file import host, versions
 
 
 def measure(*arguments: str) -> tuple[dict[str, float], str]:

@@ -23,28 +23,28 @@ import anyio
 import click
 import msgspec
 
-from pipeline.engines.base import Engine, Request
-from pipeline.engines.machine import look
+from pipeline.data.problems import Problem, open_problems
+from pipeline.engine import Engine, Request
+from pipeline.engines.process.wire import Setup
 from pipeline.engines.registry import engine_specs, open_engines
-from pipeline.engines.vllm import program, setup
-from pipeline.engines.vllm_plan import build
-from pipeline.engines.worker_wire import Setup
-from pipeline.loader import load_engines
-from pipeline.problems import Problem, open_problems
-from pipeline.prompts import Dialect
-from pipeline.runfile import host, versions
-from pipeline.spec import VllmSpec
+from pipeline.engines.vllm.backend import program, setup
+from pipeline.engines.vllm.plan import build
+from pipeline.graph.loader import load_engines
+from pipeline.graph.spec import VllmSpec
+from pipeline.machine import look
+from pipeline.reasoning.prompts import PromptBuilder
+from pipeline.trace.run_file import host, versions
 
 ROOT = Path(__file__).parent.parent
 
 
-def requests_of(dialect: Dialect, problems: list[Problem]) -> list[Request]:
+def requests_of(builder: PromptBuilder, problems: list[Problem]) -> list[Request]:
     """A draft and a choice for each problem."""
     made = []
     for number, problem in enumerate(problems):
-        context = dialect.generation(problem.problem)
-        candidates = [dialect.tokenizer.encode(f"Then {n} + {number % 9} = {n + number % 9}.\n\n") for n in range(5)]
-        choice = dialect.choose(context, candidates)
+        context = builder.generation(problem.problem)
+        candidates = [builder.tokenizer.encode(f"Then {n} + {number % 9} = {n + number % 9}.\n\n") for n in range(5)]
+        choice = builder.choose(context, candidates)
         draft = {"n": 5, "max_tokens": 40, "temperature": 0.6, "seed": number, "stop": ("\n\n",)}
         made.append(Request(request_id=f"{problem.problem_id}/draft", prompt_ids=context, **draft))
         made.append(Request(request_id=f"{problem.problem_id}/choice", prompt_ids=choice.ids, max_tokens=1, option_ids=choice.option_ids))
@@ -104,7 +104,7 @@ async def _bare_loop(in_flight: int) -> None:
     from vllm.platforms import current_platform
     from vllm.v1.engine.async_llm import AsyncLLM
 
-    from pipeline.engines.vllm_terms import arguments, sampling_params
+    from pipeline.engines.vllm.terms import arguments, sampling_params
 
     setup = msgspec.json.decode(sys.stdin.readline(), type=Setup)
     engine = AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments(setup, on_cpu=current_platform.is_cpu())))
@@ -135,10 +135,10 @@ async def measure(engines: Path, role: str, problems: list[Problem], repeats: in
     bare = Bare(setup(role, spec, cores or ()), program(spec, cores, machine).environment, spec.max_in_flight)
     times: dict[str, list[float]] = {"engine": [], "bare": []}
     async with open_engines({role: spec}) as opened:
-        dialect = Dialect(opened[role].tokenizer)
+        builder = PromptBuilder(opened[role].tokenizer)
         size = len(problems) // (repeats + 1)
         for number in range(repeats + 1):
-            requests = requests_of(dialect, problems[number * size : (number + 1) * size])
+            requests = requests_of(builder, problems[number * size : (number + 1) * size])
             for name in sorted(times, reverse=number % 2 == 0):
                 if name == "engine":
                     took = await through_the_engine(opened[role], requests, spec.max_in_flight)

@@ -9,18 +9,19 @@ from pathlib import Path
 import anyio
 from msgspec import Struct
 
-from pipeline.engines.base import Examination, Finding, MemoryRow
-from pipeline.engines.machine import Machine, look, system
+from pipeline.engine import Examination, Finding, MemoryRow
 from pipeline.engines.model_card import local_folder
 from pipeline.engines.models import resolve
 from pipeline.engines.registry import backend_of, cautions, engine_specs
 from pipeline.engines.tokenizer import HFTokenizer
-from pipeline.engines.vllm_memory import installation
+from pipeline.engines.vllm.memory import installation
 from pipeline.errors import GraphError
-from pipeline.loader import load_engines, load_graph, load_reward_model
-from pipeline.spec import EngineSpec
+from pipeline.graph.loader import load_engines, load_graph
+from pipeline.graph.spec import EngineSpec
+from pipeline.graph.yaml_file import read_yaml
+from pipeline.machine import Machine, look, system
+from pipeline.rewards.spec import load_reward_model
 from pipeline.stages.registry import stage_specs
-from pipeline.yaml_file import read_yaml
 
 
 class BackendState(Struct, frozen=True, kw_only=True):

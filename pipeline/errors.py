@@ -63,14 +63,14 @@ class RunError(PipelineError):
 
 
 class EngineDead(RunError):
-    """The engine that plays `role` is gone; `last_words` is what it said before."""
+    """The engine that plays `role` is gone; `exit_reason` is what it said before."""
 
-    def __init__(self, role: str, last_words: str) -> None:
-        super().__init__(f"engine {role!r} died: {last_words}")
-        self.role, self.last_words = role, last_words
+    def __init__(self, role: str, exit_reason: str) -> None:
+        super().__init__(f"engine {role!r} died: {exit_reason}")
+        self.role, self.exit_reason = role, exit_reason
 
     def __reduce__(self) -> tuple[type, tuple[str, str]]:
-        return type(self), (self.role, self.last_words)
+        return type(self), (self.role, self.exit_reason)
 
 
 class RunFolderError(RunError):

@@ -10,14 +10,14 @@ from typing import Any, get_type_hints
 import pytest
 from msgspec import Struct
 
-from pipeline.chain import Chain, Outcome, Span
-from pipeline.engines.base import Candidate, Completion, FinishReason, Tokenizer, Usage
-from pipeline.engines.sim_tokenizer import SimTokenizer
+from pipeline.data.problems import Problem
+from pipeline.engine import Candidate, Completion, FinishReason, Tokenizer, Usage
+from pipeline.engines.sim.tokenizer import SimTokenizer
 from pipeline.engines.tokenizer import HFTokenizer
-from pipeline.handoff import Handoff
-from pipeline.problems import Problem
-from pipeline.prompts import Dialect
-from pipeline.virtual_clock import VirtualClock
+from pipeline.reasoning.chain import Chain, Outcome, Span
+from pipeline.reasoning.prompts import PromptBuilder
+from pipeline.reasoning.translate import TokenTranslator
+from pipeline.runtime.virtual_clock import VirtualClock
 
 ROOT = Path(__file__).parent.parent
 SHARED = ROOT.parent / "shared"
@@ -86,12 +86,12 @@ class World:
 
     def __init__(self, draft: str = "sim", target: str = "sim", limit: int = 10_000) -> None:
         self.tokenizers = {"draft": TOKENIZERS[draft](), "target": TOKENIZERS[target]()}
-        self.dialects = {role: Dialect(tokenizer) for role, tokenizer in self.tokenizers.items()}
+        self.builders = {role: PromptBuilder(tokenizer) for role, tokenizer in self.tokenizers.items()}
         self._limits = {"draft": limit, "target": limit}
 
     def chain(self, problem_id: str = "p", sample_index: int = 0, *, seed: int = 0, order: int = 0) -> Chain:
         problem = Problem(row=1, problem_id=problem_id, problem="Tom has 3 pens and buys 2. How many?", answer="5")
-        return Chain(problem, sample_index, order, seed, self.dialects, Handoff(self.tokenizers), self._limits)
+        return Chain(problem, sample_index, order, seed, self.builders, TokenTranslator(self.tokenizers), self._limits)
 
     def span(self, role: str, text: str, closes: bool = False) -> Span:
         return Span(role, tuple(self.tokenizers[role].encode(text)), text, closes)

@@ -1,9 +1,10 @@
-"""Imports point one way, heavy packages stay behind their doors, and no function or file outgrows its room."""
+"""The rules of the tree, one test each: a test lists everything that breaks its rule."""
 
 import ast
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -12,136 +13,154 @@ ROOT = Path(__file__).parent.parent
 FILES = sorted((ROOT / "pipeline").rglob("*.py"))
 
 LEVELS = [
-    ["pipeline.errors", "pipeline.plain", "pipeline.redaction", "pipeline.virtual_clock"],
-    ["pipeline.spec"],
-    ["pipeline.reward_spec"],
-    ["pipeline.engines.machine"],
-    ["pipeline.engines.base", "pipeline.trace.events"],
-    ["pipeline.yaml_file"],
-    ["pipeline.loader"],
-    ["pipeline.plan"],
-    ["pipeline.compiler"],
-    ["pipeline.prompts", "pipeline.rows", "pipeline.grading", "pipeline.grading_units", "pipeline.handoff"],
-    ["pipeline.grading_forms"],
-    ["pipeline.grading_worker", "pipeline.grader"],
-    ["pipeline.problems"],
-    ["pipeline.data_recipe"],
-    ["pipeline.data_rows", "pipeline.data_hub"],
-    ["pipeline.data"],
-    ["pipeline.chain"],
-    ["pipeline.trace.read", "pipeline.trace.groups"],
-    ["pipeline.stages", "pipeline.engines", "pipeline.trace"],
-    ["pipeline.runtime"],
-    ["pipeline.analysis"],
-    ["pipeline.reward_prompts"],
-    ["pipeline.reward_steps"],
-    ["pipeline.reward_tally"],
-    ["pipeline.report", "pipeline.export", "pipeline.drawing"],
-    ["pipeline.runfile", "pipeline.folder", "pipeline.signals"],
-    ["pipeline.resume"],
-    ["pipeline.options"],
-    ["pipeline.sweep_plan", "pipeline.limit"],
-    ["pipeline.replay"],
-    ["pipeline.run", "pipeline.doctor", "pipeline.grade", "pipeline.reward", "pipeline.calibration"],
-    ["pipeline.sweep"],
-    ["pipeline.cli"],
+    ["errors", "files", "machine", "redaction", "text"],
+    ["graph", "grading"],
+    ["engine", "data"],
+    ["trace"],
+    ["reasoning"],
+    ["stages", "engines"],
+    ["runtime", "analysis"],
+    ["session", "rewards", "calibration", "report", "export", "drawing"],
+    ["sweep", "doctor"],
+    ["api"],
+    ["cli"],
 ]
-"""A module imports from lines above its own, and from its own folder."""
-MEETING_PLACES = {
-    "pipeline.stages.base",
-    "pipeline.engines.base",
-    "pipeline.trace.events",
-    "pipeline.trace.recorder",
-    "pipeline.trace.read",
-    "pipeline.trace.groups",
-}
-"""All that rooms may know of each other's insides, but for the composition root."""
-OPEN_ROOM = "pipeline.analysis."
-"""What is below may be known to all who show or export it."""
-COMPOSE = ("pipeline.cli", "pipeline.calibration")
-"""Rooms that put others together."""
+"""Folders and modules of `pipeline`; each imports from lines above its own, and from itself."""
 DOORS = {
-    "torch": {"pipeline/engines/torch_", "pipeline/engines/vllm_mend"},
-    "vllm": {"pipeline/engines/vllm_worker", "pipeline/engines/vllm_terms", "pipeline/engines/vllm_mend"},
-    "transformers": {"pipeline/engines/torch_", "pipeline/engines/tokenizer"},
-    "openai": {"pipeline/engines/openai"},
-    "httpx": {"pipeline/engines/openai"},
-    "httpx2": {"pipeline/engines/openai"},
-    "numba": {"pipeline/analysis/"},
-    "plotly": {"pipeline/report/"},
-    "jinja2": {"pipeline/report/"},
-    "perfetto": {"pipeline/export/"},
-    "opentelemetry": {"pipeline/export/"},
-    "scipy": {"pipeline/calibration/"},
-    "math_verify": {"pipeline/grading_worker"},
-    "latex2sympy2_extended": {"pipeline/grading_worker"},
-    "sympy": {"pipeline/grading_worker"},
-    "pyarrow": {
-        "pipeline/trace/",
-        "pipeline/rows",
-        "pipeline/data",
-        "pipeline/resume",
-        "pipeline/analysis/",
-        "pipeline/report/",
-        "pipeline/export/",
-    },
-    "datasets": {"pipeline/data_hub"},
-    "trio": {"pipeline/run"},
-    "rich": {"pipeline/cli/"},
-    "yaml": {"pipeline/yaml_file"},
+    "torch": ["engines/torch/", "engines/vllm/cpu_patch"],
+    "vllm": ["engines/vllm/worker", "engines/vllm/terms", "engines/vllm/cpu_patch"],
+    "transformers": ["engines/torch/", "engines/tokenizer"],
+    "openai": ["engines/openai/"],
+    "httpx": ["engines/openai/"],
+    "httpx2": ["engines/openai/"],
+    "numba": ["analysis/compiled"],
+    "plotly": ["report/"],
+    "jinja2": ["report/"],
+    "perfetto": ["export/"],
+    "opentelemetry": ["export/"],
+    "scipy": ["calibration/"],
+    "math_verify": ["grading/worker"],
+    "latex2sympy2_extended": ["grading/worker"],
+    "sympy": ["grading/worker"],
+    "pyarrow": ["trace/", "data/", "session/resume", "analysis/", "report/", "export/", "api"],
+    "datasets": ["data/hub"],
+    "trio": ["session/"],
+    "rich": ["cli/"],
+    "yaml": ["graph/yaml_file"],
 }
+"""The only places of `pipeline` that may import a package."""
+WORKERS = ("engines/torch/worker.py", "engines/vllm/worker.py")
+"""Programs of their own, which must ignore SIGINT before they spend seconds on importing."""
 
 
-def module_of(path: Path) -> str:
-    return ".".join(path.relative_to(ROOT).with_suffix("").parts)
+@cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
 
 
-def level_of(module: str) -> int:
-    best = max((name for names in LEVELS for name in names if f"{module}.".startswith(f"{name}.")), key=len, default=None)
-    assert best is not None, f"{module} has no level"
-    return next(i for i, names in enumerate(LEVELS) if best in names)
+def place(path: Path) -> str:
+    return str(path.relative_to(ROOT / "pipeline"))
 
 
-def imports(path: Path) -> Iterator[tuple[ast.AST, str]]:
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Import):
-            yield from ((node, alias.name) for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{path}: relative import"
-            inside = (f"{node.module}.{alias.name}" for alias in node.names)
-            yield from ((node, name if (ROOT / (name.replace(".", "/") + ".py")).exists() else str(node.module)) for name in inside)
+def imports(node: ast.AST) -> Iterator[str]:
+    for each in ast.walk(node):
+        if isinstance(each, ast.Import):
+            yield from (alias.name for alias in each.names)
+        elif isinstance(each, ast.ImportFrom):
+            inside = (f"{each.module}.{alias.name}" for alias in each.names)
+            yield from (name if (ROOT / (name.replace(".", "/") + ".py")).exists() else str(each.module) for name in inside)
 
 
-@pytest.mark.parametrize("path", [f for f in FILES if f.name != "__init__.py"], ids=lambda p: module_of(p))
-def test_imports_point_one_way(path: Path) -> None:
-    module = module_of(path)
-    for _, name in imports(path):
-        if not name.startswith("pipeline."):
+def level_of(name: str) -> int | None:
+    return next((i for i, level in enumerate(LEVELS) if name in level), None)
+
+
+def functions() -> Iterator[tuple[Path, ast.FunctionDef | ast.AsyncFunctionDef]]:
+    for path in FILES:
+        for node in ast.walk(tree_of(path)):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                yield path, node
+
+
+def test_every_folder_has_a_level() -> None:
+    tops = {path.relative_to(ROOT / "pipeline").parts[0].removesuffix(".py") for path in FILES} - {"__init__"}
+    assert sorted(name for name in tops if level_of(name) is None) == []
+    assert len(LEVELS) <= 12
+
+
+def test_imports_point_one_way() -> None:
+    wrong = []
+    for path in FILES:
+        own = path.relative_to(ROOT / "pipeline").parts[0].removesuffix(".py")
+        if own == "__init__":
             continue
-        same_room = name.rpartition(".")[0] == module.rpartition(".")[0] != "pipeline"
-        assert same_room or level_of(name) < level_of(module), f"{module} imports {name}"
-        in_room = module.count(".") > 1 and name.count(".") > 1 and not same_room
-        if in_room and not module.startswith(COMPOSE):
-            assert name in MEETING_PLACES or name.startswith(OPEN_ROOM), f"{module} knows the insides of {name}"
+        for name in imports(tree_of(path)):
+            package, _, rest = name.partition(".")
+            other = rest.partition(".")[0]
+            if package == "pipeline" and other not in ("", own) and not (level_of(other) or 0) < (level_of(own) or 0):
+                wrong.append(f"{place(path)} imports {name}")
+    assert wrong == []
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda p: module_of(p))
-def test_heavy_packages_stay_behind_their_doors(path: Path) -> None:
-    relative = str(path.relative_to(ROOT))
-    for _, name in imports(path):
-        doors = DOORS.get(name.partition(".")[0])
-        assert doors is None or any(relative.startswith(door) for door in doors), f"{relative} imports {name}"
+def test_no_two_modules_import_each_other() -> None:
+    known = {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in FILES if path.name != "__init__.py"}
+    after = {name: [other for other in imports(tree_of(path)) if other in known] for name, path in known.items()}
+    done: set[str] = set()
+    circles: list[str] = []
+
+    def visit(name: str, way: tuple[str, ...]) -> None:
+        if name in way:
+            circles.append(" -> ".join((*way[way.index(name) :], name)))
+        elif name not in done:
+            for other in after[name]:
+                visit(other, (*way, name))
+            done.add(name)
+
+    for name in known:
+        visit(name, ())
+    assert circles == []
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda p: module_of(p))
-def test_no_function_imports_our_own_modules_and_none_is_longer_than_60_lines(path: Path) -> None:
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            assert (node.end_lineno or 0) - node.lineno < 60, f"{path.name}: {node.name}"
-            if path.name in ("torch_worker.py", "vllm_worker.py"):  # processes that must ignore SIGINT before they load for seconds
-                continue
-            inner = [sub for sub in ast.walk(node) if isinstance(sub, ast.ImportFrom) and str(sub.module).startswith("pipeline")]
-            assert not inner, f"{path.name}: {node.name} imports {inner[0].module}"
+def test_imports_are_absolute() -> None:
+    relative = [place(path) for path in FILES for node in ast.walk(tree_of(path)) if isinstance(node, ast.ImportFrom) and node.level]
+    assert relative == []
+
+
+def test_heavy_packages_stay_behind_their_doors() -> None:
+    wrong = []
+    for path in FILES:
+        for name in imports(tree_of(path)):
+            doors = DOORS.get(name.partition(".")[0])
+            if doors is not None and not any(place(path).startswith(door) for door in doors):
+                wrong.append(f"{place(path)} imports {name}")
+    assert wrong == []
+
+
+def test_no_function_imports_our_own_modules() -> None:
+    wrong = []
+    for path, node in functions():
+        inner = [name for name in imports(node) if name.startswith("pipeline")]
+        if inner and place(path) not in WORKERS:
+            wrong.append(f"{place(path)}: {node.name} imports {inner[0]}")
+    assert wrong == []
+
+
+def test_no_function_is_longer_than_60_lines() -> None:
+    assert [f"{place(path)}: {node.name}" for path, node in functions() if (node.end_lineno or 0) - node.lineno >= 60] == []
+
+
+def test_no_file_is_longer_than_500_lines() -> None:
+    assert [place(path) for path in FILES if path.read_text().count("\n") > 500] == []
+
+
+def test_no_folder_has_more_than_15_modules() -> None:
+    folders = {path.parent for path in FILES}
+    crowded = [str(folder.relative_to(ROOT)) for folder in folders if len([*folder.glob("*.py")]) - 1 > 15]
+    assert sorted(crowded) == []
+
+
+def test_no_folder_lies_deeper_than_two() -> None:
+    assert [place(path) for path in FILES if len(path.relative_to(ROOT / "pipeline").parts) > 3] == []
 
 
 def loaded_by(statement: str) -> set[str]:
@@ -158,4 +177,5 @@ def test_import_is_light(statement: str) -> None:
 
 
 def test_a_run_on_simulated_engines_loads_no_model_code() -> None:
-    assert loaded_by("import pipeline.run, pipeline.engines.sim").isdisjoint({"torch", "transformers", "vllm", "numba"})
+    statement = "import pipeline.session.run, pipeline.engines.sim.engine"
+    assert loaded_by(statement).isdisjoint({"torch", "transformers", "vllm", "numba"})

@@ -8,10 +8,10 @@ import anyio
 import pytest
 
 from pipeline.doctor import BackendState, Diagnosis, RoleState, backend_states, diagnose, examine, handover, load_roles
-from pipeline.engines.base import Finding
-from pipeline.engines.machine import GIB, Gpu, Machine
+from pipeline.engine import Finding
 from pipeline.errors import GraphError
-from pipeline.spec import OpenAISpec, SimDeviceSpec, SimSpec, TorchSpec, VllmSpec
+from pipeline.graph.spec import OpenAISpec, SimDeviceSpec, SimSpec, TorchSpec, VllmSpec
+from pipeline.machine import GIB, Gpu, Machine
 
 ROOT = Path(__file__).parent.parent
 GPU = Gpu(index=0, cuda_name="0", name="H100", memory_bytes=80 * GIB, free_bytes=79 * GIB)

@@ -5,7 +5,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from pipeline.engines.machine import GIB, gib, look, memory, parse_gpus, versions, visible
+from pipeline.machine import GIB, gib, look, memory, parse_gpus, versions, visible
 
 TWO = """0, GPU-aaaa-1, NVIDIA H100 80GB HBM3, 81559, 80944, 570.86.15
 1, GPU-bbbb-2, NVIDIA H100 80GB HBM3, 81559, 1000, 570.86.15

@@ -12,8 +12,8 @@ ROOT = Path(__file__).parent.parent
 MODULE = '''
 from typing import ClassVar
 
-from pipeline.chain import Outcome, Verdict
-from pipeline.spec import StageSpec
+from pipeline.reasoning.chain import Outcome, Verdict
+from pipeline.graph.spec import StageSpec
 from pipeline.stages.base import EngineStage, StageKind
 
 

@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 from msgspec import Struct
 
 from pipeline.cli.main import main
-from pipeline.runfile import RunFile
+from pipeline.trace.run_file import RunFile
 
 
 class Toll(Struct, frozen=True, kw_only=True):
@@ -83,7 +83,7 @@ class Command:
 
     def __init__(self, arguments: list[str], log: Path) -> None:
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["pipeline.cli.run", "pipeline.cli.resume", "pipeline.engines.sim", "trio.testing"])
+        context.set_forkserver_preload(["pipeline.cli.run", "pipeline.cli.resume", "pipeline.engines.sim.engine", "trio.testing"])
         self.process = context.Process(target=_main, args=(arguments, str(log)))
         self.process.start()
 

@@ -34,7 +34,7 @@ class Search:
     """A search of one target."""
 
     def __init__(self, name: str, finds: Path) -> None:
-        from tests.fuzzing import TARGETS  # here, so that it can be imported under atheris
+        from tests.support.fuzzing import TARGETS  # here, so that it can be imported under atheris
 
         self.name, self.target, self._finds = name, TARGETS[name], finds / name
         self._count = 0

@@ -20,7 +20,7 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from pipeline.engines.tokenizer import HFTokenizer
-from pipeline.prompts import Dialect
+from pipeline.reasoning.prompts import PromptBuilder
 
 LENGTHS = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads")
 """What grows with the width; a head keeps its size, so that its rotary frequencies and its scale stay the same."""
@@ -66,10 +66,10 @@ def seconds_per_token(model: Any, batch: int, tokens: int = 30) -> float:
     return min(times)
 
 
-def greedy(model: Any, dialect: Dialect, problems: int) -> Sequence[Any]:
+def greedy(model: Any, builder: PromptBuilder, problems: int) -> Sequence[Any]:
     """What the model writes on the first validation problems."""
-    prompts = [dialect.generation(each.text) for each in make_arith.split("validation")[:problems]]
-    return tiny_eval.sample(model, prompts, 1, 0.0, 128, list(dialect.tokenizer.eos_ids))
+    prompts = [builder.generation(each.text) for each in make_arith.split("validation")[:problems]]
+    return tiny_eval.sample(model, prompts, 1, 0.0, 128, list(builder.tokenizer.eos_ids))
 
 
 def save(model: Any, source: Path, out: Path) -> None:
@@ -90,11 +90,11 @@ def save(model: Any, source: Path, out: Path) -> None:
 def main(source: Path, out: Path, width: int, layers: int, draft: Path, problems: int, threads: int) -> None:
     """Write an inflated copy of SOURCE to OUT, check that it says the same, print what a token costs."""
     torch.set_num_threads(threads)
-    small, dialect = tiny_eval.load(source), Dialect(HFTokenizer(str(source)))
+    small, builder = tiny_eval.load(source), PromptBuilder(HFTokenizer(str(source)))
     if layers < small.config.num_hidden_layers:
         raise click.UsageError(f"--layers {layers}: the model has {small.config.num_hidden_layers}")
     large = inflate(small, width, layers)
-    if greedy(small, dialect, problems) != greedy(large, dialect, problems):
+    if greedy(small, builder, problems) != greedy(large, builder, problems):
         raise click.ClickException("the inflated model answers differently; nothing was written")
     save(large, source, out)
     click.echo(f"{out}: {large.num_parameters() / 1e6:.1f}M parameters, same greedy answers on {problems} problems")

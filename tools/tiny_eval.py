@@ -17,8 +17,8 @@ from make_arith import Problem
 from transformers import AutoModelForCausalLM
 
 from pipeline.engines.tokenizer import HFTokenizer
-from pipeline.grading import extract_answer
-from pipeline.prompts import Dialect
+from pipeline.grading.answers import extract_answer
+from pipeline.reasoning.prompts import PromptBuilder
 
 MOST_STEPS, STEP_TOKENS, RESPONSE_TOKENS = 12, 20, 96
 TEMPERATURE, THRESHOLD, SITUATIONS = 0.6, 7, 200
@@ -61,10 +61,10 @@ def _cut(row: Sequence[int], stop: Sequence[int]) -> tuple[int, ...]:
 
 
 def sample_steps(
-    model: Any, contexts: Sequence[Sequence[int]], n: int, temperature: float, dialect: Dialect
+    model: Any, contexts: Sequence[Sequence[int]], n: int, temperature: float, builder: PromptBuilder
 ) -> list[list[tuple[int, ...]]]:
     """`n` next steps of each context."""
-    return sample(model, contexts, n, temperature, STEP_TOKENS, [dialect.delimiter_ids[0], dialect.think_close_id or 0])
+    return sample(model, contexts, n, temperature, STEP_TOKENS, [builder.delimiter_ids[0], builder.think_close_id or 0])
 
 
 @torch.no_grad()
@@ -82,58 +82,58 @@ def decide(model: Any, prompts: Sequence[tuple[Sequence[int], Sequence[int]]]) -
     return chosen
 
 
-def alone(model: Any, problems: Sequence[Problem], dialect: Dialect, temperature: float = TEMPERATURE) -> float:
+def alone(model: Any, problems: Sequence[Problem], builder: PromptBuilder, temperature: float = TEMPERATURE) -> float:
     """Share of `problems` that one model solves by itself."""
-    eos = list(dialect.tokenizer.eos_ids)
-    said = sample(model, [dialect.generation(p.text) for p in problems], 1, temperature, RESPONSE_TOKENS, eos)
-    return _share(extract_answer(dialect.tokenizer.decode(rows[0])) == str(p.answer) for p, rows in zip(problems, said, strict=True))
+    eos = list(builder.tokenizer.eos_ids)
+    said = sample(model, [builder.generation(p.text) for p in problems], 1, temperature, RESPONSE_TOKENS, eos)
+    return _share(extract_answer(builder.tokenizer.decode(rows[0])) == str(p.answer) for p, rows in zip(problems, said, strict=True))
 
 
-def loop(draft: Any, target: Any, problems: Sequence[Problem], dialect: Dialect, candidates: int) -> dict[str, float]:
+def loop(draft: Any, target: Any, problems: Sequence[Problem], builder: PromptBuilder, candidates: int) -> dict[str, float]:
     """SpecCoT with several candidates, SpecReason with one: accuracy, fallback rate, and how good the verdicts are."""
-    contexts = [dialect.generation(p.text) for p in problems]
+    contexts = [builder.generation(p.text) for p in problems]
     if candidates > 1:
-        for context, [guidance] in zip(contexts, sample(target, contexts, 1, TEMPERATURE, 8, [dialect.think_close_id or 0]), strict=True):
+        for context, [guidance] in zip(contexts, sample(target, contexts, 1, TEMPERATURE, 8, [builder.think_close_id or 0]), strict=True):
             context += guidance
     live, steps, rejected = list(range(len(problems))), 0, 0
     for _ in range(MOST_STEPS):
         if not live:
             break
-        drafted = sample_steps(draft, [contexts[i] for i in live], candidates, TEMPERATURE, dialect)
-        chosen = verdicts(target, [contexts[i] for i in live], drafted, dialect, score=candidates == 1)
+        drafted = sample_steps(draft, [contexts[i] for i in live], candidates, TEMPERATURE, builder)
+        chosen = verdicts(target, [contexts[i] for i in live], drafted, builder, score=candidates == 1)
         fall = [i for i, step in zip(live, chosen, strict=True) if step is None]
-        own = dict(zip(fall, sample_steps(target, [contexts[i] for i in fall], 1, TEMPERATURE, dialect), strict=True)) if fall else {}
+        own = dict(zip(fall, sample_steps(target, [contexts[i] for i in fall], 1, TEMPERATURE, builder), strict=True)) if fall else {}
         for i, step in zip(live, chosen, strict=True):
             contexts[i] += own[i][0] if step is None else step
         steps, rejected = steps + len(live), rejected + len(fall)
-        live = [i for i in live if contexts[i][-1] != dialect.think_close_id]
-    closed = [c if c[-1] == dialect.think_close_id else [*c, *dialect.close_thought_ids] for c in contexts]
-    said = sample(target, closed, 1, TEMPERATURE, 16, list(dialect.tokenizer.eos_ids))
-    right = _share(extract_answer(dialect.tokenizer.decode(rows[0])) == str(p.answer) for p, rows in zip(problems, said, strict=True))
+        live = [i for i in live if contexts[i][-1] != builder.think_close_id]
+    closed = [c if c[-1] == builder.think_close_id else [*c, *builder.close_thought_ids] for c in contexts]
+    said = sample(target, closed, 1, TEMPERATURE, 16, list(builder.tokenizer.eos_ids))
+    right = _share(extract_answer(builder.tokenizer.decode(rows[0])) == str(p.answer) for p, rows in zip(problems, said, strict=True))
     return {"accuracy": right, "fallback": round(rejected / steps, 4)}
 
 
 def verdicts(
-    target: Any, contexts: Sequence[Sequence[int]], drafted: Sequence[Sequence[tuple[int, ...]]], dialect: Dialect, *, score: bool
+    target: Any, contexts: Sequence[Sequence[int]], drafted: Sequence[Sequence[tuple[int, ...]]], builder: PromptBuilder, *, score: bool
 ) -> list[tuple[int, ...] | None]:
     """The accepted candidate of each context, or None; with `score`, of one candidate each."""
     if score:
-        prompts = [dialect.score(c, d[0]) for c, d in zip(contexts, drafted, strict=True)]
+        prompts = [builder.score(c, d[0]) for c, d in zip(contexts, drafted, strict=True)]
         return [d[0] if digit >= THRESHOLD else None for d, digit in zip(drafted, decide(target, prompts), strict=True)]
     distinct = [list(dict.fromkeys(d)) for d in drafted]
-    prompts = [dialect.choose(c, d) for c, d in zip(contexts, distinct, strict=True)]
+    prompts = [builder.choose(c, d) for c, d in zip(contexts, distinct, strict=True)]
     return [d[best - 1] if best else None for d, best in zip(distinct, decide(target, prompts), strict=True)]
 
 
 def look(role: str, model: Any, draft: Path | None, problems: Sequence[Problem], examples: Any) -> dict[str, float]:
     """The figures that matter while a model is trained."""
     if role != "verify":
-        return {role: alone(model, problems, examples.dialect)}
+        return {role: alone(model, problems, examples.builder)}
     drafter = load(draft, str(model.device))
-    speccot, specreason = (loop(drafter, model, problems, examples.dialect, n) for n in (5, 1))
+    speccot, specreason = (loop(drafter, model, problems, examples.builder, n) for n in (5, 1))
     return {
         **verification(drafter, model, examples),
-        "target": alone(model, problems, examples.dialect),
+        "target": alone(model, problems, examples.builder),
         "speccot": speccot["accuracy"],
         "speccot_fallback": speccot["fallback"],
         "specreason": specreason["accuracy"],
@@ -146,13 +146,13 @@ def verification(draft: Any, target: Any, examples: Any) -> dict[str, float]:
 
     From every second set the right candidates are taken out, as they are rarely all wrong.
     """
-    dialect, situations = examples.dialect, [examples.situation() for _ in range(SITUATIONS)]
-    drafted = sample_steps(draft, [s.context for s in situations], 5, TEMPERATURE, dialect)
+    builder, situations = examples.builder, [examples.situation() for _ in range(SITUATIONS)]
+    drafted = sample_steps(draft, [s.context for s in situations], 5, TEMPERATURE, builder)
     figures: dict[str, float] = {}
     for name, shown in (("choose", 5), ("score", 1)):
         sets = [d[:shown] for d in drafted]
         sets = [[e for e in d if e != s.gold] or d if i % 2 else d for i, (s, d) in enumerate(zip(situations, sets, strict=True))]
-        chosen = verdicts(target, [s.context for s in situations], sets, dialect, score=shown == 1)
+        chosen = verdicts(target, [s.context for s in situations], sets, builder, score=shown == 1)
         rows = [(step, d, s.gold) for step, d, s in zip(chosen, sets, situations, strict=True)]
         figures[f"{name}_right"] = _share(step == gold for step, d, gold in rows if gold in d)
         figures[f"{name}_none"] = _share(step is None for step, d, gold in rows if gold not in d)
@@ -173,11 +173,11 @@ def _share(right: Any) -> float:
 def main(draft: Path, target: Path, split: str, seed: int, device: str) -> None:
     """Print the accuracies of a pair of models as one JSON line."""
     torch.manual_seed(seed)
-    dialect, problems = Dialect(HFTokenizer(str(target))), make_arith.split(split)
+    builder, problems = PromptBuilder(HFTokenizer(str(target))), make_arith.split(split)
     models = {"draft": load(draft, device), "target": load(target, device)}
-    figures: dict[str, Any] = {f"{role}_alone": alone(model, problems, dialect) for role, model in models.items()}
-    figures |= {f"{role}_greedy": alone(model, problems, dialect, 0.0) for role, model in models.items()}
-    figures |= {"specreason": loop(*models.values(), problems, dialect, 1), "speccot": loop(*models.values(), problems, dialect, 5)}
+    figures: dict[str, Any] = {f"{role}_alone": alone(model, problems, builder) for role, model in models.items()}
+    figures |= {f"{role}_greedy": alone(model, problems, builder, 0.0) for role, model in models.items()}
+    figures |= {"specreason": loop(*models.values(), problems, builder, 1), "speccot": loop(*models.values(), problems, builder, 5)}
     click.echo(json.dumps({"split": split, "problems": len(problems), "temperature": TEMPERATURE, "torch": torch.__version__, **figures}))
 
 

@@ -1,6 +1,6 @@
 """Training sequences of the bundled models: token ids, and what each layer is told about them.
 
-Every prompt is built by `pipeline.prompts.Dialect`, so that training and serving agree to the last id. A verification
+Every prompt is built by `pipeline.reasoning.prompts.PromptBuilder`, so that training and serving agree to the last id. A verification
 carries labels that are never part of its input: inside a candidate the right next token and whether it is there, up to
 the first mismatch, and at every token what the candidate deserves so far.
 """
@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 import make_arith
 from make_arith import Problem
 
-from pipeline.engines.base import Tokenizer
-from pipeline.prompts import DELIMITER, THINK_CLOSE, Dialect
+from pipeline.engine import Tokenizer
+from pipeline.reasoning.prompts import DELIMITER, THINK_CLOSE, PromptBuilder
 
 NONE = -100
 GUIDANCE = 8
@@ -55,14 +55,14 @@ class Examples:
     """Draws training sequences for one tokenizer."""
 
     def __init__(self, tokenizer: Tokenizer, seed: int) -> None:
-        self.dialect, self._encode = Dialect(tokenizer), tokenizer.encode
+        self.builder, self._encode = PromptBuilder(tokenizer), tokenizer.encode
         self.rng = random.Random(seed)
         self.problems: Iterator[Problem] = make_arith.training(seed)
         self._end = next(iter(tokenizer.eos_ids))
         self._close = tokenizer.encode(THINK_CLOSE)
-        digits = self.dialect.score([], []).option_ids
+        digits = self.builder.score([], []).option_ids
         self.flags = (digits[0], digits[9])
-        self._intro = self.dialect.choose([], [self.dialect.delimiter_ids]).ids.index(tokenizer.encode("[1] ")[0])
+        self._intro = self.builder.choose([], [self.builder.delimiter_ids]).ids.index(tokenizer.encode("[1] ")[0])
         """Ids between a context and the first candidate's label: turn marks and introduction."""
         self._numbers = {tokenizer.encode(f" {i}")[0]: i for i in range(100)}
 
@@ -72,7 +72,7 @@ class Examples:
 
     def reasoning(self, problem: Problem) -> Example:
         """The whole response; sometimes the thought is cut short, as when a budget runs out."""
-        prompt, steps = self.dialect.generation(problem.text), self.steps(problem)
+        prompt, steps = self.builder.generation(problem.text), self.steps(problem)
         answer = problem.answer
         if self.rng.random() < 0.08 and len(problem.steps) > 1:
             steps = [*steps[: self.rng.randint(1, len(problem.steps) - 1)], self._close]
@@ -87,7 +87,7 @@ class Examples:
         problem = problem or next(self.problems)
         steps = self.steps(problem)
         at = self.rng.randrange(len(steps))
-        asked = self.dialect.generation(problem.text)
+        asked = self.builder.generation(problem.text)
         context = [*asked, *(token for step in steps[:at] for token in step)]
         gold = steps[at]
         if at == 0 and self.rng.random() < 0.8:
@@ -99,7 +99,7 @@ class Examples:
 
     def score(self, situation: Situation, candidate: Sequence[int]) -> Example:
         """A SpecReason verification: the candidate in its place, then a digit."""
-        prompt = self.dialect.score(situation.context, candidate)
+        prompt = self.builder.score(situation.context, candidate)
         example = self._asked(prompt.ids, situation)
         wrong, right = prompt.option_ids[0], prompt.option_ids[9]
         is_right = self._judge(example, len(situation.context), situation.gold, candidate, (wrong, right), natural=True)
@@ -108,14 +108,14 @@ class Examples:
 
     def choose(self, situation: Situation, candidates: Sequence[Sequence[int]]) -> Example:
         """A SpecCoT verification: all candidates, then the number of a right one, or 0."""
-        prompt = self.dialect.choose(situation.context, candidates)
+        prompt = self.builder.choose(situation.context, candidates)
         example, right = self._asked(prompt.ids, situation), []
         wrong, at = prompt.option_ids[0], len(situation.context) + self._intro
         for number, candidate in zip(prompt.option_ids[1:], candidates, strict=True):
             at += 1  # its label
             if self._judge(example, at, situation.gold, candidate, (wrong, number), natural=False):
                 right.append(number)
-            at += len(candidate) + (candidate[-1:] != tuple(self.dialect.delimiter_ids))
+            at += len(candidate) + (candidate[-1:] != tuple(self.builder.delimiter_ids))
         example.options = tuple(right) or (wrong,)
         return example
 

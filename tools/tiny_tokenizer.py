@@ -1,7 +1,7 @@
 """The tokenizer of the bundled models: a word for a token, and bytes for everything else.
 
 A byte-level BPE without merges that takes a whole word when the vocabulary has it (`ignore_merges`, as in Llama 3), so
-any UTF-8 text is encoded and decoded back exactly. The fixed wordings of `pipeline.prompts` are one token each: a
+any UTF-8 text is encoded and decoded back exactly. The fixed wordings of `pipeline.reasoning.prompts` are one token each: a
 model of a million parameters need not read them.
 """
 
@@ -12,7 +12,7 @@ from make_arith import GAINS, ITEMS, LOSSES, NAMES
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from pipeline.prompts import DELIMITER, LABELS, WORDINGS
+from pipeline.reasoning.prompts import DELIMITER, LABELS, WORDINGS
 
 SPECIAL = ("<|end|>", "<|user|>", "<|assistant|>", "<think>", "</think>")
 CONTEXT = 4096

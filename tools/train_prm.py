@@ -25,8 +25,8 @@ from transformers import AutoModelForCausalLM
 
 from pipeline.engines.registry import engine_specs
 from pipeline.engines.tokenizer import HFTokenizer
-from pipeline.loader import load_reward_model
-from pipeline.reward_prompts import RewardDialect, Thought
+from pipeline.rewards.prompts import RewardDialect, Thought
+from pipeline.rewards.spec import load_reward_model
 
 MODELS = Path("pipeline/models")
 PRM = Path("graphs/rewards/prm-tiny.yaml")
@@ -63,14 +63,14 @@ class Judge:
         folder = str(MODELS / "tiny-target")
         prompt = load_reward_model(PRM, engine_specs()).prompt
         self.examples, self._end = Examples(HFTokenizer(folder), seed), prompt.thought_end
-        self.dialect = RewardDialect(self.examples.dialect.tokenizer, prompt, str(PRM))
+        self.builder = RewardDialect(self.examples.builder.tokenizer, prompt, str(PRM))
         self._draft = tiny_eval.load(MODELS / "tiny-draft")
 
     def judged(self, problems: Sequence[Problem], *, made_up: bool) -> Iterator[Judged]:
         """For a random step of each problem what the draft samples there, and if `made_up` also a right and a wrong step."""
         examples = self.examples
         situations = [examples.situation(problem) for problem in problems]
-        drafted = tiny_eval.sample_steps(self._draft, [s.context for s in situations], DRAFTED, TEMPERATURE, examples.dialect)
+        drafted = tiny_eval.sample_steps(self._draft, [s.context for s in situations], DRAFTED, TEMPERATURE, examples.builder)
         for situation, samples in zip(situations, drafted, strict=True):
             extra = [situation.gold, examples.corrupt(situation)] if made_up else []
             for step in dict.fromkeys([*samples, *extra]):
@@ -78,9 +78,9 @@ class Judge:
                 yield Judged(ids, tuple(step) == situation.gold)
 
     def _ask(self, problem: str, so_far: Sequence[int], step: Sequence[int]) -> list[int]:
-        decode, thought = self.examples.dialect.tokenizer.decode, Thought(self._end)
+        decode, thought = self.examples.builder.tokenizer.decode, Thought(self._end)
         thought.commit(decode(so_far))
-        return self.dialect.ids(problem, [*thought.steps, *thought.steps_of(decode(step))])
+        return self.builder.ids(problem, [*thought.steps, *thought.steps_of(decode(step))])
 
 
 @torch.no_grad()
@@ -163,7 +163,7 @@ def main(out: Path, situations: int, seed: int) -> None:
     torch.set_num_threads(1)
     torch.manual_seed(seed)
     judge, target = Judge(seed), tiny_eval.load(MODELS / "tiny-target").eval()
-    embedding, options = target.get_input_embeddings().weight.detach(), judge.dialect.option_ids
+    embedding, options = target.get_input_embeddings().weight.detach(), judge.builder.option_ids
     problems = [next(judge.examples.problems) for _ in range(situations)]
     sets = {
         "training": list(judge.judged(problems, made_up=True)),

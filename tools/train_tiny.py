@@ -68,7 +68,7 @@ class Pool:
         """Most situations in which every sample is right are left out: they teach little."""
         rng, situations = self._examples.rng, [self._examples.situation() for _ in range(self.MORE)]
         contexts, temperature = [s.context for s in situations], rng.choice([0.6, 0.6, 0.8])
-        both = zip(situations, tiny_eval.sample_steps(self._draft, contexts, 6, temperature, self._examples.dialect), strict=True)
+        both = zip(situations, tiny_eval.sample_steps(self._draft, contexts, 6, temperature, self._examples.builder), strict=True)
         self._entries += [(s, d) for s, d in both if any(each != s.gold for each in d) or rng.random() < 0.3]
         del self._entries[: -self.MOST]
 

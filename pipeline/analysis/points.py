@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 from msgspec import Struct, structs
 
 from pipeline.analysis.summary import Summary, summarize
-from pipeline.analysis.timeline import Array
+from pipeline.analysis.time.timeline import Array
 from pipeline.errors import InputError
 from pipeline.trace.events import UNFINISHED
 from pipeline.trace.read import read_batches, readable

@@ -4,12 +4,12 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from pipeline.analysis.calls import is_long, observe
-from pipeline.analysis.critical_path import CriticalPath, Walker
-from pipeline.analysis.latency import Percentiles, Stopwatch
-from pipeline.analysis.ledger import Clerk, Ledger
-from pipeline.analysis.occupancy import BINS, Occupancy, Watch
-from pipeline.analysis.outline import Outline
+from pipeline.analysis.time.calls import is_long, observe
+from pipeline.analysis.time.critical_path import CriticalPath, Walker
+from pipeline.analysis.time.latency import Percentiles, Stopwatch
+from pipeline.analysis.time.occupancy import BINS, Occupancy, Watch
+from pipeline.analysis.time.outline import Outline
+from pipeline.analysis.tokens.ledger import Clerk, Ledger
 
 
 class Analysis(Struct, frozen=True, kw_only=True):

@@ -14,8 +14,8 @@ import numpy as np
 import pyarrow.compute as pc
 from msgspec import Struct
 
-from pipeline.analysis.samples import Interval, attempts
-from pipeline.analysis.timeline import Array, Names, Pauses, Timeline, timeline, worked_s
+from pipeline.analysis.quality.samples import Interval, attempts
+from pipeline.analysis.time.timeline import Array, Names, Pauses, Timeline, timeline, worked_s
 from pipeline.errors import InputError
 from pipeline.trace.events import UNFINISHED
 from pipeline.trace.read import read_batches, read_card

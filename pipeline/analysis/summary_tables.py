@@ -1,6 +1,6 @@
 """The summary of a run as tables, ready to print or to put on a page. Pure: a `Summary` enters."""
 
-from pipeline.analysis.compare_cells import Table
+from pipeline.analysis.compare.cells import Table
 from pipeline.analysis.summary import Summary
 
 
@@ -58,7 +58,7 @@ def _fact_rows(s: Summary, made: str | None) -> list[tuple[str, str]]:
     return [
         ("chains", f"{s.done} done{failed}{cancelled}"),
         *([("retries", f"{retried:,} attempts were repetitions of failed ones")] if retried else []),
-        *([("restarts", restarts)] if (restarts := _restarts(s)) else []),
+        *([("restarts", restarts)] if (restarts := _supervisor(s)) else []),
         *((kind, f"for example: {message}") for kind, message in s.error_examples.items()),
         ("accuracy", _accuracy(s, made) if s.graded else "no reference answers"),
         *_sample_rows(s),
@@ -81,7 +81,7 @@ def _fact_rows(s: Summary, made: str | None) -> list[tuple[str, str]]:
     ]
 
 
-def _restarts(s: Summary) -> str:
+def _supervisor(s: Summary) -> str:
     """Which engines died and were started again."""
     return ", ".join(
         f"{name} died and was started again {'once' if engine.restarts == 1 else f'{engine.restarts} times'}"

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from pipeline.analysis.compare_cells import Table, plain, plain_percent, times
+from pipeline.analysis.compare.cells import Table, plain, plain_percent, times
 from pipeline.analysis.points import Point, Spread, crossing, curves, spread
 
 COLUMNS = (

@@ -19,8 +19,8 @@ from pipeline.engines.model_card import DTYPE_BYTES
 from pipeline.engines.model_card import read_card as read_model_card
 from pipeline.engines.models import resolve
 from pipeline.errors import InputError, UsageError
-from pipeline.runfile import RunFile
-from pipeline.spec import SimDeviceSpec, SimSpec
+from pipeline.graph.spec import SimDeviceSpec, SimSpec
+from pipeline.trace.run_file import RunFile
 
 MOST_CALLS = 1500
 UNIT_RATES = {"flops_per_s": 1e12, "bytes_per_s": 1e12, "overhead_s": 1e-3}

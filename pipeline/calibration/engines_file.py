@@ -5,8 +5,8 @@ from typing import Any
 
 from pipeline.calibration.calibrate import Calibration
 from pipeline.calibration.fit import Fit
-from pipeline.plain import one_line
-from pipeline.spec import SimSpec
+from pipeline.graph.spec import SimSpec
+from pipeline.text import one_line
 
 
 def engines_file(found: Calibration) -> str:

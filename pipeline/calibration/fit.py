@@ -14,14 +14,14 @@ from typing import Any, TypeAlias
 import numpy as np
 from msgspec import Struct, structs
 
-from pipeline.analysis.timeline import Array
+from pipeline.analysis.time.timeline import Array
 from pipeline.calibration.recorded import Recorded, durations, undisturbed
-from pipeline.engines.sim_cache import Node, PrefixCache
-from pipeline.engines.sim_device import Share, SimDevice
-from pipeline.engines.sim_scheduler import Scheduler
-from pipeline.engines.sim_stretch import Job
+from pipeline.engines.sim.cache import Node, PrefixCache
+from pipeline.engines.sim.device import Share, SimDevice
+from pipeline.engines.sim.scheduler import Scheduler
+from pipeline.engines.sim.segment import Job
 from pipeline.errors import MissingExtra
-from pipeline.spec import SimDeviceSpec, SimSpec
+from pipeline.graph.spec import SimDeviceSpec, SimSpec
 
 EVALUATIONS = 150
 Calls: TypeAlias = "Mapping[str, Sequence[Recorded]]"

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from msgspec import Struct
 
-from pipeline.analysis.timeline import Array
+from pipeline.analysis.time.timeline import Array
 from pipeline.errors import InputError
 from pipeline.trace.read import read_batches
 

@@ -7,9 +7,9 @@ import msgspec
 
 from pipeline.cli.main import say, show, tell
 from pipeline.engines.registry import cautions
-from pipeline.plan import Block, Loop, Plan
+from pipeline.graph.plan import Block, LoopNode, Plan
 from pipeline.redaction import redact_all
-from pipeline.run import load_plan
+from pipeline.session.run import load_plan
 
 
 @click.command()
@@ -41,7 +41,7 @@ def _block_lines(block: Block, indent: str) -> list[str]:
     for level in block.levels:
         for node in level:
             when = f" when {node.condition.stage} {'accepted' if node.condition.accepted else 'rejected'}" if node.condition else ""
-            if isinstance(node, Loop):
+            if isinstance(node, LoopNode):
                 exits = ", ".join(f"{name}" for name in node.until.__struct_fields__ if getattr(node.until, name))
                 lines += [f"{indent}{node.name}: repeat until {exits}{when}", *_block_lines(node.body, indent + "  ")]
             else:

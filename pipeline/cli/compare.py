@@ -6,14 +6,14 @@ from typing import Any
 
 import click
 
-from pipeline.analysis.compare import compare as compared
-from pipeline.analysis.compare_tables import as_csv, as_json, markdown
-from pipeline.analysis.invariance import invariance as parted
-from pipeline.analysis.invariance import invariance_json, invariance_markdown
-from pipeline.analysis.runs import read_runs
+from pipeline.analysis.compare.compare import compare as compared
+from pipeline.analysis.compare.runs import read_runs
+from pipeline.analysis.compare.tables import as_csv, as_json, markdown
+from pipeline.analysis.quality.invariance import invariance as parted
+from pipeline.analysis.quality.invariance import invariance_json, invariance_markdown
 from pipeline.cli.main import show
 from pipeline.errors import UsageError
-from pipeline.plain import harmless
+from pipeline.text import sanitize
 
 SUFFIXES = {".md": "markdown", ".csv": "csv", ".json": "json"}
 COMPARED: dict[str, Callable[[Any], str]] = {"markdown": markdown, "csv": as_csv, "json": as_json}
@@ -44,7 +44,7 @@ def compare(runs: tuple[Path, ...], baseline: str | None, invariance: bool, form
     found: Any = _parted(runs, baseline) if invariance else compared(read_runs(runs), baseline)
     for path in output:
         try:
-            path.write_text(harmless(forms[SUFFIXES[path.suffix]](found)))
+            path.write_text(sanitize(forms[SUFFIXES[path.suffix]](found)))
         except OSError as error:
             raise UsageError(f"--output {path}: cannot be written: {(error.strerror or str(error)).lower()}") from error
     show(forms[form](found))

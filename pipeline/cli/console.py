@@ -5,7 +5,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from pipeline.plain import harmless
+from pipeline.text import sanitize
 
 WIDTH = 110
 """Where there is no terminal that says its own."""
@@ -20,4 +20,4 @@ class Plain(Console):
             self.width = WIDTH
 
     def render_str(self, text: str, **options: Any) -> Text:
-        return super().render_str(harmless(text), **options)
+        return super().render_str(sanitize(text), **options)

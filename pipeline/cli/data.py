@@ -6,9 +6,9 @@ import click
 import msgspec
 
 from pipeline.cli.main import say, show, tell
-from pipeline.data import Prepared
-from pipeline.data import prepare as start
-from pipeline.data_recipe import Recipe, find_recipe, recipe_names
+from pipeline.data.prepare import Prepared
+from pipeline.data.prepare import prepare as start
+from pipeline.data.recipe import Recipe, find_recipe, recipe_names
 
 
 @click.group()

@@ -10,9 +10,9 @@ from rich.table import Table
 from pipeline.cli.console import Plain
 from pipeline.cli.main import show
 from pipeline.doctor import Diagnosis, RoleState, diagnose
-from pipeline.engines.base import Finding, MemoryRow
+from pipeline.engine import Finding, MemoryRow
 from pipeline.engines.cores_check import ranges
-from pipeline.engines.machine import GIB, Gpu, gib
+from pipeline.machine import GIB, Gpu, gib
 
 
 @click.command()

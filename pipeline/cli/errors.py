@@ -5,7 +5,7 @@ from pathlib import Path
 import click
 import msgspec
 
-from pipeline.analysis.failures import failures
+from pipeline.analysis.quality.failures import failures
 from pipeline.cli.main import show, tell
 
 

@@ -9,9 +9,9 @@ import msgspec
 from pipeline.cli.main import show, tell
 from pipeline.cli.rewards import reward_lines, watched
 from pipeline.errors import UsageError
-from pipeline.grade import Change, Regrade, regrade
-from pipeline.grader import LIMIT_S
-from pipeline.reward import score_run
+from pipeline.grading.grader import LIMIT_S
+from pipeline.rewards.score import score_run
+from pipeline.session.regrade import Change, Regrade, regrade
 
 SHOWN = 10
 OF_ANSWERS, OF_STEPS = ("dry_run", "workers", "limit_s"), ("input", "settings")

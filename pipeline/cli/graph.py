@@ -14,10 +14,10 @@ from pipeline.drawing.tally import Tally, tally
 from pipeline.drawing.text import text
 from pipeline.errors import UsageError
 from pipeline.export.output import check_output, whole_file
-from pipeline.plain import harmless
-from pipeline.plan import Plan
+from pipeline.graph.plan import Plan
 from pipeline.redaction import redact
-from pipeline.run import load_plan
+from pipeline.session.run import load_plan
+from pipeline.text import sanitize
 
 SUFFIXES = {".txt": "text", ".mmd": "mermaid", ".mermaid": "mermaid", ".svg": "svg", ".dot": "dot", ".gv": "dot"}
 FORMS = ("text", "mermaid", "svg", "dot")
@@ -45,7 +45,7 @@ def graph(graph: Path, run: Path | None, form: str | None, output: Path | None, 
         show(page)
         return
     with whole_file(output) as file:
-        file.write(harmless(page).encode())
+        file.write(sanitize(page).encode())
 
 
 def _form(output: Path | None) -> str:

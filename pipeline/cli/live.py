@@ -17,7 +17,7 @@ from rich.text import Text
 
 from pipeline.cli.console import Plain
 from pipeline.cli.main import say
-from pipeline.run import View
+from pipeline.session.run import View
 
 PANEL_PER_SECOND = 2
 LINE_EVERY_S = 10.0

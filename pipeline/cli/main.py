@@ -11,8 +11,8 @@ from typing import NoReturn
 import click
 
 from pipeline.errors import Interrupted, PipelineError, RunError
-from pipeline.plain import harmless, one_line
 from pipeline.redaction import redact
+from pipeline.text import one_line, sanitize
 
 COMMANDS = {
     "run": "solve a data set",
@@ -63,7 +63,7 @@ def tell(text: str) -> None:
 def show(page: str | bytes) -> None:
     """Lines on stdout, JSON among them: it stays the same JSON."""
     text = page if isinstance(page, str) else page.decode()
-    click.echo(harmless(text), nl=not text.endswith("\n"))
+    click.echo(sanitize(text), nl=not text.endswith("\n"))
 
 
 def leave(code: int) -> NoReturn:

@@ -28,5 +28,5 @@ def report(runs: tuple[Path, ...], output: Path | None, chains: int, bins: int, 
     """
     made, files = load("report"), load("file")
     place = files.place_for(runs, output)
-    files.write(place, made.report(runs, made.Asked(chains=chains, bins=bins)))
+    files.write(place, made.report(runs, made.ReportOptions(chains=chains, bins=bins)))
     tell(f"report: {place} ({place.stat().st_size / 1e6:.1f} MB), to open in a browser")

@@ -5,7 +5,7 @@ from pathlib import Path
 import click
 
 from pipeline.cli.run import carry_out
-from pipeline.options import resume_options
+from pipeline.session.options import resume_options
 
 
 @click.command()

@@ -7,8 +7,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import Progress
 
-from pipeline.reward import Watch
-from pipeline.reward_tally import Scored
+from pipeline.rewards.score import Watch
+from pipeline.rewards.tally import Scored
 
 _MEANS = {"all": "drafted steps", "accepted": "of these, one selected", "fallback": "of these, none: fallback"}
 

@@ -15,11 +15,11 @@ from pipeline.analysis.summary import summarize
 from pipeline.cli import live
 from pipeline.cli.main import say, show
 from pipeline.cli.summary import print_summary
-from pipeline.options import RunOptions
-from pipeline.replay import shortfall
-from pipeline.resume import MAY_DRIFT
-from pipeline.run import run as start
 from pipeline.runtime.schedule import SCHEDULES
+from pipeline.session.options import RunOptions
+from pipeline.session.replay import shortfall
+from pipeline.session.resume import MAY_DRIFT
+from pipeline.session.run import run as start
 
 
 def _column(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:

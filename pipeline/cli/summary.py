@@ -9,7 +9,7 @@ from pathlib import Path
 from rich import box
 from rich import table as rich
 
-from pipeline.analysis.compare_cells import Table
+from pipeline.analysis.compare.cells import Table
 from pipeline.analysis.summary import Summary
 from pipeline.analysis.summary_tables import engines, facts, stages
 from pipeline.cli.console import Plain

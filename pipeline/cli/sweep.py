@@ -6,7 +6,7 @@ from typing import Any, get_args
 
 import click
 
-from pipeline.analysis.compare_tables import markdown_table
+from pipeline.analysis.compare.tables import markdown_table
 from pipeline.analysis.points import Point
 from pipeline.analysis.sweep_tables import crossings, sweep_tables
 from pipeline.cli import live
@@ -15,8 +15,8 @@ from pipeline.cli.run import column_option
 from pipeline.errors import MissingExtra
 from pipeline.report.extra import load
 from pipeline.runtime.schedule import ScheduleName
-from pipeline.sweep import sweep as start
-from pipeline.sweep_plan import SweepOptions
+from pipeline.sweep.plan import SweepOptions
+from pipeline.sweep.sweep import sweep as start
 
 
 class Listed(click.ParamType[Any]):

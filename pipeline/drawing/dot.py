@@ -8,7 +8,7 @@ from shutil import which
 from pipeline.drawing.sheet import Arrow, Box, Sheet
 from pipeline.drawing.words import shortened
 from pipeline.errors import ExportError, UsageError
-from pipeline.plain import one_line
+from pipeline.text import one_line
 
 LIMIT_S = 60.0
 PALETTE = (("#dbe8fb", "#2b62b8"), ("#fdebd3", "#c1690b"), ("#dcf1df", "#2c7d3c"), ("#eee0f7", "#7a3fa3"), ("#f9dede", "#b03030"))

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from pipeline.drawing.dot import PALETTE
 from pipeline.drawing.sheet import Arrow, Box, Sheet
 from pipeline.drawing.words import shortened
-from pipeline.plain import one_line
+from pipeline.text import one_line
 
 SHAPES = {"stage": ("[", "]"), "loop": ("{{", "}}"), "end": ("([", "])")}
 LINKS = {"next": "-->", "verdict": "-->", "again": "-.->", "exit": "==>"}

@@ -9,8 +9,8 @@ import msgspec
 from msgspec import Struct, structs
 
 from pipeline.errors import InputError, boundary
-from pipeline.plan import Block, Loop, Plan, Stage
-from pipeline.spec import UntilSpec
+from pipeline.graph.plan import Block, LoopNode, Plan, StageNode
+from pipeline.graph.spec import UntilSpec
 from pipeline.trace.read import read_card
 
 Node = Mapping[str, Any]
@@ -73,7 +73,7 @@ def _outline(block: Block, inside: str = "") -> Iterator[tuple[str, tuple[str, .
         for node in level:
             path = inside + node.name
             when = f"{node.condition.stage} {node.condition.accepted}" if node.condition else ""
-            if isinstance(node, Loop):
+            if isinstance(node, LoopNode):
                 yield path, ("repeat", "", when)
                 yield from _outline(node.body, f"{path}.")
             else:
@@ -113,12 +113,12 @@ def _block(block: Block, raw: Node) -> Block:
     pairs = (zip(ours, theirs, strict=True) for ours, theirs in zip(block.levels, raw["levels"], strict=True))
     levels = tuple(tuple(_node(node, each) for node, each in level) for level in pairs)
     writer = raw.get("first_writer")
-    stages = {node.name: node for level in levels for node in level if isinstance(node, Stage)}
+    stages = {node.name: node for level in levels for node in level if isinstance(node, StageNode)}
     return Block(levels, stages[writer["name"]] if writer else None, raw.get("first_steps", 0))
 
 
-def _node(node: Stage | Loop, raw: Node) -> Stage | Loop:
-    if isinstance(node, Loop):
+def _node(node: StageNode | LoopNode, raw: Node) -> StageNode | LoopNode:
+    if isinstance(node, LoopNode):
         return structs.replace(node, until=msgspec.convert(raw["until"], UntilSpec), body=_block(node.body, raw["body"]))
     return structs.replace(node, spec=msgspec.convert(raw["spec"], type(node.spec)))
 

@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from pipeline.drawing.tally import Tally
 from pipeline.drawing.words import asked, condition, decisive, ended_by, exits, kind_of, mean, of, rounds, verdict, verdict_count
-from pipeline.plan import Block, Condition, Loop, Plan, Stage
+from pipeline.graph.plan import Block, Condition, LoopNode, Plan, StageNode
 
 START, END = "problem", "end"
 Way = Literal["next", "verdict", "again", "exit"]
@@ -75,7 +75,7 @@ class _Drawing:
         self._plan, self._tally = plan, tally
         self._boxes: list[Box] = []
         self._arrows: list[Arrow] = []
-        self._loops = [node for level in plan.block.levels for node in level if isinstance(node, Loop)]
+        self._loops = [node for level in plan.block.levels for node in level if isinstance(node, LoopNode)]
 
     def sheet(self, engines: dict[str, str]) -> Sheet:
         chains = (f"{self._tally.chains:,} chains",) if self._tally else ()
@@ -109,8 +109,8 @@ class _Drawing:
             ways = ways + out
         return ways
 
-    def _node(self, node: Stage | Loop, loop: str | None) -> list[_Open]:
-        if isinstance(node, Loop):
+    def _node(self, node: StageNode | LoopNode, loop: str | None) -> list[_Open]:
+        if isinstance(node, LoopNode):
             return self._loop(node)
         spec = node.spec
         box = Box(
@@ -125,7 +125,7 @@ class _Drawing:
         self._boxes.append(box)
         return [_Open(_key(node, loop))]
 
-    def _loop(self, loop: Loop) -> list[_Open]:
+    def _loop(self, loop: LoopNode) -> list[_Open]:
         """Head and body of a loop; the way out of its head."""
         key, body = _key(loop, None), loop.body
         turns = (f"{rounds(self._tally, loop):,.2f} rounds a chain",) if self._tally else ()
@@ -137,7 +137,7 @@ class _Drawing:
         taken = ended_by(self._tally, loop) if self._tally and loop is self._loops[-1] else {}
         return [_Open(key, lines=tuple(f"{reason} {count}" for reason, count in taken.items()) or ("until",), way="exit")]
 
-    def _first_steps(self, key: str, writer: Stage, loop: Loop) -> None:
+    def _first_steps(self, key: str, writer: StageNode, loop: LoopNode) -> None:
         """The stage that writes the first steps is reached without those before it."""
         taken = of(self._tally.first_steps.get(writer.name, 0), self._tally.steps.get(writer.name, 0)) if self._tally else ""
         lines = tuple(filter(None, (f"the first {loop.body.first_steps:,} steps", taken)))
@@ -174,7 +174,7 @@ class _Drawing:
         return tuple(f"{reason} {of(count, self._tally.chains)}" for reason, count in others.items())
 
 
-def _key(node: Stage | Loop, loop: str | None) -> str:
+def _key(node: StageNode | LoopNode, loop: str | None) -> str:
     return f"{loop or ''}/{node.name}"
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 from msgspec import Struct
 
-from pipeline.plan import Plan
+from pipeline.graph.plan import Plan
 from pipeline.trace.read import read_batches
 
 

@@ -6,7 +6,7 @@ from msgspec import Struct
 
 from pipeline.drawing.tally import Tally
 from pipeline.drawing.words import asked, condition, decisive, ended_by, exits, kind_of, mean, rounds, shortened, verdict, verdict_count
-from pipeline.plan import Block, Loop, Plan, Stage
+from pipeline.graph.plan import Block, LoopNode, Plan, StageNode
 
 MARKS = "●○◆◇▲△■□"
 """Of the roles, in their order; after the last the first again."""
@@ -37,37 +37,37 @@ def text(plan: Plan, engines: Mapping[str, str], tally: Tally | None = None) -> 
 class _Tree:
     def __init__(self, plan: Plan, engines: Mapping[str, str], tally: Tally | None) -> None:
         self._plan, self._engines, self._tally = plan, engines, tally
-        loops = [node for level in plan.block.levels for node in level if isinstance(node, Loop)]
+        loops = [node for level in plan.block.levels for node in level if isinstance(node, LoopNode)]
         self._last_loop = loops[-1] if loops else None
 
     def block(self, block: Block) -> list[_Line]:
         lines = []
         for level in block.levels:
-            nodes = [self._loop(node) if isinstance(node, Loop) else self._stage(node, block) for node in level]
+            nodes = [self._loop(node) if isinstance(node, LoopNode) else self._stage(node, block) for node in level]
             lines += nodes if len(nodes) == 1 else [_Line(_together(level), below=tuple(nodes))]
         return lines
 
-    def _stage(self, stage: Stage, block: Block) -> _Line:
+    def _stage(self, stage: StageNode, block: Block) -> _Line:
         mark = _mark(self._engines, str(getattr(stage.spec, "engine", "")))
         first = f"writes the first {block.first_steps:,} steps by itself" if stage == block.first_writer else ""
         said = [kind_of(stage.spec), decisive(stage.spec), condition(stage.condition), first]
         return _Line(f"{mark} {stage.name}: {', '.join(filter(None, said))}", self._cells(stage.name), tuple(self._verdicts(stage)))
 
-    def _loop(self, loop: Loop) -> _Line:
+    def _loop(self, loop: LoopNode) -> _Line:
         turns = f"{rounds(self._tally, loop):,.2f} rounds a chain" if self._tally else ""
         taken = ended_by(self._tally, loop) if self._tally and loop is self._last_loop else {}
         until = _Line("until", below=tuple(_Line(f"{said:24} {taken.get(name, '')}".rstrip()) for name, said in exits(loop).items()))
         title = ", ".join(filter(None, ("repeat", condition(loop.condition), turns)))
         return _Line(f"↻ {loop.name}: {title}", below=(*self.block(loop.body), until))
 
-    def _verdicts(self, stage: Stage) -> Iterator[_Line]:
+    def _verdicts(self, stage: StageNode) -> Iterator[_Line]:
         if stage.spec.judges:
             for accepted in (True, False):
                 if accepted or getattr(stage.spec, "reject", True):
                     count = f"  {verdict_count(self._tally, stage.name, accepted)}" if self._tally else ""
                     yield _Line(f"{verdict(accepted)}{count}{self._then(stage, accepted)}")
 
-    def _then(self, judge: Stage, accepted: bool) -> str:
+    def _then(self, judge: StageNode, accepted: bool) -> str:
         """Where a verdict leads, if any stage waits for it."""
         due = [s.name for s in self._plan.stages() if s.condition and (s.condition.stage, s.condition.accepted) == (judge.name, accepted)]
         return f" → {', '.join(due)}" if due else ""
@@ -80,7 +80,7 @@ class _Tree:
         return (f"{found.calls:,}", f"{found.failed:,}" if found.failed else "", *means)
 
 
-def _together(level: Sequence[Stage | Loop]) -> str:
+def _together(level: Sequence[StageNode | LoopNode]) -> str:
     """How the stages of a level share it."""
     conditions = {node.condition for node in level}
     return "either" if len(conditions) > 1 and None not in conditions else "at the same time"
@@ -114,7 +114,7 @@ def _columns(rows: Sequence[tuple[str, tuple[str, ...]]], counted: bool) -> Iter
 
 def _endings(plan: Plan, tally: Tally | None) -> Iterator[str]:
     """Why chains ended, of failed ones and where no loop says so."""
-    loops = [node for level in plan.block.levels for node in level if isinstance(node, Loop)]
+    loops = [node for level in plan.block.levels for node in level if isinstance(node, LoopNode)]
     known = exits(loops[-1]) if loops else {}
     others = {name: count for name, count in (tally.stop_reasons if tally else {}).items() if name not in known}
     if others:

@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from msgspec import structs
 
 from pipeline.drawing.tally import Tally
-from pipeline.plain import one_line
-from pipeline.plan import Condition, Loop, Plan
-from pipeline.spec import StageSpec
+from pipeline.graph.plan import Condition, LoopNode, Plan
+from pipeline.graph.spec import StageSpec
+from pipeline.text import one_line
 
 LONGEST = 60
 """Characters of a text of others, such as a model's name, that are shown."""
@@ -56,7 +56,7 @@ def verdict(accepted: bool) -> str:
     return "accepted" if accepted else "rejected"
 
 
-def exits(loop: Loop) -> dict[str, str]:
+def exits(loop: LoopNode) -> dict[str, str]:
     """What may end a loop, with its limit where it has one."""
     set_ = {name: getattr(loop.until, name) for name in loop.until.__struct_fields__ if getattr(loop.until, name)}
     return {name: name if value is True else f"{name} {value:,}" for name, value in set_.items()} | {ALWAYS: ALWAYS}
@@ -68,13 +68,13 @@ def verdict_count(tally: Tally, judge: str, accepted: bool) -> str:
     return of(yes if accepted else no, yes + no)
 
 
-def rounds(tally: Tally, loop: Loop) -> float:
+def rounds(tally: Tally, loop: LoopNode) -> float:
     """Rounds of a loop that led to a step, for each chain."""
     own = {node.name for level in loop.body.levels for node in level}
     return sum(count for stage, count in tally.steps.items() if stage in own) / max(1, tally.chains)
 
 
-def ended_by(tally: Tally, loop: Loop | None) -> Mapping[str, str]:
+def ended_by(tally: Tally, loop: LoopNode | None) -> Mapping[str, str]:
     """How often each exit of the plan's last `loop` was taken; without a loop, or of failed chains, each `stop_reason`."""
     known = exits(loop) if loop else {}
     return {reason: of(count, tally.chains) for reason, count in tally.stop_reasons.items() if (reason in known) == bool(loop)}

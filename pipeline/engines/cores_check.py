@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from pipeline.engines.base import Finding
+from pipeline.engine import Finding
 from pipeline.engines.cores import Wish
 
 

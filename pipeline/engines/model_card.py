@@ -14,7 +14,7 @@ from typing import Any
 
 from msgspec import Struct, structs
 
-from pipeline.engines.base import Finding
+from pipeline.engine import Finding
 from pipeline.engines.model_table import PUBLISHED
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "F64": 8, "F32": 4, "BF16": 2, "F16": 2, "float8_e4m3fn": 1}

@@ -6,16 +6,16 @@ from functools import cache
 from importlib import import_module
 from importlib.metadata import entry_points
 
-from pipeline.engines.base import Backend, Engine
+from pipeline.engine import Backend, Engine
 from pipeline.errors import GraphError
-from pipeline.spec import EngineSpec, OpenAISpec, ReplaySpec, SimSpec, TorchSpec, VllmSpec
+from pipeline.graph.spec import EngineSpec, OpenAISpec, ReplaySpec, SimSpec, TorchSpec, VllmSpec
 
 BUILT_IN: dict[type[EngineSpec], str] = {
-    TorchSpec: "pipeline.engines.torch",
-    VllmSpec: "pipeline.engines.vllm",
-    OpenAISpec: "pipeline.engines.openai",
-    SimSpec: "pipeline.engines.sim",
-    ReplaySpec: "pipeline.engines.replay",
+    TorchSpec: "pipeline.engines.torch.backend",
+    VllmSpec: "pipeline.engines.vllm.backend",
+    OpenAISpec: "pipeline.engines.openai.backend",
+    SimSpec: "pipeline.engines.sim.engine",
+    ReplaySpec: "pipeline.engines.replay.engine",
 }
 
 

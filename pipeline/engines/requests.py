@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from pipeline.engines.base import Request
+from pipeline.engine import Request
 from pipeline.errors import ContextOverflow, RequestRefused
 
 _MOST_SEED = (1 << 63) - 1

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 from msgspec import Struct
 
-from pipeline.analysis.step_counts import Verdicts
-from pipeline.analysis.timeline import Array
+from pipeline.analysis.quality.step_counts import Verdicts
+from pipeline.analysis.time.timeline import Array
 from pipeline.trace.events import UNFINISHED
 from pipeline.trace.read import read_batches
 

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from msgspec import Struct
 
-from pipeline.analysis.timeline import Array, Names
+from pipeline.analysis.time.timeline import Array, Names
 from pipeline.report.chain_list import ChainList, evenly
 from pipeline.trace.read import read_batches
 

@@ -17,9 +17,9 @@ from markupsafe import Markup
 from msgspec import Struct
 from plotly.offline import get_plotlyjs
 
-from pipeline.analysis.compare_cells import Table
-from pipeline.plain import harmless
+from pipeline.analysis.compare.cells import Table
 from pipeline.report.stories import Story
+from pipeline.text import sanitize
 
 GENERATOR = "pipeline report"
 """How a page of ours is known."""
@@ -108,5 +108,5 @@ def _environment() -> Environment:
         autoescape=True, loader=FileSystemLoader(_HERE), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     environment.filters |= {"as_json": as_json, "plot_json": plot_json, "numeric": numeric}
-    environment.finalize = lambda value: harmless(value) if type(value) is str else value
+    environment.finalize = lambda value: sanitize(value) if type(value) is str else value
     return environment

@@ -3,18 +3,18 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from pipeline.analysis.compare import compare
-from pipeline.analysis.compare_cells import Table
-from pipeline.analysis.compare_tables import INTERVALS, SIMULATED, tables
-from pipeline.analysis.runs import read_runs
+from pipeline.analysis.compare.cells import Table
+from pipeline.analysis.compare.compare import compare
+from pipeline.analysis.compare.runs import read_runs
+from pipeline.analysis.compare.tables import INTERVALS, SIMULATED, tables
 from pipeline.errors import UsageError
-from pipeline.report.figures_compare import latency_and_accuracy
+from pipeline.report.figures.compare import latency_and_accuracy
 from pipeline.report.page import Figure, Section, page
-from pipeline.report.run_sections import Asked, run_sections
+from pipeline.report.run_sections import ReportOptions, run_sections
 from pipeline.report.sweep import is_sweep, sweep_report
 
 
-def report(runs: Sequence[Path], asked: Asked) -> str:
+def report(runs: Sequence[Path], asked: ReportOptions) -> str:
     """The page of one run, of several with a comparison before them, or of a sweep; raises `InputError` for any other folder."""
     if sweeps := [run for run in runs if is_sweep(run)]:
         if len(runs) > 1:

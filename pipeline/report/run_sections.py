@@ -7,12 +7,15 @@ from msgspec import Struct
 
 from pipeline.analysis import summary_tables
 from pipeline.analysis.card import read_run_card
+from pipeline.analysis.quality.step_counts import GOOD, Scores, StepCounts, count_steps
 from pipeline.analysis.resources import answers
-from pipeline.analysis.step_counts import GOOD, Scores, StepCounts, count_steps
 from pipeline.analysis.study import Analysis, analyse
 from pipeline.analysis.summary import summarize
-from pipeline.report import figures_gantt, figures_steps, figures_time, figures_tokens
 from pipeline.report.chain_list import ChainList, read_chain_list, worth_reading
+from pipeline.report.figures import gantt as figures_gantt
+from pipeline.report.figures import steps as figures_steps
+from pipeline.report.figures import time as figures_time
+from pipeline.report.figures import tokens as figures_tokens
 from pipeline.report.gantt import SHORTEST, Clock, middle, read_gantt, sample
 from pipeline.report.page import Figure, Section
 from pipeline.report.setup import Setup, decisions, engine_setup, notices, read_setup
@@ -23,7 +26,7 @@ MOST_ROWS = 400
 VERIFIERS = {"choose": "choosing", "score": "scoring", "likelihood": "likelihood"}
 
 
-class Asked(Struct, frozen=True):
+class ReportOptions(Struct, frozen=True):
     """How much of a run is shown."""
 
     chains: int = 30
@@ -32,7 +35,7 @@ class Asked(Struct, frozen=True):
     """Of time."""
 
 
-def run_sections(run: Path, asked: Asked) -> list[Section]:
+def run_sections(run: Path, asked: ReportOptions) -> list[Section]:
     """The sections of a run folder; raises `InputError` when it is none or its trace cannot be read."""
     setup, chains = read_setup(run), read_chain_list(run)
     overview = _overview(run, setup)

@@ -6,8 +6,8 @@ from typing import Any
 
 from msgspec import Struct
 
-from pipeline.analysis.compare_cells import Table
-from pipeline.analysis.selection import stages_of
+from pipeline.analysis.compare.cells import Table
+from pipeline.analysis.quality.selection import stages_of
 from pipeline.trace.read import read_card
 
 SIMULATED = "Simulated: every time on this page is that of a simulated clock, and every text was made up by a simulated engine."

@@ -12,8 +12,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from msgspec import Struct
 
+from pipeline.data.problems import open_problems
 from pipeline.errors import BadRow, InputError
-from pipeline.problems import open_problems
 from pipeline.report.chain_list import ChainList
 from pipeline.report.setup import Setup
 from pipeline.report.story_steps import STEP_COLUMNS, Step, shown, step_of

@@ -8,7 +8,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from pipeline.plain import harmless
+from pipeline.text import sanitize
 
 MOST_TEXT = 40_000
 """Characters of one text; of a longer one the middle is left out."""
@@ -124,4 +124,4 @@ def shown(text: str) -> str:
     if len(text) > MOST_TEXT:
         half = MOST_TEXT // 2
         text = f"{text[:half]}\n[... {len(text) - 2 * half:,} characters left out ...]\n{text[-half:]}"
-    return harmless(text)
+    return sanitize(text)

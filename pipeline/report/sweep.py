@@ -2,11 +2,11 @@
 
 from pathlib import Path
 
-from pipeline.analysis.compare_tables import SIMULATED
+from pipeline.analysis.compare.tables import SIMULATED
 from pipeline.analysis.points import Point, read_points
 from pipeline.analysis.sweep_tables import crossings, sweep_tables
 from pipeline.errors import InputError
-from pipeline.report.figures_sweep import sweep_figures
+from pipeline.report.figures.sweep import sweep_figures
 from pipeline.report.page import Section, page
 
 CACHE_KEPT = (

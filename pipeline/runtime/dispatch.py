@@ -6,14 +6,14 @@ from itertools import count
 import anyio
 from msgspec import structs
 
-from pipeline.engines.base import Completion, Engine, Request
+from pipeline.engine import Completion, Engine, Request
+from pipeline.engines.validate import validate_completion
 from pipeline.errors import BadCompletion, ChainError, EngineDead, EngineUnavailable, PipelineError
-from pipeline.runtime.answers import flaw_in
+from pipeline.graph.spec import EngineSpec
 from pipeline.runtime.backoff import backoff_s
-from pipeline.runtime.journal import Attempt, Clock, Journal, StageLabel
+from pipeline.runtime.chain_recorder import Attempt, ChainRecorder, Clock, StageLabel
 from pipeline.runtime.lane import Call, Lane
-from pipeline.runtime.restarts import Restarts
-from pipeline.spec import EngineSpec
+from pipeline.runtime.supervisor import Supervisor
 
 
 class CallTimeout(EngineUnavailable):
@@ -39,37 +39,39 @@ class Dispatcher:
         self.lane = Lane(engine.role, spec.max_in_flight)
         self._engine, self._timeout_s, self._max_retries, self._clock = engine, spec.timeout_s, spec.max_retries, clock
         self._in_flight: dict[Call, tuple[float, anyio.CancelScope]] = {}
-        self._restarts = Restarts(engine, spec, clock, self._oldest)
+        self._supervisor = Supervisor(engine, spec, clock, self._oldest)
 
-    async def call(self, journal: Journal, label: StageLabel, order: int, step_index: int, request: Request, ready: float) -> Completion:
+    async def call(
+        self, record: ChainRecorder, label: StageLabel, order: int, step_index: int, request: Request, ready: float
+    ) -> Completion:
         """Answer `request`, which could have started at `ready`; raises what the engine raises.
 
         What was answered before the run was taken up again is not asked a second time. A call that backs off keeps its
         place in flight, so that a busy engine is asked for less. That an engine died is not the call's fault: it is sent
         again as often as the engine is restarted.
         """
-        if (past := journal.recall(label, request)) is not None:
-            return past.completion(self._engine.tokenizer)
+        if (answered := record.recall(label, request)) is not None:
+            return answered.completion(self._engine.tokenizer)
         call = Call(label.name, order, request)
         completion: Completion | None = None
         failures = 0
         try:
-            submit = await self._wait(call, journal, ready)
+            submit = await self._wait(call, record, ready)
             for number in count():
                 attempt = Attempt(label=label, call=call, step_index=step_index, number=number, ready=ready, submit=submit)
-                life = self._restarts.life
+                life = self._supervisor.life
                 try:
-                    completion = await self._attempt(journal, attempt)
+                    completion = await self._attempt(record, attempt)
                     return completion
                 except EngineDead as death:
-                    pause: Awaitable[None] = self._restarts.outlast(life, death)
+                    pause: Awaitable[None] = self._supervisor.wait_restarted(life, death)
                 except EngineUnavailable as refusal:
                     if failures >= self._max_retries:
                         raise
                     pause = anyio.sleep(backoff_s(request.request_id, failures, refusal.retry_after_s))
                     failures += 1
                 ready = self._clock.now()
-                submit = await self._pause(journal, pause)
+                submit = await self._pause(record, pause)
             raise AssertionError("unreachable")
         finally:
             self.lane.leave(call, completion.usage.output_tokens // max(1, request.n) if completion else None)
@@ -78,7 +80,7 @@ class Dispatcher:
     async def watch(self) -> None:
         """Give up attempts that take too long, and see to the engine's life, until cancelled."""
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self._restarts.watch)
+            tasks.start_soon(self._supervisor.watch)
             await self._watch_deadlines()
 
     async def _watch_deadlines(self) -> None:
@@ -101,54 +103,54 @@ class Dispatcher:
         deadline, _ = next(iter(self._in_flight.values()), (None, None))
         return None if deadline is None else deadline - self._timeout_s
 
-    async def _attempt(self, journal: Journal, attempt: Attempt) -> Completion:
+    async def _attempt(self, record: ChainRecorder, attempt: Attempt) -> Completion:
         """Ask the engine once, and leave a row of it, however it ends."""
         call, completion = attempt.call, None
-        journal.active.begin(attempt.submit)
+        record.active.begin(attempt.submit)
         try:
             with anyio.CancelScope() as scope:
                 self._in_flight[call] = (attempt.submit + self._timeout_s, scope)
                 completion = await self._engine.generate(structs.replace(call.request, priority=self.lane.priority(call)))
             if completion is None:
                 raise CallTimeout(self.lane.role, self._timeout_s)
-            if flaw := flaw_in(completion, call.request, self._engine.vocab_size):
+            if flaw := validate_completion(completion, call.request, self._engine.vocab_size):
                 raise BadCompletion(self.lane.role, call.request.request_id, flaw)
         except PipelineError as error:
-            journal.call(attempt, None, error)
+            record.call(attempt, None, error)
             raise
         except anyio.get_cancelled_exc_class():
-            journal.call(attempt, None, CallCancelled("cancelled before the answer came"))
+            record.call(attempt, None, CallCancelled("cancelled before the answer came"))
             raise
         finally:
             self._in_flight.pop(call, None)
-            journal.active.end(self._clock.now())
-        journal.call(attempt, completion, None)
+            record.active.end(self._clock.now())
+        record.call(attempt, completion, None)
         return completion
 
-    async def _pause(self, journal: Journal, pause: Awaitable[None]) -> float:
+    async def _pause(self, record: ChainRecorder, pause: Awaitable[None]) -> float:
         """Until the call may be sent again; the time at which it may."""
-        journal.waiting.begin(self._clock.now())
+        record.waiting.begin(self._clock.now())
         try:
             await pause
-            await self._restarts.back()
+            await self._supervisor.wait_ready()
         finally:
-            journal.waiting.end(now := self._clock.now())
+            record.waiting.end(now := self._clock.now())
         return now
 
-    async def _wait(self, call: Call, journal: Journal, ready: float) -> float:
+    async def _wait(self, call: Call, record: ChainRecorder, ready: float) -> float:
         """Until the lane lets `call` start and the engine is there; the time at which both hold."""
-        journal.waiting.begin(ready)
+        record.waiting.begin(ready)
         self.lane.put(call)
         self._start()
         try:
             if not call.started:
                 call.gate = anyio.Event()
                 await call.gate.wait()
-            if self._restarts.away:
-                await self._restarts.back()
+            if self._supervisor.away:
+                await self._supervisor.wait_ready()
         finally:
             now = self._clock.now()
-            journal.waiting.end(now)
+            record.waiting.end(now)
         return now
 
     def _start(self) -> None:

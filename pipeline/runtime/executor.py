@@ -12,21 +12,21 @@ import anyio
 import anyio.to_thread
 from msgspec import Struct
 
-from pipeline.chain import Chain, chain_id
-from pipeline.engines.base import Engine
+from pipeline.data.problems import Problem
+from pipeline.engine import Engine
 from pipeline.errors import BadRow, RunError, first_of
-from pipeline.handoff import Handoff
-from pipeline.plan import Plan, Stage
-from pipeline.problems import Problem
-from pipeline.prompts import Dialect
+from pipeline.graph.plan import Plan, StageNode
+from pipeline.graph.spec import GenerateSpec
+from pipeline.reasoning.chain import Chain, chain_id
+from pipeline.reasoning.prompts import PromptBuilder
+from pipeline.reasoning.translate import TokenTranslator
+from pipeline.runtime.chain_recorder import ChainRecorder, Clock, Progress, StageLabel
+from pipeline.runtime.chain_runner import ChainRunner, RunContext
 from pipeline.runtime.dispatch import Dispatcher
-from pipeline.runtime.journal import Clock, Journal, Progress, StageLabel
-from pipeline.runtime.marking import Marking
-from pipeline.runtime.past import Earlier
+from pipeline.runtime.inline_grader import InlineGrader
+from pipeline.runtime.resume_state import ResumeState
 from pipeline.runtime.schedule import Pipelined
-from pipeline.runtime.walk import Routes, Walk
-from pipeline.spec import GenerateSpec
-from pipeline.stages import base
+from pipeline.stages.base import Stage
 from pipeline.trace.recorder import Recorder
 
 READ_AHEAD = 256
@@ -50,24 +50,24 @@ class Executor:
     def __init__(
         self,
         plan: Plan,
-        stages: Mapping[str, base.Stage],
+        stages: Mapping[str, Stage],
         engines: Mapping[str, Engine],
-        dialects: Mapping[str, Dialect],
+        builders: Mapping[str, PromptBuilder],
         schedule: Pipelined,
-        recorder: Recorder | Marking,
+        recorder: Recorder | InlineGrader,
         clock: Clock,
         settings: Settings,
-        earlier: Earlier | None = None,
+        resume_state: ResumeState | None = None,
     ) -> None:
-        specs, self._earlier = plan.engines, earlier or Earlier()
+        specs, self._resume_state = plan.engines, resume_state or ResumeState()
         self.dispatchers = {role: Dispatcher(engines[role], spec, clock) for role, spec in specs.items()}
         self.lanes = {role: dispatcher.lane for role, dispatcher in self.dispatchers.items()}
-        self.progress = Progress(list(specs), self._earlier)
+        self.progress = Progress(list(specs), self._resume_state)
         labels = {stage.name: _label(stage, plan) for stage in plan.stages()}
-        self._routes = Routes(stages, labels, self.dispatchers, schedule, clock)
-        self._plan, self._settings, self._dialects = plan, settings, dialects
+        self._context = RunContext(stages, labels, self.dispatchers, schedule, clock)
+        self._plan, self._settings, self._dialects = plan, settings, builders
         self._limits = {role: engine.max_model_len for role, engine in engines.items()}
-        self._handoff = Handoff({role: dialect.tokenizer for role, dialect in dialects.items()})
+        self._translator = TokenTranslator({role: builder.tokenizer for role, builder in builders.items()})
         self._schedule, self._recorder, self._clock = schedule, recorder, clock
         self._feeding = anyio.CancelScope()
         self.exhausted = False
@@ -98,7 +98,7 @@ class Executor:
         order = 0
         while items := await self._read(problems):
             for item, sample_index in product(items, range(self._settings.samples)):
-                if not self._earlier.is_over(order):
+                if not self._resume_state.is_over(order):
                     await self._recorder.room()
                     await self._schedule.enter()
                     chains.start_soon(self._solve, item, sample_index, order)
@@ -113,29 +113,29 @@ class Executor:
     async def _solve(self, item: Problem | BadRow, sample_index: int, order: int) -> None:
         """One chain from its first call to its row."""
         problem = Problem(row=item.row, problem_id=f"(row {item.row})", problem="", answer=None) if isinstance(item, BadRow) else item
-        past = self._earlier.past(chain_id(problem.problem_id, sample_index))
-        journal = Journal(self._settings.run_id, self._recorder, self.progress, self._clock, problem, sample_index, past)
-        walk = Walk(self._routes, journal)
+        resumed = self._resume_state.chain(chain_id(problem.problem_id, sample_index))
+        record = ChainRecorder(self._settings.run_id, self._recorder, self.progress, self._clock, problem, sample_index, resumed)
+        runner = ChainRunner(self._context, record)
         try:
-            await self._carry(walk, item, sample_index, order)
+            await self._carry(runner, item, sample_index, order)
         finally:
             self._schedule.leave()
 
-    async def _carry(self, walk: Walk, item: Problem | BadRow, sample_index: int, order: int) -> None:
+    async def _carry(self, runner: ChainRunner, item: Problem | BadRow, sample_index: int, order: int) -> None:
         """The chain itself, and the one place where its end is recorded, whatever it is."""
         try:
             if isinstance(item, BadRow):
                 raise item
-            chain = walk.chain = Chain(item, sample_index, order, self._settings.seed, self._dialects, self._handoff, self._limits)
-            await walk.block(chain, self._plan.block)
-            if walk.overflow is not None and not chain.steps:
-                raise walk.overflow  # not even the problem fits
-            walk.journal.end(chain, chain.stop_reason or chain.default_stop_reason())
+            chain = runner.chain = Chain(item, sample_index, order, self._settings.seed, self._dialects, self._translator, self._limits)
+            await runner.block(chain, self._plan.block)
+            if runner.overflow is not None and not chain.steps:
+                raise runner.overflow  # not even the problem fits
+            runner.record.end(chain, chain.stop_reason or chain.default_stop_reason())
         except (anyio.get_cancelled_exc_class(), RunError):
-            walk.journal.end(walk.chain, "cancelled")
+            runner.record.end(runner.chain, "cancelled")
             raise
         except Exception as error:  # whatever one chain meets, the others go on
-            walk.journal.end(walk.chain, "error", error, walk.stage)
+            runner.record.end(runner.chain, "error", error, runner.stage)
 
 
 async def _collect_rarely() -> None:
@@ -154,7 +154,7 @@ async def _collect_rarely() -> None:
         gc.unfreeze()
 
 
-def _label(stage: Stage, plan: Plan) -> StageLabel:
+def _label(stage: StageNode, plan: Plan) -> StageLabel:
     spec = stage.spec
     role = spec.engine  # type: ignore[attr-defined]
     return StageLabel(

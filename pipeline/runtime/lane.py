@@ -6,7 +6,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from pipeline.engines.base import Request
+from pipeline.engine import Request
 
 MAX_OVERTAKES = 8
 """A waiting call is overtaken by at most this many times `max_in_flight` others."""

@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
-from pipeline.chain import Chain, Outcome, Span
-from pipeline.engines.base import Completion, Request
-from pipeline.spec import AnswerSpec
+from pipeline.engine import Completion, Request
+from pipeline.graph.spec import AnswerSpec
+from pipeline.reasoning.chain import Chain, Outcome, Span
 from pipeline.stages.base import EngineStage
 
 
@@ -16,7 +16,7 @@ class AnswerStage(EngineStage):
     def requests(self, chain: Chain) -> list[Request]:
         prompt = chain.contexts[self.role]
         if not self.close_ids or prompt[-1] != self.close_ids[0]:
-            prompt = [*prompt, *self.dialect.close_thought_ids]
+            prompt = [*prompt, *self.builder.close_thought_ids]
         return [self.request(chain, prompt, self.spec.max_tokens, temperature=self.spec.temperature, top_p=self.spec.top_p)]
 
     def apply(self, chain: Chain, completions: Sequence[Completion]) -> Outcome:

@@ -9,10 +9,10 @@ from typing import Any, Protocol
 
 from msgspec import Struct
 
-from pipeline.chain import Chain, Outcome, Span
-from pipeline.engines.base import Candidate, Completion, Request
-from pipeline.prompts import DELIMITER, Dialect
-from pipeline.spec import StageSpec
+from pipeline.engine import Candidate, Completion, Request
+from pipeline.graph.spec import StageSpec
+from pipeline.reasoning.chain import Chain, Outcome, Span
+from pipeline.reasoning.prompts import DELIMITER, PromptBuilder
 
 
 class Stage(Protocol):
@@ -35,17 +35,17 @@ class StageKind(Struct, frozen=True, kw_only=True):
 
     spec: type[StageSpec]
     build: Any
-    """`build(name, spec, dialects) -> Stage`, with the `Dialect` of each role."""
+    """`build(name, spec, builders) -> Stage`, with the `PromptBuilder` of each role."""
 
 
 class EngineStage:
     """What the built-in stages share: one engine, its dialect, requests and spans in its terms."""
 
-    def __init__(self, name: str, spec: Any, dialects: Mapping[str, Dialect]) -> None:
+    def __init__(self, name: str, spec: Any, builders: Mapping[str, PromptBuilder]) -> None:
         self.name, self.spec = name, spec
         self.role: str = spec.engine
-        self.dialect = dialects[self.role]
-        self.close_ids = () if self.dialect.think_close_id is None else (self.dialect.think_close_id,)
+        self.builder = builders[self.role]
+        self.close_ids = () if self.builder.think_close_id is None else (self.builder.think_close_id,)
         self.step_stop = (DELIMITER,)
 
     def request(self, chain: Chain, prompt_ids: Sequence[int], max_tokens: int, part: str = "", **fields: Any) -> Request:

@@ -3,10 +3,10 @@
 import math
 from collections.abc import Sequence
 
-from pipeline.chain import Chain, Outcome, Verdict
-from pipeline.engines.base import Completion, Request
-from pipeline.prompts import LABELS
-from pipeline.spec import ChooseSpec
+from pipeline.engine import Completion, Request
+from pipeline.graph.spec import ChooseSpec
+from pipeline.reasoning.chain import Chain, Outcome, Verdict
+from pipeline.reasoning.prompts import LABELS
 from pipeline.stages.base import EngineStage
 
 
@@ -23,7 +23,7 @@ class ChooseStage(EngineStage):
         if not chain.candidates:
             return []
         shown = [chain.translate(chain.candidates[i], self.role) for i in chain.distinct_candidates()]
-        prompt = self.dialect.choose(chain.contexts[self.role], shown, unit=self.spec.unit, reject=self.spec.reject)
+        prompt = self.builder.choose(chain.contexts[self.role], shown, unit=self.spec.unit, reject=self.spec.reject)
         return [self.request(chain, prompt.ids, 1, option_ids=prompt.option_ids)]
 
     def apply(self, chain: Chain, completions: Sequence[Completion]) -> Outcome:

@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
-from pipeline.chain import Chain, Outcome
-from pipeline.engines.base import Completion, Request
-from pipeline.spec import DraftSpec
+from pipeline.engine import Completion, Request
+from pipeline.graph.spec import DraftSpec
+from pipeline.reasoning.chain import Chain, Outcome
 from pipeline.stages.base import EngineStage
 
 

@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 
-from pipeline.chain import Chain, Outcome, Span
-from pipeline.engines.base import Candidate, Completion, Request
-from pipeline.prompts import THINK_CLOSE
-from pipeline.spec import GenerateSpec
+from pipeline.engine import Candidate, Completion, Request
+from pipeline.graph.spec import GenerateSpec
+from pipeline.reasoning.chain import Chain, Outcome, Span
+from pipeline.reasoning.prompts import THINK_CLOSE
 from pipeline.stages.base import EngineStage
 
 

@@ -4,9 +4,9 @@ import math
 from collections.abc import Sequence
 from statistics import fmean
 
-from pipeline.chain import Chain, Outcome, Verdict
-from pipeline.engines.base import Completion, Request
-from pipeline.spec import LikelihoodSpec
+from pipeline.engine import Completion, Request
+from pipeline.graph.spec import LikelihoodSpec
+from pipeline.reasoning.chain import Chain, Outcome, Verdict
 from pipeline.stages.base import EngineStage
 from pipeline.stages.choose import probabilities
 

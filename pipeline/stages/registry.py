@@ -5,9 +5,9 @@ from functools import cache
 from importlib.metadata import entry_points
 
 from pipeline.errors import GraphError
-from pipeline.plan import Plan
-from pipeline.prompts import Dialect
-from pipeline.spec import AnswerSpec, ChooseSpec, DraftSpec, GenerateSpec, LikelihoodSpec, RepeatSpec, ScoreSpec, StageSpec
+from pipeline.graph.plan import Plan
+from pipeline.graph.spec import AnswerSpec, ChooseSpec, DraftSpec, GenerateSpec, LikelihoodSpec, RepeatSpec, ScoreSpec, StageSpec
+from pipeline.reasoning.prompts import PromptBuilder
 from pipeline.stages.answer import AnswerStage
 from pipeline.stages.base import Stage, StageKind
 from pipeline.stages.choose import ChooseStage
@@ -38,17 +38,17 @@ def stage_specs() -> dict[str, type[StageSpec]]:
     return {"repeat": RepeatSpec, **{tag: kind.spec for tag, kind in stage_kinds().items()}}
 
 
-def build_stages(plan: Plan, dialects: Mapping[str, Dialect], where: str) -> dict[str, Stage]:
+def build_stages(plan: Plan, builders: Mapping[str, PromptBuilder], where: str) -> dict[str, Stage]:
     """The stages of `plan`, ready to run; raises `GraphError` where a tokenizer cannot name the options of a verdict."""
     most = sum(stage.spec.candidates for stage in plan.stages() if isinstance(stage.spec, DraftSpec))
     built: dict[str, Stage] = {}
     for stage in plan.stages():
         tag = str(type(stage.spec).__struct_config__.tag)
-        built[stage.name] = stage_kinds()[tag].build(stage.name, stage.spec, dialects)
-        dialect = dialects[built[stage.name].role]
-        if tag == "choose" and most > dialect.most_candidates:
-            what = f"its engine's tokenizer names only {dialect.most_candidates} options with one token and {most} candidates are drafted"
+        built[stage.name] = stage_kinds()[tag].build(stage.name, stage.spec, builders)
+        builder = builders[built[stage.name].role]
+        if tag == "choose" and most > builder.most_candidates:
+            what = f"its engine's tokenizer names only {builder.most_candidates} options with one token and {most} candidates are drafted"
             raise GraphError(f"{where}: stage {stage.name}", what)
-        if tag == "score" and not dialect.can_score:
+        if tag == "score" and not builder.can_score:
             raise GraphError(f"{where}: stage {stage.name}", "its engine's tokenizer has no single tokens for the digits 0 to 9")
     return built

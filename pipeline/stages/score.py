@@ -3,9 +3,9 @@
 import string
 from collections.abc import Sequence
 
-from pipeline.chain import Chain, Outcome, Verdict
-from pipeline.engines.base import Completion, Request
-from pipeline.spec import ScoreSpec
+from pipeline.engine import Completion, Request
+from pipeline.graph.spec import ScoreSpec
+from pipeline.reasoning.chain import Chain, Outcome, Verdict
 from pipeline.stages.base import EngineStage
 from pipeline.stages.choose import probabilities
 
@@ -22,7 +22,7 @@ class ScoreStage(EngineStage):
         if not chain.candidates:
             return []
         candidate = chain.translate(chain.candidates[0], self.role)
-        prompt = self.dialect.score(chain.contexts[self.role], candidate)
+        prompt = self.builder.score(chain.contexts[self.role], candidate)
         return [self.request(chain, prompt.ids, 1, option_ids=prompt.option_ids)]
 
     def apply(self, chain: Chain, completions: Sequence[Completion]) -> Outcome:

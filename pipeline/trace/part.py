@@ -7,7 +7,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pipeline.trace.durable import publish
+from pipeline.files import publish
 
 GROUP_ROWS = 8192
 GROUP_BYTES = 16 << 20

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 from msgspec import Struct
 
 from pipeline.errors import RunFolderError
-from pipeline.trace.durable import publish
+from pipeline.files import publish
 from pipeline.trace.read import readable
 from pipeline.trace.store import TraceStore
 

@@ -16,8 +16,8 @@ import pyarrow as pa
 from msgspec import Struct
 
 from pipeline.errors import RunFolderError
+from pipeline.files import sync_folder
 from pipeline.trace.columns import columns_of, schema_of
-from pipeline.trace.durable import sync_folder
 from pipeline.trace.events import CallRow, ChainRow, StepRow
 from pipeline.trace.part import Part
 from pipeline.trace.wal import Wal, hold, read_wal

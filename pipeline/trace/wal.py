@@ -18,7 +18,7 @@ from zlib import crc32
 
 import pyarrow as pa
 
-from pipeline.trace.durable import sync_data, sync_folder
+from pipeline.files import sync_data, sync_folder
 
 _START = b"\xff\xff\xff\xff"
 """Every message begins with this and the size of its metadata, padding included, in four bytes."""

@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pipeline.analysis.compare.runs import RunTable
+from pipeline.analysis.quality.samples import Attempts, interval
+from pipeline.analysis.quality.step_texts import Texts
 from pipeline.analysis.resources import Resources
-from pipeline.analysis.runs import RunTable
-from pipeline.analysis.samples import Attempts, interval
-from pipeline.analysis.step_texts import Texts
 
 
 def run_table(name: str, latency: Sequence[float], **fields: Any) -> RunTable:

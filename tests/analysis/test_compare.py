@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 from msgspec import structs
 
-from pipeline.analysis.compare import compare
-from pipeline.analysis.compare_groups import grouped
-from pipeline.analysis.estimates import NOTHING, Estimate
+from pipeline.analysis.compare.compare import compare
+from pipeline.analysis.compare.groups import grouped
+from pipeline.analysis.compare.runs import RunTable, Speculation
+from pipeline.analysis.quality.estimates import NOTHING, Estimate
+from pipeline.analysis.quality.samples import wilson
+from pipeline.analysis.quality.selection import Choices
+from pipeline.analysis.quality.step_quality import Quality
 from pipeline.analysis.resources import Resources
-from pipeline.analysis.runs import RunTable, Speculation
-from pipeline.analysis.samples import wilson
-from pipeline.analysis.selection import Choices
-from pipeline.analysis.step_quality import Quality
 from pipeline.errors import UsageError
 
 Make = Callable[..., RunTable]

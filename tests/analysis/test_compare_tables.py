@@ -13,18 +13,18 @@ import pyarrow.parquet as pq
 import pytest
 from msgspec import structs
 
-from pipeline.analysis.compare import Comparison, compare
-from pipeline.analysis.compare_cells import Table
-from pipeline.analysis.compare_tables import as_csv, as_json, markdown, tables
+from pipeline.analysis.compare.cells import Table
+from pipeline.analysis.compare.compare import Comparison, compare
+from pipeline.analysis.compare.runs import RunTable, Speculation, read_run, read_runs
+from pipeline.analysis.compare.tables import as_csv, as_json, markdown, tables
+from pipeline.analysis.quality.samples import Attempts
+from pipeline.analysis.quality.selection import Choices
+from pipeline.analysis.quality.step_quality import Quality
 from pipeline.analysis.resources import Resources
-from pipeline.analysis.runs import RunTable, Speculation, read_run, read_runs
-from pipeline.analysis.samples import Attempts
-from pipeline.analysis.selection import Choices
-from pipeline.analysis.step_quality import Quality
 from pipeline.analysis.summary import summarize
 from pipeline.errors import InputError, UsageError
-from pipeline.options import RunOptions
-from pipeline.run import run
+from pipeline.session.options import RunOptions
+from pipeline.session.run import run
 
 ROOT = Path(__file__).parent.parent.parent
 Make = Callable[..., RunTable]

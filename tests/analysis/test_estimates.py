@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from pipeline.analysis import estimates
-from pipeline.analysis.estimates import NOTHING, Estimate, change, difference, gain, mean, outcomes, ratio, share
-from pipeline.analysis.samples import wilson
+from pipeline.analysis.quality import estimates
+from pipeline.analysis.quality.estimates import NOTHING, Estimate, change, difference, gain, mean, outcomes, ratio, share
+from pipeline.analysis.quality.samples import wilson
 
 
 def test_an_interval_holds_the_mean_in_about_95_of_100_cases() -> None:

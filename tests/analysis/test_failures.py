@@ -6,11 +6,11 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 
-from pipeline.analysis.failures import failures
+from pipeline.analysis.quality.failures import failures
 from pipeline.cli.main import cli
 from pipeline.errors import InputError
-from pipeline.options import RunOptions
-from pipeline.run import run
+from pipeline.session.options import RunOptions
+from pipeline.session.run import run
 
 ROOT = Path(__file__).parent.parent.parent
 

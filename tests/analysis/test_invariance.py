@@ -7,12 +7,12 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 
-from pipeline.analysis.invariance import invariance, invariance_markdown
+from pipeline.analysis.quality.invariance import invariance, invariance_markdown
 from pipeline.cli.main import cli
-from pipeline.engines.sim_text import sim_answer
+from pipeline.engines.sim.text import sim_answer
 from pipeline.errors import UsageError
-from pipeline.options import RunOptions
-from pipeline.run import run
+from pipeline.session.options import RunOptions
+from pipeline.session.run import run
 
 ROOT = Path(__file__).parent.parent.parent
 

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.analysis.calls import observe
-from pipeline.analysis.latency import LARGEST, RELATIVE_ERROR, SMALLEST, Percentiles, Stopwatch, Totals, exactly, latencies
-from tests.analysis.traces import call, chain, write
-from tests.test_run import solve
+from pipeline.analysis.time.calls import observe
+from pipeline.analysis.time.latency import LARGEST, RELATIVE_ERROR, SMALLEST, Percentiles, Stopwatch, Totals, exactly, latencies
+from tests.session.test_run import solve
+from tests.support.traces import call, chain, write
 
 
 def test_by_hand(tmp_path: Path) -> None:

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from pipeline.analysis import calls as calls_module
-from pipeline.analysis.ledger import PURPOSES, EngineLedger, Ledger, ledger
+from pipeline.analysis.time import calls as calls_module
+from pipeline.analysis.tokens.ledger import PURPOSES, EngineLedger, Ledger, ledger
 from pipeline.trace.events import StepRow
-from tests.analysis.traces import call, card, chain, write
 from tests.conftest import blank
-from tests.test_run import solve
+from tests.session.test_run import solve
+from tests.support.traces import call, card, chain, write
 
 GRAPHS = ("speccot", "scot", "specreason", "likelihood", "best-of-n", "target", "draft")
 GARBAGE = tuple(f"engines.{role}.{field}" for role in ("draft", "target") for field in ("faults.garbage_share=0.1", "max_retries=2"))

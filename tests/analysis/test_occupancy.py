@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.analysis import calls as calls_module
-from pipeline.analysis.occupancy import CAUSES, Occupancy, occupancy
-from pipeline.analysis.occupancy_sums import Moments, Sums, most_live, plain_sums
-from pipeline.analysis.occupancy_sweep import Sweep
-from pipeline.analysis.timeline import timeline
+from pipeline.analysis.time import calls as calls_module
+from pipeline.analysis.time.occupancy import CAUSES, Occupancy, occupancy
+from pipeline.analysis.time.occupancy_sums import Moments, Sums, most_live, plain_sums
+from pipeline.analysis.time.occupancy_sweep import Sweep
+from pipeline.analysis.time.timeline import timeline
 from pipeline.errors import InputError
-from tests.analysis.traces import call, card, chain, chains_of, moments_of, random_call, random_chain, terms_of, write
-from tests.test_run import solve
+from tests.session.test_run import solve
+from tests.support.traces import call, card, chain, chains_of, moments_of, random_call, random_chain, terms_of, write
 
 
 def idle(found: Occupancy, role: str) -> dict[str, float]:

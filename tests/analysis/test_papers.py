@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from msgspec import structs
 
-from pipeline.analysis.estimates import NOTHING, Estimate
-from pipeline.analysis.runs import RunTable, read_runs
-from pipeline.analysis.selection import Choices
+from pipeline.analysis.compare.runs import RunTable, read_runs
+from pipeline.analysis.quality.estimates import NOTHING, Estimate
+from pipeline.analysis.quality.selection import Choices
 
 ROOT = Path(__file__).parent.parent.parent
 sys.path.insert(0, str(ROOT / "bench"))

@@ -8,8 +8,8 @@ import pytest
 from pipeline.analysis.points import Place, Point, crossing, curves, measured, read_points, spread, write_points
 from pipeline.analysis.sweep_tables import crossings, sweep_tables
 from pipeline.errors import InputError
-from pipeline.options import RunOptions
-from pipeline.run import run
+from pipeline.session.options import RunOptions
+from pipeline.session.run import run
 
 ROOT = Path(__file__).parent.parent.parent
 

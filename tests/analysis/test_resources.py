@@ -9,8 +9,8 @@ import pytest
 
 from pipeline.analysis.resources import Resources, answers, resources
 from pipeline.engines.registry import engine_specs
-from pipeline.loader import load_engines
-from pipeline.runfile import resolved_engines
+from pipeline.graph.loader import load_engines
+from pipeline.trace.run_file import resolved_engines
 
 ROOT = Path(__file__).parent.parent.parent
 A100 = {role: {"device": "NVIDIA A100"} for role in ("draft", "target")}

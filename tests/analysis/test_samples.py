@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipeline.analysis.samples import Interval, Sample, interval, majority, pass_at, wilson
+from pipeline.analysis.quality.samples import Interval, Sample, interval, majority, pass_at, wilson
 
 
 def never(a: str, b: str) -> bool:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipeline.analysis.selection import read_choices, stages_of, thought_answer
+from pipeline.analysis.quality.selection import read_choices, stages_of, thought_answer
 from pipeline.trace.events import ChainRow, StepRow
 from pipeline.trace.store import TraceStore
 

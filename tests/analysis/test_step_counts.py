@@ -9,8 +9,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline.analysis.samples import wilson
-from pipeline.analysis.step_counts import StepCounts, Verdicts, count_steps
+from pipeline.analysis.quality.samples import wilson
+from pipeline.analysis.quality.step_counts import StepCounts, Verdicts, count_steps
 from pipeline.trace.columns import schema_of
 from pipeline.trace.events import RewardRow, StepRow
 from pipeline.trace.store import TraceStore

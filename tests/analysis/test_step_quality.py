@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline.analysis.step_quality import read_quality
+from pipeline.analysis.quality.step_quality import read_quality
 
 SCHEMA = pa.schema(
     [

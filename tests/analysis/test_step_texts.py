@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipeline.analysis.run_chains import read_chains, read_tokens
-from pipeline.analysis.step_texts import read_texts, words_in
+from pipeline.analysis.compare.run_chains import read_chains, read_tokens
+from pipeline.analysis.quality.step_texts import read_texts, words_in
 from pipeline.trace.events import CallRow, ChainRow, StepRow
 from pipeline.trace.store import TraceStore
 

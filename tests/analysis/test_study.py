@@ -10,22 +10,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numba.core.caching import CacheImpl
 
-from pipeline.analysis import calls as calls_module
-from pipeline.analysis import outline as outline_module
-from pipeline.analysis.calls import Calls, observe
 from pipeline.analysis.card import RunCard, read_run_card
 from pipeline.analysis.compiled import compiled
-from pipeline.analysis.critical_path import critical_path
 from pipeline.analysis.devices import devices_of
-from pipeline.analysis.latency import latencies
-from pipeline.analysis.ledger import ledger
-from pipeline.analysis.occupancy import occupancy
-from pipeline.analysis.outline import CHAIN, FINISHED, OPEN, Axis, Outline, read_outline
 from pipeline.analysis.study import analyse
+from pipeline.analysis.time import calls as calls_module
+from pipeline.analysis.time import outline as outline_module
+from pipeline.analysis.time.calls import Calls, observe
+from pipeline.analysis.time.critical_path import critical_path
+from pipeline.analysis.time.latency import latencies
+from pipeline.analysis.time.occupancy import occupancy
+from pipeline.analysis.time.outline import CHAIN, FINISHED, OPEN, Axis, Outline, read_outline
+from pipeline.analysis.tokens.ledger import ledger
 from pipeline.trace.store import TraceStore
 from tests.analysis.test_occupancy import same
-from tests.analysis.traces import S, T, call, card, chain, write
-from tests.test_run import solve
+from tests.session.test_run import solve
+from tests.support.traces import S, T, call, card, chain, write
 
 
 def test_one_reading_tells_what_four_do(tmp_path: Path) -> None:

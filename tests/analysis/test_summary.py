@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from pipeline.analysis.samples import Interval
+from pipeline.analysis.quality.samples import Interval
 from pipeline.analysis.summary import EngineSummary, StageSummary, Summary, summarize, tail_time_s
 from pipeline.errors import InputError
 from pipeline.trace.events import CallRow, ChainRow, StepRow

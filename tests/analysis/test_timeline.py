@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.analysis.timeline import Calls, EngineTime, StageTime, Totals, measure, merged, read_chunks, timeline
+from pipeline.analysis.time.timeline import Calls, EngineTime, StageTime, Totals, measure, merged, read_chunks, timeline
 from pipeline.errors import InputError
 from pipeline.trace.events import CallRow
 from pipeline.trace.store import TraceStore

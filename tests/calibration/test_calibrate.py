@@ -14,10 +14,10 @@ from pipeline.calibration.fit import error_of, simulate
 from pipeline.calibration.recorded import Recorded, durations, read_recorded, undisturbed
 from pipeline.calibration.text import CORRELATION, accuracy_for, moments, read_lengths, text_of
 from pipeline.errors import InputError, UsageError
-from pipeline.options import RunOptions
-from pipeline.run import load_plan, run
-from pipeline.spec import SimDeviceSpec, SimSpec
-from tests.test_run import write_problems
+from pipeline.graph.spec import SimDeviceSpec, SimSpec
+from pipeline.session.options import RunOptions
+from pipeline.session.run import load_plan, run
+from tests.session.test_run import write_problems
 
 ROOT = Path(__file__).parent.parent.parent
 SIM = ROOT / "graphs/engines/sim-2xh100.yaml"

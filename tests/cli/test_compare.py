@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from pipeline.cli.main import main
-from pipeline.options import RunOptions
-from pipeline.run import run
+from pipeline.session.options import RunOptions
+from pipeline.session.run import run
 
 ROOT = Path(__file__).parent.parent.parent
 Compare = Callable[..., tuple[int, str, str]]

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.test_main import SPECCOT, pipeline
-from tests.test_run import solve
+from tests.session.test_run import solve
 
 pytestmark = pytest.mark.slow
 

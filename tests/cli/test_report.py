@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.options import RunOptions
-from pipeline.run import run
+from pipeline.session.options import RunOptions
+from pipeline.session.run import run
 
 ROOT = Path(__file__).parent.parent.parent
 MAIN = "from pipeline.cli.main import main; main()"

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.test_main import ROOT, pipeline
-from tests.test_run import solve
+from tests.session.test_run import solve
 
 
 @pytest.fixture(scope="module")

@@ -11,8 +11,8 @@ import pytest
 
 from pipeline.cli.console import Plain
 from pipeline.engines.tokenizer import HFTokenizer
-from tests.engines import small_server
-from tests.fuzzing import command
+from tests.support import small_server
+from tests.support.fuzzing import command
 
 ROOT = Path(__file__).parent.parent.parent
 TARGET, SIM = ROOT / "graphs/target.yaml", ROOT / "graphs/engines/sim-instant.yaml"

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.plan import Plan
-from pipeline.run import load_plan
-from tests.test_run import ROOT, solve
+from pipeline.graph.plan import Plan
+from pipeline.session.run import load_plan
+from tests.session.test_run import ROOT, solve
 
 Draw = Callable[..., Plan]
 NASTY = '"];a-->b;<img src=x onerror=y>&lt;\\N{{}}#quot;`$$'

@@ -18,10 +18,10 @@ from pipeline.drawing.sheet import Sheet, sheet
 from pipeline.drawing.tally import tally
 from pipeline.drawing.text import text
 from pipeline.errors import UsageError
-from pipeline.plan import Plan
-from pipeline.run import load_plan
+from pipeline.graph.plan import Plan
+from pipeline.session.run import load_plan
 from tests.drawing.conftest import NASTY
-from tests.test_run import ROOT
+from tests.session.test_run import ROOT
 
 Load = Callable[..., Plan]
 GRAPHS = sorted(path.stem for path in (ROOT / "graphs").glob("*.yaml"))

@@ -9,8 +9,8 @@ import pytest
 
 from pipeline.drawing.recorded import recorded
 from pipeline.errors import InputError
-from pipeline.plan import Plan
-from tests.test_run import solve
+from pipeline.graph.plan import Plan
+from tests.session.test_run import solve
 
 Load = Callable[..., Plan]
 

@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 from pipeline.drawing.recorded import engines_of
 from pipeline.drawing.sheet import Sheet, sheet
 from pipeline.drawing.tally import tally
-from pipeline.plan import Plan
+from pipeline.graph.plan import Plan
 
 Load = Callable[..., Plan]
 

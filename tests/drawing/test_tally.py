@@ -9,7 +9,7 @@ import pytest
 
 from pipeline.drawing.tally import tally
 from pipeline.drawing.words import mean
-from pipeline.plan import Plan
+from pipeline.graph.plan import Plan
 from pipeline.trace.events import CallRow, ChainRow, StepRow
 from pipeline.trace.store import TraceStore
 

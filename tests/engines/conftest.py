@@ -7,12 +7,12 @@ import anyio
 import pytest
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
-from pipeline.engines.base import Completion, Engine, Request
-from pipeline.engines.openai import open_openai
-from pipeline.engines.torch import open_torch
-from pipeline.engines.vllm import open_vllm
-from pipeline.spec import OpenAISpec, SimDeviceSpec, SimSpec, SimTextSpec, TorchSpec, VllmSpec
-from tests.engines import servers
+from pipeline.engine import Completion, Engine, Request
+from pipeline.engines.openai.backend import open_openai
+from pipeline.engines.torch.backend import open_torch
+from pipeline.engines.vllm.backend import open_vllm
+from pipeline.graph.spec import OpenAISpec, SimDeviceSpec, SimSpec, SimTextSpec, TorchSpec, VllmSpec
+from tests.support import servers
 
 Talk = Callable[[Engine], Awaitable[None]]
 Converse = Callable[[Talk], None]

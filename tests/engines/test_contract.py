@@ -12,9 +12,9 @@ import anyio
 import pytest
 from anyio.from_thread import BlockingPortal
 
-from pipeline.engines.base import Engine, Forgetful, Request
+from pipeline.engine import Engine, PrefixCacheReset, Request
 from pipeline.errors import ContextOverflow, RequestRefused
-from pipeline.virtual_clock import VirtualClock
+from pipeline.runtime.virtual_clock import VirtualClock
 from tests.engines.conftest import SIM, Converse, Talk, ask_all, prompt_of
 
 PROBLEM = "Lily has 19 pens. Lily sells 5 packs of 2. Lily drops 9. How many pens has Lily now?"
@@ -36,7 +36,7 @@ def torch_converse(request: pytest.FixtureRequest) -> Converse:
 
 def sim_converse(request: pytest.FixtureRequest) -> Converse:
     """A fresh simulated engine for each test, on a clock that jumps."""
-    sim = pytest.importorskip("pipeline.engines.sim")
+    sim = pytest.importorskip("pipeline.engines.sim.engine")
 
     def converse(talk: Talk) -> None:
         async def main() -> None:
@@ -312,13 +312,13 @@ def test_nothing_counts_as_seen_once_the_engine_forgot(converse: Converse) -> No
     servers: list[str] = []
 
     async def talk(engine: Engine) -> None:
-        if not isinstance(engine, Forgetful):
+        if not isinstance(engine, PrefixCacheReset):
             servers.append(engine.role)
             return
         request = thinking(engine, LONG)
         first, again = await engine.generate(request), await engine.generate(request)
         assert again.usage.cached_input_tokens > 0
-        await engine.forget()
+        await engine.reset_prefix_cache()
         after = await engine.generate(request)
         assert after.usage.cached_input_tokens == 0
         assert len({answer.candidates[0].ids for answer in (first, again, after)}) == 1

@@ -19,17 +19,17 @@ import anyio
 import pyarrow.parquet
 import pytest
 
-from pipeline.engines import openai_client
-from pipeline.engines.base import Candidate, Completion, Request
-from pipeline.engines.openai import open_openai
-from pipeline.engines.openai_engine import OpenAIEngine
-from pipeline.engines.openai_replicas import Router
-from pipeline.engines.openai_terms import Capabilities, weakest
+from pipeline.engine import Candidate, Completion, Request
+from pipeline.engines.openai import client as openai_client
+from pipeline.engines.openai.backend import open_openai
+from pipeline.engines.openai.engine import OpenAIEngine
+from pipeline.engines.openai.replicas import Router
+from pipeline.engines.openai.terms import Capabilities, weakest
 from pipeline.engines.tokenizer import HFTokenizer
 from pipeline.errors import ContextOverflow, EngineDead, EngineUnavailable, GraphError, PipelineError, RequestRefused
-from pipeline.spec import OpenAISpec
+from pipeline.graph.spec import OpenAISpec
 from tests.conftest import ROOT
-from tests.engines.small_server import (
+from tests.support.small_server import (
     HOSTED,
     LLAMA,
     OLD_VLLM,
@@ -775,7 +775,7 @@ def test_two_servers_can_do_what_both_can() -> None:
 
 
 def test_the_package_is_loaded_only_when_a_server_is_opened() -> None:
-    code = "import sys, pipeline.engines.openai, pipeline.engines.registry; print(*sys.modules)"
+    code = "import sys, pipeline.engines.openai.backend, pipeline.engines.registry; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert {"openai", "httpx", "httpx2"}.isdisjoint(loaded)
 

@@ -6,12 +6,12 @@ from importlib.util import find_spec
 import pytest
 from anyio.from_thread import BlockingPortal
 
-from pipeline.engines.base import Completion, Request
-from pipeline.engines.openai import open_openai
-from pipeline.engines.openai_engine import OpenAIEngine
-from pipeline.spec import OpenAISpec
+from pipeline.engine import Completion, Request
+from pipeline.engines.openai.backend import open_openai
+from pipeline.engines.openai.engine import OpenAIEngine
+from pipeline.graph.spec import OpenAISpec
 from tests.engines.conftest import prompt_of
-from tests.engines.servers import Running
+from tests.support.servers import Running
 
 pytestmark = [
     pytest.mark.vllm,

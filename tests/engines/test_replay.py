@@ -6,11 +6,11 @@ from typing import Any
 import anyio
 import pytest
 
-from pipeline.engines.base import Request, Timing, Usage
-from pipeline.engines.replay import Recorded, ReplayEngine
-from pipeline.engines.replay_answers import answer_of, misfit
-from pipeline.engines.replay_calls import RecordedCall, RecordedCalls
-from pipeline.engines.sim_tokenizer import VOCAB_SIZE, SimTokenizer
+from pipeline.engine import Request, Timing, Usage
+from pipeline.engines.replay.answers import answer_of, misfit
+from pipeline.engines.replay.calls import RecordedCall, RecordedCalls
+from pipeline.engines.replay.engine import Recorded, ReplayEngine
+from pipeline.engines.sim.tokenizer import VOCAB_SIZE, SimTokenizer
 from pipeline.errors import ContextOverflow, EngineDead, NeverGenerated
 from pipeline.trace.events import CallRow
 from pipeline.trace.store import TraceStore

@@ -11,11 +11,11 @@ from typing import Any
 import anyio
 import pytest
 
-from pipeline.engines.base import Completion, Engine, Request
-from pipeline.engines.sim import open_sim
+from pipeline.engine import Completion, Engine, Request
+from pipeline.engines.sim.engine import open_sim
 from pipeline.errors import EngineDead, GraphError, RequestRefused
-from pipeline.spec import SimDeviceSpec, SimSpec
-from pipeline.virtual_clock import VirtualClock
+from pipeline.graph.spec import SimDeviceSpec, SimSpec
+from pipeline.runtime.virtual_clock import VirtualClock
 
 pytestmark = pytest.mark.anyio
 DEVICE = SimDeviceSpec(name="d", flops_per_s=2.0**21, bytes_per_s=2.0**18, overhead_s=2.0**-9)

@@ -9,14 +9,14 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from pipeline.engines.base import Candidate, Request
-from pipeline.engines.sim_text import TextModel, sim_answer
-from pipeline.engines.sim_tokenizer import SPECIALS, VOCAB_SIZE, SimTokenizer
-from pipeline.prompts import DELIMITER, LABELS, WORDINGS, Dialect
-from pipeline.spec import SimSpec, SimTextSpec
+from pipeline.engine import Candidate, Request
+from pipeline.engines.sim.text import TextModel, sim_answer
+from pipeline.engines.sim.tokenizer import SPECIALS, VOCAB_SIZE, SimTokenizer
+from pipeline.graph.spec import SimSpec, SimTextSpec
+from pipeline.reasoning.prompts import DELIMITER, LABELS, WORDINGS, PromptBuilder
 
 TOKENIZER = SimTokenizer()
-DIALECT = Dialect(TOKENIZER)
+DIALECT = PromptBuilder(TOKENIZER)
 PROBLEM = "How many apples are 17 + 25?"
 CLOSE = TOKENIZER.special_ids["</think>"]
 DEFAULT = SimTextSpec()

@@ -14,13 +14,13 @@ import psutil
 import pytest
 from anyio.from_thread import BlockingPortal
 
-from pipeline.engines.base import Completion, Engine, Request
+from pipeline.engine import Completion, Engine, Request
 from pipeline.engines.cores import Wish, share_cores
 from pipeline.engines.models import resolve
-from pipeline.engines.torch import open_torch
-from pipeline.engines.torch_slots import Slots
+from pipeline.engines.torch.backend import open_torch
+from pipeline.engines.torch.slots import Slots
 from pipeline.errors import EngineDead, GraphError
-from pipeline.spec import TorchSpec
+from pipeline.graph.spec import TorchSpec
 from tests.engines.conftest import DRAFT, ask_all, prompt_of
 
 PROBLEMS = [
@@ -51,8 +51,8 @@ class Bench:
     """A loop over a bundled model in this very process: the worker without its socket."""
 
     def __init__(self, **options: Any) -> None:
-        from pipeline.engines.torch_model import load
-        from pipeline.engines.worker_wire import Setup
+        from pipeline.engines.process.wire import Setup
+        from pipeline.engines.torch.model import load
 
         spec = TorchSpec(**{"model": "bundled:tiny-target"} | options)
         self.loaded = load(Setup("target", spec, resolve("target", spec.model), ()))
@@ -63,7 +63,7 @@ class Bench:
         """All at once; the answers in the order of the requests. `order` tells in which order they finished."""
         import torch
 
-        from pipeline.engines.torch_jobs import Job, Stops
+        from pipeline.engines.torch.jobs import Job, Stops
 
         first = self._number
         for request in requests:
@@ -137,7 +137,7 @@ def test_shared_key_heads_and_sliding_windows_are_computed_rightly(tmp_path: Pat
 
 
 def test_attention_that_is_not_supported_is_refused(tmp_path: Path) -> None:
-    from pipeline.engines.torch_model import CannotLoad
+    from pipeline.engines.torch.model import CannotLoad
 
     small_model(tmp_path, "gemma2", head_dim=16)
     with pytest.raises(CannotLoad, match="soft caps"):
@@ -358,7 +358,7 @@ def test_a_failed_start_says_why(portal: BlockingPortal, spec: TorchSpec, says: 
 def test_a_missing_device_says_so() -> None:
     import torch
 
-    from pipeline.engines.torch_model import CannotLoad
+    from pipeline.engines.torch.model import CannotLoad
 
     if torch.cuda.is_available():
         pytest.skip("there is a CUDA device here")
@@ -375,7 +375,7 @@ def test_cores_are_shared_out_only_if_there_are_enough() -> None:
 
 
 def stops_of(*strings: str) -> Callable[[list[int]], Any]:
-    from pipeline.engines.torch_jobs import Stops
+    from pipeline.engines.torch.jobs import Stops
 
     pieces = ["a", "b\n", "\n", "\n\nc", " "]
     stops = Stops(strings, (), frozenset(), lambda ids: "".join(pieces[i] for i in ids))

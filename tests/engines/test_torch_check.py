@@ -5,11 +5,11 @@ from typing import Any
 import anyio
 import pytest
 
-from pipeline.engines.base import Finding
-from pipeline.engines.machine import GIB, Gpu, Machine
+from pipeline.engine import Finding
 from pipeline.engines.model_card import ModelCard, Shape
-from pipeline.engines.torch_check import examine_torch, torch_examination
-from pipeline.spec import TorchSpec
+from pipeline.engines.torch.check import examine_torch, torch_examination
+from pipeline.graph.spec import TorchSpec
+from pipeline.machine import GIB, Gpu, Machine
 
 SHAPE = Shape(layers=32, heads=32, kv_heads=8, head_dim=128, hidden_size=4096, intermediate_size=8192, vocab_size=32000)
 CARD = ModelCard(model="big", source="its files", folder="/big", parameters=4 * GIB, dtype="bfloat16", shape=SHAPE, max_model_len=8192)

@@ -17,12 +17,12 @@ from anyio.from_thread import BlockingPortal
 from msgspec import structs
 from safetensors.numpy import save_file
 
-from pipeline.engines.base import Completion, Engine, Request
+from pipeline.engine import Completion, Engine, Request
 from pipeline.engines.models import resolve
-from pipeline.engines.vllm import open_vllm
-from pipeline.engines.worker import WorkerEngine
+from pipeline.engines.process.engine import WorkerEngine
+from pipeline.engines.vllm.backend import open_vllm
 from pipeline.errors import EngineDead, GraphError
-from pipeline.spec import SpeculativeSpec, VllmSpec
+from pipeline.graph.spec import SpeculativeSpec, VllmSpec
 from tests.engines.conftest import VLLM, ask_all, prompt_of
 
 pytestmark = [pytest.mark.vllm, pytest.mark.skipif(find_spec("vllm") is None, reason="vllm is not installed here")]

@@ -5,12 +5,12 @@ from typing import Any
 import anyio
 import pytest
 
-from pipeline.engines.machine import GIB, Gpu, Machine
 from pipeline.engines.model_card import ModelCard, Shape, read_card
-from pipeline.engines.vllm_memory import check, examine_vllm, findings, look_up
-from pipeline.engines.vllm_plan import CONTEXT_BYTES, MemoryPlan, build, on_cpu, overhead_bytes, plan
+from pipeline.engines.vllm.memory import check, examine_vllm, findings, look_up
+from pipeline.engines.vllm.plan import CONTEXT_BYTES, MemoryPlan, build, on_cpu, overhead_bytes, plan
 from pipeline.errors import GraphError
-from pipeline.spec import SpeculativeSpec, VllmSpec
+from pipeline.graph.spec import SpeculativeSpec, VllmSpec
+from pipeline.machine import GIB, Gpu, Machine
 
 SHAPE = Shape(layers=32, heads=32, kv_heads=8, head_dim=128, hidden_size=4096, intermediate_size=8192, vocab_size=32000)
 SMALL = Shape(layers=16, heads=8, kv_heads=2, head_dim=64, hidden_size=1024, intermediate_size=2048, vocab_size=32000)

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from pipeline.engines.base import Request
-from pipeline.engines.worker_wire import Setup
-from pipeline.spec import SpeculativeSpec, VllmSpec
+from pipeline.engine import Request
+from pipeline.engines.process.wire import Setup
+from pipeline.graph.spec import SpeculativeSpec, VllmSpec
 
 pytestmark = pytest.mark.vllm
 EOS = frozenset({9})
@@ -21,7 +21,7 @@ def terms() -> Any:
     if find_spec("vllm") is None:
         pytest.skip("vllm is not installed here")
     with warnings.catch_warnings(action="ignore"):  # vLLM's own, while it is imported
-        from pipeline.engines import vllm_terms
+        from pipeline.engines.vllm import terms as vllm_terms
     return vllm_terms
 
 
@@ -160,7 +160,7 @@ def test_speculation_in_vllms_words(terms: Any) -> None:
 def test_the_mended_kernel_spreads_values_over_tokens() -> None:
     import torch
 
-    from pipeline.engines.vllm_mend import expand
+    from pipeline.engines.vllm.cpu_patch import expand
 
     spread = torch.full((7,), -1.0)
     expand(spread, torch.tensor([0.6, 0.0, 0.9]), torch.tensor([2, 3, 6], dtype=torch.int32), 0, 1, MAX_NUM_TOKENS=32)

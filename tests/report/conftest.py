@@ -10,10 +10,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline.options import RunOptions
 from pipeline.report.report import report
-from pipeline.report.run_sections import Asked
-from pipeline.run import run
+from pipeline.report.run_sections import ReportOptions
+from pipeline.session.options import RunOptions
+from pipeline.session.run import run
 
 ROOT = Path(__file__).parent.parent.parent
 HOSTILE = (
@@ -84,7 +84,7 @@ def spoilt(value: Any) -> Any:
 @pytest.fixture(scope="session")
 def page_of() -> Callable[..., str]:
     """The page of run folders, as the command makes it."""
-    return lambda *runs, chains=6, bins=40: report(runs, Asked(chains=chains, bins=bins))
+    return lambda *runs, chains=6, bins=40: report(runs, ReportOptions(chains=chains, bins=bins))
 
 
 @pytest.fixture

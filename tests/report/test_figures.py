@@ -6,13 +6,17 @@ import numpy as np
 import plotly.graph_objects as go
 import pytest
 
-from pipeline.analysis import critical_path, ledger, occupancy
-from pipeline.analysis.latency import QUANTITIES, Percentiles
-from pipeline.analysis.samples import Interval
-from pipeline.analysis.step_counts import Scores, Share
-from pipeline.report import figures_gantt, figures_steps, figures_time, figures_tokens
+from pipeline.analysis.quality.samples import Interval
+from pipeline.analysis.quality.step_counts import Scores, Share
+from pipeline.analysis.time import critical_path, occupancy
+from pipeline.analysis.time.latency import QUANTITIES, Percentiles
+from pipeline.analysis.tokens import ledger
+from pipeline.report.figures import gantt as figures_gantt
+from pipeline.report.figures import steps as figures_steps
+from pipeline.report.figures import time as figures_time
+from pipeline.report.figures import tokens as figures_tokens
+from pipeline.report.figures.style import DECISIONS, WORDS, colours, drawn
 from pipeline.report.gantt import WAITING, Gantt, Stretches
-from pipeline.report.style import DECISIONS, WORDS, colours, drawn
 
 NOTHING = Share(0, None, None)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import plotly.graph_objects as go
 import pytest
 
-from pipeline.analysis.compare_cells import Table
+from pipeline.analysis.compare.cells import Table
 from pipeline.errors import UsageError
 from pipeline.report.file import place_for, write
 from pipeline.report.page import Figure, Section, is_page, numeric, page

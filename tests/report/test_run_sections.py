@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from pipeline.errors import InputError
-from pipeline.report.run_sections import Asked, run_sections
+from pipeline.report.run_sections import ReportOptions, run_sections
 from pipeline.report.setup import MEASURED, REPLAYED, SIMULATED, decisions, engine_setup, notices, read_setup
 
 
@@ -39,7 +39,7 @@ def test_what_was_decided(ran: Path) -> None:
 
 
 def test_a_small_run_has_all_sections(ran: Path) -> None:
-    titles = [section.title for section in run_sections(ran, Asked(bins=20))]
+    titles = [section.title for section in run_sections(ran, ReportOptions(bins=20))]
     assert titles == [
         "What came out",
         "Engines over time",
@@ -69,4 +69,4 @@ def test_a_run_without_some_of_its_rows_is_shown_as_far_as_it_goes(
 
 def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="name a run folder"):
-        run_sections(tmp_path, Asked())
+        run_sections(tmp_path, ReportOptions())

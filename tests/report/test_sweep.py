@@ -7,9 +7,9 @@ import pytest
 from pipeline.analysis.points import Point, write_points
 from pipeline.cli.main import perform
 from pipeline.errors import InputError, UsageError
-from pipeline.report.figures_sweep import INK, over_target, sweep_figures, throughput
+from pipeline.report.figures.sweep import INK, over_target, sweep_figures, throughput
 from pipeline.report.report import report
-from pipeline.report.run_sections import Asked
+from pipeline.report.run_sections import ReportOptions
 from pipeline.report.sweep import CACHE_KEPT, sweep_report, sweep_section
 from tests.analysis.test_points import alone, point
 
@@ -62,7 +62,7 @@ def test_the_page_says_where_speculation_pays_and_what_to_doubt(tmp_path: Path) 
     assert section.notices[-1] == CACHE_KEPT
     assert "Simulated runs" in section.notices[0]
     assert "speccot, pipelined: faster than the target alone at batch size 1." in section.text
-    html = report([sweep_folder(tmp_path / "s", POINTS)], Asked())
+    html = report([sweep_folder(tmp_path / "s", POINTS)], ReportOptions())
     assert "the curves cross near batch size 2.83" in html
     assert "in the form of SpecCoT" in html
 
@@ -70,7 +70,7 @@ def test_the_page_says_where_speculation_pays_and_what_to_doubt(tmp_path: Path) 
 def test_a_sweep_without_points_or_beside_runs_is_refused(tmp_path: Path) -> None:
     folder = sweep_folder(tmp_path / "s", POINTS)
     with pytest.raises(UsageError, match="s: is a sweep; report it alone"):
-        report([folder, tmp_path], Asked())
+        report([folder, tmp_path], ReportOptions())
     (folder / "points.parquet").unlink()
     with pytest.raises(InputError, match="s: has no finished point: there is nothing to report"):
         sweep_report(folder)

@@ -11,16 +11,16 @@ import anyio
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline.engines.base import Candidate, Completion, Engine, EngineStatistics, Request, Usage
+from pipeline.data.problems import Problem
+from pipeline.engine import Candidate, Completion, Engine, EngineStatistics, Request, Usage
 from pipeline.engines.registry import open_engines
 from pipeline.errors import EngineDead, EngineUnavailable
-from pipeline.problems import Problem
-from pipeline.prompts import Dialect
-from pipeline.run import load_plan
+from pipeline.reasoning.prompts import PromptBuilder
 from pipeline.runtime.backoff import LONGEST_BACKOFF_S, backoff_s
+from pipeline.runtime.chain_recorder import Clock
 from pipeline.runtime.executor import Executor, Settings
-from pipeline.runtime.journal import Clock
 from pipeline.runtime.schedule import SCHEDULES
+from pipeline.session.run import load_plan
 from pipeline.stages.registry import build_stages
 from pipeline.trace.recorder import open_recorder
 from pipeline.trace.store import TraceStore
@@ -104,13 +104,13 @@ async def execute(
     plan = load_plan(graph, SIM, settings)
     async with open_engines(plan.engines) as opened:
         engines: dict[str, Any] = dict(opened) | {"draft": draft(opened["draft"])}
-        dialects = {role: Dialect(engine.tokenizer) for role, engine in engines.items()}
+        builders = {role: PromptBuilder(engine.tokenizer) for role, engine in engines.items()}
         async with open_recorder(TraceStore(folder), virtual=True) as recorder:
             executor = Executor(
                 plan,
-                build_stages(plan, dialects, "test"),
+                build_stages(plan, builders, "test"),
                 engines,
-                dialects,
+                builders,
                 SCHEDULES[schedule](4),
                 recorder,
                 Clock(time.time_ns()),

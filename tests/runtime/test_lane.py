@@ -1,6 +1,6 @@
 """Who goes next, line by line: the lane decides without a clock."""
 
-from pipeline.engines.base import Request
+from pipeline.engine import Request
 from pipeline.runtime.lane import MAX_OVERTAKES, Call, Lane
 
 

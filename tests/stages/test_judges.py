@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.chain import Verdict
-from pipeline.engines.base import Completion, Request, Usage
-from pipeline.prompts import CHOOSE_ONE_QUESTION, CHOOSE_QUESTION, CHOOSE_THOUGHT_INTRO
-from pipeline.spec import ChooseSpec, LikelihoodSpec, ScoreSpec
+from pipeline.engine import Completion, Request, Usage
+from pipeline.graph.spec import ChooseSpec, LikelihoodSpec, ScoreSpec
+from pipeline.reasoning.chain import Verdict
+from pipeline.reasoning.prompts import CHOOSE_ONE_QUESTION, CHOOSE_QUESTION, CHOOSE_THOUGHT_INTRO
 from pipeline.stages.choose import ChooseStage, probabilities
 from pipeline.stages.likelihood import LikelihoodStage
 from pipeline.stages.score import ScoreStage
@@ -20,15 +20,15 @@ World = Callable[..., Any]
 
 
 def choose(here: Any, **fields: Any) -> ChooseStage:
-    return ChooseStage("verify", ChooseSpec(engine="target", **fields), here.dialects)
+    return ChooseStage("verify", ChooseSpec(engine="target", **fields), here.builders)
 
 
 def score(here: Any, **fields: Any) -> ScoreStage:
-    return ScoreStage("verify", ScoreSpec(engine="target", **fields), here.dialects)
+    return ScoreStage("verify", ScoreSpec(engine="target", **fields), here.builders)
 
 
 def likelihood(here: Any, **fields: Any) -> LikelihoodStage:
-    return LikelihoodStage("verify", LikelihoodSpec(engine="target", **fields), here.dialects)
+    return LikelihoodStage("verify", LikelihoodSpec(engine="target", **fields), here.builders)
 
 
 def scored(*logprobs: float) -> Completion:

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from pipeline.chain import Outcome
-from pipeline.engines.base import Request
-from pipeline.spec import AnswerSpec, DraftSpec, GenerateSpec, UntilSpec
+from pipeline.engine import Request
+from pipeline.graph.spec import AnswerSpec, DraftSpec, GenerateSpec, UntilSpec
+from pipeline.reasoning.chain import Outcome
 from pipeline.stages.answer import AnswerStage
 from pipeline.stages.draft import DraftStage
 from pipeline.stages.generate import GenerateStage
@@ -16,15 +16,15 @@ World = Callable[..., Any]
 
 
 def generate(here: Any, unit: Any, **fields: Any) -> GenerateStage:
-    return GenerateStage("write", GenerateSpec(engine="target", unit=unit, max_tokens=32, **fields), here.dialects)
+    return GenerateStage("write", GenerateSpec(engine="target", unit=unit, max_tokens=32, **fields), here.builders)
 
 
 def draft(here: Any, **fields: Any) -> DraftStage:
-    return DraftStage("draft", DraftSpec(engine="draft", max_tokens=32, **fields), here.dialects)
+    return DraftStage("draft", DraftSpec(engine="draft", max_tokens=32, **fields), here.builders)
 
 
 def answer(here: Any) -> AnswerStage:
-    return AnswerStage("answer", AnswerSpec(engine="target", max_tokens=32), here.dialects)
+    return AnswerStage("answer", AnswerSpec(engine="target", max_tokens=32), here.builders)
 
 
 def written(here: Any, unit: Any, text: str, chain: Any = None, **how: Any) -> Outcome:
@@ -122,7 +122,7 @@ def test_the_budget_of_the_thought_cuts_neither_response_nor_answer(world: World
 def test_no_tokens_are_not_asked_for(world: World, unit: Any) -> None:
     here = world()
     chain = here.chain()
-    stage = GenerateStage("guidance", GenerateSpec(engine="target", unit=unit, max_tokens=0), here.dialects)
+    stage = GenerateStage("guidance", GenerateSpec(engine="target", unit=unit, max_tokens=0), here.builders)
     assert stage.requests(chain) == []
     assert chain.apply("guidance", stage.apply(chain, [])) is None
     assert (chain.steps, chain.next_index) == ([], 1)

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.engines.tokenizer import HFTokenizer
-from pipeline.prompts import DELIMITER, WORDINGS, Dialect
+from pipeline.reasoning.prompts import DELIMITER, WORDINGS, PromptBuilder
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "tools"))
@@ -63,9 +63,9 @@ def test_fixed_texts_are_one_token_each(tokenizer):
 
 
 def test_every_label_of_a_verification_is_one_token(tokenizer):
-    dialect = Dialect(tokenizer)
-    assert dialect.most_candidates >= 9
-    assert dialect.can_score
+    builder = PromptBuilder(tokenizer)
+    assert builder.most_candidates >= 9
+    assert builder.can_score
 
 
 @settings(max_examples=200, deadline=None)
@@ -82,7 +82,7 @@ def test_steps_are_encoded_alike_apart_and_together(tokenizer):
 
 def test_a_score_asks_exactly_what_is_served(examples):
     situation = examples.situation()
-    asked = examples.dialect.score(situation.context, situation.gold)
+    asked = examples.builder.score(situation.context, situation.gold)
     example = examples.score(situation, situation.gold)
     assert (example.ids, example.options) == (asked.ids, asked.option_ids[9:])
 
@@ -90,7 +90,7 @@ def test_a_score_asks_exactly_what_is_served(examples):
 def test_a_choice_asks_exactly_what_is_served_and_every_right_candidate_is_an_answer(examples):
     situation, wrong = examples.situation(), (5, 6, 7)
     candidates = [wrong, situation.gold, wrong[:2]]
-    asked, example = examples.dialect.choose(situation.context, candidates), examples.choose(situation, candidates)
+    asked, example = examples.builder.choose(situation.context, candidates), examples.choose(situation, candidates)
     assert (example.ids, example.options) == (asked.ids, asked.option_ids[2:3])
     assert examples.choose(situation, [wrong]).options == asked.option_ids[:1]
 

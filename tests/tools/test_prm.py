@@ -20,7 +20,7 @@ def test_all_but_two_rows_are_the_targets():
     }
     assert [name for name in ours if not torch.equal(ours[name], target[name])] == [embedding]
     changed = (ours[embedding] != target[embedding]).any(1).nonzero().flatten().tolist()
-    assert changed == sorted(train_prm.Judge(0).dialect.option_ids)
+    assert changed == sorted(train_prm.Judge(0).builder.option_ids)
 
 
 def test_a_head_learns_what_can_be_told_apart():

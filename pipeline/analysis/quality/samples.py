@@ -1,0 +1,161 @@
+"""What several attempts at every problem say: verdicts and answers of chains enter, shares with their uncertainty leave.
+
+A problem is drawn, its samples are not independent of each other: intervals take problems as clusters. Only chains with a
+verdict count; a problem without any counts nowhere.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from msgspec import Struct
+
+from pipeline.analysis.time.timeline import Array
+from pipeline.grading.answers import same_answer
+from pipeline.grading.grader import Grader
+from pipeline.trace.read import read_batches
+
+Same = Callable[[str, str], bool]
+"""Whether the first answer says the same as the second."""
+Z_95 = 1.959963984540054
+"""The normal distribution has 95 % within this many standard deviations."""
+
+
+class Interval(Struct, frozen=True):
+    """Where a share lies with 95 % confidence, 0 to 1."""
+
+    low: float
+    high: float
+    method: Literal["wilson", "clusters"]
+    """`wilson`: one sample a problem, or all outcomes alike. `clusters`: several samples, problems as clusters."""
+
+
+class Attempts(Struct, frozen=True, kw_only=True):
+    """What the graded chains of a run say together."""
+
+    interval: Interval | None
+    """Of the share of right ones."""
+    samples: int
+    """The most of one problem."""
+    pass_at: dict[int, float]
+    majority: float | None
+    """Null with one sample a problem."""
+
+
+class Sample(Struct, frozen=True):
+    """One graded chain."""
+
+    correct: bool
+    answer: str | None
+    """Null where it gave none; then it does not vote."""
+
+
+def attempts(run: Path, problem: Array, sample: Array, correct: Array, place: Array) -> Attempts:
+    """All of it; `place` is where each graded chain's row stands in the `chains` of the run folder `run`."""
+    most = int(np.unique(problem, return_counts=True)[1].max(initial=0))
+    with Grader() as grader:  # starts no process but for answers that are close to a tie and written differently
+        votes = read_samples(run, problem, sample, correct, place) if most > 1 else []
+        majority_right = majority(votes, lambda a, b: grader.verdict("math", a, b).correct is True)
+    return Attempts(interval=interval(problem, correct), samples=most, pass_at=pass_at(problem, correct), majority=majority_right)
+
+
+def interval(problem: Array, correct: Array) -> Interval | None:
+    """The 95 % interval of the share of right samples; `problem` names the cluster of each. None without samples.
+
+    With one sample a problem outcomes are independent, and Wilson's score interval (Wilson 1927) holds also for few problems
+    and for shares near 0 and 1. With several, the normal interval over the cluster-robust standard error (Liang and Zeger
+    1986; for evaluations Miller 2024, "Adding Error Bars to Evals", arXiv:2411.00640, section 2.2), with the correction
+    for few clusters: se = sqrt(G / (G - 1) * sum_g (sum_i (x_gi - mean))^2) / n, over G problems and n samples. With equally
+    many samples a problem that is the standard deviation of the problems' means over sqrt(G). Where all samples agree, or
+    there is but one problem, it would be 0 or unknown: then Wilson's, as if every problem had been tried once.
+    """
+    samples = len(correct)
+    if not samples:
+        return None
+    clusters = np.unique(problem, return_inverse=True)[1]
+    problems, mean = int(clusters.max()) + 1, float(np.mean(correct))
+    if problems == samples or problems == 1 or mean in (0.0, 1.0):
+        return wilson(mean, problems)
+    sums = np.bincount(clusters, np.asarray(correct, float) - mean)
+    half = Z_95 * math.sqrt(problems / (problems - 1) * float(sums @ sums)) / samples
+    return Interval(max(0.0, mean - half), min(1.0, mean + half), "clusters")
+
+
+def wilson(share: float, trials: int) -> Interval:
+    """Wilson's score interval of a `share` of independent trials."""
+    z2 = Z_95 * Z_95
+    middle = (share + z2 / (2 * trials)) / (1 + z2 / trials)
+    half = Z_95 / (1 + z2 / trials) * math.sqrt(share * (1 - share) / trials + z2 / (4 * trials * trials))
+    return Interval(max(0.0, middle - half), min(1.0, middle + half), "wilson")
+
+
+def pass_at(problem: Array, correct: Array) -> dict[int, float]:
+    """pass@k for k = 1, 2, 4, ... up to the most samples of a problem: the chance that one of k samples is right.
+
+    The unbiased estimator of Chen et al. 2021 ("Evaluating Large Language Models Trained on Code", equation 1):
+    1 - C(n - c, k) / C(n, k) with c of n samples right, averaged over the problems that have k samples.
+    """
+    clusters = np.unique(problem, return_inverse=True)[1] if len(problem) else np.empty(0, np.int64)
+    samples, right = np.bincount(clusters), np.bincount(clusters, correct)
+    found = {}
+    for k in (2**power for power in range(int(samples.max(initial=0)).bit_length())):
+        enough = samples >= k
+        found[k] = float(np.mean([_any_of(k, int(n), int(c)) for n, c in zip(samples[enough], right[enough], strict=True)]))
+    return found
+
+
+def _any_of(k: int, samples: int, right: int) -> float:
+    return 1.0 - math.comb(samples - right, k) / math.comb(samples, k)
+
+
+def read_samples(run: Path, problem: Array, sample: Array, correct: Array, place: Array) -> list[list[Sample]]:
+    """The graded chains of each problem, in order of their samples; `place` is where each one's row stands in the table."""
+    wanted = np.sort(place)
+    answers: dict[int, str | None] = {}
+    start = 0
+    for batch in read_batches(run, "chains", ["answer"]):
+        here = wanted[np.searchsorted(wanted, start) : np.searchsorted(wanted, start + batch.num_rows)]
+        answers.update(zip(here.tolist(), batch.column("answer").take(here - start).to_pylist(), strict=True))
+        start += batch.num_rows
+    problems: dict[int, list[Sample]] = {}
+    for each in np.lexsort((sample, problem)).tolist():
+        problems.setdefault(int(problem[each]), []).append(Sample(bool(correct[each]), answers[int(place[each])]))
+    return list(problems.values())
+
+
+def majority(problems: Sequence[Sequence[Sample]], same: Same) -> float | None:
+    """The share of problems whose most frequent answer is right; of equally frequent ones the first seen. None without problems.
+
+    Answers are grouped by `same`, and those that are right are one group: they all equal the reference.
+    """
+    votes = [_majority_right(samples, same) for samples in problems]
+    return sum(votes) / len(votes) if votes else None
+
+
+def _majority_right(samples: Sequence[Sample], same: Same) -> bool:
+    """Asks `same` only where it can change the outcome: it may take a worker process and milliseconds."""
+    voters = [sample for sample in samples if sample.answer is not None]
+    right = [place for place, sample in enumerate(voters) if sample.correct]
+    if not right or len(right) * 2 > len(voters):
+        return bool(right)
+    mine = len(right), -right[0]
+    if max(_wrong_groups(voters, same_answer), default=(0, 0)) > mine:
+        return False  # other ways to write an answer can only make its group larger
+    return mine > max(_wrong_groups(voters, same), default=(0, 0))
+
+
+def _wrong_groups(voters: Sequence[Sample], same: Same) -> list[tuple[int, int]]:
+    """Of each group of wrong answers that say the same: how many, and the negative place of the first."""
+    groups: list[tuple[str, list[int]]] = []
+    for place, voter in enumerate(voters):
+        if voter.correct or voter.answer is None:
+            continue
+        answer = voter.answer
+        own = next((places for known, places in groups if same_answer(answer, known) or same(answer, known)), None)
+        if own is None:
+            groups.append((answer, [place]))
+        else:
+            own.append(place)
+    return [(len(places), -places[0]) for _, places in groups]

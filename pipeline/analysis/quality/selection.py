@@ -1,0 +1,92 @@
+"""How well the target picks among whole drafted thoughts: the steps and chains of a run folder enter, one outcome a chain leaves.
+
+A draft is judged by the answer that its thought comes to: what its last `\\boxed{}` holds, or else what stands behind its last
+`=`, up to the end of that sentence. The bundled models box nothing in a thought, and say `so 15 - 2 = 13.`. A thought without
+either comes to nothing and counts as wrong. `Choices.agrees` says how far that can be trusted.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from msgspec import Struct
+
+from pipeline.analysis.time.timeline import Array
+from pipeline.grading.answers import as_kind, extract_answer
+from pipeline.grading.grader import Grader
+from pipeline.trace.read import read_batches
+
+_SENTENCE_END = re.compile(r"\.\s|\n")
+
+
+class Choices(Struct, frozen=True):
+    """The arrays have one place for each choice among whole thoughts whose problem has a reference answer."""
+
+    problem: Array
+    """Place of its problem."""
+    right_drafts: Array
+    """Share of the drafts that are right. SCoT 4.4: class 1 where it is above 0, else class 2."""
+    rejected: Array
+    """All were turned down."""
+    picked_right: Array
+    """A right one was selected."""
+    agrees: Array
+    """1 where the verdict on the selected draft is the chain's, 0 where not, NaN where none was selected."""
+    may_reject: bool
+    """Whether 0, none of them, could be said."""
+
+
+def thought_answer(thought: str) -> str | None:
+    """The answer that a thought comes to; None where it states no result."""
+    boxed = extract_answer(thought)
+    if boxed is not None or "=" not in thought:
+        return boxed
+    stated = _SENTENCE_END.split(thought.rpartition("=")[2].strip(), maxsplit=1)[0]
+    return stated.strip(" .,;:") or None
+
+
+def stages_of(block: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Name and spec of every stage in the `graph` of a `run.json`, those of loops too."""
+    for level in block.get("levels", ()):
+        for node in level:
+            yield from stages_of(node["body"]) if "body" in node else [(node["name"], node["spec"])]
+
+
+def read_choices(folder: Path, graph: Mapping[str, Any], place: Mapping[str, int]) -> Choices | None:
+    """The choices of a run whose `graph` chooses among whole thoughts; None of others, which choose among steps or not at all.
+
+    `place` is where each chain's problem stands; other chains do not count.
+    """
+    judges = [spec for _, spec in stages_of(graph) if spec["kind"] == "choose"]
+    if not judges or any(spec["unit"] != "thought" for spec in judges):
+        return None
+    with Grader() as grader:  # starts no process but for answers that a glance cannot decide
+        rows = list(_choices(folder, place, _references(folder, place), grader))
+    problem, right_drafts, rejected, picked_right, agrees = np.array(rows, float).reshape(-1, 5).T
+    may_reject = any(bool(spec["reject"]) for spec in judges)
+    return Choices(problem.astype(int), right_drafts, rejected, picked_right, agrees, may_reject)
+
+
+def _references(folder: Path, place: Mapping[str, int]) -> dict[str, tuple[str, str, bool | None]]:
+    """Kind of grading, reference and verdict of each chain that has a reference."""
+    found = {}
+    for batch in read_batches(folder, "chains", ["chain_id", "grader", "reference_answer", "correct"]):
+        for row in batch.to_pylist():
+            if row["chain_id"] in place and row["reference_answer"] is not None:
+                found[row["chain_id"]] = (row["grader"], row["reference_answer"], row["correct"])
+    return found
+
+
+def _choices(folder: Path, place: Mapping[str, int], references: dict[str, Any], grader: Grader) -> Iterator[tuple[float, ...]]:
+    for batch in read_batches(folder, "steps", ["chain_id", "verify_kind", "chosen_candidate", "candidate_texts"]):
+        for row in batch.to_pylist():
+            chain, chosen = row["chain_id"], row["chosen_candidate"]
+            if row["verify_kind"] == "choose" and chain in references:
+                kind, reference, correct = references[chain]
+                answers = [thought_answer(text) for text in row["candidate_texts"]]
+                right = [a is not None and grader.verdict(as_kind(kind), a, reference).correct is True for a in answers]
+                picked = chosen is not None and right[chosen]
+                agrees = np.nan if chosen is None or correct is None else picked == correct
+                yield float(place[chain]), sum(right) / len(right), float(chosen is None), float(picked), float(agrees)

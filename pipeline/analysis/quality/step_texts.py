@@ -1,0 +1,66 @@
+"""What the committed steps and their drafts say, counted: the steps table of a run folder enters, sums for each problem leave.
+
+Texts are read in batches and only counted.
+"""
+
+import re
+from collections.abc import Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from msgspec import Struct
+
+from pipeline.analysis.time.timeline import Array
+from pipeline.trace.read import read_batches
+
+REFLECTIVE = ("wait", "but", "hmm", "however", "alternatively", "actually", "maybe", "let me check", "double-check")
+"""Words of second thoughts (SpecCoT A.1 names the first three and an ellipsis; the others are ours)."""
+_REFLECTIVE = re.compile(r"\b(" + "|".join(map(re.escape, REFLECTIVE)) + r")\b", re.IGNORECASE)
+_WORD = re.compile(r"\w+")
+COLUMNS = ["chain_id", "decision", "step_text", "step_token_ids", "candidate_texts", "candidate_tokens"]
+
+
+class Texts(Struct, frozen=True):
+    """Texts of one kind; sums over all samples of each problem."""
+
+    count: Array
+    tokens: Array
+    words: Array
+    reflective: Array
+    """Occurrences of `REFLECTIVE` words."""
+
+
+def read_texts(folder: Path, place: Mapping[str, int], problems: int) -> dict[str, Texts]:
+    """Texts by kind; `place` is where each chain's problem stands, and the steps of other chains do not count.
+
+    A kind is the decision about a committed step, or one of: `drafted`, all candidates; `longest`, the longest candidate of
+    each round (SCoT table 1); `rejected`, the candidates of rounds in which all were turned down.
+    """
+    sums: dict[str, Array] = {}
+    for batch in read_batches(folder, "steps", COLUMNS):
+        for row in batch.to_pylist():
+            if row["chain_id"] in place:
+                _add(sums, row, place[row["chain_id"]], problems)
+    return {kind: Texts(*rows) for kind, rows in sorted(sums.items())}
+
+
+def _add(sums: dict[str, Array], row: dict[str, Any], problem: int, problems: int) -> None:
+    drafts = list(zip(row["candidate_texts"], row["candidate_tokens"], strict=True))
+    said = [(row["decision"], row["step_text"], len(row["step_token_ids"]))]
+    said += [("drafted", *draft) for draft in drafts]
+    if drafts:
+        said.append(("longest", *max(drafts, key=lambda draft: draft[1])))
+    if row["decision"] == "fallback":
+        said += [("rejected", *draft) for draft in drafts]
+    for kind, text, tokens in said:
+        if kind not in sums:
+            sums[kind] = np.zeros((4, problems))
+        sums[kind][:, problem] += (1, tokens, *words_in(text))
+
+
+@lru_cache(maxsize=256)  # candidates of one round are often the same
+def words_in(text: str) -> tuple[int, int]:
+    """Words, and `REFLECTIVE` ones."""
+    return len(_WORD.findall(text)), len(_REFLECTIVE.findall(text))

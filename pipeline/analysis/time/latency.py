@@ -1,0 +1,143 @@
+"""How long calls take, by stage and part: percentiles over a run folder's answered calls.
+
+Up to `EXACT_CALLS` calls they are exact. Of more calls counts in bins of equal relative width are kept, and a percentile is
+off by at most `RELATIVE_ERROR`; count, mean and maximum are exact always.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from msgspec import Struct
+
+from pipeline.analysis.compiled import compiled
+from pipeline.analysis.time.calls import LONG, Calls, observe
+from pipeline.analysis.time.timeline import Array
+
+QUANTITIES = ("wait", "queue", "prefill", "decode", "first_token", "e2e", "per_output_token")
+"""`wait`: in the lane or before a barrier; of a repeated attempt until it was sent again. `queue`, `prefill`, `decode`,
+`first_token`: by the engine's clock, where it tells. `e2e`: from leaving for the engine until the answer was here.
+`per_output_token`: decode time for each token after the first."""
+COLUMNS = ("client_wait_s", "queue_time_s", "prefill_time_s", "decode_time_s", "time_to_first_token_s", None, "time_per_output_token_s")
+"""Of each quantity; None: known by its instants."""
+EXACT_CALLS = LONG
+RELATIVE_ERROR = 1 / 256
+FRACTION_BITS = 7
+"""Of a number's 52 so many decide, with its exponent, on its bin: bins are 2^-7 wide, and their middles half of that off."""
+SHIFT = 52 - FRACTION_BITS
+SMALLEST, LARGEST = 2.0**-40, 2.0**40
+"""Seconds. What is below counts as 0, what is above as this."""
+FIRST = int(np.float64(SMALLEST).view(np.int64) >> SHIFT)
+BINS = int(np.float64(LARGEST).view(np.int64) >> SHIFT) - FIRST + 2
+
+
+class Percentiles(Struct, frozen=True, kw_only=True):
+    """Seconds. A percentile is the least value that so many percent of all do not exceed."""
+
+    count: int
+    mean: float
+    p50: float
+    p90: float
+    p99: float
+    max: float
+
+
+def latencies(run: Path) -> dict[str, dict[str, Percentiles]]:
+    """By stage and quantity, without quantities of which nothing is known; raises `InputError` when there is no trace to read."""
+    [clock] = observe(run, lambda outline: (Stopwatch(),))
+    return clock.latencies()
+
+
+class Stopwatch:
+    """Looks at answered calls."""
+
+    columns: tuple[str, ...] = tuple(name for name in COLUMNS if name)
+
+    def __init__(self, exact_calls: int = EXACT_CALLS) -> None:
+        self._exact_calls, self._calls = exact_calls, 0
+        self._stages: Sequence[str] = ()
+        self._exact: list[tuple[Array, list[Array]]] = []
+        self._totals = [Totals() for _ in QUANTITIES]
+
+    def add(self, calls: Calls) -> None:
+        """Look at some calls."""
+        self._stages = calls.stages
+        self._calls += len(calls.end)
+        stage = np.where(calls.failed, -1, calls.stage)
+        self._exact.append((stage, [(calls.end - calls.submit) / 1e9 if name is None else calls.seconds(name) for name in COLUMNS]))
+        if self._calls > self._exact_calls:
+            for stage, values in self._exact:
+                for total, each in zip(self._totals, values, strict=True):
+                    total.add(stage, each, len(self._stages))
+            self._exact = []
+
+    def latencies(self) -> dict[str, dict[str, Percentiles]]:
+        """What the calls so far come to."""
+        found: dict[str, dict[str, Percentiles]] = {}
+        for place, stage in enumerate(self._stages):
+            each = {quantity: self._percentiles(number, place) for number, quantity in enumerate(QUANTITIES)}
+            found[stage] = {quantity: one for quantity, one in each.items() if one is not None}
+        return {stage: each for stage, each in found.items() if each}
+
+    def _percentiles(self, quantity: int, stage: int) -> Percentiles | None:
+        if self._calls > self._exact_calls:
+            return self._totals[quantity].percentiles(stage)
+        return exactly(np.concatenate([np.empty(0), *(values[quantity][stages == stage] for stages, values in self._exact)]))
+
+
+def exactly(values: Array) -> Percentiles | None:
+    """The percentiles of values of which some are NaN; None of none."""
+    values = np.sort(values[~np.isnan(values)])
+    if not len(values):
+        return None
+    p50, p90, p99 = (float(values[rank(len(values), percent)]) for percent in (50, 90, 99))
+    return Percentiles(count=len(values), mean=float(values.mean()), p50=p50, p90=p90, p99=p99, max=float(values[-1]))
+
+
+def rank(count: int, percent: int) -> int:
+    """The place of a percentile among so many values in order, from 0."""
+    return max(0, -(-count * percent // 100) - 1)
+
+
+class Totals:
+    """One quantity, by stage: how many values fell into each bin."""
+
+    def __init__(self) -> None:
+        self._bins = np.zeros((0, BINS), np.int64)
+        self._extremes = np.zeros((0, 2))
+        """Sum and maximum."""
+
+    def add(self, stage: Array, values: Array, stages: int) -> None:
+        """Count `values` in; NaN counts nothing, and neither does a stage below 0."""
+        if more := stages - len(self._bins):
+            self._bins = np.concatenate([self._bins, np.zeros((more, BINS), np.int64)])
+            self._extremes = np.concatenate([self._extremes, np.zeros((more, 2))])
+        count(stage, values, values.view(np.int64), self._bins, self._extremes)
+
+    def percentiles(self, stage: int) -> Percentiles | None:
+        """Of one stage."""
+        upto = np.cumsum(self._bins[stage])
+        if not (count := int(upto[-1])):
+            return None
+        total, most = self._extremes[stage].tolist()
+        p50, p90, p99 = (min(middle_of(int(np.searchsorted(upto, rank(count, percent), "right"))), most) for percent in (50, 90, 99))
+        return Percentiles(count=count, mean=total / count, p50=p50, p90=p90, p99=p99, max=most)
+
+
+@compiled
+def count(stage: Array, values: Array, bits: Array, bins: Array, extremes: Array) -> None:
+    """Add to `bins` and `extremes`, by stage, the `values`, of which `bits` are the bits."""
+    for row in range(len(stage)):
+        value, place = values[row], stage[row]
+        if place >= 0 and value == value:
+            bins[place, min(max((bits[row] >> SHIFT) - FIRST + 1, 0), BINS - 1)] += 1
+            extremes[place, 0] += value
+            extremes[place, 1] = max(extremes[place, 1], value)
+
+
+def middle_of(place: int) -> float:
+    """The middle of a bin, seconds."""
+    if not place:
+        return 0.0
+    low, high = ((np.int64(FIRST + place + side) << SHIFT).view(np.float64) for side in (-1, 0))
+    return float(low + high) / 2

@@ -1,0 +1,158 @@
+"""Who was busy when, and why not: a run folder enters, one `Occupancy` leaves: each engine and device over time, in bins.
+
+Every nanosecond of an engine is busy or idle for exactly one cause, so that in every bin the parts add up to its length.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from msgspec import Struct
+
+from pipeline.analysis.devices import devices_of
+from pipeline.analysis.time.calls import Calls, is_long, observe
+from pipeline.analysis.time.occupancy_sums import Moments, Sums, Terms, joined, most_live, plain_sums
+from pipeline.analysis.time.occupancy_sweep import Sweep
+from pipeline.analysis.time.outline import Outline
+from pipeline.analysis.time.timeline import Array
+
+BINS = 600
+CAUSES = ("nothing_admitted", "recovery", "barrier", "orchestration", "tail", "other_engine")
+"""Why an engine without a request is idle. The first that holds at an instant counts:
+
+- `nothing_admitted`: no chain lives. Nothing else can be the reason then.
+- `recovery`: a call to it failed and waits to be sent again: it is being started anew, or asked for less. Before the next
+  two, as its other calls are held back for the same reason.
+- `barrier`: of a lockstep run: a call to it is ready, and the round does not let it go.
+- `orchestration`: a call to it is ready and was not sent, or a chain is between its calls and the next one is for it. A chain
+  that has made its last call and has not ended holds the next one's place, and counts for every engine.
+- `tail`: the last chain was admitted and fewer live than the batch size (or than ever lived at once): too little work is left.
+- `other_engine`: what is left: all live chains wait for other engines, are computed there, or come to them next.
+"""
+
+
+class EngineOccupancy(Struct, frozen=True, kw_only=True):
+    """One engine over time; the arrays have one place for each bin."""
+
+    in_flight: Array
+    """Requests at it, averaged over the bin."""
+    waiting: Array
+    """Requests in its lane, held back by a barrier or until they are sent again, averaged over the bin."""
+    busy_s: Array
+    """Seconds of the bin in which at least one request was at it."""
+    idle_s: dict[str, Array]
+    """Seconds of the bin by each of `CAUSES`; with `busy_s` they are the bin's length."""
+    total_busy_s: float
+    total_idle_s: dict[str, float]
+
+
+class DeviceOccupancy(Struct, frozen=True, kw_only=True):
+    """One device over time: it is busy while any of its engines is, and idle for the causes of their idleness."""
+
+    roles: tuple[str, ...]
+    busy_s: Array
+    idle_s: dict[str, Array]
+    total_busy_s: float
+    total_idle_s: dict[str, float]
+
+
+class Occupancy(Struct, frozen=True, kw_only=True):
+    """A run over time. Times between the sessions of a run that was taken up again are no times at all."""
+
+    span_s: float
+    """From the start of the run until its end; of one that goes on or was killed, until the last that the trace knows of."""
+    edges_s: Array
+    """Of the bins, one more than there are bins; seconds since the start."""
+    live: Array
+    """Live chains, averaged over the bin."""
+    engines: dict[str, EngineOccupancy]
+    """By role."""
+    devices: dict[str, DeviceOccupancy]
+    overlap: Array
+    """Seconds of the bin in which two or more engines were busy."""
+    overlap_s: float
+    overlap_share: float
+    """`overlap_s` over `span_s`, 0 to 1."""
+
+
+def occupancy(run: Path, bins: int = BINS) -> Occupancy:
+    """The occupancy of the run folder `run`; raises `InputError` when that has no trace that can be read."""
+    [watch] = observe(run, lambda outline: (Watch(outline, bins, fast=is_long(run)),))
+    return watch.occupancy()
+
+
+class Watch:
+    """Looks at calls; a plain way for few of them, a compiled one, which takes seconds to compile once, for many."""
+
+    columns: tuple[str, ...] = ()
+
+    def __init__(self, outline: Outline, bins: int, *, fast: bool) -> None:
+        chains, devices = outline.chains, _devices(outline)
+        alone = [1 << place for place in range(len(outline.engines))]
+        most = most_live(chains)
+        self._outline, self._devices = outline, devices
+        self._terms = Terms(
+            edges=np.rint(np.linspace(0, outline.span, bins + 1)).astype(np.int64),
+            engines=len(outline.engines),
+            groups=np.array([*alone, *sorted(set(devices.values()) - set(alone))], np.int64),
+            lockstep=outline.card.schedule == "lockstep",
+            full=min(outline.card.batch_size or most, most),
+            last_admission=int(chains.start.max(initial=0)),
+        )
+        self._sweep = Sweep(self._terms, chains) if fast else None
+        self._calls: list[Moments] = []
+
+    def add(self, calls: Calls) -> None:
+        """Look at some calls, which ended before those that came so far."""
+        moments = Moments(*(getattr(calls, name) for name in Moments._fields))
+        if self._sweep is None:
+            self._calls.insert(0, moments)
+        else:
+            self._sweep.add(moments)
+
+    def occupancy(self) -> Occupancy:
+        """What the calls so far come to."""
+        sums = self._sweep.sums() if self._sweep else plain_sums(self._terms, self._outline.chains, joined(self._calls))
+        edges, engines = self._terms.edges, self._outline.engines
+        width = np.maximum(np.diff(edges), 1)
+        overlap_s, span_s = float(sums.overlap.sum() / 1e9), self._outline.span / 1e9
+        parts = {group: _parts(sums, place) for place, group in enumerate(self._terms.groups.tolist())}
+        return Occupancy(
+            span_s=span_s,
+            edges_s=edges / 1e9,
+            live=sums.live / width,
+            engines={
+                role: EngineOccupancy(in_flight=sums.in_flight[place] / width, waiting=sums.waiting[place] / width, **parts[1 << place])
+                for place, role in enumerate(engines)
+            },
+            devices={name: DeviceOccupancy(roles=_roles(engines, group), **parts[group]) for name, group in self._devices.items()},
+            overlap=sums.overlap / 1e9,
+            overlap_s=overlap_s,
+            overlap_share=overlap_s / span_s if span_s else 0.0,
+        )
+
+
+def _parts(sums: Sums, group: int) -> dict[str, Any]:
+    """Busy and idle seconds of a group of engines."""
+    *idle, busy = sums.spent[group]
+    by_cause = dict(zip(CAUSES, idle, strict=True))
+    return {
+        "busy_s": busy / 1e9,
+        "idle_s": {cause: each / 1e9 for cause, each in by_cause.items()},
+        "total_busy_s": float(busy.sum() / 1e9),
+        "total_idle_s": {cause: float(each.sum() / 1e9) for cause, each in by_cause.items()},
+    }
+
+
+def _roles(engines: Sequence[str], group: int) -> tuple[str, ...]:
+    return tuple(role for place, role in enumerate(engines) if group >> place & 1)
+
+
+def _devices(outline: Outline) -> dict[str, int]:
+    """Each device and the engines on it, as bits."""
+    devices: dict[str, int] = {}
+    for place, role in enumerate(outline.engines):
+        for name in devices_of(role, outline.card):
+            devices[name] = devices.get(name, 0) | 1 << place
+    return devices

@@ -1,0 +1,204 @@
+"""What is known of a run before its calls are looked at: its span, its engines and its chains. A run folder enters, an `Outline` leaves.
+
+Instants are nanoseconds of work: since the start of the run, without the pauses between the sessions of one that was taken
+up again. A chain is known by the hash of its name: among 10^6 chains two hashes agree once in some 10^7 runs.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from msgspec import Struct
+
+from pipeline.analysis.card import RunCard, read_run_card
+from pipeline.analysis.time.timeline import Array, Names
+from pipeline.trace.events import UNFINISHED
+from pipeline.trace.read import read_batches
+
+FINISHED, LOST, OPEN = 0, 1, 2
+"""Of a chain: it came to its end; it failed or was cancelled; it has no row."""
+CHAIN = ("start_unix_ns", "end_unix_ns", "thought_tokens")
+
+
+class Axis(Struct, frozen=True):
+    """Nanoseconds UTC as nanoseconds of work."""
+
+    origin: int
+    pauses: tuple[tuple[int, int], ...] = ()
+
+    def of(self, instants: Any) -> Any:
+        """The same instants on this axis; those within a pause are at its start."""
+        paused = sum(np.clip(instants - since, 0, until - since) for since, until in self.pauses)
+        return instants - self.origin - paused
+
+
+class Chains(Struct, frozen=True, kw_only=True):
+    """All chains of a run, in the order of their rows: those that lived together stand together."""
+
+    hashes: Array
+    """Sorted."""
+    by_hash: Array
+    """Of each of `hashes` its chain's place."""
+    start: Array
+    """Nanoseconds of work."""
+    end: Array
+    """Of a chain without a row the end of the run."""
+    status: Array
+    """`FINISHED`, `LOST` or `OPEN`."""
+    thought_tokens: Array
+
+    first: Array
+    """Of the hashes with equal leading bits the place of the first one, by these bits; as a last entry their number."""
+
+    def places(self, names: pa.Array) -> Array:
+        """Where each of the chains `names` stands; -1 where there is none such."""
+        coded = names if pa.types.is_dictionary(names.type) else names.dictionary_encode()
+        return np.asarray(self._places(_hashes(coded.dictionary.to_pylist()))[coded.indices.to_numpy(zero_copy_only=False)])
+
+    def status_of(self, names: pa.Array) -> Array:
+        """The status of each of the chains `names`; of those that are not there `OPEN`."""
+        return np.append(self.status, OPEN)[self.places(names)]
+
+    def _places(self, hashes: Array) -> Array:
+        leading = _leading(hashes, len(self.first) - 1)
+        places, last = self.first[leading], self.first[leading + 1]
+        found = np.full(len(hashes), -1)
+        open_ = np.flatnonzero(places < last)
+        while len(open_):  # as often as hashes have the same leading bits, which is a few times
+            hit = self.hashes[places[open_]] == hashes[open_]
+            found[open_[hit]] = self.by_hash[places[open_[hit]]]
+            places[open_] += 1
+            open_ = open_[~hit & (places[open_] < last[open_])]
+        return found
+
+
+class Outline(Struct, frozen=True, kw_only=True):
+    """A run before its calls are looked at."""
+
+    card: RunCard
+    axis: Axis
+    span: int
+    """Nanoseconds of work from the start of the run until its end."""
+    engines: tuple[str, ...]
+    """Roles."""
+    chains: Chains
+    whole: bool
+    """All calls were looked at for it."""
+
+
+class _Rows(Struct, frozen=True):
+    """The chains table as columns."""
+
+    hashes: Array
+    status: Array
+    numbers: dict[str, Array]
+
+
+def read_outline(run: Path) -> Outline:
+    """By `run.json` and the chains table alone: right for a run that has ended. Raises `InputError` where that cannot be read."""
+    card, rows = read_run_card(run), _read_rows(run)
+    return _outline(card, rows, tuple(card.engines), None)
+
+
+def read_whole_outline(run: Path) -> Outline:
+    """By the calls table too: also right for a run that goes on or was killed, or has no `run.json`. Raises `InputError`."""
+    card, rows = read_run_card(run), _read_rows(run)
+    names, opened = Names({role: place for place, role in enumerate(card.engines)}), _Opened(rows.hashes)
+    for batch in read_batches(run, "calls", ["chain_id", "engine", "submit_unix_ns", "end_unix_ns", "client_wait_s"]):
+        names.codes(batch.column("engine"))
+        opened.add(_hashes(batch.column("chain_id").to_pylist()), ready_of(batch), batch.column("end_unix_ns").to_numpy())
+    return _outline(card, opened.joined(rows), tuple(names), opened.bounds)
+
+
+def ready_of(calls: Any) -> Array:
+    """When each call could have left, ns UTC."""
+    wait = np.rint(calls.column("client_wait_s").to_numpy() * 1e9).astype(np.int64)
+    return np.asarray(calls.column("submit_unix_ns").to_numpy() - wait)
+
+
+class _Opened:
+    """Chains that have calls and no row, and the first and last instant of any call."""
+
+    def __init__(self, known: Array) -> None:
+        self._known = np.append(np.sort(known), 0)
+        self._starts: dict[int, int] = {}
+        self.bounds: list[int] = []
+
+    def add(self, hashes: Array, ready: Array, end: Array) -> None:
+        """Look at some calls."""
+        if len(ready):
+            self.bounds = [min([*self.bounds, int(ready.min())]), max([*self.bounds, int(end.max())])]
+        new = self._known[np.searchsorted(self._known[:-1], hashes)] != hashes
+        for chain, since in zip(hashes[new].tolist(), ready[new].tolist(), strict=True):
+            self._starts[chain] = min(since, self._starts.get(chain, since))
+
+    def joined(self, rows: _Rows) -> _Rows:
+        """`rows` and those chains; these end with the last call."""
+        count = len(self._starts)
+        more = dict.fromkeys(CHAIN, np.zeros(count, np.int64))
+        more["start_unix_ns"] = np.fromiter(self._starts.values(), np.int64, count)
+        more["end_unix_ns"] = np.full(count, max(self.bounds, default=0))
+        return _Rows(
+            np.concatenate([rows.hashes, np.fromiter(self._starts, np.int64, count)]),
+            np.concatenate([rows.status, np.full(count, OPEN, np.int8)]),
+            {name: np.concatenate([column, more[name]]) for name, column in rows.numbers.items()},
+        )
+
+
+def _read_rows(run: Path) -> _Rows:
+    parts: list[list[Array]] = [[np.empty(0, np.int64), np.empty(0, np.int8), *(np.empty(0, np.int64) for _ in CHAIN)]]
+    for batch in read_batches(run, "chains", ["chain_id", "stop_reason", *CHAIN]):
+        lost = pc.is_in(batch.column("stop_reason"), value_set=pa.array(UNFINISHED)).to_numpy(zero_copy_only=False)
+        numbers = [batch.column(name).to_numpy() for name in CHAIN]
+        parts.append([_hashes(batch.column("chain_id").to_pylist()), np.where(lost, LOST, FINISHED).astype(np.int8), *numbers])
+    hashes, status, *numbers = (np.concatenate(column) for column in zip(*parts, strict=True))
+    return _Rows(hashes, status, dict(zip(CHAIN, numbers, strict=True)))
+
+
+def _outline(card: RunCard, rows: _Rows, engines: tuple[str, ...], bounds: Sequence[int] | None) -> Outline:
+    """`bounds` are the first and the last instant of the calls, where those were looked at."""
+    by_hash = np.argsort(rows.hashes, kind="stable")
+    last = np.ones(len(by_hash), np.bool_)  # of a chain with several rows the last counts
+    last[:-1] = np.diff(rows.hashes[by_hash]) != 0
+    by_hash = by_hash[last]
+    order = np.sort(by_hash)
+    place = np.empty(len(rows.hashes), np.int32)
+    place[order] = np.arange(len(order))
+    known = [instant for instant in (card.started_unix_ns, card.ended_unix_ns) if instant]
+    instants = [*(bounds or ()), *known]
+    for name, least in (("start_unix_ns", np.min), ("end_unix_ns", np.max)):
+        instants += [int(least(rows.numbers[name][order]))] if len(order) else []
+    axis = Axis(min(instants, default=0), tuple(card.pauses))
+    start, end = (axis.of(rows.numbers[name][order]) for name in CHAIN[:2])
+    hashes = rows.hashes[by_hash]
+    buckets = 1 << max(len(hashes), 1).bit_length()
+    chains = Chains(
+        hashes=hashes,
+        by_hash=place[by_hash],
+        first=np.searchsorted(_leading(hashes, buckets), np.arange(buckets + 1)).astype(np.int32),
+        start=start,
+        end=np.maximum(start, end),
+        status=rows.status[order],
+        thought_tokens=rows.numbers["thought_tokens"][order],
+    )
+    return Outline(
+        card=card,
+        axis=axis,
+        span=int(axis.of(max(instants, default=0))),
+        engines=engines,
+        chains=chains,
+        whole=bounds is not None,
+    )
+
+
+def _leading(hashes: Array, buckets: int) -> Array:
+    """The leading bits of hashes, as numbers below `buckets`, a power of 2, in the order of the hashes."""
+    return np.asarray((hashes >> (64 - (buckets.bit_length() - 1))) + (buckets >> 1))
+
+
+def _hashes(names: Sequence[str]) -> Array:
+    """A number for each string, the same for equal ones throughout this process."""
+    return np.fromiter(map(hash, names), np.int64, len(names))

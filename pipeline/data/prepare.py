@@ -1,0 +1,204 @@
+"""`pipeline data prepare`: a recipe and the data as published enter, one Parquet file of problems leaves.
+
+All rows are read and checked before a byte is written: what is there afterwards is whole and is what the recipe says.
+"""
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+from msgspec import Struct
+
+from pipeline.data.canonical import CanonicalRow, Reader, canonical_digest
+from pipeline.data.hub import hub_rows
+from pipeline.data.problems import kind_of
+from pipeline.data.recipe import RECIPES, Recipe
+from pipeline.data.rows import DAMAGE, Flaw, Record, Source, open_source, sentence
+from pipeline.errors import InputError, UsageError
+
+HUB = "hub"
+"""In place of a path."""
+
+
+class Prepared(Struct, frozen=True, kw_only=True):
+    """What was prepared."""
+
+    name: str
+    output: str
+    origin: str
+    rows: int
+    left_out: int
+    """Rows that the recipe's `only` does not let in."""
+    digest: str
+    mismatch: str | None
+    """How rows or digest differ from the recipe; only with `force`."""
+    checked: bool
+    """Whether the recipe knows the digest."""
+    written: bool
+    """False where the same was there already."""
+
+
+def prepare(recipe: Recipe, origin: str | None, output: Path, force: bool = False) -> Prepared:
+    """Write `recipe`'s problems from `origin` (a path, `hub`, or None for bundled data) to `output`; raises `UsageError`.
+
+    `force` writes although rows or digest differ from the recipe's, and over another file. A wrong row is always refused.
+    """
+    if output.suffix != ".parquet" or output.is_dir():
+        raise UsageError(f"{output}: expected the name of a file that ends in .parquet")
+    published = _open(recipe, origin)
+    where = published.where
+    rows, left_out = _read(recipe, published)
+    digest = canonical_digest(rows)
+    mismatch = _mismatch(recipe, len(rows), digest, from_hub=origin == HUB)
+    if mismatch and not force:
+        raise InputError(where, f"{mismatch}: another edition than the recipe's, or a damaged one; --force takes it as it is")
+    written = _write(_table(recipe, rows, digest), output, force)
+    return Prepared(
+        name=recipe.name,
+        output=str(output),
+        origin=where,
+        rows=len(rows),
+        left_out=left_out,
+        digest=digest,
+        mismatch=mismatch,
+        checked=recipe.digest is not None and not (origin == HUB and recipe.hub is not None and recipe.hub.rows),
+        written=written,
+    )
+
+
+class _Published(NamedTuple):
+    """The data as they are found."""
+
+    where: str
+    """As errors name it."""
+    names: Mapping[str, None]
+    """The columns, where the rows hold only those that are asked for."""
+    records: Iterator[tuple[int, Record]]
+
+
+def _open(recipe: Recipe, origin: str | None) -> _Published:
+    if origin == HUB:
+        if recipe.hub is None:
+            raise UsageError(f"--from hub: {recipe.name} is not on the hub; give a file: --from PATH")
+        return _Published(f"hub: {recipe.hub.id}", {}, enumerate(hub_rows(recipe.hub), 1))
+    if origin is None and recipe.file is None:
+        hub = f", or --from hub to download {recipe.hub.id}" if recipe.hub else ""
+        raise UsageError(f"{recipe.name} is not bundled; give its file as published: --from PATH{hub}")
+    path = Path(origin) if origin is not None else RECIPES / str(recipe.file)
+    array = _array(path)
+    if array is not None:
+        return _Published(str(path), {}, enumerate(array, 1))
+    source = open_source(path)
+    return _Published(str(path), source.names, _records(source, path, recipe.columns()))
+
+
+def _records(source: Source, path: Path, columns: tuple[str, ...]) -> Iterator[tuple[int, Record]]:
+    row = 0
+    try:
+        for row, record in source.records(columns):
+            yield row, record
+    except DAMAGE as error:
+        raise InputError(f"{path}, after row {row}", sentence(error)) from error
+
+
+def _array(path: Path) -> list[Record] | None:
+    """The rows of a `.json` file that is one array; None where it is anything else, such as one object a line."""
+    if path.suffix.lower() != ".json" or not path.is_file():
+        return None
+    with path.open("rb") as file:
+        if not file.read(4096).removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"["):
+            return None
+    try:
+        items: list[Any] = msgspec.json.decode(path.read_bytes().removeprefix(b"\xef\xbb\xbf"), type=list[Any])
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise InputError(str(path), f"not JSON: {sentence(error)}") from error
+    return [item if isinstance(item, dict) else Flaw(f"is {kind_of(item)}, expected an object") for item in items]
+
+
+def _read(recipe: Recipe, published: _Published) -> tuple[list[CanonicalRow], int]:
+    """All rows of the recipe, and how many are left out; raises `InputError` that names the rows that are wrong."""
+    reader, left_out = Reader(recipe, published.names), 0
+    rows: dict[str, CanonicalRow] = {}
+    numbers: dict[str, int] = {}
+    flaws: dict[int, str] = {}
+    for number, record in published.records:
+        try:
+            if isinstance(record, Flaw):
+                raise record
+            if not reader.wanted(record):
+                left_out += 1
+                continue
+            row = reader.read(number, record)
+            if row.problem_id in rows:
+                raise Flaw(f"`{recipe.problem_id}` gives it the id of row {numbers[row.problem_id]}, {row.problem_id!r}; ids are unique")
+            rows[row.problem_id], numbers[row.problem_id] = row, number
+        except Flaw as flaw:
+            flaws[number] = str(flaw)
+    if flaws:
+        raise _wrong_rows(published.where, flaws)
+    if not rows:
+        raise InputError(published.where, f"holds no rows; {left_out} are left out by the recipe's `only`" if left_out else "holds no rows")
+    return list(rows.values()), left_out
+
+
+def _wrong_rows(where: str, flaws: dict[int, str]) -> InputError:
+    first, *others = flaws
+    more = f"; also wrong: {', '.join(map(str, islice(others, 10)))}{', ...' if len(others) > 10 else ''}" if others else ""
+    return InputError(f"{where}, row {first}", f"{flaws[first]}{more}; nothing is written")
+
+
+def _mismatch(recipe: Recipe, rows: int, digest: str, from_hub: bool) -> str | None:
+    """How the data differ from what the recipe says, as a clause."""
+    expected_rows, expected_digest = recipe.rows, recipe.digest
+    if from_hub and recipe.hub is not None and recipe.hub.rows is not None:
+        expected_rows, expected_digest = recipe.hub.rows, None
+    if expected_rows not in (None, rows):
+        return f"{rows:,} {'row' if rows == 1 else 'rows'}, expected {expected_rows:,}"
+    if expected_digest not in (None, digest):
+        return f"digest {digest}, expected {expected_digest}"
+    return None
+
+
+def _table(recipe: Recipe, rows: Sequence[CanonicalRow], digest: str) -> pa.Table:
+    # Parquet calls what a list holds `element`: a table that is read again is then equal to this one.
+    columns: dict[str, Any] = {
+        "problem_id": pa.array([row.problem_id for row in rows], pa.string()),
+        "problem": pa.array([row.problem for row in rows], pa.string()),
+        "answer": pa.array([row.answer for row in rows], pa.string()),
+        "options": pa.array([row.options for row in rows], pa.list_(pa.field("element", pa.string()))),
+        "source": pa.array([row.source for row in rows], pa.string()),
+        "grader": pa.array([row.grader for row in rows], pa.string()),
+        **{ours: pa.array([row.kept[ours] for row in rows], pa.string()) for ours in recipe.keep},
+    }
+    about = {"recipe": recipe.name, "title": recipe.title, "license": recipe.license, "citation": recipe.citation, "digest": digest}
+    return pa.table(columns).replace_schema_metadata(about)
+
+
+def _write(table: pa.Table, output: Path, force: bool) -> bool:
+    """Whole or not at all; False where the same is there already."""
+    if output.exists():
+        if _holds(output, table):
+            return False
+        if not force:
+            raise UsageError(f"{output}: is there already and holds something else; name another file with --output, or pass --force")
+    output.parent.mkdir(parents=True, exist_ok=True)
+    partial = output.with_name(f".{output.name}.{os.getpid()}")
+    try:
+        pq.write_table(table, partial, compression="zstd")
+        partial.replace(output)
+    finally:
+        partial.unlink(missing_ok=True)
+    return True
+
+
+def _holds(path: Path, table: pa.Table) -> bool:
+    try:
+        there: pa.Table = pq.read_table(path)
+    except (pa.ArrowException, OSError):
+        return False
+    return bool(there.equals(table, check_metadata=True))

@@ -1,0 +1,231 @@
+"""The problems of an input file, streamed: records of `rows` enter, `Problem`s leave, one at a time and in file order.
+
+The file is never in memory as a whole and never written. A fault of the file raises `InputError`; a fault of one row
+leaves as a `BadRow` in its place, so that the others go on.
+"""
+
+import hashlib
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from decimal import Decimal
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from msgspec import Struct
+
+from pipeline.data.rows import DAMAGE, Flaw, Record, Source, open_source, sentence
+from pipeline.errors import BadRow, InputError, did_you_mean
+from pipeline.grading.answers import KINDS, Kind
+
+COLUMNS = ("problem", "answer", "problem_id", "options", "grader")
+"""Our names of the columns; only `problem` must be there, unless one is mapped by `--column`."""
+
+MOST_PROBLEM = 1_000_000
+"""Characters of a problem. No context of any model holds as many."""
+MOST_ANSWER = 100_000
+"""Of a reference; a worked solution counts as a whole. It stands in the trace once a sample."""
+MOST_ID = 1000
+"""Of a problem_id, which stands in every row of the trace."""
+MOST_OPTIONS = 100
+MOST_DIGITS = 4000
+"""Of an integer. Python writes out none of more than 4,300."""
+
+
+class Problem(Struct, frozen=True):
+    """One input row."""
+
+    row: int
+    """From 1: the line of a JSON lines file; the record of a Parquet or CSV file (the header is not counted)."""
+    problem_id: str
+    """The row number where the row has none."""
+    problem: str
+    answer: str | None
+    """The reference, as text; of a worked solution that ends in `#### ANSWER` (GSM8K) only what follows the mark."""
+    options: tuple[str, ...] = ()
+    """Of a multiple-choice problem, in the order of their letters; the problem's text shows them already."""
+    grader: Kind | None = None
+    """Where the row does not say, the caller chooses."""
+
+
+class Fingerprint(Struct, frozen=True):
+    """What tells whether a run is resumed over the same input."""
+
+    sha256: str
+    """Of the file's bytes, hexadecimal."""
+    rows: int
+    """Rows within the limit, bad ones included."""
+    bad_rows: int
+
+
+class Problems:
+    """The rows of one file. It can be iterated any number of times; each iteration reads the file anew."""
+
+    def __init__(self, path: Path, columns: Mapping[str, str], limit: int | None) -> None:
+        for ours in columns.keys() - set(COLUMNS):
+            raise InputError(f"--column {ours}={columns[ours]}", f"no column of ours is named `{ours}`; {did_you_mean(ours, COLUMNS)}")
+        self.path, self.limit, self._mapped = path, limit, columns
+        self._theirs = {ours: columns.get(ours, ours) for ours in COLUMNS}
+
+    def check(self) -> Fingerprint:
+        """Read all rows once; raise `InputError` for any fault of the file as a whole: form, columns, repeated ids."""
+        source = self._open()
+        rows = bad = 0
+        first_bad: BadRow | None = None
+        hashes = array("q")
+        for rows, item in enumerate(self._items(source), 1):  # noqa: B007
+            if isinstance(item, BadRow):
+                bad, first_bad = bad + 1, first_bad or item
+            else:
+                hashes.append(hash(item.problem_id))
+        self._check_columns(source.names)
+        if first_bad and bad == rows:
+            raise InputError(str(self.path), f"no row holds a problem; row {first_bad.row}: {first_bad.what}")
+        if not rows:
+            raise InputError(str(self.path), "holds no rows")
+        twice = first_duplicate(self._ids, np.frombuffer(hashes, np.int64))
+        if twice:
+            problem_id, row, again = twice
+            raise InputError(f"{self.path}, row {again}", f"problem_id {problem_id!r} is taken by row {row} already")
+        return Fingerprint(self._sha256(), rows, bad)
+
+    def __iter__(self) -> Iterator[Problem | BadRow]:
+        return self._items(self._open())
+
+    def _open(self) -> Source:
+        source = open_source(self.path)
+        if source.names:
+            self._check_columns(source.names)
+        return source
+
+    def _items(self, source: Source) -> Iterator[Problem | BadRow]:
+        row = 0
+        try:
+            for row, record in islice(source.records(tuple(self._theirs.values())), self.limit):
+                yield self._item(row, record)
+        except DAMAGE as error:
+            raise InputError(f"{self.path}, after row {row}", sentence(error)) from error
+
+    def _item(self, row: int, record: Record) -> Problem | BadRow:
+        try:
+            if isinstance(record, Flaw):
+                raise record
+            return Problem(
+                row, self._id(row, record), self._problem(record), self._answer(record), self._options(record), self._grader(record)
+            )
+        except Flaw as flaw:
+            return BadRow(str(self.path), row, str(flaw))
+
+    def _id(self, row: int, record: Mapping[str, Any]) -> str:
+        theirs = self._theirs["problem_id"]
+        if theirs not in record and "problem_id" not in self._mapped:
+            return str(row)
+        text = as_text(theirs, record.get(theirs))
+        if text is None or not text.strip():
+            raise Flaw(f"`{theirs}` is empty")
+        return _bounded(theirs, text, MOST_ID)
+
+    def _problem(self, record: Mapping[str, Any]) -> str:
+        theirs = self._theirs["problem"]
+        text = record.get(theirs)
+        if text is not None and not isinstance(text, str):
+            raise Flaw(f"`{theirs}` is {kind_of(text)}, expected text")
+        if text is None or not text.strip():
+            raise Flaw(f"`{theirs}` is empty" if theirs in record else f"has no `{theirs}`")
+        return _bounded(theirs, text, MOST_PROBLEM)
+
+    def _answer(self, record: Mapping[str, Any]) -> str | None:
+        theirs = self._theirs["answer"]
+        value = record.get(theirs)
+        if isinstance(value, list):
+            value = ", ".join(as_text(theirs, each) or "" for each in value)
+        text = _bounded(theirs, as_text(theirs, value) or "", MOST_ANSWER).rpartition("####")[2].strip()
+        return text or None
+
+    def _options(self, record: Mapping[str, Any]) -> tuple[str, ...]:
+        """Data sets write options in many ways: what is no array of texts or numbers is passed over."""
+        value = record.get(self._theirs["options"])
+        if not isinstance(value, list) or not all(isinstance(each, str | int | float) for each in value):
+            return ()
+        if len(value) > MOST_OPTIONS:
+            raise Flaw(f"`options` has {len(value):,} texts, more than {MOST_OPTIONS}")
+        return tuple(_bounded("options", as_text("options", each) or "", MOST_ANSWER) for each in value)
+
+    def _grader(self, record: Mapping[str, Any]) -> Kind | None:
+        theirs = self._theirs["grader"]
+        value = record.get(theirs) or None
+        if value is not None and value not in KINDS:
+            raise Flaw(f"`{theirs}` is {value!r}, expected {', '.join(KINDS[:-1])} or {KINDS[-1]}")
+        return value
+
+    def _check_columns(self, names: Iterable[str]) -> None:
+        known = list(names)
+        for ours, theirs in self._theirs.items():
+            if theirs in known or not known or (ours not in self._mapped and ours != "problem"):
+                continue
+            there = ", ".join(f"`{name}`" for name in known[:20]) + (", ..." if len(known) > 20 else "")
+            remedy = did_you_mean(theirs, known) if ours in self._mapped else f"pass --column {ours}=NAME"
+            raise InputError(str(self.path), f"no column `{theirs}`; it has {there}" + (f"; {remedy}" if remedy[:5] != "known" else ""))
+
+    def _ids(self) -> Iterator[tuple[int, str]]:
+        return ((item.row, item.problem_id) for item in self if isinstance(item, Problem))
+
+    def _sha256(self) -> str:
+        with self.path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def open_problems(path: Path | str, columns: Mapping[str, str] | None = None, limit: int | None = None) -> Problems:
+    """The first `limit` rows of the file at `path`; `columns` maps our names of columns to the file's.
+
+    Raises `InputError` for an unknown name among `columns`; the file is not touched before `check` or the first row.
+    """
+    return Problems(Path(path), columns or {}, limit)
+
+
+def first_duplicate(
+    ids: Callable[[], Iterable[tuple[int, str]]], hashes: "np.ndarray[Any, np.dtype[np.int64]]"
+) -> tuple[str, int, int] | None:
+    """The first id that occurs twice and its two rows, given the 64-bit hashes of all ids.
+
+    Only when hashes repeat are the `ids` themselves read again, and only those whose hash repeats are kept.
+    """
+    ordered = np.sort(hashes)
+    repeated = set(ordered[1:][ordered[1:] == ordered[:-1]].tolist())
+    rows: dict[str, int] = {}
+    for row, problem_id in ids() if repeated else ():
+        if hash(problem_id) in repeated and rows.setdefault(problem_id, row) != row:
+            return problem_id, rows[problem_id], row
+    return None
+
+
+def _bounded(name: str, text: str, most: int) -> str:
+    if len(text) > most:
+        raise Flaw(f"`{name}` has {len(text):,} characters, more than {most:,}")
+    return text
+
+
+def as_text(name: str, value: Any) -> str | None:
+    """The `value` of column `name` as text: 27.0 is `27`; None where it is null or not a number. Raises `Flaw`."""
+    match value:
+        case None | str():
+            return value
+        case bool():
+            return "true" if value else "false"
+        case int():
+            if abs(value) >= 10**MOST_DIGITS:
+                raise Flaw(f"`{name}` is a number of more than {MOST_DIGITS:,} digits; write it as text")
+            return str(value)
+        case float() | Decimal():
+            number = float(value)
+            if number != number:
+                return None
+            return str(int(number)) if abs(number) < 2**53 and value == int(number) else str(value)
+    raise Flaw(f"`{name}` is {kind_of(value)}, expected text or a number")
+
+
+def kind_of(value: Any) -> str:
+    """What a JSON value is, with its article."""
+    kinds: dict[type, str] = {bool: "true or false", int: "a number", float: "a number", list: "an array", dict: "an object"}
+    return kinds.get(type(value), f"a {type(value).__name__}")

@@ -1,0 +1,288 @@
+"""The engine contract: what a stage may ask of a served model and what comes back.
+
+Prompts enter and candidates leave as token ids. Everything here is data or a protocol; no backend is imported.
+One test suite, `tests/engines/test_contract.py`, holds every backend to it.
+"""
+
+from array import array
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from hashlib import blake2b
+from itertools import zip_longest
+from typing import Any, Literal, Protocol, runtime_checkable
+
+from msgspec import Struct, structs
+
+from pipeline.graph.spec import EngineSpec
+from pipeline.machine import Machine
+
+FinishReason = Literal["stop", "length"]
+_NO_ID = (1 << 32) - 1
+"""Keeps apart, in a digest, what stands beside it."""
+
+
+class Request(Struct, frozen=True, kw_only=True):
+    """One call to an engine."""
+
+    request_id: str
+    prompt_ids: Sequence[int]
+    max_tokens: int
+    """Most tokens of one candidate; the engine cuts it to what its context leaves."""
+    n: int = 1
+    """How many candidates to sample from the same prompt; where they are more than the engine computes together, the
+    others start as places free up."""
+    temperature: float = 0.0
+    """0 is greedy."""
+    top_p: float = 1.0
+    seed: int = 0
+    """Candidate j draws from (seed, j) alone: the same request gives the same text whatever runs beside it."""
+    stop: tuple[str, ...] = ()
+    """A candidate ends after the token that completes one of these; that token is kept."""
+    stop_ids: tuple[int, ...] = ()
+    """A candidate ends after one of these ids; the id is kept. An end-of-sequence id also ends it and is not kept,
+    unless it is one of these."""
+    option_ids: tuple[int, ...] = ()
+    """Not empty: choose one token among these (`max_tokens` is 1) and return all their log probabilities."""
+    logprobs: bool = False
+    """Return the cumulative log probability of every candidate; some engines take notably longer then."""
+    scored_ids: tuple[int, ...] = ()
+    """Not empty: generate nothing, return the log probability of each of these tokens after the prompt."""
+    priority: int = 0
+    """Lower goes first, in engines that order their own queue."""
+    affinity: str = ""
+    """The chain: requests of one chain share a prefix and belong on one replica."""
+
+    def digest(self) -> int:
+        """64 bits of the prompt, `scored_ids` and `stop_ids`: what the answer depends on and the trace has no column for."""
+        state = blake2b(array("I", self.prompt_ids), digest_size=8)
+        if self.stop_ids or self.scored_ids:
+            state.update(array("I", (_NO_ID, *self.stop_ids, _NO_ID, *self.scored_ids)))
+        return int.from_bytes(state.digest(), "little", signed=True)
+
+
+class Candidate(Struct, frozen=True, kw_only=True):
+    """One sampled continuation."""
+
+    ids: tuple[int, ...]
+    text: str
+    cumulative_logprob: float | None
+    """Sum over the sampled tokens, natural log, under the model's own distribution at temperature 1. None where nobody asked
+    and the engine does not work it out anyway, or cannot."""
+    finish_reason: FinishReason
+    """`length`: cut at `max_tokens` or at the end of the context."""
+    stop_reason: str | int | None = None
+    """The stop string or stop id that ended it; None for an end-of-sequence token or `length`."""
+
+    @property
+    def ended(self) -> bool:
+        """Whether it stopped with an end-of-sequence token, which is not among its `ids`."""
+        return self.finish_reason == "stop" and self.stop_reason is None
+
+
+class Usage(Struct, frozen=True, kw_only=True):
+    """Tokens of one call. The prompt counts once, however many candidates share it."""
+
+    input_tokens: int
+    cached_input_tokens: int = 0
+    """Prompt tokens whose keys and values were already in the engine's prefix cache."""
+    output_tokens: int = 0
+    """Sampled tokens over all candidates, end-of-sequence tokens included."""
+
+
+class Timing(Struct, frozen=True, kw_only=True):
+    """Seconds by the engine's own clock; None where it does not know."""
+
+    queue_time_s: float | None = None
+    """Arrival until first scheduled."""
+    prefill_time_s: float | None = None
+    """First scheduled until the first token."""
+    decode_time_s: float | None = None
+    """First token until the last."""
+    time_to_first_token_s: float | None = None
+    """Arrival until the first token."""
+
+
+class Completion(Struct, frozen=True, kw_only=True):
+    """The answer to one request."""
+
+    candidates: tuple[Candidate, ...]
+    """`n` of them; one for a choice; none for a scoring."""
+    option_logprobs: tuple[float, ...] = ()
+    """Log probability of each of `option_ids`, in that order, before any masking: their exponentials sum to the mass on valid options."""
+    scored_logprobs: tuple[float, ...] = ()
+    usage: Usage
+    timing: Timing = Timing()
+
+
+class Speculation(Struct, frozen=True, kw_only=True):
+    """Totals of token-level speculation inside an engine since it opened."""
+
+    drafts: int
+    """Times that tokens were proposed for a sequence."""
+    draft_tokens: int
+    accepted_tokens: int
+    accepted_by_position: tuple[int, ...]
+    """Of each place in a proposal: how often its token was accepted."""
+
+    def since(self, before: "Speculation") -> "Speculation":
+        """The totals less those of `before`."""
+        pairs = zip_longest(self.accepted_by_position, before.accepted_by_position, fillvalue=0)
+        return Speculation(
+            drafts=self.drafts - before.drafts,
+            draft_tokens=self.draft_tokens - before.draft_tokens,
+            accepted_tokens=self.accepted_tokens - before.accepted_tokens,
+            accepted_by_position=tuple(now - then for now, then in pairs),
+        )
+
+
+class EngineStatistics(Struct, frozen=True, kw_only=True):
+    """A moment's view of an engine, and its totals since it opened."""
+
+    running: int
+    """Requests being computed."""
+    waiting: int
+    """Requests in the engine's own queue."""
+    kv_cache_usage: float
+    """Share of the cache in use, 0 to 1."""
+    requests: int
+    input_tokens: int
+    cached_input_tokens: int
+    output_tokens: int
+    busy_s: float
+    """Seconds in which the engine computed."""
+    speculation: Speculation | None = None
+    """Null where the engine does not speculate."""
+    restarts: int = 0
+    """Times that it was started again after it died; the totals go on."""
+
+    def since(self, before: "EngineStatistics") -> "EngineStatistics":
+        """The same view with the totals since `before`, which the same engine gave earlier."""
+        sums = ("requests", "input_tokens", "cached_input_tokens", "output_tokens", "busy_s", "restarts")
+        now = structs.replace(self, **{name: getattr(self, name) - getattr(before, name) for name in sums})
+        if self.speculation is None or before.speculation is None:
+            return now
+        return structs.replace(now, speculation=self.speculation.since(before.speculation))
+
+
+class Tokenizer(Protocol):
+    """Text to token ids and back, and the model's own chat template."""
+
+    special_ids: dict[str, int]
+    """Special and added tokens by their text, `<think>` and `</think>` among them where the model has them."""
+    eos_ids: frozenset[int]
+
+    @property
+    def vocabulary(self) -> str:
+        """Fingerprint of the ordinary (not special) tokens: where two agree, their ids can be shared."""
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of `text` with nothing added; the text of special tokens becomes their ids."""
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of `ids`, special tokens included."""
+
+    def render(self, messages: Sequence[dict[str, str]]) -> str:
+        """The chat template over `messages` of `role` and `content`, ending where the assistant starts to write."""
+
+
+class Engine(Protocol):
+    """A served model. `generate` may be called from any number of tasks at once."""
+
+    role: str
+    tokenizer: Tokenizer
+    max_model_len: int
+    vocab_size: int
+    """Token ids of requests and candidates are below it."""
+    facts: dict[str, str | int | float | bool]
+    """What it found out about itself when it opened, for `run.json`: device, versions, capabilities."""
+
+    async def generate(self, request: Request) -> Completion:
+        """Answer `request`; cancelling the caller aborts it.
+
+        Raises `ContextOverflow` when the prompt leaves no room for one token, `RequestRefused` for any other
+        request that cannot be run, `EngineUnavailable` when the same request may be sent again, `EngineDead` when the
+        engine is gone (then and ever after, or until it is restarted).
+        """
+
+    def statistics(self) -> EngineStatistics: ...
+
+    async def aclose(self) -> None:
+        """Free everything; waiting requests raise `EngineDead`. A second call does nothing."""
+
+
+@runtime_checkable
+class Restartable(Engine, Protocol):
+    """An engine that can be started again. Whether and when is the runtime's business (`pipeline.runtime.supervisor`)."""
+
+    def kill(self, exit_reason: str) -> None:
+        """End it at once; waiting requests, and all others until it is restarted, raise `EngineDead` with `exit_reason`."""
+
+    async def restart(self) -> None:
+        """Start a dead engine again, alone and in the same place: same cores, same devices.
+
+        Raises `EngineDead` when the start fails, or once it was closed.
+        """
+
+
+@runtime_checkable
+class PrefixCacheReset(Engine, Protocol):
+    """An engine whose prefix cache can be emptied, so that one study does not live on what another one left."""
+
+    async def reset_prefix_cache(self) -> None:
+        """From now on no prompt counts as seen. Only while nothing is in flight; raises `EngineDead`."""
+
+
+class Finding(Struct, frozen=True, kw_only=True):
+    """What is wrong, or worth knowing, before an engine starts."""
+
+    role: str
+    what: str
+    """The flaw, in one clause, with its figures."""
+    remedy: str
+    """What would be right."""
+    fatal: bool
+    """The engine cannot start like this."""
+
+
+class MemoryRow(Struct, frozen=True, kw_only=True):
+    """The memory of one role on one device, before it starts. Null: not known, or not limited by anything."""
+
+    role: str
+    device: str
+    """`GPU 0` or `CPU`."""
+    total_bytes: int | None
+    free_bytes: int | None
+    share: float | None = None
+    """Part of the device that the role may use."""
+    share_bytes: int | None = None
+    weights_bytes: int | None
+    weights_source: str
+    overhead_bytes: int
+    """Activations, graphs and workspaces: an assumption."""
+    cache_bytes: int | None
+    """For keys and values."""
+    cache_tokens: int | None
+    sequences: float | None
+    """Whole contexts that fit into the cache at once."""
+
+
+class Examination(Struct, frozen=True, kw_only=True):
+    """What can be said of the engines of one backend before they start."""
+
+    findings: tuple[Finding, ...] = ()
+    memory: tuple[MemoryRow, ...] = ()
+
+
+class Backend(Struct, frozen=True, kw_only=True):
+    """What an entry point of the group `pipeline.engines` names: how to open the engines of one kind."""
+
+    spec: type[EngineSpec]
+    open: Callable[[Mapping[str, Any]], AbstractAsyncContextManager[Mapping[str, Engine]]]
+    """Opens all roles of this backend together, role to spec, because they may share a device; closes them on exit.
+
+    Raises `UsageError` before anything is started when a spec cannot work here, `EngineDead` when a start fails.
+    """
+    virtual_time: bool = False
+    """The engines live on a simulated clock: the run does too."""
+    examine: Callable[[Mapping[str, Any], Machine], Awaitable[Examination]] | None = None
+    """What `pipeline doctor` asks before anything starts: would these roles start on this machine?"""

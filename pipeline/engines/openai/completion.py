@@ -1,0 +1,251 @@
+"""The completion out of a server's answers.
+
+A `Completion` leaves, or `Malformed` says what is wrong with an answer: fewer candidates than asked for, log probabilities
+that are missing, a token that was never an option. Pure.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from msgspec import UNSET, UnsetType
+
+from pipeline.engine import Candidate, Completion, FinishReason, Request, Timing, Tokenizer, Usage
+from pipeline.engines.openai.answers import Aborted, Answer, Choice, Malformed, Used
+from pipeline.engines.openai.terms import Capabilities, stop_texts
+from pipeline.engines.requests import through
+
+_LEAST_LOGPROB = -9998.0
+"""vLLM writes minus infinity, which JSON has no word for, as -9999."""
+_ID_LABEL = "token_id:"
+
+
+def completion_of(request: Request, answers: Sequence[Answer], can: Capabilities, tokenizer: Tokenizer) -> Completion:
+    """The completion out of the answers to the bodies of `request`; raises `Malformed` or `Aborted`."""
+    asked = 1 if request.temperature == 0 else request.n
+    choices = [choice for answer in answers for choice in _choices(answer, asked // len(answers))]
+    if request.scored_ids:
+        return Completion(candidates=(), scored_logprobs=_scored(request, choices[0]), usage=_usage(request, answers, 0))
+    if request.option_ids:
+        chosen, options = _choice(request, choices[0], can, tokenizer)
+        return Completion(candidates=(chosen,), option_logprobs=options, usage=_usage(request, answers, 1), timing=_timing(answers))
+    read = _candidate_of_ids if can.returns_ids else _candidate_of_text
+    candidates = [read(request, choice, can, tokenizer) for choice in choices]
+    usage = _usage(request, answers, sum(len(candidate.ids) for candidate in candidates))
+    candidates *= request.n // asked
+    return Completion(candidates=tuple(candidates), usage=usage, timing=_timing(answers))
+
+
+def _choices(answer: Answer, asked: int) -> list[Choice]:
+    """The `asked` choices in the order of their index, each of them ended as it should."""
+    if len(answer.choices) != asked:
+        raise Malformed(f"has {len(answer.choices)} choices, not {asked}")
+    choices = sorted(answer.choices, key=lambda choice: choice.index or 0)
+    if [choice.index or 0 for choice in choices] != list(range(asked)):
+        raise Malformed("numbers its choices in a way of its own")
+    for choice in choices:
+        if choice.finish_reason == "abort":
+            raise Aborted("gave up the request")
+        if choice.finish_reason not in ("stop", "length"):
+            raise Malformed(f"ended a candidate with finish_reason {choice.finish_reason!r}")
+    return choices
+
+
+# Token ids came back.
+
+
+def _candidate_of_ids(request: Request, choice: Choice, can: Capabilities, tokenizer: Tokenizer) -> Candidate:
+    ids = _ids(choice)
+    if len(ids) > request.max_tokens:
+        raise Malformed(f"has a candidate of {len(ids)} tokens, more than max_tokens={request.max_tokens}")
+    kept, finish, stop = _end_of_ids(request, choice, ids, tokenizer)
+    logprobs = _sampled_logprobs(choice)
+    asked = request.logprobs and can.top_logprobs
+    if asked and len(logprobs) != len(ids):
+        raise Malformed(f"has log probabilities of {len(logprobs)} tokens, not of {len(ids)}")
+    # An end of sequence was sampled, though it is not kept; what token-level speculation wrote beyond a stop string was not.
+    counted = kept if isinstance(stop, str) else len(ids)
+    total = math.fsum(logprobs[:counted]) if asked else None
+    return Candidate(ids=ids[:kept], text=tokenizer.decode(ids[:kept]), cumulative_logprob=total, finish_reason=finish, stop_reason=stop)
+
+
+def _ids(choice: Choice) -> tuple[int, ...]:
+    if choice.token_ids is None:
+        raise Malformed("has no token ids")
+    return choice.token_ids
+
+
+def _end_of_ids(request: Request, choice: Choice, ids: Sequence[int], tokenizer: Tokenizer) -> tuple[int, FinishReason, str | int | None]:
+    """How many of `ids` to keep, and what ended them."""
+    if choice.finish_reason == "length":
+        return len(ids), "length", None
+    if ids and ids[-1] in request.stop_ids:
+        return len(ids), "stop", ids[-1]
+    told = choice.told
+    if not isinstance(told, str):
+        return max(0, len(ids) - 1), "stop", None
+    if told not in request.stop:
+        raise Malformed(f"ended a candidate at {told!r}, which was not asked for")
+    return through(ids, told, tokenizer.decode), "stop", told
+
+
+# Text came back.
+
+
+class _End(NamedTuple):
+    """Where a text ends, and why."""
+
+    start: int
+    end: int
+    reason: str | int | None
+
+
+def _candidate_of_text(request: Request, choice: Choice, can: Capabilities, tokenizer: Tokenizer) -> Candidate:
+    if choice.text is None:
+        raise Malformed("has no text")
+    text, finish, stop = _end_of_text(request, choice, choice.text, can, tokenizer)
+    logprobs = _sampled_logprobs(choice)
+    asked = request.logprobs and can.top_logprobs
+    if asked and text and not logprobs:
+        raise Malformed("has no log probabilities, which were asked for")
+    total = math.fsum(logprobs) if asked else None
+    return Candidate(ids=tuple(tokenizer.encode(text)), text=text, cumulative_logprob=total, finish_reason=finish, stop_reason=stop)
+
+
+def _end_of_text(
+    request: Request, choice: Choice, text: str, can: Capabilities, tokenizer: Tokenizer
+) -> tuple[str, FinishReason, str | int | None]:
+    """The text up to and including its first stop, which servers trim or leave, and what ended it."""
+    stops = _stops(request, tokenizer)
+    if found := min(_found(text, stops), default=None, key=lambda end: end[:2]):
+        kept = found.start if found.reason is None else found.end
+        return text[:kept], "stop", found.reason
+    if choice.finish_reason == "length":
+        return text, "length", None
+    trimmed = _trimmed(choice.told, stops, stop_texts(request, can, tokenizer))
+    return text + (trimmed or ""), "stop", stops.get(trimmed) if trimmed else None
+
+
+def _stops(request: Request, tokenizer: Tokenizer) -> dict[str, str | int | None]:
+    """What ends a text: the stop by its text, None for an end of sequence that nobody asked for."""
+    stops: dict[str, str | int | None] = {tokenizer.decode([token]): None for token in tokenizer.eos_ids}
+    stops |= {tokenizer.decode([token]): token for token in request.stop_ids}
+    return stops | {stop: stop for stop in request.stop}
+
+
+def _found(text: str, stops: dict[str, str | int | None]) -> Iterator[_End]:
+    for stop, reason in stops.items():
+        start = text.find(stop)
+        if start >= 0:
+            yield _End(start, start + len(stop), reason)
+
+
+def _trimmed(told: str | int | UnsetType | None, stops: dict[str, str | int | None], sent: Sequence[str]) -> str | None:
+    """The stop that the server took off the end; one that says nothing took off the one it was sent."""
+    if told is UNSET:
+        return sent[0] if sent else None
+    if isinstance(told, str):
+        if told not in stops:
+            raise Malformed(f"ended a candidate at {told!r}, which was not asked for")
+        return told
+    return next((stop for stop, reason in stops.items() if told is not None and reason == told), None)
+
+
+# Log probabilities.
+
+
+def _choice(request: Request, choice: Choice, can: Capabilities, tokenizer: Tokenizer) -> tuple[Candidate, tuple[float, ...]]:
+    """The chosen option as a candidate, and the log probability of each option as far as it was seen."""
+    options = request.option_ids
+    known = _first_place(choice)
+    logprobs = tuple(known.get(token, known.get(tokenizer.decode([token]), -math.inf)) for token in options)
+    if can.exact_options and not all(token in known for token in options):
+        raise Malformed("lacks the log probabilities of some options")
+    ids = _ids(choice) if can.returns_ids else ()
+    if can.exact_options and can.returns_ids:
+        if len(ids) != 1 or ids[0] not in options:
+            raise Malformed(f"chose {list(ids)}, which is not one of the options")
+        place = options.index(ids[0])
+    else:
+        place = max(range(len(options)), key=logprobs.__getitem__)
+    text = tokenizer.decode([options[place]])
+    chosen = Candidate(ids=(options[place],), text=text, cumulative_logprob=logprobs[place], finish_reason="length")
+    return chosen, logprobs
+
+
+def _first_place(choice: Choice) -> dict[str | int, float]:
+    """Log probabilities of the alternatives at the first sampled token, by id where the server says it, else by text."""
+    given = choice.logprobs
+    if given and given.content:
+        entry = given.content[0]
+        return {label: _logprob(one.logprob) for one in (entry, *entry.top_logprobs) for label in (one.token, one.id) if label is not None}
+    if given and given.top_logprobs and given.top_logprobs[0]:
+        return {_label(text): _logprob(value) for text, value in given.top_logprobs[0].items()}
+    raise Malformed("has no log probabilities of the options, which were asked for")
+
+
+def _label(text: str) -> str | int:
+    number = text.removeprefix(_ID_LABEL)
+    return int(number) if number != text and number.isdecimal() else text
+
+
+def _logprob(value: float | None) -> float:
+    if value is None or math.isnan(value):
+        raise Malformed("has a log probability that is no number")
+    return -math.inf if value <= _LEAST_LOGPROB else value
+
+
+def _sampled_logprobs(choice: Choice) -> list[float]:
+    """Log probabilities of the sampled tokens."""
+    given = choice.logprobs
+    if given is None:
+        return []
+    values = [entry.logprob for entry in given.content] if given.content is not None else given.token_logprobs or ()
+    return [_logprob(value) for value in values]
+
+
+def _scored(request: Request, choice: Choice) -> tuple[float, ...]:
+    """Log probabilities of the tokens at the end of the prompt."""
+    places = (choice.prompt_logprobs or ())[-len(request.scored_ids) :]
+    given = [place.get(str(token)) if place else None for place, token in zip(places, request.scored_ids, strict=False)]
+    found = tuple(_logprob(one.logprob) for one in given if one is not None)
+    if len(found) != len(request.scored_ids):
+        raise Malformed("lacks the log probabilities of some scored tokens")
+    return found
+
+
+# Counts and times.
+
+
+def _usage(request: Request, answers: Sequence[Answer], sampled: int) -> Usage:
+    """The server's counts; where it gives none, what is in our hands. The prompt counts once, however often it was sent."""
+    used = [answer.usage or Used() for answer in answers]
+    input_tokens = used[0].prompt_tokens or len(request.prompt_ids) + len(request.scored_ids)
+    details = [one.prompt_tokens_details for one in used]
+    cached = max((one.cached_tokens or 0 for one in details if one is not None), default=0)
+    counted = [one.completion_tokens for one in used if one.completion_tokens is not None]
+    output_tokens = sum(counted) if len(counted) == len(used) else sampled
+    return Usage(
+        input_tokens=input_tokens,
+        cached_input_tokens=min(cached, input_tokens),
+        output_tokens=0 if request.scored_ids else output_tokens,
+    )
+
+
+def _timing(answers: Sequence[Answer]) -> Timing:
+    """What vLLM or llama.cpp says of its own clock."""
+    if len(answers) != 1:
+        return Timing()
+    if (metrics := answers[0].metrics) is not None:
+        queue, first = _seconds(metrics.queue_time_ms), _seconds(metrics.time_to_first_token_ms)
+        prefill = None if queue is None or first is None else max(0.0, first - queue)
+        return Timing(
+            queue_time_s=queue, prefill_time_s=prefill, decode_time_s=_seconds(metrics.generation_time_ms), time_to_first_token_s=first
+        )
+    if (timings := answers[0].timings) is not None:
+        return Timing(prefill_time_s=_seconds(timings.prompt_ms), decode_time_s=_seconds(timings.predicted_ms))
+    return Timing()
+
+
+def _seconds(milliseconds: float | None) -> float | None:
+    return None if milliseconds is None else max(0.0, milliseconds / 1000)

@@ -1,0 +1,157 @@
+"""The engine contract in the terms of OpenAI's completions endpoint: what a server can do, as data, and the body of a request.
+
+Servers differ in which fields they take beyond OpenAI's own, and a hosted one refuses a field it does not know. So a
+server is the set of optional fields that it honours, and a body is all that could be said, cut to that set. Pure.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from msgspec import Struct
+
+from pipeline.engine import Request, Tokenizer
+
+Prompts = Literal["ids", "text"]
+
+NEUTRAL: Mapping[str, Any] = {
+    "top_k": -1,
+    "min_p": 0.0,
+    "repetition_penalty": 1.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "skip_special_tokens": False,
+    "add_special_tokens": False,
+    "include_stop_str_in_output": True,
+    "no_stop_trim": True,
+    "return_tokens_as_token_ids": True,
+}
+"""Said with every request where it is taken: servers fill in what the model's own generation config says otherwise, trim
+the stop from the text, and hide `</think>` where it is a special token."""
+IDS: Mapping[str, Any] = {"return_token_ids": True}
+EXACT = frozenset({"logprob_token_ids", "allowed_token_ids"})
+"""vLLM gives the log probabilities of named tokens and chooses among them."""
+MANY, PRIORITY, SCORING, STOP_IDS = "n", "priority", "prompt_logprobs", "stop_token_ids"
+VLLM = frozenset({*NEUTRAL, *IDS, *EXACT, STOP_IDS})
+
+_SEEDS_64, _SEEDS_32 = 1 << 62, 1 << 31
+"""Candidate j of vLLM draws from seed + j, which must stay below 2^63; others keep a seed in 32 bits."""
+
+
+class Capabilities(Struct, frozen=True, kw_only=True):
+    """What a server can do, found out by asking it."""
+
+    prompts: Prompts
+    fields: frozenset[str] = frozenset()
+    """Optional fields of a request that it honours."""
+    top_logprobs: int = 0
+    """Most alternatives of a token that it names with their log probabilities; 0: it gives none at all."""
+    tells_stop: bool = False
+    """Its answers say which stop ended a candidate."""
+    adds_first: bool = False
+    """It puts a beginning-of-sequence token before a text prompt."""
+
+    @property
+    def returns_ids(self) -> bool:
+        return "return_token_ids" in self.fields
+
+    @property
+    def exact_options(self) -> bool:
+        return self.fields >= EXACT
+
+    @property
+    def sampled_logprobs(self) -> int | None:
+        """What to ask as `logprobs` to get those of the sampled tokens."""
+        return None if not self.top_logprobs else 0 if self.returns_ids else 1
+
+
+_EXACT_RUNGS = (
+    Capabilities(prompts="ids", fields=VLLM | {PRIORITY}, top_logprobs=20),
+    Capabilities(prompts="ids", fields=VLLM, top_logprobs=20),
+    Capabilities(prompts="ids", fields=VLLM - EXACT, top_logprobs=20),
+    Capabilities(prompts="ids", fields=VLLM - EXACT, top_logprobs=5),
+)
+_OTHER_RUNGS = tuple(
+    Capabilities(prompts="text", fields=frozenset(fields), top_logprobs=top)
+    for fields, top in ((NEUTRAL, 20), (NEUTRAL, 5), ((), 20), ((), 5), (NEUTRAL, 0), ((), 0))
+)
+
+
+def ladder(prompts: Literal["auto", "ids", "text"]) -> list[Capabilities]:
+    """What to try at a server, the richest first."""
+    if prompts == "auto":
+        return [*_EXACT_RUNGS, *_OTHER_RUNGS]
+    return [Capabilities(prompts=prompts, fields=rung.fields, top_logprobs=rung.top_logprobs) for rung in _EXACT_RUNGS + _OTHER_RUNGS]
+
+
+def weakest(one: Capabilities, other: Capabilities) -> Capabilities:
+    """What both can do."""
+    return Capabilities(
+        prompts="ids" if one.prompts == other.prompts == "ids" else "text",
+        fields=one.fields & other.fields,
+        top_logprobs=min(one.top_logprobs, other.top_logprobs),
+        tells_stop=one.tells_stop and other.tells_stop,
+        adds_first=one.adds_first and other.adds_first,
+    )
+
+
+def prompt_of(request: Request, can: Capabilities, tokenizer: Tokenizer) -> list[int] | str:
+    """The prompt as the server takes it, what is to be scored at its end."""
+    ids = [*request.prompt_ids, *request.scored_ids]
+    if can.prompts == "ids":
+        return ids
+    first = 1 if can.adds_first and ids[0] in tokenizer.special_ids.values() else 0
+    return tokenizer.decode(ids[first:])
+
+
+def stop_texts(request: Request, can: Capabilities, tokenizer: Tokenizer) -> tuple[str, ...]:
+    """The stop strings to send.
+
+    Where a text comes back, a stop id must be found in it. A server that does not tell which stop ended a text is
+    sent one kind only: the other is cut from its text, or there would be no knowing which it was.
+    """
+    if can.returns_ids:
+        return request.stop
+    of_ids = tuple(tokenizer.decode([stop]) for stop in request.stop_ids)
+    return request.stop + of_ids if can.tells_stop else request.stop or of_ids
+
+
+def bodies(request: Request, can: Capabilities, model: str, tokenizer: Tokenizer, max_tokens: int) -> list[dict[str, Any]]:
+    """The bodies that ask for `request`: one, or one a candidate where the server gives only one at a time."""
+    copies = 1 if request.temperature == 0 else request.n  # greedy candidates are all the same
+    body = _body(request, can, model, tokenizer, max_tokens)
+    if copies == 1:
+        return [body]
+    if MANY in can.fields:
+        return [body | {"n": copies}]
+    return [body | {"seed": body["seed"] + index} for index in range(copies)]
+
+
+def _body(request: Request, can: Capabilities, model: str, tokenizer: Tokenizer, max_tokens: int) -> dict[str, Any]:
+    body: dict[str, Any] = {
+        "model": model,
+        "prompt": prompt_of(request, can, tokenizer),
+        "max_tokens": 1 if request.scored_ids else max_tokens,
+        "temperature": request.temperature,
+        "top_p": request.top_p,
+    }
+    if request.temperature:
+        body["seed"] = request.seed % (_SEEDS_64 if can.returns_ids else _SEEDS_32)
+    if stops := stop_texts(request, can, tokenizer):
+        body["stop"] = list(dict.fromkeys(stops))
+    logprobs = _logprobs(request, can)
+    if logprobs is not None:
+        body["logprobs"] = logprobs
+    optional = {**NEUTRAL, **IDS, STOP_IDS: list(request.stop_ids), PRIORITY: request.priority} | _asked(request.option_ids)
+    if request.scored_ids:
+        optional[SCORING] = 0
+    return body | {name: value for name, value in optional.items() if name in can.fields}
+
+
+def _asked(options: Sequence[int]) -> dict[str, Any]:
+    return {name: list(options) for name in EXACT} if options else {}
+
+
+def _logprobs(request: Request, can: Capabilities) -> int | None:
+    if not request.option_ids:
+        return can.sampled_logprobs if request.logprobs else None
+    return len(request.option_ids) if can.exact_options else can.top_logprobs or None

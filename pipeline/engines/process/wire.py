@@ -1,0 +1,116 @@
+"""What the main process and a worker say to each other: length-prefixed msgpack messages.
+
+The main process sends `Setup` once, then `Submit`, `Abort` and `Forget`; the worker answers with `Ready` or `Failed` once,
+then with a `Report` whenever something is finished, and with `Forgotten`. Neither a model nor a socket is known here.
+"""
+
+from collections.abc import Iterator
+from typing import Any, Literal
+
+from msgspec import Struct, msgpack
+
+from pipeline.engine import Completion, EngineStatistics, Request
+from pipeline.graph.spec import TorchSpec, VllmSpec
+
+NO_STATISTICS = EngineStatistics(
+    running=0,
+    waiting=0,
+    kv_cache_usage=0.0,
+    requests=0,
+    input_tokens=0,
+    cached_input_tokens=0,
+    output_tokens=0,
+    busy_s=0.0,
+)
+HEADER_BYTES = 4
+
+
+class Setup(Struct, frozen=True, tag=True, array_like=True):
+    """The first message: what to load, and where."""
+
+    role: str
+    spec: TorchSpec | VllmSpec
+    model: str
+    """The spec's model as a folder or hub name."""
+    cores: tuple[int, ...]
+    """CPU cores to stay on if the model is computed by the CPU; empty: any."""
+    draft_model: str | None = None
+    """The model of its `speculative_config`, likewise."""
+
+
+class Submit(Struct, frozen=True, tag=True, array_like=True):
+    """Compute `request`; `number` names it from now on."""
+
+    number: int
+    request: Request
+
+
+class Abort(Struct, frozen=True, tag=True, array_like=True):
+    """Nobody waits for this request any more."""
+
+    number: int
+
+
+class Forget(Struct, frozen=True, tag=True, array_like=True):
+    """Empty the prefix cache; nothing is in flight."""
+
+
+class Forgotten(Struct, frozen=True, tag=True, array_like=True):
+    """The prefix cache is empty."""
+
+
+class Ready(Struct, frozen=True, tag=True, array_like=True):
+    """The model is loaded."""
+
+    max_model_len: int
+    vocab_size: int
+    facts: dict[str, str | int | float | bool]
+
+
+class Failed(Struct, frozen=True, tag=True, array_like=True):
+    """The model cannot be loaded, and why, in one clause."""
+
+    what: str | None
+    """Null where only what was said on stderr tells."""
+
+
+class Report(Struct, frozen=True, tag=True, array_like=True):
+    """What was finished since the last report, and the counters."""
+
+    statistics: EngineStatistics
+    done: list[tuple[int, Completion]]
+    refused: list[tuple[int, str]] = []
+    """Requests that the engine will not compute, and why."""
+
+
+ToWorker = Setup | Submit | Abort | Forget
+FromWorker = Ready | Failed | Report | Forgotten
+
+_encoder = msgpack.Encoder()
+
+
+def frame(message: ToWorker | FromWorker) -> bytes:
+    """`message` as it goes over the socket."""
+    payload = _encoder.encode(message)
+    return len(payload).to_bytes(HEADER_BYTES, "big") + payload
+
+
+class Unframer:
+    """Cuts a byte stream back into messages."""
+
+    def __init__(self, reads: Literal["worker", "parent"]) -> None:
+        self._decoder: msgpack.Decoder[Any] = msgpack.Decoder(FromWorker if reads == "parent" else ToWorker)
+        self._pending = bytearray()
+
+    def feed(self, received: bytes) -> Iterator[Any]:
+        """The messages that `received` completes."""
+        self._pending += received
+        start = 0
+        with memoryview(self._pending) as view:
+            while len(view) - start >= HEADER_BYTES:
+                end = start + HEADER_BYTES + int.from_bytes(view[start : start + HEADER_BYTES], "big")
+                if end > len(view):
+                    break
+                yield self._decoder.decode(view[start + HEADER_BYTES : end])
+                start = end
+        del self._pending[:start]

@@ -1,0 +1,123 @@
+"""The answered calls of a recorded run: a request enters, the call that asked the same leaves, or why there is none.
+
+Of every call three numbers are held; all else is read from the run folder in row groups, of which the last few used are
+kept: calls that are asked for together were recorded together.
+"""
+
+from array import array
+from collections import OrderedDict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+from msgspec import Struct
+
+from pipeline.engine import FinishReason, Request, Timing, Usage
+from pipeline.engines.replay.recording import OLD
+from pipeline.errors import InputError, NeverGenerated
+from pipeline.trace.groups import RowGroups, Value
+
+Numbers: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
+KEPT_GROUPS = 24
+"""Row groups in memory, at most 16 MiB each as arrays."""
+USAGE, TIMING = Usage.__struct_fields__, Timing.__struct_fields__
+
+
+class RecordedCall(Struct, frozen=True, kw_only=True):
+    """One call as the trace has it: what was asked, what came, and how long it took."""
+
+    request_id: str
+    engine: str
+    temperature: float
+    top_p: float
+    max_tokens: int
+    seed: int
+    choice_count: int
+    stop_sequences: tuple[str, ...]
+    option_ids: tuple[int, ...]
+    output_token_ids: tuple[tuple[int, ...], ...]
+    finish_reason: tuple[FinishReason, ...]
+    stop_reason: tuple[str | None, ...]
+    option_logprobs: tuple[float, ...]
+    scored_logprobs: tuple[float, ...]
+    e2e_latency_s: float
+    usage: Usage
+    timing: Timing
+
+
+OWN = tuple(name for name in RecordedCall.__struct_fields__ if name not in ("usage", "timing"))
+KEY = ("request_id", "prompt_digest", "error_type")
+FIELDS = (*OWN, *USAGE, *TIMING)
+
+
+class RecordedCalls:
+    """The calls of one run folder. Raises `InputError` where its table cannot be read."""
+
+    def __init__(self, run: Path) -> None:
+        try:
+            self._groups = RowGroups(run, "calls", tuple({*KEY, *FIELDS}))
+        except InputError as error:
+            if error.what.startswith("has no column"):
+                raise InputError(str(run), OLD) from error
+            raise
+        self._open: OrderedDict[int, dict[str, Value]] = OrderedDict()
+        self._names, self._digests, self._places = self._index()
+
+    def find(self, request: Request) -> RecordedCall:
+        """The answered call of the same name that asked about the same. Raises `NeverGenerated` where there is none."""
+        known = answered = False
+        digest: int | None = None
+        for at in self._named(request.request_id):
+            known = True
+            if (place := int(self._places[at])) < 0:
+                continue
+            answered = True
+            digest = request.digest() if digest is None else digest
+            if self._digests[at] == digest and (call := self._call(place)).request_id == request.request_id:
+                return call
+        raise NeverGenerated(request.request_id, _absence(known, answered))
+
+    def _index(self) -> tuple[Numbers, Numbers, Numbers]:
+        """Of every row, sorted by the first: hash of its name, digest, group and row; -1 for one without an answer."""
+        found = array("q"), array("q"), array("q")
+        names, digests, places = found
+        for group in range(len(self._groups)):
+            rows = zip(*(self._groups.column(group, name) for name in KEY), strict=True)
+            for row, (name, digest, error) in enumerate(rows):
+                names.append(hash(name))
+                digests.append(digest or 0)
+                places.append(-1 if error is not None else group << 32 | row)
+        order = np.argsort(np.array(names, np.int64), kind="stable")
+        sorted_ = [np.array(each, np.int64)[order] for each in found]
+        return sorted_[0], sorted_[1], sorted_[2]
+
+    def _named(self, name: str) -> Iterator[int]:
+        """Places in the index whose name may be this one."""
+        wanted = hash(name)
+        at = int(np.searchsorted(self._names, wanted))
+        while at < len(self._names) and self._names[at] == wanted:
+            yield at
+            at += 1
+
+    def _call(self, place: int) -> RecordedCall:
+        values, row = self._group(place >> 32), place & 0xFFFFFFFF
+        read: dict[str, Any] = {name: values[name](row) for name in OWN}
+        usage = Usage(**{name: values[name](row) for name in USAGE})
+        return RecordedCall(**read, usage=usage, timing=Timing(**{name: values[name](row) for name in TIMING}))
+
+    def _group(self, number: int) -> dict[str, Value]:
+        """A row group, read or still there."""
+        found = self._open.pop(number, None) or self._groups.read(number, FIELDS)
+        self._open[number] = found
+        if len(self._open) > KEPT_GROUPS:
+            self._open.popitem(last=False)
+        return found
+
+
+def _absence(known: bool, answered: bool) -> str:
+    if not known:
+        return "the recorded run made no such call"
+    if not answered:
+        return "the recorded call got no answer"
+    return "the recorded call had another prompt: the chain went another way before it, or the graph asks in other words"

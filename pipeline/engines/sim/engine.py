@@ -1,0 +1,256 @@
+"""The `sim` backend: engines that cost what a roofline says and write seeded text, on the clock that the caller runs on.
+
+Requests enter as at any engine; the answers leave when a continuous-batching server with this device would have
+finished them. On a virtual clock (`VirtualClock`) hours pass in seconds, and equal requests at equal times give equal
+results to the last bit; on a real clock the engines take real time. Time is asked of anyio and nothing else.
+"""
+
+import math
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager, suppress
+from itertools import count, pairwise
+
+import anyio
+from anyio.abc import TaskStatus
+
+from pipeline.engine import Backend, Completion, Engine, EngineStatistics, Request, Timing, Tokenizer, Usage
+from pipeline.engines.requests import check
+from pipeline.engines.sim.author import Answer, Author, TextAuthor
+from pipeline.engines.sim.cache import PrefixCache
+from pipeline.engines.sim.device import Share, SimDevice
+from pipeline.engines.sim.faults import SimFaults
+from pipeline.engines.sim.scheduler import Scheduler
+from pipeline.engines.sim.segment import Job
+from pipeline.errors import EngineDead, GraphError, RequestRefused
+from pipeline.graph.spec import SimSpec
+
+
+class DeviceClock:
+    """Runs one device on anyio's clock: sleeps from event to event."""
+
+    def __init__(self, device: SimDevice) -> None:
+        self.device = device
+        self._sleep = anyio.CancelScope()
+        self._never = anyio.Event()
+
+    async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
+        """Never returns; cancel it."""
+        task_status.started()
+        while True:
+            with anyio.CancelScope(deadline=self.device.wake()) as self._sleep:
+                await self._never.wait()
+            self.device.advance(anyio.current_time())
+
+    def adjust(self) -> None:
+        """Sleep until the device's next event, which may have moved."""
+        wake = self.device.wake()
+        if wake != self._sleep.deadline:
+            self._sleep.deadline = wake
+
+
+class SimEngine:
+    """The `Engine` contract over one share of a simulated device."""
+
+    def __init__(self, role: str, spec: SimSpec, clock: DeviceClock, author: Author) -> None:
+        self.role, self.spec, self._author = role, spec, author
+        self.tokenizer: Tokenizer = author.tokenizer
+        self.max_model_len, self.vocab_size = spec.max_model_len, author.vocab_size
+        self.facts: dict[str, str | int | float | bool] = {"device": spec.device.name, "simulated": True}
+        self._clock, self._faults = clock, SimFaults(spec.faults)
+        self._shares: list[Share] = []
+        self._join()
+        self._numbers = count()
+        self._live: dict[Job, anyio.Event] = {}
+        self._alive, self._computes, self._closed = True, True, False
+        self._last_words = ""
+        self._requests = self._input_tokens = self._cached_input_tokens = self._output_tokens = 0
+
+    async def generate(self, request: Request) -> Completion:
+        """Answer `request`; see `Engine.generate`."""
+        self._check_alive()
+        prompt = tuple(request.prompt_ids)
+        check(request, self.max_model_len, self.vocab_size)
+        self._fail(self._faults.arrive())
+        answer = self._author.answer(request, self.max_model_len)
+        jobs = self._jobs(request, prompt, answer)
+        await self._computed(jobs)
+        first, *others = jobs
+        usage = Usage(
+            input_tokens=len(first.prompt),
+            cached_input_tokens=first.cached,
+            output_tokens=0 if request.scored_ids else sum(answer.lengths),
+        )
+        self._count(usage)
+        completion = Completion(
+            candidates=answer.candidates,
+            option_logprobs=answer.option_logprobs,
+            scored_logprobs=answer.scored_logprobs,
+            usage=usage,
+            timing=_timing(first, others),
+        )
+        return self._faults.spoil(request, completion)
+
+    def statistics(self) -> EngineStatistics:
+        """See `EngineStatistics`; outside of an event loop, as of the last change."""
+        now = -math.inf
+        with suppress(RuntimeError):
+            now = anyio.current_time()
+        return EngineStatistics(
+            running=self._scheduler.running,
+            waiting=self._scheduler.waiting,
+            kv_cache_usage=self._scheduler.cache.usage,
+            requests=self._requests,
+            input_tokens=self._input_tokens,
+            cached_input_tokens=self._cached_input_tokens,
+            output_tokens=self._output_tokens,
+            busy_s=sum(share.busy_s(now) for share in self._shares),
+            restarts=len(self._shares) - 1,
+        )
+
+    async def reset_prefix_cache(self) -> None:
+        """See `PrefixCacheReset.reset_prefix_cache`."""
+        self._check_alive()
+        self._scheduler.cache = PrefixCache(self.spec.kv_cache_tokens)
+
+    async def aclose(self) -> None:
+        """Let go of all requests, which raise `EngineDead`."""
+        self._closed = True
+        self.kill("it was closed")
+
+    def kill(self, exit_reason: str) -> None:
+        """See `Restartable.kill`."""
+        if self._alive:
+            self._alive, self._last_words = False, exit_reason
+        self._drop_all()
+        for done in self._live.values():
+            done.set()
+
+    async def restart(self) -> None:
+        """See `Restartable.restart`: with an empty cache, and in no time."""
+        if self._closed:
+            raise EngineDead(self.role, "it was closed")
+        self._join()
+        self._faults.revive()
+        self._alive = self._computes = True
+
+    def _join(self) -> None:
+        """A life begins: a queue and a cache of its own on the device."""
+        self._scheduler = Scheduler(self.spec)
+        self._share = self._clock.device.join(self._scheduler)
+        self._shares.append(self._share)
+
+    def _fail(self, fault: str | None) -> None:
+        """Carry out a fault that was asked for."""
+        if fault == "dies":
+            self.kill(f"it was told to, by dies_after_calls={self.spec.faults.dies_after_calls}")
+        elif fault == "hangs":
+            self._computes = False
+            self._drop_all()
+        self._check_alive()
+
+    def _drop_all(self) -> None:
+        """Compute nothing of what is waiting or under way."""
+        for job in self._live:
+            self._clock.device.drop(self._share, job, anyio.current_time())
+        self._clock.adjust()
+
+    def _check_alive(self) -> None:
+        if not self._alive:
+            raise EngineDead(self.role, self._last_words)
+
+    def _jobs(self, request: Request, prompt: tuple[int, ...], answer: Answer) -> dict[Job, anyio.Event]:
+        """One job, and one more for each candidate beyond `max_num_seqs`, with what is set when it is done."""
+        computed = prompt + request.scored_ids
+        need = len(computed) + sum(answer.lengths)
+        if need > self.spec.kv_cache_tokens:
+            raise RequestRefused(f"{need} tokens of keys and values do not fit; kv_cache_tokens is {self.spec.kv_cache_tokens}")
+        now = anyio.current_time()
+        keeps, jobs = answer.keeps, {}
+        for start, end in pairwise((0, *range(self.spec.max_num_seqs, len(answer.lengths)), len(answer.lengths))):
+            key, done = (request.priority, now, request.request_id, next(self._numbers)), anyio.Event()
+            job = Job(key, computed, len(prompt) - 1, answer.lengths[start:end], keeps[start:end], done.set)
+            jobs[job] = done
+        return jobs
+
+    async def _computed(self, jobs: dict[Job, anyio.Event]) -> None:
+        """Wait until the device has computed `jobs`; cancelling frees what they hold."""
+        self._live.update(jobs)
+        for job in jobs:
+            if not self._computes:
+                job.cancelled = True
+            elif self._clock.device.add(self._share, job, job.arrived):
+                self._clock.adjust()
+        try:
+            for done in jobs.values():
+                await done.wait()
+        finally:
+            unfinished = [job for job in jobs if math.isnan(job.finished)]
+            for job in jobs:
+                del self._live[job]
+            for job in unfinished:
+                self._clock.device.drop(self._share, job, anyio.current_time())
+            if unfinished:
+                self._clock.adjust()
+        if unfinished:
+            raise EngineDead(self.role, self._last_words)
+
+    def _count(self, usage: Usage) -> None:
+        self._requests += 1
+        self._input_tokens += usage.input_tokens
+        self._cached_input_tokens += usage.cached_input_tokens
+        self._output_tokens += usage.output_tokens
+
+
+def _timing(first: Job, others: list[Job]) -> Timing:
+    finished = max([first.finished, *(job.finished for job in others)])
+    return Timing(
+        queue_time_s=first.scheduled - first.arrived,
+        prefill_time_s=first.first_token - first.scheduled,
+        decode_time_s=finished - first.first_token,
+        time_to_first_token_s=first.first_token - first.arrived,
+    )
+
+
+def _devices(specs: Mapping[str, SimSpec]) -> dict[str, SimDevice]:
+    """The devices that `specs` name, each once."""
+    devices: dict[str, SimDevice] = {}
+    for role, spec in specs.items():
+        device = devices.setdefault(spec.device.name, SimDevice(spec.device))
+        if device.spec != spec.device:
+            raise GraphError(f"$.{role}.device", f"device `{spec.device.name}` is described in two ways; engines that share it must agree")
+        if spec.max_num_batched_tokens < spec.max_num_seqs:
+            what = f"{spec.max_num_batched_tokens} is less than max_num_seqs, {spec.max_num_seqs}; each sequence needs a token"
+            raise GraphError(f"$.{role}.max_num_batched_tokens", what)
+    return devices
+
+
+@asynccontextmanager
+async def open_sim(specs: Mapping[str, SimSpec]) -> AsyncIterator[Mapping[str, Engine]]:
+    """Open the simulated engines of all roles; those that name the same device share it."""
+    async with open_devices(specs, {role: TextAuthor(spec) for role, spec in specs.items()}) as engines:
+        yield engines
+
+
+@asynccontextmanager
+async def open_devices(specs: Mapping[str, SimSpec], authors: Mapping[str, Author]) -> AsyncIterator[Mapping[str, SimEngine]]:
+    """Open engines that cost what `specs` say and answer what their `authors` do."""
+    clocks = {name: DeviceClock(device) for name, device in _devices(specs).items()}
+    engines = {role: SimEngine(role, spec, clocks[spec.device.name], authors[role]) for role, spec in specs.items()}
+    failure: Exception | None = None
+    async with anyio.create_task_group() as tasks:
+        for clock in clocks.values():
+            await tasks.start(clock.run)
+        try:
+            yield engines
+        except Exception as error:
+            # Raised below: it is not the clocks' business, and should not come out wrapped in their group.
+            failure = error
+        finally:
+            for engine in engines.values():
+                await engine.aclose()
+            tasks.cancel_scope.cancel()
+    if failure is not None:
+        raise failure
+
+
+BACKEND = Backend(spec=SimSpec, open=open_sim, virtual_time=True)

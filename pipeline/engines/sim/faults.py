@@ -1,0 +1,75 @@
+"""How a simulated engine fails when it is told to, for drills: a spec and calls enter, faults leave.
+
+Decides and spoils; what a fault does to the engine and its waiting calls is the engine's business.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Callable
+from hashlib import blake2b
+from typing import Literal
+
+from msgspec import structs
+
+from pipeline.engine import Completion, Request
+from pipeline.engines.sim.tokenizer import VOCAB_SIZE
+from pipeline.graph.spec import SimFaultsSpec
+
+
+class SimFaults:
+    """The faults of one engine, by `spec`."""
+
+    def __init__(self, spec: SimFaultsSpec) -> None:
+        self._spec = spec
+        self._calls = 0
+        self._attempts: Counter[str] = Counter()
+
+    def revive(self) -> None:
+        """The engine was started again."""
+        self._calls = 0
+
+    def arrive(self) -> Literal["dies", "hangs"] | None:
+        """What the engine does at the call that arrives now."""
+        self._calls += 1
+        if self._spec.dies_after_calls is not None and self._calls > self._spec.dies_after_calls:
+            return "dies"
+        return "hangs" if self._spec.hangs_after_calls is not None and self._calls > self._spec.hangs_after_calls else None
+
+    def spoil(self, request: Request, completion: Completion) -> Completion:
+        """The completion as it leaves: some are no answer, in every way in which one can fail to be."""
+        if not self._spec.garbage_share:
+            return completion
+        attempt = self._attempts[request.request_id]
+        self._attempts[request.request_id] += 1
+        digest = blake2b(f"{request.request_id}\0{request.seed}\0{attempt}".encode(), digest_size=8).digest()
+        luck, kind = int.from_bytes(digest[:7]) / (1 << 56), digest[7]
+        return _GARBAGE[kind % len(_GARBAGE)](completion) if luck < self._spec.garbage_share else completion
+
+
+def _nothing(completion: Completion) -> Completion:
+    return structs.replace(completion, candidates=(), option_logprobs=(), scored_logprobs=())
+
+
+def _never_asked_for(completion: Completion) -> Completion:
+    """Ids that are no options and no tokens of the model, and a log probability too many."""
+    candidates = tuple(structs.replace(candidate, ids=(VOCAB_SIZE,)) for candidate in completion.candidates)
+    return structs.replace(completion, candidates=candidates, scored_logprobs=(*completion.scored_logprobs, 0.0))
+
+
+def _not_a_number(completion: Completion) -> Completion:
+    return structs.replace(
+        completion,
+        candidates=tuple(structs.replace(candidate, cumulative_logprob=math.nan) for candidate in completion.candidates),
+        option_logprobs=(math.nan,) * len(completion.option_logprobs),
+        scored_logprobs=(math.nan,) * len(completion.scored_logprobs),
+    )
+
+
+def _empty(completion: Completion) -> Completion:
+    """Candidates without any text that did not end by themselves."""
+    empty = {"ids": (), "text": "", "finish_reason": "length", "stop_reason": None}
+    candidates = tuple(structs.replace(candidate, **empty) for candidate in completion.candidates)
+    return structs.replace(completion, candidates=candidates, scored_logprobs=completion.scored_logprobs[:-1])
+
+
+_GARBAGE: tuple[Callable[[Completion], Completion], ...] = (_nothing, _never_asked_for, _not_a_number, _empty)

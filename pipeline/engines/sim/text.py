@@ -1,0 +1,351 @@
+"""The text of a simulated model: seeded steps that say where they stand, verdicts on them, and a boxed answer.
+
+A prompt enters, and what the model would write leaves; nothing here knows of time. Like a language model it keeps no
+state: every step ends in a marker such as `; step 3 of 12 ok`, and the next step reads it at the prompt's tail. The
+marker's last word says whether the step is right (`ok`), wrong (`no`), or right after an earlier wrong one (`eh`); the
+boxed answer is right if the last step says `ok`. The draws depend on the model's name, the seed, the candidate's
+number, the problem and the step alone; at temperature 0 on neither seed nor number. Whether a step is right depends for
+some steps on the problem and the step alone (`SimTextSpec`).
+"""
+
+import math
+import re
+import struct
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from hashlib import blake2b
+from random import Random
+from statistics import NormalDist
+
+from msgspec import Struct
+
+from pipeline.engine import Candidate, FinishReason, Request
+from pipeline.engines.sim.tokenizer import ASSISTANT, END, USER, SimTokenizer
+from pipeline.graph.spec import SimTextSpec
+from pipeline.reasoning.prompts import CHOOSE_PREFILL, DELIMITER, LABELS, SCORE_PREFILL, THINK_CLOSE, THINK_OPEN
+
+_TOKENIZER = SimTokenizer()
+_SPECIAL = _TOKENIZER.special_ids
+_OPEN, _CLOSE, _USER, _ASSISTANT, _END = (_SPECIAL[text] for text in (THINK_OPEN, THINK_CLOSE, USER, ASSISTANT, END))
+_encode = _TOKENIZER.encode
+(_BLANK_LINE,) = _encode(DELIMITER)
+(_LINE,) = _encode("\n")
+(_BRACKET,) = _encode("[")
+_LABEL_IDS = [_encode(label)[0] for label in LABELS]
+_OK, _NO, _EH = (_encode(f"1 {word}")[1] for word in ("ok", "no", "eh"))
+_VERDICTS = frozenset((_OK, _NO, _EH))
+_ANCHORS = _VERDICTS | {_OPEN, _ASSISTANT, _USER}
+_CHOOSE_TAIL, _SCORE_TAIL = (tuple(_encode(f"{DELIMITER}{text}")[1:]) for text in (CHOOSE_PREFILL, SCORE_PREFILL))
+_MARKER = re.compile(r"; step (\d+) of (\d+) (ok|no|eh)$")
+_MARKER_REACH = 20
+_EASY_STOP_IDS = frozenset((_CLOSE, _END))
+_NORMAL = NormalDist()
+_WORDS = "so the sum and this gives that we get two terms if each value is set by half then all parts add up as they must".split()
+
+
+Piece = tuple[tuple[int, ...], str]
+"""Ids, and their text, which is cheaper to put together than to decode."""
+
+
+def _filler(tokens: int) -> tuple[Piece, tuple[int, ...]]:
+    """Lower-case words, three bytes a token, and the positions at which a word starts."""
+    draw = Random(0)
+    text = "".join(f"{draw.choice(_WORDS)} " for _ in range(2 * tokens))[: 3 * tokens]
+    return (tuple(_encode(text)), text), tuple(i for i in range(1, tokens // 2) if text[3 * i - 1] == " ")
+
+
+(_FILLER, _FILLER_TEXT), _STARTS = _filler(4096)
+
+
+class Problem(Struct, frozen=True):
+    """What a simulated model knows of a problem."""
+
+    key: str
+    answer: str
+    normal: float
+    """Standard normal draw that decides the number of steps."""
+
+
+class State(Struct, frozen=True):
+    """Where a chain of thought stands at the end of a prompt."""
+
+    problem: Problem | None
+    """None: the prompt follows no chat template; the model rambles on in steps without an end."""
+    done: int
+    total: int
+    sound: bool
+    """No step so far was wrong."""
+    closed: bool
+    broken: bool
+    """The blank line that follows `</think>` is already there."""
+
+
+@lru_cache(maxsize=65536)
+def _problem(text: str) -> Problem:
+    digest = blake2b(text.encode("utf-8", "replace"), digest_size=16).digest()
+    answer, steps = struct.unpack("<QQ", digest)
+    return Problem(digest.hex(), str(1 + answer % 999), _normal((steps >> 11) * 2.0**-53))
+
+
+def sim_answer(problem: str) -> str:
+    """The right answer of a problem, as simulated models see it: a number 1 to 999, drawn from its first line."""
+    return _problem(problem.partition("\n")[0].strip()).answer
+
+
+@lru_cache(maxsize=65536)
+def _asked(ids: tuple[int, ...]) -> Problem:
+    """The problem in the ids of a user's first turn; what follows its first line is taken for the instruction."""
+    ends = [ids.index(line) for line in (_LINE, _BLANK_LINE) if line in ids]
+    return _problem(_TOKENIZER.decode(ids[: min(ends, default=len(ids))]).strip())
+
+
+def _piece(text: str) -> Piece:
+    return tuple(_encode(text)), text
+
+
+@lru_cache(maxsize=65536)
+def _marker(step: int, total: int, word: str) -> Piece:
+    """The end of a step."""
+    return _piece(f"; step {step} of {total} {word}{THINK_CLOSE if step == total else DELIMITER}")
+
+
+def _normal(uniform: float) -> float:
+    return _NORMAL.inv_cdf(min(max(uniform, 1e-12), 1 - 1e-12))
+
+
+def _draws(key: str) -> tuple[float, float, float, float]:
+    """Four uniform numbers in [0, 1), the same for the same key."""
+    first, second, third, fourth = struct.unpack("<4Q", blake2b(key.encode(), digest_size=32).digest())
+    return (first >> 11) * 2.0**-53, (second >> 11) * 2.0**-53, (third >> 11) * 2.0**-53, (fourth >> 11) * 2.0**-53
+
+
+@lru_cache(maxsize=65536)
+def _difficulty(problem: str, step: int) -> tuple[float, float]:
+    """Two uniform numbers: do all candidates of this step share their luck, and which?"""
+    share, common, _, _ = _draws(f"{problem}/{step}")
+    return share, common
+
+
+def _mean_of_log(mean: float, sigma: float) -> float:
+    """Mean of the logarithm of a log-normal number whose own mean is `mean`."""
+    return math.log(mean) - sigma * sigma / 2
+
+
+def _padded(end: Piece, tokens: int, uniform: float) -> Piece:
+    """`end` after as much filler, from the start of some word on, as makes `tokens` of both, if it alone is not more."""
+    ids, text = end
+    start = _STARTS[int(uniform * len(_STARTS))]
+    stop = start + max(tokens - len(ids), 0)
+    rounds = 1 + stop // len(_FILLER)
+    return (_FILLER * rounds)[start:stop] + ids, (_FILLER_TEXT * rounds)[3 * start : 3 * stop] + text
+
+
+@lru_cache(maxsize=4096)
+def _option_logprobs(options: int, chosen: int) -> tuple[float, ...]:
+    """Log probabilities with most mass on the chosen option, the less on another the farther it is; in all a little below 1."""
+    weights = [0.5 ** abs(option - chosen) if option != chosen else 0.0 for option in range(options)]
+    spread = sum(weights) or 1.0
+    return tuple(math.log(0.85 if option == chosen else 0.14 * weight / spread) for option, weight in enumerate(weights))
+
+
+def _verdict(prompt: Sequence[int], end: int) -> int | None:
+    """The last word of the last step before position `end`, if that is complete."""
+    for token in prompt[max(0, end - 4) : end][::-1]:
+        if token in _VERDICTS:
+            return token
+    return None
+
+
+def _last(ids: tuple[int, ...], token: int) -> int:
+    """Position of the last `token`, or -1."""
+    try:
+        return len(ids) - 1 - ids[::-1].index(token)
+    except ValueError:
+        return -1
+
+
+def _shown(turn: tuple[int, ...], candidates: int) -> list[tuple[int, ...]]:
+    """The candidates that a choose turn shows, cut at their labels `[1] `, `[2] `, ..."""
+    starts, at = [], 0
+    try:
+        for label in _LABEL_IDS[1 : candidates + 1]:
+            at = turn.index(_BRACKET, at)
+            while turn[at + 1 : at + 2] != (label,):
+                at = turn.index(_BRACKET, at + 1)
+            starts.append(at)
+    except ValueError:
+        return []
+    return [turn[start:end] for start, end in zip(starts, [*starts[1:], len(turn)], strict=True)]
+
+
+class TextModel:
+    """What the model `name` writes and judges, by `spec`."""
+
+    def __init__(self, name: str, spec: SimTextSpec) -> None:
+        self.name, self.spec = name, spec
+        self._step_mean = _mean_of_log(spec.step_tokens_mean, spec.step_tokens_sigma)
+        self._steps_mean = _mean_of_log(spec.steps_mean, spec.steps_sigma)
+
+    def read(self, prompt: tuple[int, ...]) -> State:
+        """Where the thought stands; looks at the tail and, once a problem, at the question."""
+        end = len(prompt)
+        broken = end > 1 and prompt[-1] == _BLANK_LINE and prompt[-2] == _CLOSE
+        closed = broken or prompt[-1] == _CLOSE
+        position = end - 1
+        while position >= 0:
+            if prompt[position] in _ANCHORS:
+                if prompt[position] not in _VERDICTS:
+                    break
+                tail = _TOKENIZER.decode(prompt[max(0, position + 1 - _MARKER_REACH) : position + 1])
+                if found := _MARKER.search(tail):
+                    step, total, word = found.groups()
+                    return State(self._question(prompt), int(step), int(total), word == "ok", closed, broken)
+            position -= 1
+        problem = self._question(prompt) if position >= 0 else None
+        return State(problem, 0, self._steps(problem) if problem else 0, True, closed, broken)
+
+    def write(self, request: Request, prompt: tuple[int, ...], limit: int) -> list[Candidate]:
+        """All candidates of `request`, each of at most `limit` tokens."""
+        state = self.read(prompt)
+        greedy = request.temperature == 0
+        easy = _EASY_STOP_IDS.issuperset(request.stop_ids) and all(stop == DELIMITER for stop in request.stop)
+        ends = {*request.stop_ids, *([_BLANK_LINE] if request.stop else [])} if easy else set()
+        keys = [f"{self.name}/{0 if greedy else request.seed}/{0 if greedy else j}" for j in range(request.n)]
+        return [_written(self._text(state, key, limit, ends), limit, request, easy) for key in keys]
+
+    def choose(self, request: Request, prompt: tuple[int, ...]) -> tuple[int, tuple[float, ...]]:
+        """Position of the chosen option, and the log probabilities of all; the temperature plays no part."""
+        options = len(request.option_ids)
+        if prompt[-len(_CHOOSE_TAIL) :] == _CHOOSE_TAIL:
+            turn = prompt[_last(prompt, _USER) : _last(prompt, _ASSISTANT)]
+            none = int(request.option_ids[0] == _LABEL_IDS[0])
+            shown = _shown(turn[: _last(turn, _BLANK_LINE)], options - none)
+            right = (place for place, ids in enumerate(shown, none) if self._judges(_NO not in ids, ids))
+            chosen = next(right, 0)
+        elif prompt[-len(_SCORE_TAIL) :] == _SCORE_TAIL:
+            end = _last(prompt, _USER)
+            step = prompt[max(0, end - 32) : end]
+            spread = int(_draws(f"{self.name}/score/{hash(step)}")[0] * 1000)
+            chosen = 7 + spread % 3 if self._judges(_verdict(prompt, end) != _NO, step) else spread % 7
+        else:
+            chosen = int(_draws(f"{self.name}/option/{hash(prompt[-64:])}")[0] * options)
+        chosen = min(chosen, options - 1)
+        return chosen, _option_logprobs(options, chosen)
+
+    def score(self, prompt: tuple[int, ...], scored: tuple[int, ...]) -> tuple[float, ...]:
+        """Log probability of each of the `scored` ids after `prompt`: likelier in a right step than in a wrong one."""
+        mean = 0.35 if self._judges(_NO not in scored, scored) else 1.1
+        shift = hash((prompt[-8:], scored)) % 97
+        return tuple(-mean * (0.5 + ((token ^ (position + shift)) * 40503 % 1024) / 1024) for position, token in enumerate(scored))
+
+    def _question(self, prompt: tuple[int, ...]) -> Problem | None:
+        try:
+            return _asked(prompt[1 : prompt.index(_ASSISTANT)]) if prompt[0] == _USER else None
+        except ValueError:
+            return None
+
+    def _steps(self, problem: Problem) -> int:
+        return max(1, round(math.exp(self._steps_mean + self.spec.steps_sigma * problem.normal)))
+
+    def _luck(self, problem: Problem, step: int, own: float) -> float:
+        """What decides whether a step is right: a draw that all candidates share, or the candidate's `own`."""
+        share, common = _difficulty(problem.key, step)
+        return common if share < self.spec.step_correlation else own
+
+    def _judges(self, right: bool, ids: tuple[int, ...]) -> bool:
+        """The verifier's opinion of a step that is `right`."""
+        mistaken = _draws(f"{self.name}/judge/{hash(ids)}")[0] >= self.spec.verifier_accuracy
+        return right != mistaken
+
+    def _text(self, state: State, key: str, limit: int, ends: set[int]) -> Piece:
+        """At least `limit` tokens, or up to the first piece that ends in one of `ends`."""
+        ids: list[int] = []
+        texts = []
+        for piece, text in self._pieces(state, key):
+            ids += piece
+            texts.append(text)
+            if len(ids) >= limit or piece[-1] in ends:
+                break
+        return tuple(ids), "".join(texts)
+
+    def _pieces(self, state: State, key: str) -> Iterator[Piece]:
+        """The rest of the response, piece by piece; the blank line, `</think>` and the end only stand last in a piece."""
+        problem, step, sound = state.problem, state.done, state.sound
+        if problem is None:
+            while True:
+                step += 1
+                length, place, _, _ = _draws(f"{key}//{step}")
+                yield _padded(_piece(DELIMITER), self._tokens(length), place)
+        while step < state.total and not state.closed:
+            step += 1
+            length, place, luck, _ = _draws(f"{key}/{problem.key}/{step}")
+            right = self._luck(problem, step, luck) < self.spec.step_accuracy
+            word = "no" if not right else "ok" if sound else "eh"
+            sound = sound and right
+            yield _padded(_marker(step, state.total, word), self._tokens(length), place)
+        if not (state.closed or state.done < state.total):
+            yield _piece(THINK_CLOSE)
+        if not state.broken:
+            yield _piece(DELIMITER)
+        yield self._answer(problem, f"{key}/{problem.key}/answer", sound, step / state.total)
+        yield _piece(END)
+
+    def _tokens(self, uniform: float) -> int:
+        """How many a step has, unless its marker needs more."""
+        return round(math.exp(self._step_mean + self.spec.step_tokens_sigma * _normal(uniform)))
+
+    def _answer(self, problem: Problem, key: str, sound: bool, share: float) -> Piece:
+        """The boxed answer: right if no step was wrong and, for a thought cut off, with the chance of the `share` that is done."""
+        luck, place, miss, _ = _draws(key)
+        right = sound and luck < share
+        number = problem.answer if right else str(1 + (int(problem.answer) + int(miss * 997)) % 999)
+        return _padded(_piece(f"; so it is \\boxed{{{number}}}."), self.spec.answer_tokens, place)
+
+
+def _written(whole: Piece, limit: int, request: Request, easy: bool) -> Candidate:
+    """Cut `whole` where `limit` and the request say (`easy`: a stop is the last token, if any); 0.25 to 0.75 nat a token."""
+    ids = whole[0][:limit]
+    count, reason = _ended(ids, request) if easy else _stopped(ids, request)
+    kept = ids[:count]
+    text = whole[1] if len(kept) == len(whole[0]) else _TOKENIZER.decode(kept)
+    ended = reason is None and ids[count : count + 1] == (_END,)
+    finish: FinishReason = "length" if reason is None and not ended else "stop"
+    logprob = -(count + ended) * (0.25 + hash(kept) % 1024 / 2048)
+    return Candidate(ids=kept, text=text, cumulative_logprob=logprob, finish_reason=finish, stop_reason=reason)
+
+
+def _ended(ids: tuple[int, ...], request: Request) -> tuple[int, str | int | None]:
+    """What `_stopped` says of `ids` of which only the last may stop."""
+    last = ids[-1]
+    if last in request.stop_ids:
+        return len(ids), last
+    if last == _END:
+        return len(ids) - 1, None
+    return len(ids), DELIMITER if last == _BLANK_LINE and request.stop else None
+
+
+def _stopped(ids: tuple[int, ...], request: Request) -> tuple[int, str | int | None]:
+    """How many of `ids` the first stop of the request leaves, and which stop that is."""
+    found: list[tuple[int, str | int | None]] = [(ids.index(token) + 1, token) for token in request.stop_ids if token in ids]
+    if _END in ids and _END not in request.stop_ids:
+        found.append((ids.index(_END), None))
+    for stop in request.stop:
+        if stop == DELIMITER and _LINE not in ids:
+            found += [(ids.index(_BLANK_LINE) + 1, stop)] if _BLANK_LINE in ids else []
+        else:
+            found += _completed(ids, stop)
+    return min(found, key=lambda item: item[0], default=(len(ids), None))
+
+
+def _completed(ids: tuple[int, ...], stop: str) -> list[tuple[int, str | int | None]]:
+    """The token that completes the first `stop` in the text of `ids`."""
+    raw = _TOKENIZER.decode(ids).encode("utf-8", "replace")
+    position = raw.find(stop.encode())
+    if position < 0:
+        return []
+    ends, total = position + len(stop.encode()), 0
+    for count, size in enumerate(_TOKENIZER.sizes(ids), 1):
+        total += size
+        if total >= ends:
+            return [(count, stop)]
+    return []

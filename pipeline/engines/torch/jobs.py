@@ -1,0 +1,183 @@
+"""Requests inside the worker: who goes next, how far each candidate is, when it ends. Neither torch nor time is known here."""
+
+import heapq
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from pipeline.engine import Candidate, Completion, FinishReason, Request, Timing, Usage
+from pipeline.engines.torch.sampling import stream_key
+
+_OLDEST_EVERY = 8
+"""One admission in so many goes to the oldest request, whatever its priority, so that none waits for ever."""
+
+
+class Stops:
+    """Which tokens end a candidate. One for each set of stop strings and ids, because it remembers about tokens."""
+
+    def __init__(self, strings: tuple[str, ...], ids: tuple[int, ...], eos: frozenset[int], decode: Callable[[Sequence[int]], str]) -> None:
+        self._strings, self._ids, self._eos, self._decode = strings, frozenset(ids), eos, decode
+        self._last = {text[-1] for text in strings}
+        self._longest = max(map(len, strings), default=0)
+        self._endings: dict[int, bool] = {}
+
+    def may_end(self, token: int) -> bool:
+        """Worth asking `reason`: this token can be the last one. Remembered for every token."""
+        known = self._endings.get(token)
+        if known is None:
+            known = self._endings[token] = token in self._eos or token in self._ids or self._can_complete(token)
+        return known
+
+    def is_eos(self, token: int) -> bool:
+        return token in self._eos
+
+    def reason(self, ids: list[int]) -> str | int | None:
+        """The stop id or string that the last of `ids` completes."""
+        if ids[-1] in self._ids:
+            return ids[-1]
+        tail = self._tail(ids) if self._strings else ""
+        return next((text for text in self._strings if text in tail), None)
+
+    def _can_complete(self, token: int) -> bool:
+        """Whether the token's text holds the last character of a stop string, or a part of a character."""
+        text = self._decode([token])
+        return "\ufffd" in text or not self._last.isdisjoint(text)
+
+    def _tail(self, ids: list[int]) -> str:
+        """Text of the last of `ids`, enough for the longest stop string to end in the last token.
+
+        One token more than needed, because decoders may treat the first of a text differently.
+        """
+        count = 2
+        text = self._decode(ids[-count:])
+        wanted = self._longest + len(self._decode(ids[-1:]))
+        while len(text) < wanted and count < len(ids):
+            count *= 2
+            text = self._decode(ids[-count:])
+        return text if count >= len(ids) else self._decode(ids[-count - 1 :])
+
+
+class Writing:
+    """One candidate while it is written, in a KV slot."""
+
+    __slots__ = ("ids", "index", "job", "key", "logprob", "slot")
+
+    def __init__(self, job: "Job", index: int, slot: int) -> None:
+        self.job, self.index, self.slot = job, index, slot
+        self.key = stream_key(job.request.seed, index)
+        self.ids: list[int] = []
+        self.logprob = 0.0
+
+    @property
+    def position(self) -> int:
+        """Where the newest token, not yet computed, belongs."""
+        return len(self.job.prompt) + len(self.ids) - 1
+
+    def push(self, token: int, logprob: float) -> bool:
+        """Append a sampled token; True when the candidate has ended, and then it is among its job's finished ones."""
+        job = self.job
+        self.logprob += logprob
+        job.output_tokens += 1
+        self.ids.append(token)
+        if job.stops.may_end(token):
+            reason = job.stops.reason(self.ids)
+            if reason is not None:
+                return self._end("stop", reason)
+            if job.stops.is_eos(token):
+                self.ids.pop()
+                return self._end("stop", None)
+        if len(self.ids) == job.max_tokens:
+            return self._end("length", None)
+        return False
+
+    def _end(self, finish: FinishReason, reason: str | int | None) -> bool:
+        self.job.ended[self.index] = Candidate(
+            ids=tuple(self.ids),
+            text=self.job.decode(self.ids),
+            cumulative_logprob=self.logprob,
+            finish_reason=finish,
+            stop_reason=reason,
+        )
+        return True
+
+
+class Job:
+    """One request from its arrival to its completion."""
+
+    def __init__(self, number: int, request: Request, stops: Stops, decode: Callable[[Sequence[int]], str], max_model_len: int) -> None:
+        self.number, self.request, self.stops, self.decode = number, request, stops, decode
+        self.prompt = np.array(request.prompt_ids, dtype=np.int64)
+        self.fed = np.array([*request.prompt_ids, *request.scored_ids], dtype=np.int64) if request.scored_ids else self.prompt
+        """What is prefilled: the prompt and what is to be scored."""
+        self.max_tokens = min(request.max_tokens, max_model_len - len(self.prompt))
+        self.started = 0
+        """Candidates that have a slot or have ended."""
+        self.ended: dict[int, Candidate] = {}
+        self.option_logprobs: tuple[float, ...] = ()
+        self.scored_logprobs: tuple[float, ...] = ()
+        self.cached_tokens = self.output_tokens = 0
+        self.arrival_s = self.first_scheduled_s = self.first_token_s = self.end_s = 0.0
+        self.rank = (request.priority, number)
+
+    @property
+    def unstarted(self) -> int:
+        return self.request.n - self.started
+
+    @property
+    def finished(self) -> bool:
+        if self.request.scored_ids:
+            return len(self.scored_logprobs) == len(self.request.scored_ids)
+        return len(self.ended) == self.request.n
+
+    def settle(self, option: int, logprob: float) -> None:
+        """End a choice with `option`."""
+        self.output_tokens = 1
+        text = self.decode([option])
+        self.ended[0] = Candidate(ids=(option,), text=text, cumulative_logprob=logprob, finish_reason="length")
+
+    def completion(self) -> Completion:
+        """The answer, when it is finished."""
+        return Completion(
+            candidates=tuple(self.ended[index] for index in sorted(self.ended)),
+            option_logprobs=self.option_logprobs,
+            scored_logprobs=self.scored_logprobs,
+            usage=Usage(input_tokens=len(self.fed), cached_input_tokens=self.cached_tokens, output_tokens=self.output_tokens),
+            timing=Timing(
+                queue_time_s=self.first_scheduled_s - self.arrival_s,
+                prefill_time_s=self.first_token_s - self.first_scheduled_s,
+                decode_time_s=self.end_s - self.first_token_s,
+                time_to_first_token_s=self.first_token_s - self.arrival_s,
+            ),
+        )
+
+
+class Waiting:
+    """Jobs with candidates that have not started: by priority, then by arrival, and now and then the oldest."""
+
+    def __init__(self) -> None:
+        self._jobs: dict[int, Job] = {}
+        self._ranked: list[tuple[tuple[int, int], int]] = []
+        self._taken = 0
+
+    def __len__(self) -> int:
+        return len(self._jobs)
+
+    def add(self, job: Job) -> None:
+        self._jobs[job.number] = job
+        heapq.heappush(self._ranked, (job.rank, job.number))
+
+    def discard(self, number: int) -> None:
+        self._jobs.pop(number, None)
+
+    def next(self) -> Job:
+        """The job whose candidates start next; it stays until `discard`."""
+        if self._taken % _OLDEST_EVERY == _OLDEST_EVERY - 1:
+            return next(iter(self._jobs.values()))  # dictionaries keep the order of arrival
+        while self._ranked[0][1] not in self._jobs:
+            heapq.heappop(self._ranked)
+        return self._jobs[self._ranked[0][1]]
+
+    def started(self, job: Job) -> None:
+        """All of the job's candidates have started."""
+        self._taken += 1
+        self.discard(job.number)

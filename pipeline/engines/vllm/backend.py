@@ -1,0 +1,86 @@
+"""Engine `vllm` as the main process knows it: vLLM's `AsyncLLM` in a worker process for each role.
+
+vLLM's front end (token handling, output processing, its logs, environment variables and signal handlers) stays out of
+the main process, which would share one interpreter lock with it. Nothing of vLLM is imported here; `vllm_worker` is
+the other side.
+"""
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+
+from pipeline.engine import Backend
+from pipeline.engines.cores import Wish, share_cores
+from pipeline.engines.models import resolve
+from pipeline.engines.process.engine import WorkerEngine, open_workers
+from pipeline.engines.process.process import Program
+from pipeline.engines.process.wire import Setup
+from pipeline.engines.vllm import memory as vllm_memory
+from pipeline.engines.vllm.plan import build, devices_of
+from pipeline.graph.spec import VllmSpec
+from pipeline.machine import Machine, look
+
+_SHUTDOWN_S = 15.0
+"""vLLM frees shared memory and its own processes when it shuts down."""
+
+
+@asynccontextmanager
+async def open_vllm(specs: Mapping[str, VllmSpec]) -> AsyncIterator[Mapping[str, WorkerEngine]]:
+    """Open an engine for each role; those that share a GPU one after the other, because vLLM measures what is free.
+
+    Raises `GraphError` before anything starts when the memory plan does not hold or vLLM is not here, or when a model
+    cannot be loaded; `EngineDead` when a worker dies while loading.
+    """
+    machine = look()
+    vllm_memory.check(specs, machine)
+    on_cpu = build(machine) == "cpu"
+    wishes = {role: Wish(spec.core, spec.threads, on_cpu) for role, spec in specs.items()}
+    cores = share_cores(wishes, machine.cores)
+    engines = {
+        role: WorkerEngine(setup(role, spec, cores[role]), program(spec, cores[role] if on_cpu else None, machine))
+        for role, spec in specs.items()
+    }
+    async with open_workers(_queues(specs, engines, on_cpu)) as opened:
+        yield opened
+
+
+def _queues(specs: Mapping[str, VllmSpec], engines: Mapping[str, WorkerEngine], on_cpu: bool) -> list[list[WorkerEngine]]:
+    """Engines that share a GPU in one queue, in the order of the engines file."""
+    queues: list[tuple[set[int], list[WorkerEngine]]] = []
+    for role, engine in engines.items():
+        gpus = set() if on_cpu else set(devices_of(specs[role]))
+        shared = [queue for queue in queues if queue[0] & gpus]
+        merged = [one for _, members in shared for one in members]
+        queues = [queue for queue in queues if queue not in shared]
+        queues.append((gpus.union(*(queue[0] for queue in shared)), [*merged, engine]))
+    return [members for _, members in queues]
+
+
+def setup(role: str, spec: VllmSpec, cores: tuple[int, ...]) -> Setup:
+    """What the worker of `role` is told."""
+    speculative = spec.speculative_config
+    draft_model = resolve(role, speculative.model) if speculative and speculative.model else None
+    return Setup(role, spec, resolve(role, spec.model), cores, draft_model)
+
+
+def program(spec: VllmSpec, cores: tuple[int, ...] | None, machine: Machine) -> Program:
+    """What a worker runs and its environment; on the CPU it has `cores`, none of them meaning any."""
+    environment = {"VLLM_NO_USAGE_STATS": "1"}
+    if cores is None:
+        names = {gpu.index: gpu.cuda_name for gpu in machine.gpus}
+        if names:
+            visible = ",".join(names[index] for index in devices_of(spec))
+            environment |= {"CUDA_VISIBLE_DEVICES": visible, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+    else:
+        # `auto` would put every engine on the first core; `nobind` leaves it to the system.
+        environment |= {"VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, cores)) or "nobind", "OMP_NUM_THREADS": str(spec.threads)}
+        if spec.enforce_eager is not False:
+            environment["TORCHDYNAMO_DISABLE"] = "1"  # the first request would wait 20 s for a compilation
+    return Program(
+        module="pipeline.engines.vllm.worker",
+        environment=environment,
+        defaults={"VLLM_LOGGING_LEVEL": "WARNING"},
+        shutdown_s=_SHUTDOWN_S,
+    )
+
+
+BACKEND = Backend(spec=VllmSpec, open=open_vllm, examine=vllm_memory.examine_vllm)

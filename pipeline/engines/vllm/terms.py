@@ -1,0 +1,219 @@
+"""The engine contract in vLLM's terms: engine arguments out of a spec, sampling parameters out of a request, and the
+completion out of an output. Pure; what only some versions of vLLM have is asked of the installed one.
+"""
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from vllm import SamplingParams
+from vllm.sampling_params import RequestOutputKind
+from vllm.v1.engine.exceptions import EngineGenerateError
+from vllm.v1.metrics.loggers import StatLoggerBase
+
+from pipeline.engine import Candidate, Completion, FinishReason, Request, Timing, Usage
+from pipeline.engines.process.wire import Setup
+from pipeline.engines.requests import through
+from pipeline.graph.spec import SpeculativeSpec, VllmSpec
+
+MAX_LOGPROBS = 64
+"""More than a choice has options."""
+
+_CPU_BLOCK_TOKENS = 32
+"""The least that vLLM's CPU attention takes; its own choice of 128 would cache hardly any prefix of a short chain."""
+
+
+def _client_errors() -> tuple[type[Exception], ...]:
+    """The requests' own faults: a class of their own in later versions, `ValueError` in earlier ones."""
+    from vllm import exceptions
+
+    return (exceptions.VLLMClientError,) if hasattr(exceptions, "VLLMClientError") else ()
+
+
+_PARAMETERS = frozenset(SamplingParams.__struct_fields__)
+
+REFUSALS: tuple[type[Exception], ...] = (ValueError, EngineGenerateError, *_client_errors())
+"""What `AsyncLLM` raises for one request, itself unharmed."""
+
+Decode = Callable[[Sequence[int]], str]
+
+
+def arguments(setup: Setup, *, on_cpu: bool) -> dict[str, Any]:
+    """The `AsyncEngineArgs` of a spec; what it leaves open is vLLM's choice."""
+    spec = setup.spec
+    assert isinstance(spec, VllmSpec)
+    chosen: dict[str, Any] = {
+        "model": setup.model,
+        "served_model_name": setup.role,
+        "dtype": spec.dtype,
+        "quantization": spec.quantization,
+        "load_format": spec.load_format,
+        "max_model_len": spec.max_model_len,
+        "max_num_seqs": spec.max_num_seqs,
+        "max_num_batched_tokens": spec.max_num_batched_tokens,
+        "tensor_parallel_size": spec.tensor_parallel_size,
+        "gpu_memory_utilization": None if on_cpu else spec.gpu_memory_utilization or 0.9,
+        "kv_cache_memory_bytes": _cache_bytes(spec, on_cpu),
+        "kv_cache_dtype": spec.kv_cache_dtype,
+        "enable_prefix_caching": spec.enable_prefix_caching,
+        "enable_chunked_prefill": spec.enable_chunked_prefill,
+        "enforce_eager": on_cpu if spec.enforce_eager is None else spec.enforce_eager,
+        "enable_lora": True if spec.lora_path else None,
+        "max_lora_rank": _lora_rank(spec.lora_path),
+        "speculative_config": _speculation(spec.speculative_config, setup.draft_model),
+        "trust_remote_code": spec.trust_remote_code,
+        "scheduling_policy": "priority",
+        "max_logprobs": MAX_LOGPROBS,
+    }
+    if on_cpu:
+        chosen |= _on_cpu(spec)
+    return {name: value for name, value in chosen.items() if value is not None}
+
+
+def _on_cpu(spec: VllmSpec) -> dict[str, Any]:
+    """vLLM 0.32's CPU build dies of a seeded request whose prefill is split; without splitting, a step must hold a whole prompt."""
+    split = bool(spec.enable_chunked_prefill)
+    most = spec.max_num_batched_tokens or max(8192, spec.max_model_len or 0)
+    return {"enable_chunked_prefill": split, "max_num_batched_tokens": most, "block_size": _CPU_BLOCK_TOKENS}
+
+
+def _lora_rank(path: str | None) -> int | None:
+    """Room for the adapter's rank, in the steps that vLLM has."""
+    if path is None:
+        return None
+    rank = int(json.loads((Path(path) / "adapter_config.json").read_bytes())["r"])
+    return next((step for step in (16, 32, 64, 128, 256, 320) if step >= rank), 512)
+
+
+def _cache_bytes(spec: VllmSpec, on_cpu: bool) -> int | None:
+    gib = spec.kv_cache_gib or (1.0 if on_cpu else None)
+    return None if gib is None else round(gib * (1 << 30))
+
+
+def _speculation(spec: SpeculativeSpec | None, draft_model: str | None) -> dict[str, Any] | None:
+    if spec is None:
+        return None
+    terms: dict[str, Any] = {"method": spec.method, "num_speculative_tokens": spec.num_speculative_tokens}
+    if spec.method == "ngram":
+        return terms | {"prompt_lookup_max": spec.prompt_lookup_max, "prompt_lookup_min": spec.prompt_lookup_min}
+    return terms | {"model": draft_model}
+
+
+def sampling_params(request: Request, max_model_len: int, *, speculates: bool) -> SamplingParams:
+    """What `request` asks, with nothing left to the model's own defaults."""
+    terms: dict[str, Any] = {
+        "n": 1 if request.temperature == 0 else request.n,
+        "max_tokens": min(request.max_tokens, max_model_len - len(request.prompt_ids)),
+        "temperature": request.temperature,
+        "top_p": request.top_p,
+        "seed": request.seed if request.temperature else None,
+        "stop": list(request.stop),
+        "stop_token_ids": list(request.stop_ids),
+        "detokenize": bool(request.stop),
+        "logprobs": 0 if request.logprobs else None,
+        "output_kind": RequestOutputKind.FINAL_ONLY,
+    }
+    return SamplingParams(**terms | _options(request.option_ids, speculates) | _scoring(request))
+
+
+def _options(ids: Sequence[int], speculates: bool) -> dict[str, Any]:
+    """By their ids where vLLM can; under speculation that kills 0.32 (a shape mismatch in `RejectionSampler`)."""
+    if not ids:
+        return {}
+    terms: dict[str, Any] = {"allowed_token_ids": list(ids)}
+    if "logprob_token_ids" in _PARAMETERS and not speculates:
+        return terms | {"logprob_token_ids": list(ids), "logprobs": len(ids)}
+    return terms | {"logprobs": MAX_LOGPROBS}
+
+
+def _scoring(request: Request) -> dict[str, Any]:
+    if not request.scored_ids:
+        return {}
+    terms: dict[str, Any] = {"max_tokens": 1, "prompt_logprobs": 0, "n": 1}
+    return terms
+
+
+def first_line(error: BaseException) -> str:
+    """What a refusal says, or what it was raised from."""
+    text = str(error).strip() or str(error.__cause__ or "").strip()
+    return text.splitlines()[0] if text else type(error).__name__
+
+
+def stat_logger(gauges: Any) -> Any:
+    """vLLM's way to have `gauges.record` called after every iteration."""
+
+    class StatLogger(StatLoggerBase):
+        def __init__(self, vllm_config: Any, engine_index: int = 0) -> None:
+            pass
+
+        record = gauges.record
+
+        def log_engine_initialized(self) -> None:
+            pass
+
+    return StatLogger
+
+
+def prompt_ids(request: Request) -> list[int]:
+    """The prompt, and after it what is to be scored."""
+    return [*request.prompt_ids, *request.scored_ids]
+
+
+def completion(request: Request, output: Any, decode: Decode, eos: frozenset[int]) -> Completion:
+    """The `Completion` out of a final `RequestOutput`."""
+    outputs = sorted(output.outputs, key=lambda one: one.index)
+    usage = Usage(
+        input_tokens=len(output.prompt_token_ids),
+        cached_input_tokens=min(output.num_cached_tokens or 0, len(output.prompt_token_ids)),
+        output_tokens=0 if request.scored_ids else sum(len(one.token_ids) for one in outputs),
+    )
+    if request.scored_ids:
+        return Completion(candidates=(), scored_logprobs=_scored(request, output), usage=usage, timing=timing(output.metrics))
+    candidates = [candidate(request, one, decode, eos) for one in outputs]
+    if len(candidates) < request.n:  # greedy: all are the same
+        candidates *= request.n
+    options = _option_logprobs(request.option_ids, outputs[0])
+    return Completion(candidates=tuple(candidates), option_logprobs=options, usage=usage, timing=timing(output.metrics))
+
+
+def candidate(request: Request, output: Any, decode: Decode, eos: frozenset[int]) -> Candidate:
+    """One `CompletionOutput`: cut after its stop, without an end-of-sequence id that nobody asked for."""
+    ids, stop = list(output.token_ids), output.stop_reason
+    finish: FinishReason = "length" if output.finish_reason == "length" else "stop"
+    sampled = len(ids)
+    if isinstance(stop, str):
+        sampled = through(ids, stop, decode)
+        del ids[sampled:]
+    elif finish == "stop":
+        stop = ids[-1] if ids and ids[-1] in request.stop_ids else None
+        if stop is None and ids and (ids[-1] in eos or output.stop_reason is not None):
+            del ids[-1:]
+    logprob = output.cumulative_logprob
+    if request.logprobs and sampled < len(output.token_ids):
+        logprob = sum(place[token].logprob for place, token in zip(output.logprobs, ids, strict=False))
+    return Candidate(ids=tuple(ids), text=decode(ids), cumulative_logprob=logprob, finish_reason=finish, stop_reason=stop)
+
+
+def _option_logprobs(ids: Sequence[int], output: Any) -> tuple[float, ...]:
+    if not ids:
+        return ()
+    known = output.logprobs[0]
+    return tuple(known[token].logprob if token in known else float("-inf") for token in ids)
+
+
+def _scored(request: Request, output: Any) -> tuple[float, ...]:
+    places = output.prompt_logprobs[-len(request.scored_ids) :]
+    return tuple(place[token].logprob for place, token in zip(places, request.scored_ids, strict=True))
+
+
+def timing(stamps: Any) -> Timing:
+    """Durations out of the engine's own monotonic stamps; what was not stamped is not known."""
+    if stamps is None or not (stamps.queued_ts and stamps.scheduled_ts and stamps.first_token_ts):
+        return Timing()
+    return Timing(
+        queue_time_s=max(0.0, stamps.scheduled_ts - stamps.queued_ts),
+        prefill_time_s=max(0.0, stamps.first_token_ts - stamps.scheduled_ts),
+        decode_time_s=max(0.0, stamps.last_token_ts - stamps.first_token_ts),
+        time_to_first_token_s=max(0.0, stamps.first_token_ts - stamps.queued_ts),
+    )

@@ -1,0 +1,260 @@
+"""The worker process of engine `vllm`: one `AsyncLLM`, fed from the socket until the socket closes.
+
+Started by `pipeline.engines.vllm.backend` as `python -m pipeline.engines.vllm_worker FD`; `AsyncLLM` starts processes of its own.
+This and `vllm_terms` are the only modules that know vLLM.
+"""
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from pipeline.engine import Completion, EngineStatistics, Request, Speculation
+from pipeline.engines.process.parent import Line
+from pipeline.engines.process.wire import Abort, Failed, Forget, Forgotten, Ready, Report, Setup, Submit
+
+if TYPE_CHECKING:
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+
+_REPORT_EVERY_S = 0.25
+"""Counters are sent at least this often while anything is computed: the main process takes silence for a death."""
+
+
+class Gauges:
+    """What vLLM tells of itself after every iteration; a stat logger in its terms."""
+
+    def __init__(self) -> None:
+        self.last_s = 0.0
+        """When an iteration was last over."""
+        self.on_iteration: Callable[[], None] = lambda: None
+        self.running = self.waiting = self.drafts = self.draft_tokens = self.accepted_tokens = 0
+        self.kv_cache_usage = 0.0
+        self.by_position: list[int] = []
+
+    def record(self, scheduler_stats: Any, iteration_stats: Any, *rest: Any, **more: Any) -> None:
+        if scheduler_stats is None:
+            return
+        self.running, self.waiting = scheduler_stats.num_running_reqs, scheduler_stats.num_waiting_reqs
+        self.kv_cache_usage = scheduler_stats.kv_cache_usage
+        self.last_s = time.monotonic()
+        self._speculated(scheduler_stats)
+        self.on_iteration()
+
+    def _speculated(self, scheduler_stats: Any) -> None:
+        if (spoken := scheduler_stats.spec_decoding_stats) is None:
+            return
+        self.drafts += spoken.num_drafts
+        self.draft_tokens += spoken.num_draft_tokens
+        self.accepted_tokens += spoken.num_accepted_tokens
+        accepted = spoken.num_accepted_tokens_per_pos
+        self.by_position = [a + b for a, b in zip(self.by_position or [0] * len(accepted), accepted, strict=True)]
+
+    def speculation(self) -> Speculation:
+        return Speculation(
+            drafts=self.drafts,
+            draft_tokens=self.draft_tokens,
+            accepted_tokens=self.accepted_tokens,
+            accepted_by_position=tuple(self.by_position),
+        )
+
+
+class Desk:
+    """Passes requests on to the engine, and completions and counters back."""
+
+    def __init__(self, engine: "AsyncLLM", setup: Setup, gauges: Gauges) -> None:
+        from pipeline.engines.tokenizer import HFTokenizer
+        from pipeline.engines.vllm import terms as vllm_terms
+
+        self._engine, self._gauges, self._terms = engine, gauges, vllm_terms
+        self._tokenizer = HFTokenizer(setup.model, trust_remote_code=setup.spec.trust_remote_code)
+        self._lora = _lora(setup)
+        self._speculates = setup.spec.speculative_config is not None  # type: ignore[union-attr]
+        self.max_model_len = int(engine.model_config.max_model_len)
+        self.vocab_size = int(engine.model_config.get_vocab_size())
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._requests = self._input_tokens = self._cached_tokens = self._output_tokens = 0
+        self._busy_s = self._busy_since = self._reported_s = 0.0
+        gauges.on_iteration = self._tell
+
+    async def serve(self, line: Line) -> None:
+        """Until the main process closes the socket."""
+        loop, closed = asyncio.get_running_loop(), asyncio.Event()
+        self._line = line
+        async with asyncio.TaskGroup() as tasks:
+
+            def hear() -> None:
+                for message in line.receive(wait=True):
+                    if isinstance(message, Submit):
+                        self._begin()
+                        self._tasks[message.number] = tasks.create_task(self._answer(message.number, message.request))
+                    elif isinstance(message, Abort) and message.number in self._tasks:
+                        self._tasks[message.number].cancel()
+                    elif isinstance(message, Forget):
+                        tasks.create_task(self._forget())
+                if line.closed:
+                    loop.remove_reader(line.socket)
+                    closed.set()
+
+            loop.add_reader(line.socket, hear)
+            await closed.wait()
+            for task in self._tasks.values():
+                task.cancel()
+
+    async def _answer(self, number: int, request: Request) -> None:
+        done: list[tuple[int, Completion]] = []
+        refused: list[tuple[int, str]] = []
+        try:
+            output = await self._generate(number, request)
+            completion = self._terms.completion(request, output, self._tokenizer.decode, self._tokenizer.eos_ids)
+            self._count(completion.usage)
+            done.append((number, completion))
+        except self._terms.REFUSALS as error:
+            refused.append((number, self._terms.first_line(error)))
+        finally:
+            del self._tasks[number]
+            self._end()
+            self._report(done, refused)
+
+    async def _forget(self) -> None:
+        await self._engine.reset_prefix_cache()
+        self._line.send(Forgotten())
+
+    def _tell(self) -> None:
+        """An iteration is over: report, unless that was done a moment ago."""
+        if self._tasks and self._gauges.last_s - self._reported_s >= _REPORT_EVERY_S:
+            self._report([], [])
+
+    def _report(self, done: list[tuple[int, Completion]], refused: list[tuple[int, str]]) -> None:
+        self._reported_s = time.monotonic()
+        self._line.send(Report(self.statistics(), done, refused))
+
+    async def _generate(self, number: int, request: Request) -> Any:
+        """The final output; vLLM aborts the request if this task is cancelled."""
+        last = None
+        async for output in self._engine.generate(
+            {"prompt_token_ids": self._terms.prompt_ids(request)},
+            self._terms.sampling_params(request, self.max_model_len, speculates=self._speculates),
+            request_id=str(number),
+            lora_request=self._lora,
+            priority=request.priority,
+        ):
+            last = output
+        return last
+
+    def statistics(self) -> EngineStatistics:
+        idle = not self._tasks
+        return EngineStatistics(
+            running=0 if idle else self._gauges.running,
+            waiting=0 if idle else self._gauges.waiting,
+            kv_cache_usage=self._gauges.kv_cache_usage,
+            requests=self._requests,
+            input_tokens=self._input_tokens,
+            cached_input_tokens=self._cached_tokens,
+            output_tokens=self._output_tokens,
+            busy_s=self._busy_s + (0.0 if idle else self._spell_s()),
+            speculation=self._gauges.speculation() if self._speculates else None,
+        )
+
+    def _count(self, usage: Any) -> None:
+        self._requests += 1
+        self._input_tokens += usage.input_tokens
+        self._cached_tokens += usage.cached_input_tokens
+        self._output_tokens += usage.output_tokens
+
+    def _begin(self) -> None:
+        if not self._tasks:
+            self._busy_since = time.monotonic()
+
+    def _end(self) -> None:
+        if not self._tasks:
+            self._busy_s += self._spell_s()
+
+    def _spell_s(self) -> float:
+        """From the first of the waiting requests to the last iteration: an engine that hangs is not busy."""
+        return max(0.0, self._gauges.last_s - self._busy_since)
+
+
+def load(setup: Setup, gauges: Gauges) -> "AsyncLLM":
+    """Start vLLM with this model; raises what vLLM raises."""
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.platforms import current_platform
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    from pipeline.engines.vllm.terms import arguments, stat_logger
+
+    options = arguments(setup, on_cpu=current_platform.is_cpu())
+    return AsyncLLM.from_engine_args(AsyncEngineArgs(**options), stat_loggers=[stat_logger(gauges)])
+
+
+def facts(engine: "AsyncLLM") -> dict[str, str | int | float | bool]:
+    """What the run should state of this engine."""
+    from vllm import __version__
+    from vllm.platforms import current_platform
+
+    config = engine.vllm_config
+    cache = config.cache_config
+    return {
+        "vllm": __version__,
+        "device": str(current_platform.get_device_name()),
+        "dtype": str(config.model_config.dtype).removeprefix("torch."),
+        "kv_cache_tokens": (cache.num_gpu_blocks or 0) * cache.block_size,
+        "block_size": cache.block_size,
+        "max_num_batched_tokens": config.scheduler_config.max_num_batched_tokens,
+    }
+
+
+def _lora(setup: Setup) -> Any:
+    if not setup.spec.lora_path:  # type: ignore[union-attr]
+        return None
+    from vllm.lora.request import LoRARequest
+
+    return LoRARequest("lora", 1, setup.spec.lora_path)  # type: ignore[union-attr]
+
+
+async def work(line: Line, setup: Setup) -> None:
+    """Load, answer requests, and shut vLLM down in the end."""
+    gauges = Gauges()
+    try:
+        engine = load(setup, gauges)
+        desk = Desk(engine, setup, gauges)
+    except Exception as error:
+        traceback.print_exc()
+        text = str(error).strip()
+        line.send(Failed(None if not text or "root cause" in text else text.splitlines()[0]))
+        return
+    line.send(Ready(desk.max_model_len, desk.vocab_size, facts(engine)))
+    try:
+        await desk.serve(line)
+    finally:
+        engine.shutdown()
+
+
+def main() -> None:
+    """Entry point of the process; its argument is the socket's file descriptor."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    sock = socket.socket(fileno=int(sys.argv[1]))
+    os.register_at_fork(after_in_child=sock.close)  # in vLLM's processes it would outlive this one
+    line = Line(sock, farewell=True)
+    setup = line.first()
+    if isinstance(setup, Setup):
+        asyncio.run(work(line, setup))
+
+
+if __name__ == "__mp_main__":  # one of the processes that vLLM spawns; they load this module first
+    from pipeline.engines.vllm.cpu_patch import mend
+
+    mend()
+if __name__ == "__main__":
+    try:
+        main()
+    except BaseException:
+        traceback.print_exc()
+        sys.stderr.flush()
+        os._exit(1)
+    os._exit(0)

@@ -1,0 +1,312 @@
+"""What stands in front of the mathematics: two answers enter, are taken apart alike, and their parts are compared by `leaf`.
+
+math-verify compares expressions well, and by design not what answers are wrapped in: several parts in any order, units,
+words, what stands before an equals sign. Only that is settled here, by the text; nothing is evaluated.
+"""
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from itertools import product
+
+from pipeline.grading.answers import is_percentage, same_answer
+from pipeline.grading.units import differ, split_unit
+
+Leaf = Callable[[str, str], bool]
+"""Whether two expressions without wrapping, the answer and the reference, are mathematically equal."""
+MOST_PARTS = 64
+DEEPEST = 60
+"""Deeper nested braces are not looked at; parsers recurse."""
+
+_CHARACTERS = str.maketrans(
+    {
+        "\u2212": "-", "\u2013": "-", "\u00d7": r"\times ", "\u00f7": "/", "\u00b7": r"\cdot ", "\u03c0": r"\pi ", "\u221e": r"\infty ",
+        "\u2264": r"\le ", "\u2265": r"\ge ", "\u2260": r"\ne ", "\u222a": r"\cup ", "\u2229": r"\cap ", "\u2208": r"\in ",
+        "\u00b1": r"\pm ", "\u00b0": r"^\circ ", "\u00b2": "^2", "\u00b3": "^3", "\u00bd": r"\frac{1}{2}", "\u2205": r"\emptyset ",
+        "\u221a": r"\sqrt", "\u03b8": r"\theta ", "\uff0c": ",", "\u211d": r"\mathbb{R}", "\u00a0": " ",
+    }
+)  # fmt: skip
+_SEPARATING_DOLLARS = re.compile(r"(?<!\\)\$\s*(,|;|and|or)\s*(?<!\\)\$")
+_LAYOUT = re.compile(r"\\(?:left|right|[bB]igg?[lr]?|displaystyle|textstyle|limits)(?![a-zA-Z])|\\!")
+_SPACES = re.compile(r"(?<!\\)\\(?:[,;: ]|q?quad(?![a-zA-Z]))|~|\s+")
+_TEXT = re.compile(r"\\(text(?:bf|it|rm)?|mbox|mathrm|mathbf|mathit|boldsymbol)\s*\{([^{}]*)\}")
+_LEAD = re.compile(
+    r"^(?:(?:so|thus|therefore|hence),?\s+)?(?:the\s+)?(?:final\s+)?(?:answer|solution|result)s?\s*(?:is|are)?\s*:?\s+", re.I
+)
+_ARRAY = re.compile(r"\\begin\{array\}\s*\{[^{}]*\}|\\begin\{[pbvBV]?(?:small)?matrix\}")
+_MATRIX = re.compile(r"^[\[(]?\s*\\begin\{matrix\}(.*)\\end\{matrix\}\s*[\])]?$", re.DOTALL)
+_TOKEN = re.compile(r"\\begin\{|\\end\{|\\[{}]|\\[a-zA-Z]+|\\.|[(\[{}\])]|[,;]|\b(?:and|or)\b", re.DOTALL)
+_GROUPED = re.compile(r"(?<![\d,.])\d{1,3}(?:,\d{3})+(?![\d,])", re.ASCII)
+_BUILDER = re.compile(r"^\\\{\s*[a-z]\s*(?:\\in\s*\\mathbb\{?\s*R\s*\}?\s*)?(?:\||:|\\mid|\\vert)(.*)\\\}$", re.DOTALL)
+_MEMBER = re.compile(r"^[a-zA-Z]\s*\\in\b\s*")
+_NAME = re.compile(r"^(?!\d)(?=.*[A-Za-z])[A-Za-z\\{}_'(), 0-9]+$")
+_HEAD = re.compile(r"^([A-Za-z])\s*\(\s*[a-z]\s*\)$")
+_BASE = re.compile(r"^(\d[\dA-F]*)_\{?(\d+)\}?$")
+_WORDS = re.compile(r"[A-Za-z][A-Za-z' -]{3,}")
+_PROSE = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{4,}")
+_SAYINGS = {
+    "none": "∅", "no solution": "∅", "no solutions": "∅", "no real solution": "∅", "no real solutions": "∅", "empty set": "∅",
+    "the empty set": "∅", r"\emptyset": "∅", r"\varnothing": "∅", r"\{\}": "∅", "all real numbers": "R", "all reals": "R",
+    r"\mathbb{r}": "R", r"\mathbb r": "R", r"(-\infty,\infty)": "R", r"(-\infty,+\infty)": "R", "infinity": r"\infty",
+    "undefined": "undefined", "does not exist": "undefined", "dne": "undefined",
+}  # fmt: skip
+
+
+def same_form(answer: str, reference: str, leaf: Leaf) -> bool:
+    """Whether `answer` says the same as `reference`, with `leaf` for expressions."""
+    left, right = clean(answer), clean(reference)
+    if not left or not right or max(_depth(left), _depth(right)) > DEEPEST:
+        return False
+    bare = not left.startswith(r"\{") and not right.startswith(r"\{")
+    return any(_same_parts(a, b, leaf, bare) for a, b in dict.fromkeys(product(_readings(left), _readings(right))))
+
+
+def clean(text: str) -> str:
+    """`text` with one way of writing for what means the same: dollars, layout, spaces, arrays, characters outside LaTeX."""
+    text = _SEPARATING_DOLLARS.sub(r" \1 ", text.translate(_CHARACTERS))
+    text = text.replace(r"\$", r"\dollar ").replace("$", "").replace(r"\%", "%").replace("{,}", ",")
+    text = text.replace(r"\langle", "(").replace(r"\rangle", ")")
+    text = re.sub(r"\\[dtc]frac(?![a-zA-Z])", r"\\frac", _LAYOUT.sub("", text))
+    text = _ARRAY.sub(r"\\begin{matrix}", text)
+    text = re.sub(r"\\end\{(?:array|[pbvBV]?(?:small)?matrix)\}", r"\\end{matrix}", text)
+    text = _TEXT.sub(_unwrapped, _SPACES.sub(" ", text)).strip()
+    text = re.sub(r"\s*\bpercent\b", "%", text)
+    return _LEAD.sub("", text).lstrip(" ,;:").rstrip(" .,;:")
+
+
+def _unwrapped(found: re.Match[str]) -> str:
+    """What a `\\text{}` holds, marked as a possible unit where it stands behind something."""
+    words = found[2].strip()
+    if words in ("and", "or", "percent", "%"):
+        return "%" if words[0] in "p%" else f" {words} "
+    behind = found.string[: found.start()].rstrip()[-1:]
+    upright = found[1] not in ("mathbf", "mathit", "boldsymbol")
+    return f"\\unit{{{words}}}" if upright and behind and behind not in "=<>+-*([,;:&\\" else f" {words} "
+
+
+def _depth(text: str) -> int:
+    depth = deepest = 0
+    for mark in re.findall(r"(?<!\\)[{(\[]|(?<!\\)[})\]]", text):
+        depth += 1 if mark in "{([" else -1
+        deepest = max(deepest, depth)
+    return deepest
+
+
+def _readings(text: str) -> list[tuple[str, ...]]:
+    """The parts of `text`; where commas without spaces may group digits, read so first."""
+    grouped = _GROUPED.sub(lambda found: found[0].replace(",", ""), text) if text[:1] not in ("(", "[", "\\") else text
+    return [tuple(_parts(each)) for each in dict.fromkeys((grouped, text))]
+
+
+def _parts(text: str) -> list[str]:
+    """What commas, semicolons and the words `and` and `or` part, outside brackets; the elements of a set likewise."""
+    text = text.strip()
+    if text.startswith(r"\{") and _closes_at_end(text) and not _BUILDER.match(text):
+        text = text[2:].removesuffix(r"\}")
+    pieces = [piece.strip() for piece in split(text)]
+    return [each for piece in pieces if piece for each in _signs(piece)] or [text]
+
+
+def _signs(text: str) -> list[str]:
+    """`a \\\\pm b` is two answers; signs in one expression belong together."""
+    if r"\pm" not in text and r"\mp" not in text:
+        return [text]
+    if "=" in text:
+        name, _, text = text.rpartition("=")
+        return [f"{name}={each}" for each in _signs(text)]
+    return [text.replace(r"\pm", sign).replace(r"\mp", other) for sign, other in (("+", "-"), ("-", "+"))]
+
+
+def split(text: str, at: Sequence[str] = (",", ";", "and", "or")) -> Iterator[str]:
+    """The pieces of `text` between separators that stand outside all brackets."""
+    depth = start = 0
+    for token in _TOKEN.finditer(text):
+        mark = token.group()
+        if mark in ("(", "[", "{", r"\{", r"\begin{"):
+            depth += 1
+        elif mark in (")", "]", "}", r"\}", r"\end{"):
+            depth -= 1
+        if mark in (r"\begin{", r"\end{"):
+            depth += 1  # for the brace it took in
+        if depth == 0 and mark in at:
+            yield text[start : token.start()]
+            start = token.end()
+    yield text[start:]
+
+
+def _same_parts(answer: Sequence[str], reference: Sequence[str], leaf: Leaf, bare: bool) -> bool:
+    """As many parts, and each has its partner: in any order, unless names are given on one side only.
+
+    Where no side is a set, a tuple may be written without its brackets.
+    """
+    if bare and len(answer) == 1 < len(reference):
+        answer = _items(answer[0], "(")
+        return len(answer) == len(reference) and _in_order(answer, reference, leaf)
+    if bare and len(reference) == 1 < len(answer):
+        reference = _items(reference[0], "(")
+        return len(answer) == len(reference) and _in_order(answer, reference, leaf)
+    if len(answer) != len(reference) or len(answer) > MOST_PARTS:
+        return False
+    if len(answer) == 1:
+        return _same_one(answer[0], reference[0], leaf)
+    names = [[_name(part) for part in parts] for parts in (answer, reference)]
+    if (any(names[0]) != any(names[1])) and any(len(set(filter(None, own))) > 1 for own in names):
+        return _in_order(answer, reference, leaf)
+    return _in_any_order(answer, reference, leaf)
+
+
+def _in_order(answer: Sequence[str], reference: Sequence[str], leaf: Leaf) -> bool:
+    return all(_same_one(a, b, leaf) for a, b in zip(answer, reference, strict=True))
+
+
+def _in_any_order(answer: Sequence[str], reference: Sequence[str], leaf: Leaf) -> bool:
+    left = list(reference)
+    for part in answer:
+        partner = next((i for i, other in enumerate(left) if same_answer(part, other)), None)
+        if partner is None:
+            partner = next((i for i, other in enumerate(left) if _same_one(part, other, leaf)), None)
+        if partner is None:
+            return False
+        del left[partner]
+    return True
+
+
+def _same_one(answer: str, reference: str, leaf: Leaf) -> bool:
+    """One part each: a tuple, an interval, a matrix, an equation, words, or an expression with or without a unit."""
+    a, b = _body(answer), _body(reference)
+    if a == b or same_answer(a, b):
+        return True
+    if (told := _words(a, b)) is not None:
+        return told
+    for compare in (_brackets, _matrices, _equations, _unions):
+        if (told := compare(a, b, leaf)) is not None:
+            return told
+    (a, unit), (b, other) = split_unit(a), split_unit(b)
+    if differ(unit, other) or not a.strip() or not b.strip():
+        return False
+    return _values(a.strip(), b.strip(), leaf)
+
+
+def _body(text: str) -> str:
+    """What a set builder or `x \\\\in` says of its variable; anything else as it is."""
+    found = _BUILDER.match(text)
+    return _MEMBER.sub("", found[1].strip() if found else text.strip())
+
+
+def _words(a: str, b: str) -> bool | None:
+    """Of words and prose only the text counts, and well-known sayings: math-verify takes letters for variables."""
+    said, other = (re.sub(r"\s+", " ", text).casefold().replace(", ", ",").strip(". ") for text in (a, b))
+    if _SAYINGS.get(said, said) == _SAYINGS.get(other, other):
+        return True
+    if any(_WORDS.fullmatch(text) for text in (a, b)) or any(len(_PROSE.findall(split_unit(text)[0])) > 2 for text in (a, b)):
+        return False
+    return None
+
+
+def _brackets(a: str, b: str, leaf: Leaf) -> bool | None:
+    """Tuples and intervals: the same brackets around the same elements in order."""
+    mine, theirs = _items(a), _items(b)
+    if not mine or not theirs:
+        return None
+    return (a[0], a[-1]) == (b[0], b[-1]) and len(mine) == len(theirs) and _in_order(mine, theirs, leaf)
+
+
+def _items(text: str, bracket: str = "([") -> list[str]:
+    """The elements of a tuple, an interval or a vector; none where `text` is none of them."""
+    if text[:1] not in tuple(bracket) or text[-1:] not in (")", "]") or not _closes_at_end(text):
+        return []
+    items = [item.strip() for item in split(text[1:-1], (",", ";"))]
+    return items if 1 < len(items) <= MOST_PARTS else []
+
+
+def _closes_at_end(text: str) -> bool:
+    """Whether the bracket that `text` starts with is closed by its last character."""
+    depth = 0
+    for token in re.finditer(r"\\[{}]|\\.|[(\[{}\])]", text, re.DOTALL):
+        mark = token.group()
+        depth += mark in ("(", "[", "{", r"\{")
+        depth -= mark in (")", "]", "}", r"\}")
+        if depth == 0 and mark not in ("\\",):
+            return token.end() == len(text)
+    return False
+
+
+def _matrices(a: str, b: str, leaf: Leaf) -> bool | None:
+    """Cell by cell; the kind of bracket counts for nothing."""
+    mine, theirs = _MATRIX.match(a), _MATRIX.match(b)
+    if not mine or not theirs:
+        return None
+    rows = [[row.split("&") for row in re.split(r"\\\\(?:\[[^\]]*\])?", found[1].strip().removesuffix("\\\\"))] for found in (mine, theirs)]
+    if [len(row) for row in rows[0]] != [len(row) for row in rows[1]] or sum(map(len, rows[0])) > MOST_PARTS:
+        return False
+    cells = [[cell.strip() for row in each for cell in row] for each in rows]
+    return _in_order(cells[0], cells[1], leaf)
+
+
+def _equations(a: str, b: str, leaf: Leaf) -> bool | None:
+    """Where a name is said to be equal to something, that is the answer; of a calculation its end is."""
+    mine, theirs = _sides(a), _sides(b)
+    if len(mine) == len(theirs) == 1:
+        return None
+    names = [_plain_name(sides[0]) if len(sides) > 1 else None for sides in (mine, theirs)]
+    if len(mine) > 1 and len(theirs) > 1:
+        if not _has_letters(mine[0]) and not _has_letters(theirs[0]):
+            return _same_one(mine[-1], theirs[-1], leaf)
+        if None in names:
+            return _solved(mine) == _solved(theirs) and leaf(a, b)
+        return names[0] == names[1] and _same_one(mine[-1], theirs[-1], leaf)
+    named, sides = (names[0], mine) if len(mine) > 1 else (names[1], theirs)
+    return (named is not None or not _has_letters(sides[0])) and _same_one(mine[-1], theirs[-1], leaf)
+
+
+def _solved(sides: Sequence[str]) -> bool:
+    """Whether a name is said to be equal to a number; an equation that still is to be solved is no answer to what x is."""
+    return len(sides) == 2 and any(_plain_name(x) and not _has_letters(y) for x, y in (sides, sides[::-1]))
+
+
+def _has_letters(text: str) -> bool:
+    return re.search("[a-zA-Z]", re.sub(r"\\[a-zA-Z]+(?:\{matrix\})?", "", text)) is not None
+
+
+def _sides(text: str) -> list[str]:
+    return [side.strip() for side in re.split(r"(?<![<>!\\])=", text)]
+
+
+def _name(part: str) -> str | None:
+    sides = _sides(part)
+    return _plain_name(sides[0]) if len(sides) > 1 else None
+
+
+def _plain_name(text: str) -> str | None:
+    """What stands before an equals sign if it is only a name; `f(x)` and `y` are the same one."""
+    if not _NAME.match(text):
+        return None
+    name = re.sub(r"[\s{}]", "", text)
+    return "y" if _HEAD.match(name) else name.casefold()
+
+
+def _unions(a: str, b: str, leaf: Leaf) -> bool | None:
+    """The same intervals in any order; whatever else may be equal is for `leaf` to see."""
+    mine, theirs = (text.split(r"\cup") for text in (a, b))
+    if len(mine) != len(theirs) or len(mine) == 1 or len(mine) > MOST_PARTS:
+        return None
+    return _in_any_order([part.strip() for part in mine], [part.strip() for part in theirs], leaf) or None
+
+
+def _values(a: str, b: str, leaf: Leaf) -> bool:
+    """Two expressions: a percentage on one side only stands for itself or for its hundredth; bases must agree if both are told."""
+    percent, expected = is_percentage(a), is_percentage(b)
+    if percent or expected:
+        a, b = a.rstrip("% "), b.rstrip("% ")
+        over = rf"\frac{{{a if percent else b}}}{{100}}"
+        return _values(a, b, leaf) or (percent != expected and (leaf(over, b) if percent else leaf(a, over)))
+    mine, theirs = _BASE.match(a), _BASE.match(b)
+    if mine or theirs:
+        (x, base), (y, other) = ((found[1], found[2]) if found else (text, None) for found, text in ((mine, a), (theirs, b)))
+        return x == y and (base is None or other is None or base == other)
+    return same_answer(a, b) or leaf(_expression(a), _expression(b))
+
+
+def _expression(text: str) -> str:
+    """`text` without marks of ours, and `1 1/2` as a sum."""
+    text = re.sub(r"\\unit\{([^{}]*)\}", r" \1 ", text).replace(r"\dollar", "").strip()
+    return re.sub(r"^(-?)(\d+) (\d+)/(\d+)$", r"\1(\2+\\frac{\3}{\4})", text)

@@ -1,0 +1,107 @@
+"""The worker process of `grader`: reads `[answer, reference]`, a JSON array a line, and says `true`, `false` or
+an error's name.
+
+Started as `python -m pipeline.grading_worker LIMIT_S MEMORY_BYTES NICE`. The only place that knows math-verify and sympy,
+which take half a second to load; it says `ready` once they are. It ignores interrupts, has a limit on its memory, and is
+killed by the system itself when a question takes longer than LIMIT_S of computing: neither a busy machine nor code that
+never looks up changes that. It ends when its input does.
+"""
+
+import json
+import logging
+import os
+import resource
+import signal
+import sys
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+from pipeline.grading.forms import Leaf, same_form
+
+PARSED = 256
+"""Expressions kept as parsed: many answers meet the same reference."""
+PROBE_DIGITS = 15
+PROBE_TOLERANCE = 1e-6
+
+
+def main() -> None:
+    """Entry point of the process."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    limit_s, memory, nice = float(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+    os.nice(nice)
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    leaf = load_leaf()
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for stream in (1, 2):  # what libraries print must not end up among the answers, nor fill a pipe that nobody reads
+        os.dup2(nowhere, stream)
+    resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    serve(leaf, limit_s, lambda said: print(said, file=answers, flush=True))
+
+
+def serve(leaf: Leaf, limit_s: float, say: Callable[[str], Any]) -> None:
+    """Answer every question on stdin."""
+    say("ready")
+    for line in sys.stdin:
+        answer, reference = json.loads(line)
+        signal.setitimer(signal.ITIMER_PROF, limit_s)  # the default action of its signal ends the process
+        try:
+            said = "true" if same_form(answer, reference, leaf) else "false"
+        except Exception as error:  # too deep for the parser, too large for the memory, ...
+            said = type(error).__name__
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        say(said)
+
+
+def load_leaf() -> Leaf:
+    """math-verify as a `Leaf`; its own limits of time are off, as they need signals that its C code does not look at."""
+    logging.disable(logging.CRITICAL)
+    from latex2sympy2_extended import NormalizationConfig  # type: ignore[import-untyped]
+    from math_verify import LatexExtractionConfig, parse, verify  # type: ignore[import-untyped]
+
+    # It would drop any unit, and a trailing variable that looks like one; `grading_units` did what there was to do.
+    plain = NormalizationConfig(basic_latex=True, units=False, malformed_operators=True, nits=True, boxed="none", equations=False)
+    extraction = [LatexExtractionConfig(normalization_config=plain)]
+
+    @lru_cache(PARSED)
+    def parsed(text: str) -> Any:
+        return [_complex(each) for each in parse(f"${text}$", extraction_config=extraction, parsing_timeout=None)]
+
+    def leaf(answer: str, reference: str) -> bool:
+        said, expected = parsed(answer), parsed(reference)
+        if said and expected and _far_apart(said[0], expected[0]):
+            return False
+        return bool(verify(expected, said, allow_set_relation_comp=True, timeout_seconds=None))
+
+    return leaf
+
+
+def _complex(parsed: Any) -> Any:
+    """An expression in which `i` is the only letter, with the imaginary unit for it; math-verify takes it for a variable."""
+    from sympy import Expr, I  # type: ignore[import-untyped]
+
+    if isinstance(parsed, Expr) and {str(symbol) for symbol in parsed.free_symbols} == {"i"}:
+        return parsed.subs(dict.fromkeys(parsed.free_symbols, I))
+    return parsed
+
+
+def _far_apart(a: Any, b: Any) -> bool:
+    """Whether two expressions have different values at a point: then no simplification, which takes longest, makes them equal.
+
+    False also where there is doubt: something else than an expression, rounded numbers, no value there.
+    """
+    from sympy import Expr, Float
+
+    if not (isinstance(a, Expr) and isinstance(b, Expr)) or a.has(Float) or b.has(Float):
+        return False
+    point = {symbol: 0.7 + 0.3183 * place for place, symbol in enumerate(sorted(a.free_symbols | b.free_symbols, key=str))}
+    try:
+        values = [complex(each.evalf(PROBE_DIGITS, subs=point)) for each in (a, b)]
+        return abs(values[0] - values[1]) > PROBE_TOLERANCE * max(1.0, *map(abs, values))
+    except (TypeError, ValueError, ArithmeticError, AttributeError):
+        return False
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,206 @@
+"""From spec to plan: every rule a graph must obey beyond the types of its fields. Pure: equal specs give equal plans."""
+
+from collections.abc import Iterator, Mapping
+from itertools import count
+
+from pipeline.errors import GraphError, did_you_mean
+from pipeline.graph.loader import digest
+from pipeline.graph.plan import Block, Condition, LoopNode, Plan, StageNode
+from pipeline.graph.spec import ChooseSpec, DraftSpec, EngineSpec, GenerateSpec, GraphSpec, RepeatSpec, ScoreSpec, StageSpec, UntilSpec
+
+Stages = Mapping[str, StageSpec]
+Ancestors = Mapping[str, frozenset[str]]
+JUDGES = "a `choose`, `score` or `likelihood` stage"
+
+
+def compile_graph(graph: GraphSpec, where: str) -> Plan:
+    """The plan of `graph`; `where` is its file, for the `GraphError` that names the first flaw found."""
+    ranks = count()
+    block = _block(graph.stages, f"{where}: $.stages", ranks, inside_repeat=False)
+    _check_finish(graph.stages, f"{where}: $.stages")
+    engines = graph.engines
+    assert isinstance(engines, dict), "the loader binds the roles"
+    roles = dict.fromkeys(_roles(graph.stages, engines, f"{where}: $.stages"))
+    return Plan(
+        name=graph.name,
+        instruction=graph.instruction,
+        block=block,
+        engines={role: engines[role] for role in roles},
+        params=graph.params,
+        digest=digest(graph),
+    )
+
+
+def _block(stages: Stages, where: str, ranks: Iterator[int], *, inside_repeat: bool) -> Block:
+    after = {name: _after(name, stages, where) for name in stages}
+    depth = _depths(after, where)
+    ancestors = _ancestors(after, depth)
+    for name, spec in stages.items():
+        _check_stage(name, spec, stages, ancestors, where, inside_repeat)
+    _check_order(stages, ancestors, where)
+    levels: list[list[StageNode | LoopNode]] = [[] for _ in range(max(depth.values()) + 1)]
+    for name, spec in sorted(stages.items(), key=lambda item: depth[item[0]]):
+        levels[depth[name]].append(_node(name, spec, where, ranks))
+    writer = next((s for level in levels for s in level if isinstance(s, StageNode) and _first_steps(s.spec)), None)
+    return Block(tuple(map(tuple, levels)), writer, _first_steps(writer.spec) if writer else 0)
+
+
+def _node(name: str, spec: StageSpec, where: str, ranks: Iterator[int]) -> StageNode | LoopNode:
+    condition = None
+    if spec.when:
+        judge, _, verdict = spec.when.partition(".")
+        condition = Condition(judge, verdict == "accepted")
+    if isinstance(spec, RepeatSpec):
+        body = _block(spec.stages, f"{where}.{name}.stages", ranks, inside_repeat=True)
+        _check_repeat(spec, f"{where}.{name}")
+        return LoopNode(name, spec.until, body, condition)
+    return StageNode(name, spec, condition, next(ranks))
+
+
+def _after(name: str, stages: Stages, where: str) -> tuple[str, ...]:
+    after = stages[name].after
+    after = (after,) if isinstance(after, str) else after
+    for other in after:
+        if other not in stages:
+            raise GraphError(f"{where}.{name}.after", f"no stage `{other}` in this block; {did_you_mean(other, stages.keys() - {name})}")
+    return after
+
+
+def _depths(after: Mapping[str, tuple[str, ...]], where: str) -> dict[str, int]:
+    """Longest path to each stage; a cycle is an error that shows it."""
+    depth: dict[str, int] = {}
+
+    def visit(name: str, path: tuple[str, ...]) -> int:
+        if name in path:
+            circle = " -> ".join((*path[path.index(name) :], name))
+            raise GraphError(f"{where}.{name}.after", f"stages wait for each other in a circle: {circle}; only a `repeat` may loop")
+        if name not in depth:
+            depth[name] = max((visit(other, (*path, name)) + 1 for other in after[name]), default=0)
+        return depth[name]
+
+    for name in after:
+        visit(name, ())
+    return depth
+
+
+def _ancestors(after: Mapping[str, tuple[str, ...]], depth: Mapping[str, int]) -> dict[str, frozenset[str]]:
+    ancestors: dict[str, frozenset[str]] = {}
+    for name in sorted(after, key=lambda n: depth[n]):
+        ancestors[name] = frozenset(after[name]).union(*(ancestors[other] for other in after[name]))
+    return ancestors
+
+
+def _check_stage(name: str, spec: StageSpec, stages: Stages, ancestors: Ancestors, where: str, inside_repeat: bool) -> None:
+    before = {other: stages[other] for other in ancestors[name]}
+    place = f"{where}.{name}"
+    _check_when(name, spec, stages, before, place)
+    if spec.judges:
+        _check_judge(spec, before, place)
+    if spec.drafts and not any(s.judges and name in ancestors[other] for other, s in stages.items()):
+        raise GraphError(place, f"nothing judges what this stage drafts; add {JUDGES} after it")
+    if finish := next((other for other, s in before.items() if finishes(s)), None):
+        raise GraphError(place, f"is never reached: `{finish}` before it finishes the chain")
+    if isinstance(spec, GenerateSpec):
+        _check_generate(spec, place, inside_repeat)
+    if inside_repeat and (isinstance(spec, RepeatSpec) or finishes(spec)):
+        raise GraphError(place, "cannot stand inside a `repeat`; put it after it")
+
+
+def _check_when(name: str, spec: StageSpec, stages: Stages, before: Stages, place: str) -> None:
+    if spec.when is None:
+        return
+    judge, _, verdict = spec.when.partition(".")
+    if verdict not in ("accepted", "rejected"):
+        raise GraphError(f"{place}.when", f"expected STAGE.accepted or STAGE.rejected, got {spec.when!r}")
+    judges = [other for other, s in stages.items() if s.judges]
+    if judge not in stages:
+        raise GraphError(f"{place}.when", f"no stage `{judge}` in this block; {did_you_mean(judge, judges)}")
+    if not stages[judge].judges:
+        raise GraphError(f"{place}.when", f"`{judge}` gives no verdict; name {JUDGES}")
+    if verdict == "rejected" and not _may_reject(stages[judge]):
+        raise GraphError(f"{place}.when", f"`{judge}` never rejects; drop its `reject: false` or this stage")
+    if judge not in before:
+        raise GraphError(f"{place}.when", f"`{name}` does not wait for `{judge}`; add `after: {judge}`")
+
+
+def _check_generate(spec: GenerateSpec, place: str, inside_repeat: bool) -> None:
+    if not spec.max_tokens and (spec.unit != "tokens" or inside_repeat):
+        what = "expected at least 1, got 0; only `unit: tokens` outside a `repeat` can be switched off with 0"
+        raise GraphError(f"{place}.max_tokens", what)
+    if spec.first_steps and not inside_repeat:
+        raise GraphError(f"{place}.first_steps", "only a stage inside a `repeat` can write the first steps")
+
+
+def _check_judge(spec: StageSpec, before: Stages, place: str) -> None:
+    if loop := next((other for other, s in before.items() if isinstance(s, RepeatSpec)), None):
+        raise GraphError(place, f"cannot stand after `{loop}`: a `repeat` leaves no candidates to judge")
+    drafts = {other: s for other, s in before.items() if s.drafts}
+    if not drafts:
+        raise GraphError(place, "has nothing to judge; put it `after` a `draft` stage")
+    if isinstance(spec, ScoreSpec):
+        many = sum(s.candidates for s in drafts.values() if isinstance(s, DraftSpec))
+        if many > 1:
+            raise GraphError(place, f"`score` rates one candidate and gets {many}; set `candidates: 1` or use `choose`")
+    for name, draft in drafts.items():
+        if isinstance(spec, ChooseSpec) and isinstance(draft, DraftSpec) and draft.unit != spec.unit:
+            what = f"asks for the best {spec.unit} and `{name}` drafts a {draft.unit}; set `unit: {draft.unit}`"
+            raise GraphError(f"{place}.unit", what)
+
+
+def _check_order(stages: Stages, ancestors: Ancestors, where: str) -> None:
+    """Stages that commit text must wait for one another, or exclude one another by their verdicts."""
+    writers = [name for name, s in stages.items() if s.writes or s.judges or s.answers or isinstance(s, RepeatSpec)]
+    for i, a in enumerate(writers):
+        for b in writers[i + 1 :]:
+            if a not in ancestors[b] and b not in ancestors[a] and not _exclusive(stages[a], stages[b]):
+                raise GraphError(
+                    f"{where}.{b}", f"`{a}` and `{b}` both continue the thought and neither waits for the other; add `after: {a}`"
+                )
+
+
+def _exclusive(a: StageSpec, b: StageSpec) -> bool:
+    return bool(a.when and b.when and a.when != b.when and a.when.partition(".")[0] == b.when.partition(".")[0])
+
+
+def _check_repeat(spec: RepeatSpec, place: str) -> None:
+    if spec.until == UntilSpec():
+        raise GraphError(f"{place}.until", f"names no exit; set one of {', '.join(f'`{f}`' for f in UntilSpec.__struct_fields__)}")
+    body = spec.stages
+    always = any(s.writes and s.when is None for s in body.values())
+    for name, judge in body.items():
+        if _may_reject(judge) and not always and not any(s.writes and s.when == f"{name}.rejected" for s in body.values()):
+            raise GraphError(
+                f"{place}.stages.{name}",
+                f"a rejection leaves no step and the loop would not move; add a `generate` stage with `when: {name}.rejected`",
+            )
+    if not always and not any(s.judges for s in body.values()):
+        raise GraphError(f"{place}.stages", "nothing in this loop writes a step; add a `generate` stage")
+
+
+def _may_reject(spec: StageSpec) -> bool:
+    """Can this stage leave all candidates unaccepted?"""
+    return spec.judges and (not isinstance(spec, ChooseSpec) or spec.reject)
+
+
+def _check_finish(stages: Stages, where: str) -> None:
+    if not any(finishes(s) and s.when is None for s in stages.values()):
+        raise GraphError(where, "no stage finishes the chain; end with an `answer` stage")
+
+
+def finishes(spec: StageSpec) -> bool:
+    """Does the chain end with this stage: an answer, or a response that holds one?"""
+    return spec.when is None and (spec.answers or (isinstance(spec, GenerateSpec) and spec.unit == "response"))
+
+
+def _first_steps(spec: StageSpec) -> int:
+    return spec.first_steps if isinstance(spec, GenerateSpec) else 0
+
+
+def _roles(stages: Stages, engines: Mapping[str, EngineSpec], where: str) -> Iterator[str]:
+    for name, spec in stages.items():
+        if isinstance(spec, RepeatSpec):
+            yield from _roles(spec.stages, engines, f"{where}.{name}.stages")
+        elif (role := getattr(spec, "engine", None)) is not None:
+            if role not in engines:
+                raise GraphError(f"{where}.{name}.engine", f"no engine named `{role}`; {did_you_mean(role, engines)}")
+            yield role

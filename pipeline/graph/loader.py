@@ -1,0 +1,229 @@
+"""From a graph file and an engines file to a `GraphSpec`: `--set`, `$params`, strict decoding.
+
+Reads the two files and nothing else. Every flaw is a `GraphError` that names the file, the path in it and the remedy.
+What kinds of stages and backends there are is the caller's to say.
+"""
+
+import hashlib
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar, get_args
+
+import msgspec
+import msgspec.structs
+
+from pipeline.errors import GraphError, did_you_mean
+from pipeline.graph.spec import NAME_PATTERN, EngineSpec, GraphSpec, RepeatSpec, StageSpec
+from pipeline.graph.yaml_file import NotYaml, parse, read_yaml
+
+T = TypeVar("T", bound=msgspec.Struct)
+Kinds = Mapping[str, type[StageSpec]]
+Backends = Mapping[str, type[EngineSpec]]
+Engines = Path | Mapping[str, Any] | None
+"""An engines file, or what would stand in one."""
+
+
+def load_graph(path: Path, kinds: Kinds, backends: Backends, *, engines: Engines = None, settings: Sequence[str] = ()) -> GraphSpec:
+    """The graph at `path` with its engines bound, `settings` (`NAME=VALUE`) applied and every `$param` filled in."""
+    raw = read_yaml(path)
+    if unknown := raw.keys() - {field.name for field in msgspec.structs.fields(GraphSpec)}:
+        raise unknown_key(str(path), sorted(unknown)[0], GraphSpec)
+    raw["params"] = dict(mapping(raw.get("params") or {}, f"{path}: $.params"))
+    _check_names(raw["params"], f"{path}: $.params", "a param")
+    roles, roles_file = _read_engines(raw, path, engines)
+    _check_names(roles, f"{roles_file}: {_role_path('', roles_file == path).rstrip('.')}", "a role")
+    for setting in settings:
+        apply_setting(setting, raw["params"], roles, path)
+    params = _Params(raw["params"], path)
+    stages = params.fill(mapping(raw.get("stages"), f"{path}: $.stages"), "$.stages")
+    roles = params.fill(roles, "$") if roles_file == path else roles
+    if unused := raw["params"].keys() - params.used:
+        raise GraphError(
+            f"{path}: $.params.{sorted(unused)[0]}", f"nothing uses this param; write `${sorted(unused)[0]}` where it belongs or drop it"
+        )
+    if isinstance(raw.get("name"), str):
+        _check_names([raw["name"]], f"{path}: $.name", "a graph")
+    graph = _convert({**raw, "engines": {}, "stages": {}}, GraphSpec, path, "$")
+    return msgspec.structs.replace(
+        graph,
+        engines={role: _engine(spec, backends, roles_file, _role_path(role, roles_file == path)) for role, spec in roles.items()},
+        stages=_stages(stages, kinds, path, "$.stages"),
+    )
+
+
+def load_engines(path: Path, backends: Backends, settings: Sequence[str] = ()) -> dict[str, EngineSpec]:
+    """An engines file by itself: role to spec."""
+    roles = {role: dict(mapping(spec, f"{path}: $.{role}")) for role, spec in read_yaml(path).items()}
+    _check_names(roles, f"{path}: $", "a role")
+    for setting in settings:
+        apply_setting(setting, {}, roles, path)
+    return {role: _engine(spec, backends, path, f"$.{role}") for role, spec in roles.items()}
+
+
+def load_struct(path: Path, to: type[T]) -> T:
+    """A YAML file that says one `to` and nothing else, such as a recipe of a data set."""
+    return _convert(read_yaml(path), to, path, "$")
+
+
+def digest(spec: GraphSpec) -> str:
+    """Fingerprint of everything a resolved graph says; equal graphs have equal digests."""
+    return hashlib.blake2b(msgspec.json.encode(spec, order="deterministic"), digest_size=16).hexdigest()
+
+
+def mapping(value: Any, where: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        got = "nothing" if value is None else f"`{type(value).__name__}`"
+        raise GraphError(where, f"expected a mapping, got {got}")
+    return value
+
+
+def _check_names(names: Iterable[str], where: str, of: str) -> None:
+    for name in names:
+        if not re.fullmatch(NAME_PATTERN, name):
+            raise GraphError(where, f"{name!r} is no name for {of}; expected small letters, digits, - and _, a letter first")
+
+
+def _read_engines(raw: dict[str, Any], path: Path, override: Engines) -> tuple[dict[str, Any], Path]:
+    """The raw roles, copied one level deep so that settings can be applied, and the file they stand in."""
+    engines = raw.get("engines") if override is None else None
+    if override is None and engines is None:
+        raise GraphError(f"{path}: $.engines", "is missing: name an engines file here or give one with --engines")
+    if isinstance(override, Mapping):
+        return {role: dict(spec) for role, spec in override.items()}, Path("--engines")
+    file = path if isinstance(engines, dict) else override or path.parent / str(engines)
+    if override is None and file.exists() and not file.is_file():
+        raise GraphError(f"{path}: $.engines", f"{file} is not a regular file")  # a graph could name one that never ends
+    roles = engines if isinstance(engines, dict) else read_yaml(file)
+    return {role: dict(mapping(spec, f"{file}: {_role_path(role, file == path)}")) for role, spec in roles.items()}, file
+
+
+def _role_path(role: str, inline: bool) -> str:
+    return f"$.engines.{role}" if inline else f"$.{role}"
+
+
+def apply_setting(setting: str, params: dict[str, Any], roles: dict[str, Any], path: Path) -> None:
+    name, equals, text = setting.partition("=")
+    if not equals:
+        raise GraphError(f"--set {setting}", "expected NAME=VALUE")
+    try:
+        value = parse(text)
+    except NotYaml as error:
+        raise GraphError(f"--set {setting}", f"{text!r} is not a YAML value") from error
+    target, key = params, name
+    if name.startswith("engines."):
+        _, role, key = [*name.split(".", 2), "", ""][:3]
+        if role not in roles or not key:
+            raise GraphError(f"--set {setting}", f"expected engines.ROLE.NAME=VALUE; {did_you_mean(role, roles)}")
+        target = roles[role]
+        *parents, key = key.split(".")
+        for parent in parents:
+            target[parent] = dict(mapping(target.get(parent, {}), f"--set {setting}"))
+            target = target[parent]
+    elif name not in params:
+        raise GraphError(f"--set {setting}", f"{path} has no param `{name}`; {did_you_mean(name, params)}")
+    target[key] = value
+
+
+class _Params:
+    """Fills `$name` values in and remembers which were used."""
+
+    def __init__(self, params: Mapping[str, Any], path: Path) -> None:
+        self._params, self._path = params, path
+        self.used: set[str] = set()
+
+    def fill(self, value: Any, where: str) -> Any:
+        if isinstance(value, dict):
+            return {key: self.fill(child, f"{where}.{key}") for key, child in value.items()}
+        if isinstance(value, list):
+            return [self.fill(child, f"{where}[{i}]") for i, child in enumerate(value)]
+        if not (isinstance(value, str) and value.startswith("$")):
+            return value
+        name = value[1:]
+        if name not in self._params:
+            raise GraphError(f"{self._path}: {where}", f"no param `{value}`; {did_you_mean(name, self._params)}")
+        self.used.add(name)
+        return self._params[name]
+
+
+def _stages(raw: dict[str, Any], kinds: Kinds, path: Path, where: str) -> dict[str, StageSpec]:
+    if not raw:
+        raise GraphError(f"{path}: {where}", "holds no stage")
+    for name in raw:
+        if not re.fullmatch(NAME_PATTERN, name):
+            raise GraphError(
+                f"{path}: {where}", f"{name!r} is no name for a stage; expected small letters, digits, - and _, a letter first"
+            )
+    return {name: _stage(stage, kinds, path, f"{where}.{name}") for name, stage in raw.items()}
+
+
+def _stage(raw: Any, kinds: Kinds, path: Path, where: str) -> StageSpec:
+    raw = mapping(raw, f"{path}: {where}")
+    kind = raw.get("kind")
+    if kind is None:
+        raise GraphError(f"{path}: {where}", f"has no `kind`; {did_you_mean('', kinds)}")
+    if not isinstance(kind, str) or kind not in kinds:
+        raise GraphError(f"{path}: {where}.kind", f"unknown kind `{kind}`; {did_you_mean(str(kind), kinds)}")
+    if kinds[kind] is not RepeatSpec:
+        return _convert(raw, kinds[kind], path, where)
+    body = _stages(mapping(raw.get("stages"), f"{path}: {where}.stages"), kinds, path, f"{where}.stages")
+    return msgspec.structs.replace(_convert({**raw, "stages": {}}, RepeatSpec, path, where), stages=body)
+
+
+def _engine(raw: Any, backends: Backends, path: Path, where: str) -> EngineSpec:
+    return tagged(raw, "backend", backends, path, where)
+
+
+def tagged(raw: Any, tag: str, structs: Mapping[str, type[T]], path: Path, where: str) -> T:
+    """A mapping whose key `tag` says which of `structs` it is."""
+    raw = mapping(raw, f"{path}: {where}")
+    name = raw.get(tag)
+    if not isinstance(name, str) or name not in structs:
+        what = f"has no `{tag}`" if name is None else f"unknown {tag} `{name}`"
+        raise GraphError(f"{path}: {where}", f"{what}; {did_you_mean(str(name or ''), structs)}")
+    return _convert(raw, structs[name], path, where)
+
+
+def _convert(raw: dict[str, Any], to: type[T], path: Path, where: str) -> T:
+    try:
+        return msgspec.convert(raw, to)
+    except msgspec.ValidationError as error:
+        raise _explain(str(error), raw, to, path, where) from error
+
+
+def _explain(message: str, raw: Any, to: type[msgspec.Struct], path: Path, where: str) -> GraphError:
+    """msgspec's message, with the whole path, the value found there, and the nearest known key."""
+    what, _, at = message.partition(" - at `$")
+    keys = re.findall(r"\.([^.\[]+)", at.rstrip("`"))
+    place, struct, parent = raw, to, to
+    for key in keys:
+        place = place.get(key) if isinstance(place, dict) else place
+        parent, struct = struct, _field_struct(struct, key) or struct
+    where = f"{path}: {where}{at.rstrip('`')}"
+    if unknown := re.match(r"Object contains unknown field `(.*)`", what):
+        return unknown_key(where, unknown[1], struct)
+    if missing := re.match(r"Object missing required field `(.*)`", what):
+        return GraphError(where, f"the key `{missing[1]}` is missing")
+    if what.startswith("Invalid enum value") and keys:
+        return GraphError(where, f"unknown value `{place}`; {did_you_mean(str(place), _choices(parent, keys[-1]))}")
+    got = "" if ", got" in what or isinstance(place, dict | list) else f", got {place!r}"
+    return GraphError(where, what[0].lower() + what[1:] + got)
+
+
+def _choices(struct: type[msgspec.Struct], key: str) -> list[str]:
+    """What the `Literal` of a field may be."""
+    return [str(choice) for field in msgspec.structs.fields(struct) if field.encode_name == key for choice in get_args(field.type)]
+
+
+def unknown_key(where: str, key: str, struct: type[msgspec.Struct]) -> GraphError:
+    config = struct.__struct_config__
+    known = [*struct.__struct_encode_fields__, *([config.tag_field] if config.tag_field else [])]
+    return GraphError(where, f"unknown key `{key}`; {did_you_mean(key, known)}")
+
+
+def _field_struct(struct: type[msgspec.Struct], key: str) -> type[msgspec.Struct] | None:
+    for field in msgspec.structs.fields(struct):
+        for kind in get_args(field.type) or (field.type,):
+            if field.encode_name == key and isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+                return kind
+    return None

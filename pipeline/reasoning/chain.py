@@ -1,0 +1,229 @@
+"""One chain: a problem being solved once. Committed steps, pending candidates, budget, when it ends. No I/O, no clock.
+
+Stages read a chain and return an `Outcome`; only `Chain.apply` changes it.
+"""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+
+from msgspec import Struct
+
+from pipeline.data.problems import Problem
+from pipeline.grading.answers import extract_answer, has_boxed
+from pipeline.graph.spec import UntilSpec
+from pipeline.reasoning.prompts import PromptBuilder
+from pipeline.reasoning.translate import TokenTranslator
+
+ANSWER_RESERVE = 64
+"""Tokens of the context that a thought leaves for closing it and answering."""
+
+
+class Span(Struct, frozen=True):
+    """Text that an engine wrote: a candidate, a step, an answer."""
+
+    role: str
+    ids: tuple[int, ...]
+    text: str
+    closes: bool = False
+    """The thought ends with it."""
+
+
+class Verdict(Struct, frozen=True, kw_only=True):
+    """What a `choose`, `score` or `likelihood` stage made of the candidates."""
+
+    kind: str
+    chosen: int | None
+    """Index of the accepted candidate among those drafted."""
+    label: str
+    """The option's text: a number, a digit."""
+    value: float
+    """`score`: what is compared with the threshold; `choose`: the probability of the chosen option."""
+    probs: tuple[float, ...]
+    """Probability of each option, renormalised."""
+    mass: float
+    """Probability on the options before that."""
+    threshold: float | None = None
+    distinct: int = 1
+    """How many different candidates were shown."""
+
+    @property
+    def accepted(self) -> bool:
+        return self.chosen is not None
+
+
+class Outcome(Struct, frozen=True, kw_only=True):
+    """What a stage does to its chain."""
+
+    candidates: tuple[Span, ...] = ()
+    verdict: Verdict | None = None
+    step: Span | None = None
+    decision: str = ""
+    """How `step` came about: `guidance`, `fallback`, `first_steps` or `written`."""
+    answer: Span | None = None
+
+
+class Step(Struct, frozen=True, kw_only=True):
+    """A committed step and the round that led to it."""
+
+    index: int
+    """Guidance is 0, the step that continues it is 1."""
+    stage: str
+    span: Span
+    decision: str
+    candidates: tuple[Span, ...] = ()
+    verdict: Verdict | None = None
+
+
+def chain_id(problem_id: str, sample_index: int) -> str:
+    """The name of a chain: one for every problem and sample."""
+    return f"{problem_id}#{sample_index}"
+
+
+class Chain:
+    """A problem, its sample, and all that was committed so far.
+
+    `contexts` holds for each role the token ids of its generation prompt and the thought: the state of the chain.
+    """
+
+    __slots__ = (
+        "_last",
+        "_limits",
+        "_seed_prefix",
+        "_translator",
+        "answer",
+        "budget",
+        "candidates",
+        "chain_id",
+        "contexts",
+        "order",
+        "overflowed",
+        "problem",
+        "repeats",
+        "sample_index",
+        "steps",
+        "stop_reason",
+        "thought_closed",
+        "thought_tokens",
+        "verdicts",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        problem: Problem,
+        sample_index: int,
+        order: int,
+        seed: int,
+        builders: Mapping[str, PromptBuilder],
+        translator: TokenTranslator,
+        limits: Mapping[str, int],
+    ) -> None:
+        self.problem, self.sample_index, self.order = problem, sample_index, order
+        self.chain_id = chain_id(problem.problem_id, sample_index)
+        self.contexts = {role: builder.generation(problem.problem) for role, builder in builders.items()}
+        self.steps: list[Step] = []
+        self.candidates: tuple[Span, ...] = ()
+        self.verdicts: dict[str, Verdict] = {}
+        self.answer: Span | None = None
+        self.budget: int | None = None
+        self.thought_tokens = 0
+        self.thought_closed = self.overflowed = False
+        self.stop_reason: str | None = None
+        self.repeats = 0
+        self._last = ""
+        self._translator, self._limits = translator, limits
+        self._seed_prefix = f"{seed}\0{problem.problem_id}\0{sample_index}\0"
+
+    @property
+    def next_index(self) -> int:
+        """Index of the step that comes next."""
+        return self.steps[-1].index + 1 if self.steps else 1
+
+    def seed(self, stage: str) -> int:
+        """63 random bits of (run seed, problem, sample, steps so far, stage): no neighbour changes them."""
+        text = f"{self._seed_prefix}{len(self.steps)}\0{stage}"
+        return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest()) >> 1
+
+    def room(self, max_tokens: int) -> int:
+        """`max_tokens`, or what the thought's budget leaves of them."""
+        return max_tokens if self.budget is None else max(1, min(max_tokens, self.budget - self.thought_tokens))
+
+    def distinct_candidates(self) -> list[int]:
+        """Indices of the pending candidates, identical ones once, as drafted."""
+        first: dict[tuple[str, tuple[int, ...]], int] = {}
+        for i, candidate in enumerate(self.candidates):
+            first.setdefault((candidate.role, candidate.ids), i)
+        return list(first.values())
+
+    def translate(self, span: Span, role: str) -> Sequence[int]:
+        """The ids of `span` as `role` would hold them."""
+        return self._translator.translate(span.role, role, span.ids, span.text)
+
+    def enter(self, until: UntilSpec) -> None:
+        """A loop begins, and with it the budget that its steps must keep."""
+        self.budget = until.token_budget
+
+    def leave(self, reason: str) -> None:
+        """The loop is over, for this `reason`."""
+        self.stop_reason, self.budget = reason, None
+
+    def exit(self, until: UntilSpec) -> str | None:
+        """The name of the exit that holds, or None while the thought goes on."""
+        # An engine that ended its turn and then has nothing to say would go on saying nothing.
+        if self.thought_closed and (until.thought_closed or not self.steps[-1].span.ids):
+            return "thought_closed"
+        if until.answer_boxed and has_boxed("".join(step.span.text for step in self.steps[-2:])):
+            return "answer_boxed"
+        if until.repeated and self.repeats >= until.repeated:
+            return "repeated"
+        if until.token_budget and self.thought_tokens >= until.token_budget:
+            return "token_budget"
+        if until.max_steps and self.next_index > until.max_steps:
+            return "max_steps"
+        if self.overflowed or any(len(ids) + ANSWER_RESERVE >= self._limits[role] for role, ids in self.contexts.items()):
+            return "context_length"
+        return None
+
+    def apply(self, stage: str, outcome: Outcome) -> Step | None:
+        """Carry `outcome` out; returns the step that it committed, if any."""
+        if outcome.candidates:
+            self.candidates += outcome.candidates
+        if outcome.answer is not None:
+            self.answer = outcome.answer
+        if outcome.verdict is not None:
+            self.verdicts[stage] = outcome.verdict
+            if outcome.verdict.chosen is not None:
+                return self._commit(stage, self.candidates[outcome.verdict.chosen], "accepted", outcome.verdict)
+        if outcome.step is not None:
+            verdict = next(reversed(self.verdicts.values()), None) if self.candidates else None
+            return self._commit(stage, outcome.step, outcome.decision, verdict)
+        return None
+
+    def begin_round(self) -> None:
+        """Forget candidates and verdicts that led to no step."""
+        self.candidates, self.verdicts = (), {}
+
+    def default_stop_reason(self) -> str:
+        """Why a thought ended that no loop ended."""
+        if self.thought_closed:
+            return "thought_closed"
+        full = self.overflowed or any(len(ids) >= self._limits[role] for role, ids in self.contexts.items())
+        return "context_length" if full else "max_tokens"
+
+    def boxed_answer(self) -> str | None:
+        """What the last `\\boxed{}` of the answer holds, or of the thought, or else the answer's text."""
+        text = self.answer.text.strip() if self.answer else ""
+        return extract_answer(text) or extract_answer("".join(step.span.text for step in self.steps)) or text or None
+
+    def _commit(self, stage: str, span: Span, decision: str, verdict: Verdict | None) -> Step:
+        index = 0 if decision == "guidance" and not self.steps else self.next_index
+        step = Step(index=index, stage=stage, span=span, decision=decision, candidates=self.candidates, verdict=verdict)
+        for role, context in self.contexts.items():
+            context += self.translate(span, role)
+        self.steps.append(step)
+        self.thought_tokens += len(span.ids)
+        self.thought_closed = self.thought_closed or span.closes
+        said = span.text.strip()
+        self.repeats = self.repeats + 1 if said == self._last else 1
+        self._last = said
+        self.candidates = ()
+        return step

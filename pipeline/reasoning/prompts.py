@@ -1,0 +1,144 @@
+"""What each kind of stage asks, as token ids: chat template, thought so far, question.
+
+A prompt only ever grows at its end. The generation context is the template over the problem plus the committed
+thought; a verification appends a turn to exactly these ids, so that the engine's prefix cache holds all but the new
+turn. Turns are cut once from the template around sentinels; an earlier turn is never rendered again (templates such
+as R1's drop a thought that stands before `</think>` when they render it).
+"""
+
+import string
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from pipeline.engine import Tokenizer
+
+DELIMITER = "\n\n"
+"""Ends a step (SpecReason's implementation cuts at blank lines; SpecCoT leaves it open)."""
+THINK_OPEN, THINK_CLOSE = "<think>", "</think>"
+LABELS = string.digits + string.ascii_uppercase
+"""Names of the options of a choice, in order: 0 is none, then one for each candidate."""
+
+INSTRUCTION = "\nPlease reason step by step, and put your final answer within \\boxed{}."
+CHOOSE_INTRO = "Candidates for the next step of your reasoning:\n\n"
+CHOOSE_THOUGHT_INTRO = "Candidates for your whole reasoning:\n\n"
+CHOOSE_QUESTION = "Which candidate is right and leads on best? Answer with its number, or with 0 if none of them is right."
+CHOOSE_ONE_QUESTION = "Which candidate is right and leads on best? Answer with its number."
+CHOOSE_PREFILL = "Best candidate: "
+SCORE_QUESTION = "Rate the last step of your reasoning from 0 (wrong) to 9 (right and useful). Answer with the digit."
+SCORE_PREFILL = "Score: "
+SAID, ASKED = "q1w2said", "q1w2asked"
+"""Stand where a text will stand when a template is cut; no template changes or contains them."""
+WORDINGS = (INSTRUCTION, CHOOSE_INTRO, CHOOSE_QUESTION, CHOOSE_PREFILL, SCORE_QUESTION, SCORE_PREFILL)
+"""What the bundled models know by heart; the other wordings they have never seen."""
+
+
+class OptionPrompt(NamedTuple):
+    """A prompt whose next token is one of `option_ids`."""
+
+    ids: list[int]
+    option_ids: tuple[int, ...]
+
+
+class PromptBuilder:
+    """How to speak to one engine: everything that depends on its tokenizer and template but not on the problem."""
+
+    def __init__(self, tokenizer: Tokenizer, instruction: str = INSTRUCTION) -> None:
+        self.tokenizer, self.instruction = tokenizer, instruction
+        special = tokenizer.special_ids
+        self.thinks = THINK_OPEN in special and THINK_CLOSE in special
+        self.think_close_id: int | None = special[THINK_CLOSE] if self.thinks else None
+        self.delimiter_ids = tokenizer.encode(DELIMITER)
+        self.close_thought_ids = tokenizer.encode(f"{THINK_CLOSE}{DELIMITER}" if self.thinks else DELIMITER)
+        self._open_turn, self._reply = self._cut_turn()
+        self._generation = self._render(SAID).split(SAID)
+        self._step_ends: dict[tuple[int, ...], bool] = {}
+        self._intro_ids = {"step": tokenizer.encode(CHOOSE_INTRO), "thought": tokenizer.encode(CHOOSE_THOUGHT_INTRO)}
+        self._label_ids = [tokenizer.encode(f"[{label}] ") for label in LABELS]
+        self._choose_tail, self._choose_options = self._options(CHOOSE_QUESTION, CHOOSE_PREFILL, LABELS)
+        self._choose_one_tail, _ = self._options(CHOOSE_ONE_QUESTION, CHOOSE_PREFILL, LABELS)
+        self._score_tail, self._score_options = self._options(SCORE_QUESTION, SCORE_PREFILL, string.digits)
+
+    def generation(self, problem: str) -> list[int]:
+        """The prompt that makes the engine think about `problem`, up to the opened thought."""
+        content = problem + self.instruction
+        before, after = self._generation
+        text = before + content + after if self._verbatim(content) else self._render(content)
+        return self.tokenizer.encode(text)
+
+    def choose(
+        self, context: Sequence[int], candidates: Sequence[Sequence[int]], *, unit: str = "step", reject: bool = True
+    ) -> OptionPrompt:
+        """`context`, then one turn that shows the `candidates` and asks for the best one's number (SpecCoT 3.4, SCoT 3.4).
+
+        They are steps or, by `unit`, whole thoughts; with `reject` option 0 is offered, none of them.
+        """
+        ids = [*context, *self._open_turn, *self._intro_ids[unit]]
+        for label, candidate in zip(self._label_ids[1:], candidates, strict=False):
+            ids += label
+            ids += candidate
+            if not self._ends_step(tuple(candidate[-2:])):
+                ids += self.delimiter_ids
+        ids += self._choose_tail if reject else self._choose_one_tail
+        return OptionPrompt(ids, self._choose_options[not reject : len(candidates) + 1])
+
+    def score(self, context: Sequence[int], candidate: Sequence[int]) -> OptionPrompt:
+        """`context` as if the `candidate` were committed, then one turn that asks for its utility, 0 to 9 (SpecReason 4.1).
+
+        Should it be accepted, its keys and values are already in the cache.
+        """
+        return OptionPrompt([*context, *candidate, *self._open_turn, *self._score_tail], self._score_options)
+
+    def _render(self, content: str) -> str:
+        text = self.tokenizer.render([{"role": "user", "content": content}])
+        return text if not self.thinks or text.rstrip().endswith(THINK_OPEN) else f"{text}{THINK_OPEN}\n"
+
+    @staticmethod
+    def _verbatim(content: str) -> bool:
+        """Templates put a content in as it is, but may strip it."""
+        return content == content.strip()
+
+    def _ends_step(self, tail: tuple[int, ...]) -> bool:
+        """Does a candidate with these last two ids end in the delimiter?"""
+        known = self._step_ends.get(tail)
+        if known is None:
+            known = self._step_ends[tail] = self.tokenizer.decode(tail).endswith(DELIMITER)
+        return known
+
+    def _cut_turn(self) -> tuple[list[int], str]:
+        """Ids between an assistant's turn and the user's next one, and the text from the end of that to the reply."""
+        text = self.tokenizer.render(
+            [
+                {"role": "user", "content": "q1w2first"},
+                {"role": "assistant", "content": SAID},
+                {"role": "user", "content": ASKED},
+            ]
+        )
+        before, _, reply = text.partition(SAID)[2].partition(ASKED)
+        if self.thinks:
+            if reply.rstrip().endswith(THINK_OPEN):
+                reply = reply.rstrip().removesuffix(THINK_OPEN)
+            reply += f"{THINK_OPEN}{DELIMITER}{THINK_CLOSE}{DELIMITER}"
+        return self.tokenizer.encode(before), reply
+
+    def _options(self, question: str, prefill: str, labels: str) -> tuple[list[int], tuple[int, ...]]:
+        """Ids from the question to just before the one token that names an option, and those tokens.
+
+        Labels whose token would change the ids before it are left out from the first such on.
+        """
+        whole = [self.tokenizer.encode(question + self._reply + prefill + label) for label in labels]
+        tail = whole[0][:-1]
+        usable: list[int] = []
+        for ids in whole:
+            if ids[:-1] != tail or ids[-1] in usable:
+                break
+            usable.append(ids[-1])
+        return tail, tuple(usable)
+
+    @property
+    def most_candidates(self) -> int:
+        """How many candidates one choice can show: each needs a label of one token."""
+        return len(self._choose_options) - 1
+
+    @property
+    def can_score(self) -> bool:
+        return len(self._score_options) == len(string.digits)

@@ -1,0 +1,149 @@
+"""Steps in pictures: counts of steps enter, plotly figures leave. Pure."""
+
+import numpy as np
+import plotly.graph_objects as go
+from plotly.subplots import make_subplots
+
+from pipeline.analysis.quality.samples import wilson
+from pipeline.analysis.quality.step_counts import Scores, Share
+from pipeline.analysis.time.timeline import Array
+from pipeline.report.figures.style import BLUE, DECISIONS, GREEN, GREY, LIGHT, ORANGE, RED, WORDS, axes, layout
+
+MOST_BINS = 60
+SCORES = {
+    "choose": "probability of the chosen option",
+    "score": "score, 0 to 9",
+    "likelihood": "log probability of the best candidate, nats per token",
+}
+
+
+def lengths(counts: dict[str, Array]) -> go.Figure:
+    """How long steps and candidates are: a histogram of tokens for each kind, as shares of that kind.
+
+    Seen at first are nearly all of them; guidance, whose length is set, only after a click.
+    """
+    usual = max((_quantile(each, 0.995) for each in counts.values()), default=1)
+    width = max(1, -(-usual // MOST_BINS))
+    figure = go.Figure(layout=layout(380))
+    for kind in (kind for kind in DECISIONS if kind in counts):
+        binned = np.append(np.add.reduceat(counts[kind], np.arange(0, len(counts[kind]), width)), 0)
+        total, mean = int(binned.sum()), float(np.average(np.arange(len(counts[kind])), weights=counts[kind]))
+        figure.add_scatter(
+            x=np.arange(len(binned)) * width + (width - 1) / 2,
+            y=binned / total,
+            customdata=binned,
+            name=f"{WORDS[kind]}: {total:,}, mean {mean:.1f}",
+            visible="legendonly" if kind == "guidance" and len(counts) > 1 else True,
+            mode="lines",
+            line={"shape": "hvh", "color": DECISIONS[kind], "width": 2},
+            hovertemplate="about %{x} tokens: %{customdata:,} (%{y:.1%})",
+        )
+    figure.update_xaxes(title=f"tokens{f', in bins of {width}' if width > 1 else ''}", range=[0, usual + width])
+    figure.update_yaxes(title="share of its kind", tickformat=".0%", rangemode="tozero")
+    return axes(figure)
+
+
+def _quantile(counts: Array, share: float) -> int:
+    """The length that so large a share does not exceed."""
+    sums = np.cumsum(counts)
+    return int(np.searchsorted(sums, share * sums[-1]))
+
+
+def acceptance(verified: Array, accepted: Array) -> go.Figure:
+    """The share of accepted steps by step number, with Wilson's 95 % interval, over how many there were."""
+    steps = np.flatnonzero(verified)
+    count, share = verified[steps], accepted[steps] / verified[steps]
+    bounds = [wilson(float(p), int(n)) for p, n in zip(share, count, strict=True)]
+    figure = make_subplots(rows=2, shared_xaxes=True, row_heights=[0.7, 0.3], vertical_spacing=0.06)
+    figure.update_layout(layout(460))
+    edge = {"mode": "lines", "line": {"width": 0}, "hoverinfo": "skip", "showlegend": False}
+    figure.add_scatter(x=steps, y=[b.low for b in bounds], **edge)
+    figure.add_scatter(x=steps, y=[b.high for b in bounds], fill="tonexty", fillcolor="rgba(47,158,110,0.2)", **edge)
+    figure.add_scatter(
+        x=steps,
+        y=share,
+        customdata=count,
+        name="accepted, with 95 % interval",
+        mode="lines+markers",
+        marker={"size": 5},
+        line={"color": GREEN},
+        hovertemplate="step %{x}: %{y:.1%} of %{customdata:,}<extra></extra>",
+    )
+    figure.add_bar(
+        x=steps, y=count, marker={"color": GREY}, name="verified steps", hovertemplate="step %{x}: %{y:,}<extra></extra>", row=2, col=1
+    )
+    figure.update_yaxes(title="accepted", tickformat=".0%", range=[0, 1.03], row=1, col=1)
+    figure.update_yaxes(title="verified steps", row=2, col=1)
+    figure.update_xaxes(title="step number", row=2, col=1)
+    return axes(figure)
+
+
+def by_score(kind: str, scores: Scores) -> go.Figure:
+    """The share of accepted steps by the verifier's number, with Wilson's 95 % interval, over how many were accepted and not."""
+    middle = (scores.edges[1:] + scores.edges[:-1]) / 2
+    count = scores.accepted + scores.rejected
+    there = np.flatnonzero(count)
+    figure = make_subplots(rows=2, shared_xaxes=True, row_heights=[0.55, 0.45], vertical_spacing=0.06)
+    figure.update_layout(layout(460, bargap=0.1))
+    shares = tuple(_wilson_share(int(scores.accepted[place]), int(count[place])) for place in there)
+    figure.add_trace(_points("accepted, with 95 % interval", middle[there], shares, GREEN), row=1, col=1)
+    for name, counts, colour in (("accepted", scores.accepted, GREEN), ("turned down", scores.rejected, RED)):
+        figure.add_bar(x=middle, y=counts, name=name, marker={"color": colour}, hovertemplate="about %{x:.3g}: %{y:,}", row=2, col=1)
+    if scores.threshold is not None:
+        figure.add_vline(
+            x=scores.threshold, line={"dash": "dot", "color": GREY}, annotation={"text": f"threshold {scores.threshold:g}"}, row=1, col=1
+        )
+    figure.update_xaxes(range=[scores.edges[0], scores.edges[-1]])
+    figure.update_xaxes(title=SCORES[kind], row=2, col=1)
+    figure.update_yaxes(title="accepted", tickformat=".0%", range=[-0.03, 1.05], row=1, col=1)
+    figure.update_yaxes(
+        title="verified steps<br>(logarithmic)", type="log", dtick=1, range=[-0.2, np.log10(1.6 * max(1, count.max()))], row=2, col=1
+    )
+    return axes(figure)
+
+
+def _wilson_share(part: int, whole: int) -> Share:
+    return Share(whole, part / whole, wilson(part / whole, whole))
+
+
+def calibration(kind: str, scores: Scores) -> go.Figure:
+    """Of accepted steps, by the verifier's number: how many are part of a right chain, and how many a reward model holds good."""
+    middle = (scores.edges[1:] + scores.edges[:-1]) / 2
+    figure = make_subplots(rows=2, shared_xaxes=True, row_heights=[0.72, 0.28], vertical_spacing=0.06)
+    figure.update_layout(layout(460, barmode="group"))
+    if kind == "choose":
+        line = {"dash": "dot", "color": GREY}
+        figure.add_scatter(x=[0, 1], y=[0, 1], mode="lines", line=line, name="as often as it says", hoverinfo="skip")
+    series = (("the chain ended right", scores.right, BLUE, LIGHT), ("reward of 0.5 or more", scores.good, ORANGE, "#f3d5ae"))
+    for name, shares, colour, light in series:
+        if any(each.count for each in shares):
+            figure.add_trace(_points(name, middle, shares, colour), row=1, col=1)
+            counts = [each.count for each in shares]
+            figure.add_bar(
+                x=middle, y=counts, name=f"steps counted for: {name}", marker={"color": light}, hovertemplate="%{y:,}", row=2, col=1
+            )
+    figure.update_yaxes(title="share of accepted steps", tickformat=".0%", range=[-0.02, 1.03], row=1, col=1)
+    figure.update_yaxes(title="accepted steps", row=2, col=1)
+    figure.update_xaxes(range=[scores.edges[0], scores.edges[-1]])
+    figure.update_xaxes(title=SCORES[kind], row=2, col=1)
+    return axes(figure)
+
+
+def _points(name: str, middle: Array, shares: tuple[Share, ...], colour: str) -> go.Scatter:
+    there = [(x, each, each.share, each.interval) for x, each in zip(middle, shares, strict=True)]
+    known = [(x, each.count, share, bounds) for x, each, share, bounds in there if share is not None and bounds is not None]
+    return go.Scatter(
+        x=[x for x, *_ in known],
+        y=[share for _, _, share, _ in known],
+        customdata=[[count, bounds.low, bounds.high] for _, count, _, bounds in known],
+        error_y={
+            "array": [bounds.high - share for _, _, share, bounds in known],
+            "arrayminus": [share - bounds.low for _, _, share, bounds in known],
+            "thickness": 1.2,
+        },
+        name=name,
+        mode="lines+markers",
+        marker={"color": colour, "size": 8},
+        line={"color": colour, "width": 1.5},
+        hovertemplate="%{y:.1%} of %{customdata[0]:,} steps (%{customdata[1]:.1%} to %{customdata[2]:.1%})",
+    )

@@ -1,0 +1,73 @@
+"""How figures look: colours of what is drawn again and again, one layout for all, and text that plotly draws as text. Pure."""
+
+import html
+from collections.abc import Sequence
+from typing import Any
+
+import plotly.graph_objects as go
+
+from pipeline.text import one_line
+
+GREY, LIGHT, RED, ORANGE, GREEN, BLUE, PURPLE = "#8a94a3", "#d5dae1", "#c8453c", "#e08a1e", "#2f9e6e", "#3573b9", "#8157b5"
+TEAL, PINK, BROWN, CYAN, SAND = "#1b998b", "#cf5f9b", "#8c6239", "#56aee0", "#c9b458"
+SERIES = (BLUE, TEAL, PURPLE, ORANGE, PINK, BROWN, CYAN, SAND)
+"""For names that have no colour of their own, in order."""
+DECISIONS = {
+    "guidance": BLUE,
+    "accepted": GREEN,
+    "fallback": ORANGE,
+    "first_steps": PURPLE,
+    "written": TEAL,
+    "rejected": RED,
+    "not_chosen": GREY,
+}
+"""What became of a text; the page's style sheet has the same colours."""
+WORDS = {
+    "guidance": "guidance",
+    "accepted": "accepted step",
+    "fallback": "fallback step",
+    "first_steps": "first steps, by the target",
+    "written": "step written without a draft",
+    "rejected": "rejected candidate",
+    "not_chosen": "candidate not chosen",
+}
+
+
+def colours(names: Sequence[str]) -> dict[str, str]:
+    """A colour for each of `names`."""
+    return {name: SERIES[place % len(SERIES)] for place, name in enumerate(names)}
+
+
+def drawn(text: str) -> str:
+    """`text` of others as plotly shows it as it is: without markup, on one line."""
+    return html.escape(one_line(text), quote=False)
+
+
+def layout(height: int, **more: Any) -> go.Layout:
+    """The layout of every figure."""
+    base: dict[str, Any] = {
+        "height": height,
+        "margin": {"l": 70, "r": 20, "t": 30, "b": 50},
+        "font": {"family": "system-ui, -apple-system, 'Segoe UI', sans-serif", "size": 13, "color": "#222b36"},
+        "paper_bgcolor": "#fff",
+        "plot_bgcolor": "#fff",
+        "legend": {"orientation": "h", "traceorder": "normal", "y": 1.02, "yanchor": "bottom", "x": 0, "xanchor": "left"},
+        "hoverlabel": {"align": "left"},
+        "colorway": list(SERIES),
+    }
+    return go.Layout(base | more)
+
+
+def axes(figure: go.Figure) -> go.Figure:
+    """`figure` with light grid lines on all its axes."""
+    look = {
+        "gridcolor": "#e9ecf0",
+        "zeroline": False,
+        "linecolor": "#aab2bd",
+        "ticks": "outside",
+        "tickcolor": "#aab2bd",
+        "automargin": True,
+    }
+    figure.update_xaxes(**look)
+    figure.update_yaxes(**look)
+    return figure

@@ -1,0 +1,134 @@
+"""Scaling curves: the points of a sweep enter, plotly figures over the batch size leave. Medians over the repeats, with their
+ends as bars; the target alone is the black line in all of them. Pure."""
+
+from collections.abc import Callable, Iterator, Sequence
+
+import plotly.graph_objects as go
+
+from pipeline.analysis.points import Point, Spread, crossing, curves, spread
+from pipeline.report.figures.style import SERIES, axes, drawn, layout
+from pipeline.report.page import Figure
+
+INK = "#222b36"
+TICKS = tuple(round(digit * 10.0**power, 6) for power in range(-4, 6) for digit in (1, 2, 5))
+"""Of logarithmic axes, written out."""
+AS_FAST = "as fast near batch size %{x:.3~g}<extra></extra>"
+Value = Callable[[Point], float | None]
+Curve = dict[int, list[Point]]
+
+
+def sweep_figures(points: Sequence[Point]) -> Iterator[Figure]:
+    """All that the points can fill, the most important first."""
+    found = curves(points)
+    yield Figure("Throughput by batch size", throughput(found))
+    if len(found) > 1:
+        yield Figure("Throughput over that of the target alone", over_target(found), "Above 1 a system is faster; rings: the curves cross.")
+    if any(point.chain_p50_s is not None for point in points):
+        yield Figure("Time of a chain", latency(found), "Median; the thin line is the slowest tenth (p90).")
+    for role in sorted({role for point in points for role in point.busy_share}):
+        busy = plotted(found, lambda point, role=role: point.busy_share.get(role), f"share of the time {role} is busy", percent=True)  # type: ignore[misc]
+        yield Figure(f"Busy share of {role}", busy, "In which at least one call was at the engine.")
+    if any(point.over_limit is not None for point in points):
+        limit = plotted(found, lambda point: point.over_limit, "wall time over the limit")
+        yield Figure("Distance to the limit", limit, "1: as long as the slower engine needs for the same calls alone, all ready at once.")
+    if any(point.acceptance_rate is not None for point in points):
+        yield Figure("Accepted steps", plotted(found, lambda point: point.acceptance_rate, "share of verified steps", percent=True))
+    if any(point.accuracy is not None for point in points):
+        yield Figure("Right answers", plotted(found, lambda point: point.accuracy, "share of graded chains", percent=True))
+    yield Figure("Tail", plotted(found, lambda point: point.tail_s / point.wall_s, "share of the wall time", percent=True))
+
+
+def throughput(found: dict[str, Curve]) -> go.Figure:
+    """Problems per second, on logarithmic axes."""
+    figure = plotted(found, lambda point: point.problems_per_s, "problems/s")
+    return _logarithmic(figure)
+
+
+def over_target(found: dict[str, Curve]) -> go.Figure:
+    """Throughput of each curve over the target's at the same batch size, with rings where it passes 1."""
+    name, *others = found
+    figure = _empty("times the target alone")
+    figure.add_hline(y=1, line={"color": INK, "width": 2})
+    for place, other in enumerate(others):
+        where = crossing(found[other], found[name])
+        if where is None:
+            continue
+        _line(figure, other, where.ratios, SERIES[place % len(SERIES)])
+        if where.at is not None:
+            ring = {"size": 13, "symbol": "circle-open", "color": SERIES[place % len(SERIES)], "line": {"width": 2}}
+            figure.add_scatter(
+                x=[where.at],
+                y=[1],
+                mode="markers",
+                marker=ring,
+                showlegend=False,
+                hovertemplate=AS_FAST,
+            )
+    return _sized(_logarithmic(figure), found)
+
+
+def latency(found: dict[str, Curve]) -> go.Figure:
+    """Seconds from a chain's admission to its end."""
+    figure = plotted(found, lambda point: point.chain_p50_s, "seconds of a chain")
+    for name, curve in found.items():
+        slow = {size: p90 for size, points in curve.items() if (p90 := spread(point.chain_p90_s for point in points)) is not None}
+        colour = _colours(found)[name]
+        line = {"color": colour, "width": 1, "dash": "dot"}
+        figure.add_scatter(
+            x=list(slow), y=[value.median for value in slow.values()], mode="lines", line=line, name=f"{drawn(name)}, p90", showlegend=False
+        )
+    return _logarithmic(figure)
+
+
+def plotted(found: dict[str, Curve], value: Value, title: str, *, percent: bool = False) -> go.Figure:
+    """One figure of every point, a line for each curve."""
+    figure = _empty(title)
+    for name, curve in found.items():
+        known = {size: each for size, points in curve.items() if (each := spread(map(value, points))) is not None}
+        if known:
+            _line(figure, name, known, _colours(found)[name])
+    if percent:
+        figure.update_yaxes(tickformat=".0%", range=[0, 1.02])
+    return _sized(figure, found)
+
+
+def _logarithmic(figure: go.Figure) -> go.Figure:
+    return figure.update_yaxes(type="log", rangemode="normal", tickvals=TICKS, ticktext=[f"{tick:,g}" for tick in TICKS])
+
+
+def _line(figure: go.Figure, name: str, values: dict[int, Spread], colour: str) -> None:
+    bars = {
+        "array": [value.high - value.median for value in values.values()],
+        "arrayminus": [value.median - value.low for value in values.values()],
+        "thickness": 1.2,
+    }
+    figure.add_scatter(
+        x=list(values),
+        y=[value.median for value in values.values()],
+        error_y=bars,
+        mode="lines+markers",
+        line={"color": colour, "width": 3 if colour == INK else 2},
+        name=drawn(name),
+    )
+
+
+def _colours(found: dict[str, Curve]) -> dict[str, str]:
+    """The target alone in black, the others in order."""
+    others = [name for name in found if not _alone(found[name])]
+    return dict.fromkeys(found, INK) | {name: SERIES[place % len(SERIES)] for place, name in enumerate(others)}
+
+
+def _alone(curve: Curve) -> bool:
+    return next(iter(curve.values()))[0].baseline
+
+
+def _empty(title: str) -> go.Figure:
+    figure = go.Figure(layout=layout(400, hovermode="x unified"))
+    figure.update_yaxes(title=title, rangemode="tozero")
+    return axes(figure)
+
+
+def _sized(figure: go.Figure, found: dict[str, Curve]) -> go.Figure:
+    """A logarithmic axis with a tick at every batch size that was run."""
+    sizes = sorted({size for curve in found.values() for size in curve})
+    return figure.update_xaxes(title="batch size", type="log", tickvals=sizes, ticktext=list(map(str, sizes)))

@@ -1,0 +1,164 @@
+"""Where seconds and tokens went, in pictures and tables: critical path, ledger and latencies enter. Pure."""
+
+from collections.abc import Mapping, Sequence
+
+import plotly.graph_objects as go
+
+from pipeline.analysis.compare.cells import Table, plain, plain_percent
+from pipeline.analysis.time.critical_path import END, SEGMENTS, CriticalPath
+from pipeline.analysis.time.latency import QUANTITIES, Percentiles
+from pipeline.analysis.tokens.ledger import PURPOSES, Ledger
+from pipeline.report.figures.style import BLUE, BROWN, CYAN, GREEN, GREY, LIGHT, ORANGE, PINK, PURPLE, RED, SAND, TEAL, axes, drawn, layout
+
+PATH = {
+    "between": ("between calls", RED),
+    "retry": ("until a failed call went again", BROWN),
+    "wait": ("in the lane", ORANGE),
+    "queue": ("in the engine's queue", SAND),
+    "prefill": ("prefill", PURPLE),
+    "decode": ("decode", BLUE),
+    "transfer": ("on the way", PINK),
+    "engine": ("at the engine", TEAL),
+}
+"""Segments of a path, in plain words, and their colours."""
+TOKENS = {
+    "committed": ("in an accepted draft", GREEN),
+    "guidance": ("guidance", BLUE),
+    "written": ("written without a draft", TEAL),
+    "fallback": ("fallback", ORANGE),
+    "answer": ("answer", CYAN),
+    "verification": ("verdicts", PURPLE),
+    "not_chosen": ("drafted, not chosen", GREY),
+    "rejected": ("drafted, rejected", RED),
+    "cut": ("cut off", SAND),
+    "retried": ("in failed attempts", BROWN),
+    "lost_chains": ("in chains that failed", PINK),
+    "unfinished": ("in chains that have not ended", LIGHT),
+    "unrecorded": ("not in the trace", "#222b36"),
+}
+"""What tokens came to, in plain words, and its colour."""
+PERCENTILES = (("p50", "half of the calls", GREEN), ("p90", "90 %", ORANGE), ("p99", "99 %", RED), ("max", "the slowest", GREY))
+TIMES = {
+    "wait": "in the lane",
+    "queue": "in the engine's queue",
+    "prefill": "prefill",
+    "decode": "decode",
+    "first_token": "until the first token",
+    "e2e": "sent until answered",
+    "per_output_token": "for each further token",
+}
+
+
+def paths(path: CriticalPath, stages: Sequence[str]) -> go.Figure:
+    """What the mean chain's time went on, by stage: one stacked bar each."""
+    means = path.mean_s
+    rows = [*(name for name in (*stages, END) if any(stage == name for stage, _ in means))]
+    rows += sorted({stage for stage, _ in means} - set(rows))
+    figure = go.Figure(layout=layout(150 + 44 * len(rows), barmode="stack", bargap=0.3))
+    for segment in (name for name in SEGMENTS if any(key[1] == name for key in means)):
+        name, colour = PATH.get(segment, (segment, GREY))
+        figure.add_bar(
+            y=[drawn("after the last call" if stage == END else stage) for stage in rows],
+            x=[means.get((stage, segment), 0.0) for stage in rows],
+            orientation="h",
+            name=name,
+            marker={"color": colour},
+            hovertemplate="%{y}: %{x:.4~g} s",
+        )
+    figure.update_xaxes(title="seconds of the mean chain, from admission to its end")
+    figure.update_yaxes(autorange="reversed", title="stage")
+    return axes(figure)
+
+
+def tokens(ledger: Ledger) -> go.Figure:
+    """What became of the tokens that each engine sampled, as shares: one stacked bar each."""
+    sums = {role: sum(each.output.values()) for role, each in ledger.engines.items()}
+    rows = [f"{drawn(role)}<br>{total:,}" for role, total in sums.items()]
+    figure = go.Figure(layout=layout(190 + 60 * len(rows), barmode="stack", bargap=0.3))
+    for purpose in PURPOSES:
+        counts = [each.output.get(purpose, 0) for each in ledger.engines.values()]
+        if any(counts):
+            name, colour = TOKENS.get(purpose, (purpose, GREY))
+            figure.add_bar(
+                y=rows,
+                x=[count / total if total else 0.0 for count, total in zip(counts, sums.values(), strict=True)],
+                customdata=counts,
+                orientation="h",
+                name=name,
+                marker={"color": colour},
+                hovertemplate="%{customdata:,} tokens (%{x:.1%})",
+            )
+    figure.update_xaxes(title="share of the engine's sampled tokens", tickformat=".0%")
+    figure.update_yaxes(autorange="reversed", title="engine, tokens")
+    return axes(figure)
+
+
+def tokens_table(ledger: Ledger) -> Table:
+    """The same in numbers, with the engines' own counts."""
+    roles = list(ledger.engines)
+    rows = []
+    for purpose in PURPOSES:
+        counts = [ledger.engines[role].output.get(purpose, 0) for role in roles]
+        if any(counts):
+            sums = [sum(ledger.engines[role].output.values()) for role in roles]
+            rows.append((TOKENS.get(purpose, (purpose, ""))[0], *map(_part, counts, sums)))
+    rows.append(("all", *(f"{sum(ledger.engines[role].output.values()):,}" for role in roles)))
+    rows.append(("the engine's own count", *(_count(ledger.engines[role].counted_output) for role in roles)))
+    rows.append(("prompt tokens from the prefix cache", *(_cached(ledger.engines[role].input) for role in roles)))
+    why = sorted({reason for each in ledger.engines.values() for reason in each.why_unrecorded})
+    shares = (("useful", ledger.useful_share), ("verdicts", ledger.verification_share), ("wasted", ledger.waste_share))
+    note = f"Of all sampled tokens {', '.join(f'{plain_percent(share)} {name}' for name, share in shares)}."
+    if why:
+        note += f" Not in the trace, and why: {'; '.join(why)}."
+    return Table("Sampled tokens by what they came to", ("tokens", *roles), tuple(rows), note)
+
+
+def stage_times(latencies: Mapping[str, Mapping[str, Percentiles]], stages: Sequence[str]) -> go.Figure:
+    """How long a call of each stage takes, from being sent until it is answered."""
+    rows = _ordered(latencies, stages)
+    known = [stage for stage in rows if "e2e" in latencies[stage]]
+    figure = go.Figure(layout=layout(150 + 44 * len(known)))
+    for field, name, colour in PERCENTILES:
+        figure.add_scatter(
+            y=[drawn(stage) for stage in known],
+            x=[getattr(latencies[stage]["e2e"], field) for stage in known],
+            mode="markers",
+            marker={"color": colour, "size": 12, "symbol": "line-ns", "line": {"width": 4, "color": colour}},
+            name=name,
+            hovertemplate="%{y}: %{x:.4~g} s",
+        )
+    figure.update_xaxes(title="seconds from sending a call until its answer (logarithmic)", type="log", dtick="D2")
+    figure.update_yaxes(autorange="reversed", title="stage")
+    return axes(figure)
+
+
+def latency_table(latencies: Mapping[str, Mapping[str, Percentiles]], stages: Sequence[str]) -> Table:
+    """All percentiles, in milliseconds."""
+    rows = tuple(
+        (stage, TIMES.get(quantity, quantity), f"{p.count:,}", *(_ms(value) for value in (p.mean, p.p50, p.p90, p.p99, p.max)))
+        for stage in _ordered(latencies, stages)
+        for quantity in QUANTITIES
+        if (p := latencies[stage].get(quantity)) is not None
+    )
+    return Table("Times of calls, in milliseconds", ("stage", "time", "calls", "mean", "median", "90 %", "99 %", "most"), rows)
+
+
+def _ordered(latencies: Mapping[str, object], stages: Sequence[str]) -> list[str]:
+    return [*(name for name in stages if name in latencies), *sorted(set(latencies) - set(stages))]
+
+
+def _part(count: int, whole: int) -> str:
+    return f"{count:,} ({count / whole:.1%})" if whole else f"{count:,}"
+
+
+def _count(tokens: int | None) -> str:
+    return "not known" if tokens is None else f"{tokens:,}"
+
+
+def _cached(tokens: Mapping[str, int]) -> str:
+    whole = sum(tokens.values())
+    return plain_percent(tokens.get("cached", 0) / whole if whole else None)
+
+
+def _ms(seconds: float) -> str:
+    return plain(1000 * seconds)

@@ -1,0 +1,167 @@
+"""The steps of a run folder, each with all that a reward model must know: `run.json`, the steps table and the input file
+enter, one `Round` a step leaves, in the order of the table. Texts are kept only of chains with steps to come. Pure reading.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from msgspec import Struct
+
+from pipeline.data.problems import Problems, open_problems
+from pipeline.errors import BadRow, InputError
+from pipeline.rewards.prompts import Thought
+from pipeline.trace.read import read_batches
+
+COLUMNS = [
+    "problem_id",
+    "chain_id",
+    "sample_index",
+    "step_index",
+    "decision",
+    "source_engine",
+    "chosen_candidate",
+    "step_text",
+    "candidate_texts",
+]
+
+
+class InputCard(Struct, frozen=True):
+    """Which input a run read."""
+
+    file: str
+    columns: dict[str, str]
+    limit: int | None
+    sha256: str
+
+
+class RunCard(Struct, frozen=True):
+    """What is needed of `run.json`."""
+
+    run_id: str
+    graph: dict[str, Any]
+    input: InputCard
+
+
+class Said(Struct, frozen=True):
+    """One text of a step: a candidate, or what was written without one."""
+
+    text: str
+    candidate_index: int | None
+    selected: bool
+    source_engine: str
+
+
+class Round(Struct, frozen=True, kw_only=True):
+    """One committed step and what was drafted for it."""
+
+    problem_id: str
+    chain_id: str
+    sample_index: int
+    step_index: int
+    decision: str
+    problem: str
+    before: tuple[str, ...]
+    """The thought's steps up to here."""
+    said: tuple[Said, ...]
+    steps: dict[str, list[str]]
+    """Of every different text, the steps it is made of, the beginning of the first one included."""
+
+
+def open_input(card: RunCard, now: Path | None) -> Problems:
+    """The input file of a run, which is `now` elsewhere or where it was; raises `InputError` unless it is the very same."""
+    path = now or Path(card.input.file)
+    if now is None and not path.is_file():
+        raise InputError(str(path), "the input of this run is not here; say with --input where it is now")
+    problems = open_problems(path, card.input.columns, card.input.limit)
+    found = problems.check().sha256
+    if found != card.input.sha256:
+        what = f"is not the input of this run: its SHA-256 is {found[:12]}..., run.json has {card.input.sha256[:12]}..."
+        raise InputError(str(path), f"{what}; say with --input where that file is")
+    return problems
+
+
+def drafters(graph: Mapping[str, Any]) -> list[str]:
+    """The role that drafts each candidate of a step, in their order, by the compiled graph in `run.json`."""
+    spec = graph.get("spec")
+    if isinstance(spec, dict):
+        return [spec["engine"]] * spec.get("candidates", 1) if spec.get("kind") == "draft" else []
+    nodes = [node for level in graph.get("levels", ()) for node in level]
+    return [role for node in nodes for role in drafters(node.get("body") or node)]
+
+
+class Rounds:
+    """All steps of a run folder; iterate once. Raises `InputError` where there are none or they cannot be read."""
+
+    def __init__(self, run: Path, card: RunCard, problems: Problems, thought_end: str = "") -> None:
+        self._run, self._roles, self._thought_end = run, drafters(card.graph), thought_end
+        self._left: Counter[str] = Counter()
+        self._chains_left: Counter[str] = Counter()
+        for batch in read_batches(run, "steps", ["problem_id", "chain_id"]):
+            self._left.update(batch.column("problem_id").to_pylist())
+            self._chains_left.update(batch.column("chain_id").to_pylist())
+        self.total = self._left.total()
+        """How many there are."""
+        if not self.total:
+            raise InputError(str(run), "holds no steps to score; expected rows in steps/part-*.parquet")
+        self._problems, self._path = iter(problems), problems.path
+        self._texts: dict[str, str] = {}
+        self._thoughts: dict[str, Thought] = {}
+        self._last: dict[str, int] = {}
+
+    def __iter__(self) -> Iterator[Round]:
+        for batch in read_batches(self._run, "steps", COLUMNS):
+            for row in batch.to_pylist():
+                yield self._round(row)
+
+    def _round(self, row: Mapping[str, Any]) -> Round:
+        """The round of `row`, which joins its thought then."""
+        self._check_order(row)
+        said, problem = _said(row, self._roles), self._problem(row["problem_id"])
+        thought = self._thoughts.setdefault(row["chain_id"], Thought(self._thought_end))
+        found = Round(
+            **{name: row[name] for name in COLUMNS[:5]},
+            problem=problem,
+            before=tuple(thought.steps),
+            said=said,
+            steps={text: thought.steps_of(text) for text in dict.fromkeys(each.text for each in said)},
+        )
+        thought.commit(row["step_text"])
+        self._forget(row)
+        return found
+
+    def _check_order(self, row: Mapping[str, Any]) -> None:
+        chain, index = row["chain_id"], row["step_index"]
+        if (last := self._last.get(chain, -1)) >= index:
+            what = f"chain {chain!r} has its step {index} after step {last}: what stood before a step cannot be told"
+            raise InputError(str(self._run / "steps"), what)
+        self._last[chain] = index
+
+    def _problem(self, problem_id: str) -> str:
+        """The problem's text. Chains begin in the order of the input, so that few are read ahead."""
+        while problem_id not in self._texts:
+            item = next(self._problems, None)
+            if item is None:
+                raise InputError(str(self._path), f"holds no problem {problem_id!r}, of which this run has steps")
+            if not isinstance(item, BadRow) and item.problem_id in self._left:
+                self._texts[item.problem_id] = item.problem
+        return self._texts[problem_id]
+
+    def _forget(self, row: Mapping[str, Any]) -> None:
+        """Drop what no later step needs."""
+        problem, chain = row["problem_id"], row["chain_id"]
+        self._left[problem] -= 1
+        self._chains_left[chain] -= 1
+        if not self._left[problem]:
+            del self._texts[problem]
+        if not self._chains_left[chain]:
+            del self._thoughts[chain], self._last[chain]
+
+
+def _said(row: Mapping[str, Any], roles: Sequence[str]) -> tuple[Said, ...]:
+    """The candidates of a step, and the step itself where it is none of them."""
+    texts, chosen, writer = row["candidate_texts"], row["chosen_candidate"], row["source_engine"]
+    each = roles if len(roles) == len(texts) else [roles[0] if roles else writer] * len(texts)
+    said = [Said(text, i, i == chosen, writer if i == chosen else each[i]) for i, text in enumerate(texts)]
+    return (*said, *([Said(row["step_text"], None, True, writer)] if chosen is None else []))

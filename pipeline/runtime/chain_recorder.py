@@ -1,0 +1,320 @@
+"""What a chain's life leaves behind: rows for the trace and counts for the display. Sums as it goes, never waits."""
+
+import math
+from collections import Counter
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import anyio
+from msgspec import Struct
+
+from pipeline.data.problems import Problem
+from pipeline.engine import Completion, Request, Timing, Usage
+from pipeline.reasoning.chain import Chain, Span, Step, chain_id
+from pipeline.redaction import redact
+from pipeline.runtime.lane import Call
+from pipeline.runtime.resume_state import NO_STAGE, RecordedCall, ResumedChain, ResumeState
+from pipeline.trace.events import CallRow, ChainRow, StepRow
+
+
+class Clock:
+    """Seconds of the running event loop, anchored to wall time once: intervals are monotonic in every row."""
+
+    def __init__(self, started_unix_ns: int, now: Callable[[], float] = anyio.current_time) -> None:
+        self.started_unix_ns = started_unix_ns
+        self.now = now
+        """Seconds, from an arbitrary origin."""
+        self._origin = now()
+
+    def unix_ns(self, now: float) -> int:
+        return self.started_unix_ns + round((now - self._origin) * 1e9)
+
+    def at(self, unix_ns: int) -> float:
+        """The same instant on this clock, also one before the run was taken up again."""
+        return self._origin + (unix_ns - self.started_unix_ns) / 1e9
+
+
+class Records(Protocol):
+    """Where rows go: the recorder."""
+
+    def call(self, row: CallRow) -> None: ...
+    def step(self, row: StepRow) -> None: ...
+    def chain(self, row: ChainRow) -> None: ...
+
+
+class Progress:
+    """Counts since the run began, earlier sessions included, for whoever looks."""
+
+    def __init__(self, roles: list[str], resume_state: ResumeState) -> None:
+        self.live = self.cancelled = 0
+        self.done, self.failed = resume_state.done, resume_state.failed
+        self.decisions = resume_state.decisions.copy()
+        self.steps = self.decisions.total()
+        self.errors = resume_state.errors.copy()
+        """Failed chains by the error and the stage that they met it in."""
+        self.output_tokens = {role: resume_state.output_tokens.get(role, 0) for role in roles}
+        self.oldest: dict[str, float] = {}
+        """Start of every live chain, oldest first."""
+
+
+class Sums:
+    """Seconds in which at least one of several overlapping things went on."""
+
+    __slots__ = ("_count", "_since", "_until", "total_s")
+
+    def __init__(self) -> None:
+        self.total_s, self._since, self._until, self._count = 0.0, 0.0, -math.inf, 0
+
+    def begin(self, now: float) -> None:
+        if not self._count:
+            self._since = max(now, self._until)
+        self._count += 1
+
+    def end(self, now: float) -> None:
+        self._count -= 1
+        if not self._count and now > self._since:
+            self.total_s += now - self._since
+            self._until = now
+
+
+class StageLabel(Struct, frozen=True):
+    """What the trace says of a stage."""
+
+    name: str
+    kind: str
+    role: str
+    model: str
+    judges: bool
+    drafts: bool
+    guides: bool
+    """Writes step 0, if it comes first."""
+
+
+class Attempt(Struct, frozen=True, kw_only=True):
+    """One sending of a call."""
+
+    label: StageLabel
+    call: Call
+    step_index: int
+    number: int
+    """From 0."""
+    ready: float
+    """When it could have left, and when it did, by the run's clock."""
+    submit: float
+
+
+class ChainRecorder:
+    """The record of one chain."""
+
+    def __init__(
+        self, run_id: str, records: Records, progress: Progress, clock: Clock, problem: Problem, sample_index: int, resumed: ResumedChain
+    ) -> None:
+        self._records, self._progress, self._clock, self._problem, self._resumed = records, progress, clock, problem, resumed
+        self._chain_id = chain_id(problem.problem_id, sample_index)
+        self._identity: dict[str, Any] = {
+            "run_id": run_id,
+            "problem_id": problem.problem_id,
+            "chain_id": self._chain_id,
+            "sample_index": sample_index,
+        }
+        self._started = self._step_started = clock.now()
+        self._before_s = ((resumed.ended_unix_ns or 0) - (resumed.started_unix_ns or 0)) / 1e9
+        self.active, self.waiting = Sums(), Sums()
+        self._calls, self._steps = resumed.attempts, 0
+        self._input: Counter[str] = Counter()
+        self._output: Counter[str] = Counter()
+        self._wasted = self._accepted = self._fallbacks = 0
+        self._round = Round()
+        progress.live += 1
+        progress.oldest[self._chain_id] = self._started
+
+    def call(self, attempt: Attempt, completion: Completion | None, error: Exception | None) -> None:
+        """An engine answered, or refused."""
+        label, end = attempt.label, self._clock.now()
+        usage = completion.usage if completion else Usage(input_tokens=0)
+        self._count(label, usage, attempt.submit - attempt.ready)
+        self._progress.output_tokens[label.role] += usage.output_tokens
+        self._records.call(self._call_row(attempt, completion, usage, error, end))
+        self._calls += 1
+
+    def recall(self, label: StageLabel, request: Request) -> RecordedCall | None:
+        """What an engine answered to `request` before the run was taken up again; it counts, and is not recorded twice."""
+        resumed = self._resumed.take(request)
+        if resumed is not None:
+            self._count(label, resumed.usage, resumed.wait_s)
+            self.active.begin(self._clock.at(resumed.submit_unix_ns))
+            self.active.end(self._clock.at(resumed.end_unix_ns))
+            self.waiting.total_s += resumed.wait_s
+        return resumed
+
+    def commit(self, step: Step) -> None:
+        """A step joined the thought. Raises `ResumeMismatch` where the run folder holds another one in its place."""
+        now, round_, verdict = self._clock.now(), self._round, step.verdict
+        wasted = round_.draft_tokens - (len(step.span.ids) if step.decision == "accepted" else 0)
+        self._accepted += step.decision == "accepted"
+        self._fallbacks += step.decision == "fallback"
+        self._wasted += wasted
+        recorded = self._resumed.holds(self._steps, step.span.ids)
+        self._steps += 1
+        if recorded:
+            self._step_started, self._round = now, Round()
+            return
+        self._progress.steps += 1
+        self._progress.decisions[step.decision] += 1
+        self._records.step(
+            StepRow(
+                **self._identity,
+                step_index=step.index,
+                stage=step.stage,
+                source_engine=step.span.role,
+                decision=step.decision,
+                verify_kind=verdict.kind if verdict else None,
+                score_value=verdict.value if verdict else None,
+                score_label=verdict.label if verdict else None,
+                score_probs=verdict.probs if verdict else (),
+                score_mass=verdict.mass if verdict else None,
+                threshold=verdict.threshold if verdict else None,
+                num_candidates=len(step.candidates),
+                num_distinct_candidates=verdict.distinct if verdict else len(step.candidates),
+                chosen_candidate=verdict.chosen if verdict else None,
+                step_text=step.span.text,
+                step_token_ids=step.span.ids,
+                candidate_texts=tuple(c.text for c in step.candidates),
+                candidate_tokens=tuple(len(c.ids) for c in step.candidates),
+                draft_tokens=round_.draft_tokens,
+                draft_tokens_wasted=wasted,
+                verify_input_tokens=round_.verify_input_tokens,
+                verify_tokens=round_.verify_tokens,
+                fallback_tokens=round_.written_tokens if step.decision == "fallback" else 0,
+                step_time_s=now - self._step_started,
+                wait_time_s=round_.wait_s,
+                start_unix_ns=self._clock.unix_ns(self._step_started),
+                end_unix_ns=self._clock.unix_ns(now),
+            )
+        )
+        self._step_started, self._round = now, Round()
+
+    def end(self, chain: Chain | None, stop_reason: str, error: Exception | None = None, stage: str | None = None) -> None:
+        """The chain is over: finished, failed or cancelled."""
+        now, progress = self._clock.now(), self._progress
+        finished = chain is not None and error is None and stop_reason != "cancelled"
+        answer = chain.boxed_answer() if chain and finished else None
+        problem = self._problem
+        said: Span | None = chain.answer if chain else None
+        self._records.chain(
+            ChainRow(
+                **self._identity,
+                input_row=problem.row,
+                answer=answer,
+                answer_text=said.text if said else None,
+                reference_answer=problem.answer,
+                correct=None,  # `inline_grader` sees to it
+                grader=problem.grader or ("letter" if problem.options else "math"),
+                grading_error=None,
+                stop_reason=stop_reason,
+                error_type=type(error).__name__ if error else None,
+                error_message=redact(str(error)) if error else None,
+                error_stage=stage,
+                steps=sum(step.index > 0 for step in chain.steps) if chain else 0,
+                accepted_steps=self._accepted,
+                fallback_steps=self._fallbacks,
+                thought_tokens=chain.thought_tokens if chain else 0,
+                draft_input_tokens=self._input["draft"],
+                draft_output_tokens=self._output["draft"],
+                target_input_tokens=self._input["target"],
+                target_output_tokens=self._output["target"],
+                wasted_draft_tokens=self._wasted + self._round.draft_tokens,
+                calls=self._calls,
+                chain_time_s=self._before_s + now - self._started,
+                active_time_s=self.active.total_s,
+                wait_time_s=self.waiting.total_s,
+                start_unix_ns=self._resumed.started_unix_ns or self._clock.unix_ns(self._started),
+                end_unix_ns=self._clock.unix_ns(now),
+            )
+        )
+        progress.live -= 1
+        progress.oldest.pop(self._chain_id, None)
+        if error is not None:
+            progress.failed += 1
+            progress.errors[type(error).__name__, stage or NO_STAGE] += 1
+        progress.cancelled += stop_reason == "cancelled"
+        progress.done += finished
+
+    def _count(self, label: StageLabel, usage: Usage, wait_s: float) -> None:
+        self._input[label.role] += usage.input_tokens
+        self._output[label.role] += usage.output_tokens
+        self._round.add(label, usage, wait_s)
+
+    def _call_row(self, attempt: Attempt, completion: Completion | None, usage: Usage, error: Exception | None, end: float) -> CallRow:
+        label, call, ready, submit = attempt.label, attempt.call, attempt.ready, attempt.submit
+        request: Request = call.request
+        candidates = completion.candidates if completion else ()
+        timing = completion.timing if completion else Timing()
+        ids = tuple(c.ids for c in candidates)
+        longest = max(map(len, ids), default=0)
+        prefill, decode = timing.prefill_time_s, timing.decode_time_s
+        return CallRow(
+            **self._identity,
+            step_index=attempt.step_index,
+            call_index=self._calls,
+            attempt=attempt.number,
+            stage=label.name,
+            kind=label.kind,
+            engine=label.role,
+            operation_name="text_completion",
+            request_model=label.model,
+            request_id=request.request_id,
+            temperature=request.temperature,
+            top_p=request.top_p,
+            max_tokens=request.max_tokens,
+            seed=request.seed,
+            choice_count=request.n,
+            stop_sequences=request.stop,
+            prompt_digest=request.digest() if completion else None,
+            input_tokens=usage.input_tokens,
+            cached_input_tokens=usage.cached_input_tokens,
+            output_tokens=usage.output_tokens,
+            eos_tokens=sum(c.ended for c in candidates),
+            candidate_index=tuple(range(len(candidates))),
+            output_token_ids=ids,
+            finish_reason=tuple(c.finish_reason for c in candidates),
+            stop_reason=tuple(None if c.stop_reason is None else str(c.stop_reason) for c in candidates),
+            option_ids=request.option_ids,
+            option_logprobs=completion.option_logprobs if completion else (),
+            scored_logprobs=completion.scored_logprobs if completion else (),
+            submit_unix_ns=self._clock.unix_ns(submit),
+            end_unix_ns=self._clock.unix_ns(end),
+            client_wait_s=submit - ready,
+            queue_time_s=timing.queue_time_s,
+            prefill_time_s=prefill,
+            decode_time_s=decode,
+            inference_time_s=None if prefill is None or decode is None else prefill + decode,
+            time_to_first_token_s=timing.time_to_first_token_s,
+            time_per_output_token_s=decode / (longest - 1) if decode is not None and longest > 1 else None,
+            e2e_latency_s=end - submit,
+            in_flight_engine=call.in_flight_engine,
+            in_flight_stage=call.in_flight_stage,
+            waiting_engine=call.waiting_engine,
+            error_type=type(error).__name__ if error else None,
+            error_message=redact(str(error)) if error else None,
+        )
+
+
+class Round:
+    """Tokens and waiting since the last commit."""
+
+    __slots__ = ("draft_tokens", "verify_input_tokens", "verify_tokens", "wait_s", "written_tokens")
+
+    def __init__(self) -> None:
+        self.draft_tokens = self.verify_input_tokens = self.verify_tokens = self.written_tokens = 0
+        self.wait_s = 0.0
+
+    def add(self, label: StageLabel, usage: Usage, wait_s: float) -> None:
+        self.wait_s += wait_s
+        if label.drafts:
+            self.draft_tokens += usage.output_tokens
+        elif label.judges:
+            self.verify_input_tokens += usage.input_tokens
+            self.verify_tokens += usage.output_tokens
+        else:
+            self.written_tokens += usage.output_tokens

@@ -1,0 +1,79 @@
+"""What a user decides about a run, how it is kept in `run.json`, and whether it fits a run that is to go on."""
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec import Struct, structs
+
+from pipeline.engines.replay.recording import PREFIX, replayed
+from pipeline.errors import InputError, UsageError, boundary
+from pipeline.runtime.schedule import ScheduleName
+from pipeline.session.resume import MAY_DRIFT
+from pipeline.text import storable
+from pipeline.trace.folder import check_output
+from pipeline.trace.run_file import RunFile
+
+
+class RunOptions(Struct, frozen=True, kw_only=True):
+    """What a user decides about a run."""
+
+    graph: Path
+    input: Path
+    engines: Path | None = None
+    """An engines file, or `replay:RUN`."""
+    settings: tuple[str, ...] = ()
+    """`NAME=VALUE` for params, `engines.ROLE.NAME=VALUE` for engines."""
+    columns: dict[str, str] = {}
+    batch_size: int = 64
+    """Chains that live at once."""
+    schedule: ScheduleName = "pipelined"
+    samples: int = 1
+    """Attempts at every problem."""
+    limit: int | None = None
+    seed: int = 0
+    output: Path | None = None
+    """The run folder; by default `runs/GRAPH-TIME`."""
+    resume: bool = False
+    """Go on with the run in `output`, if there is one."""
+    retry_failed: bool = False
+    """On resume: chains that failed are taken up again too."""
+    allow_drift: tuple[str, ...] = ()
+    """On resume: what may be other than before, of `MAY_DRIFT`."""
+
+
+def kept(options: RunOptions) -> dict[str, Any]:
+    """The options for `run.json`, so that the run can go on from any working folder."""
+    files = {name: str(path.absolute()) for name in ("graph", "input", "engines") if (path := getattr(options, name)) is not None}
+    if (run := replayed(options.engines)) is not None:
+        files["engines"] = f"{PREFIX}{run}"
+    files = {name: storable(path) for name, path in files.items()}
+    own = dict.fromkeys(("output", "resume", "retry_failed", "allow_drift"))
+    return {name: value for name, value in (structs.asdict(options) | files).items() if name not in own and value is not None}
+
+
+def resume_options(folder: Path, *, retry_failed: bool = False) -> RunOptions:
+    """The options with which the run in `folder` goes on as it began; raises `InputError` where there is none."""
+    kept = RunFile.read(folder).options
+    with boundary(InputError, f"{folder / 'run.json'}: $.options", foreign=msgspec.ValidationError):
+        options = msgspec.convert(kept, RunOptions, dec_hook=lambda kind, value: kind(value))
+    return structs.replace(options, output=folder, resume=True, retry_failed=retry_failed)
+
+
+def old_run(options: RunOptions) -> RunFile | None:
+    """The run to go on with, if there is one. Raises `UsageError` where the options do not fit together or to the folder."""
+    if unknown := [name for name in options.allow_drift if name not in MAY_DRIFT]:
+        raise UsageError(f"--allow-drift {unknown[0]}: what may be other than before is {', '.join(MAY_DRIFT)}")
+    if options.resume and options.output is None:
+        raise UsageError("--resume: name the run folder with --output")
+    if (options.retry_failed or options.allow_drift) and not options.resume:
+        raise UsageError(f"--{'retry-failed' if options.retry_failed else 'allow-drift'}: only where a run is resumed; add --resume")
+    if options.output is None:
+        return None
+    if options.resume and (options.output / "run.json").is_file():
+        old = RunFile.read(options.output)
+        if not old.sessions:
+            raise InputError(str(options.output / "run.json"), "is of an earlier version, whose runs cannot go on; start a new run")
+        return old
+    check_output(options.output)
+    return None

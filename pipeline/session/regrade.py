@@ -1,0 +1,153 @@
+"""`pipeline grade`: a run folder enters, its chains get new verdicts, and what changed leaves.
+
+Answers and references are taken from the folder as they stand; nothing is solved again. What a dead run left in write-ahead
+files becomes parts first; the parts of `chains` that change are replaced whole, then the totals in `run.json`.
+"""
+
+import os
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from pipeline.analysis.summary import summarize
+from pipeline.errors import InputError, RunFolderError, boundary
+from pipeline.grading.answers import as_kind
+from pipeline.grading.grader import LIMIT_S, Grader, Verdict
+from pipeline.trace.events import UNFINISHED
+from pipeline.trace.folder import hold
+from pipeline.trace.read import files, read_batches
+from pipeline.trace.rewrite import Row, rewrite
+from pipeline.trace.store import recover
+
+NEEDED = ("chain_id", "answer", "reference_answer", "correct", "stop_reason")
+LATER = ("grader", "grading_error")
+"""A folder of an earlier version lacks these; then they are not written either."""
+
+
+class Change(Struct, frozen=True):
+    """One chain whose verdict is another one now."""
+
+    chain_id: str
+    answer: str | None
+    reference_answer: str
+    before: bool | None
+    after: bool | None
+    why: str | None
+
+
+class Regrade(Struct, frozen=True):
+    """What grading a run folder again came to."""
+
+    run: str
+    dry_run: bool
+    chains: int
+    """Rows of the table; of a chain that was resumed every attempt."""
+    graded: int
+    """Rows with a verdict now."""
+    correct: int
+    changed: int
+    became_right: int
+    became_wrong: int
+    errors: dict[str, int]
+    """Verdicts that came about without comparing to the end, by reason."""
+    changes: list[Change]
+
+
+def regrade(run: Path, *, dry_run: bool = False, workers: int | None = None, limit_s: float = LIMIT_S) -> Regrade:
+    """Grade all chains of the run folder `run` again, and unless it is a `dry_run` write the verdicts there.
+
+    Raises `InputError` where there are no chains or they cannot be read, `RunFolderError` where they cannot be written.
+    """
+    if not files(run, "chains"):
+        raise InputError(str(run), "is not a run folder with finished chains; expected chains/part-*.parquet in it")
+    count = workers or max(1, min(8, os.cpu_count() or 1))
+    alone = nullcontext() if dry_run else hold(run)
+    with alone, Grader(count, limit_s) as grader, ThreadPoolExecutor(count) as threads:
+        tally = Tally(run, grader, threads)
+        if dry_run:
+            for batch in read_batches(run, "chains", NEEDED, LATER):
+                tally.grade(batch.to_pylist())
+        else:
+            recover(run)
+            rewrite(run, "chains", (*NEEDED, *LATER), tally.grade)
+            if tally.changes:
+                _write_totals(run)
+    rights = Counter(change.after for change in tally.changes)
+    return Regrade(
+        run=run.resolve().name,
+        dry_run=dry_run,
+        chains=tally.chains,
+        graded=tally.graded,
+        correct=tally.correct,
+        changed=len(tally.changes),
+        became_right=rights[True],
+        became_wrong=rights[False],
+        errors=dict(tally.errors.most_common()),
+        changes=tally.changes,
+    )
+
+
+class Tally:
+    """Grades rows and keeps count."""
+
+    def __init__(self, run: Path, grader: Grader, threads: ThreadPoolExecutor) -> None:
+        self._run, self._grader, self._threads = run, grader, threads
+        self.chains = self.graded = self.correct = 0
+        self.errors: Counter[str] = Counter()
+        self.changes: list[Change] = []
+
+    def grade(self, rows: Sequence[Row]) -> list[Mapping[str, Any]]:
+        """What changes in each of `rows`."""
+        if rows and (missing := set(NEEDED) - rows[0].keys()):
+            raise InputError(str(self._run / "chains"), f"has no column {', '.join(f'`{name}`' for name in sorted(missing))}")
+        questions = [_question(row) for row in rows]
+        asked = list(dict.fromkeys(question for question in questions if question is not None))
+        verdicts = dict(zip(asked, self._threads.map(lambda question: self._grader.verdict(*question), asked), strict=True))
+        return [self._note(row, question and verdicts[question]) for row, question in zip(rows, questions, strict=True)]
+
+    def _note(self, row: Row, verdict: Verdict | None) -> Mapping[str, Any]:
+        verdict = verdict or (Verdict(False) if _can_be_graded(row) else Verdict(None))
+        self.chains += 1
+        self.graded += verdict.correct is not None
+        self.correct += bool(verdict.correct)
+        self.errors.update([verdict.why] if verdict.why else [])
+        if verdict.correct != row["correct"]:
+            reference = row["reference_answer"] or ""
+            self.changes.append(Change(row["chain_id"], row["answer"], reference, row["correct"], verdict.correct, verdict.why))
+        new = {"correct": verdict.correct, "grading_error": verdict.why}
+        return {name: value for name, value in new.items() if name in row and row[name] != value}
+
+
+def _can_be_graded(row: Row) -> bool:
+    return row["reference_answer"] is not None and row["stop_reason"] not in UNFINISHED
+
+
+def _question(row: Row) -> tuple[Any, str, str] | None:
+    """What to ask the grader; None where there is nothing to compare."""
+    if row["answer"] is None or not _can_be_graded(row):
+        return None
+    return as_kind(row.get("grader")), row["answer"], row["reference_answer"]
+
+
+def _write_totals(run: Path) -> None:
+    """Replace the two counts in `run.json`, if there is one that can be read and the run is over."""
+    path = run / "run.json"
+    try:
+        card = msgspec.json.decode(path.read_bytes())
+        totals = card["totals"]
+        if card["status"] == "running" or not isinstance(totals, dict):
+            return
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError, KeyError, TypeError):
+        return
+    summary = summarize(run)
+    totals |= {"graded": summary.graded, "correct": summary.correct}
+    with boundary(RunFolderError, f"{run / 'run.json'}: cannot be written", foreign=OSError):
+        draft = run / "run.json.tmp"
+        draft.write_bytes(msgspec.json.format(msgspec.json.encode(card), indent=2) + b"\n")
+        os.replace(draft, path)

@@ -1,0 +1,76 @@
+"""Before and after a run on replayed engines: does it ask what was recorded, what should a person know, what was not there?
+
+Plans, options and fingerprints enter, sentences leave; runs on other engines are none of its business.
+"""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from msgspec import structs
+
+from pipeline.data.problems import Fingerprint
+from pipeline.engines.replay.recording import CALIBRATION, Recording, as_recorded, read_recording
+from pipeline.errors import NeverGenerated, UsageError
+from pipeline.graph.plan import Plan
+from pipeline.graph.spec import EngineSpec, ReplaySpec
+from pipeline.session.options import RunOptions
+from pipeline.trace.run_file import RunFile
+
+
+def resolved(plan: Plan) -> Plan:
+    """The plan with all decided that its replayed engines leave to their recorded runs; raises `UsageError`."""
+    engines: dict[str, EngineSpec] = {
+        role: as_recorded(role, spec) if isinstance(spec, ReplaySpec) else spec for role, spec in plan.engines.items()
+    }
+    return structs.replace(plan, engines=engines)
+
+
+def check_replay(plan: Plan, options: RunOptions, fingerprint: Fingerprint) -> None:
+    """Raise `UsageError` where the options ask other things than a recorded run was asked."""
+    for run in dict.fromkeys(spec.run for spec in _replayed(plan).values()):
+        if needs := next(_needs(read_recording(run), options, fingerprint), None):
+            raise UsageError(f"replay of {run} needs {needs}")
+
+
+def announcements(plan: Plan) -> list[str]:
+    """Where times are not those of a device that a run shares: one sentence for each kind."""
+    costs: dict[str, list[str]] = {}
+    for role, spec in _replayed(plan).items():
+        if spec.costs == "recorded":
+            said = "takes as long as it took when it was recorded, whatever runs beside it"
+        elif spec.costs_from is None:
+            continue
+        else:
+            fitted = " that was fitted to it" if Path(spec.costs_from).name == CALIBRATION else ""
+            said = f"costs what the roofline{fitted} in {spec.costs_from} says"
+        costs.setdefault(f"replay of {spec.run}: every call of %s {said}", []).append(role)
+    return [sentence.replace("%s", " and ".join(roles), 1) for sentence, roles in costs.items()]
+
+
+def shortfall(run: RunFile) -> str | None:
+    """How many chains needed text that was never generated, and at which stage first; None where none did."""
+    missing: Mapping[str, int] = run.totals.get("errors", {}).get(NeverGenerated.__name__, {})
+    if not missing:
+        return None
+    chains = sum(run.totals[f"chains_{end}"] for end in ("done", "failed", "cancelled"))
+    stages = ", ".join(f"{stage} {count}" for stage, count in sorted(missing.items(), key=lambda item: -item[1]))
+    return f"replay: {sum(missing.values())} of {chains} chains needed text that was never generated, first at stage {stages}"
+
+
+def _replayed(plan: Plan) -> dict[str, ReplaySpec]:
+    return {role: spec for role, spec in plan.engines.items() if isinstance(spec, ReplaySpec)}
+
+
+def _needs(recording: Recording, options: RunOptions, fingerprint: Fingerprint) -> Iterator[str]:
+    then = recording.input
+    if options.seed != recording.seed:
+        yield f"--seed {recording.seed}"
+    if options.columns != then.columns:
+        columns = " ".join(f"--column {ours}={theirs}" for ours, theirs in then.columns.items())
+        yield columns or f"no --column: it had none of {', '.join(options.columns)}"
+    if fingerprint.sha256 != then.sha256:
+        yield f"the problems that it was given, {then.file} (SHA-256 {then.sha256[:12]}...); {options.input} holds others"
+    if options.samples > recording.samples:
+        yield f"--samples {recording.samples} or less"
+    if fingerprint.rows > then.rows:
+        yield f"--limit {then.rows} or less"

@@ -1,0 +1,189 @@
+"""Going on with a run: its folder enters; what was changed since is refused by name; what is done and what is begun leave.
+
+Tables are streamed. Of chains that are over one bit is held, of those that were begun their calls: as many as were live
+when the run ended.
+"""
+
+from array import array
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pipeline.engine import Usage
+from pipeline.errors import UsageError
+from pipeline.runtime.resume_state import NO_STAGE, RecordedCall, ResumedChain, ResumeState
+from pipeline.trace.read import read_batches
+from pipeline.trace.rewrite import remove
+from pipeline.trace.run_file import RunFile
+
+Hashes: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
+MAY_DRIFT = ("engines", "batch_size", "schedule", "limit")
+"""What may be other than before, when the user says so; with other params, input or seed it would be another run."""
+CHAIN = ("chain_id", "input_row", "sample_index", "stop_reason", "correct", "error_type", "error_stage")
+CALL = (
+    "chain_id",
+    "error_type",
+    "request_id",
+    "input_tokens",
+    "cached_input_tokens",
+    "output_tokens",
+    "client_wait_s",
+    "submit_unix_ns",
+    "end_unix_ns",
+    "output_token_ids",
+    "finish_reason",
+    "stop_reason",
+    "option_logprobs",
+    "scored_logprobs",
+)
+
+
+def check_drift(folder: Path, old: RunFile, new: RunFile, allowed: Sequence[str]) -> None:
+    """Raise `UsageError` that names all that `new` would do otherwise than `old` did, unless it is `allowed`."""
+    as_read = msgspec.json.decode(new.encoded(), type=RunFile)
+    found = {name: list(differences) for name, differences in _drift(old, as_read).items()}
+    refused = [each for name, differences in found.items() if name not in allowed for each in differences]
+    if not refused:
+        return
+    may = [name for name, differences in found.items() if differences and name in MAY_DRIFT and name not in allowed]
+    remedy = f"add {' '.join(f'--allow-drift {name}' for name in may)}, or start a new run" if may else "start a new run"
+    raise UsageError(f"{folder}: cannot go on with it: {'; '.join(refused)}; {remedy}")
+
+
+def _drift(old: RunFile, new: RunFile) -> dict[str, Iterator[str]]:
+    """Differences by what they are differences of."""
+    same_params = old.params == new.params
+    return {
+        "params": _changes("param ", old.params, new.params),
+        "graph": iter(["the graph is another one"] if same_params and old.graph != new.graph else []),
+        "model": _model_changes(old.engines, new.engines),
+        "engines": _engine_changes(old.engines, new.engines),
+        "input": _changes("input ", _input(old), _input(new)),
+        "limit": _changes("", {"limit": old.input.get("limit")}, {"limit": new.input.get("limit")}),
+        "seed": _changes("", {"seed": old.seed}, {"seed": new.seed}),
+        "samples": _changes("", {"samples": old.samples}, {"samples": new.samples}),
+        "batch_size": _changes("", {"batch_size": old.batch_size}, {"batch_size": new.batch_size}),
+        "schedule": _changes("", {"schedule": old.schedule}, {"schedule": new.schedule}),
+    }
+
+
+def _input(run: RunFile) -> dict[str, Any]:
+    return {name: run.input.get(name) for name in ("sha256", "columns")}
+
+
+def _model_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[str]:
+    """Token ids of another model would mean another text."""
+    for role in old.keys() & new.keys():
+        yield from _changes(f"engines.{role}.", *({"model": side[role].get("model")} for side in (old, new)))
+
+
+def _engine_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[str]:
+    for role in sorted(old.keys() | new.keys()):
+        sides = ({name: value for name, value in side.get(role, {}).items() if name != "model"} for side in (old, new))
+        yield from _changes(f"engines.{role}.", *sides)
+
+
+def _changes(article: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[str]:
+    for name in sorted(old.keys() | new.keys()):
+        if old.get(name) != new.get(name):
+            yield f"{article}{name} is {new.get(name)}, was {old.get(name)}"
+
+
+def take_again(stop_reason: str, retry_failed: bool) -> bool:
+    """Is a chain that ended so to be taken up again?"""
+    return stop_reason == "cancelled" or (retry_failed and stop_reason == "error")
+
+
+def read_resume_state(folder: Path, chains: int, samples: int, retry_failed: bool) -> ResumeState:
+    """What is in the run folder of a run of `chains` chains; raises `InputError` where its tables cannot be read."""
+    resume_state = ResumeState(over=np.zeros(chains, np.bool_), decisions=Counter(), errors=Counter())
+    over = _read_chains(folder, resume_state, samples, retry_failed)
+    _read_steps(folder, resume_state, over)
+    _read_calls(folder, resume_state, over)
+    return resume_state
+
+
+def drop_unfinished(folder: Path, retry_failed: bool) -> int:
+    """Take the rows of chains that are taken up again out of the table `chains`; the bytes that were written for it."""
+    return remove(folder, "chains", ["stop_reason"], lambda row: take_again(row["stop_reason"], retry_failed))
+
+
+def last_instant(folder: Path) -> int | None:
+    """The end of the last call in the trace, ns UTC; None without calls."""
+    ends = [pc.max(batch.column(0)).as_py() for batch in read_batches(folder, "calls", ["end_unix_ns"]) if batch.num_rows]
+    return max(ends, default=None)
+
+
+def _read_chains(folder: Path, resume_state: ResumeState, samples: int, retry_failed: bool) -> Hashes:
+    """Sorted hashes of the `chain_id`s that are over."""
+    over = array("q")
+    assert resume_state.over is not None
+    for batch in read_batches(folder, "chains", CHAIN):
+        for row in batch.to_pylist():
+            if take_again(row["stop_reason"], retry_failed):
+                continue
+            place = (row["input_row"] - 1) * samples + row["sample_index"]
+            if place < len(resume_state.over):
+                resume_state.over[place] = True
+            over.append(hash(row["chain_id"]))
+            if row["stop_reason"] == "error":
+                resume_state.failed += 1
+                resume_state.errors[row["error_type"], row["error_stage"] or NO_STAGE] += 1
+            resume_state.done += row["stop_reason"] != "error"
+            resume_state.graded += row["correct"] is not None
+            resume_state.correct += bool(row["correct"])
+    return np.sort(np.frombuffer(over, np.int64)) if over else np.empty(0, np.int64)
+
+
+def _read_steps(folder: Path, resume_state: ResumeState, over: Hashes) -> None:
+    for batch in read_batches(folder, "steps", ["chain_id", "decision", "step_token_ids"]):
+        for count in pc.value_counts(batch.column("decision")).to_pylist():
+            resume_state.decisions[count["values"]] += count["counts"]
+        for row in _begun(batch, over).to_pylist():
+            _resumed(resume_state, row).steps.append(tuple(row["step_token_ids"]))
+
+
+def _read_calls(folder: Path, resume_state: ResumeState, over: Hashes) -> None:
+    for batch in read_batches(folder, "calls", [*CALL, "engine"], ["prompt_digest"]):
+        for sums in pa.Table.from_batches([batch]).group_by("engine").aggregate([("output_tokens", "sum")]).to_pylist():
+            resume_state.output_tokens[sums["engine"]] = resume_state.output_tokens.get(sums["engine"], 0) + sums["output_tokens_sum"]
+        for row in _begun(batch, over).to_pylist():
+            _add_call(_resumed(resume_state, row), row)
+
+
+def _add_call(resumed: ResumedChain, row: Mapping[str, Any]) -> None:
+    ready = row["submit_unix_ns"] - round(row["client_wait_s"] * 1e9)
+    resumed.attempts += 1
+    resumed.started_unix_ns = min(ready, resumed.started_unix_ns or ready)
+    resumed.ended_unix_ns = max(row["end_unix_ns"], resumed.ended_unix_ns or 0)
+    if row["error_type"] is None:
+        resumed.calls[row["request_id"]] = RecordedCall(
+            request_id=row["request_id"],
+            prompt_digest=row.get("prompt_digest"),
+            usage=Usage(**{name: row[name] for name in ("input_tokens", "cached_input_tokens", "output_tokens")}),
+            wait_s=row["client_wait_s"],
+            **{name: row[name] for name in CALL[7:]},
+        )
+
+
+def _resumed(resume_state: ResumeState, row: Mapping[str, Any]) -> ResumedChain:
+    resumed = resume_state.chains.get(row["chain_id"])
+    if resumed is None:
+        resumed = resume_state.chains[row["chain_id"]] = ResumedChain(calls={}, steps=[])
+    return resumed
+
+
+def _begun(batch: pa.RecordBatch, over: Hashes) -> pa.RecordBatch:
+    """The rows of chains that are not over."""
+    column = batch.column("chain_id")
+    column = column if pa.types.is_dictionary(column.type) else column.dictionary_encode()
+    hashes = np.fromiter(map(hash, column.dictionary.to_pylist()), np.int64)
+    places = np.minimum(np.searchsorted(over, hashes), max(len(over) - 1, 0))
+    begun = over[places] != hashes if len(over) else np.ones(len(hashes), np.bool_)
+    return batch.filter(pa.array(begun[column.indices.to_numpy(zero_copy_only=False)]))

@@ -1,0 +1,56 @@
+"""The limit of a run: what no schedule of its calls can beat. Engines that remember what they were asked, and the time
+that each takes for it alone, all ready at once.
+"""
+
+from collections.abc import Mapping
+
+import anyio
+
+from pipeline.engine import Completion, Engine, EngineStatistics, Request
+
+
+class RecordingEngine:
+    """An engine that remembers its requests. It cannot be restarted: what comes after a death is no measurement."""
+
+    def __init__(self, engine: Engine, most: int) -> None:
+        self._engine, self._most = engine, most
+        self.requests: list[Request] = []
+        """Those so far; no more than `most`."""
+        self.role, self.tokenizer, self.facts = engine.role, engine.tokenizer, engine.facts
+        self.max_model_len, self.vocab_size = engine.max_model_len, engine.vocab_size
+
+    async def generate(self, request: Request) -> Completion:
+        """See `Engine.generate`."""
+        if len(self.requests) < self._most:
+            self.requests.append(request)
+        return await self._engine.generate(request)
+
+    def statistics(self) -> EngineStatistics:
+        """See `Engine.statistics`."""
+        return self._engine.statistics()
+
+    async def aclose(self) -> None:
+        """See `Engine.aclose`."""
+        await self._engine.aclose()
+
+
+async def replay_s(engine: Engine, requests: list[Request], max_in_flight: int) -> float:
+    """Seconds that `engine` takes for `requests`, all ready at once and sent in their order, at most `max_in_flight` at a time, with
+    nothing beside it."""
+    waiting = iter(requests)
+
+    async def send_in_turn() -> None:
+        for request in waiting:
+            await engine.generate(request)
+
+    started = anyio.current_time()
+    async with anyio.create_task_group() as tasks:
+        for _ in range(min(max_in_flight, len(requests))):
+            tasks.start_soon(send_in_turn)
+    return anyio.current_time() - started
+
+
+def all_requests(recording: Mapping[str, RecordingEngine], calls: Mapping[str, int]) -> dict[str, list[Request]]:
+    """By role; empty where one of them was asked more often than it remembers."""
+    whole = all(len(engine.requests) == calls.get(role, 0) for role, engine in recording.items())
+    return {role: engine.requests for role, engine in recording.items() if engine.requests} if whole else {}

@@ -1,0 +1,119 @@
+"""What a sweep will run: options and graphs enter, points in the order in which they run leave. Pure; no engine is known."""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import product
+from pathlib import Path
+
+from msgspec import Struct
+
+from pipeline.analysis.points import Place
+from pipeline.errors import UsageError
+from pipeline.graph.plan import Plan
+from pipeline.runtime.schedule import ScheduleName
+
+
+class SweepOptions(Struct, frozen=True, kw_only=True):
+    """What a user decides about a sweep."""
+
+    graphs: tuple[Path, ...]
+    input: Path
+    batch_sizes: tuple[int, ...]
+    schedules: tuple[ScheduleName, ...] = ("pipelined",)
+    vary: dict[str, tuple[str, ...]] = {}
+    """Values by param; every combination is a curve of its own."""
+    repeats: int = 3
+    """Runs of every point; simulated ones run once, because they would be equal."""
+    baseline: Path | None = None
+    """The graph of the target alone; by default `target.yaml` beside the first graph."""
+    engines: Path | None = None
+    settings: tuple[str, ...] = ()
+    columns: dict[str, str] = {}
+    samples: int = 1
+    limit: int | None = None
+    seed: int = 0
+    output: Path | None = None
+    """The sweep's folder; by default `sweeps/GRAPH-TIME`."""
+    resume: bool = False
+    """Go on with the sweep in `output`: points that are finished are not run again."""
+
+
+class System(Struct, frozen=True, kw_only=True):
+    """One graph with one setting of the params that vary."""
+
+    graph: Path
+    settings: tuple[str, ...]
+    """All of them, as `NAME=VALUE`."""
+    plan: Plan
+    varied: dict[str, bool | int | float | str]
+    baseline: bool
+
+    @property
+    def label(self) -> str:
+        """The graph's name and what was varied."""
+        return " ".join([self.plan.name, *(f"{name}={value}" for name, value in self.varied.items())])
+
+
+class Job(Struct, frozen=True, kw_only=True):
+    """One point that is to be run."""
+
+    system: System
+    place: Place
+
+    @property
+    def name(self) -> str:
+        """Of its folder: the same whatever else is in the sweep."""
+        place = self.place
+        text = f"{place.system} {place.schedule} b{place.batch_size} r{place.repeat}"
+        return re.sub(r"[^\w.=+-]+", "_", text)
+
+
+def combinations(vary: Mapping[str, Sequence[str]], params: Mapping[str, object]) -> list[dict[str, str]]:
+    """Every choice of a value for each varied param that a graph with `params` has; one empty choice where it has none."""
+    own = {name: values for name, values in vary.items() if name in params}
+    return [dict(zip(own, values, strict=True)) for values in product(*own.values())]
+
+
+def check_varied(vary: Mapping[str, Sequence[str]], graphs: Mapping[str, Mapping[str, object]]) -> None:
+    """Raise `UsageError` for a param that none of the graphs has, or a value that is named twice; `graphs`: params by name."""
+    for name, values in vary.items():
+        if not any(name in params for params in graphs.values()):
+            known = ", ".join(sorted({param for params in graphs.values() for param in params})) or "none"
+            raise UsageError(
+                f"--vary {name}: {' and '.join(graphs)} {'has' if len(graphs) == 1 else 'have'} no such param; there are {known}"
+            )
+        if len(set(values)) < len(values):
+            raise UsageError(f"--vary {name}={','.join(values)}: a value is named twice")
+
+
+def jobs(systems: Sequence[System], options: SweepOptions, repeats: int) -> list[Job]:
+    """All points, interleaved: every repeat goes through all of them, each time in the opposite direction, so that what drifts
+    meets none of them more than another."""
+    found: list[Job] = []
+    for repeat in range(repeats):
+        once = list(_round(systems, options, repeat))
+        found += once if repeat % 2 == 0 else reversed(once)
+    return found
+
+
+def _round(systems: Sequence[System], options: SweepOptions, repeat: int) -> Iterator[Job]:
+    for batch_size in options.batch_sizes:
+        for system in systems:
+            for schedule in _schedules(system, options):
+                if schedule == "sequential" and batch_size != min(options.batch_sizes):
+                    continue  # one chain at a time, whatever the batch size
+                place = Place(
+                    system=system.label,
+                    graph=system.plan.name,
+                    params=system.varied,
+                    schedule=schedule,
+                    batch_size=1 if schedule == "sequential" else batch_size,
+                    repeat=repeat,
+                    baseline=system.baseline,
+                )
+                yield Job(system=system, place=place)
+
+
+def _schedules(system: System, options: SweepOptions) -> Sequence[ScheduleName]:
+    """Of one call a chain every schedule makes the same."""
+    return ("pipelined",) if system.baseline else options.schedules

@@ -1,0 +1,550 @@
+"""Every published data set becomes the problems that its recipe promises, or a sentence says which row does not."""
+
+import json
+import sys
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pyarrow.parquet as pq
+import pytest
+
+from pipeline.analysis.summary import summarize
+from pipeline.data.canonical import Reader, canonical_digest, shuffled, with_options
+from pipeline.data.prepare import prepare
+from pipeline.data.problems import Problem, open_problems
+from pipeline.data.recipe import COLUMNS, Hub, Recipe, find_recipe, keys_of, load_recipe, recipe_names
+from pipeline.errors import BadRow, InputError, UsageError
+from pipeline.session.options import RunOptions
+from pipeline.session.run import run
+
+PUBLISHED = ["aime24", "amc23", "college_math", "gaokao2023en", "gsm8k", "math500", "olympiadbench"]
+TINY = {"title": "Tiny", "license": "ours", "citation": "ours", "problem": "q", "answer": "a", "grader": "math"}
+
+Write = Callable[[str, Any], Path]
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Write:
+    def put(name: str, content: Any) -> Path:
+        path = tmp_path / name
+        text = "".join(json.dumps(row) + "\n" for row in content) if isinstance(content, list) else content
+        path.write_text(text if isinstance(text, str) else json.dumps(text))
+        return path
+
+    return put
+
+
+def tiny(**more: Any) -> Recipe:
+    fields = {key: value for key, value in {"name": "tiny", **TINY, **more}.items() if value is not None}
+    return msgspec.convert(fields, Recipe)
+
+
+def wrong(recipe: Recipe, origin: Path | str | None, output: Path, error: type[UsageError] = InputError, force: bool = False) -> str:
+    """The sentence that refuses it; nothing was written."""
+    before = output.read_bytes() if output.is_file() else None
+    with pytest.raises(error) as caught:
+        prepare(recipe, None if origin is None else str(origin), output, force)
+    assert (output.read_bytes() if output.is_file() else None) == before
+    assert "\n" not in str(caught.value)
+    assert not list(output.parent.glob(".*"))
+    return str(caught.value).replace(f"{output.parent}/", "")
+
+
+def rows_of(path: Path) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = pq.read_table(path).to_pylist()
+    return rows
+
+
+# What is published
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_published_set_holds_what_its_recipe_says(shared: Path, tmp_path: Path, name: str) -> None:
+    recipe, output = find_recipe(name), tmp_path / f"{name}.parquet"
+    prepared = prepare(recipe, str(shared / "data" / f"{name}.jsonl"), output)
+    assert (prepared.rows, prepared.digest, prepared.left_out) == (recipe.rows, recipe.digest, 0)
+    assert prepared.checked
+    rows = rows_of(output)
+    assert tuple(rows[0]) == (*COLUMNS, *recipe.keep)
+    assert all(row["problem"] == row["problem"].strip() and row["answer"] == row["answer"].strip() != "" for row in rows)
+    assert {row["grader"] for row in rows} == {recipe.grader}
+    assert len({row["problem_id"] for row in rows}) == len(rows)
+    assert pq.read_schema(output).metadata[b"license"].decode() == recipe.license
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_run_takes_a_prepared_set(shared: Path, root: Path, tmp_path: Path, name: str) -> None:
+    output = tmp_path / f"{name}.parquet"
+    prepare(find_recipe(name), str(shared / "data" / f"{name}.jsonl"), output)
+    solve(root, output, tmp_path / "run", limit=20)
+
+
+def solve(root: Path, problems: Path, folder: Path, limit: int) -> None:
+    engines = root / "graphs/engines/sim-instant.yaml"
+    done = run(RunOptions(graph=root / "graphs/target.yaml", engines=engines, input=problems, limit=limit, output=folder))
+    assert (done.exit_code, done.done, done.failed) == (0, limit, 0)
+    assert summarize(folder).done == limit
+
+
+def prepared_rows(shared: Path, tmp_path: Path, name: str) -> list[dict[str, Any]]:
+    prepare(find_recipe(name), str(shared / "data" / f"{name}.jsonl"), tmp_path / "out.parquet")
+    return rows_of(tmp_path / "out.parquet")
+
+
+def test_math500_leaves_the_instruction_to_the_graph(shared: Path, tmp_path: Path) -> None:
+    rows = prepared_rows(shared, tmp_path, "math500")
+    assert not any("boxed" in row["problem"] for row in rows)
+    assert Counter(row["level"] for row in rows) == {"1": 43, "2": 90, "3": 105, "4": 128, "5": 134}
+    assert len({row["subject"] for row in rows}) == 7
+
+
+def published_rows(shared: Path, name: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (shared / "data" / f"{name}.jsonl").read_text().splitlines()]
+
+
+def test_an_answer_at_the_end_of_a_problem_is_taken_from_there(shared: Path, tmp_path: Path) -> None:
+    rows, published = prepared_rows(shared, tmp_path, "gaokao2023en"), published_rows(shared, "gaokao2023en")
+    moved = [(row, theirs) for row, theirs in zip(rows, published, strict=True) if not theirs["answer"]]
+    assert [row["problem_id"] for row, _ in moved] == ["gaokao2023en-168", "gaokao2023en-193"]
+    for row, theirs in moved:
+        middle = theirs["question"].removeprefix(row["problem"]).removesuffix(row["answer"])
+        assert middle.strip() in ("answers:", "Answer:")
+    assert not any(mark in row["problem"] for row in rows for mark in ("answers:", "Answer:"))
+
+
+def test_gsm8k_answers_are_what_follows_the_mark(shared: Path, tmp_path: Path) -> None:
+    answers = [row["answer"] for row in prepared_rows(shared, tmp_path, "gsm8k")]
+    assert answers == [row["answer"].split("#### ")[1] for row in published_rows(shared, "gsm8k")]
+    assert all(answer.lstrip("-").replace(",", "").isdigit() for answer in answers)
+    assert sum("," in answer for answer in answers) == 14
+
+
+def test_olympiadbench_keeps_answers_of_many_parts_units_and_the_tolerance(shared: Path, tmp_path: Path) -> None:
+    rows = prepared_rows(shared, tmp_path, "olympiadbench")
+    assert sum(row["unit"] is not None for row in rows) == 8
+    assert [row["tolerance"] for row in rows if row["tolerance"]] == ["1e-1"]
+    assert Counter(row["answer_type"] for row in rows) == {"Numerical": 572, "Expression": 64, "Tuple": 33, "Interval": 6}
+
+
+def test_the_bundled_set_needs_no_origin(root: Path, tmp_path: Path) -> None:
+    recipe = find_recipe("arith")
+    prepared = prepare(recipe, None, tmp_path / "arith.parquet")
+    assert (prepared.rows, prepared.digest) == (500, recipe.digest)
+    theirs = pq.read_table(root / "datasets/arith/test.parquet").to_pylist()
+    assert [(row["problem_id"], row["answer"]) for row in rows_of(tmp_path / "arith.parquet")] == [
+        (row["problem_id"], row["answer"]) for row in theirs
+    ]
+
+
+def test_the_bundled_set_is_drawn_again_by_its_tool(root: Path) -> None:
+    sys.path.insert(0, str(root))
+    try:
+        from tools.make_arith import split
+    finally:
+        sys.path.remove(str(root))
+    reader = Reader(find_recipe("arith"), {})
+    published = (
+        {"problem_id": f"p{i}", "problem": each.text, "answer": each.answer, "source": "x"} for i, each in enumerate(split("test"))
+    )
+    assert canonical_digest(reader.read(i, row) for i, row in enumerate(published, 1)) == reader.recipe.digest
+
+
+# Multiple choice
+
+QUESTIONS = [
+    ("Which planet is the largest of the solar system?", "Jupiter", "Saturn", "Neptune", "Mars"),
+    ("Which gas makes up most of dry air?", "nitrogen", "oxygen", "argon", "carbon dioxide"),
+    ("What is the charge of an alpha particle, in units of e?", "+2", "+1", "0", "-1"),
+    ("Which of these numbers is prime?", "97", "91", "87", "51"),
+    ("Which of these bases pairs with adenine in DNA?", "thymine", "cytosine", "guanine", "uracil"),
+    ("What is the pH of 0.001 mol/L hydrochloric acid?", "3", "1", "7", "11"),
+    ("Which quantity is conserved in every elastic collision?", "kinetic energy", "speed", "temperature", "potential energy"),
+    ("How many edges has a cube?", "12", "6", "8", "10"),
+    ("Which organelle makes most of a cell's ATP?", "mitochondrion", "ribosome", "nucleus", "vacuole"),
+    ("What is the unit of capacitance?", "farad", "henry", "ohm", "tesla"),
+    ("Which is the\nderivative of sin x?", "cos x", "-cos x", "tan x", "-sin x\n"),
+    ("Which element, in its standard state, is a liquid?", "bromine, Br2", "iodine", "fluorine", "chlorine"),
+]
+"""Rows of GPQA's form, written for this test: the question, the right option, the wrong ones."""
+HEADER = [
+    "Record ID",
+    "Question",
+    "Correct Answer",
+    "Incorrect Answer 1",
+    "Incorrect Answer 2",
+    "Incorrect Answer 3",
+    "Subdomain",
+    "Explanation",
+]
+
+
+def gpqa_rows() -> list[dict[str, str]]:
+    rows = [dict(zip(HEADER, (f"rec{i}", *texts, "Everything", "Because."), strict=True)) for i, texts in enumerate(QUESTIONS)]
+    return [{**row, "High-level domain": "Science"} for row in rows]
+
+
+@pytest.fixture
+def gpqa(tmp_path: Path) -> Path:
+    """The twelve rows as their authors publish theirs, in CSV."""
+    import csv
+
+    path = tmp_path / "gpqa.csv"
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, [*HEADER, "High-level domain"])
+        writer.writeheader()
+        writer.writerows(gpqa_rows())
+    return path
+
+
+@pytest.fixture
+def gpqa_recipe() -> Recipe:
+    return msgspec.structs.replace(find_recipe("gpqa_diamond"), rows=len(QUESTIONS))
+
+
+def test_gpqa_becomes_letters(gpqa: Path, gpqa_recipe: Recipe, tmp_path: Path) -> None:
+    prepared = prepare(gpqa_recipe, str(gpqa), tmp_path / "out.parquet")
+    assert (prepared.rows, prepared.checked) == (12, False)
+    rows = rows_of(tmp_path / "out.parquet")
+    for row, (question, right, *others) in zip(rows, QUESTIONS, strict=True):
+        assert row["options"]["ABCD".index(row["answer"])] == right
+        assert sorted(row["options"]) == sorted(text.strip() for text in (right, *others))
+        assert row["problem"].startswith(f"{question}\n\n(A) {row['options'][0]}\n(B) {row['options'][1]}\n(C) ")
+        assert row["problem"].endswith("\n\nOne option is right. The final answer is its letter alone: A, B, C or D.")
+        assert (row["grader"], row["subdomain"], row["domain"]) == ("letter", "Everything", "Science")
+    assert rows[3]["problem_id"] == "gpqa_diamond-rec3"
+    assert len({row["answer"] for row in rows}) == 4
+
+
+def test_options_are_in_the_same_order_wherever_the_rows_come_from(gpqa: Path, gpqa_recipe: Recipe, write: Write, tmp_path: Path) -> None:
+    whole = write("gpqa.json", {"rows": None}).with_name("gpqa.json")
+    whole.write_text(json.dumps(gpqa_rows()))
+    lines = write("gpqa.jsonl", gpqa_rows())
+    digests = {prepare(gpqa_recipe, str(path), tmp_path / f"{path.suffix}.parquet").digest for path in (gpqa, whole, lines)}
+    assert len(digests) == 1
+
+
+def test_the_order_depends_on_seed_question_and_texts_alone() -> None:
+    options = ("a", "b", "c", "d")
+    assert shuffled(options, "Which?", 0) == shuffled(reversed(options), "Which?", 0)
+    assert len({shuffled(options, "Which?", seed) for seed in range(200)}) == 24
+    first = Counter(shuffled(options, f"Question {number}?", 0)[0] for number in range(2000))
+    assert all(400 < count < 600 for count in first.values()), first
+    assert shuffled(options, "Which?", 0) == ("a", "c", "b", "d"), "prepared files stay what they are"
+
+
+def test_two_options_are_asked_for_too() -> None:
+    assert with_options("True?", ["yes", "no"]).endswith(
+        "(A) yes\n(B) no\n\nOne option is right. The final answer is its letter alone: A or B."
+    )
+
+
+def test_a_run_takes_the_options_and_asks_for_a_letter(gpqa: Path, gpqa_recipe: Recipe, root: Path, tmp_path: Path) -> None:
+    output = tmp_path / "out.parquet"
+    prepare(gpqa_recipe, str(gpqa), output)
+    first = next(iter(open_problems(output)))
+    assert isinstance(first, Problem)
+    assert (set(first.options), first.grader, len(first.answer or "")) == ({"Jupiter", "Saturn", "Neptune", "Mars"}, "letter", 1)
+    solve(root, output, tmp_path / "run", limit=12)
+
+
+def first_problem(path: Path, **columns: str) -> Problem | BadRow:
+    return next(iter(open_problems(path, columns)))
+
+
+@pytest.mark.parametrize(
+    ("value", "options"), [(["a", 2, 0.5], ("a", "2", "0.5")), (None, ()), ("(A) a (B) b", ()), ({"A": "a"}, ()), ([["a"], ["b"]], ())]
+)
+def test_options_of_an_input_in_any_shape(write: Write, value: Any, options: tuple[str, ...]) -> None:
+    path = write("p.jsonl", [{"problem": "x", "options": value, "choices": ["y"]}])
+    problem, mapped = first_problem(path), first_problem(path, options="choices")
+    assert isinstance(problem, Problem)
+    assert isinstance(mapped, Problem)
+    assert (problem.options, mapped.options) == (options, ("y",))
+
+
+@pytest.mark.parametrize(("value", "grader"), [("math", "math"), ("numeric", "numeric"), ("letter", "letter"), (None, None), ("", None)])
+def test_a_row_may_name_its_grader(write: Write, value: Any, grader: str | None) -> None:
+    problem = first_problem(write("p.jsonl", [{"problem": "x", "grader": value}]))
+    assert isinstance(problem, Problem)
+    assert problem.grader == grader
+
+
+@pytest.mark.parametrize("value", ["maths", 1, ["math"]])
+def test_a_grader_that_there_is_not(write: Write, value: Any) -> None:
+    row = first_problem(write("p.jsonl", [{"problem": "x", "grader": value}]))
+    assert isinstance(row, BadRow)
+    assert row.what == f"`grader` is {value!r}, expected math, numeric or letter"
+
+
+# Forms of files
+
+
+def test_every_form_of_a_file_gives_the_same(write: Write, tmp_path: Path) -> None:
+    import pyarrow as pa
+
+    rows = [{"q": "1 + 1?", "a": "2"}, {"q": "2 + 2?", "a": "4"}]
+    paths = [write("p.jsonl", rows), write("p.csv", "q,a\n1 + 1?,2\n2 + 2?,4\n"), write("p2.json", json.dumps(rows, indent=1))]
+    paths += [write("lines.json", rows), write("bom.json", "\ufeff" + json.dumps(rows)), tmp_path / "p.parquet"]
+    pq.write_table(pa.Table.from_pylist(rows), paths[-1])
+    digests = {prepare(tiny(), str(path), tmp_path / f"{place}.parquet").digest for place, path in enumerate(paths)}
+    assert len(digests) == 1
+
+
+def test_the_same_file_again_is_fine_and_another_is_not(write: Write, tmp_path: Path) -> None:
+    one, other = write("one.jsonl", [{"q": "1 + 1?", "a": 2}]), write("other.jsonl", [{"q": "1 + 2?", "a": 3}])
+    output = tmp_path / "new/folder/out.parquet"
+    assert prepare(tiny(), str(one), output).written
+    assert not prepare(tiny(), str(one), output).written
+    assert wrong(tiny(), other, output, UsageError).endswith(
+        "is there already and holds something else; name another file with --output, or pass --force"
+    )
+    assert prepare(tiny(), str(other), output, force=True).written
+    assert [row["answer"] for row in rows_of(output)] == ["3"]
+    assert [path.name for path in output.parent.iterdir()] == ["out.parquet"]
+
+
+def test_a_file_that_is_no_parquet_is_not_written_over(write: Write, tmp_path: Path) -> None:
+    output = write("out.parquet", "notes")
+    assert "is there already" in wrong(tiny(), write("one.jsonl", [{"q": "x", "a": 2}]), output, UsageError)
+
+
+@pytest.mark.parametrize("name", ["out.csv", "folder.parquet"])
+def test_an_output_that_cannot_be(write: Write, tmp_path: Path, name: str) -> None:
+    (tmp_path / "folder.parquet").mkdir()
+    path = write("one.jsonl", [{"q": "x", "a": 2}])
+    assert wrong(tiny(), path, tmp_path / name, UsageError) == f"{name}: expected the name of a file that ends in .parquet"
+
+
+# Data that are not as promised
+
+
+def test_another_number_of_rows_is_refused_and_taken_by_force(write: Write, tmp_path: Path) -> None:
+    path, output = write("p.jsonl", [{"q": "x", "a": 2}]), tmp_path / "out.parquet"
+    sentence = "p.jsonl: 1 row, expected 1,000: another edition than the recipe's, or a damaged one; --force takes it as it is"
+    assert wrong(tiny(rows=1000), path, output) == sentence
+    prepared = prepare(tiny(rows=1000), str(path), output, force=True)
+    assert (prepared.mismatch, prepared.written) == ("1 row, expected 1,000", True)
+
+
+def test_another_digest_is_refused_and_both_are_named(write: Write, tmp_path: Path) -> None:
+    path, output = write("p.jsonl", [{"q": "x", "a": 2}]), tmp_path / "out.parquet"
+    digest = prepare(tiny(), str(path), output).digest
+    assert prepare(tiny(digest=digest), str(path), output).checked
+    assert f"digest {digest}, expected {'0' * 32}" in wrong(tiny(digest="0" * 32), path, output)
+
+
+@pytest.mark.parametrize("change", [{"q": "y"}, {"a": 3}])
+def test_the_digest_sees_every_problem_and_answer(write: Write, tmp_path: Path, change: dict[str, Any]) -> None:
+    rows = [{"q": "x", "a": 2}, {"q": "z", "a": 2}]
+    digests = {
+        prepare(tiny(), str(write("p.jsonl", each)), tmp_path / "o.parquet", force=True).digest
+        for each in (rows, [rows[0] | change, rows[1]])
+    }
+    assert len(digests) == 2
+
+
+BAD_ROWS: list[tuple[dict[str, Any], Any, str]] = [
+    ({}, '{"q":"x","a":', "not JSON (Input data was truncated)"),
+    ({}, "[1]", "not a JSON object, but an array: write one object a line"),
+    ({}, {"qq": "x", "a": "1"}, "has no `q`; other rows have it"),
+    ({}, {"q": None, "a": "1"}, "`q` is empty; expected text"),
+    ({}, {"q": " ", "a": "1"}, "`q` is empty; expected text"),
+    ({}, {"q": ["x"], "a": "1"}, "`q` is an array, expected text or a number"),
+    ({}, {"q": "x"}, "has no `a`; other rows have it"),
+    ({}, {"q": "x", "a": ""}, "`a` is empty; every problem needs the answer that is right"),
+    ({}, {"q": "x", "a": []}, "`a` is empty; every problem needs the answer that is right"),
+    ({}, {"q": "x", "a": {"b": 1}}, "`a` is an object, expected text or a number"),
+    ({"answer": "a[1]"}, {"q": "x", "a": ["1"]}, "`a[1]`: the array holds 1 values"),
+    ({"answer": "a[0]"}, {"q": "x", "a": "1"}, "`a[0]`: expected an array before `[0]`, got a str"),
+    ({"answer": "a.b"}, {"q": "x", "a": "1"}, "`a.b`: expected an object with `b`, got a str"),
+    ({"answer": "a.b"}, {"q": "x", "a": {"c": 1}}, "has no `a.b`; known are `c`"),
+    ({"gold": "after_hashes"}, {"q": "x", "a": "18"}, "`a` holds no `#### ANSWER`; the recipe takes the answer from there"),
+    ({"gold": "after_hashes"}, {"q": "x", "a": "18 ####"}, "`a` holds no `#### ANSWER`; the recipe takes the answer from there"),
+    ({"gold": "boxed"}, {"q": "x", "a": "so 5"}, "`a` holds no `\\boxed{ANSWER}`; the recipe takes the answer from there"),
+    ({"problem_prefix": "Say: "}, {"q": "Say: ", "a": "1"}, "`q` holds no problem, only what the recipe cuts off it"),
+    ({"problem_id": "id"}, {"q": "x", "a": "1", "id": None}, "`id` is empty; expected text"),
+    ({"problem_id": "id"}, {"q": "x", "a": "1", "id": 1}, "`id` gives it the id of row 1, 'tiny-1'; ids are unique"),
+    ({"answer_marks": ["Answer:"]}, {"q": "x Answer:", "a": ""}, "`a` is empty; every problem needs the answer that is right"),
+]
+
+
+@pytest.mark.parametrize(("more", "row", "what"), BAD_ROWS, ids=[what for *_, what in BAD_ROWS])
+def test_a_wrong_row_is_named_and_nothing_is_written(write: Write, tmp_path: Path, more: dict[str, Any], row: Any, what: str) -> None:
+    good = {"q": "1 + 1?", "a": "####2 \\boxed{2}", "id": 1}
+    if "answer" in more:
+        good["a"] = {"b": "2"} if "." in more["answer"] else ["1", "2"]
+    lines = [json.dumps(good), row if isinstance(row, str) else json.dumps(row)]
+    path = write("p.jsonl", "\n".join(lines) + "\n")
+    assert wrong(tiny(**more), path, tmp_path / "out.parquet", force=True) == f"p.jsonl, row 2: {what}; nothing is written"
+
+
+@pytest.mark.parametrize("name", ["p.jsonl", "p.json", "p.csv"])
+def test_a_column_that_is_not_there(write: Write, tmp_path: Path, name: str) -> None:
+    rows = [{"question": "x", "a": "1"}]
+    path = write(name, "question,a\nx,1\n" if name == "p.csv" else json.dumps(rows) if name == "p.json" else rows)
+    expected = f"{name}, row 1: has no `questoin`; did you mean `question`?; nothing is written"
+    assert wrong(tiny(problem="questoin"), path, tmp_path / "out.parquet") == expected
+
+
+def test_more_wrong_rows_are_named_together(write: Write, tmp_path: Path) -> None:
+    path = write("p.jsonl", [{"q": "x", "a": "" if number % 2 else "1"} for number in range(40)])
+    assert wrong(tiny(), path, tmp_path / "out.parquet") == (
+        "p.jsonl, row 2: `a` is empty; every problem needs the answer that is right; "
+        "also wrong: 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, ...; nothing is written"
+    )
+
+
+def test_an_option_that_is_right_twice(write: Write, gpqa_recipe: Recipe, tmp_path: Path) -> None:
+    rows = gpqa_rows()
+    rows[4]["Incorrect Answer 2"] = rows[4]["Correct Answer"] + " "
+    what = "`Incorrect Answer 2` is the same as `Correct Answer`; only one option may be right"
+    assert what in wrong(gpqa_recipe, write("p.jsonl", rows), tmp_path / "out.parquet")
+
+
+WRONG_FILES = [
+    ("p.txt", "x", "p.txt: unknown kind of file `.txt`"),
+    ("p.jsonl", "", "p.jsonl: holds no rows"),
+    ("p.json", "[1, {}]", "p.json, row 1: is a number, expected an object; also wrong: 2; nothing is written"),
+    ("p.json", '[{"q": "x"', "p.json: not JSON: Input data was truncated"),
+    ("p.json", "[]", "p.json: holds no rows"),
+    ("p.json", "[" * 100_000, "p.json: not JSON: maximum recursion depth exceeded"),
+    ("p.csv", "q,q\n1,2\n", "p.csv: has the column `q` twice"),
+    ("p.parquet", "PAR1", "p.parquet: not a whole Parquet file"),
+    ("p.csv", 'q,a\nx,1\n"y,2\n', "p.csv, row 2: a quote that is opened in it is never closed; nothing is written"),
+]
+
+
+@pytest.mark.parametrize(("name", "content", "sentence"), WRONG_FILES)
+def test_a_wrong_file_has_its_sentence(write: Write, tmp_path: Path, name: str, content: str, sentence: str) -> None:
+    assert wrong(tiny(), write(name, content), tmp_path / "out.parquet").startswith(sentence)
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    assert wrong(tiny(), tmp_path / "none.json", tmp_path / "out.parquet") == "none.json: no such file"
+
+
+def test_only_leaves_rows_out_where_they_have_the_column(write: Write, tmp_path: Path) -> None:
+    rows = [{"q": "x", "a": 1, "lang": "en"}, {"q": "y", "a": 2, "lang": "zh"}, {"q": "z", "a": 3}, {"q": "v", "a": [], "lang": None}]
+    prepared = prepare(tiny(only={"lang": ["en"]}), str(write("p.jsonl", rows)), tmp_path / "out.parquet")
+    assert (prepared.rows, prepared.left_out) == (2, 2)
+    assert [row["problem_id"] for row in rows_of(tmp_path / "out.parquet")] == ["tiny-1", "tiny-3"]
+    none = wrong(tiny(only={"lang": ["fr"]}), write("p.jsonl", rows[:1]), tmp_path / "other.parquet")
+    assert none == "p.jsonl: holds no rows; 1 are left out by the recipe's `only`"
+
+
+def test_answers_are_taken_as_the_recipe_says(write: Write, tmp_path: Path) -> None:
+    rows = [{"q": "x", "a": "We get \\boxed{1} or \\boxed{\\frac{1}{2}}."}, {"q": "y", "a": 27.0}, {"q": "z", "a": ["$3$", 5]}]
+    prepare(tiny(), str(write("p.jsonl", rows)), tmp_path / "out.parquet")
+    assert [row["answer"] for row in rows_of(tmp_path / "out.parquet")] == [rows[0]["a"], "27", "$3$, 5"]
+    prepare(tiny(gold="boxed"), str(write("p.jsonl", rows[:1])), tmp_path / "boxed.parquet")
+    assert [row["answer"] for row in rows_of(tmp_path / "boxed.parquet")] == ["\\frac{1}{2}"]
+
+
+# The hub
+
+
+def test_the_hub_without_its_library_is_one_sentence(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    assert wrong(find_recipe("gsm8k"), "hub", tmp_path / "out.parquet", UsageError) == (
+        "--from hub: the library `datasets` is not installed; "
+        'pip install "pipeline[data]", or download the data set and give its file: --from PATH'
+    )
+
+
+def test_the_hub_through_its_library(monkeypatch: pytest.MonkeyPatch, write: Write, tmp_path: Path) -> None:
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hub"))
+    pytest.importorskip("datasets.load", reason="the extra `data` is not installed")
+    (tmp_path / "published").mkdir()
+    write("published/test.jsonl", [{"q": "1 + 1?", "a": "2"}, {"q": "2 + 2?", "a": "4"}])
+    recipe = tiny(hub={"id": str(tmp_path / "published"), "split": "test"}, rows=3)
+    assert "2 rows, expected 3" in wrong(recipe, "hub", tmp_path / "out.parquet")
+    edition = tiny(hub={"id": str(tmp_path / "published"), "split": "test", "rows": 2}, rows=3, digest="0" * 32)
+    prepared = prepare(edition, "hub", tmp_path / "out.parquet")
+    assert (prepared.rows, prepared.checked) == (2, False)
+
+
+def test_a_place_that_is_not_there(tmp_path: Path) -> None:
+    pytest.importorskip("datasets.load", reason="the extra `data` is not installed")
+    sentence = wrong(tiny(hub={"id": str(tmp_path / "none"), "split": "test"}), "hub", tmp_path / "out.parquet")
+    assert sentence.startswith("hub: ")
+    assert sentence.endswith("; or download it and give its file: --from PATH")
+
+
+def test_what_is_not_bundled_and_what_is_not_on_the_hub(tmp_path: Path) -> None:
+    output = tmp_path / "out.parquet"
+    assert wrong(find_recipe("gsm8k"), None, output, UsageError) == (
+        "gsm8k is not bundled; give its file as published: --from PATH, or --from hub to download openai/gsm8k"
+    )
+    assert wrong(find_recipe("arith"), "hub", output, UsageError) == "--from hub: arith is not on the hub; give a file: --from PATH"
+
+
+# Recipes
+
+
+def test_every_recipe_is_whole() -> None:
+    assert set(recipe_names()) == {*PUBLISHED, "arith", "gpqa_diamond"}
+    for name in recipe_names():
+        recipe = find_recipe(name)
+        assert recipe.rows
+        assert recipe.license
+        assert recipe.citation
+        assert (recipe.hub is None) != (recipe.file is None)
+        assert (recipe.digest is None) == (name == "gpqa_diamond")
+
+
+def test_paths() -> None:
+    assert keys_of("final_answer[0]") == ("final_answer", 0)
+    assert keys_of("Incorrect Answer 1") == ("Incorrect Answer 1",)
+    assert keys_of("meta.parts[12].text") == ("meta", "parts", 12, "text")
+
+
+GOOD = "name: mine\ntitle: Mine\nlicense: ours\ncitation: ours\nproblem: q\nanswer: a\ngrader: math\n"
+CHOICES = "choices: {right: a, wrong: [b, c]}\n"
+BAD_RECIPES = [
+    (GOOD + "grade: math\n", "$: unknown key `grade`; did you mean `grader`?"),
+    (GOOD + "hub: {id: x, split: test, confg: main}\n", "$.hub: unknown key `confg`; did you mean `config`?"),
+    (GOOD + "hub: {id: x}\n", "$.hub: the key `split` is missing"),
+    (GOOD.replace("license: ours\n", ""), "$: the key `license` is missing"),
+    (GOOD.replace("grader: math", "grader: maths"), "$.grader: unknown value `maths`; did you mean `math`?"),
+    (GOOD + "gold: boxes\n", "$.gold: unknown value `boxes`; did you mean `boxed`?"),
+    (GOOD + "rows: 0\n", "$.rows: expected `int` >= 1, got 0"),
+    (GOOD + "rows: many\n", "$.rows: expected `int | null`, got `str`"),
+    (GOOD + "digest: abc\n", "$.digest: expected 32 hexadecimal digits, got 'abc'"),
+    (GOOD.replace("name: mine", "name: other"), "$.name: expected `mine`, as the file is named"),
+    (GOOD.replace("answer: a", "answer: a[b]"), "$.answer: 'a[b]' is no path; expected a column, then .NAME or [PLACE]"),
+    (GOOD.replace("answer: a\n", ""), "$.answer: expected either `answer` or `choices`, got neither"),
+    (GOOD + CHOICES, "$.answer: expected either `answer` or `choices`, got both"),
+    (GOOD.replace("answer: a\n", CHOICES), "$.grader: expected `letter`, as there are `choices`, got 'math'"),
+    (GOOD.replace("answer: a\n", "choices: {right: a, wrong: []}\n"), "$.choices.wrong: expected `array` of length"),
+    (GOOD + "keep: {answer: x}\n", "$.keep.answer: expected a name in small letters, digits, - and _ that is not a column already"),
+    (GOOD + "keep: {note: a..b}\n", "$.keep.note: 'a..b' is no path"),
+    (GOOD + "title: Again\n", "is not YAML: the key `title` stands here twice"),
+    ("[1]\n", "expected a mapping, got `list`"),
+    ("", "is empty"),
+]
+
+
+@pytest.mark.parametrize(("text", "what"), BAD_RECIPES, ids=[what for _, what in BAD_RECIPES])
+def test_a_wrong_recipe_has_its_sentence(write: Write, text: str, what: str) -> None:
+    path = write("mine.yaml", text)
+    with pytest.raises(UsageError) as caught:
+        find_recipe(str(path))
+    sentence = str(caught.value)
+    assert sentence.startswith(str(path))
+    assert what in sentence
+
+
+def test_a_recipe_of_ones_own(write: Write, tmp_path: Path) -> None:
+    recipe = load_recipe(write("mine.yaml", GOOD + "hub: {id: me/mine, split: test}\n"))
+    assert recipe.hub == Hub(id="me/mine", split="test")
+    prepare(recipe, str(write("p.jsonl", [{"q": "x", "a": 2}])), tmp_path / "out.parquet")
+    assert rows_of(tmp_path / "out.parquet")[0]["problem_id"] == "mine-1"
+
+
+def test_a_name_that_no_recipe_has() -> None:
+    with pytest.raises(UsageError, match=r"no data set is named `gsm8`; did you mean `gsm8k`\?, or give the path of a recipe, NAME.yaml"):
+        find_recipe("gsm8")

@@ -1,0 +1,433 @@
+"""Problems are streamed from every format, and every way in which a file can be wrong has its sentence."""
+
+import gzip
+import json
+import os
+import tracemalloc
+from collections.abc import Callable
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from pipeline.data import rows
+from pipeline.data.problems import Fingerprint, Problem, first_duplicate, open_problems
+from pipeline.errors import BadRow, InputError
+
+Write = Callable[[str, Any], Path]
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Write:
+    """Writes a file from bytes, text, or rows in the form that its suffix names."""
+
+    def put(name: str, content: Any) -> Path:
+        path = tmp_path / name
+        if name.endswith(".parquet") and not isinstance(content, bytes):
+            pq.write_table(content if isinstance(content, pa.Table) else pa.Table.from_pylist(content), path)
+            return path
+        if isinstance(content, list):
+            content = "".join(json.dumps(row) + "\n" for row in content)
+        raw = content.encode() if isinstance(content, str) else content
+        path.write_bytes(gzip.compress(raw) if name.endswith(".gz") else raw)
+        return path
+
+    return put
+
+
+def read(path: Path, columns: dict[str, str] | None = None, limit: int | None = None) -> list[Problem | BadRow]:
+    return list(open_problems(path, columns, limit))
+
+
+def flaw(item: Problem | BadRow) -> str:
+    assert isinstance(item, BadRow), item
+    return item.what
+
+
+TWO = [Problem(1, "a", "1+1?", "2"), Problem(2, "b", "2+2?", "4")]
+ROWS = [{"problem_id": "a", "problem": "1+1?", "answer": "2"}, {"problem_id": "b", "problem": "2+2?", "answer": "4"}]
+CSV = "problem_id,problem,answer\na,1+1?,2\nb,2+2?,4\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("p.parquet", ROWS),
+        ("p.jsonl", ROWS),
+        ("p.ndjson", ROWS),
+        ("p.json", ROWS),
+        ("P.JSONL", ROWS),
+        ("p.jsonl.gz", ROWS),
+        ("p.csv", CSV),
+        ("p.csv.gz", CSV),
+        ("p.csv", CSV.replace("\n", "\r\n")),
+        ("p.csv", "\ufeff" + CSV),
+        ("p.jsonl", "\ufeff" + json.dumps(ROWS[0]) + "\n" + json.dumps(ROWS[1])),
+    ],
+)
+def test_every_format_gives_the_same_problems(write: Write, name: str, content: Any) -> None:
+    path = write(name, content)
+    source = open_problems(path)
+    fingerprint = source.check()
+    assert (fingerprint.rows, fingerprint.bad_rows) == (2, 0)
+    assert list(source) == TWO
+    assert list(source) == TWO, "a second iteration reads the file anew"
+
+
+def test_fingerprint_tells_files_apart(write: Write) -> None:
+    one, other = open_problems(write("a.jsonl", ROWS)).check(), open_problems(write("b.jsonl", ROWS[:1])).check()
+    assert one == Fingerprint(one.sha256, 2, 0)
+    assert one.sha256 != other.sha256
+    assert len(one.sha256) == 64
+
+
+def test_row_number_is_the_id_where_there_is_none(write: Write) -> None:
+    path = write("p.jsonl", '{"problem":"x"}\n\n{"problem":"y"}\n   \n')
+    assert read(path) == [Problem(1, "1", "x", None), Problem(3, "3", "y", None)]
+    assert read(write("p.csv", "problem\nx\n\ny\n")) == [Problem(1, "1", "x", None), Problem(2, "2", "y", None)]
+
+
+def test_columns_are_mapped(write: Write) -> None:
+    path = write("p.jsonl", [{"question": "x", "final": 7, "nr": 5, "problem": "not me"}])
+    columns = {"problem": "question", "answer": "final", "problem_id": "nr"}
+    assert read(path, columns) == [Problem(1, "5", "x", "7")]
+    open_problems(path, columns).check()
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (27.0, "27"),
+        (0.5, "0.5"),
+        (10**30, str(10**30)),
+        (1e300, "1e+300"),
+        (-3, "-3"),
+        (True, "true"),
+        (None, None),
+        (" ", None),
+        ([1, "x"], "1, x"),
+        (["5"], "5"),
+        ("We get 3*6 = <<3*6=18>>18\n#### 18", "18"),
+    ],
+)
+def test_answers_become_text(write: Write, value: Any, text: str | None) -> None:
+    (item,) = read(write("p.jsonl", [{"problem": "x", "answer": value}]))
+    assert isinstance(item, Problem)
+    assert item.answer == text
+
+
+def test_answers_of_parquet_become_text(write: Write) -> None:
+    table = pa.table({"problem": ["x"] * 3, "answer": pa.array([Decimal("27.00"), Decimal("0.50"), None], pa.decimal128(8, 2))})
+    assert [item.answer for item in read(write("p.parquet", table)) if isinstance(item, Problem)] == ["27", "0.50", None]
+    table = pa.table({"problem": pa.array(["x", "y"]).dictionary_encode(), "answer": pa.array([float("nan"), 2.0]), "problem_id": [7, 8]})
+    assert read(write("p.parquet", table)) == [Problem(1, "7", "x", None), Problem(2, "8", "y", "2")]
+
+
+def test_csv_fields_may_hold_commas_quotes_and_line_breaks(write: Write) -> None:
+    path = write("p.csv", 'problem,answer\n"a, ""b""\n\nc",1\nd,\n')
+    assert read(path) == [Problem(1, "1", 'a, "b"\n\nc', "1"), Problem(2, "2", "d", None)]
+
+
+def test_limit_reads_no_further(write: Write) -> None:
+    path = write("p.jsonl", b'{"problem":"x"}\n{"problem":"y"}\nnot json\n')
+    source = open_problems(path, limit=2)
+    assert source.check().rows == 2
+    assert len(list(source)) == 2
+
+
+GOOD = b'{"problem":"fine"}'
+BAD_LINES = [
+    (b"nonsense", "not JSON (JSON is malformed: invalid character (byte 4))"),
+    (b'{"problem":"x"', "not JSON (Input data was truncated)"),
+    (b'"text"', "not a JSON object"),
+    (b'[{"problem":"x"}]', "not a JSON object, but an array: write one object a line"),
+    (b'[{"problem":"x"},', "not JSON (an array that is not closed)"),
+    (b'{"problem":null}', "`problem` is empty"),
+    (b'{"problem":""}', "`problem` is empty"),
+    (b'{"problem":" \\n"}', "`problem` is empty"),
+    (b'{"question":"x"}', "has no `problem`"),
+    (b'{"problem":5}', "`problem` is a number, expected text"),
+    (b'{"problem":["x"]}', "`problem` is an array, expected text"),
+    (b'{"problem":"\xff"}', "not UTF-8"),
+    (b'{"problem":"x","other":"\xff"}', "not UTF-8"),
+    (b'{"problem":"x","answer":{}}', "`answer` is an object, expected text or a number"),
+    (b'{"problem":"x","answer":[[1]]}', "`answer` is an array, expected text or a number"),
+    (b'{"problem":"x","problem_id":null}', "`problem_id` is empty"),
+    (b'{"problem":"x","problem_id":" "}', "`problem_id` is empty"),
+    (b'{"problem":' + b"[" * 20000 + b"]" * 20000 + b"}", "nested too deeply"),
+]
+
+
+@pytest.mark.parametrize(("line", "what"), BAD_LINES, ids=[what[:40] for _, what in BAD_LINES])
+def test_a_bad_line_does_not_stop_the_others(write: Write, line: bytes, what: str) -> None:
+    path = write("p.jsonl", b"\n".join([GOOD, line, GOOD]))
+    first, bad, last = read(path)
+    assert isinstance(first, Problem)
+    assert isinstance(last, Problem)
+    assert str(bad) == f"{path}, row 2: {what}"
+    assert open_problems(path).check().bad_rows == 1
+
+
+BAD_CSV = [
+    (b"1,2,3", "3 fields, the header has 2"),
+    (b"1", "1 fields, the header has 2"),
+    (b" ,2", "`problem` is empty"),
+    (b"\xff,2", "not UTF-8"),
+    (b'"x"y,2', "not CSV (',' expected after '\"')"),
+]
+
+
+@pytest.mark.parametrize(("line", "what"), BAD_CSV)
+def test_a_bad_csv_row_does_not_stop_the_others(write: Write, line: bytes, what: str) -> None:
+    path = write("p.csv", b"\n".join([b"problem,answer", b"x,1", line, b"y,2", b""]))
+    first, bad, last = read(path)
+    assert (first, last) == (Problem(1, "1", "x", "1"), Problem(3, "3", "y", "2"))
+    assert str(bad) == f"{path}, row 2: {what}"
+
+
+def test_an_open_quote_swallows_the_rest_and_says_so(write: Write) -> None:
+    path = write("p.csv", 'problem,answer\nx,1\n"y,2\nz,3\n')
+    assert [flaw(item) for item in read(path)[1:]] == ["a quote that is opened in it is never closed"]
+
+
+def test_a_parquet_text_that_is_not_utf8_is_one_bad_row(write: Write) -> None:
+    texts = pa.array([b"x", b"\xff", b"z"], pa.binary()).view(pa.string())
+    first, bad, last = read(write("p.parquet", pa.table({"problem": texts})))
+    assert (first, last) == (Problem(1, "1", "x", None), Problem(3, "3", "z", None))
+    assert flaw(bad) == "not UTF-8"
+
+
+def test_bad_parquet_rows(write: Write) -> None:
+    first, bad, last = read(write("p.parquet", [{"problem": "x"}, {"problem": None}, {"problem": "z"}]))
+    assert flaw(bad) == "`problem` is empty"
+    assert isinstance(first, Problem)
+    assert isinstance(last, Problem)
+
+
+@pytest.mark.parametrize("name", ["p.jsonl", "p.csv", "p.jsonl.gz"])
+def test_an_endless_row_is_a_bad_row_of_bounded_memory(write: Write, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setattr(rows, "MAX_ROW_BYTES", 1 << 20)
+    head, good = ("problem\n", "fine\n") if "csv" in name else ("", '{"problem":"fine"}\n')
+    path = write(name, head + good + "x" * (8 << 20) + "\n" + good)
+    tracemalloc.start()
+    first, bad, last = read(path)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert flaw(bad) == "longer than 1 MiB"
+    assert isinstance(first, Problem)
+    assert isinstance(last, Problem)
+    assert peak < 5 << 20
+
+
+def test_an_endless_quoted_csv_field_is_bounded_too(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rows, "MAX_ROW_BYTES", 1 << 20)
+    path = write("p.csv", 'problem\nfine\n"' + "line\n" * (1 << 18) + '"\nfine\n')
+    items = read(path)
+    assert isinstance(items[0], Problem)
+    assert flaw(items[1]) == "longer than 1 MiB"
+
+
+def test_a_long_csv_field_within_the_bound_is_read(write: Write) -> None:
+    (item,) = read(write("p.csv", "problem\n" + "x" * 300_000 + "\n"))
+    assert isinstance(item, Problem)
+
+
+def wrong(path: Path, columns: dict[str, str] | None = None) -> str:
+    with pytest.raises(InputError) as caught:
+        open_problems(path, columns).check()
+    return str(caught.value).replace(f"{path.parent}/", "")
+
+
+WRONG_FILES: list[tuple[str, Any, str]] = [
+    ("p.txt", "x", "p.txt: unknown kind of file `.txt`; expected .parquet, .jsonl, .ndjson, .json or .csv, the text formats also with .gz"),
+    ("p.parquet.gz", b"", "p.parquet.gz: unknown kind of file `.parquet.gz`; expected"),
+    ("p.jsonl", "", "p.jsonl: holds no rows"),
+    ("p.jsonl", "\n\n", "p.jsonl: holds no rows"),
+    ("p.jsonl.gz", "", "p.jsonl.gz: holds no rows"),
+    ("p.csv", "", "p.csv: holds no rows"),
+    ("p.csv", "problem\n", "p.csv: holds no rows"),
+    ("p.parquet", pa.table({"problem": pa.array([], pa.string())}), "p.parquet: holds no rows"),
+    ("p.parquet", b"", "p.parquet: not a whole Parquet file: "),
+    ("p.parquet", b"PAR1 and then nothing", "p.parquet: not a whole Parquet file: Parquet magic bytes not found in footer."),
+    ("p.jsonl", '{"problem":"x"}\n'.encode("utf-16"), "p.jsonl: not UTF-8 text, but UTF-16 or something binary"),
+    ("p.csv", "problem\nx\n".encode("utf-16-le"), "p.csv: not UTF-8 text, but UTF-16 or something binary"),
+    ("p.csv", b"probl\xe8me\nx\n", "p.csv: the header is not UTF-8"),
+    ("p.csv", "problem,problem\nx,y\n", "p.csv: has the column `problem` twice"),
+    ("p.jsonl", "é\n".encode("latin-1") * 3, "p.jsonl: no row holds a problem; row 1: not UTF-8"),
+    (
+        "p.json",
+        '[\n{"problem":"x"},\n{"problem":"y"}\n]\n',
+        "p.json: one JSON array over many lines; write one object a line, as `jq -c '.[]'` does",
+    ),
+    ("p.json", '[{"problem":"x"}]', "p.json: no row holds a problem; row 1: not a JSON object, but an array: write one object a line"),
+    ("p.jsonl", [{"question": "x", "answer": 1}], "p.jsonl: no column `problem`; it has `question`, `answer`; pass --column problem=NAME"),
+    ("p.csv", "question,answer\nx,1\n", "p.csv: no column `problem`; it has `question`, `answer`; pass --column problem=NAME"),
+    ("p.parquet", [{"question": "x"}], "p.parquet: no column `problem`; it has `question`; pass --column problem=NAME"),
+    ("p.jsonl", [*ROWS, ROWS[0]], "p.jsonl, row 3: problem_id 'a' is taken by row 1 already"),
+    (
+        "p.parquet",
+        [{**ROWS[0], "problem_id": 5}, {**ROWS[1], "problem_id": 5}],
+        "p.parquet, row 2: problem_id '5' is taken by row 1 already",
+    ),
+    ("p.jsonl", [{"problem": "x"}, {"problem": "y", "problem_id": 1}], "p.jsonl, row 2: problem_id '1' is taken by row 1 already"),
+]
+
+
+@pytest.mark.parametrize(("name", "content", "sentence"), WRONG_FILES)
+def test_a_wrong_file_has_its_sentence(write: Write, name: str, content: Any, sentence: str) -> None:
+    text = wrong(write(name, content))
+    assert text.startswith(sentence)
+    assert "\n" not in text
+
+
+def test_a_missing_file_a_folder_and_a_pipe(tmp_path: Path) -> None:
+    assert wrong(tmp_path / "p.jsonl") == "p.jsonl: no such file"
+    (tmp_path / "folder.jsonl").mkdir()
+    assert wrong(tmp_path / "folder.jsonl") == "folder.jsonl: is a folder; name a file in it"
+    os.mkfifo(tmp_path / "pipe.jsonl")
+    assert wrong(tmp_path / "pipe.jsonl") == "pipe.jsonl: is not a regular file"
+
+
+@pytest.mark.parametrize("name", ["p.jsonl.gz", "p.csv.gz"])
+def test_damaged_gzip(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    rows = "problem\n" + "".join(f"{os.urandom(30).hex()}\n" for _ in range(2000))
+    lines = rows if "csv" in name else "".join(json.dumps({"problem": line}) + "\n" for line in rows.split())
+    whole = gzip.compress(lines.encode())
+    path.write_bytes(whole[: len(whole) // 2])
+    assert "Compressed file ended before the end-of-stream marker was reached" in wrong(path)
+    assert ", after row " in wrong(path)
+    path.write_bytes(b"plain text")
+    assert "Not a gzipped file" in wrong(path)
+
+
+def test_truncated_parquet(write: Write) -> None:
+    path = write("p.parquet", ROWS * 100)
+    path.write_bytes(path.read_bytes()[:-20])
+    assert wrong(path).startswith("p.parquet: not a whole Parquet file: Parquet magic bytes not found in footer.")
+
+
+def test_parquet_damaged_in_the_middle(write: Write) -> None:
+    path = write("p.parquet", [{"problem": os.urandom(20).hex()} for _ in range(500)])
+    raw = bytearray(path.read_bytes())
+    raw[4:200] = os.urandom(196)
+    path.write_bytes(raw)
+    assert wrong(path).startswith("p.parquet, after row 0: ")
+
+
+@pytest.mark.parametrize("name", ["p.jsonl", "p.csv", "p.parquet"])
+def test_a_mapped_column_that_is_not_there(write: Write, name: str) -> None:
+    path = write(name, "question,answer\nx,1\n" if name == "p.csv" else [{"question": "x", "answer": "1"}])
+    has = f"{name}: no column `questoin`; it has `question`, `answer`; did you mean `question`?"
+    assert wrong(path, {"problem": "questoin"}) == has
+    assert wrong(path, {"problem": "question", "problem_id": "zzz"}) == f"{name}: no column `zzz`; it has `question`, `answer`"
+
+
+def test_an_unknown_name_of_ours(write: Write) -> None:
+    path = write("p.jsonl", ROWS)
+    with pytest.raises(InputError, match=r"--column anwser=x: no column of ours is named `anwser`; did you mean `answer`\?"):
+        open_problems(path, {"anwser": "x"})
+
+
+def test_a_mapped_id_must_be_in_every_row(write: Write) -> None:
+    first, bad = read(write("p.jsonl", [{"problem": "x", "nr": 1}, {"problem": "y"}]), {"problem_id": "nr"})
+    assert isinstance(first, Problem)
+    assert flaw(bad) == "`nr` is empty"
+
+
+def test_a_hash_collision_is_no_duplicate() -> None:
+    same = hash("a")
+    hashes = np.array([same, hash("b"), same])
+    assert first_duplicate(lambda: [(1, "a"), (2, "b"), (3, "c")], hashes) is None
+    assert first_duplicate(lambda: [(1, "a"), (2, "b"), (3, "a")], hashes) == ("a", 1, 3)
+
+
+def test_ids_are_read_again_only_when_hashes_repeat() -> None:
+    def never() -> list[tuple[int, str]]:
+        raise AssertionError
+
+    assert first_duplicate(never, np.arange(5)) is None
+    assert first_duplicate(never, np.array([], np.int64)) is None
+
+
+def test_memory_of_the_check_is_flat(write: Write) -> None:
+    path = write("p.jsonl", [{"problem": "x" * 400, "problem_id": f"{number:0100}"} for number in range(5000)])
+    tracemalloc.start()
+    open_problems(path).check()
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 1 << 20
+
+
+SETS = [
+    ("aime24.jsonl", 30, {"problem_id": "id"}, "60", "204"),
+    ("amc23.jsonl", 40, {"problem_id": "id"}, "0", "27"),
+    ("college_math.jsonl", 2818, {"problem": "question"}, "1", "$10-4 n$"),
+    ("gaokao2023en.jsonl", 385, {"problem": "question"}, "1", "$\\{x|-2\\leq x < 1\\}$"),
+    ("gsm8k.jsonl", 1319, {"problem": "question", "problem_id": "idx"}, "0", "18"),
+    ("math500.jsonl", 500, {"problem_id": "unique_id"}, None, None),
+    ("olympiadbench.jsonl", 675, {"problem": "question", "answer": "final_answer", "problem_id": "id"}, "1606", "2"),
+]
+
+
+@pytest.mark.parametrize(("name", "rows", "columns", "problem_id", "answer"), SETS)
+def test_the_sets_people_use(
+    shared: Path, name: str, rows: int, columns: dict[str, str], problem_id: str | None, answer: str | None
+) -> None:
+    source = open_problems(shared / "data" / name, columns)
+    fingerprint = source.check()
+    assert (fingerprint.rows, fingerprint.bad_rows) == (rows, 0)
+    first = next(iter(source))
+    assert isinstance(first, Problem)
+    assert problem_id is None or (first.problem_id, first.answer) == (problem_id, answer)
+
+
+BOUNDS = [
+    ({"problem": "x" * 1_000_001}, "`problem` has 1,000,001 characters, more than 1,000,000"),
+    ({"answer": "x" * 100_001}, "`answer` has 100,001 characters, more than 100,000"),
+    ({"problem_id": "x" * 1001}, "`problem_id` has 1,001 characters, more than 1,000"),
+    ({"options": ["x"] * 101}, "`options` has 101 texts, more than 100"),
+    ({"options": ["x" * 100_001]}, "`options` has 100,001 characters, more than 100,000"),
+]
+
+
+@pytest.mark.parametrize("name", ["p.jsonl", "p.parquet"])
+@pytest.mark.parametrize(("row", "what"), BOUNDS, ids=[what for _, what in BOUNDS])
+def test_a_text_beyond_its_bound_is_one_bad_row(write: Write, name: str, row: dict[str, Any], what: str) -> None:
+    plain = {"problem": "fine", "answer": "1", "problem_id": "a", "options": ["y"]}
+    first, bad, last = read(write(name, [plain, plain | {"problem_id": "b"} | row, plain | {"problem_id": "c"}]))
+    assert flaw(bad) == what
+    assert isinstance(first, Problem)
+    assert isinstance(last, Problem)
+
+
+def test_a_number_too_long_to_write_out(write: Write) -> None:
+    (bad,) = read(write("p.jsonl", '{"problem": "x", "answer": ' + "9" * 4001 + "}"))
+    assert "number" in flaw(bad)
+
+
+def test_a_parquet_row_beyond_its_bound_never_becomes_python(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rows, "MAX_ROW_BYTES", 1 << 20)
+    first, bad, last = read(write("p.parquet", [{"problem": "x"}, {"problem": "y" * (2 << 20)}, {"problem": "z"}]))
+    assert flaw(bad) == "longer than 1 MiB"
+    assert [item.problem for item in (first, last) if isinstance(item, Problem)] == ["x", "z"]
+
+
+def test_a_text_that_a_dictionary_repeats_is_not_expanded_at_once(write: Write) -> None:
+    """6 MiB once in the file, once for each of 256 rows were they read together."""
+    texts = pa.DictionaryArray.from_arrays(pa.array([0] * 256, pa.int32()), pa.array(["x" * (6 << 20)]))
+    path = write("p.parquet", b"")
+    pq.write_table(pa.table({"problem": texts}), path, dictionary_pagesize_limit=1 << 30, write_statistics=False, store_schema=False)
+    before = pa.total_allocated_bytes()
+    first = next(iter(open_problems(path)))
+    assert "`problem` has 6,291,456 characters" in flaw(first)
+    assert pa.total_allocated_bytes() - before < 400 << 20
+
+
+def test_too_many_columns(write: Write) -> None:
+    header = ",".join(f"c{i}" for i in range(10_001))
+    assert wrong(write("p.csv", f"{header}\n")) == "p.csv: has 10,001 columns, more than 10,000"

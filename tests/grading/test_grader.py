@@ -1,0 +1,250 @@
+"""Verdicts that take mathematics: equivalent forms, published references, hostile texts, lost workers."""
+
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from pipeline.grading.answers import Kind
+from pipeline.grading.grader import LONGEST, Grader, Verdict
+from tests.support.grading_pairs import LETTER_RIGHT, LETTER_WRONG, NUMERIC_RIGHT, NUMERIC_WRONG, RIGHT, WRONG
+
+DATA_SETS: dict[str, tuple[Kind, int, int]] = {
+    "gsm8k": ("numeric", 1319, 0),
+    "math500": ("math", 500, 1),
+    "gaokao2023en": ("math", 383, 1),
+    "amc23": ("math", 40, 0),
+    "aime24": ("math", 30, 0),
+    "college_math": ("math", 2818, 0),
+    "olympiadbench": ("math", 675, 0),
+}
+"""Kind, references that are not empty, and neighbours that are equal although they are written differently."""
+
+
+@pytest.fixture(scope="module")
+def grader() -> Iterator[Grader]:
+    with Grader(2) as grader:
+        yield grader
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("topic", RIGHT)
+def test_what_says_the_same_is_right(grader: Grader, topic: str) -> None:
+    assert [pair for pair in RIGHT[topic] if grader.verdict("math", *pair) != Verdict(True)] == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("topic", WRONG)
+def test_what_says_something_else_is_wrong(grader: Grader, topic: str) -> None:
+    assert [pair for pair in WRONG[topic] if grader.verdict("math", *pair) != Verdict(False)] == []
+
+
+@pytest.mark.slow
+def test_numbers_in_text(grader: Grader) -> None:
+    assert [pair for pair in NUMERIC_RIGHT if not grader.verdict("numeric", *pair).correct] == []
+    assert [pair for pair in NUMERIC_WRONG if grader.verdict("numeric", *pair).correct is not False] == []
+
+
+def test_letters_take_no_worker() -> None:
+    with Grader() as grader:
+        assert [pair for pair in LETTER_RIGHT if grader.verdict("letter", *pair) != Verdict(True)] == []
+        assert [pair for pair in LETTER_WRONG if grader.verdict("letter", *pair) != Verdict(False)] == []
+        assert grader.workers[0].pid is None
+
+
+def test_there_are_pairs_enough() -> None:
+    pairs = [pair for table in (RIGHT, WRONG) for pairs in table.values() for pair in pairs]
+    assert len(set(pairs)) == len(pairs) >= 120
+
+
+def references(shared: Path, name: str) -> list[str]:
+    """The references of a data set as a run has them."""
+    found = []
+    for line in (shared / f"data/{name}.jsonl").read_text().strip().split("\n"):
+        row = json.loads(line)
+        value = row["final_answer"] if "final_answer" in row else row["answer"]
+        text = ", ".join(value) if isinstance(value, list) else str(int(value) if isinstance(value, float) else value)
+        found.append(text.rpartition("####")[2].strip())
+    return [text for text in found if text]  # two of GaoKao's are empty: such a problem is not graded
+
+
+@pytest.mark.parametrize("name", DATA_SETS)
+def test_every_reference_equals_itself(grader: Grader, shared: Path, name: str) -> None:
+    kind, rows, _ = DATA_SETS[name]
+    own = references(shared, name)
+    assert len(own) == rows
+    assert [text for text in own if grader.verdict(kind, text, text) != Verdict(True)] == []
+    assert [text for text in own if grader.verdict(kind, f" {text} ", text) != Verdict(True)] == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", DATA_SETS)
+def test_hardly_any_reference_equals_its_neighbour(grader: Grader, shared: Path, name: str) -> None:
+    """Neighbours with the same text do, of course: 7.7 % of AMC 23 and 2.4 % of GaoKao, which are mostly small numbers."""
+    kind, _, equal = DATA_SETS[name]
+    own = references(shared, name)
+    pairs = [pair for pair in dict.fromkeys(pairwise(own)) if pair[0] != pair[1]]
+    if name == "college_math":
+        pairs = pairs[::4]  # two thousand expressions that differ take a minute
+    with ThreadPoolExecutor(2) as threads:
+        verdicts = list(threads.map(lambda pair: grader.verdict(kind, *pair), pairs))
+    right = [pair for pair, verdict in zip(pairs, verdicts, strict=True) if verdict.correct]
+    assert len(right) == equal <= 0.02 * len(pairs), right
+    assert all(verdict.correct is not None for verdict in verdicts)
+
+
+HOSTILE = {
+    "braces": "{" * 1500 + "x" + "}" * 400,
+    "balanced braces": "{" * 900 + "x" + "}" * 900,
+    "fractions": r"\frac{" * 150 + "1" + "}{2}" * 150,
+    "brackets": "(" * 900 + "x" + ")" * 900,
+    "roots": r"\sqrt{" * 55 + "2" + "}" * 55,
+    "tower": "9^{9^{9^9}}",
+    "negative tower": "2^{-9^{9^{9}}}",
+    "factorials": "9!!!!",
+    "factorial tower": "(((9!)!)!)!",
+    "long product": r"\prod_{k=1}^{10^{9}} \sin(k)",
+    "long sum": r"\sum_{k=1}^{10^{12}} \frac{1}{k^k}",
+    "integral": r"\int_0^1 x^{x^{x^{x}}} e^{\sin(x^x)} dx",
+    "power of a sum": "(a+b+c+d+e+f)^{60} + 1",
+    "a million characters": "1+" * 500_000 + "1",
+    "many parts": ",".join(f"x_{{{i}}}+1" for i in range(200)),
+    "nuls": "\0" * 500 + "1" + "\0",
+    "newcommand": r"\newcommand{\x}{\x\x}\x",
+    "def": r"\def\x{\x\x}\x",
+    "line breaks": "1\n" * 500 + '"],["1","1"]\n',
+    "unicode": "\u202e1\u200b\ud800\U0001f600\u0661\u0662",
+    "commands": "\\" * 1000 + "left" * 100,
+    "dollars": "$" * 1900 + "1",
+    "words": "ab cd " * 300,
+    "digits": "7" * 1900,
+    "code": "__import__('os').system('exit 1')",
+    "signs": r"\pm" * 300 + "1",
+    "units": r"5\text{m}" * 200,
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_text_is_wrong_in_bounded_time(name: str, quick: Grader) -> None:
+    for answer, reference in ((HOSTILE[name], r"\frac{x}{3}+1"), (r"\frac{x}{3}+1", HOSTILE[name]), (HOSTILE[name], HOSTILE[name] + "+1")):
+        started = time.monotonic()
+        verdict = quick.verdict("math", answer, reference)
+        assert time.monotonic() - started < 60, "the limit is 0.5 s of computing; the rest is what a busy machine may add"
+        assert verdict.correct is False, verdict
+    side = len(name)
+    assert quick.verdict("math", rf"\sqrt{{{2 * side * side}}}", rf"{side}\sqrt{{2}}") == Verdict(True), "and grading goes on"
+
+
+@pytest.fixture(scope="module")
+def quick() -> Iterator[Grader]:
+    with Grader(limit_s=0.5) as grader:
+        yield grader
+
+
+@pytest.mark.slow
+def test_why_there_was_no_comparison_is_said() -> None:
+    with Grader(limit_s=0.2) as grader:
+        assert grader.verdict("math", HOSTILE["tower"], "x+3") == Verdict(False, "not compared within 0.2 s of computing")
+        assert grader.verdict("math", "x" * (LONGEST + 1), "y") == Verdict(False, "longer than 2,000 characters")
+
+
+@pytest.mark.slow
+def test_a_worker_that_is_killed_is_replaced_and_its_question_answered() -> None:
+    with Grader(limit_s=60) as grader:
+        assert grader.verdict("math", r"\sqrt{8}", r"2\sqrt2").correct
+        pid = grader.workers[0].pid
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+        assert grader.verdict("math", r"\sqrt{18}", r"3\sqrt2") == Verdict(True)
+        assert grader.workers[0].pid not in (None, pid)
+
+
+@pytest.mark.slow
+def test_a_worker_that_was_stopped_is_replaced() -> None:
+    with Grader(limit_s=0.3, patience_s=0.3) as grader:
+        assert grader.verdict("math", r"\sqrt{8}", r"2\sqrt2").correct
+        pid = grader.workers[0].pid
+        assert pid is not None
+        os.kill(pid, signal.SIGSTOP)
+        grader.verdict("math", r"\sqrt{18}", r"3\sqrt2")
+        assert grader.workers[0].pid != pid
+
+
+@pytest.mark.slow
+def test_a_worker_that_is_killed_at_work_is_given_one_more_chance() -> None:
+    verdicts: list[Verdict] = []
+    with Grader(limit_s=60) as grader:
+        grader.verdict("math", r"\sqrt{8}", r"2\sqrt2")
+        asking = threading.Thread(target=lambda: verdicts.append(grader.verdict("math", HOSTILE["tower"], "x+3")))
+        asking.start()
+        killed: set[int] = set()
+        while asking.is_alive():
+            pid = grader.workers[0].pid
+            if pid is not None and pid not in killed and len(killed) < 2 and _computes(pid):
+                os.kill(pid, signal.SIGKILL)
+                killed.add(pid)
+            asking.join(0.01)
+    assert len(killed) == 2
+    assert verdicts == [Verdict(False, "the grader was lost (SIGKILL)")]
+
+
+def _computes(pid: int) -> bool:
+    """Whether it has loaded all it needs and is at a question: its output was sent elsewhere, and it runs."""
+    try:
+        return os.readlink(f"/proc/{pid}/fd/2") == os.devnull and Path(f"/proc/{pid}/stat").read_text().split()[2] == "R"
+    except OSError:
+        return False
+
+
+@pytest.mark.slow
+def test_closing_ends_what_is_computed() -> None:
+    verdicts: list[Verdict] = []
+    grader = Grader(limit_s=60)
+    grader.verdict("math", r"\sqrt{8}", r"2\sqrt2")
+    asking = threading.Thread(target=lambda: verdicts.append(grader.verdict("math", HOSTILE["tower"], "x+3")))
+    asking.start()
+    grader.close()
+    asking.join(10)
+    assert verdicts == [Verdict(None, "grading was stopped")]
+    grader.close()
+    assert grader.verdict("math", r"\sqrt{12}", r"2\sqrt3") == Verdict(None, "grading was stopped")
+    assert grader.verdict("math", "2", "2") == Verdict(True), "what needs no worker has none to lose"
+
+
+def test_without_math_verify_there_is_no_verdict_and_a_reason(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "math_verify.py").write_text("raise ImportError('not for this machine')\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with Grader() as grader:
+        verdict = grader.verdict("math", r"\sqrt{8}", r"2\sqrt2")
+        assert verdict == Verdict(None, "the grader cannot start: ImportError: not for this machine")
+        assert grader.verdict("math", r"\sqrt{18}", r"3\sqrt2") == verdict
+        assert grader.cached == 0
+
+
+@pytest.mark.slow
+def test_verdicts_are_remembered_up_to_a_bound() -> None:
+    with Grader(cached=3) as grader:
+        for n in range(2, 8):
+            assert grader.verdict("math", rf"\sqrt{{{n * n * 2}}}", rf"{n}\sqrt{{2}}").correct
+        assert grader.cached == 3
+        pid = grader.workers[0].pid
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+        assert grader.verdict("math", r"\sqrt{98}", r"7\sqrt{2}").correct, "remembered"
+        assert grader.workers[0].pid == pid
+
+
+@pytest.mark.slow
+def test_several_threads_share_workers() -> None:
+    questions = [(rf"\sqrt{{{2 * n * n}}}", rf"{n + n % 2}\sqrt{{2}}") for n in range(2, 40)]
+    with Grader(2) as grader, ThreadPoolExecutor(8) as threads:
+        verdicts = list(threads.map(lambda question: grader.verdict("math", *question), questions))
+    assert [verdict.correct for verdict in verdicts] == [n % 2 == 0 for n in range(2, 40)]

@@ -1,0 +1,137 @@
+"""Graph and engines files: every flaw has a file of its own whose first comment is what the error must say."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from pipeline.engines.registry import engine_specs
+from pipeline.errors import GraphError
+from pipeline.graph.loader import load_engines
+from pipeline.graph.plan import LoopNode, StageNode
+from pipeline.graph.spec import DraftSpec, TorchSpec
+from pipeline.graph.yaml_file import MAX_BYTES
+from pipeline.session.run import load_plan
+
+ROOT = Path(__file__).parent.parent.parent
+BAD = sorted((ROOT / "tests/bad_graphs").glob("*.yaml"))
+GRAPHS = sorted((ROOT / "graphs").glob("*.yaml"))
+ENGINES = sorted((ROOT / "graphs/engines").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("path", BAD, ids=lambda p: p.stem)
+def test_a_flaw_is_named_with_file_place_and_remedy(path: Path) -> None:
+    expected = path.read_text().splitlines()[0].removeprefix("# ")
+    with pytest.raises(GraphError) as caught:
+        load_plan(path)
+    message = str(caught.value)
+    assert expected in message
+    assert path.name in message or "nowhere.yaml" in message
+    assert "\n" not in message
+
+
+def test_a_file_of_5_mb_is_refused_unread(tmp_path: Path) -> None:
+    path = tmp_path / "large.yaml"
+    path.write_text("name: x # " + "y" * 5_000_000)
+    assert path.stat().st_size > MAX_BYTES
+    with pytest.raises(GraphError, match="is larger than 1 MiB"):
+        load_plan(path)
+
+
+def test_a_file_of_too_many_values_is_given_up_early(tmp_path: Path) -> None:
+    path = tmp_path / "many.yaml"
+    path.write_text("name: [" + "a," * (MAX_BYTES // 2 - 10) + "]")
+    with pytest.raises(GraphError, match=r"holds more than 20,000 values$"):
+        load_plan(path)
+
+
+def test_a_graph_cannot_name_an_engines_file_that_never_ends(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.yaml")
+    (tmp_path / "graph.yaml").write_text("name: x\nengines: pipe.yaml\n")
+    with pytest.raises(GraphError, match=r"\$\.engines: .*pipe\.yaml is not a regular file"):
+        load_plan(tmp_path / "graph.yaml")
+
+
+@pytest.mark.parametrize("value", ["{", "[" * 3000, "*a", "&a [*a]", "2024-99-99", "!!python/name:os.system", "1:1" * 99, "0x" + "f" * 999])
+def test_a_setting_that_is_no_value(value: str) -> None:
+    with pytest.raises(GraphError, match="is not a YAML value"):
+        load_plan(ROOT / "graphs/speccot.yaml", None, (f"candidates={value}",))
+
+
+def test_names_of_roles_and_what_they_hold_are_checked_in_a_file_alone(tmp_path: Path) -> None:
+    path = tmp_path / "engines.yaml"
+    for content, message in (("../x: {}", r"'../x' is no name for a role"), ("draft: 5", r"\$\.draft: expected a mapping, got `int`")):
+        path.write_text(content)
+        with pytest.raises(GraphError, match=message):
+            load_engines(path, engine_specs(), ("engines.draft.model=x",))
+
+
+def test_bytes_that_are_not_utf8_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "latin.yaml"
+    path.write_bytes(b"name: caf\xe9\n")
+    with pytest.raises(GraphError, match="is not UTF-8 text: byte 9"):
+        load_plan(path)
+
+
+def test_no_such_file_and_a_folder(tmp_path: Path) -> None:
+    with pytest.raises(GraphError, match="cannot be read: no such file"):
+        load_plan(tmp_path / "none.yaml")
+    with pytest.raises(GraphError, match="cannot be read: is a directory"):
+        load_plan(tmp_path)
+
+
+@pytest.mark.parametrize("path", GRAPHS, ids=lambda p: p.stem)
+def test_every_checked_in_graph_compiles(path: Path) -> None:
+    plan = load_plan(path)
+    assert plan.name == path.stem
+    assert list(plan.stages())
+
+
+@pytest.mark.parametrize("path", ENGINES, ids=lambda p: p.stem)
+def test_every_checked_in_engines_file_serves_speccot(path: Path) -> None:
+    assert load_engines(path, engine_specs())
+    assert set(load_plan(ROOT / "graphs/speccot.yaml", path).engines) == {"draft", "target"}
+
+
+def test_the_plan_of_speccot() -> None:
+    plan = load_plan(ROOT / "graphs/speccot.yaml")
+    assert [stage.name for stage in plan.stages()] == ["guidance", "draft", "verify", "fallback", "answer"]
+    assert [stage.rank for stage in plan.stages()] == [0, 1, 2, 3, 4]
+    [loop] = plan.block.levels[1]
+    assert isinstance(loop, LoopNode)
+    fallback = loop.body.levels[2][0]
+    assert isinstance(fallback, StageNode)
+    assert fallback.condition is not None
+    assert (fallback.condition.stage, fallback.condition.accepted) == ("verify", False)
+
+
+def test_equal_files_give_equal_plans_and_a_setting_changes_the_digest() -> None:
+    path = ROOT / "graphs/speccot.yaml"
+    assert load_plan(path) == load_plan(path)
+    assert load_plan(path).digest != load_plan(path, settings=("candidates=2",)).digest
+
+
+def test_settings_reach_params_and_engine_fields() -> None:
+    plan = load_plan(ROOT / "graphs/speccot.yaml", settings=("candidates=2", "engines.target.max_in_flight=7", "temperature=1e-1"))
+    drafts = [stage.spec for stage in plan.stages() if isinstance(stage.spec, DraftSpec)]
+    target = plan.engines["target"]
+    assert [(spec.candidates, spec.temperature) for spec in drafts] == [(2, 0.1)]
+    assert isinstance(target, TorchSpec)
+    assert target.max_in_flight == 7
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("candidate=2", "has no param `candidate`; did you mean `candidates`?"),
+        ("candidates", "expected NAME=VALUE"),
+        ("candidates=0", "candidates: expected `int` >= 1, got 0"),
+        ("engines.targt.model=x", "expected engines.ROLE.NAME=VALUE; did you mean `target`?"),
+        ("engines.target.modle=x", "unknown key `modle`; did you mean `model`?"),
+        ("temperature=[", "is not a YAML value"),
+    ],
+)
+def test_a_wrong_setting_is_named(setting: str, message: str) -> None:
+    with pytest.raises(GraphError) as caught:
+        load_plan(ROOT / "graphs/speccot.yaml", settings=(setting,))
+    assert message in str(caught.value)

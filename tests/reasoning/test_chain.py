@@ -1,0 +1,232 @@
+"""A chain without any engine: when it ends, what it commits, whose ids grow by what."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeline.graph.spec import UntilSpec
+from pipeline.reasoning.chain import ANSWER_RESERVE, Chain, Outcome, Verdict
+
+World = Callable[..., Any]
+
+
+def verdict(chosen: int | None) -> Verdict:
+    return Verdict(kind="choose", chosen=chosen, label="", value=1.0, probs=(1.0,), mass=1.0)
+
+
+def test_a_fresh_chain_goes_on(world: World) -> None:
+    until = UntilSpec(thought_closed=True, answer_boxed=True, repeated=2, max_steps=1, token_budget=1)
+    chain = world().chain()
+    assert chain.exit(until) is None
+    assert chain.exit(UntilSpec()) is None
+
+
+@pytest.mark.parametrize(
+    ("texts", "until", "reason"),
+    [
+        (["a\n\n", "b</think>"], UntilSpec(thought_closed=True), "thought_closed"),
+        (["so \\boxed{5}\n\n"], UntilSpec(answer_boxed=True), "answer_boxed"),
+        (["so \\boxed{", "5}\n\n"], UntilSpec(answer_boxed=True), "answer_boxed"),
+        (["so \\bo", "xed{5}\n\n"], UntilSpec(answer_boxed=True), "answer_boxed"),
+        (["so \\boxed{5"], UntilSpec(answer_boxed=True), None),
+        (["so \\boxed{}"], UntilSpec(answer_boxed=True), None),
+        (["a\n\n", "a\n\n"], UntilSpec(repeated=2), "repeated"),
+        (["a\n\n", "a"], UntilSpec(repeated=2), "repeated"),
+        (["a\n\n", "b\n\n", "a\n\n"], UntilSpec(repeated=2), None),
+        (["a\n\n", "a\n\n"], UntilSpec(repeated=3), None),
+        (["123"], UntilSpec(token_budget=4), None),
+        (["123", "4"], UntilSpec(token_budget=4), "token_budget"),
+        (["1"], UntilSpec(max_steps=2), None),
+        (["1", "2"], UntilSpec(max_steps=2), "max_steps"),
+    ],
+)
+def test_each_exit(world: World, texts: list[str], until: UntilSpec, reason: str | None) -> None:
+    here = world()
+    chain = here.chain()
+    here.write(chain, *texts[:-1])
+    here.write(chain, texts[-1], closes=texts[-1].endswith("</think>"))
+    assert chain.exit(until) == reason
+
+
+def test_exits_are_asked_in_this_order(world: World) -> None:
+    here = world(limit=200)
+    chain = here.chain()
+    here.write(chain, *["\\boxed{5}"] * 20, closes=True)
+    said = []
+    fields: dict[str, Any] = {"thought_closed": True, "answer_boxed": True, "repeated": 2, "token_budget": 9, "max_steps": 3}
+    for name in [*fields, "context_length"]:
+        said.append(chain.exit(UntilSpec(**fields)))
+        fields.pop(name, None)
+    assert said == ["thought_closed", "answer_boxed", "repeated", "token_budget", "max_steps", "context_length"]
+
+
+def test_guidance_is_no_step(world: World) -> None:
+    here = world()
+    chain = here.chain()
+    here.write(chain, "Well", decision="guidance")
+    assert chain.steps[0].index == 0
+    assert chain.exit(UntilSpec(max_steps=1)) is None
+    here.write(chain, " then\n\n")
+    assert chain.steps[1].index == 1
+    assert chain.exit(UntilSpec(max_steps=1)) == "max_steps"
+
+
+@pytest.mark.parametrize(("spare", "reason"), [(1, None), (0, "context_length")])
+def test_a_thought_leaves_room_for_its_answer(world: World, spare: int, reason: str | None) -> None:
+    prompt = len(world().chain().contexts["target"])
+    assert world(limit=prompt + ANSWER_RESERVE + spare).chain().exit(UntilSpec()) == reason
+
+
+def test_an_overflow_ends_the_thought_whatever_until_says(world: World) -> None:
+    chain = world().chain()
+    chain.overflowed = True
+    assert chain.exit(UntilSpec(max_steps=5)) == "context_length"
+    assert chain.default_stop_reason() == "context_length"
+
+
+def test_saying_nothing_after_the_end_ends_the_thought_whatever_until_says(world: World) -> None:
+    here = world()
+    chain = here.chain()
+    here.write(chain, "a</think>", closes=True)
+    assert chain.exit(UntilSpec(token_budget=50)) is None
+    here.write(chain, "", closes=True)
+    assert chain.exit(UntilSpec(token_budget=50)) == "thought_closed"
+
+
+def test_room_is_what_the_budget_leaves(world: World) -> None:
+    here = world()
+    chain = here.chain()
+    assert chain.room(8) == 8
+    chain.enter(UntilSpec(token_budget=10))
+    assert chain.room(8) == 8
+    here.write(chain, "12345")
+    assert (chain.thought_tokens, chain.room(8)) == (5, 5)
+    here.write(chain, "6789")
+    assert chain.room(8) == 1
+    chain.enter(UntilSpec(max_steps=3))
+    assert chain.room(8) == 8
+
+
+def test_seeds_depend_on_run_problem_sample_step_and_stage(world: World) -> None:
+    here = world()
+    base = here.chain()
+    seeds = {base.seed("draft"), base.seed("verify"), here.chain(seed=1).seed("draft"), here.chain("q").seed("draft")}
+    seeds |= {here.chain("p", 1).seed("draft"), here.chain("p1").seed("draft")}
+    here.write(base, "step\n\n")
+    seeds.add(base.seed("draft"))
+    assert len(seeds) == 7
+    assert all(0 <= seed < 1 << 63 for seed in seeds)
+
+
+def test_seeds_depend_on_nothing_else(world: World) -> None:
+    here, other = world(), world(draft="tiny", target="plain", limit=77)
+    one, two = here.chain(), other.chain(order=99)
+    here.write(one, "a\n\n")
+    other.write(two, "something else entirely\n\n")
+    other.draft(two, "x", "y")
+    assert one.seed("draft") == two.seed("draft")
+
+
+def test_distinct_candidates_are_the_first_of_each(world: World) -> None:
+    here = world()
+    chain = here.chain()
+    here.draft(chain, "a\n\n", "b\n\n", "a\n\n", "b\n\n", "c\n\n")
+    assert chain.distinct_candidates() == [0, 1, 4]
+
+
+@pytest.mark.parametrize("target", ["sim", "shifted", "plain", "tiny"])
+def test_a_step_joins_the_context_of_every_role(world: World, target: str) -> None:
+    here = world(draft="sim", target=target)
+    chain = here.chain()
+    before = {role: list(ids) for role, ids in chain.contexts.items()}
+    here.draft(chain, "Tom has 3.\n\n", "So 5 </think>")
+    step = chain.apply("verify", Outcome(verdict=verdict(1)))
+    assert step is not None
+    assert (step.index, step.stage, step.decision, len(step.candidates)) == (1, "verify", "accepted", 2)
+    assert chain.candidates == ()
+    for role, ids in chain.contexts.items():
+        assert ids == before[role] + here.tokenizers[role].encode("So 5 </think>")
+
+
+def test_a_fallback_remembers_what_was_rejected(world: World) -> None:
+    here = world()
+    chain = here.chain()
+    here.draft(chain, "a\n\n", "b\n\n")
+    assert chain.apply("verify", Outcome(verdict=verdict(None))) is None
+    here.write(chain, "c\n\n")
+    step = chain.steps[-1]
+    assert (step.decision, [c.text for c in step.candidates]) == ("fallback", ["a\n\n", "b\n\n"])
+    assert step.verdict == verdict(None)
+    here.write(chain, "d\n\n", decision="written")
+    assert (chain.steps[-1].verdict, chain.steps[-1].candidates) == (None, ())
+
+
+def test_a_round_forgets_the_one_before(world: World) -> None:
+    here = world()
+    chain = here.chain()
+    here.draft(chain, "a\n\n")
+    chain.apply("verify", Outcome(verdict=verdict(None)))
+    chain.begin_round()
+    assert (chain.candidates, chain.verdicts) == ((), {})
+
+
+Moves = st.lists(st.tuples(st.sampled_from(["draft", "accept", "reject", "write", "close", "round"]), st.text("ab 1\n汉", max_size=6)))
+
+
+@settings(deadline=None)  # the first example loads a tokenizer
+@given(moves=Moves, target=st.sampled_from(["sim", "shifted", "plain", "tiny"]))
+def test_a_context_only_grows_at_its_end(world: World, moves: list[tuple[str, str]], target: str) -> None:
+    here = world(draft="sim", target=target)
+    chain = here.chain()
+    for move, text in moves:
+        before, committed = {role: list(ids) for role, ids in chain.contexts.items()}, len(chain.steps)
+        act(here, chain, move, text)
+        said = "".join(step.span.text for step in chain.steps[committed:])
+        for role, ids in chain.contexts.items():
+            assert ids[: len(before[role])] == before[role]
+            assert here.tokenizers[role].decode(ids[len(before[role]) :]) == said
+    assert chain.thought_tokens == sum(len(step.span.ids) for step in chain.steps)
+    assert [step.index for step in chain.steps] == list(range(1, len(chain.steps) + 1))
+
+
+def act(here: Any, chain: Chain, move: str, text: str) -> None:
+    if move == "draft":
+        here.draft(chain, text, f"{text}\n\n", text)
+    elif move == "round":
+        chain.begin_round()
+    elif move in ("accept", "reject"):
+        chain.apply("verify", Outcome(verdict=verdict(len(chain.candidates) - 1 if move == "accept" and chain.candidates else None)))
+    else:
+        here.write(chain, text, closes=move == "close")
+
+
+@pytest.mark.parametrize(
+    ("thought", "answer", "expected"),
+    [
+        (["\\boxed{1}"], "so \\boxed{2}", "2"),
+        (["\\boxed{1}", "hm", "yes", "so"], "It is one.", "1"),
+        (["\\boxed{1}"], None, "1"),
+        (["no box"], " It is 2. ", "It is 2."),
+        (["no box"], None, None),
+    ],
+)
+def test_the_answer_is_boxed_in_the_answer_or_else_in_the_thought(
+    world: World, thought: list[str], answer: str | None, expected: Any
+) -> None:
+    here = world()
+    chain = here.chain()
+    here.write(chain, *thought)
+    if answer is not None:
+        chain.apply("answer", Outcome(answer=here.span("target", answer)))
+    assert chain.boxed_answer() == expected
+
+
+@pytest.mark.parametrize(("closes", "reason"), [(True, "thought_closed"), (False, "max_tokens")])
+def test_why_a_thought_ended_that_no_loop_ended(world: World, closes: bool, reason: str) -> None:
+    here = world()
+    chain = here.chain()
+    here.write(chain, "all of it", closes=closes)
+    assert chain.default_stop_reason() == reason

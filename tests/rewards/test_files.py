@@ -1,0 +1,87 @@
+"""Files of reward models: every one loads and fits the hardware it names, and every flaw is named with its place."""
+
+from pathlib import Path
+
+import pytest
+
+from pipeline.doctor import load_roles
+from pipeline.engines.model_table import PUBLISHED
+from pipeline.engines.registry import engine_specs
+from pipeline.engines.vllm.memory import findings, look_up
+from pipeline.errors import GraphError
+from pipeline.graph.spec import TorchSpec, VllmSpec
+from pipeline.machine import GIB, Gpu, Machine
+from pipeline.rewards.spec import RewardSpec, load_reward_model
+
+FILES = sorted((Path(__file__).parent.parent.parent / "graphs/rewards").glob("*.yaml"))
+LARGE = [path for path in FILES if "24 GB" in path.read_text()]
+GOOD = 'reward: {backend: torch, model: m}\nprompt: {form: text, begin: "{problem}", step: "{step}"}\n'
+
+
+def load(folder: Path, content: str, *settings: str) -> RewardSpec:
+    path = folder / "prm.yaml"
+    path.write_text(content)
+    return load_reward_model(path, engine_specs(), settings)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_every_checked_in_file_loads_says_what_it_is_and_can_be_examined(path: Path) -> None:
+    spec = load_reward_model(path, engine_specs()).reward
+    assert path.read_text().startswith("# ")
+    assert load_roles(path, ()) == {"reward": spec}
+    assert isinstance(spec, TorchSpec | VllmSpec)
+    assert spec.model == "bundled:tiny-prm" or spec.model in PUBLISHED
+
+
+@pytest.mark.parametrize("path", LARGE, ids=lambda path: path.stem)
+def test_it_fits_the_gpu_that_it_names(path: Path) -> None:
+    spec = load_reward_model(path, engine_specs()).reward
+    assert isinstance(spec, VllmSpec)
+    gpu = Gpu(index=0, cuda_name="0", name="24 GB", memory_bytes=24564 << 20, free_bytes=(24564 << 20) - int(0.6 * GIB))
+    machine = Machine(cores=(0, 1), memory_bytes=64 * GIB, free_memory_bytes=60 * GIB, gpus=(gpu,), versions={"vllm": "0.32.0"})
+    plan = look_up({"reward": spec}, machine)
+    assert [finding for finding in findings(plan) if finding.fatal] == []
+    assert all(row.sequences is not None and row.sequences >= 1 for row in plan.rows)
+
+
+def test_there_are_some_for_large_models() -> None:
+    assert len(LARGE) == 2
+
+
+def test_settings_reach_the_engine(tmp_path: Path) -> None:
+    assert load(tmp_path, GOOD, "engines.reward.max_in_flight=7").reward.max_in_flight == 7
+    assert load(tmp_path, GOOD).prompt.good == "+"
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("draft: {backend: torch, model: m}", "prm.yaml: has no `reward`; a file for --prm holds the engine `reward` and the `prompt`"),
+        ("reward: {backend: torch, model: m}", "prm.yaml: has no `prompt`"),
+        (GOOD + "draft: {backend: torch, model: m}", "prm.yaml: unknown key `draft`; known are `prompt`, `reward`"),
+        (GOOD.replace("torch", "touch"), "$.reward: unknown backend `touch`; did you mean `torch`?"),
+        (GOOD.replace("model", "modle"), "$.reward: unknown key `modle`; did you mean `model`?"),
+        (GOOD.replace("form: text", "form: prose"), "$.prompt: unknown form `prose`; known are `chat`, `text`"),
+        (GOOD.replace("form: text, ", ""), "$.prompt: has no `form`; known are `chat`, `text`"),
+        (GOOD.replace("step:", "stp:"), "$.prompt: unknown key `stp`; did you mean `step`?"),
+        (GOOD.replace('"{problem}"', "x"), "$.prompt: `begin` is 'x', which has no {problem} where that text belongs"),
+        (GOOD.replace('"{step}"', "x"), "$.prompt: `step` is 'x', which has no {step} where that text belongs"),
+        (GOOD.replace('"{step}"', '"{step}", good: ""'), "$.prompt.good: expected `str` of length >= 1"),
+        ("reward: {backend: torch, model: m}\nprompt: {form: chat, first: x}", "$.prompt: `first` is 'x', which has no {problem}"),
+        ("reward: {backend: torch, model: m}\nprompt: {form: chat, begin: x}", "$.prompt: unknown key `begin`"),
+        ("reward: x\nprompt: {form: chat}", "$.reward: expected a mapping, got `str`"),
+        ("reward: {backend: torch, model: m}\nprompt: x", "$.prompt: expected a mapping, got `str`"),
+    ],
+)
+def test_a_flaw_is_named_with_its_place(tmp_path: Path, content: str, message: str) -> None:
+    with pytest.raises(GraphError) as caught:
+        load(tmp_path, content)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_wrong_setting_is_named(tmp_path: Path) -> None:
+    with pytest.raises(GraphError, match=r"--set engines.prm.core=1: expected engines.ROLE.NAME=VALUE"):
+        load(tmp_path, GOOD, "engines.prm.core=1")
+    with pytest.raises(GraphError, match="unknown key `form`"):
+        load(tmp_path, GOOD, "engines.reward.form=chat")

@@ -1,0 +1,132 @@
+"""Prompts of reward models, to the letter, and a thought's steps, however it was written."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.engines.registry import engine_specs
+from pipeline.engines.tokenizer import HFTokenizer
+from pipeline.errors import GraphError
+from pipeline.reasoning.prompts import PromptBuilder
+from pipeline.rewards.prompts import RewardDialect, Thought, text_of, turns
+from pipeline.rewards.spec import ChatPrompt, TextPrompt, load_reward_model
+
+ROOT = Path(__file__).parent.parent.parent
+TINY = HFTokenizer(str(ROOT / "pipeline/models/tiny-prm"))
+PLAIN = TextPrompt(begin="{problem}\n", step="{step}\n\n")
+DUCKS, STEPS = "How many eggs are left?", ["Janet's ducks lay 16 eggs.", "She eats 3, so 16 - 3 = 13 are left."]
+
+
+def prompt_of(name: str) -> TextPrompt | ChatPrompt:
+    return load_reward_model(ROOT / f"graphs/rewards/{name}.yaml", engine_specs()).prompt
+
+
+def test_math_shepherd_is_asked_as_on_its_model_card() -> None:
+    prompt = prompt_of("prm-math-shepherd")
+    assert isinstance(prompt, TextPrompt)
+    assert text_of(prompt, DUCKS, STEPS) == (
+        "<s>How many eggs are left? Step 1: Janet's ducks lay 16 eggs. ки\nStep 2: She eats 3, so 16 - 3 = 13 are left. ки"
+    )
+    assert (prompt.good, prompt.bad) == ("+", "-")
+
+
+def test_rlhflow_is_asked_as_in_its_own_evaluation() -> None:
+    prompt = prompt_of("prm-rlhflow")
+    assert isinstance(prompt, ChatPrompt)
+    assert turns(prompt, DUCKS, STEPS[:1]) == [{"role": "user", "content": f"{DUCKS} {STEPS[0]}"}]
+    assert turns(prompt, DUCKS, STEPS) == [
+        {"role": "user", "content": f"{DUCKS} {STEPS[0]}"},
+        {"role": "assistant", "content": "+"},
+        {"role": "user", "content": STEPS[1]},
+    ]
+
+
+def test_the_tiny_model_is_asked_in_the_words_that_its_body_reasons_in() -> None:
+    builder = RewardDialect(TINY, prompt_of("prm-tiny"), "test")
+    thought = TINY.encode("Ben buys 2, so 3 + 2 = 5.\n\nThen 5 - 1 = 4.\n\n")
+    assert builder.ids("How many?", ["Ben buys 2, so 3 + 2 = 5.", "Then 5 - 1 = 4."]) == [
+        *PromptBuilder(TINY).generation("How many?"),
+        *thought,
+    ]
+    assert [TINY.decode([each]) for each in builder.option_ids] == ["+", "-"]
+
+
+def test_a_chat_ends_where_the_assistant_answers() -> None:
+    said = TINY.decode(RewardDialect(TINY, ChatPrompt(), "test").ids("Why?", ["So.", "Thus."]))
+    assert said == "<|user|>Why? So.<|assistant|>+<|end|><|user|>Thus.<|assistant|><think>\n"
+
+
+def test_what_a_problem_or_step_says_is_no_template() -> None:
+    assert text_of(PLAIN, "{step} {number}", ["{problem}", "b"]) == "{step} {number}\n{problem}\n\nb\n\n"
+    assert turns(ChatPrompt(), "{step}", ["{problem}"])[0]["content"] == "{step} {problem}"
+
+
+@pytest.mark.parametrize(
+    ("prompt", "message"),
+    [
+        (TextPrompt(begin="{problem}", step="{step}", good="good one"), r"f.yaml: \$.prompt.good: 'good one' is 8 tokens of this model"),
+        (
+            TextPrompt(begin="{problem}", step="{step}", bad="--"),
+            r"f.yaml: \$.prompt.bad: '--' is 2 tokens of this model; an answer must be one",
+        ),
+        (ChatPrompt(good="-"), r"`good` and `bad` are one token, '-'; name two"),
+    ],
+)
+def test_answers_must_be_two_single_tokens(prompt: TextPrompt | ChatPrompt, message: str) -> None:
+    with pytest.raises(GraphError, match=message):
+        RewardDialect(TINY, prompt, "f.yaml")
+
+
+def test_a_model_without_a_template_can_be_asked_in_text_alone() -> None:
+    base = HFTokenizer(str(ROOT / "pipeline/models/tiny-prm"))
+    base._hf.chat_template = None
+    assert RewardDialect(base, PLAIN, "test").ids("Why?", ["So."]) == TINY.encode("Why?\nSo.\n\n")
+    with pytest.raises(GraphError, match="tiny-prm: its tokenizer has no chat template"):
+        RewardDialect(base, ChatPrompt(), "test").ids("Why?", ["So."])
+
+
+def thought_of(*texts: str, thought_end: str = "") -> Thought:
+    thought = Thought(thought_end)
+    for text in texts:
+        thought.commit(text)
+    return thought
+
+
+def test_guidance_and_what_continues_it_are_one_step() -> None:
+    guided = thought_of("Tom has")
+    assert (guided.steps, guided.steps_of(" 3 pens.\n\n")) == ([], ["Tom has 3 pens."])
+    guided.commit(" 3 pens.\n\n")
+    assert (guided.steps, guided.steps_of("He buys")) == (["Tom has 3 pens."], ["He buys"])
+
+
+@pytest.mark.parametrize(
+    ("text", "steps"),
+    [
+        ("a\n\nb\n\nc", ["a", "b", "c"]),
+        ("a\n\n\n\n \n\nb\n\n", ["a", "b"]),
+        ("\n\na\nstill a\n\n", ["a\nstill a"]),
+        ("", []),
+        (" \n", []),
+        ("so 4.\n</think>\n\nThe answer is\n\n4", ["so 4."]),
+        ("</think>", []),
+    ],
+)
+def test_the_steps_of_a_text(text: str, steps: list[str]) -> None:
+    assert thought_of("first.\n\n").steps_of(text) == steps
+
+
+def test_a_text_that_says_nothing_does_not_get_the_reward_of_what_was_begun() -> None:
+    assert thought_of("Tom has").steps_of("") == thought_of("Tom has").steps_of("</think>") == []
+
+
+def test_the_end_of_a_thought_is_a_step_where_the_model_knows_it() -> None:
+    assert thought_of("a\n\n", thought_end="</think>").steps_of("</think>") == ["</think>"]
+    assert thought_of("a\n\n", "</think>", thought_end="[end]").steps_of("x") == ["[end]x"]
+
+
+@given(st.lists(st.text("ab \n", max_size=6), max_size=6))
+def test_it_does_not_matter_how_a_thought_was_cut_into_texts(texts: list[str]) -> None:
+    whole = thought_of("".join(texts) + "\n\n")
+    assert thought_of(*texts, "\n\n").steps == whole.steps

@@ -1,0 +1,385 @@
+"""Steps are scored: what is asked at once, what fails and how, and what the bundled reward model makes of a real run."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import anyio
+import psutil
+import pyarrow.parquet as pq
+import pytest
+from click.testing import CliRunner
+from msgspec import structs
+
+from pipeline.cli.grade import grade
+from pipeline.cli.rewards import reward_lines
+from pipeline.engine import Completion, Engine, EngineStatistics, Request
+from pipeline.engines.registry import open_engines
+from pipeline.errors import EngineDead, EngineUnavailable, GraphError, Interrupted, RequestRefused, RunFolderError, UsageError
+from pipeline.graph.spec import EngineSpec, SimDeviceSpec, SimSpec
+from pipeline.rewards.prompts import RewardDialect
+from pipeline.rewards.score import Scorer, score_run
+from pipeline.rewards.spec import TextPrompt
+from pipeline.rewards.steps import Round, Said
+from pipeline.rewards.tally import Quality, Reward, Scored, Tally
+from pipeline.session.options import RunOptions
+from pipeline.session.run import run
+from pipeline.trace.events import RewardRow
+from pipeline.trace.rewrite import replacing
+
+ROOT = Path(__file__).parent.parent.parent
+PRM = ROOT / "graphs/rewards/prm-tiny.yaml"
+TEST_SET = ROOT / "datasets/arith/test.parquet"
+SIM = SimSpec(
+    model="sim-prm",
+    device=SimDeviceSpec(name="gpu", flops_per_s=3e14, bytes_per_s=2e12),
+    parameters=1e9,
+    kv_bytes_per_token=30_000,
+    max_model_len=256,
+    max_in_flight=4,
+)
+PROMPT = TextPrompt(begin="{problem}\n", step="{step}\n\n")
+Fail = Callable[[str, int], Exception | float | None]
+Scores = list[tuple[Round, dict[str, Reward]]]
+
+
+class Watched:
+    """An engine that counts what is asked of it, and fails or dawdles as `fail` says of a chain and how often it asked before."""
+
+    def __init__(self, engine: Engine, fail: Fail) -> None:
+        self._engine, self._fail = engine, fail
+        self.role, self.tokenizer, self.max_model_len, self.facts = engine.role, engine.tokenizer, engine.max_model_len, engine.facts
+        self.requests: list[Request] = []
+        self.in_flight = self.most = 0
+
+    async def generate(self, request: Request) -> Completion:
+        self.requests.append(request)
+        self.in_flight += 1
+        self.most = max(self.most, self.in_flight)
+        try:
+            failure = self._fail(request.affinity, sum(each.affinity == request.affinity for each in self.requests) - 1)
+            if isinstance(failure, Exception):
+                raise failure
+            if failure is not None:
+                await anyio.sleep(failure)
+            return await self._engine.generate(request)
+        finally:
+            self.in_flight -= 1
+
+    def statistics(self) -> EngineStatistics:
+        return self._engine.statistics()
+
+    async def aclose(self) -> None:
+        await self._engine.aclose()
+
+
+def round_of(number: int, *texts: str, chosen: int | None = 0, before: tuple[str, ...] = ()) -> Round:
+    """A step whose candidates are `texts`; the last of them is what was written where none was chosen."""
+    drafted = texts if chosen is not None else texts[:-1]
+    said = [Said(text, i, i == chosen, "draft") for i, text in enumerate(drafted)]
+    said += [] if chosen is not None else [Said(texts[-1], None, True, "target")]
+    return Round(
+        problem_id="p",
+        chain_id=f"p#{number}",
+        sample_index=number,
+        step_index=1,
+        decision="fallback" if chosen is None else "accepted",
+        problem="Why?",
+        before=before,
+        said=tuple(said),
+        steps={text: [step for step in text.split("\n\n") if step] for text in texts},
+    )
+
+
+def nothing(chain: str, before: int) -> None:
+    return None
+
+
+async def score(rounds: list[Round], fail: Fail = nothing, spec: EngineSpec = SIM) -> tuple[Scores, Watched]:
+    async with open_engines({"reward": SIM}) as engines:
+        engine = Watched(engines["reward"], fail)
+        found: Scores = []
+        await Scorer(engine, spec, RewardDialect(engine.tokenizer, PROMPT, "test")).run(rounds, lambda *scored: found.append(scored))
+    return found, engine
+
+
+@pytest.mark.anyio
+async def test_rewards_come_in_order_with_the_engine_as_full_as_it_may_be() -> None:
+    rounds = [round_of(i, "a", "b", "a") for i in range(20)]
+    found, engine = await score(rounds, lambda chain, before: 5.0 if chain == "p#0" else None)
+    assert [round_.chain_id for round_, _ in found] == [round_.chain_id for round_ in rounds]
+    assert all(set(rewards) == {"a", "b"} for _, rewards in found)
+    assert all(0 <= reward.value <= 1 for _, rewards in found for reward in rewards.values() if reward.value is not None)
+    assert (engine.most, len(engine.requests), len({request.request_id for request in engine.requests})) == (4, 40, 40)
+    for request in engine.requests:
+        assert engine.tokenizer.decode(request.prompt_ids) in ("Why?\na\n\n", "Why?\nb\n\n")
+        assert (request.max_tokens, [engine.tokenizer.decode([i]) for i in request.option_ids]) == (1, ["+", "-"])
+
+
+@pytest.mark.anyio
+async def test_a_text_of_several_steps_has_the_least_of_their_rewards() -> None:
+    apart, _ = await score([round_of(0, "x", before=()), round_of(0, "y", before=("x",)), round_of(0, "z", before=("x", "y"))])
+    [(_, together)], engine = await score([round_of(0, "x\n\ny\n\nz")])
+    assert [engine.tokenizer.decode(r.prompt_ids) for r in engine.requests] == ["Why?\nx\n\n", "Why?\nx\n\ny\n\n", "Why?\nx\n\ny\n\nz\n\n"]
+    values = [reward.value for _, rewards in apart for reward in rewards.values()]
+    assert together["x\n\ny\n\nz"].value == min(value for value in values if value is not None)
+
+
+@pytest.mark.anyio
+async def test_what_does_not_fit_or_says_nothing_has_no_reward_and_the_others_have() -> None:
+    found, _ = await score(
+        [round_of(0, "y" * 1200, "", "x"), round_of(1, "x")], lambda chain, before: RequestRefused("no") if chain == "p#1" else None
+    )
+    long, empty, short = (found[0][1][text] for text in ("y" * 1200, "", "x"))
+    assert (long.value, long.kind) == (None, "ContextOverflow")
+    assert "leaves no room in a context of 256" in str(long.error)
+    assert empty == Reward(None, "the text says nothing", "Unscored")
+    assert short.value is not None
+    assert found[1][1] == {"x": Reward(None, "no", "RequestRefused")}
+
+
+@pytest.mark.anyio
+async def test_a_busy_engine_is_asked_again_as_often_as_its_spec_says() -> None:
+    busy = EngineUnavailable("reward", "is busy")
+    once = structs.replace(SIM, max_retries=1)
+    [(_, found)], engine = await score([round_of(0, "x")], lambda chain, before: busy if before < 1 else None, once)
+    assert found["x"].value is not None
+    assert len(engine.requests) == 2
+    [(_, found)], _ = await score([round_of(0, "x")], lambda chain, before: busy if before < 2 else None, once)
+    assert found == {"x": Reward(None, "engine 'reward' is busy", "EngineUnavailable")}
+
+
+@pytest.mark.anyio
+async def test_an_answer_that_does_not_come_is_given_up() -> None:
+    found, _ = await score(
+        [round_of(0, "x"), round_of(1, "x")], lambda chain, before: 50.0 if chain == "p#0" else None, structs.replace(SIM, timeout_s=9.0)
+    )
+    assert found[0][1] == {"x": Reward(None, "engine 'reward' did not answer within timeout_s=9", "CallTimeout")}
+    assert found[1][1]["x"].value is not None
+
+
+@pytest.mark.anyio
+async def test_a_dead_engine_ends_it_with_its_own_sentence() -> None:
+    with pytest.raises(EngineDead, match="engine 'reward' died: out of breath"):
+        await score(
+            [round_of(i, "a", "b") for i in range(9)],
+            lambda chain, before: EngineDead("reward", "out of breath") if chain == "p#5" else None,
+        )
+
+
+def test_means_are_over_steps_and_count_a_text_as_often_as_it_was_drafted() -> None:
+    tally = Tally("name", "r", "prm")
+    rewards = {"good": Reward(0.75), "bad": Reward(0.25), "mute": Reward(None, "because", "Unscored")}
+    rows = tally.rows(round_of(0, "bad", "good", "good", "mute", chosen=1), rewards)
+    assert [(row.candidate_index, row.selected, row.reward, row.reward_error, row.decision) for row in rows] == [
+        (0, False, 0.25, None, "accepted"),
+        (1, True, 0.75, None, "accepted"),
+        (2, False, 0.75, None, "accepted"),
+        (3, False, None, "because", "accepted"),
+    ]
+    [*_, written] = tally.rows(round_of(1, "bad", "good", chosen=None), rewards)
+    assert (written.candidate_index, written.selected, written.source_engine, written.model) == (None, True, "target", "prm")
+    tally.rows(round_of(2, "good", chosen=None), rewards)
+    drafted = (0.25 + 0.75 + 0.75) / 3
+    assert tally.scored(5, 1.0).quality == {
+        "accepted": Quality(1, drafted, 0.75),
+        "all": Quality(2, (drafted + 0.25) / 2, 0.75),
+        "fallback": Quality(1, 0.25, 0.75),
+    }
+    assert (tally.scored(5, 1.0).steps, tally.scored(5, 1.0).candidates, tally.scored(5, 1.0).errors) == (3, 5, {"Unscored": 3})
+
+
+def row_of(blank: Callable[..., Any], number: int) -> Any:
+    return blank(RewardRow, chain_id=f"c{number}", step_index=number)
+
+
+def test_a_table_is_replaced_whole_or_not_at_all(tmp_path: Path, blank: Callable[..., Any]) -> None:
+    def write(number: int, count: int, error: type[BaseException] | None = None) -> None:
+        with replacing(tmp_path, "rewards", RewardRow) as append:
+            append([row_of(blank, number)] * count)
+            if error:
+                raise error
+
+    write(1, 20)
+    write(2, 300)
+    for error in (KeyError, KeyboardInterrupt):
+        with pytest.raises(error):
+            write(3, 9000, error)
+    assert pq.read_table(tmp_path / "rewards")["chain_id"].to_pylist() == ["c2"] * 300
+    assert [path.name for path in tmp_path.iterdir()] == ["rewards"]
+
+
+def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "run").write_text("a file")
+    with pytest.raises(RunFolderError, match="cannot write"), replacing(tmp_path / "run", "rewards", RewardRow):
+        pass
+
+
+def test_a_simulated_reward_model_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "prm.yaml"
+    engine = "{backend: sim, model: m, device: {name: d, flops_per_s: 1, bytes_per_s: 1}, parameters: 1, kv_bytes_per_token: 1}"
+    path.write_text(f"reward: {engine}\nprompt: {{form: chat}}\n")
+    with pytest.raises(GraphError, match=r"prm.yaml: \$.reward: is simulated, and its rewards would mean nothing"):
+        score_run(tmp_path, path)
+
+
+def pipeline(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", "from pipeline.cli.main import main; main()", *map(str, arguments)]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+
+
+@pytest.fixture(scope="module")
+def solved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A real run of 24 problems by the bundled pair, scored by the command."""
+    folder = tmp_path_factory.mktemp("runs") / "solved"
+    assert run(RunOptions(graph=ROOT / "graphs/speccot.yaml", input=TEST_SET, limit=24, output=folder)).exit_code == 0
+    done = pipeline("grade", folder, "--prm", PRM, "--set", "engines.reward.max_in_flight=16", "--json")
+    assert done.returncode == 0, done.stderr
+    (folder / "scored.json").write_text(done.stdout)
+    return folder
+
+
+def rows_of(folder: Path, table: str) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = pq.read_table(folder / table).to_pylist()
+    return rows
+
+
+def truth(folder: Path) -> dict[tuple[str, int, int | None], bool]:
+    """Which candidates and steps of a run are right: the thought up to there is the beginning of the data set's own."""
+    gold = {row["problem_id"]: "".join(f"{step}\n\n" for step in row["steps"]) + "</think>" for row in pq.read_table(TEST_SET).to_pylist()}
+    found, so_far = {}, dict.fromkeys(gold, "")
+    for row in rows_of(folder, "steps"):
+        problem = row["problem_id"]
+        texts = {None: row["step_text"]} | dict(enumerate(row["candidate_texts"]))
+        for index, text in texts.items():
+            whole = text.endswith(("\n\n", "</think>"))
+            found[row["chain_id"], row["step_index"], index] = whole and gold[problem].startswith(so_far[problem] + text)
+        so_far[problem] += row["step_text"]
+    return found
+
+
+@pytest.mark.slow
+def test_the_bundled_model_tells_right_steps_from_wrong_ones_in_a_real_run(solved: Path) -> None:
+    right = truth(solved)
+    rewards = [
+        (row["reward"], right[row["chain_id"], row["step_index"], row["candidate_index"]])
+        for row in rows_of(solved, "rewards")
+        if row["decision"] != "guidance"
+    ]
+    good, bad = ([reward for reward, is_right in rewards if is_right == wanted] for wanted in (True, False))
+    assert min(len(good), len(bad)) > 20
+    assert mean(good) > 0.95
+    assert mean(bad) < 0.1
+
+
+@pytest.mark.slow
+def test_the_table_and_the_means_agree_and_selecting_helps(solved: Path) -> None:
+    scored, rows, steps = json.loads((solved / "scored.json").read_text()), rows_of(solved, "rewards"), rows_of(solved, "steps")
+    assert (scored["run"], scored["model"], scored["steps"], scored["errors"]) == ("solved", "bundled:tiny-prm", len(steps), {})
+    assert [(row["chain_id"], row["step_index"]) for row in rows if row["selected"]] == [(s["chain_id"], s["step_index"]) for s in steps]
+    assert scored["candidates"] == sum(row["candidate_index"] is not None for row in rows) == sum(step["num_candidates"] for step in steps)
+    drafted: dict[tuple[str, int], list[float]] = {}
+    for row in rows:
+        if row["candidate_index"] is not None:
+            drafted.setdefault((row["chain_id"], row["step_index"]), []).append(row["reward"])
+    selected = [row["reward"] for row in rows if row["selected"] and row["decision"] == "accepted"]
+    quality = scored["quality"]
+    assert quality["all"]["drafted"] == pytest.approx(mean(map(mean, drafted.values())))
+    assert quality["accepted"]["committed"] == pytest.approx(mean(selected))
+    assert quality["accepted"]["committed"] > quality["accepted"]["drafted"] + 0.05
+
+
+def interrupt(workers: set[psutil.Process]) -> None:
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+def kill(workers: set[psutil.Process]) -> None:
+    for worker in workers:
+        worker.kill()
+
+
+@pytest.fixture
+def ctrl_c() -> Iterator[None]:
+    """Ctrl-C as in a terminal: what a shell starts in the background ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("ctrl_c")
+@pytest.mark.parametrize(("mishap", "error"), [(interrupt, Interrupted), (kill, EngineDead)])
+def test_a_scoring_that_is_cut_short_leaves_the_table_as_it_was(
+    solved: Path, mishap: Callable[[set[psutil.Process]], None], error: type[Exception]
+) -> None:
+    before, names = rows_of(solved, "rewards"), {path.name for path in solved.iterdir()}
+    others = set(psutil.Process().children())  # engines of other tests
+
+    def watch(done: int, total: int) -> None:
+        if done == 1:
+            mishap(set(psutil.Process().children()) - others)
+
+    one_by_one = ("engines.reward.max_restarts=0", "engines.reward.max_in_flight=1")  # so that others wait when the first is done
+    with pytest.raises(error):
+        score_run(solved, PRM, watch=watch, settings=one_by_one)
+    assert rows_of(solved, "rewards") == before
+    assert {path.name for path in solved.iterdir()} == names
+
+
+def test_what_is_printed() -> None:
+    scored = Scored(
+        run="r",
+        model="m",
+        steps=1200,
+        candidates=5000,
+        requests=2000,
+        wall_s=2.0,
+        quality={"accepted": Quality(1000, 0.5, 0.75), "all": Quality(1001, 0.25, None)},
+        errors={"ContextOverflow": 3},
+        first_error="too long",
+    )
+    assert reward_lines(scored, Path("runs/r")) == [
+        "r: 1,200 steps and 5,000 candidates scored by m",
+        "2,000 requests in 2.0 s",
+        "mean reward                     steps   drafted  committed",
+        "  drafted steps                 1,001    0.2500          -",
+        "  of these, one selected        1,000    0.5000     0.7500",
+        "texts without a reward: ContextOverflow 3; the first: too long",
+        "rewards: runs/r/rewards/*.parquet",
+    ]
+    assert "no step of this run was drafted" in reward_lines(structs.replace(scored, quality={}), Path("runs/r"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--prm", PRM, "--workers", "2"), "--workers means nothing with --prm; leave one of them out"),
+        (("--prm", PRM, "--dry-run"), "--dry-run means nothing with --prm; leave one of them out"),
+        (("--set", "engines.reward.core=1"), "--set means nothing without --prm; add it"),
+        (("--input", TEST_SET), "--input means nothing without --prm; add it"),
+        (("--prm", ROOT / "graphs/engines/tiny.yaml"), "tiny.yaml: has no `reward`"),
+        (("--prm", PRM), "run.json: cannot be read: no such file or directory; name a run folder"),
+    ],
+)
+def test_the_command_refuses_what_is_wrong(tmp_path: Path, arguments: tuple[str | Path, ...], message: str) -> None:
+    refused = CliRunner().invoke(grade, [str(tmp_path), *map(str, arguments)]).exception
+    assert isinstance(refused, UsageError)
+    assert message in str(refused)
+
+
+@pytest.mark.slow
+@pytest.mark.vllm
+@pytest.mark.skipif(find_spec("vllm") is None, reason="vllm is not installed here")
+def test_vllm_gives_the_same_rewards(solved: Path) -> None:
+    ours = rows_of(solved, "rewards")
+    score_run(solved, ROOT / "graphs/rewards/prm-tiny-vllm.yaml")
+    for mine, theirs in zip(ours, rows_of(solved, "rewards"), strict=True):
+        assert theirs | {"reward": None} == mine | {"reward": None}
+        assert theirs["reward"] == pytest.approx(mine["reward"], abs=1e-3)

@@ -1,0 +1,160 @@
+"""A run folder's steps with what came before them: which texts, whose, and which folders cannot be read."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.data.problems import open_problems
+from pipeline.errors import InputError
+from pipeline.rewards.steps import Round, Rounds, RunCard, Said, drafters, open_input
+from pipeline.session.options import RunOptions
+from pipeline.session.run import run as solve
+from pipeline.trace.events import StepRow
+from pipeline.trace.read import read_card
+from pipeline.trace.store import TraceStore
+
+Blank = Callable[..., Any]
+ROOT = Path(__file__).parent.parent.parent
+SIM = ROOT / "graphs/engines/sim-2xh100.yaml"
+GRAPH = {"levels": [[{"name": "draft", "spec": {"kind": "draft", "engine": "small", "candidates": 2}}]]}
+
+
+@pytest.fixture
+def row(blank: Blank) -> Callable[..., Any]:
+    """A step of problem a or b: `row("a", 1, "text", 0, ["candidates"])`."""
+
+    def build(problem: str, index: int, text: str, chosen: int | None = None, drafted: tuple[str, ...] = (), sample: int = 0) -> Any:
+        return blank(
+            StepRow,
+            problem_id=problem,
+            chain_id=f"{problem}#{sample}",
+            sample_index=sample,
+            step_index=index,
+            decision="accepted" if chosen is not None else "fallback",
+            source_engine="small" if chosen is not None else "large",
+            chosen_candidate=chosen,
+            step_text=text,
+            candidate_texts=drafted,
+        )
+
+    return build
+
+
+def folder_of(folder: Path, *rows: Any) -> Path:
+    """A run folder of these steps, over an input of two problems."""
+    store = TraceStore(folder)
+    store.append("steps", rows)
+    store.close()
+    path = folder / "problems.csv"
+    path.write_text("name,text\na,Problem A?\nb,Problem B?\n")
+    columns = {"problem": "text", "problem_id": "name"}
+    card = {"file": str(path), "columns": columns, "limit": None, "sha256": open_problems(path, columns).check().sha256}
+    (folder / "run.json").write_text(json.dumps({"run_id": "r", "graph": GRAPH, "input": card}))
+    return folder
+
+
+def rounds_of(folder: Path, thought_end: str = "") -> list[Round]:
+    card = read_card(folder, RunCard)
+    rounds = Rounds(folder, card, open_input(card, None), thought_end)
+    found = list(rounds)
+    assert len(found) == rounds.total
+    return found
+
+
+def test_a_step_knows_its_problem_its_thought_and_its_candidates(tmp_path: Path, row: Callable[..., Any]) -> None:
+    folder = folder_of(
+        tmp_path,
+        row("b", 0, "Ben has"),
+        row("a", 0, "Ann has"),
+        row("b", 1, " 3.\n\n", 1, (" 2.\n\n", " 3.\n\n")),
+        row("b", 2, "So 4.\n\n", None, ("So 5.\n\n", "So 5.\n\n")),
+    )
+    b0, a0, b1, b2 = rounds_of(folder)
+    assert (b0.problem, a0.problem, b2.chain_id) == ("Problem B?", "Problem A?", "b#0")
+    assert (b0.said, b0.steps) == ((Said("Ben has", None, True, "large"),), {"Ben has": ["Ben has"]})
+    assert b1.said == (Said(" 2.\n\n", 0, False, "small"), Said(" 3.\n\n", 1, True, "small"))
+    assert (b1.before, b1.steps) == ((), {" 2.\n\n": ["Ben has 2."], " 3.\n\n": ["Ben has 3."]})
+    assert b2.said == (Said("So 5.\n\n", 0, False, "small"), Said("So 5.\n\n", 1, False, "small"), Said("So 4.\n\n", None, True, "large"))
+    assert (b2.before, list(b2.steps)) == (("Ben has 3.",), ["So 5.\n\n", "So 4.\n\n"])
+
+
+def test_samples_of_a_problem_do_not_mix(tmp_path: Path, row: Callable[..., Any]) -> None:
+    folder = folder_of(tmp_path, row("a", 1, "x\n\n"), row("a", 1, "y\n\n", sample=1), row("a", 2, "z\n\n"), row("a", 2, "z\n\n", sample=1))
+    assert [(each.sample_index, each.before) for each in rounds_of(folder)] == [(0, ()), (1, ()), (0, ("x",)), (1, ("y",))]
+
+
+def test_nothing_is_kept_of_chains_that_are_over(tmp_path: Path, row: Callable[..., Any]) -> None:
+    folder = folder_of(tmp_path, *(row(problem, index, "x\n\n") for index in (1, 2) for problem in "ba"), row("b", 3, "x\n\n"))
+    card = read_card(folder, RunCard)
+    rounds = Rounds(folder, card, open_input(card, None))
+    kept = [(sorted(rounds._texts), sorted(rounds._thoughts), sorted(rounds._last)) for _ in rounds]
+    assert kept == [
+        (["a", "b"], ["b#0"], ["b#0"]),
+        (["a", "b"], ["a#0", "b#0"], ["a#0", "b#0"]),
+        (["a", "b"], ["a#0", "b#0"], ["a#0", "b#0"]),
+        (["b"], ["b#0"], ["b#0"]),
+        ([], [], []),
+    ]
+
+
+def test_who_drafts_is_read_from_the_graph() -> None:
+    two = [{"spec": {"kind": "draft", "engine": "large", "candidates": 2}}, {"spec": {"kind": "draft", "engine": "small", "candidates": 1}}]
+    judge = [{"spec": {"kind": "choose", "engine": "large"}}]
+    loop = {"name": "reason", "until": {}, "body": {"levels": [two, judge], "first_writer": None}}
+    assert drafters({"levels": [judge, [loop]]}) == ["large", "large", "small"]
+    assert drafters({"levels": [judge]}) == []
+
+
+@pytest.mark.parametrize("graph", ["speccot", "scot", "specreason"])
+def test_it_reads_what_a_run_writes(tmp_path: Path, graph: str) -> None:
+    problems = tmp_path / "problems.jsonl"
+    problems.write_text("".join(json.dumps({"problem": f"Problem {i}?"}) + "\n" for i in range(1, 13)))
+    options = RunOptions(graph=ROOT / f"graphs/{graph}.yaml", engines=SIM, input=problems, samples=2, batch_size=4, output=tmp_path / "out")
+    assert solve(options).exit_code == 0
+    found = rounds_of(tmp_path / "out")
+    assert {(each.problem_id, each.problem) for each in found} == {(str(i), f"Problem {i}?") for i in range(1, 13)}
+    assert all(sum(said.selected for said in each.said) == 1 for each in found)
+    drafted = [said for each in found for said in each.said if said.candidate_index is not None]
+    assert {said.source_engine for said in drafted} == {"draft"}
+    assert any(each.before for each in found) == (graph != "scot")
+    assert any(len(steps) > 1 for each in found for steps in each.steps.values()) == (graph == "scot")
+
+
+def test_a_folder_without_steps(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="holds no steps to score; expected rows in steps/part"):
+        rounds_of(folder_of(tmp_path))
+
+
+def test_steps_out_of_order(tmp_path: Path, row: Callable[..., Any]) -> None:
+    with pytest.raises(InputError, match=r"steps: chain 'a#0' has its step 1 after step 2: what stood before a step cannot be told"):
+        rounds_of(folder_of(tmp_path, row("a", 2, "x"), row("a", 1, "y")))
+
+
+def test_an_input_that_changed_moved_or_went(tmp_path: Path, row: Callable[..., Any]) -> None:
+    folder = folder_of(tmp_path, row("a", 1, "x"))
+    card, path = read_card(folder, RunCard), tmp_path / "problems.csv"
+    moved = path.rename(tmp_path / "moved.csv")
+    with pytest.raises(InputError, match=r"problems.csv: the input of this run is not here; say with --input where it is now"):
+        open_input(card, None)
+    assert [each.problem for each in Rounds(folder, card, open_input(card, moved))] == ["Problem A?"]
+    moved.write_text(moved.read_text().replace("Problem A?", "Problem C?"))
+    with pytest.raises(InputError, match=r"moved.csv: is not the input of this run: its SHA-256 is \w{12}\.\.\., run.json has"):
+        open_input(card, moved)
+
+
+def test_a_problem_that_is_nowhere(tmp_path: Path, row: Callable[..., Any]) -> None:
+    with pytest.raises(InputError, match=r"problems.csv: holds no problem 'c', of which this run has steps"):
+        rounds_of(folder_of(tmp_path, row("c", 1, "x")))
+
+
+@pytest.mark.parametrize(
+    ("content", "message"), [(None, "cannot be read: no such file"), ("{}", "is no run.json of this program: Object missing")]
+)
+def test_no_run_folder(tmp_path: Path, content: str | None, message: str) -> None:
+    if content is not None:
+        (tmp_path / "run.json").write_text(content)
+    with pytest.raises(InputError, match=message):
+        read_card(tmp_path, RunCard)

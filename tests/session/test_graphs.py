@@ -1,0 +1,238 @@
+"""The graphs of the papers: what they share, where they differ, and whole runs of each on simulated engines."""
+
+import re
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from pipeline.engines.sim.text import sim_answer
+from pipeline.errors import GraphError
+from pipeline.graph.spec import TorchSpec, VllmSpec
+from pipeline.graph.yaml_file import read_yaml
+from pipeline.session.options import RunOptions
+from pipeline.session.run import load_plan, run
+from tests.session.test_run import SIM, rows
+
+ROOT = Path(__file__).parent.parent.parent
+NAMES = (
+    "target",
+    "draft",
+    "speculative-decoding",
+    "speccot",
+    "speccot-decode",
+    "scot",
+    "specreason",
+    "specreason-decode",
+    "likelihood",
+    "best-of-n",
+)
+DECODE = {"speculative-decoding": "target", "speccot-decode": "speccot", "specreason-decode": "specreason"}
+"""Graphs that differ from another in nothing but their engines."""
+PARAMS = (
+    ("guidance_tokens", "threshold", "method", "statistic", "candidates", "first_steps"),
+    ("temperature", "top_p"),
+    ("draft_tokens", "step_tokens", "token_budget", "max_steps", "answer_tokens"),
+)
+"""Knobs of a method, of sampling, and budgets; each graph has some of them, in this order."""
+PERFECT = tuple(f"engines.{role}.text.{name}=1.0" for role in ("draft", "target") for name in ("step_accuracy", "verifier_accuracy"))
+
+
+def path_of(name: str) -> Path:
+    return ROOT / f"graphs/{name}.yaml"
+
+
+def without_head(name: str) -> list[str]:
+    """The lines of a graph file from its name on."""
+    lines = path_of(name).read_text().splitlines()
+    return lines[lines.index(f"name: {name}") :]
+
+
+def solve(folder: Path, name: str, *settings: str, count: int = 12) -> Any:
+    """A finished run over problems of the simulated engines."""
+    problems = folder / "problems.jsonl"
+    texts = [f"Problem number {i}?" for i in range(count)]
+    problems.write_bytes(b"\n".join(msgspec.json.encode({"problem": text, "answer": sim_answer(text)}) for text in texts))
+    result = run(RunOptions(graph=path_of(name), engines=SIM, input=problems, settings=settings, output=folder / "run"))
+    assert (result.exit_code, result.done) == (0, count)
+    return result
+
+
+def test_there_are_these_ten() -> None:
+    assert sorted(path.stem for path in (ROOT / "graphs").glob("*.yaml")) == sorted(NAMES)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_graph_says_first_where_it_comes_from(name: str) -> None:
+    head = path_of(name).read_text().partition("\nname: ")[0]
+    assert all(line.startswith("# ") for line in head.splitlines())
+    assert re.search(r"(SpecCoT|SpecReason|SCoT)\b.*? ([1-5]\.\d|A\.\d|section 3)", " ".join(head.splitlines()[:3]))
+    assert name in ("target", "draft") or f"# pipeline run graphs/{name}.yaml --input datasets/arith/test.parquet\n" in head
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_keys_and_params_have_one_order(name: str) -> None:
+    raw = read_yaml(path_of(name))
+    assert list(raw) == ["name", "params", "engines", "stages"]
+    order = [param for group in PARAMS for param in group]
+    assert list(raw["params"]) == sorted(raw["params"], key=order.index)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_knobs_named_in_the_head_can_be_set(name: str) -> None:
+    head = path_of(name).read_text().partition("\nname: ")[0]
+    knobs = re.search(r"^# Knobs: (.*)$", head, re.MULTILINE)
+    named = {word for word in re.findall(r"[a-z_]+", knobs[1] if knobs else "") if word in {p for group in PARAMS for p in group}}
+    params = load_plan(path_of(name)).params
+    assert named <= params.keys()
+    assert knobs or set(params) == {"temperature", "token_budget"}
+    assert load_plan(path_of(name), settings=tuple(f"{knob}={params[knob]}" for knob in named)) == load_plan(path_of(name))
+
+
+@pytest.mark.parametrize(("name", "base"), DECODE.items())
+def test_a_graph_with_token_level_speculation_differs_in_its_engines_alone(name: str, base: str) -> None:
+    changed = [(a, b) for a, b in zip(without_head(name), without_head(base), strict=True) if a != b]
+    assert changed == [
+        (f"name: {name}", f"name: {base}"),
+        ("engines: engines/tiny-vllm-decode.yaml", "engines: engines/tiny.yaml"),
+    ]
+
+
+@pytest.mark.parametrize("name", DECODE)
+def test_the_speculated_tokens_are_a_knob(name: str) -> None:
+    for tokens, settings in ((5, ()), (3, ("engines.target.speculative_config.num_speculative_tokens=3",))):
+        target = load_plan(path_of(name), settings=settings).engines["target"]
+        assert isinstance(target, VllmSpec)
+        assert target.speculative_config is not None
+        assert target.speculative_config.num_speculative_tokens == tokens
+
+
+@pytest.mark.parametrize(
+    ("setting", "says"),
+    [
+        ("engines.target.speculative_config.num_speculative_tokens=0", "num_speculative_tokens: expected `int` >= 1, got 0"),
+        ("engines.target.speculative_config.tokens=3", "speculative_config: unknown key `tokens`"),
+        ("engines.target.model.tokens=3", "expected a mapping, got `str`"),
+    ],
+)
+def test_a_wrong_nested_setting_is_named(setting: str, says: str) -> None:
+    with pytest.raises(GraphError, match=re.escape(says)):
+        load_plan(path_of("speccot-decode"), settings=(setting,))
+
+
+def test_vanilla_and_speculated_inference_open_one_engine() -> None:
+    assert {name: list(load_plan(path_of(name)).engines) for name in ("target", "draft", "speculative-decoding")} == {
+        "target": ["target"],
+        "draft": ["draft"],
+        "speculative-decoding": ["target"],
+    }
+    assert isinstance(load_plan(path_of("target")).engines["target"], TorchSpec)
+
+
+SEEN = {
+    "target": ({"generate"}, {"written"}),
+    "draft": ({"generate"}, {"written"}),
+    "speccot": ({"generate", "draft", "choose", "answer"}, {"guidance", "accepted", "fallback"}),
+    "scot": ({"generate", "draft", "choose", "answer"}, {"accepted", "fallback"}),
+    "specreason": ({"generate", "draft", "score", "answer"}, {"accepted", "fallback"}),
+    "likelihood": ({"generate", "draft", "likelihood", "answer"}, {"accepted", "fallback"}),
+    "best-of-n": ({"draft", "choose", "answer"}, {"accepted"}),
+}
+"""Of each graph: kinds of calls, decisions of steps."""
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_graph_runs_on_simulated_engines(tmp_path: Path, name: str) -> None:
+    result = solve(tmp_path, name)
+    kinds, decisions = SEEN[DECODE.get(name, name)]
+    assert {row["kind"] for row in rows(result, "calls")} == kinds
+    assert {row["decision"] for row in rows(result, "steps")} == decisions
+    chains = rows(result, "chains")
+    assert {row["stop_reason"] for row in chains} == {"thought_closed"}
+    assert all(row["answer"] for row in chains)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_engines_that_are_never_wrong_solve_everything(tmp_path: Path, name: str) -> None:
+    """So every verdict, also that of a choice without 0, is about the candidate it names."""
+    result = solve(tmp_path, name, *(setting for setting in PERFECT if setting.split(".")[1] in load_plan(path_of(name)).engines))
+    assert all(row["correct"] for row in rows(result, "chains"))
+    assert "fallback" not in {row["decision"] for row in rows(result, "steps")}
+
+
+def test_no_guidance_leaves_no_call_and_no_step(tmp_path: Path) -> None:
+    result = solve(tmp_path, "speccot", "guidance_tokens=0")
+    assert "guidance" not in {row["stage"] for row in rows(result, "calls")}
+    assert {row["decision"] for row in rows(result, "steps")} == {"accepted", "fallback"}
+    for chain in rows(result, "chains"):
+        own = [row["step_index"] for row in rows(result, "steps") if row["chain_id"] == chain["chain_id"]]
+        assert own == list(range(1, len(own) + 1))
+        assert chain["steps"] == chain["accepted_steps"] + chain["fallback_steps"] == len(own)
+        assert min(row["call_index"] for row in rows(result, "calls") if row["chain_id"] == chain["chain_id"]) == 0
+
+
+def test_scot_thinks_again_where_all_drafts_are_rejected(tmp_path: Path) -> None:
+    result = solve(tmp_path, "scot", "candidates=3", "engines.target.text.verifier_accuracy=1.0")
+    calls, steps = rows(result, "calls"), rows(result, "steps")
+    assert {len(row["candidate_texts"]) for row in steps} == {3}
+    assert Counter(row["stage"] for row in calls if row["stage"] != "fallback") == {"draft": 12, "verify": 12, "answer": 12}
+    for step in steps:
+        right = [index for index, text in enumerate(step["candidate_texts"]) if not re.search(r"; step \d+ of \d+ no", text)]
+        assert step["chosen_candidate"] == next(iter(right), None)
+        assert step["decision"] == ("accepted" if right else "fallback")
+        assert step["source_engine"] == ("draft" if right else "target")
+    assert {row["decision"] for row in steps} == {"accepted", "fallback"}
+    assert Counter(row["stage"] for row in calls)["fallback"] == Counter(row["decision"] for row in steps)["fallback"]
+
+
+def test_a_thought_that_was_cut_is_closed_and_answered(tmp_path: Path) -> None:
+    for name in ("scot", "best-of-n"):
+        (tmp_path / name).mkdir()
+        result = solve(tmp_path / name, name, "draft_tokens=20", *(("token_budget=20",) if name == "scot" else ()))
+        assert {row["stop_reason"] for row in rows(result, "chains")} == {"max_tokens"}
+        assert all(len(row["step_token_ids"]) == 20 for row in rows(result, "steps"))
+        assert all(row["answer_text"] for row in rows(result, "chains"))
+
+
+def test_the_best_of_n_is_always_one_of_them(tmp_path: Path) -> None:
+    hopeless = ("engines.draft.text.step_accuracy=0.0", "engines.target.text.verifier_accuracy=1.0")
+    steps = rows(solve(tmp_path, "best-of-n", *hopeless), "steps")
+    assert {row["decision"] for row in steps} == {"accepted"}
+    assert {(row["score_label"], row["chosen_candidate"], len(row["score_probs"])) for row in steps} == {("1", 0, 5)}
+
+
+def test_likelihood_asks_no_question(tmp_path: Path) -> None:
+    result = solve(tmp_path, "likelihood", "candidates=3")
+    calls = [row for row in rows(result, "calls") if row["kind"] == "likelihood"]
+    assert {(row["output_tokens"], len(row["output_token_ids"]), len(row["option_ids"])) for row in calls} == {(0, 0, 0)}
+    assert len({row["request_id"] for row in calls}) == len(calls)
+    steps = [row for row in rows(result, "steps") if row["verify_kind"]]
+    assert len(calls) == sum(row["num_distinct_candidates"] for row in steps)
+    for row in steps:
+        assert (row["score_value"] >= row["threshold"]) == (row["decision"] == "accepted")
+        assert len(row["score_probs"]) == row["num_distinct_candidates"]
+        assert row["verify_tokens"] == 0
+
+
+@pytest.mark.parametrize(
+    ("settings", "decision"),
+    [
+        (("threshold=-100.0",), "accepted"),
+        (("threshold=-.inf",), "accepted"),
+        (("threshold=0.0",), "fallback"),
+        (("threshold=-0.0001", "statistic=minimum"), "fallback"),
+    ],
+)
+def test_a_threshold_for_all_and_one_for_nobody(tmp_path: Path, settings: tuple[str, ...], decision: str) -> None:
+    assert {row["decision"] for row in rows(solve(tmp_path, "likelihood", *settings), "steps")} == {decision}
+
+
+def test_the_minimum_is_stricter_than_the_mean(tmp_path: Path) -> None:
+    accepted = {}
+    for statistic in ("mean", "minimum"):
+        (tmp_path / statistic).mkdir()
+        steps = rows(solve(tmp_path / statistic, "likelihood", f"statistic={statistic}", "threshold=-0.5"), "steps")
+        accepted[statistic] = sum(row["decision"] == "accepted" for row in steps) / len(steps)
+    assert accepted["minimum"] < accepted["mean"]

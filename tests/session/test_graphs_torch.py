@@ -1,0 +1,71 @@
+"""The graphs of the papers on the bundled models, and a likelihood against what the engine that wrote a step said of it."""
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+
+import anyio
+import pyarrow.parquet as pq
+import pytest
+from msgspec import structs
+
+from pipeline.data.problems import Problem
+from pipeline.engine import Engine
+from pipeline.engines.torch.backend import open_torch
+from pipeline.graph.spec import DraftSpec, LikelihoodSpec, TorchSpec
+from pipeline.reasoning.chain import Chain, Outcome
+from pipeline.reasoning.prompts import PromptBuilder
+from pipeline.reasoning.translate import TokenTranslator
+from pipeline.session.options import RunOptions
+from pipeline.session.run import run
+from pipeline.stages.draft import DraftStage
+from pipeline.stages.likelihood import LikelihoodStage
+from tests.session.test_graphs import DECODE, NAMES, ROOT, SEEN
+from tests.session.test_run_torch import TEST_SET, chains_of
+
+PROBLEM = "Lily has 19 pens. Lily sells 5 packs of 2. Lily drops 9. How many pens has Lily now?"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in DECODE])
+def test_every_graph_runs_on_the_bundled_models(tmp_path: Path, name: str) -> None:
+    result = run(RunOptions(graph=ROOT / f"graphs/{name}.yaml", input=TEST_SET, limit=12, output=tmp_path / "out"))
+    assert (result.exit_code, result.done) == (0, 12)
+    kinds, decisions = SEEN[name]
+    assert set(pq.read_table(tmp_path / "out/calls")["kind"].to_pylist()) <= kinds
+    assert set(pq.read_table(tmp_path / "out/steps")["decision"].to_pylist()) <= decisions
+    assert sum(row["correct"] for row in chains_of(tmp_path / "out")) >= (2 if name in ("draft", "scot", "best-of-n") else 10)
+
+
+async def _scored(engines: Mapping[str, Engine]) -> None:
+    builders = {role: PromptBuilder(engine.tokenizer) for role, engine in engines.items()}
+    translator = TokenTranslator({role: engine.tokenizer for role, engine in engines.items()})
+    limits = {role: engine.max_model_len for role, engine in engines.items()}
+    chain = Chain(Problem(row=1, problem_id="p", problem=PROBLEM, answer="0"), 0, 0, 0, builders, translator, limits)
+    drafts = DraftStage("draft", DraftSpec(engine="draft", candidates=6, max_tokens=64, temperature=1.6), builders)
+    [request] = drafts.requests(chain)
+    drafted = await engines["draft"].generate(structs.replace(request, logprobs=True))
+    # An end of sequence is in the sum of its candidate and not among its ids.
+    kept = tuple(each for each in drafted.candidates if each.stop_reason is not None or each.finish_reason == "length")
+    drafted, written = structs.replace(drafted, candidates=kept), [each.cumulative_logprob for each in kept]
+    chain.apply("draft", Outcome(candidates=drafts.apply(chain, [drafted]).candidates))
+    judge = LikelihoodStage("verify", LikelihoodSpec(engine="draft", threshold=-math.inf), builders)
+    completions = [await engines["draft"].generate(asked) for asked in judge.requests(chain)]
+    assert len(completions) == len(chain.distinct_candidates()) > 1
+    sums = {index: sum(answer.scored_logprobs) for index, answer in zip(chain.distinct_candidates(), completions, strict=True)}
+    assert list(sums.values()) == pytest.approx([written[index] for index in sums], abs=1e-3)
+    verdict = judge.apply(chain, completions).verdict
+    assert verdict is not None
+    means = {index: total / len(chain.candidates[index].ids) for index, total in sums.items()}
+    assert verdict.chosen == max(means, key=means.__getitem__)
+    assert verdict.value == pytest.approx(max(means.values()))
+    assert verdict.mass == pytest.approx(sum(map(math.exp, sums.values())))
+
+
+@pytest.mark.slow
+def test_a_candidate_is_as_likely_as_when_the_engine_wrote_it() -> None:
+    async def talk() -> None:
+        async with open_torch({"draft": TorchSpec(model="bundled:tiny-draft", max_num_seqs=8, max_model_len=512)}) as engines:
+            await _scored(engines)
+
+    anyio.run(talk, backend="asyncio")

@@ -1,0 +1,451 @@
+"""Recorded runs that are run again without their models: what was recorded comes back, what was never generated is counted."""
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pyarrow.parquet as pq
+import pytest
+
+from pipeline.analysis.quality.failures import failures
+from pipeline.engines.sim.text import sim_answer
+from pipeline.errors import GraphError, InputError, UsageError
+from pipeline.session.options import RunOptions, resume_options
+from pipeline.session.replay import shortfall
+from pipeline.session.run import Result, load_plan, run
+from pipeline.trace.columns import schema_of
+from pipeline.trace.events import CallRow
+from pipeline.trace.wal import Wal
+
+ROOT = Path(__file__).parent.parent.parent
+SIM = ROOT / "graphs/engines/sim-2xh100.yaml"
+GRAPHS = ("speccot", "specreason", "likelihood", "scot", "best-of-n", "target")
+PROBLEMS = 6
+CHAINS = 2 * PROBLEMS
+MOMENT = ("in_flight_engine", "in_flight_stage", "waiting_engine")
+"""Of calls that leave at the very same instant each sees more beside it than the one before; their order is the event loop's."""
+
+
+def problems(folder: Path, count: int = PROBLEMS) -> Path:
+    path = folder / "problems.jsonl"
+    texts = [f"Problem number {i}?" for i in range(count)]
+    rows = [msgspec.json.encode({"problem_id": f"p{i}", "problem": t, "answer": sim_answer(t)}) for i, t in enumerate(texts)]
+    path.write_bytes(b"\n".join(rows) + b"\n")
+    return path
+
+
+def options(folder: Path, graph: str = "speccot", **other: Any) -> RunOptions:
+    defaults = {"batch_size": 4, "samples": 2, "engines": SIM, "input": folder / "problems.jsonl", "output": folder / graph}
+    return RunOptions(graph=ROOT / f"graphs/{graph}.yaml", **defaults | other)  # type: ignore[arg-type]
+
+
+def rows(folder: Path, table: str, *without: str) -> list[dict[str, Any]]:
+    """A table without the names and the moment of the run, by chain and order."""
+    start = json.loads((folder / "run.json").read_bytes())["started_unix_ns"]
+    found = []
+    for row in pq.read_table(folder / table).to_pylist():
+        row = {key: value - start if key.endswith("_unix_ns") else value for key, value in row.items() if key not in ("run_id", *without)}
+        found.append(row)
+    return sorted(found, key=lambda row: (row["chain_id"], row.get("step_index", 0), row.get("call_index", 0)))
+
+
+def said(folder: Path) -> dict[str, Any]:
+    """What the chains said, and how they came to it."""
+    keys = ("answer_text", "stop_reason", "steps", "accepted_steps", "draft_output_tokens", "target_output_tokens", "calls")
+    return {row["chain_id"]: [row[key] for key in keys] for row in rows(folder, "chains") if row["error_type"] is None}
+
+
+def unanswered(folder: Path) -> dict[str, str]:
+    return {row["chain_id"]: row["error_stage"] for row in rows(folder, "chains") if row["error_type"] == "NeverGenerated"}
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """The run folder of a graph, simulated once."""
+    folder = tmp_path_factory.mktemp("recorded")
+    problems(folder)
+
+    def of(graph: str) -> Path:
+        if not (folder / graph).exists():
+            assert run(options(folder, graph)).exit_code == 0
+        return folder / graph
+
+    return of
+
+
+def replay(run_folder: Path, output: Path, **other: Any) -> Result:
+    graph = other.pop("graph", run_folder.name)
+    given: dict[str, Any] = {"engines": Path(f"replay:{run_folder}"), "output": output, **other}
+    return run(options(run_folder.parent, graph, **given))
+
+
+@pytest.mark.parametrize("graph", GRAPHS)
+def test_a_simulated_run_comes_back_to_the_last_bit(recorded: Callable[[str], Path], tmp_path: Path, graph: str) -> None:
+    before = recorded(graph)
+    result = replay(before, tmp_path / "again")
+    assert result.exit_code == 0
+    assert shortfall(result.run) is None
+    for table in ("chains", "steps"):
+        assert rows(result.folder, table) == rows(before, table)
+    assert rows(result.folder, "calls", *MOMENT) == rows(before, "calls", *MOMENT)
+    card, other = (json.loads((folder / "run.json").read_bytes()) for folder in (before, result.folder))
+    assert other["totals"] == card["totals"]
+    assert other["wall_time_s"] == card["wall_time_s"]
+    assert other["engine_statistics"] == card["engine_statistics"]
+    assert {role: facts["costs"] for role, facts in other["engine_facts"].items()} == dict.fromkeys(card["engines"], "simulated")
+
+
+@pytest.mark.parametrize("graph", ["speccot", "specreason"])
+@pytest.mark.parametrize(("schedule", "batch_size"), [("pipelined", 1), ("lockstep", CHAINS), ("sequential", 4)])
+def test_another_schedule_and_batch_size_are_predicted_exactly(
+    recorded: Callable[[str], Path], tmp_path: Path, graph: str, schedule: str, batch_size: int
+) -> None:
+    before = recorded(graph)
+    truth = run(options(before.parent, graph, schedule=schedule, batch_size=batch_size, output=tmp_path / "truth"))
+    guess = replay(before, tmp_path / "guess", schedule=schedule, batch_size=batch_size)
+    assert said(guess.folder) == said(truth.folder) == said(before)
+    assert guess.run.wall_time_s == truth.run.wall_time_s != json.loads((before / "run.json").read_bytes())["wall_time_s"]
+
+
+def test_a_narrower_lane_is_predicted(recorded: Callable[[str], Path], tmp_path: Path) -> None:
+    before, narrow = recorded("speccot"), ("engines.target.max_in_flight=1",)
+    truth = run(options(before.parent, "speccot", settings=narrow, output=tmp_path / "truth"))
+    guess = replay(before, tmp_path / "guess", settings=narrow)
+    assert said(guess.folder) == said(truth.folder)
+    # Who of those that come at the same instant gets the only place is the event loop's choice, in the truth too.
+    assert guess.run.wall_time_s == pytest.approx(truth.run.wall_time_s, rel=0.05)
+    assert guess.run.engines["target"]["max_in_flight"] == 1
+    assert guess.run.engines["draft"]["max_in_flight"] == truth.run.engines["draft"]["max_in_flight"] == 256
+
+
+@pytest.mark.parametrize("threshold", [3, 9])
+def test_another_threshold_answers_the_chains_that_go_the_recorded_way(
+    recorded: Callable[[str], Path], tmp_path: Path, threshold: int
+) -> None:
+    before, settings = recorded("specreason"), (f"threshold={threshold}",)
+    truth = run(options(before.parent, "specreason", settings=settings, output=tmp_path / "truth"))
+    result = replay(before, tmp_path / "guess", settings=settings)
+    answered, missing = said(result.folder), unanswered(result.folder)
+    assert missing
+    assert len(answered) + len(missing) == CHAINS
+    assert {chain: said(truth.folder)[chain] for chain in answered} == answered
+    assert all(said(truth.folder)[chain] != said(before)[chain] for chain in missing)
+    assert result.exit_code == 3
+    stages = {stage: list(missing.values()).count(stage) for stage in missing.values()}
+    assert result.run.totals["errors"] == {"NeverGenerated": stages}
+    sentence = shortfall(result.run)
+    assert sentence is not None
+    assert sentence.startswith(f"replay: {len(missing)} of {CHAINS} chains needed text that was never generated, first at stage ")
+    found = failures(result.folder)
+    assert sum(failure.count for failure in found) == len(missing)
+    assert {(failure.stage, failure.message.partition(": ")[0]) for failure in found} == {
+        (stage, "needs text that was never generated") for stage in stages
+    }
+
+
+def test_a_raised_threshold_stops_at_the_fallback_and_a_lowered_one_behind_it(recorded: Callable[[str], Path], tmp_path: Path) -> None:
+    raised = replay(recorded("specreason"), tmp_path / "raised", settings=("threshold=9", "method=expected"))
+    assert set(unanswered(raised.folder).values()) == {"fallback"}
+    assert {failure.message for failure in failures(raised.folder)} == {
+        "needs text that was never generated: the recorded run made no such call"
+    }
+    lowered = replay(recorded("specreason"), tmp_path / "lowered", settings=("threshold=0",))
+    assert set(unanswered(lowered.folder).values()) == {"draft"}
+    assert "the recorded call had another prompt: the chain went another way before it" in failures(lowered.folder)[0].message
+    assert not any(row["decision"] == "fallback" for row in rows(lowered.folder, "steps"))
+
+
+def test_the_expected_score_is_read_from_the_same_answers(recorded: Callable[[str], Path], tmp_path: Path) -> None:
+    result = replay(recorded("specreason"), tmp_path / "expected", settings=("method=expected",))
+    judged = {(row["chain_id"], row["step_index"]): row for row in rows(recorded("specreason"), "steps")}
+    steps = rows(result.folder, "steps")
+    assert any(row["score_value"] != judged[row["chain_id"], row["step_index"]]["score_value"] for row in steps)
+    for row in steps:
+        assert row["score_probs"] == judged[row["chain_id"], row["step_index"]]["score_probs"]
+        assert row["score_value"] == pytest.approx(sum(i * p for i, p in enumerate(row["score_probs"])))
+
+
+def test_fewer_problems_samples_and_candidates_need_no_new_text_as_far_as_they_go(recorded: Callable[[str], Path], tmp_path: Path) -> None:
+    before = recorded("speccot")
+    few = replay(before, tmp_path / "few", limit=4, samples=1)
+    assert few.exit_code == 0
+    assert said(few.folder) == {chain: told for chain, told in said(before).items() if chain in {f"p{i}#0" for i in range(4)}}
+    three = replay(before, tmp_path / "three", settings=("candidates=3",))
+    firsts = {(row["chain_id"], row["step_index"]): row for row in rows(before, "steps")}
+    drafted = [row for row in rows(three.folder, "calls") if row["stage"] == "draft"]
+    assert drafted
+    assert {row["choice_count"] for row in drafted} == {3}
+    for row in drafted:
+        assert [len(ids) for ids in row["output_token_ids"]] == firsts[row["chain_id"], row["step_index"]]["candidate_tokens"][:3]
+    assert set(unanswered(three.folder).values()) == {"verify"}  # other candidates to choose from are another question
+    more = replay(before, tmp_path / "more", settings=("candidates=7",))
+    assert set(unanswered(more.folder).values()) == {"draft"}
+    assert "the call asks for 7 candidates, of which 5 were recorded" in failures(more.folder)[0].message
+
+
+def test_a_shorter_limit_cuts_what_was_recorded_as_the_model_would_have(recorded: Callable[[str], Path], tmp_path: Path) -> None:
+    before, settings = recorded("target"), ("token_budget=500",)
+    truth = run(options(before.parent, "target", settings=settings, output=tmp_path / "truth"))
+    guess = replay(before, tmp_path / "guess", settings=settings)
+    assert {row["stop_reason"] for row in rows(truth.folder, "chains")} >= {"max_tokens"}
+    assert rows(guess.folder, "calls", *MOMENT) == rows(truth.folder, "calls", *MOMENT)
+    again = replay(before, tmp_path / "again", settings=("token_budget=9000",))
+    assert said(again.folder) == said(before)
+
+
+def test_a_longer_limit_needs_new_text_where_the_recorded_one_was_cut(recorded: Callable[[str], Path], tmp_path: Path) -> None:
+    problems(tmp_path)
+    short = run(options(tmp_path, "target", settings=("token_budget=500",)))
+    result = replay(short.folder, tmp_path / "longer", settings=("token_budget=9000",))
+    cut = {row["chain_id"] for row in rows(short.folder, "calls") if row["finish_reason"] == ["length"]}
+    assert set(unanswered(result.folder)) == cut
+    assert 0 < len(cut) < CHAINS
+
+
+@pytest.mark.parametrize(
+    ("settings", "stage", "why"),
+    [
+        (("temperature=0.7",), "guidance", "the call asks with another temperature than the recorded one"),
+        (("guidance_tokens=0",), "draft", "the recorded run made no such call"),
+    ],
+)
+def test_another_text_is_never_given(
+    recorded: Callable[[str], Path], tmp_path: Path, settings: tuple[str, ...], stage: str, why: str
+) -> None:
+    result = replay(recorded("speccot"), tmp_path / "other", settings=settings)
+    [failure] = failures(result.folder)
+    assert (failure.error_type, failure.stage, failure.count) == ("NeverGenerated", stage, CHAINS)
+    assert why in failure.message
+
+
+def test_calls_take_as_long_as_they_took_when_nothing_else_is_asked_of_them(recorded: Callable[[str], Path], tmp_path: Path) -> None:
+    before = recorded("speccot")
+    sentences: list[str] = []
+    settings = ("engines.draft.costs=recorded", "engines.target.costs=recorded")
+    given = options(before.parent, engines=Path(f"replay:{before}"), output=tmp_path / "out", settings=settings)
+    result = run(given, tell=sentences.append)
+    assert sentences == [
+        f"replay of {before}: every call of target and draft takes as long as it took when it was recorded, whatever runs beside it"
+    ]
+    assert said(result.folder) == said(before)
+    times = ("e2e_latency_s", "queue_time_s", "prefill_time_s", "decode_time_s", "time_to_first_token_s", "cached_input_tokens")
+    for ours, theirs in zip(rows(result.folder, "calls"), rows(before, "calls"), strict=True):
+        assert [ours[name] for name in times] == pytest.approx([theirs[name] for name in times])
+    busy = result.run.engine_statistics["target"]["busy_s"]
+    assert 0 < busy <= result.run.wall_time_s  # type: ignore[operator]
+    assert {facts["costs"] for facts in result.run.engine_facts.values()} == {"recorded"}
+
+
+def test_costs_of_a_file_count_and_so_does_a_calibration(recorded: Callable[[str], Path], tmp_path: Path) -> None:
+    before = tmp_path / "speccot"
+    shutil.copytree(recorded("speccot"), before)
+    shutil.copy(recorded("speccot").parent / "problems.jsonl", tmp_path)
+    other = ROOT / "graphs/engines/sim-1xh200.yaml"
+    both = tuple(f"engines.{role}.costs_from={other}" for role in ("draft", "target"))
+    sentences: list[str] = []
+    given = options(tmp_path, engines=Path(f"replay:{before}"), output=tmp_path / "out", settings=both)
+    result = run(given, tell=sentences.append)
+    assert sentences == [f"replay of {before}: every call of target and draft costs what the roofline in {other} says"]
+    assert said(result.folder) == said(before)
+    assert {facts["device"] for facts in result.run.engine_facts.values()} == {"h200-0"}
+    card = json.loads((before / "run.json").read_bytes())
+    for engine in card["engines"].values():  # as if it had been recorded of models
+        engine["backend"], engine["tokenizer"] = "torch", "bundled:tiny-target"
+    (before / "run.json").write_text(json.dumps(card))
+    shutil.copy(other, before / "calibration.yaml")
+    plan = load_plan(ROOT / "graphs/speccot.yaml", Path(f"replay:{before}"))
+    assert {(spec.costs, spec.costs_from) for spec in plan.engines.values()} == {("simulated", f"{before}/calibration.yaml")}  # type: ignore[attr-defined]
+
+
+def test_rates_without_a_bound_survive(tmp_path: Path) -> None:
+    problems(tmp_path)
+    instant = run(options(tmp_path, engines=ROOT / "graphs/engines/sim-instant.yaml"))
+    again = replay(instant.folder, tmp_path / "again")
+    assert said(again.folder) == said(instant.folder)
+    assert again.run.wall_time_s == 0.0
+
+
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        ({"seed": 7}, r"replay of .*/speccot needs --seed 0$"),
+        ({"samples": 3}, r"replay of .*/speccot needs --samples 2 or less$"),
+        ({"columns": {"answer": "problem"}}, r"needs no --column: it had none of answer$"),
+        (
+            {"settings": ("engines.draft.costs=simulate",)},
+            r"--engines: \$\.draft\.costs: unknown value `simulate`; did you mean `simulated`\?",
+        ),
+        ({"settings": ("engines.draft.costs=recorded", f"engines.draft.costs_from={SIM}")}, "costs_from names a roofline, but costs is"),
+        ({"settings": (f"engines.draft.costs_from={ROOT}/graphs/engines/tiny.yaml",)}, r"tiny\.yaml: \$\.\w+: unknown backend `torch`"),
+        ({"settings": ("engines.draft.run=/nowhere",)}, r"/nowhere/run\.json: cannot be read: no such file"),
+        ({"engines": Path("replay:/nowhere")}, r"/nowhere/run\.json: cannot be read: no such file or directory; name a run folder"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_what_does_not_fit_the_recorded_run_is_refused_by_name(
+    recorded: Callable[[str], Path], tmp_path: Path, changed: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(UsageError, match=says):
+        replay(recorded("speccot"), tmp_path / "out", **changed)
+    assert not (tmp_path / "out").exists()
+
+
+def test_other_problems_and_more_of_them_are_refused(recorded: Callable[[str], Path], tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"needs the problems that it was given, .*problems\.jsonl \(SHA-256 \w+\.\.\.\); .* holds others"):
+        replay(recorded("speccot"), tmp_path / "out", input=problems(tmp_path, 9))
+    part = run(options(recorded("speccot").parent, "target", limit=3, output=tmp_path / "target"))
+    with pytest.raises(UsageError, match="needs --limit 3 or less"):
+        replay(part.folder, tmp_path / "out", input=recorded("speccot").parent / "problems.jsonl")
+
+
+def test_a_role_that_the_run_did_not_have_is_named(recorded: Callable[[str], Path], tmp_path: Path) -> None:
+    with pytest.raises(GraphError, match=r"speccot\.yaml: .*\.engine: no engine named `draft`; known are `target`"):
+        replay(recorded("target"), tmp_path / "out", graph="speccot")
+    engines = tmp_path / "engines.yaml"
+    engines.write_text("".join(f"{role}: {{backend: replay, run: {recorded('target')}}}\n" for role in ("draft", "target")))
+    with pytest.raises(GraphError, match=r"engine 'draft': the run .*/target had no such engine; known are `target`"):
+        replay(recorded("target"), tmp_path / "out", graph="speccot", engines=engines)
+
+
+def test_an_engines_file_may_name_another_run_for_each_role(recorded: Callable[[str], Path], tmp_path: Path) -> None:
+    engines = tmp_path / "engines.yaml"
+    engines.write_text(f"target: {{backend: replay, run: {recorded('target')}, max_in_flight: 2}}\n")
+    result = replay(recorded("target"), tmp_path / "out", engines=engines)
+    assert said(result.folder) == said(recorded("target"))
+    found = result.run.engines["target"]
+    assert (found["max_in_flight"], found["timeout_s"], found["model"]) == (2, 600.0, "QwQ-32B")
+
+
+def test_a_replay_goes_on_after_it_was_stopped(recorded: Callable[[str], Path], tmp_path: Path) -> None:
+    settings = ("threshold=9",)
+    whole = replay(recorded("specreason"), tmp_path / "whole", settings=settings)
+    part = replay(recorded("specreason"), tmp_path / "part", settings=settings, limit=3)
+    card = json.loads((part.folder / "run.json").read_bytes())
+    assert card["options"]["engines"] == f"replay:{recorded('specreason')}"
+    card["options"]["limit"] = card["input"]["limit"] = None
+    card["status"] = "interrupted"
+    (part.folder / "run.json").write_text(json.dumps(card))
+    result = run(resume_options(part.folder))
+    assert said(result.folder) == said(whole.folder)
+    assert result.run.totals == whole.run.totals
+    assert run(resume_options(whole.folder)).nothing_to_do
+
+
+def test_a_replay_is_not_replayed(recorded: Callable[[str], Path], tmp_path: Path) -> None:
+    first = replay(recorded("target"), tmp_path / "first")
+    with pytest.raises(GraphError, match=rf"is a replay itself; replay what it replays: replay:{recorded('target')}"):
+        replay(first.folder, tmp_path / "second", graph="target", input=recorded("target").parent / "problems.jsonl")
+
+
+def test_a_run_of_an_earlier_version_is_refused_by_name(recorded: Callable[[str], Path], tmp_path: Path) -> None:
+    old = tmp_path / "target"
+    shutil.copytree(recorded("target"), old)
+    shutil.copy(recorded("target").parent / "problems.jsonl", tmp_path)
+    [part] = (old / "calls").glob("*.parquet")
+    pq.write_table(pq.read_table(part).drop_columns(["prompt_digest"]), part)
+    with pytest.raises(InputError, match=r"/target: was recorded by an earlier version, .*; record it again"):
+        replay(old, tmp_path / "out")
+    card = json.loads((old / "run.json").read_bytes())
+    card["engine_facts"] = {}
+    (old / "run.json").write_text(json.dumps(card))
+    with pytest.raises(InputError, match=r"/target: was recorded by an earlier version, .*; record it again"):
+        load_plan(ROOT / "graphs/target.yaml", Path(f"replay:{old}"))
+
+
+def test_a_damaged_run_is_refused_or_ends_the_replay(recorded: Callable[[str], Path], tmp_path: Path) -> None:
+    shutil.copy(recorded("target").parent / "problems.jsonl", tmp_path)
+    shutil.copytree(recorded("target"), tmp_path / "target")
+    [part] = (tmp_path / "target/calls").glob("*.parquet")
+    whole = part.read_bytes()
+    part.write_bytes(whole[:-20])
+    with pytest.raises(InputError, match=r"part-00000\.parquet: cannot be read"):
+        replay(tmp_path / "target", tmp_path / "out")
+    part.write_bytes(whole)
+    group = pq.read_metadata(part).row_group(0)
+    ids = next(group.column(i) for i in range(group.num_columns) if group.column(i).path_in_schema.startswith("output_token_ids."))
+    part.write_bytes(whole[: ids.data_page_offset] + bytes(200) + whole[ids.data_page_offset + 200 :])
+    result = replay(tmp_path / "target", tmp_path / "out")
+    assert result.exit_code == 1
+    assert "engine 'target' died: " in str(result.error)
+    assert "cannot be read" in str(result.error)
+
+
+def test_what_a_killed_run_left_is_replayed_and_the_rest_is_missing(recorded: Callable[[str], Path], tmp_path: Path) -> None:
+    killed = tmp_path / "speccot"
+    shutil.copytree(recorded("speccot"), killed)
+    shutil.copy(recorded("speccot").parent / "problems.jsonl", tmp_path)
+    [part] = (killed / "calls").glob("*.parquet")
+    calls = pq.read_table(part).sort_by("end_unix_ns")
+    part.unlink()
+    wal = Wal(killed / "calls/wal-00000.arrows", schema_of(CallRow))
+    for batch in calls.slice(0, calls.num_rows // 2).cast(schema_of(CallRow)).to_batches(max_chunksize=50):
+        wal.append(batch)
+    wal.close()
+    result = replay(killed, tmp_path / "out")
+    answered = said(result.folder)
+    assert 0 < len(answered) < CHAINS
+    assert {chain: said(recorded("speccot"))[chain] for chain in answered} == answered
+    assert len(unanswered(result.folder)) == CHAINS - len(answered)
+
+
+def test_what_failed_is_not_answered(tmp_path: Path) -> None:
+    problems(tmp_path)
+    before = run(options(tmp_path, settings=("engines.target.timeout_s=1.1",)))
+    failed = {row["chain_id"] for row in rows(before.folder, "chains") if row["error_type"] == "CallTimeout"}
+    result = replay(before.folder, tmp_path / "again")
+    assert 0 < len(failed) < CHAINS
+    assert set(unanswered(result.folder)) == failed
+    assert {failure.message for failure in failures(result.folder)} == {
+        "needs text that was never generated: the recorded call got no answer"
+    }
+    assert said(result.folder) == said(before.folder)
+
+
+@pytest.mark.slow
+def test_a_run_folder_cannot_have_code_run(recorded: Callable[[str], Path], tmp_path: Path) -> None:
+    shutil.copytree(recorded("target"), tmp_path / "target")
+    shutil.copytree(ROOT / "pipeline/models/tiny-target", tmp_path / "model", ignore=shutil.ignore_patterns("*.safetensors"))
+    (tmp_path / "model/evil.py").write_text(f"import pathlib\npathlib.Path({str(tmp_path / 'ran')!r}).touch()\nclass Evil: pass\n")
+    config = json.loads((tmp_path / "model/tokenizer_config.json").read_bytes())
+    config |= {"tokenizer_class": "Evil", "auto_map": {"AutoTokenizer": ["evil.Evil", "evil.Evil"]}}
+    (tmp_path / "model/tokenizer_config.json").write_text(json.dumps(config))
+    card = json.loads((tmp_path / "target/run.json").read_bytes())
+    card["engines"]["target"] = {
+        **card["engines"]["target"],
+        "backend": "torch",
+        "model": str(tmp_path / "model"),
+        "trust_remote_code": True,
+    }
+    (tmp_path / "target/run.json").write_text(json.dumps(card))
+    given = options(tmp_path, "target", engines=Path(f"replay:{tmp_path}/target"), input=recorded("target").parent / "problems.jsonl")
+    result = run(msgspec.structs.replace(given, output=tmp_path / "out"))
+    assert len(unanswered(result.folder)) == CHAINS  # another tokenizer, other prompts
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.slow
+def test_a_run_of_real_models_comes_back_without_them(tmp_path: Path) -> None:
+    test_set = ROOT / "datasets/arith/test.parquet"
+    given: dict[str, Any] = {"input": test_set, "limit": 6, "samples": 1}
+    before = run(options(tmp_path, "specreason", engines=None, **given))
+    assert before.exit_code == 0
+    program = (
+        "import sys; from pipeline.cli.main import perform; code = perform(sys.argv[1:]); sys.exit(code + 10 * ('torch' in sys.modules))"
+    )
+    arguments = ["run", "graphs/specreason.yaml", "--engines", f"replay:{before.folder}", "--input", test_set, "--limit", "6"]
+    command = [sys.executable, "-c", program, *map(str, arguments), "--output", str(tmp_path / "again")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert "of 6 graded, of recorded answers)" in done.stdout
+    assert said(tmp_path / "again") == said(before.folder)
+    assert [row["step_text"] for row in rows(tmp_path / "again", "steps")] == [row["step_text"] for row in rows(before.folder, "steps")]
+    costs = tuple(f"engines.{role}.costs_from={SIM}" for role in ("draft", "target"))
+    elsewhere = replay(before.folder, tmp_path / "elsewhere", settings=costs, **given)
+    assert said(elsewhere.folder) == said(before.folder)
+    changed = replay(before.folder, tmp_path / "changed", settings=("method=expected", "threshold=9"), **given)
+    assert len(unanswered(changed.folder)) == 6

@@ -1,0 +1,258 @@
+"""Runs that go on: what a run holds at any moment of its life is enough to end it as if it had never stopped."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeline.analysis.summary import summarize
+from pipeline.engines.sim.text import sim_answer
+from pipeline.errors import InputError, UsageError
+from pipeline.session.options import RunOptions, resume_options
+from pipeline.session.run import Result, run
+from pipeline.trace.folder import hold
+
+ROOT = Path(__file__).parent.parent.parent
+SIM = ROOT / "graphs/engines/sim-2xh100.yaml"
+GRAPHS = ("speccot", "specreason", "likelihood", "scot", "best-of-n", "target")
+
+
+def options(folder: Path, graph: str = "speccot", **other: Any) -> RunOptions:
+    problems = folder / "problems.jsonl"
+    if not problems.exists():
+        texts = [f"Problem number {i}?" for i in range(8)]
+        rows = [msgspec.json.encode({"problem_id": f"p{i}", "problem": t, "answer": sim_answer(t)}) for i, t in enumerate(texts)]
+        problems.write_bytes(b"\n".join([*rows, b'{"problem_id": "bad"}']) + b"\n")
+    defaults = {"batch_size": 4, "samples": 2, "output": folder / graph}
+    return RunOptions(graph=ROOT / f"graphs/{graph}.yaml", engines=SIM, input=problems, **defaults | other)  # type: ignore[arg-type]
+
+
+def rows(folder: Path, table: str) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = pq.read_table(folder / table).to_pylist()
+    return found
+
+
+def said(folder: Path) -> dict[str, Any]:
+    """All that the chains said, and what it cost them; fails where one ended twice or a step is there twice."""
+    steps: dict[str, list[Any]] = {}
+    for row in rows(folder, "steps"):
+        key = ("step_index", "decision", "step_text", "candidate_texts", "draft_tokens", "draft_tokens_wasted")
+        steps.setdefault(row["chain_id"], []).append([row.get(name) for name in key])
+    chains = rows(folder, "chains")
+    assert len({row["chain_id"] for row in chains}) == len(chains)
+    costs = ("answer", "correct", "stop_reason", "steps", "accepted_steps", "calls", "draft_output_tokens", "target_output_tokens")
+    return {row["chain_id"]: ([row[name] for name in costs], steps.get(row["chain_id"])) for row in chains}
+
+
+def cut(whole: Path, folder: Path, share: float) -> None:
+    """Make `folder` what `whole` was when that share of its time had passed, as SIGKILL would have left it."""
+    ends = pc.sort_indices(pq.read_table(whole / "calls").column("end_unix_ns"))
+    times = pq.read_table(whole / "calls").column("end_unix_ns").take(ends).to_pylist()
+    moment = times[min(int(share * len(times)), len(times) - 1)]
+    shutil.copytree(whole, folder)
+    for table in ("calls", "steps", "chains"):
+        for part in (folder / table).glob("*.parquet"):
+            content = pq.read_table(part)
+            pq.write_table(content.filter(pc.less_equal(content.column("end_unix_ns"), moment)), part)
+    card = msgspec.json.decode((whole / "run.json").read_bytes())
+    card |= {"status": "running", "totals": {}}
+    card["sessions"][-1] |= {"status": "running", "ended_unix_ns": None, "wall_time_s": None}
+    (folder / "run.json").write_bytes(msgspec.json.encode(card))
+
+
+@pytest.fixture(scope="module")
+def wholes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A finished run of each graph."""
+    folder = tmp_path_factory.mktemp("whole")
+    return {graph: run(options(folder, graph)).folder for graph in GRAPHS}
+
+
+@pytest.mark.parametrize("graph", GRAPHS)
+@settings(max_examples=6, deadline=None, derandomize=True)
+@given(shares=st.lists(st.floats(0, 1), min_size=1, max_size=2))
+def test_a_run_that_was_killed_at_any_moment_ends_as_if_it_had_not_been(
+    wholes: dict[str, Path], tmp_path_factory: pytest.TempPathFactory, graph: str, shares: list[float]
+) -> None:
+    place = tmp_path_factory.mktemp(graph)
+    last = wholes[graph]
+    for number, share in enumerate(shares):
+        cut(last, folder := place / f"{number}", share)
+        result = run(resume_options(folder))
+        last = result.folder
+    assert result.exit_code == 3  # the bad row
+    assert said(result.folder) == said(wholes[graph])
+    card = msgspec.json.decode((result.folder / "run.json").read_bytes())
+    assert card["totals"] == msgspec.json.decode((wholes[graph] / "run.json").read_bytes())["totals"]
+    assert [session["status"] for session in card["sessions"]] == ["killed"] * len(shares) + ["finished"]
+
+
+def test_a_finished_run_is_left_as_it_is(wholes: dict[str, Path]) -> None:
+    folder = wholes["speccot"]
+    before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
+    result = run(resume_options(folder))
+    assert result.nothing_to_do
+    assert (result.exit_code, result.done, result.failed) == (3, 16, 2)
+    assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == before
+
+
+def test_failed_chains_are_tried_again_when_asked(tmp_path: Path) -> None:
+    given = options(tmp_path, settings=("engines.target.timeout_s=0.5",))
+    failed = run(given)
+    assert failed.failed > 2
+    again = run(
+        msgspec.structs.replace(given, settings=("engines.target.timeout_s=600",), resume=True, retry_failed=True, allow_drift=("engines",))
+    )
+    assert again.failed == 2
+    whole = run(options(tmp_path, output=tmp_path / "whole"))
+    assert {chain: told[0][0] for chain, told in said(again.folder).items()} == {
+        chain: told[0][0] for chain, told in said(whole.folder).items()
+    }
+
+
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        ({"settings": ("candidates=3",)}, r"param candidates is 3, was 5; start a new run"),
+        ({"seed": 1}, r"seed is 1, was 0; start a new run"),
+        ({"samples": 3}, r"samples is 3, was 2"),
+        ({"batch_size": 2}, r"batch_size is 2, was 4; add --allow-drift batch_size, or start a new run"),
+        ({"schedule": "lockstep"}, r"schedule is lockstep, was pipelined; add --allow-drift schedule"),
+        ({"settings": ("engines.target.max_in_flight=7",)}, r"engines\.target\.max_in_flight is 7, was \d+; add --allow-drift engines"),
+        (
+            {"settings": ("engines.target.model=other",), "allow_drift": ("engines",)},
+            r"engines\.target\.model is other, was .*; start a new run",
+        ),
+        ({"limit": 3}, r"limit is 3, was None; add --allow-drift limit"),
+        ({"graph": ROOT / "graphs/specreason.yaml"}, r"param .* is .*, was .*"),
+        ({"allow_drift": ("seed",)}, r"--allow-drift seed: what may be other than before is engines, batch_size, schedule, limit"),
+    ],
+    ids=lambda value: str(value)[:30],
+)
+def test_what_was_changed_is_named_and_refused(wholes: dict[str, Path], tmp_path: Path, changed: dict[str, Any], says: str) -> None:
+    cut(wholes["speccot"], tmp_path / "run", 0.5)
+    before = said(tmp_path / "run")
+    given = options(wholes["speccot"].parent, output=tmp_path / "run", resume=True)
+    with pytest.raises(UsageError, match=says):
+        run(msgspec.structs.replace(given, **changed))
+    assert said(tmp_path / "run") == before
+
+
+def test_a_changed_input_is_refused(wholes: dict[str, Path], tmp_path: Path) -> None:
+    cut(wholes["speccot"], tmp_path / "run", 0.5)
+    given = options(wholes["speccot"].parent, output=tmp_path / "run", resume=True)
+    (tmp_path / "problems.jsonl").write_bytes(given.input.read_bytes() + b"\n")
+    with pytest.raises(UsageError, match=r"input sha256 is .*, was .*; start a new run"):
+        run(msgspec.structs.replace(given, input=tmp_path / "problems.jsonl"))
+
+
+def test_batch_size_and_schedule_may_change_when_allowed_and_the_answers_do_not(wholes: dict[str, Path], tmp_path: Path) -> None:
+    cut(wholes["speccot"], tmp_path / "run", 0.4)
+    drift = ("batch_size", "schedule", "engines")
+    given = options(wholes["speccot"].parent, output=tmp_path / "run", resume=True, batch_size=7, schedule="lockstep", allow_drift=drift)
+    result = run(msgspec.structs.replace(given, settings=("engines.draft.max_in_flight=3",)))
+    assert said(result.folder) == said(wholes["speccot"])
+
+
+def test_two_at_work_on_one_folder_are_refused(wholes: dict[str, Path], tmp_path: Path) -> None:
+    cut(wholes["target"], tmp_path / "run", 0.5)
+    with hold(tmp_path / "run"), pytest.raises(UsageError, match=r"process \d+ is at work in it"):
+        run(resume_options(tmp_path / "run"))
+
+
+def test_options_of_resume_must_fit(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="--resume: name the run folder with --output"):
+        run(options(tmp_path, output=None, resume=True))
+    with pytest.raises(UsageError, match="--retry-failed: only where a run is resumed"):
+        run(options(tmp_path, retry_failed=True))
+    with pytest.raises(InputError, match=r"run\.json: cannot be read: no such file or directory; name a run folder"):
+        resume_options(tmp_path / "nothing")
+
+
+def test_resume_of_a_run_that_never_began_begins_it(tmp_path: Path) -> None:
+    result: Result = run(options(tmp_path, "target", resume=True))
+    assert result.exit_code == 3
+    assert summarize(result.folder).chains == 18
+
+
+def test_the_time_between_two_sessions_is_in_no_figure(wholes: dict[str, Path], tmp_path: Path) -> None:
+    cut(wholes["speccot"], tmp_path / "run", 0.5)  # the second session starts by the clock on the wall, minutes of simulated time away
+    result = run(resume_options(tmp_path / "run"))
+    first, second = result.run.sessions
+    summary = summarize(result.folder)
+    assert first.ended_unix_ns is not None
+    assert summary.wall_time_s == pytest.approx(first.wall_time_s + second.wall_time_s)  # type: ignore[operator]
+    assert summary.span_s <= summary.wall_time_s  # type: ignore[operator]
+    assert summary.tail_time_s <= summary.wall_time_s  # type: ignore[operator]
+    for chain in rows(result.folder, "chains"):
+        assert chain["active_time_s"] <= chain["chain_time_s"] + 1e-9
+        assert chain["chain_time_s"] <= summary.wall_time_s + 1e-6  # type: ignore[operator]
+
+
+def test_a_clock_that_was_set_back_turns_no_time_around(wholes: dict[str, Path], tmp_path: Path) -> None:
+    cut(wholes["target"], tmp_path / "run", 0.5)
+    card = msgspec.json.decode((tmp_path / "run/run.json").read_bytes())
+    tomorrow = card["sessions"][0]["started_unix_ns"] + 86_400 * 10**9
+    card["sessions"][0] |= {"status": "failed", "ended_unix_ns": tomorrow, "wall_time_s": 86_400.0}
+    (tmp_path / "run/run.json").write_bytes(msgspec.json.encode(card))
+    result = run(resume_options(tmp_path / "run"))
+    assert result.run.sessions[1].started_unix_ns > tomorrow
+    assert all(0 <= row["active_time_s"] <= row["chain_time_s"] for row in rows(result.folder, "chains"))
+    assert summarize(result.folder).span_s >= 0
+    assert said(result.folder) == said(wholes["target"])
+
+
+def test_the_folder_of_another_run_is_refused(wholes: dict[str, Path], tmp_path: Path) -> None:
+    given = options(wholes["speccot"].parent, output=wholes["speccot"])
+    with pytest.raises(UsageError, match="is a run already; add --resume to go on with it"):
+        run(given)
+    with pytest.raises(UsageError, match=r"param .* is .*, was .*; start a new run"):
+        run(msgspec.structs.replace(given, resume=True, graph=ROOT / "graphs/scot.yaml"))
+
+
+def test_a_finished_run_goes_on_when_its_limit_is_raised(wholes: dict[str, Path], tmp_path: Path) -> None:
+    source = wholes["speccot"].parent
+    part = options(source, output=tmp_path / "run", limit=3)
+    assert run(part).done == 6
+    more = run(msgspec.structs.replace(part, limit=None, resume=True, allow_drift=("limit",)))
+    assert (more.nothing_to_do, more.done) == (False, 16)
+    assert said(tmp_path / "run") == said(wholes["speccot"])
+
+
+def test_a_run_of_an_earlier_version_is_refused(wholes: dict[str, Path], tmp_path: Path) -> None:
+    cut(wholes["target"], tmp_path / "run", 0.5)
+    card = msgspec.json.decode((tmp_path / "run/run.json").read_bytes()) | {"sessions": []}
+    (tmp_path / "run/run.json").write_bytes(msgspec.json.encode(card))
+    with pytest.raises(InputError, match=r"run\.json: is of an earlier version, whose runs cannot go on; start a new run"):
+        run(resume_options(tmp_path / "run"))
+
+
+def test_an_answer_to_another_prompt_is_asked_for_again(wholes: dict[str, Path], tmp_path: Path) -> None:
+    cut(wholes["speccot"], tmp_path / "run", 0.5)
+    [part] = (tmp_path / "run/calls").glob("*.parquet")
+    calls = pq.read_table(part)
+    place = calls.column_names.index("prompt_digest")
+    others = pc.add(calls.column(place), 1)
+    pq.write_table(calls.set_column(place, calls.schema.field(place), others), part)
+    over = {row["chain_id"] for row in rows(tmp_path / "run", "chains")}
+    result = run(resume_options(tmp_path / "run"))
+    names = [row["request_id"] for row in rows(result.folder, "calls") if row["chain_id"] not in over]
+    asked = [row["request_id"] for row in rows(wholes["speccot"], "calls") if row["chain_id"] not in over]
+    begun = [row["request_id"] for row in calls.to_pylist() if row["chain_id"] not in over]
+    assert begun
+    assert sorted(names) == sorted(asked + begun)
+    assert {chain: told[0][0] for chain, told in said(result.folder).items()} == {
+        chain: told[0][0] for chain, told in said(wholes["speccot"]).items()
+    }
+
+
+def test_a_run_of_a_version_without_digests_goes_on(wholes: dict[str, Path], tmp_path: Path) -> None:
+    cut(wholes["specreason"], tmp_path / "run", 0.5)
+    [part] = (tmp_path / "run/calls").glob("*.parquet")
+    pq.write_table(pq.read_table(part).drop_columns(["prompt_digest"]), part)
+    assert said(run(resume_options(tmp_path / "run")).folder) == said(wholes["specreason"])

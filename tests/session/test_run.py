@@ -1,0 +1,238 @@
+"""Whole runs on simulated engines: what ends up in the run folder, whatever the schedule and whatever goes wrong."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import msgspec
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from pipeline.analysis.compare.runs import read_run
+from pipeline.analysis.summary import summarize
+from pipeline.engines.sim.text import sim_answer
+from pipeline.errors import GraphError, InputError, UsageError
+from pipeline.session.options import RunOptions
+from pipeline.session.regrade import regrade
+from pipeline.session.run import Result, run
+from pipeline.trace.events import CallRow, ChainRow, StepRow
+from pipeline.trace.read import read_batches
+
+ROOT = Path(__file__).parent.parent.parent
+SIM = ROOT / "graphs/engines/sim-2xh100.yaml"
+
+
+def write_problems(folder: Path, count: int = 12, extra: tuple[bytes, ...] = ()) -> Path:
+    path = folder / "problems.jsonl"
+    lines = [
+        msgspec.json.encode({"problem_id": f"p{i}", "problem": f"Problem number {i}?", "answer": sim_answer(f"Problem number {i}?")})
+        for i in range(count)
+    ]
+    path.write_bytes(b"\n".join([*lines, *extra]) + b"\n")
+    return path
+
+
+def solve(folder: Path, name: str = "run", graph: str = "speccot", **options: Any) -> Result:
+    problems = options.pop("input", None) or write_problems(folder)
+    return run(RunOptions(graph=ROOT / f"graphs/{graph}.yaml", engines=SIM, input=problems, output=folder / name, **options))
+
+
+def rows(result: Result, table: str) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = pq.read_table(result.folder / table).to_pylist()
+    return found
+
+
+def said(result: Result) -> dict[str, Any]:
+    """Everything that the chains of a run said, in no particular order of time."""
+    steps: dict[str, list[Any]] = {}
+    for row in rows(result, "steps"):
+        steps.setdefault(row["chain_id"], []).append((row["step_index"], row["decision"], row["step_text"], row["candidate_texts"]))
+    return {row["chain_id"]: (row["answer"], row["stop_reason"], steps.get(row["chain_id"])) for row in rows(result, "chains")}
+
+
+def test_a_run_leaves_three_tables_and_its_card(tmp_path: Path) -> None:
+    result = solve(tmp_path, samples=2)
+    assert result.exit_code == 0
+    for table, row in (("chains", ChainRow), ("steps", StepRow), ("calls", CallRow)):
+        assert pq.read_table(result.folder / table).column_names == list(row.__struct_fields__)
+    card = json.loads((result.folder / "run.json").read_text())
+    assert (card["status"], card["totals"]["chains_done"], card["virtual_time"]) == ("finished", 24, True)
+    assert card["input"]["rows"] == 12
+    [(chains, right)] = duckdb.sql(f"select count(*), count(*) filter (correct) from '{result.folder}/chains/*.parquet'").fetchall()
+    assert chains == 24
+    assert right == summarize(result.folder).correct > 12
+
+
+def test_the_ledger_of_a_chain_adds_up(tmp_path: Path) -> None:
+    result = solve(tmp_path)
+    calls, steps = rows(result, "calls"), rows(result, "steps")
+    for chain in rows(result, "chains"):
+        own = [call for call in calls if call["chain_id"] == chain["chain_id"]]
+        committed = [step for step in steps if step["chain_id"] == chain["chain_id"]]
+        assert chain["calls"] == len(own) == max(call["call_index"] for call in own) + 1
+        for role in ("draft", "target"):
+            assert chain[f"{role}_output_tokens"] == sum(call["output_tokens"] for call in own if call["engine"] == role)
+        assert chain["thought_tokens"] == sum(len(step["step_token_ids"]) for step in committed)
+        assert [step["step_index"] for step in committed] == list(range(len(committed)))
+        assert committed[0]["decision"] == "guidance"
+        accepted = sum(len(step["step_token_ids"]) for step in committed if step["decision"] == "accepted")
+        assert chain["draft_output_tokens"] == accepted + chain["wasted_draft_tokens"]
+        assert chain["active_time_s"] + chain["wait_time_s"] <= chain["chain_time_s"] + 1e-9
+
+
+def test_a_verdict_is_recorded_with_probabilities_and_mass(tmp_path: Path) -> None:
+    verified = [row for row in rows(solve(tmp_path), "steps") if row["verify_kind"]]
+    assert verified
+    for row in verified:
+        assert len(row["score_probs"]) == row["num_distinct_candidates"] + 1
+        assert sum(row["score_probs"]) == pytest.approx(1)
+        assert 0 < row["score_mass"] <= 1
+        assert (row["chosen_candidate"] is not None) == (row["decision"] == "accepted")
+        if row["chosen_candidate"] is not None:
+            assert row["candidate_texts"][row["chosen_candidate"]] == row["step_text"]
+
+
+@pytest.mark.parametrize("graph", ["speccot", "specreason"])
+def test_schedules_and_batch_sizes_change_no_answer(tmp_path: Path, graph: str) -> None:
+    base = said(solve(tmp_path, "base", graph, batch_size=64, samples=2))
+    assert len(base) == 24
+    for schedule, batch_size in (("pipelined", 1), ("pipelined", 7), ("lockstep", 64), ("lockstep", 5), ("sequential", 64)):
+        other = solve(tmp_path, f"{schedule}-{batch_size}", graph, schedule=schedule, batch_size=batch_size, samples=2)
+        assert said(other) == base
+
+
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(batch=st.integers(1, 40), schedule=st.sampled_from(["pipelined", "lockstep"]), in_flight=st.integers(1, 20), seed=st.integers(0, 3))
+def test_answers_depend_on_the_seed_alone(
+    tmp_path_factory: pytest.TempPathFactory, batch: int, schedule: Any, in_flight: int, seed: int
+) -> None:
+    folder = tmp_path_factory.mktemp("invariance")
+    limits = (f"engines.draft.max_in_flight={in_flight}", f"engines.target.max_in_flight={in_flight}")
+    base = solve(folder, "base", seed=seed)
+    other = solve(folder, "other", seed=seed, batch_size=batch, schedule=schedule, settings=limits)
+    assert said(other) == said(base)
+
+
+def test_another_seed_gives_other_text(tmp_path: Path) -> None:
+    assert said(solve(tmp_path, "a", seed=1)) != said(solve(tmp_path, "b", seed=2))
+
+
+def test_pipelined_is_faster_than_lockstep_and_lockstep_than_sequential(tmp_path: Path) -> None:
+    spent = {name: solve(tmp_path, name, schedule=name).run.wall_time_s or 0 for name in ("pipelined", "lockstep", "sequential")}
+    assert spent["pipelined"] < spent["lockstep"] < spent["sequential"]
+
+
+def test_max_in_flight_is_obeyed(tmp_path: Path) -> None:
+    result = solve(tmp_path, settings=("engines.target.max_in_flight=3",))
+    assert max(row["in_flight_engine"] for row in rows(result, "calls") if row["engine"] == "target") == 3
+
+
+def test_a_bad_row_is_a_failed_chain_and_the_others_go_on(tmp_path: Path) -> None:
+    problems = write_problems(tmp_path, 3, (b"{oops", b'{"problem_id": "null", "problem": null}', b'{"problem_id": "e", "problem": " "}'))
+    result = solve(tmp_path, input=problems)
+    assert result.exit_code == 3
+    failed = sorted((row for row in rows(result, "chains") if row["error_type"]), key=lambda row: row["input_row"])
+    assert [(row["input_row"], row["error_type"], row["stop_reason"]) for row in failed] == [(i, "BadRow", "error") for i in (4, 5, 6)]
+    assert "row 4: not JSON" in failed[0]["error_message"]
+    assert sum(row["error_type"] is None for row in rows(result, "chains")) == 3
+
+
+def test_a_call_that_takes_too_long_fails_its_chain(tmp_path: Path) -> None:
+    result = solve(tmp_path, settings=("engines.target.timeout_s=0.2",))
+    assert result.exit_code == 3
+    failed = [row for row in rows(result, "chains") if row["error_type"] == "CallTimeout"]
+    assert failed
+    assert all("timeout_s=0.2" in row["error_message"] for row in failed)
+    late = [row for row in rows(result, "calls") if row["error_type"] == "CallTimeout"]
+    assert [row["e2e_latency_s"] for row in late] == pytest.approx([0.2] * len(late), abs=1e-3)
+    assert len(late) == len(failed)
+
+
+def test_a_full_context_ends_the_thought_and_is_no_error(tmp_path: Path) -> None:
+    result = solve(tmp_path, settings=("engines.target.max_model_len=300",))
+    assert result.exit_code == 0
+    assert {row["stop_reason"] for row in rows(result, "chains")} <= {"context_length", "thought_closed"}
+    assert any(row["stop_reason"] == "context_length" and row["answer"] for row in rows(result, "chains"))
+
+
+def test_a_problem_that_does_not_fit_at_all_is_a_failed_chain(tmp_path: Path) -> None:
+    result = solve(tmp_path, settings=("engines.target.max_model_len=16",))
+    assert result.exit_code == 3
+    assert {(row["error_type"], row["target_input_tokens"]) for row in rows(result, "chains")} == {("ContextOverflow", 0)}
+
+
+@pytest.mark.parametrize("place", ["file/run", "\udcff"])
+def test_an_output_that_cannot_be_a_folder_is_refused_at_once(tmp_path: Path, place: str) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UsageError, match="name another"):
+        solve(tmp_path, place)
+
+
+def test_budgets_end_a_thought_and_an_answer_is_asked_for(tmp_path: Path) -> None:
+    by_tokens = solve(tmp_path, "tokens", settings=("token_budget=60",))
+    assert {row["stop_reason"] for row in rows(by_tokens, "chains")} == {"token_budget"}
+    assert all(row["thought_tokens"] <= 60 for row in rows(by_tokens, "chains"))
+    by_steps = solve(tmp_path, "steps", settings=("max_steps=2",))
+    assert {(row["stop_reason"], row["steps"]) for row in rows(by_steps, "chains")} == {("max_steps", 2)}
+    assert all(row["answer_text"] for row in [*rows(by_tokens, "chains"), *rows(by_steps, "chains")])
+
+
+def test_first_steps_are_written_by_the_target(tmp_path: Path) -> None:
+    steps = rows(solve(tmp_path, graph="specreason", settings=("first_steps=2",)), "steps")
+    assert {row["decision"] for row in steps if row["step_index"] <= 2} == {"first_steps"}
+    assert {row["decision"] for row in steps if row["step_index"] > 2} <= {"accepted", "fallback"}
+
+
+def test_a_threshold_nobody_reaches_leaves_all_steps_to_the_target(tmp_path: Path) -> None:
+    steps = rows(solve(tmp_path, graph="specreason", settings=("threshold=9", "method=expected")), "steps")
+    assert {row["decision"] for row in steps} == {"fallback"}
+    assert all(row["score_value"] < 9 for row in steps)
+
+
+def test_vanilla_inference_is_one_call(tmp_path: Path) -> None:
+    result = solve(tmp_path, graph="target")
+    assert all(row["calls"] == 1 and row["stop_reason"] == "thought_closed" for row in rows(result, "chains"))
+    assert {row["decision"] for row in rows(result, "steps")} == {"written"}
+
+
+def test_an_output_folder_that_is_there_is_refused_and_untouched(tmp_path: Path) -> None:
+    solve(tmp_path)
+    before = sorted(path.name for path in (tmp_path / "run").rglob("*"))
+    with pytest.raises(UsageError, match="is a run already; add --resume"):
+        solve(tmp_path)
+    assert sorted(path.name for path in (tmp_path / "run").rglob("*")) == before
+
+
+def test_nothing_is_started_when_the_input_or_the_engines_are_wrong(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no such file"):
+        solve(tmp_path, input=tmp_path / "none.jsonl")
+    mixed = tmp_path / "mixed.yaml"
+    mixed.write_text(SIM.read_text().partition("target:")[0] + 'target: {backend: torch, model: "bundled:tiny-target"}\n')
+    with pytest.raises(GraphError, match="simulate all of them or none"):
+        run(RunOptions(graph=ROOT / "graphs/speccot.yaml", engines=mixed, input=write_problems(tmp_path), output=tmp_path / "x"))
+    assert not (tmp_path / "x").exists()
+
+
+@pytest.mark.slow
+def test_a_run_that_was_killed_is_summarised_compared_and_graded(tmp_path: Path) -> None:
+    problems, folder = write_problems(tmp_path, 100), tmp_path / "run"
+    arguments = ["graphs/speccot.yaml", "--engines", SIM, "--input", problems, "--output", folder, "--samples", "1000"]
+    command = [sys.executable, "-c", "from pipeline.cli.main import main; main()", "run", *arguments]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        while process.poll() is None and not any(read_batches(folder, "chains", ["chain_id"])):
+            continue
+        process.kill()
+    assert list(folder.glob("chains/wal-*"))
+    summary = summarize(folder)
+    assert summary.status == "running"
+    assert summary.chains > 0
+    assert read_run(folder).problem_ids
+    assert regrade(folder, dry_run=True).chains == summary.chains
+    assert regrade(folder).chains == summary.chains
+    assert summarize(folder) == summary
+    assert not list(folder.glob("*/wal-*"))

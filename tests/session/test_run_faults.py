@@ -1,0 +1,110 @@
+"""Whole runs on simulated engines that fail as they are told: they die, hang, and answer with what is no answer."""
+
+import json
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.analysis.summary import summarize
+from pipeline.session.run import Result
+from tests.session.test_run import rows, said, solve
+
+
+@pytest.fixture(scope="module")
+def calm(tmp_path_factory: pytest.TempPathFactory) -> Result:
+    """12 problems on engines that do not fail."""
+    return solve(tmp_path_factory.mktemp("calm"))
+
+
+def attempts(result: Result, engine: str) -> Iterator[list[dict[str, Any]]]:
+    """The rows of each call to `engine`, in the order of its attempts."""
+    calls: dict[str, list[dict[str, Any]]] = {}
+    for row in rows(result, "calls"):
+        if row["engine"] == engine:
+            calls.setdefault(row["request_id"], []).append(row)
+    return (sorted(call, key=lambda row: row["attempt"]) for call in calls.values())
+
+
+def statistics(result: Result, engine: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((result.folder / "run.json").read_text())["engine_statistics"][engine]
+    return found
+
+
+@pytest.mark.parametrize("schedule", ["pipelined", "lockstep", "sequential"])
+@pytest.mark.parametrize(("fault", "words"), [("dies", "it was told to"), ("hangs", "it computed nothing for")])
+def test_an_engine_that_fails_is_restarted_and_no_answer_changes(
+    tmp_path: Path, calm: Result, schedule: Any, fault: str, words: str
+) -> None:
+    settings = (f"engines.draft.faults.{fault}_after_calls=40", "engines.draft.max_restarts=100", "engines.draft.timeout_s=20")
+    result = solve(tmp_path, schedule=schedule, settings=settings)
+    assert result.exit_code == 0
+    assert said(result) == said(calm)
+    restarts = summarize(result.folder).engines["draft"].restarts
+    assert restarts == statistics(result, "draft")["restarts"] > 1
+    assert summarize(result.folder).engines["target"].restarts == 0
+    answered = 0
+    for call in attempts(result, "draft"):
+        assert [row["attempt"] for row in call] == list(range(len(call)))
+        assert [row["error_type"] for row in call] == ["EngineDead"] * (len(call) - 1) + [None]
+        assert all(row["error_message"].startswith(f"engine 'draft' died: {words}") for row in call[:-1])
+        assert all(after["submit_unix_ns"] > before["end_unix_ns"] for before, after in pairwise(call))
+        assert all(row["e2e_latency_s"] < 20 for row in call)
+        answered += 1
+    assert statistics(result, "draft")["requests"] == answered
+
+
+def test_an_engine_that_dies_too_often_ends_the_run_with_its_last_words(tmp_path: Path) -> None:
+    settings = ("engines.draft.faults.dies_after_calls=10", "engines.draft.max_restarts=2")
+    result = solve(tmp_path, settings=settings)
+    words = "engine 'draft' died: it was told to, by dies_after_calls=10; it was restarted 2 times, and max_restarts=2 allows no more"
+    assert (result.exit_code, str(result.error)) == (1, words)
+    assert result.run.error == words
+    assert statistics(result, "draft")["restarts"] == 2
+    assert statistics(result, "draft")["requests"] == sum(row["error_type"] is None for call in attempts(result, "draft") for row in call)
+    assert {row["stop_reason"] for row in rows(result, "chains")} <= {"cancelled", "thought_closed"}
+
+
+def test_without_restarts_the_first_death_ends_the_run(tmp_path: Path) -> None:
+    result = solve(tmp_path, settings=("engines.draft.faults.dies_after_calls=10", "engines.draft.max_restarts=0"))
+    assert (result.exit_code, str(result.error)) == (1, "engine 'draft' died: it was told to, by dies_after_calls=10")
+    assert {len(call) for call in attempts(result, "draft")} == {1}
+
+
+def test_without_restarts_calls_to_an_engine_that_hangs_time_out(tmp_path: Path) -> None:
+    settings = ("engines.draft.faults.hangs_after_calls=10", "engines.draft.max_restarts=0", "engines.draft.timeout_s=20")
+    result = solve(tmp_path, settings=settings)
+    assert result.exit_code == 3
+    assert {row["error_type"] for row in rows(result, "chains")} == {"CallTimeout"}
+
+
+def test_an_engine_that_is_slow_is_not_taken_for_one_that_hangs(tmp_path: Path) -> None:
+    result = solve(tmp_path, settings=("engines.target.timeout_s=0.2",))
+    assert result.exit_code == 3
+    assert statistics(result, "target")["restarts"] == 0
+
+
+@pytest.mark.parametrize("graph", ["speccot", "likelihood"])
+def test_what_is_no_answer_is_asked_for_again(tmp_path: Path, graph: str) -> None:
+    settings = tuple(f"engines.{role}.{field}" for role in ("draft", "target") for field in ("faults.garbage_share=0.2", "max_retries=20"))
+    calm, result = solve(tmp_path, "calm", graph), solve(tmp_path, "garbage", graph, settings=settings)
+    assert result.exit_code == 0
+    assert said(result) == said(calm)
+    flawed = [row for row in rows(result, "calls") if row["error_type"]]
+    assert {row["error_type"] for row in flawed} == {"BadCompletion"}
+    assert {row["kind"] for row in flawed} == {row["kind"] for row in rows(calm, "calls")}
+    assert all(row["error_message"].startswith(f"engine '{row['engine']}' gave no answer to request '") for row in flawed)
+    assert 0.1 < len(flawed) / len(rows(result, "calls")) < 0.3
+
+
+def test_a_chain_that_gets_no_answer_fails_alone_and_the_others_say_what_they_would_have(tmp_path: Path, calm: Result) -> None:
+    result = solve(tmp_path, settings=("engines.target.faults.garbage_share=0.02",))
+    assert result.exit_code == 3
+    failed = {row["chain_id"]: row["error_type"] for row in rows(result, "chains") if row["stop_reason"] == "error"}
+    assert 0 < len(failed) < 12
+    assert set(failed.values()) == {"BadCompletion"}
+    assert {key: words for key, words in said(result).items() if key not in failed} == {
+        key: words for key, words in said(calm).items() if key not in failed
+    }

@@ -1,0 +1,152 @@
+"""Whole runs on servers over loopback: vLLM's own, one of them killed and started again, and small ones that misbehave."""
+
+import os
+import signal
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from pipeline.analysis.summary import Summary, summarize
+from pipeline.engines.tokenizer import HFTokenizer
+from pipeline.session.options import RunOptions
+from pipeline.session.run import Result, run
+from tests.session.test_run_torch import ROOT, TEST_SET, chains_of, running
+from tests.support import small_server
+from tests.support.servers import Running, vllm_server
+
+MODELS = ROOT / "pipeline/models"
+on_vllm = pytest.mark.skipif(find_spec("vllm") is None, reason="vllm is not installed here")
+
+
+def engines_file(folder: Path, *, model: str = "", more: str = "", **urls: str) -> Path:
+    """An engines file in which each role is a server."""
+    path = folder / "engines.yaml"
+    roles = [
+        f"{role}: {{backend: openai, model: {model or role}, base_url: {url}, tokenizer: 'bundled:tiny-{role}'{more}}}\n"
+        for role, url in urls.items()
+    ]
+    path.write_text("".join(roles))
+    return path
+
+
+def solve(folder: Path, engines: Path, **options: Any) -> Result:
+    chosen = {"graph": ROOT / "graphs/speccot.yaml", "input": TEST_SET, "limit": 100, "engines": engines, "output": folder}
+    return run(RunOptions(**chosen | options))
+
+
+def calls_of(folder: Path) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = pq.read_table(folder / "calls").to_pylist()
+    return rows
+
+
+@pytest.fixture(scope="module")
+def pair() -> Iterator[dict[str, Running]]:
+    """The bundled pair on two vLLM servers, a core each."""
+    with vllm_server(MODELS / "tiny-draft", "draft", 0) as draft, vllm_server(MODELS / "tiny-target", "target", 1) as target:
+        yield {"draft": draft, "target": target}
+
+
+def urls(pair: dict[str, Running]) -> dict[str, str]:
+    return {role: server.base_url for role, server in pair.items()}
+
+
+@pytest.fixture(scope="module")
+def summary(pair: dict[str, Running], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    folder = tmp_path_factory.mktemp("servers")
+    greedy: dict[str, Any] = {"settings": ("temperature=0",)}
+    for name, engines in (("servers", engines_file(folder, **urls(pair))), ("torch", ROOT / "graphs/engines/tiny.yaml")):
+        assert solve(folder / name, engines, **greedy).exit_code == 0
+    return {name: folder / name for name in ("servers", "torch")}
+
+
+@on_vllm
+@pytest.mark.vllm
+def test_greedy_answers_are_those_of_the_torch_engine(summary: dict[str, Path]) -> None:
+    torch, served = ({row["problem_id"]: row["answer"] for row in chains_of(summary[name])} for name in ("torch", "servers"))
+    assert len(torch) == 100
+    assert sum(served[key] == torch[key] for key in torch) >= 95
+
+
+@on_vllm
+@pytest.mark.vllm
+def test_hits_of_the_servers_prefix_cache_are_in_the_run(summary: dict[str, Path]) -> None:
+    found: Summary = summarize(summary["servers"])
+    for role in ("draft", "target"):
+        assert 0 < found.engines[role].cached_input_tokens < found.engines[role].input_tokens
+
+
+@on_vllm
+@pytest.mark.vllm
+def test_a_server_that_is_killed_and_started_again_costs_its_calls_one_attempt(pair: dict[str, Running], tmp_path: Path) -> None:
+    port = int(pair["target"].base_url.rpartition(":")[2].partition("/")[0])
+    engines = engines_file(tmp_path, **urls(pair))
+    with running(tmp_path / "out", "--engines", str(engines), "--limit", "120", chains=120) as process:
+        os.killpg(pair["target"].process.pid, signal.SIGKILL)
+        pair["target"].process.wait()
+        with vllm_server(MODELS / "tiny-target", "target", 1, port=port):
+            _, error = process.communicate(timeout=400)
+    assert process.returncode == 0, error
+    chains = chains_of(tmp_path / "out")
+    assert len({row["chain_id"] for row in chains}) == len(chains) == 120
+    assert {row["error_type"] for row in chains} == {None}
+    broken = [row for row in calls_of(tmp_path / "out") if row["error_type"]]
+    assert {(row["error_type"], row["attempt"]) for row in broken if row["engine"] == "target"} == {("EngineUnavailable", 0)}
+    # On a starved machine the other server may close a connection that idled meanwhile: that call is made again, too.
+    assert {row["error_type"] for row in broken} == {"EngineUnavailable"}
+    assert sum(row["attempt"] > 0 for row in calls_of(tmp_path / "out")) == len(broken)
+
+
+@pytest.fixture
+def small() -> Iterator[small_server.SmallServer]:
+    with small_server.small_server(small_server.VLLM, HFTokenizer(str(MODELS / "tiny-target"))) as server:
+        yield server
+
+
+def both(server: small_server.SmallServer) -> dict[str, str]:
+    return {"draft": server.base_url, "target": server.base_url}
+
+
+class Moody:
+    """Turns every fifth request away: too busy, or broken inside."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def __call__(self, handler: small_server.Handler, reply: small_server.Reply) -> None:
+        self.count += 1
+        if self.count % 5:
+            handler.send(reply)
+        else:
+            small_server.status((429, 500)[self.count % 2])(handler, reply)
+
+
+def test_a_server_that_is_busy_or_broken_now_and_then_loses_nothing(tmp_path: Path, small: small_server.SmallServer) -> None:
+    calm = solve(tmp_path / "calm", engines_file(tmp_path, model="tiny", **both(small)), limit=4)
+    small.always = Moody()
+    result = solve(tmp_path / "moody", engines_file(tmp_path, model="tiny", **both(small)), limit=4)
+    assert (calm.exit_code, result.exit_code) == (0, 0)
+    rows = calls_of(tmp_path / "moody")
+    assert {row["error_message"].partition("answered ")[2][:3] for row in rows if row["error_type"]} == {"429", "500"}
+    assert {row["attempt"] for row in rows} >= {0, 1}
+    assert summarize(tmp_path / "moody").engines["target"].retried_calls > 0
+    texts = [sorted((row["chain_id"], row["answer_text"]) for row in chains_of(tmp_path / name)) for name in ("calm", "moody")]
+    assert texts[0] == texts[1]
+
+
+def test_a_server_that_never_answers_meets_timeout_s(tmp_path: Path, small: small_server.SmallServer) -> None:
+    engines = engines_file(tmp_path, model="tiny", more=", timeout_s: 0.2, max_retries: 1", **both(small))
+
+    def hang_at_drafts(handler: small_server.Handler, reply: small_server.Reply) -> None:
+        small_server.hang(handler, reply) if small.seen[-1].body.get("n") == 5 else handler.send(reply)
+
+    small.always = hang_at_drafts
+    result = solve(tmp_path / "out", engines, limit=1, settings=("max_steps=2",))
+    assert result.exit_code == 3
+    assert {(row["error_type"], row["error_stage"]) for row in chains_of(tmp_path / "out")} == {("CallTimeout", "draft")}
+    timed_out = [row for row in calls_of(tmp_path / "out") if row["error_type"] == "CallTimeout"]
+    assert sorted(row["attempt"] for row in timed_out) == [0, 1]
+    assert all("timeout_s=0.2" in row["error_message"] for row in timed_out)

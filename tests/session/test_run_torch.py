@@ -1,0 +1,194 @@
+"""Whole runs on the bundled models, in processes of their own: interrupted, with an engine killed, and undisturbed."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pyarrow.parquet as pq
+import pytest
+
+from pipeline.session.options import RunOptions
+from pipeline.session.run import run
+
+ROOT = Path(__file__).parent.parent.parent
+COMMAND = [sys.executable, "-c", "from pipeline.cli.main import main; main()"]
+TEST_SET = ROOT / "datasets/arith/test.parquet"
+
+
+@contextmanager
+def running(out: Path, *arguments: str, chains: int = 500) -> Iterator[subprocess.Popen[str]]:
+    """A run that has begun: its engines are open and its chains live."""
+    command = [*COMMAND, "run", "graphs/speccot.yaml", "--input", str(TEST_SET), "--output", str(out), *arguments]
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    try:
+        assert f" {chains} chains" in process.stderr.readline()
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def chains_of(out: Path) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = pq.read_table(out / "chains").to_pylist()
+    return rows
+
+
+def status(out: Path) -> str:
+    found: str = json.loads((out / "run.json").read_text())["status"]
+    return found
+
+
+def test_ctrl_c_lets_live_chains_end_and_the_run_goes_on_later(tmp_path: Path) -> None:
+    with running(tmp_path / "out", "--limit", "150", chains=150) as process:
+        os.kill(process.pid, signal.SIGINT)
+        _, error = process.communicate(timeout=60)
+    assert process.returncode == 130, error
+    assert "live chains get 10 s to end; interrupt again to stop now" in error
+    assert f"interrupted; to go on: pipeline resume {tmp_path / 'out'}" in error
+    assert "Traceback" not in error
+    assert status(tmp_path / "out") == "interrupted"
+    before = {row["chain_id"]: row["answer_text"] for row in chains_of(tmp_path / "out") if row["stop_reason"] != "cancelled"}
+    assert 0 < len(before) < 150
+    done = subprocess.run([*COMMAND, "resume", str(tmp_path / "out")], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    after = {row["chain_id"]: row["answer_text"] for row in chains_of(tmp_path / "out")}
+    assert len(after) == len(chains_of(tmp_path / "out")) == 150
+    assert {chain: after[chain] for chain in before} == before
+    assert status(tmp_path / "out") == "finished"
+
+
+def test_a_second_ctrl_c_stops_now_and_loses_nothing_that_is_finished(tmp_path: Path) -> None:
+    with running(tmp_path / "out", "--samples", "20", "--engines", "graphs/engines/sim-2xh100.yaml", chains=10_000) as process:
+        for _ in range(20):
+            with suppress(ProcessLookupError):
+                os.kill(process.pid, signal.SIGINT)
+        _, error = process.communicate(timeout=60)
+    assert process.returncode == 130, error
+    assert "Traceback" not in error
+    totals = json.loads((tmp_path / "out/run.json").read_text())["totals"]
+    assert len(chains_of(tmp_path / "out")) == totals["chains_done"] + totals["chains_cancelled"]
+
+
+def test_an_engine_killed_in_mid_run_ends_it_with_what_is_finished_on_disk(tmp_path: Path) -> None:
+    with running(tmp_path / "out", "--set", "engines.draft.max_restarts=0", "--set", "engines.target.max_restarts=0") as process:
+        workers = psutil.Process(process.pid).children(recursive=True)
+        assert len(workers) == 2
+        workers[0].kill()
+        _, error = process.communicate(timeout=60)
+    assert process.returncode == 1, error
+    assert "error: engine '" in error
+    assert "' died: " in error
+    assert "Traceback" not in error
+    assert status(tmp_path / "out") == "failed"
+    assert pq.read_table(tmp_path / "out/calls").num_rows >= 0
+    assert not [worker for worker in workers if worker.is_running() and worker.status() != psutil.STATUS_ZOMBIE]
+
+
+@pytest.fixture(scope="module")
+def greedy(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The answers to 100 problems without any randomness, on engines that nobody disturbs."""
+    folder = tmp_path_factory.mktemp("greedy") / "out"
+    graph = ROOT / "graphs/speccot.yaml"
+    assert run(RunOptions(graph=graph, input=TEST_SET, limit=100, settings=("temperature=0",), output=folder)).exit_code == 0
+    return {row["problem_id"]: row["answer"] for row in chains_of(folder)}
+
+
+GREEDY = ("--limit", "100", "--set", "temperature=0")
+
+
+LIMITS = [option for role in ("draft", "target") for option in ("--set", f"engines.{role}.timeout_s=16")]
+
+
+@pytest.mark.parametrize(("stop", "words"), [(signal.SIGKILL, "killed by SIGKILL"), (signal.SIGSTOP, "it computed nothing for")])
+def test_an_engine_killed_or_stopped_in_mid_run_is_restarted_and_the_answers_are_the_same(
+    tmp_path: Path, greedy: dict[str, Any], stop: signal.Signals, words: str
+) -> None:
+    with running(tmp_path / "out", *GREEDY, *LIMITS, chains=100) as process:
+        workers = psutil.Process(process.pid).children(recursive=True)
+        workers[0].send_signal(stop)
+        out, error = process.communicate(timeout=120)
+    assert process.returncode == 0, error
+    answers = {row["problem_id"]: row["answer"] for row in chains_of(tmp_path / "out")}
+    assert len(answers) == 100
+    assert sum(answers[key] == greedy[key] for key in greedy) >= 98, "more than rounding differs"
+    found = json.loads((tmp_path / "out/run.json").read_text())["engine_statistics"]
+    role = max(found, key=lambda name: found[name]["restarts"])
+    assert sorted(engine["restarts"] for engine in found.values()) == [0, 1]
+    assert f"{role} died and was started again once" in out
+    calls = pq.read_table(tmp_path / "out/calls").to_pylist()
+    lost = [row for row in calls if row["error_type"]]
+    assert {(row["engine"], row["error_type"], row["attempt"]) for row in lost} == {(role, "EngineDead", 0)}
+    assert all(row["error_message"].startswith(f"engine '{role}' died: {words}") for row in lost)
+    assert {row["request_id"] for row in calls if row["attempt"] == 1} == {row["request_id"] for row in lost}
+    for name in ("draft", "target"):
+        assert found[name]["output_tokens"] >= sum(row["output_tokens"] for row in calls if row["engine"] == name)
+    assert not [worker for worker in workers if worker.is_running() and worker.status() != psutil.STATUS_ZOMBIE]
+
+
+def test_an_engine_that_does_not_start_again_ends_the_run_with_its_last_words(tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(ROOT / "pipeline/models/tiny-draft", model)
+    both = [option for role in ("draft", "target") for option in ("--set", f"engines.{role}.model={model}")]
+    with running(tmp_path / "out", *GREEDY, *both, chains=100) as process:
+        (model / "model.safetensors").unlink()
+        psutil.Process(process.pid).children(recursive=True)[0].kill()
+        _, error = process.communicate(timeout=120)
+    assert process.returncode == 1, error
+    assert "' died: cannot load the model" in error
+    assert "; it was restarted 2 times, and max_restarts=2 allows no more" in error
+    assert "Traceback" not in error
+    assert status(tmp_path / "out") == "failed"
+    assert "cancelled" in {row["stop_reason"] for row in chains_of(tmp_path / "out")}
+
+
+@pytest.fixture(scope="module")
+def solved(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    """The same 24 problems under each schedule."""
+    folder = tmp_path_factory.mktemp("schedules")
+    found = {}
+    for schedule, batch_size in (("pipelined", 24), ("lockstep", 24), ("sequential", 1)):
+        options = RunOptions(
+            graph=ROOT / "graphs/speccot.yaml",
+            input=TEST_SET,
+            limit=24,
+            schedule=schedule,  # type: ignore[arg-type]
+            batch_size=batch_size,
+            output=folder / schedule,
+        )
+        assert run(options).exit_code == 0
+        found[schedule] = {row["problem_id"]: row for row in chains_of(folder / schedule)}
+    return found
+
+
+def test_schedules_give_the_same_answers_but_for_rounding(solved: dict[str, dict[str, Any]]) -> None:
+    base = solved["pipelined"]
+    assert len(base) == 24
+    for schedule in ("lockstep", "sequential"):
+        same = sum(solved[schedule][key]["answer"] == base[key]["answer"] for key in base)
+        assert same >= 22, f"{schedule}: {same} of 24"
+
+
+def test_the_bundled_pair_solves_most_of_them(solved: dict[str, dict[str, Any]]) -> None:
+    assert sum(row["correct"] for row in solved["pipelined"].values()) >= 18
+
+
+def test_real_problems_flow_through(tmp_path: Path, shared: Path) -> None:
+    options = RunOptions(
+        graph=ROOT / "graphs/speccot.yaml",
+        input=shared / "data/gsm8k.jsonl",
+        columns={"problem": "question"},
+        limit=8,
+        settings=("max_steps=4", "step_tokens=32", "answer_tokens=32"),
+        output=tmp_path / "out",
+    )
+    assert run(options).exit_code == 0
+    assert all(row["error_type"] is None for row in chains_of(tmp_path / "out"))

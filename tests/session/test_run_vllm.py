@@ -1,0 +1,128 @@
+"""Whole runs on vLLM's CPU build: the same answers as the torch engine, real problems, speculation, interruption, death."""
+
+import json
+import os
+import signal
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pyarrow.parquet as pq
+import pytest
+
+from pipeline.analysis.summary import Summary, summarize
+from pipeline.session.options import RunOptions
+from pipeline.session.run import run
+from tests.session.test_run_torch import ROOT, TEST_SET, chains_of, running, status
+
+pytestmark = [pytest.mark.vllm, pytest.mark.skipif(find_spec("vllm") is None, reason="vllm is not installed here")]
+ENGINES = ROOT / "graphs/engines"
+
+
+def solve(folder: Path, engines: str, **options: Any) -> Summary:
+    """A finished run of SpecCoT on the test set."""
+    chosen = {"graph": ROOT / "graphs/speccot.yaml", "input": TEST_SET, "limit": 100, "engines": ENGINES / engines, "output": folder}
+    result = run(RunOptions(**chosen | options))
+    assert result.exit_code == 0, result.error
+    return summarize(folder)
+
+
+@pytest.fixture(scope="module")
+def greedy(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """100 problems without any randomness, on the torch engine and on vLLM."""
+    folder = tmp_path_factory.mktemp("greedy")
+    for name in ("tiny", "tiny-vllm"):
+        solve(folder / name, f"{name}.yaml", settings=("temperature=0",))
+    return {name: folder / name for name in ("tiny", "tiny-vllm")}
+
+
+def test_greedy_answers_are_those_of_the_torch_engine(greedy: dict[str, Path]) -> None:
+    torch, vllm = ({row["problem_id"]: row["answer"] for row in chains_of(greedy[name])} for name in ("tiny", "tiny-vllm"))
+    assert len(torch) == 100
+    assert sum(vllm[key] == torch[key] for key in torch) >= 95
+
+
+def test_the_prefix_cache_and_the_engines_own_words_are_in_the_run(greedy: dict[str, Path]) -> None:
+    summary = summarize(greedy["tiny-vllm"])
+    for role in ("draft", "target"):
+        assert 0 < summary.engines[role].cached_input_tokens < summary.engines[role].input_tokens
+        assert summary.engines[role].speculated_tokens is None
+    card = json.loads((greedy["tiny-vllm"] / "run.json").read_text())
+    assert card["engine_facts"]["target"]["dtype"] == "float32"
+    assert card["engine_statistics"]["target"]["cached_input_tokens"] == summary.engines["target"].cached_input_tokens
+    assert {"vllm", "block_size", "kv_cache_tokens"} <= card["engine_facts"]["draft"].keys()
+
+
+def test_nothing_of_vllm_outlives_a_run(greedy: dict[str, Path]) -> None:
+    """The contract suite's own engines live in this session too; no others may."""
+    ours = [p for p in psutil.Process().children(recursive=True) if "vllm_worker" in " ".join(p.cmdline())]
+    assert len(ours) <= 4
+
+
+def test_sampled_answers_are_as_good_as_the_torch_engines(tmp_path: Path) -> None:
+    found = {name: solve(tmp_path / name, f"{name}.yaml") for name in ("tiny", "tiny-vllm")}
+    torch, vllm = found["tiny"], found["tiny-vllm"]
+    assert torch.accuracy is not None
+    assert vllm.accuracy == pytest.approx(torch.accuracy, abs=0.06)
+    assert vllm.fallback_rate == pytest.approx(torch.fallback_rate, abs=0.06)
+    assert vllm.thought_tokens == pytest.approx(torch.thought_tokens, rel=0.1)
+
+
+@pytest.mark.parametrize("kind", ["ngram", "decode"])
+def test_speculation_inside_the_target_is_in_the_summary(tmp_path: Path, kind: str) -> None:
+    summary = solve(tmp_path / "out", f"tiny-vllm-{kind}.yaml")
+    target = summary.engines["target"]
+    assert target.speculated_tokens is not None
+    assert target.accepted_speculated_tokens is not None
+    assert 0 < target.accepted_speculated_tokens < target.speculated_tokens
+    assert summary.engines["draft"].speculated_tokens is None
+    assert summary.accuracy is not None
+    assert summary.accuracy > 0.9
+
+
+def test_real_problems_flow_through(tmp_path: Path, shared: Path) -> None:
+    summary = solve(
+        tmp_path / "out",
+        "tiny-vllm.yaml",
+        input=shared / "data/gsm8k.jsonl",
+        columns={"problem": "question"},
+        settings=("max_steps=8", "step_tokens=64", "answer_tokens=64"),
+    )
+    assert summary.done == 100
+    assert all(row["error_type"] is None for row in chains_of(tmp_path / "out"))
+
+
+def test_engine_processes_killed_and_stopped_in_mid_run_are_restarted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of the two is killed; the other one's front end goes on listening and only what computes stands still."""
+    monkeypatch.setenv("RUN_UNDER_TEST", str(tmp_path))
+    limits = [option for role in ("draft", "target") for option in ("--set", f"engines.{role}.timeout_s=40")]
+    with running(tmp_path / "out", "--limit", "100", "--engines", "graphs/engines/tiny-vllm.yaml", *limits, chains=100) as process:
+        children = psutil.Process(process.pid).children(recursive=True)
+        killed, stopped = (p for p in children if "EngineCore" in " ".join(p.cmdline()))
+        killed.kill()
+        stopped.send_signal(signal.SIGSTOP)
+        _, error = process.communicate(timeout=300)
+    assert process.returncode == 0, error
+    assert "Traceback" not in error
+    assert len({row["problem_id"] for row in chains_of(tmp_path / "out")}) == 100
+    found = summarize(tmp_path / "out").engines
+    assert (found["draft"].restarts, found["target"].restarts) == (1, 1)
+    lost = [row for row in pq.read_table(tmp_path / "out/calls").to_pylist() if row["error_type"]]
+    assert {row["error_type"] for row in lost} == {"EngineDead"}
+    silent = {row["engine"] for row in lost if "it computed nothing for" in row["error_message"]}
+    assert len(silent) == 1
+    assert {row["engine"] for row in lost} == {"draft", "target"}
+    left = [p for p in psutil.process_iter(["environ"]) if (p.info["environ"] or {}).get("RUN_UNDER_TEST") == str(tmp_path)]
+    assert not [p for p in psutil.wait_procs(left, timeout=20)[1] if p.status() != psutil.STATUS_ZOMBIE]
+
+
+def test_ctrl_c_leaves_a_valid_run_folder_and_no_process(tmp_path: Path) -> None:
+    with running(tmp_path / "out", "--samples", "20", "--engines", "graphs/engines/tiny-vllm.yaml", chains=10_000) as process:
+        children = psutil.Process(process.pid).children(recursive=True)
+        os.kill(process.pid, signal.SIGINT)
+        _, error = process.communicate(timeout=120)
+    assert process.returncode == 130, error
+    assert "Traceback" not in error
+    assert status(tmp_path / "out") == "interrupted"
+    assert not [p for p in psutil.wait_procs(children, timeout=20)[1] if p.status() != psutil.STATUS_ZOMBIE]

@@ -1,0 +1,85 @@
+"""Run folders for tests of analyses, told in seconds; and random calls of random chains."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from hypothesis import strategies as st
+from msgspec import Struct
+
+from pipeline.analysis.time.occupancy_sums import Moments, Terms
+from pipeline.analysis.time.outline import FINISHED, LOST, OPEN, Chains
+from pipeline.trace.events import CallRow, ChainRow
+from pipeline.trace.store import TraceStore
+from tests.conftest import blank
+
+S = 1_000_000_000
+T = 1_700_000_000 * S
+SIM = {"backend": "sim"}
+
+
+def at(seconds: float) -> int:
+    """An instant, ns UTC."""
+    return T + round(seconds * S)
+
+
+def call(chain: str, engine: str, ready: float, submit: float, end: float, **more: Any) -> Any:
+    """A row; the stage is named after its engine, unless it is given."""
+    fields = {"chain_id": chain, "engine": engine, "stage": f"by {engine}", "kind": "generate", "step_index": 1} | more
+    times = {"submit_unix_ns": at(submit), "end_unix_ns": at(end), "client_wait_s": submit - ready, "e2e_latency_s": end - submit}
+    return blank(CallRow, **times | fields)
+
+
+def chain(name: str, start: float, end: float, **more: Any) -> Any:
+    """The row of a finished chain."""
+    fields = {"chain_id": name, "stop_reason": "thought_closed", "chain_time_s": end - start} | more
+    return blank(ChainRow, **{"start_unix_ns": at(start), "end_unix_ns": at(end)} | fields)
+
+
+def write(folder: Path, *, card: dict[str, Any] | None = None, closed: bool = True, **tables: Sequence[Struct]) -> Path:
+    """A run folder with these rows; calls in the order of their ends. One that is not `closed` is that of a killed run."""
+    store = TraceStore(folder)
+    for table, rows in tables.items():
+        ordered = sorted(rows, key=lambda row: row.end_unix_ns) if table == "calls" else rows  # type: ignore[attr-defined]
+        store.append(table, ordered)
+    if closed:
+        store.close()
+    if card is not None:
+        (folder / "run.json").write_text(json.dumps(card))
+    return folder
+
+
+def card(start: float, end: float, **more: Any) -> dict[str, Any]:
+    """A `run.json` of one session with the engines `d` and `t`."""
+    devices = {"d": {"backend": "sim", "device": {"name": "one"}}, "t": {"backend": "sim", "device": {"name": "two"}}}
+    sessions = [{"started_unix_ns": at(start), "ended_unix_ns": at(end), "status": "finished"}]
+    return {"status": "finished", "schedule": "pipelined", "batch_size": 2, "engines": devices, "sessions": sessions} | more
+
+
+ENGINES = 3
+times = st.integers(0, 60)
+random_call = st.tuples(st.integers(0, 5), st.integers(0, ENGINES - 1), st.booleans(), times, times, times)
+random_chain = st.tuples(times, times, st.sampled_from([FINISHED, LOST, OPEN]))
+
+
+def chains_of(rows: Sequence[tuple[int, int, int]]) -> Chains:
+    """Chains whose hashes are their places; start and end in either order."""
+    one, other, status = np.array(rows, np.int64).reshape(-1, 3).T
+    start, end = np.minimum(one, other), np.maximum(one, other)
+    nothing = np.zeros(len(start), np.int64)
+    return Chains(hashes=nothing, by_hash=nothing, start=start, end=end, status=status, thought_tokens=nothing, first=nothing)
+
+
+def moments_of(rows: Sequence[tuple[int, int, bool, int, int, int]]) -> Moments:
+    """Calls in the order of their ends; the three times of each in any order."""
+    columns = np.array([(*row[:3], *sorted(row[3:])) for row in rows], np.int64).reshape(-1, 6)
+    chain, engine, again, *instants = columns[np.argsort(columns[:, 5], kind="stable")].T
+    return Moments(chain, engine.astype(np.int32), again.astype(np.bool_), *instants)
+
+
+def terms_of(bins: int, chains: Chains, *, lockstep: bool = False) -> Terms:
+    """Sixty nanoseconds; the engines, and two of them on a device."""
+    edges = np.rint(np.linspace(0, 60, bins + 1)).astype(np.int64)
+    return Terms(edges, ENGINES, np.array([1, 2, 4, 3], np.int64), lockstep, 3, int(chains.start.max()))

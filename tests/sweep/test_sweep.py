@@ -1,0 +1,200 @@
+"""Whole sweeps on simulated engines: which points are run, what is in them, and that a sweep goes on where it ended."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pyarrow.parquet as pq
+import pytest
+
+from pipeline.analysis.points import Point, read_points
+from pipeline.errors import GraphError, UsageError
+from pipeline.session.options import RunOptions
+from pipeline.session.run import run
+from pipeline.sweep.plan import SweepOptions, jobs
+from pipeline.sweep.sweep import SweepResult, read_systems, sweep
+from tests.session.test_run import SIM, write_problems
+
+ROOT = Path(__file__).parent.parent.parent
+SPECCOT, SPECREASON, TARGET = (ROOT / f"graphs/{name}.yaml" for name in ("speccot", "specreason", "target"))
+
+
+def options(folder: Path, **changes: Any) -> SweepOptions:
+    given: dict[str, Any] = {
+        "graphs": (SPECCOT,),
+        "input": changes.pop("input", None) or write_problems(folder),
+        "engines": SIM,
+        "batch_sizes": (1, 4),
+        "output": folder / "sweep",
+    }
+    return SweepOptions(**given | changes)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> SweepResult:
+    folder = tmp_path_factory.mktemp("whole")
+    return sweep(options(folder, vary={"candidates": ("1", "5")}, schedules=("pipelined", "lockstep"), repeats=2))
+
+
+def by_curve(points: list[Point]) -> dict[tuple[str, int], Point]:
+    return {(point.curve, point.batch_size): point for point in points}
+
+
+@pytest.mark.slow
+def test_every_combination_is_a_point_and_the_target_alone_is_there(whole: SweepResult) -> None:
+    found = by_curve(whole.points)
+    curves = ["target"] + [f"speccot candidates={n}, {how}" for n in (1, 5) for how in ("pipelined", "lockstep")]
+    assert sorted(found) == sorted((curve, size) for curve in curves for size in (1, 4))
+    assert len(whole.points) == whole.planned == len(found)  # simulated: no repeats, they would be equal
+    assert whole.exit_code == 0
+    assert all(point.simulated and point.chains == 12 and not point.cache_kept for point in whole.points)
+    assert found["speccot candidates=5, pipelined", 4].params == {"candidates": 5}
+    assert found["speccot candidates=5, pipelined", 4].accuracy == found["speccot candidates=5, lockstep", 4].accuracy
+    assert read_points(whole.folder / "points.parquet") == whole.points
+
+
+@pytest.mark.slow
+def test_a_point_is_the_run_that_the_same_options_make(whole: SweepResult, tmp_path: Path) -> None:
+    alone = run(
+        RunOptions(
+            graph=SPECCOT, input=write_problems(tmp_path), engines=SIM, settings=("candidates=5",), batch_size=4, output=tmp_path / "r"
+        )
+    )
+    point = by_curve(whole.points)["speccot candidates=5, pipelined", 4]
+    assert point.wall_s == pytest.approx(alone.run.wall_time_s, rel=1e-9)
+    folder = whole.folder / "runs/speccot_candidates=5_pipelined_b4_r0"
+    answers = [
+        pq.read_table(each / "chains", columns=["chain_id", "answer"]).sort_by("chain_id").to_pylist() for each in (folder, alone.folder)
+    ]
+    assert answers[0] == answers[1]
+    card = json.loads((folder / "run.json").read_text())
+    assert card["engine_statistics"] == json.loads((alone.folder / "run.json").read_text())["engine_statistics"]
+
+
+@pytest.mark.slow
+def test_the_distance_to_the_limit_of_one_call_a_chain_is_none(whole: SweepResult) -> None:
+    for point in whole.points:
+        assert set(point.limit_s) == set(point.busy_share)
+        assert point.over_limit is not None
+        assert point.over_limit == pytest.approx(1, abs=0.02) if point.baseline else point.over_limit > 1.2
+
+
+def test_points_alternate_their_direction(tmp_path: Path) -> None:
+    given = options(tmp_path, batch_sizes=(1, 2))
+    systems = read_systems(given)
+    names = [job.name for job in jobs(systems, given, 2)]
+    first = ["target_pipelined_b1", "speccot_pipelined_b1", "target_pipelined_b2", "speccot_pipelined_b2"]
+    assert names == [f"{name}_r0" for name in first] + [f"{name}_r1" for name in reversed(first)]
+
+
+def test_sequential_has_one_batch_size(tmp_path: Path) -> None:
+    given = options(tmp_path, batch_sizes=(4, 8), schedules=("sequential",))
+    planned = [(job.place.curve, job.place.batch_size) for job in jobs(read_systems(given), given, 1)]
+    assert planned == [("target", 4), ("speccot, sequential", 1), ("target", 8)]
+
+
+def test_graphs_need_not_have_the_same_params(tmp_path: Path) -> None:
+    given = options(tmp_path, graphs=(SPECCOT, SPECREASON), vary={"threshold": ("3", "7")}, settings=("candidates=2", "step_tokens=64"))
+    found = {system.label: system.plan.params for system in read_systems(given)}
+    assert list(found) == ["target", "speccot", "specreason threshold=3", "specreason threshold=7"]
+    assert found["speccot"]["candidates"] == 2
+    assert found["specreason threshold=3"]["step_tokens"] == 64
+
+
+def test_the_target_alone_may_be_the_graph_itself(tmp_path: Path) -> None:
+    assert [system.baseline for system in read_systems(options(tmp_path, graphs=(TARGET,)))] == [True]
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"vary": {"candidatez": ("1",)}}, UsageError, "--vary candidatez: speccot has no such param; there are answer_tokens, candidates"),
+        ({"vary": {"candidates": ("1", "1")}}, UsageError, "a value is named twice"),
+        ({"vary": {"candidates": ("1", "x")}}, GraphError, "candidates"),
+        ({"settings": ("tokens=1",)}, UsageError, "--set tokens=1: none of the graphs has such a param"),
+        ({"graphs": (SPECCOT, SPECCOT)}, UsageError, "two of the graphs are named 'speccot'"),
+        ({"baseline": Path("nowhere.yaml")}, GraphError, "nowhere.yaml"),
+        ({"resume": True, "output": None}, UsageError, "--resume: name the sweep's folder with --output"),
+    ],
+)
+def test_bad_options_start_nothing(tmp_path: Path, changes: dict[str, Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        sweep(options(tmp_path, **changes))
+    assert not (tmp_path / "sweep").exists()
+
+
+def test_a_graph_from_elsewhere_needs_a_baseline(tmp_path: Path) -> None:
+    shutil.copy(SPECCOT, tmp_path / "mine.yaml")
+    with pytest.raises(UsageError, match=r"target\.yaml: is not there; name the graph of the target alone with --baseline"):
+        read_systems(options(tmp_path, graphs=(tmp_path / "mine.yaml",)))
+    assert read_systems(options(tmp_path, graphs=(tmp_path / "mine.yaml",), baseline=TARGET))[1].label == "speccot"
+
+
+@pytest.mark.slow
+def test_a_sweep_goes_on_where_it_ended(tmp_path: Path) -> None:
+    first = options(tmp_path, batch_sizes=(1,))
+    done = sweep(first)
+    stamps = {path: path.stat().st_mtime_ns for path in (tmp_path / "sweep/runs").rglob("*.parquet")}
+    with pytest.raises(UsageError, match="is there already"):
+        sweep(first)
+    (tmp_path / "sweep/runs/speccot_pipelined_b4_r0").mkdir()  # what a killed session leaves
+    (tmp_path / "sweep/runs/speccot_pipelined_b4_r0/run.json").write_text("{}")
+    more = sweep(options(tmp_path, input=first.input, resume=True))
+    assert [point.batch_size for point in more.points] == [1, 1, 4, 4]
+    assert [point for point in more.points if point.batch_size == 1] == done.points
+    assert {path: path.stat().st_mtime_ns for path in stamps} == stamps
+    with pytest.raises(UsageError, match="cannot go on with it: seed is 7, was 0; start a new sweep"):
+        sweep(options(tmp_path, input=first.input, resume=True, seed=7))
+    with pytest.raises(UsageError, match="the graph of 'speccot' is another one"):
+        sweep(options(tmp_path, input=first.input, resume=True, graphs=(_edited(tmp_path),), baseline=TARGET))
+
+
+def _edited(folder: Path) -> Path:
+    path = folder / "speccot.yaml"
+    path.write_text(SPECCOT.read_text().replace("repeated: 2", "repeated: 3").replace("engines: engines/tiny.yaml", f"engines: {SIM}"))
+    return path
+
+
+@pytest.mark.slow
+def test_failed_chains_are_in_the_points(tmp_path: Path) -> None:
+    result = sweep(options(tmp_path, input=write_problems(tmp_path, 3, (b'{"problem": 7}',)), batch_sizes=(2,)))
+    assert result.exit_code == 3
+    assert {(point.chains, point.failed) for point in result.points} == {(4, 1)}
+
+
+@pytest.mark.slow
+def test_a_dead_engine_ends_the_sweep_and_leaves_its_points(tmp_path: Path) -> None:
+    given = options(tmp_path, batch_sizes=(1, 4), settings=("engines.draft.max_restarts=0",))
+    engines = tmp_path / "engines.yaml"
+    engines.write_text(SIM.read_text().replace("draft:\n", "draft:\n  faults: {dies_after_calls: 100}\n", 1))
+    result = sweep(msgspec.structs.replace(given, engines=engines))
+    assert [point.curve for point in result.points] == ["target"]
+    assert result.exit_code == 1
+    assert "draft" in str(result.error)
+
+
+@pytest.mark.slow
+def test_real_engines_are_started_once_and_forget_between_points(tmp_path: Path) -> None:
+    given = SweepOptions(
+        graphs=(SPECCOT,),
+        input=ROOT / "datasets/arith/test.parquet",
+        batch_sizes=(8,),
+        repeats=2,
+        limit=8,
+        output=tmp_path / "sweep",
+    )
+    said: list[str] = []
+    result = sweep(given, tell=said.append)
+    assert result.exit_code == 0
+    assert [sentence for sentence in said if "warming" in sentence] == ["warming up with 32 problems"]
+    assert len(result.points) == 4
+    again = [[point for point in result.points if point.curve == curve] for curve in ("target", "speccot, pipelined")]
+    for points in again:
+        assert len({point.accuracy for point in points}) == 1
+        # The same prompts in a full cache would all be hits; what is cached is what chains share with themselves.
+        assert max(point.cached_share["target"] for point in points) < 0.9
+        assert [bool(point.limit_s) for point in points] == [True, False]
+    alone = again[0]
+    assert all(point.cached_share["target"] < 0.2 for point in alone)
