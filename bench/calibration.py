@@ -28,8 +28,8 @@ from pipeline.analysis.compare.tables import markdown_table
 from pipeline.analysis.summary import summarize
 from pipeline.calibration.text import CORRELATION, accuracy_for
 from pipeline.engines.sim.segment import Cost
+from pipeline.engines.sim.spec import SimSpec
 from pipeline.engines.sim.text import sim_answer
-from pipeline.graph.spec import SimSpec
 from pipeline.session.options import RunOptions
 from pipeline.session.run import load_plan, run
 from pipeline.trace.run_file import host, versions

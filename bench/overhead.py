@@ -28,7 +28,7 @@ from pipeline.runtime.chain_recorder import Clock
 from pipeline.runtime.executor import Executor, Settings
 from pipeline.runtime.schedule import Pipelined
 from pipeline.session.run import load_plan
-from pipeline.stages.registry import build_stages
+from pipeline.stages.build import build_stages
 from pipeline.trace.recorder import open_recorder
 from pipeline.trace.run_file import host, versions
 from pipeline.trace.store import TraceStore

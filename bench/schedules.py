@@ -33,7 +33,7 @@ from pipeline.runtime.executor import Executor, Settings
 from pipeline.runtime.schedule import SCHEDULES, Pipelined
 from pipeline.runtime.virtual_clock import VirtualClock
 from pipeline.session.run import load_plan
-from pipeline.stages.registry import build_stages
+from pipeline.stages.build import build_stages
 from pipeline.sweep.lower_bound import RecordingEngine, replay_s
 from pipeline.trace.recorder import open_recorder
 from pipeline.trace.run_file import host, versions

@@ -26,11 +26,12 @@ import msgspec
 from pipeline.data.problems import Problem, open_problems
 from pipeline.engine import Engine, Request
 from pipeline.engines.process.wire import Setup
-from pipeline.engines.registry import engine_specs, open_engines
+from pipeline.engines.registry import open_engines
 from pipeline.engines.vllm.backend import program, setup
 from pipeline.engines.vllm.plan import build
+from pipeline.engines.vllm.spec import VllmSpec
 from pipeline.graph.loader import load_engines
-from pipeline.graph.spec import VllmSpec
+from pipeline.graph.plugins import engine_specs
 from pipeline.machine import look
 from pipeline.reasoning.prompts import PromptBuilder
 from pipeline.trace.run_file import host, versions

@@ -12,16 +12,16 @@ from msgspec import Struct
 from pipeline.engine import Examination, Finding, MemoryRow
 from pipeline.engines.model_card import local_folder
 from pipeline.engines.models import resolve
-from pipeline.engines.registry import backend_of, cautions, engine_specs
+from pipeline.engines.registry import backend_of, cautions
 from pipeline.engines.tokenizer import HFTokenizer
 from pipeline.engines.vllm.memory import installation
 from pipeline.errors import GraphError
 from pipeline.graph.loader import load_engines, load_graph
+from pipeline.graph.plugins import engine_specs, stage_specs
 from pipeline.graph.spec import EngineSpec
 from pipeline.graph.yaml_file import read_yaml
 from pipeline.machine import Machine, look, system
 from pipeline.rewards.spec import load_reward_model
-from pipeline.stages.registry import stage_specs
 
 
 class BackendState(Struct, frozen=True, kw_only=True):

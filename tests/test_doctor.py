@@ -9,8 +9,11 @@ import pytest
 
 from pipeline.doctor import BackendState, Diagnosis, RoleState, backend_states, diagnose, examine, handover, load_roles
 from pipeline.engine import Finding
+from pipeline.engines.openai.spec import OpenAISpec
+from pipeline.engines.sim.spec import SimDeviceSpec, SimSpec
+from pipeline.engines.torch.spec import TorchSpec
+from pipeline.engines.vllm.spec import VllmSpec
 from pipeline.errors import GraphError
-from pipeline.graph.spec import OpenAISpec, SimDeviceSpec, SimSpec, TorchSpec, VllmSpec
 from pipeline.machine import GIB, Gpu, Machine
 
 ROOT = Path(__file__).parent.parent

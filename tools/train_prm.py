@@ -23,8 +23,8 @@ from tiny_examples import Examples
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
-from pipeline.engines.registry import engine_specs
 from pipeline.engines.tokenizer import HFTokenizer
+from pipeline.graph.plugins import engine_specs
 from pipeline.rewards.prompts import RewardDialect, Thought
 from pipeline.rewards.spec import load_reward_model
 

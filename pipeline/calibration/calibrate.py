@@ -18,8 +18,8 @@ from pipeline.calibration.text import read_lengths, text_of
 from pipeline.engines.model_card import DTYPE_BYTES
 from pipeline.engines.model_card import read_card as read_model_card
 from pipeline.engines.models import resolve
+from pipeline.engines.sim.spec import SimDeviceSpec, SimSpec
 from pipeline.errors import InputError, UsageError
-from pipeline.graph.spec import SimDeviceSpec, SimSpec
 from pipeline.trace.run_file import RunFile
 
 MOST_CALLS = 1500

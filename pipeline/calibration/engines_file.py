@@ -5,7 +5,7 @@ from typing import Any
 
 from pipeline.calibration.calibrate import Calibration
 from pipeline.calibration.fit import Fit
-from pipeline.graph.spec import SimSpec
+from pipeline.engines.sim.spec import SimSpec
 from pipeline.text import one_line
 
 

@@ -20,8 +20,8 @@ from pipeline.engines.sim.cache import Node, PrefixCache
 from pipeline.engines.sim.device import Share, SimDevice
 from pipeline.engines.sim.scheduler import Scheduler
 from pipeline.engines.sim.segment import Job
+from pipeline.engines.sim.spec import SimDeviceSpec, SimSpec
 from pipeline.errors import MissingExtra
-from pipeline.graph.spec import SimDeviceSpec, SimSpec
 
 EVALUATIONS = 150
 Calls: TypeAlias = "Mapping[str, Sequence[Recorded]]"

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 from msgspec import Struct, structs
 
-from pipeline.graph.spec import SimTextSpec
+from pipeline.engines.sim.spec import SimTextSpec
 from pipeline.trace.events import UNFINISHED
 from pipeline.trace.read import read_batches
 

@@ -1,42 +1,17 @@
-"""Which engine backends there are: the built-in ones and those of other packages. Loads a backend only when it is used."""
+"""The engines of a plan, opened and closed together, whatever backends they have."""
 
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
-from functools import cache
-from importlib import import_module
-from importlib.metadata import entry_points
 
 from pipeline.engine import Backend, Engine
 from pipeline.errors import GraphError
-from pipeline.graph.spec import EngineSpec, OpenAISpec, ReplaySpec, SimSpec, TorchSpec, VllmSpec
-
-BUILT_IN: dict[type[EngineSpec], str] = {
-    TorchSpec: "pipeline.engines.torch.backend",
-    VllmSpec: "pipeline.engines.vllm.backend",
-    OpenAISpec: "pipeline.engines.openai.backend",
-    SimSpec: "pipeline.engines.sim.engine",
-    ReplaySpec: "pipeline.engines.replay.engine",
-}
-
-
-@cache
-def plugged_backends() -> tuple[Backend, ...]:
-    """Backends that other packages bring."""
-    return tuple(point.load() for point in entry_points(group="pipeline.engines"))
-
-
-def engine_specs() -> dict[str, type[EngineSpec]]:
-    """What an engines file may say under `backend`."""
-    specs = [*(backend.spec for backend in plugged_backends()), *BUILT_IN]
-    return {str(spec.__struct_config__.tag): spec for spec in specs}
+from pipeline.graph.plugins import engine_backend
+from pipeline.graph.spec import EngineSpec
 
 
 def backend_of(spec: EngineSpec) -> Backend:
     """The backend that opens engines of this spec."""
-    module = BUILT_IN.get(type(spec))
-    if module is None:
-        return next(backend for backend in plugged_backends() if backend.spec is type(spec))
-    backend: Backend = import_module(module).BACKEND
+    backend: Backend = engine_backend(spec.backend)
     return backend
 
 
@@ -45,7 +20,7 @@ async def open_engines(specs: Mapping[str, EngineSpec]) -> AsyncIterator[dict[st
     """All roles of `specs`, opened backend by backend; closed in reverse order."""
     groups: dict[str, dict[str, EngineSpec]] = {}
     for role, spec in specs.items():
-        groups.setdefault(str(spec.__struct_config__.tag), {})[role] = spec
+        groups.setdefault(spec.backend, {})[role] = spec
     async with AsyncExitStack() as stack:
         engines: dict[str, Engine] = {}
         for group in groups.values():

@@ -6,7 +6,7 @@ from itertools import count
 from pipeline.errors import GraphError, did_you_mean
 from pipeline.graph.loader import digest
 from pipeline.graph.plan import Block, Condition, LoopNode, Plan, StageNode
-from pipeline.graph.spec import ChooseSpec, DraftSpec, EngineSpec, GenerateSpec, GraphSpec, RepeatSpec, ScoreSpec, StageSpec, UntilSpec
+from pipeline.graph.spec import EngineSpec, GraphSpec, RepeatSpec, StageSpec, UntilSpec
 
 Stages = Mapping[str, StageSpec]
 Ancestors = Mapping[str, frozenset[str]]
@@ -41,8 +41,8 @@ def _block(stages: Stages, where: str, ranks: Iterator[int], *, inside_repeat: b
     levels: list[list[StageNode | LoopNode]] = [[] for _ in range(max(depth.values()) + 1)]
     for name, spec in sorted(stages.items(), key=lambda item: depth[item[0]]):
         levels[depth[name]].append(_node(name, spec, where, ranks))
-    writer = next((s for level in levels for s in level if isinstance(s, StageNode) and _first_steps(s.spec)), None)
-    return Block(tuple(map(tuple, levels)), writer, _first_steps(writer.spec) if writer else 0)
+    writer = next((s for level in levels for s in level if isinstance(s, StageNode) and s.spec.leading_steps), None)
+    return Block(tuple(map(tuple, levels)), writer, writer.spec.leading_steps if writer else 0)
 
 
 def _node(name: str, spec: StageSpec, where: str, ranks: Iterator[int]) -> StageNode | LoopNode:
@@ -100,8 +100,9 @@ def _check_stage(name: str, spec: StageSpec, stages: Stages, ancestors: Ancestor
         raise GraphError(place, f"nothing judges what this stage drafts; add {JUDGES} after it")
     if finish := next((other for other, s in before.items() if finishes(s)), None):
         raise GraphError(place, f"is never reached: `{finish}` before it finishes the chain")
-    if isinstance(spec, GenerateSpec):
-        _check_generate(spec, place, inside_repeat)
+    if flaw := next(spec.flaws(before, inside_repeat=inside_repeat), None):
+        field, what = flaw
+        raise GraphError(f"{place}.{field}" if field else place, what)
     if inside_repeat and (isinstance(spec, RepeatSpec) or finishes(spec)):
         raise GraphError(place, "cannot stand inside a `repeat`; put it after it")
 
@@ -117,34 +118,17 @@ def _check_when(name: str, spec: StageSpec, stages: Stages, before: Stages, plac
         raise GraphError(f"{place}.when", f"no stage `{judge}` in this block; {did_you_mean(judge, judges)}")
     if not stages[judge].judges:
         raise GraphError(f"{place}.when", f"`{judge}` gives no verdict; name {JUDGES}")
-    if verdict == "rejected" and not _may_reject(stages[judge]):
+    if verdict == "rejected" and not stages[judge].may_reject:
         raise GraphError(f"{place}.when", f"`{judge}` never rejects; drop its `reject: false` or this stage")
     if judge not in before:
         raise GraphError(f"{place}.when", f"`{name}` does not wait for `{judge}`; add `after: {judge}`")
 
 
-def _check_generate(spec: GenerateSpec, place: str, inside_repeat: bool) -> None:
-    if not spec.max_tokens and (spec.unit != "tokens" or inside_repeat):
-        what = "expected at least 1, got 0; only `unit: tokens` outside a `repeat` can be switched off with 0"
-        raise GraphError(f"{place}.max_tokens", what)
-    if spec.first_steps and not inside_repeat:
-        raise GraphError(f"{place}.first_steps", "only a stage inside a `repeat` can write the first steps")
-
-
 def _check_judge(spec: StageSpec, before: Stages, place: str) -> None:
     if loop := next((other for other, s in before.items() if isinstance(s, RepeatSpec)), None):
         raise GraphError(place, f"cannot stand after `{loop}`: a `repeat` leaves no candidates to judge")
-    drafts = {other: s for other, s in before.items() if s.drafts}
-    if not drafts:
+    if not any(s.drafts for s in before.values()):
         raise GraphError(place, "has nothing to judge; put it `after` a `draft` stage")
-    if isinstance(spec, ScoreSpec):
-        many = sum(s.candidates for s in drafts.values() if isinstance(s, DraftSpec))
-        if many > 1:
-            raise GraphError(place, f"`score` rates one candidate and gets {many}; set `candidates: 1` or use `choose`")
-    for name, draft in drafts.items():
-        if isinstance(spec, ChooseSpec) and isinstance(draft, DraftSpec) and draft.unit != spec.unit:
-            what = f"asks for the best {spec.unit} and `{name}` drafts a {draft.unit}; set `unit: {draft.unit}`"
-            raise GraphError(f"{place}.unit", what)
 
 
 def _check_order(stages: Stages, ancestors: Ancestors, where: str) -> None:
@@ -168,7 +152,7 @@ def _check_repeat(spec: RepeatSpec, place: str) -> None:
     body = spec.stages
     always = any(s.writes and s.when is None for s in body.values())
     for name, judge in body.items():
-        if _may_reject(judge) and not always and not any(s.writes and s.when == f"{name}.rejected" for s in body.values()):
+        if judge.may_reject and not always and not any(s.writes and s.when == f"{name}.rejected" for s in body.values()):
             raise GraphError(
                 f"{place}.stages.{name}",
                 f"a rejection leaves no step and the loop would not move; add a `generate` stage with `when: {name}.rejected`",
@@ -177,30 +161,21 @@ def _check_repeat(spec: RepeatSpec, place: str) -> None:
         raise GraphError(f"{place}.stages", "nothing in this loop writes a step; add a `generate` stage")
 
 
-def _may_reject(spec: StageSpec) -> bool:
-    """Can this stage leave all candidates unaccepted?"""
-    return spec.judges and (not isinstance(spec, ChooseSpec) or spec.reject)
-
-
 def _check_finish(stages: Stages, where: str) -> None:
     if not any(finishes(s) and s.when is None for s in stages.values()):
         raise GraphError(where, "no stage finishes the chain; end with an `answer` stage")
 
 
 def finishes(spec: StageSpec) -> bool:
-    """Does the chain end with this stage: an answer, or a response that holds one?"""
-    return spec.when is None and (spec.answers or (isinstance(spec, GenerateSpec) and spec.unit == "response"))
-
-
-def _first_steps(spec: StageSpec) -> int:
-    return spec.first_steps if isinstance(spec, GenerateSpec) else 0
+    """Does every chain end with this stage?"""
+    return spec.when is None and spec.finishes
 
 
 def _roles(stages: Stages, engines: Mapping[str, EngineSpec], where: str) -> Iterator[str]:
     for name, spec in stages.items():
         if isinstance(spec, RepeatSpec):
             yield from _roles(spec.stages, engines, f"{where}.{name}.stages")
-        elif (role := getattr(spec, "engine", None)) is not None:
+        elif (role := spec.role) is not None:
             if role not in engines:
                 raise GraphError(f"{where}.{name}.engine", f"no engine named `{role}`; {did_you_mean(role, engines)}")
             yield role

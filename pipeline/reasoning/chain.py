@@ -28,19 +28,40 @@ class Span(Struct, frozen=True):
     """The thought ends with it."""
 
 
+class Scale(Struct, frozen=True):
+    """What the value of a verdict means, for whoever shows it."""
+
+    name: str
+    """As an axis of a plot is labelled: `score`, `probability of the chosen option`."""
+    low: float | None = None
+    """Least value that is possible; None where there is none."""
+    high: float | None = None
+    """Greatest value that is possible; None where there is none."""
+    unit: str = ""
+    """`nats per token`; empty where the value has none."""
+    integers: bool = False
+    """Only whole numbers are possible."""
+
+
 class Verdict(Struct, frozen=True, kw_only=True):
-    """What a `choose`, `score` or `likelihood` stage made of the candidates."""
+    """What a stage that judges made of the candidates."""
 
     kind: str
+    """The word under `kind` of the stage."""
     chosen: int | None
     """Index of the accepted candidate among those drafted."""
     label: str
-    """The option's text: a number, a digit."""
+    """The option that was chosen, one of `options`: a number, a digit."""
     value: float
-    """`score`: what is compared with the threshold; `choose`: the probability of the chosen option."""
-    probs: tuple[float, ...]
+    """What the verdict goes by, on its `scale`."""
+    scale: Scale = Scale("value")
+    options: tuple[str, ...] = ()
+    """What could be chosen, in the order of `probs`."""
+    of_candidates: bool = False
+    """The options are candidates: option k is the k-th distinct one, from 1, and 0 none of them."""
+    probs: tuple[float, ...] = ()
     """Probability of each option, renormalised."""
-    mass: float
+    mass: float = 1.0
     """Probability on the options before that."""
     threshold: float | None = None
     distinct: int = 1

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from pipeline.engine import Tokenizer
+from pipeline.errors import RequestRefused
 
 DELIMITER = "\n\n"
 """Ends a step (SpecReason's implementation cuts at blank lines; SpecCoT leaves it open)."""
@@ -54,9 +55,7 @@ class PromptBuilder:
         self._step_ends: dict[tuple[int, ...], bool] = {}
         self._intro_ids = {"step": tokenizer.encode(CHOOSE_INTRO), "thought": tokenizer.encode(CHOOSE_THOUGHT_INTRO)}
         self._label_ids = [tokenizer.encode(f"[{label}] ") for label in LABELS]
-        self._choose_tail, self._choose_options = self._options(CHOOSE_QUESTION, CHOOSE_PREFILL, LABELS)
-        self._choose_one_tail, _ = self._options(CHOOSE_ONE_QUESTION, CHOOSE_PREFILL, LABELS)
-        self._score_tail, self._score_options = self._options(SCORE_QUESTION, SCORE_PREFILL, string.digits)
+        self._questions: dict[tuple[str, str, tuple[str, ...]], tuple[list[int], tuple[int, ...]]] = {}
 
     def generation(self, problem: str) -> list[int]:
         """The prompt that makes the engine think about `problem`, up to the opened thought."""
@@ -72,21 +71,44 @@ class PromptBuilder:
 
         They are steps or, by `unit`, whole thoughts; with `reject` option 0 is offered, none of them.
         """
-        ids = [*context, *self._open_turn, *self._intro_ids[unit]]
+        shown = self._intro_ids[unit].copy()
         for label, candidate in zip(self._label_ids[1:], candidates, strict=False):
-            ids += label
-            ids += candidate
+            shown += label
+            shown += candidate
             if not self._ends_step(tuple(candidate[-2:])):
-                ids += self.delimiter_ids
-        ids += self._choose_tail if reject else self._choose_one_tail
-        return OptionPrompt(ids, self._choose_options[not reject : len(candidates) + 1])
+                shown += self.delimiter_ids
+        question = CHOOSE_QUESTION if reject else CHOOSE_ONE_QUESTION
+        return self.ask(context, [shown, question], CHOOSE_PREFILL, LABELS[not reject : len(candidates) + 1])
 
     def score(self, context: Sequence[int], candidate: Sequence[int]) -> OptionPrompt:
         """`context` as if the `candidate` were committed, then one turn that asks for its utility, 0 to 9 (SpecReason 4.1).
 
         Should it be accepted, its keys and values are already in the cache.
         """
-        return OptionPrompt([*context, *candidate, *self._open_turn, *self._score_tail], self._score_options)
+        return self.ask([*context, *candidate], SCORE_QUESTION, SCORE_PREFILL, string.digits)
+
+    def ask(self, context: Sequence[int], turn: str | Sequence[str | Sequence[int]], prefill: str, options: Sequence[str]) -> OptionPrompt:
+        """`context`, then a turn of the user, then a reply that begins with `prefill` and goes on with one of the `options`.
+
+        A verifier's own question is asked with this. `turn` is a text, or texts and token ids in the order in which they are
+        said, the last one a text: texts are encoded one by one, so that ids among them stand in the prompt as they are. The
+        prompt repeats `context` to the last token, which an engine's prefix cache holds. Raises `RequestRefused` where the
+        engine's tokenizer has no single token for one of the `options` at that place; `can_name` tells before.
+        """
+        *parts, question = [turn] if isinstance(turn, str) else turn
+        tail, option_ids = self._question(str(question), prefill, tuple(options))
+        if len(option_ids) < len(options):
+            raise RequestRefused(f"the engine's tokenizer has no single token for {options[len(option_ids)]!r} after {prefill!r}")
+        ids = [*context, *self._open_turn]
+        for part in parts:
+            ids += self.tokenizer.encode(part) if isinstance(part, str) else part
+        ids += tail
+        return OptionPrompt(ids, option_ids)
+
+    def can_name(self, question: str, prefill: str, options: Sequence[str]) -> bool:
+        """Has the tokenizer a single token for each of the `options`, where a turn ends with `question` and the reply begins with
+        `prefill`?"""
+        return len(self._question(question, prefill, tuple(options))[1]) == len(options)
 
     def _render(self, content: str) -> str:
         text = self.tokenizer.render([{"role": "user", "content": content}])
@@ -120,11 +142,18 @@ class PromptBuilder:
             reply += f"{THINK_OPEN}{DELIMITER}{THINK_CLOSE}{DELIMITER}"
         return self.tokenizer.encode(before), reply
 
-    def _options(self, question: str, prefill: str, labels: str) -> tuple[list[int], tuple[int, ...]]:
+    def _question(self, question: str, prefill: str, labels: tuple[str, ...]) -> tuple[list[int], tuple[int, ...]]:
         """Ids from the question to just before the one token that names an option, and those tokens.
 
         Labels whose token would change the ids before it are left out from the first such on.
         """
+        key = (question, prefill, labels)
+        known = self._questions.get(key)
+        if known is None:
+            known = self._questions[key] = self._cut_question(*key)
+        return known
+
+    def _cut_question(self, question: str, prefill: str, labels: tuple[str, ...]) -> tuple[list[int], tuple[int, ...]]:
         whole = [self.tokenizer.encode(question + self._reply + prefill + label) for label in labels]
         tail = whole[0][:-1]
         usable: list[int] = []
@@ -137,8 +166,9 @@ class PromptBuilder:
     @property
     def most_candidates(self) -> int:
         """How many candidates one choice can show: each needs a label of one token."""
-        return len(self._choose_options) - 1
+        return len(self._question(CHOOSE_QUESTION, CHOOSE_PREFILL, tuple(LABELS))[1]) - 1
 
     @property
     def can_score(self) -> bool:
-        return len(self._score_options) == len(string.digits)
+        """Are the digits 0 to 9 single tokens?"""
+        return self.can_name(SCORE_QUESTION, SCORE_PREFILL, string.digits)

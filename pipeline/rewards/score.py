@@ -13,8 +13,9 @@ from pathlib import Path
 import anyio
 
 from pipeline.engine import Completion, Engine, Request
-from pipeline.engines.registry import engine_specs, open_engines, virtual_time
+from pipeline.engines.registry import open_engines, virtual_time
 from pipeline.errors import ChainError, EngineDead, EngineUnavailable, GraphError, Interrupted, PipelineError, RunError, first_of
+from pipeline.graph.plugins import engine_specs
 from pipeline.graph.spec import EngineSpec
 from pipeline.rewards.prompts import RewardDialect
 from pipeline.rewards.spec import RewardSpec, load_reward_model

@@ -10,7 +10,8 @@ from msgspec import Struct
 
 from pipeline.data.problems import Problem
 from pipeline.engine import Completion, Request, Timing, Usage
-from pipeline.reasoning.chain import Chain, Span, Step, chain_id
+from pipeline.graph.spec import Purpose
+from pipeline.reasoning.chain import Chain, Span, Step, Verdict, chain_id
 from pipeline.redaction import redact
 from pipeline.runtime.lane import Call
 from pipeline.runtime.resume_state import NO_STAGE, RecordedCall, ResumedChain, ResumeState
@@ -82,12 +83,9 @@ class StageLabel(Struct, frozen=True):
 
     name: str
     kind: str
+    purpose: Purpose
     role: str
     model: str
-    judges: bool
-    drafts: bool
-    guides: bool
-    """Writes step 0, if it comes first."""
 
 
 class Attempt(Struct, frozen=True, kw_only=True):
@@ -168,15 +166,9 @@ class ChainRecorder:
                 stage=step.stage,
                 source_engine=step.span.role,
                 decision=step.decision,
-                verify_kind=verdict.kind if verdict else None,
-                score_value=verdict.value if verdict else None,
-                score_label=verdict.label if verdict else None,
-                score_probs=verdict.probs if verdict else (),
-                score_mass=verdict.mass if verdict else None,
-                threshold=verdict.threshold if verdict else None,
+                **(_columns_of(verdict) if verdict else NO_VERDICT),
                 num_candidates=len(step.candidates),
                 num_distinct_candidates=verdict.distinct if verdict else len(step.candidates),
-                chosen_candidate=verdict.chosen if verdict else None,
                 step_text=step.span.text,
                 step_token_ids=step.span.ids,
                 candidate_texts=tuple(c.text for c in step.candidates),
@@ -219,6 +211,9 @@ class ChainRecorder:
                 accepted_steps=self._accepted,
                 fallback_steps=self._fallbacks,
                 thought_tokens=chain.thought_tokens if chain else 0,
+                engines=tuple(progress.output_tokens),
+                input_tokens=tuple(self._input[role] for role in progress.output_tokens),
+                output_tokens=tuple(self._output[role] for role in progress.output_tokens),
                 draft_input_tokens=self._input["draft"],
                 draft_output_tokens=self._output["draft"],
                 target_input_tokens=self._input["target"],
@@ -260,6 +255,7 @@ class ChainRecorder:
             attempt=attempt.number,
             stage=label.name,
             kind=label.kind,
+            purpose=label.purpose,
             engine=label.role,
             operation_name="text_completion",
             request_model=label.model,
@@ -300,6 +296,32 @@ class ChainRecorder:
         )
 
 
+def _columns_of(verdict: Verdict) -> dict[str, Any]:
+    """What a row of the steps table says of the verdict that led to the step."""
+    return {
+        "verify_kind": verdict.kind,
+        "score_value": verdict.value,
+        "score_scale": verdict.scale.name,
+        "score_unit": verdict.scale.unit,
+        "score_low": verdict.scale.low,
+        "score_high": verdict.scale.high,
+        "score_integers": verdict.scale.integers,
+        "score_label": verdict.label,
+        "score_options": verdict.options,
+        "score_of_candidates": verdict.of_candidates,
+        "score_probs": verdict.probs,
+        "score_mass": verdict.mass,
+        "threshold": verdict.threshold,
+        "chosen_candidate": verdict.chosen,
+    }
+
+
+NO_VERDICT = {
+    name: () if isinstance(value, tuple) else None
+    for name, value in _columns_of(Verdict(kind="", chosen=None, label="", value=0.0)).items()
+}
+
+
 class Round:
     """Tokens and waiting since the last commit."""
 
@@ -311,9 +333,9 @@ class Round:
 
     def add(self, label: StageLabel, usage: Usage, wait_s: float) -> None:
         self.wait_s += wait_s
-        if label.drafts:
+        if label.purpose == "draft":
             self.draft_tokens += usage.output_tokens
-        elif label.judges:
+        elif label.purpose == "judge":
             self.verify_input_tokens += usage.input_tokens
             self.verify_tokens += usage.output_tokens
         else:

@@ -106,7 +106,7 @@ class ChainRunner:
 
     async def _call(self, chain: Chain, stage: Stage, request: Request, ready: float) -> Completion:
         label = self._context.labels[stage.name]
-        index = 0 if label.guides and not chain.steps else chain.next_index
+        index = 0 if label.purpose == "guide" and not chain.steps else chain.next_index
         return await self._context.dispatchers[stage.role].call(self.record, label, chain.order, index, request, ready)
 
 

@@ -16,7 +16,6 @@ from pipeline.data.problems import Problem
 from pipeline.engine import Engine
 from pipeline.errors import BadRow, RunError, first_of
 from pipeline.graph.plan import Plan, StageNode
-from pipeline.graph.spec import GenerateSpec
 from pipeline.reasoning.chain import Chain, chain_id
 from pipeline.reasoning.prompts import PromptBuilder
 from pipeline.reasoning.translate import TokenTranslator
@@ -155,14 +154,7 @@ async def _collect_rarely() -> None:
 
 
 def _label(stage: StageNode, plan: Plan) -> StageLabel:
-    spec = stage.spec
-    role = spec.engine  # type: ignore[attr-defined]
-    return StageLabel(
-        name=stage.name,
-        kind=str(type(spec).__struct_config__.tag),
-        role=role,
-        model=str(getattr(plan.engines[role], "model", role)),
-        judges=spec.judges,
-        drafts=spec.drafts,
-        guides=isinstance(spec, GenerateSpec) and spec.unit == "tokens",
-    )
+    spec, role = stage.spec, stage.spec.role
+    assert role is not None, "the compiler leaves only stages that call an engine"
+    model = str(getattr(plan.engines[role], "model", role))
+    return StageLabel(name=stage.name, kind=spec.kind, purpose=spec.purpose, role=role, model=model)

@@ -10,9 +10,10 @@ from msgspec import structs
 
 from pipeline.data.problems import Fingerprint
 from pipeline.engines.replay.recording import CALIBRATION, Recording, as_recorded, read_recording
+from pipeline.engines.replay.spec import ReplaySpec
 from pipeline.errors import NeverGenerated, UsageError
 from pipeline.graph.plan import Plan
-from pipeline.graph.spec import EngineSpec, ReplaySpec
+from pipeline.graph.spec import EngineSpec
 from pipeline.session.options import RunOptions
 from pipeline.trace.run_file import RunFile
 

@@ -13,13 +13,14 @@ from msgspec import Struct, structs
 
 from pipeline.data.problems import Fingerprint, Problems, open_problems
 from pipeline.engine import Engine
-from pipeline.engines.registry import cautions, engine_specs, open_engines, virtual_time
+from pipeline.engines.registry import cautions, open_engines, virtual_time
 from pipeline.engines.replay.recording import bindings
 from pipeline.errors import Interrupted, PipelineError, first_of
 from pipeline.grading.grader import BESIDE_ENGINES, Grader, default_workers
 from pipeline.graph.compiler import compile_graph
 from pipeline.graph.loader import load_graph
 from pipeline.graph.plan import Plan
+from pipeline.graph.plugins import engine_specs, stage_specs
 from pipeline.reasoning.prompts import INSTRUCTION, PromptBuilder
 from pipeline.runtime.chain_recorder import Clock, Progress
 from pipeline.runtime.executor import Executor, Settings
@@ -33,7 +34,7 @@ from pipeline.session.replay import announcements, check_replay, resolved
 from pipeline.session.resume import check_drift, drop_unfinished, last_instant, read_resume_state
 from pipeline.session.signals import DRAIN_S, restored_handlers, stop_on_signal
 from pipeline.stages.base import Stage
-from pipeline.stages.registry import build_stages, stage_specs
+from pipeline.stages.build import build_stages
 from pipeline.text import storable
 from pipeline.trace.folder import hold, new_folder
 from pipeline.trace.recorder import WRITE_EVERY_S, open_recorder

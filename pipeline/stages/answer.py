@@ -1,11 +1,23 @@
 """`answer`: the thought is closed, if it has not closed itself, and the engine writes what follows it."""
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 from pipeline.engine import Completion, Request
-from pipeline.graph.spec import AnswerSpec
+from pipeline.graph.spec import Name, StageSpec, Temperature, Tokens, TopP
 from pipeline.reasoning.chain import Chain, Outcome, Span
-from pipeline.stages.base import EngineStage
+from pipeline.stages.base import EngineStage, StageKind
+
+
+class AnswerSpec(StageSpec, frozen=True, kw_only=True, tag="answer"):
+    """Close the thought and write the answer; the chain is finished then."""
+
+    engine: Name
+    max_tokens: Tokens = 1024
+    temperature: Temperature = 0.6
+    top_p: TopP = 1.0
+
+    answers: ClassVar[bool] = True
 
 
 class AnswerStage(EngineStage):
@@ -22,3 +34,6 @@ class AnswerStage(EngineStage):
     def apply(self, chain: Chain, completions: Sequence[Completion]) -> Outcome:
         [candidate] = completions[0].candidates
         return Outcome(answer=Span(self.role, candidate.ids, candidate.text))
+
+
+KIND = StageKind(spec=AnswerSpec, build=AnswerStage)

@@ -29,6 +29,9 @@ class Stage(Protocol):
     def apply(self, chain: Chain, completions: Sequence[Completion]) -> Outcome:
         """What the answers, in that order, make of the chain. Changes nothing itself."""
 
+    def check(self, candidates: int) -> str | None:
+        """Why the engine's tokenizer does not serve this stage where up to `candidates` are drafted, in one clause; None where it does."""
+
 
 class StageKind(Struct, frozen=True, kw_only=True):
     """What an entry point of the group `pipeline.stages` names."""
@@ -47,6 +50,10 @@ class EngineStage:
         self.builder = builders[self.role]
         self.close_ids = () if self.builder.think_close_id is None else (self.builder.think_close_id,)
         self.step_stop = (DELIMITER,)
+
+    def check(self, candidates: int) -> str | None:
+        """See `Stage.check`; most stages can be asked of any engine."""
+        return None
 
     def request(self, chain: Chain, prompt_ids: Sequence[int], max_tokens: int, part: str = "", **fields: Any) -> Request:
         """A request in the name of the chain, its step and this stage; `part` tells several of one step apart."""

@@ -1,13 +1,38 @@
 """`choose`: all candidates in one prompt, one token names the best or none of them."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import ClassVar, Literal
 
 from pipeline.engine import Completion, Request
-from pipeline.graph.spec import ChooseSpec
-from pipeline.reasoning.chain import Chain, Outcome, Verdict
+from pipeline.graph.spec import Name, StageSpec
+from pipeline.reasoning.chain import Chain, Outcome, Scale, Verdict
 from pipeline.reasoning.prompts import LABELS
-from pipeline.stages.base import EngineStage
+from pipeline.stages.base import EngineStage, StageKind
+from pipeline.stages.draft import DraftSpec
+
+SCALE = Scale("probability of the chosen option", 0.0, 1.0)
+
+
+class ChooseSpec(StageSpec, frozen=True, kw_only=True, tag="choose"):
+    """One token names the best candidate, or 0 for none (SpecCoT eq. 4, SCoT eq. 3)."""
+
+    engine: Name
+    unit: Literal["step", "thought"] = "step"
+    """What is drafted, and so how the question is worded: candidates for the next step, or for the whole thought (SCoT 3.4)."""
+    reject: bool = True
+    """false: 0 is not offered and one of the candidates is always accepted (best of N; SCoT 4.3, without error correction)."""
+
+    judges: ClassVar[bool] = True
+
+    @property
+    def may_reject(self) -> bool:
+        return self.reject
+
+    def flaws(self, before: Mapping[str, StageSpec], *, inside_repeat: bool) -> Iterator[tuple[str, str]]:
+        for name, draft in before.items():
+            if isinstance(draft, DraftSpec) and draft.unit != self.unit:
+                yield "unit", f"asks for the best {self.unit} and `{name}` drafts a {draft.unit}; set `unit: {draft.unit}`"
 
 
 class ChooseStage(EngineStage):
@@ -18,6 +43,12 @@ class ChooseStage(EngineStage):
     """
 
     spec: ChooseSpec
+
+    def check(self, candidates: int) -> str | None:
+        most = self.builder.most_candidates
+        if candidates <= most:
+            return None
+        return f"its engine's tokenizer names only {most} options with one token and {candidates} candidates are drafted"
 
     def requests(self, chain: Chain) -> list[Request]:
         if not chain.candidates:
@@ -34,7 +65,16 @@ class ChooseStage(EngineStage):
         best = max(range(len(probs)), key=probs.__getitem__) + (not self.spec.reject)
         chosen = distinct[best - 1] if best else None
         verdict = Verdict(
-            kind="choose", chosen=chosen, label=LABELS[best], value=max(probs), probs=probs, mass=mass, distinct=len(distinct)
+            kind="choose",
+            chosen=chosen,
+            label=LABELS[best],
+            value=max(probs),
+            scale=SCALE,
+            options=tuple(LABELS[not self.spec.reject : len(distinct) + 1]),
+            of_candidates=True,
+            probs=probs,
+            mass=mass,
+            distinct=len(distinct),
         )
         return Outcome(verdict=verdict)
 
@@ -47,3 +87,6 @@ def probabilities(logprobs: Sequence[float]) -> tuple[tuple[float, ...], float]:
     weights = [math.exp(logprob - top) for logprob in logprobs]
     total = sum(weights)
     return tuple(weight / total for weight in weights), min(1.0, total * math.exp(top))
+
+
+KIND = StageKind(spec=ChooseSpec, build=ChooseStage)

@@ -1,11 +1,31 @@
 """`draft`: candidates for the next step, or for the whole thought, sampled from one prompt."""
 
 from collections.abc import Sequence
+from typing import Annotated, ClassVar, Literal
+
+from msgspec import Meta
 
 from pipeline.engine import Completion, Request
-from pipeline.graph.spec import DraftSpec
+from pipeline.graph.spec import Name, StageSpec, Temperature, Tokens, TopP
 from pipeline.reasoning.chain import Chain, Outcome
-from pipeline.stages.base import EngineStage
+from pipeline.stages.base import EngineStage, StageKind
+
+
+class DraftSpec(StageSpec, frozen=True, kw_only=True, tag="draft"):
+    """Propose candidates for the next step, or for the whole thought (SpecCoT eq. 3, SCoT eq. 1)."""
+
+    engine: Name
+    unit: Literal["step", "thought"] = "step"
+    candidates: Annotated[int, Meta(ge=1, le=35)] = 5
+    max_tokens: Tokens
+    temperature: Temperature = 0.6
+    top_p: TopP = 1.0
+
+    drafts: ClassVar[bool] = True
+
+    @property
+    def drafted(self) -> int:
+        return self.candidates
 
 
 class DraftStage(EngineStage):
@@ -30,3 +50,6 @@ class DraftStage(EngineStage):
 
     def apply(self, chain: Chain, completions: Sequence[Completion]) -> Outcome:
         return Outcome(candidates=tuple(map(self.span, completions[0].candidates)))
+
+
+KIND = StageKind(spec=DraftSpec, build=DraftStage)

@@ -1,12 +1,50 @@
 """`generate`: one engine writes by itself. Guidance, a fallback step, a whole thought, or a response with its answer."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated, ClassVar, Literal
+
+from msgspec import Meta
 
 from pipeline.engine import Candidate, Completion, Request
-from pipeline.graph.spec import GenerateSpec
+from pipeline.graph.spec import Name, Purpose, StageSpec, Temperature, TopP
 from pipeline.reasoning.chain import Chain, Outcome, Span
 from pipeline.reasoning.prompts import THINK_CLOSE
-from pipeline.stages.base import EngineStage
+from pipeline.stages.base import EngineStage, StageKind
+
+
+class GenerateSpec(StageSpec, frozen=True, kw_only=True, tag="generate"):
+    """One engine writes: guidance (SpecCoT eq. 2), a fallback step (eq. 5), a whole thought or a whole response."""
+
+    engine: Name
+    unit: Literal["tokens", "step", "thought", "response"]
+    """`tokens`: `max_tokens` of them, across lines, unless the thought ends before; `step`: to a blank line; `thought`:
+    to `</think>`; `response`: to the end."""
+    max_tokens: Annotated[int, Meta(ge=0, le=1_000_000)]
+    """0, of `unit: tokens` alone: the stage does nothing, and leaves no call and no step (SpecCoT 4.3: no guidance)."""
+    temperature: Temperature = 0.6
+    top_p: TopP = 1.0
+    first_steps: Annotated[int, Meta(ge=0, le=1_000_000)] = 0
+    """In a `repeat`: this stage alone writes the first n steps (SpecReason 4.1, second knob)."""
+
+    writes: ClassVar[bool] = True
+
+    @property
+    def purpose(self) -> Purpose:
+        return "guide" if self.unit == "tokens" else "write"
+
+    @property
+    def leading_steps(self) -> int:
+        return self.first_steps
+
+    @property
+    def finishes(self) -> bool:
+        return self.unit == "response"
+
+    def flaws(self, before: Mapping[str, StageSpec], *, inside_repeat: bool) -> Iterator[tuple[str, str]]:
+        if not self.max_tokens and (self.unit != "tokens" or inside_repeat):
+            yield "max_tokens", "expected at least 1, got 0; only `unit: tokens` outside a `repeat` can be switched off with 0"
+        if self.first_steps and not inside_repeat:
+            yield "first_steps", "only a stage inside a `repeat` can write the first steps"
 
 
 class GenerateStage(EngineStage):
@@ -51,3 +89,6 @@ class GenerateStage(EngineStage):
         cut = ids.index(self.close_ids[0]) + 1
         thought, close, answer = text.partition(THINK_CLOSE)
         return Span(self.role, ids[:cut], thought + close, True), Span(self.role, ids[cut:], answer)
+
+
+KIND = StageKind(spec=GenerateSpec, build=GenerateStage)

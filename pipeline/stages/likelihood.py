@@ -3,12 +3,31 @@
 import math
 from collections.abc import Sequence
 from statistics import fmean
+from typing import Annotated, ClassVar, Literal
+
+from msgspec import Meta
 
 from pipeline.engine import Completion, Request
-from pipeline.graph.spec import LikelihoodSpec
-from pipeline.reasoning.chain import Chain, Outcome, Verdict
-from pipeline.stages.base import EngineStage
+from pipeline.graph.spec import Name, StageSpec
+from pipeline.reasoning.chain import Chain, Outcome, Scale, Verdict
+from pipeline.reasoning.prompts import LABELS
+from pipeline.stages.base import EngineStage, StageKind
 from pipeline.stages.choose import probabilities
+
+SCALE = Scale("log probability of the best candidate", high=0.0, unit="nats per token")
+
+
+class LikelihoodSpec(StageSpec, frozen=True, kw_only=True, tag="likelihood"):
+    """A candidate's own log probability under the engine, with no question asked; the likeliest one is accepted from
+    `threshold` on. SpecReason 4.1 names log probabilities as future work."""
+
+    engine: Name
+    threshold: Annotated[float, Meta(le=0.0)] = -0.5
+    """Nats per token."""
+    statistic: Literal["mean", "minimum"] = "mean"
+    """`mean`: over the candidate's tokens; `minimum`: of its least likely token, so that one wrong number is enough."""
+
+    judges: ClassVar[bool] = True
 
 
 class LikelihoodStage(EngineStage):
@@ -38,8 +57,11 @@ class LikelihoodStage(EngineStage):
         verdict = Verdict(
             kind="likelihood",
             chosen=list(distinct)[best] if accepted else None,
-            label=str(best + 1) if accepted else "0",
+            label=LABELS[best + 1] if accepted else LABELS[0],
             value=values[best],
+            scale=SCALE,
+            options=tuple(LABELS[1 : len(distinct) + 1]),
+            of_candidates=True,
             probs=probs,
             mass=mass,
             threshold=self.spec.threshold,
@@ -56,3 +78,6 @@ class LikelihoodStage(EngineStage):
         if not logprobs:
             return -math.inf
         return fmean(logprobs) if self.spec.statistic == "mean" else min(logprobs)
+
+
+KIND = StageKind(spec=LikelihoodSpec, build=LikelihoodStage)

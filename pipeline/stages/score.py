@@ -1,13 +1,34 @@
 """`score`: the only candidate, in its place in the thought, rated 0 to 9 with one token."""
 
 import string
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated, ClassVar, Literal
+
+from msgspec import Meta
 
 from pipeline.engine import Completion, Request
-from pipeline.graph.spec import ScoreSpec
-from pipeline.reasoning.chain import Chain, Outcome, Verdict
-from pipeline.stages.base import EngineStage
+from pipeline.graph.spec import Name, StageSpec
+from pipeline.reasoning.chain import Chain, Outcome, Scale, Verdict
+from pipeline.stages.base import EngineStage, StageKind
 from pipeline.stages.choose import probabilities
+
+SCALES = {"greedy": Scale("score", 0.0, 9.0, integers=True), "expected": Scale("expected score", 0.0, 9.0)}
+
+
+class ScoreSpec(StageSpec, frozen=True, kw_only=True, tag="score"):
+    """One token, 0 to 9, rates the only candidate; it is accepted from `threshold` on (SpecReason 4.1)."""
+
+    engine: Name
+    threshold: Annotated[float, Meta(ge=0.0, le=9.0)] = 7.0
+    method: Literal["greedy", "expected"] = "greedy"
+    """`greedy`: the likeliest digit; `expected`: the mean over the ten digits' probabilities."""
+
+    judges: ClassVar[bool] = True
+
+    def flaws(self, before: Mapping[str, StageSpec], *, inside_repeat: bool) -> Iterator[tuple[str, str]]:
+        many = sum(spec.drafted for spec in before.values())
+        if many > 1:
+            yield "", f"`score` rates one candidate and gets {many}; set `candidates: 1` or use `choose`"
 
 
 class ScoreStage(EngineStage):
@@ -17,6 +38,9 @@ class ScoreStage(EngineStage):
     """
 
     spec: ScoreSpec
+
+    def check(self, candidates: int) -> str | None:
+        return None if self.builder.can_score else "its engine's tokenizer has no single tokens for the digits 0 to 9"
 
     def requests(self, chain: Chain) -> list[Request]:
         if not chain.candidates:
@@ -37,8 +61,13 @@ class ScoreStage(EngineStage):
             chosen=0 if accepted else None,
             label=string.digits[best],
             value=value,
+            scale=SCALES[self.spec.method],
+            options=tuple(string.digits),
             probs=probs,
             mass=mass,
             threshold=self.spec.threshold,
         )
         return Outcome(verdict=verdict)
+
+
+KIND = StageKind(spec=ScoreSpec, build=ScoreStage)

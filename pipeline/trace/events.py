@@ -45,6 +45,8 @@ class CallRow(Struct, frozen=True, kw_only=True):
     attempt: int
     stage: Annotated[str, column(otel="gen_ai.prompt.name")]
     kind: str
+    purpose: str
+    """What it was for: `guide`, `draft`, `judge`, `write` or `answer`."""
     engine: Annotated[str, column(otel="server.address")]
     """The role."""
     operation_name: Annotated[str, column(otel="gen_ai.operation.name")]
@@ -122,16 +124,29 @@ class StepRow(Struct, frozen=True, kw_only=True):
     decision: str
     """`guidance`, `accepted`, `fallback` or `first_steps`."""
     verify_kind: Annotated[str | None, column(otel="gen_ai.evaluation.name")]
-    """`choose`, `score` or `likelihood`; null when nothing was verified."""
+    """The kind of stage that gave the verdict, such as `choose`, `score` or `likelihood`; null when nothing was verified."""
     score_value: Annotated[float | None, column(otel="gen_ai.evaluation.score.value")]
-    """Of a `score`: what was compared with the threshold. Of a `likelihood` too: nats per token, of the best candidate. Of a
-    `choose`: the probability of the chosen option."""
+    """What the verdict goes by, on the scale that the five columns below describe; a `threshold` is on the same scale."""
+    score_scale: str | None
+    """What the value means: `score`, `probability of the chosen option`."""
+    score_unit: str | None
+    """Its unit; empty where it has none."""
+    score_low: float | None
+    """Least possible value; null where there is none."""
+    score_high: float | None
+    """Greatest possible value; null where there is none."""
+    score_integers: bool | None
+    """Only whole numbers are possible."""
     score_label: Annotated[str | None, column(otel="gen_ai.evaluation.score.label")]
-    """The option that was chosen: the number of a distinct candidate or 0 for none; of a `score` its digit."""
+    """The option that was chosen, one of `score_options`."""
+    score_options: tuple[str, ...]
+    """What could be chosen, in order."""
+    score_of_candidates: bool | None
+    """The options are candidates: option k is the k-th distinct one, from 1, and 0 none of them."""
     score_probs: tuple[float, ...]
-    """Probability of each option, in order, renormalised. Of a `likelihood` the options are the distinct candidates."""
+    """Probability of each option, in order, renormalised."""
     score_mass: float | None
-    """Probability on valid options before renormalising; of a `likelihood` that of writing one of the candidates."""
+    """Probability on the options before renormalising; of a `likelihood` that of writing one of the candidates."""
     threshold: float | None
     num_candidates: int
     num_distinct_candidates: int
@@ -185,11 +200,19 @@ class ChainRow(Struct, frozen=True, kw_only=True):
     accepted_steps: Annotated[int, column("{step}")]
     fallback_steps: Annotated[int, column("{step}")]
     thought_tokens: Tokens
+    engines: tuple[str, ...]
+    """The roles of the graph, in order, for the two lists below."""
+    input_tokens: Annotated[tuple[int, ...], column("{token}")]
+    """Prompt tokens that each engine read for this chain, every attempt of a call counted."""
+    output_tokens: Annotated[tuple[int, ...], column("{token}")]
+    """Tokens that each engine sampled for this chain, end-of-sequence ones included."""
     draft_input_tokens: Tokens
+    """Of the role `draft`, as are the next ones of theirs; 0 in a graph that names its roles otherwise."""
     draft_output_tokens: Tokens
     target_input_tokens: Tokens
     target_output_tokens: Tokens
     wasted_draft_tokens: Tokens
+    """Sampled for candidates that were not committed, whatever engine drafted."""
     calls: Annotated[int, column("{request}")]
     chain_time_s: Seconds
     """From admission to the end."""

@@ -8,8 +8,8 @@ import msgspec
 import pytest
 
 from pipeline.analysis.resources import Resources, answers, resources
-from pipeline.engines.registry import engine_specs
 from pipeline.graph.loader import load_engines
+from pipeline.graph.plugins import engine_specs
 from pipeline.trace.run_file import resolved_engines
 
 ROOT = Path(__file__).parent.parent.parent

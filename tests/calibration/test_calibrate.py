@@ -13,8 +13,8 @@ from pipeline.calibration.engines_file import engines_file, fit_lines
 from pipeline.calibration.fit import error_of, simulate
 from pipeline.calibration.recorded import Recorded, durations, read_recorded, undisturbed
 from pipeline.calibration.text import CORRELATION, accuracy_for, moments, read_lengths, text_of
+from pipeline.engines.sim.spec import SimDeviceSpec, SimSpec
 from pipeline.errors import InputError, UsageError
-from pipeline.graph.spec import SimDeviceSpec, SimSpec
 from pipeline.session.options import RunOptions
 from pipeline.session.run import load_plan, run
 from tests.session.test_run import write_problems

@@ -9,9 +9,12 @@ from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 from pipeline.engine import Completion, Engine, Request
 from pipeline.engines.openai.backend import open_openai
+from pipeline.engines.openai.spec import OpenAISpec
+from pipeline.engines.sim.spec import SimDeviceSpec, SimSpec, SimTextSpec
 from pipeline.engines.torch.backend import open_torch
+from pipeline.engines.torch.spec import TorchSpec
 from pipeline.engines.vllm.backend import open_vllm
-from pipeline.graph.spec import OpenAISpec, SimDeviceSpec, SimSpec, SimTextSpec, TorchSpec, VllmSpec
+from pipeline.engines.vllm.spec import VllmSpec
 from tests.support import servers
 
 Talk = Callable[[Engine], Awaitable[None]]

@@ -7,11 +7,11 @@ import pytest
 
 from pipeline.engines.model_card import is_hub_name
 from pipeline.engines.model_table import PUBLISHED
-from pipeline.engines.registry import engine_specs
 from pipeline.engines.vllm.memory import findings, look_up
 from pipeline.engines.vllm.plan import MemoryPlan
+from pipeline.engines.vllm.spec import VllmSpec
 from pipeline.graph.loader import load_engines
-from pipeline.graph.spec import VllmSpec
+from pipeline.graph.plugins import engine_specs
 from pipeline.machine import GIB, Gpu, Machine
 from pipeline.session.run import load_plan
 

@@ -24,10 +24,10 @@ from pipeline.engines.openai import client as openai_client
 from pipeline.engines.openai.backend import open_openai
 from pipeline.engines.openai.engine import OpenAIEngine
 from pipeline.engines.openai.replicas import Router
+from pipeline.engines.openai.spec import OpenAISpec
 from pipeline.engines.openai.terms import Capabilities, weakest
 from pipeline.engines.tokenizer import HFTokenizer
 from pipeline.errors import ContextOverflow, EngineDead, EngineUnavailable, GraphError, PipelineError, RequestRefused
-from pipeline.graph.spec import OpenAISpec
 from tests.conftest import ROOT
 from tests.support.small_server import (
     HOSTED,

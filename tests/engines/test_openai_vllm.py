@@ -9,7 +9,7 @@ from anyio.from_thread import BlockingPortal
 from pipeline.engine import Completion, Request
 from pipeline.engines.openai.backend import open_openai
 from pipeline.engines.openai.engine import OpenAIEngine
-from pipeline.graph.spec import OpenAISpec
+from pipeline.engines.openai.spec import OpenAISpec
 from tests.engines.conftest import prompt_of
 from tests.support.servers import Running
 

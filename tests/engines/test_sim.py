@@ -13,8 +13,8 @@ import pytest
 
 from pipeline.engine import Completion, Engine, Request
 from pipeline.engines.sim.engine import open_sim
+from pipeline.engines.sim.spec import SimDeviceSpec, SimSpec
 from pipeline.errors import EngineDead, GraphError, RequestRefused
-from pipeline.graph.spec import SimDeviceSpec, SimSpec
 from pipeline.runtime.virtual_clock import VirtualClock
 
 pytestmark = pytest.mark.anyio

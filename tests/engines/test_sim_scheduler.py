@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pipeline.engines.sim.device import SimDevice
 from pipeline.engines.sim.scheduler import OLDEST_EVERY, Scheduler
 from pipeline.engines.sim.segment import Job
-from pipeline.graph.spec import SimDeviceSpec, SimSpec
+from pipeline.engines.sim.spec import SimDeviceSpec, SimSpec
 
 # Powers of two, so that floats are exact and results can be compared with ==.
 DEVICE = SimDeviceSpec(name="d", flops_per_s=2.0**21, bytes_per_s=2.0**18, overhead_s=2.0**-9)

@@ -10,9 +10,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from pipeline.engine import Candidate, Request
+from pipeline.engines.sim.spec import SimSpec, SimTextSpec
 from pipeline.engines.sim.text import TextModel, sim_answer
 from pipeline.engines.sim.tokenizer import SPECIALS, VOCAB_SIZE, SimTokenizer
-from pipeline.graph.spec import SimSpec, SimTextSpec
 from pipeline.reasoning.prompts import DELIMITER, LABELS, WORDINGS, PromptBuilder
 
 TOKENIZER = SimTokenizer()

@@ -19,8 +19,8 @@ from pipeline.engines.cores import Wish, share_cores
 from pipeline.engines.models import resolve
 from pipeline.engines.torch.backend import open_torch
 from pipeline.engines.torch.slots import Slots
+from pipeline.engines.torch.spec import TorchSpec
 from pipeline.errors import EngineDead, GraphError
-from pipeline.graph.spec import TorchSpec
 from tests.engines.conftest import DRAFT, ask_all, prompt_of
 
 PROBLEMS = [

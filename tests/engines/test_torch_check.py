@@ -8,7 +8,7 @@ import pytest
 from pipeline.engine import Finding
 from pipeline.engines.model_card import ModelCard, Shape
 from pipeline.engines.torch.check import examine_torch, torch_examination
-from pipeline.graph.spec import TorchSpec
+from pipeline.engines.torch.spec import TorchSpec
 from pipeline.machine import GIB, Gpu, Machine
 
 SHAPE = Shape(layers=32, heads=32, kv_heads=8, head_dim=128, hidden_size=4096, intermediate_size=8192, vocab_size=32000)

@@ -21,8 +21,8 @@ from pipeline.engine import Completion, Engine, Request
 from pipeline.engines.models import resolve
 from pipeline.engines.process.engine import WorkerEngine
 from pipeline.engines.vllm.backend import open_vllm
+from pipeline.engines.vllm.spec import SpeculativeSpec, VllmSpec
 from pipeline.errors import EngineDead, GraphError
-from pipeline.graph.spec import SpeculativeSpec, VllmSpec
 from tests.engines.conftest import VLLM, ask_all, prompt_of
 
 pytestmark = [pytest.mark.vllm, pytest.mark.skipif(find_spec("vllm") is None, reason="vllm is not installed here")]

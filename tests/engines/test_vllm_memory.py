@@ -8,8 +8,8 @@ import pytest
 from pipeline.engines.model_card import ModelCard, Shape, read_card
 from pipeline.engines.vllm.memory import check, examine_vllm, findings, look_up
 from pipeline.engines.vllm.plan import CONTEXT_BYTES, MemoryPlan, build, on_cpu, overhead_bytes, plan
+from pipeline.engines.vllm.spec import SpeculativeSpec, VllmSpec
 from pipeline.errors import GraphError
-from pipeline.graph.spec import SpeculativeSpec, VllmSpec
 from pipeline.machine import GIB, Gpu, Machine
 
 SHAPE = Shape(layers=32, heads=32, kv_heads=8, head_dim=128, hidden_size=4096, intermediate_size=8192, vocab_size=32000)

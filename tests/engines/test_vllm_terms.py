@@ -10,7 +10,7 @@ import pytest
 
 from pipeline.engine import Request
 from pipeline.engines.process.wire import Setup
-from pipeline.graph.spec import SpeculativeSpec, VllmSpec
+from pipeline.engines.vllm.spec import SpeculativeSpec, VllmSpec
 
 pytestmark = pytest.mark.vllm
 EOS = frozenset({9})

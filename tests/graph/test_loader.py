@@ -5,13 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.engines.registry import engine_specs
+from pipeline.engines.torch.spec import TorchSpec
 from pipeline.errors import GraphError
 from pipeline.graph.loader import load_engines
 from pipeline.graph.plan import LoopNode, StageNode
-from pipeline.graph.spec import DraftSpec, TorchSpec
+from pipeline.graph.plugins import engine_specs
 from pipeline.graph.yaml_file import MAX_BYTES
 from pipeline.session.run import load_plan
+from pipeline.stages.draft import DraftSpec
 
 ROOT = Path(__file__).parent.parent.parent
 BAD = sorted((ROOT / "tests/bad_graphs").glob("*.yaml"))

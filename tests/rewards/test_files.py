@@ -6,10 +6,11 @@ import pytest
 
 from pipeline.doctor import load_roles
 from pipeline.engines.model_table import PUBLISHED
-from pipeline.engines.registry import engine_specs
+from pipeline.engines.torch.spec import TorchSpec
 from pipeline.engines.vllm.memory import findings, look_up
+from pipeline.engines.vllm.spec import VllmSpec
 from pipeline.errors import GraphError
-from pipeline.graph.spec import TorchSpec, VllmSpec
+from pipeline.graph.plugins import engine_specs
 from pipeline.machine import GIB, Gpu, Machine
 from pipeline.rewards.spec import RewardSpec, load_reward_model
 

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.engines.registry import engine_specs
 from pipeline.engines.tokenizer import HFTokenizer
 from pipeline.errors import GraphError
+from pipeline.graph.plugins import engine_specs
 from pipeline.reasoning.prompts import PromptBuilder
 from pipeline.rewards.prompts import RewardDialect, Thought, text_of, turns
 from pipeline.rewards.spec import ChatPrompt, TextPrompt, load_reward_model

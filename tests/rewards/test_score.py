@@ -22,8 +22,9 @@ from pipeline.cli.grade import grade
 from pipeline.cli.rewards import reward_lines
 from pipeline.engine import Completion, Engine, EngineStatistics, Request
 from pipeline.engines.registry import open_engines
+from pipeline.engines.sim.spec import SimDeviceSpec, SimSpec
 from pipeline.errors import EngineDead, EngineUnavailable, GraphError, Interrupted, RequestRefused, RunFolderError, UsageError
-from pipeline.graph.spec import EngineSpec, SimDeviceSpec, SimSpec
+from pipeline.graph.spec import EngineSpec
 from pipeline.rewards.prompts import RewardDialect
 from pipeline.rewards.score import Scorer, score_run
 from pipeline.rewards.spec import TextPrompt

@@ -9,8 +9,9 @@ import msgspec
 import pytest
 
 from pipeline.engines.sim.text import sim_answer
+from pipeline.engines.torch.spec import TorchSpec
+from pipeline.engines.vllm.spec import VllmSpec
 from pipeline.errors import GraphError
-from pipeline.graph.spec import TorchSpec, VllmSpec
 from pipeline.graph.yaml_file import read_yaml
 from pipeline.session.options import RunOptions
 from pipeline.session.run import load_plan, run

@@ -12,14 +12,14 @@ from msgspec import structs
 from pipeline.data.problems import Problem
 from pipeline.engine import Engine
 from pipeline.engines.torch.backend import open_torch
-from pipeline.graph.spec import DraftSpec, LikelihoodSpec, TorchSpec
+from pipeline.engines.torch.spec import TorchSpec
 from pipeline.reasoning.chain import Chain, Outcome
 from pipeline.reasoning.prompts import PromptBuilder
 from pipeline.reasoning.translate import TokenTranslator
 from pipeline.session.options import RunOptions
 from pipeline.session.run import run
-from pipeline.stages.draft import DraftStage
-from pipeline.stages.likelihood import LikelihoodStage
+from pipeline.stages.draft import DraftSpec, DraftStage
+from pipeline.stages.likelihood import LikelihoodSpec, LikelihoodStage
 from tests.session.test_graphs import DECODE, NAMES, ROOT, SEEN
 from tests.session.test_run_torch import TEST_SET, chains_of
 

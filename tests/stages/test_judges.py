@@ -9,12 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.engine import Completion, Request, Usage
-from pipeline.graph.spec import ChooseSpec, LikelihoodSpec, ScoreSpec
 from pipeline.reasoning.chain import Verdict
 from pipeline.reasoning.prompts import CHOOSE_ONE_QUESTION, CHOOSE_QUESTION, CHOOSE_THOUGHT_INTRO
-from pipeline.stages.choose import ChooseStage, probabilities
-from pipeline.stages.likelihood import LikelihoodStage
-from pipeline.stages.score import ScoreStage
+from pipeline.stages.choose import ChooseSpec, ChooseStage, probabilities
+from pipeline.stages.likelihood import LikelihoodSpec, LikelihoodStage
+from pipeline.stages.score import ScoreSpec, ScoreStage
 
 World = Callable[..., Any]
 

@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 
 from pipeline.engine import Request
-from pipeline.graph.spec import AnswerSpec, DraftSpec, GenerateSpec, UntilSpec
+from pipeline.graph.spec import UntilSpec
 from pipeline.reasoning.chain import Outcome
-from pipeline.stages.answer import AnswerStage
-from pipeline.stages.draft import DraftStage
-from pipeline.stages.generate import GenerateStage
+from pipeline.stages.answer import AnswerSpec, AnswerStage
+from pipeline.stages.draft import DraftSpec, DraftStage
+from pipeline.stages.generate import GenerateSpec, GenerateStage
 
 World = Callable[..., Any]
 

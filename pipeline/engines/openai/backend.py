@@ -16,9 +16,9 @@ from pipeline.engines.models import resolve
 from pipeline.engines.openai.client import Server, checked_url, key_of
 from pipeline.engines.openai.engine import OpenAIEngine, ServedTokenizer, Site, all_of
 from pipeline.engines.openai.probe import Found, ModelCard, context_length, find_card, find_out
+from pipeline.engines.openai.spec import OpenAISpec
 from pipeline.engines.openai.terms import MANY, PRIORITY, SCORING, Capabilities, weakest
 from pipeline.errors import GraphError
-from pipeline.graph.spec import OpenAISpec
 from pipeline.machine import Machine
 
 

@@ -19,11 +19,11 @@ from pipeline.engines.openai.client import Broken, Oversized, Reply, Server, com
 from pipeline.engines.openai.completion import completion_of
 from pipeline.engines.openai.probe import FIRST_DELAY_S, LONGEST_DELAY_S, model_card
 from pipeline.engines.openai.replicas import Router
+from pipeline.engines.openai.spec import OpenAISpec
 from pipeline.engines.openai.terms import SCORING, Capabilities, bodies
 from pipeline.engines.requests import check
 from pipeline.engines.tokenizer import HFTokenizer
 from pipeline.errors import ContextOverflow, EngineDead, EngineUnavailable, PipelineError, RequestRefused
-from pipeline.graph.spec import OpenAISpec
 
 T = TypeVar("T")
 Fact = str | int | float | bool

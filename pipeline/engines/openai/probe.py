@@ -15,9 +15,9 @@ from pipeline.engine import Request, Tokenizer
 from pipeline.engines.openai.answers import Aborted, Answer, Malformed, answer_of
 from pipeline.engines.openai.client import Broken, Reply, Server, complaint_of
 from pipeline.engines.openai.completion import completion_of
+from pipeline.engines.openai.spec import OpenAISpec
 from pipeline.engines.openai.terms import MANY, SCORING, Capabilities, bodies, ladder
 from pipeline.errors import GraphError, did_you_mean
-from pipeline.graph.spec import OpenAISpec
 
 _PROBE = "probe"
 _MOST_NAMES = 20

@@ -10,7 +10,8 @@ from typing import Any, Literal
 from msgspec import Struct, msgpack
 
 from pipeline.engine import Completion, EngineStatistics, Request
-from pipeline.graph.spec import TorchSpec, VllmSpec
+from pipeline.engines.torch.spec import TorchSpec
+from pipeline.engines.vllm.spec import VllmSpec
 
 NO_STATISTICS = EngineStatistics(
     running=0,

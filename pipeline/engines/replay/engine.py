@@ -15,11 +15,11 @@ from pipeline.engine import Backend, Completion, Engine, EngineStatistics, Reque
 from pipeline.engines.replay.answers import answer_of, misfit
 from pipeline.engines.replay.calls import RecordedCall, RecordedCalls
 from pipeline.engines.replay.recording import CALIBRATION, read_recording, sim_spec, tokenizer_of
+from pipeline.engines.replay.spec import ReplaySpec
 from pipeline.engines.requests import check
 from pipeline.engines.sim.author import Answer
 from pipeline.engines.sim.engine import open_devices
 from pipeline.errors import EngineDead, InputError, NeverGenerated
-from pipeline.graph.spec import ReplaySpec
 
 
 class Recorded:

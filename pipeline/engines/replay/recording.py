@@ -13,11 +13,12 @@ from msgspec import Struct, structs
 
 from pipeline.engine import Tokenizer
 from pipeline.engines.models import resolve
+from pipeline.engines.replay.spec import ReplaySpec
+from pipeline.engines.sim.spec import SimFaultsSpec, SimSpec
 from pipeline.engines.sim.tokenizer import SimTokenizer
 from pipeline.engines.tokenizer import HFTokenizer
 from pipeline.errors import GraphError, InputError, boundary, did_you_mean
 from pipeline.graph.loader import load_engines
-from pipeline.graph.spec import ReplaySpec, SimFaultsSpec, SimSpec
 from pipeline.trace.read import read_card
 
 PREFIX = "replay:"

@@ -8,9 +8,9 @@ from typing import Protocol
 from msgspec import Struct
 
 from pipeline.engine import Candidate, Request, Tokenizer
+from pipeline.engines.sim.spec import SimSpec
 from pipeline.engines.sim.text import TextModel
 from pipeline.engines.sim.tokenizer import VOCAB_SIZE, SimTokenizer
-from pipeline.graph.spec import SimSpec
 
 
 class Answer(Struct, frozen=True):

@@ -12,7 +12,7 @@ import math
 
 from pipeline.engines.sim.scheduler import Scheduler
 from pipeline.engines.sim.segment import Job
-from pipeline.graph.spec import SimDeviceSpec
+from pipeline.engines.sim.spec import SimDeviceSpec
 
 
 class Share:

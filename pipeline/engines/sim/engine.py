@@ -21,8 +21,8 @@ from pipeline.engines.sim.device import Share, SimDevice
 from pipeline.engines.sim.faults import SimFaults
 from pipeline.engines.sim.scheduler import Scheduler
 from pipeline.engines.sim.segment import Job
+from pipeline.engines.sim.spec import SimSpec
 from pipeline.errors import EngineDead, GraphError, RequestRefused
-from pipeline.graph.spec import SimSpec
 
 
 class DeviceClock:

@@ -12,8 +12,8 @@ from typing import Literal
 from msgspec import structs
 
 from pipeline.engine import Completion, Request
+from pipeline.engines.sim.spec import SimFaultsSpec
 from pipeline.engines.sim.tokenizer import VOCAB_SIZE
-from pipeline.graph.spec import SimFaultsSpec
 
 
 class SimFaults:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from pipeline.engines.sim.cache import PrefixCache
 from pipeline.engines.sim.segment import Cost, Job, Stretch
-from pipeline.graph.spec import SimSpec
+from pipeline.engines.sim.spec import SimSpec
 
 Key = tuple[int, float, str, int]
 """Of a job, by which jobs are ordered: priority, arrival, request id, number."""

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from msgspec import Struct
 
 from pipeline.engines.sim.cache import Node
-from pipeline.graph.spec import SimSpec
+from pipeline.engines.sim.spec import SimSpec
 
 
 class Job:

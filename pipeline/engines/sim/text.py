@@ -20,8 +20,8 @@ from statistics import NormalDist
 from msgspec import Struct
 
 from pipeline.engine import Candidate, FinishReason, Request
+from pipeline.engines.sim.spec import SimTextSpec
 from pipeline.engines.sim.tokenizer import ASSISTANT, END, USER, SimTokenizer
-from pipeline.graph.spec import SimTextSpec
 from pipeline.reasoning.prompts import CHOOSE_PREFILL, DELIMITER, LABELS, SCORE_PREFILL, THINK_CLOSE, THINK_OPEN
 
 _TOKENIZER = SimTokenizer()

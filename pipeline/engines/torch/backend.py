@@ -14,8 +14,8 @@ from pipeline.engines.process.engine import WorkerEngine, open_workers
 from pipeline.engines.process.process import Program
 from pipeline.engines.process.wire import Setup
 from pipeline.engines.torch.check import examine_torch
+from pipeline.engines.torch.spec import TorchSpec
 from pipeline.errors import GraphError
-from pipeline.graph.spec import TorchSpec
 
 
 @asynccontextmanager

@@ -7,7 +7,7 @@ from pipeline.engines.cores import Wish
 from pipeline.engines.cores_check import core_findings
 from pipeline.engines.model_card import DTYPE_BYTES, ModelCard, missing, read_card
 from pipeline.engines.models import resolve
-from pipeline.graph.spec import TorchSpec
+from pipeline.engines.torch.spec import TorchSpec
 from pipeline.machine import Gpu, Machine, gib
 
 _SMALL_PARAMETERS = 20_000_000

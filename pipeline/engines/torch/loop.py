@@ -16,7 +16,7 @@ from pipeline.engines.torch.cache import KVCache
 from pipeline.engines.torch.jobs import Job, Waiting, Writing
 from pipeline.engines.torch.sampling import choose, sample
 from pipeline.engines.torch.slots import Copy, Slots
-from pipeline.graph.spec import TorchSpec
+from pipeline.engines.torch.spec import TorchSpec
 
 
 class Loop:

@@ -14,8 +14,8 @@ from pipeline.engines.tokenizer import HFTokenizer
 from pipeline.engines.torch.cache import Batch, KVCache, Shape, Stretch
 from pipeline.engines.torch.loop import Loop
 from pipeline.engines.torch.slots import Slots
+from pipeline.engines.torch.spec import TorchSpec
 from pipeline.errors import PipelineError
-from pipeline.graph.spec import TorchSpec
 
 _FIRST_CAPACITY = 256
 """Tokens a slot holds at first; it grows by doubling to what the longest sequence needs."""

@@ -16,7 +16,7 @@ from pipeline.engines.process.process import Program
 from pipeline.engines.process.wire import Setup
 from pipeline.engines.vllm import memory as vllm_memory
 from pipeline.engines.vllm.plan import build, devices_of
-from pipeline.graph.spec import VllmSpec
+from pipeline.engines.vllm.spec import VllmSpec
 from pipeline.machine import Machine, look
 
 _SHUTDOWN_S = 15.0

@@ -14,8 +14,8 @@ from pipeline.engines.model_card import ModelCard, missing, read_card
 from pipeline.engines.models import resolve
 from pipeline.engines.vllm.memory_budget import main_memory, rooms, shares
 from pipeline.engines.vllm.plan import MemoryPlan, build, devices_of, divides, elsewhere, plan
+from pipeline.engines.vllm.spec import VllmSpec
 from pipeline.errors import GraphError
-from pipeline.graph.spec import VllmSpec
 from pipeline.machine import Machine
 
 VERSIONS = ((0, 24), (0, 34))

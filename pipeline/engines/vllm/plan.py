@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from pipeline.engine import MemoryRow
 from pipeline.engines.model_card import ModelCard, Shape
-from pipeline.graph.spec import VllmSpec
+from pipeline.engines.vllm.spec import VllmSpec
 from pipeline.machine import GIB, Gpu, Machine
 
 DEFAULT_SHARE = 0.9

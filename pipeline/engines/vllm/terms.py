@@ -15,7 +15,7 @@ from vllm.v1.metrics.loggers import StatLoggerBase
 from pipeline.engine import Candidate, Completion, FinishReason, Request, Timing, Usage
 from pipeline.engines.process.wire import Setup
 from pipeline.engines.requests import through
-from pipeline.graph.spec import SpeculativeSpec, VllmSpec
+from pipeline.engines.vllm.spec import SpeculativeSpec, VllmSpec
 
 MAX_LOGPROBS = 64
 """More than a choice has options."""

@@ -1,0 +1,62 @@
+"""What an engines file may say of an engine `vllm`."""
+
+from typing import Annotated, Literal
+
+from msgspec import Meta, Struct
+
+from pipeline.graph.spec import RestartableSpec
+
+
+class SpeculativeSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Token-level speculation inside one engine, in vLLM's words: the hierarchical systems of SpecReason 4.2 and SpecCoT A.3."""
+
+    method: Literal["ngram", "draft_model"]
+    """`ngram`: what followed the same tokens earlier in the prompt; `draft_model`: a small model of the same vocabulary."""
+    num_speculative_tokens: Annotated[int, Meta(ge=1, le=64)] = 5
+    """Tokens proposed at a time."""
+    model: str | None = None
+    """Of `draft_model`: a folder, a hub name, or `bundled:NAME`."""
+    prompt_lookup_max: Annotated[int, Meta(ge=1, le=64)] = 4
+    """Of `ngram`: longest and shortest sequence that is looked up."""
+    prompt_lookup_min: Annotated[int, Meta(ge=1, le=64)] = 1
+
+
+class VllmSpec(RestartableSpec, frozen=True, kw_only=True, tag="vllm"):
+    """vLLM's `AsyncLLM`, in a worker process of its own; needs the extra `pipeline[vllm]` or, without a GPU, vLLM's CPU build."""
+
+    model: str
+    """A folder, a hub name, or `bundled:NAME` for a model that comes with the package."""
+    dtype: Literal["auto", "bfloat16", "float16", "float32"] = "auto"
+    quantization: str | None = None
+    """As vLLM names it (`fp8`, `awq`, `gptq`, ...); by default what the model's own configuration says."""
+    load_format: Literal["auto", "dummy", "safetensors", "pt"] = "auto"
+    """`dummy`: random weights of the model's shape, for throughput work without a download."""
+    max_model_len: Annotated[int, Meta(ge=16)] | None = None
+    """Context length in tokens; by default the model's own."""
+    max_num_seqs: Annotated[int, Meta(ge=1, le=65536)] = 256
+    """Sequences computed together; a request of n candidates takes n."""
+    max_num_batched_tokens: Annotated[int, Meta(ge=16)] | None = None
+    """Most tokens computed in one iteration; by default vLLM's choice."""
+    devices: tuple[Annotated[int, Meta(ge=0)], ...] = ()
+    """GPUs by their index; by default the first `tensor_parallel_size` of them."""
+    tensor_parallel_size: Annotated[int, Meta(ge=1, le=64)] = 1
+    """GPUs that share every layer."""
+    gpu_memory_utilization: Annotated[float, Meta(gt=0.0, le=1.0)] | None = None
+    """Share of each GPU's memory for weights, activations and cache. Engines that share a GPU must all say it; one alone
+    takes 0.9."""
+    kv_cache_gib: Annotated[float, Meta(gt=0.0)] | None = None
+    """Size of the key-value cache; by default what the share of the GPU leaves, and 1 GiB without a GPU."""
+    kv_cache_dtype: Literal["auto", "bfloat16", "fp8", "fp8_e4m3", "fp8_e5m2"] = "auto"
+    enable_prefix_caching: bool = True
+    enable_chunked_prefill: bool | None = None
+    """By default on with a GPU and off without: there a seeded request whose prefill is split kills vLLM 0.32."""
+    enforce_eager: bool | None = None
+    """No CUDA graphs and no compilation; by default only without a GPU."""
+    lora_path: str | None = None
+    """Folder of a LoRA adapter that every request uses."""
+    speculative_config: SpeculativeSpec | None = None
+    core: Annotated[int, Meta(ge=0)] | None = None
+    """Without a GPU: the first of the `threads` cores the engine computes on; by default cores of its own where there are enough."""
+    threads: Annotated[int, Meta(ge=1, le=1024)] = 1
+    """Without a GPU: cores it computes on."""
+    trust_remote_code: bool = False

@@ -1,0 +1,78 @@
+"""Stage kinds and engine backends by name: the built-in ones, and those that other packages announce as entry points.
+
+A name enters, what it names leaves, imported when it is first asked for: nothing below this module knows a stage or an
+engine, and a run loads only the engines that it uses. A built-in name cannot be replaced.
+"""
+
+from collections.abc import Callable
+from functools import cache
+from importlib import import_module
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any
+
+from pipeline.errors import GraphError, boundary
+from pipeline.graph.spec import EngineSpec, RepeatSpec, StageSpec
+
+STAGE_KINDS = {kind: f"pipeline.stages.{kind}:KIND" for kind in ("generate", "draft", "choose", "score", "likelihood", "answer")}
+ENGINE_SPECS = {
+    "torch": "pipeline.engines.torch.spec:TorchSpec",
+    "vllm": "pipeline.engines.vllm.spec:VllmSpec",
+    "openai": "pipeline.engines.openai.spec:OpenAISpec",
+    "sim": "pipeline.engines.sim.spec:SimSpec",
+    "replay": "pipeline.engines.replay.spec:ReplaySpec",
+}
+ENGINE_BACKENDS = {
+    "torch": "pipeline.engines.torch.backend:BACKEND",
+    "vllm": "pipeline.engines.vllm.backend:BACKEND",
+    "openai": "pipeline.engines.openai.backend:BACKEND",
+    "sim": "pipeline.engines.sim.engine:BACKEND",
+    "replay": "pipeline.engines.replay.engine:BACKEND",
+}
+
+
+@cache
+def stage_kinds() -> dict[str, Any]:
+    """Every `pipeline.stages.base.StageKind` by the word under `kind`. Raises `GraphError` where one cannot be loaded."""
+    found = [*_announced("pipeline.stages"), *(_load(reference) for reference in STAGE_KINDS.values())]
+    return {_tag(kind.spec): kind for kind in found}
+
+
+def stage_specs() -> dict[str, type[StageSpec]]:
+    """What a graph file may say under `kind`."""
+    return {"repeat": RepeatSpec, **{tag: kind.spec for tag, kind in stage_kinds().items()}}
+
+
+@cache
+def engine_specs() -> dict[str, type[EngineSpec]]:
+    """What an engines file may say under `backend`. Raises `GraphError` where one cannot be loaded."""
+    announced = (backend.spec for backend in _announced("pipeline.engines"))
+    return {_tag(spec): spec for spec in (*announced, *(_load(reference) for reference in ENGINE_SPECS.values()))}
+
+
+@cache
+def engine_backend(name: str) -> Any:
+    """The `pipeline.engine.Backend` of this name, which `engine_specs` knows."""
+    if name in ENGINE_BACKENDS:
+        return _load(ENGINE_BACKENDS[name])
+    return next(backend for backend in _announced("pipeline.engines") if _tag(backend.spec) == name)
+
+
+def _tag(spec: type[StageSpec] | type[EngineSpec]) -> str:
+    return str(spec.__struct_config__.tag)
+
+
+def _load(reference: str) -> Any:
+    module, _, name = reference.partition(":")
+    return getattr(import_module(module), name)
+
+
+@cache
+def _announced(group: str) -> tuple[Any, ...]:
+    return tuple(_loaded(point) for point in entry_points(group=group))
+
+
+def _loaded(point: EntryPoint) -> Any:
+    load: Callable[[], Any] = point.load
+    package = f" of the installed package {point.dist.name}" if point.dist else ""
+    with boundary(GraphError, f"entry point {point.name} = {point.value} ({point.group}){package} cannot be loaded", foreign=Exception):
+        return load()

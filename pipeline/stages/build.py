@@ -1,0 +1,25 @@
+"""The stages of a plan, ready to run: a plan and how each engine is asked enter, a `Stage` for each node leaves."""
+
+from collections.abc import Mapping
+
+from pipeline.errors import GraphError
+from pipeline.graph.plan import Plan
+from pipeline.graph.plugins import stage_kinds
+from pipeline.reasoning.prompts import PromptBuilder
+from pipeline.stages.base import Stage
+
+
+def build_stages(plan: Plan, builders: Mapping[str, PromptBuilder], where: str) -> dict[str, Stage]:
+    """The stages of `plan` by name, with the `builders` of each role.
+
+    Raises `GraphError` at `where` for a stage that cannot be asked with the tokenizer of its engine, such as a verdict whose
+    options it cannot name with one token each.
+    """
+    most = sum(node.spec.drafted for node in plan.stages())
+    built: dict[str, Stage] = {}
+    for node in plan.stages():
+        stage: Stage = stage_kinds()[node.spec.kind].build(node.name, node.spec, builders)
+        if (flaw := stage.check(most)) is not None:
+            raise GraphError(f"{where}: stage {node.name}", flaw)
+        built[node.name] = stage
+    return built
