@@ -41,9 +41,8 @@ def test_errors_are_looked_for_in_the_order_of_the_kinds() -> None:
 def test_what_is_not_ours_stays_in_its_group_and_a_cause_is_kept() -> None:
     with pytest.raises(ExceptionGroup), unwrapped():
         raise ExceptionGroup("", [ValueError()])
+    dead = EngineDead("draft", "gone")
+    dead.__cause__ = OSError("why")
     with pytest.raises(EngineDead) as raised, unwrapped():
-        try:
-            raise EngineDead("draft", "gone") from OSError("why")
-        except EngineDead as error:
-            raise ExceptionGroup("", [error]) from None
+        raise ExceptionGroup("", [dead])
     assert isinstance(raised.value.__cause__, OSError)
