@@ -13,8 +13,8 @@ ROOT = Path(__file__).parent.parent
 FILES = sorted((ROOT / "pipeline").rglob("*.py"))
 
 LEVELS = [
-    ["errors"],
-    ["files", "machine", "redaction", "tasks", "text"],
+    ["errors", "redaction"],
+    ["files", "machine", "tasks", "text", "worker_process"],
     ["graph", "grading"],
     ["engine", "data"],
     ["trace"],

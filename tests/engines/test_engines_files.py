@@ -7,8 +7,8 @@ import pytest
 
 from pipeline.engines.model_card import is_hub_name
 from pipeline.engines.model_table import PUBLISHED
-from pipeline.engines.vllm.memory import findings, look_up
-from pipeline.engines.vllm.plan import MemoryPlan
+from pipeline.engines.vllm.check import findings, look_up
+from pipeline.engines.vllm.memory_plan import MemoryPlan
 from pipeline.engines.vllm.spec import VllmSpec
 from pipeline.graph.loader import load_engines
 from pipeline.graph.plugins import engine_specs
