@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import anyio
-import msgspec
 from msgspec import Struct, structs
 
 from pipeline.data.problems import Fingerprint, Problems, open_problems
@@ -38,7 +37,7 @@ from pipeline.stages.build import build_stages
 from pipeline.text import storable
 from pipeline.trace.folder import hold, new_folder
 from pipeline.trace.recorder import WRITE_EVERY_S, open_recorder
-from pipeline.trace.run_file import RunFile, Session, Status, host, resolved_engines, versions
+from pipeline.trace.run_file import Facts, RunFile, RunInput, Session, Status, Totals, host, versions
 from pipeline.trace.store import TraceStore, recover
 
 
@@ -112,9 +111,9 @@ def run(options: RunOptions, watch: Watch | None = None, tell: Tell | None = Non
         return this.start()
     check_drift(this.folder, old, this.record, options.allow_drift)
     totals = old.totals
-    again = options.retry_failed and totals.get("chains_failed")
-    if old.status == "finished" and old.input["limit"] == options.limit and not again:
-        return Result(folder=this.folder, run=old, done=totals["chains_done"], failed=totals["chains_failed"], nothing_to_do=True)
+    again = options.retry_failed and totals.chains_failed
+    if old.status == "finished" and old.input.limit == options.limit and not again:
+        return Result(folder=this.folder, run=old, done=totals.chains_done, failed=totals.chains_failed, nothing_to_do=True)
     return this.go_on(old)
 
 
@@ -265,7 +264,7 @@ class Run:
                     ended_unix_ns=ended,
                     wall_time_s=(ended - started) / 1e9,
                     orchestrator_cpu_s=time.process_time() - cpu,
-                    engine_statistics={role: structs.asdict(engine.statistics().since(before[role])) for role, engine in engines.items()},
+                    engine_statistics={role: engine.statistics().since(before[role]) for role, engine in engines.items()},
                 )
             )
 
@@ -282,7 +281,9 @@ class Run:
 
     def _write(self, ended: BaseException | None) -> None:
         status: Status = "finished" if ended is None else "interrupted" if isinstance(ended, Interrupted) else "failed"
-        totals = _totals(self.executor.progress, self.inline_grader, self.resume_state) if self.executor and self.inline_grader else {}
+        totals = (
+            _totals(self.executor.progress, self.inline_grader, self.resume_state) if self.executor and self.inline_grader else Totals()
+        )
         self.record = structs.replace(self.record, status=status, error=_said(ended) if status == "failed" else None, totals=totals)
         self.record = self.record.with_session(structs.replace(self.record.sessions[-1], status=status))
         self.record.write(self.folder)
@@ -308,16 +309,14 @@ class Run:
             run_id=self.folder.name,
             status="running",
             graph_file=storable(str(options.graph)),
-            graph=_resolved_graph(self.plan),
-            graph_digest=self.plan.digest,
-            params=self.plan.params,
-            engines=resolved_engines(self.plan.engines),
+            plan=self.plan,
             schedule=options.schedule,
             batch_size=options.batch_size,
             samples=options.samples,
             seed=options.seed,
-            input={"file": storable(str(options.input)), "columns": options.columns, "limit": options.limit}
-            | structs.asdict(self.fingerprint),
+            input=RunInput(
+                file=storable(str(options.input)), columns=options.columns, limit=options.limit, **structs.asdict(self.fingerprint)
+            ),
             virtual_time=self.virtual,
             versions=versions(),
             host=host(),
@@ -327,7 +326,7 @@ class Run:
         )
 
 
-def _facts(engine: Engine) -> dict[str, str | int | float | bool]:
+def _facts(engine: Engine) -> Facts:
     return engine.facts | {"max_model_len": engine.max_model_len, "vocab_size": engine.vocab_size}
 
 
@@ -356,24 +355,19 @@ def _said(error: BaseException | None) -> str:
     return str(error) if isinstance(error, PipelineError) else f"{type(error).__name__}: {error}"
 
 
-def _resolved_graph(plan: Plan) -> dict[str, Any]:
-    graph: dict[str, Any] = msgspec.to_builtins(plan.block)
-    return graph
-
-
-def _totals(progress: Progress, inline_grader: InlineGrader, resume_state: ResumeState) -> dict[str, Any]:
+def _totals(progress: Progress, inline_grader: InlineGrader, resume_state: ResumeState) -> Totals:
     marks = inline_grader.statistics()
-    return {
-        "chains_done": progress.done,
-        "chains_failed": progress.failed,
-        "chains_cancelled": progress.cancelled,
-        "graded": resume_state.graded + marks.graded,
-        "correct": resume_state.correct + marks.correct,
-        "errors": _by_type(progress.errors),
-        "steps": progress.steps,
-        "decisions": dict(progress.decisions),
-        "output_tokens": progress.output_tokens,
-    }
+    return Totals(
+        chains_done=progress.done,
+        chains_failed=progress.failed,
+        chains_cancelled=progress.cancelled,
+        graded=resume_state.graded + marks.graded,
+        correct=resume_state.correct + marks.correct,
+        errors=_by_type(progress.errors),
+        steps=progress.steps,
+        decisions=dict(progress.decisions),
+        output_tokens=progress.output_tokens,
+    )
 
 
 def _by_type(errors: Mapping[tuple[str, str], int]) -> dict[str, dict[str, int]]:
