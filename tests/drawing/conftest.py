@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.graph.plan import Plan
-from pipeline.session.run import load_plan
+from pipeline.session.preflight import load_plan
 from tests.session.test_run import ROOT, solve
 
 Draw = Callable[..., Plan]

@@ -14,7 +14,8 @@ from pipeline.engines.vllm.spec import VllmSpec
 from pipeline.errors import GraphError
 from pipeline.graph.yaml_file import read_yaml
 from pipeline.session.options import RunOptions
-from pipeline.session.run import load_plan, run
+from pipeline.session.preflight import load_plan
+from pipeline.session.run import run
 from tests.session.test_run import SIM, rows
 
 ROOT = Path(__file__).parent.parent.parent
