@@ -11,6 +11,8 @@ from tests.support.chains import World
 from tests.support.paths import ROOT, SHARED
 from tests.support.rows import blank
 
+pytest_plugins = ["tests.support.markers"]
+
 
 @pytest.fixture
 def anyio_backend() -> tuple[str, dict[str, Any]]:
