@@ -15,7 +15,8 @@ from pipeline.session.options import RunOptions
 from pipeline.session.run import Observer, run
 from pipeline.sweep.plan import SweepOptions, jobs
 from pipeline.sweep.sweep import SweepResult, read_systems, sweep
-from tests.session.test_run import SIM, write_problems
+from tests.support.paths import SIM
+from tests.support.runs import write_problems
 
 ROOT = Path(__file__).parent.parent.parent
 SPECCOT, SPECREASON, TARGET = (ROOT / f"graphs/{name}.yaml" for name in ("speccot", "specreason", "target"))
