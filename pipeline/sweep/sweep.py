@@ -17,6 +17,7 @@ import msgspec
 from msgspec import Struct
 
 from pipeline.analysis.points import Point, measured, read_points, write_points
+from pipeline.bundled import find_file
 from pipeline.data.problems import Fingerprint, Problems, open_problems
 from pipeline.engine import Engine, PrefixCacheReset
 from pipeline.engines.registry import open_engines, virtual_time
@@ -204,12 +205,12 @@ def begun(prepared: Prepared) -> dict[str, Point]:
 
 
 def read_systems(options: SweepOptions) -> list[System]:
-    """The target alone, and each graph with each choice of the params that vary. Raises `GraphError` and `UsageError`."""
+    """The target alone, by default `target.yaml` beside the first graph or else the bundled one, and each graph with each choice
+    of the params that vary. Raises `GraphError` and `UsageError`."""
     plain = [(graph, _plan(graph, options, ())) for graph in options.graphs]
     check_varied(options.vary, {plan.name: plan.params for _, plan in plain})
-    baseline = options.baseline or options.graphs[0].with_name("target.yaml")
-    if options.baseline is None and not baseline.is_file():
-        raise UsageError(f"{baseline}: is not there; name the graph of the target alone with --baseline")
+    beside = find_file(options.graphs[0], "graph").with_name("target.yaml")
+    baseline = options.baseline or (beside if beside.is_file() else Path("target"))
     found = [_system(baseline, options, {}, baseline=True)]
     for graph, plan in plain:
         if plan.digest != found[0].plan.digest:
