@@ -13,7 +13,8 @@ ROOT = Path(__file__).parent.parent
 FILES = sorted((ROOT / "pipeline").rglob("*.py"))
 
 LEVELS = [
-    ["errors", "files", "machine", "redaction", "text"],
+    ["errors"],
+    ["files", "machine", "redaction", "tasks", "text"],
     ["graph", "grading"],
     ["engine", "data"],
     ["trace"],
