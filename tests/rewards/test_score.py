@@ -19,8 +19,7 @@ import pytest
 from click.testing import CliRunner
 from msgspec import structs
 
-from pipeline.cli.grade import grade
-from pipeline.cli.rewards import reward_lines
+from pipeline.cli.grade import grade, reward_lines
 from pipeline.engine import Completion, Engine, EngineStatistics, Request
 from pipeline.engines.registry import open_engines
 from pipeline.engines.sim.spec import SimDeviceSpec, SimSpec
