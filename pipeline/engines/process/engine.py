@@ -18,8 +18,8 @@ from pipeline.engine import Completion, EngineStatistics, Request, Speculation, 
 from pipeline.engines.process.life import WorkerLife
 from pipeline.engines.process.process import Program
 from pipeline.engines.process.wire import NO_STATISTICS, Ready, Setup
-from pipeline.engines.requests import check
 from pipeline.engines.tokenizer import HFTokenizer
+from pipeline.engines.validate import validate_request
 from pipeline.errors import EngineDead, GraphError, boundary
 
 
@@ -45,7 +45,7 @@ class WorkerEngine:
 
     async def generate(self, request: Request) -> Completion:
         """See `Engine.generate`."""
-        check(request, self.max_model_len, self.vocab_size)
+        validate_request(request, self.max_model_len, self.vocab_size)
         return await self._current().generate(request)
 
     def statistics(self) -> EngineStatistics:
