@@ -19,6 +19,11 @@ from msgspec import Struct, structs
 from pipeline.engine import Engine, EngineStatistics
 from pipeline.engines.registry import open_engines
 from pipeline.errors import Interrupted, PipelineError
+from pipeline.data.problems import Fingerprint, Problems, open_problems
+from pipeline.engine import Engine, Fact
+from pipeline.engines.registry import cautions, open_engines, virtual_time
+from pipeline.engines.replay.recording import bindings
+from pipeline.errors import Interrupted, PipelineError, first_of
 from pipeline.grading.grader import BESIDE_ENGINES, Grader, default_workers
 from pipeline.graph.plan import Plan
 from pipeline.reasoning.prompts import INSTRUCTION, PromptBuilder
@@ -212,8 +217,8 @@ def opened(ready: Ready, engines: Mapping[str, Engine], startup_s: float) -> Ope
     return Opened(ready=ready, record=record, engines=engines, builders=builders, stages=stages)
 
 
-def _facts(engine: Engine) -> dict[str, str | int | float | bool]:
-    return engine.facts | {"max_model_len": engine.max_model_len, "vocab_size": engine.vocab_size}
+def _facts(engine: Engine) -> dict[str, Fact]:
+    return {**engine.facts, "max_model_len": engine.max_model_len, "vocab_size": engine.vocab_size}
 
 
 async def execute(run: Opened, observer: Observer, stop: Stop) -> Result:

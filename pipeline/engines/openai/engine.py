@@ -14,6 +14,7 @@ from anyio.abc import TaskGroup
 
 from pipeline.engine import Completion, EngineStatistics, Request, Tokenizer
 from pipeline.engines.meter import UsageMeter
+from pipeline.engine import Completion, EngineStatistics, Fact, Request, Tokenizer
 from pipeline.engines.openai.answers import Aborted, Answer, Malformed, answer_of
 from pipeline.engines.openai.client import Broken, Oversized, Reply, Server, complaint_of, overflows
 from pipeline.engines.openai.completion import completion_of
@@ -26,7 +27,6 @@ from pipeline.engines.validate import validate_request
 from pipeline.errors import ContextOverflow, EngineDead, EngineUnavailable, PipelineError, RequestRefused
 
 T = TypeVar("T")
-Fact = str | int | float | bool
 
 
 class ServedTokenizer(HFTokenizer):

@@ -11,6 +11,7 @@ from msgspec import Struct, msgpack
 
 from pipeline.engine import Completion, EngineStatistics, Request
 from pipeline.engines.meter import UsageMeter
+from pipeline.engine import Completion, EngineStatistics, Fact, Request
 from pipeline.engines.torch.spec import TorchSpec
 from pipeline.engines.vllm.spec import VllmSpec
 
@@ -57,7 +58,7 @@ class Ready(Struct, frozen=True, tag=True, array_like=True):
 
     max_model_len: int
     vocab_size: int
-    facts: dict[str, str | int | float | bool]
+    facts: dict[str, Fact]
 
 
 class Failed(Struct, frozen=True, tag=True, array_like=True):
