@@ -15,7 +15,7 @@ import msgspec
 import psutil
 from msgspec import Meta, Struct, structs
 
-from pipeline.engine import EngineStatistics
+from pipeline.engine import EngineStatistics, Fact
 from pipeline.errors import InputError, RunFolderError, boundary
 from pipeline.files import publish
 from pipeline.graph.plan import Block, Plan, RecordedPlan, decode_plan, encode_plan, settings_of
@@ -24,7 +24,6 @@ from pipeline.redaction import redact_all
 
 FILE = "run.json"
 Status = Literal["running", "finished", "failed", "interrupted"]
-Facts = dict[str, str | int | float | bool]
 Instant = Annotated[int, Meta(ge=0)]
 PACKAGES = (
     "pipeline",
@@ -138,7 +137,7 @@ class RunFile(Struct, frozen=True, kw_only=True):
     """CPU time of this process between start and end: it competes with engines on the same cores."""
     error: str | None = None
     totals: Totals = Totals()
-    engine_facts: dict[str, Facts] = {}
+    engine_facts: dict[str, dict[str, Fact]] = {}
     """What each engine found out about itself when it opened."""
     engine_statistics: dict[str, EngineStatistics] = {}
     """Each engine's own totals at the end, by its role; of the last session."""

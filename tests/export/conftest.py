@@ -9,8 +9,8 @@ import pytest
 
 from pipeline.trace.events import CallRow, ChainRow
 from pipeline.trace.store import TraceStore
-from tests.session.test_run import solve
 from tests.support.run_files import SIM, write_run_json
+from tests.support.runs import solve
 
 Blank = Callable[..., Any]
 T = 1_700_000_000_000_000_000
