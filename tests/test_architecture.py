@@ -15,10 +15,10 @@ FILES = sorted((ROOT / "pipeline").rglob("*.py"))
 LEVELS = [
     ["errors", "redaction"],
     ["files", "machine", "tasks", "text", "worker_process"],
-    ["graph", "grading"],
+    ["bundled", "grading"],
+    ["graph"],
     ["engine", "data"],
-    ["trace"],
-    ["reasoning"],
+    ["trace", "reasoning"],
     ["stages", "engines"],
     ["runtime", "analysis"],
     ["session", "rewards", "calibration", "report", "export", "drawing"],

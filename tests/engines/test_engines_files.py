@@ -13,7 +13,7 @@ from pipeline.engines.vllm.spec import VllmSpec
 from pipeline.graph.loader import load_engines
 from pipeline.graph.plugins import engine_specs
 from pipeline.machine import GIB, Gpu, Machine
-from pipeline.session.run import load_plan
+from pipeline.session.preflight import load_plan
 
 ROOT = Path(__file__).parent.parent.parent
 FILES = sorted((ROOT / "graphs/engines").glob("*.yaml"))
@@ -82,6 +82,6 @@ def test_there_is_one_for_every_pair_of_the_papers() -> None:
     ],
 )
 def test_what_the_plan_promises_the_target(name: str, tokens: int) -> None:
-    """The README's and the log's figures; they change with the assumptions in `vllm_plan`."""
+    """The README's and the log's figures; they change with the assumptions in `vllm/memory_plan.py`."""
     [found] = {row.cache_tokens for row in planned(ROOT / f"graphs/engines/{name}.yaml").rows_of("target")}
     assert found == tokens

@@ -12,8 +12,9 @@ from typing import Annotated
 from msgspec import Meta
 
 from pipeline.engine import Backend, Candidate, Completion, EngineStatistics, Fact, Request, Usage
+from pipeline.engines.meter import UsageMeter
 from pipeline.engines.process.engine import WorkerEngine, open_workers
-from pipeline.engines.process.wire import NO_STATISTICS, Setup
+from pipeline.engines.process.wire import Setup
 from pipeline.engines.process.worker import CannotLoad, run_worker
 from pipeline.engines.sim.tokenizer import VOCAB_SIZE, SimTokenizer
 from pipeline.errors import RequestRefused
@@ -39,7 +40,7 @@ class EchoModel:
         self._tokenizer = SimTokenizer()
         self._running: dict[int, tuple[Request, int]] = {}
         self._seen: set[tuple[int, ...]] = set()
-        self._statistics = NO_STATISTICS
+        self._meter = UsageMeter()
 
     @property
     def idle(self) -> bool:
@@ -64,8 +65,7 @@ class EchoModel:
         self._seen.clear()
 
     def statistics(self) -> EngineStatistics:
-        now = {"running": len(self._running), "waiting": 0}
-        return EngineStatistics(**{name: getattr(self._statistics, name) for name in EngineStatistics.__struct_fields__} | now)
+        return self._meter.statistics(running=len(self._running))
 
     def _completion(self, request: Request) -> Completion:
         prompt = tuple(request.prompt_ids)
@@ -74,24 +74,11 @@ class EchoModel:
         cached = len(prompt) - 1 if prompt in self._seen else 0
         self._seen.add(prompt)
         usage = Usage(input_tokens=len(prompt), cached_input_tokens=cached, output_tokens=request.n * request.max_tokens)
-        self._count(usage)
+        self._meter.count(usage)
         return Completion(candidates=tuple(candidates), usage=usage)
 
     def _candidate(self, ids: tuple[int, ...]) -> Candidate:
         return Candidate(ids=ids, text=self._tokenizer.decode(ids), cumulative_logprob=None, finish_reason="length")
-
-    def _count(self, usage: Usage) -> None:
-        before = self._statistics
-        self._statistics = EngineStatistics(
-            running=0,
-            waiting=0,
-            kv_cache_usage=0.0,
-            requests=before.requests + 1,
-            input_tokens=before.input_tokens + usage.input_tokens,
-            cached_input_tokens=before.cached_input_tokens + usage.cached_input_tokens,
-            output_tokens=before.output_tokens + usage.output_tokens,
-            busy_s=before.busy_s + usage.output_tokens,
-        )
 
 
 def load(setup: Setup) -> EchoModel:

@@ -31,7 +31,7 @@ from pipeline.engines.process.wire import (
     Unframer,
     frame,
 )
-from pipeline.engines.requests import check
+from pipeline.engines.validate import validate_request
 from pipeline.errors import EngineDead, GraphError, RequestRefused, boundary
 from pipeline.tasks import gather
 from pipeline.worker_process import Program, WorkerProcess
@@ -276,7 +276,7 @@ class WorkerEngine:
 
     async def generate(self, request: Request) -> Completion:
         """See `Engine.generate`."""
-        check(request, self.max_model_len, self.vocab_size)
+        validate_request(request, self.max_model_len, self.vocab_size)
         return await self._current().generate(request)
 
     def statistics(self) -> EngineStatistics:

@@ -11,19 +11,11 @@ from typing import Any, Literal, TypeVar
 from msgspec import Struct, convert, msgpack, to_builtins
 
 from pipeline.engine import Completion, EngineStatistics, Fact, Request
+from pipeline.engines.meter import UsageMeter
 from pipeline.graph.spec import EngineSpec
 
 S = TypeVar("S", bound=EngineSpec)
-NO_STATISTICS = EngineStatistics(
-    running=0,
-    waiting=0,
-    kv_cache_usage=0.0,
-    requests=0,
-    input_tokens=0,
-    cached_input_tokens=0,
-    output_tokens=0,
-    busy_s=0.0,
-)
+NO_STATISTICS = UsageMeter().statistics()
 HEADER_BYTES = 4
 
 

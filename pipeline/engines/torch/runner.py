@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pipeline.engine import Completion, EngineStatistics, Fact, Request
+from pipeline.engines.meter import UsageMeter
 from pipeline.engines.torch.cache import BatchLayout, KVCache, PrefillChunk
 from pipeline.engines.torch.sampling import SamplingParams, choose, sample
 from pipeline.engines.torch.sequences import Decode, RequestState, Sequence, Stops, WaitingQueue
@@ -128,7 +129,7 @@ class BatchRunner:
         self._decoding: list[Sequence] = []
         self._prefills: list[Prefill] = []
         self._states: dict[int, RequestState] = {}
-        self._requests = self._input_tokens = self._cached_tokens = self._output_tokens = 0
+        self._meter = UsageMeter()
         self.busy_s = 0.0
 
     def add(self, number: int, request: Request) -> None:
@@ -161,16 +162,8 @@ class BatchRunner:
 
     def statistics(self) -> EngineStatistics:
         """See `BatchedModel.statistics`."""
-        return EngineStatistics(
-            running=len(self._states) - len(self.waiting),
-            waiting=len(self.waiting),
-            kv_cache_usage=self.slots.usage,
-            requests=self._requests,
-            input_tokens=self._input_tokens,
-            cached_input_tokens=self._cached_tokens,
-            output_tokens=self._output_tokens,
-            busy_s=self.busy_s,
-        )
+        running, waiting = len(self._states) - len(self.waiting), len(self.waiting)
+        return self._meter.statistics(running=running, waiting=waiting, kv_cache_usage=self.slots.usage, busy_s=self.busy_s)
 
     @torch.inference_mode()
     def step(self) -> list[tuple[int, Completion]]:
@@ -316,12 +309,10 @@ class BatchRunner:
 
     def _finish(self, state: RequestState) -> Completion:
         del self._states[state.number]
-        self._requests += 1
-        self._input_tokens += len(state.fed)
-        self._cached_tokens += state.cached_tokens
-        self._output_tokens += state.output_tokens
         state.end_s = time.monotonic()
-        return state.completion()
+        completion = state.completion()
+        self._meter.count(completion.usage)
+        return completion
 
     def _tensor(self, values: list[int]) -> Tensor:
         return torch.tensor(values, dtype=torch.int64, device=self.device)

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from pipeline.engine import Completion, EngineStatistics, Fact, Request, Speculation
+from pipeline.engines.meter import UsageMeter
 from pipeline.engines.process.wire import Abort, Failed, PrefixCacheIsEmpty, Ready, Report, ResetPrefixCache, Setup, Submit
 from pipeline.engines.process.worker import REPORT_EVERY_S, ParentConnection
 
@@ -74,7 +75,7 @@ class VllmServer:
         self.max_model_len = int(engine.model_config.max_model_len)
         self.vocab_size = int(engine.model_config.get_vocab_size())
         self._tasks: dict[int, asyncio.Task[None]] = {}
-        self._requests = self._input_tokens = self._cached_tokens = self._output_tokens = 0
+        self._meter = UsageMeter()
         self._busy_s = self._busy_since = self._reported_s = 0.0
         gauges.on_iteration = self._iterated
 
@@ -108,7 +109,7 @@ class VllmServer:
         try:
             output = await self._generate(number, request)
             completion = self._terms.completion(request, output, self._tokenizer.decode, self._tokenizer.eos_ids)
-            self._count(completion.usage)
+            self._meter.count(completion.usage)
             done.append((number, completion))
         except self._terms.REFUSALS as error:
             refused.append((number, self._terms.first_line(error)))
@@ -145,23 +146,13 @@ class VllmServer:
 
     def statistics(self) -> EngineStatistics:
         idle = not self._tasks
-        return EngineStatistics(
+        return self._meter.statistics(
             running=0 if idle else self._gauges.running,
             waiting=0 if idle else self._gauges.waiting,
             kv_cache_usage=self._gauges.kv_cache_usage,
-            requests=self._requests,
-            input_tokens=self._input_tokens,
-            cached_input_tokens=self._cached_tokens,
-            output_tokens=self._output_tokens,
             busy_s=self._busy_s + (0.0 if idle else self._spell_s()),
             speculation=self._gauges.speculation() if self._speculates else None,
         )
-
-    def _count(self, usage: Any) -> None:
-        self._requests += 1
-        self._input_tokens += usage.input_tokens
-        self._cached_tokens += usage.cached_input_tokens
-        self._output_tokens += usage.output_tokens
 
     def _begin(self) -> None:
         if not self._tasks:
