@@ -41,6 +41,7 @@ from pipeline.session.run import Result as SessionResult
 from pipeline.session.run import solve as open_and_solve
 from pipeline.session.stop import Stop
 from pipeline.session.stream import ChainStream
+from pipeline.trace.columns import table_of
 from pipeline.trace.events import CallRow, ChainRow, StepRow
 from pipeline.trace.read import read_rows, read_table
 from pipeline.trace.run_file import RunFile
@@ -101,8 +102,6 @@ class Result(Struct, frozen=True, kw_only=True):
 
         Raises `UsageError` for another name, and for steps and calls that were not kept.
         """
-        from pipeline.trace.columns import table_of
-
         if table not in TABLES:
             raise UsageError(f"there is no table {table!r}; a result has {', '.join(TABLES)}")
         if self.folder is not None:
