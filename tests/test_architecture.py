@@ -13,8 +13,8 @@ ROOT = Path(__file__).parent.parent
 FILES = sorted((ROOT / "pipeline").rglob("*.py"))
 
 LEVELS = [
-    ["errors"],
-    ["files", "machine", "redaction", "tasks", "text"],
+    ["errors", "redaction"],
+    ["files", "machine", "tasks", "text", "worker_process"],
     ["bundled", "grading"],
     ["graph"],
     ["engine", "data"],
@@ -45,6 +45,7 @@ DOORS = {
     "sympy": ["grading/worker"],
     "pyarrow": ["trace/", "data/", "session/resume", "analysis/", "report/", "export/", "api"],
     "datasets": ["data/hub"],
+    "pynvml": ["machine"],
     "trio": ["session/"],
     "rich": ["cli/"],
     "yaml": ["graph/yaml_file"],
