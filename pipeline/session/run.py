@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Struct, structs
 
 from pipeline.data.problems import Fingerprint, Problems, open_problems
-from pipeline.engine import Engine
+from pipeline.engine import Engine, Fact
 from pipeline.engines.registry import cautions, open_engines, virtual_time
 from pipeline.engines.replay.recording import bindings
 from pipeline.errors import Interrupted, PipelineError, first_of
@@ -327,8 +327,8 @@ class Run:
         )
 
 
-def _facts(engine: Engine) -> dict[str, str | int | float | bool]:
-    return engine.facts | {"max_model_len": engine.max_model_len, "vocab_size": engine.vocab_size}
+def _facts(engine: Engine) -> dict[str, Fact]:
+    return {**engine.facts, "max_model_len": engine.max_model_len, "vocab_size": engine.vocab_size}
 
 
 def _loop_clock(virtual: bool) -> Callable[[], float]:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 import anyio
 from anyio.abc import TaskGroup
 
-from pipeline.engine import Completion, EngineStatistics, Request, Tokenizer
+from pipeline.engine import Completion, EngineStatistics, Fact, Request, Tokenizer
 from pipeline.engines.meter import UsageMeter
 from pipeline.engines.openai.answers import Aborted, Answer, Malformed, answer_of
 from pipeline.engines.openai.client import Broken, Oversized, Reply, Server, complaint_of, overflows
@@ -26,7 +26,6 @@ from pipeline.engines.validate import validate_request
 from pipeline.errors import ContextOverflow, EngineDead, EngineUnavailable, PipelineError, RequestRefused
 
 T = TypeVar("T")
-Fact = str | int | float | bool
 
 
 class ServedTokenizer(HFTokenizer):

@@ -14,7 +14,7 @@ import anyio
 import anyio.abc
 from msgspec import structs
 
-from pipeline.engine import Completion, EngineStatistics, Request, Speculation, Tokenizer
+from pipeline.engine import Completion, EngineStatistics, Fact, Request, Speculation, Tokenizer
 from pipeline.engines.process.life import WorkerLife
 from pipeline.engines.process.process import Program
 from pipeline.engines.process.wire import NO_STATISTICS, Ready, Setup
@@ -30,7 +30,7 @@ class WorkerEngine:
         self.role = setup.role
         self.tokenizer: Tokenizer
         self.max_model_len = self.vocab_size = 0
-        self.facts: dict[str, str | int | float | bool] = {}
+        self.facts: dict[str, Fact] = {}
         self._setup, self._program = setup, program
         self._lives: anyio.abc.TaskGroup | None = None
         self._life: WorkerLife | None = None

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from msgspec import Struct, msgpack
 
-from pipeline.engine import Completion, EngineStatistics, Request
+from pipeline.engine import Completion, EngineStatistics, Fact, Request
 from pipeline.engines.meter import UsageMeter
 from pipeline.engines.torch.spec import TorchSpec
 from pipeline.engines.vllm.spec import VllmSpec
@@ -57,7 +57,7 @@ class Ready(Struct, frozen=True, tag=True, array_like=True):
 
     max_model_len: int
     vocab_size: int
-    facts: dict[str, str | int | float | bool]
+    facts: dict[str, Fact]
 
 
 class Failed(Struct, frozen=True, tag=True, array_like=True):

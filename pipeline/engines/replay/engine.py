@@ -11,7 +11,7 @@ from pathlib import Path
 
 import anyio
 
-from pipeline.engine import Backend, Completion, Engine, EngineStatistics, Request, Tokenizer, Usage
+from pipeline.engine import Backend, Completion, Engine, EngineStatistics, Fact, Request, Tokenizer, Usage
 from pipeline.engines.meter import UsageMeter
 from pipeline.engines.replay.answers import answer_of, misfit
 from pipeline.engines.replay.calls import RecordedCall, RecordedCalls
@@ -56,7 +56,7 @@ class ReplayEngine:
     def __init__(self, role: str, author: Recorded, max_model_len: int) -> None:
         self.role, self._author = role, author
         self.tokenizer, self.vocab_size, self.max_model_len = author.tokenizer, author.vocab_size, max_model_len
-        self.facts: dict[str, str | int | float | bool] = {}
+        self.facts: dict[str, Fact] = {}
         self._closed = anyio.Event()
         self._meter = UsageMeter(anyio.current_time)
 
@@ -118,7 +118,7 @@ async def open_replay(specs: Mapping[str, ReplaySpec]) -> AsyncIterator[Mapping[
                 await engine.aclose()
 
 
-def _facts(spec: ReplaySpec, backend: str) -> dict[str, str | int | float | bool]:
+def _facts(spec: ReplaySpec, backend: str) -> dict[str, Fact]:
     costs = "calibrated" if spec.costs_from is not None and Path(spec.costs_from).name == CALIBRATION else spec.costs
     return {"replay": spec.run, "replayed_backend": backend, "costs": costs}
 

@@ -13,7 +13,7 @@ from itertools import count, pairwise
 import anyio
 from anyio.abc import TaskStatus
 
-from pipeline.engine import Backend, Completion, Engine, EngineStatistics, Request, Timing, Tokenizer, Usage
+from pipeline.engine import Backend, Completion, Engine, EngineStatistics, Fact, Request, Timing, Tokenizer, Usage
 from pipeline.engines.meter import UsageMeter
 from pipeline.engines.sim.author import Answer, Author, TextAuthor
 from pipeline.engines.sim.cache import PrefixCache
@@ -56,7 +56,7 @@ class SimEngine:
         self.role, self.spec, self._author = role, spec, author
         self.tokenizer: Tokenizer = author.tokenizer
         self.max_model_len, self.vocab_size = spec.max_model_len, author.vocab_size
-        self.facts: dict[str, str | int | float | bool] = {"device": spec.device.name, "simulated": True}
+        self.facts: dict[str, Fact] = {"device": spec.device.name, "simulated": True}
         self._clock, self._faults = clock, SimFaults(spec.faults)
         self._shares: list[Share] = []
         self._join()

@@ -14,7 +14,7 @@ import traceback
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from pipeline.engine import Completion, EngineStatistics, Request, Speculation
+from pipeline.engine import Completion, EngineStatistics, Fact, Request, Speculation
 from pipeline.engines.meter import UsageMeter
 from pipeline.engines.process.parent import Line
 from pipeline.engines.process.wire import Abort, Failed, Forget, Forgotten, Ready, Report, Setup, Submit
@@ -183,21 +183,39 @@ def load(setup: Setup, gauges: Gauges) -> "AsyncLLM":
     return AsyncLLM.from_engine_args(AsyncEngineArgs(**options), stat_loggers=[stat_logger(gauges)])
 
 
-def facts(engine: "AsyncLLM") -> dict[str, str | int | float | bool]:
-    """What the run should state of this engine."""
+def facts(engine: "AsyncLLM", setup: Setup) -> dict[str, Fact]:
+    """See `Engine.facts`; also vLLM's version and what it chose by itself."""
     from vllm import __version__
     from vllm.platforms import current_platform
 
     config = engine.vllm_config
     cache = config.cache_config
+    device = str(current_platform.get_device_name())
     return {
+        "answers": "model",
+        **(_core_facts(setup) if current_platform.is_cpu() else _gpu_facts(setup, device)),
         "vllm": __version__,
-        "device": str(current_platform.get_device_name()),
+        "device": device,
         "dtype": str(config.model_config.dtype).removeprefix("torch."),
         "kv_cache_tokens": (cache.num_gpu_blocks or 0) * cache.block_size,
         "block_size": cache.block_size,
         "max_num_batched_tokens": config.scheduler_config.max_num_batched_tokens,
     }
+
+
+def _core_facts(setup: Setup) -> dict[str, Fact]:
+    from pipeline.engines.cores import core_facts
+
+    return core_facts(setup.role, setup.cores, setup.spec.threads)
+
+
+def _gpu_facts(setup: Setup, model: str) -> dict[str, Fact]:
+    from pipeline.engines.vllm.plan import devices_of
+    from pipeline.engines.vllm.spec import VllmSpec
+
+    assert isinstance(setup.spec, VllmSpec)
+    devices = tuple(f"GPU {number}" for number in devices_of(setup.spec))
+    return {"devices": devices, "device_model": model, "accelerators": len(devices)}
 
 
 def _lora(setup: Setup) -> Any:
@@ -219,7 +237,7 @@ async def work(line: Line, setup: Setup) -> None:
         text = str(error).strip()
         line.send(Failed(None if not text or "root cause" in text else text.splitlines()[0]))
         return
-    line.send(Ready(desk.max_model_len, desk.vocab_size, facts(engine)))
+    line.send(Ready(desk.max_model_len, desk.vocab_size, facts(engine, setup)))
     try:
         await desk.serve(line)
     finally:
