@@ -29,7 +29,7 @@ MAX_BODY_BYTES = 64 << 20
 """A longer answer is given up: 35 candidates of 8,192 tokens, with log probabilities, are half of that."""
 _KEEPALIVE_S = 3.0
 """Shorter than the 5 s after which uvicorn closes an idle connection: one that is being closed is not taken again."""
-_MOST_WORDS = 300
+_MAX_MESSAGE_CHARS = 300
 _UNAUTHORIZED = (401, 403)
 _TRANSIENT = (408, 425, 429)
 _JSON = {"Content-Type": "application/json"}
@@ -75,7 +75,7 @@ class Reply(NamedTuple):
             return None
 
 
-class Complaint(NamedTuple):
+class ServerError(NamedTuple):
     """Why a server refused, in its own words on one line."""
 
     text: str
@@ -102,34 +102,34 @@ class _Refusal(Struct):
     type: Any = None
 
 
-def complaint_of(reply: Reply) -> Complaint:
+def server_error_of(reply: Reply) -> ServerError:
     """What the server says about why it refused."""
     nothing = f"status {reply.status}"
     try:
         body = msgspec.json.decode(reply.content, type=_Refusal)
         error = msgspec.convert(body.error, _Error) if isinstance(body.error, dict) else _Error(body.error, body.code, body.type)
     except msgspec.DecodeError:
-        return Complaint(_one_line(reply.content.decode(errors="replace")) or nothing, "", None)
+        return ServerError(_one_line(reply.content.decode(errors="replace")) or nothing, "", None)
     said = next((words for words in (error.message, body.message, body.detail) if words), nothing)
     text = _one_line(said if isinstance(said, str) else msgspec.json.encode(said).decode())
     named = re.search(r"(?:context (?:length|size|window)|max_model_len)[^0-9]{0,40}(\d+)", text)
     context = error.n_ctx or (int(named[1]) if named else None)
-    return Complaint(text, f"{error.code or ''} {error.type or ''}".strip(), context)
+    return ServerError(text, f"{error.code or ''} {error.type or ''}".strip(), context)
 
 
-def overflows(complaint: Complaint) -> bool:
+def is_context_overflow(error: ServerError) -> bool:
     """Did the server refuse because the prompt is too long for its context?"""
-    if "context_length_exceeded" in complaint.code or "exceed_context_size" in complaint.code:
+    if "context_length_exceeded" in error.code or "exceed_context_size" in error.code:
         return True
-    return bool(re.search(r"context (length|size|window)|max_model_len", complaint.text.lower()))
+    return bool(re.search(r"context (length|size|window)|max_model_len", error.text.lower()))
 
 
 def _one_line(words: str) -> str:
     line = " ".join(words.split())
-    return line if len(line) <= _MOST_WORDS else f"{line[:_MOST_WORDS]}..."
+    return line if len(line) <= _MAX_MESSAGE_CHARS else f"{line[:_MAX_MESSAGE_CHARS]}..."
 
 
-def checked_url(where: str, url: str) -> str:
+def check_url(where: str, url: str) -> str:
     """`url` without a slash at its end; raises `GraphError` for one that holds a secret or is none."""
     parts = urlsplit(url)
     if parts.username is not None or parts.password is not None or parts.query or parts.fragment:
@@ -141,7 +141,7 @@ def checked_url(where: str, url: str) -> str:
     return url.rstrip("/")
 
 
-def key_of(where: str, api_key_env: str | None) -> str | None:
+def read_key(where: str, api_key_env: str | None) -> str | None:
     """The key out of the environment; raises `GraphError`, which names the variable and never the key."""
     if api_key_env is None:
         return None

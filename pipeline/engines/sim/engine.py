@@ -24,6 +24,7 @@ from pipeline.engines.sim.segment import Job
 from pipeline.engines.sim.spec import SimSpec
 from pipeline.engines.validate import validate_request
 from pipeline.errors import EngineDead, GraphError, RequestRefused
+from pipeline.tasks import background_tasks
 
 
 class DeviceClock:
@@ -227,21 +228,14 @@ async def open_devices(specs: Mapping[str, SimSpec], authors: Mapping[str, Autho
     """Open engines that cost what `specs` say and answer what their `authors` do."""
     clocks = {name: DeviceClock(device) for name, device in _devices(specs).items()}
     engines = {role: SimEngine(role, spec, clocks[spec.device.name], authors[role]) for role, spec in specs.items()}
-    failure: Exception | None = None
-    async with anyio.create_task_group() as tasks:
+    async with background_tasks() as tasks:
         for clock in clocks.values():
             await tasks.start(clock.run)
         try:
             yield engines
-        except Exception as error:
-            # Raised below: it is not the clocks' business, and should not come out wrapped in their group.
-            failure = error
         finally:
             for engine in engines.values():
                 await engine.aclose()
-            tasks.cancel_scope.cancel()
-    if failure is not None:
-        raise failure
 
 
 BACKEND = Backend(spec=SimSpec, open=open_sim, virtual_time=True)
