@@ -6,7 +6,7 @@ recorded candidates the first few, and of recorded texts the beginning, are what
 
 from pipeline.engine import Candidate, Request, Tokenizer
 from pipeline.engines.replay.calls import RecordedCall
-from pipeline.engines.sim.author import Answer
+from pipeline.engines.sim.text import Output
 
 
 def misfit(call: RecordedCall, request: Request, role: str) -> str | None:
@@ -27,10 +27,10 @@ def misfit(call: RecordedCall, request: Request, role: str) -> str | None:
     return None
 
 
-def answer_of(call: RecordedCall, request: Request, limit: int, tokenizer: Tokenizer) -> Answer | None:
+def answer_of(call: RecordedCall, request: Request, limit: int, tokenizer: Tokenizer) -> Output | None:
     """What `request` gets where its candidates may have `limit` tokens; None where a recorded text was cut before that."""
     if request.scored_ids:
-        return Answer((), (1,), scored_logprobs=call.scored_logprobs)
+        return Output((), (1,), scored_logprobs=call.scored_logprobs)
     each = list(zip(call.output_token_ids, call.finish_reason, call.stop_reason, strict=True))[: request.n]
     candidates, lengths = [], []
     for ids, finish, stop in each:
@@ -43,4 +43,4 @@ def answer_of(call: RecordedCall, request: Request, limit: int, tokenizer: Token
         text = tokenizer.decode(ids)
         candidates.append(Candidate(ids=ids, text=text, cumulative_logprob=None, finish_reason=finish, stop_reason=stop))
         lengths.append(max(sampled, 1))
-    return Answer(tuple(candidates), tuple(lengths), call.option_logprobs)
+    return Output(tuple(candidates), tuple(lengths), call.option_logprobs)

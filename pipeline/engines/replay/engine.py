@@ -17,24 +17,24 @@ from pipeline.engines.replay.answers import answer_of, misfit
 from pipeline.engines.replay.calls import RecordedCall, RecordedCalls
 from pipeline.engines.replay.recording import CALIBRATION, read_recording, sim_spec, tokenizer_of
 from pipeline.engines.replay.spec import ReplaySpec
-from pipeline.engines.sim.author import Answer
 from pipeline.engines.sim.engine import open_devices
+from pipeline.engines.sim.text import Output
 from pipeline.engines.validate import validate_request
 from pipeline.errors import EngineDead, InputError, NeverGenerated
 
 
 class Recorded:
-    """What one engine of a recorded run answered: an `Author`."""
+    """What one engine of a recorded run answered: a `TextSource`."""
 
     def __init__(self, role: str, calls: RecordedCalls, tokenizer: Tokenizer, vocab_size: int) -> None:
         self._role, self._calls = role, calls
         self.tokenizer, self.vocab_size = tokenizer, vocab_size
 
-    def answer(self, request: Request, max_model_len: int) -> Answer:
-        """See `Author.answer`; raises `NeverGenerated`."""
+    def output(self, request: Request, max_model_len: int) -> Output:
+        """See `TextSource.output`; raises `NeverGenerated`."""
         return self.recall(request, max_model_len)[1]
 
-    def recall(self, request: Request, max_model_len: int) -> tuple[RecordedCall, Answer]:
+    def recall(self, request: Request, max_model_len: int) -> tuple[RecordedCall, Output]:
         """The recorded call too."""
         try:
             call = self._calls.find(request)
