@@ -9,6 +9,7 @@ from pathlib import Path
 import anyio
 from msgspec import Struct, structs
 
+from pipeline.bundled import find_file
 from pipeline.engine import Availability, Examination, Finding, MemoryRow
 from pipeline.engines.model_card import local_folder
 from pipeline.engines.models import resolve
@@ -76,7 +77,8 @@ def diagnose(engines: Path | None, settings: Sequence[str] = ()) -> Diagnosis:
 
 
 def load_roles(path: Path, settings: Sequence[str]) -> Mapping[str, EngineSpec]:
-    """The roles of an engines file, those a graph file binds, or the one of a file for `--prm`."""
+    """The roles of an engines file, those a graph file binds, or the one of a file for `--prm`; by path or bundled name."""
+    path = find_file(path, "engines file", "graph", "reward model")
     raw = read_yaml(path)
     if "prompt" in raw:
         return {"reward": load_reward_model(path, engine_specs(), settings).reward}

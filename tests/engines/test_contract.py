@@ -16,7 +16,7 @@ from anyio.from_thread import BlockingPortal
 from pipeline.engine import Engine, Fact, PrefixCacheReset, Request
 from pipeline.errors import ContextOverflow, RequestRefused
 from pipeline.runtime.virtual_clock import VirtualClock
-from tests.engines.conftest import SIM, Converse, Talk, ask_all, prompt_of
+from tests.support.engines import SIM, Converse, Talk, ask_all, prompt_of
 
 PROBLEM = "Lily has 19 pens. Lily sells 5 packs of 2. Lily drops 9. How many pens has Lily now?"
 LARGEST_BLOCK_TOKENS = 32

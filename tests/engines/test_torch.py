@@ -22,7 +22,7 @@ from pipeline.engines.torch.backend import open_torch
 from pipeline.engines.torch.slots import Slots
 from pipeline.engines.torch.spec import TorchSpec
 from pipeline.errors import EngineDead, GraphError
-from tests.engines.conftest import DRAFT, ask_all, prompt_of
+from tests.support.engines import DRAFT, ask_all, prompt_of
 
 PROBLEMS = [
     "Lily has 19 pens. Lily sells 5 packs of 2. Lily drops 9. How many pens has Lily now?",
