@@ -60,7 +60,7 @@ class SimEngine:
         self.role, self.spec, self._source = role, spec, source
         self.tokenizer: Tokenizer = source.tokenizer
         self.max_model_len, self.vocab_size = spec.max_model_len, source.vocab_size
-        self.facts: dict[str, Fact] = {"device": spec.device.name, "simulated": True}
+        self.facts: dict[str, Fact] = _facts(spec)
         self._clock, self._faults = clock, SimFaults(spec.faults)
         self._shares: list[Share] = []
         self._join_device()
@@ -253,6 +253,14 @@ def _empty(completion: Completion) -> Completion:
 
 
 _GARBAGE: tuple[Callable[[Completion], Completion], ...] = (_nothing, _never_asked_for, _not_a_number, _empty)
+
+
+def _facts(spec: SimSpec) -> dict[str, Fact]:
+    """See `Engine.facts`; `device` is how earlier versions named the device."""
+    name, rate = spec.device.name, float(spec.device.flops_per_s)
+    facts: dict[str, Fact] = {"answers": "simulated", "devices": (name,), "device_model": name, "device": name}
+    facts |= {"kv_cache_tokens": spec.kv_cache_tokens}
+    return facts | ({"flops_per_s": rate} if math.isfinite(rate) else {})
 
 
 def _timing(first: Job, others: list[Job]) -> Timing:
