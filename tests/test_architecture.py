@@ -31,8 +31,6 @@ DOORS = {
     "torch": ["engines/torch/", "engines/vllm/cpu_patch"],
     "vllm": ["engines/vllm/worker", "engines/vllm/terms", "engines/vllm/cpu_patch"],
     "transformers": ["engines/torch/", "engines/tokenizer"],
-    "openai": ["engines/openai/"],
-    "httpx": ["engines/openai/"],
     "httpx2": ["engines/openai/"],
     "numba": ["analysis/compiled"],
     "plotly": ["report/"],
