@@ -19,6 +19,7 @@ PipelineError
         └── ContextOverflow   the prompt leaves no room for an output
 """
 
+import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
@@ -163,8 +164,15 @@ def boundary(ours: type[PipelineError], *parts: str, foreign: type[Exception] | 
     try:
         yield
     except foreign as error:
-        text = str(error).strip().splitlines()
-        raise ours(*parts, text[0] if text else type(error).__name__) from error
+        raise ours(*parts, reason(error)) from error
+
+
+def reason(error: BaseException) -> str:
+    """What an error says went wrong, in one line; of an `OSError` only the system's words, without the name of the file."""
+    if isinstance(error, OSError) and error.errno is not None and error.errno > 0:
+        return os.strerror(error.errno).lower()
+    lines = str(getattr(error, "strerror", None) or error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

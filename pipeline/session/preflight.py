@@ -19,7 +19,7 @@ from pipeline.session.options import RunOptions, kept, old_run
 from pipeline.session.replay import announcements, check_replay, resolved
 from pipeline.session.resume import check_drift
 from pipeline.text import storable
-from pipeline.trace.folder import new_folder
+from pipeline.trace.folder import check_output, new_folder
 from pipeline.trace.run_file import RunFile, RunInput, host, versions
 
 
@@ -63,7 +63,10 @@ def load_plan(graph: Path, engines: Path | None = None, settings: tuple[str, ...
 def preflight(options: RunOptions) -> Preflight:
     """The run that `options` describe. Raises `UsageError` for whatever is wrong with it."""
     plan = load_plan(options.graph, options.engines, options.settings)
-    return checked(options, plan, open_problems(options.input, options.columns, options.limit))
+    found = checked(options, plan, open_problems(options.input, options.columns, options.limit))
+    if options.output is None and found.folder is not None:
+        check_output(found.folder)
+    return found
 
 
 def checked(options: RunOptions, plan: Plan, problems: Problems, *, virtual: bool | None = None, on_disk: bool = True) -> Preflight:
