@@ -16,7 +16,7 @@ from pipeline.engines.models import resolve
 from pipeline.engines.registry import backend_of, cautions
 from pipeline.engines.tokenizer import HFTokenizer
 from pipeline.engines.vllm.memory import installation
-from pipeline.errors import GraphError
+from pipeline.errors import GraphError, install_command
 from pipeline.graph.loader import load_engines, load_graph
 from pipeline.graph.plugins import engine_specs, stage_specs
 from pipeline.graph.spec import EngineSpec
@@ -159,7 +159,7 @@ def _vllm(machine: Machine) -> BackendState:
 def _openai(machine: Machine) -> BackendState:
     version = machine.versions.get("openai")
     if version is None:
-        return BackendState(backend="openai", usable=False, what="openai is not installed", remedy='pip install "pipeline[openai]"')
+        return BackendState(backend="openai", usable=False, what="openai is not installed", remedy=install_command("openai"))
     return BackendState(backend="openai", usable=True, what=f"openai {version}")
 
 

@@ -3,7 +3,6 @@
 import os
 import platform
 from collections.abc import Iterable
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,6 +12,7 @@ from msgspec import Struct, structs
 
 from pipeline.errors import RunFolderError, boundary
 from pipeline.graph.spec import EngineSpec
+from pipeline.machine import versions as installed
 from pipeline.redaction import redact_all
 from pipeline.trace.read import read_card
 
@@ -140,13 +140,7 @@ def resolved_engines(engines: dict[str, EngineSpec]) -> dict[str, dict[str, Any]
 
 def versions() -> dict[str, str]:
     """Versions of what is installed of the packages that matter; nothing is imported."""
-    found = {"python": platform.python_version()}
-    for package in PACKAGES:
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            continue
-    return found
+    return installed(PACKAGES)
 
 
 def host() -> dict[str, Any]:

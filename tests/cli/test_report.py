@@ -75,4 +75,5 @@ def test_wrong_input_is_one_sentence_and_exit_code_2(folder: Path, arguments: li
 def test_without_the_extra_it_says_how_to_get_it(folder: Path, package: str) -> None:
     done = report(folder, "one", code=f"import sys; sys.modules[{package!r}] = None; {MAIN}")
     assert done.returncode == 2
-    assert done.stderr == f'error: a report needs the package `{package}`, which is not installed: pip install "pipeline[report]"\n'
+    remedy = 'pip install "speculative-pipeline[report]"'
+    assert done.stderr == f"error: a report needs the package `{package}`, which is not installed: {remedy}\n"

@@ -16,7 +16,7 @@ import anyio
 import msgspec
 from msgspec import Struct
 
-from pipeline.errors import GraphError
+from pipeline.errors import GraphError, install_command
 from pipeline.redaction import without
 
 CONNECT_S = 10.0
@@ -157,7 +157,7 @@ class Server:
             import httpx2
             import openai
         except ImportError:
-            raise GraphError(where, 'backend `openai` needs the package `openai`: pip install "pipeline[openai]"') from None
+            raise GraphError(where, f"backend `openai` needs the package `openai`: {install_command('openai')}") from None
         self.url = url
         self._closed = False
         self._key = key
