@@ -230,7 +230,7 @@ class Run:
             started_unix_ns=max(time.time_ns(), before + 1),  # simulated hours may lie ahead of the clock on the wall
             startup_s=time.monotonic() - self.opening,
             rewritten_bytes=self.rewritten_bytes,
-            command=sys.argv,
+            command=self.record.command,
             versions=versions(),
         )
         facts = {role: _facts(engine) for role, engine in engines.items()}
