@@ -31,7 +31,8 @@ from pipeline.engines.sim.segment import Cost
 from pipeline.engines.sim.spec import SimSpec
 from pipeline.engines.sim.text import sim_answer
 from pipeline.session.options import RunOptions
-from pipeline.session.run import load_plan, run
+from pipeline.session.preflight import load_plan
+from pipeline.session.run import run
 from pipeline.trace.run_file import host, versions
 
 ROOT = Path(__file__).parent.parent
@@ -322,7 +323,7 @@ def main(measured: Path | None) -> None:
         "overhead_s": parts["fit"][1],
         "table_6_tokens_per_s": ours,
         "tables": [structs.asdict(parts[each]) for each in ("speeds", "systems", "table_6")],
-        "host": host(),
+        "host": structs.asdict(host()),
         "versions": versions(),
     }
     (ROOT / "bench/results/calibration.json").write_bytes(msgspec.json.format(msgspec.json.encode(result), indent=1) + b"\n")

@@ -19,6 +19,7 @@ from typing import Any
 import anyio
 import anyio.lowlevel
 import click
+from msgspec import structs
 
 from pipeline.data.problems import Problem
 from pipeline.engine import Candidate, Completion, EngineStatistics, Request, Usage
@@ -27,7 +28,8 @@ from pipeline.reasoning.prompts import PromptBuilder
 from pipeline.runtime.chain_recorder import Clock
 from pipeline.runtime.executor import Executor, Settings
 from pipeline.runtime.schedule import Pipelined
-from pipeline.session.run import load_plan
+from pipeline.session.loop import rare_collection
+from pipeline.session.preflight import load_plan
 from pipeline.stages.build import build_stages
 from pipeline.trace.recorder import open_recorder
 from pipeline.trace.run_file import host, versions
@@ -117,7 +119,8 @@ def measure(engines: dict[str, Instant], live: int, repeats: int) -> Iterator[di
         row: dict[str, Any] = {"live": live, "chains": chains, "calls": chains * CALLS_PER_CHAIN}
         for name, play in (("bare", bare), ("ours", ours)):
             gc.collect()
-            row[f"{name}_us"] = 1e6 * anyio.run(play, engines, live, chains) / row["calls"]
+            with rare_collection():
+                row[f"{name}_us"] = 1e6 * anyio.run(play, engines, live, chains) / row["calls"]
         yield row
 
 
@@ -138,7 +141,7 @@ def main(live: str, repeats: int) -> None:
         ratio = row["ours_us"] / row["bare_us"]
         click.echo(f"{count:>12,} {row['calls']:>8,} {row['bare_us']:>13.1f} {row['ours_us']:>12.1f} {ratio:>6.1f}")
     click.echo(f"peak memory: {results[-1]['peak_memory_mib']} MiB")
-    click.echo(json.dumps({"bench": "overhead", "results": results, "host": host(), "versions": versions()}))
+    click.echo(json.dumps({"bench": "overhead", "results": results, "host": structs.asdict(host()), "versions": versions()}))
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ from pipeline.analysis.points import Point, crossing, curves, read_points
 from pipeline.analysis.sweep_tables import crossings, sweep_tables
 from pipeline.engines.sim.text import sim_answer
 from pipeline.report.figures.sweep import over_target, throughput
+from pipeline.session.run import Observer
 from pipeline.sweep.plan import SweepOptions
 from pipeline.sweep.sweep import sweep
 from pipeline.trace.run_file import host, versions
@@ -95,7 +96,7 @@ def run_sweep(setup: Setup, problems: int, repeats: int) -> list[Point]:
         output=BUILD / setup.name,
         resume=True,
     )
-    found = sweep(options, tell=_say, done=_done)
+    found = sweep(options, Observer(tell=_say), _done)
     if found.error is not None:
         raise found.error
     return found.points
@@ -188,7 +189,7 @@ def write(sweeps: dict[str, list[Point]]) -> None:
         parts += section(setup, sweeps[setup.name])
     (ROOT / "bench/scaling.md").write_text("\n\n".join(parts) + "\n")
     points = {name: [structs.asdict(point) for point in found] for name, found in sweeps.items()}
-    result = {"bench": "scaling", "points": points, "host": host(), "versions": versions()}
+    result = {"bench": "scaling", "points": points, "host": structs.asdict(host()), "versions": versions()}
     (ROOT / "bench/results/scaling.json").write_text(json.dumps(result, indent=1) + "\n")
 
 

@@ -32,7 +32,7 @@ from pipeline.runtime.chain_recorder import Clock
 from pipeline.runtime.executor import Executor, Settings
 from pipeline.runtime.schedule import SCHEDULES, Pipelined
 from pipeline.runtime.virtual_clock import VirtualClock
-from pipeline.session.run import load_plan
+from pipeline.session.preflight import load_plan
 from pipeline.stages.build import build_stages
 from pipeline.sweep.lower_bound import RecordingEngine, replay_s
 from pipeline.trace.recorder import open_recorder
@@ -224,7 +224,7 @@ def main(
     about = {"bench": "schedules", "engines": engines.stem, "simulated": bench.virtual, "problems": len(chosen), "settings": settings}
     specs = {role: structs.asdict(spec) for role, spec in plan.engines.items()}
     specs = {role: {key: str(value) for key, value in spec.items()} for role, spec in specs.items()}
-    click.echo(json.dumps({**about, "results": rows, "specs": specs, "host": host(), "versions": versions()}))
+    click.echo(json.dumps({**about, "results": rows, "specs": specs, "host": structs.asdict(host()), "versions": versions()}))
 
 
 if __name__ == "__main__":

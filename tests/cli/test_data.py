@@ -1,20 +1,18 @@
 """`pipeline data`: what is printed where, and the exit codes."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
+from subprocess import CompletedProcess
 
 import pyarrow.parquet as pq
 
-ROOT = Path(__file__).parent.parent.parent
+from tests.support.commands import pipeline
+
 RECIPE = "name: mine\ntitle: Mine\nlicense: ours\ncitation: ours\nproblem: q\nanswer: a\ngrader: math\nrows: 2\n"
 
 
-def data(folder: Path, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", "from pipeline.cli.main import main; main()", "data", *map(str, arguments)]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120, env={**os.environ, "PYTHONPATH": str(ROOT)})
+def data(folder: Path, *arguments: str | Path) -> CompletedProcess[str]:
+    return pipeline("data", *arguments, cwd=folder)
 
 
 def test_the_bundled_set_is_prepared_in_the_folder_data(tmp_path: Path) -> None:

@@ -16,8 +16,9 @@ from pipeline.analysis.quality.failures import failures
 from pipeline.engines.sim.text import sim_answer
 from pipeline.errors import GraphError, InputError, UsageError
 from pipeline.session.options import RunOptions, resume_options
+from pipeline.session.preflight import load_plan
 from pipeline.session.replay import shortfall
-from pipeline.session.run import Result, load_plan, run
+from pipeline.session.run import Observer, Result, run
 from pipeline.trace.columns import schema_of
 from pipeline.trace.events import CallRow
 from pipeline.trace.wal import Wal
@@ -137,7 +138,7 @@ def test_another_threshold_answers_the_chains_that_go_the_recorded_way(
     assert all(said(truth.folder)[chain] != said(before)[chain] for chain in missing)
     assert result.exit_code == 3
     stages = {stage: list(missing.values()).count(stage) for stage in missing.values()}
-    assert result.run.totals["errors"] == {"NeverGenerated": stages}
+    assert result.run.totals.errors == {"NeverGenerated": stages}
     sentence = shortfall(result.run)
     assert sentence is not None
     assert sentence.startswith(f"replay: {len(missing)} of {CHAINS} chains needed text that was never generated, first at stage ")
@@ -228,7 +229,7 @@ def test_calls_take_as_long_as_they_took_when_nothing_else_is_asked_of_them(reco
     sentences: list[str] = []
     settings = ("engines.draft.costs=recorded", "engines.target.costs=recorded")
     given = options(before.parent, engines=Path(f"replay:{before}"), output=tmp_path / "out", settings=settings)
-    result = run(given, tell=sentences.append)
+    result = run(given, Observer(tell=sentences.append))
     assert sentences == [
         f"replay of {before}: every call of target and draft takes as long as it took when it was recorded, whatever runs beside it"
     ]
@@ -236,7 +237,7 @@ def test_calls_take_as_long_as_they_took_when_nothing_else_is_asked_of_them(reco
     times = ("e2e_latency_s", "queue_time_s", "prefill_time_s", "decode_time_s", "time_to_first_token_s", "cached_input_tokens")
     for ours, theirs in zip(rows(result.folder, "calls"), rows(before, "calls"), strict=True):
         assert [ours[name] for name in times] == pytest.approx([theirs[name] for name in times])
-    busy = result.run.engine_statistics["target"]["busy_s"]
+    busy = result.run.engine_statistics["target"].busy_s
     assert 0 < busy <= result.run.wall_time_s  # type: ignore[operator]
     assert {facts["costs"] for facts in result.run.engine_facts.values()} == {"recorded"}
 
@@ -249,7 +250,7 @@ def test_costs_of_a_file_count_and_so_does_a_calibration(recorded: Callable[[str
     both = tuple(f"engines.{role}.costs_from={other}" for role in ("draft", "target"))
     sentences: list[str] = []
     given = options(tmp_path, engines=Path(f"replay:{before}"), output=tmp_path / "out", settings=both)
-    result = run(given, tell=sentences.append)
+    result = run(given, Observer(tell=sentences.append))
     assert sentences == [f"replay of {before}: every call of target and draft costs what the roofline in {other} says"]
     assert said(result.folder) == said(before)
     assert {facts["device"] for facts in result.run.engine_facts.values()} == {"h200-0"}

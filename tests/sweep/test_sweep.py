@@ -12,10 +12,12 @@ import pytest
 from pipeline.analysis.points import Point, read_points
 from pipeline.errors import GraphError, UsageError
 from pipeline.session.options import RunOptions
-from pipeline.session.run import load_plan, run
+from pipeline.session.preflight import load_plan
+from pipeline.session.run import Observer, run
 from pipeline.sweep.plan import SweepOptions, jobs
 from pipeline.sweep.sweep import SweepResult, read_systems, sweep
-from tests.session.test_run import SIM, write_problems
+from tests.support.paths import SIM
+from tests.support.runs import write_problems
 
 ROOT = Path(__file__).parent.parent.parent
 SPECCOT, SPECREASON, TARGET = (ROOT / f"graphs/{name}.yaml" for name in ("speccot", "specreason", "target"))
@@ -188,7 +190,7 @@ def test_real_engines_are_started_once_and_forget_between_points(tmp_path: Path)
         output=tmp_path / "sweep",
     )
     said: list[str] = []
-    result = sweep(given, tell=said.append)
+    result = sweep(given, Observer(tell=said.append))
     assert result.exit_code == 0
     assert [sentence for sentence in said if "warming" in sentence] == ["warming up with 32 problems"]
     assert len(result.points) == 4
