@@ -113,6 +113,8 @@ def readable(file: Path) -> Iterator[None]:
         yield
     except (OSError, pa.ArrowException) as error:
         raise InputError(str(file), f"cannot be read: {str(error).splitlines()[0]}") from error
+    except UnicodeEncodeError as error:
+        raise InputError(str(file), "cannot be read: its path is not UTF-8; rename the folder") from error
 
 
 def _part_batches(part: Path, columns: Sequence[str], maybe: Sequence[str]) -> Iterator[pa.RecordBatch]:
