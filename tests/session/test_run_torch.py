@@ -67,12 +67,9 @@ def test_an_engine_killed_in_mid_run_ends_it_with_what_is_finished_on_disk(tmp_p
 
 
 @pytest.fixture(scope="module")
-def greedy(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """The answers to 100 problems without any randomness, on engines that nobody disturbs."""
-    folder = tmp_path_factory.mktemp("greedy") / "out"
-    graph = ROOT / "graphs/speccot.yaml"
-    assert run(RunOptions(graph=graph, input=TEST_SET, limit=100, settings=("temperature=0",), output=folder)).exit_code == 0
-    return {row["problem_id"]: row["answer"] for row in chains_of(folder)}
+def greedy(greedy_run: Path) -> dict[str, Any]:
+    """The answers of `greedy_run`."""
+    return {row["problem_id"]: row["answer"] for row in chains_of(greedy_run)}
 
 
 GREEDY = ("--limit", "100", "--set", "temperature=0")

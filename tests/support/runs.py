@@ -1,16 +1,20 @@
 """Whole runs on simulated engines, and what their folders hold."""
 
 import json
+from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pyarrow.parquet as pq
 
+from pipeline.data.problems import open_problems
+from pipeline.engine import Engine
 from pipeline.engines.sim.text import sim_answer
 from pipeline.session.options import RunOptions
-from pipeline.session.run import Result, run
-from tests.support.paths import ROOT, SIM
+from pipeline.session.run import Result, Run, load_plan, run
+from tests.support.paths import ROOT, SIM, TEST_SET
 
 
 def write_problems(folder: Path, count: int = 12, extra: tuple[bytes, ...] = ()) -> Path:
@@ -26,6 +30,25 @@ def write_problems(folder: Path, count: int = 12, extra: tuple[bytes, ...] = ())
 def solve(folder: Path, name: str = "run", graph: str = "speccot", **options: Any) -> Result:
     problems = options.pop("input", None) or write_problems(folder)
     return run(RunOptions(graph=ROOT / f"graphs/{graph}.yaml", engines=SIM, input=problems, output=folder / name, **options))
+
+
+def solve_test_set(folder: Path, graph: str = "speccot", limit: int = 100, **options: Any) -> Result:
+    """A finished run over problems of the bundled test set, on the engines that the graph names."""
+    result = run(RunOptions(graph=ROOT / f"graphs/{graph}.yaml", input=TEST_SET, limit=limit, output=folder, **options))
+    assert (result.exit_code, result.done) == (0, limit), result.error
+    return result
+
+
+async def solve_on(engines: Mapping[str, Engine], options: RunOptions) -> Result:
+    """A finished run on engines that are open already, and stay open."""
+    plan, problems = (
+        load_plan(options.graph, options.engines, options.settings),
+        open_problems(options.input, options.columns, options.limit),
+    )
+    this = Run(options, plan, problems, problems.check(), False, lambda view: nullcontext(), lambda sentence: None)
+    result = await this.on(engines)
+    assert (result.exit_code, result.done) == (0, options.limit), result.error
+    return result
 
 
 def rows(result: Result, table: str) -> list[dict[str, Any]]:
