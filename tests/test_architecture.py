@@ -15,10 +15,10 @@ FILES = sorted((ROOT / "pipeline").rglob("*.py"))
 LEVELS = [
     ["errors"],
     ["files", "machine", "redaction", "tasks", "text"],
-    ["graph", "grading"],
+    ["bundled", "grading"],
+    ["graph"],
     ["engine", "data"],
-    ["trace"],
-    ["reasoning"],
+    ["trace", "reasoning"],
     ["stages", "engines"],
     ["runtime", "analysis"],
     ["session", "rewards", "calibration", "report", "export", "drawing"],

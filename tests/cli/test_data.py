@@ -41,7 +41,7 @@ def test_refusals_are_one_sentence_and_exit_code_2(tmp_path: Path) -> None:
         (("mine.yaml", "--from", "one.jsonl"), "error: one.jsonl: 1 row, expected 2: another edition than the recipe's"),
         (("mine.yaml", "--from", "bad.jsonl", "--force"), "error: bad.jsonl, row 2: `a` is empty; every problem needs the answer"),
         (("mine.yaml",), "error: mine is not bundled; give its file as published: --from PATH\n"),
-        (("gsm9k",), "error: no data set is named `gsm9k`; did you mean `gsm8k`?"),
+        (("gsm9k",), "error: no data set is named `gsm9k` and there is no such file; did you mean `gsm8k`?"),
     ]:
         done = data(tmp_path, "prepare", *arguments)
         assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
