@@ -164,6 +164,24 @@ def test_no_folder_lies_deeper_than_two() -> None:
     assert [place(path) for path in FILES if len(path.relative_to(ROOT / "pipeline").parts) > 3] == []
 
 
+def test_tests_share_what_lies_in_tests_support() -> None:
+    """A helper in a test module or a conftest serves that module or folder alone."""
+    wrong = []
+    for path in sorted((ROOT / "tests").rglob("*.py")):
+        for name in imports(tree_of(path)):
+            if name.startswith("tests.") and not name.startswith("tests.support."):
+                wrong.append(f"{path.relative_to(ROOT)} imports {name}")
+    assert wrong == []
+
+
+def test_tests_mirror_the_tree() -> None:
+    """Each folder of tests is named after the folder of `pipeline`, or of the repository, that it tests."""
+    ours = {path.name for path in (ROOT / "tests").iterdir() if path.is_dir() and [*path.glob("test_*.py")]}
+    folders = {path.parent.name for path in FILES if len(path.relative_to(ROOT / "pipeline").parts) == 2}
+    assert sorted(ours - folders - {"tools"}) == []
+    assert sorted(folders - ours) == []
+
+
 def loaded_by(statement: str) -> set[str]:
     code = f"import sys\n{statement}\nprint(*sys.modules)"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout

@@ -22,6 +22,7 @@ from pipeline.session.run import Observer, Result, run
 from pipeline.trace.columns import schema_of
 from pipeline.trace.events import CallRow
 from pipeline.trace.wal import Wal
+from tests.support.runs import SolveTestSet
 
 ROOT = Path(__file__).parent.parent.parent
 SIM = ROOT / "graphs/engines/sim-2xh100.yaml"
@@ -429,12 +430,11 @@ def test_a_run_folder_cannot_have_code_run(recorded: Callable[[str], Path], tmp_
     assert not (tmp_path / "ran").exists()
 
 
-@pytest.mark.slow
-def test_a_run_of_real_models_comes_back_without_them(tmp_path: Path) -> None:
+@pytest.mark.torch
+def test_a_run_of_real_models_comes_back_without_them(tmp_path: Path, solve_test_set: SolveTestSet) -> None:
     test_set = ROOT / "datasets/arith/test.parquet"
     given: dict[str, Any] = {"input": test_set, "limit": 6, "samples": 1}
-    before = run(options(tmp_path, "specreason", engines=None, **given))
-    assert before.exit_code == 0
+    before = solve_test_set(tmp_path / "before", "specreason", limit=6, batch_size=4)
     program = (
         "import sys; from pipeline.cli.main import perform; code = perform(sys.argv[1:]); sys.exit(code + 10 * ('torch' in sys.modules))"
     )

@@ -13,11 +13,9 @@ import psutil
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline.session.options import RunOptions
-from pipeline.session.run import run
 from tests.support.commands import COMMAND, running
-from tests.support.paths import ROOT, TEST_SET
-from tests.support.runs import chains_of, status
+from tests.support.paths import ROOT
+from tests.support.runs import SolveTestSet, chains_of, status
 
 
 def test_ctrl_c_lets_live_chains_end_and_the_run_goes_on_later(tmp_path: Path) -> None:
@@ -121,20 +119,12 @@ def test_an_engine_that_does_not_start_again_ends_the_run_with_its_last_words(tm
 
 
 @pytest.fixture(scope="module")
-def solved(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+def solved(solve_test_set: SolveTestSet, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     """The same 24 problems under each schedule."""
     folder = tmp_path_factory.mktemp("schedules")
     found = {}
     for schedule, batch_size in (("pipelined", 24), ("lockstep", 24), ("sequential", 1)):
-        options = RunOptions(
-            graph=ROOT / "graphs/speccot.yaml",
-            input=TEST_SET,
-            limit=24,
-            schedule=schedule,  # type: ignore[arg-type]
-            batch_size=batch_size,
-            output=folder / schedule,
-        )
-        assert run(options).exit_code == 0
+        solve_test_set(folder / schedule, limit=24, schedule=schedule, batch_size=batch_size)
         found[schedule] = {row["problem_id"]: row for row in chains_of(folder / schedule)}
     return found
 
@@ -151,14 +141,7 @@ def test_the_bundled_pair_solves_most_of_them(solved: dict[str, dict[str, Any]])
     assert sum(row["correct"] for row in solved["pipelined"].values()) >= 18
 
 
-def test_real_problems_flow_through(tmp_path: Path, shared: Path) -> None:
-    options = RunOptions(
-        graph=ROOT / "graphs/speccot.yaml",
-        input=shared / "data/gsm8k.jsonl",
-        columns={"problem": "question"},
-        limit=8,
-        settings=("max_steps=4", "step_tokens=32", "answer_tokens=32"),
-        output=tmp_path / "out",
-    )
-    assert run(options).exit_code == 0
+def test_real_problems_flow_through(tmp_path: Path, shared: Path, solve_test_set: SolveTestSet) -> None:
+    real: dict[str, Any] = {"input": shared / "data/gsm8k.jsonl", "columns": {"problem": "question"}}
+    solve_test_set(tmp_path / "out", limit=8, settings=("max_steps=4", "step_tokens=32", "answer_tokens=32"), **real)
     assert all(row["error_type"] is None for row in chains_of(tmp_path / "out"))

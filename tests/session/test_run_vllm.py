@@ -19,7 +19,7 @@ from pipeline.session.options import RunOptions
 from tests.support.commands import running
 from tests.support.engines import DECODE, NGRAM, PLAIN, EnginesFile
 from tests.support.paths import ROOT, TEST_SET
-from tests.support.runs import chains_of, solve_on, solve_test_set, status
+from tests.support.runs import SolveTestSet, chains_of, solve_on, status
 
 pytestmark = [pytest.mark.vllm, pytest.mark.skipif(find_spec("vllm") is None, reason="vllm is not installed here")]
 
@@ -58,7 +58,7 @@ def test_the_prefix_cache_and_the_engines_own_words_are_in_the_run(greedy: Path)
 
 
 def test_sampled_answers_are_as_good_as_the_torch_engines(
-    tmp_path: Path, portal: BlockingPortal, vllm_engines: Mapping[str, Engine]
+    tmp_path: Path, portal: BlockingPortal, vllm_engines: Mapping[str, Engine], solve_test_set: SolveTestSet
 ) -> None:
     torch = summarize(solve_test_set(tmp_path / "torch").folder)
     vllm = solve(portal, vllm_engines, PLAIN, tmp_path / "vllm")

@@ -9,7 +9,7 @@ import anyio
 from pipeline.engine import Completion, Engine, Request
 from pipeline.engines.sim.spec import SimDeviceSpec, SimSpec, SimTextSpec
 from pipeline.engines.torch.spec import TorchSpec
-from pipeline.session.run import load_plan
+from pipeline.session.preflight import load_plan
 from tests.support.paths import ROOT
 
 Talk = Callable[[Engine], Awaitable[None]]

@@ -36,6 +36,14 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(Watcher(), "watcher")
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """With `--dist loadgroup` one process has all that needs vLLM, so that its engines are opened once."""
+    for item in items:
+        if item.get_closest_marker("vllm"):
+            item.add_marker(pytest.mark.xdist_group("vllm"))
+
+
 class Watcher:
     """Sees what a test costs and starts, and the test to account."""
 

@@ -6,6 +6,7 @@ Nothing that a test does to them may outlast the test: one that kills or fills a
 from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 from anyio.from_thread import BlockingPortal, start_blocking_portal
@@ -15,9 +16,12 @@ from pipeline.engines.openai.backend import open_openai
 from pipeline.engines.openai.spec import OpenAISpec
 from pipeline.engines.torch.backend import open_torch
 from pipeline.engines.vllm.backend import open_vllm
+from pipeline.session.options import RunOptions
+from pipeline.session.preflight import load_plan
+from pipeline.session.run import Result
 from tests.support.engines import DECODE, DRAFT, NGRAM, PLAIN, TARGET
-from tests.support.paths import MODELS
-from tests.support.runs import solve_test_set
+from tests.support.paths import MODELS, ROOT, TEST_SET
+from tests.support.runs import SolveTestSet, solve_on
 from tests.support.servers import Running, vllm_server
 
 
@@ -31,6 +35,20 @@ def portal() -> Iterator[BlockingPortal]:
 def torch_engines(portal: BlockingPortal) -> Iterator[Mapping[str, Engine]]:
     with portal.wrap_async_context_manager(open_torch({"draft": DRAFT, "target": TARGET})) as engines:
         yield engines
+
+
+@pytest.fixture(scope="session")
+def solve_test_set(portal: BlockingPortal) -> Iterator[SolveTestSet]:
+    """`solve_test_set(folder, graph, limit=, ...)`: a finished run over the bundled test set on the bundled pair."""
+    pair = load_plan(ROOT / "graphs/speccot.yaml").engines
+
+    with portal.wrap_async_context_manager(open_torch(pair)) as engines:
+
+        def solve(folder: Path, graph: str = "speccot", limit: int = 100, **options: Any) -> Result:
+            chosen: dict[str, Any] = {"graph": ROOT / f"graphs/{graph}.yaml", "input": TEST_SET, "limit": limit, "output": folder}
+            return portal.call(solve_on, engines, RunOptions(**chosen | options))
+
+        yield solve
 
 
 @pytest.fixture(scope="session")
@@ -70,6 +88,6 @@ def openai_engines(portal: BlockingPortal, served_draft: Running) -> Iterator[Ma
 
 
 @pytest.fixture(scope="session")
-def greedy_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def greedy_run(solve_test_set: SolveTestSet, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run over 100 problems without any randomness, on torch engines that nobody disturbs."""
     return solve_test_set(tmp_path_factory.mktemp("greedy") / "torch", settings=("temperature=0",)).folder

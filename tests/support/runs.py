@@ -1,20 +1,23 @@
 """Whole runs on simulated engines, and what their folders hold."""
 
 import json
-from collections.abc import Mapping
-from contextlib import nullcontext
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pyarrow.parquet as pq
 
-from pipeline.data.problems import open_problems
 from pipeline.engine import Engine
 from pipeline.engines.sim.text import sim_answer
+from pipeline.session import run as session
 from pipeline.session.options import RunOptions
-from pipeline.session.run import Result, Run, load_plan, run
-from tests.support.paths import ROOT, SIM, TEST_SET
+from pipeline.session.preflight import preflight
+from pipeline.session.run import Observer, Result, run, taken_up
+from tests.support.paths import ROOT, SIM
+
+SolveTestSet = Callable[..., Result]
+"""What the fixture `solve_test_set` gives."""
 
 
 def write_problems(folder: Path, count: int = 12, extra: tuple[bytes, ...] = ()) -> Path:
@@ -32,22 +35,12 @@ def solve(folder: Path, name: str = "run", graph: str = "speccot", **options: An
     return run(RunOptions(graph=ROOT / f"graphs/{graph}.yaml", engines=SIM, input=problems, output=folder / name, **options))
 
 
-def solve_test_set(folder: Path, graph: str = "speccot", limit: int = 100, **options: Any) -> Result:
-    """A finished run over problems of the bundled test set, on the engines that the graph names."""
-    result = run(RunOptions(graph=ROOT / f"graphs/{graph}.yaml", input=TEST_SET, limit=limit, output=folder, **options))
-    assert (result.exit_code, result.done) == (0, limit), result.error
-    return result
-
-
 async def solve_on(engines: Mapping[str, Engine], options: RunOptions) -> Result:
     """A finished run on engines that are open already, and stay open."""
-    plan, problems = (
-        load_plan(options.graph, options.engines, options.settings),
-        open_problems(options.input, options.columns, options.limit),
-    )
-    this = Run(options, plan, problems, problems.check(), False, lambda view: nullcontext(), lambda sentence: None)
-    result = await this.on(engines)
-    assert (result.exit_code, result.done) == (0, options.limit), result.error
+    flight = preflight(options)
+    with taken_up(flight) as ready:
+        result = await session.solve_on(engines, ready, Observer())
+    assert (result.exit_code, result.done) == (0, flight.chains), result.error
     return result
 
 
