@@ -16,14 +16,9 @@ from typing import Any
 import anyio
 from msgspec import Struct, structs
 
-from pipeline.engine import Engine, EngineStatistics
+from pipeline.engine import Engine, EngineStatistics, Fact
 from pipeline.engines.registry import open_engines
 from pipeline.errors import Interrupted, PipelineError
-from pipeline.data.problems import Fingerprint, Problems, open_problems
-from pipeline.engine import Engine, Fact
-from pipeline.engines.registry import cautions, open_engines, virtual_time
-from pipeline.engines.replay.recording import bindings
-from pipeline.errors import Interrupted, PipelineError, first_of
 from pipeline.grading.grader import BESIDE_ENGINES, Grader, default_workers
 from pipeline.graph.plan import Plan
 from pipeline.reasoning.prompts import INSTRUCTION, PromptBuilder
@@ -208,9 +203,7 @@ def opened(ready: Ready, engines: Mapping[str, Engine], startup_s: float) -> Ope
         command=record.command,
         versions=versions(),
     )
-    facts = {
-        role: engine.facts | {"max_model_len": engine.max_model_len, "vocab_size": engine.vocab_size} for role, engine in engines.items()
-    }
+    facts = {role: _facts(engine) for role, engine in engines.items()}
     record = structs.replace(record, sessions=(*record.sessions, session), engine_facts=facts).with_session(session)
     if flight.folder is not None:
         record.write(flight.folder)

@@ -11,9 +11,8 @@ from pathlib import Path
 
 import anyio
 
-from pipeline.engine import Backend, Completion, Engine, EngineStatistics, Request, Tokenizer, Usage
-from pipeline.engines.meter import UsageMeter
 from pipeline.engine import Backend, Completion, Engine, EngineStatistics, Fact, Request, Tokenizer, Usage
+from pipeline.engines.meter import UsageMeter
 from pipeline.engines.replay.answers import answer_of, misfit
 from pipeline.engines.replay.calls import RecordedCall, RecordedCalls
 from pipeline.engines.replay.recording import CALIBRATION, read_recording, sim_spec, tokenizer_of
