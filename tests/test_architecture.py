@@ -178,11 +178,8 @@ def test_no_folder_lies_deeper_than_two() -> None:
 
 def test_tests_share_what_lies_in_tests_support() -> None:
     """A helper in a test module or a conftest serves that module or folder alone."""
-    wrong = []
-    for path in sorted((ROOT / "tests").rglob("*.py")):
-        for name in imports(tree_of(path)):
-            if name.startswith("tests.") and not name.startswith("tests.support."):
-                wrong.append(f"{path.relative_to(ROOT)} imports {name}")
+    found = ((path.relative_to(ROOT), name) for path in sorted((ROOT / "tests").rglob("*.py")) for name in imports(tree_of(path)))
+    wrong = [f"{path} imports {name}" for path, name in found if name.startswith("tests.") and not name.startswith("tests.support.")]
     assert wrong == []
 
 

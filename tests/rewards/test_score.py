@@ -296,6 +296,7 @@ def truth(folder: Path) -> dict[tuple[str, int, int | None], bool]:
     return found
 
 
+@pytest.mark.torch
 @pytest.mark.slow
 def test_the_bundled_model_tells_right_steps_from_wrong_ones_in_a_real_run(solved: Path) -> None:
     right = truth(solved)
@@ -310,6 +311,7 @@ def test_the_bundled_model_tells_right_steps_from_wrong_ones_in_a_real_run(solve
     assert mean(bad) < 0.1
 
 
+@pytest.mark.torch
 @pytest.mark.slow
 def test_the_table_and_the_means_agree_and_selecting_helps(solved: Path) -> None:
     scored, rows, steps = json.loads((solved / "scored.json").read_text()), rows_of(solved, "rewards"), rows_of(solved, "steps")
@@ -344,6 +346,7 @@ def ctrl_c() -> Iterator[None]:
     signal.signal(signal.SIGINT, before)
 
 
+@pytest.mark.torch
 @pytest.mark.slow
 @pytest.mark.usefixtures("ctrl_c")
 @pytest.mark.parametrize(("mishap", "error"), [(interrupt, Interrupted), (kill, EngineDead)])

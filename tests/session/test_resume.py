@@ -73,6 +73,7 @@ def wholes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {graph: run(options(folder, graph)).folder for graph in GRAPHS}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("graph", GRAPHS)
 @settings(max_examples=6, deadline=None, derandomize=True)
 @given(shares=st.lists(st.floats(0, 1), min_size=1, max_size=2))

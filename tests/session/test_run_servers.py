@@ -126,6 +126,7 @@ class Moody:
             small_server.status((429, 500)[self.count % 2])(handler, reply)
 
 
+@pytest.mark.slow
 def test_a_server_that_is_busy_or_broken_now_and_then_loses_nothing(tmp_path: Path, small: small_server.SmallServer) -> None:
     calm = solve(tmp_path / "calm", engines_file(tmp_path, model="tiny", **both(small)), limit=4)
     small.always = Moody()
@@ -139,6 +140,7 @@ def test_a_server_that_is_busy_or_broken_now_and_then_loses_nothing(tmp_path: Pa
     assert texts[0] == texts[1]
 
 
+@pytest.mark.slow
 def test_a_server_that_never_answers_meets_timeout_s(tmp_path: Path, small: small_server.SmallServer) -> None:
     engines = engines_file(tmp_path, model="tiny", more=", timeout_s: 0.2, max_retries: 1", **both(small))
 

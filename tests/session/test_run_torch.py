@@ -18,6 +18,7 @@ from tests.support.paths import ROOT
 from tests.support.runs import SolveTestSet, chains_of, status
 
 
+@pytest.mark.torch
 def test_ctrl_c_lets_live_chains_end_and_the_run_goes_on_later(tmp_path: Path) -> None:
     with running(tmp_path / "out", "--limit", "150", chains=150) as process:
         os.kill(process.pid, signal.SIGINT)
@@ -37,6 +38,7 @@ def test_ctrl_c_lets_live_chains_end_and_the_run_goes_on_later(tmp_path: Path) -
     assert status(tmp_path / "out") == "finished"
 
 
+@pytest.mark.slow
 def test_a_second_ctrl_c_stops_now_and_loses_nothing_that_is_finished(tmp_path: Path) -> None:
     with running(tmp_path / "out", "--samples", "20", "--engines", "graphs/engines/sim-2xh100.yaml", chains=10_000) as process:
         for _ in range(20):
@@ -49,6 +51,7 @@ def test_a_second_ctrl_c_stops_now_and_loses_nothing_that_is_finished(tmp_path: 
     assert len(chains_of(tmp_path / "out")) == totals["chains_done"] + totals["chains_cancelled"]
 
 
+@pytest.mark.torch
 def test_an_engine_killed_in_mid_run_ends_it_with_what_is_finished_on_disk(tmp_path: Path) -> None:
     with running(tmp_path / "out", "--set", "engines.draft.max_restarts=0", "--set", "engines.target.max_restarts=0") as process:
         workers = psutil.Process(process.pid).children(recursive=True)
@@ -76,6 +79,7 @@ GREEDY = ("--limit", "100", "--set", "temperature=0")
 LIMITS = [option for role in ("draft", "target") for option in ("--set", f"engines.{role}.timeout_s=16")]
 
 
+@pytest.mark.torch
 @pytest.mark.parametrize(("stop", "words"), [(signal.SIGKILL, "killed by SIGKILL"), (signal.SIGSTOP, "it computed nothing for")])
 def test_an_engine_killed_or_stopped_in_mid_run_is_restarted_and_the_answers_are_the_same(
     tmp_path: Path, greedy: dict[str, Any], stop: signal.Signals, words: str
@@ -102,6 +106,7 @@ def test_an_engine_killed_or_stopped_in_mid_run_is_restarted_and_the_answers_are
     assert not [worker for worker in workers if worker.is_running() and worker.status() != psutil.STATUS_ZOMBIE]
 
 
+@pytest.mark.torch
 def test_an_engine_that_does_not_start_again_ends_the_run_with_its_last_words(tmp_path: Path) -> None:
     model = tmp_path / "model"
     shutil.copytree(ROOT / "pipeline/models/tiny-draft", model)
@@ -129,6 +134,7 @@ def solved(solve_test_set: SolveTestSet, tmp_path_factory: pytest.TempPathFactor
     return found
 
 
+@pytest.mark.torch
 def test_schedules_give_the_same_answers_but_for_rounding(solved: dict[str, dict[str, Any]]) -> None:
     base = solved["pipelined"]
     assert len(base) == 24
@@ -137,10 +143,12 @@ def test_schedules_give_the_same_answers_but_for_rounding(solved: dict[str, dict
         assert same >= 22, f"{schedule}: {same} of 24"
 
 
+@pytest.mark.torch
 def test_the_bundled_pair_solves_most_of_them(solved: dict[str, dict[str, Any]]) -> None:
     assert sum(row["correct"] for row in solved["pipelined"].values()) >= 18
 
 
+@pytest.mark.torch
 def test_real_problems_flow_through(tmp_path: Path, shared: Path, solve_test_set: SolveTestSet) -> None:
     real: dict[str, Any] = {"input": shared / "data/gsm8k.jsonl", "columns": {"problem": "question"}}
     solve_test_set(tmp_path / "out", limit=8, settings=("max_steps=4", "step_tokens=32", "answer_tokens=32"), **real)

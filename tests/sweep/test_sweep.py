@@ -179,6 +179,7 @@ def test_a_dead_engine_ends_the_sweep_and_leaves_its_points(tmp_path: Path) -> N
     assert "draft" in str(result.error)
 
 
+@pytest.mark.torch
 @pytest.mark.slow
 def test_real_engines_are_started_once_and_forget_between_points(tmp_path: Path) -> None:
     given = SweepOptions(
