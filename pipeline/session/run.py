@@ -39,7 +39,7 @@ from pipeline.stages.build import build_stages
 from pipeline.tasks import unwrapped
 from pipeline.trace.folder import hold, removed_if_unused
 from pipeline.trace.recorder import WRITE_EVERY_S, open_recorder
-from pipeline.trace.run_file import RunFile, Session, Status, versions
+from pipeline.trace.run_file import RunFile, Session, Status, Totals, versions
 from pipeline.trace.store import TraceStore, recover
 
 
@@ -133,7 +133,7 @@ def run(options: RunOptions, observer: Observer | None = None, *, attend: Attend
         observer.tell(sentence)
     if flight.old is not None and flight.nothing_to_do:
         totals = flight.old.totals
-        return Result(folder=flight.folder, run=flight.old, done=totals["chains_done"], failed=totals["chains_failed"], nothing_to_do=True)
+        return Result(folder=flight.folder, run=flight.old, done=totals.chains_done, failed=totals.chains_failed, nothing_to_do=True)
     with taken_up(flight, command) as ready:
         return in_loop(partial(solve, ready, observer, attend=attend), virtual=flight.virtual_time)
 
@@ -308,9 +308,9 @@ def ended_record(
         ended_unix_ns=ended_unix_ns,
         wall_time_s=(ended_unix_ns - run.session.started_unix_ns) / 1e9,
         orchestrator_cpu_s=cpu_s,
-        engine_statistics={role: structs.asdict(found) for role, found in statistics.items()},
+        engine_statistics=dict(statistics),
     )
-    totals = _totals(chains.executor.progress, chains.graded, run.ready.resume_state) if chains is not None else {}
+    totals = _totals(chains.executor.progress, chains.graded, run.ready.resume_state) if chains is not None else Totals()
     record = structs.replace(run.record, status=status, error=_sentence(error) if status == "failed" else None, totals=totals)
     return record.with_session(session)
 
@@ -345,18 +345,18 @@ def _sentence(error: BaseException | None) -> str:
     return str(error) if isinstance(error, PipelineError) else f"{type(error).__name__}: {error}"
 
 
-def _totals(progress: Progress, graded: GradingStatistics, resume_state: ResumeState) -> dict[str, Any]:
-    return {
-        "chains_done": progress.done,
-        "chains_failed": progress.failed,
-        "chains_cancelled": progress.cancelled,
-        "graded": resume_state.graded + graded.graded,
-        "correct": resume_state.correct + graded.correct,
-        "errors": _by_type(progress.errors),
-        "steps": progress.steps,
-        "decisions": dict(progress.decisions),
-        "output_tokens": progress.output_tokens,
-    }
+def _totals(progress: Progress, graded: GradingStatistics, resume_state: ResumeState) -> Totals:
+    return Totals(
+        chains_done=progress.done,
+        chains_failed=progress.failed,
+        chains_cancelled=progress.cancelled,
+        graded=resume_state.graded + graded.graded,
+        correct=resume_state.correct + graded.correct,
+        errors=_by_type(progress.errors),
+        steps=progress.steps,
+        decisions=dict(progress.decisions),
+        output_tokens=progress.output_tokens,
+    )
 
 
 def _by_type(errors: Mapping[tuple[str, str], int]) -> dict[str, dict[str, int]]:
