@@ -17,7 +17,8 @@ from pipeline.graph.loader import load_engines
 from pipeline.graph.plugins import engine_specs
 from pipeline.rewards.spec import load_reward_model
 from pipeline.session.options import RunOptions, resume_options
-from pipeline.session.run import load_plan, run
+from pipeline.session.preflight import load_plan
+from pipeline.session.run import run
 
 ROOT = Path(__file__).parent.parent
 NAMES: list[tuple[Kind, str, str]] = [

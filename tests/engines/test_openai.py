@@ -316,7 +316,7 @@ def first(answer: dict[str, Any]) -> Any:
         (edited(lambda answer: first(answer).update(logprobs=None)), RequestRefused, "has log probabilities of 0 tokens, not of "),
         (edited(lambda answer: first(answer).update(stop_reason="Next")), RequestRefused, "at 'Next', which was not asked for"),
     ],
-    ids=str,
+    ids=lambda value: getattr(value, "__qualname__", str(value)),
 )
 def test_an_answer_that_is_none_is_an_error_of_its_kind(fault: Fault, error: type[PipelineError], says: str) -> None:
     outcome = after(fault)
