@@ -11,6 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 FILES = sorted((ROOT / "pipeline").rglob("*.py"))
+TESTS = sorted((ROOT / "tests").rglob("*.py"))
 
 LEVELS = [
     ["errors"],
@@ -62,7 +63,7 @@ def tree_of(path: Path) -> ast.Module:
 @pytest.fixture(scope="module", autouse=True)
 def parsed() -> None:
     """Every file is read once, on behalf of all rules."""
-    for path in FILES:
+    for path in [*FILES, *TESTS]:
         tree_of(path)
 
 
@@ -178,7 +179,7 @@ def test_no_folder_lies_deeper_than_two() -> None:
 
 def test_tests_share_what_lies_in_tests_support() -> None:
     """A helper in a test module or a conftest serves that module or folder alone."""
-    found = ((path.relative_to(ROOT), name) for path in sorted((ROOT / "tests").rglob("*.py")) for name in imports(tree_of(path)))
+    found = ((path.relative_to(ROOT), name) for path in TESTS for name in imports(tree_of(path)))
     wrong = [f"{path} imports {name}" for path, name in found if name.startswith("tests.") and not name.startswith("tests.support.")]
     assert wrong == []
 
@@ -204,6 +205,7 @@ def test_import_is_light(statement: str) -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_run_on_simulated_engines_loads_no_model_code() -> None:
     statement = "import pipeline.session.run, pipeline.engines.sim.engine"
     assert loaded_by(statement).isdisjoint({"torch", "transformers", "vllm", "numba"})

@@ -412,7 +412,6 @@ def test_what_cannot_start_says_what_to_do(kind: Kind, fields: dict[str, Any], s
     assert says in str(caught.value)
 
 
-@pytest.mark.slow
 def test_a_model_whose_name_is_no_tokenizer_needs_one_named(tmp_path: Path) -> None:
     with small_server(VLLM, TOKENIZER, model=str(tmp_path)) as server:
         spec = spec_of(server, model=str(tmp_path), tokenizer=None)
@@ -655,7 +654,6 @@ def test_a_chain_moves_when_its_replica_dies_and_new_ones_go_there_when_it_is_ba
         talk(spec_of(*servers), conversation)
 
 
-@pytest.mark.slow
 def test_calls_wait_for_a_server_that_is_restarted() -> None:
     async def conversation(engine: OpenAIEngine) -> None:
         server.stop()
@@ -673,7 +671,6 @@ def test_calls_wait_for_a_server_that_is_restarted() -> None:
         talk(spec_of(server), conversation)
 
 
-@pytest.mark.slow
 def test_an_engine_is_dead_when_no_replica_comes_back() -> None:
     async def conversation(engine: OpenAIEngine) -> None:
         for server in servers:

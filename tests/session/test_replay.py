@@ -190,6 +190,7 @@ def test_fewer_problems_samples_and_candidates_need_no_new_text_as_far_as_they_g
     assert "the call asks for 7 candidates, of which 5 were recorded" in failures(more.folder)[0].message
 
 
+@pytest.mark.slow
 def test_a_shorter_limit_cuts_what_was_recorded_as_the_model_would_have(recorded: Callable[[str], Path], tmp_path: Path) -> None:
     before, settings = recorded("target"), ("token_budget=500",)
     truth = run(options(before.parent, "target", settings=settings, output=tmp_path / "truth"))
@@ -200,6 +201,7 @@ def test_a_shorter_limit_cuts_what_was_recorded_as_the_model_would_have(recorded
     assert said(again.folder) == said(before)
 
 
+@pytest.mark.slow
 def test_a_longer_limit_needs_new_text_where_the_recorded_one_was_cut(recorded: Callable[[str], Path], tmp_path: Path) -> None:
     problems(tmp_path)
     short = run(options(tmp_path, "target", settings=("token_budget=500",)))
@@ -408,7 +410,6 @@ def test_what_failed_is_not_answered(tmp_path: Path) -> None:
     assert said(result.folder) == said(before.folder)
 
 
-@pytest.mark.slow
 def test_a_run_folder_cannot_have_code_run(recorded: Callable[[str], Path], tmp_path: Path) -> None:
     shutil.copytree(recorded("target"), tmp_path / "target")
     shutil.copytree(ROOT / "pipeline/models/tiny-target", tmp_path / "model", ignore=shutil.ignore_patterns("*.safetensors"))

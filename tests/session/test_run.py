@@ -93,6 +93,7 @@ def test_another_seed_gives_other_text(tmp_path: Path) -> None:
     assert said(solve(tmp_path, "a", seed=1)) != said(solve(tmp_path, "b", seed=2))
 
 
+@pytest.mark.slow
 def test_pipelined_is_faster_than_lockstep_and_lockstep_than_sequential(tmp_path: Path) -> None:
     spent = {name: solve(tmp_path, name, schedule=name).run.wall_time_s or 0 for name in ("pipelined", "lockstep", "sequential")}
     assert spent["pipelined"] < spent["lockstep"] < spent["sequential"]
