@@ -21,10 +21,10 @@ from tests.support.runs import chains_of, solve_on
 pytestmark = [pytest.mark.vllm, pytest.mark.skipif(find_spec("vllm") is None, reason="vllm is not installed here")]
 
 
-def solve(portal: BlockingPortal, engines: Mapping[str, Engine], folder: Path, name: str, **options: Any) -> dict[str, Any]:
+def solve(portal: BlockingPortal, opened: Mapping[str, Engine], folder: Path, name: str, **options: Any) -> dict[str, Any]:
     """The card of a finished run of 24 problems on open engines."""
     graph = ROOT / f"graphs/{name}.yaml"
-    portal.call(solve_on, engines, RunOptions(graph=graph, input=TEST_SET, limit=24, output=folder, **options))
+    portal.call(solve_on, opened, RunOptions(graph=graph, input=TEST_SET, limit=24, output=folder, **options))
     kinds, decisions = SEEN[DECODED.get(name, name)]
     assert set(pq.read_table(folder / "calls")["kind"].to_pylist()) <= kinds
     assert set(pq.read_table(folder / "steps")["decision"].to_pylist()) <= decisions

@@ -34,8 +34,8 @@ class EnginesFile(NamedTuple):
 
 
 def vllm_file(name: str, *settings: str) -> EnginesFile:
-    """A file for vLLM, with room for 8 sequences in each engine: tests meet the limit, and all engines fit beside each other."""
-    small = tuple(f"engines.{role}.{setting}" for role in ("draft", "target") for setting in ("max_num_seqs=8", "kv_cache_gib=0.25"))
+    """A file for vLLM, with room for 16 sequences in each engine: tests meet the limit, and all engines fit beside each other."""
+    small = tuple(f"engines.{role}.{setting}" for role in ("draft", "target") for setting in ("max_num_seqs=16", "kv_cache_gib=0.25"))
     return EnginesFile(ROOT / f"graphs/engines/{name}.yaml", (*small, *settings))
 
 

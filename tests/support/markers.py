@@ -17,7 +17,7 @@ import pytest
 
 LIMIT_S = 0.25
 """Processor seconds of a test without a marker."""
-TOLERANCE = 4
+TOLERANCE = 6
 """A test fails at this many times the limit: first imports are slow, and so are processors that others use, too."""
 HEAVY = {"torch": ("torch", "vllm"), "vllm": ("vllm",), "browser": ("browser",)}
 """What a test starts, and the markers that announce it: vLLM brings torch."""
