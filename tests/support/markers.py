@@ -33,6 +33,7 @@ NOTES = "TESTS_IMPORT_NOTES"
 def pytest_configure(config: pytest.Config) -> None:
     for name, meaning in MARKERS.items():
         config.addinivalue_line("markers", f"{name}: {meaning}")
+    config.addinivalue_line("markers", "xdist_group(name): has a process together with the others of its group")
     config.pluginmanager.register(Watcher(), "watcher")
 
 
