@@ -14,8 +14,8 @@ FILES = sorted((ROOT / "pipeline").rglob("*.py"))
 TESTS = sorted((ROOT / "tests").rglob("*.py"))
 
 LEVELS = [
-    ["errors"],
-    ["files", "machine", "redaction", "tasks", "text"],
+    ["errors", "redaction"],
+    ["files", "machine", "tasks", "text", "worker_process"],
     ["bundled", "grading"],
     ["graph"],
     ["engine", "data"],
@@ -32,8 +32,6 @@ DOORS = {
     "torch": ["engines/torch/", "engines/vllm/cpu_patch"],
     "vllm": ["engines/vllm/worker", "engines/vllm/terms", "engines/vllm/cpu_patch"],
     "transformers": ["engines/torch/", "engines/tokenizer"],
-    "openai": ["engines/openai/"],
-    "httpx": ["engines/openai/"],
     "httpx2": ["engines/openai/"],
     "numba": ["analysis/compiled"],
     "plotly": ["report/"],
@@ -46,6 +44,7 @@ DOORS = {
     "sympy": ["grading/worker"],
     "pyarrow": ["trace/", "data/", "session/resume", "analysis/", "report/", "export/", "api"],
     "datasets": ["data/hub"],
+    "pynvml": ["machine"],
     "trio": ["session/"],
     "rich": ["cli/"],
     "yaml": ["graph/yaml_file"],

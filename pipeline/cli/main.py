@@ -10,7 +10,7 @@ from typing import NoReturn
 
 import click
 
-from pipeline.errors import Interrupted, PipelineError, RunError
+from pipeline.errors import Interrupted, PipelineError, RunError, reason
 from pipeline.redaction import redact
 from pipeline.text import one_line, sanitize
 
@@ -109,5 +109,5 @@ def perform(arguments: Sequence[str]) -> int:
     except OSError as error:
         if "--debug" in arguments:
             raise
-        say(f"error: {error.filename or 'output'}: {(error.strerror or str(error)).lower()}")
+        say(f"error: {error.filename or 'output'}: {reason(error)}")
         return 1
