@@ -11,6 +11,7 @@ from msgspec import Struct
 
 from pipeline.analysis.time.occupancy_sums import Moments, Terms
 from pipeline.analysis.time.outline import FINISHED, LOST, OPEN, Chains
+from pipeline.reasoning.chain import Scale
 from pipeline.trace.events import CallRow, ChainRow
 from pipeline.trace.store import TraceStore
 from tests.conftest import blank
@@ -27,9 +28,21 @@ def at(seconds: float) -> int:
 
 def call(chain: str, engine: str, ready: float, submit: float, end: float, **more: Any) -> Any:
     """A row; the stage is named after its engine, unless it is given."""
-    fields = {"chain_id": chain, "engine": engine, "stage": f"by {engine}", "kind": "generate", "step_index": 1} | more
+    fields = {"chain_id": chain, "engine": engine, "stage": f"by {engine}", "purpose": "write", "step_index": 1} | more
     times = {"submit_unix_ns": at(submit), "end_unix_ns": at(end), "client_wait_s": submit - ready, "e2e_latency_s": end - submit}
     return blank(CallRow, **times | fields)
+
+
+def verdict_columns(kind: str, scale: Scale, *, of_candidates: bool = False) -> dict[str, Any]:
+    """The columns of a step that say what gave its verdict and what the value means."""
+    names = ("score_scale", "score_unit", "score_low", "score_high", "score_integers", "score_of_candidates")
+    values = (scale.name, scale.unit, scale.low, scale.high, scale.integers, of_candidates)
+    return {"verify_kind": kind, **dict(zip(names, values, strict=True))}
+
+
+CHOOSE = verdict_columns("choose", Scale("probability of the chosen option", 0.0, 1.0), of_candidates=True)
+SCORE = verdict_columns("score", Scale("score", 0.0, 9.0, integers=True))
+LIKELIHOOD = verdict_columns("likelihood", Scale("log probability", high=0.0, unit="nats per token"), of_candidates=True)
 
 
 def chain(name: str, start: float, end: float, **more: Any) -> Any:

@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 from msgspec import Struct
 
+from pipeline.analysis.capabilities import PURPOSE_FROM, with_purpose
 from pipeline.analysis.time.outline import Outline, read_outline, read_whole_outline, ready_of
 from pipeline.analysis.time.timeline import Array, Names
 from pipeline.errors import InputError
@@ -23,7 +24,7 @@ TABLES = ("calls", "steps", "chains")
 BASE = ("chain_id", "engine", "stage", "attempt", "error_type", "submit_unix_ns", "end_unix_ns", "client_wait_s")
 LONG = 100_000
 """Calls of a run from which compiled ways are used. The plain ones take 20 us a call, the others 0.4 us, and 7 s to be compiled once."""
-ENCODED = ("chain_id", "engine", "stage", "kind", "error_type")
+ENCODED = ("chain_id", "engine", "stage", "kind", "purpose", "error_type")
 
 
 class Calls(Struct, frozen=True, kw_only=True):
@@ -98,7 +99,7 @@ def is_long(run: Path) -> bool:
 def _backwards(run: Path, outline: Outline, columns: Sequence[str]) -> Iterator[Calls]:
     """The calls by and by, from the last to the first."""
     reader, floor = _Reader(outline), outline.span
-    for table in _ahead(read_backwards(run, "calls", columns, ENCODED)):
+    for table in _ahead(_tables(run, columns)):
         if table.num_rows:
             calls = reader.calls(in_one_piece(table))
             if len(calls.end) and calls.end[-1] > floor:
@@ -109,9 +110,18 @@ def _backwards(run: Path, outline: Outline, columns: Sequence[str]) -> Iterator[
 
 def _at_once(run: Path, outline: Outline, columns: Sequence[str]) -> Iterator[Calls]:
     """All calls together."""
-    tables = list(read_backwards(run, "calls", columns, ENCODED))[::-1]
+    tables = list(_tables(run, columns))[::-1]
     if tables:
         yield _Reader(outline).calls(in_one_piece(pa.concat_tables(tables)))
+
+
+def _tables(run: Path, columns: Sequence[str]) -> Iterator[pa.Table]:
+    """The rows from the last to the first; `purpose` is among the columns also where an earlier version wrote the run."""
+    if "purpose" not in columns:
+        return read_backwards(run, "calls", columns, ENCODED)
+    written = dict.fromkeys([*columns, *PURPOSE_FROM])
+    del written["purpose"]
+    return map(with_purpose, read_backwards(run, "calls", tuple(written), ENCODED, maybe=("purpose",)))
 
 
 class _Reader:

@@ -43,7 +43,6 @@ PURPOSES = (
 - `unfinished`: likewise, in a chain that has no row (yet): the run goes on, or was killed.
 - `unrecorded`: the engine's own count less all of the above; see `EngineLedger.why_unrecorded`.
 """
-JUDGES = ("choose", "score", "likelihood")
 WRITTEN = {"guidance": ("guidance",), "written": ("first_steps", "written"), "fallback": ("fallback",)}
 """Decisions of the steps that engines write by themselves."""
 USEFUL = ("committed", "guidance", "written", "fallback", "answer")
@@ -142,9 +141,9 @@ class Clerk:
         """Count calls in; of drafts all as rejected, to begin with."""
         if key.status != FINISHED:
             entries["lost_chains" if key.status == LOST else "unfinished"] += sums.sampled
-        elif key.kind == "draft":
+        elif key.purpose == "draft":
             entries["rejected"] += sums.sampled
-        elif key.kind in JUDGES:
+        elif key.purpose == "judge":
             entries["verification"] += sums.sampled
         else:
             entries[self._purpose(key)] += sums.sampled - sums.ended
@@ -152,7 +151,7 @@ class Clerk:
 
     def _purpose(self, key: CallKey) -> str:
         """What a call writes that neither drafts nor judges."""
-        if key.kind == "answer":
+        if key.purpose == "answer":
             return "answer"
         if key.place == GUIDES:
             return "guidance"
@@ -161,7 +160,7 @@ class Clerk:
     def _enter_drafts(self, role: str, entries: Counter[str]) -> None:
         """What else than rejected the drafted tokens came to."""
         steps, sums = self._steps, self._calls.sums
-        drafts = [sums[key] for key in sums if (key.engine, key.kind, key.status) == (role, "draft", FINISHED)]
+        drafts = [sums[key] for key in sums if (key.engine, key.purpose, key.status) == (role, "draft", FINISHED)]
         if not drafts:
             return
         alone = len(steps.drafters) == 1

@@ -24,7 +24,8 @@ class CallKey(NamedTuple):
     """Of their chain: `FINISHED`, `LOST` or `OPEN`; of attempts that were not answered `FAILED`."""
     engine: str
     stage: str
-    kind: str
+    purpose: str
+    """What the calls were for: `guide`, `draft`, `judge`, `write` or `answer`."""
     place: int
     """`GUIDES`, `EARLY` or `LATER`."""
 
@@ -44,7 +45,7 @@ class CallTokens:
     """Looks at calls. `first_steps`: by stage, how many first steps it writes by itself. `fast`: compiled."""
 
     columns: tuple[str, ...] = (
-        "kind",
+        "purpose",
         "step_index",
         "input_tokens",
         "cached_input_tokens",
@@ -53,7 +54,7 @@ class CallTokens:
     )
 
     def __init__(self, outline: Outline, first_steps: Mapping[str, int], *, fast: bool) -> None:
-        self._outline, self._first_steps, self._kinds = outline, first_steps, Names()
+        self._outline, self._first_steps, self._purposes = outline, first_steps, Names()
         self._tally = tally if fast else tally.py_func  # type: ignore[attr-defined]
         self.sums: dict[CallKey, CallSums] = {}
         self.failed: Counter[str] = Counter()
@@ -64,13 +65,13 @@ class CallTokens:
     def add(self, calls: Calls) -> None:
         """Look at some calls."""
         table, engines = calls.table, self._outline.engines
-        kind = self._kinds.codes(whole(table, "kind"))
+        purpose = self._purposes.codes(whole(table, "purpose"))
         first = np.array([self._first_steps.get(stage, 0) for stage in calls.stages], np.int64)
-        sums = np.zeros((4, len(engines), len(calls.stages), len(self._kinds), 3, 5), np.int64)
+        sums = np.zeros((4, len(engines), len(calls.stages), len(self._purposes), 3, 5), np.int64)
         numbers = tuple(whole(table, f"{name}_tokens").to_numpy() for name in ("output", "eos", "input", "cached_input"))
-        codes = (self._outline.chains.status, calls.chain, calls.engine, calls.stage, kind)
+        codes = (self._outline.chains.status, calls.chain, calls.engine, calls.stage, purpose)
         self._tally(codes, first, whole(table, "step_index").to_numpy(), calls.failed, numbers, sums)
-        names = (range(4), engines, calls.stages, list(self._kinds), range(3))
+        names = (range(4), engines, calls.stages, list(self._purposes), range(3))
         for place in zip(*(each.tolist() for each in np.nonzero(sums[..., 0])), strict=True):
             self._enter(CallKey(*(each[at] for each, at in zip(names, place, strict=True))), sums[place])
 
@@ -85,12 +86,12 @@ class CallTokens:
 
 @compiled
 def tally(codes: Any, first: Array, step: Array, failed: Array, numbers: Any, sums: Array) -> None:
-    """Add calls to `sums`: by status, engine, stage, kind and place their number and what `CallSums` holds."""
-    status, chains, engines, stages, kinds = codes
+    """Add calls to `sums`: by status, engine, stage, purpose and place their number and what `CallSums` holds."""
+    status, chains, engines, stages, purposes = codes
     sampled, ended, read, cached = numbers
     for row in range(len(step)):
         place = GUIDES if step[row] == 0 else EARLY if step[row] <= first[stages[row]] else LATER
-        into = sums[FAILED if failed[row] else status[chains[row]], engines[row], stages[row], kinds[row], place]
+        into = sums[FAILED if failed[row] else status[chains[row]], engines[row], stages[row], purposes[row], place]
         into[0] += 1
         into[1] += sampled[row]
         into[2] += ended[row]
