@@ -31,7 +31,8 @@ from pipeline.engines.sim.segment import Cost
 from pipeline.engines.sim.spec import SimSpec
 from pipeline.engines.sim.text import sim_answer
 from pipeline.session.options import RunOptions
-from pipeline.session.run import load_plan, run
+from pipeline.session.preflight import load_plan
+from pipeline.session.run import run
 from pipeline.trace.run_file import host, versions
 
 ROOT = Path(__file__).parent.parent

@@ -27,7 +27,8 @@ from pipeline.reasoning.prompts import PromptBuilder
 from pipeline.runtime.chain_recorder import Clock
 from pipeline.runtime.executor import Executor, Settings
 from pipeline.runtime.schedule import Pipelined
-from pipeline.session.run import load_plan
+from pipeline.session.loop import rare_collection
+from pipeline.session.preflight import load_plan
 from pipeline.stages.build import build_stages
 from pipeline.trace.recorder import open_recorder
 from pipeline.trace.run_file import host, versions
@@ -117,7 +118,8 @@ def measure(engines: dict[str, Instant], live: int, repeats: int) -> Iterator[di
         row: dict[str, Any] = {"live": live, "chains": chains, "calls": chains * CALLS_PER_CHAIN}
         for name, play in (("bare", bare), ("ours", ours)):
             gc.collect()
-            row[f"{name}_us"] = 1e6 * anyio.run(play, engines, live, chains) / row["calls"]
+            with rare_collection():
+                row[f"{name}_us"] = 1e6 * anyio.run(play, engines, live, chains) / row["calls"]
         yield row
 
 

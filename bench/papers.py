@@ -32,7 +32,8 @@ from pipeline.analysis.compare.systems import attempts, by_batch_size, by_resour
 from pipeline.analysis.compare.tables import INTERVALS, SIMULATED, markdown_table, tables
 from pipeline.engines.sim.text import sim_answer
 from pipeline.session.options import RunOptions
-from pipeline.session.run import load_plan, run
+from pipeline.session.preflight import load_plan
+from pipeline.session.run import run
 
 ROOT = Path(__file__).parent.parent
 ARITH = ROOT / "datasets/arith/test.parquet"

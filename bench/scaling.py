@@ -23,6 +23,7 @@ from pipeline.analysis.points import Point, crossing, curves, read_points
 from pipeline.analysis.sweep_tables import crossings, sweep_tables
 from pipeline.engines.sim.text import sim_answer
 from pipeline.report.figures.sweep import over_target, throughput
+from pipeline.session.run import Observer
 from pipeline.sweep.plan import SweepOptions
 from pipeline.sweep.sweep import sweep
 from pipeline.trace.run_file import host, versions
@@ -95,7 +96,7 @@ def run_sweep(setup: Setup, problems: int, repeats: int) -> list[Point]:
         output=BUILD / setup.name,
         resume=True,
     )
-    found = sweep(options, tell=_say, done=_done)
+    found = sweep(options, Observer(tell=_say), _done)
     if found.error is not None:
         raise found.error
     return found.points

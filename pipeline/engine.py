@@ -17,6 +17,8 @@ from pipeline.graph.spec import EngineSpec
 from pipeline.machine import Machine
 
 FinishReason = Literal["stop", "length"]
+Fact = str | int | float | bool | tuple[str, ...]
+"""One entry of `Engine.facts`; all of them can be written as JSON."""
 _NO_ID = (1 << 32) - 1
 """Keeps apart, in a digest, what stands beside it."""
 
@@ -193,8 +195,28 @@ class Engine(Protocol):
     max_model_len: int
     vocab_size: int
     """Token ids of requests and candidates are below it."""
-    facts: dict[str, str | int | float | bool]
-    """What it found out about itself when it opened, for `run.json`: device, versions, capabilities."""
+
+    @property
+    def facts(self) -> Mapping[str, Fact]:
+        """What the engine found out about itself when it opened; a run keeps it as `engine_facts` in `run.json`.
+
+        Analyses and reports ask these facts, never the name of a backend. An engine leaves out what it does not know, and
+        may add entries of its own (versions, capabilities). All sizes are of this engine alone. No number is infinite:
+        JSON has no such number. No entry holds a key or a password.
+
+        answers: what its completions come from: `model`, `simulated` or `recorded`. A replay of simulated answers says
+            `simulated`. Left out: `model`.
+        devices: names of the devices it computes on, as they are shown: `GPU 0`, `CPU core 3`, `CPU cores 0-1`, the
+            name of a simulated device. Engines of a run that name the same device share it. Left out: the engine is a
+            device of its own.
+        device_model: what those devices are, where they are accelerators: `NVIDIA H200`, the name of a simulated device.
+        accelerators: how many of `devices` are real accelerators (GPUs).
+        cores: how many CPU cores it computes on, where it computes on CPU cores.
+        flops_per_s: the matrix rate of a simulated device, FLOP/s. Left out of a simulated engine: without a bound.
+        servers: addresses of the servers that compute for it, in place of `devices`.
+        replay: the folder of the recorded run that it answers from.
+        kv_cache_tokens: tokens whose keys and values fit into its cache.
+        """
 
     async def generate(self, request: Request) -> Completion:
         """Answer `request`; cancelling the caller aborts it.
@@ -273,6 +295,16 @@ class Examination(Struct, frozen=True, kw_only=True):
     memory: tuple[MemoryRow, ...] = ()
 
 
+class Availability(Struct, frozen=True, kw_only=True):
+    """Can engines of one backend start on a machine at all?"""
+
+    usable: bool
+    what: str
+    """What is installed and on what it would compute, or what is missing, in one clause."""
+    remedy: str = ""
+    """What would be right, where something is missing or lies idle."""
+
+
 class Backend(Struct, frozen=True, kw_only=True):
     """What an entry point of the group `pipeline.engines` names: how to open the engines of one kind."""
 
@@ -284,5 +316,8 @@ class Backend(Struct, frozen=True, kw_only=True):
     """
     virtual_time: bool = False
     """The engines live on a simulated clock: the run does too."""
+    available: Callable[[Machine], Availability] | None = None
+    """What `pipeline doctor` asks of the installation: can any engine of this backend start here? None: it always can."""
     examine: Callable[[Mapping[str, Any], Machine], Awaitable[Examination]] | None = None
-    """What `pipeline doctor` asks before anything starts: would these roles start on this machine?"""
+    """What `pipeline doctor` asks before anything starts: would these roles, role to spec, start on this machine? None: there
+    is nothing that could be checked before a start."""

@@ -13,11 +13,12 @@ ROOT = Path(__file__).parent.parent
 FILES = sorted((ROOT / "pipeline").rglob("*.py"))
 
 LEVELS = [
-    ["errors", "files", "machine", "redaction", "text"],
-    ["graph", "grading"],
+    ["errors"],
+    ["files", "machine", "redaction", "tasks", "text"],
+    ["bundled", "grading"],
+    ["graph"],
     ["engine", "data"],
-    ["trace"],
-    ["reasoning"],
+    ["trace", "reasoning"],
     ["stages", "engines"],
     ["runtime", "analysis"],
     ["session", "rewards", "calibration", "report", "export", "drawing"],

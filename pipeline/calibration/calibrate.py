@@ -70,7 +70,8 @@ def _check_same(folders: Sequence[Path], runs: Sequence[RunFile]) -> None:
 
 def _spec(folder: Path, run: RunFile, role: str) -> SimSpec:
     """The engine as a simulated one, but for its rates."""
-    given, facts = run.engines[role], run.engine_facts.get(role, {})
+    given: Mapping[str, Any] = run.engines[role]
+    facts: Mapping[str, Any] = run.engine_facts.get(role, {})
     if given["backend"] == "sim":
         return _simulated(given)
     size = _size(folder, role, given, facts)

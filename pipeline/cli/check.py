@@ -9,7 +9,7 @@ from pipeline.cli.main import say, show, tell
 from pipeline.engines.registry import cautions
 from pipeline.graph.plan import Block, LoopNode, Plan
 from pipeline.redaction import redact_all
-from pipeline.session.run import load_plan
+from pipeline.session.preflight import load_plan
 
 
 @click.command()

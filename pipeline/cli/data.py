@@ -5,10 +5,11 @@ from pathlib import Path
 import click
 import msgspec
 
+from pipeline.bundled import bundled_names
 from pipeline.cli.main import say, show, tell
 from pipeline.data.prepare import Prepared
 from pipeline.data.prepare import prepare as start
-from pipeline.data.recipe import Recipe, find_recipe, recipe_names
+from pipeline.data.recipe import Recipe, find_recipe
 
 
 @click.group()
@@ -47,7 +48,7 @@ def _sentence(prepared: Prepared) -> str:
 @click.option("--debug", is_flag=True, help="Show tracebacks.")
 def list_(as_json: bool, debug: bool) -> None:
     """List the data sets there are recipes for."""
-    recipes = [find_recipe(name) for name in recipe_names()]
+    recipes = [find_recipe(name) for name in bundled_names("data set")]
     if as_json:
         show(msgspec.json.encode(recipes, order="sorted"))
         return

@@ -11,7 +11,7 @@ from pipeline.cli.console import Plain
 from pipeline.cli.main import show
 from pipeline.doctor import Diagnosis, RoleState, diagnose
 from pipeline.engine import Finding, MemoryRow
-from pipeline.engines.cores_check import ranges
+from pipeline.engines.cores import ranges
 from pipeline.machine import GIB, Gpu, gib
 
 

@@ -16,7 +16,7 @@ from pipeline.errors import UsageError
 from pipeline.export.output import check_output, whole_file
 from pipeline.graph.plan import Plan
 from pipeline.redaction import redact
-from pipeline.session.run import load_plan
+from pipeline.session.preflight import load_plan
 from pipeline.text import sanitize
 
 SUFFIXES = {".txt": "text", ".mmd": "mermaid", ".mermaid": "mermaid", ".svg": "svg", ".dot": "dot", ".gv": "dot"}

@@ -14,11 +14,14 @@ from pipeline.analysis.resources import answers
 from pipeline.analysis.summary import summarize
 from pipeline.cli import live
 from pipeline.cli.main import say, show
+from pipeline.cli.signals import restored_handlers, stop_on_signal
 from pipeline.cli.summary import print_summary
 from pipeline.runtime.schedule import SCHEDULES
+from pipeline.session.loop import rare_collection
 from pipeline.session.options import RunOptions
 from pipeline.session.replay import shortfall
 from pipeline.session.resume import MAY_DRIFT
+from pipeline.session.run import Observer
 from pipeline.session.run import run as start
 
 
@@ -84,7 +87,9 @@ def run(graph: Path, input_: Path, as_json: bool, debug: bool, **options: object
 
 def carry_out(options: RunOptions, as_json: bool) -> NoReturn:
     """Run, show how it goes, print the summary, say what to do next, exit."""
-    result = start(options, watch=live.watch, tell=say)
+    with restored_handlers(), rare_collection():
+        result = start(options, Observer(watch=live.watch, tell=say), attend=stop_on_signal, command=sys.argv)
+    assert result.folder is not None, "the run of a command has a folder"
     if result.nothing_to_do:
         say(f"{result.folder} is finished: there is nothing to resume")
     with _whoever_reads():

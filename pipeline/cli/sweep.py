@@ -12,9 +12,12 @@ from pipeline.analysis.sweep_tables import crossings, sweep_tables
 from pipeline.cli import live
 from pipeline.cli.main import say, show
 from pipeline.cli.run import column_option
+from pipeline.cli.signals import restored_handlers, stop_at_first_signal
 from pipeline.errors import MissingExtra
 from pipeline.report.extra import load
 from pipeline.runtime.schedule import ScheduleName
+from pipeline.session.loop import rare_collection
+from pipeline.session.run import Observer
 from pipeline.sweep.plan import SweepOptions
 from pipeline.sweep.sweep import sweep as start
 
@@ -86,9 +89,9 @@ def sweep(graphs: tuple[Path, ...], input_: Path, debug: bool, **options: Any) -
     Engines are started once; every point is a run folder of its own under DIR/runs, all points are rows of DIR/points.parquet.
     Exit codes as of `run`.
     """
-    result = start(
-        SweepOptions(graphs=graphs, input=input_, **options), watch=live.watch if sys.stderr.isatty() else None, tell=say, done=_told
-    )
+    observer = Observer(watch=live.watch, tell=say) if sys.stderr.isatty() else Observer(tell=say)
+    with restored_handlers(), rare_collection():
+        result = start(SweepOptions(graphs=graphs, input=input_, **options), observer, _told, attend=stop_at_first_signal)
     if result.points:
         show("\n\n".join(map(markdown_table, sweep_tables(result.points))) + "\n\n" + "\n".join(crossings(result.points)) + "\n")
         _write_report(result.folder)

@@ -14,10 +14,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from msgspec import Struct
 
+from pipeline.bundled import FOLDERS
 from pipeline.data.canonical import CanonicalRow, Reader, canonical_digest
 from pipeline.data.hub import hub_rows
 from pipeline.data.problems import kind_of
-from pipeline.data.recipe import RECIPES, Recipe
+from pipeline.data.recipe import Recipe
 from pipeline.data.rows import DAMAGE, Flaw, Record, Source, open_source, sentence
 from pipeline.errors import InputError, UsageError
 
@@ -89,7 +90,7 @@ def _open(recipe: Recipe, origin: str | None) -> _Published:
     if origin is None and recipe.file is None:
         hub = f", or --from hub to download {recipe.hub.id}" if recipe.hub else ""
         raise UsageError(f"{recipe.name} is not bundled; give its file as published: --from PATH{hub}")
-    path = Path(origin) if origin is not None else RECIPES / str(recipe.file)
+    path = Path(origin) if origin is not None else FOLDERS["data set"] / str(recipe.file)
     array = _array(path)
     if array is not None:
         return _Published(str(path), {}, enumerate(array, 1))

@@ -10,13 +10,12 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
-from pipeline.errors import GraphError, UsageError, did_you_mean
+from pipeline.bundled import find_file
+from pipeline.errors import GraphError
 from pipeline.grading.answers import Kind
 from pipeline.graph.loader import load_struct
 from pipeline.graph.spec import NAME_PATTERN
 
-RECIPES = Path(__file__).parent.parent.parent / "datasets"
-"""Where the recipes that come with the package are; beside it, as its graphs are."""
 COLUMNS = ("problem_id", "problem", "answer", "options", "source", "grader")
 """Of a prepared file, in order; what a recipe keeps besides follows."""
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
@@ -111,17 +110,7 @@ def keys_of(path: str) -> Keys:
 
 def find_recipe(name: str) -> Recipe:
     """The recipe of that name, or in the YAML file at that path; raises `UsageError`."""
-    if name.endswith((".yaml", ".yml")):
-        return load_recipe(Path(name))
-    known = recipe_names()
-    if name not in known:
-        raise UsageError(f"no data set is named `{name}`; {did_you_mean(name, known)}, or give the path of a recipe, NAME.yaml")
-    return load_recipe(RECIPES / f"{name}.yaml")
-
-
-def recipe_names() -> list[str]:
-    """Of all recipes that come with the package."""
-    return sorted(path.stem for path in RECIPES.glob("*.yaml"))
+    return load_recipe(find_file(name, "data set"))
 
 
 def load_recipe(path: Path) -> Recipe:

@@ -1,7 +1,9 @@
-"""Which CPU cores each engine computes on."""
+"""Which CPU cores each engine computes on, what is wrong with those it names, and how it states them. Pure."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
+
+from pipeline.engine import Fact, Finding
 
 
 class Wish(NamedTuple):
@@ -24,3 +26,34 @@ def share_cores(wishes: Mapping[str, Wish], cores: Sequence[int]) -> dict[str, t
         shares[role] = tuple(free[:threads]) if enough else ()
         free = free[threads:]
     return {role: shares.get(role, ()) for role in wishes}
+
+
+def core_facts(role: str, cores: Sequence[int], threads: int) -> dict[str, Fact]:
+    """`Engine.facts` of an engine on CPU `cores`, none of them meaning any, with as many `threads`."""
+    name = f"CPU core{'s' if len(cores) > 1 else ''} {ranges(cores)}" if cores else f"CPU cores of {role}"
+    return {"devices": (name,), "cores": threads}
+
+
+def core_findings(wishes: Mapping[str, Wish], cores: Sequence[int]) -> Iterator[Finding]:
+    """What is wrong with the cores that engines on the CPU want, `cores` being those this process may use."""
+    taken: dict[int, str] = {}
+    for role, wish in wishes.items():
+        named = [] if wish.first is None else list(range(wish.first, wish.first + wish.threads))
+        if absent := [core for core in named if core not in cores]:
+            what = f"core {absent[0]} is not among those this process may use"
+            yield Finding(role=role, what=what, remedy=f"name some of {ranges(cores)}", fatal=True)
+        if both := [core for core in named if core in taken]:
+            what = f"core {both[0]} is that of {taken[both[0]]} as well: they slow each other down"
+            yield Finding(role=role, what=what, remedy="name other cores, or none", fatal=False)
+        taken |= dict.fromkeys(named, role)
+    wanted = sum(wish.threads for wish in wishes.values())
+    if wanted > len(cores):
+        what = f"the engines want {wanted} cores together, but {len(cores)} are there: they slow each other down"
+        yield Finding(role=[*wishes][-1], what=what, remedy=f"keep the sum of threads at {len(cores)} or less", fatal=False)
+
+
+def ranges(numbers: Sequence[int]) -> str:
+    """`0-3, 8` for 0, 1, 2, 3, 8."""
+    starts = [n for n in numbers if n - 1 not in numbers]
+    ends = [n for n in numbers if n + 1 not in numbers]
+    return ", ".join(f"{start}-{end}" if end > start else str(start) for start, end in zip(starts, ends, strict=True))

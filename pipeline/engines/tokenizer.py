@@ -1,12 +1,20 @@
 """The `Tokenizer` contract over a Hugging Face model folder: the one module that asks transformers for a tokenizer."""
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import cached_property
 from typing import Any
 
 from pipeline.errors import GraphError, boundary
+
+
+def count_through_stop(ids: Sequence[int], stop: str, decode: Callable[[Sequence[int]], str]) -> int:
+    """How many of `ids` it takes to complete the text `stop`: token-level speculation may have gone beyond it."""
+    count = len(ids)
+    while count > 1 and stop in decode(ids[: count - 1]):
+        count -= 1
+    return count
 
 
 class HFTokenizer:

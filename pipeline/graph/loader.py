@@ -13,7 +13,8 @@ from typing import Any, TypeVar, get_args
 import msgspec
 import msgspec.structs
 
-from pipeline.errors import GraphError, did_you_mean
+from pipeline.bundled import find_file
+from pipeline.errors import GraphError, UsageError, boundary, did_you_mean
 from pipeline.graph.spec import NAME_PATTERN, EngineSpec, GraphSpec, RepeatSpec, StageSpec
 from pipeline.graph.yaml_file import NotYaml, parse, read_yaml
 
@@ -25,7 +26,11 @@ Engines = Path | Mapping[str, Any] | None
 
 
 def load_graph(path: Path, kinds: Kinds, backends: Backends, *, engines: Engines = None, settings: Sequence[str] = ()) -> GraphSpec:
-    """The graph at `path` with its engines bound, `settings` (`NAME=VALUE`) applied and every `$param` filled in."""
+    """The graph at `path` with its engines bound, `settings` (`NAME=VALUE`) applied and every `$param` filled in.
+
+    `path` and `engines` may be names of files that come with this package.
+    """
+    path = find_file(path, "graph")
     raw = read_yaml(path)
     if unknown := raw.keys() - {field.name for field in msgspec.structs.fields(GraphSpec)}:
         raise unknown_key(str(path), sorted(unknown)[0], GraphSpec)
@@ -53,7 +58,8 @@ def load_graph(path: Path, kinds: Kinds, backends: Backends, *, engines: Engines
 
 
 def load_engines(path: Path, backends: Backends, settings: Sequence[str] = ()) -> dict[str, EngineSpec]:
-    """An engines file by itself: role to spec."""
+    """An engines file by itself, by path or bundled name: role to spec."""
+    path = find_file(path, "engines file")
     roles = {role: dict(mapping(spec, f"{path}: $.{role}")) for role, spec in read_yaml(path).items()}
     _check_names(roles, f"{path}: $", "a role")
     for setting in settings:
@@ -91,11 +97,21 @@ def _read_engines(raw: dict[str, Any], path: Path, override: Engines) -> tuple[d
         raise GraphError(f"{path}: $.engines", "is missing: name an engines file here or give one with --engines")
     if isinstance(override, Mapping):
         return {role: dict(spec) for role, spec in override.items()}, Path("--engines")
-    file = path if isinstance(engines, dict) else override or path.parent / str(engines)
-    if override is None and file.exists() and not file.is_file():
-        raise GraphError(f"{path}: $.engines", f"{file} is not a regular file")  # a graph could name one that never ends
-    roles = engines if isinstance(engines, dict) else read_yaml(file)
+    if isinstance(engines, dict):
+        file, roles = path, engines
+    else:
+        file = _engines_file(path, str(engines)) if override is None else find_file(override, "engines file")
+        roles = read_yaml(file)
     return {role: dict(mapping(spec, f"{file}: {_role_path(role, file == path)}")) for role, spec in roles.items()}, file
+
+
+def _engines_file(path: Path, name: str) -> Path:
+    """The engines file that the graph at `path` names: a path from its folder on, or a bundled one."""
+    with boundary(GraphError, f"{path}: $.engines", foreign=UsageError):
+        file = find_file(name, "engines file", beside=path.parent)
+    if file.exists() and not file.is_file():
+        raise GraphError(f"{path}: $.engines", f"{file} is not a regular file")  # it might never end
+    return file
 
 
 def _role_path(role: str, inline: bool) -> str:

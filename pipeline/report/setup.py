@@ -36,7 +36,7 @@ class Setup(Struct, frozen=True, kw_only=True):
     started_unix_ns: int
     wall_time_s: float | None = None
     error: str | None = None
-    engine_facts: dict[str, dict[str, str | int | float | bool]] = {}
+    engine_facts: dict[str, dict[str, Any]] = {}
     sessions: tuple[dict[str, Any], ...] = ()
     options: dict[str, Any] = {}
 

@@ -12,20 +12,19 @@ from pathlib import Path
 
 import anyio
 
-from pipeline.engine import Completion, Engine, Request
+from pipeline.engine import Engine, Request
 from pipeline.engines.registry import open_engines, virtual_time
-from pipeline.errors import ChainError, EngineDead, EngineUnavailable, GraphError, Interrupted, PipelineError, RunError, first_of
+from pipeline.errors import ChainError, GraphError, Interrupted, RunError
 from pipeline.graph.plugins import engine_specs
 from pipeline.graph.spec import EngineSpec
 from pipeline.rewards.prompts import RewardDialect
 from pipeline.rewards.spec import RewardSpec, load_reward_model
 from pipeline.rewards.steps import Round, Rounds, RunCard, open_input
 from pipeline.rewards.tally import Reward, Scored, Tally
-from pipeline.runtime.backoff import backoff_s
 from pipeline.runtime.chain_recorder import Clock
-from pipeline.runtime.dispatch import CallTimeout
-from pipeline.runtime.supervisor import Supervisor
+from pipeline.runtime.retry import RetryingCaller
 from pipeline.stages.choose import probabilities
+from pipeline.tasks import unwrapped
 from pipeline.trace.events import RewardRow
 from pipeline.trace.folder import hold
 from pipeline.trace.read import read_card
@@ -90,18 +89,16 @@ class Scorer:
     """Asks one reward model, as much at once as its spec allows."""
 
     def __init__(self, engine: Engine, spec: EngineSpec, builder: RewardDialect) -> None:
-        self._engine, self._spec, self._dialect = engine, spec, builder
+        self._max_in_flight, self._dialect = spec.max_in_flight, builder
         self._places = anyio.CapacityLimiter(spec.max_in_flight)
-        self._clock = Clock(time.time_ns(), time.monotonic)
-        self._asked: dict[str, float] = {}
-        self._supervisor = Supervisor(engine, spec, self._clock, lambda: next(iter(self._asked.values()), None))
+        self._caller = RetryingCaller(engine, spec, Clock(time.time_ns()))
         self.requests = 0
         """Answered ones."""
 
     async def run(self, rounds: Iterable[Round], keep: Callable[[Round, dict[str, Reward]], None]) -> None:
         """Pass each of `rounds` on to `keep`, in order, with the reward of each of its texts. Raises `RunError`."""
         under_way: deque[tuple[Round, dict[str, Reward]]] = deque()
-        room = anyio.Semaphore(WINDOW * self._spec.max_in_flight)
+        room = anyio.Semaphore(WINDOW * self._max_in_flight)
 
         async def one(round_: Round, rewards: dict[str, Reward]) -> None:
             async with anyio.create_task_group() as texts:
@@ -111,17 +108,15 @@ class Scorer:
                 keep(*under_way.popleft())
                 room.release()
 
-        try:
+        with unwrapped():
             async with anyio.create_task_group() as watchers:
-                watchers.start_soon(self._supervisor.watch)
+                watchers.start_soon(self._caller.watch)
                 async with anyio.create_task_group() as tasks:
                     for round_ in rounds:
                         await room.acquire()
                         under_way.append((round_, {}))
                         tasks.start_soon(one, *under_way[-1])
                 watchers.cancel_scope.cancel()
-        except BaseExceptionGroup as group:
-            raise first_of(group, PipelineError) or group from None
 
     async def _text(self, round_: Round, text: str, rewards: dict[str, Reward]) -> None:
         """The reward of one text: what fails is data, unless the engine is lost."""
@@ -144,28 +139,9 @@ class Scorer:
             affinity=round_.chain_id,
         )
         async with self._places:
-            completion = await self._ask(request)
+            completion = await self._caller.ask(request)
         self.requests += 1
         (good, _), mass = probabilities(completion.option_logprobs)
         if not mass:
             raise Unscored("the model gives neither answer any probability")
         return good
-
-    async def _ask(self, request: Request) -> Completion:
-        """Ask, and ask again what the engine could not answer for the moment or died over. It keeps its place in flight."""
-        failures = 0
-        while True:
-            life, self._asked[request.request_id] = self._supervisor.life, self._clock.now()
-            try:
-                with anyio.move_on_after(self._spec.timeout_s):
-                    return await self._engine.generate(request)
-                raise CallTimeout(self._engine.role, self._spec.timeout_s)
-            except EngineDead as death:
-                await self._supervisor.wait_restarted(life, death)
-            except EngineUnavailable as refusal:
-                if failures >= self._spec.max_retries:
-                    raise
-                await anyio.sleep(backoff_s(request.request_id, failures, refusal.retry_after_s))
-                failures += 1
-            finally:
-                self._asked.pop(request.request_id, None)

@@ -11,6 +11,7 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
+from pipeline.bundled import find_file
 from pipeline.errors import GraphError
 from pipeline.graph.loader import Backends, apply_setting, mapping, tagged, unknown_key
 from pipeline.graph.spec import EngineSpec
@@ -66,7 +67,8 @@ class RewardSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 def load_reward_model(path: Path, backends: Backends, settings: Sequence[str] = ()) -> RewardSpec:
-    """A file for `--prm`: an engine of the role `reward`, and how it is asked."""
+    """A file for `--prm`, by path or bundled name: an engine of the role `reward`, and how it is asked."""
+    path = find_file(path, "reward model")
     raw = read_yaml(path)
     for key in ("reward", "prompt"):
         if key not in raw:

@@ -3,7 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import anyio
 from msgspec import Struct
@@ -15,6 +15,7 @@ from pipeline.reasoning.chain import Chain, Span, Step, Verdict, chain_id
 from pipeline.redaction import redact
 from pipeline.runtime.lane import Call
 from pipeline.runtime.resume_state import NO_STAGE, RecordedCall, ResumedChain, ResumeState
+from pipeline.runtime.rows import RowSink
 from pipeline.trace.events import CallRow, ChainRow, StepRow
 
 
@@ -33,14 +34,6 @@ class Clock:
     def at(self, unix_ns: int) -> float:
         """The same instant on this clock, also one before the run was taken up again."""
         return self._origin + (unix_ns - self.started_unix_ns) / 1e9
-
-
-class Records(Protocol):
-    """Where rows go: the recorder."""
-
-    def call(self, row: CallRow) -> None: ...
-    def step(self, row: StepRow) -> None: ...
-    def chain(self, row: ChainRow) -> None: ...
 
 
 class Progress:
@@ -105,9 +98,9 @@ class ChainRecorder:
     """The record of one chain."""
 
     def __init__(
-        self, run_id: str, records: Records, progress: Progress, clock: Clock, problem: Problem, sample_index: int, resumed: ResumedChain
+        self, run_id: str, rows: RowSink, progress: Progress, clock: Clock, problem: Problem, sample_index: int, resumed: ResumedChain
     ) -> None:
-        self._records, self._progress, self._clock, self._problem, self._resumed = records, progress, clock, problem, resumed
+        self._rows, self._progress, self._clock, self._problem, self._resumed = rows, progress, clock, problem, resumed
         self._chain_id = chain_id(problem.problem_id, sample_index)
         self._identity: dict[str, Any] = {
             "run_id": run_id,
@@ -132,7 +125,7 @@ class ChainRecorder:
         usage = completion.usage if completion else Usage(input_tokens=0)
         self._count(label, usage, attempt.submit - attempt.ready)
         self._progress.output_tokens[label.role] += usage.output_tokens
-        self._records.call(self._call_row(attempt, completion, usage, error, end))
+        self._rows.call(self._call_row(attempt, completion, usage, error, end))
         self._calls += 1
 
     def recall(self, label: StageLabel, request: Request) -> RecordedCall | None:
@@ -159,7 +152,7 @@ class ChainRecorder:
             return
         self._progress.steps += 1
         self._progress.decisions[step.decision] += 1
-        self._records.step(
+        self._rows.step(
             StepRow(
                 **self._identity,
                 step_index=step.index,
@@ -193,7 +186,7 @@ class ChainRecorder:
         answer = chain.boxed_answer() if chain and finished else None
         problem = self._problem
         said: Span | None = chain.answer if chain else None
-        self._records.chain(
+        self._rows.chain(
             ChainRow(
                 **self._identity,
                 input_row=problem.row,

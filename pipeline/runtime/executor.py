@@ -4,7 +4,6 @@ Problems enter as an iterator, rows leave through the recorder. A failed chain i
 that ends the run.
 """
 
-import gc
 from collections.abc import Iterator, Mapping
 from itertools import islice, product
 
@@ -14,7 +13,7 @@ from msgspec import Struct
 
 from pipeline.data.problems import Problem
 from pipeline.engine import Engine
-from pipeline.errors import BadRow, RunError, first_of
+from pipeline.errors import BadRow, RunError
 from pipeline.graph.plan import Plan, StageNode
 from pipeline.reasoning.chain import Chain, chain_id
 from pipeline.reasoning.prompts import PromptBuilder
@@ -22,16 +21,14 @@ from pipeline.reasoning.translate import TokenTranslator
 from pipeline.runtime.chain_recorder import ChainRecorder, Clock, Progress, StageLabel
 from pipeline.runtime.chain_runner import ChainRunner, RunContext
 from pipeline.runtime.dispatch import Dispatcher
-from pipeline.runtime.inline_grader import InlineGrader
 from pipeline.runtime.resume_state import ResumeState
+from pipeline.runtime.rows import RowSink
 from pipeline.runtime.schedule import Pipelined
 from pipeline.stages.base import Stage
-from pipeline.trace.recorder import Recorder
+from pipeline.tasks import unwrapped
 
 READ_AHEAD = 256
 """Problems read from the input at once."""
-GC_THRESHOLDS = (50_000, 20, 100)
-"""New objects before a collection of the youngest, and how many of those before one of the older ones."""
 
 
 class Settings(Struct, frozen=True, kw_only=True):
@@ -53,7 +50,7 @@ class Executor:
         engines: Mapping[str, Engine],
         builders: Mapping[str, PromptBuilder],
         schedule: Pipelined,
-        recorder: Recorder | InlineGrader,
+        recorder: RowSink,
         clock: Clock,
         settings: Settings,
         resume_state: ResumeState | None = None,
@@ -64,7 +61,7 @@ class Executor:
         self.progress = Progress(list(specs), self._resume_state)
         labels = {stage.name: _label(stage, plan) for stage in plan.stages()}
         self._context = RunContext(stages, labels, self.dispatchers, schedule, clock)
-        self._plan, self._settings, self._dialects = plan, settings, builders
+        self._plan, self._settings, self._builders = plan, settings, builders
         self._limits = {role: engine.max_model_len for role, engine in engines.items()}
         self._translator = TokenTranslator({role: builder.tokenizer for role, builder in builders.items()})
         self._schedule, self._recorder, self._clock = schedule, recorder, clock
@@ -78,9 +75,8 @@ class Executor:
 
     async def run(self, problems: Iterator[Problem | BadRow]) -> None:
         """Solve all of `problems`. Raises `RunError` when an engine or the run folder is lost."""
-        try:
+        with unwrapped(RunError):
             async with anyio.create_task_group() as watchers:
-                watchers.start_soon(_collect_rarely)
                 for dispatcher in self.dispatchers.values():
                     watchers.start_soon(dispatcher.watch)
                 async with anyio.create_task_group() as chains:
@@ -89,8 +85,6 @@ class Executor:
                         self.exhausted = True
                     self._schedule.exhausted()
                 watchers.cancel_scope.cancel()
-        except* RunError as group:
-            raise first_of(group, RunError) or group from None
 
     async def _feed(self, problems: Iterator[Problem | BadRow], chains: anyio.abc.TaskGroup) -> None:
         """Start chains as the schedule and the recorder admit them."""
@@ -125,7 +119,7 @@ class Executor:
         try:
             if isinstance(item, BadRow):
                 raise item
-            chain = runner.chain = Chain(item, sample_index, order, self._settings.seed, self._dialects, self._translator, self._limits)
+            chain = runner.chain = Chain(item, sample_index, order, self._settings.seed, self._builders, self._translator, self._limits)
             await runner.block(chain, self._plan.block)
             if runner.overflow is not None and not chain.steps:
                 raise runner.overflow  # not even the problem fits
@@ -135,22 +129,6 @@ class Executor:
             raise
         except Exception as error:  # whatever one chain meets, the others go on
             runner.record.end(runner.chain, "error", error, runner.stage)
-
-
-async def _collect_rarely() -> None:
-    """Spare the garbage collector what lives as long as the run, until cancelled.
-
-    Imported modules and live chains hold millions of objects, almost none of them garbage; looking at them again and
-    again was half of the cost of a call (bench/overhead.py).
-    """
-    thresholds = gc.get_threshold()
-    gc.freeze()
-    gc.set_threshold(*GC_THRESHOLDS)
-    try:
-        await anyio.sleep_forever()
-    finally:
-        gc.set_threshold(*thresholds)
-        gc.unfreeze()
 
 
 def _label(stage: StageNode, plan: Plan) -> StageLabel:

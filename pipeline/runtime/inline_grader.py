@@ -14,8 +14,8 @@ from msgspec import Struct, structs
 
 from pipeline.grading.answers import as_kind
 from pipeline.grading.grader import Grader, Verdict
+from pipeline.runtime.rows import RowSink
 from pipeline.trace.events import UNFINISHED, CallRow, ChainRow, StepRow
-from pipeline.trace.recorder import Recorder
 
 MOST_WAITING = 1024
 """From this many ungraded rows on `room` waits."""
@@ -34,7 +34,7 @@ class GradingStatistics(Struct, frozen=True):
 class InlineGrader:
     """What the executor records into. Use it through `open_inline_grader`."""
 
-    def __init__(self, recorder: Recorder, grader: Grader, virtual: bool) -> None:
+    def __init__(self, recorder: RowSink, grader: Grader, virtual: bool) -> None:
         self._recorder, self._grader, self._virtual = recorder, grader, virtual
         # Bounded by `room` and the chains that are live, of which none may be made to wait.
         self._rows, self._due = anyio.create_memory_object_stream[ChainRow](math.inf)
@@ -115,7 +115,7 @@ class InlineGrader:
 
 
 @asynccontextmanager
-async def open_inline_grader(recorder: Recorder, grader: Grader, virtual: bool) -> AsyncIterator[InlineGrader]:
+async def open_inline_grader(recorder: RowSink, grader: Grader, virtual: bool) -> AsyncIterator[InlineGrader]:
     """A `InlineGrader` over `recorder`. At the end what still waits is graded; after an error it is recorded without a verdict."""
     inline_grader = InlineGrader(recorder, grader, virtual)
     error: BaseException | None = None

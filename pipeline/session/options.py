@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct, structs
 
+from pipeline.bundled import find_file
 from pipeline.engines.replay.recording import PREFIX, replayed
 from pipeline.errors import InputError, UsageError, boundary
 from pipeline.runtime.schedule import ScheduleName
@@ -44,9 +45,11 @@ class RunOptions(Struct, frozen=True, kw_only=True):
 
 def kept(options: RunOptions) -> dict[str, Any]:
     """The options for `run.json`, so that the run can go on from any working folder."""
-    files = {name: str(path.absolute()) for name in ("graph", "input", "engines") if (path := getattr(options, name)) is not None}
+    files = {"graph": str(find_file(options.graph, "graph").absolute()), "input": str(options.input.absolute())}
     if (run := replayed(options.engines)) is not None:
         files["engines"] = f"{PREFIX}{run}"
+    elif options.engines is not None:
+        files["engines"] = str(find_file(options.engines, "engines file").absolute())
     files = {name: storable(path) for name, path in files.items()}
     own = dict.fromkeys(("output", "resume", "retry_failed", "allow_drift"))
     return {name: value for name, value in (structs.asdict(options) | files).items() if name not in own and value is not None}

@@ -25,7 +25,7 @@ class SweepOptions(Struct, frozen=True, kw_only=True):
     repeats: int = 3
     """Runs of every point; simulated ones run once, because they would be equal."""
     baseline: Path | None = None
-    """The graph of the target alone; by default `target.yaml` beside the first graph."""
+    """The graph of the target alone; by default `target.yaml` beside the first graph, else the bundled one."""
     engines: Path | None = None
     settings: tuple[str, ...] = ()
     columns: dict[str, str] = {}

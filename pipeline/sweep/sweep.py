@@ -6,8 +6,7 @@ The warm-up, loading, and what an engine remembers of another point are in no fi
 
 import shutil
 import time
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -15,39 +14,34 @@ from typing import Any
 
 import anyio
 import msgspec
-from msgspec import Struct, structs
+from msgspec import Struct
 
 from pipeline.analysis.points import Point, measured, read_points, write_points
+from pipeline.bundled import find_file
 from pipeline.data.problems import Fingerprint, Problems, open_problems
 from pipeline.engine import Engine, PrefixCacheReset
-from pipeline.engines.registry import cautions, open_engines, virtual_time
-from pipeline.errors import GraphError, Interrupted, PipelineError, UsageError, first_of
+from pipeline.engines.registry import open_engines, virtual_time
+from pipeline.errors import GraphError, Interrupted, PipelineError, UsageError
 from pipeline.graph.plan import Plan
 from pipeline.graph.spec import EngineSpec
+from pipeline.session.loop import in_loop
 from pipeline.session.options import RunOptions
-from pipeline.session.replay import announcements, check_replay
-from pipeline.session.run import Run, Tell, View, in_loop, load_plan
-from pipeline.session.signals import stop_on_signal
+from pipeline.session.preflight import Preflight, load_plan, notices
+from pipeline.session.replay import check_replay
+from pipeline.session.run import Attend, Observer, solve_on, taken_up
+from pipeline.session.stop import Stop
 from pipeline.sweep.lower_bound import RecordingEngine, all_requests, replay_s
 from pipeline.sweep.plan import Job, SweepOptions, System, check_varied, combinations, jobs
+from pipeline.tasks import unwrapped
 from pipeline.trace.folder import check_output, hold
 from pipeline.trace.run_file import RunFile, host, resolved_engines, versions
 
 WARM_UP_PROBLEMS = 32
 MOST_REPLAYED = 50_000
 """Calls of one engine that are held for the replay that finds the limit; a run with more has none."""
-POINTS = "points.parquet"
+POINTS, SWEEP = "points.parquet", "sweep.json"
 
-Watch = Callable[[View], AbstractContextManager[Any]]
 Done = Callable[[int, int, Point], object]
-
-
-class Onlookers(Struct, frozen=True, kw_only=True):
-    """Who looks on: at a run while it goes on, for a sentence in between, at a point that is done."""
-
-    watch: Watch
-    tell: Tell
-    done: Done
 
 
 class SweepFile(Struct, frozen=True, kw_only=True):
@@ -83,31 +77,140 @@ class SweepResult(Struct, frozen=True, kw_only=True):
         return 3 if any(point.failed for point in self.points) else 0
 
 
-def sweep(options: SweepOptions, watch: Watch | None = None, tell: Tell | None = None, done: Done | None = None) -> SweepResult:
+def sweep(
+    options: SweepOptions, observer: Observer | None = None, done: Done | None = None, *, attend: Attend | None = None
+) -> SweepResult:
     """Run every point that is not there yet. What is wrong with the options is raised before an engine starts.
 
-    `watch` shows each run, `tell` gets sentences for a person, `done` each point: which it is, of how many, and its figures.
+    `observer` looks on at each run, `done` gets each point: which it is, of how many, and its figures. `attend` lives beside the
+    sweep and may stop it.
     """
-    say = tell or (lambda sentence: None)
+    prepared = prepare(options)
+    observer = observer or Observer()
+    for sentence in dict.fromkeys(each for system in prepared.systems for each in notices(system.plan)):
+        observer.tell(sentence)
+    error: PipelineError | None = None
+    with hold(prepared.folder):
+        session = Session(prepared, begun(prepared), observer, done or (lambda *about: None))
+        missing = [job for job in prepared.jobs if job.name not in session.points]
+        try:
+            # Of simulated engines each point has its own, on a clock of its own: so it is the same in whatever order.
+            for part in [[job] for job in missing] if prepared.virtual_time else filter(None, [missing]):
+                in_loop(partial(session.run, part, attend), virtual=prepared.virtual_time)
+        except PipelineError as failure:
+            if not session.points:
+                raise
+            error = failure
+    points = [session.points[job.name] for job in prepared.jobs if job.name in session.points]
+    return SweepResult(folder=prepared.folder, points=points, planned=len(prepared.jobs), error=error)
+
+
+class Prepared(Struct, frozen=True, kw_only=True):
+    """A sweep that nothing speaks against."""
+
+    options: SweepOptions
+    systems: list[System]
+    engines: dict[str, EngineSpec]
+    """By role, the same for all systems."""
+    problems: Problems
+    fingerprint: Fingerprint
+    virtual_time: bool
+    folder: Path
+    jobs: list[Job]
+    """All points, in the order in which they are run."""
+
+    def flight(self, system: System, folder: Path, **changes: Any) -> Preflight:
+        """One run of `system` in `folder`; `changes`: options of its own."""
+        options = run_options(self.options, system, folder, **changes)
+        problems, fingerprint = self.problems, self.fingerprint
+        if options.limit != self.options.limit:
+            problems = open_problems(options.input, options.columns, options.limit)
+            fingerprint = problems.check()
+        return Preflight(
+            options=options,
+            plan=system.plan,
+            problems=problems,
+            fingerprint=fingerprint,
+            virtual_time=self.virtual_time,
+            folder=folder,
+        )
+
+
+def prepare(options: SweepOptions) -> Prepared:
+    """All that can be refused before an engine starts; raises `UsageError`."""
     systems = read_systems(options)
-    specs = shared_engines(systems)
-    for caution in cautions(specs):
-        say(caution)
-    virtual = virtual_time(specs, str(options.graphs[0]))
-    for sentence in dict.fromkeys(sentence for system in systems for sentence in announcements(system.plan)):
-        say(sentence)
+    engines = shared_engines(systems)
+    virtual = virtual_time(engines, str(options.graphs[0]))
+    folder = options.output or Path("sweeps") / f"{systems[-1].plan.name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    if options.resume and options.output is None:
+        raise UsageError("--resume: name the sweep's folder with --output")
+    if not (options.resume and (folder / SWEEP).is_file()):
+        check_output(folder)
+    if known := [each for each in options.settings if not any(each in system.settings for system in systems)]:
+        raise UsageError(f"--set {known[0]}: none of the graphs has such a param")
     problems = open_problems(options.input, options.columns, options.limit)
-    onlookers = Onlookers(watch=watch or (lambda view: nullcontext()), tell=say, done=done or (lambda *about: None))
-    return Sweep(options, systems, specs, virtual, problems, onlookers).run()
+    fingerprint = problems.check()
+    for system in systems:
+        check_replay(system.plan, run_options(options, system, folder), fingerprint)
+    return Prepared(
+        options=options,
+        systems=systems,
+        engines=engines,
+        problems=problems,
+        fingerprint=fingerprint,
+        virtual_time=virtual,
+        folder=folder,
+        jobs=jobs(systems, options, 1 if virtual else options.repeats),
+    )
+
+
+def run_options(options: SweepOptions, system: System, folder: Path, **changes: Any) -> RunOptions:
+    """The options of one run of a sweep; `changes`: those of its own, such as its batch size."""
+    own: dict[str, Any] = {
+        "graph": system.graph,
+        "input": options.input,
+        "engines": options.engines,
+        "settings": system.settings,
+        "columns": options.columns,
+        "samples": options.samples,
+        "limit": options.limit,
+        "seed": options.seed,
+        "output": folder,
+    }
+    return RunOptions(**own | changes)
+
+
+def begun(prepared: Prepared) -> dict[str, Point]:
+    """Write what all points share, or see that it is still the same; the points that are there, by name."""
+    options, path, points = prepared.options, prepared.folder / SWEEP, prepared.folder / POINTS
+    shared = SweepFile(
+        input_sha256=prepared.fingerprint.sha256,
+        columns=options.columns,
+        limit=options.limit,
+        samples=options.samples,
+        seed=options.seed,
+        engines=resolved_engines(prepared.engines),
+        settings=options.settings,
+        graphs={system.label: system.plan.digest for system in prepared.systems},
+        simulated=prepared.virtual_time,
+        host=host(),
+        versions=versions(),
+    )
+    there: list[Point] = []
+    if path.is_file():
+        _check_same(path, msgspec.json.decode(msgspec.json.encode(shared), type=SweepFile))
+        there = read_points(points) if points.is_file() else []
+    path.write_bytes(msgspec.json.format(msgspec.json.encode(shared), indent=2) + b"\n")
+    return {Job(system=prepared.systems[0], place=point).name: point for point in there}
 
 
 def read_systems(options: SweepOptions) -> list[System]:
-    """The target alone, and each graph with each choice of the params that vary. Raises `GraphError` and `UsageError`."""
+    """The target alone, by default `target.yaml` beside the first graph or else the bundled one, and each graph with each choice
+    of the params that vary. Raises `GraphError` and `UsageError`."""
     plain = [(graph, _plan(graph, options, ())) for graph in options.graphs]
     check_varied(options.vary, {plan.name: plan.params for _, plan in plain})
-    baseline = options.baseline or options.graphs[0].with_name("target.yaml")
-    if options.baseline is None and not baseline.is_file():
-        raise UsageError(f"{baseline}: is not there; name the graph of the target alone with --baseline")
+    beside = find_file(options.graphs[0], "graph").with_name("target.yaml")
+    baseline = options.baseline or (beside if beside.is_file() else Path("target"))
     found = [_system(baseline, options, {}, baseline=True)]
     for graph, plan in plain:
         if plan.digest != found[0].plan.digest:
@@ -145,169 +248,83 @@ def shared_engines(systems: list[System]) -> dict[str, EngineSpec]:
     return specs
 
 
-class Sweep:
-    """One session of a sweep."""
+class Session:
+    """Points under way on engines that are open for all of them; `points` are those that are done, by name."""
 
-    def __init__(
-        self,
-        options: SweepOptions,
-        systems: list[System],
-        specs: dict[str, EngineSpec],
-        virtual: bool,
-        problems: Problems,
-        onlookers: Onlookers,
-    ) -> None:
-        self.options, self.specs, self.virtual, self.problems = options, specs, virtual, problems
-        self.onlookers = onlookers
-        self.folder = options.output or Path("sweeps") / f"{systems[-1].plan.name}-{time.strftime('%Y%m%d-%H%M%S')}"
-        self.systems = systems
-        self.jobs = jobs(systems, options, 1 if virtual else options.repeats)
-        self.points: dict[str, Point] = {}
-        self.fingerprint: Fingerprint
+    def __init__(self, prepared: Prepared, points: dict[str, Point], observer: Observer, done: Done) -> None:
+        self.points = points
+        self._prepared, self._observer, self._done = prepared, observer, done
 
-    def run(self) -> SweepResult:
-        """All points that are missing, in order; raises what no point had a part in."""
-        self._check()
-        self.fingerprint = self.problems.check()
-        for system in self.systems:
-            check_replay(system.plan, self._options(system, 1, self.folder), self.fingerprint)
-        error: PipelineError | None = None
-        with hold(self.folder):
-            self._begin()
-            missing = [job for job in self.jobs if job.name not in self.points]
-            try:
-                # Of simulated engines each point has its own, on a clock of its own: so it is the same in whatever order.
-                for session in [[job] for job in missing] if self.virtual else filter(None, [missing]):
-                    in_loop(partial(self._session, session), virtual=self.virtual)
-            except PipelineError as failure:
-                if not self.points:
-                    raise
-                error = failure
-        points = [self.points[job.name] for job in self.jobs if job.name in self.points]
-        return SweepResult(folder=self.folder, points=points, planned=len(self.jobs), error=error)
-
-    def _check(self) -> None:
-        if self.options.resume and self.options.output is None:
-            raise UsageError("--resume: name the sweep's folder with --output")
-        if not (self.options.resume and (self.folder / "sweep.json").is_file()):
-            check_output(self.folder)
-        if known := [each for each in self.options.settings if not any(each in system.settings for system in self.systems)]:
-            raise UsageError(f"--set {known[0]}: none of the graphs has such a param")
-
-    def _begin(self) -> None:
-        """Write what all points share, or see that it is still the same, and find the points that are there."""
-        card = msgspec.json.decode(msgspec.json.encode(self._card()), type=SweepFile)
-        path = self.folder / "sweep.json"
-        if path.is_file():
-            _check_same(path, card)
-            file = self.folder / POINTS
-            there = read_points(file) if file.is_file() else []
-            self.points = {Job(system=self.systems[0], place=point).name: point for point in there}
-        path.write_bytes(msgspec.json.format(msgspec.json.encode(card), indent=2) + b"\n")
-
-    def _card(self) -> SweepFile:
-        options = self.options
-        return SweepFile(
-            input_sha256=self.fingerprint.sha256,
-            columns=options.columns,
-            limit=options.limit,
-            samples=options.samples,
-            seed=options.seed,
-            engines=resolved_engines(self.specs),
-            settings=options.settings,
-            graphs={system.label: system.plan.digest for system in self.systems},
-            simulated=self.virtual,
-            host=host(),
-            versions=versions(),
-        )
-
-    async def _session(self, session: list[Job]) -> None:
-        failure: PipelineError | None = None
-        try:
+    async def run(self, part: list[Job], attend: Attend | None) -> None:
+        """Run the points of `part` one after the other; raises what keeps one of them from its end, `Interrupted` too."""
+        stop = Stop()
+        with unwrapped():
             async with anyio.create_task_group() as tasks:
-                await tasks.start(stop_on_signal, lambda: False)
-                async with open_engines(self.specs) as engines:
-                    await self._warm_up(engines)
-                    for job in session:
-                        await self._point(engines, job)
+                if attend is not None:
+                    await tasks.start(attend, stop)
+                with stop.guard():
+                    async with open_engines(self._prepared.engines) as engines:
+                        await self._warm_up(engines)
+                        for job in part:
+                            await self._point(engines, job)
                 tasks.cancel_scope.cancel()
-        except BaseExceptionGroup as group:
-            failure = first_of(group, PipelineError)
-            if failure is None:
-                raise
-        if failure is not None:
-            raise failure
+        if stop.aborted:
+            raise Interrupted
 
     async def _warm_up(self, engines: Mapping[str, Engine]) -> None:
         """Every system solves a few problems at the largest batch size: kernels are compiled and buffers have grown then."""
-        if self.virtual:
+        prepared = self._prepared
+        if prepared.virtual_time:
             return
-        self.onlookers.tell(f"warming up with {WARM_UP_PROBLEMS} problems")
-        with TemporaryDirectory(prefix="warm-up-", dir=self.folder) as folder:
-            for system in self.systems:
-                options = self._options(system, max(self.options.batch_sizes), Path(folder) / system.plan.digest[:16])
-                options = structs.replace(
-                    options, limit=min(WARM_UP_PROBLEMS, self.options.limit or WARM_UP_PROBLEMS), schedule="pipelined"
-                )
-                problems = open_problems(options.input, options.columns, options.limit)
-                await self._solved(self._new_run(system, options, problems), engines)
+        self._observer.tell(f"warming up with {WARM_UP_PROBLEMS} problems")
+        limit, batch_size = min(WARM_UP_PROBLEMS, prepared.options.limit or WARM_UP_PROBLEMS), max(prepared.options.batch_sizes)
+        with TemporaryDirectory(prefix="warm-up-", dir=prepared.folder) as folder:
+            for system in prepared.systems:
+                flight = prepared.flight(system, Path(folder) / system.plan.digest[:16], limit=limit, batch_size=batch_size)
+                await self._solved(flight, engines)
 
     async def _point(self, engines: Mapping[str, Engine], job: Job) -> None:
-        """Run one point, then, the first time, the limit of its calls; keep its row."""
-        place, folder = job.place, self.folder / "runs" / job.name
+        """Run one point, then, the first time, the lower bound of its calls; keep its row."""
+        place, prepared = job.place, self._prepared
+        folder = prepared.folder / "runs" / job.name
         shutil.rmtree(folder, ignore_errors=True)
-        options = structs.replace(self._options(job.system, place.batch_size, folder), schedule=place.schedule)
-        kept = await self._forget(engines, job.system.plan.engines)
+        kept = await reset_caches(engines, job.system.plan.engines)
         recording = {role: RecordingEngine(engines[role], MOST_REPLAYED) for role in job.system.plan.engines}
-        result = await self._solved(self._new_run(job.system, options, self.problems), recording)
-        limit_s = {} if place.repeat else await self._limit(engines, recording, result.record, place.batch_size)
-        point = measured(folder, place, simulated=self.virtual, limit_s=limit_s, cpu_s=result.record.orchestrator_cpu_s, cache_kept=kept)
+        flight = prepared.flight(job.system, folder, batch_size=place.batch_size, schedule=place.schedule)
+        record = await self._solved(flight, recording)
+        bound_s = {} if place.repeat else await self._lower_bound(engines, recording, record, place.batch_size)
+        cpu_s = record.orchestrator_cpu_s
+        point = measured(folder, place, simulated=prepared.virtual_time, limit_s=bound_s, cpu_s=cpu_s, cache_kept=kept)
         self.points[job.name] = point
-        write_points(self.folder / POINTS, list(self.points.values()))
-        self.onlookers.done(sum(each.name in self.points for each in self.jobs), len(self.jobs), point)
+        write_points(prepared.folder / POINTS, list(self.points.values()))
+        self._done(sum(each.name in self.points for each in prepared.jobs), len(prepared.jobs), point)
 
-    async def _solved(self, run: Run, engines: Mapping[str, Engine]) -> Run:
-        """`run`, done; raises what kept it from its end."""
-        result = await run.on(engines)
+    async def _solved(self, flight: Preflight, engines: Mapping[str, Engine]) -> RunFile:
+        """`run.json` of a run that came to its end; raises what kept it from that."""
+        with taken_up(flight) as ready:
+            result = await solve_on(engines, ready, self._observer)
         if result.error is not None:
             raise result.error
-        return run
+        return result.run
 
-    async def _forget(self, engines: Mapping[str, Engine], roles: Mapping[str, Any]) -> bool:
-        """Empty the caches; is there one that stays?"""
-        resettable = [engine for role, engine in engines.items() if role in roles and isinstance(engine, PrefixCacheReset)]
-        for engine in resettable:
-            await engine.reset_prefix_cache()
-        return len(resettable) < len(roles)
-
-    async def _limit(
+    async def _lower_bound(
         self, engines: Mapping[str, Engine], recording: Mapping[str, RecordingEngine], record: RunFile, batch_size: int
     ) -> dict[str, float]:
         """Seconds that each engine takes for its calls alone; nothing where they were too many to hold."""
         calls = {role: found["requests"] for role, found in record.engine_statistics.items()}
-        limit_s = {}
+        bound_s = {}
         for role, requests in all_requests(recording, calls).items():
-            await self._forget(engines, {role: None})
-            limit_s[role] = await replay_s(engines[role], requests, min(self.specs[role].max_in_flight, batch_size))
-        return limit_s
+            await reset_caches(engines, [role])
+            bound_s[role] = await replay_s(engines[role], requests, min(self._prepared.engines[role].max_in_flight, batch_size))
+        return bound_s
 
-    def _options(self, system: System, batch_size: int, folder: Path) -> RunOptions:
-        options = self.options
-        return RunOptions(
-            graph=system.graph,
-            input=options.input,
-            engines=options.engines,
-            settings=system.settings,
-            columns=options.columns,
-            batch_size=batch_size,
-            samples=options.samples,
-            limit=options.limit,
-            seed=options.seed,
-            output=folder,
-        )
 
-    def _new_run(self, system: System, options: RunOptions, problems: Problems) -> Run:
-        return Run(options, system.plan, problems, self.fingerprint, self.virtual, self.onlookers.watch, self.onlookers.tell)
+async def reset_caches(engines: Mapping[str, Engine], roles: Collection[str]) -> bool:
+    """Empty the prefix caches of `roles`; is there one that stays?"""
+    resettable = [engine for role, engine in engines.items() if role in roles and isinstance(engine, PrefixCacheReset)]
+    for engine in resettable:
+        await engine.reset_prefix_cache()
+    return len(resettable) < len(roles)
 
 
 def _check_same(path: Path, card: SweepFile) -> None:

@@ -4,7 +4,7 @@ import fcntl
 import os
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
 
@@ -33,6 +33,20 @@ def new_folder(graph: str) -> Path:
     name = f"{graph}-{time.strftime('%Y%m%d-%H%M%S')}"
     names = (Path("runs") / (name if i == 1 else f"{name}-{i}") for i in count(1))
     return next(folder for folder in names if not folder.exists())
+
+
+@contextmanager
+def removed_if_unused(folder: Path) -> Iterator[None]:
+    """Take back the folders that were made for `folder` where nothing has been written into it: no engine could start."""
+    made = [place for place in (folder, *folder.absolute().parents) if not place.exists()]
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            if made and [place.name for place in folder.iterdir()] in ([], [LOCK]):
+                (folder / LOCK).unlink(missing_ok=True)
+                for place in made:
+                    place.rmdir()
 
 
 @contextmanager

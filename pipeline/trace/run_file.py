@@ -11,6 +11,7 @@ import msgspec
 import psutil
 from msgspec import Struct, structs
 
+from pipeline.engine import Fact
 from pipeline.errors import RunFolderError, boundary
 from pipeline.graph.spec import EngineSpec
 from pipeline.redaction import redact_all
@@ -85,7 +86,7 @@ class RunFile(Struct, frozen=True, kw_only=True):
     """CPU time of this process between start and end: it competes with engines on the same cores."""
     error: str | None = None
     totals: dict[str, Any] = {}
-    engine_facts: dict[str, dict[str, str | int | float | bool]] = {}
+    engine_facts: dict[str, dict[str, Fact]] = {}
     """What each engine found out about itself when it opened."""
     engine_statistics: dict[str, dict[str, Any]] = {}
     """Each engine's own totals at the end, by its role; of the last session."""

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pipeline.analysis.time import calls as calls_module
 from pipeline.analysis.time.critical_path import END, PathSegment, chain_path, chain_paths, critical_path
 from pipeline.analysis.time.path_walk import Steps, finish, frontier_of, plain_totals, walk
-from tests.session.test_run import rows, solve
+from tests.support.runs import rows, solve
 from tests.support.traces import call, card, chain, chains_of, random_chain, write
 
 KNOWN = {"queue_time_s": 0.5, "prefill_time_s": 0.25, "decode_time_s": 1.0}

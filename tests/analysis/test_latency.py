@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from pipeline.analysis.time.calls import observe
 from pipeline.analysis.time.latency import LARGEST, RELATIVE_ERROR, SMALLEST, Percentiles, Stopwatch, Totals, exactly, latencies
-from tests.session.test_run import solve
+from tests.support.runs import solve
 from tests.support.traces import call, chain, write
 
 

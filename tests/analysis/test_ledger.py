@@ -9,8 +9,8 @@ import pytest
 from pipeline.analysis.time import calls as calls_module
 from pipeline.analysis.tokens.ledger import PURPOSES, EngineLedger, Ledger, ledger
 from pipeline.trace.events import StepRow
-from tests.conftest import blank
-from tests.session.test_run import solve
+from tests.support.rows import blank
+from tests.support.runs import solve
 from tests.support.traces import call, card, chain, write
 
 GRAPHS = ("speccot", "scot", "specreason", "likelihood", "best-of-n", "target", "draft")

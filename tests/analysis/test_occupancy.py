@@ -10,13 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.analysis.time import calls as calls_module
-from pipeline.analysis.time.occupancy import CAUSES, Occupancy, occupancy
+from pipeline.analysis.time.occupancy import Occupancy, occupancy
 from pipeline.analysis.time.occupancy_sums import Moments, Sums, most_live, plain_sums
 from pipeline.analysis.time.occupancy_sweep import Sweep
 from pipeline.analysis.time.timeline import timeline
 from pipeline.errors import InputError
-from tests.session.test_run import solve
-from tests.support.traces import call, card, chain, chains_of, moments_of, random_call, random_chain, terms_of, write
+from tests.support.runs import solve
+from tests.support.traces import call, card, chain, chains_of, moments_of, random_call, random_chain, same, terms_of, write
 
 
 def idle(found: Occupancy, role: str) -> dict[str, float]:
@@ -106,16 +106,6 @@ def test_rows_in_any_order_come_to_the_same(tmp_path: Path) -> None:
     for number, places in enumerate(np.array_split(order, 3)):
         pq.write_table(rows.take(places), folder / f"calls/part-{number:05}.parquet")
     assert same(occupancy(folder, bins=9), before)
-
-
-def same(one: Occupancy, other: Occupancy) -> bool:
-    """Equal to the last bit."""
-    pairs = [(one.live, other.live), (one.overlap, other.overlap)]
-    for role, engine in one.engines.items():
-        there = other.engines[role]
-        pairs += [(engine.in_flight, there.in_flight), (engine.waiting, there.waiting), (engine.busy_s, there.busy_s)]
-        pairs += [(engine.idle_s[cause], there.idle_s[cause]) for cause in CAUSES]
-    return all(np.array_equal(*pair) for pair in pairs)
 
 
 @pytest.mark.parametrize("schedule", ["pipelined", "lockstep", "sequential"])

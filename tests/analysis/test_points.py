@@ -1,49 +1,17 @@
 """Points of sweeps: they come back from their file, make curves, and say where a curve crosses the target alone."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from pipeline.analysis.points import Place, Point, crossing, curves, measured, read_points, spread, write_points
+from pipeline.analysis.points import Place, crossing, curves, measured, read_points, spread, write_points
 from pipeline.analysis.sweep_tables import crossings, sweep_tables
 from pipeline.errors import InputError
 from pipeline.session.options import RunOptions
 from pipeline.session.run import run
+from tests.support.points import alone, point
 
 ROOT = Path(__file__).parent.parent.parent
-
-
-def point(problems_per_s: float, batch_size: int = 8, *, system: str = "speccot", repeat: int = 0, **fields: Any) -> Point:
-    known: dict[str, Any] = {
-        "graph": system.partition(" ")[0],
-        "schedule": "pipelined",
-        "simulated": False,
-        "chains": 10,
-        "failed": 0,
-        "problems": 10,
-        "wall_s": 10 / problems_per_s,
-        "tail_s": 1.0,
-        "orchestrator_cpu_s": None,
-        "steady_problems_per_s": None,
-        "output_tokens_per_s": 100.0,
-        "committed_tokens_per_s": 50.0,
-        **dict.fromkeys(("chain_mean_s", "chain_p50_s", "chain_p90_s", "chain_p99_s", "accuracy", "accuracy_low", "accuracy_high")),
-        "acceptance_rate": None,
-        "draft_share": None,
-        "wasted_draft_tokens": 0,
-        "overlap_share": 0.0,
-        "busy_share": {"target": 1.0},
-        "cached_share": {},
-        "limit_s": {},
-        "cache_kept": False,
-    }
-    place = {"system": system, "batch_size": batch_size, "repeat": repeat, "baseline": system == "target"}
-    return Point(problems_per_s=problems_per_s, **(known | place | fields))
-
-
-def alone(*figures: tuple[int, float]) -> list[Point]:
-    return [point(rate, size, system="target") for size, rate in figures]
 
 
 def test_points_come_back_from_their_file(tmp_path: Path) -> None:

@@ -23,9 +23,8 @@ from pipeline.analysis.time.occupancy import occupancy
 from pipeline.analysis.time.outline import CHAIN, FINISHED, OPEN, Axis, Outline, read_outline
 from pipeline.analysis.tokens.ledger import ledger
 from pipeline.trace.store import TraceStore
-from tests.analysis.test_occupancy import same
-from tests.session.test_run import solve
-from tests.support.traces import S, T, call, card, chain, write
+from tests.support.runs import solve
+from tests.support.traces import S, T, call, card, chain, same, write
 
 
 def test_one_reading_tells_what_four_do(tmp_path: Path) -> None:

@@ -16,8 +16,10 @@ from pipeline.calibration.text import CORRELATION, accuracy_for, moments, read_l
 from pipeline.engines.sim.spec import SimDeviceSpec, SimSpec
 from pipeline.errors import InputError, UsageError
 from pipeline.session.options import RunOptions
+from pipeline.session.preflight import load_plan
 from pipeline.session.run import load_plan, run
 from tests.session.test_run import write_problems
+from tests.support.runs import write_problems
 
 ROOT = Path(__file__).parent.parent.parent
 SIM = ROOT / "graphs/engines/sim-2xh100.yaml"

@@ -1,20 +1,18 @@
 """`pipeline data`: what is printed where, and the exit codes."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
+from subprocess import CompletedProcess
 
 import pyarrow.parquet as pq
 
-ROOT = Path(__file__).parent.parent.parent
+from tests.support.commands import pipeline
+
 RECIPE = "name: mine\ntitle: Mine\nlicense: ours\ncitation: ours\nproblem: q\nanswer: a\ngrader: math\nrows: 2\n"
 
 
-def data(folder: Path, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", "from pipeline.cli.main import main; main()", "data", *map(str, arguments)]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120, env={**os.environ, "PYTHONPATH": str(ROOT)})
+def data(folder: Path, *arguments: str | Path) -> CompletedProcess[str]:
+    return pipeline("data", *arguments, cwd=folder)
 
 
 def test_the_bundled_set_is_prepared_in_the_folder_data(tmp_path: Path) -> None:
@@ -43,7 +41,7 @@ def test_refusals_are_one_sentence_and_exit_code_2(tmp_path: Path) -> None:
         (("mine.yaml", "--from", "one.jsonl"), "error: one.jsonl: 1 row, expected 2: another edition than the recipe's"),
         (("mine.yaml", "--from", "bad.jsonl", "--force"), "error: bad.jsonl, row 2: `a` is empty; every problem needs the answer"),
         (("mine.yaml",), "error: mine is not bundled; give its file as published: --from PATH\n"),
-        (("gsm9k",), "error: no data set is named `gsm9k`; did you mean `gsm8k`?"),
+        (("gsm9k",), "error: no data set is named `gsm9k` and there is no such file; did you mean `gsm8k`?"),
     ]:
         done = data(tmp_path, "prepare", *arguments)
         assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)

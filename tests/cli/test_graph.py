@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.test_main import SPECCOT, pipeline
-from tests.session.test_run import solve
+from tests.support.commands import pipeline
+from tests.support.runs import solve
 
-pytestmark = pytest.mark.slow
+SPECCOT = "graphs/speccot.yaml"
 
 
 def test_the_tree_goes_to_stdout_and_other_formats_where_the_name_says(tmp_path: Path) -> None:

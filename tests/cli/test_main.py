@@ -1,7 +1,6 @@
 """The command line: what is printed where, and the exit codes."""
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -10,13 +9,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from tests.support.commands import pipeline, spawned
+
 ROOT = Path(__file__).parent.parent.parent
 SPECCOT, SIM = "graphs/speccot.yaml", "graphs/engines/sim-2xh100.yaml"
-
-
-def pipeline(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", "from pipeline.cli.main import main; main()", *map(str, arguments)]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, env={**os.environ, "COLUMNS": "120"})
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +61,7 @@ def test_a_run_prints_its_summary_and_where_the_answers_are(tmp_path: Path, prob
 
 
 def test_json_goes_to_stdout_alone(tmp_path: Path, problems: Path) -> None:
-    done = pipeline(
+    done = spawned(
         "run", SPECCOT, "--engines", SIM, "--input", problems, "--column", "problem=question", "--json", "--output", tmp_path / "out"
     )
     summary = json.loads(done.stdout)
@@ -117,7 +113,7 @@ def test_why_chains_failed_is_printed(tmp_path: Path, problems: Path) -> None:
 def test_a_failed_chain_is_exit_code_3(tmp_path: Path) -> None:
     path = tmp_path / "some.jsonl"
     path.write_text('{"problem": "What is 1 + 1?"}\n{oops\n')
-    done = pipeline("run", SPECCOT, "--engines", SIM, "--input", path, "--output", tmp_path / "out")
+    done = spawned("run", SPECCOT, "--engines", SIM, "--input", path, "--output", tmp_path / "out")
     assert done.returncode == 3
     assert "1 failed (1 BadRow)" in done.stdout
 
@@ -145,8 +141,14 @@ def test_wrong_options_are_exit_code_2(arguments: tuple[str, ...], expected: str
     assert "Traceback" not in done.stderr
 
 
+def test_a_process_ends_with_the_exit_code_of_its_command() -> None:
+    done = spawned("check", "tests/bad_graphs/cycle.yaml")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.count("\n") == 1
+
+
 def test_debug_shows_the_traceback() -> None:
-    assert "Traceback" in pipeline("check", "tests/bad_graphs/cycle.yaml", "--debug").stderr
+    assert "Traceback" in spawned("check", "tests/bad_graphs/cycle.yaml", "--debug").stderr
 
 
 def test_check_prints_the_plan_as_text_and_as_json() -> None:

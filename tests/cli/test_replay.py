@@ -2,19 +2,15 @@
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
+from subprocess import CompletedProcess
 
 import pytest
 
-ROOT = Path(__file__).parent.parent.parent
+from tests.support.commands import pipeline
+from tests.support.paths import ROOT
+
 SPECREASON, SIM = "graphs/specreason.yaml", "graphs/engines/sim-2xh100.yaml"
-
-
-def pipeline(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", "from pipeline.cli.main import main; main()", *map(str, arguments)]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, env={**os.environ, "COLUMNS": "120"})
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +28,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory, problems: Path) -> Path:
     return folder
 
 
-def replay(recorded: Path, problems: Path, out: Path, *options: str) -> subprocess.CompletedProcess[str]:
+def replay(recorded: Path, problems: Path, out: Path, *options: str) -> CompletedProcess[str]:
     return pipeline("run", SPECREASON, "--engines", f"replay:{recorded}", "--input", problems, "--output", out, *options)
 
 
@@ -59,8 +55,7 @@ def test_a_relative_run_is_found_from_elsewhere(recorded: Path, problems: Path, 
     near = os.path.relpath(recorded, ROOT)
     done = pipeline("run", SPECREASON, "--engines", f"replay:{near}", "--input", problems, "--seed", "7", "--output", tmp_path / "out")
     assert done.returncode == 0, done.stderr
-    command = [sys.executable, "-c", "from pipeline.cli.main import main; main()", "resume", str(tmp_path / "out")]
-    again = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    again = pipeline("resume", tmp_path / "out", cwd=tmp_path)
     assert again.returncode == 0, again.stderr
     assert "there is nothing to resume" in again.stderr
 

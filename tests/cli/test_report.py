@@ -9,9 +9,9 @@ import pytest
 
 from pipeline.session.options import RunOptions
 from pipeline.session.run import run
+from tests.support.commands import pipeline
 
 ROOT = Path(__file__).parent.parent.parent
-MAIN = "from pipeline.cli.main import main; main()"
 
 
 @pytest.fixture(scope="module")
@@ -30,11 +30,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
-def report(cwd: Path, *arguments: str, code: str = MAIN) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    return subprocess.run(
-        [sys.executable, "-c", code, "report", *arguments], cwd=cwd, env=environment, capture_output=True, text=True, timeout=120
-    )
+def report(cwd: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return pipeline("report", *arguments, cwd=cwd)
 
 
 @pytest.mark.slow
@@ -73,6 +70,8 @@ def test_wrong_input_is_one_sentence_and_exit_code_2(folder: Path, arguments: li
 @pytest.mark.slow
 @pytest.mark.parametrize("package", ["plotly", "jinja2"])
 def test_without_the_extra_it_says_how_to_get_it(folder: Path, package: str) -> None:
-    done = report(folder, "one", code=f"import sys; sys.modules[{package!r}] = None; {MAIN}")
+    code = f"import sys; sys.modules[{package!r}] = None; from pipeline.cli.main import main; main()"
+    command, environment = [sys.executable, "-c", code, "report", "one"], {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120)
     assert done.returncode == 2
     assert done.stderr == f'error: a report needs the package `{package}`, which is not installed: pip install "pipeline[report]"\n'

@@ -7,7 +7,8 @@ from click.testing import CliRunner
 
 from pipeline.cli.main import perform
 from pipeline.cli.sweep import sweep
-from tests.session.test_run import SIM, write_problems
+from tests.support.paths import SIM
+from tests.support.runs import write_problems
 
 ROOT = Path(__file__).parent.parent.parent
 SPECCOT = str(ROOT / "graphs/speccot.yaml")

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.test_main import ROOT, pipeline
-from tests.session.test_run import solve
+from tests.support.commands import pipeline
+from tests.support.paths import ROOT
+from tests.support.runs import solve
 
 
 @pytest.fixture(scope="module")
@@ -15,7 +16,6 @@ def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return solve(tmp_path_factory.mktemp("run"), limit=3).folder
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("form", "name"), [("perfetto", "trace.pftrace"), ("otel", "trace.otlp.jsonl")])
 def test_an_export_is_in_the_run_folder_and_not_written_over(run_folder: Path, form: str, name: str) -> None:
     done = pipeline("trace", "export", run_folder, "--format", form)
@@ -29,7 +29,6 @@ def test_an_export_is_in_the_run_folder_and_not_written_over(run_folder: Path, f
     assert (run_folder / name).read_bytes() == before
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [

@@ -12,10 +12,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipeline.analysis.summary import summarize
+from pipeline.bundled import bundled_names
 from pipeline.data.canonical import Reader, canonical_digest, shuffled, with_options
 from pipeline.data.prepare import prepare
 from pipeline.data.problems import Problem, open_problems
-from pipeline.data.recipe import COLUMNS, Hub, Recipe, find_recipe, keys_of, load_recipe, recipe_names
+from pipeline.data.recipe import COLUMNS, Hub, Recipe, find_recipe, keys_of, load_recipe
 from pipeline.errors import BadRow, InputError, UsageError
 from pipeline.session.options import RunOptions
 from pipeline.session.run import run
@@ -486,8 +487,8 @@ def test_what_is_not_bundled_and_what_is_not_on_the_hub(tmp_path: Path) -> None:
 
 
 def test_every_recipe_is_whole() -> None:
-    assert set(recipe_names()) == {*PUBLISHED, "arith", "gpqa_diamond"}
-    for name in recipe_names():
+    assert set(bundled_names("data set")) == {*PUBLISHED, "arith", "gpqa_diamond"}
+    for name in bundled_names("data set"):
         recipe = find_recipe(name)
         assert recipe.rows
         assert recipe.license
@@ -546,5 +547,5 @@ def test_a_recipe_of_ones_own(write: Write, tmp_path: Path) -> None:
 
 
 def test_a_name_that_no_recipe_has() -> None:
-    with pytest.raises(UsageError, match=r"no data set is named `gsm8`; did you mean `gsm8k`\?, or give the path of a recipe, NAME.yaml"):
+    with pytest.raises(UsageError, match=r"no data set is named `gsm8` and there is no such file; did you mean `gsm8k`\?$"):
         find_recipe("gsm8")

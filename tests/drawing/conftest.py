@@ -6,27 +6,14 @@ from pathlib import Path
 import pytest
 
 from pipeline.graph.plan import Plan
+from pipeline.session.preflight import load_plan
 from pipeline.session.run import load_plan
 from tests.session.test_run import ROOT, solve
+from tests.support.paths import ROOT
+from tests.support.plans import GRAPH, NASTY
+from tests.support.runs import solve
 
 Draw = Callable[..., Plan]
-NASTY = '"];a-->b;<img src=x onerror=y>&lt;\\N{{}}#quot;`$$'
-GRAPH = """
-name: nasty
-instruction: {instruction}
-engines:
-  draft: {{backend: torch, model: {model}}}
-  target: {{backend: torch, model: bundled:tiny-target}}
-  third: {{backend: torch, model: bundled:tiny-target}}
-stages:
-  guide: {{kind: generate, engine: third, unit: tokens, max_tokens: 8}}
-  one: {{kind: draft, engine: draft, unit: step, candidates: 2, max_tokens: 9, after: guide}}
-  two: {{kind: draft, engine: target, unit: step, candidates: 2, max_tokens: 9, after: guide}}
-  verify: {{kind: choose, engine: target, after: [one, two]}}
-  polish: {{kind: generate, engine: target, unit: step, max_tokens: 9, after: verify, when: verify.accepted}}
-  fallback: {{kind: generate, engine: target, unit: step, max_tokens: 9, after: verify, when: verify.rejected}}
-  answer: {{kind: answer, engine: target, after: [polish, fallback]}}
-"""
 
 
 @pytest.fixture(scope="session")

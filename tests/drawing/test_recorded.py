@@ -10,7 +10,7 @@ import pytest
 from pipeline.drawing.recorded import recorded
 from pipeline.errors import InputError
 from pipeline.graph.plan import Plan
-from tests.session.test_run import solve
+from tests.support.runs import solve
 
 Load = Callable[..., Plan]
 

@@ -9,13 +9,14 @@ import re
 from collections.abc import Callable
 
 import anyio
+import msgspec
 import pytest
 from anyio.from_thread import BlockingPortal
 
-from pipeline.engine import Engine, PrefixCacheReset, Request
+from pipeline.engine import Engine, Fact, PrefixCacheReset, Request
 from pipeline.errors import ContextOverflow, RequestRefused
 from pipeline.runtime.virtual_clock import VirtualClock
-from tests.engines.conftest import SIM, Converse, Talk, ask_all, prompt_of
+from tests.support.engines import SIM, Converse, Talk, ask_all, prompt_of
 
 PROBLEM = "Lily has 19 pens. Lily sells 5 packs of 2. Lily drops 9. How many pens has Lily now?"
 LARGEST_BLOCK_TOKENS = 32
@@ -335,5 +336,28 @@ def test_timing_is_consistent(converse: Converse) -> None:
             assert part is None or part >= 0
         if None not in (timing.queue_time_s, timing.prefill_time_s, timing.time_to_first_token_s):
             assert timing.time_to_first_token_s == pytest.approx(timing.queue_time_s + timing.prefill_time_s)  # type: ignore[operator]
+
+    converse(talk)
+
+
+FACTS: dict[str, type] = {
+    "answers": str,
+    "devices": tuple,
+    "device_model": str,
+    "accelerators": int,
+    "cores": int,
+    "flops_per_s": float,
+    "servers": tuple,
+    "replay": str,
+    "kv_cache_tokens": int,
+}
+
+
+def test_facts_mean_the_same_for_every_engine(converse: Converse) -> None:
+    async def talk(engine: Engine) -> None:
+        known = {name: engine.facts[name] for name in FACTS.keys() & engine.facts.keys()}
+        assert known == {name: fact for name, fact in known.items() if isinstance(fact, FACTS[name])}
+        assert engine.facts.get("answers", "model") in ("model", "simulated", "recorded")
+        assert msgspec.json.decode(msgspec.json.encode(engine.facts), type=dict[str, Fact]) == engine.facts
 
     converse(talk)

@@ -28,7 +28,7 @@ from pipeline.engines.openai.spec import OpenAISpec
 from pipeline.engines.openai.terms import Capabilities, weakest
 from pipeline.engines.tokenizer import HFTokenizer
 from pipeline.errors import ContextOverflow, EngineDead, EngineUnavailable, GraphError, PipelineError, RequestRefused
-from tests.conftest import ROOT
+from tests.support.paths import ROOT
 from tests.support.small_server import (
     HOSTED,
     LLAMA,

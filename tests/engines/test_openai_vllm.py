@@ -10,7 +10,7 @@ from pipeline.engine import Completion, Request
 from pipeline.engines.openai.backend import open_openai
 from pipeline.engines.openai.engine import OpenAIEngine
 from pipeline.engines.openai.spec import OpenAISpec
-from tests.engines.conftest import prompt_of
+from tests.support.engines import prompt_of
 from tests.support.servers import Running
 
 pytestmark = [

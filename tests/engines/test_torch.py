@@ -13,6 +13,7 @@ import numpy as np
 import psutil
 import pytest
 from anyio.from_thread import BlockingPortal
+from msgspec import structs
 
 from pipeline.engine import Completion, Engine, Request
 from pipeline.engines.cores import Wish, share_cores
@@ -21,7 +22,7 @@ from pipeline.engines.torch.backend import open_torch
 from pipeline.engines.torch.slots import Slots
 from pipeline.engines.torch.spec import TorchSpec
 from pipeline.errors import EngineDead, GraphError
-from tests.engines.conftest import DRAFT, ask_all, prompt_of
+from tests.support.engines import DRAFT, ask_all, prompt_of
 
 PROBLEMS = [
     "Lily has 19 pens. Lily sells 5 packs of 2. Lily drops 9. How many pens has Lily now?",
@@ -248,6 +249,17 @@ def test_samples_follow_the_distribution(reference: Any) -> None:
     probabilities = reference_logprobs(reference, prompt)[-1].exp()
     counts = np.bincount([c.ids[0] if c.ids else 0 for c in answer.candidates], minlength=len(probabilities))
     assert np.abs(counts / 600 - probabilities.numpy()).max() < 0.07
+
+
+def test_facts_say_where_and_with_how_much_it_computes(portal: BlockingPortal) -> None:
+    async def main() -> Mapping[str, Any]:
+        async with open_torch({"draft": structs.replace(DRAFT, core=min(os.sched_getaffinity(0)), kv_cache_slots=10)}) as engines:
+            return engines["draft"].facts
+
+    facts = portal.call(main)
+    core = min(os.sched_getaffinity(0))
+    assert {"answers": "model", "devices": (f"CPU core {core}",), "cores": 1, "kv_cache_tokens": 10 * 512}.items() <= facts.items()
+    assert "accelerators" not in facts
 
 
 def test_a_killed_worker_is_found_dead_at_once(portal: BlockingPortal) -> None:

@@ -23,7 +23,7 @@ from pipeline.engines.process.engine import WorkerEngine
 from pipeline.engines.vllm.backend import open_vllm
 from pipeline.engines.vllm.spec import SpeculativeSpec, VllmSpec
 from pipeline.errors import EngineDead, GraphError
-from tests.engines.conftest import VLLM, ask_all, prompt_of
+from tests.support.engines import VLLM, ask_all, prompt_of
 
 pytestmark = [pytest.mark.vllm, pytest.mark.skipif(find_spec("vllm") is None, reason="vllm is not installed here")]
 _ADAPTER = "adapter_model.safetensors"

@@ -10,7 +10,7 @@ import pytest
 
 from pipeline.trace.events import CallRow, ChainRow
 from pipeline.trace.store import TraceStore
-from tests.session.test_run import solve
+from tests.support.runs import solve
 
 Blank = Callable[..., Any]
 T = 1_700_000_000_000_000_000

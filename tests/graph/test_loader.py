@@ -11,7 +11,7 @@ from pipeline.graph.loader import load_engines
 from pipeline.graph.plan import LoopNode, StageNode
 from pipeline.graph.plugins import engine_specs
 from pipeline.graph.yaml_file import MAX_BYTES
-from pipeline.session.run import load_plan
+from pipeline.session.preflight import load_plan
 from pipeline.stages.draft import DraftSpec
 
 ROOT = Path(__file__).parent.parent.parent

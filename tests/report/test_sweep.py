@@ -4,28 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.analysis.points import Point, write_points
 from pipeline.cli.main import perform
 from pipeline.errors import InputError, UsageError
 from pipeline.report.figures.sweep import INK, over_target, sweep_figures, throughput
 from pipeline.report.report import report
 from pipeline.report.run_sections import ReportOptions
 from pipeline.report.sweep import CACHE_KEPT, sweep_report, sweep_section
-from tests.analysis.test_points import alone, point
-
-POINTS = [
-    point(2.0, 1, limit_s={"target": 4.0}, chain_p50_s=0.5, chain_p90_s=0.75),
-    point(6.0, 8, repeat=0, accuracy=0.9, acceptance_rate=0.5, busy_share={"draft": 0.5, "target": 0.75}),
-    point(10.0, 8, repeat=1, accuracy=0.9, acceptance_rate=0.5, busy_share={"draft": 0.5, "target": 0.75}),
-    *alone((1, 1.0), (8, 16.0)),
-]
-
-
-def sweep_folder(folder: Path, points: list[Point]) -> Path:
-    folder.mkdir()
-    (folder / "sweep.json").write_text("{}")
-    write_points(folder / "points.parquet", points)
-    return folder
+from tests.support.points import POINTS, alone, point, sweep_folder
 
 
 def test_every_curve_has_its_medians_and_ends() -> None:

@@ -1,6 +1,7 @@
 """Steps are scored: what is asked at once, what fails and how, and what the bundled reward model makes of a real run."""
 
 import json
+import math
 import os
 import signal
 import subprocess
@@ -18,8 +19,7 @@ import pytest
 from click.testing import CliRunner
 from msgspec import structs
 
-from pipeline.cli.grade import grade
-from pipeline.cli.rewards import reward_lines
+from pipeline.cli.grade import grade, reward_lines
 from pipeline.engine import Completion, Engine, EngineStatistics, Request
 from pipeline.engines.registry import open_engines
 from pipeline.engines.sim.spec import SimDeviceSpec, SimSpec
@@ -56,7 +56,8 @@ class Watched:
 
     def __init__(self, engine: Engine, fail: Fail) -> None:
         self._engine, self._fail = engine, fail
-        self.role, self.tokenizer, self.max_model_len, self.facts = engine.role, engine.tokenizer, engine.max_model_len, engine.facts
+        self.role, self.tokenizer, self.facts = engine.role, engine.tokenizer, engine.facts
+        self.max_model_len, self.vocab_size = engine.max_model_len, engine.vocab_size
         self.requests: list[Request] = []
         self.in_flight = self.most = 0
 
@@ -103,9 +104,24 @@ def nothing(chain: str, before: int) -> None:
     return None
 
 
-async def score(rounds: list[Round], fail: Fail = nothing, spec: EngineSpec = SIM) -> tuple[Scores, Watched]:
+class Garbled(Watched):
+    """Its first `times` answers have these log probabilities."""
+
+    def __init__(self, engine: Engine, logprobs: tuple[float, ...], times: int) -> None:
+        super().__init__(engine, nothing)
+        self._logprobs, self._times = logprobs, times
+
+    async def generate(self, request: Request) -> Completion:
+        completion = await super().generate(request)
+        garbled = len(self.requests) <= self._times
+        return structs.replace(completion, option_logprobs=self._logprobs) if garbled else completion
+
+
+async def score(
+    rounds: list[Round], fail: Fail = nothing, spec: EngineSpec = SIM, wrap: Callable[[Engine], Watched] | None = None
+) -> tuple[Scores, Watched]:
     async with open_engines({"reward": SIM}) as engines:
-        engine = Watched(engines["reward"], fail)
+        engine = wrap(engines["reward"]) if wrap else Watched(engines["reward"], fail)
         found: Scores = []
         await Scorer(engine, spec, RewardDialect(engine.tokenizer, PROMPT, "test")).run(rounds, lambda *scored: found.append(scored))
     return found, engine
@@ -155,6 +171,28 @@ async def test_a_busy_engine_is_asked_again_as_often_as_its_spec_says() -> None:
     assert len(engine.requests) == 2
     [(_, found)], _ = await score([round_of(0, "x")], lambda chain, before: busy if before < 2 else None, once)
     assert found == {"x": Reward(None, "engine 'reward' is busy", "EngineUnavailable")}
+
+
+MALFORMED = {
+    (math.nan, -1.0): "nan is no log probability",
+    (-0.1,): "it has 1 log probability for 2 options",
+    (): "it has 0 log probabilities for 2 options",
+    (3.0, -1.0): "3.0 is no log probability",
+    (-1.0, 800.0): "800.0 is no log probability",
+}
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("logprobs", MALFORMED)
+async def test_what_is_no_answer_is_asked_for_again_and_then_leaves_the_text_unscored(logprobs: tuple[float, ...]) -> None:
+    twice = structs.replace(SIM, max_retries=2)
+    [(_, found)], engine = await score([round_of(0, "x")], spec=twice, wrap=lambda engine: Garbled(engine, logprobs, 2))
+    assert found["x"].value is not None
+    assert len(engine.requests) == 3
+    [(_, found)], engine = await score([round_of(0, "x")], spec=twice, wrap=lambda engine: Garbled(engine, logprobs, 3))
+    said = f"engine 'reward' gave no answer to request 'p#0/1/reward.0.0': {MALFORMED[logprobs]}"
+    assert found == {"x": Reward(None, said, "BadCompletion")}
+    assert len(engine.requests) == 3
 
 
 @pytest.mark.anyio

@@ -14,24 +14,14 @@ from pipeline.engines.vllm.spec import VllmSpec
 from pipeline.errors import GraphError
 from pipeline.graph.yaml_file import read_yaml
 from pipeline.session.options import RunOptions
+from pipeline.session.preflight import load_plan
 from pipeline.session.run import load_plan, run
 from tests.session.test_run import SIM, rows
+from tests.support.graphs import DECODE, NAMES, SEEN
+from tests.support.paths import SIM
+from tests.support.runs import rows
 
 ROOT = Path(__file__).parent.parent.parent
-NAMES = (
-    "target",
-    "draft",
-    "speculative-decoding",
-    "speccot",
-    "speccot-decode",
-    "scot",
-    "specreason",
-    "specreason-decode",
-    "likelihood",
-    "best-of-n",
-)
-DECODE = {"speculative-decoding": "target", "speccot-decode": "speccot", "specreason-decode": "specreason"}
-"""Graphs that differ from another in nothing but their engines."""
 PARAMS = (
     ("guidance_tokens", "threshold", "method", "statistic", "candidates", "first_steps"),
     ("temperature", "top_p"),
@@ -130,18 +120,6 @@ def test_vanilla_and_speculated_inference_open_one_engine() -> None:
         "speculative-decoding": ["target"],
     }
     assert isinstance(load_plan(path_of("target")).engines["target"], TorchSpec)
-
-
-SEEN = {
-    "target": ({"generate"}, {"written"}),
-    "draft": ({"generate"}, {"written"}),
-    "speccot": ({"generate", "draft", "choose", "answer"}, {"guidance", "accepted", "fallback"}),
-    "scot": ({"generate", "draft", "choose", "answer"}, {"accepted", "fallback"}),
-    "specreason": ({"generate", "draft", "score", "answer"}, {"accepted", "fallback"}),
-    "likelihood": ({"generate", "draft", "likelihood", "answer"}, {"accepted", "fallback"}),
-    "best-of-n": ({"draft", "choose", "answer"}, {"accepted"}),
-}
-"""Of each graph: kinds of calls, decisions of steps."""
 
 
 @pytest.mark.parametrize("name", NAMES)

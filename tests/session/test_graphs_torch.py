@@ -20,8 +20,9 @@ from pipeline.session.options import RunOptions
 from pipeline.session.run import run
 from pipeline.stages.draft import DraftSpec, DraftStage
 from pipeline.stages.likelihood import LikelihoodSpec, LikelihoodStage
-from tests.session.test_graphs import DECODE, NAMES, ROOT, SEEN
-from tests.session.test_run_torch import TEST_SET, chains_of
+from tests.support.graphs import DECODE, NAMES, SEEN
+from tests.support.paths import ROOT, TEST_SET
+from tests.support.runs import chains_of
 
 PROBLEM = "Lily has 19 pens. Lily sells 5 packs of 2. Lily drops 9. How many pens has Lily now?"
 

@@ -10,8 +10,9 @@ import pytest
 
 from pipeline.session.options import RunOptions
 from pipeline.session.run import run
-from tests.session.test_graphs import DECODE, ROOT, SEEN
-from tests.session.test_run_torch import TEST_SET, chains_of
+from tests.support.graphs import DECODE, SEEN
+from tests.support.paths import ROOT, TEST_SET
+from tests.support.runs import chains_of
 
 pytestmark = [pytest.mark.vllm, pytest.mark.skipif(find_spec("vllm") is None, reason="vllm is not installed here")]
 

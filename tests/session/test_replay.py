@@ -16,8 +16,9 @@ from pipeline.analysis.quality.failures import failures
 from pipeline.engines.sim.text import sim_answer
 from pipeline.errors import GraphError, InputError, UsageError
 from pipeline.session.options import RunOptions, resume_options
+from pipeline.session.preflight import load_plan
 from pipeline.session.replay import shortfall
-from pipeline.session.run import Result, load_plan, run
+from pipeline.session.run import Observer, Result, run
 from pipeline.trace.columns import schema_of
 from pipeline.trace.events import CallRow
 from pipeline.trace.wal import Wal
@@ -228,7 +229,7 @@ def test_calls_take_as_long_as_they_took_when_nothing_else_is_asked_of_them(reco
     sentences: list[str] = []
     settings = ("engines.draft.costs=recorded", "engines.target.costs=recorded")
     given = options(before.parent, engines=Path(f"replay:{before}"), output=tmp_path / "out", settings=settings)
-    result = run(given, tell=sentences.append)
+    result = run(given, Observer(tell=sentences.append))
     assert sentences == [
         f"replay of {before}: every call of target and draft takes as long as it took when it was recorded, whatever runs beside it"
     ]
@@ -249,7 +250,7 @@ def test_costs_of_a_file_count_and_so_does_a_calibration(recorded: Callable[[str
     both = tuple(f"engines.{role}.costs_from={other}" for role in ("draft", "target"))
     sentences: list[str] = []
     given = options(tmp_path, engines=Path(f"replay:{before}"), output=tmp_path / "out", settings=both)
-    result = run(given, tell=sentences.append)
+    result = run(given, Observer(tell=sentences.append))
     assert sentences == [f"replay of {before}: every call of target and draft costs what the roofline in {other} says"]
     assert said(result.folder) == said(before)
     assert {facts["device"] for facts in result.run.engine_facts.values()} == {"h200-0"}

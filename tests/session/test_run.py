@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import duckdb
-import msgspec
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -15,44 +14,14 @@ from hypothesis import strategies as st
 
 from pipeline.analysis.compare.runs import read_run
 from pipeline.analysis.summary import summarize
-from pipeline.engines.sim.text import sim_answer
 from pipeline.errors import GraphError, InputError, UsageError
 from pipeline.session.options import RunOptions
 from pipeline.session.regrade import regrade
-from pipeline.session.run import Result, run
+from pipeline.session.run import run
 from pipeline.trace.events import CallRow, ChainRow, StepRow
 from pipeline.trace.read import read_batches
-
-ROOT = Path(__file__).parent.parent.parent
-SIM = ROOT / "graphs/engines/sim-2xh100.yaml"
-
-
-def write_problems(folder: Path, count: int = 12, extra: tuple[bytes, ...] = ()) -> Path:
-    path = folder / "problems.jsonl"
-    lines = [
-        msgspec.json.encode({"problem_id": f"p{i}", "problem": f"Problem number {i}?", "answer": sim_answer(f"Problem number {i}?")})
-        for i in range(count)
-    ]
-    path.write_bytes(b"\n".join([*lines, *extra]) + b"\n")
-    return path
-
-
-def solve(folder: Path, name: str = "run", graph: str = "speccot", **options: Any) -> Result:
-    problems = options.pop("input", None) or write_problems(folder)
-    return run(RunOptions(graph=ROOT / f"graphs/{graph}.yaml", engines=SIM, input=problems, output=folder / name, **options))
-
-
-def rows(result: Result, table: str) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = pq.read_table(result.folder / table).to_pylist()
-    return found
-
-
-def said(result: Result) -> dict[str, Any]:
-    """Everything that the chains of a run said, in no particular order of time."""
-    steps: dict[str, list[Any]] = {}
-    for row in rows(result, "steps"):
-        steps.setdefault(row["chain_id"], []).append((row["step_index"], row["decision"], row["step_text"], row["candidate_texts"]))
-    return {row["chain_id"]: (row["answer"], row["stop_reason"], steps.get(row["chain_id"])) for row in rows(result, "chains")}
+from tests.support.paths import ROOT, SIM
+from tests.support.runs import rows, said, solve, write_problems
 
 
 def test_a_run_leaves_three_tables_and_its_card(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from pipeline.analysis.summary import summarize
 from pipeline.session.run import Result
-from tests.session.test_run import rows, said, solve
+from tests.support.runs import rows, said, solve
 
 
 @pytest.fixture(scope="module")

@@ -14,8 +14,10 @@ from pipeline.analysis.summary import Summary, summarize
 from pipeline.engines.tokenizer import HFTokenizer
 from pipeline.session.options import RunOptions
 from pipeline.session.run import Result, run
-from tests.session.test_run_torch import ROOT, TEST_SET, chains_of, running
 from tests.support import small_server
+from tests.support.commands import running
+from tests.support.paths import ROOT, TEST_SET
+from tests.support.runs import chains_of
 from tests.support.servers import Running, vllm_server
 
 MODELS = ROOT / "pipeline/models"

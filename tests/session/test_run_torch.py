@@ -5,9 +5,7 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,34 +15,9 @@ import pytest
 
 from pipeline.session.options import RunOptions
 from pipeline.session.run import run
-
-ROOT = Path(__file__).parent.parent.parent
-COMMAND = [sys.executable, "-c", "from pipeline.cli.main import main; main()"]
-TEST_SET = ROOT / "datasets/arith/test.parquet"
-
-
-@contextmanager
-def running(out: Path, *arguments: str, chains: int = 500) -> Iterator[subprocess.Popen[str]]:
-    """A run that has begun: its engines are open and its chains live."""
-    command = [*COMMAND, "run", "graphs/speccot.yaml", "--input", str(TEST_SET), "--output", str(out), *arguments]
-    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    assert process.stderr is not None
-    try:
-        assert f" {chains} chains" in process.stderr.readline()
-        yield process
-    finally:
-        process.kill()
-        process.wait()
-
-
-def chains_of(out: Path) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = pq.read_table(out / "chains").to_pylist()
-    return rows
-
-
-def status(out: Path) -> str:
-    found: str = json.loads((out / "run.json").read_text())["status"]
-    return found
+from tests.support.commands import COMMAND, running
+from tests.support.paths import ROOT, TEST_SET
+from tests.support.runs import chains_of, status
 
 
 def test_ctrl_c_lets_live_chains_end_and_the_run_goes_on_later(tmp_path: Path) -> None:

@@ -14,7 +14,9 @@ import pytest
 from pipeline.analysis.summary import Summary, summarize
 from pipeline.session.options import RunOptions
 from pipeline.session.run import run
-from tests.session.test_run_torch import ROOT, TEST_SET, chains_of, running, status
+from tests.support.commands import running
+from tests.support.paths import ROOT, TEST_SET
+from tests.support.runs import chains_of, status
 
 pytestmark = [pytest.mark.vllm, pytest.mark.skipif(find_spec("vllm") is None, reason="vllm is not installed here")]
 ENGINES = ROOT / "graphs/engines"

@@ -9,12 +9,13 @@ import numpy as np
 from hypothesis import strategies as st
 from msgspec import Struct
 
+from pipeline.analysis.time.occupancy import CAUSES, Occupancy
 from pipeline.analysis.time.occupancy_sums import Moments, Terms
 from pipeline.analysis.time.outline import FINISHED, LOST, OPEN, Chains
 from pipeline.reasoning.chain import Scale
 from pipeline.trace.events import CallRow, ChainRow
 from pipeline.trace.store import TraceStore
-from tests.conftest import blank
+from tests.support.rows import blank
 
 S = 1_000_000_000
 T = 1_700_000_000 * S
@@ -96,3 +97,13 @@ def terms_of(bins: int, chains: Chains, *, lockstep: bool = False) -> Terms:
     """Sixty nanoseconds; the engines, and two of them on a device."""
     edges = np.rint(np.linspace(0, 60, bins + 1)).astype(np.int64)
     return Terms(edges, ENGINES, np.array([1, 2, 4, 3], np.int64), lockstep, 3, int(chains.start.max()))
+
+
+def same(one: Occupancy, other: Occupancy) -> bool:
+    """Equal to the last bit."""
+    pairs = [(one.live, other.live), (one.overlap, other.overlap)]
+    for role, engine in one.engines.items():
+        there = other.engines[role]
+        pairs += [(engine.in_flight, there.in_flight), (engine.waiting, there.waiting), (engine.busy_s, there.busy_s)]
+        pairs += [(engine.idle_s[cause], there.idle_s[cause]) for cause in CAUSES]
+    return all(np.array_equal(*pair) for pair in pairs)

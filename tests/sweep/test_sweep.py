@@ -12,10 +12,12 @@ import pytest
 from pipeline.analysis.points import Point, read_points
 from pipeline.errors import GraphError, UsageError
 from pipeline.session.options import RunOptions
-from pipeline.session.run import run
+from pipeline.session.run import Observer, run
+from pipeline.session.run import load_plan, run
 from pipeline.sweep.plan import SweepOptions, jobs
 from pipeline.sweep.sweep import SweepResult, read_systems, sweep
-from tests.session.test_run import SIM, write_problems
+from tests.support.paths import SIM
+from tests.support.runs import write_problems
 
 ROOT = Path(__file__).parent.parent.parent
 SPECCOT, SPECREASON, TARGET = (ROOT / f"graphs/{name}.yaml" for name in ("speccot", "specreason", "target"))
@@ -125,11 +127,13 @@ def test_bad_options_start_nothing(tmp_path: Path, changes: dict[str, Any], erro
     assert not (tmp_path / "sweep").exists()
 
 
-def test_a_graph_from_elsewhere_needs_a_baseline(tmp_path: Path) -> None:
+def test_the_baseline_is_the_target_beside_the_graph_else_the_bundled_one(tmp_path: Path) -> None:
     shutil.copy(SPECCOT, tmp_path / "mine.yaml")
-    with pytest.raises(UsageError, match=r"target\.yaml: is not there; name the graph of the target alone with --baseline"):
-        read_systems(options(tmp_path, graphs=(tmp_path / "mine.yaml",)))
-    assert read_systems(options(tmp_path, graphs=(tmp_path / "mine.yaml",), baseline=TARGET))[1].label == "speccot"
+    mine = options(tmp_path, graphs=(tmp_path / "mine.yaml",))
+    assert read_systems(mine)[0].plan == load_plan(TARGET, SIM)
+    (tmp_path / "target.yaml").write_text(TARGET.read_text().replace("name: target", "name: other"))
+    assert [system.label for system in read_systems(mine)] == ["other", "speccot"]
+    assert [system.label for system in read_systems(msgspec.structs.replace(mine, baseline=TARGET))] == ["target", "speccot"]
 
 
 @pytest.mark.slow
@@ -186,7 +190,7 @@ def test_real_engines_are_started_once_and_forget_between_points(tmp_path: Path)
         output=tmp_path / "sweep",
     )
     said: list[str] = []
-    result = sweep(given, tell=said.append)
+    result = sweep(given, Observer(tell=said.append))
     assert result.exit_code == 0
     assert [sentence for sentence in said if "warming" in sentence] == ["warming up with 32 problems"]
     assert len(result.points) == 4

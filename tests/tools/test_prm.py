@@ -1,18 +1,26 @@
 """The bundled reward model is what its card says: the target's first layers with two rows of its own, and how it is chosen."""
 
 import sys
-from pathlib import Path
+from importlib import import_module
+from typing import Any
 
-import torch
-from safetensors.torch import load_file
+import pytest
 
-ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT / "tools"))
+from tests.support.paths import ROOT
 
-import train_prm  # noqa: E402
+pytestmark = pytest.mark.torch
 
 
-def test_all_but_two_rows_are_the_targets():
+@pytest.fixture(scope="module")
+def train_prm() -> Any:
+    sys.path.insert(0, str(ROOT / "tools"))
+    return import_module("train_prm")
+
+
+def test_all_but_two_rows_are_the_targets(train_prm: Any) -> None:
+    import torch
+    from safetensors.torch import load_file
+
     ours, target = (load_file(ROOT / f"pipeline/models/{name}/model.safetensors") for name in ("tiny-prm", "tiny-target"))
     embedding = "model.embed_tokens.weight"
     assert {name for name in target if name not in ours} == {
@@ -23,7 +31,9 @@ def test_all_but_two_rows_are_the_targets():
     assert changed == sorted(train_prm.Judge(0).builder.option_ids)
 
 
-def test_a_head_learns_what_can_be_told_apart():
+def test_a_head_learns_what_can_be_told_apart(train_prm: Any) -> None:
+    import torch
+
     generator = torch.Generator().manual_seed(0)
     right = torch.rand(400, generator=generator) < 0.5
     seen = torch.randn(400, 8, generator=generator) + 3 * (2.0 * right[:, None] - 1) * torch.eye(8)[0]
@@ -33,7 +43,9 @@ def test_a_head_learns_what_can_be_told_apart():
     assert figures["reward_right"] > 0.8 > 0.2 > figures["reward_wrong"]
 
 
-def test_the_fewest_layers_that_are_as_good_as_the_best_are_chosen():
+def test_the_fewest_layers_that_are_as_good_as_the_best_are_chosen(train_prm: Any) -> None:
+    import torch
+
     found = [(4, 1e-3, 0.9, 0.1), (5, 1e-3, 0.9995, 0.3), (5, 1e-5, 0.9993, 0.2), (6, 1e-3, 1.0, 0.1)]
     heads = [train_prm.Head(layers, decay, torch.empty(0), {"auc": auc, "log_loss": loss}) for layers, decay, auc, loss in found]
     assert train_prm.choose(heads) is heads[2]

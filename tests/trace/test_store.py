@@ -298,7 +298,7 @@ APPEND_FOREVER = """
 import os, sys
 from pipeline.trace import part, store
 from pipeline.trace.events import CallRow
-from tests.conftest import blank
+from tests.support.rows import blank
 part.GROUP_ROWS, part.PART_GROUPS, store.BATCH_ROWS = 8, 2, 4
 for line in sys.stdin:
     folder, start = line.rsplit(maxsplit=1)

@@ -11,7 +11,7 @@ from importlib.metadata import version
 import anyio
 from anyio.abc import TaskGroup
 
-from pipeline.engine import Backend, Examination, Finding
+from pipeline.engine import Availability, Backend, Examination, Fact, Finding
 from pipeline.engines.models import resolve
 from pipeline.engines.openai.client import Server, checked_url, key_of
 from pipeline.engines.openai.engine import OpenAIEngine, ServedTokenizer, Site, all_of
@@ -90,7 +90,7 @@ def _load_tokenizer(role: str, spec: OpenAISpec) -> ServedTokenizer:
         raise GraphError(_where(role), f"{error}{remedy}") from error
 
 
-def facts(can: Capabilities, found: Sequence[Found]) -> dict[str, str | int | float | bool]:
+def facts(can: Capabilities, found: Sequence[Found]) -> dict[str, Fact]:
     """What `run.json` says about the servers, and about what is assumed where they are silent."""
     by_text = not can.returns_ids and not can.tells_stop
     return {
@@ -124,4 +124,12 @@ async def _ask(role: str, spec: OpenAISpec) -> Finding:
     return Finding(role=role, what=words, remedy=f"options {found['options']}, stops {found['stops']}", fatal=False)
 
 
-BACKEND = Backend(spec=OpenAISpec, open=open_openai, examine=examine_openai)
+def openai_available(machine: Machine) -> Availability:
+    """Is the client library installed?"""
+    version = machine.versions.get("openai")
+    if version is None:
+        return Availability(usable=False, what="openai is not installed", remedy='pip install "pipeline[openai]"')
+    return Availability(usable=True, what=f"openai {version}")
+
+
+BACKEND = Backend(spec=OpenAISpec, open=open_openai, available=openai_available, examine=examine_openai)

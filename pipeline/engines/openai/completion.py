@@ -13,7 +13,7 @@ from msgspec import UNSET, UnsetType
 from pipeline.engine import Candidate, Completion, FinishReason, Request, Timing, Tokenizer, Usage
 from pipeline.engines.openai.answers import Aborted, Answer, Choice, Malformed, Used
 from pipeline.engines.openai.terms import Capabilities, stop_texts
-from pipeline.engines.requests import through
+from pipeline.engines.tokenizer import count_through_stop
 
 _LEAST_LOGPROB = -9998.0
 """vLLM writes minus infinity, which JSON has no word for, as -9999."""
@@ -86,7 +86,7 @@ def _end_of_ids(request: Request, choice: Choice, ids: Sequence[int], tokenizer:
         return max(0, len(ids) - 1), "stop", None
     if told not in request.stop:
         raise Malformed(f"ended a candidate at {told!r}, which was not asked for")
-    return through(ids, told, tokenizer.decode), "stop", told
+    return count_through_stop(ids, told, tokenizer.decode), "stop", told
 
 
 # Text came back.

@@ -7,13 +7,14 @@ when none has answered for `reconnect_s` the engine is dead.
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
-from time import monotonic
 from typing import Any, NamedTuple, TypeVar
 
 import anyio
 from anyio.abc import TaskGroup
 
 from pipeline.engine import Completion, EngineStatistics, Request, Tokenizer
+from pipeline.engines.meter import UsageMeter
+from pipeline.engine import Completion, EngineStatistics, Fact, Request, Tokenizer
 from pipeline.engines.openai.answers import Aborted, Answer, Malformed, answer_of
 from pipeline.engines.openai.client import Broken, Oversized, Reply, Server, complaint_of, overflows
 from pipeline.engines.openai.completion import completion_of
@@ -21,12 +22,11 @@ from pipeline.engines.openai.probe import FIRST_DELAY_S, LONGEST_DELAY_S, model_
 from pipeline.engines.openai.replicas import Router
 from pipeline.engines.openai.spec import OpenAISpec
 from pipeline.engines.openai.terms import SCORING, Capabilities, bodies
-from pipeline.engines.requests import check
 from pipeline.engines.tokenizer import HFTokenizer
+from pipeline.engines.validate import validate_request
 from pipeline.errors import ContextOverflow, EngineDead, EngineUnavailable, PipelineError, RequestRefused
 
 T = TypeVar("T")
-Fact = str | int | float | bool
 
 
 class ServedTokenizer(HFTokenizer):
@@ -65,31 +65,32 @@ class OpenAIEngine:
         self._someone_up.set()
         self._last_words: str | None = None
         self._scopes: set[anyio.CancelScope] = set()
-        self._meter = _Meter()
+        self._meter = UsageMeter()
 
     async def generate(self, request: Request) -> Completion:
         """See `Engine.generate`."""
         self._check_alive()
-        check(request, self.max_model_len, self.vocab_size)
+        validate_request(request, self.max_model_len, self.vocab_size)
         self._check_possible(request)
         max_tokens = min(request.max_tokens, self.max_model_len - len(request.prompt_ids))
         contents = bodies(request, self.can, self._spec.model, self.tokenizer, max_tokens)
         answers: list[Answer] | None = None
-        self._meter.enter()
+        self._meter.begin()
         try:
             with anyio.CancelScope() as scope:
                 self._scopes.add(scope)
                 answers = await self._ask(request, contents)
         finally:
             self._scopes.discard(scope)
-            self._meter.leave()
+            self._meter.end()
         if answers is None:
             raise EngineDead(self.role, self._last_words or "it was closed")
         return self._read(request, answers)
 
     def statistics(self) -> EngineStatistics:
         """This side's own counts; a request waits while no replica is up."""
-        return self._meter.statistics(sum(self._router.in_flight))
+        running = sum(self._router.in_flight)
+        return self._meter.statistics(running=running, waiting=self._meter.open_calls - running)
 
     async def aclose(self) -> None:
         """See `Engine.aclose`."""
@@ -134,7 +135,7 @@ class OpenAIEngine:
         completion = self._understand(request, lambda: completion_of(request, answers, self.can, self.tokenizer))
         for candidate in completion.candidates:  # an id that the model has and its tokenizer lacks comes back in a prompt
             self.vocab_size = max(self.vocab_size, 1 + max(candidate.ids, default=0))
-        self._meter.count(completion)
+        self._meter.count(completion.usage)
         return completion
 
     def _check_possible(self, request: Request) -> None:
@@ -217,48 +218,6 @@ class OpenAIEngine:
     def _check_alive(self) -> None:
         if self._last_words is not None:
             raise EngineDead(self.role, self._last_words)
-
-
-class _Meter:
-    """Totals of an engine, and the time in which it had at least one call."""
-
-    def __init__(self) -> None:
-        self._calls = 0
-        self._since = 0.0
-        self._busy_s = 0.0
-        self._requests = self._input = self._cached = self._output = 0
-
-    def enter(self) -> None:
-        """A call begins."""
-        if not self._calls:
-            self._since = monotonic()
-        self._calls += 1
-
-    def leave(self) -> None:
-        """A call ends."""
-        self._calls -= 1
-        if not self._calls:
-            self._busy_s += monotonic() - self._since
-
-    def count(self, completion: Completion) -> None:
-        """A call was answered."""
-        self._requests += 1
-        self._input += completion.usage.input_tokens
-        self._cached += completion.usage.cached_input_tokens
-        self._output += completion.usage.output_tokens
-
-    def statistics(self, running: int) -> EngineStatistics:
-        """Totals so far, `running` of the open calls being with a server."""
-        return EngineStatistics(
-            running=running,
-            waiting=self._calls - running,
-            kv_cache_usage=0.0,
-            requests=self._requests,
-            input_tokens=self._input,
-            cached_input_tokens=self._cached,
-            output_tokens=self._output,
-            busy_s=self._busy_s + (monotonic() - self._since if self._calls else 0.0),
-        )
 
 
 async def all_of(jobs: Sequence[Callable[[], Awaitable[T]]]) -> list[T]:

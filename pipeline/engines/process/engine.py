@@ -14,12 +14,12 @@ import anyio
 import anyio.abc
 from msgspec import structs
 
-from pipeline.engine import Completion, EngineStatistics, Request, Speculation, Tokenizer
+from pipeline.engine import Completion, EngineStatistics, Fact, Request, Speculation, Tokenizer
 from pipeline.engines.process.life import WorkerLife
 from pipeline.engines.process.process import Program
 from pipeline.engines.process.wire import NO_STATISTICS, Ready, Setup
-from pipeline.engines.requests import check
 from pipeline.engines.tokenizer import HFTokenizer
+from pipeline.engines.validate import validate_request
 from pipeline.errors import EngineDead, GraphError, boundary
 
 
@@ -30,7 +30,7 @@ class WorkerEngine:
         self.role = setup.role
         self.tokenizer: Tokenizer
         self.max_model_len = self.vocab_size = 0
-        self.facts: dict[str, str | int | float | bool] = {}
+        self.facts: dict[str, Fact] = {}
         self._setup, self._program = setup, program
         self._lives: anyio.abc.TaskGroup | None = None
         self._life: WorkerLife | None = None
@@ -45,7 +45,7 @@ class WorkerEngine:
 
     async def generate(self, request: Request) -> Completion:
         """See `Engine.generate`."""
-        check(request, self.max_model_len, self.vocab_size)
+        validate_request(request, self.max_model_len, self.vocab_size)
         return await self._current().generate(request)
 
     def statistics(self) -> EngineStatistics:

@@ -10,19 +10,12 @@ from typing import Any, Literal
 from msgspec import Struct, msgpack
 
 from pipeline.engine import Completion, EngineStatistics, Request
+from pipeline.engines.meter import UsageMeter
+from pipeline.engine import Completion, EngineStatistics, Fact, Request
 from pipeline.engines.torch.spec import TorchSpec
 from pipeline.engines.vllm.spec import VllmSpec
 
-NO_STATISTICS = EngineStatistics(
-    running=0,
-    waiting=0,
-    kv_cache_usage=0.0,
-    requests=0,
-    input_tokens=0,
-    cached_input_tokens=0,
-    output_tokens=0,
-    busy_s=0.0,
-)
+NO_STATISTICS = UsageMeter().statistics()
 HEADER_BYTES = 4
 
 
@@ -65,7 +58,7 @@ class Ready(Struct, frozen=True, tag=True, array_like=True):
 
     max_model_len: int
     vocab_size: int
-    facts: dict[str, str | int | float | bool]
+    facts: dict[str, Fact]
 
 
 class Failed(Struct, frozen=True, tag=True, array_like=True):

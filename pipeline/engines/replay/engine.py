@@ -5,20 +5,22 @@ simulated device would have finished it. What was never generated is never made 
 """
 
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from functools import cache
 from pathlib import Path
 
 import anyio
 
 from pipeline.engine import Backend, Completion, Engine, EngineStatistics, Request, Tokenizer, Usage
+from pipeline.engines.meter import UsageMeter
+from pipeline.engine import Backend, Completion, Engine, EngineStatistics, Fact, Request, Tokenizer, Usage
 from pipeline.engines.replay.answers import answer_of, misfit
 from pipeline.engines.replay.calls import RecordedCall, RecordedCalls
 from pipeline.engines.replay.recording import CALIBRATION, read_recording, sim_spec, tokenizer_of
 from pipeline.engines.replay.spec import ReplaySpec
-from pipeline.engines.requests import check
 from pipeline.engines.sim.author import Answer
 from pipeline.engines.sim.engine import open_devices
+from pipeline.engines.validate import validate_request
 from pipeline.errors import EngineDead, InputError, NeverGenerated
 
 
@@ -55,28 +57,27 @@ class ReplayEngine:
     def __init__(self, role: str, author: Recorded, max_model_len: int) -> None:
         self.role, self._author = role, author
         self.tokenizer, self.vocab_size, self.max_model_len = author.tokenizer, author.vocab_size, max_model_len
-        self.facts: dict[str, str | int | float | bool] = {}
+        self.facts: dict[str, Fact] = {}
         self._closed = anyio.Event()
-        self._running = self._requests = self._input = self._cached = self._output = 0
-        self._busy_s = self._since = 0.0
+        self._meter = UsageMeter(anyio.current_time)
 
     async def generate(self, request: Request) -> Completion:
         """See `Engine.generate`; raises `NeverGenerated`."""
-        check(request, self.max_model_len, self.vocab_size)
+        validate_request(request, self.max_model_len, self.vocab_size)
         call, answer = self._author.recall(request, self.max_model_len)
-        self._enter()
+        self._meter.begin()
         try:
             with anyio.move_on_after(call.e2e_latency_s):
                 await self._closed.wait()
                 raise EngineDead(self.role, "it was closed")
         finally:
-            self._leave()
+            self._meter.end()
         usage = Usage(
             input_tokens=call.usage.input_tokens,
             cached_input_tokens=call.usage.cached_input_tokens,
             output_tokens=0 if request.scored_ids else sum(answer.lengths),
         )
-        self._count(usage)
+        self._meter.count(usage)
         return Completion(
             candidates=answer.candidates,
             option_logprobs=answer.option_logprobs,
@@ -87,39 +88,11 @@ class ReplayEngine:
 
     def statistics(self) -> EngineStatistics:
         """See `EngineStatistics`: it is busy while it has a call. Outside of an event loop, as of the last change."""
-        now = self._since
-        with suppress(RuntimeError):
-            now = anyio.current_time()
-        return EngineStatistics(
-            running=self._running,
-            waiting=0,
-            kv_cache_usage=0.0,
-            requests=self._requests,
-            input_tokens=self._input,
-            cached_input_tokens=self._cached,
-            output_tokens=self._output,
-            busy_s=self._busy_s + (now - self._since if self._running else 0.0),
-        )
+        return self._meter.statistics(running=self._meter.open_calls)
 
     async def aclose(self) -> None:
         """See `Engine.aclose`."""
         self._closed.set()
-
-    def _enter(self) -> None:
-        if not self._running:
-            self._since = anyio.current_time()
-        self._running += 1
-
-    def _leave(self) -> None:
-        self._running -= 1
-        if not self._running:
-            self._busy_s += anyio.current_time() - self._since
-
-    def _count(self, usage: Usage) -> None:
-        self._requests += 1
-        self._input += usage.input_tokens
-        self._cached += usage.cached_input_tokens
-        self._output += usage.output_tokens
 
 
 @asynccontextmanager
@@ -146,7 +119,7 @@ async def open_replay(specs: Mapping[str, ReplaySpec]) -> AsyncIterator[Mapping[
                 await engine.aclose()
 
 
-def _facts(spec: ReplaySpec, backend: str) -> dict[str, str | int | float | bool]:
+def _facts(spec: ReplaySpec, backend: str) -> dict[str, Fact]:
     costs = "calibrated" if spec.costs_from is not None and Path(spec.costs_from).name == CALIBRATION else spec.costs
     return {"replay": spec.run, "replayed_backend": backend, "costs": costs}
 

@@ -14,6 +14,8 @@ import anyio
 from anyio.abc import TaskStatus
 
 from pipeline.engine import Backend, Completion, Engine, EngineStatistics, Request, Timing, Tokenizer, Usage
+from pipeline.engines.meter import UsageMeter
+from pipeline.engine import Backend, Completion, Engine, EngineStatistics, Fact, Request, Timing, Tokenizer, Usage
 from pipeline.engines.requests import check
 from pipeline.engines.sim.author import Answer, Author, TextAuthor
 from pipeline.engines.sim.cache import PrefixCache
@@ -22,6 +24,7 @@ from pipeline.engines.sim.faults import SimFaults
 from pipeline.engines.sim.scheduler import Scheduler
 from pipeline.engines.sim.segment import Job
 from pipeline.engines.sim.spec import SimSpec
+from pipeline.engines.validate import validate_request
 from pipeline.errors import EngineDead, GraphError, RequestRefused
 
 
@@ -55,7 +58,7 @@ class SimEngine:
         self.role, self.spec, self._author = role, spec, author
         self.tokenizer: Tokenizer = author.tokenizer
         self.max_model_len, self.vocab_size = spec.max_model_len, author.vocab_size
-        self.facts: dict[str, str | int | float | bool] = {"device": spec.device.name, "simulated": True}
+        self.facts: dict[str, Fact] = {"device": spec.device.name, "simulated": True}
         self._clock, self._faults = clock, SimFaults(spec.faults)
         self._shares: list[Share] = []
         self._join()
@@ -63,13 +66,13 @@ class SimEngine:
         self._live: dict[Job, anyio.Event] = {}
         self._alive, self._computes, self._closed = True, True, False
         self._last_words = ""
-        self._requests = self._input_tokens = self._cached_input_tokens = self._output_tokens = 0
+        self._meter = UsageMeter()
 
     async def generate(self, request: Request) -> Completion:
         """Answer `request`; see `Engine.generate`."""
         self._check_alive()
         prompt = tuple(request.prompt_ids)
-        check(request, self.max_model_len, self.vocab_size)
+        validate_request(request, self.max_model_len, self.vocab_size)
         self._fail(self._faults.arrive())
         answer = self._author.answer(request, self.max_model_len)
         jobs = self._jobs(request, prompt, answer)
@@ -80,7 +83,7 @@ class SimEngine:
             cached_input_tokens=first.cached,
             output_tokens=0 if request.scored_ids else sum(answer.lengths),
         )
-        self._count(usage)
+        self._meter.count(usage)
         completion = Completion(
             candidates=answer.candidates,
             option_logprobs=answer.option_logprobs,
@@ -95,14 +98,10 @@ class SimEngine:
         now = -math.inf
         with suppress(RuntimeError):
             now = anyio.current_time()
-        return EngineStatistics(
+        return self._meter.statistics(
             running=self._scheduler.running,
             waiting=self._scheduler.waiting,
             kv_cache_usage=self._scheduler.cache.usage,
-            requests=self._requests,
-            input_tokens=self._input_tokens,
-            cached_input_tokens=self._cached_input_tokens,
-            output_tokens=self._output_tokens,
             busy_s=sum(share.busy_s(now) for share in self._shares),
             restarts=len(self._shares) - 1,
         )
@@ -193,12 +192,6 @@ class SimEngine:
                 self._clock.adjust()
         if unfinished:
             raise EngineDead(self.role, self._last_words)
-
-    def _count(self, usage: Usage) -> None:
-        self._requests += 1
-        self._input_tokens += usage.input_tokens
-        self._cached_input_tokens += usage.cached_input_tokens
-        self._output_tokens += usage.output_tokens
 
 
 def _timing(first: Job, others: list[Job]) -> Timing:

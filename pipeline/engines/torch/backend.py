@@ -13,7 +13,7 @@ from pipeline.engines.models import resolve
 from pipeline.engines.process.engine import WorkerEngine, open_workers
 from pipeline.engines.process.process import Program
 from pipeline.engines.process.wire import Setup
-from pipeline.engines.torch.check import examine_torch
+from pipeline.engines.torch.check import examine_torch, torch_available
 from pipeline.engines.torch.spec import TorchSpec
 from pipeline.errors import GraphError
 
@@ -47,4 +47,4 @@ def _check_slots(role: str, spec: TorchSpec) -> None:
         raise GraphError(f"engine {role!r}", what)
 
 
-BACKEND = Backend(spec=TorchSpec, open=open_torch, examine=examine_torch)
+BACKEND = Backend(spec=TorchSpec, open=open_torch, available=torch_available, examine=examine_torch)

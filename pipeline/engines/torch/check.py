@@ -2,9 +2,8 @@
 
 from collections.abc import Iterator, Mapping
 
-from pipeline.engine import Examination, Finding, MemoryRow
-from pipeline.engines.cores import Wish
-from pipeline.engines.cores_check import core_findings
+from pipeline.engine import Availability, Examination, Finding, MemoryRow
+from pipeline.engines.cores import Wish, core_findings
 from pipeline.engines.model_card import DTYPE_BYTES, ModelCard, missing, read_card
 from pipeline.engines.models import resolve
 from pipeline.engines.torch.spec import TorchSpec
@@ -14,6 +13,17 @@ _SMALL_PARAMETERS = 20_000_000
 """As in `torch_model`: below this, `dtype: auto` is float32 on a CPU."""
 _PROCESS_BYTES = 3 << 28
 """Of a worker that has imported torch and transformers: 0.75 GiB, assumed."""
+
+
+def torch_available(machine: Machine) -> Availability:
+    """Is torch installed, and what would it compute on?"""
+    version = machine.versions.get("torch")
+    if version is None:
+        return Availability(usable=False, what="torch is not installed", remedy="pip install torch")
+    where = "on CUDA" if machine.cuda_usable else "on the CPU"
+    idle = machine.gpus and not machine.cuda_usable
+    remedy = "it cannot use the GPU: pip install --force-reinstall torch" if idle else ""
+    return Availability(usable=True, what=f"torch {version}, {where}", remedy=remedy)
 
 
 async def examine_torch(specs: Mapping[str, TorchSpec], machine: Machine) -> Examination:

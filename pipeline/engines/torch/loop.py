@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pipeline.engine import EngineStatistics
+from pipeline.engine import EngineStatistics, Usage
+from pipeline.engines.meter import UsageMeter
 from pipeline.engines.torch.batch import Filling, Plan
 from pipeline.engines.torch.cache import KVCache
 from pipeline.engines.torch.jobs import Job, Waiting, Writing
@@ -30,7 +31,7 @@ class Loop:
         self._decoding: list[Writing] = []
         self._filling: list[Filling] = []
         self._jobs: dict[int, Job] = {}
-        self._requests = self._input_tokens = self._cached_tokens = self._output_tokens = 0
+        self._meter = UsageMeter()
         self.busy_s = 0.0
 
     def add(self, job: Job) -> None:
@@ -57,16 +58,8 @@ class Loop:
 
     def statistics(self) -> EngineStatistics:
         """The moment's view."""
-        return EngineStatistics(
-            running=len(self._jobs) - len(self.waiting),
-            waiting=len(self.waiting),
-            kv_cache_usage=self.slots.usage,
-            requests=self._requests,
-            input_tokens=self._input_tokens,
-            cached_input_tokens=self._cached_tokens,
-            output_tokens=self._output_tokens,
-            busy_s=self.busy_s,
-        )
+        running, waiting = len(self._jobs) - len(self.waiting), len(self.waiting)
+        return self._meter.statistics(running=running, waiting=waiting, kv_cache_usage=self.slots.usage, busy_s=self.busy_s)
 
     def step(self) -> list[Job]:
         """One iteration; the jobs that it finished."""
@@ -211,10 +204,7 @@ class Loop:
 
     def _finish(self, job: Job) -> Job:
         del self._jobs[job.number]
-        self._requests += 1
-        self._input_tokens += len(job.fed)
-        self._cached_tokens += job.cached_tokens
-        self._output_tokens += job.output_tokens
+        self._meter.count(Usage(input_tokens=len(job.fed), cached_input_tokens=job.cached_tokens, output_tokens=job.output_tokens))
         job.end_s = time.monotonic()
         return job
 

@@ -9,6 +9,8 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.modeling_utils import AttentionInterface
 
+from pipeline.engine import Fact
+from pipeline.engines.cores import core_facts
 from pipeline.engines.process.wire import Setup
 from pipeline.engines.tokenizer import HFTokenizer
 from pipeline.engines.torch.cache import Batch, KVCache, Shape, Stretch
@@ -35,8 +37,7 @@ class Loaded(NamedTuple):
     decode: Callable[[Sequence[int]], str]
     eos: frozenset[int]
     vocab_size: int
-    device: str
-    dtype: str
+    facts: dict[str, Fact]
 
 
 def load(setup: Setup) -> Loaded:
@@ -61,7 +62,17 @@ def load(setup: Setup) -> Loaded:
         raise CannotLoad(_first_line(error)) from error
     vocab_size = int(model.get_input_embeddings().num_embeddings)
     eos = tokenizer.eos_ids | _generation_eos(model)
-    return Loaded(loop, tokenizer.decode, eos, vocab_size, device, str(model.dtype).removeprefix("torch."))
+    return Loaded(loop, tokenizer.decode, eos, vocab_size, _facts(setup, loop, device))
+
+
+def _facts(setup: Setup, loop: Loop, device: str) -> dict[str, Fact]:
+    """See `Engine.facts`; also torch's name of the device and the type of the weights."""
+    facts: dict[str, Fact] = {"answers": "model", "device": device, "dtype": str(loop.model.dtype).removeprefix("torch.")}
+    facts["kv_cache_tokens"] = len(loop.slots.length) * loop.max_model_len
+    if device == "cpu":
+        return facts | core_facts(setup.role, setup.cores, setup.spec.threads)
+    index = torch.device(device).index or 0
+    return facts | {"devices": (f"GPU {index}",), "device_model": torch.cuda.get_device_name(index), "accelerators": 1}
 
 
 def _device(spec: TorchSpec) -> str:

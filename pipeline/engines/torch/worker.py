@@ -77,7 +77,7 @@ def main() -> None:
     except CannotLoad as refusal:
         line.send(Failed(str(refusal)))
         return
-    line.send(Ready(loaded.loop.max_model_len, loaded.vocab_size, {"device": loaded.device, "dtype": loaded.dtype}))
+    line.send(Ready(loaded.loop.max_model_len, loaded.vocab_size, loaded.facts))
     gc.collect()
     gc.freeze()
     import torch

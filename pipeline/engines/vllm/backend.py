@@ -83,4 +83,4 @@ def program(spec: VllmSpec, cores: tuple[int, ...] | None, machine: Machine) -> 
     )
 
 
-BACKEND = Backend(spec=VllmSpec, open=open_vllm, examine=vllm_memory.examine_vllm)
+BACKEND = Backend(spec=VllmSpec, open=open_vllm, available=vllm_memory.vllm_available, examine=vllm_memory.examine_vllm)

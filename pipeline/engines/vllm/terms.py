@@ -14,7 +14,7 @@ from vllm.v1.metrics.loggers import StatLoggerBase
 
 from pipeline.engine import Candidate, Completion, FinishReason, Request, Timing, Usage
 from pipeline.engines.process.wire import Setup
-from pipeline.engines.requests import through
+from pipeline.engines.tokenizer import count_through_stop
 from pipeline.engines.vllm.spec import SpeculativeSpec, VllmSpec
 
 MAX_LOGPROBS = 64
@@ -183,7 +183,7 @@ def candidate(request: Request, output: Any, decode: Decode, eos: frozenset[int]
     finish: FinishReason = "length" if output.finish_reason == "length" else "stop"
     sampled = len(ids)
     if isinstance(stop, str):
-        sampled = through(ids, stop, decode)
+        sampled = count_through_stop(ids, stop, decode)
         del ids[sampled:]
     elif finish == "stop":
         stop = ids[-1] if ids and ids[-1] in request.stop_ids else None

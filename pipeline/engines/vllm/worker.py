@@ -15,6 +15,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from pipeline.engine import Completion, EngineStatistics, Request, Speculation
+from pipeline.engines.meter import UsageMeter
+from pipeline.engine import Completion, EngineStatistics, Fact, Request, Speculation
 from pipeline.engines.process.parent import Line
 from pipeline.engines.process.wire import Abort, Failed, Forget, Forgotten, Ready, Report, Setup, Submit
 
@@ -78,7 +80,7 @@ class Desk:
         self.max_model_len = int(engine.model_config.max_model_len)
         self.vocab_size = int(engine.model_config.get_vocab_size())
         self._tasks: dict[int, asyncio.Task[None]] = {}
-        self._requests = self._input_tokens = self._cached_tokens = self._output_tokens = 0
+        self._meter = UsageMeter()
         self._busy_s = self._busy_since = self._reported_s = 0.0
         gauges.on_iteration = self._tell
 
@@ -112,7 +114,7 @@ class Desk:
         try:
             output = await self._generate(number, request)
             completion = self._terms.completion(request, output, self._tokenizer.decode, self._tokenizer.eos_ids)
-            self._count(completion.usage)
+            self._meter.count(completion.usage)
             done.append((number, completion))
         except self._terms.REFUSALS as error:
             refused.append((number, self._terms.first_line(error)))
@@ -149,23 +151,13 @@ class Desk:
 
     def statistics(self) -> EngineStatistics:
         idle = not self._tasks
-        return EngineStatistics(
+        return self._meter.statistics(
             running=0 if idle else self._gauges.running,
             waiting=0 if idle else self._gauges.waiting,
             kv_cache_usage=self._gauges.kv_cache_usage,
-            requests=self._requests,
-            input_tokens=self._input_tokens,
-            cached_input_tokens=self._cached_tokens,
-            output_tokens=self._output_tokens,
             busy_s=self._busy_s + (0.0 if idle else self._spell_s()),
             speculation=self._gauges.speculation() if self._speculates else None,
         )
-
-    def _count(self, usage: Any) -> None:
-        self._requests += 1
-        self._input_tokens += usage.input_tokens
-        self._cached_tokens += usage.cached_input_tokens
-        self._output_tokens += usage.output_tokens
 
     def _begin(self) -> None:
         if not self._tasks:
@@ -192,21 +184,39 @@ def load(setup: Setup, gauges: Gauges) -> "AsyncLLM":
     return AsyncLLM.from_engine_args(AsyncEngineArgs(**options), stat_loggers=[stat_logger(gauges)])
 
 
-def facts(engine: "AsyncLLM") -> dict[str, str | int | float | bool]:
-    """What the run should state of this engine."""
+def facts(engine: "AsyncLLM", setup: Setup) -> dict[str, Fact]:
+    """See `Engine.facts`; also vLLM's version and what it chose by itself."""
     from vllm import __version__
     from vllm.platforms import current_platform
 
     config = engine.vllm_config
     cache = config.cache_config
+    device = str(current_platform.get_device_name())
     return {
+        "answers": "model",
+        **(_core_facts(setup) if current_platform.is_cpu() else _gpu_facts(setup, device)),
         "vllm": __version__,
-        "device": str(current_platform.get_device_name()),
+        "device": device,
         "dtype": str(config.model_config.dtype).removeprefix("torch."),
         "kv_cache_tokens": (cache.num_gpu_blocks or 0) * cache.block_size,
         "block_size": cache.block_size,
         "max_num_batched_tokens": config.scheduler_config.max_num_batched_tokens,
     }
+
+
+def _core_facts(setup: Setup) -> dict[str, Fact]:
+    from pipeline.engines.cores import core_facts
+
+    return core_facts(setup.role, setup.cores, setup.spec.threads)
+
+
+def _gpu_facts(setup: Setup, model: str) -> dict[str, Fact]:
+    from pipeline.engines.vllm.plan import devices_of
+    from pipeline.engines.vllm.spec import VllmSpec
+
+    assert isinstance(setup.spec, VllmSpec)
+    devices = tuple(f"GPU {number}" for number in devices_of(setup.spec))
+    return {"devices": devices, "device_model": model, "accelerators": len(devices)}
 
 
 def _lora(setup: Setup) -> Any:
@@ -228,7 +238,7 @@ async def work(line: Line, setup: Setup) -> None:
         text = str(error).strip()
         line.send(Failed(None if not text or "root cause" in text else text.splitlines()[0]))
         return
-    line.send(Ready(desk.max_model_len, desk.vocab_size, facts(engine)))
+    line.send(Ready(desk.max_model_len, desk.vocab_size, facts(engine, setup)))
     try:
         await desk.serve(line)
     finally:

@@ -1,0 +1,72 @@
+"""What an engine has done since it opened, counted alike by every engine. Usages and the beginnings and ends of calls
+enter, `EngineStatistics` leave.
+"""
+
+import time
+from collections.abc import Callable
+from contextlib import suppress
+
+from pipeline.engine import EngineStatistics, Speculation, Usage
+
+
+class UsageMeter:
+    """Totals of one engine. It counts as busy while at least one call is open, by the clock `now`."""
+
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        self.open_calls = 0
+        """Calls that began and have not ended."""
+        self._now = now
+        self._busy_s = self._busy_since = 0.0
+        self._requests = self._input_tokens = self._cached_input_tokens = self._output_tokens = 0
+
+    def begin(self) -> None:
+        """A call begins."""
+        if not self.open_calls:
+            self._busy_since = self._now()
+        self.open_calls += 1
+
+    def end(self) -> None:
+        """A call ends, with or without an answer."""
+        self.open_calls -= 1
+        if not self.open_calls:
+            self._busy_s += self._now() - self._busy_since
+
+    def count(self, usage: Usage) -> None:
+        """A request was answered."""
+        self._requests += 1
+        self._input_tokens += usage.input_tokens
+        self._cached_input_tokens += usage.cached_input_tokens
+        self._output_tokens += usage.output_tokens
+
+    @property
+    def busy_s(self) -> float:
+        """Seconds in which calls were open; where the clock needs an event loop and none runs, as of the last `begin` or `end`."""
+        now = self._busy_since
+        if self.open_calls:
+            with suppress(RuntimeError):
+                now = self._now()
+        return self._busy_s + (now - self._busy_since)
+
+    def statistics(
+        self,
+        *,
+        running: int = 0,
+        waiting: int = 0,
+        kv_cache_usage: float = 0.0,
+        busy_s: float | None = None,
+        speculation: Speculation | None = None,
+        restarts: int = 0,
+    ) -> EngineStatistics:
+        """The totals so far beside what the engine says of this moment; `busy_s` where it knows when it computed."""
+        return EngineStatistics(
+            running=running,
+            waiting=waiting,
+            kv_cache_usage=kv_cache_usage,
+            requests=self._requests,
+            input_tokens=self._input_tokens,
+            cached_input_tokens=self._cached_input_tokens,
+            output_tokens=self._output_tokens,
+            busy_s=self.busy_s if busy_s is None else busy_s,
+            speculation=speculation,
+            restarts=restarts,
+        )

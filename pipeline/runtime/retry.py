@@ -1,0 +1,153 @@
+"""The one retry loop: a request is sent to an engine until it has an answer or may be sent no more. Chains and rewards use it.
+
+Requests enter, validated completions leave. Knows of no lane and keeps no record: an `Observer` is told of every attempt.
+"""
+
+from collections.abc import Awaitable
+from typing import Protocol
+
+import anyio
+from anyio import CancelScope
+
+from pipeline.engine import Completion, Engine, Request
+from pipeline.engines.validate import validate_completion
+from pipeline.errors import BadCompletion, ChainError, EngineDead, EngineUnavailable
+from pipeline.graph.spec import EngineSpec
+from pipeline.runtime.backoff import backoff_s
+from pipeline.runtime.chain_recorder import Clock
+from pipeline.runtime.supervisor import Supervisor
+
+
+class CallTimeout(EngineUnavailable):
+    """An engine did not answer a call within `timeout_s`."""
+
+    def __init__(self, role: str, timeout_s: float) -> None:
+        super().__init__(role, f"did not answer within timeout_s={timeout_s:g}")
+        self.timeout_s = timeout_s
+
+
+class CallCancelled(ChainError):
+    """The run, or another call of the same chain, ended before the answer came."""
+
+
+class Observer(Protocol):
+    """Told what becomes of one call; `now` is the run's clock in seconds."""
+
+    def begin_attempt(self, request: Request) -> Request:
+        """An attempt leaves at this moment; returns `request` as it is to be sent."""
+
+    def end_attempt(self, completion: Completion | None, error: Exception | None) -> None:
+        """The attempt that began last has its answer, or failed."""
+
+    def begin_pause(self, now: float) -> None:
+        """The call waits: the engine is started again, or asked again only later."""
+
+    def end_pause(self, now: float) -> None:
+        """The pause is over; unless it was cancelled the next attempt begins now."""
+
+
+class Unobserved:
+    """An `Observer` that keeps nothing."""
+
+    def begin_attempt(self, request: Request) -> Request:
+        return request
+
+    def end_attempt(self, completion: Completion | None, error: Exception | None) -> None:
+        pass
+
+    def begin_pause(self, now: float) -> None:
+        pass
+
+    def end_pause(self, now: float) -> None:
+        pass
+
+
+UNOBSERVED = Unobserved()
+
+
+class RetryingCaller:
+    """Asks one engine; `watch` must run while it is used.
+
+    All calls of an engine have one time-out, so that the oldest attempt in flight is the first to reach it: one watcher
+    for all of them costs a call almost nothing, a timer for each costs it more than all the rest.
+    """
+
+    def __init__(self, engine: Engine, spec: EngineSpec, clock: Clock) -> None:
+        """`clock` must be that of the event loop."""
+        self._engine, self._timeout_s, self._max_retries, self._clock = engine, spec.timeout_s, spec.max_retries, clock
+        self._in_flight: dict[CancelScope, float] = {}
+        """When each attempt is given up, in the order in which they left."""
+        self.supervisor = Supervisor(engine, spec, clock, self._oldest_s)
+
+    async def ask(self, request: Request, observer: Observer = UNOBSERVED) -> Completion:
+        """The engine's answer to `request`, a valid one; raises what the engine raises.
+
+        What it cannot answer for the moment, has no time for or answers with what is no answer (`EngineUnavailable`) is
+        sent again `max_retries` times, after pauses that grow. That the engine died is not the request's fault: it is sent
+        again as often as the engine is restarted.
+        """
+        failures = 0
+        while True:
+            life = self.supervisor.life
+            try:
+                return await self._attempt(request, observer)
+            except EngineDead as death:
+                pause: Awaitable[None] = self.supervisor.wait_restarted(life, death)
+            except EngineUnavailable as refusal:
+                if failures >= self._max_retries:
+                    raise
+                pause = anyio.sleep(backoff_s(request.request_id, failures, refusal.retry_after_s))
+                failures += 1
+            observer.begin_pause(self._clock.now())
+            try:
+                await pause
+                await self.supervisor.wait_ready()
+            finally:
+                observer.end_pause(self._clock.now())
+
+    async def watch(self) -> None:
+        """Give up attempts that take too long, and see to the engine's life, until cancelled."""
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self.supervisor.watch)
+            while True:
+                now = self._clock.now()
+                deadline = next(iter(self._in_flight.values()), now + self._timeout_s)
+                if deadline > now:
+                    await anyio.sleep(deadline - now)
+                self._expire(self._clock.now())
+
+    async def _attempt(self, request: Request, observer: Observer) -> Completion:
+        """Send `request` once; the observer hears how it ended, whatever that is."""
+        completion: Completion | None = None
+        sent = observer.begin_attempt(request)
+        scope = CancelScope()
+        try:
+            with scope:
+                self._in_flight[scope] = self._clock.now() + self._timeout_s
+                completion = await self._engine.generate(sent)
+            if completion is None:
+                raise CallTimeout(self._engine.role, self._timeout_s)
+            if flaw := validate_completion(completion, request, self._engine.vocab_size):
+                raise BadCompletion(self._engine.role, request.request_id, flaw)
+        except Exception as error:
+            observer.end_attempt(None, error)
+            raise
+        except anyio.get_cancelled_exc_class():
+            observer.end_attempt(None, CallCancelled("cancelled before the answer came"))
+            raise
+        finally:
+            self._in_flight.pop(scope, None)
+        observer.end_attempt(completion, None)
+        return completion
+
+    def _expire(self, now: float) -> None:
+        for scope, deadline in list(self._in_flight.items()):
+            if deadline > now:
+                return
+            del self._in_flight[scope]
+            scope.cancel()
+
+    def _oldest_s(self) -> float | None:
+        """When the oldest attempt in flight left."""
+        deadline = next(iter(self._in_flight.values()), None)
+        return None if deadline is None else deadline - self._timeout_s

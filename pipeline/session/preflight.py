@@ -1,0 +1,111 @@
+"""All that can be refused before an engine starts: what the user decided enters, a frozen `Preflight` leaves.
+
+Files are read and nothing is written.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct, structs
+
+from pipeline.data.problems import Fingerprint, Problems, open_problems
+from pipeline.engines.registry import cautions, virtual_time
+from pipeline.engines.replay.recording import bindings
+from pipeline.graph.compiler import compile_graph
+from pipeline.graph.loader import load_graph
+from pipeline.graph.plan import Plan
+from pipeline.graph.plugins import engine_specs, stage_specs
+from pipeline.session.options import RunOptions, kept, old_run
+from pipeline.session.replay import announcements, check_replay, resolved
+from pipeline.session.resume import check_drift
+from pipeline.text import storable
+from pipeline.trace.folder import new_folder
+from pipeline.trace.run_file import RunFile, host, resolved_engines, versions
+
+
+class Preflight(Struct, frozen=True, kw_only=True):
+    """A run that nothing speaks against."""
+
+    options: RunOptions
+    plan: Plan
+    problems: Problems
+    fingerprint: Fingerprint
+    virtual_time: bool
+    folder: Path | None
+    """The run folder; None for a run that leaves nothing on the disk."""
+    old: RunFile | None = None
+    """The run to go on with, where there is one."""
+
+    @property
+    def run_id(self) -> str:
+        """The name of the run."""
+        return self.folder.name if self.folder is not None else self.plan.name
+
+    @property
+    def chains(self) -> int:
+        """How many there will be."""
+        return self.fingerprint.rows * self.options.samples
+
+    @property
+    def nothing_to_do(self) -> bool:
+        """Is the run to go on with finished already?"""
+        old = self.old
+        again = old is not None and self.options.retry_failed and old.totals.get("chains_failed")
+        return old is not None and old.status == "finished" and old.input["limit"] == self.options.limit and not again
+
+
+def load_plan(graph: Path, engines: Path | None = None, settings: tuple[str, ...] = ()) -> Plan:
+    """The compiled plan of a graph file on an engines file or `replay:RUN`; raises `UsageError`."""
+    spec = load_graph(graph, stage_specs(), engine_specs(), engines=bindings(engines), settings=settings)
+    return resolved(compile_graph(spec, str(graph)))
+
+
+def preflight(options: RunOptions) -> Preflight:
+    """The run that `options` describe. Raises `UsageError` for whatever is wrong with it."""
+    plan = load_plan(options.graph, options.engines, options.settings)
+    return checked(options, plan, open_problems(options.input, options.columns, options.limit))
+
+
+def checked(options: RunOptions, plan: Plan, problems: Problems, *, virtual: bool | None = None) -> Preflight:
+    """The run of `plan` over `problems`; `virtual`: where the caller knows whether time is. Raises `UsageError`."""
+    if virtual is None:
+        virtual = virtual_time(plan.engines, str(options.graph))
+    old = old_run(options)
+    fingerprint = problems.check()
+    check_replay(plan, options, fingerprint)
+    folder = options.output or new_folder(plan.name)
+    found = Preflight(options=options, plan=plan, problems=problems, fingerprint=fingerprint, virtual_time=virtual, folder=folder, old=old)
+    if old is not None:
+        check_drift(folder, old, new_record(found), options.allow_drift)
+    return found
+
+
+def new_record(run: Preflight, command: Sequence[str] = ()) -> RunFile:
+    """`run.json` as it is before the first session: all that was decided. `command`: how it was started."""
+    options = run.options
+    return RunFile(
+        run_id=run.run_id,
+        status="running",
+        graph_file=storable(str(options.graph)),
+        graph=msgspec.to_builtins(run.plan.block),
+        graph_digest=run.plan.digest,
+        params=run.plan.params,
+        engines=resolved_engines(run.plan.engines),
+        schedule=options.schedule,
+        batch_size=options.batch_size,
+        samples=options.samples,
+        seed=options.seed,
+        input={"file": storable(str(options.input)), "columns": options.columns, "limit": options.limit} | structs.asdict(run.fingerprint),
+        virtual_time=run.virtual_time,
+        versions=versions(),
+        host=host(),
+        command=[storable(argument) for argument in command],
+        started_unix_ns=0,
+        options=kept(options),
+    )
+
+
+def notices(plan: Plan) -> list[str]:
+    """What someone should know before the run: whose code runs, and whose times the times are."""
+    return [*cautions(plan.engines), *announcements(plan)]

@@ -1,0 +1,39 @@
+"""What task groups lack: the results of several tasks in order, and one error of ours in place of a group of errors."""
+
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TypeVar
+
+import anyio
+
+from pipeline.errors import PipelineError, first_of
+
+T = TypeVar("T")
+
+
+async def gather(jobs: Sequence[Callable[[], Awaitable[T]]]) -> list[T]:
+    """Run `jobs` concurrently; their results, in order. The first `PipelineError` cancels the others and is raised alone."""
+    results: dict[int, T] = {}
+
+    async def carry_out(place: int, job: Callable[[], Awaitable[T]]) -> None:
+        results[place] = await job()
+
+    with unwrapped():
+        async with anyio.create_task_group() as tasks:
+            for place, job in enumerate(jobs):
+                tasks.start_soon(carry_out, place, job)
+    return [results[place] for place in range(len(jobs))]
+
+
+@contextmanager
+def unwrapped(*kinds: type[PipelineError]) -> Iterator[None]:
+    """Raise the first error of `kinds`, tried in order, in place of the exception group that holds it; without `kinds` the first
+    `PipelineError`. A group without one of them is raised as it is."""
+    try:
+        yield
+    except BaseExceptionGroup as group:
+        found = (first_of(group, kind) for kind in kinds or (PipelineError,))
+        error = next((each for each in found if each is not None), None)
+        if error is None:
+            raise
+        raise error from error.__cause__

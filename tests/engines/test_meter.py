@@ -1,0 +1,74 @@
+"""The counters that every engine keeps of its calls, on a clock that the test moves by hand."""
+
+import pytest
+
+from pipeline.engine import EngineStatistics, Usage
+from pipeline.engines.meter import UsageMeter
+
+NOTHING = EngineStatistics(
+    running=0, waiting=0, kv_cache_usage=0.0, requests=0, input_tokens=0, cached_input_tokens=0, output_tokens=0, busy_s=0.0
+)
+
+
+class HandClock:
+    def __init__(self) -> None:
+        self.time = 100.0
+        self.stopped = False
+
+    def __call__(self) -> float:
+        if self.stopped:
+            raise RuntimeError("no event loop is running")
+        return self.time
+
+
+def test_nothing_was_counted_yet() -> None:
+    assert UsageMeter().statistics() == NOTHING
+
+
+def test_usages_add_up() -> None:
+    meter = UsageMeter()
+    meter.count(Usage(input_tokens=10, cached_input_tokens=4, output_tokens=3))
+    meter.count(Usage(input_tokens=20, output_tokens=7))
+    statistics = meter.statistics(running=2, waiting=1, kv_cache_usage=0.5, busy_s=1.5, restarts=3)
+    assert statistics == EngineStatistics(
+        running=2,
+        waiting=1,
+        kv_cache_usage=0.5,
+        requests=2,
+        input_tokens=30,
+        cached_input_tokens=4,
+        output_tokens=10,
+        busy_s=1.5,
+        restarts=3,
+    )
+
+
+def test_time_counts_while_any_call_is_open() -> None:
+    clock = HandClock()
+    meter = UsageMeter(clock)
+    meter.begin()  # 100 to 103, overlapped by 101 to 105
+    clock.time = 101.0
+    meter.begin()
+    assert (meter.open_calls, meter.busy_s) == (2, 1.0)
+    clock.time = 103.0
+    meter.end()
+    clock.time = 105.0
+    meter.end()
+    clock.time = 110.0  # idle
+    assert (meter.open_calls, meter.busy_s) == (0, 5.0)
+    meter.begin()
+    clock.time = 112.0
+    assert meter.statistics().busy_s == 7.0
+
+
+@pytest.mark.parametrize("open_calls", [0, 1])
+def test_where_the_clock_stands_still_it_is_as_of_the_last_change(open_calls: int) -> None:
+    clock = HandClock()
+    meter = UsageMeter(clock)
+    meter.begin()
+    clock.time = 104.0
+    meter.end()
+    for _ in range(open_calls):
+        meter.begin()
+    clock.stopped = True
+    assert meter.statistics().busy_s == 4.0

@@ -1,0 +1,93 @@
+"""Chains over tokenizers that differ in every way, without any engine."""
+
+import math
+import re
+from collections.abc import Callable, Sequence
+from functools import cache
+
+from pipeline.data.problems import Problem
+from pipeline.engine import Candidate, Completion, FinishReason, Tokenizer, Usage
+from pipeline.engines.sim.tokenizer import SimTokenizer
+from pipeline.engines.tokenizer import HFTokenizer
+from pipeline.reasoning.chain import Chain, Outcome, Span
+from pipeline.reasoning.prompts import PromptBuilder
+from pipeline.reasoning.translate import TokenTranslator
+from tests.support.paths import ROOT
+
+
+class Shifted(SimTokenizer):
+    """The same ordinary tokens; every special one has another id."""
+
+    SHIFT = 100
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.special_ids = {text: number + self.SHIFT for text, number in self.special_ids.items()}
+        self.eos_ids = frozenset(number + self.SHIFT for number in self.eos_ids)
+
+    def encode(self, text: str) -> list[int]:
+        return [i + self.SHIFT if i < self.SHIFT else i for i in super().encode(text)]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return super().decode([i - self.SHIFT if i < 2 * self.SHIFT else i for i in ids])
+
+
+class Plain(SimTokenizer):
+    """The same ordinary tokens and no thoughts: `<think>` and `</think>` are text like any other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        del self.special_ids["<think>"], self.special_ids["</think>"]
+
+    def encode(self, text: str) -> list[int]:
+        pieces = re.split("(?<=<)(?=/?think>)", text)
+        return [i for piece in pieces for i in super(Plain, self).encode(piece)]
+
+    def render(self, messages: Sequence[dict[str, str]]) -> str:
+        return super().render(messages).removesuffix("<think>\n")
+
+
+TOKENIZERS: dict[str, Callable[[], Tokenizer]] = {
+    "sim": SimTokenizer,
+    "shifted": Shifted,
+    "plain": Plain,
+    "tiny": cache(lambda: HFTokenizer(str(ROOT / "pipeline/models/tiny-target"))),
+}
+
+
+class World:
+    """Chains, spans and completions over named tokenizers, without any engine."""
+
+    def __init__(self, draft: str = "sim", target: str = "sim", limit: int = 10_000) -> None:
+        self.tokenizers = {"draft": TOKENIZERS[draft](), "target": TOKENIZERS[target]()}
+        self.builders = {role: PromptBuilder(tokenizer) for role, tokenizer in self.tokenizers.items()}
+        self._limits = {"draft": limit, "target": limit}
+
+    def chain(self, problem_id: str = "p", sample_index: int = 0, *, seed: int = 0, order: int = 0) -> Chain:
+        problem = Problem(row=1, problem_id=problem_id, problem="Tom has 3 pens and buys 2. How many?", answer="5")
+        return Chain(problem, sample_index, order, seed, self.builders, TokenTranslator(self.tokenizers), self._limits)
+
+    def span(self, role: str, text: str, closes: bool = False) -> Span:
+        return Span(role, tuple(self.tokenizers[role].encode(text)), text, closes)
+
+    def write(self, chain: Chain, *texts: str, role: str = "target", decision: str = "fallback", closes: bool = False) -> None:
+        """Commit each of `texts` as a step."""
+        for text in texts:
+            chain.apply("write", Outcome(step=self.span(role, text, closes), decision=decision))
+
+    def draft(self, chain: Chain, *texts: str) -> None:
+        chain.apply("draft", Outcome(candidates=tuple(self.span("draft", text) for text in texts)))
+
+    def said(self, *texts: str, role: str = "draft", finish: FinishReason = "stop", stop: str | int | None = "\n\n") -> Completion:
+        """The completion whose candidates are `texts`."""
+        encode = self.tokenizers[role].encode
+        candidates = tuple(
+            Candidate(ids=tuple(encode(text)), text=text, cumulative_logprob=0.0, finish_reason=finish, stop_reason=stop) for text in texts
+        )
+        return Completion(candidates=candidates, usage=Usage(input_tokens=1))
+
+    @staticmethod
+    def weighed(*probabilities: float) -> Completion:
+        """The answer to a choice: the probability of each option."""
+        logprobs = tuple(math.log(p) if p else -math.inf for p in probabilities)
+        return Completion(candidates=(), option_logprobs=logprobs, usage=Usage(input_tokens=1))

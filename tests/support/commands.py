@@ -1,0 +1,45 @@
+"""The `pipeline` command: carried out in this process, or in one of its own."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import chdir, contextmanager, redirect_stderr, redirect_stdout
+from io import StringIO
+from pathlib import Path
+from subprocess import CompletedProcess
+
+from pipeline.cli.main import perform
+from tests.support.paths import ROOT, TEST_SET
+
+COMMAND = [sys.executable, "-c", "from pipeline.cli.main import main; main()"]
+
+
+def pipeline(*arguments: str | Path, cwd: Path = ROOT) -> CompletedProcess[str]:
+    """Carry a command out in this process: its exit code and what it printed.
+
+    What `main` adds, a process that ends with this code whatever its streams do, `spawned` shows.
+    """
+    words = [str(argument) for argument in arguments]
+    out, error = StringIO(), StringIO()
+    with chdir(cwd), redirect_stdout(out), redirect_stderr(error):
+        code = perform(words)
+    return CompletedProcess(words, code, out.getvalue(), error.getvalue())
+
+
+def spawned(*arguments: str | Path, cwd: Path = ROOT) -> CompletedProcess[str]:
+    """Carry a command out in a process of its own."""
+    return subprocess.run([*COMMAND, *map(str, arguments)], cwd=cwd, capture_output=True, text=True, timeout=120)
+
+
+@contextmanager
+def running(out: Path, *arguments: str, chains: int = 500) -> Iterator[subprocess.Popen[str]]:
+    """A run that has begun: its engines are open and its chains live."""
+    command = [*COMMAND, "run", "graphs/speccot.yaml", "--input", str(TEST_SET), "--output", str(out), *arguments]
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    try:
+        assert f" {chains} chains" in process.stderr.readline()
+        yield process
+    finally:
+        process.kill()
+        process.wait()

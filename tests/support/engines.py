@@ -1,0 +1,58 @@
+"""What tests of real engines open and ask."""
+
+from collections.abc import Awaitable, Callable
+
+import anyio
+
+from pipeline.engine import Completion, Engine, Request
+from pipeline.engines.sim.spec import SimDeviceSpec, SimSpec, SimTextSpec
+from pipeline.engines.torch.spec import TorchSpec
+from pipeline.engines.vllm.spec import VllmSpec
+
+Talk = Callable[[Engine], Awaitable[None]]
+
+
+Converse = Callable[[Talk], None]
+"""Runs a conversation with an engine, on the event loop where the engine lives."""
+
+
+DRAFT = TorchSpec(model="bundled:tiny-draft", max_num_seqs=8, max_model_len=512, max_num_batched_tokens=64)
+"""Small limits, so that the tests meet them: full batches, prompts in chunks, evictions."""
+
+
+TARGET = TorchSpec(model="bundled:tiny-target", max_num_seqs=8, max_model_len=512)
+
+
+VLLM = {
+    "draft": VllmSpec(model="bundled:tiny-draft", dtype="float32", max_num_seqs=8, max_model_len=512, kv_cache_gib=0.25),
+    "target": VllmSpec(model="bundled:tiny-target", dtype="float32", max_num_seqs=8, max_model_len=512, kv_cache_gib=0.25),
+}
+
+
+SIM = SimSpec(
+    model="sim-1b",
+    device=SimDeviceSpec(name="gpu", flops_per_s=3e14, bytes_per_s=2e12),
+    parameters=1e9,
+    kv_bytes_per_token=30_000,
+    max_num_seqs=8,
+    max_model_len=512,
+    text=SimTextSpec(steps_mean=3, step_tokens_mean=12, answer_tokens=10),
+)
+
+
+async def ask_all(engine: Engine, requests: list[Request]) -> list[Completion]:
+    """All at once; the answers in the order of the requests."""
+    answers: dict[int, Completion] = {}
+
+    async def ask(index: int, request: Request) -> None:
+        answers[index] = await engine.generate(request)
+
+    async with anyio.create_task_group() as tasks:
+        for index, request in enumerate(requests):
+            tasks.start_soon(ask, index, request)
+    return [answers[index] for index in range(len(requests))]
+
+
+def prompt_of(engine: Engine, problem: str) -> list[int]:
+    """The prompt that makes the engine think about `problem`."""
+    return engine.tokenizer.encode(engine.tokenizer.render([{"role": "user", "content": problem}]) + "<think>\n")

@@ -1,0 +1,51 @@
+"""Whole runs on simulated engines, and what their folders hold."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pyarrow.parquet as pq
+
+from pipeline.engines.sim.text import sim_answer
+from pipeline.session.options import RunOptions
+from pipeline.session.run import Result, run
+from tests.support.paths import ROOT, SIM
+
+
+def write_problems(folder: Path, count: int = 12, extra: tuple[bytes, ...] = ()) -> Path:
+    path = folder / "problems.jsonl"
+    lines = [
+        msgspec.json.encode({"problem_id": f"p{i}", "problem": f"Problem number {i}?", "answer": sim_answer(f"Problem number {i}?")})
+        for i in range(count)
+    ]
+    path.write_bytes(b"\n".join([*lines, *extra]) + b"\n")
+    return path
+
+
+def solve(folder: Path, name: str = "run", graph: str = "speccot", **options: Any) -> Result:
+    problems = options.pop("input", None) or write_problems(folder)
+    return run(RunOptions(graph=ROOT / f"graphs/{graph}.yaml", engines=SIM, input=problems, output=folder / name, **options))
+
+
+def rows(result: Result, table: str) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = pq.read_table(result.folder / table).to_pylist()
+    return found
+
+
+def said(result: Result) -> dict[str, Any]:
+    """Everything that the chains of a run said, in no particular order of time."""
+    steps: dict[str, list[Any]] = {}
+    for row in rows(result, "steps"):
+        steps.setdefault(row["chain_id"], []).append((row["step_index"], row["decision"], row["step_text"], row["candidate_texts"]))
+    return {row["chain_id"]: (row["answer"], row["stop_reason"], steps.get(row["chain_id"])) for row in rows(result, "chains")}
+
+
+def chains_of(out: Path) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = pq.read_table(out / "chains").to_pylist()
+    return rows
+
+
+def status(out: Path) -> str:
+    found: str = json.loads((out / "run.json").read_text())["status"]
+    return found
