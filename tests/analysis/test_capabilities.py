@@ -8,11 +8,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipeline.analysis.capabilities import SCALE_COLUMNS, SCALES, is_share, read_steps, scale_of, with_purpose
+from pipeline.analysis.ledger import ledger
 from pipeline.analysis.quality.step_counts import count_steps
-from pipeline.analysis.tokens.ledger import ledger
 from pipeline.reasoning.chain import Scale
 from pipeline.report.chain_list import read_chain_list
-from tests.session.test_run import solve
+from tests.support.runs import solve
 
 NEW = {"calls": ["purpose"], "steps": [*SCALE_COLUMNS, "score_options"], "chains": ["engines", "input_tokens", "output_tokens"]}
 

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.analysis.time import calls as calls_module
-from pipeline.analysis.tokens.ledger import PURPOSES, EngineLedger, Ledger, ledger
+from pipeline.analysis.ledger import PURPOSES, EngineLedger, Ledger, ledger
 from pipeline.trace.events import StepRow
 from tests.support.rows import blank
 from tests.support.runs import solve
@@ -170,11 +169,3 @@ def test_several_sessions_count_together(tmp_path: Path) -> None:
     for engine in ledger(folder).engines.values():
         assert (engine.output["unrecorded"], engine.input["unrecorded"]) == (5, 5)
         assert "left no rows" in engine.why_unrecorded[0]
-
-
-@pytest.mark.slow
-def test_the_compiled_way_agrees(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = solve(tmp_path, settings=GARBAGE).folder
-    plain = ledger(folder)
-    monkeypatch.setattr(calls_module, "LONG", 0)
-    assert ledger(folder) == plain

@@ -11,9 +11,9 @@ import pytest
 from pipeline.analysis.compare.compare import compare
 from pipeline.analysis.compare.runs import read_runs
 from pipeline.analysis.compare.tables import markdown
+from pipeline.analysis.ledger import ledger
 from pipeline.analysis.quality.step_counts import count_steps
 from pipeline.analysis.summary import summarize
-from pipeline.analysis.tokens.ledger import ledger
 from pipeline.report.chain_list import read_chain_list
 from pipeline.report.report import report
 from pipeline.report.run_sections import ReportOptions

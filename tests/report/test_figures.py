@@ -7,11 +7,11 @@ import plotly.graph_objects as go
 import pytest
 from msgspec.structs import replace
 
+from pipeline.analysis import ledger
 from pipeline.analysis.quality.samples import Interval
 from pipeline.analysis.quality.verdict_values import Scores, Share
 from pipeline.analysis.time import critical_path, occupancy
 from pipeline.analysis.time.latency import QUANTITIES, Percentiles
-from pipeline.analysis.tokens import ledger
 from pipeline.reasoning.chain import Scale
 from pipeline.report.figures import gantt as figures_gantt
 from pipeline.report.figures import steps as figures_steps

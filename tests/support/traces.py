@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from msgspec import Struct
 
 from pipeline.analysis.time.occupancy import CAUSES, Occupancy
-from pipeline.analysis.time.occupancy_sums import Moments, Terms
+from pipeline.analysis.time.occupancy_sweep import CallTimes, Rules
 from pipeline.analysis.time.outline import FINISHED, LOST, OPEN, Chains
 from pipeline.reasoning.chain import Scale
 from pipeline.trace.events import CallRow, ChainRow
@@ -86,17 +86,17 @@ def chains_of(rows: Sequence[tuple[int, int, int]]) -> Chains:
     return Chains(hashes=nothing, by_hash=nothing, start=start, end=end, status=status, thought_tokens=nothing, first=nothing)
 
 
-def moments_of(rows: Sequence[tuple[int, int, bool, int, int, int]]) -> Moments:
+def call_times_of(rows: Sequence[tuple[int, int, bool, int, int, int]]) -> CallTimes:
     """Calls in the order of their ends; the three times of each in any order."""
     columns = np.array([(*row[:3], *sorted(row[3:])) for row in rows], np.int64).reshape(-1, 6)
     chain, engine, again, *instants = columns[np.argsort(columns[:, 5], kind="stable")].T
-    return Moments(chain, engine.astype(np.int32), again.astype(np.bool_), *instants)
+    return CallTimes(chain, engine.astype(np.int32), again.astype(np.bool_), *instants)
 
 
-def terms_of(bins: int, chains: Chains, *, lockstep: bool = False) -> Terms:
+def rules_of(bins: int, chains: Chains, *, lockstep: bool = False) -> Rules:
     """Sixty nanoseconds; the engines, and two of them on a device."""
     edges = np.rint(np.linspace(0, 60, bins + 1)).astype(np.int64)
-    return Terms(edges, ENGINES, np.array([1, 2, 4, 3], np.int64), lockstep, 3, int(chains.start.max()))
+    return Rules(edges, ENGINES, np.array([1, 2, 4, 3], np.int64), lockstep, 3, int(chains.start.max()))
 
 
 def same(one: Occupancy, other: Occupancy) -> bool:
