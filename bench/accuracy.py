@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from msgspec import structs
 
 from pipeline.analysis.summary import Summary, summarize
 from pipeline.session.options import RunOptions
@@ -61,7 +62,9 @@ def main(seeds: str, limit: int) -> None:
         fallback = "-" if row["fallback_rate"] is None else f"{row['fallback_rate']:.1%}"
         tokens = ", ".join(f"{role} {count:,}" for role, count in row["output_tokens"].items())
         click.echo(f"{row['graph']:<11} {row['accuracy']:>9.1%} {by_seed:>20} {fallback:>9} {row['draft_share']:>9.1%}   {tokens}")
-    click.echo(json.dumps({"bench": "accuracy", "problems": limit, "results": results, "host": host(), "versions": versions()}))
+    click.echo(
+        json.dumps({"bench": "accuracy", "problems": limit, "results": results, "host": structs.asdict(host()), "versions": versions()})
+    )
 
 
 if __name__ == "__main__":

@@ -26,6 +26,7 @@ from typing import Any
 import click
 from analysis_rivals import Figures, in_duckdb, in_pandas, ours
 from analysis_trace import write_trace
+from msgspec import structs
 
 from pipeline.trace.read import count_rows
 from pipeline.trace.run_file import host, versions
@@ -113,7 +114,7 @@ def main(calls: int, live: int, repeats: int, trace: Path | None, output: Path, 
         click.echo(f"{written:,} calls, {size / (1 << 20):.0f} MiB, load {os.getloadavg()[0]:.1f}")
         rows, compile_s = rows_of(run, repeats, Path(folder) / "cache")
     facts = {"calls": written, "bytes": size, "live": live, "cores": CORES, "compile_cpu_s": compile_s}
-    result = json.dumps({"bench": "analysis", **facts, "results": rows, "host": host(), "versions": versions()})
+    result = json.dumps({"bench": "analysis", **facts, "results": rows, "host": structs.asdict(host()), "versions": versions()})
     click.echo(table(rows, repeats, compile_s))
     output.write_text(result + "\n")
     click.echo(result)

@@ -323,7 +323,7 @@ def main(measured: Path | None) -> None:
         "overhead_s": parts["fit"][1],
         "table_6_tokens_per_s": ours,
         "tables": [structs.asdict(parts[each]) for each in ("speeds", "systems", "table_6")],
-        "host": host(),
+        "host": structs.asdict(host()),
         "versions": versions(),
     }
     (ROOT / "bench/results/calibration.json").write_bytes(msgspec.json.format(msgspec.json.encode(result), indent=1) + b"\n")

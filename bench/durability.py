@@ -22,7 +22,7 @@ from unittest.mock import patch
 
 import click
 import pyarrow as pa
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from pipeline.session.options import RunOptions
 from pipeline.session.run import run
@@ -176,7 +176,7 @@ def main(rows: int, at_once: str, limit: int, count: int, repeats: int) -> None:
             f"{row['table']:>7} {row['at_once']:>8} {there['us']:>12.2f} {bare['us']:>8.2f} {there['cpu_us']:>12.2f} {bare['cpu_us']:>8.2f}"
             f" {there['wal_bytes']:>10.0f} {row['part_bytes']:>11.0f} {there['syncs']:>6.0f} {1000 * there['slowest_append_s']:>18.1f}"
         )
-    click.echo(json.dumps({"bench": "durability", "runs": runs, "rows": table, "host": host(), "versions": versions()}))
+    click.echo(json.dumps({"bench": "durability", "runs": runs, "rows": table, "host": structs.asdict(host()), "versions": versions()}))
 
 
 if __name__ == "__main__":

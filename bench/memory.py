@@ -21,6 +21,7 @@ import click
 import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
+from msgspec import structs
 
 from pipeline.engines.sim.text import sim_answer
 from pipeline.trace.run_file import host, versions
@@ -123,7 +124,9 @@ def main(rows: str, graphs: tuple[str, ...], output: Path) -> None:
                 row = measure(graph, Path(folder) / "problems.parquet", size, Path(folder) / "run")
             results.append(row)
             click.echo(_line(row))
-    output.write_text(json.dumps({"bench": "memory", "results": results, "host": host(), "versions": versions()}, indent=1) + "\n")
+    output.write_text(
+        json.dumps({"bench": "memory", "results": results, "host": structs.asdict(host()), "versions": versions()}, indent=1) + "\n"
+    )
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from typing import Any
 import anyio
 import anyio.lowlevel
 import click
+from msgspec import structs
 
 from pipeline.data.problems import Problem
 from pipeline.engine import Candidate, Completion, EngineStatistics, Request, Usage
@@ -140,7 +141,7 @@ def main(live: str, repeats: int) -> None:
         ratio = row["ours_us"] / row["bare_us"]
         click.echo(f"{count:>12,} {row['calls']:>8,} {row['bare_us']:>13.1f} {row['ours_us']:>12.1f} {ratio:>6.1f}")
     click.echo(f"peak memory: {results[-1]['peak_memory_mib']} MiB")
-    click.echo(json.dumps({"bench": "overhead", "results": results, "host": host(), "versions": versions()}))
+    click.echo(json.dumps({"bench": "overhead", "results": results, "host": structs.asdict(host()), "versions": versions()}))
 
 
 if __name__ == "__main__":

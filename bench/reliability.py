@@ -75,7 +75,7 @@ class Bench:
         problems, given = Path(self.sim[1]), tuple(f"engines.draft.{setting}" for setting in settings)
         out = self.solve(name, RunOptions(graph=SPECCOT, engines=SIM, input=problems, settings=given))
         errors = pq.read_table(out / "calls", columns=["error_type"]).column(0)
-        restarts = RunFile.read(out).engine_statistics["draft"].get("restarts", 0)
+        restarts = RunFile.read(out).engine_statistics["draft"].restarts
         return drills.toll(fault, restarts or len(errors) - errors.null_count, out, self.whole_sim)
 
     def killed_engines(self, kills: int) -> drills.Toll:
@@ -194,7 +194,7 @@ def main(vllm: bool, folder: Path, output: Path) -> None:
     if vllm:
         found["vllm"] = batches(bench, ROOT / "graphs/engines/tiny-vllm.yaml")
     card = RunFile.read(bench.whole_torch)
-    about = f"{psutil.cpu_count()} cores of {card.host['processor']}; " + ", ".join(f"{k} {v}" for k, v in card.versions.items())
+    about = f"{psutil.cpu_count()} cores of {card.host.processor}; " + ", ".join(f"{k} {v}" for k, v in card.versions.items())
     parts = [f"`{shlex.join(['python', 'bench/reliability.py', *sys.argv[1:]])}`", "# Faults, memory, and what does not change", about]
     parts += [*faults_part(tolls), *batches_part(found), *part("memory", memory_part), *part("durability", durability_part)]
     output.write_text("\n\n".join(parts) + "\n")

@@ -22,6 +22,7 @@ import click
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from msgspec import structs
 
 from pipeline.session.options import RunOptions
 from pipeline.session.run import run
@@ -147,7 +148,9 @@ def main(calls: str, output: Path) -> None:
             results.append(row)
             click.echo(" ".join(f"{value:>10,.2f}" if isinstance(value, float) else f"{value:>10,}" for value in row.values()))
             shutil.rmtree(place)
-    output.write_text(json.dumps({"bench": "report", "results": results, "host": host(), "versions": versions()}, indent=1) + "\n")
+    output.write_text(
+        json.dumps({"bench": "report", "results": results, "host": structs.asdict(host()), "versions": versions()}, indent=1) + "\n"
+    )
 
 
 if __name__ == "__main__":

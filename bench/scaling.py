@@ -189,7 +189,7 @@ def write(sweeps: dict[str, list[Point]]) -> None:
         parts += section(setup, sweeps[setup.name])
     (ROOT / "bench/scaling.md").write_text("\n\n".join(parts) + "\n")
     points = {name: [structs.asdict(point) for point in found] for name, found in sweeps.items()}
-    result = {"bench": "scaling", "points": points, "host": host(), "versions": versions()}
+    result = {"bench": "scaling", "points": points, "host": structs.asdict(host()), "versions": versions()}
     (ROOT / "bench/results/scaling.json").write_text(json.dumps(result, indent=1) + "\n")
 
 

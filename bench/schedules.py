@@ -224,7 +224,7 @@ def main(
     about = {"bench": "schedules", "engines": engines.stem, "simulated": bench.virtual, "problems": len(chosen), "settings": settings}
     specs = {role: structs.asdict(spec) for role, spec in plan.engines.items()}
     specs = {role: {key: str(value) for key, value in spec.items()} for role, spec in specs.items()}
-    click.echo(json.dumps({**about, "results": rows, "specs": specs, "host": host(), "versions": versions()}))
+    click.echo(json.dumps({**about, "results": rows, "specs": specs, "host": structs.asdict(host()), "versions": versions()}))
 
 
 if __name__ == "__main__":

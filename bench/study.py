@@ -18,6 +18,7 @@ from typing import Any
 
 import click
 from memory import PROGRAM, ROOT, write_problems
+from msgspec import structs
 
 from pipeline.trace.run_file import host, versions
 
@@ -61,7 +62,9 @@ def main(problems: int, graph: str, engines: str, batch_size: int, output: Path)
     click.echo(f"{'':>8} {'wall s':>8} {'CPU s':>8} {'peak MiB':>9} {'load':>6}\n{line('run', solved)}\n{line('report', reported)}")
     settings = {"problems": problems, "graph": graph, "engines": engines, "batch_size": batch_size}
     found = {"calls": calls, "parquet_bytes": written, "simulated_s": summary["wall_time_s"], "run": solved, "report": reported}
-    output.write_text(json.dumps({"bench": "study", **settings, **found, "host": host(), "versions": versions()}, indent=1) + "\n")
+    output.write_text(
+        json.dumps({"bench": "study", **settings, **found, "host": structs.asdict(host()), "versions": versions()}, indent=1) + "\n"
+    )
 
 
 if __name__ == "__main__":

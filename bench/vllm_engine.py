@@ -22,6 +22,7 @@ from typing import Any
 import anyio
 import click
 import msgspec
+from msgspec import structs
 
 from pipeline.data.problems import Problem, open_problems
 from pipeline.engine import Engine, Request
@@ -173,7 +174,7 @@ def main(engines: Path, role: str, input_: Path, problems: int, repeats: int, ba
         click.echo(f"{name:>7}: {rate:7.1f} requests/s")
     click.echo(f"engine over bare: median {statistics.median(ratios):.3f}, from {min(ratios):.3f} to {max(ratios):.3f}")
     about = {"bench": "vllm_engine", "engines": engines.stem, "role": role, "requests_per_round": count, "seconds": times, "ratios": ratios}
-    click.echo(json.dumps({**about, "requests_per_s": rates, "host": host(), "versions": versions()}))
+    click.echo(json.dumps({**about, "requests_per_s": rates, "host": structs.asdict(host()), "versions": versions()}))
 
 
 if __name__ == "__main__":

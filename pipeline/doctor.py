@@ -10,7 +10,6 @@ import anyio
 from msgspec import Struct, structs
 
 from pipeline.bundled import find_file
-from pipeline.engine import Examination, Finding, MemoryRow
 from pipeline.engine import Availability, Examination, Finding, MemoryRow
 from pipeline.engines.model_card import local_folder
 from pipeline.engines.models import resolve

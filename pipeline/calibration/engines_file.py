@@ -33,7 +33,7 @@ def _about(found: Calibration) -> Iterator[str]:
     first, host = found.runs[0], found.runs[0].host
     names = ", ".join(f"{one_line(run.run_id)} (batch size {run.batch_size})" for run in found.runs)
     yield f"# Simulated engines with rates fitted by `pipeline calibrate` to {names},"
-    yield f"# {first.schedule}, on {host.get('cores')} cores of {one_line(str(host.get('processor')))}."
+    yield f"# {first.schedule}, on {host.cores} cores of {one_line(host.processor)}."
     yield "# Rates are those that explain the calls' times best, and no maker's; sizes are those of the models' files, lengths and"
     yield "# acceptance those of the run."
     yield from (f"# {one_line(line)}" for line in fit_lines(found))

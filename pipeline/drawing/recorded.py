@@ -3,28 +3,12 @@ the run of another graph, and says what was otherwise. Reads nothing else."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
-import msgspec
 from msgspec import Struct, structs
 
-from pipeline.errors import InputError, boundary
-from pipeline.graph.plan import Block, LoopNode, Plan, StageNode
-from pipeline.graph.spec import UntilSpec
-from pipeline.trace.read import read_card
-
-Node = Mapping[str, Any]
-
-
-class Card(Struct, frozen=True, kw_only=True):
-    """What of a `run.json` is needed here, and of which type."""
-
-    run_id: str
-    graph_file: str
-    graph: dict[str, Any]
-    graph_digest: str
-    params: dict[str, bool | int | float | str]
-    engines: dict[str, dict[str, Any]]
+from pipeline.errors import InputError
+from pipeline.graph.plan import Block, LoopNode, Plan, UnknownStage
+from pipeline.trace.run_file import RunFile
 
 
 class Recorded(Struct, frozen=True, kw_only=True):
@@ -40,31 +24,24 @@ class Recorded(Struct, frozen=True, kw_only=True):
 
 def recorded(plan: Plan, folder: Path) -> Recorded:
     """`plan` as the run in `folder` carried it out; raises `InputError` where that is no run, or one of another graph."""
-    card = read_card(folder, Card)
-    with boundary(InputError, str(folder / "run.json"), foreign=(msgspec.ValidationError, KeyError, TypeError)):
-        if different := _difference(dict(_outline(plan.block)), dict(_recorded_outline(card.graph))):
-            raise InputError(str(folder), f"is a run of {card.graph_file}, which is another graph than `{plan.name}`: {different}")
-        block = _block(plan.block, card.graph)
+    run = RunFile.read(folder)
+    if different := _difference(dict(_outline(plan.block)), dict(_outline(run.plan.block))):
+        raise InputError(str(folder), f"is a run of {run.graph_file}, which is another graph than `{plan.name}`: {different}")
+    for stage in run.plan.stages():
+        if isinstance(stage.spec, UnknownStage):
+            raise InputError(str(folder / "run.json"), f"its stage `{stage.name}` cannot be drawn: {stage.spec.flaw}")
     return Recorded(
-        run=card.run_id,
-        plan=structs.replace(plan, block=block, params=card.params, digest=card.graph_digest),
-        engines=_ordered({role: said(spec.get("backend"), spec.get("model")) for role, spec in card.engines.items()}),
-        differences=tuple(_differences(plan, card)),
+        run=run.run_id,
+        plan=structs.replace(run.plan, name=plan.name, instruction=plan.instruction),
+        engines=engines_of(run.plan),
+        differences=tuple(_differences(plan, run.plan)),
     )
 
 
 def engines_of(plan: Plan) -> dict[str, str]:
-    """What plays each role of a plan; target and draft come first, so that they look the same on every drawing."""
-    return _ordered({role: said(spec.__struct_config__.tag, getattr(spec, "model", None)) for role, spec in plan.engines.items()})
-
-
-def said(backend: object, model: object) -> str:
-    """Backend and model, if it has one."""
-    return " ".join(str(part) for part in (backend, model) if part)
-
-
-def _ordered(engines: Mapping[str, str]) -> dict[str, str]:
-    return {role: engines[role] for role in sorted(engines, key=lambda role: (role != "target", role != "draft"))}
+    """Backend and model that play each role; target and draft come first, so that they look the same on every drawing."""
+    roles = sorted(plan.engines, key=lambda role: (role != "target", role != "draft"))
+    return {role: " ".join(filter(None, (plan.engines[role].backend, getattr(plan.engines[role], "model", None)))) for role in roles}
 
 
 def _outline(block: Block, inside: str = "") -> Iterator[tuple[str, tuple[str, ...]]]:
@@ -77,19 +54,7 @@ def _outline(block: Block, inside: str = "") -> Iterator[tuple[str, tuple[str, .
                 yield path, ("repeat", "", when)
                 yield from _outline(node.body, f"{path}.")
             else:
-                yield path, (str(node.spec.__struct_config__.tag), str(getattr(node.spec, "engine", "")), when)
-
-
-def _recorded_outline(block: Node, inside: str = "") -> Iterator[tuple[str, tuple[str, ...]]]:
-    for level in block["levels"]:
-        for node in level:
-            path = inside + node["name"]
-            when = f"{node['condition']['stage']} {node['condition']['accepted']}" if node["condition"] else ""
-            if "body" in node:
-                yield path, ("repeat", "", when)
-                yield from _recorded_outline(node["body"], f"{path}.")
-            else:
-                yield path, (node["spec"]["kind"], str(node["spec"].get("engine", "")), when)
+                yield path, (node.spec.kind, str(node.spec.role or ""), when)
 
 
 def _difference(ours: Mapping[str, tuple[str, ...]], theirs: Mapping[str, tuple[str, ...]]) -> str | None:
@@ -108,25 +73,12 @@ def _difference(ours: Mapping[str, tuple[str, ...]], theirs: Mapping[str, tuple[
     return "its stages stand in another order"
 
 
-def _block(block: Block, raw: Node) -> Block:
-    """The same stages with the recorded specs."""
-    pairs = (zip(ours, theirs, strict=True) for ours, theirs in zip(block.levels, raw["levels"], strict=True))
-    levels = tuple(tuple(_node(node, each) for node, each in level) for level in pairs)
-    writer = raw.get("first_writer")
-    stages = {node.name: node for level in levels for node in level if isinstance(node, StageNode)}
-    return Block(levels, stages[writer["name"]] if writer else None, raw.get("first_steps", 0))
-
-
-def _node(node: StageNode | LoopNode, raw: Node) -> StageNode | LoopNode:
-    if isinstance(node, LoopNode):
-        return structs.replace(node, until=msgspec.convert(raw["until"], UntilSpec), body=_block(node.body, raw["body"]))
-    return structs.replace(node, spec=msgspec.convert(raw["spec"], type(node.spec)))
-
-
-def _differences(plan: Plan, card: Card) -> Iterator[str]:
-    for name in sorted(plan.params.keys() | card.params.keys()):
-        if plan.params.get(name) != card.params.get(name):
-            yield f"{name} {card.params.get(name, 'unset')}"
+def _differences(plan: Plan, carried_out: Plan) -> Iterator[str]:
+    ours, theirs = plan.params, carried_out.params
+    for name in sorted(ours.keys() | theirs.keys()):
+        if ours.get(name) != theirs.get(name):
+            yield f"{name} {theirs.get(name, 'unset')}"
+    engines = engines_of(carried_out)
     for role, engine in engines_of(plan).items():
-        if (theirs := card.engines.get(role)) is not None and said(theirs.get("backend"), theirs.get("model")) != engine:
-            yield f"{role} {said(theirs.get('backend'), theirs.get('model'))}"
+        if role in engines and engines[role] != engine:
+            yield f"{role} {engines[role]}"

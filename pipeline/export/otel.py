@@ -46,8 +46,8 @@ class Sent(Struct, frozen=True):
 
 def export(run: Path, sink: AbstractContextManager[Sink], texts: bool = False) -> Sent:
     """Send every chain, step and call of the run folder; raises `InputError` where there is none."""
-    card, _ = open_run(run)
-    rows = Rows(run, Spans(card, texts), texts)
+    file, _ = open_run(run)
+    rows = Rows(run, Spans(file, texts), texts)
     with sink as place:
         spans = chain(rows.chains(), rows.steps(), rows.calls())
         while batch := list(islice(spans, BATCH)):

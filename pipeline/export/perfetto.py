@@ -18,7 +18,8 @@ from pipeline.export.level import Level
 from pipeline.export.output import whole_file
 from pipeline.export.packets import Packets, Value, identity
 from pipeline.export.slots import Slots
-from pipeline.export.source import END_OF_TIME, Array, Card, Survey, beginnings, open_run, survey, windows
+from pipeline.export.source import END_OF_TIME, Array, Survey, beginnings, open_run, survey, windows
+from pipeline.trace.run_file import RunFile
 
 PHASES = ("queue_time_s", "prefill_time_s", "decode_time_s")
 ARGUMENTS = (
@@ -76,16 +77,16 @@ def export(run: Path, output: Path) -> Drawn:
 class Life:
     """The run as a process: its sessions, and how many chains were live."""
 
-    def __init__(self, packets: Packets, card: Card, origin: int) -> None:
-        self._packets, self._card, self._origin = packets, card, origin
+    def __init__(self, packets: Packets, run: RunFile, origin: int) -> None:
+        self._packets, self._run, self._origin = packets, run, origin
         self._uuid = identity("run")
-        packets.group(self._uuid, RUN_PID, f"run {card.run_id}")
+        packets.group(self._uuid, RUN_PID, f"run {run.run_id}")
 
     def sessions(self) -> None:
         """A slice for each process that worked on the run; one that is still at work has no end."""
         track = identity("run", "sessions")
         self._packets.row(track, RUN_PID, RUN_PID * TIDS, "sessions")
-        for number, session in enumerate(self._card.sessions, 1):
+        for number, session in enumerate(self._run.sessions, 1):
             start = max(0, session.started_unix_ns - self._origin)
             self._packets.begin(track, start, f"session {number}", "session", {"status": session.status})
             if session.ended_unix_ns is not None:
@@ -98,7 +99,7 @@ class Life:
         for window in windows(run, "chains", ["end_unix_ns"], plan):
             starts, ends = (window.read.column(name).to_numpy() for name in ("start_unix_ns", "end_unix_ns"))
             live.span(starts, ends)
-            for since, until in self._card.pauses:
+            for since, until in self._run.pauses:
                 over = (starts < since) & (ends > until)
                 live.change(starts[over] * 0 + since, -1)
                 live.change(starts[over] * 0 + until, 1)
@@ -109,9 +110,9 @@ class Life:
 class Engines:
     """One process for each engine."""
 
-    def __init__(self, packets: Packets, card: Card, origin: int) -> None:
+    def __init__(self, packets: Packets, run: RunFile, origin: int) -> None:
         self._packets, self._origin = packets, origin
-        self._engines = {role: Engine(packets, card, role, pid) for pid, role in enumerate(card.engines, RUN_PID + 1)}
+        self._engines = {role: Engine(packets, run, role, pid) for pid, role in enumerate(run.plan.engines, RUN_PID + 1)}
 
     def count(self, calls: pa.RecordBatch, until: int) -> None:
         """Count `calls` in, which come in any order, and write the counters up to `until`."""
@@ -143,10 +144,10 @@ class Engines:
 class Engine:
     """A process: its counters, and a thread for every place."""
 
-    def __init__(self, packets: Packets, card: Card, role: str, pid: int) -> None:
+    def __init__(self, packets: Packets, run: RunFile, role: str, pid: int) -> None:
         self._packets, self._role, self._pid = packets, role, pid
         uuid = identity("engine", role)
-        packets.group(uuid, pid, f"{role}: {card.model(role)}")
+        packets.group(uuid, pid, f"{role}: {run.model(role)}")
         self._levels = {identity("counter", role, name): Level() for name in ENGINE_COUNTERS}
         for rank, (track, (name, unit)) in enumerate(zip(self._levels, ENGINE_COUNTERS.items(), strict=True)):
             packets.counter(track, uuid, name, unit, rank)

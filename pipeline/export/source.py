@@ -14,51 +14,13 @@ import pyarrow as pa
 from msgspec import Struct
 
 from pipeline.errors import InputError
-from pipeline.trace.read import read_batches, read_card
+from pipeline.trace.read import read_batches
+from pipeline.trace.run_file import RunFile
 
 Array: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
 END_OF_TIME = int(np.iinfo(np.int64).max)
 BEGINNING = {"calls": ("submit_unix_ns", "client_wait_s"), "chains": ("start_unix_ns",)}
 """What says when a row of a table began: an instant, less the seconds that it had waited before."""
-
-
-class Sitting(Struct, frozen=True):
-    """One session of the run, ns UTC."""
-
-    started_unix_ns: int
-    status: str
-    ended_unix_ns: int | None = None
-
-
-class Card(Struct, frozen=True, kw_only=True):
-    """What of a `run.json` is needed here, and of which type."""
-
-    run_id: str
-    graph_file: str
-    graph_digest: str
-    engines: dict[str, dict[str, Any]]
-    schedule: str
-    batch_size: int
-    seed: int
-    virtual_time: bool
-    started_unix_ns: int
-    versions: dict[str, str] = {}
-    sessions: tuple[Sitting, ...] = ()
-
-    @property
-    def graph(self) -> str:
-        """The name of the graph's file, without its ending."""
-        return Path(self.graph_file).stem
-
-    def model(self, role: str) -> str:
-        """The model of a role; the role itself where it has none."""
-        return str(self.engines.get(role, {}).get("model") or role)
-
-    @property
-    def pauses(self) -> list[tuple[int, int]]:
-        """Start and end of the times between sessions, ns UTC."""
-        pairs = zip(self.sessions, self.sessions[1:], strict=False)
-        return [(one.ended_unix_ns, two.started_unix_ns) for one, two in pairs if one.ended_unix_ns is not None]
 
 
 class Survey(Struct, frozen=True):
@@ -89,13 +51,13 @@ class Window(Struct, frozen=True):
     """No row that is still to be read began before this instant."""
 
 
-def open_run(folder: Path) -> tuple[Card, Survey]:
+def open_run(folder: Path) -> tuple[RunFile, Survey]:
     """The run and a survey of its calls; raises `InputError` where the folder is no run, or has no calls."""
-    card = read_card(folder, Card)
+    file = RunFile.read(folder)
     calls = survey(folder, "calls")
     if not calls.rows:
         raise InputError(str(folder), "has no calls: there is nothing to export")
-    return card, calls
+    return file, calls
 
 
 def survey(run: Path, table: Literal["calls", "chains"]) -> Survey:

@@ -15,8 +15,8 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags
 
-from pipeline.export.source import Card
 from pipeline.trace.events import CallRow, ChainRow, StepRow, names_in
+from pipeline.trace.run_file import RunFile
 
 SERVICE = "pipeline"
 TEXTS = {"answer", "answer_text", "reference_answer", "step_text", "candidate_texts"}
@@ -46,18 +46,18 @@ def columns(row: type[Struct], texts: bool) -> list[str]:
 class Spans:
     """The spans of one run; `texts`: with the texts of answers and steps."""
 
-    def __init__(self, card: Card, texts: bool) -> None:
-        self._card = card
-        self._key = f"{card.run_id}\0{card.started_unix_ns}\0"
-        self._resource = Resource(_resource(card))
-        self._scope = InstrumentationScope(SERVICE, card.versions.get("pipeline"))
+    def __init__(self, run: RunFile, texts: bool) -> None:
+        self._run = run
+        self._key = f"{run.run_id}\0{run.started_unix_ns}\0"
+        self._resource = Resource(_resource(run))
+        self._scope = InstrumentationScope(SERVICE, run.versions.get("pipeline"))
         tables: tuple[type[Struct], ...] = (ChainRow, StepRow, CallRow)
         self._names = {row: _names(columns(row, texts), row) for row in tables}
 
     def chain(self, row: Row) -> ReadableSpan:
         """The root: a whole chain."""
-        said = {"gen_ai.operation.name": "invoke_workflow", "gen_ai.workflow.name": self._card.graph} | self._attributes(ChainRow, row)
-        return self._span(f"invoke_workflow {self._card.graph}", row, row["start_unix_ns"], (row["chain_id"],), (), said)
+        said = {"gen_ai.operation.name": "invoke_workflow", "gen_ai.workflow.name": self._run.graph} | self._attributes(ChainRow, row)
+        return self._span(f"invoke_workflow {self._run.graph}", row, row["start_unix_ns"], (row["chain_id"],), (), said)
 
     def step(self, row: Row) -> ReadableSpan:
         """A committed step, from the commit before it until its own."""
@@ -67,7 +67,8 @@ class Spans:
     def call(self, row: Row, in_step: bool) -> ReadableSpan:
         """An attempt at a call, in its step, or else, where no step came of it, in its chain."""
         chain, step, engine = row["chain_id"], row["step_index"], row["engine"]
-        said = {"gen_ai.provider.name": str(self._card.engines.get(engine, {}).get("backend", engine))} | self._attributes(CallRow, row)
+        backend = str(getattr(self._run.plan.engines.get(engine), "backend", engine))
+        said = {"gen_ai.provider.name": backend} | self._attributes(CallRow, row)
         parent = (chain, step) if in_step else (chain,)
         name = f"{row['stage']} {PurePath(row['request_model']).name}"
         return self._span(name, row, row["submit_unix_ns"], (chain, "call", row["call_index"]), parent, said, SpanKind.CLIENT)
@@ -126,17 +127,17 @@ def _names(known: Sequence[str], row: type[Struct]) -> dict[str, str]:
     return {column: foreign.get(column, f"{SERVICE}.{column}") for column in known}
 
 
-def _resource(card: Card) -> dict[str, Any]:
+def _resource(run: RunFile) -> dict[str, Any]:
     """What all spans of a run share."""
     return {
         "service.name": SERVICE,
-        "service.version": card.versions.get("pipeline", ""),
-        "service.instance.id": card.run_id,
-        "pipeline.run_id": card.run_id,
-        "pipeline.graph": card.graph,
-        "pipeline.graph_digest": card.graph_digest,
-        "pipeline.schedule": card.schedule,
-        "pipeline.batch_size": card.batch_size,
-        "pipeline.seed": card.seed,
-        "pipeline.virtual_time": card.virtual_time,
-    } | {f"pipeline.version.{package}": version for package, version in sorted(card.versions.items())}
+        "service.version": run.versions.get("pipeline", ""),
+        "service.instance.id": run.run_id,
+        "pipeline.run_id": run.run_id,
+        "pipeline.graph": run.graph,
+        "pipeline.graph_digest": run.plan.digest,
+        "pipeline.schedule": run.schedule,
+        "pipeline.batch_size": run.batch_size,
+        "pipeline.seed": run.seed,
+        "pipeline.virtual_time": run.virtual_time,
+    } | {f"pipeline.version.{package}": version for package, version in sorted(run.versions.items())}

@@ -2,13 +2,21 @@
 
 A block's `levels` are what one chain runs: the stages of a level run concurrently and their outcomes are applied in
 the order they stand there, so that timing never changes an answer.
+
+`encode_plan` is how a plan is kept in `run.json`, `decode_plan` reads it back, also where a stage or an engine of it is of a
+package that is not installed.
 """
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, TypeVar, get_args, get_origin
 
-from msgspec import Struct
+import msgspec
+from msgspec import Struct, structs
 
-from pipeline.graph.spec import EngineSpec, StageSpec, UntilSpec
+from pipeline.graph.spec import EngineSpec, Purpose, StageSpec, UntilSpec
+
+S = TypeVar("S", bound=Struct)
 
 
 class Condition(Struct, frozen=True):
@@ -18,7 +26,7 @@ class Condition(Struct, frozen=True):
     accepted: bool
 
 
-class StageNode(Struct, frozen=True):
+class StageNode(Struct, frozen=True, tag="stage", tag_field="node"):
     """A node that calls engines."""
 
     name: str
@@ -28,7 +36,7 @@ class StageNode(Struct, frozen=True):
     """Place among all stages of the plan, from 0."""
 
 
-class LoopNode(Struct, frozen=True):
+class LoopNode(Struct, frozen=True, tag="loop", tag_field="node"):
     """A `repeat`: its body runs until an exit holds."""
 
     name: str
@@ -61,6 +69,12 @@ class Plan(Struct, frozen=True):
         """Every stage that calls an engine, in plan order."""
         yield from _stages(self.block)
 
+    @property
+    def drafters(self) -> tuple[str, ...]:
+        """The role that drafts each candidate of a step, in the candidates' order."""
+        drafts = [stage.spec for stage in self.stages() if stage.spec.purpose == "draft"]
+        return tuple(str(spec.role) for spec in drafts for _ in range(spec.drafted))
+
 
 def _stages(block: Block) -> Iterator[StageNode]:
     for level in block.levels:
@@ -69,3 +83,219 @@ def _stages(block: Block) -> Iterator[StageNode]:
                 yield from _stages(node.body)
             else:
                 yield node
+
+
+class UnknownStage(StageSpec, frozen=True, kw_only=True):
+    """A stage of a recorded plan that cannot be decoded here, with what the record says of its capabilities."""
+
+    recorded_kind: str
+    recorded_purpose: Purpose
+    recorded_drafted: int = 0
+    recorded_may_reject: bool = False
+    recorded_finishes: bool = False
+    engine: str | None = None
+    settings: dict[str, Any]
+    """All its fields as they were recorded."""
+    flaw: str
+    """Why it cannot be decoded, in one clause."""
+
+    @property
+    def kind(self) -> str:
+        return self.recorded_kind
+
+    @property
+    def purpose(self) -> Purpose:
+        return self.recorded_purpose
+
+    @property
+    def drafts(self) -> bool:  # type: ignore[override]
+        return self.recorded_purpose == "draft"
+
+    @property
+    def judges(self) -> bool:  # type: ignore[override]
+        return self.recorded_purpose == "judge"
+
+    @property
+    def writes(self) -> bool:  # type: ignore[override]
+        return self.recorded_purpose in ("guide", "write")
+
+    @property
+    def answers(self) -> bool:  # type: ignore[override]
+        return self.recorded_purpose == "answer"
+
+    @property
+    def drafted(self) -> int:
+        return self.recorded_drafted
+
+    @property
+    def may_reject(self) -> bool:
+        return self.recorded_may_reject
+
+    @property
+    def finishes(self) -> bool:
+        return self.recorded_finishes
+
+
+class UnknownEngine(EngineSpec, frozen=True, kw_only=True):
+    """An engine of a recorded plan that cannot be decoded here."""
+
+    recorded_backend: str
+    model: str = ""
+    settings: dict[str, Any]
+    """All its fields as they were recorded, `backend` included."""
+    flaw: str
+    """Why it cannot be decoded, in one clause."""
+
+    @property
+    def backend(self) -> str:
+        return self.recorded_backend
+
+
+def settings_of(spec: EngineSpec | StageSpec) -> dict[str, Any]:
+    """Every field of a stage or an engine as a file would say it, defaults and `kind` or `backend` included."""
+    if isinstance(spec, UnknownEngine | UnknownStage):
+        return spec.settings
+    settings: dict[str, Any] = msgspec.to_builtins(spec)
+    return settings
+
+
+class RecordedPlan(Struct, frozen=True, kw_only=True):
+    """The keys of `run.json` that hold a plan."""
+
+    graph: "_Block"
+    """The resolved stages: params filled in, settings applied."""
+    graph_digest: str
+    graph_name: str = ""
+    """Empty where an earlier version wrote it."""
+    instruction: str | None = None
+    params: dict[str, bool | int | float | str]
+    engines: dict[str, dict[str, Any]]
+
+
+class _Node(Struct, frozen=True, kw_only=True):
+    """A stage or, with a `body`, a loop."""
+
+    name: str
+    condition: Condition | None = None
+    spec: dict[str, Any] | None = None
+    rank: int = 0
+    purpose: Purpose | None = None
+    """Null where an earlier version wrote it."""
+    drafted: int = 0
+    may_reject: bool = False
+    finishes: bool = False
+    until: UntilSpec | None = None
+    body: "_Block | None" = None
+
+
+class _Block(Struct, frozen=True):
+    levels: tuple[tuple[_Node, ...], ...]
+    first_writer: _Node | None = None
+    first_steps: int = 0
+
+
+def encode_plan(plan: Plan) -> dict[str, Any]:
+    """The plan as the keys of a `RecordedPlan`."""
+    return {
+        "graph": _encode_block(plan.block),
+        "graph_digest": plan.digest,
+        "graph_name": plan.name,
+        "instruction": plan.instruction,
+        "params": plan.params,
+        "engines": {role: settings_of(spec) for role, spec in plan.engines.items()},
+    }
+
+
+def decode_plan(recorded: RecordedPlan, kinds: Mapping[str, type[StageSpec]], backends: Mapping[str, type[EngineSpec]]) -> Plan:
+    """The plan that was recorded. A stage or an engine that is none of `kinds` or `backends`, or says what those do not know,
+    becomes an `UnknownStage` or `UnknownEngine`. Raises `msgspec.ValidationError` for what is no plan at all."""
+    return Plan(
+        name=recorded.graph_name,
+        instruction=recorded.instruction,
+        block=_decode_block(recorded.graph, kinds),
+        engines={role: decode_engine(settings, backends) for role, settings in recorded.engines.items()},
+        params=recorded.params,
+        digest=recorded.graph_digest,
+    )
+
+
+def decode_engine(settings: Mapping[str, Any], backends: Mapping[str, type[EngineSpec]]) -> EngineSpec:
+    """One engine of a recorded plan."""
+    backend = str(settings.get("backend", ""))
+    found = _spec_or_flaw(settings, backend, backends)
+    if isinstance(found, EngineSpec):
+        return found
+    limits = {name: settings[name] for name in ("max_in_flight", "timeout_s", "max_retries") if isinstance(settings.get(name), int | float)}
+    model = str(settings.get("model") or "")
+    return UnknownEngine(recorded_backend=backend, model=model, settings=dict(settings), flaw=found, **limits)
+
+
+def _encode_block(block: Block) -> dict[str, Any]:
+    return {
+        "levels": [[_encode_node(node) for node in level] for level in block.levels],
+        "first_writer": None if block.first_writer is None else _encode_node(block.first_writer),
+        "first_steps": block.first_steps,
+    }
+
+
+def _encode_node(node: StageNode | LoopNode) -> dict[str, Any]:
+    condition = msgspec.to_builtins(node.condition)
+    if isinstance(node, LoopNode):
+        return {"name": node.name, "until": msgspec.to_builtins(node.until), "body": _encode_block(node.body), "condition": condition}
+    capabilities = {name: getattr(node.spec, name) for name in ("purpose", "drafted", "may_reject", "finishes")}
+    return {"name": node.name, "spec": settings_of(node.spec), "condition": condition, "rank": node.rank, **capabilities}
+
+
+def _decode_block(block: _Block, kinds: Mapping[str, type[StageSpec]]) -> Block:
+    levels = tuple(tuple(_decode_node(node, kinds) for node in level) for level in block.levels)
+    stages = {node.name: node for level in levels for node in level if isinstance(node, StageNode)}
+    writer = block.first_writer
+    return Block(levels, None if writer is None else stages.get(writer.name), block.first_steps)
+
+
+def _decode_node(node: _Node, kinds: Mapping[str, type[StageSpec]]) -> StageNode | LoopNode:
+    if node.body is not None and node.until is not None:
+        return LoopNode(node.name, node.until, _decode_block(node.body, kinds), node.condition)
+    if node.spec is None:
+        raise msgspec.ValidationError(f"the node `{node.name}` of the graph has neither `spec` nor `until` and `body`")
+    return StageNode(node.name, _decode_stage(node, node.spec, kinds), node.condition, node.rank)
+
+
+def _decode_stage(node: _Node, settings: dict[str, Any], kinds: Mapping[str, type[StageSpec]]) -> StageSpec:
+    kind = str(settings.get("kind", ""))
+    found = _spec_or_flaw(settings, kind, kinds)
+    if isinstance(found, StageSpec):
+        return found
+    return UnknownStage(
+        recorded_kind=kind,
+        recorded_purpose=node.purpose or "write",
+        recorded_drafted=node.drafted,
+        recorded_may_reject=node.may_reject,
+        recorded_finishes=node.finishes,
+        engine=settings.get("engine"),
+        settings=settings,
+        flaw=found,
+    )
+
+
+def _spec_or_flaw(settings: Mapping[str, Any], name: str, known: Mapping[str, type[S]]) -> S | str:
+    """The spec, or the clause that says why there is none."""
+    if name not in known:
+        return f"`{name}` is not installed here"
+    try:
+        return msgspec.convert(_endless(settings, known[name]), known[name])
+    except msgspec.ValidationError as error:
+        return str(error)
+
+
+def _endless(settings: Mapping[str, Any], kind: type[Struct]) -> dict[str, Any]:
+    """JSON has no infinity: a number without a bound is null in `run.json`."""
+    found = dict(settings)
+    for field in structs.fields(kind):
+        hint = get_args(field.type)[0] if get_origin(field.type) is Annotated else field.type
+        value = found.get(field.encode_name, msgspec.UNSET)
+        if value is None and hint is float:
+            found[field.encode_name] = math.inf
+        elif isinstance(value, dict) and isinstance(hint, type) and issubclass(hint, Struct):
+            found[field.encode_name] = _endless(value, hint)
+    return found

@@ -19,7 +19,7 @@ from pipeline.graph.plugins import engine_specs
 from pipeline.graph.spec import EngineSpec
 from pipeline.rewards.prompts import RewardDialect
 from pipeline.rewards.spec import RewardSpec, load_reward_model
-from pipeline.rewards.steps import Round, Rounds, RunCard, open_input
+from pipeline.rewards.steps import Round, Rounds, open_input
 from pipeline.rewards.tally import Reward, Scored, Tally
 from pipeline.runtime.chain_recorder import Clock
 from pipeline.runtime.retry import RetryingCaller
@@ -27,8 +27,8 @@ from pipeline.stages.choose import probabilities
 from pipeline.tasks import unwrapped
 from pipeline.trace.events import RewardRow
 from pipeline.trace.folder import hold
-from pipeline.trace.read import read_card
 from pipeline.trace.rewrite import replacing
+from pipeline.trace.run_file import RunFile
 
 WINDOW = 2
 """Steps under way at once, as a multiple of the engine's `max_in_flight`: most ask for more than one text."""
@@ -52,9 +52,9 @@ def score_run(
     spec = load_reward_model(prm, engine_specs(), settings)
     if virtual_time({"reward": spec.reward}, str(prm)):
         raise GraphError(f"{prm}: $.reward", "is simulated, and its rewards would mean nothing; expected a backend that serves a model")
-    card = read_card(run, RunCard)
-    rounds = Rounds(run, card, open_input(card, input_file), spec.prompt.thought_end)
-    tally = Tally(run.resolve().name, card.run_id, str(getattr(spec.reward, "model", "reward")))
+    file = RunFile.read(run)
+    rounds = Rounds(run, file, open_input(file, input_file), spec.prompt.thought_end)
+    tally = Tally(run.resolve().name, file.run_id, str(getattr(spec.reward, "model", "reward")))
     with hold(run):
         try:
             return anyio.run(_score, run, prm, spec, rounds, tally, watch)

@@ -13,6 +13,7 @@ from pipeline.data.problems import Problems, open_problems
 from pipeline.errors import BadRow, InputError
 from pipeline.rewards.prompts import Thought
 from pipeline.trace.read import read_batches
+from pipeline.trace.run_file import RunFile
 
 COLUMNS = [
     "problem_id",
@@ -25,23 +26,6 @@ COLUMNS = [
     "step_text",
     "candidate_texts",
 ]
-
-
-class InputCard(Struct, frozen=True):
-    """Which input a run read."""
-
-    file: str
-    columns: dict[str, str]
-    limit: int | None
-    sha256: str
-
-
-class RunCard(Struct, frozen=True):
-    """What is needed of `run.json`."""
-
-    run_id: str
-    graph: dict[str, Any]
-    input: InputCard
 
 
 class Said(Struct, frozen=True):
@@ -69,33 +53,24 @@ class Round(Struct, frozen=True, kw_only=True):
     """Of every different text, the steps it is made of, the beginning of the first one included."""
 
 
-def open_input(card: RunCard, now: Path | None) -> Problems:
+def open_input(run: RunFile, now: Path | None) -> Problems:
     """The input file of a run, which is `now` elsewhere or where it was; raises `InputError` unless it is the very same."""
-    path = now or Path(card.input.file)
+    path = now or Path(run.input.file)
     if now is None and not path.is_file():
         raise InputError(str(path), "the input of this run is not here; say with --input where it is now")
-    problems = open_problems(path, card.input.columns, card.input.limit)
+    problems = open_problems(path, run.input.columns, run.input.limit)
     found = problems.check().sha256
-    if found != card.input.sha256:
-        what = f"is not the input of this run: its SHA-256 is {found[:12]}..., run.json has {card.input.sha256[:12]}..."
+    if found != run.input.sha256:
+        what = f"is not the input of this run: its SHA-256 is {found[:12]}..., run.json has {run.input.sha256[:12]}..."
         raise InputError(str(path), f"{what}; say with --input where that file is")
     return problems
-
-
-def drafters(graph: Mapping[str, Any]) -> list[str]:
-    """The role that drafts each candidate of a step, in their order, by the compiled graph in `run.json`."""
-    spec = graph.get("spec")
-    if isinstance(spec, dict):
-        return [spec["engine"]] * spec.get("candidates", 1) if spec.get("kind") == "draft" else []
-    nodes = [node for level in graph.get("levels", ()) for node in level]
-    return [role for node in nodes for role in drafters(node.get("body") or node)]
 
 
 class Rounds:
     """All steps of a run folder; iterate once. Raises `InputError` where there are none or they cannot be read."""
 
-    def __init__(self, run: Path, card: RunCard, problems: Problems, thought_end: str = "") -> None:
-        self._run, self._roles, self._thought_end = run, drafters(card.graph), thought_end
+    def __init__(self, run: Path, file: RunFile, problems: Problems, thought_end: str = "") -> None:
+        self._run, self._roles, self._thought_end = run, file.plan.drafters, thought_end
         self._left: Counter[str] = Counter()
         self._chains_left: Counter[str] = Counter()
         for batch in read_batches(run, "steps", ["problem_id", "chain_id"]):

@@ -6,7 +6,6 @@ Files are read and nothing is written.
 from collections.abc import Sequence
 from pathlib import Path
 
-import msgspec
 from msgspec import Struct, structs
 
 from pipeline.data.problems import Fingerprint, Problems, open_problems
@@ -21,7 +20,7 @@ from pipeline.session.replay import announcements, check_replay, resolved
 from pipeline.session.resume import check_drift
 from pipeline.text import storable
 from pipeline.trace.folder import new_folder
-from pipeline.trace.run_file import RunFile, host, resolved_engines, versions
+from pipeline.trace.run_file import RunFile, RunInput, host, versions
 
 
 class Preflight(Struct, frozen=True, kw_only=True):
@@ -51,8 +50,8 @@ class Preflight(Struct, frozen=True, kw_only=True):
     def nothing_to_do(self) -> bool:
         """Is the run to go on with finished already?"""
         old = self.old
-        again = old is not None and self.options.retry_failed and old.totals.get("chains_failed")
-        return old is not None and old.status == "finished" and old.input["limit"] == self.options.limit and not again
+        again = old is not None and self.options.retry_failed and old.totals.chains_failed
+        return old is not None and old.status == "finished" and old.input.limit == self.options.limit and not again
 
 
 def load_plan(graph: Path, engines: Path | None = None, settings: tuple[str, ...] = ()) -> Plan:
@@ -88,15 +87,12 @@ def new_record(run: Preflight, command: Sequence[str] = ()) -> RunFile:
         run_id=run.run_id,
         status="running",
         graph_file=storable(str(options.graph)),
-        graph=msgspec.to_builtins(run.plan.block),
-        graph_digest=run.plan.digest,
-        params=run.plan.params,
-        engines=resolved_engines(run.plan.engines),
+        plan=run.plan,
         schedule=options.schedule,
         batch_size=options.batch_size,
         samples=options.samples,
         seed=options.seed,
-        input={"file": storable(str(options.input)), "columns": options.columns, "limit": options.limit} | structs.asdict(run.fingerprint),
+        input=RunInput(file=storable(str(options.input)), columns=options.columns, limit=options.limit, **structs.asdict(run.fingerprint)),
         virtual_time=run.virtual_time,
         versions=versions(),
         host=host(),

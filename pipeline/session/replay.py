@@ -3,13 +3,13 @@
 Plans, options and fingerprints enter, sentences leave; runs on other engines are none of its business.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 
 from msgspec import structs
 
 from pipeline.data.problems import Fingerprint
-from pipeline.engines.replay.recording import CALIBRATION, Recording, as_recorded, read_recording
+from pipeline.engines.replay.recording import CALIBRATION, as_recorded, read_recording
 from pipeline.engines.replay.spec import ReplaySpec
 from pipeline.errors import NeverGenerated, UsageError
 from pipeline.graph.plan import Plan
@@ -29,7 +29,7 @@ def resolved(plan: Plan) -> Plan:
 def check_replay(plan: Plan, options: RunOptions, fingerprint: Fingerprint) -> None:
     """Raise `UsageError` where the options ask other things than a recorded run was asked."""
     for run in dict.fromkeys(spec.run for spec in _replayed(plan).values()):
-        if needs := next(_needs(read_recording(run), options, fingerprint), None):
+        if needs := next(_needs(read_recording(run).file, options, fingerprint), None):
             raise UsageError(f"replay of {run} needs {needs}")
 
 
@@ -50,19 +50,18 @@ def announcements(plan: Plan) -> list[str]:
 
 def shortfall(run: RunFile) -> str | None:
     """How many chains needed text that was never generated, and at which stage first; None where none did."""
-    missing: Mapping[str, int] = run.totals.get("errors", {}).get(NeverGenerated.__name__, {})
+    missing = run.totals.errors.get(NeverGenerated.__name__)
     if not missing:
         return None
-    chains = sum(run.totals[f"chains_{end}"] for end in ("done", "failed", "cancelled"))
     stages = ", ".join(f"{stage} {count}" for stage, count in sorted(missing.items(), key=lambda item: -item[1]))
-    return f"replay: {sum(missing.values())} of {chains} chains needed text that was never generated, first at stage {stages}"
+    return f"replay: {sum(missing.values())} of {run.totals.chains} chains needed text that was never generated, first at stage {stages}"
 
 
 def _replayed(plan: Plan) -> dict[str, ReplaySpec]:
     return {role: spec for role, spec in plan.engines.items() if isinstance(spec, ReplaySpec)}
 
 
-def _needs(recording: Recording, options: RunOptions, fingerprint: Fingerprint) -> Iterator[str]:
+def _needs(recording: RunFile, options: RunOptions, fingerprint: Fingerprint) -> Iterator[str]:
     then = recording.input
     if options.seed != recording.seed:
         yield f"--seed {recording.seed}"

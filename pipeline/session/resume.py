@@ -46,7 +46,7 @@ CALL = (
 
 def check_drift(folder: Path, old: RunFile, new: RunFile, allowed: Sequence[str]) -> None:
     """Raise `UsageError` that names all that `new` would do otherwise than `old` did, unless it is `allowed`."""
-    as_read = msgspec.json.decode(new.encoded(), type=RunFile)
+    as_read = RunFile.decode(msgspec.json.decode(new.encode()))
     found = {name: list(differences) for name, differences in _drift(old, as_read).items()}
     refused = [each for name, differences in found.items() if name not in allowed for each in differences]
     if not refused:
@@ -58,14 +58,14 @@ def check_drift(folder: Path, old: RunFile, new: RunFile, allowed: Sequence[str]
 
 def _drift(old: RunFile, new: RunFile) -> dict[str, Iterator[str]]:
     """Differences by what they are differences of."""
-    same_params = old.params == new.params
+    same_params = old.plan.params == new.plan.params
     return {
-        "params": _changes("param ", old.params, new.params),
-        "graph": iter(["the graph is another one"] if same_params and old.graph != new.graph else []),
+        "params": _changes("param ", old.plan.params, new.plan.params),
+        "graph": iter(["the graph is another one"] if same_params and old.plan.block != new.plan.block else []),
         "model": _model_changes(old.engines, new.engines),
         "engines": _engine_changes(old.engines, new.engines),
         "input": _changes("input ", _input(old), _input(new)),
-        "limit": _changes("", {"limit": old.input.get("limit")}, {"limit": new.input.get("limit")}),
+        "limit": _changes("", {"limit": old.input.limit}, {"limit": new.input.limit}),
         "seed": _changes("", {"seed": old.seed}, {"seed": new.seed}),
         "samples": _changes("", {"samples": old.samples}, {"samples": new.samples}),
         "batch_size": _changes("", {"batch_size": old.batch_size}, {"batch_size": new.batch_size}),
@@ -74,7 +74,7 @@ def _drift(old: RunFile, new: RunFile) -> dict[str, Iterator[str]]:
 
 
 def _input(run: RunFile) -> dict[str, Any]:
-    return {name: run.input.get(name) for name in ("sha256", "columns")}
+    return {"sha256": run.input.sha256, "columns": run.input.columns}
 
 
 def _model_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[str]:

@@ -16,14 +16,9 @@ from typing import Any
 import anyio
 from msgspec import Struct, structs
 
-from pipeline.engine import Engine, EngineStatistics
+from pipeline.engine import Engine, EngineStatistics, Fact
 from pipeline.engines.registry import open_engines
 from pipeline.errors import Interrupted, PipelineError
-from pipeline.data.problems import Fingerprint, Problems, open_problems
-from pipeline.engine import Engine, Fact
-from pipeline.engines.registry import cautions, open_engines, virtual_time
-from pipeline.engines.replay.recording import bindings
-from pipeline.errors import Interrupted, PipelineError, first_of
 from pipeline.grading.grader import BESIDE_ENGINES, Grader, default_workers
 from pipeline.graph.plan import Plan
 from pipeline.reasoning.prompts import INSTRUCTION, PromptBuilder
@@ -44,7 +39,7 @@ from pipeline.stages.build import build_stages
 from pipeline.tasks import unwrapped
 from pipeline.trace.folder import hold, removed_if_unused
 from pipeline.trace.recorder import WRITE_EVERY_S, open_recorder
-from pipeline.trace.run_file import RunFile, Session, Status, versions
+from pipeline.trace.run_file import RunFile, Session, Status, Totals, versions
 from pipeline.trace.store import TraceStore, recover
 
 
@@ -138,7 +133,7 @@ def run(options: RunOptions, observer: Observer | None = None, *, attend: Attend
         observer.tell(sentence)
     if flight.old is not None and flight.nothing_to_do:
         totals = flight.old.totals
-        return Result(folder=flight.folder, run=flight.old, done=totals["chains_done"], failed=totals["chains_failed"], nothing_to_do=True)
+        return Result(folder=flight.folder, run=flight.old, done=totals.chains_done, failed=totals.chains_failed, nothing_to_do=True)
     with taken_up(flight, command) as ready:
         return in_loop(partial(solve, ready, observer, attend=attend), virtual=flight.virtual_time)
 
@@ -208,9 +203,7 @@ def opened(ready: Ready, engines: Mapping[str, Engine], startup_s: float) -> Ope
         command=record.command,
         versions=versions(),
     )
-    facts = {
-        role: engine.facts | {"max_model_len": engine.max_model_len, "vocab_size": engine.vocab_size} for role, engine in engines.items()
-    }
+    facts = {role: _facts(engine) for role, engine in engines.items()}
     record = structs.replace(record, sessions=(*record.sessions, session), engine_facts=facts).with_session(session)
     if flight.folder is not None:
         record.write(flight.folder)
@@ -315,9 +308,9 @@ def ended_record(
         ended_unix_ns=ended_unix_ns,
         wall_time_s=(ended_unix_ns - run.session.started_unix_ns) / 1e9,
         orchestrator_cpu_s=cpu_s,
-        engine_statistics={role: structs.asdict(found) for role, found in statistics.items()},
+        engine_statistics=dict(statistics),
     )
-    totals = _totals(chains.executor.progress, chains.graded, run.ready.resume_state) if chains is not None else {}
+    totals = _totals(chains.executor.progress, chains.graded, run.ready.resume_state) if chains is not None else Totals()
     record = structs.replace(run.record, status=status, error=_sentence(error) if status == "failed" else None, totals=totals)
     return record.with_session(session)
 
@@ -352,18 +345,18 @@ def _sentence(error: BaseException | None) -> str:
     return str(error) if isinstance(error, PipelineError) else f"{type(error).__name__}: {error}"
 
 
-def _totals(progress: Progress, graded: GradingStatistics, resume_state: ResumeState) -> dict[str, Any]:
-    return {
-        "chains_done": progress.done,
-        "chains_failed": progress.failed,
-        "chains_cancelled": progress.cancelled,
-        "graded": resume_state.graded + graded.graded,
-        "correct": resume_state.correct + graded.correct,
-        "errors": _by_type(progress.errors),
-        "steps": progress.steps,
-        "decisions": dict(progress.decisions),
-        "output_tokens": progress.output_tokens,
-    }
+def _totals(progress: Progress, graded: GradingStatistics, resume_state: ResumeState) -> Totals:
+    return Totals(
+        chains_done=progress.done,
+        chains_failed=progress.failed,
+        chains_cancelled=progress.cancelled,
+        graded=resume_state.graded + graded.graded,
+        correct=resume_state.correct + graded.correct,
+        errors=_by_type(progress.errors),
+        steps=progress.steps,
+        decisions=dict(progress.decisions),
+        output_tokens=progress.output_tokens,
+    )
 
 
 def _by_type(errors: Mapping[tuple[str, str], int]) -> dict[str, dict[str, int]]:

@@ -22,7 +22,7 @@ from pipeline.data.problems import Fingerprint, Problems, open_problems
 from pipeline.engine import Engine, PrefixCacheReset
 from pipeline.engines.registry import open_engines, virtual_time
 from pipeline.errors import GraphError, Interrupted, PipelineError, UsageError
-from pipeline.graph.plan import Plan
+from pipeline.graph.plan import Plan, settings_of
 from pipeline.graph.spec import EngineSpec
 from pipeline.session.loop import in_loop
 from pipeline.session.options import RunOptions
@@ -34,7 +34,7 @@ from pipeline.sweep.lower_bound import RecordingEngine, all_requests, replay_s
 from pipeline.sweep.plan import Job, SweepOptions, System, check_varied, combinations, jobs
 from pipeline.tasks import unwrapped
 from pipeline.trace.folder import check_output, hold
-from pipeline.trace.run_file import RunFile, host, resolved_engines, versions
+from pipeline.trace.run_file import Host, RunFile, host, versions
 
 WARM_UP_PROBLEMS = 32
 MOST_REPLAYED = 50_000
@@ -57,7 +57,7 @@ class SweepFile(Struct, frozen=True, kw_only=True):
     graphs: dict[str, str]
     """Digest by the system's label."""
     simulated: bool
-    host: dict[str, Any]
+    host: Host
     versions: dict[str, str]
 
 
@@ -189,7 +189,7 @@ def begun(prepared: Prepared) -> dict[str, Point]:
         limit=options.limit,
         samples=options.samples,
         seed=options.seed,
-        engines=resolved_engines(prepared.engines),
+        engines={role: settings_of(spec) for role, spec in prepared.engines.items()},
         settings=options.settings,
         graphs={system.label: system.plan.digest for system in prepared.systems},
         simulated=prepared.virtual_time,
@@ -311,7 +311,7 @@ class Session:
         self, engines: Mapping[str, Engine], recording: Mapping[str, RecordingEngine], record: RunFile, batch_size: int
     ) -> dict[str, float]:
         """Seconds that each engine takes for its calls alone; nothing where they were too many to hold."""
-        calls = {role: found["requests"] for role, found in record.engine_statistics.items()}
+        calls = {role: found.requests for role, found in record.engine_statistics.items()}
         bound_s = {}
         for role, requests in all_requests(recording, calls).items():
             await reset_caches(engines, [role])

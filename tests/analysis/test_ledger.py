@@ -30,9 +30,9 @@ def test_the_lines_are_what_the_engines_counted(tmp_path: Path, graph: str) -> N
     for role, engine in found.engines.items():
         counted = result.run.engine_statistics[role]
         assert engine.output["unrecorded"] == engine.input["unrecorded"] == 0
-        assert sum(engine.output.values()) == engine.counted_output == counted["output_tokens"]
-        assert sum(engine.input.values()) == engine.counted_input == counted["input_tokens"]
-        assert engine.input["cached"] == counted["cached_input_tokens"]
+        assert sum(engine.output.values()) == engine.counted_output == counted.output_tokens
+        assert sum(engine.input.values()) == engine.counted_input == counted.input_tokens
+        assert engine.input["cached"] == counted.cached_input_tokens
         assert min(engine.output.values()) >= 0
         assert engine.why_unrecorded == ()
     assert (found.output("verification") == 0) == (graph in ("likelihood", "target", "draft"))
@@ -41,12 +41,12 @@ def test_the_lines_are_what_the_engines_counted(tmp_path: Path, graph: str) -> N
 
 def test_speccot_line_by_line(tmp_path: Path) -> None:
     result = solve(tmp_path)
-    found, counts = ledger(result.folder), result.run.totals["decisions"]
+    found, counts = ledger(result.folder), result.run.totals.decisions
     assert lines(found.engines["draft"]).keys() == {"committed", "not_chosen", "rejected"}
     assert lines(found.engines["target"]).keys() == {"guidance", "fallback", "answer", "verification", "cut"}
     assert found.output("verification") == counts["accepted"] + counts["fallback"]
     assert (found.output("guidance"), found.output("cut")) == (8 * 12, 12)  # every answer ends with an end-of-sequence token
-    assert found.output_tokens == sum(result.run.totals["output_tokens"].values())
+    assert found.output_tokens == sum(result.run.totals.output_tokens.values())
     shares = (found.useful_share or 0) + (found.waste_share or 0) + (found.verification_share or 0)
     assert shares == pytest.approx(1)
 
@@ -64,8 +64,8 @@ def test_failed_attempts_and_lost_chains(tmp_path: Path, graph: str) -> None:
     assert result.failed
     found = ledger(result.folder)
     for role, engine in found.engines.items():
-        assert sum(engine.output.values()) == result.run.engine_statistics[role]["output_tokens"]
-        assert sum(engine.input.values()) == result.run.engine_statistics[role]["input_tokens"]
+        assert sum(engine.output.values()) == result.run.engine_statistics[role].output_tokens
+        assert sum(engine.input.values()) == result.run.engine_statistics[role].input_tokens
         assert min(engine.output.values()) >= 0
         assert engine.output["lost_chains"] > 0 or graph == "likelihood"
         assert "attempts failed" in engine.why_unrecorded[0]

@@ -9,8 +9,8 @@ import pytest
 
 from pipeline.analysis.resources import Resources, answers, resources
 from pipeline.graph.loader import load_engines
+from pipeline.graph.plan import settings_of
 from pipeline.graph.plugins import engine_specs
-from pipeline.trace.run_file import resolved_engines
 
 ROOT = Path(__file__).parent.parent.parent
 A100 = {role: {"device": "NVIDIA A100"} for role in ("draft", "target")}
@@ -19,7 +19,8 @@ CPU = {role: {"device": "cpu"} for role in ("draft", "target")}
 
 def stated(name: str, *settings: str) -> dict[str, Any]:
     """An engines file as it stands in a `run.json`."""
-    engines = resolved_engines(load_engines(ROOT / f"graphs/engines/{name}.yaml", engine_specs(), settings))
+    specs = load_engines(ROOT / f"graphs/engines/{name}.yaml", engine_specs(), settings)
+    engines = {role: settings_of(spec) for role, spec in specs.items()}
     found: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(engines))
     return found
 

@@ -17,8 +17,7 @@ from pipeline.engines.sim.spec import SimDeviceSpec, SimSpec
 from pipeline.errors import InputError, UsageError
 from pipeline.session.options import RunOptions
 from pipeline.session.preflight import load_plan
-from pipeline.session.run import load_plan, run
-from tests.session.test_run import write_problems
+from pipeline.session.run import run
 from tests.support.runs import write_problems
 
 ROOT = Path(__file__).parent.parent.parent

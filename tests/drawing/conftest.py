@@ -7,8 +7,6 @@ import pytest
 
 from pipeline.graph.plan import Plan
 from pipeline.session.preflight import load_plan
-from pipeline.session.run import load_plan
-from tests.session.test_run import ROOT, solve
 from tests.support.paths import ROOT
 from tests.support.plans import GRAPH, NASTY
 from tests.support.runs import solve

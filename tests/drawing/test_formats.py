@@ -20,9 +20,6 @@ from pipeline.drawing.text import text
 from pipeline.errors import UsageError
 from pipeline.graph.plan import Plan
 from pipeline.session.preflight import load_plan
-from pipeline.session.run import load_plan
-from tests.drawing.conftest import NASTY
-from tests.session.test_run import ROOT
 from tests.support.paths import ROOT
 from tests.support.plans import NASTY
 

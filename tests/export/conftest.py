@@ -1,6 +1,5 @@
 """Runs to export: one on simulated engines of which one dies now and then, and folders whose rows are written here."""
 
-import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,21 +9,12 @@ import pytest
 
 from pipeline.trace.events import CallRow, ChainRow
 from pipeline.trace.store import TraceStore
+from tests.support.run_files import SIM, write_run_json
 from tests.support.runs import solve
 
 Blank = Callable[..., Any]
 T = 1_700_000_000_000_000_000
-CARD = {
-    "run_id": "written",
-    "graph_file": "graphs/speccot.yaml",
-    "graph_digest": "0",
-    "engines": {"draft": {"backend": "sim", "model": "small"}, "target": {"backend": "sim", "model": "org/large"}},
-    "schedule": "pipelined",
-    "batch_size": 8,
-    "seed": 0,
-    "virtual_time": False,
-    "started_unix_ns": T,
-}
+ENGINES = {"draft": SIM | {"model": "small"}, "target": SIM | {"model": "org/large"}}
 
 
 @pytest.fixture(scope="session")
@@ -49,7 +39,8 @@ def written(tmp_path: Path, blank: Blank) -> Callable[..., Path]:
     def write(parts: Sequence[Sequence[tuple[int, int]]], chains: Sequence[tuple[int, int]] = (), **card: Any) -> Path:
         folder = tmp_path / "written"
         folder.mkdir()
-        (folder / "run.json").write_text(json.dumps(CARD | card))
+        about = {"run_id": "written", "graph_file": "graphs/speccot.yaml", "engines": ENGINES, "started_unix_ns": T}
+        write_run_json(folder, **about | card)
         for part in parts:
             rows = [
                 blank(CallRow, engine="target", stage="s", chain_id="c", submit_unix_ns=T + start, end_unix_ns=T + end)

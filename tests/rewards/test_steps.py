@@ -9,17 +9,18 @@ import pytest
 
 from pipeline.data.problems import open_problems
 from pipeline.errors import InputError
-from pipeline.rewards.steps import Round, Rounds, RunCard, Said, drafters, open_input
+from pipeline.rewards.steps import Round, Rounds, Said, open_input
 from pipeline.session.options import RunOptions
 from pipeline.session.run import run as solve
 from pipeline.trace.events import StepRow
-from pipeline.trace.read import read_card
+from pipeline.trace.run_file import RunFile
 from pipeline.trace.store import TraceStore
+from tests.support.run_files import write_run_json
 
 Blank = Callable[..., Any]
 ROOT = Path(__file__).parent.parent.parent
 SIM = ROOT / "graphs/engines/sim-2xh100.yaml"
-GRAPH = {"levels": [[{"name": "draft", "spec": {"kind": "draft", "engine": "small", "candidates": 2}}]]}
+GRAPH = {"levels": [[{"name": "draft", "spec": {"kind": "draft", "engine": "small", "candidates": 2, "max_tokens": 9}}]]}
 
 
 @pytest.fixture
@@ -51,14 +52,13 @@ def folder_of(folder: Path, *rows: Any) -> Path:
     path = folder / "problems.csv"
     path.write_text("name,text\na,Problem A?\nb,Problem B?\n")
     columns = {"problem": "text", "problem_id": "name"}
-    card = {"file": str(path), "columns": columns, "limit": None, "sha256": open_problems(path, columns).check().sha256}
-    (folder / "run.json").write_text(json.dumps({"run_id": "r", "graph": GRAPH, "input": card}))
-    return folder
+    read = {"file": str(path), "columns": columns, "limit": None, "sha256": open_problems(path, columns).check().sha256, "rows": 2}
+    return write_run_json(folder, graph=GRAPH, input=read)
 
 
 def rounds_of(folder: Path, thought_end: str = "") -> list[Round]:
-    card = read_card(folder, RunCard)
-    rounds = Rounds(folder, card, open_input(card, None), thought_end)
+    file = RunFile.read(folder)
+    rounds = Rounds(folder, file, open_input(file, None), thought_end)
     found = list(rounds)
     assert len(found) == rounds.total
     return found
@@ -88,8 +88,8 @@ def test_samples_of_a_problem_do_not_mix(tmp_path: Path, row: Callable[..., Any]
 
 def test_nothing_is_kept_of_chains_that_are_over(tmp_path: Path, row: Callable[..., Any]) -> None:
     folder = folder_of(tmp_path, *(row(problem, index, "x\n\n") for index in (1, 2) for problem in "ba"), row("b", 3, "x\n\n"))
-    card = read_card(folder, RunCard)
-    rounds = Rounds(folder, card, open_input(card, None))
+    file = RunFile.read(folder)
+    rounds = Rounds(folder, file, open_input(file, None))
     kept = [(sorted(rounds._texts), sorted(rounds._thoughts), sorted(rounds._last)) for _ in rounds]
     assert kept == [
         (["a", "b"], ["b#0"], ["b#0"]),
@@ -100,12 +100,14 @@ def test_nothing_is_kept_of_chains_that_are_over(tmp_path: Path, row: Callable[.
     ]
 
 
-def test_who_drafts_is_read_from_the_graph() -> None:
-    two = [{"spec": {"kind": "draft", "engine": "large", "candidates": 2}}, {"spec": {"kind": "draft", "engine": "small", "candidates": 1}}]
-    judge = [{"spec": {"kind": "choose", "engine": "large"}}]
-    loop = {"name": "reason", "until": {}, "body": {"levels": [two, judge], "first_writer": None}}
-    assert drafters({"levels": [judge, [loop]]}) == ["large", "large", "small"]
-    assert drafters({"levels": [judge]}) == []
+def test_who_drafts_is_read_from_the_graph(tmp_path: Path) -> None:
+    def draft(name: str, role: str, candidates: int) -> dict[str, Any]:
+        return {"name": name, "spec": {"kind": "draft", "engine": role, "candidates": candidates, "max_tokens": 9}}
+
+    judge = [{"name": "verify", "spec": {"kind": "choose", "engine": "large"}}]
+    loop = {"name": "reason", "until": {}, "body": {"levels": [[draft("one", "large", 2), draft("two", "small", 1)], judge]}}
+    assert RunFile.read(write_run_json(tmp_path, graph={"levels": [judge, [loop]]})).plan.drafters == ("large", "large", "small")
+    assert RunFile.read(write_run_json(tmp_path, graph={"levels": [judge]})).plan.drafters == ()
 
 
 @pytest.mark.parametrize("graph", ["speccot", "scot", "specreason"])
@@ -135,14 +137,14 @@ def test_steps_out_of_order(tmp_path: Path, row: Callable[..., Any]) -> None:
 
 def test_an_input_that_changed_moved_or_went(tmp_path: Path, row: Callable[..., Any]) -> None:
     folder = folder_of(tmp_path, row("a", 1, "x"))
-    card, path = read_card(folder, RunCard), tmp_path / "problems.csv"
+    file, path = RunFile.read(folder), tmp_path / "problems.csv"
     moved = path.rename(tmp_path / "moved.csv")
     with pytest.raises(InputError, match=r"problems.csv: the input of this run is not here; say with --input where it is now"):
-        open_input(card, None)
-    assert [each.problem for each in Rounds(folder, card, open_input(card, moved))] == ["Problem A?"]
+        open_input(file, None)
+    assert [each.problem for each in Rounds(folder, file, open_input(file, moved))] == ["Problem A?"]
     moved.write_text(moved.read_text().replace("Problem A?", "Problem C?"))
     with pytest.raises(InputError, match=r"moved.csv: is not the input of this run: its SHA-256 is \w{12}\.\.\., run.json has"):
-        open_input(card, moved)
+        open_input(file, moved)
 
 
 def test_a_problem_that_is_nowhere(tmp_path: Path, row: Callable[..., Any]) -> None:
@@ -157,4 +159,4 @@ def test_no_run_folder(tmp_path: Path, content: str | None, message: str) -> Non
     if content is not None:
         (tmp_path / "run.json").write_text(content)
     with pytest.raises(InputError, match=message):
-        read_card(tmp_path, RunCard)
+        RunFile.read(tmp_path)

@@ -15,8 +15,7 @@ from pipeline.errors import GraphError
 from pipeline.graph.yaml_file import read_yaml
 from pipeline.session.options import RunOptions
 from pipeline.session.preflight import load_plan
-from pipeline.session.run import load_plan, run
-from tests.session.test_run import SIM, rows
+from pipeline.session.run import run
 from tests.support.graphs import DECODE, NAMES, SEEN
 from tests.support.paths import SIM
 from tests.support.runs import rows

@@ -138,7 +138,7 @@ def test_another_threshold_answers_the_chains_that_go_the_recorded_way(
     assert all(said(truth.folder)[chain] != said(before)[chain] for chain in missing)
     assert result.exit_code == 3
     stages = {stage: list(missing.values()).count(stage) for stage in missing.values()}
-    assert result.run.totals["errors"] == {"NeverGenerated": stages}
+    assert result.run.totals.errors == {"NeverGenerated": stages}
     sentence = shortfall(result.run)
     assert sentence is not None
     assert sentence.startswith(f"replay: {len(missing)} of {CHAINS} chains needed text that was never generated, first at stage ")
@@ -237,7 +237,7 @@ def test_calls_take_as_long_as_they_took_when_nothing_else_is_asked_of_them(reco
     times = ("e2e_latency_s", "queue_time_s", "prefill_time_s", "decode_time_s", "time_to_first_token_s", "cached_input_tokens")
     for ours, theirs in zip(rows(result.folder, "calls"), rows(before, "calls"), strict=True):
         assert [ours[name] for name in times] == pytest.approx([theirs[name] for name in times])
-    busy = result.run.engine_statistics["target"]["busy_s"]
+    busy = result.run.engine_statistics["target"].busy_s
     assert 0 < busy <= result.run.wall_time_s  # type: ignore[operator]
     assert {facts["costs"] for facts in result.run.engine_facts.values()} == {"recorded"}
 

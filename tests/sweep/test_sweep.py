@@ -12,8 +12,8 @@ import pytest
 from pipeline.analysis.points import Point, read_points
 from pipeline.errors import GraphError, UsageError
 from pipeline.session.options import RunOptions
+from pipeline.session.preflight import load_plan
 from pipeline.session.run import Observer, run
-from pipeline.session.run import load_plan, run
 from pipeline.sweep.plan import SweepOptions, jobs
 from pipeline.sweep.sweep import SweepResult, read_systems, sweep
 from tests.support.paths import SIM

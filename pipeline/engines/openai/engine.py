@@ -12,9 +12,8 @@ from typing import Any, NamedTuple, TypeVar
 import anyio
 from anyio.abc import TaskGroup
 
-from pipeline.engine import Completion, EngineStatistics, Request, Tokenizer
-from pipeline.engines.meter import UsageMeter
 from pipeline.engine import Completion, EngineStatistics, Fact, Request, Tokenizer
+from pipeline.engines.meter import UsageMeter
 from pipeline.engines.openai.answers import Aborted, Answer, Malformed, answer_of
 from pipeline.engines.openai.client import Broken, Oversized, Reply, Server, complaint_of, overflows
 from pipeline.engines.openai.completion import completion_of

@@ -9,9 +9,8 @@ from typing import Any, Literal
 
 from msgspec import Struct, msgpack
 
-from pipeline.engine import Completion, EngineStatistics, Request
-from pipeline.engines.meter import UsageMeter
 from pipeline.engine import Completion, EngineStatistics, Fact, Request
+from pipeline.engines.meter import UsageMeter
 from pipeline.engines.torch.spec import TorchSpec
 from pipeline.engines.vllm.spec import VllmSpec
 

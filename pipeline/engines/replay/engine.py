@@ -11,9 +11,8 @@ from pathlib import Path
 
 import anyio
 
-from pipeline.engine import Backend, Completion, Engine, EngineStatistics, Request, Tokenizer, Usage
-from pipeline.engines.meter import UsageMeter
 from pipeline.engine import Backend, Completion, Engine, EngineStatistics, Fact, Request, Tokenizer, Usage
+from pipeline.engines.meter import UsageMeter
 from pipeline.engines.replay.answers import answer_of, misfit
 from pipeline.engines.replay.calls import RecordedCall, RecordedCalls
 from pipeline.engines.replay.recording import CALIBRATION, read_recording, sim_spec, tokenizer_of
@@ -101,17 +100,17 @@ async def open_replay(specs: Mapping[str, ReplaySpec]) -> AsyncIterator[Mapping[
     simulated and have one name share it. Raises `GraphError` or `InputError` where a run cannot be replayed."""
     calls_of = cache(RecordedCalls)
     recordings = {role: read_recording(spec.run) for role, spec in specs.items()}
-    facts = {role: recordings[role].facts(role, spec.run) for role, spec in specs.items()}
+    facts = {role: recordings[role].facts(role) for role, spec in specs.items()}
     devices = {role: sim_spec(role, spec, recordings[role]) for role, spec in specs.items() if spec.costs == "simulated"}
     authors = {}
     for role, spec in specs.items():
-        tokenizer = tokenizer_of(role, spec, recordings[role].engine(role, spec.run))
+        tokenizer = tokenizer_of(role, spec, recordings[role])
         authors[role] = Recorded(role, calls_of(Path(spec.run)), tokenizer, facts[role].vocab_size)
     others = {role: ReplayEngine(role, authors[role], facts[role].max_model_len) for role in specs.keys() - devices.keys()}
     async with open_devices(devices, {role: authors[role] for role in devices}) as simulated:
         engines = {role: simulated[role] if role in devices else others[role] for role in specs}
         for role, spec in specs.items():
-            engines[role].facts |= _facts(spec, recordings[role].engine(role, spec.run).backend)
+            engines[role].facts |= _facts(spec, recordings[role].engine(role).backend)
         try:
             yield engines
         finally:

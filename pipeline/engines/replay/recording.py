@@ -3,7 +3,6 @@
 `run.json` and an engines file enter, specs leave; no call is read here and nothing is opened.
 """
 
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -19,34 +18,15 @@ from pipeline.engines.sim.tokenizer import SimTokenizer
 from pipeline.engines.tokenizer import HFTokenizer
 from pipeline.errors import GraphError, InputError, boundary, did_you_mean
 from pipeline.graph.loader import load_engines
-from pipeline.trace.read import read_card
+from pipeline.graph.plan import UnknownEngine, settings_of
+from pipeline.graph.spec import EngineSpec
+from pipeline.trace.run_file import RunFile
 
 PREFIX = "replay:"
 """Before a run folder, in the place of an engines file."""
 CALIBRATION = "calibration.yaml"
 """In a run folder: simulated engines that were fitted to it."""
 OLD = "was recorded by an earlier version, which did not keep what a replay needs; record it again"
-
-
-class RecordedInput(Struct, frozen=True, kw_only=True):
-    """The problems that a run was given."""
-
-    file: str
-    sha256: str
-    rows: int
-    columns: dict[str, str] = {}
-
-
-class RecordedEngine(Struct, frozen=True, kw_only=True):
-    """What every engine of a recorded run says."""
-
-    backend: str
-    model: str = ""
-    tokenizer: str | None = None
-    run: str = ""
-    max_in_flight: int
-    timeout_s: float
-    max_retries: int
 
 
 class RecordedFacts(Struct, frozen=True, kw_only=True):
@@ -56,36 +36,34 @@ class RecordedFacts(Struct, frozen=True, kw_only=True):
     vocab_size: int
 
 
-class Recording(Struct, frozen=True, kw_only=True):
-    """The part of a `run.json` that matters."""
+class Recording(Struct, frozen=True):
+    """A recorded run."""
 
-    engines: dict[str, dict[str, Any]]
-    engine_facts: dict[str, dict[str, Any]] = {}
-    seed: int
-    samples: int
-    input: RecordedInput
+    folder: str
+    file: RunFile
 
-    def engine(self, role: str, run: str) -> RecordedEngine:
-        """The engine that played `role` in `run`; raises `GraphError` where none did, or one that only replayed itself."""
-        if role not in self.engines:
-            raise GraphError(f"engine {role!r}", f"the run {run} had no such engine; {did_you_mean(role, self.engines)}")
-        with boundary(InputError, f"{run}/run.json: $.engines.{role}", foreign=msgspec.ValidationError):
-            found = msgspec.convert(self.engines[role], RecordedEngine)
-        if found.backend == "replay":
-            raise GraphError(f"engine {role!r}", f"the run {run} is a replay itself; replay what it replays: {PREFIX}{found.run}")
+    def engine(self, role: str) -> EngineSpec:
+        """The engine that played `role`; raises `GraphError` where none did, or one that only replayed itself."""
+        engines = self.file.plan.engines
+        if role not in engines:
+            raise GraphError(f"engine {role!r}", f"the run {self.folder} had no such engine; {did_you_mean(role, engines)}")
+        found = engines[role]
+        if isinstance(found, ReplaySpec):
+            what = f"the run {self.folder} is a replay itself; replay what it replays: {PREFIX}{found.run}"
+            raise GraphError(f"engine {role!r}", what)
         return found
 
-    def facts(self, role: str, run: str) -> RecordedFacts:
-        """Limits of that engine."""
+    def facts(self, role: str) -> RecordedFacts:
+        """Limits of that engine; raises `InputError` where an earlier version did not keep them."""
         try:
-            return msgspec.convert(self.engine_facts.get(role), RecordedFacts)
+            return msgspec.convert(self.file.engine_facts.get(role), RecordedFacts)
         except msgspec.ValidationError as error:
-            raise InputError(run, OLD) from error
+            raise InputError(self.folder, OLD) from error
 
 
 def read_recording(run: str) -> Recording:
     """What the `run.json` in the folder says; raises `InputError`."""
-    return read_card(Path(run), Recording)
+    return Recording(run, RunFile.read(Path(run)))
 
 
 def replayed(engines: Path | None) -> Path | None:
@@ -99,27 +77,27 @@ def bindings(engines: Path | None) -> Path | Mapping[str, Any] | None:
     run = replayed(engines)
     if run is None:
         return engines
-    return {role: {"backend": "replay", "run": str(run)} for role in read_recording(str(run)).engines}
+    return {role: {"backend": "replay", "run": str(run)} for role in read_recording(str(run)).file.plan.engines}
 
 
 def as_recorded(role: str, spec: ReplaySpec) -> ReplaySpec:
     """`spec` with all that it leaves open decided. Raises `GraphError` or `InputError` where it cannot be."""
     recording = read_recording(spec.run)
-    then = recording.engine(role, spec.run)
-    recording.facts(role, spec.run)
+    then = recording.engine(role)
+    recording.facts(role)
     costs, costs_from = _costs(role, spec, then)
     return structs.replace(
         spec,
         costs=costs,
         costs_from=costs_from,
-        model=spec.model or then.model or role,
+        model=spec.model or recording.file.model(role),
         max_in_flight=spec.max_in_flight or then.max_in_flight,
         timeout_s=spec.timeout_s or then.timeout_s,
         max_retries=then.max_retries if spec.max_retries < 0 else spec.max_retries,
     )
 
 
-def _costs(role: str, spec: ReplaySpec, then: RecordedEngine) -> tuple[Literal["recorded", "simulated"], str | None]:
+def _costs(role: str, spec: ReplaySpec, then: EngineSpec) -> tuple[Literal["recorded", "simulated"], str | None]:
     fitted = Path(spec.run) / CALIBRATION
     if spec.costs == "recorded":
         if spec.costs_from is not None:
@@ -137,12 +115,11 @@ def _costs(role: str, spec: ReplaySpec, then: RecordedEngine) -> tuple[Literal["
 
 def sim_spec(role: str, spec: ReplaySpec, recording: Recording) -> SimSpec:
     """The roofline of an engine whose costs are simulated. It does not fail, and its context is the recorded one."""
-    if spec.costs_from is None:
-        with boundary(InputError, f"{spec.run}/run.json: $.engines.{role}", foreign=msgspec.ValidationError):
-            found = msgspec.convert(_endless(recording.engines[role]), SimSpec)
-    else:
-        found = _of_file(role, Path(spec.costs_from))
-    return structs.replace(found, faults=SimFaultsSpec(), max_model_len=recording.facts(role, spec.run).max_model_len)
+    found = recording.engine(role) if spec.costs_from is None else _of_file(role, Path(spec.costs_from))
+    if isinstance(found, UnknownEngine):
+        raise InputError(f"{spec.run}/run.json: $.engines.{role}", found.flaw)
+    assert isinstance(found, SimSpec)
+    return structs.replace(found, faults=SimFaultsSpec(), max_model_len=recording.facts(role).max_model_len)
 
 
 def _of_file(role: str, path: Path) -> SimSpec:
@@ -154,20 +131,15 @@ def _of_file(role: str, path: Path) -> SimSpec:
     return found
 
 
-def _endless(engine: Mapping[str, Any]) -> dict[str, Any]:
-    """JSON has no infinity: a rate without a bound is null in `run.json`."""
-    device = engine.get("device")
-    rates = {name: math.inf if value is None else value for name, value in device.items()} if isinstance(device, dict) else device
-    return {**engine, "device": rates}
-
-
-def tokenizer_of(role: str, spec: ReplaySpec, engine: RecordedEngine) -> Tokenizer:
-    """That of the recorded `engine`: of a simulated one its own, else its model's, of which no weights are loaded."""
+def tokenizer_of(role: str, spec: ReplaySpec, recording: Recording) -> Tokenizer:
+    """That of the recorded engine: of a simulated one its own, else its model's, of which no weights are loaded."""
+    engine = recording.engine(role)
     if engine.backend == "sim":
         return SimTokenizer()
-    name = engine.tokenizer or engine.model
+    settings = settings_of(engine)
+    name = settings.get("tokenizer") or settings.get("model")
     if not name:
         what = f"the run {spec.run} does not say which tokenizer its engine of the backend {engine.backend!r} had"
         raise GraphError(f"engine {role!r}", what)
     with boundary(GraphError, f"engine {role!r}", foreign=GraphError):
-        return HFTokenizer(resolve(role, name), trust_remote_code=spec.trust_remote_code)
+        return HFTokenizer(resolve(role, str(name)), trust_remote_code=spec.trust_remote_code)

@@ -13,10 +13,8 @@ from itertools import count, pairwise
 import anyio
 from anyio.abc import TaskStatus
 
-from pipeline.engine import Backend, Completion, Engine, EngineStatistics, Request, Timing, Tokenizer, Usage
-from pipeline.engines.meter import UsageMeter
 from pipeline.engine import Backend, Completion, Engine, EngineStatistics, Fact, Request, Timing, Tokenizer, Usage
-from pipeline.engines.requests import check
+from pipeline.engines.meter import UsageMeter
 from pipeline.engines.sim.author import Answer, Author, TextAuthor
 from pipeline.engines.sim.cache import PrefixCache
 from pipeline.engines.sim.device import Share, SimDevice

@@ -14,9 +14,8 @@ import traceback
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from pipeline.engine import Completion, EngineStatistics, Request, Speculation
-from pipeline.engines.meter import UsageMeter
 from pipeline.engine import Completion, EngineStatistics, Fact, Request, Speculation
+from pipeline.engines.meter import UsageMeter
 from pipeline.engines.process.parent import Line
 from pipeline.engines.process.wire import Abort, Failed, Forget, Forgotten, Ready, Report, Setup, Submit
 
