@@ -51,7 +51,7 @@ def prepare(recipe: Recipe, origin: str | None, output: Path, force: bool = Fals
     `force` writes although rows or digest differ from the recipe's, and over another file. A wrong row is always refused.
     """
     if output.suffix != ".parquet" or output.is_dir() or storable(str(output)) != str(output):
-        raise UsageError(f"{output}: expected the name of a file that ends in .parquet, in UTF-8")
+        raise UsageError(f"{output}: expected the name of a file that ends in .parquet")
     published = _open(recipe, origin)
     where = published.where
     rows, left_out = _read(recipe, published)

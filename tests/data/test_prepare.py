@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipeline.analysis.summary import summarize
-from pipeline.bundled import bundled_names
+from pipeline.bundled import bundled_files
 from pipeline.data.canonical import Reader, canonical_digest, shuffled, with_options
 from pipeline.data.prepare import prepare
 from pipeline.data.problems import Problem, open_problems
@@ -487,8 +487,8 @@ def test_what_is_not_bundled_and_what_is_not_on_the_hub(tmp_path: Path) -> None:
 
 
 def test_every_recipe_is_whole() -> None:
-    assert set(bundled_names("data set")) == {*PUBLISHED, "arith", "gpqa_diamond"}
-    for name in bundled_names("data set"):
+    assert set(bundled_files("data set")) == {*PUBLISHED, "arith", "gpqa_diamond"}
+    for name in bundled_files("data set"):
         recipe = find_recipe(name)
         assert recipe.rows
         assert recipe.license
