@@ -8,6 +8,7 @@ PipelineError
 ├── RunError              the run could not go on; what is finished is on disk (exit code 1)
 │   ├── EngineDead        an engine's process or server is gone
 │   ├── RunFolderError    the run folder cannot be written
+│   ├── Unfinished        a run of the Python API could not go on; it holds what was finished
 │   └── ExportError       an export could not be delivered
 └── ChainError            one chain failed; it is recorded as such and the others go on (exit code 3)
     ├── BadRow            an input row that holds no problem
@@ -18,6 +19,7 @@ PipelineError
         └── ContextOverflow   the prompt leaves no room for an output
 """
 
+import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
@@ -83,6 +85,14 @@ class RunFolderError(RunError):
 
     def __init__(self, *parts: str) -> None:
         super().__init__(": ".join(parts))
+
+
+class Unfinished(RunError):
+    """A run of the Python API could not go on, for the reason `error`; `result` is a `pipeline.Result` of what was finished."""
+
+    def __init__(self, error: PipelineError, result: Any) -> None:
+        super().__init__(str(error))
+        self.error, self.result = error, result
 
 
 class ExportError(RunError):
@@ -159,8 +169,15 @@ def boundary(ours: type[PipelineError], *parts: str, foreign: type[Exception] | 
     try:
         yield
     except foreign as error:
-        text = str(error).strip().splitlines()
-        raise ours(*parts, text[0] if text else type(error).__name__) from error
+        raise ours(*parts, reason(error)) from error
+
+
+def reason(error: BaseException) -> str:
+    """What an error says went wrong, in one line; of an `OSError` only the system's words, without the name of the file."""
+    if isinstance(error, OSError) and error.errno is not None and error.errno > 0:
+        return os.strerror(error.errno).lower()
+    lines = str(getattr(error, "strerror", None) or error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

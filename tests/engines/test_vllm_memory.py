@@ -6,8 +6,8 @@ import anyio
 import pytest
 
 from pipeline.engines.model_card import ModelCard, Shape, read_card
-from pipeline.engines.vllm.memory import check, examine_vllm, findings, look_up
-from pipeline.engines.vllm.plan import CONTEXT_BYTES, MemoryPlan, build, on_cpu, overhead_bytes, plan
+from pipeline.engines.vllm.check import check, examine_vllm, findings, look_up
+from pipeline.engines.vllm.memory_plan import CONTEXT_BYTES, MemoryPlan, build, memory_plan, on_cpu, overhead_bytes
 from pipeline.engines.vllm.spec import SpeculativeSpec, VllmSpec
 from pipeline.errors import GraphError
 from pipeline.machine import GIB, Gpu, Machine
@@ -48,7 +48,7 @@ def alone(**fields: Any) -> dict[str, VllmSpec]:
 
 
 def plan_of(specs: dict[str, VllmSpec], where: Machine) -> MemoryPlan:
-    return plan(specs, where, CARDS)
+    return memory_plan(specs, where, CARDS)
 
 
 def test_a_share_is_weights_overhead_and_cache() -> None:

@@ -193,7 +193,7 @@ def test_a_worker_that_is_killed_at_work_is_given_one_more_chance() -> None:
                 killed.add(pid)
             asking.join(0.01)
     assert len(killed) == 2
-    assert verdicts == [Verdict(False, "the grader was lost (SIGKILL)")]
+    assert verdicts == [Verdict(False, "the grader was lost (killed by SIGKILL)")]
 
 
 def _computes(pid: int) -> bool:

@@ -239,7 +239,9 @@ def test_calls_take_as_long_as_they_took_when_nothing_else_is_asked_of_them(reco
         assert [ours[name] for name in times] == pytest.approx([theirs[name] for name in times])
     busy = result.run.engine_statistics["target"].busy_s
     assert 0 < busy <= result.run.wall_time_s  # type: ignore[operator]
-    assert {facts["costs"] for facts in result.run.engine_facts.values()} == {"recorded"}
+    facts = list(result.run.engine_facts.values())
+    assert {(each["costs"], each["answers"], each["replay"]) for each in facts} == {("recorded", "simulated", str(before))}
+    assert not any({"devices", "flops_per_s"} & each.keys() for each in facts)
 
 
 def test_costs_of_a_file_count_and_so_does_a_calibration(recorded: Callable[[str], Path], tmp_path: Path) -> None:
@@ -253,7 +255,7 @@ def test_costs_of_a_file_count_and_so_does_a_calibration(recorded: Callable[[str
     result = run(given, Observer(tell=sentences.append))
     assert sentences == [f"replay of {before}: every call of target and draft costs what the roofline in {other} says"]
     assert said(result.folder) == said(before)
-    assert {facts["device"] for facts in result.run.engine_facts.values()} == {"h200-0"}
+    assert {(facts["device"], facts["devices"]) for facts in result.run.engine_facts.values()} == {("h200-0", ("h200-0",))}
     card = json.loads((before / "run.json").read_bytes())
     for engine in card["engines"].values():  # as if it had been recorded of models
         engine["backend"], engine["tokenizer"] = "torch", "bundled:tiny-target"

@@ -58,7 +58,7 @@ def test_the_prefix_cache_and_the_engines_own_words_are_in_the_run(greedy: dict[
 
 def test_nothing_of_vllm_outlives_a_run(greedy: dict[str, Path]) -> None:
     """The contract suite's own engines live in this session too; no others may."""
-    ours = [p for p in psutil.Process().children(recursive=True) if "vllm_worker" in " ".join(p.cmdline())]
+    ours = [p for p in psutil.Process().children(recursive=True) if "engines.vllm.worker" in " ".join(p.cmdline())]
     assert len(ours) <= 4
 
 

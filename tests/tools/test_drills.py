@@ -97,9 +97,9 @@ def test_a_full_disk_ends_the_run_and_with_more_room_it_goes_on(disk: Path, prob
     try:
         result = run(options)
         assert (result.exit_code, result.run.status) == (1, "failed")
-        assert "No space left on device" in str(result.error)
+        assert "no space left on device" in str(result.error)
     except RunFolderError as error:  # not even run.json could be written
-        assert "No space left on device" in str(error)  # noqa: PT017
+        assert "no space left on device" in str(error)  # noqa: PT017
     subprocess.run(["mount", "-o", "remount,size=64m", str(disk)], check=True)
     assert run(resume_options(disk / "run")).exit_code == 0
     found = drills.toll("disk full", 1, disk / "run", whole)
