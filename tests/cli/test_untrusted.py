@@ -185,6 +185,7 @@ def test_remote_code_is_off_and_announced_where_it_is_on(tmp_path: Path, more: s
         assert done.stderr.count("engine 'target': trust_remote_code is on, code that comes with '/nowhere/x' will run") == said
 
 
+@pytest.mark.slow
 def test_no_secret_is_in_anything_that_is_kept_or_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The server repeats its key and another secret in every error, as they are, as JSON writes them, and in answers that are none."""
     monkeypatch.setenv("LOGIN", CANARY)

@@ -13,10 +13,20 @@ import pytest
 
 from pipeline.analysis.summary import summarize
 from pipeline.bundled import bundled_files
-from pipeline.data.canonical import Reader, canonical_digest, shuffled, with_options
 from pipeline.data.prepare import prepare
 from pipeline.data.problems import Problem, open_problems
-from pipeline.data.recipe import COLUMNS, Hub, Recipe, find_recipe, keys_of, load_recipe
+from pipeline.data.recipe import (
+    COLUMNS,
+    Hub,
+    Recipe,
+    RowReader,
+    canonical_digest,
+    find_recipe,
+    keys_of,
+    load_recipe,
+    shuffled,
+    with_options,
+)
 from pipeline.errors import BadRow, InputError, UsageError
 from pipeline.session.options import RunOptions
 from pipeline.session.run import run
@@ -147,7 +157,7 @@ def test_the_bundled_set_is_drawn_again_by_its_tool(root: Path) -> None:
         from tools.make_arith import split
     finally:
         sys.path.remove(str(root))
-    reader = Reader(find_recipe("arith"), {})
+    reader = RowReader(find_recipe("arith"), {})
     published = (
         {"problem_id": f"p{i}", "problem": each.text, "answer": each.answer, "source": "x"} for i, each in enumerate(split("test"))
     )
