@@ -28,6 +28,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
+@pytest.mark.torch
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_command_of_the_readme_runs(folder: Path, command: str) -> None:
     done = subprocess.run([*ENTRY, *command.split()[1:]], cwd=folder, capture_output=True, text=True, timeout=300, env=os.environ)

@@ -48,7 +48,6 @@ def test_a_report_is_written_where_it_says(folder: Path) -> None:
     assert sorted(path.name for path in folder.iterdir()) == ["mine.html", "one", "report.html", "two"]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [

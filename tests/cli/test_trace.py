@@ -47,7 +47,6 @@ def test_wrong_options_are_exit_code_2(arguments: tuple[str, ...], expected: str
     assert expected in done.stderr
 
 
-@pytest.mark.slow
 def test_a_server_that_is_not_there_is_exit_code_1(run_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TRACES_TIMEOUT", "0.5")
     endpoint = "http://127.0.0.1:9/v1/traces"

@@ -39,7 +39,6 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-@pytest.mark.slow
 def test_a_summary_in_json_stays_the_same_json(hostile: Path, tmp_path: Path) -> None:
     (tmp_path / "p.jsonl").write_bytes(b'{"problem": "1 + 1?"}\n{"problem": 5}\n')
     out = tmp_path / "\x9b2J\u202e"
@@ -47,7 +46,6 @@ def test_a_summary_in_json_stays_the_same_json(hostile: Path, tmp_path: Path) ->
     assert json.loads(done.stdout)["run"] == out.name
 
 
-@pytest.mark.slow
 def test_problem_ids_are_kept_as_they_are_and_name_no_file(hostile: Path) -> None:
     ids = pq.read_table(hostile / "chains")["problem_id"].to_pylist()
     assert sum(ESCAPES in problem_id for problem_id in ids) == 3
@@ -55,7 +53,6 @@ def test_problem_ids_are_kept_as_they_are_and_name_no_file(hostile: Path) -> Non
     assert all(re.fullmatch(r"run\.json|run\.lock|calls|steps|chains|part-\d{5}\.parquet", name) for name in names)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("form", ["markdown", "csv", "json"])
 def test_comparing_prints_names_of_folders_as_text(hostile: Path, tmp_path: Path, form: str) -> None:
     done = command("compare", hostile, "--format", form)
@@ -68,7 +65,6 @@ def test_comparing_prints_names_of_folders_as_text(hostile: Path, tmp_path: Path
         assert "<script>" not in done.stdout + written
 
 
-@pytest.mark.slow
 def test_grading_again_prints_ids_as_text(hostile: Path) -> None:
     for path in (hostile / "chains").glob("*.parquet"):
         table = pq.read_table(path)
