@@ -438,9 +438,7 @@ def test_a_run_of_real_models_comes_back_without_them(tmp_path: Path, solve_test
     test_set = ROOT / "datasets/arith/test.parquet"
     given: dict[str, Any] = {"input": test_set, "limit": 6, "samples": 1}
     before = solve_test_set(tmp_path / "before", "specreason", limit=6, batch_size=4)
-    program = (
-        "import sys; from pipeline.cli.main import perform; code = perform(sys.argv[1:]); sys.exit(code + 10 * ('torch' in sys.modules))"
-    )
+    program = "import sys; from pipeline.cli.main import run_command as run; sys.exit(run(sys.argv[1:]) + 10 * ('torch' in sys.modules))"
     arguments = ["run", "graphs/specreason.yaml", "--engines", f"replay:{before.folder}", "--input", test_set, "--limit", "6"]
     command = [sys.executable, "-c", program, *map(str, arguments), "--output", str(tmp_path / "again")]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
