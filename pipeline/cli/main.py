@@ -74,7 +74,7 @@ def leave(code: int) -> NoReturn:
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(package_name="pipeline")
+@click.version_option(package_name="speculative-pipeline")
 def cli() -> None:
     """Batch reasoning with a draft and a target model that take turns on every step."""
 

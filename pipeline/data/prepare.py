@@ -21,6 +21,7 @@ from pipeline.data.recipe import Recipe
 from pipeline.data.rows import DAMAGE, Flaw, Record, Source, open_source
 from pipeline.errors import InputError, UsageError, reason
 from pipeline.files import new_file
+from pipeline.text import storable
 
 HUB = "hub"
 """In place of a path."""
@@ -49,8 +50,8 @@ def prepare(recipe: Recipe, origin: str | None, output: Path, force: bool = Fals
 
     `force` writes although rows or digest differ from the recipe's, and over another file. A wrong row is always refused.
     """
-    if output.suffix != ".parquet" or output.is_dir():
-        raise UsageError(f"{output}: expected the name of a file that ends in .parquet")
+    if output.suffix != ".parquet" or output.is_dir() or storable(str(output)) != str(output):
+        raise UsageError(f"{output}: expected the name of a file that ends in .parquet, in UTF-8")
     published = _open(recipe, origin)
     where = published.where
     rows, left_out = _read(recipe, published)

@@ -6,7 +6,6 @@
 import os
 import platform
 from collections.abc import Iterable, Mapping
-from importlib.metadata import PackageNotFoundError, version
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -20,6 +19,7 @@ from pipeline.errors import InputError, RunFolderError, boundary, reason
 from pipeline.files import new_file
 from pipeline.graph.plan import Block, Plan, RecordedPlan, decode_plan, encode_plan, settings_of
 from pipeline.graph.plugins import engine_specs, stage_specs
+from pipeline.machine import versions as installed
 from pipeline.redaction import redact_all
 
 FILE = "run.json"
@@ -302,13 +302,7 @@ def _sum(seconds: Iterable[float | None]) -> float | None:
 
 def versions() -> dict[str, str]:
     """Versions of what is installed of the packages that matter; nothing is imported."""
-    found = {"python": platform.python_version()}
-    for package in PACKAGES:
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            continue
-    return found
+    return installed(PACKAGES)
 
 
 def host() -> Host:

@@ -60,5 +60,5 @@ def test_without_the_extra_the_error_names_it(run_folder: Path, form: str, packa
     code = f"import sys; sys.modules[{package!r}] = None; from pipeline.cli.main import main; main()"
     command = [sys.executable, "-c", code, "trace", "export", str(run_folder), "--format", form]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
-    said = f'error: --format {form} needs the package `{package}`, which is not installed: pip install "pipeline[trace]"\n'
+    said = f'error: --format {form} needs the package `{package}`, which is not installed: pip install "speculative-pipeline[trace]"\n'
     assert (done.returncode, done.stdout, done.stderr) == (2, "", said)
