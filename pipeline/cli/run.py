@@ -10,7 +10,7 @@ from typing import NoReturn
 import click
 import msgspec
 
-from pipeline.analysis.resources import answers
+from pipeline.analysis.resources import answers, engine_facts
 from pipeline.analysis.summary import summarize
 from pipeline.cli import live
 from pipeline.cli.main import say, show
@@ -97,7 +97,7 @@ def carry_out(options: RunOptions, as_json: bool) -> NoReturn:
         if as_json:
             show(msgspec.json.encode(summary, order="sorted"))
         else:
-            made = answers(result.run.engines, result.run.engine_facts)
+            made = answers(engine_facts(result.run).values())
             print_summary(summary, result.folder, simulated=result.run.virtual_time, answers=made)
     if said := shortfall(result.run):
         say(said)

@@ -105,12 +105,12 @@ def sweep(graphs: tuple[Path, ...], input_: Path, debug: bool, **options: Any) -
 def _write_report(folder: Path) -> None:
     """The curves; without the extra that draws them, a sentence about it."""
     try:
-        made, files = load("sweep"), load("file")
+        page = load("report")
     except MissingExtra as error:
         say(f"no report: {error}; then pipeline report {folder}")
         return
-    place = files.place_for([folder], None)
-    files.write(place, made.sweep_report(folder))
+    place = page.place_for([folder], None)
+    page.write(place, page.sweep_report(folder))
     say(f"report: {place}")
 
 
