@@ -15,6 +15,7 @@ from rich import box
 from rich.table import Table as RichTable
 
 from pipeline.analysis.compare.cells import Table
+from pipeline.analysis.resources import answers, engine_facts
 from pipeline.analysis.summary import summarize
 from pipeline.analysis.summary_tables import engines, facts, stages
 from pipeline.cli import live
