@@ -1,5 +1,6 @@
-"""Stage kinds of other packages plug in through entry points and bring their own spec."""
+"""Stage kinds and engines of other packages plug in through entry points and bring their own spec."""
 
+import json
 import os
 import subprocess
 import sys
@@ -60,14 +61,18 @@ def installed(tmp_path: Path) -> Path:
     info = tmp_path / "longest-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: longest\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[pipeline.stages]\nlongest = longest:KIND\n")
+    (info / "entry_points.txt").write_text(
+        "[pipeline.stages]\nlongest = longest:KIND\n[pipeline.engines]\necho = tests.support.echo_engine:BACKEND\n"
+    )
     (tmp_path / "problems.csv").write_text("problem\nWhat is one more than one?\n")
     return tmp_path
 
 
 def pipeline(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", "from pipeline.cli.main import main; main()", *arguments]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(folder)}, timeout=60)
+    return subprocess.run(
+        command, cwd=folder, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": f"{folder}{os.pathsep}{ROOT}"}, timeout=60
+    )
 
 
 @pytest.mark.slow
@@ -88,3 +93,34 @@ def test_its_spec_is_as_strict_as_ours(installed: Path) -> None:
     done = pipeline(installed, "check", "graph.yaml", "--engines", engines)
     assert done.returncode == 2
     assert "$.stages.reason.stages.verify.at_least: expected `int`, got `str`" in done.stderr
+
+
+ECHO_GRAPH = """
+name: said-again
+engines: {target: {backend: echo, max_model_len: 600}}
+stages:
+  reason: {kind: generate, engine: target, unit: thought, max_tokens: 40}
+  answer: {kind: answer, engine: target, after: reason, max_tokens: 20}
+"""
+
+
+@pytest.mark.slow
+def test_an_engine_of_another_package_runs_in_a_worker_process(installed: Path) -> None:
+    (installed / "graph.yaml").write_text(ECHO_GRAPH)
+    done = pipeline(installed, "run", "graph.yaml", "--input", "problems.csv", "--output", "out")
+    assert done.returncode == 0, done.stderr
+    card = json.loads((installed / "out/run.json").read_text())
+    assert card["engines"]["target"]["backend"] == "echo"
+    assert card["engine_facts"]["target"]["devices"] == ["echo"]
+    (chain,) = pq.read_table(installed / "out/chains").to_pylist()
+    assert chain["output_tokens"] == [60]
+
+
+@pytest.mark.slow
+def test_doctor_knows_an_engine_of_another_package(installed: Path) -> None:
+    (installed / "graph.yaml").write_text(ECHO_GRAPH)
+    done = pipeline(installed, "doctor", "graph.yaml", "--json")
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert {"backend": "echo", "usable": True, "what": "always", "remedy": ""} in told["backends"]
+    assert [(role["backend"], role["could_start"], role["checked"]) for role in told["roles"]] == [("echo", True, False)]
