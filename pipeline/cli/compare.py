@@ -11,7 +11,7 @@ from pipeline.analysis.compare.runs import read_runs
 from pipeline.analysis.compare.tables import as_csv, as_json, markdown
 from pipeline.analysis.quality.invariance import invariance as parted
 from pipeline.analysis.quality.invariance import invariance_json, invariance_markdown
-from pipeline.cli.main import show
+from pipeline.cli.main import print_page
 from pipeline.errors import UsageError, reason
 from pipeline.files import new_file
 from pipeline.text import sanitize
@@ -23,7 +23,11 @@ PARTED: dict[str, Callable[[Any], str]] = {"markdown": invariance_markdown, "jso
 
 @click.command()
 @click.argument("runs", type=click.Path(path_type=Path), nargs=-1, required=True, metavar="RUN...")
-@click.option("--baseline", metavar="RUN|GRAPH", help="What speed-ups and gains are over.  [default: graph `target`, or the first run]")
+@click.option(
+    "--baseline",
+    metavar="RUN|GRAPH",
+    help="What speed-ups and gains are over.  [default: graph `target`, the first run without drafts, or the first]",
+)
 @click.option("--invariance", is_flag=True, help="Of two runs of one graph: the share of equal chains, and where the others part.")
 @click.option("--format", "form", type=click.Choice(list(COMPARED)), default="markdown", show_default=True, help="What is printed.")
 @click.option(
@@ -49,7 +53,7 @@ def compare(runs: tuple[Path, ...], baseline: str | None, invariance: bool, form
                 draft.write_text(sanitize(forms[SUFFIXES[path.suffix]](found)))
         except OSError as error:
             raise UsageError(f"--output {path}: cannot be written: {reason(error)}") from error
-    show(forms[form](found))
+    print_page(forms[form](found))
 
 
 def _parted(runs: tuple[Path, ...], baseline: str | None) -> Any:
