@@ -8,11 +8,12 @@ from typing import Any
 import msgspec
 import pyarrow.parquet as pq
 
+from pipeline.data.problems import open_problems
 from pipeline.engine import Engine
 from pipeline.engines.sim.text import sim_answer
 from pipeline.session import run as session
 from pipeline.session.options import RunOptions
-from pipeline.session.preflight import preflight
+from pipeline.session.preflight import load_plan, preflight
 from pipeline.session.run import Observer, SessionResult, run, taken_up
 from tests.support.paths import ROOT, SIM
 
@@ -37,7 +38,8 @@ def solve(folder: Path, name: str = "run", graph: str = "speccot", **options: An
 
 async def solve_on(engines: Mapping[str, Engine], options: RunOptions) -> SessionResult:
     """A finished run on engines that are open already, and stay open."""
-    flight = preflight(options)
+    plan = load_plan(options.graph, options.engines, options.settings)
+    flight = preflight(options, plan, open_problems(options.input, options.columns, options.limit))
     with taken_up(flight) as ready:
         result = await session.solve_on(engines, ready, Observer())
     assert (result.exit_code, result.done) == (0, flight.chains), result.error
