@@ -6,11 +6,11 @@ from typing import Any
 import click
 
 from pipeline.cli.main import say, show
+from pipeline.drawing.counts import RunCounts, count_run
 from pipeline.drawing.dot import dot, svg
 from pipeline.drawing.mermaid import mermaid
-from pipeline.drawing.recorded import engines_of, recorded
+from pipeline.drawing.run_plan import engines_of, plan_of_run
 from pipeline.drawing.sheet import sheet
-from pipeline.drawing.tally import Tally, tally
 from pipeline.drawing.text import text
 from pipeline.errors import UsageError
 from pipeline.export.output import check_output, whole_file
@@ -66,8 +66,8 @@ def _page(plan: Plan, run: Path | None, form: str) -> str:
     return draw(sheet(plan, played, counts))
 
 
-def _with_run(plan: Plan, run: Path) -> tuple[Plan, dict[str, str], Tally]:
-    found = recorded(plan, run)
+def _with_run(plan: Plan, run: Path) -> tuple[Plan, dict[str, str], RunCounts]:
+    found = plan_of_run(plan, run)
     if found.differences:
         say(f"{run} had {', '.join(found.differences)}: drawn as it was")
-    return found.plan, found.engines, tally(run, found.plan, found.run)
+    return found.plan, found.engines, count_run(run, found.plan, found.run)

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from msgspec import structs
 
-from pipeline.drawing.tally import Tally
+from pipeline.drawing.counts import RunCounts
 from pipeline.graph.plan import Condition, LoopNode, Plan
 from pipeline.graph.spec import StageSpec
 from pipeline.text import one_line
@@ -23,11 +23,6 @@ def shortened(text: str) -> str:
     """One line of a text of others, cut where it is long."""
     line = one_line(text)
     return line if len(line) <= LONGEST else f"{line[: LONGEST - 1]}…"
-
-
-def kind_of(spec: StageSpec) -> str:
-    """The word under `kind`."""
-    return str(spec.__struct_config__.tag)
 
 
 def decisive(spec: StageSpec) -> str:
@@ -62,22 +57,22 @@ def exits(loop: LoopNode) -> dict[str, str]:
     return {name: name if value is True else f"{name} {value:,}" for name, value in set_.items()} | {ALWAYS: ALWAYS}
 
 
-def verdict_count(tally: Tally, judge: str, accepted: bool) -> str:
+def verdict_count(counts: RunCounts, judge: str, accepted: bool) -> str:
     """How often, and in which share of its verdicts, a judge decided so."""
-    yes, no = tally.accepted.get(judge, 0), tally.rejected.get(judge, 0)
+    yes, no = counts.accepted.get(judge, 0), counts.rejected.get(judge, 0)
     return of(yes if accepted else no, yes + no)
 
 
-def rounds(tally: Tally, loop: LoopNode) -> float:
+def rounds(counts: RunCounts, loop: LoopNode) -> float:
     """Rounds of a loop that led to a step, for each chain."""
     own = {node.name for level in loop.body.levels for node in level}
-    return sum(count for stage, count in tally.steps.items() if stage in own) / max(1, tally.chains)
+    return sum(count for stage, count in counts.steps.items() if stage in own) / max(1, counts.chains)
 
 
-def ended_by(tally: Tally, loop: LoopNode | None) -> Mapping[str, str]:
+def ended_by(counts: RunCounts, loop: LoopNode | None) -> Mapping[str, str]:
     """How often each exit of the plan's last `loop` was taken; without a loop, or of failed chains, each `stop_reason`."""
     known = exits(loop) if loop else {}
-    return {reason: of(count, tally.chains) for reason, count in tally.stop_reasons.items() if (reason in known) == bool(loop)}
+    return {reason: of(count, counts.chains) for reason, count in counts.stop_reasons.items() if (reason in known) == bool(loop)}
 
 
 def of(count: int, total: int) -> str:
