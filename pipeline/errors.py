@@ -28,6 +28,11 @@ from typing import Any, TypeVar
 E = TypeVar("E", bound=BaseException)
 
 
+def install_command(extra: str) -> str:
+    """The command that installs an optional extra of this package, whose name on the index is not its import name."""
+    return f'pip install "speculative-pipeline[{extra}]"'
+
+
 class PipelineError(Exception):
     """Base of all errors of this package; its text is one sentence for a person."""
 
@@ -48,7 +53,7 @@ class MissingExtra(UsageError):
     """`what` was asked for needs `package`, which comes with the optional `extra` of this package."""
 
     def __init__(self, what: str, package: str, extra: str) -> None:
-        super().__init__(f'{what} needs the package `{package}`, which is not installed: pip install "pipeline[{extra}]"')
+        super().__init__(f"{what} needs the package `{package}`, which is not installed: {install_command(extra)}")
         self.what, self.package, self.extra = what, package, extra
 
 

@@ -111,11 +111,11 @@ def memory(groups: Path = Path("/sys/fs/cgroup")) -> tuple[int, int]:
 
 
 def versions(packages: Iterable[str] = PACKAGES) -> dict[str, str]:
-    """Versions of those `packages` that are installed, and Python's; nothing is imported."""
+    """Versions of those `packages` that are installed, and Python's; nothing is imported. This one is named as it is imported."""
     found = {"python": platform.python_version()}
     for package in packages:
         try:
-            found[package] = version(package)
+            found[package] = version("speculative-pipeline" if package == "pipeline" else package)
         except PackageNotFoundError:
             continue
     return found

@@ -7,6 +7,7 @@ is skipped.
 
 import csv
 import gzip
+import os
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -164,7 +165,8 @@ class Parquet:
 
         self._pa = pa
         try:
-            self._file = pq.ParquetFile(path, pre_buffer=False, buffer_size=1 << 20)
+            # Opened by its bytes: a path need not be UTF-8.
+            self._file = pq.ParquetFile(pa.OSFile(os.fsencode(path)), pre_buffer=False, buffer_size=1 << 20)
             names = self._file.schema_arrow.names
         except (pa.ArrowException, OSError, ValueError) as error:  # the last for names that are not UTF-8
             raise InputError(str(path), f"not a whole Parquet file: {reason(error)}") from error

@@ -60,9 +60,8 @@ def load_plan(graph: Path, engines: Path | None = None, settings: tuple[str, ...
     return resolved(compile_graph(spec, str(graph)))
 
 
-def preflight(options: RunOptions) -> Preflight:
-    """The run that `options` describe. Raises `UsageError` for whatever is wrong with it."""
-    plan = load_plan(options.graph, options.engines, options.settings)
+def preflight(options: RunOptions, plan: Plan) -> Preflight:
+    """The run that `options` describe, by the `plan` of their graph. Raises `UsageError` for whatever is wrong with it."""
     found = checked(options, plan, open_problems(options.input, options.columns, options.limit))
     if options.output is None and found.folder is not None:
         check_output(found.folder)

@@ -31,7 +31,7 @@ from pipeline.runtime.rows import RowSink, Tee
 from pipeline.runtime.schedule import SCHEDULES
 from pipeline.session.loop import in_loop, loop_clock
 from pipeline.session.options import RunOptions
-from pipeline.session.preflight import Preflight, new_record, notices, preflight
+from pipeline.session.preflight import Preflight, load_plan, new_record, notices, preflight
 from pipeline.session.resume import drop_unfinished, read_resume_state
 from pipeline.session.stop import Stop
 from pipeline.stages.base import Stage
@@ -128,9 +128,10 @@ def run(options: RunOptions, observer: Observer | None = None, *, attend: Attend
 
     `attend` lives beside the run and may stop it; `command` is kept in `run.json`. Not inside a running event loop.
     """
-    flight, observer = preflight(options), observer or Observer()
-    for sentence in notices(flight.plan):
+    plan, observer = load_plan(options.graph, options.engines, options.settings), observer or Observer()
+    for sentence in notices(plan):
         observer.tell(sentence)
+    flight = preflight(options, plan)
     if flight.old is not None and flight.nothing_to_do:
         totals = flight.old.totals
         return Result(folder=flight.folder, run=flight.old, done=totals.chains_done, failed=totals.chains_failed, nothing_to_do=True)

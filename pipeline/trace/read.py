@@ -77,8 +77,11 @@ def read_file(file: Path, columns: Sequence[str], maybe: Sequence[str] = ()) -> 
         yield from _wal_batches(file, columns, maybe)
 
 
-def read_backwards(run: Path, table: str, columns: Sequence[str], encoded: Sequence[str] = ()) -> Iterator[pa.Table]:
-    """The `columns` of a table from its last rows to its first, some ten thousand rows each, which stand in written order.
+def read_backwards(
+    run: Path, table: str, columns: Sequence[str], encoded: Sequence[str] = (), maybe: Sequence[str] = ()
+) -> Iterator[pa.Table]:
+    """The `columns` of a table from its last rows to its first, some ten thousand rows each, which stand in written order, and
+    of the columns `maybe` those that are there.
 
     Strings of the columns `encoded` come as dictionaries, which is faster; `NAME.list.element` are those in the lists of NAME.
     Raises `InputError` as `read_batches` does.
@@ -86,9 +89,9 @@ def read_backwards(run: Path, table: str, columns: Sequence[str], encoded: Seque
     for file in reversed(files(run, table)):
         with readable(file):
             if file.suffix == ".parquet":
-                yield from _part_tables(file, columns, encoded)
+                yield from _part_tables(file, columns, encoded, maybe)
             else:
-                yield from reversed([pa.Table.from_batches([batch]) for batch in _wal_batches(file, columns, ())])
+                yield from reversed([pa.Table.from_batches([batch]) for batch in _wal_batches(file, columns, maybe)])
 
 
 def files(run: Path, table: str) -> list[Path]:
@@ -115,6 +118,8 @@ def readable(file: Path) -> Iterator[None]:
         yield
     except (OSError, pa.ArrowException) as error:
         raise InputError(str(file), f"cannot be read: {str(error).splitlines()[0]}") from error
+    except UnicodeEncodeError as error:
+        raise InputError(str(file), "cannot be read: its path is not UTF-8; rename the folder") from error
 
 
 def _part_batches(part: Path, columns: Sequence[str], maybe: Sequence[str]) -> Iterator[pa.RecordBatch]:
@@ -122,9 +127,12 @@ def _part_batches(part: Path, columns: Sequence[str], maybe: Sequence[str]) -> I
         yield from file.iter_batches(BATCH_ROWS, columns=_present(part, file.schema_arrow, columns, maybe))
 
 
-def _part_tables(part: Path, columns: Sequence[str], encoded: Sequence[str]) -> Iterator[pa.Table]:
-    with pq.ParquetFile(part, read_dictionary=list(encoded), pre_buffer=False) as file:
-        names = _present(part, file.schema_arrow, columns, ())
+def _part_tables(part: Path, columns: Sequence[str], encoded: Sequence[str], maybe: Sequence[str]) -> Iterator[pa.Table]:
+    with pa.OSFile(str(part)) as source:
+        metadata = pq.read_metadata(source)
+        there = {metadata.schema.column(place).path for place in range(metadata.num_columns)}  # others cannot be read as dictionaries
+        file = pq.ParquetFile(source, metadata=metadata, read_dictionary=[name for name in encoded if name in there], pre_buffer=False)
+        names = _present(part, file.schema_arrow, columns, maybe)
         for end in range(file.num_row_groups, 0, -GROUPS):
             yield file.read_row_groups(range(max(end - GROUPS, 0), end), columns=names)
 

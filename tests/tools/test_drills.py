@@ -92,6 +92,7 @@ def disk(tmp_path: Path) -> Iterator[Path]:
         subprocess.run(["umount", "--lazy", str(place)], check=True)
 
 
+@pytest.mark.slow
 def test_a_full_disk_ends_the_run_and_with_more_room_it_goes_on(disk: Path, problems: Path, whole: Path) -> None:
     options = RunOptions(graph=SPECCOT, engines=SIM, input=problems, output=disk / "run")
     try:

