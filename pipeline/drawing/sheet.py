@@ -10,7 +10,18 @@ from typing import Literal
 
 from msgspec import Struct
 
-from pipeline.drawing.captions import asked, condition, decisive, ended_by, exits, mean, of, rounds, verdict, verdict_count
+from pipeline.drawing.captions import (
+    condition_line,
+    ended_by,
+    exit_lines,
+    instruction_line,
+    mean_time,
+    rounds_a_chain,
+    settings_line,
+    verdict_count,
+    verdict_word,
+    with_share,
+)
 from pipeline.drawing.counts import RunCounts
 from pipeline.graph.plan import Block, Condition, LoopNode, Plan, StageNode
 
@@ -79,7 +90,9 @@ class _Drawing:
 
     def sheet(self, engines: dict[str, str]) -> Sheet:
         chains = (f"{self._counts.chains:,} chains",) if self._counts else ()
-        self._boxes.append(Box(key=START, title=START, lines=tuple(filter(None, (asked(self._plan),))), numbers=chains, shape="end"))
+        self._boxes.append(
+            Box(key=START, title=START, lines=tuple(filter(None, (instruction_line(self._plan),))), numbers=chains, shape="end")
+        )
         last = self._block(self._plan.block, [_Open(START)], None)
         self._boxes.append(Box(key=END, title=END, numbers=self._endings(), shape="end"))
         self._connect(last, END)
@@ -117,7 +130,7 @@ class _Drawing:
             key=_key(node, loop),
             title=node.name,
             kind=spec.kind,
-            lines=tuple(filter(None, (decisive(spec), condition(node.condition)))),
+            lines=tuple(filter(None, (settings_line(spec), condition_line(node.condition)))),
             numbers=tuple(self._numbers(node.name)),
             role=spec.role,
             loop=loop,
@@ -128,8 +141,8 @@ class _Drawing:
     def _loop(self, loop: LoopNode) -> list[_Open]:
         """Head and body of a loop; the way out of its head."""
         key, body = _key(loop, None), loop.body
-        turns = (f"{rounds(self._counts, loop):,.2f} rounds a chain",) if self._counts else ()
-        said = tuple(filter(None, (condition(loop.condition), "until", *_pairs(list(exits(loop).values())))))
+        turns = (f"{rounds_a_chain(self._counts, loop):,.2f} rounds a chain",) if self._counts else ()
+        said = tuple(filter(None, (condition_line(loop.condition), "until", *_pairs(list(exit_lines(loop).values())))))
         self._boxes.append(Box(key=key, title=loop.name, lines=said, numbers=turns, loop=loop.name, shape="loop"))
         self._connect(self._block(body, [_Open(key, lines=("next step",))], loop.name), key, way="again")
         if body.first_writer is not None:
@@ -139,7 +152,7 @@ class _Drawing:
 
     def _first_steps(self, key: str, writer: StageNode, loop: LoopNode) -> None:
         """The stage that writes the first steps is reached without those before it."""
-        taken = of(self._counts.first_steps.get(writer.name, 0), self._counts.steps.get(writer.name, 0)) if self._counts else ""
+        taken = with_share(self._counts.first_steps.get(writer.name, 0), self._counts.steps.get(writer.name, 0)) if self._counts else ""
         lines = tuple(filter(None, (f"the first {loop.body.first_steps:,} steps", taken)))
         self._arrows.append(Arrow(tail=key, head=_key(writer, loop.name), lines=lines))
 
@@ -152,7 +165,7 @@ class _Drawing:
     def _verdict(self, open_: _Open) -> Iterator[str]:
         if open_.guard is not None:
             judge = "" if open_.tail.endswith(f"/{open_.guard.stage}") else f"{open_.guard.stage} "
-            yield f"{judge}{verdict(open_.guard.accepted)}"
+            yield f"{judge}{verdict_word(open_.guard.accepted)}"
             if self._counts:
                 yield verdict_count(self._counts, open_.guard.stage, open_.guard.accepted)
 
@@ -163,15 +176,15 @@ class _Drawing:
             yield "no calls"
             return
         yield f"{found.calls:,} calls" + (f", {found.failed:,} failed" if found.failed else "")
-        yield f"{mean(found.in_flight_s, found.calls)} in flight, {mean(found.waiting_s, found.calls)} waiting"
+        yield f"{mean_time(found.in_flight_s, found.calls)} in flight, {mean_time(found.waiting_s, found.calls)} waiting"
 
     def _endings(self) -> tuple[str, ...]:
         """Why chains ended, as far as no loop's exit says so."""
         if self._counts is None:
             return ()
-        known = exits(self._loops[-1]) if self._loops else {}
+        known = exit_lines(self._loops[-1]) if self._loops else {}
         others = {reason: count for reason, count in self._counts.stop_reasons.items() if reason not in known}
-        return tuple(f"{reason} {of(count, self._counts.chains)}" for reason, count in others.items())
+        return tuple(f"{reason} {with_share(count, self._counts.chains)}" for reason, count in others.items())
 
 
 def _key(node: StageNode | LoopNode, loop: str | None) -> str:

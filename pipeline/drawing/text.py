@@ -4,7 +4,18 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from msgspec import Struct
 
-from pipeline.drawing.captions import asked, condition, decisive, ended_by, exits, mean, rounds, shortened, verdict, verdict_count
+from pipeline.drawing.captions import (
+    condition_line,
+    ended_by,
+    exit_lines,
+    instruction_line,
+    mean_time,
+    rounds_a_chain,
+    settings_line,
+    shortened,
+    verdict_count,
+    verdict_word,
+)
 from pipeline.drawing.counts import RunCounts
 from pipeline.graph.plan import Block, LoopNode, Plan, StageNode
 
@@ -29,7 +40,7 @@ def text(plan: Plan, engines: Mapping[str, str], counts: RunCounts | None = None
     width = max(map(len, engines), default=0)
     head += [f"  {_mark(engines, role)} {role:{width}}  {shortened(engine)}" for role, engine in engines.items()]
     if plan.instruction:
-        head.append(f"  a problem {asked(plan)}")
+        head.append(f"  a problem {instruction_line(plan)}")
     rows = list(_tree(_Tree(plan, engines, counts).block(plan.block)))
     return "\n".join([*head, "", *_columns(rows, bool(counts)), *_endings(plan, counts)]) + "\n"
 
@@ -50,14 +61,14 @@ class _Tree:
     def _stage(self, stage: StageNode, block: Block) -> _Line:
         mark = _mark(self._engines, stage.spec.role or "")
         first = f"writes the first {block.first_steps:,} steps by itself" if stage == block.first_writer else ""
-        said = [stage.spec.kind, decisive(stage.spec), condition(stage.condition), first]
+        said = [stage.spec.kind, settings_line(stage.spec), condition_line(stage.condition), first]
         return _Line(f"{mark} {stage.name}: {', '.join(filter(None, said))}", self._cells(stage.name), tuple(self._verdicts(stage)))
 
     def _loop(self, loop: LoopNode) -> _Line:
-        turns = f"{rounds(self._counts, loop):,.2f} rounds a chain" if self._counts else ""
+        turns = f"{rounds_a_chain(self._counts, loop):,.2f} rounds a chain" if self._counts else ""
         taken = ended_by(self._counts, loop) if self._counts and loop is self._last_loop else {}
-        until = _Line("until", below=tuple(_Line(f"{said:24} {taken.get(name, '')}".rstrip()) for name, said in exits(loop).items()))
-        title = ", ".join(filter(None, ("repeat", condition(loop.condition), turns)))
+        until = _Line("until", below=tuple(_Line(f"{said:24} {taken.get(name, '')}".rstrip()) for name, said in exit_lines(loop).items()))
+        title = ", ".join(filter(None, ("repeat", condition_line(loop.condition), turns)))
         return _Line(f"↻ {loop.name}: {title}", below=(*self.block(loop.body), until))
 
     def _verdicts(self, stage: StageNode) -> Iterator[_Line]:
@@ -65,7 +76,7 @@ class _Tree:
             for accepted in (True, False):
                 if accepted or stage.spec.may_reject:
                     count = f"  {verdict_count(self._counts, stage.name, accepted)}" if self._counts else ""
-                    yield _Line(f"{verdict(accepted)}{count}{self._then(stage, accepted)}")
+                    yield _Line(f"{verdict_word(accepted)}{count}{self._then(stage, accepted)}")
 
     def _then(self, judge: StageNode, accepted: bool) -> str:
         """Where a verdict leads, if any stage waits for it."""
@@ -76,7 +87,7 @@ class _Tree:
         found = self._counts.stages.get(stage) if self._counts else None
         if found is None:
             return ("0", "", "", "") if self._counts else ()
-        means = (mean(found.in_flight_s, found.calls), mean(found.waiting_s, found.calls))
+        means = (mean_time(found.in_flight_s, found.calls), mean_time(found.waiting_s, found.calls))
         return (f"{found.calls:,}", f"{found.failed:,}" if found.failed else "", *means)
 
 
@@ -115,7 +126,7 @@ def _columns(rows: Sequence[tuple[str, tuple[str, ...]]], counted: bool) -> Iter
 def _endings(plan: Plan, counts: RunCounts | None) -> Iterator[str]:
     """Why chains ended, of failed ones and where no loop says so."""
     loops = [node for level in plan.block.levels for node in level if isinstance(node, LoopNode)]
-    known = exits(loops[-1]) if loops else {}
+    known = exit_lines(loops[-1]) if loops else {}
     others = {name: count for name, count in (counts.stop_reasons if counts else {}).items() if name not in known}
     if others:
         yield "ended by " + ", ".join(f"{name} {count:,}" for name, count in others.items())

@@ -65,12 +65,12 @@ def read_table(run: Path, row: type[Struct], table: str) -> pa.Table:
 
 
 def read_rows(run: Path, row: type[Row], table: str) -> list[Row]:
-    """The same as Structs."""
+    """A whole table in memory as Structs of the type `row`. Raises `InputError` as `read_batches` does."""
     return [msgspec.convert(each, row) for each in read_table(run, row, table).to_pylist()]
 
 
 def read_file(file: Path, columns: Sequence[str], maybe: Sequence[str] = ()) -> Iterator[pa.RecordBatch]:
-    """The same of one of a table's `files`; foreign errors are left to `readable`."""
+    """Record batches of one of a table's `files`, as `read_batches` gives them; foreign errors are left to `readable`."""
     if file.suffix == ".parquet":
         yield from _part_batches(file, columns, maybe)
     else:

@@ -20,7 +20,7 @@ from pipeline.errors import RunFolderError, reason
 from pipeline.files import publish, sync_folder
 from pipeline.trace.columns import columns_of, schema_of
 from pipeline.trace.events import CallRow, ChainRow, StepRow
-from pipeline.trace.wal import Wal, hold, read_wal
+from pipeline.trace.wal import Wal, lock_file, read_wal
 
 TABLES: dict[str, type[Struct]] = {"calls": CallRow, "steps": StepRow, "chains": ChainRow}
 BATCH_ROWS = 256
@@ -46,7 +46,7 @@ class TraceStore:
         simulated time, in which a day's appends come in a minute. What is not synced outlives the process, not the machine."""
         self.folder = folder
         self._tables = {name: _Table(folder / name, schema_of(row), sync_every_s) for name, row in tables.items()}
-        with _writing(folder):
+        with _as_folder_error(folder):
             sync_folder(folder)
             sync_folder(folder.absolute().parent)
 
@@ -77,7 +77,7 @@ def recover(folder: Path) -> int:
     """
     written = 0
     for table in TABLES:
-        with _writing(folder / table):
+        with _as_folder_error(folder / table):
             written += _recover(folder / table)
     return written
 
@@ -91,7 +91,7 @@ class _Table:
         self._part: Part | None = None
         self._synced = time.monotonic()
         self._closed = False
-        with _writing(folder):
+        with _as_folder_error(folder):
             folder.mkdir(parents=True, exist_ok=True)
             if not os.access(folder, os.W_OK):
                 raise PermissionError(errno.EACCES, "not writable")
@@ -103,9 +103,9 @@ class _Table:
             self._number = 1 + max((int(part.name[5:10]) for part in folder.glob("part-[0-9][0-9][0-9][0-9][0-9].parquet")), default=-1)
 
     def append(self, rows: Sequence[Struct]) -> None:
-        with _writing(self._folder):
+        with _as_folder_error(self._folder):
             for start in range(0, len(rows), BATCH_ROWS):
-                self._take(columns_of(self._schema, rows[start : start + BATCH_ROWS]))
+                self._append_batch(columns_of(self._schema, rows[start : start + BATCH_ROWS]))
             if self._wal and time.monotonic() >= self._synced + self._sync_every_s:
                 self._wal.sync()
                 self._synced = time.monotonic()
@@ -114,20 +114,20 @@ class _Table:
         if self._closed:
             return
         self._closed = True
-        with _writing(self._folder):
+        with _as_folder_error(self._folder):
             if self._wal and not self._part:  # its first batch failed
                 self._wal.remove()
                 self._wal = None
             if self._wal or not self._number:
-                self._fill(None)
+                self._add_to_part(None)
 
-    def _take(self, batch: pa.RecordBatch) -> None:
-        """First into the write-ahead file, then into the part."""
+    def _append_batch(self, batch: pa.RecordBatch) -> None:
+        """First into the write-ahead file, then into the part: at every moment each row is in one of the two."""
         self._wal = self._wal or Wal(self._folder / f"wal-{self._number:05}.arrows", self._schema)
         self._wal.append(batch)
-        self._fill(batch)
+        self._add_to_part(batch)
 
-    def _fill(self, batch: pa.RecordBatch | None) -> None:
+    def _add_to_part(self, batch: pa.RecordBatch | None) -> None:
         """Add `batch` to the part, and finish that when it is full or no batch is left.
 
         A part that fails is given up: its rows are in the write-ahead file, which stays; rows to come get the next number.
@@ -138,14 +138,15 @@ class _Table:
                 part.add(batch)
             if part.full or batch is None:
                 part.finish()
-                self._end(keep=False)
+                self._close_part(keep=False)
         except BaseException:
             part.drop()
             with suppress(OSError):
-                self._end(keep=True)
+                self._close_part(keep=True)
             raise
 
-    def _end(self, keep: bool) -> None:
+    def _close_part(self, keep: bool) -> None:
+        """The part is whole or given up: go on to the next number, and `keep` the write-ahead file or remove it."""
         wal, self._wal, self._part = self._wal, None, None
         self._number += 1
         if wal and keep:
@@ -207,7 +208,7 @@ def _recover(folder: Path) -> int:
     written = 0
     for path in sorted(folder.glob("wal-*.arrows")):
         with suppress(FileNotFoundError, BlockingIOError), path.open("rb") as file:
-            hold(file.fileno())
+            lock_file(file.fileno())
             part = path.with_name(path.name.replace("wal-", "part-", 1)).with_suffix(".parquet")
             if not part.exists():
                 _convert(path, part)
@@ -232,7 +233,7 @@ def _convert(path: Path, target: Path) -> None:
 
 
 @contextmanager
-def _writing(folder: Path) -> Iterator[None]:
+def _as_folder_error(folder: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, pa.ArrowException) as error:

@@ -53,7 +53,7 @@ class Wal:
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
         self._size = self._checksum = 0
         try:
-            hold(self._file)
+            lock_file(self._file)
             self._write(schema.serialize())
             sync_folder(path.parent)
         except OSError:
@@ -98,8 +98,8 @@ class Wal:
         self._size, self._checksum = at, checksum
 
 
-def hold(file: int) -> None:
-    """Mark an open file as at work until this process ends or closes it; raises `BlockingIOError` while another one does."""
+def lock_file(file: int) -> None:
+    """Lock an open file until this process ends or closes it; raises `BlockingIOError` while another one has the lock."""
     held = True
     with suppress(OSError):  # a file system without locks
         held = lock_descriptor(file, blocking=False)

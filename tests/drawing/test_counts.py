@@ -8,7 +8,7 @@ import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline.drawing.captions import mean
+from pipeline.drawing.captions import mean_time
 from pipeline.drawing.counts import count_run
 from pipeline.graph.plan import Plan
 from pipeline.trace.events import CallRow, ChainRow, StepRow
@@ -80,4 +80,4 @@ def test_a_run_that_was_cut_short_has_nothing_to_count(plan: Callable[..., Plan]
     ("total", "count", "said"), [(3.0, 2, "1.5 s"), (0.044, 1, "44 ms"), (6e-5, 2, "30 µs"), (0.0, 5, "0 s"), (0.0, 0, "-")]
 )
 def test_mean_times_have_the_unit_that_fits(total: float, count: int, said: str) -> None:
-    assert mean(total, count) == said
+    assert mean_time(total, count) == said
