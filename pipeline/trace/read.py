@@ -1,5 +1,4 @@
-"""A run folder, read back: its `run.json`, and its tables: finished parts, then what a run that goes on or died has in
-write-ahead files.
+"""The tables of a run folder, read back: finished parts, then what a run that goes on or died has in write-ahead files.
 
 Nothing is written, no lock is taken: a run may go on meanwhile.
 """
@@ -18,7 +17,6 @@ from pipeline.errors import InputError
 from pipeline.trace.columns import schema_of
 from pipeline.trace.wal import read_wal
 
-Card = TypeVar("Card")
 Row = TypeVar("Row", bound=Struct)
 Value = Callable[[int], Any]
 """The value of a column at a row."""
@@ -33,17 +31,6 @@ def check_folder(run: Path) -> None:
     """Raise `InputError` where there is no folder `run`."""
     if not run.is_dir():
         raise InputError(str(run), "is no folder; name a run folder")
-
-
-def read_card(run: Path, kind: type[Card]) -> Card:
-    """What the `run.json` of the folder `run` says, as far as `kind` asks; raises `InputError` where there is none like it."""
-    path = run / "run.json"
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=kind)
-    except OSError as error:
-        raise InputError(str(path), f"cannot be read: {(error.strerror or str(error)).lower()}; name a run folder") from error
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise InputError(str(path), f"is no run.json of this program: {error}") from error
 
 
 def read_batches(run: Path, table: str, columns: Sequence[str], maybe: Sequence[str] = ()) -> Iterator[pa.RecordBatch]:
