@@ -26,6 +26,16 @@ def test_calls_and_seconds_are_those_of_the_table(plan: Callable[..., Plan], run
         assert counted.waiting_s == pytest.approx(rows.client_wait_s.sum())
 
 
+def test_verdicts_are_those_of_the_table(plan: Callable[..., Plan], run_folder: Path) -> None:
+    found, steps = count_run(run_folder, plan("speccot"), "r"), pd.read_parquet(run_folder / "steps")
+    judged = steps[steps.verify_kind.notna()]
+    assert set(judged.verify_stage) == {"verify"}
+    assert steps[steps.verify_kind.isna()].verify_stage.isna().all()
+    accepted = int((judged.decision == "accepted").sum())
+    assert (found.accepted, found.rejected) == ({"verify": accepted}, {"verify": len(judged) - accepted})
+    assert len(judged) > accepted > 0
+
+
 def test_verdicts_first_steps_failures_and_ends_are_counted(plan: Callable[..., Plan], tmp_path: Path, blank: Callable[..., Any]) -> None:
     store = TraceStore(tmp_path)
     failed = {"stage": "draft", "error_type": "CallTimeout", "e2e_latency_s": 3.0}
