@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from pipeline.trace.columns import schema_of
 from pipeline.trace.events import CallRow, ChainRow, StepRow
-from pipeline.trace.part import GROUP_ROWS, PART_GROUPS, Part
+from pipeline.trace.store import GROUP_ROWS, PART_GROUPS, Part
 
 Array = Any
 T0 = 1_700_000_000 * 10**9
