@@ -75,7 +75,7 @@ def test_a_diagnosis_is_healthy_when_every_role_could_start() -> None:
     assert not Diagnosis(system="", machine=machine(), backends=(), roles=(fine, bad)).healthy
 
 
-@pytest.mark.slow
+@pytest.mark.torch
 def test_an_engines_file_is_diagnosed(tmp_path: Path) -> None:
     path = tmp_path / "engines.yaml"
     path.write_text('a: {backend: torch, model: "bundled:tiny-draft"}\nb: {backend: torch, model: "bundled:tiny-draft", core: 4000}\n')
