@@ -13,7 +13,7 @@ CALLS = (
     "chain_id",
     "engine",
     "stage",
-    "kind",
+    "purpose",
     "input_tokens",
     "cached_input_tokens",
     "output_tokens",
@@ -27,7 +27,7 @@ CALLS = (
     "time_to_first_token_s",
     "time_per_output_token_s",
 )
-STRINGS = ("chain_id", "engine", "stage", "kind")
+STRINGS = ("chain_id", "engine", "stage", "purpose")
 SEGMENTS = {"wait": "client_wait_s", "queue": "queue_time_s", "prefill": "prefill_time_s", "decode": "decode_time_s"}
 QUANTITIES = SEGMENTS | {"first_token": "time_to_first_token_s", "e2e": "e2e", "per_output_token": "time_per_output_token_s"}
 PURPOSES = {"guidance": "guidance", "fallback": "fallback", "answer": "answer", "verify": "verification", "draft": "drafted"}

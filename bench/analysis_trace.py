@@ -21,6 +21,7 @@ Array = Any
 T0 = 1_700_000_000 * 10**9
 STAGES = ("guidance", "draft", "verify", "fallback", "answer")
 KINDS = ("generate", "draft", "choose", "generate", "answer")
+PURPOSES = ("guide", "draft", "judge", "write", "answer")
 GUIDANCE, DRAFT, VERIFY, FALLBACK, ANSWER = range(5)
 ROLES = ("draft", "target")
 CANDIDATES = 5
@@ -182,6 +183,7 @@ def _write_calls(folder: Path, of: Shape, tokens: Array, found: Mapping[str, Arr
         "step_index": of.step[order],
         "stage": chosen(STAGES, stage),
         "kind": chosen(KINDS, stage),
+        "purpose": chosen(PURPOSES, stage),
         "engine": chosen(ROLES, (stage != DRAFT).astype(int)),
         "choice_count": count,
         "input_tokens": reads[order],

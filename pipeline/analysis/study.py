@@ -4,12 +4,11 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from pipeline.analysis.time.calls import is_long, observe
-from pipeline.analysis.time.critical_path import CriticalPath, Walker
-from pipeline.analysis.time.latency import Percentiles, Stopwatch
-from pipeline.analysis.time.occupancy import BINS, Occupancy, Watch
-from pipeline.analysis.time.outline import Outline
-from pipeline.analysis.tokens.ledger import Clerk, Ledger
+from pipeline.analysis.ledger import Ledger, LedgerAccumulator
+from pipeline.analysis.time.calls import accumulate, is_long
+from pipeline.analysis.time.critical_path import CriticalPath, CriticalPathAccumulator
+from pipeline.analysis.time.latency import LatencyAccumulator, Percentiles
+from pipeline.analysis.time.occupancy import BINS, Occupancy, OccupancyAccumulator
 
 
 class Analysis(Struct, frozen=True, kw_only=True):
@@ -24,12 +23,14 @@ class Analysis(Struct, frozen=True, kw_only=True):
 
 def analyse(run: Path, bins: int = BINS) -> Analysis:
     """The analysis of the run folder `run`; raises `InputError` when that has no trace that can be read."""
-    fast = is_long(run)
-
-    def observers(outline: Outline) -> tuple[Watch, Walker, Clerk, Stopwatch]:
-        return Watch(outline, bins, fast=fast), Walker(outline, fast=fast), Clerk(run, outline, fast=fast), Stopwatch()
-
-    watch, walker, clerk, stopwatch = observe(run, observers)
-    return Analysis(
-        occupancy=watch.occupancy(), critical_path=walker.critical_path(), ledger=clerk.ledger(), latencies=stopwatch.latencies()
+    long = is_long(run)
+    times, path, tokens, latencies = accumulate(
+        run,
+        lambda outline: (
+            OccupancyAccumulator(outline, bins, long=long),
+            CriticalPathAccumulator(outline, long=long),
+            LedgerAccumulator(run, outline),
+            LatencyAccumulator(),
+        ),
     )
+    return Analysis(occupancy=times.result(), critical_path=path.result(), ledger=tokens.result(), latencies=latencies.result())

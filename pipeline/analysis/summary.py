@@ -114,7 +114,7 @@ class Summary(Struct, frozen=True, kw_only=True):
     thought_tokens: int
     """Tokens of all committed steps."""
     draft_share: float | None
-    """Share of `thought_tokens` that the engine with the role `draft` wrote, 0 to 1."""
+    """Share of `thought_tokens` that are in accepted candidates, 0 to 1."""
     draft_tokens: int
     """Tokens of all candidates of committed steps."""
     wasted_draft_tokens: int
@@ -244,16 +244,16 @@ def _stage(totals: Counter[str], times: Timeline, name: str) -> StageSummary:
 
 def _read_steps(run: Path) -> Counter[str]:
     totals: Counter[str] = Counter()
-    columns = ["decision", "verify_kind", "source_engine", "step_token_ids", "draft_tokens", "draft_tokens_wasted"]
+    columns = ["decision", "verify_kind", "step_token_ids", "draft_tokens", "draft_tokens_wasted"]
     for batch in read_batches(run, "steps", columns):
         length = pc.list_value_length(batch.column("step_token_ids")).to_numpy()
         totals["steps"] += batch.num_rows
         totals["verified_steps"] += batch.num_rows - batch.column("verify_kind").null_count
-        totals["accepted_steps"] += pc.sum(pc.equal(batch.column("decision"), "accepted")).as_py() or 0
+        accepted = pc.equal(batch.column("decision"), "accepted").to_numpy(zero_copy_only=False)
+        totals["accepted_steps"] += int(accepted.sum())
         totals["fallback_steps"] += pc.sum(pc.equal(batch.column("decision"), "fallback")).as_py() or 0
         totals["thought_tokens"] += int(length.sum())
-        by_draft = pc.equal(batch.column("source_engine"), "draft").to_numpy(zero_copy_only=False)
-        totals["drafted"] += int(length[by_draft].sum())
+        totals["drafted"] += int(length[accepted].sum())
         totals["draft_tokens"] += pc.sum(batch.column("draft_tokens")).as_py() or 0
         totals["wasted_draft_tokens"] += pc.sum(batch.column("draft_tokens_wasted")).as_py() or 0
     return totals

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from msgspec import Struct
 
-from pipeline.analysis.quality.step_counts import Verdicts
+from pipeline.analysis.quality.verdict_values import Grades
 from pipeline.analysis.time.timeline import Array
 from pipeline.trace.events import UNFINISHED
 from pipeline.trace.read import read_batches
@@ -36,9 +36,9 @@ class ChainList(Struct, frozen=True, kw_only=True):
     """It failed or was cancelled."""
 
     @property
-    def verdicts(self) -> Verdicts:
+    def grades(self) -> Grades:
         """What a count of steps must know of them."""
-        return Verdicts({name: place for place, name in enumerate(self.names)}, self.row, self.correct)
+        return Grades({name: place for place, name in enumerate(self.names)}, self.row, self.correct)
 
 
 def read_chain_list(run: Path) -> ChainList:

@@ -1,10 +1,10 @@
 """The file of a report: a page enters, the file is whole or as it was. A file that is no page of ours is never replaced."""
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from pipeline.errors import UsageError
+from pipeline.errors import UsageError, reason
+from pipeline.files import new_file
 from pipeline.report.page import is_page
 from pipeline.trace.read import check_folder
 
@@ -38,14 +38,12 @@ def place_for(runs: Sequence[Path], output: Path | None) -> Path:
 
 def write(path: Path, text: str) -> None:
     """Put `text` in the place of what `path` was; raises `UsageError` where that cannot be done."""
-    draft = path.with_name(f"{path.name}.tmp")
     try:
-        draft.write_text(text, encoding="utf-8", errors="backslashreplace")
-        os.replace(draft, path)
+        with new_file(path) as draft:
+            draft.write_text(text, encoding="utf-8", errors="backslashreplace")
     except OSError as error:
-        draft.unlink(missing_ok=True)
         raise _unwritable(path, error) from error
 
 
 def _unwritable(path: Path, error: OSError) -> UsageError:
-    return UsageError(f"{path}: cannot be written: {(error.strerror or str(error)).lower()}; name another file with --output")
+    return UsageError(f"{path}: cannot be written: {reason(error)}; name another file with --output")

@@ -7,7 +7,8 @@ from msgspec import Struct
 
 from pipeline.analysis import summary_tables
 from pipeline.analysis.card import read_run_card
-from pipeline.analysis.quality.step_counts import GOOD, Scores, StepCounts, count_steps
+from pipeline.analysis.quality.step_counts import StepCounts, count_steps
+from pipeline.analysis.quality.verdict_values import GOOD, Scores
 from pipeline.analysis.resources import answers
 from pipeline.analysis.study import Analysis, analyse
 from pipeline.analysis.summary import summarize
@@ -23,7 +24,6 @@ from pipeline.report.stories import read_stories
 
 MOST_ROWS = 400
 """Chains of the second plot, where not all are in the first."""
-VERIFIERS = {"choose": "choosing", "score": "scoring", "likelihood": "likelihood"}
 
 
 class ReportOptions(Struct, frozen=True):
@@ -43,7 +43,7 @@ def run_sections(run: Path, asked: ReportOptions) -> list[Section]:
     sections = [overview]
     if any(each.total_busy_s for each in analysis.occupancy.engines.values()):
         sections += [_engines(analysis), _chains(run, setup, chains), _time(analysis, setup), _tokens(analysis)]
-    sections += _steps(count_steps(run, chains.verdicts))
+    sections += _steps(count_steps(run, chains.grades))
     return [*sections, *_reading(run, setup, chains, asked.chains)]
 
 
@@ -125,8 +125,7 @@ def _steps(counts: StepCounts) -> Iterator[Section]:
         plot = figures_steps.acceptance(counts.verified, counts.accepted)
         figures.append(Figure("Acceptance by step number", plot, "The band is Wilson's 95 % interval, of each step number by itself."))
     figures += [
-        Figure(f"Acceptance by the verifier's number ({VERIFIERS[kind]})", figures_steps.by_score(kind, each))
-        for kind, each in counts.scores.items()
+        Figure(f"Acceptance by the verifier's value ({kind})", figures_steps.by_score(each)) for kind, each in counts.scores.items()
     ]
     yield Section(title="Steps", figures=figures)
     judged = {kind: each for kind, each in counts.scores.items() if any(share.count for share in (*each.right, *each.good))}
@@ -138,13 +137,10 @@ def _calibration(judged: Mapping[str, Scores]) -> Section:
     text = (
         "Whether a step itself was right is not in a trace. What is: whether the chain that it is part of ended right, and, after "
         f"`pipeline grade RUN --prm FILE`, whether a reward model gives it {GOOD:g} or more. Both are asked of accepted steps, by the "
-        "number that the verifier gave. Intervals are of 95 %, with problems as clusters, as steps of one chain share its end."
+        "value that the verifier gave. Intervals are of 95 %, with problems as clusters, as steps of one chain share its end."
     )
     missing = [] if any(each.good for each in judged.values()) else ["This run has no rewards: the second question is not answered."]
-    figures = [
-        Figure(f"How often what was accepted is right ({VERIFIERS[kind]})", figures_steps.calibration(kind, each))
-        for kind, each in judged.items()
-    ]
+    figures = [Figure(f"How often what was accepted is right ({kind})", figures_steps.calibration(each)) for kind, each in judged.items()]
     return Section(title="How far the verifier can be trusted", text=[text, *missing], figures=figures)
 
 

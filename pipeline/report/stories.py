@@ -4,7 +4,7 @@ Only the chains asked for are held.
 """
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from msgspec import Struct
 
+from pipeline.analysis.capabilities import read_steps
 from pipeline.data.problems import open_problems
 from pipeline.errors import BadRow, InputError
 from pipeline.report.chain_list import ChainList
@@ -71,10 +72,10 @@ class Stories(Struct, frozen=True):
 def read_stories(run: Path, setup: Setup, chains: ChainList, reasons: Mapping[int, Sequence[str]]) -> Stories:
     """The stories of the chains at the places that `reasons` names, in its order."""
     why = {chains.names[place]: tuple(each) for place, each in reasons.items()}
-    rows = {row["chain_id"]: row for row in _rows(run, "chains", CHAIN_COLUMNS, list(why))}
+    rows = {row["chain_id"]: row for row in _rows(read_batches(run, "chains", CHAIN_COLUMNS), list(why))}
     steps: dict[str, list[Step]] = {}
     size = 0
-    for row in _rows(run, "steps", STEP_COLUMNS, list(why)):
+    for row in _rows(read_steps(run, STEP_COLUMNS), list(why)):
         if size < MOST_STORIES or row["chain_id"] in steps:
             step = step_of(row)
             steps.setdefault(row["chain_id"], []).append(step)
@@ -85,10 +86,10 @@ def read_stories(run: Path, setup: Setup, chains: ChainList, reasons: Mapping[in
     return Stories(tuple(stories), len(why) - len(kept))
 
 
-def _rows(run: Path, table: str, columns: Sequence[str], names: Sequence[str]) -> Iterator[dict[str, Any]]:
+def _rows(batches: Iterable[pa.RecordBatch], names: Sequence[str]) -> Iterator[dict[str, Any]]:
     """The rows of the chains named, in the order of the table."""
     wanted = pa.array(names, pa.string())
-    for batch in read_batches(run, table, columns):
+    for batch in batches:
         mine = pc.is_in(batch.column("chain_id"), wanted)
         if pc.any(mine).as_py():
             yield from batch.filter(mine).to_pylist()

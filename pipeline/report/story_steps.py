@@ -8,6 +8,7 @@ from typing import Any
 
 from msgspec import Struct
 
+from pipeline.analysis.capabilities import is_share, scale_of
 from pipeline.text import sanitize
 
 MOST_TEXT = 40_000
@@ -99,7 +100,7 @@ def option_probabilities(row: Mapping[str, Any], distinct: int) -> Sequence[floa
     texts. Where as many texts differ, they are the same ones.
     """
     probs: Sequence[float] = row["score_probs"]
-    if row["verify_kind"] not in ("choose", "likelihood") or distinct != row["num_distinct_candidates"]:
+    if not row["score_of_candidates"] or distinct != row["num_distinct_candidates"]:
         return ()
     offered = probs[1:] if len(probs) == distinct + 1 else probs
     return offered if len(offered) == distinct else ()
@@ -107,16 +108,20 @@ def option_probabilities(row: Mapping[str, Any], distinct: int) -> Sequence[floa
 
 def _said(row: Mapping[str, Any]) -> str | None:
     """The verifier's word."""
-    kind, value, label = row["verify_kind"], row["score_value"], row["score_label"]
-    if kind is None or value is None:
+    if row["verify_kind"] is None or row["score_value"] is None:
         return None
-    mass = "" if row["score_mass"] is None else f" ({row['score_mass']:.1%} of all probability on valid options)"
-    if kind == "choose":
-        said = "none of the candidates" if label == "0" else f"candidate {label} of {row['num_distinct_candidates']}"
-        return f"choose: {said}, {value:.1%}{mass}"
-    threshold = "" if row["threshold"] is None else f" against a threshold of {row['threshold']:g}"
-    unit = " nats per token" if kind == "likelihood" else ""
-    return f"{kind}: {value:.3g}{unit}{threshold}{mass if kind == 'score' else ''}"
+    scale, label, threshold = scale_of(row), row["score_label"], row["threshold"]
+    said = []
+    if threshold is None and row["score_of_candidates"]:
+        said.append("none of the candidates" if label == "0" else f"candidate {label} of {row['num_distinct_candidates']}")
+    elif threshold is None and label:
+        said.append(label)
+    value = f"{row['score_value']:.1%}" if is_share(scale) else f"{row['score_value']:.3g}"
+    said.append(" ".join(filter(None, (value, scale.unit))) + ("" if threshold is None else f" against a threshold of {threshold:g}"))
+    # A value with a unit was measured: no question was asked whose answer could have been no valid option.
+    asked = row["score_mass"] is not None and not scale.unit
+    mass = f" ({row['score_mass']:.1%} of all probability on valid options)" if asked else ""
+    return shown(f"{row['verify_kind']}: {', '.join(said)}{mass}")
 
 
 def shown(text: str) -> str:

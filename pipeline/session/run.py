@@ -31,8 +31,8 @@ from pipeline.runtime.rows import RowSink, Tee
 from pipeline.runtime.schedule import SCHEDULES
 from pipeline.session.loop import in_loop, loop_clock
 from pipeline.session.options import RunOptions
-from pipeline.session.preflight import Preflight, new_record, notices, preflight
-from pipeline.session.resume import drop_unfinished, last_instant, read_resume_state
+from pipeline.session.preflight import Preflight, load_plan, new_record, notices, preflight
+from pipeline.session.resume import drop_unfinished, read_resume_state
 from pipeline.session.stop import Stop
 from pipeline.stages.base import Stage
 from pipeline.stages.build import build_stages
@@ -128,9 +128,10 @@ def run(options: RunOptions, observer: Observer | None = None, *, attend: Attend
 
     `attend` lives beside the run and may stop it; `command` is kept in `run.json`. Not inside a running event loop.
     """
-    flight, observer = preflight(options), observer or Observer()
-    for sentence in notices(flight.plan):
+    plan, observer = load_plan(options.graph, options.engines, options.settings), observer or Observer()
+    for sentence in notices(plan):
         observer.tell(sentence)
+    flight = preflight(options, plan)
     if flight.old is not None and flight.nothing_to_do:
         totals = flight.old.totals
         return Result(folder=flight.folder, run=flight.old, done=totals.chains_done, failed=totals.chains_failed, nothing_to_do=True)
@@ -150,10 +151,9 @@ def taken_up(flight: Preflight, command: Sequence[str] = ()) -> Iterator[Ready]:
             yield Ready(flight=flight, record=record, resume_state=ResumeState())
             return
         rewritten = recover(flight.folder)
-        sessions = _ended_sessions(flight.old, last_instant(flight.folder))
         options = flight.options
         state = read_resume_state(flight.folder, flight.chains, options.samples, options.retry_failed)
-        record = structs.replace(record, sessions=sessions)
+        record = structs.replace(record, sessions=_ended_sessions(flight.old, state.last_call_unix_ns))
         yield Ready(flight=flight, record=record, resume_state=state, rewritten_bytes=rewritten)
 
 

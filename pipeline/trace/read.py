@@ -12,11 +12,14 @@ from typing import TypeVar
 import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
+from msgspec import Struct
 
 from pipeline.errors import InputError
+from pipeline.trace.columns import schema_of
 from pipeline.trace.wal import read_wal
 
 Card = TypeVar("Card")
+Row = TypeVar("Row", bound=Struct)
 BATCH_ROWS = 8192
 BATCH_BYTES = 16 << 20
 """Batches of write-ahead files are joined up to so many rows or bytes."""
@@ -52,6 +55,18 @@ def read_batches(run: Path, table: str, columns: Sequence[str], maybe: Sequence[
             yield from read_file(file, columns, maybe)
 
 
+def read_table(run: Path, row: type[Struct], table: str) -> pa.Table:
+    """A whole table in memory, with the columns of the Struct `row`. Raises `InputError` as `read_batches` does."""
+    schema = schema_of(row)
+    batches = read_batches(run, table, schema.names)
+    return pa.Table.from_batches((batch.select(schema.names).cast(schema) for batch in batches), schema=schema)
+
+
+def read_rows(run: Path, row: type[Row], table: str) -> list[Row]:
+    """The same as Structs."""
+    return [msgspec.convert(each, row) for each in read_table(run, row, table).to_pylist()]
+
+
 def read_file(file: Path, columns: Sequence[str], maybe: Sequence[str] = ()) -> Iterator[pa.RecordBatch]:
     """The same of one of a table's `files`; foreign errors are left to `readable`."""
     if file.suffix == ".parquet":
@@ -60,8 +75,11 @@ def read_file(file: Path, columns: Sequence[str], maybe: Sequence[str] = ()) -> 
         yield from _wal_batches(file, columns, maybe)
 
 
-def read_backwards(run: Path, table: str, columns: Sequence[str], encoded: Sequence[str] = ()) -> Iterator[pa.Table]:
-    """The `columns` of a table from its last rows to its first, some ten thousand rows each, which stand in written order.
+def read_backwards(
+    run: Path, table: str, columns: Sequence[str], encoded: Sequence[str] = (), maybe: Sequence[str] = ()
+) -> Iterator[pa.Table]:
+    """The `columns` of a table from its last rows to its first, some ten thousand rows each, which stand in written order, and
+    of the columns `maybe` those that are there.
 
     Strings of the columns `encoded` come as dictionaries, which is faster; `NAME.list.element` are those in the lists of NAME.
     Raises `InputError` as `read_batches` does.
@@ -69,9 +87,9 @@ def read_backwards(run: Path, table: str, columns: Sequence[str], encoded: Seque
     for file in reversed(files(run, table)):
         with readable(file):
             if file.suffix == ".parquet":
-                yield from _part_tables(file, columns, encoded)
+                yield from _part_tables(file, columns, encoded, maybe)
             else:
-                yield from reversed([pa.Table.from_batches([batch]) for batch in _wal_batches(file, columns, ())])
+                yield from reversed([pa.Table.from_batches([batch]) for batch in _wal_batches(file, columns, maybe)])
 
 
 def files(run: Path, table: str) -> list[Path]:
@@ -98,6 +116,8 @@ def readable(file: Path) -> Iterator[None]:
         yield
     except (OSError, pa.ArrowException) as error:
         raise InputError(str(file), f"cannot be read: {str(error).splitlines()[0]}") from error
+    except UnicodeEncodeError as error:
+        raise InputError(str(file), "cannot be read: its path is not UTF-8; rename the folder") from error
 
 
 def _part_batches(part: Path, columns: Sequence[str], maybe: Sequence[str]) -> Iterator[pa.RecordBatch]:
@@ -105,9 +125,12 @@ def _part_batches(part: Path, columns: Sequence[str], maybe: Sequence[str]) -> I
         yield from file.iter_batches(BATCH_ROWS, columns=_present(part, file.schema_arrow, columns, maybe))
 
 
-def _part_tables(part: Path, columns: Sequence[str], encoded: Sequence[str]) -> Iterator[pa.Table]:
-    with pq.ParquetFile(part, read_dictionary=list(encoded), pre_buffer=False) as file:
-        names = _present(part, file.schema_arrow, columns, ())
+def _part_tables(part: Path, columns: Sequence[str], encoded: Sequence[str], maybe: Sequence[str]) -> Iterator[pa.Table]:
+    with pa.OSFile(str(part)) as source:
+        metadata = pq.read_metadata(source)
+        there = {metadata.schema.column(place).path for place in range(metadata.num_columns)}  # others cannot be read as dictionaries
+        file = pq.ParquetFile(source, metadata=metadata, read_dictionary=[name for name in encoded if name in there], pre_buffer=False)
+        names = _present(part, file.schema_arrow, columns, maybe)
         for end in range(file.num_row_groups, 0, -GROUPS):
             yield file.read_row_groups(range(max(end - GROUPS, 0), end), columns=names)
 

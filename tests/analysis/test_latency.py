@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.analysis.time.calls import observe
-from pipeline.analysis.time.latency import LARGEST, RELATIVE_ERROR, SMALLEST, Percentiles, Stopwatch, Totals, exactly, latencies
+from pipeline.analysis.time.calls import accumulate
+from pipeline.analysis.time.latency import LARGEST, RELATIVE_ERROR, SMALLEST, BinCounts, LatencyAccumulator, Percentiles, exactly, latencies
 from tests.support.runs import solve
 from tests.support.traces import call, chain, write
 
@@ -24,11 +24,12 @@ def test_by_hand(tmp_path: Path) -> None:
     assert latencies(write(tmp_path / "none", calls=[])) == {}
 
 
+@pytest.mark.slow
 def test_the_same_from_counts_on_a_whole_run(tmp_path: Path) -> None:
     folder = solve(tmp_path).folder
     exact = latencies(folder)
-    [counted] = observe(folder, lambda outline: (Stopwatch(exact_calls=10),))
-    for stage, quantities in counted.latencies().items():
+    [counted] = accumulate(folder, lambda outline: (LatencyAccumulator(exact_calls=10),))
+    for stage, quantities in counted.result().items():
         assert quantities.keys() == exact[stage].keys()
         for quantity, one in quantities.items():
             other = exact[stage][quantity]
@@ -44,7 +45,7 @@ values = st.one_of(st.just(0.0), st.just(np.nan), st.floats(SMALLEST, LARGEST), 
 @given(st.lists(st.tuples(st.integers(-1, 1), values), max_size=40))
 def test_a_percentile_from_counts_is_within_its_error(rows: list[tuple[int, float]]) -> None:
     stage, seconds = np.array([row[0] for row in rows], np.int32), np.array([row[1] for row in rows], float)
-    totals = Totals()
+    totals = BinCounts()
     totals.add(stage[stage < 1], seconds[stage < 1], 1)
     totals.add(stage[stage == 1], seconds[stage == 1], 2)
     for place in range(2):

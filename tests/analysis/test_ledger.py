@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.analysis.time import calls as calls_module
-from pipeline.analysis.tokens.ledger import PURPOSES, EngineLedger, Ledger, ledger
+from pipeline.analysis.ledger import PURPOSES, EngineLedger, Ledger, ledger
 from pipeline.trace.events import StepRow
 from tests.support.rows import blank
 from tests.support.runs import solve
@@ -91,19 +90,19 @@ def graph_of(*stages: dict[str, Any]) -> dict[str, Any]:
     return {"levels": [[{"name": f"stage {number}", "spec": spec} for number, spec in enumerate(stages)]]}
 
 
-def answered(engine: str, kind: str, end: int, sampled: int, *ends: str | None, step_index: int = 1, **more: Any) -> Any:
+def answered(engine: str, purpose: str, end: int, sampled: int, *ends: str | None, step_index: int = 1, **more: Any) -> Any:
     """A call whose candidates were stopped by `ends`; None: by an end-of-sequence token."""
     fields = {"output_tokens": sampled, "eos_tokens": ends.count(None)}
-    return call("a", engine, end - 1, end - 1, end, kind=kind, step_index=step_index, **fields | more)
+    return call("a", engine, end - 1, end - 1, end, purpose=purpose, step_index=step_index, **fields | more)
 
 
 def test_by_hand_with_text_that_was_cut_off(tmp_path: Path) -> None:
     calls = [
         answered("d", "draft", 1, 31, "\n\n", None),
-        answered("t", "choose", 2, 1, "1", input_tokens=50, cached_input_tokens=30),
+        answered("t", "judge", 2, 1, "1", input_tokens=50, cached_input_tokens=30),
         answered("d", "draft", 3, 20, "\n\n", "\n\n", step_index=2),
-        answered("t", "choose", 4, 1, "0", step_index=2),
-        answered("t", "generate", 5, 14, "\n\n", step_index=2),
+        answered("t", "judge", 4, 1, "0", step_index=2),
+        answered("t", "write", 5, 14, "\n\n", step_index=2),
         answered("t", "answer", 6, 8, None, step_index=3),
         answered("t", "answer", 7, 5, error_type="BadCompletion"),
     ]
@@ -125,7 +124,7 @@ def test_by_hand_with_text_that_was_cut_off(tmp_path: Path) -> None:
 
 
 def test_a_response_is_thought_and_answer(tmp_path: Path) -> None:
-    calls = [answered("t", "generate", 1, 50, None)]
+    calls = [answered("t", "write", 1, 50, None)]
     graph = graph_of({"kind": "generate", "unit": "response", "engine": "t"})
     rows = [chain("a", 0, 1, thought_tokens=30)]
     found = ledger(write(tmp_path, calls=calls, steps=[step(1, "written", "t", 30)], chains=rows, card=card(0, 1, graph=graph)))
@@ -170,11 +169,3 @@ def test_several_sessions_count_together(tmp_path: Path) -> None:
     for engine in ledger(folder).engines.values():
         assert (engine.output["unrecorded"], engine.input["unrecorded"]) == (5, 5)
         assert "left no rows" in engine.why_unrecorded[0]
-
-
-@pytest.mark.slow
-def test_the_compiled_way_agrees(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = solve(tmp_path, settings=GARBAGE).folder
-    plain = ledger(folder)
-    monkeypatch.setattr(calls_module, "LONG", 0)
-    assert ledger(folder) == plain

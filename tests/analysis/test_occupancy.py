@@ -1,4 +1,4 @@
-"""Busy, idle and why: by hand, cause by cause; every nanosecond once; the sweep and the plain way agree to the nanosecond."""
+"""Busy, idle and why: by hand, cause by cause; every nanosecond once; the sweep agrees with a plain reference to the nanosecond."""
 
 from pathlib import Path
 from typing import Any
@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 
 from pipeline.analysis.time import calls as calls_module
 from pipeline.analysis.time.occupancy import Occupancy, occupancy
-from pipeline.analysis.time.occupancy_sums import Moments, Sums, most_live, plain_sums
-from pipeline.analysis.time.occupancy_sweep import Sweep
+from pipeline.analysis.time.occupancy_sweep import CallTimes, Sums, Sweep, most_live
 from pipeline.analysis.time.timeline import timeline
 from pipeline.errors import InputError
+from tests.support.reference_analyses import occupancy_sums
 from tests.support.runs import solve
-from tests.support.traces import call, card, chain, chains_of, moments_of, random_call, random_chain, same, terms_of, write
+from tests.support.traces import call, call_times_of, card, chain, chains_of, random_call, random_chain, rules_of, same, write
 
 
 def idle(found: Occupancy, role: str) -> dict[str, float]:
@@ -132,37 +132,54 @@ random_chains = st.lists(random_chain, min_size=6, max_size=6)
 @settings(max_examples=60, deadline=None)
 @given(random_calls, random_chains, st.integers(1, 7), st.booleans())
 def test_every_nanosecond_counts_once(rows: Any, lives: Any, bins: int, lockstep: bool) -> None:
-    chains, calls = chains_of(lives), moments_of(rows)
-    terms = terms_of(bins, chains, lockstep=lockstep)
-    sums = plain_sums(terms, chains, calls)
+    chains, calls = chains_of(lives), call_times_of(rows)
+    rules = rules_of(bins, chains, lockstep=lockstep)
+    sums = occupancy_sums(rules, chains, calls)
     for group, engines in enumerate(([0], [1], [2], [0, 1])):
-        assert total(sums, group).tolist() == np.diff(terms.edges).tolist()
+        assert total(sums, group).tolist() == np.diff(rules.edges).tolist()
         mine = [set(range(s, e)) for engine, s, e in zip(calls.engine, calls.submit, calls.end, strict=True) if engine in engines]
         assert sums.spent[group, -1].sum() == len(set().union(*mine))
     flights = [int((calls.end - calls.submit)[calls.engine == engine].sum()) for engine in range(3)]
     assert sums.in_flight.sum(axis=1).tolist() == flights
 
 
+def check_sweep(rows: Any, lives: Any, bins: int, lockstep: bool, chunks: int, *, long: bool) -> None:
+    chains, calls = chains_of(lives), call_times_of(rows)
+    rules = rules_of(bins, chains, lockstep=lockstep)
+    sweep = Sweep(rules, chains, long=long)
+    for places in reversed(np.array_split(np.arange(len(rows)), chunks)):
+        sweep.add(CallTimes(*(column[places] for column in calls)))
+    for one, other in zip(sweep.sums(), occupancy_sums(rules, chains, calls), strict=True):
+        assert one.tolist() == other.tolist()
+
+
+@settings(max_examples=100, deadline=None)
+@given(random_calls, random_chains, st.integers(1, 7), st.booleans(), st.integers(1, 5))
+def test_the_sweep_agrees_with_the_reference(rows: Any, lives: Any, bins: int, lockstep: bool, chunks: int) -> None:
+    check_sweep(rows, lives, bins, lockstep, chunks, long=False)
+
+
 @pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(random_calls, random_chains, st.integers(1, 7), st.booleans(), st.integers(1, 5))
-def test_the_sweep_agrees_with_the_plain_way(rows: Any, lives: Any, bins: int, lockstep: bool, chunks: int) -> None:
-    chains, calls = chains_of(lives), moments_of(rows)
-    terms = terms_of(bins, chains, lockstep=lockstep)
-    sweep = Sweep(terms, chains)
-    for places in reversed(np.array_split(np.arange(len(rows)), chunks)):
-        sweep.add(Moments(*(column[places] for column in calls)))
-    for one, other in zip(sweep.sums(), plain_sums(terms, chains, calls), strict=True):
-        assert one.tolist() == other.tolist()
+def test_the_compiled_sweep_agrees_with_the_reference(rows: Any, lives: Any, bins: int, lockstep: bool, chunks: int) -> None:
+    check_sweep(rows, lives, bins, lockstep, chunks, long=True)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"schedule": "lockstep"}, {"graph": "likelihood", "settings": ("candidates=3",)}])
-def test_the_sweep_agrees_on_whole_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]) -> None:
+def test_what_is_compiled_agrees_on_whole_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]) -> None:
     folder = solve(tmp_path, batch_size=5, **options).folder
     plain = occupancy(folder)
     monkeypatch.setattr(calls_module, "LONG", 0)
     assert same(occupancy(folder), plain)
+
+
+def test_the_example_that_explains_the_sweep(tmp_path: Path) -> None:
+    calls = [call("a", "d", 0, 1, 4), call("a", "t", 5, 5, 8), call("a", "t", 8, 9, 10)]
+    found = occupancy(write(tmp_path, calls=calls, chains=[chain("a", 0, 10)], steps=[], card=card(0, 10, batch_size=1)))
+    assert (found.engines["d"].total_busy_s, idle(found, "d")) == (3, {"orchestration": 1, "other_engine": 6})
+    assert (found.engines["t"].total_busy_s, idle(found, "t")) == (4, {"orchestration": 2, "other_engine": 4})
 
 
 @given(random_chains)

@@ -1,5 +1,7 @@
 """One reading for everything; traces that do not fit into what their chains and card say; what is known of devices."""
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +15,15 @@ from numba.core.caching import CacheImpl
 from pipeline.analysis.card import RunCard, read_run_card
 from pipeline.analysis.compiled import compiled
 from pipeline.analysis.devices import devices_of
+from pipeline.analysis.ledger import ledger
 from pipeline.analysis.study import analyse
 from pipeline.analysis.time import calls as calls_module
 from pipeline.analysis.time import outline as outline_module
-from pipeline.analysis.time.calls import Calls, observe
+from pipeline.analysis.time.calls import Calls, accumulate
 from pipeline.analysis.time.critical_path import critical_path
 from pipeline.analysis.time.latency import latencies
 from pipeline.analysis.time.occupancy import occupancy
 from pipeline.analysis.time.outline import CHAIN, FINISHED, OPEN, Axis, Outline, read_outline
-from pipeline.analysis.tokens.ledger import ledger
 from pipeline.trace.store import TraceStore
 from tests.support.runs import solve
 from tests.support.traces import S, T, call, card, chain, same, write
@@ -58,7 +60,7 @@ class Seen:
 
 
 def seen(folder: Path) -> Seen:
-    [found] = observe(folder, lambda outline: (Seen(outline),))
+    [found] = accumulate(folder, lambda outline: (Seen(outline),))
     return found
 
 
@@ -103,11 +105,12 @@ def test_rows_of_a_run_that_goes_on_meanwhile_are_left_out(tmp_path: Path) -> No
             store.append("calls", [a_call(1, 1, 2, name="second"), a_call(2, 1, 3, name="first")])
         return (Seen(outline),)
 
-    [found] = observe(tmp_path, late)
+    [found] = accumulate(tmp_path, late)
     assert [indices for indices, _ in found.shown if indices] == [[0]]
     store.close()
 
 
+@pytest.mark.slow
 @given(st.lists(st.text(), unique=True, max_size=60), st.lists(st.text(), max_size=60))
 def test_chains_are_found_by_their_names(names: list[str], others: list[str]) -> None:
     numbers = dict.fromkeys(CHAIN, np.arange(len(names)))
@@ -162,3 +165,10 @@ def test_without_a_place_for_its_cache_numba_compiles_all_the_same(monkeypatch: 
         return 2 * number
 
     assert compiled(double)(21) == 42
+
+
+def test_a_short_run_waits_for_no_compiler(tmp_path: Path) -> None:
+    folder = solve(tmp_path).folder
+    code = f"import sys; from pathlib import Path; from pipeline.analysis.study import analyse; analyse(Path({str(folder)!r})); "
+    done = subprocess.run([sys.executable, "-c", code + "assert 'numba' not in sys.modules"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

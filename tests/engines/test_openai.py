@@ -315,7 +315,7 @@ def first(answer: dict[str, Any]) -> Any:
         (edited(lambda answer: first(answer).update(logprobs=None)), RequestRefused, "has log probabilities of 0 tokens, not of "),
         (edited(lambda answer: first(answer).update(stop_reason="Next")), RequestRefused, "at 'Next', which was not asked for"),
     ],
-    ids=str,
+    ids=lambda value: getattr(value, "__qualname__", str(value)),
 )
 def test_an_answer_that_is_none_is_an_error_of_its_kind(fault: Fault, error: type[PipelineError], says: str) -> None:
     outcome = after(fault)
@@ -655,7 +655,6 @@ def test_a_chain_moves_when_its_replica_dies_and_new_ones_go_there_when_it_is_ba
         talk(spec_of(*servers), conversation)
 
 
-@pytest.mark.slow
 def test_calls_wait_for_a_server_that_is_restarted() -> None:
     async def conversation(engine: OpenAIEngine) -> None:
         server.stop()
@@ -673,7 +672,6 @@ def test_calls_wait_for_a_server_that_is_restarted() -> None:
         talk(spec_of(server), conversation)
 
 
-@pytest.mark.slow
 def test_an_engine_is_dead_when_no_replica_comes_back() -> None:
     async def conversation(engine: OpenAIEngine) -> None:
         for server in servers:

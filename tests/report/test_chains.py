@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from msgspec.structs import asdict, replace
 
+from pipeline.reasoning.chain import Scale
 from pipeline.report import stories as stories_module
 from pipeline.report.chain_list import ChainList, evenly, read_chain_list, worth_reading
 from pipeline.report.gantt import FAILED, QUEUED, WAITING, Clock, middle, read_gantt, sample
@@ -16,6 +17,7 @@ from pipeline.report.stories import read_stories
 from pipeline.report.story_steps import MOST_TEXT, option_probabilities, shown, step_of
 from pipeline.trace.events import CallRow, ChainRow, StepRow
 from pipeline.trace.store import TraceStore
+from tests.support.traces import CHOOSE, LIKELIHOOD, SCORE, verdict_columns
 
 Blank = Callable[..., Any]
 S = 1_000_000_000
@@ -140,7 +142,7 @@ def test_no_chain_no_stretch(tmp_path: Path) -> None:
 
 
 def choice(blank: Blank, **fields: Any) -> dict[str, Any]:
-    return asdict(blank(StepRow, **{"verify_kind": "choose", "decision": "accepted", "score_value": 0.5, **fields}))
+    return asdict(blank(StepRow, **{**CHOOSE, "decision": "accepted", "score_value": 0.5, **fields}))
 
 
 def test_candidates_get_their_probabilities_and_repeated_ones_point_back(blank: Blank) -> None:
@@ -163,21 +165,50 @@ def test_candidates_get_their_probabilities_and_repeated_ones_point_back(blank: 
 
 
 @pytest.mark.parametrize(
-    ("kind", "probs", "distinct", "expected"),
+    ("judged", "probs", "distinct", "expected"),
     [
-        ("choose", (0.2, 0.5, 0.3), 2, (0.5, 0.3)),
-        ("choose", (0.6, 0.4), 2, (0.6, 0.4)),
-        ("choose", (0.2, 0.5, 0.2, 0.1), 3, ()),
-        ("likelihood", (0.6, 0.4), 2, (0.6, 0.4)),
-        ("score", (0.1,) * 10, 2, ()),
+        (CHOOSE, (0.2, 0.5, 0.3), 2, (0.5, 0.3)),
+        (CHOOSE, (0.6, 0.4), 2, (0.6, 0.4)),
+        (CHOOSE, (0.2, 0.5, 0.2, 0.1), 3, ()),
+        (LIKELIHOOD, (0.6, 0.4), 2, (0.6, 0.4)),
+        (SCORE, (0.1,) * 10, 2, ()),
     ],
     ids=["none may be said", "one must be chosen", "same texts of other tokens", "likelihood", "digits are no candidates"],
 )
 def test_options_are_told_only_where_the_trace_tells_them(
-    blank: Blank, kind: str, probs: tuple[float, ...], distinct: int, expected: tuple[float, ...]
+    blank: Blank, judged: dict[str, Any], probs: tuple[float, ...], distinct: int, expected: tuple[float, ...]
 ) -> None:
-    row = choice(blank, verify_kind=kind, score_probs=probs, num_distinct_candidates=distinct)
+    row = choice(blank, **judged, score_probs=probs, num_distinct_candidates=distinct)
     assert tuple(option_probabilities(row, 2)) == expected
+
+
+@pytest.mark.parametrize(
+    ("judged", "fields", "expected"),
+    [
+        (CHOOSE, {"score_label": "0", "num_distinct_candidates": 4}, "choose: none of the candidates, 50.0%"),
+        (
+            CHOOSE,
+            {"score_label": "2", "num_distinct_candidates": 4, "score_mass": 0.99},
+            "choose: candidate 2 of 4, 50.0% (99.0% of all probability on valid options)",
+        ),
+        (
+            SCORE,
+            {"score_value": 6.0, "score_label": "6", "threshold": 7.0, "score_mass": 0.5},
+            "score: 6 against a threshold of 7 (50.0% of all probability on valid options)",
+        ),
+        (
+            LIKELIHOOD,
+            {"score_value": -0.25, "threshold": -0.5, "score_mass": 0.1},
+            "likelihood: -0.25 nats per token against a threshold of -0.5",
+        ),
+        (verdict_columns("pick", Scale("value")), {"score_label": "yes", "score_value": 12.0}, "pick: yes, 12"),
+        ({"verify_kind": None}, {}, None),
+    ],
+)
+def test_what_a_verifier_said_is_told_by_its_scale(
+    blank: Blank, judged: dict[str, Any], fields: dict[str, Any], expected: str | None
+) -> None:
+    assert step_of(choice(blank, **judged, **fields)).verdict == expected
 
 
 def test_a_long_text_loses_its_middle_and_says_so() -> None:

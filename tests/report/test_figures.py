@@ -5,12 +5,14 @@ from typing import Any
 import numpy as np
 import plotly.graph_objects as go
 import pytest
+from msgspec.structs import replace
 
+from pipeline.analysis import ledger
 from pipeline.analysis.quality.samples import Interval
-from pipeline.analysis.quality.step_counts import Scores, Share
+from pipeline.analysis.quality.verdict_values import Scores, Share
 from pipeline.analysis.time import critical_path, occupancy
 from pipeline.analysis.time.latency import QUANTITIES, Percentiles
-from pipeline.analysis.tokens import ledger
+from pipeline.reasoning.chain import Scale
 from pipeline.report.figures import gantt as figures_gantt
 from pipeline.report.figures import steps as figures_steps
 from pipeline.report.figures import time as figures_time
@@ -161,6 +163,7 @@ def test_acceptance_skips_numbers_that_no_step_has() -> None:
 def scores() -> Scores:
     share = Share(8, 0.75, Interval(0.4, 0.9, "wilson"))
     return Scores(
+        scale=Scale("score", 0.0, 1.0),
         edges=np.array([0.0, 0.5, 1.0]),
         accepted=np.array([0, 8]),
         rejected=np.array([2, 0]),
@@ -171,15 +174,28 @@ def scores() -> Scores:
 
 
 def test_acceptance_by_score(scores: Scores) -> None:
-    figure = figures_steps.by_score("score", scores)
+    figure = figures_steps.by_score(scores)
     assert list(named(figure)["accepted, with 95 % interval"].y) == [0.0, 1.0]
     assert list(named(figure)["turned down"].y) == [2, 0]
     assert figure.layout.annotations[0].text == "threshold 0.5"
 
 
-@pytest.mark.parametrize(("kind", "diagonal"), [("choose", True), ("score", False)])
-def test_calibration_has_a_point_where_there_are_steps(scores: Scores, kind: str, diagonal: bool) -> None:
-    by_name = named(figures_steps.calibration(kind, scores))
+@pytest.mark.parametrize(
+    ("scale", "title"),
+    [
+        (Scale("probability of the chosen option", 0.0, 1.0), "probability of the chosen option"),
+        (Scale("score", 0.0, 9.0, integers=True), "score, 0 to 9"),
+        (Scale("log probability", high=0.0, unit="nats per token"), "log probability, nats per token"),
+        (Scale("<b>margin"), "&lt;b&gt;margin"),
+    ],
+)
+def test_axes_are_named_after_the_scale(scale: Scale, title: str) -> None:
+    assert figures_steps.axis_title(scale) == title
+
+
+@pytest.mark.parametrize(("scale", "diagonal"), [(Scale("chance", 0.0, 1.0), True), (Scale("score", 0.0, 9.0, integers=True), False)])
+def test_calibration_has_a_point_where_there_are_steps(scores: Scores, scale: Scale, diagonal: bool) -> None:
+    by_name = named(figures_steps.calibration(replace(scores, scale=scale)))
     points = by_name["the chain ended right"]
     assert (list(points.x), list(points.y)) == ([0.75], [0.75])
     assert points.error_y.array[0] == pytest.approx(0.15)

@@ -15,9 +15,11 @@ from typing import Any
 
 import pytest
 
+from tests.support.watch.sitecustomize import NOTES, install
+
 LIMIT_S = 0.25
 """Processor seconds of a test without a marker."""
-TOLERANCE = 4
+TOLERANCE = 6
 """A test fails at this many times the limit: first imports are slow, and so are processors that others use, too."""
 HEAVY = {"torch": ("torch", "vllm"), "vllm": ("vllm",), "browser": ("browser",)}
 """What a test starts, and the markers that announce it: vLLM brings torch."""
@@ -27,17 +29,25 @@ MARKERS = {
     "vllm": "starts vLLM, which takes most of a minute",
     "browser": "starts a browser",
 }
-NOTES = "TESTS_IMPORT_NOTES"
 
 
 def pytest_configure(config: pytest.Config) -> None:
     for name, meaning in MARKERS.items():
         config.addinivalue_line("markers", f"{name}: {meaning}")
+    config.addinivalue_line("markers", "xdist_group(name): has a process together with the others of its group")
     config.pluginmanager.register(Watcher(), "watcher")
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """With `--dist loadgroup` one process has all that needs vLLM, so that its engines are opened once."""
+    for item in items:
+        if item.get_closest_marker("vllm"):
+            item.add_marker(pytest.mark.xdist_group("vllm"))
+
+
 class Watcher:
-    """Sees what a test costs and starts, and the test to account."""
+    """Measures what each test costs and starts, and fails the test that its markers do not announce."""
 
     def __init__(self) -> None:
         self.shared_s = 0.0
@@ -52,8 +62,7 @@ class Watcher:
         watch = str(Path(__file__).parent / "watch")
         others = [place for place in os.environ.get("PYTHONPATH", "").split(os.pathsep) if place not in ("", watch)]
         os.environ["PYTHONPATH"] = os.pathsep.join([watch, *others])
-        import tests.support.watch.sitecustomize  # noqa: F401
-
+        install()
         sys.addaudithook(self._audit)
 
     def _audit(self, event: str, arguments: tuple[Any, ...]) -> None:

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from msgspec import Struct
 
 from pipeline.analysis.time.occupancy import CAUSES, Occupancy
-from pipeline.analysis.time.occupancy_sums import Moments, Terms
+from pipeline.analysis.time.occupancy_sweep import CallTimes, Rules
 from pipeline.analysis.time.outline import FINISHED, LOST, OPEN, Chains
+from pipeline.reasoning.chain import Scale
 from pipeline.trace.events import CallRow, ChainRow
 from pipeline.trace.store import TraceStore
 from tests.support.rows import blank
@@ -28,9 +29,21 @@ def at(seconds: float) -> int:
 
 def call(chain: str, engine: str, ready: float, submit: float, end: float, **more: Any) -> Any:
     """A row; the stage is named after its engine, unless it is given."""
-    fields = {"chain_id": chain, "engine": engine, "stage": f"by {engine}", "kind": "generate", "step_index": 1} | more
+    fields = {"chain_id": chain, "engine": engine, "stage": f"by {engine}", "purpose": "write", "step_index": 1} | more
     times = {"submit_unix_ns": at(submit), "end_unix_ns": at(end), "client_wait_s": submit - ready, "e2e_latency_s": end - submit}
     return blank(CallRow, **times | fields)
+
+
+def verdict_columns(kind: str, scale: Scale, *, of_candidates: bool = False) -> dict[str, Any]:
+    """The columns of a step that say what gave its verdict and what the value means."""
+    names = ("score_scale", "score_unit", "score_low", "score_high", "score_integers", "score_of_candidates")
+    values = (scale.name, scale.unit, scale.low, scale.high, scale.integers, of_candidates)
+    return {"verify_kind": kind, **dict(zip(names, values, strict=True))}
+
+
+CHOOSE = verdict_columns("choose", Scale("probability of the chosen option", 0.0, 1.0), of_candidates=True)
+SCORE = verdict_columns("score", Scale("score", 0.0, 9.0, integers=True))
+LIKELIHOOD = verdict_columns("likelihood", Scale("log probability", high=0.0, unit="nats per token"), of_candidates=True)
 
 
 def chain(name: str, start: float, end: float, **more: Any) -> Any:
@@ -73,17 +86,17 @@ def chains_of(rows: Sequence[tuple[int, int, int]]) -> Chains:
     return Chains(hashes=nothing, by_hash=nothing, start=start, end=end, status=status, thought_tokens=nothing, first=nothing)
 
 
-def moments_of(rows: Sequence[tuple[int, int, bool, int, int, int]]) -> Moments:
+def call_times_of(rows: Sequence[tuple[int, int, bool, int, int, int]]) -> CallTimes:
     """Calls in the order of their ends; the three times of each in any order."""
     columns = np.array([(*row[:3], *sorted(row[3:])) for row in rows], np.int64).reshape(-1, 6)
     chain, engine, again, *instants = columns[np.argsort(columns[:, 5], kind="stable")].T
-    return Moments(chain, engine.astype(np.int32), again.astype(np.bool_), *instants)
+    return CallTimes(chain, engine.astype(np.int32), again.astype(np.bool_), *instants)
 
 
-def terms_of(bins: int, chains: Chains, *, lockstep: bool = False) -> Terms:
+def rules_of(bins: int, chains: Chains, *, lockstep: bool = False) -> Rules:
     """Sixty nanoseconds; the engines, and two of them on a device."""
     edges = np.rint(np.linspace(0, 60, bins + 1)).astype(np.int64)
-    return Terms(edges, ENGINES, np.array([1, 2, 4, 3], np.int64), lockstep, 3, int(chains.start.max()))
+    return Rules(edges, ENGINES, np.array([1, 2, 4, 3], np.int64), lockstep, 3, int(chains.start.max()))
 
 
 def same(one: Occupancy, other: Occupancy) -> bool:

@@ -62,7 +62,7 @@ def read_choices(folder: Path, graph: Mapping[str, Any], place: Mapping[str, int
     judges = [spec for _, spec in stages_of(graph) if spec["kind"] == "choose"]
     if not judges or any(spec["unit"] != "thought" for spec in judges):
         return None
-    with Grader() as grader:  # starts no process but for answers that a glance cannot decide
+    with Grader() as grader:  # starts no process but for answers that `quick_verdict` cannot decide
         rows = list(_choices(folder, place, _references(folder, place), grader))
     problem, right_drafts, rejected, picked_right, agrees = np.array(rows, float).reshape(-1, 5).T
     may_reject = any(bool(spec["reject"]) for spec in judges)

@@ -1,4 +1,4 @@
-"""The calls of a run, from the last to the first, for everything that looks at them in one reading: a run folder enters.
+"""The calls of a run, from the last to the first, for everything that is added up in one reading of them: a run folder enters.
 
 A row is written when its call ends, so backwards each call begins with its row, and only those in flight or waiting need be
 remembered. Where rows are not in that order, or do not fit into the outline, they are read again and sorted.
@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 from msgspec import Struct
 
+from pipeline.analysis.capabilities import PURPOSE_FROM, with_purpose
 from pipeline.analysis.time.outline import Outline, read_outline, read_whole_outline, ready_of
 from pipeline.analysis.time.timeline import Array, Names
 from pipeline.errors import InputError
@@ -21,9 +22,9 @@ from pipeline.trace.read import count_rows, read_backwards
 
 TABLES = ("calls", "steps", "chains")
 BASE = ("chain_id", "engine", "stage", "attempt", "error_type", "submit_unix_ns", "end_unix_ns", "client_wait_s")
-LONG = 100_000
-"""Calls of a run from which compiled ways are used. The plain ones take 20 us a call, the others 0.4 us, and 7 s to be compiled once."""
-ENCODED = ("chain_id", "engine", "stage", "kind", "error_type")
+LONG = 50_000
+"""Calls of a run from which compiling pays."""
+ENCODED = ("chain_id", "engine", "stage", "kind", "purpose", "error_type")
 
 
 class Calls(Struct, frozen=True, kw_only=True):
@@ -54,64 +55,73 @@ class Calls(Struct, frozen=True, kw_only=True):
         return np.asarray(self.table.column(name).to_numpy())
 
 
-class Observer(Protocol):
-    """What looks at calls; it gets all of them, the last ones first."""
+class Accumulator(Protocol):
+    """Adds up calls; it gets all of them, the last ones first."""
 
     columns: tuple[str, ...]
     """What it needs beside `BASE`."""
 
     def add(self, calls: Calls) -> None:
-        """Look at some calls, which ended before those that came so far."""
+        """Take some calls, which ended before those that came so far."""
 
 
-class _Surprise(Exception):
+class _Misfit(Exception):
     """The calls do not fit into the outline, or are not in the order of their ends."""
 
 
-Found = TypeVar("Found", bound=Sequence[Observer])
+Found = TypeVar("Found", bound=Sequence[Accumulator])
 Part = TypeVar("Part", pa.Table, Calls)
 
 
-def observe(run: Path, observers: Callable[[Outline], Found]) -> Found:
-    """Show all calls of the run folder `run` to what `observers` makes of its outline; raises `InputError`.
+def accumulate(run: Path, accumulators: Callable[[Outline], Found]) -> Found:
+    """Give all calls of the run folder `run` to what `accumulators` makes of its outline; raises `InputError`.
 
     First as is right for a run that has ended, then with a look at all calls before, and at last with all of them in memory.
     """
     if not any((run / table).is_dir() for table in TABLES):
         raise InputError(str(run), f"is not a run folder; expected {', '.join(TABLES[:2])} and {TABLES[2]} in it")
     for read, source in ((read_outline, _backwards), (read_whole_outline, _backwards), (read_whole_outline, _at_once)):
-        found = observers(outline := read(run))
+        found = accumulators(outline := read(run))
         columns = tuple({name: None for each in found for name in (*BASE, *each.columns)})
-        with suppress(_Surprise):
-            for calls in _ahead(source(run, outline, columns)):
-                for observer in found:
-                    observer.add(calls)
+        with suppress(_Misfit):
+            for calls in _prefetched(source(run, outline, columns)):
+                for accumulator in found:
+                    accumulator.add(calls)
             return found
     raise AssertionError("unreachable")
 
 
 def is_long(run: Path) -> bool:
-    """Are compiled ways worth their while?"""
+    """Has it so many calls that compiling what adds them up pays?"""
     return count_rows(run, "calls") >= LONG
 
 
 def _backwards(run: Path, outline: Outline, columns: Sequence[str]) -> Iterator[Calls]:
     """The calls by and by, from the last to the first."""
     reader, floor = _Reader(outline), outline.span
-    for table in _ahead(read_backwards(run, "calls", columns, ENCODED)):
+    for table in _prefetched(_tables(run, columns)):
         if table.num_rows:
             calls = reader.calls(in_one_piece(table))
             if len(calls.end) and calls.end[-1] > floor:
-                raise _Surprise
+                raise _Misfit
             floor = min([floor, *calls.end[:1].tolist()])
             yield calls
 
 
 def _at_once(run: Path, outline: Outline, columns: Sequence[str]) -> Iterator[Calls]:
     """All calls together."""
-    tables = list(read_backwards(run, "calls", columns, ENCODED))[::-1]
+    tables = list(_tables(run, columns))[::-1]
     if tables:
         yield _Reader(outline).calls(in_one_piece(pa.concat_tables(tables)))
+
+
+def _tables(run: Path, columns: Sequence[str]) -> Iterator[pa.Table]:
+    """The rows from the last to the first; `purpose` is among the columns also where an earlier version wrote the run."""
+    if "purpose" not in columns:
+        return read_backwards(run, "calls", columns, ENCODED)
+    written = dict.fromkeys([*columns, *PURPOSE_FROM])
+    del written["purpose"]
+    return map(with_purpose, read_backwards(run, "calls", tuple(written), ENCODED, maybe=("purpose",)))
 
 
 class _Reader:
@@ -122,7 +132,7 @@ class _Reader:
         self._engines, self._stages = Names({role: place for place, role in enumerate(outline.engines)}), Names()
 
     def calls(self, table: pa.Table) -> Calls:
-        """The rows of `table` in the order of their ends; raises `_Surprise` where one does not fit into the outline.
+        """The rows of `table` in the order of their ends; raises `_Misfit` where one does not fit into the outline.
 
         Rows that do not fit into an outline of all calls were written since that was made, and are left out.
         """
@@ -131,7 +141,7 @@ class _Reader:
         if known.all():
             return calls
         if not self._outline.whole:
-            raise _Surprise
+            raise _Misfit
         return self._calls(table.filter(pa.array(known)))
 
     def _calls(self, table: pa.Table) -> Calls:
@@ -166,8 +176,8 @@ def whole(table: pa.Table, name: str) -> pa.Array:
     return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
 
 
-def _ahead(parts: Iterator[Part]) -> Iterator[Part]:
-    """The same parts; while one is looked at, the next is made."""
+def _prefetched(parts: Iterator[Part]) -> Iterator[Part]:
+    """The same parts; while one is used, the next is made."""
     with ThreadPoolExecutor(1) as maker:
         coming = maker.submit(next, parts, None)
         while (part := coming.result()) is not None:

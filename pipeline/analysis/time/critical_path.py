@@ -2,23 +2,27 @@
 
 A run folder enters, seconds leave. The path is found backwards from the chain's end: the call that ended last before it,
 its way through lane and engine, and from the moment it was ready the same again. Calls beside the path are not on it.
+
+All chains are walked in one pass backwards in time. Of each chain its frontier is held: the moment back to which its path is
+known, and the stage of the call that is ready there.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from math import fsum
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
-import pyarrow as pa
 from msgspec import Struct
 
-from pipeline.analysis.time.calls import Calls, is_long, observe
+from pipeline.analysis.compiled import compiled
+from pipeline.analysis.time.calls import Calls, accumulate, is_long
 from pipeline.analysis.time.outline import FINISHED, Outline
-from pipeline.analysis.time.path_walk import NO_STEPS, Steps, finish, frontier_of, plain_path, plain_totals, walk
+from pipeline.analysis.time.timeline import Array
 
 TIMES = ("queue_time_s", "prefill_time_s", "decode_time_s")
 SEGMENTS = ("between", "retry", "wait", "queue", "prefill", "decode", "transfer", "engine")
-"""What a stretch of a path is:
+"""What a segment of a path is, in the order of the numbers below:
 
 - `between`: from one call's end until the next one was ready, or the chain ended: the orchestrator's own work.
 - `retry`: from a failed attempt's end until the call was sent again.
@@ -27,22 +31,13 @@ SEGMENTS = ("between", "retry", "wait", "queue", "prefill", "decode", "transfer"
 - `transfer`: at the engine by our clock and not by its own: the way there and back, and answers that waited to be read.
 - `engine`: at an engine that does not know the three; all of it, or what the known ones leave.
 """
+BETWEEN, RETRY, WAIT, QUEUE, PREFILL, DECODE, TRANSFER, ENGINE = range(8)
 END = "(end)"
 """The stage of what follows a chain's last call."""
-
-
-class PathSegment(Struct, frozen=True):
-    """One stretch of a chain's path."""
-
-    stage: str
-    """Of the call that it belongs to or leads to, or `END`."""
-    segment: str
-    """One of `SEGMENTS`."""
-    engine: str
-    """The role; empty for `END`."""
-    start_s: float
-    """Seconds since the chain's start."""
-    end_s: float
+NO_STAGE = -1
+"""Its place: the last one."""
+SLACK_NS = 2
+"""A call may end so much after the next one was ready: that time is known as a difference, from rounded parts."""
 
 
 class CriticalPath(Struct, frozen=True, kw_only=True):
@@ -64,98 +59,101 @@ class CriticalPath(Struct, frozen=True, kw_only=True):
         return fsum(self.total_s.values())
 
 
+class Steps(NamedTuple):
+    """Calls in the order of their ends, as a path is made of them."""
+
+    chain: Array
+    stage: Array
+    again: Array
+    ready: Array
+    submit: Array
+    end: Array
+    queue: Array
+    """Nanoseconds by the engine's clock, -1 where it does not know, as are the two below."""
+    prefill: Array
+    decode: Array
+
+
+class Frontier(NamedTuple):
+    """By chain: how far back its path is known."""
+
+    at: Array
+    stage: Array
+    """Of the call that is ready there; `NO_STAGE` for none."""
+
+
 def critical_path(run: Path) -> CriticalPath:
     """The paths of the run folder's finished chains; raises `InputError` when it has no trace that can be read."""
-    [walker] = observe(run, lambda outline: (Walker(outline, fast=is_long(run)),))
-    return walker.critical_path()
+    [accumulator] = accumulate(run, lambda outline: (CriticalPathAccumulator(outline, long=is_long(run)),))
+    return accumulator.result()
 
 
-def chain_path(run: Path, chain_id: str) -> tuple[PathSegment, ...]:
-    """The path of one chain, finished or not, from its start on; empty for one that is not there. Raises `InputError`."""
-    return chain_paths(run, [chain_id]).get(chain_id, ())
-
-
-def chain_paths(run: Path, chain_ids: Sequence[str]) -> dict[str, tuple[PathSegment, ...]]:
-    """The paths of several chains, those that are there, from one reading of the trace."""
-    [finder] = observe(run, lambda outline: (_Finder(outline, chain_ids),))
-    return finder.paths()
-
-
-class Walker:
-    """Looks at calls; a plain way for few of them, a compiled one for many."""
+class CriticalPathAccumulator:
+    """Adds up the paths of all chains; `long`: there are so many calls that compiling pays."""
 
     columns: tuple[str, ...] = TIMES
 
-    def __init__(self, outline: Outline, *, fast: bool) -> None:
-        self._chains, self._fast = outline.chains, fast
+    def __init__(self, outline: Outline, *, long: bool) -> None:
+        self._chains = outline.chains
+        self._walk: Callable[..., None] = compiled(walk) if long else walk
         self._counts = outline.chains.status == FINISHED
         self._frontier = frontier_of(outline.chains.end)
         self._total = np.zeros((1, len(SEGMENTS)), np.int64)
         self._stages: Sequence[str] = ()
-        self._steps: list[Steps] = []
 
     def add(self, calls: Calls) -> None:
-        """Look at some calls, which ended before those that came so far."""
+        """Take some calls, which ended before those that came so far."""
         self._stages = calls.stages
-        if not self._fast:
-            self._steps.insert(0, steps_of(calls))
-            return
         if more := len(calls.stages) + 1 - len(self._total):
             self._total = np.insert(self._total, -1, np.zeros((more, len(SEGMENTS)), np.int64), axis=0)
-        walk(tuple(steps_of(calls)), tuple(self._frontier), self._chains.start, self._counts, self._total)
+        self._walk(tuple(steps_of_calls(calls)), tuple(self._frontier), self._chains.start, self._counts, self._total)
 
-    def critical_path(self) -> CriticalPath:
-        """What the calls so far come to."""
-        chains = self._chains
-        if self._fast:
-            total = self._total.copy()
-            finish(self._frontier, chains.start, self._counts, total)
-        else:
-            steps = Steps(*(np.concatenate(column) for column in zip(NO_STEPS, *self._steps, strict=True)))
-            total = plain_totals(steps, chains.start, chains.end, self._counts, len(self._stages))
+    def result(self) -> CriticalPath:
+        """What all calls come to."""
+        total = self._total.copy()
+        finish(self._frontier, self._chains.start, self._counts, total)
         names = [*self._stages, END]
         places = zip(*np.nonzero(total), strict=True)
         found = {(names[stage], SEGMENTS[segment]): float(total[stage, segment] / 1e9) for stage, segment in places}
         return CriticalPath(chains=int(self._counts.sum()), total_s=found)
 
 
-class _Finder:
-    """Looks for the calls of a few chains."""
-
-    columns: tuple[str, ...] = TIMES
-
-    def __init__(self, outline: Outline, chain_ids: Sequence[str]) -> None:
-        self._outline = outline
-        self._places = dict(zip(chain_ids, outline.chains.places(pa.array(chain_ids, pa.string())).tolist(), strict=True))
-        self._stages: Sequence[str] = ()
-        self._roles: dict[str, str] = {}
-        self._rows: dict[int, list[tuple[int, ...]]] = {}
-
-    def add(self, calls: Calls) -> None:
-        """Look at some calls, which ended before those that came so far."""
-        self._stages = calls.stages
-        mine = np.isin(calls.chain, list(self._places.values()))
-        engines = calls.engine[mine].tolist()
-        rows = zip(engines, *(column[mine].tolist() for column in steps_of(calls)), strict=True)
-        for engine, chain, stage, *row in reversed(list(rows)):
-            self._roles[calls.stages[stage]] = self._outline.engines[engine]
-            self._rows.setdefault(chain, []).append((stage, *row))
-
-    def paths(self) -> dict[str, tuple[PathSegment, ...]]:
-        """The paths of the chains that are there."""
-        return {name: tuple(self._path(place)) for name, place in self._places.items() if place >= 0}
-
-    def _path(self, chain: int) -> Iterator[PathSegment]:
-        chains, at = self._outline.chains, 0
-        start, end = int(chains.start[chain]), int(chains.end[chain])
-        for stage, segment, length in reversed(plain_path(start, end, self._rows.get(chain, [])[::-1])):
-            if length:
-                name = self._stages[stage] if stage >= 0 else END
-                yield PathSegment(name, SEGMENTS[segment], self._roles.get(name, ""), at / 1e9, (at + length) / 1e9)
-            at += length
+def frontier_of(ends: Array) -> Frontier:
+    """At the ends of all chains."""
+    return Frontier(ends.copy(), np.full(len(ends), NO_STAGE, np.int32))
 
 
-def steps_of(calls: Calls) -> Steps:
-    """What a path is made of."""
+def steps_of_calls(calls: Calls) -> Steps:
+    """What paths are made of."""
     own = (np.rint(np.nan_to_num(calls.seconds(name), nan=-1e-9) * 1e9).astype(np.int64) for name in TIMES)
     return Steps(calls.chain, calls.stage, calls.again, calls.ready, calls.submit, calls.end, *own)
+
+
+def walk(steps: tuple[Array, ...], frontier: tuple[Array, ...], start: Array, counts: Array, total: Array) -> None:
+    """Add to `total`, of the chains that `counts` marks, what lies between their frontiers and the first of `steps`."""
+    # Taken out once: numba counts references to arrays that it takes out of tuples.
+    of_chain, of_stage, again, readies, submits, ends, queues, prefills, decodes = steps
+    at, after = frontier
+    for row in range(len(ends) - 1, -1, -1):
+        chain, stage, ready = of_chain[row], of_stage[row], readies[row]
+        if not counts[chain] or ends[row] > at[chain] + SLACK_NS or ready < start[chain]:
+            continue
+        until = min(ends[row], at[chain])
+        submit = min(submits[row], until)
+        total[after[chain], BETWEEN] += at[chain] - until
+        left = until - submit
+        queue = min(max(queues[row], 0), left)
+        prefill = min(max(prefills[row], 0), left - queue)
+        decode = min(max(decodes[row], 0), left - queue - prefill)
+        knows = min(queues[row], prefills[row], decodes[row]) >= 0
+        total[stage, RETRY if again[row] else WAIT] += submit - min(ready, until)
+        total[stage, QUEUE] += queue
+        total[stage, PREFILL] += prefill
+        total[stage, DECODE] += decode
+        total[stage, TRANSFER if knows else ENGINE] += left - queue - prefill - decode
+        at[chain], after[chain] = min(ready, until), stage
+
+
+def finish(frontier: Frontier, start: Array, counts: Array, total: Array) -> None:
+    """Add what lies between the chains' starts and their frontiers."""
+    np.add.at(total[:, BETWEEN], frontier.stage, (frontier.at - start) * counts)

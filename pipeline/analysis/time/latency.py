@@ -11,7 +11,7 @@ import numpy as np
 from msgspec import Struct
 
 from pipeline.analysis.compiled import compiled
-from pipeline.analysis.time.calls import LONG, Calls, observe
+from pipeline.analysis.time.calls import Calls, accumulate
 from pipeline.analysis.time.timeline import Array
 
 QUANTITIES = ("wait", "queue", "prefill", "decode", "first_token", "e2e", "per_output_token")
@@ -20,7 +20,7 @@ QUANTITIES = ("wait", "queue", "prefill", "decode", "first_token", "e2e", "per_o
 `per_output_token`: decode time for each token after the first."""
 COLUMNS = ("client_wait_s", "queue_time_s", "prefill_time_s", "decode_time_s", "time_to_first_token_s", None, "time_per_output_token_s")
 """Of each quantity; None: known by its instants."""
-EXACT_CALLS = LONG
+EXACT_CALLS = 100_000
 RELATIVE_ERROR = 1 / 256
 FRACTION_BITS = 7
 """Of a number's 52 so many decide, with its exponent, on its bin: bins are 2^-7 wide, and their middles half of that off."""
@@ -44,12 +44,12 @@ class Percentiles(Struct, frozen=True, kw_only=True):
 
 def latencies(run: Path) -> dict[str, dict[str, Percentiles]]:
     """By stage and quantity, without quantities of which nothing is known; raises `InputError` when there is no trace to read."""
-    [clock] = observe(run, lambda outline: (Stopwatch(),))
-    return clock.latencies()
+    [accumulator] = accumulate(run, lambda outline: (LatencyAccumulator(),))
+    return accumulator.result()
 
 
-class Stopwatch:
-    """Looks at answered calls."""
+class LatencyAccumulator:
+    """Counts answered calls."""
 
     columns: tuple[str, ...] = tuple(name for name in COLUMNS if name)
 
@@ -57,10 +57,10 @@ class Stopwatch:
         self._exact_calls, self._calls = exact_calls, 0
         self._stages: Sequence[str] = ()
         self._exact: list[tuple[Array, list[Array]]] = []
-        self._totals = [Totals() for _ in QUANTITIES]
+        self._totals = [BinCounts() for _ in QUANTITIES]
 
     def add(self, calls: Calls) -> None:
-        """Look at some calls."""
+        """Take some calls."""
         self._stages = calls.stages
         self._calls += len(calls.end)
         stage = np.where(calls.failed, -1, calls.stage)
@@ -71,7 +71,7 @@ class Stopwatch:
                     total.add(stage, each, len(self._stages))
             self._exact = []
 
-    def latencies(self) -> dict[str, dict[str, Percentiles]]:
+    def result(self) -> dict[str, dict[str, Percentiles]]:
         """What the calls so far come to."""
         found: dict[str, dict[str, Percentiles]] = {}
         for place, stage in enumerate(self._stages):
@@ -99,7 +99,7 @@ def rank(count: int, percent: int) -> int:
     return max(0, -(-count * percent // 100) - 1)
 
 
-class Totals:
+class BinCounts:
     """One quantity, by stage: how many values fell into each bin."""
 
     def __init__(self) -> None:
@@ -112,7 +112,7 @@ class Totals:
         if more := stages - len(self._bins):
             self._bins = np.concatenate([self._bins, np.zeros((more, BINS), np.int64)])
             self._extremes = np.concatenate([self._extremes, np.zeros((more, 2))])
-        count(stage, values, values.view(np.int64), self._bins, self._extremes)
+        compiled(count)(stage, values, values.view(np.int64), self._bins, self._extremes)
 
     def percentiles(self, stage: int) -> Percentiles | None:
         """Of one stage."""
@@ -124,7 +124,6 @@ class Totals:
         return Percentiles(count=count, mean=total / count, p50=p50, p90=p90, p99=p99, max=most)
 
 
-@compiled
 def count(stage: Array, values: Array, bits: Array, bins: Array, extremes: Array) -> None:
     """Add to `bins` and `extremes`, by stage, the `values`, of which `bits` are the bits."""
     for row in range(len(stage)):

@@ -11,9 +11,8 @@ import numpy as np
 from msgspec import Struct
 
 from pipeline.analysis.devices import devices_of
-from pipeline.analysis.time.calls import Calls, is_long, observe
-from pipeline.analysis.time.occupancy_sums import Moments, Sums, Terms, joined, most_live, plain_sums
-from pipeline.analysis.time.occupancy_sweep import Sweep
+from pipeline.analysis.time.calls import Calls, accumulate, is_long
+from pipeline.analysis.time.occupancy_sweep import CallTimes, Rules, Sums, Sweep, most_live
 from pipeline.analysis.time.outline import Outline
 from pipeline.analysis.time.timeline import Array
 
@@ -78,21 +77,21 @@ class Occupancy(Struct, frozen=True, kw_only=True):
 
 def occupancy(run: Path, bins: int = BINS) -> Occupancy:
     """The occupancy of the run folder `run`; raises `InputError` when that has no trace that can be read."""
-    [watch] = observe(run, lambda outline: (Watch(outline, bins, fast=is_long(run)),))
-    return watch.occupancy()
+    [accumulator] = accumulate(run, lambda outline: (OccupancyAccumulator(outline, bins, long=is_long(run)),))
+    return accumulator.result()
 
 
-class Watch:
-    """Looks at calls; a plain way for few of them, a compiled one, which takes seconds to compile once, for many."""
+class OccupancyAccumulator:
+    """Adds up calls; `long`: there are so many that compiling pays."""
 
     columns: tuple[str, ...] = ()
 
-    def __init__(self, outline: Outline, bins: int, *, fast: bool) -> None:
+    def __init__(self, outline: Outline, bins: int, *, long: bool) -> None:
         chains, devices = outline.chains, _devices(outline)
         alone = [1 << place for place in range(len(outline.engines))]
         most = most_live(chains)
         self._outline, self._devices = outline, devices
-        self._terms = Terms(
+        self._rules = Rules(
             edges=np.rint(np.linspace(0, outline.span, bins + 1)).astype(np.int64),
             engines=len(outline.engines),
             groups=np.array([*alone, *sorted(set(devices.values()) - set(alone))], np.int64),
@@ -100,24 +99,19 @@ class Watch:
             full=min(outline.card.batch_size or most, most),
             last_admission=int(chains.start.max(initial=0)),
         )
-        self._sweep = Sweep(self._terms, chains) if fast else None
-        self._calls: list[Moments] = []
+        self._sweep = Sweep(self._rules, chains, long=long)
 
     def add(self, calls: Calls) -> None:
-        """Look at some calls, which ended before those that came so far."""
-        moments = Moments(*(getattr(calls, name) for name in Moments._fields))
-        if self._sweep is None:
-            self._calls.insert(0, moments)
-        else:
-            self._sweep.add(moments)
+        """Take some calls, which ended before those that came so far."""
+        self._sweep.add(CallTimes(*(getattr(calls, name) for name in CallTimes._fields)))
 
-    def occupancy(self) -> Occupancy:
-        """What the calls so far come to."""
-        sums = self._sweep.sums() if self._sweep else plain_sums(self._terms, self._outline.chains, joined(self._calls))
-        edges, engines = self._terms.edges, self._outline.engines
+    def result(self) -> Occupancy:
+        """What all calls come to."""
+        sums = self._sweep.sums()
+        edges, engines = self._rules.edges, self._outline.engines
         width = np.maximum(np.diff(edges), 1)
         overlap_s, span_s = float(sums.overlap.sum() / 1e9), self._outline.span / 1e9
-        parts = {group: _parts(sums, place) for place, group in enumerate(self._terms.groups.tolist())}
+        parts = {group: _parts(sums, place) for place, group in enumerate(self._rules.groups.tolist())}
         return Occupancy(
             span_s=span_s,
             edges_s=edges / 1e9,

@@ -1,95 +1,165 @@
-"""The sums of an occupancy in one pass, backwards in time: calls enter in chunks, the last ones first, and are forgotten.
+"""What an occupancy is made of, in whole nanoseconds, in one pass backwards in time: calls enter in chunks, the last ones first.
 
-Backwards a call begins with its row; what is in flight or waits stands in a heap by the time at which it left or was ready. So
-memory holds that and some numbers of each chain. The state lies in a few plain arrays and not in tuples of arrays: numba
-counts references to every array that it takes out of a tuple, which was six sevenths of the time.
+Backwards a call begins with its row, which is written when it ends. What is in flight or waits stands in a heap by the time at
+which it left or was ready, so that memory holds that and some numbers of each chain, and calls are forgotten.
+
+The invariant. Let `t` be the time of the event that was passed last. `counts` says how things stood just before `t`: of each engine
+how many calls were in flight, how many waited in its lane, how many waited to be sent again, and how many chains were between two
+calls and came to it next. The heap holds exactly the calls that ended at `t` or later and were ready before it. All that is later
+than `state[NOW]` is added up, and from `t` until `state[NOW]` nothing changed that says why an engine is idle. So each nanosecond
+is added up once, when the change before it is met.
+
+An example: one chain, from 0 to 10; a call of it to engine d (ready 0, sent 1, ended 4), then two to engine t (ready 5, sent 5,
+ended 8; ready 8, sent 9, ended 10). Events from the last to the first, and what is added up when each is met:
+
+    10  the chain and its third call end          in flight: t
+     9  the third call was sent                   9-10  d waits for another engine, t is busy
+     8  it was ready; the second call ends        8-9   d likewise, t is idle with a call that is ready: orchestration
+     5  the second call was sent and was ready    5-8   d likewise, t is busy
+     4  the first call ends                       4-5   d likewise, the chain comes to t next: orchestration
+     1  it was sent                               1-4   d is busy, t waits for another engine
+     0  it was ready; the chain starts            0-1   d orchestration, t waits for another engine
+
+    d: 3 busy, 1 orchestration, 6 other engine. t: 4 busy, 2 orchestration, 4 other engine.
 """
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from pipeline.analysis.compiled import compiled
-from pipeline.analysis.time.occupancy_sums import (
-    BARRIER,
-    BUSY,
-    LATE,
-    NOTHING_ADMITTED,
-    ORCHESTRATION,
-    OTHER_ENGINE,
-    RECOVERY,
-    SAME_NS,
-    TAIL,
-    Moments,
-    Sums,
-    Terms,
-    joined,
-    no_sums,
-)
 from pipeline.analysis.time.outline import OPEN, Chains
 from pipeline.analysis.time.timeline import Array
 
+NOTHING_ADMITTED, RECOVERY, BARRIER, ORCHESTRATION, TAIL, OTHER_ENGINE, BUSY = range(7)
+"""What an engine's time was: a cause of idleness, see `occupancy.CAUSES`, or busy."""
+SAME_NS = 2
+"""Calls of one chain whose ready times are as near to each other were ready together: they are known by differences."""
+LATE = 1 << 62
 EARLY = -1
-START, END, AFTER, NEARBY, ALIVE, OUTSTANDING = range(6)
-"""What is known of a chain, one row of `lives`: its times; bits of the engines that it comes to next; the latest of the ready
-times that count as the last one seen; whether it lives; and how many calls of it wait or are in flight."""
+
+# The state lies in a few plain arrays and not in tuples of arrays or objects: numba counts references to every array that it
+# takes out of a tuple, which was six sevenths of the time. The names below are places in them.
+START, END, NEXT_ENGINES, NEXT_READY, ALIVE, OUTSTANDING = range(6)
+"""Of a chain's row: its times; bits of the engines that it comes to next; the latest of the ready times of those calls;
+whether it lives; and how many calls of it wait or are in flight."""
 IN_FLIGHT, WAITING, HELD, NEXT = range(4)
-"""What is counted by engine: calls, those that wait to be sent again apart, and chains between calls that come to it next."""
+"""Of `counts`, by engine: calls in flight, calls that wait in the lane, those of them that wait to be sent again, which are counted
+apart, and chains between calls that come to it next."""
 NOW, BIN, LIVE, SIZE, STARTS, ENDS, LOCKSTEP, FULL, LAST_ADMISSION, BITS = range(10)
 SINCE = BITS + 4
-"""Of the present: the time from which on all is added up and its bin, live chains, the size of the heap, starts and ends of
-chains that are to come, three of the `Terms`; from `BITS` on for each of the four counts the engines where it is not 0; and from
-`SINCE` on the same and the live chains as they were since that time, as far as they say why an engine is idle."""
+"""Of `state`: the time behind which all is added up and its bin; live chains; the size of the heap; starts and ends of chains that
+are to come; three of the `Rules`; from `BITS` on, for each of the four counts, the engines where it is not 0; and from `SINCE` on
+the same and the live chains as they were at `NOW`, as far as they say why an engine is idle."""
 TIME, READY, CALL = range(3)
-"""Of an entry of the heap: `CALL` is chain, engine, whether it is not the first attempt, and whether it waits."""
+"""Of an entry of the heap: `CALL` is chain, engine, whether it is not the first attempt, and whether it waits, see `_packed`."""
+
+
+class Rules(NamedTuple):
+    """What is measured, and by which rules."""
+
+    edges: Array
+    """Of the bins, ns."""
+    engines: int
+    groups: Array
+    """Sets of engines, as bits: each engine alone, in order, and then what shares a device."""
+    lockstep: bool
+    full: int
+    """As many live chains are as many as there may be."""
+    last_admission: int
+    """When the last chain started."""
+
+
+class Sums(NamedTuple):
+    """Nanoseconds by bin, which is the last dimension."""
+
+    live: Array
+    """Of chains, added up."""
+    overlap: Array
+    in_flight: Array
+    """Of requests, added up; by engine."""
+    waiting: Array
+    spent: Array
+    """By group, and by what the time was: a cause of idleness, or `BUSY`."""
+
+
+class CallTimes(NamedTuple):
+    """Calls in the order of their ends, as in `calls.Calls`."""
+
+    chain: Array
+    engine: Array
+    again: Array
+    ready: Array
+    submit: Array
+    end: Array
+
+
+NO_CALLS = CallTimes(*(np.empty(0, kind) for kind in (np.int64, np.int32, np.bool_, np.int64, np.int64, np.int64)))
+
+
+def no_sums(rules: Rules) -> Sums:
+    """Zeros."""
+    bins, groups = len(rules.edges) - 1, len(rules.groups)
+    shapes = [(bins,), (bins,), (rules.engines, bins), (rules.engines, bins), (groups, 7, bins)]
+    return Sums(*(np.zeros(shape, np.int64) for shape in shapes))
+
+
+def most_live(chains: Chains) -> int:
+    """How many chains lived at once."""
+    starts, ends = np.sort(chains.start), np.sort(chains.end)
+    return int((np.arange(1, len(starts) + 1) - np.searchsorted(ends, starts, "right")).max(initial=0))
 
 
 class Sweep:
-    """The sums of calls that are added chunk by chunk."""
+    """The sums of calls that are added chunk by chunk. `long`: there are so many that compiling pays."""
 
-    def __init__(self, terms: Terms, chains: Chains) -> None:
-        self._terms, self._sums = terms, no_sums(terms)
-        self._lives = _lives(terms, chains)
+    def __init__(self, rules: Rules, chains: Chains, *, long: bool) -> None:
+        self._rules, self._sums = rules, no_sums(rules)
+        self._add_spans: Callable[..., None] = compiled(_add_spans) if long else _add_spans
+        self._pass_events: Callable[..., None] = compiled(_pass_events, *PARTS) if long else _pass_events
+        self._chain_rows = _chain_rows(rules, chains)
         self._orders = np.argsort(chains.start).astype(np.int32), np.argsort(chains.end).astype(np.int32)
-        self._counts, self._present = np.zeros((4, terms.engines), np.int64), _present(terms, len(chains.start))
+        self._counts, self._state = np.zeros((4, rules.engines), np.int64), _first_state(rules, len(chains.start))
         self._heap = np.empty((0, 3), np.int64)
         nobody = np.zeros(len(chains.start), np.int32)
-        _spread(chains.start, chains.end, nobody, terms.edges, self._sums.live.reshape(1, -1))
+        self._add_spans(chains.start, chains.end, nobody, rules.edges, self._sums.live.reshape(1, -1))
 
-    def add(self, calls: Moments) -> None:
+    def add(self, calls: CallTimes) -> None:
         """Go back to the end of the first of `calls`."""
         if len(calls.end):
             self._pass(calls)
 
     def sums(self) -> Sums:
         """Go back to the start."""
-        self._pass(joined([]))
+        self._pass(NO_CALLS)
         return self._sums
 
-    def _pass(self, calls: Moments) -> None:
-        room = int(self._present[SIZE]) + len(calls.end)
+    def _pass(self, calls: CallTimes) -> None:
+        room = int(self._state[SIZE]) + len(calls.end)
         if room > len(self._heap):
             self._heap = np.concatenate([self._heap, np.empty((room - len(self._heap), 3), np.int64)])
-        terms, sums = self._terms, self._sums
-        _spread(calls.submit, calls.end, calls.engine, terms.edges, sums.in_flight)
-        _spread(calls.ready, calls.submit, calls.engine, terms.edges, sums.waiting)
-        bins = (terms.edges, terms.groups, sums.overlap, sums.spent)
-        _sweep(tuple(calls), self._heap, self._lives, self._orders, self._counts, self._present, bins)
+        rules, sums = self._rules, self._sums
+        self._add_spans(calls.submit, calls.end, calls.engine, rules.edges, sums.in_flight)
+        self._add_spans(calls.ready, calls.submit, calls.engine, rules.edges, sums.waiting)
+        bins = (rules.edges, rules.groups, sums.overlap, sums.spent)
+        self._pass_events(tuple(calls), self._heap, self._chain_rows, self._orders, self._counts, self._state, bins)
 
 
-def _lives(terms: Terms, chains: Chains) -> Array:
-    lives = np.zeros((len(chains.start), 6), np.int64)
-    lives[:, START], lives[:, END] = chains.start, chains.end
-    lives[:, AFTER] = np.where(chains.status == OPEN, 0, (1 << terms.engines) - 1)
-    lives[:, NEARBY] = LATE
-    return lives
+def _chain_rows(rules: Rules, chains: Chains) -> Array:
+    rows = np.zeros((len(chains.start), 6), np.int64)
+    rows[:, START], rows[:, END] = chains.start, chains.end
+    rows[:, NEXT_ENGINES] = np.where(chains.status == OPEN, 0, (1 << rules.engines) - 1)
+    rows[:, NEXT_READY] = LATE
+    return rows
 
 
-def _present(terms: Terms, chains: int) -> Array:
-    rules = (int(terms.lockstep), terms.full, terms.last_admission)
-    return np.array([terms.edges[-1], len(terms.edges) - 2, 0, 0, chains, chains, *rules, *[0] * 9], np.int64)
+def _first_state(rules: Rules, chains: int) -> Array:
+    fixed = (int(rules.lockstep), rules.full, rules.last_admission)
+    return np.array([rules.edges[-1], len(rules.edges) - 2, 0, 0, chains, chains, *fixed, *[0] * 9], np.int64)
 
 
-@compiled
-def _spread(starts: Array, ends: Array, owners: Array, edges: Array, into: Array) -> None:
+def _add_spans(starts: Array, ends: Array, owners: Array, edges: Array, into: Array) -> None:
     """Add the length of each span to the bins that it lies in, by its owner."""
     bins = len(edges) - 1
     place = bins - 1
@@ -106,189 +176,174 @@ def _spread(starts: Array, ends: Array, owners: Array, edges: Array, into: Array
             until, at = low, at - 1
 
 
-@compiled
-def _sweep(
+def _pass_events(
     calls: tuple[Array, ...],
     heap: Array,
-    lives: Array,
+    chains: Array,
     orders: tuple[Array, Array],
     counts: Array,
-    present: Array,
+    state: Array,
     bins: tuple[Array, Array, Array, Array],
 ) -> None:
     """Pass all events down to the first of `calls`, or, where there are none, down to the start."""
-    chain, engine, again, ready, submit, end = calls
+    of_chain, engine, again, ready, submit, end = calls
     (by_start, by_end), (edges, groups, overlap, spent) = orders, bins
     row = len(end) - 1
     to_start = row < 0
     while row >= 0 or to_start:
-        over = lives[by_end[present[ENDS] - 1], END] if present[ENDS] else EARLY
-        begun = lives[by_start[present[STARTS] - 1], START] if present[STARTS] else EARLY
-        came = end[row] if row >= 0 else EARLY
-        left = heap[0, TIME] if present[SIZE] else EARLY
-        time = max(max(over, begun), max(came, left))
+        chain_ended = chains[by_end[state[ENDS] - 1], END] if state[ENDS] else EARLY
+        chain_started = chains[by_start[state[STARTS] - 1], START] if state[STARTS] else EARLY
+        call_ended = end[row] if row >= 0 else EARLY
+        call_left = heap[0, TIME] if state[SIZE] else EARLY
+        time = max(max(chain_ended, chain_started), max(call_ended, call_left))
         if time == EARLY:
-            _account(edges[0], present, edges, groups, overlap, spent)
+            _account(edges[0], state, edges, groups, overlap, spent)
             return
-        if over == time:
-            present[ENDS] -= 1
-            _chain_ends(lives[by_end[present[ENDS]]], counts, present)
-        elif came == time:
-            _call_ends(lives[chain[row]], engine[row], counts, present)
-            present[SIZE] += 1
-            _rise(heap, present[SIZE] - 1, submit[row], ready[row], _packed(chain[row], engine[row], again[row]))
+        # Of one instant ends come first: a call's before the one that was ready then, so that nothing is between them.
+        if chain_ended == time:
+            state[ENDS] -= 1
+            _chain_ends(chains[by_end[state[ENDS]]], counts, state)
+        elif call_ended == time:
+            _call_ends(chains[of_chain[row]], engine[row], counts, state)
+            state[SIZE] += 1
+            _rise(heap, state[SIZE] - 1, submit[row], ready[row], _packed(of_chain[row], engine[row], again[row]))
             row -= 1
-        elif left == time:
-            _call_leaves(heap, lives, counts, present)
+        elif call_left == time:
+            _call_leaves(heap, chains, counts, state)
         else:
-            present[STARTS] -= 1
-            _chain_starts(lives[by_start[present[STARTS]]], counts, present)
-        if _changes(present, counts.shape[1]):
-            _account(time, present, edges, groups, overlap, spent)
-            _remember(present, counts.shape[1])
+            state[STARTS] -= 1
+            _chain_starts(chains[by_start[state[STARTS]]], counts, state)
+        if _changes(state, counts.shape[1]):
+            _account(time, state, edges, groups, overlap, spent)
+            _remember(state, counts.shape[1])
 
 
-@compiled
-def _reasons(kind: int, present: Array) -> int:
+def _reasons(kind: int, state: Array) -> int:
     """What one of the four counts says of idleness: nothing of engines that are busy."""
-    at_once = present[BITS + IN_FLIGHT]
-    return int(at_once if kind == IN_FLIGHT else present[BITS + kind] & ~at_once)
+    at_once = state[BITS + IN_FLIGHT]
+    return int(at_once if kind == IN_FLIGHT else state[BITS + kind] & ~at_once)
 
 
-@compiled
-def _lives_matter(present: Array, engines: int) -> int:
+def _live_where_idle(state: Array, engines: int) -> int:
     """The live chains, if any engine is idle."""
-    return int(present[LIVE]) if present[BITS + IN_FLIGHT] != (1 << engines) - 1 else 0
+    return int(state[LIVE]) if state[BITS + IN_FLIGHT] != (1 << engines) - 1 else 0
 
 
-@compiled
-def _changes(present: Array, engines: int) -> bool:
-    """Is anything other than it was since the time from which on all is added up?"""
+def _changes(state: Array, engines: int) -> bool:
+    """Is anything other than it was at `NOW`?"""
     for kind in range(4):
-        if present[SINCE + kind] != _reasons(kind, present):
+        if state[SINCE + kind] != _reasons(kind, state):
             return True
-    return bool(present[SINCE + 4] != _lives_matter(present, engines))
+    return bool(state[SINCE + 4] != _live_where_idle(state, engines))
 
 
-@compiled
-def _remember(present: Array, engines: int) -> None:
+def _remember(state: Array, engines: int) -> None:
     for kind in range(4):
-        present[SINCE + kind] = _reasons(kind, present)
-    present[SINCE + 4] = _lives_matter(present, engines)
+        state[SINCE + kind] = _reasons(kind, state)
+    state[SINCE + 4] = _live_where_idle(state, engines)
 
 
-@compiled
-def _account(time: int, present: Array, edges: Array, groups: Array, overlap: Array, spent: Array) -> None:
-    """Add what lies between `time` and the last change."""
-    while present[NOW] > time:
-        place = present[BIN]
+def _account(time: int, state: Array, edges: Array, groups: Array, overlap: Array, spent: Array) -> None:
+    """Add what lies between `time` and `NOW`, bin by bin."""
+    while state[NOW] > time:
+        place = state[BIN]
         since = max(edges[place], time)
-        length = present[NOW] - since
+        length = state[NOW] - since
         if length:
-            at_once = present[SINCE + IN_FLIGHT]
+            at_once = state[SINCE + IN_FLIGHT]
             overlap[place] += length if at_once & (at_once - 1) else 0
             for number in range(len(groups)):
-                spent[number, _cause(groups[number], present), place] += length
-        present[NOW] = since
+                spent[number, _cause(groups[number], state), place] += length
+        state[NOW] = since
         if since == edges[place] and place:
-            present[BIN] -= 1
+            state[BIN] -= 1
 
 
-@compiled
-def _cause(group: int, present: Array) -> int:
+def _cause(group: int, state: Array) -> int:
     """Why none of the engines in `group` is busy, or that one is; see `occupancy.CAUSES`."""
-    if present[SINCE + IN_FLIGHT] & group:
+    if state[SINCE + IN_FLIGHT] & group:
         return BUSY
-    if not present[SINCE + 4]:
+    if not state[SINCE + 4]:
         return NOTHING_ADMITTED
-    if present[SINCE + HELD] & group:
+    if state[SINCE + HELD] & group:
         return RECOVERY
-    if present[SINCE + WAITING] & group:
-        return BARRIER if present[LOCKSTEP] else ORCHESTRATION
-    if present[SINCE + NEXT] & group:
+    if state[SINCE + WAITING] & group:
+        return BARRIER if state[LOCKSTEP] else ORCHESTRATION
+    if state[SINCE + NEXT] & group:
         return ORCHESTRATION
-    if present[NOW] > present[LAST_ADMISSION] and present[SINCE + 4] < present[FULL]:
+    if state[NOW] > state[LAST_ADMISSION] and state[SINCE + 4] < state[FULL]:
         return TAIL
     return OTHER_ENGINE
 
 
-@compiled
-def _chain_ends(life: Array, counts: Array, present: Array) -> None:
-    present[LIVE] += 1
-    life[ALIVE] = 1
-    if not life[OUTSTANDING]:
-        _between(life[AFTER], 1, counts, present)
+def _chain_ends(chain: Array, counts: Array, state: Array) -> None:
+    state[LIVE] += 1
+    chain[ALIVE] = 1
+    if not chain[OUTSTANDING]:
+        _between(chain[NEXT_ENGINES], 1, counts, state)
 
 
-@compiled
-def _chain_starts(life: Array, counts: Array, present: Array) -> None:
-    present[LIVE] -= 1
-    life[ALIVE] = 0
-    if not life[OUTSTANDING]:
-        _between(life[AFTER], -1, counts, present)
+def _chain_starts(chain: Array, counts: Array, state: Array) -> None:
+    state[LIVE] -= 1
+    chain[ALIVE] = 0
+    if not chain[OUTSTANDING]:
+        _between(chain[NEXT_ENGINES], -1, counts, state)
 
 
-@compiled
-def _call_ends(life: Array, engine: int, counts: Array, present: Array) -> None:
-    _change(IN_FLIGHT, engine, 1, counts, present)
-    if not life[OUTSTANDING] and life[ALIVE]:
-        _between(life[AFTER], -1, counts, present)
-    life[OUTSTANDING] += 1
+def _call_ends(chain: Array, engine: int, counts: Array, state: Array) -> None:
+    _change(IN_FLIGHT, engine, 1, counts, state)
+    if not chain[OUTSTANDING] and chain[ALIVE]:
+        _between(chain[NEXT_ENGINES], -1, counts, state)
+    chain[OUTSTANDING] += 1
 
 
-@compiled
-def _call_leaves(heap: Array, lives: Array, counts: Array, present: Array) -> None:
+def _call_leaves(heap: Array, chains: Array, counts: Array, state: Array) -> None:
     """The call on top was sent or, if it waits already, was ready."""
     ready, call = heap[0, READY], heap[0, CALL]
     engine, waits, waiting = (call >> 2) & 63, call & 1, HELD if call & 2 else WAITING
-    _change(waiting if waits else IN_FLIGHT, engine, -1, counts, present)
+    _change(waiting if waits else IN_FLIGHT, engine, -1, counts, state)
     if not waits and ready < heap[0, TIME]:
-        _change(waiting, engine, 1, counts, present)
-        _sink(heap, present[SIZE], ready, ready, call | 1)
+        _change(waiting, engine, 1, counts, state)
+        _sink(heap, state[SIZE], ready, ready, call | 1)
         return
-    present[SIZE] -= 1
-    size = present[SIZE]
+    state[SIZE] -= 1
+    size = state[SIZE]
     _sink(heap, size, heap[size, TIME], heap[size, READY], heap[size, CALL])
-    _call_was_ready(lives[call >> 8], engine, ready, counts, present)
+    _call_was_ready(chains[call >> 8], engine, ready, counts, state)
 
 
-@compiled
-def _call_was_ready(life: Array, engine: int, ready: int, counts: Array, present: Array) -> None:
-    life[OUTSTANDING] -= 1
-    if life[NEARBY] - ready <= SAME_NS:
-        life[AFTER] |= 1 << engine
+def _call_was_ready(chain: Array, engine: int, ready: int, counts: Array, state: Array) -> None:
+    chain[OUTSTANDING] -= 1
+    if chain[NEXT_READY] - ready <= SAME_NS:
+        chain[NEXT_ENGINES] |= 1 << engine
     else:
-        life[AFTER], life[NEARBY] = 1 << engine, ready
-    if not life[OUTSTANDING] and life[ALIVE]:
-        _between(life[AFTER], 1, counts, present)
+        chain[NEXT_ENGINES], chain[NEXT_READY] = 1 << engine, ready
+    if not chain[OUTSTANDING] and chain[ALIVE]:
+        _between(chain[NEXT_ENGINES], 1, counts, state)
 
 
-@compiled
-def _between(engines: int, change: int, counts: Array, present: Array) -> None:
+def _between(engines: int, change: int, counts: Array, state: Array) -> None:
     """A chain that comes to `engines` next is between calls, or not any more."""
     engine = 0
     while engines:
         if engines & 1:
-            _change(NEXT, engine, change, counts, present)
+            _change(NEXT, engine, change, counts, state)
         engines >>= 1
         engine += 1
 
 
-@compiled
-def _change(kind: int, engine: int, change: int, counts: Array, present: Array) -> None:
+def _change(kind: int, engine: int, change: int, counts: Array, state: Array) -> None:
     counts[kind, engine] += change
     if counts[kind, engine]:
-        present[BITS + kind] |= 1 << engine
+        state[BITS + kind] |= 1 << engine
     else:
-        present[BITS + kind] &= ~(1 << engine)
+        state[BITS + kind] &= ~(1 << engine)
 
 
-@compiled
 def _packed(chain: int, engine: int, again: bool) -> int:
     return (chain << 8) | (engine << 2) | (2 if again else 0)
 
 
-@compiled
 def _rise(heap: Array, place: int, time: int, ready: int, call: int) -> None:
     """Put an entry into the free `place` at the bottom, or above it."""
     while place and heap[(place - 1) >> 1, TIME] < time:
@@ -298,7 +353,6 @@ def _rise(heap: Array, place: int, time: int, ready: int, call: int) -> None:
     heap[place, TIME], heap[place, READY], heap[place, CALL] = time, ready, call
 
 
-@compiled
 def _sink(heap: Array, size: int, time: int, ready: int, call: int) -> None:
     """Put an entry into the free place on top, or below it."""
     place = 0
@@ -311,3 +365,10 @@ def _sink(heap: Array, size: int, time: int, ready: int, call: int) -> None:
         heap[place, TIME], heap[place, READY], heap[place, CALL] = heap[below, TIME], heap[below, READY], heap[below, CALL]
         place = below
     heap[place, TIME], heap[place, READY], heap[place, CALL] = time, ready, call
+
+
+PARTS: tuple[Callable[..., Any], ...] = (
+    *(_reasons, _live_where_idle, _changes, _remember, _account, _cause, _chain_ends, _chain_starts, _call_ends, _call_leaves),
+    *(_call_was_ready, _between, _change, _packed, _rise, _sink),
+)
+"""What `_pass_events` calls, directly or not."""

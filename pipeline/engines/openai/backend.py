@@ -18,7 +18,7 @@ from pipeline.engines.openai.engine import Deployment, OpenAIEngine, ServedToken
 from pipeline.engines.openai.probe import ProbedServer, ServedModel, context_length, find_model, probe_server
 from pipeline.engines.openai.request import MANY, PRIORITY, SCORING, Capabilities, shared_capabilities
 from pipeline.engines.openai.spec import OpenAISpec
-from pipeline.errors import GraphError
+from pipeline.errors import GraphError, install_command
 from pipeline.machine import Machine
 from pipeline.tasks import background_tasks, gather
 
@@ -123,7 +123,7 @@ def openai_available(machine: Machine) -> Availability:
     """Is the HTTP library installed?"""
     installed = machine.versions.get("httpx2")
     if installed is None:
-        return Availability(usable=False, what="httpx2 is not installed", remedy='pip install "pipeline[openai]"')
+        return Availability(usable=False, what="httpx2 is not installed", remedy=install_command("openai"))
     return Availability(usable=True, what=f"httpx2 {installed}")
 
 

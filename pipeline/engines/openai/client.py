@@ -16,7 +16,7 @@ import anyio
 import msgspec
 from msgspec import Struct
 
-from pipeline.errors import GraphError
+from pipeline.errors import GraphError, install_command
 from pipeline.redaction import without
 
 if TYPE_CHECKING:
@@ -161,7 +161,7 @@ class Server:
         try:
             import httpx2
         except ImportError:
-            raise GraphError(where, 'backend `openai` needs the package `httpx2`: pip install "pipeline[openai]"') from None
+            raise GraphError(where, f"backend `openai` needs the package `httpx2`: {install_command('openai')}") from None
         self.url = url
         self._closed = False
         self._key = key

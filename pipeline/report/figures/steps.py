@@ -4,17 +4,14 @@ import numpy as np
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
+from pipeline.analysis.capabilities import is_share
 from pipeline.analysis.quality.samples import wilson
-from pipeline.analysis.quality.step_counts import Scores, Share
+from pipeline.analysis.quality.verdict_values import Scores, Share
 from pipeline.analysis.time.timeline import Array
-from pipeline.report.figures.style import BLUE, DECISIONS, GREEN, GREY, LIGHT, ORANGE, RED, WORDS, axes, layout
+from pipeline.reasoning.chain import Scale
+from pipeline.report.figures.style import BLUE, DECISIONS, GREEN, GREY, LIGHT, ORANGE, RED, WORDS, axes, drawn, layout
 
 MOST_BINS = 60
-SCORES = {
-    "choose": "probability of the chosen option",
-    "score": "score, 0 to 9",
-    "likelihood": "log probability of the best candidate, nats per token",
-}
 
 
 def lengths(counts: dict[str, Array]) -> go.Figure:
@@ -78,8 +75,8 @@ def acceptance(verified: Array, accepted: Array) -> go.Figure:
     return axes(figure)
 
 
-def by_score(kind: str, scores: Scores) -> go.Figure:
-    """The share of accepted steps by the verifier's number, with Wilson's 95 % interval, over how many were accepted and not."""
+def by_score(scores: Scores) -> go.Figure:
+    """The share of accepted steps by the verifier's value, with Wilson's 95 % interval, over how many were accepted and not."""
     middle = (scores.edges[1:] + scores.edges[:-1]) / 2
     count = scores.accepted + scores.rejected
     there = np.flatnonzero(count)
@@ -94,7 +91,7 @@ def by_score(kind: str, scores: Scores) -> go.Figure:
             x=scores.threshold, line={"dash": "dot", "color": GREY}, annotation={"text": f"threshold {scores.threshold:g}"}, row=1, col=1
         )
     figure.update_xaxes(range=[scores.edges[0], scores.edges[-1]])
-    figure.update_xaxes(title=SCORES[kind], row=2, col=1)
+    figure.update_xaxes(title=axis_title(scores.scale), row=2, col=1)
     figure.update_yaxes(title="accepted", tickformat=".0%", range=[-0.03, 1.05], row=1, col=1)
     figure.update_yaxes(
         title="verified steps<br>(logarithmic)", type="log", dtick=1, range=[-0.2, np.log10(1.6 * max(1, count.max()))], row=2, col=1
@@ -102,16 +99,22 @@ def by_score(kind: str, scores: Scores) -> go.Figure:
     return axes(figure)
 
 
+def axis_title(scale: Scale) -> str:
+    """What the values are, between which ends where that is not 0 and 1, and in which unit."""
+    ends = "" if scale.low is None or scale.high is None or is_share(scale) else f"{scale.low:g} to {scale.high:g}"
+    return drawn(", ".join(filter(None, (scale.name, ends, scale.unit))))
+
+
 def _wilson_share(part: int, whole: int) -> Share:
     return Share(whole, part / whole, wilson(part / whole, whole))
 
 
-def calibration(kind: str, scores: Scores) -> go.Figure:
-    """Of accepted steps, by the verifier's number: how many are part of a right chain, and how many a reward model holds good."""
+def calibration(scores: Scores) -> go.Figure:
+    """Of accepted steps, by the verifier's value: how many are part of a right chain, and how many a reward model holds good."""
     middle = (scores.edges[1:] + scores.edges[:-1]) / 2
     figure = make_subplots(rows=2, shared_xaxes=True, row_heights=[0.72, 0.28], vertical_spacing=0.06)
     figure.update_layout(layout(460, barmode="group"))
-    if kind == "choose":
+    if is_share(scores.scale):
         line = {"dash": "dot", "color": GREY}
         figure.add_scatter(x=[0, 1], y=[0, 1], mode="lines", line=line, name="as often as it says", hoverinfo="skip")
     series = (("the chain ended right", scores.right, BLUE, LIGHT), ("reward of 0.5 or more", scores.good, ORANGE, "#f3d5ae"))
@@ -125,7 +128,7 @@ def calibration(kind: str, scores: Scores) -> go.Figure:
     figure.update_yaxes(title="share of accepted steps", tickformat=".0%", range=[-0.02, 1.03], row=1, col=1)
     figure.update_yaxes(title="accepted steps", row=2, col=1)
     figure.update_xaxes(range=[scores.edges[0], scores.edges[-1]])
-    figure.update_xaxes(title=SCORES[kind], row=2, col=1)
+    figure.update_xaxes(title=axis_title(scores.scale), row=2, col=1)
     return axes(figure)
 
 

@@ -5,9 +5,9 @@ from collections.abc import Mapping, Sequence
 import plotly.graph_objects as go
 
 from pipeline.analysis.compare.cells import Table, plain, plain_percent
+from pipeline.analysis.ledger import PURPOSES, Ledger
 from pipeline.analysis.time.critical_path import END, SEGMENTS, CriticalPath
 from pipeline.analysis.time.latency import QUANTITIES, Percentiles
-from pipeline.analysis.tokens.ledger import PURPOSES, Ledger
 from pipeline.report.figures.style import BLUE, BROWN, CYAN, GREEN, GREY, LIGHT, ORANGE, PINK, PURPLE, RED, SAND, TEAL, axes, drawn, layout
 
 PATH = {

@@ -1,17 +1,23 @@
-"""The wasted-work ledger: what became of every token that the engines sampled and read. A run folder enters, one `Ledger` leaves."""
+"""The wasted-work ledger: what became of every token that the engines sampled and read. A run folder enters, one `Ledger` leaves.
+
+Calls are added up by what tells them apart; what became of drafted tokens, and where a call's text was cut off, the steps say.
+"""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 from msgspec import Struct
 
 from pipeline.analysis.quality.selection import stages_of
-from pipeline.analysis.time.calls import Calls, is_long, observe
+from pipeline.analysis.time.calls import Calls, accumulate, in_one_piece, whole
 from pipeline.analysis.time.outline import FINISHED, LOST, Outline
-from pipeline.analysis.tokens.ledger_calls import GUIDES, LATER, CallKey, CallSums, CallTokens
-from pipeline.analysis.tokens.ledger_steps import read_step_tokens, read_written
+from pipeline.analysis.time.timeline import Array, Names
+from pipeline.trace.read import read_backwards
 
 PURPOSES = (
     "committed",
@@ -43,12 +49,19 @@ PURPOSES = (
 - `unfinished`: likewise, in a chain that has no row (yet): the run goes on, or was killed.
 - `unrecorded`: the engine's own count less all of the above; see `EngineLedger.why_unrecorded`.
 """
-JUDGES = ("choose", "score", "likelihood")
 WRITTEN = {"guidance": ("guidance",), "written": ("first_steps", "written"), "fallback": ("fallback",)}
 """Decisions of the steps that engines write by themselves."""
 USEFUL = ("committed", "guidance", "written", "fallback", "answer")
 WASTED = ("not_chosen", "rejected", "cut", "retried", "lost_chains", "unrecorded")
 """The rest, `verification` and `unfinished`, is neither."""
+
+
+FAILED = 3
+"""In the place of a chain's status, of an attempt that was not answered."""
+GUIDES, EARLY, LATER = range(3)
+"""Where in its chain a call stands: before the first step, among the first steps that its stage writes by itself, behind them."""
+STEP_KEYS = ("stage", "source_engine", "decision")
+STEP_COLUMNS = ("chain_id", *STEP_KEYS, "step_index", "draft_tokens", "draft_tokens_wasted", "candidate_tokens")
 
 
 class EngineLedger(Struct, frozen=True, kw_only=True):
@@ -107,28 +120,190 @@ class Ledger(Struct, frozen=True, kw_only=True):
         return sum(map(self.output, purposes)) / self.output_tokens if self.output_tokens else None
 
 
+class CallKey(NamedTuple):
+    """What calls are told apart by."""
+
+    status: int
+    """Of their chain: `FINISHED`, `LOST` or `OPEN`; of attempts that were not answered `FAILED`."""
+    engine: str
+    stage: str
+    purpose: str
+    """What the calls were for: `guide`, `draft`, `judge`, `write` or `answer`."""
+    place: int
+    """`GUIDES`, `EARLY` or `LATER`."""
+
+
+class CallSums(NamedTuple):
+    """Of calls that were answered."""
+
+    sampled: int
+    ended: int
+    """Candidates that ended with an end-of-sequence token."""
+    read: int
+    """Prompt tokens."""
+    cached: int
+
+
+class CallTokens:
+    """Sums over calls. `first_steps`: by stage, how many first steps it writes by itself."""
+
+    columns: tuple[str, ...] = (
+        "purpose",
+        "step_index",
+        "input_tokens",
+        "cached_input_tokens",
+        "output_tokens",
+        "eos_tokens",
+    )
+
+    def __init__(self, outline: Outline, first_steps: Mapping[str, int]) -> None:
+        self._outline, self._first_steps, self._purposes = outline, first_steps, Names()
+        self.sums: dict[CallKey, CallSums] = {}
+        self.failed: Counter[str] = Counter()
+        """Attempts that failed, by engine."""
+        self.retried: Counter[str] = Counter()
+        """Sampled tokens that the rows of those tell of."""
+
+    def add(self, calls: Calls) -> None:
+        """Take some calls."""
+        table = calls.table
+        purpose = self._purposes.codes(whole(table, "purpose"))
+        status = np.where(calls.failed, FAILED, self._outline.chains.status[calls.chain])
+        first = np.array([self._first_steps.get(stage, 0) for stage in calls.stages], np.int64)
+        step = whole(table, "step_index").to_numpy()
+        place = np.where(step == 0, GUIDES, np.where(step <= first[calls.stage], EARLY, LATER))
+        names: list[Sequence[Any]] = [range(4), self._outline.engines, calls.stages, list(self._purposes), range(3)]
+        shape = tuple(map(len, names))
+        keys = np.ravel_multi_index((status, calls.engine, calls.stage, purpose, place), shape)
+        numbers = [whole(table, f"{name}_tokens").to_numpy() for name in ("output", "eos", "input", "cached_input")]
+        found, inverse, counts = np.unique(keys, return_inverse=True, return_counts=True)
+        sums = [np.bincount(inverse, column, len(found)).astype(np.int64).tolist() for column in numbers]
+        for codes, count, *each in zip(np.transpose(np.unravel_index(found, shape)), counts.tolist(), *sums, strict=True):
+            self._enter(CallKey(*(name[code] for name, code in zip(names, codes, strict=True))), count, CallSums(*each))
+
+    def _enter(self, key: CallKey, count: int, sums: CallSums) -> None:
+        if key.status == FAILED:
+            self.failed[key.engine] += count
+            self.retried[key.engine] += sums.sampled
+        else:
+            self.sums[key] = CallSums(*map(sum, zip(self.sums.get(key, (0, 0, 0, 0)), sums, strict=True)))
+
+
+class StepTokens:
+    """Sums over steps. Candidates count by the engine that drafted them; under the empty name where only one does."""
+
+    def __init__(self, outline: Outline) -> None:
+        self._chains = outline.chains
+        drafts = [spec for _, spec in stages_of(outline.card.graph) if spec.get("kind") == "draft"]
+        owners = [str(spec["engine"]) for spec in drafts for _ in range(spec["candidates"])]
+        self.drafters = tuple(dict.fromkeys(owners)) if len(set(owners)) > 1 else ("",)
+        self._owners = np.array([self.drafters.index(owner) for owner in owners] if len(self.drafters) > 1 else [0])
+        self.committed: Counter[str] = Counter()
+        """In accepted candidates, by the engine that wrote them."""
+        self.accepted: Counter[str] = Counter()
+        """In all candidates of accepted steps."""
+        self.cut = 0
+        """Sampled for candidates and in none of them."""
+        self.decisions: set[tuple[str, str]] = set()
+        """Stage and decision of all steps."""
+        self.first_steps: Counter[str] = Counter()
+        """By stage, how many first steps it writes by itself."""
+
+    def add(self, table: pa.Table) -> None:
+        """Count some steps in."""
+        finished = self._chains.status_of(whole(table, "chain_id")) == FINISHED
+        drafted = table.column("draft_tokens").to_numpy() * finished
+        kept = [each * finished for each in self._kept(table)]
+        if len(kept) == 1:  # an engine that is asked greedily for several may sample one and give it several times
+            kept = [np.minimum(kept[0], drafted)]
+        numbers = {
+            "index": table.column("step_index").to_numpy(),
+            "cut": drafted - np.sum(kept, axis=0),
+            "committed": drafted - table.column("draft_tokens_wasted").to_numpy() * finished,
+            **{f"kept {place}": each for place, each in enumerate(kept)},
+        }
+        keyed = table.select(STEP_KEYS)
+        for name, values in numbers.items():
+            keyed = keyed.append_column(name, pa.array(values))
+        sums = [(name, "sum") for name in numbers if name != "index"]
+        for row in keyed.group_by(list(STEP_KEYS)).aggregate([("index", "max"), *sums]).to_pylist():
+            self._add_row(row)
+
+    def _add_row(self, row: dict[str, Any]) -> None:
+        stage, engine, decision = (row[key] for key in STEP_KEYS)
+        self.decisions.add((stage, decision))
+        self.cut += row["cut_sum"]
+        if decision == "first_steps":
+            self.first_steps[stage] = max(self.first_steps[stage], row["index_max"])
+        if decision == "accepted":
+            self.committed[engine] += row["committed_sum"]
+            for place, owner in enumerate(self.drafters):
+                self.accepted[owner] += row[f"kept {place}_sum"]
+
+    def _kept(self, table: pa.Table) -> list[Array]:
+        """Tokens of each step's candidates, one array for each of the drafters."""
+        lists = whole(table, "candidate_tokens")
+        tokens = lists.flatten().to_numpy()
+        if len(self.drafters) == 1:
+            return [_sums(lists, tokens)]
+        lengths = pc.list_value_length(lists).to_numpy()
+        places = np.arange(len(tokens)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+        owner = self._owners[np.minimum(places, len(self._owners) - 1)]
+        return [_sums(lists, tokens * (owner == place)) for place in range(len(self.drafters))]
+
+
+def read_step_tokens(run: Path, outline: Outline) -> StepTokens:
+    """The sums of the run folder `run`; raises `InputError` where its steps cannot be read."""
+    tokens = StepTokens(outline)
+    for table in read_backwards(run, "steps", STEP_COLUMNS, ("chain_id", *STEP_KEYS)):
+        if table.num_rows:
+            tokens.add(in_one_piece(table))
+    return tokens
+
+
+def read_written(run: Path, outline: Outline) -> Counter[tuple[str, str]]:
+    """Tokens of the steps that engines wrote by themselves, by engine and decision. Reads the ids of all steps, which takes long."""
+    written: Counter[tuple[str, str]] = Counter()
+    for table in read_backwards(run, "steps", ("chain_id", *STEP_KEYS[1:], "step_token_ids"), ("chain_id", *STEP_KEYS[1:])):
+        if not table.num_rows:
+            continue
+        table = in_one_piece(table)
+        finished = outline.chains.status_of(whole(table, "chain_id")) == FINISHED
+        lengths = pc.list_value_length(table.column("step_token_ids")).to_numpy() * finished
+        keyed = table.select(STEP_KEYS[1:]).append_column("tokens", pa.array(lengths))
+        for row in keyed.group_by(list(STEP_KEYS[1:])).aggregate([("tokens", "sum")]).to_pylist():
+            written[row["source_engine"], row["decision"]] += row["tokens_sum"]
+    return written
+
+
+def _sums(lists: pa.ListArray, values: Array) -> Array:
+    """The sum of each of `lists`, which hold `values` one after the other."""
+    offsets = lists.offsets.to_numpy()
+    return np.diff(np.concatenate([[0], np.cumsum(values)])[offsets - offsets[0]])
+
+
 def ledger(run: Path) -> Ledger:
     """The ledger of the run folder `run`; raises `InputError` when that has no trace that can be read."""
-    [clerk] = observe(run, lambda outline: (Clerk(run, outline, fast=is_long(run)),))
-    return clerk.ledger()
+    [accumulator] = accumulate(run, lambda outline: (LedgerAccumulator(run, outline),))
+    return accumulator.result()
 
 
-class Clerk:
-    """Looks at calls, and at the steps of the run folder `run`."""
+class LedgerAccumulator:
+    """Adds up calls, and the steps of the run folder `run`."""
 
     columns: tuple[str, ...] = CallTokens.columns
 
-    def __init__(self, run: Path, outline: Outline, *, fast: bool) -> None:
+    def __init__(self, run: Path, outline: Outline) -> None:
         self._run, self._outline = run, outline
         self._steps = read_step_tokens(run, outline)
-        self._calls = CallTokens(outline, self._steps.first_steps, fast=fast)
+        self._calls = CallTokens(outline, self._steps.first_steps)
 
     def add(self, calls: Calls) -> None:
-        """Look at some calls."""
+        """Take some calls."""
         self._calls.add(calls)
 
-    def ledger(self) -> Ledger:
-        """What the calls so far come to."""
+    def result(self) -> Ledger:
+        """What all calls come to."""
         output = {role: Counter(dict.fromkeys(PURPOSES, 0)) for role in self._outline.engines}
         for key, sums in self._calls.sums.items():
             self._enter(output[key.engine], key, sums)
@@ -142,9 +317,9 @@ class Clerk:
         """Count calls in; of drafts all as rejected, to begin with."""
         if key.status != FINISHED:
             entries["lost_chains" if key.status == LOST else "unfinished"] += sums.sampled
-        elif key.kind == "draft":
+        elif key.purpose == "draft":
             entries["rejected"] += sums.sampled
-        elif key.kind in JUDGES:
+        elif key.purpose == "judge":
             entries["verification"] += sums.sampled
         else:
             entries[self._purpose(key)] += sums.sampled - sums.ended
@@ -152,7 +327,7 @@ class Clerk:
 
     def _purpose(self, key: CallKey) -> str:
         """What a call writes that neither drafts nor judges."""
-        if key.kind == "answer":
+        if key.purpose == "answer":
             return "answer"
         if key.place == GUIDES:
             return "guidance"
@@ -161,7 +336,7 @@ class Clerk:
     def _enter_drafts(self, role: str, entries: Counter[str]) -> None:
         """What else than rejected the drafted tokens came to."""
         steps, sums = self._steps, self._calls.sums
-        drafts = [sums[key] for key in sums if (key.engine, key.kind, key.status) == (role, "draft", FINISHED)]
+        drafts = [sums[key] for key in sums if (key.engine, key.purpose, key.status) == (role, "draft", FINISHED)]
         if not drafts:
             return
         alone = len(steps.drafters) == 1
