@@ -9,8 +9,7 @@ from typing import Any
 
 from msgspec import Struct, structs
 
-from pipeline.analysis.card import read_run_card
-from pipeline.analysis.devices import devices_of
+from pipeline.analysis.resources import devices_of, engine_facts
 from pipeline.calibration.fit import Fit, fit_device
 from pipeline.calibration.recorded import read_calls, read_lengths, text_of
 from pipeline.engines.model_card import DTYPE_BYTES
@@ -79,7 +78,7 @@ def _spec(folder: Path, run: RunFile, role: str) -> SimSpec:
     return SimSpec(
         model=str(given["model"]).removeprefix("bundled:"),
         max_in_flight=given["max_in_flight"],
-        device=SimDeviceSpec(name="+".join(devices_of(role, read_run_card(folder))), **UNIT_RATES),
+        device=SimDeviceSpec(name="+".join(devices_of(role, engine_facts(run)[role])), **UNIT_RATES),
         kv_cache_tokens=int(facts.get("kv_cache_tokens", 0)) or 2 * seqs * length,
         max_num_seqs=seqs,
         max_num_batched_tokens=int(given.get("max_num_batched_tokens") or facts.get("max_num_batched_tokens") or 8192),

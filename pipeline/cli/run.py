@@ -15,7 +15,7 @@ from rich import box
 from rich.table import Table as RichTable
 
 from pipeline.analysis.compare.cells import Table
-from pipeline.analysis.resources import answers
+from pipeline.analysis.resources import answers, engine_facts
 from pipeline.analysis.summary import summarize
 from pipeline.analysis.summary_tables import engines, facts, stages
 from pipeline.cli import live
@@ -28,7 +28,7 @@ from pipeline.session.loop import rare_collection
 from pipeline.session.options import RunOptions, resume_options
 from pipeline.session.replay import shortfall
 from pipeline.session.resume import MAY_DRIFT
-from pipeline.session.run import Observer, Result
+from pipeline.session.run import Observer, SessionResult
 from pipeline.session.run import run as start
 
 
@@ -124,14 +124,14 @@ def _stdout_may_close() -> Iterator[None]:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _print_summary(result: Result, folder: Path, as_json: bool) -> None:
+def _print_summary(result: SessionResult, folder: Path, as_json: bool) -> None:
     """Print what is in the run folder: as JSON, or as tables and how to open it."""
     summary = summarize(folder)
     if as_json:
         print_page(msgspec.json.encode(summary, order="sorted"))
         return
     run, console = result.run, PlainConsole()
-    console.print(_facts(facts(summary, simulated=run.virtual_time, answers=answers(run.engines, run.engine_facts))))
+    console.print(_facts(facts(summary, simulated=run.virtual_time, answers=answers(engine_facts(run).values()))))
     console.print(_numbers(engines(summary)))
     console.print(_numbers(stages(summary)))
     print_line(f"answers: {folder}/chains/*.parquet (steps/ and calls/ beside it). To look at them:")
