@@ -11,8 +11,7 @@ import numpy as np
 from msgspec import Struct, structs
 
 from pipeline.analysis.compare.cells import number, percent, reward
-from pipeline.analysis.compare.differences import Difference, differ
-from pipeline.analysis.compare.figures import figures
+from pipeline.analysis.compare.figures import Difference, differ, figures
 from pipeline.analysis.compare.runs import RunTable
 from pipeline.analysis.quality.estimates import NOTHING, Estimate, difference, estimate
 

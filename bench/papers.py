@@ -26,10 +26,8 @@ from msgspec import Struct
 
 from pipeline.analysis.compare.cells import Table
 from pipeline.analysis.compare.compare import Comparison, compare
-from pipeline.analysis.compare.knobs import by_knob
 from pipeline.analysis.compare.runs import RunTable, read_runs
-from pipeline.analysis.compare.systems import attempts, by_batch_size, by_resources
-from pipeline.analysis.compare.tables import INTERVALS, SIMULATED, markdown_table, tables
+from pipeline.analysis.compare.tables import INTERVALS, SIMULATED, attempts, by_batch_size, by_knob, by_resources, markdown_table, tables
 from pipeline.engines.sim.text import sim_answer
 from pipeline.session.options import RunOptions
 from pipeline.session.preflight import load_plan

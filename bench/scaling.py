@@ -22,7 +22,7 @@ from pipeline.analysis.compare.tables import markdown_table
 from pipeline.analysis.points import Point, crossing, curves, read_points
 from pipeline.analysis.sweep_tables import crossings, sweep_tables
 from pipeline.engines.sim.text import sim_answer
-from pipeline.report.figures.sweep import over_target, throughput
+from pipeline.report.figures.runs import over_target, throughput
 from pipeline.session.run import Observer
 from pipeline.sweep.plan import SweepOptions
 from pipeline.sweep.sweep import sweep

@@ -13,10 +13,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from msgspec import Struct
 
-from pipeline.analysis.quality.selection import stages_of
 from pipeline.analysis.time.calls import Calls, accumulate, in_one_piece, whole
 from pipeline.analysis.time.outline import FINISHED, LOST, Outline
 from pipeline.analysis.time.timeline import Array, Names
+from pipeline.engine import EngineStatistics
 from pipeline.trace.read import read_backwards
 
 PURPOSES = (
@@ -194,8 +194,7 @@ class StepTokens:
 
     def __init__(self, outline: Outline) -> None:
         self._chains = outline.chains
-        drafts = [spec for _, spec in stages_of(outline.card.graph) if spec.get("kind") == "draft"]
-        owners = [str(spec["engine"]) for spec in drafts for _ in range(spec["candidates"])]
+        owners = outline.run.plan.drafters
         self.drafters = tuple(dict.fromkeys(owners)) if len(set(owners)) > 1 else ("",)
         self._owners = np.array([self.drafters.index(owner) for owner in owners] if len(self.drafters) > 1 else [0])
         self.committed: Counter[str] = Counter()
@@ -350,7 +349,8 @@ class LedgerAccumulator:
 
     def _settle(self, output: Mapping[str, Counter[str]]) -> None:
         """Where thoughts hold other than the calls say: responses are thought and answer, and a step's text may have been cut."""
-        responses = {spec["engine"] for _, spec in stages_of(self._outline.card.graph) if spec.get("unit") == "response"}
+        plan = self._outline.run.plan
+        responses = {node.spec.role for node in plan.stages() if node.spec.finishes and node.spec.purpose != "answer"}
         thoughts = int(self._outline.chains.thought_tokens[self._outline.chains.status == FINISHED].sum())
         entered = sum(entries[purpose] for entries in output.values() for purpose in ("committed", *WRITTEN))
         if thoughts == entered:
@@ -366,34 +366,32 @@ class LedgerAccumulator:
         sums = [sums for key, sums in self._calls.sums.items() if key.engine == role]
         cached = sum(each.cached for each in sums)
         read = {"computed": sum(each.read for each in sums) - cached, "cached": cached}
-        counted = self._outline.card.statistics(role)
-        if counted is not None:
-            output["unrecorded"] = _sum(counted, "output_tokens") - output.total()
+        counted = self._outline.run.statistics(role)
+        counted_output = None if counted is None else sum(each.output_tokens for each in counted)
+        counted_input = None if counted is None else sum(each.input_tokens for each in counted)
+        if counted_output is not None:
+            output["unrecorded"] = counted_output - output.total()
         return EngineLedger(
             output={purpose: output[purpose] for purpose in PURPOSES},
-            input=read | {"unrecorded": 0 if counted is None else _sum(counted, "input_tokens") - sum(read.values())},
+            input=read | {"unrecorded": 0 if counted_input is None else counted_input - sum(read.values())},
             speculated=_speculated(counted or []),
-            counted_output=None if counted is None else _sum(counted, "output_tokens"),
-            counted_input=None if counted is None else _sum(counted, "input_tokens"),
+            counted_output=counted_output,
+            counted_input=counted_input,
             why_unrecorded=tuple(self._why(role, counted)),
         )
 
-    def _why(self, role: str, counted: Sequence[Mapping[str, Any]] | None) -> Iterator[str]:
+    def _why(self, role: str, counted: Sequence[EngineStatistics] | None) -> Iterator[str]:
         if counted is None:
             yield "a session left no word of what the engine counted: it goes on, or was killed"
         if failed := self._calls.failed[role]:
             yield f"{failed} attempts failed; what was sampled for them is in the engine's count alone"
-        if restarts := _sum(counted or [], "restarts"):
+        if restarts := sum(each.restarts for each in counted or ()):
             yield f"the engine died {restarts} times; its last count before a death may be of a moment earlier"
-        if any(session.get("status") == "killed" for session in self._outline.card.sessions):
+        if any(session.status == "killed" for session in self._outline.run.sessions):
             yield "a session was killed; the calls that were in flight then left no rows"
 
 
-def _sum(counted: Sequence[Mapping[str, Any]], name: str) -> int:
-    return sum(int(each.get(name) or 0) for each in counted)
-
-
-def _speculated(counted: Sequence[Mapping[str, Any]]) -> dict[str, int]:
-    found = [each["speculation"] for each in counted if each.get("speculation")]
-    proposed, accepted = _sum(found, "draft_tokens"), _sum(found, "accepted_tokens")
+def _speculated(counted: Sequence[EngineStatistics]) -> dict[str, int]:
+    found = [each.speculation for each in counted if each.speculation is not None]
+    proposed, accepted = sum(each.draft_tokens for each in found), sum(each.accepted_tokens for each in found)
     return {"accepted": accepted, "rejected": proposed - accepted} if found else {}

@@ -1,10 +1,36 @@
-"""What a run had to compute on: its engines' settings and what they found out about themselves enter, one `Resources` leaves. Pure."""
+"""What a run had to compute on, and whose answers its are: the facts that its engines stated about themselves enter. Pure.
+
+Engines state them as `pipeline.engine.Engine.facts` says. What the engines of earlier versions left out is filled in from their
+settings here and nowhere else.
+"""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
+import msgspec
 from msgspec import Struct
+
+from pipeline.trace.run_file import RunFile
+
+REQUIRED = ("answers", "devices", "servers")
+"""An engine of today states at least one of these."""
+
+
+class EngineFacts(Struct, frozen=True, kw_only=True):
+    """What analyses need of `Engine.facts`."""
+
+    answers: str = "model"
+    """`model`, `simulated` or `recorded`."""
+    devices: tuple[str, ...] = ()
+    """Names; empty where the engine is a device of its own."""
+    device_model: str | None = None
+    accelerators: int = 0
+    cores: int = 0
+    flops_per_s: float | None = None
+    """Of a simulated device; infinite where it has no bound."""
+    servers: tuple[str, ...] = ()
+    replay: str | None = None
 
 
 class Resources(Struct, frozen=True, order=True):
@@ -37,40 +63,91 @@ class Resources(Struct, frozen=True, order=True):
         return " + ".join(filter(None, amounts)) + named or "unknown"
 
 
-def resources(engines: Mapping[str, Mapping[str, Any]], facts: Mapping[str, Mapping[str, Any]]) -> Resources:
-    """The resources of the `engines` and `engine_facts` of a `run.json`; a backend of other people counts for nothing."""
-    gpus: set[int] = set()
+def engine_facts(run: RunFile) -> dict[str, EngineFacts]:
+    """The facts of the engines of `run`, by role."""
+    return facts_of(run.engines, run.engine_facts)
+
+
+def facts_of(engines: Mapping[str, Mapping[str, Any]], stated: Mapping[str, Mapping[str, Any]]) -> dict[str, EngineFacts]:
+    """The same from the `engines` and `engine_facts` of a `run.json`."""
+    return {role: _facts_of_one(role, settings, stated.get(role, {})) for role, settings in engines.items()}
+
+
+def resources(engines: Iterable[EngineFacts]) -> Resources:
+    """What these engines had together; one that states nothing counts for nothing."""
+    gpus: set[str] = set()
     servers: set[str] = set()
-    devices: dict[str, float] = {}
+    rates: dict[str, float] = {}
     names: set[str] = set()
     replays: set[str] = set()
     cores = 0
-    for role, spec in engines.items():
-        found = str(facts.get(role, {}).get("device", spec.get("device")))
-        if spec["backend"] == "sim":
-            rate = spec["device"]["flops_per_s"]
-            devices[spec["device"]["name"]] = math.inf if rate is None else float(rate)  # JSON has no infinity
-        elif spec["backend"] == "replay":
-            replays.add(spec["run"])
-            names.update([found] if found != "None" else ())
-        elif spec["backend"] == "openai":
-            servers.update([spec["base_url"]] if isinstance(spec["base_url"], str) else spec["base_url"])
-        elif spec["backend"] in ("torch", "vllm") and found.lower() == "cpu":
-            cores += int(spec["threads"])
-        elif spec["backend"] == "torch":
-            gpus.add(int(found.rpartition(":")[2]) if ":" in found else 0)
-        elif spec["backend"] == "vllm":
-            gpus.update(spec["devices"] or range(spec["tensor_parallel_size"]))
-            names.update([found] if found != "None" else ())
-    return Resources(len(gpus), len(servers), cores, sum(devices.values()), len(replays), tuple(sorted(names | devices.keys())))
+    for each in engines:
+        named = (each.device_model,) if each.device_model else ()
+        if each.replay is not None:
+            replays.add(each.replay)
+            names.update(named or each.devices)
+        elif each.flops_per_s is not None:
+            rates |= dict.fromkeys(each.devices, each.flops_per_s)
+        elif each.accelerators:
+            gpus.update(each.devices)
+            names.update(named)
+        servers.update(each.servers)
+        cores += each.cores
+    return Resources(len(gpus), len(servers), cores, sum(rates.values()), len(replays), tuple(sorted(names | rates.keys())))
 
 
-def answers(engines: Mapping[str, Mapping[str, Any]], facts: Mapping[str, Mapping[str, Any]]) -> str | None:
+def answers(engines: Iterable[EngineFacts]) -> str | None:
     """What the answers of a run are if not those of models: `simulated` or `recorded`. A replay's are what they were then."""
-    backends = {role: facts.get(role, {}).get("replayed_backend", spec.get("backend")) for role, spec in engines.items()}
-    if "sim" in backends.values():
-        return "simulated"
-    return "recorded" if any(spec.get("backend") == "replay" for spec in engines.values()) else None
+    found = {each.answers for each in engines}
+    return next((kind for kind in ("simulated", "recorded") if kind in found), None)
+
+
+def devices_of(role: str, engine: EngineFacts) -> tuple[str, ...]:
+    """`GPU 0`, the name of a simulated device, the cores of an engine on the CPU; else the engine is a device of its own."""
+    return engine.devices or (role,)
+
+
+def _facts_of_one(role: str, settings: Mapping[str, Any], stated: Mapping[str, Any]) -> EngineFacts:
+    if not any(name in stated for name in REQUIRED):
+        return _earlier_facts(role, settings, stated)
+    facts = msgspec.convert(dict(stated), EngineFacts)
+    if facts.answers == "simulated" and facts.replay is None and facts.flops_per_s is None:
+        return msgspec.structs.replace(facts, flops_per_s=math.inf)
+    return facts
+
+
+def _earlier_facts(role: str, settings: Mapping[str, Any], stated: Mapping[str, Any]) -> EngineFacts:
+    """What the engines that earlier versions had would say today. Of others nothing is known."""
+    backend, device = settings.get("backend"), stated.get("device", settings.get("device"))
+    if backend == "sim":
+        rate = settings["device"].get("flops_per_s")
+        rate = math.inf if rate is None else float(rate)  # JSON has no infinity
+        return EngineFacts(answers="simulated", devices=(settings["device"]["name"],), flops_per_s=rate)
+    if backend == "replay":
+        simulated = stated.get("replayed_backend") == "sim"
+        model = None if device is None else str(device)
+        return EngineFacts(answers="simulated" if simulated else "recorded", device_model=model, replay=str(settings["run"]))
+    if backend == "openai":
+        addresses = settings["base_url"]
+        return EngineFacts(servers=(addresses,) if isinstance(addresses, str) else tuple(addresses))
+    if backend not in ("torch", "vllm"):
+        return EngineFacts()
+    if str(device).lower() == "cpu":
+        threads = int(settings.get("threads", 1))
+        return EngineFacts(devices=(_cores(role, settings.get("core"), threads),), cores=threads)
+    if backend == "torch":
+        number = str(device).rpartition(":")[2] if ":" in str(device) else "0"
+        return EngineFacts(devices=(f"GPU {number}",), accelerators=1)
+    numbers = settings["devices"] or range(settings["tensor_parallel_size"])
+    model = None if device is None else str(device)
+    return EngineFacts(devices=tuple(f"GPU {number}" for number in numbers), accelerators=len(numbers), device_model=model)
+
+
+def _cores(role: str, first: int | None, threads: int) -> str:
+    """Where no core is named, engines get cores of their own as far as there are enough."""
+    if first is None:
+        return f"CPU cores of {role}"
+    return f"CPU core {first}" if threads == 1 else f"CPU cores {first}-{first + threads - 1}"
 
 
 def _count(number: int, noun: str) -> str:

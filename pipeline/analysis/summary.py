@@ -6,7 +6,6 @@ what counts is what is on disk, in parts or write-ahead files. Nothing is writte
 
 from collections import Counter
 from collections.abc import Callable
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +15,11 @@ from msgspec import Struct
 
 from pipeline.analysis.quality.samples import Interval, attempts
 from pipeline.analysis.time.timeline import Array, Names, Pauses, Timeline, timeline, worked_s
+from pipeline.engine import EngineStatistics
 from pipeline.errors import InputError
 from pipeline.trace.events import UNFINISHED
-from pipeline.trace.read import read_batches, read_card
+from pipeline.trace.read import read_batches
+from pipeline.trace.run_file import RunFile
 
 TABLES = ("calls", "steps", "chains")
 
@@ -141,16 +142,15 @@ def summarize(run: Path) -> Summary:
     """The summary of the run folder `run`; raises `InputError` when that is no run folder or its trace cannot be read."""
     if not any((run / table).is_dir() for table in TABLES):
         raise InputError(str(run), f"is not a run folder; expected {', '.join(TABLES[:2])} and {TABLES[2]} in it")
-    card = _run_json(run)
+    file = RunFile.read_known(run)
     chains, steps, calls = _read_chains(run), _read_steps(run), _Calls(run)
-    wall_s = _wall_time(card, chains)
-    pauses = _pauses(card)
-    times = timeline(run, pauses)
+    wall_s, batch_size = _wall_time(file, chains), file.batch_size or None
+    times = timeline(run, file.pauses)
     tokens = sum(totals["output_tokens"] for totals in calls.by_engine.values())
     return Summary(
         run=run.resolve().name,
-        status=_text(card.get("status")),
-        batch_size=_whole(card.get("batch_size")),
+        status=None if file.status == "unknown" else file.status,
+        batch_size=batch_size,
         wall_time_s=wall_s,
         **_chain_counts(chains, wall_s),
         **_sample_counts(run, chains),
@@ -159,8 +159,8 @@ def summarize(run: Path) -> Summary:
         span_s=times.span_s,
         overlap_s=times.overlap_s,
         overlap_share=times.overlap_share,
-        tail_time_s=tail_time_s(chains["start_unix_ns"], chains["end_unix_ns"], _whole(card.get("batch_size")), pauses),
-        engines={name: _engine(totals, times, name, wall_s, _own_count(card, name)) for name, totals in calls.by_engine.items()},
+        tail_time_s=tail_time_s(chains["start_unix_ns"], chains["end_unix_ns"], batch_size, file.pauses),
+        engines={name: _engine(totals, times, name, wall_s, file.engine_statistics.get(name)) for name, totals in calls.by_engine.items()},
         stages={name: _stage(totals, times, name) for name, totals in calls.by_stage.items()},
         error_examples=_error_examples(run),
     )
@@ -207,10 +207,9 @@ class _Calls:
                 totals.setdefault(name, Counter())[column] += total
 
 
-def _engine(totals: Counter[str], times: Timeline, name: str, wall_s: float | None, own: dict[str, Any]) -> EngineSummary:
+def _engine(totals: Counter[str], times: Timeline, name: str, wall_s: float | None, own: EngineStatistics | None) -> EngineSummary:
     time = times.engines[name]
-    speculation = own.get("speculation")
-    speculation = speculation if isinstance(speculation, dict) else {}
+    speculation = own.speculation if own else None
     calls, tokens, cached, output = (int(totals[key]) for key in ("calls", "input_tokens", "cached_input_tokens", "output_tokens"))
     return EngineSummary(
         calls=calls,
@@ -222,19 +221,11 @@ def _engine(totals: Counter[str], times: Timeline, name: str, wall_s: float | No
         busy_share=time.busy_share,
         mean_in_flight=time.mean_in_flight,
         retried_calls=int(totals["retried_calls"]),
-        restarts=_whole(own.get("restarts")) or 0,
-        speculated_tokens=_whole(speculation.get("draft_tokens")),
-        accepted_speculated_tokens=_whole(speculation.get("accepted_tokens")),
-        speculations=_whole(speculation.get("drafts")),
+        restarts=own.restarts if own else 0,
+        speculated_tokens=speculation.draft_tokens if speculation else None,
+        accepted_speculated_tokens=speculation.accepted_tokens if speculation else None,
+        speculations=speculation.drafts if speculation else None,
     )
-
-
-def _own_count(card: dict[str, Any], name: str) -> dict[str, Any]:
-    """What `run.json` holds of an engine's own totals."""
-    place: Any = card
-    for key in ("engine_statistics", name):
-        place = place.get(key) if isinstance(place, dict) else None
-    return place if isinstance(place, dict) else {}
 
 
 def _stage(totals: Counter[str], times: Timeline, name: str) -> StageSummary:
@@ -343,37 +334,13 @@ def _counted(codes: Array, names: list[str]) -> dict[str, int]:
     return {name: count for name, count in Counter(dict(zip(names, counts, strict=False))).most_common() if count}
 
 
-def _pauses(card: dict[str, Any]) -> list[tuple[int, int]]:
-    """Between one session's end and the next one's start."""
-    sessions = [each for each in card.get("sessions", ()) if isinstance(each, dict)]
-    pairs = ((_whole(one.get("ended_unix_ns")), _whole(other.get("started_unix_ns"))) for one, other in pairwise(sessions))
-    return [(since, until) for since, until in pairs if since is not None and until is not None and since < until]
-
-
-def _wall_time(card: dict[str, Any], chains: dict[str, Any]) -> float | None:
-    wall_s = card.get("wall_time_s")
-    if isinstance(wall_s, int | float) and wall_s > 0:
-        return float(wall_s)
-    started, ended = _whole(card.get("started_unix_ns")), _whole(card.get("ended_unix_ns"))
+def _wall_time(file: RunFile, chains: dict[str, Any]) -> float | None:
+    if file.wall_time_s:
+        return file.wall_time_s
+    started, ended = file.started_unix_ns or None, file.ended_unix_ns
     if (started is None or ended is None) and len(chains["end_unix_ns"]):
         started, ended = int(chains["start_unix_ns"].min()), int(chains["end_unix_ns"].max())
     return None if started is None or ended is None or ended <= started else (ended - started) / 1e9
-
-
-def _run_json(run: Path) -> dict[str, Any]:
-    """What `run.json` holds, or nothing: a summary does not depend on it."""
-    try:
-        return read_card(run, dict[str, Any])
-    except InputError:
-        return {}
-
-
-def _whole(value: Any) -> int | None:
-    return value if type(value) is int and value >= 0 else None
-
-
-def _text(value: Any) -> str | None:
-    return value if isinstance(value, str) else None
 
 
 def _over(over: float, under: float | None) -> float | None:

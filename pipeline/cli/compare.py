@@ -23,7 +23,11 @@ PARTED: dict[str, Callable[[Any], str]] = {"markdown": invariance_markdown, "jso
 
 @click.command()
 @click.argument("runs", type=click.Path(path_type=Path), nargs=-1, required=True, metavar="RUN...")
-@click.option("--baseline", metavar="RUN|GRAPH", help="What speed-ups and gains are over.  [default: graph `target`, or the first run]")
+@click.option(
+    "--baseline",
+    metavar="RUN|GRAPH",
+    help="What speed-ups and gains are over.  [default: graph `target`, the first run without drafts, or the first]",
+)
 @click.option("--invariance", is_flag=True, help="Of two runs of one graph: the share of equal chains, and where the others part.")
 @click.option("--format", "form", type=click.Choice(list(COMPARED)), default="markdown", show_default=True, help="What is printed.")
 @click.option(

@@ -15,7 +15,6 @@ from rich import box
 from rich.table import Table as RichTable
 
 from pipeline.analysis.compare.cells import Table
-from pipeline.analysis.resources import answers
 from pipeline.analysis.summary import summarize
 from pipeline.analysis.summary_tables import engines, facts, stages
 from pipeline.cli import live
@@ -131,7 +130,7 @@ def _print_summary(result: Result, folder: Path, as_json: bool) -> None:
         print_page(msgspec.json.encode(summary, order="sorted"))
         return
     run, console = result.run, PlainConsole()
-    console.print(_facts(facts(summary, simulated=run.virtual_time, answers=answers(run.engines, run.engine_facts))))
+    console.print(_facts(facts(summary, simulated=run.virtual_time, answers=answers(engine_facts(run).values()))))
     console.print(_numbers(engines(summary)))
     console.print(_numbers(stages(summary)))
     print_line(f"answers: {folder}/chains/*.parquet (steps/ and calls/ beside it). To look at them:")

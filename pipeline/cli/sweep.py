@@ -110,12 +110,12 @@ def sweep(graphs: tuple[Path, ...], input_: Path, debug: bool, **options: Any) -
 def _write_report(folder: Path) -> None:
     """Write the sweep's report; without the extra that draws the curves, print how to get it."""
     try:
-        made, files = load("sweep"), load("file")
+        page = load("report")
     except MissingExtra as error:
         print_notice(f"no report: {error}; then pipeline report {folder}")
         return
-    place = files.place_for([folder], None)
-    files.write(place, made.sweep_report(folder))
+    place = page.place_for([folder], None)
+    page.write(place, page.sweep_report(folder))
     print_notice(f"report: {place}")
 
 

@@ -1,15 +1,22 @@
-"""What chains did when: the calls of a sample of chains enter, stretches of time leave, in seconds of the run. Streamed."""
+"""What chains did when: the calls of a sample of chains enter, streamed; spans of time leave, in seconds of the run, and their picture.
+
+One row a chain, one trace for all spans of one kind: lines with gaps, drawn by WebGL, so that tens of thousands of them are
+zoomed at once.
+"""
 
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+import plotly.graph_objects as go
 import pyarrow as pa
 import pyarrow.compute as pc
 from msgspec import Struct
 
+from pipeline.analysis.time.outline import Axis
 from pipeline.analysis.time.timeline import Array, Names
 from pipeline.report.chain_list import ChainList, evenly
+from pipeline.report.figures.style import GREY, LIGHT, RED, axes, colours, drawn, layout
 from pipeline.trace.read import read_batches
 
 COLUMNS = ("chain_id", "stage", "submit_unix_ns", "end_unix_ns", "client_wait_s", "queue_time_s", "error_type")
@@ -19,24 +26,13 @@ MOST_CALLS = 40_000
 SHORTEST = 1e-3
 """Waiting of less than this share of a usual chain's time is not drawn: nobody sees it, and every call has some."""
 WAITING, QUEUED, FAILED = "waiting in the lane", "queued in the engine", "failed attempt"
+HEIGHT = 680
+ROOM = HEIGHT - 130
+"""Pixels of all rows together."""
 
 
-class Clock(Struct, frozen=True):
-    """Seconds of a run, from `start` (ns UTC) on, without its pauses."""
-
-    start: int
-    pauses: Sequence[tuple[int, int]] = ()
-
-    def seconds(self, instants: Array) -> Array:
-        """Of `instants`, ns UTC."""
-        worked = instants - self.start
-        for since, until in self.pauses:
-            worked = worked - np.clip(instants - since, 0, until - since)
-        return worked / 1e9
-
-
-class Stretches(Struct, frozen=True):
-    """Pieces of time of one kind; arrays of equal length, seconds."""
+class Spans(Struct, frozen=True):
+    """Spans of time of one kind; arrays of equal length, seconds."""
 
     lane: Array
     """Which of the drawn chains."""
@@ -48,24 +44,24 @@ class Gantt(Struct, frozen=True):
     """Drawn chains, from the first to begin on."""
 
     names: Sequence[str]
-    stretches: dict[str, Stretches]
+    spans: dict[str, Spans]
     """By stage while a request was at an engine, or one of `WAITING`, `QUEUED`, `FAILED`."""
-    alive: Stretches
+    alive: Spans
     """From admission to the end."""
 
 
-def read_gantt(run: Path, chains: ChainList, places: Array, clock: Clock) -> Gantt:
-    """The stretches of the chains at `places`; of a chain that was taken up again also the earlier calls."""
+def read_gantt(run: Path, chains: ChainList, places: Array, axis: Axis) -> Gantt:
+    """The spans of the chains at `places`; of a chain that was taken up again also the earlier calls."""
     names = [chains.names[place] for place in places]
     wanted = pa.array(names, pa.string())
-    alive = Stretches(np.arange(len(places)), clock.seconds(chains.start[places]), clock.seconds(chains.end[places]))
+    alive = Spans(np.arange(len(places)), axis.seconds(chains.start[places]), axis.seconds(chains.end[places]))
     least = SHORTEST * float(np.median(alive.end - alive.start)) if len(places) else 0.0
-    parts: dict[str, list[Stretches]] = {}
+    parts: dict[str, list[Spans]] = {}
     for batch in read_batches(run, "calls", COLUMNS):
         lane = pc.index_in(batch.column("chain_id"), wanted)
         mine = lane.is_valid()
         if pc.any(mine).as_py():
-            _add(parts, batch.filter(mine), lane.drop_null().to_numpy(), clock, least)
+            _add(parts, batch.filter(mine), lane.drop_null().to_numpy(), axis, least)
     return Gantt(names, {kind: _joined(some) for kind, some in parts.items()}, alive)
 
 
@@ -81,8 +77,8 @@ def middle(chains: ChainList, count: int) -> Array:
     return np.arange(first, min(first + count, len(chains.names)))
 
 
-def _add(parts: dict[str, list[Stretches]], batch: pa.RecordBatch, lane: Array, clock: Clock, least: float) -> None:
-    submit, end = (clock.seconds(batch.column(name).to_numpy()) for name in ("submit_unix_ns", "end_unix_ns"))
+def _add(parts: dict[str, list[Spans]], batch: pa.RecordBatch, lane: Array, axis: Axis, least: float) -> None:
+    submit, end = (axis.seconds(batch.column(name).to_numpy()) for name in ("submit_unix_ns", "end_unix_ns"))
     wait = batch.column("client_wait_s").to_numpy()
     queue = batch.column("queue_time_s").cast("float64").fill_null(0.0).to_numpy(zero_copy_only=False)
     begin = submit + np.clip(queue, 0.0, end - submit)
@@ -96,10 +92,47 @@ def _add(parts: dict[str, list[Stretches]], batch: pa.RecordBatch, lane: Array, 
         _put(parts, name, lane, begin, end, (stage == code) & ~failed)
 
 
-def _put(parts: dict[str, list[Stretches]], kind: str, lane: Array, start: Array, end: Array, which: Array) -> None:
+def _put(parts: dict[str, list[Spans]], kind: str, lane: Array, start: Array, end: Array, which: Array) -> None:
     if which.any():
-        parts.setdefault(kind, []).append(Stretches(lane[which], start[which], end[which]))
+        parts.setdefault(kind, []).append(Spans(lane[which], start[which], end[which]))
 
 
-def _joined(parts: Sequence[Stretches]) -> Stretches:
-    return Stretches(*(np.concatenate([getattr(part, name) for part in parts]) for name in Stretches.__struct_fields__))
+def _joined(parts: Sequence[Spans]) -> Spans:
+    return Spans(*(np.concatenate([getattr(part, name) for part in parts]) for name in Spans.__struct_fields__))
+
+
+def draw_chains(gantt: Gantt, stages: Sequence[str]) -> go.Figure:
+    """Every drawn chain from its first to its last moment, coloured by stage; `stages` gives their order and colours."""
+    rows = max(1, len(gantt.names))
+    width = line_width(rows)
+    figure = go.Figure(layout=layout(HEIGHT, hovermode="closest", meta={"rows": rows, "room": ROOM}))
+    figure.add_trace(_lines("between its calls", gantt.alive, "#eef0f3", width))
+    palette = colours(stages) | {WAITING: LIGHT, QUEUED: GREY, FAILED: RED}
+    for kind in (*(name for name in gantt.spans if name not in palette), *palette):
+        if kind in gantt.spans:
+            figure.add_trace(_lines(kind, gantt.spans[kind], palette.get(kind, GREY), width))
+    aliases = {str(lane): drawn(name) for lane, name in enumerate(gantt.names)}
+    figure.update_xaxes(title="seconds since the run began")
+    figure.update_yaxes(title="chain, in order of start", range=[rows - 0.5, -0.5], tickformat="d", labelalias=aliases, nticks=20)
+    return axes(figure).update_yaxes(showgrid=False)
+
+
+def line_width(rows: int) -> float:
+    """Pixels of a line where so many rows are seen; the page's script says the same when it is zoomed."""
+    return float(np.clip(0.8 * ROOM / rows, 1, 16))
+
+
+def _lines(name: str, spans: Spans, colour: str, width: float) -> go.Scattergl:
+    return go.Scattergl(
+        x=_gapped(spans.start, spans.end),
+        y=np.repeat(spans.lane.astype(np.int16), 3),
+        name=drawn(name),
+        mode="lines",
+        line={"color": colour, "width": width},
+        hovertemplate="%{y}: " + drawn(name) + " at %{x:.4~f} s<extra></extra>",
+    )
+
+
+def _gapped(start: Array, end: Array) -> Array:
+    """Start, end and a gap of each."""
+    return np.column_stack([start, end, np.full(len(start), np.nan)]).ravel()

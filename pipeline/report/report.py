@@ -1,4 +1,7 @@
-"""`pipeline report` without the command: run folders enter, the HTML of one page leaves. Nothing is written."""
+"""`pipeline report` without the command: run folders or that of a sweep enter, the HTML of one page leaves, and its file.
+
+The file is whole or as it was, and one that is no page of ours is never replaced.
+"""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -7,11 +10,21 @@ from pipeline.analysis.compare.cells import Table
 from pipeline.analysis.compare.compare import compare
 from pipeline.analysis.compare.runs import read_runs
 from pipeline.analysis.compare.tables import INTERVALS, SIMULATED, tables
-from pipeline.errors import UsageError
-from pipeline.report.figures.compare import latency_and_accuracy
-from pipeline.report.page import Figure, Section, page
+from pipeline.analysis.points import Point, read_points
+from pipeline.analysis.sweep_tables import crossings, sweep_tables
+from pipeline.errors import InputError, UsageError, reason
+from pipeline.files import new_file
+from pipeline.report.figures.runs import latency_and_accuracy, sweep_figures
+from pipeline.report.page import Figure, Section, is_page, page
 from pipeline.report.run_sections import ReportOptions, run_sections
-from pipeline.report.sweep import is_sweep, sweep_report
+from pipeline.trace.read import check_folder
+
+NAME = "report.html"
+_START = 4096
+CACHE_KEPT = (
+    "An engine of this sweep could not be told to forget between points: prompts of one point may have been in its prefix cache from "
+    "points before, so that later points look faster than they are."
+)
 
 
 def report(runs: Sequence[Path], asked: ReportOptions) -> str:
@@ -47,3 +60,74 @@ def comparison(runs: Sequence[Path]) -> Section:
 
 def _name(run: Path) -> str:
     return run.resolve().name
+
+
+def is_sweep(folder: Path) -> bool:
+    """Did `pipeline sweep` make this folder?"""
+    return (folder / "sweep.json").is_file()
+
+
+def sweep_report(folder: Path) -> str:
+    """The page; raises `InputError` where the folder holds no points."""
+    if not (folder / "points.parquet").is_file():
+        raise InputError(str(folder), "has no finished point: there is nothing to report")
+    points = read_points(folder / "points.parquet")
+    return page(f"Sweep {folder.resolve().name}", [sweep_section(points)])
+
+
+def sweep_section(points: list[Point]) -> Section:
+    """What the points say: where speculation pays, the curves, and the tables that they are drawn from."""
+    return Section(
+        title="Throughput by batch size",
+        notices=[
+            *([SIMULATED] if any(point.simulated for point in points) else []),
+            *([CACHE_KEPT] if any(point.cache_kept for point in points) else []),
+        ],
+        text=[_about(points), *crossings(points)],
+        figures=list(sweep_figures(points)),
+        tables=sweep_tables(points),
+    )
+
+
+def _about(points: list[Point]) -> str:
+    chains, repeats = max(point.chains for point in points), 1 + max(point.repeat for point in points)
+    runs = f"{repeats} interleaved runs each" if repeats > 1 else "one run each"
+    warm = "" if points[0].simulated else "; engines were opened once, warmed up before, and forgot between the points"
+    return f"{len(points)} points of {chains:,} chains, {runs}{warm}."
+
+
+def place_for(runs: Sequence[Path], output: Path | None) -> Path:
+    """Where the report of `runs` goes: `output`, or else into the run's folder, or for several runs into the working folder.
+
+    Raises `UsageError` where it cannot go there, and `InputError` where a run is no folder, before anything is read or drawn.
+    """
+    for run in runs:
+        check_folder(run)
+    path = output or (runs[0] / NAME if len(runs) == 1 else Path(NAME))
+    if path.is_dir():
+        raise UsageError(f"--output {path}: is a folder; name a file, such as {path / NAME}")
+    if not path.absolute().parent.is_dir():
+        raise UsageError(f"--output {path}: there is no folder {path.absolute().parent}")
+    try:
+        with path.open(encoding="utf-8", errors="replace") as file:
+            ours = is_page(file.read(_START))
+    except FileNotFoundError:
+        return path
+    except OSError as error:
+        raise _unwritable(path, error) from error
+    if not ours:
+        raise UsageError(f"{path}: is there already and no report; name another file with --output")
+    return path
+
+
+def write(path: Path, text: str) -> None:
+    """Put `text` in the place of what `path` was; raises `UsageError` where that cannot be done."""
+    try:
+        with new_file(path) as draft:
+            draft.write_text(text, encoding="utf-8", errors="backslashreplace")
+    except OSError as error:
+        raise _unwritable(path, error) from error
+
+
+def _unwritable(path: Path, error: OSError) -> UsageError:
+    return UsageError(f"{path}: cannot be written: {reason(error)}; name another file with --output")

@@ -1,27 +1,31 @@
-"""One run as sections of a page: the run folder enters, read in a few passes; tables, figures and stories leave."""
+"""One run as sections of a page: the run folder enters, read in a few passes; what was run, tables, figures and stories leave."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from msgspec import Struct
 
 from pipeline.analysis import summary_tables
-from pipeline.analysis.card import read_run_card
+from pipeline.analysis.compare.cells import Table
 from pipeline.analysis.quality.step_counts import StepCounts, count_steps
 from pipeline.analysis.quality.verdict_values import GOOD, Scores
-from pipeline.analysis.resources import answers
+from pipeline.analysis.resources import EngineFacts, answers, engine_facts
 from pipeline.analysis.study import Analysis, analyse
 from pipeline.analysis.summary import summarize
+from pipeline.analysis.time.outline import Axis
 from pipeline.report.chain_list import ChainList, read_chain_list, worth_reading
-from pipeline.report.figures import gantt as figures_gantt
 from pipeline.report.figures import steps as figures_steps
 from pipeline.report.figures import time as figures_time
 from pipeline.report.figures import tokens as figures_tokens
-from pipeline.report.gantt import SHORTEST, Clock, middle, read_gantt, sample
+from pipeline.report.gantt import SHORTEST, draw_chains, middle, read_gantt, sample
 from pipeline.report.page import Figure, Section
-from pipeline.report.setup import Setup, decisions, engine_setup, notices, read_setup
 from pipeline.report.stories import read_stories
+from pipeline.trace.run_file import Host, RunFile
 
+SIMULATED = "Simulated: every time on this page is that of a simulated clock, and every text was made up by a simulated engine."
+MEASURED = "Measured: times are those of real engines on the machine below."
+REPLAYED = "Replayed on a simulated clock: texts of replayed engines are those of a recorded run, times are simulated."
 MOST_ROWS = 400
 """Chains of the second plot, where not all are in the first."""
 
@@ -35,27 +39,28 @@ class ReportOptions(Struct, frozen=True):
     """Of time."""
 
 
-def run_sections(run: Path, asked: ReportOptions) -> list[Section]:
+def run_sections(folder: Path, options: ReportOptions) -> list[Section]:
     """The sections of a run folder; raises `InputError` when it is none or its trace cannot be read."""
-    setup, chains = read_setup(run), read_chain_list(run)
-    overview = _overview(run, setup)
-    analysis = analyse(run, asked.bins)
+    run, chains = RunFile.read(folder), read_chain_list(folder)
+    overview = _overview(folder, run)
+    analysis = analyse(folder, options.bins)
+    stages = [node.name for node in run.plan.stages()]
     sections = [overview]
     if any(each.total_busy_s for each in analysis.occupancy.engines.values()):
-        sections += [_engines(analysis), _chains(run, setup, chains), _time(analysis, setup), _tokens(analysis)]
-    sections += _steps(count_steps(run, chains.grades))
-    return [*sections, *_reading(run, setup, chains, asked.chains)]
+        sections += [_engines(analysis), _chains(folder, run, chains), _time(analysis, stages), _tokens(analysis)]
+    sections += _steps(count_steps(folder, chains.grades))
+    return [*sections, *_reading(folder, run, chains, options.chains)]
 
 
-def _overview(run: Path, setup: Setup) -> Section:
-    found = summarize(run)
-    facts = summary_tables.facts(found, simulated=setup.virtual_time, answers=answers(setup.engines, setup.engine_facts))
+def _overview(folder: Path, run: RunFile) -> Section:
+    found = summarize(folder)
+    facts = summary_tables.facts(found, simulated=run.virtual_time, answers=answers(engine_facts(run).values()))
     tables = (facts, summary_tables.engines(found), summary_tables.stages(found))
     return Section(
         title="What came out",
-        notices=notices(setup),
-        text=[] if setup.virtual_time else [setup.clock],
-        tables=[*tables, decisions(setup), engine_setup(setup)],
+        notices=notices(run),
+        text=[] if run.virtual_time else [clock(run)],
+        tables=[*tables, decisions(run), engine_setup(run)],
     )
 
 
@@ -79,9 +84,9 @@ def _engines(analysis: Analysis) -> Section:
     )
 
 
-def _chains(run: Path, setup: Setup, chains: ChainList) -> Section:
-    card = read_run_card(run)
-    clock = Clock(card.started_unix_ns or (int(chains.start.min()) if len(chains.start) else 0), card.pauses)
+def _chains(folder: Path, run: RunFile, chains: ChainList) -> Section:
+    axis = Axis(run.started or (int(chains.start.min()) if len(chains.start) else 0), run.pauses)
+    stages = [node.name for node in run.plan.stages()]
     drawn, count = sample(chains), len(chains.names)
     if len(drawn) == count:
         shown = {f"All {count:,} chains that ended, one row each": drawn}
@@ -94,22 +99,22 @@ def _chains(run: Path, setup: Setup, chains: ChainList) -> Section:
     note = (
         f"Waiting of less than {SHORTEST:.1%} of a usual chain's time is not drawn. Drag over a few rows to see them; their names appear."
     )
-    plots = {title: figures_gantt.chains(read_gantt(run, chains, places, clock), setup.stages) for title, places in shown.items()}
+    plots = {title: draw_chains(read_gantt(folder, chains, places, axis), stages) for title, places in shown.items()}
     return Section(title="Chains over time", figures=[Figure(title, plot, note) for title, plot in plots.items()])
 
 
-def _time(analysis: Analysis, setup: Setup) -> Section:
+def _time(analysis: Analysis, stages: Sequence[str]) -> Section:
     latencies = analysis.latencies
     figures = []
     if analysis.critical_path.total_s:
-        plot = figures_tokens.paths(analysis.critical_path, setup.stages)
+        plot = figures_tokens.paths(analysis.critical_path, stages)
         note = (
             f"The calls that determined when a chain ended, one after the other; mean of {analysis.critical_path.chains:,} finished chains."
         )
         figures.append(Figure("Where the time of a chain goes", plot, note))
     if latencies:
-        figures.append(Figure("How long calls take", figures_tokens.stage_times(latencies, setup.stages)))
-    return Section(title="Where the time goes", figures=figures, tables=[figures_tokens.latency_table(latencies, setup.stages)])
+        figures.append(Figure("How long calls take", figures_tokens.stage_times(latencies, stages)))
+    return Section(title="Where the time goes", figures=figures, tables=[figures_tokens.latency_table(latencies, stages)])
 
 
 def _tokens(analysis: Analysis) -> Section:
@@ -144,8 +149,8 @@ def _calibration(judged: Mapping[str, Scores]) -> Section:
     return Section(title="How far the verifier can be trusted", text=[text, *missing], figures=figures)
 
 
-def _reading(run: Path, setup: Setup, chains: ChainList, most: int) -> Iterator[Section]:
-    found = read_stories(run, setup, chains, worth_reading(chains, most))
+def _reading(folder: Path, run: RunFile, chains: ChainList, most: int) -> Iterator[Section]:
+    found = read_stories(folder, run, chains, worth_reading(chains, most))
     if not found.stories:
         return
     failed, wrong = int(chains.failed.sum()), int((chains.correct == 0).sum())
@@ -155,3 +160,66 @@ def _reading(run: Path, setup: Setup, chains: ChainList, most: int) -> Iterator[
     )
     left_out = [f"{found.left_out} more would have made this page too large."] if found.left_out else []
     yield Section(title="Chains to read", text=[text, *left_out], stories=found.stories)
+
+
+def clock(run: RunFile) -> str:
+    """How to believe the times, in one sentence."""
+    if not run.virtual_time:
+        return MEASURED
+    return REPLAYED if any(facts.replay is not None for facts in engine_facts(run).values()) else SIMULATED
+
+
+def notices(run: RunFile) -> tuple[str, ...]:
+    """What must be known before any figure is believed."""
+    said = []
+    if run.virtual_time:
+        said.append(clock(run))
+    if run.status != "finished":
+        ended = f" ({run.error})" if run.error else ""
+        said.append(f"This run is {run.status}{ended}: figures count what is in its folder.")
+    return tuple(said)
+
+
+def decisions(run: RunFile) -> Table:
+    """What was decided."""
+    return Table("What was run", ("", ""), tuple(_setup_rows(run)))
+
+
+def engine_setup(run: RunFile) -> Table:
+    """The engines, by role."""
+    columns = ("role", "model", "backend", "where", "most in flight", "other options")
+    facts = engine_facts(run)
+    rows = tuple(_engine_row(role, settings, facts[role]) for role, settings in run.engines.items())
+    return Table("Engines, as they were set", columns, rows)
+
+
+def _setup_rows(run: RunFile) -> Iterator[tuple[str, str]]:
+    yield "graph", run.graph_file
+    yield "stages", ", ".join(f"{node.name} ({node.spec.kind})" for node in run.plan.stages())
+    yield "params", _pairs(run.plan.params) or "none"
+    yield "batch size", f"{run.batch_size} chains live at once, {run.schedule}"
+    yield "samples and seed", f"{run.samples} a problem, seed {run.seed}"
+    yield "input", f"{run.input.file}, {run.input.rows:,} rows"
+    yield "clock", "simulated" if run.virtual_time else "measured"
+    yield "host", _host(run.host)
+    yield "versions", _pairs(run.versions, " ")
+    yield "command", " ".join(run.command)
+    if len(run.sessions) > 1:
+        yield "sessions", ", ".join(session.status for session in run.sessions)
+
+
+def _engine_row(role: str, settings: Mapping[str, Any], facts: EngineFacts) -> tuple[str, ...]:
+    place = facts.device_model or ", ".join(facts.servers or facts.devices)
+    shown = ("model", "backend", "device", "base_url", "max_in_flight")
+    others = {name: value for name, value in settings.items() if name not in shown and isinstance(value, bool | int | float | str)}
+    named = (str(settings.get(name, "-")) for name in ("model", "backend"))
+    return role, *named, place or "-", str(settings.get("max_in_flight", "-")), _pairs(others)
+
+
+def _host(host: Host) -> str:
+    size = f", {host.memory_bytes / 2**30:.0f} GiB" if host.memory_bytes is not None else ""
+    return f"{host.processor}, {'?' if host.cores is None else host.cores} cores{size}, {host.system}"
+
+
+def _pairs(values: Mapping[str, Any], sign: str = "=") -> str:
+    return ", ".join(f"{name}{sign}{value:g}" if isinstance(value, float) else f"{name}{sign}{value}" for name, value in values.items())

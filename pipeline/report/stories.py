@@ -1,6 +1,6 @@
 """Chains to read in full: the chains and steps tables and, where it still is what it was, the input file enter, stories leave.
 
-Only the chains asked for are held.
+Only the chains asked for are held. All text is sanitized: what a browser would obey or show in another place is visible.
 """
 
 import hashlib
@@ -12,13 +12,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from msgspec import Struct
 
-from pipeline.analysis.capabilities import read_steps
+from pipeline.analysis.capabilities import is_share, read_steps, scale_of
 from pipeline.data.problems import open_problems
 from pipeline.errors import BadRow, InputError
 from pipeline.report.chain_list import ChainList
-from pipeline.report.setup import Setup
-from pipeline.report.story_steps import STEP_COLUMNS, Step, shown, step_of
+from pipeline.text import sanitize
 from pipeline.trace.read import read_batches
+from pipeline.trace.run_file import RunFile
 
 MOST_STORIES = 8_000_000
 """Characters of all stories of a run together; from there on stories are left out."""
@@ -42,6 +42,57 @@ CHAIN_COLUMNS = (
     "chain_time_s",
     "wait_time_s",
 )
+MOST_TEXT = 40_000
+"""Characters of one text; of a longer one the middle is left out."""
+STEP_COLUMNS = (
+    "chain_id",
+    "step_index",
+    "stage",
+    "source_engine",
+    "decision",
+    "verify_kind",
+    "score_value",
+    "score_label",
+    "score_probs",
+    "score_mass",
+    "threshold",
+    "num_distinct_candidates",
+    "chosen_candidate",
+    "step_text",
+    "candidate_texts",
+    "candidate_tokens",
+    "step_token_ids",
+    "step_time_s",
+    "wait_time_s",
+)
+
+
+class Candidate(Struct, frozen=True):
+    """One drafted candidate."""
+
+    text: str
+    tokens: int
+    probability: float | None
+    """That the verifier gave it; null where its option is not known."""
+    chosen: bool
+    same_as: int | None
+    """The earlier candidate that says the same."""
+
+
+class Step(Struct, frozen=True, kw_only=True):
+    """One committed step and the round that led to it."""
+
+    index: int
+    decision: str
+    stage: str
+    engine: str
+    text: str
+    tokens: int
+    time_s: float
+    wait_s: float
+    verdict: str | None
+    """What the verifier said, in words."""
+    candidates: tuple[Candidate, ...]
 
 
 class Story(Struct, frozen=True, kw_only=True):
@@ -69,19 +120,19 @@ class Stories(Struct, frozen=True):
     left_out: int = 0
 
 
-def read_stories(run: Path, setup: Setup, chains: ChainList, reasons: Mapping[int, Sequence[str]]) -> Stories:
+def read_stories(folder: Path, run: RunFile, chains: ChainList, reasons: Mapping[int, Sequence[str]]) -> Stories:
     """The stories of the chains at the places that `reasons` names, in its order."""
     why = {chains.names[place]: tuple(each) for place, each in reasons.items()}
-    rows = {row["chain_id"]: row for row in _rows(read_batches(run, "chains", CHAIN_COLUMNS), list(why))}
+    rows = {row["chain_id"]: row for row in _rows(read_batches(folder, "chains", CHAIN_COLUMNS), list(why))}
     steps: dict[str, list[Step]] = {}
     size = 0
-    for row in _rows(read_steps(run, STEP_COLUMNS), list(why)):
+    for row in _rows(read_steps(folder, STEP_COLUMNS), list(why)):
         if size < MOST_STORIES or row["chain_id"] in steps:
             step = step_of(row)
             steps.setdefault(row["chain_id"], []).append(step)
             size += len(step.text) + sum(len(each.text) for each in step.candidates)
     kept = [name for name in why if name in steps or not rows[name]["steps"] or size < MOST_STORIES]
-    problems = _problems(setup, [rows[name]["input_row"] for name in kept])
+    problems = _problems(run, [rows[name]["input_row"] for name in kept])
     stories = [_story(rows[name], why[name], problems, steps.get(name, [])) for name in kept]
     return Stories(tuple(stories), len(why) - len(kept))
 
@@ -95,15 +146,15 @@ def _rows(batches: Iterable[pa.RecordBatch], names: Sequence[str]) -> Iterator[d
             yield from batch.filter(mine).to_pylist()
 
 
-def _problems(setup: Setup, rows: Sequence[int]) -> dict[int, str]:
+def _problems(run: RunFile, rows: Sequence[int]) -> dict[int, str]:
     """Text of the problems in these rows of the input; nothing where that file is not there or not the same."""
-    path = Path(setup.options.get("input") or setup.input["file"])
+    path = Path(run.options.get("input") or run.input.file)
     try:
         with path.open("rb") as file:
-            if hashlib.file_digest(file, "sha256").hexdigest() != setup.input.get("sha256"):
+            if hashlib.file_digest(file, "sha256").hexdigest() != run.input.sha256:
                 return {}
         left, found = set(rows), {}
-        for item in open_problems(path, setup.input.get("columns"), setup.input.get("limit")):
+        for item in open_problems(path, run.input.columns, run.input.limit):
             if item.row in left:
                 left.discard(item.row)
                 found[item.row] = item.what if isinstance(item, BadRow) else item.problem
@@ -150,3 +201,71 @@ def _facts(row: Mapping[str, Any]) -> str:
 
 def _maybe(text: str | None) -> str | None:
     return None if text is None else shown(text)
+
+
+def step_of(row: Mapping[str, Any]) -> Step:
+    """The step of a row with `STEP_COLUMNS`."""
+    return Step(
+        index=row["step_index"],
+        decision=row["decision"],
+        stage=row["stage"],
+        engine=row["source_engine"],
+        text=shown(row["step_text"]),
+        tokens=len(row["step_token_ids"]),
+        time_s=row["step_time_s"],
+        wait_s=row["wait_time_s"],
+        verdict=_said(row),
+        candidates=tuple(_candidates(row)),
+    )
+
+
+def _candidates(row: Mapping[str, Any]) -> Iterator[Candidate]:
+    texts: Sequence[str] = row["candidate_texts"]
+    first: dict[str, int] = {}
+    for place, text in enumerate(texts):
+        first.setdefault(text, place)
+    options = option_probabilities(row, len(first))
+    for place, (text, tokens) in enumerate(zip(texts, row["candidate_tokens"], strict=True)):
+        same_as = first[text] if first[text] != place else None
+        probability = options[list(first).index(text)] if options else None
+        said = "" if same_as is not None else shown(text)
+        yield Candidate(said, tokens, probability, place == row["chosen_candidate"], same_as)
+
+
+def option_probabilities(row: Mapping[str, Any], distinct: int) -> Sequence[float]:
+    """The probability of each distinct candidate of a step; empty where the trace does not tell which option was which.
+
+    Options of a choice are `none`, where it may be said, and the distinct candidates by their token ids; the steps table has
+    texts. Where as many texts differ, they are the same ones.
+    """
+    probs: Sequence[float] = row["score_probs"]
+    if not row["score_of_candidates"] or distinct != row["num_distinct_candidates"]:
+        return ()
+    offered = probs[1:] if len(probs) == distinct + 1 else probs
+    return offered if len(offered) == distinct else ()
+
+
+def _said(row: Mapping[str, Any]) -> str | None:
+    """The verifier's word."""
+    if row["verify_kind"] is None or row["score_value"] is None:
+        return None
+    scale, label, threshold = scale_of(row), row["score_label"], row["threshold"]
+    said = []
+    if threshold is None and row["score_of_candidates"]:
+        said.append("none of the candidates" if label == "0" else f"candidate {label} of {row['num_distinct_candidates']}")
+    elif threshold is None and label:
+        said.append(label)
+    value = f"{row['score_value']:.1%}" if is_share(scale) else f"{row['score_value']:.3g}"
+    said.append(" ".join(filter(None, (value, scale.unit))) + ("" if threshold is None else f" against a threshold of {threshold:g}"))
+    # A value with a unit was measured: no question was asked whose answer could have been no valid option.
+    asked = row["score_mass"] is not None and not scale.unit
+    mass = f" ({row['score_mass']:.1%} of all probability on valid options)" if asked else ""
+    return shown(f"{row['verify_kind']}: {', '.join(said)}{mass}")
+
+
+def shown(text: str) -> str:
+    """`text`, harmless and not endless."""
+    if len(text) > MOST_TEXT:
+        half = MOST_TEXT // 2
+        text = f"{text[:half]}\n[... {len(text) - 2 * half:,} characters left out ...]\n{text[-half:]}"
+    return sanitize(text)

@@ -16,6 +16,7 @@ from typing import Any
 import anyio
 from msgspec import Struct, structs
 
+from pipeline.data.problems import open_problems
 from pipeline.engine import Engine, EngineStatistics, Fact
 from pipeline.engines.registry import open_engines
 from pipeline.errors import Interrupted, PipelineError
@@ -131,7 +132,7 @@ def run(options: RunOptions, observer: Observer | None = None, *, attend: Attend
     plan, observer = load_plan(options.graph, options.engines, options.settings), observer or Observer()
     for sentence in notices(plan):
         observer.tell(sentence)
-    flight = preflight(options, plan)
+    flight = preflight(options, plan, open_problems(options.input, options.columns, options.limit))
     if flight.old is not None and flight.nothing_to_do:
         totals = flight.old.totals
         return Result(folder=flight.folder, run=flight.old, done=totals.chains_done, failed=totals.chains_failed, nothing_to_do=True)

@@ -10,6 +10,7 @@ from pipeline.analysis.compare.runs import RunTable
 from pipeline.analysis.quality.samples import Attempts, interval
 from pipeline.analysis.quality.step_texts import Texts
 from pipeline.analysis.resources import Resources
+from pipeline.trace.run_file import Host, RunInput
 
 
 def run_table(name: str, latency: Sequence[float], **fields: Any) -> RunTable:
@@ -24,8 +25,9 @@ def run_table(name: str, latency: Sequence[float], **fields: Any) -> RunTable:
             "draft": {"backend": "torch", "model": "org/small"},
             "target": {"backend": "torch", "model": "org/large"},
         },
+        "drafters": ("draft",),
         "resources": Resources(cores=2),
-        "host": {"processor": "one"},
+        "host": Host(processor="one"),
         "params": {"token_budget": 100},
         "schedule": "pipelined",
         "batch_size": 8,
@@ -33,7 +35,7 @@ def run_table(name: str, latency: Sequence[float], **fields: Any) -> RunTable:
         "seed": 0,
         "simulated": False,
         "status": "finished",
-        "input": {"sha256": "same", "file": "data.parquet", "rows": count},
+        "input": RunInput(sha256="same", file="data.parquet", rows=count),
         "wall_time_s": 10.0,
         "speculation": {},
         "problem_ids": tuple(f"p{i}" for i in range(count)),
@@ -56,7 +58,8 @@ def run_table(name: str, latency: Sequence[float], **fields: Any) -> RunTable:
         "choices": None,
         "quality": None,
     }
-    return RunTable(**values | fields)
+    values |= fields
+    return RunTable(**{"roles": tuple(sorted(values["engines"], reverse=True)), **values})
 
 
 @pytest.fixture(name="table")

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 from msgspec import structs
 
-from pipeline.analysis.compare.compare import compare
-from pipeline.analysis.compare.groups import grouped
+from pipeline.analysis.compare.compare import compare, grouped
 from pipeline.analysis.compare.runs import RunTable, Speculation
 from pipeline.analysis.quality.estimates import NOTHING, Estimate
 from pipeline.analysis.quality.samples import wilson
@@ -16,6 +15,7 @@ from pipeline.analysis.quality.selection import Choices
 from pipeline.analysis.quality.step_quality import Quality
 from pipeline.analysis.resources import Resources
 from pipeline.errors import UsageError
+from pipeline.trace.run_file import RunInput
 
 Make = Callable[..., RunTable]
 BASE = [8.0, 4.0, 6.0, 2.0]
@@ -142,7 +142,7 @@ def test_one_engine_alone_needs_less_than_two(table: Make) -> None:
 def test_other_data_is_refused_by_name(table: Make) -> None:
     base = table("target", BASE)
     with pytest.raises(UsageError, match=r"other solved more\.parquet and target data\.parquet, which differ"):
-        compare([base, table("other", [1.0], input={"sha256": "another", "file": "more.parquet"})])
+        compare([base, table("other", [1.0], input=RunInput(sha256="another", file="more.parquet", rows=4))])
     with pytest.raises(UsageError, match="no finished problem in common"):
         compare([base, table("other", [1.0], problem_ids=("q",))])
 
@@ -174,7 +174,7 @@ def test_groups_are_runs_that_differ_in_one_thing_alone(table: Make) -> None:
         speccot("gpu", params={"candidates": 5}, resources=Resources(gpus=1)),  # of another kind: neither more nor less
         speccot("both", params={"candidates": 2}, batch_size=2),  # two things differ
         speccot("seed", params={"candidates": 2}, seed=1),
-        speccot("fewer", params={"candidates": 3}, input={"rows": 2}),
+        speccot("fewer", params={"candidates": 3}, input=RunInput(sha256="same", file="data.parquet", rows=2)),
     ]
     found = {group.by: [(member.run, member.value) for member in group.members] for group in grouped(runs)}
     assert found == {

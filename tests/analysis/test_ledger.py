@@ -7,10 +7,13 @@ from typing import Any
 import pytest
 
 from pipeline.analysis.ledger import PURPOSES, EngineLedger, Ledger, ledger
+from pipeline.graph.plan import encode_plan
+from pipeline.stages.draft import DraftSpec
+from pipeline.stages.generate import GenerateSpec
 from pipeline.trace.events import StepRow
 from tests.support.rows import blank
 from tests.support.runs import solve
-from tests.support.traces import call, card, chain, write
+from tests.support.traces import call, card, chain, plan_of, statistics, write
 
 GRAPHS = ("speccot", "scot", "specreason", "likelihood", "best-of-n", "target", "draft")
 GARBAGE = tuple(f"engines.{role}.{field}" for role in ("draft", "target") for field in ("faults.garbage_share=0.1", "max_retries=2"))
@@ -86,10 +89,6 @@ def step(index: int, decision: str, engine: str, length: int, *candidates: int, 
     return blank(StepRow, chain_id="a", step_index=index, stage=f"by {engine}", source_engine=engine, decision=decision, **fields)
 
 
-def graph_of(*stages: dict[str, Any]) -> dict[str, Any]:
-    return {"levels": [[{"name": f"stage {number}", "spec": spec} for number, spec in enumerate(stages)]]}
-
-
 def answered(engine: str, purpose: str, end: int, sampled: int, *ends: str | None, step_index: int = 1, **more: Any) -> Any:
     """A call whose candidates were stopped by `ends`; None: by an end-of-sequence token."""
     fields = {"output_tokens": sampled, "eos_tokens": ends.count(None)}
@@ -107,8 +106,8 @@ def test_by_hand_with_text_that_was_cut_off(tmp_path: Path) -> None:
         answered("t", "answer", 7, 5, error_type="BadCompletion"),
     ]
     steps = [step(1, "accepted", "d", 18, 18, 12, drafted=31), step(2, "fallback", "t", 11, 9, 9, drafted=20)]
-    own = {"d": {"output_tokens": 51, "input_tokens": 0}, "t": {"output_tokens": 30, "input_tokens": 60, "restarts": 1}}
-    own["t"]["speculation"] = {"draft_tokens": 9, "accepted_tokens": 4}
+    speculation = {"drafts": 3, "draft_tokens": 9, "accepted_tokens": 4, "accepted_by_position": []}
+    own = {"d": statistics(51), "t": statistics(30, 60, restarts=1, speculation=speculation)}
     sessions = [{"started_unix_ns": 1, "ended_unix_ns": 2, "engine_statistics": own}]
     found = ledger(
         write(tmp_path, calls=calls, steps=steps, chains=[chain("a", 0, 8, thought_tokens=29)], card=card(0, 8, sessions=sessions))
@@ -125,18 +124,18 @@ def test_by_hand_with_text_that_was_cut_off(tmp_path: Path) -> None:
 
 def test_a_response_is_thought_and_answer(tmp_path: Path) -> None:
     calls = [answered("t", "write", 1, 50, None)]
-    graph = graph_of({"kind": "generate", "unit": "response", "engine": "t"})
+    plan = encode_plan(plan_of(response=GenerateSpec(engine="t", unit="response", max_tokens=90)))
     rows = [chain("a", 0, 1, thought_tokens=30)]
-    found = ledger(write(tmp_path, calls=calls, steps=[step(1, "written", "t", 30)], chains=rows, card=card(0, 1, graph=graph)))
+    found = ledger(write(tmp_path, calls=calls, steps=[step(1, "written", "t", 30)], chains=rows, card=card(0, 1, graph=plan["graph"])))
     assert lines(found.engines["t"]) == {"written": 30, "answer": 19, "cut": 1}
 
 
 def test_two_engines_that_draft(tmp_path: Path) -> None:
     calls = [answered("d", "draft", 1, 30, "\n\n", "\n\n"), answered("t", "draft", 2, 21, None)]
-    graph = graph_of(*({"kind": "draft", "engine": role, "candidates": count} for role, count in (("d", 2), ("t", 1))))
+    plan = encode_plan(plan_of(**{role: DraftSpec(engine=role, candidates=count, max_tokens=90) for role, count in (("d", 2), ("t", 1))}))
     steps = [step(1, "accepted", "t", 20, 14, 16, 20, drafted=51)]
     rows = [chain("a", 0, 2, thought_tokens=20)]
-    found = ledger(write(tmp_path, calls=calls, steps=steps, chains=rows, card=card(0, 2, graph=graph)))
+    found = ledger(write(tmp_path, calls=calls, steps=steps, chains=rows, card=card(0, 2, graph=plan["graph"])))
     assert lines(found.engines["d"]) == {"not_chosen": 30}
     assert lines(found.engines["t"]) == {"committed": 20, "cut": 1}
 
@@ -163,7 +162,7 @@ def test_several_sessions_count_together(tmp_path: Path) -> None:
     folder = solve(tmp_path).folder
     card = json.loads((folder / "run.json").read_text())
     session = card["sessions"][0]
-    nothing = {role: dict.fromkeys(("output_tokens", "input_tokens"), 5) for role in session["engine_statistics"]}
+    nothing = {role: statistics(5, 5) for role in session["engine_statistics"]}
     card["sessions"] = [session | {"ended_unix_ns": None, "engine_statistics": nothing, "status": "killed"}, session]
     (folder / "run.json").write_text(json.dumps(card))
     for engine in ledger(folder).engines.values():

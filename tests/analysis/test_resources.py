@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from pipeline.analysis.resources import Resources, answers, resources
+from pipeline.analysis.resources import EngineFacts, Resources, answers, devices_of, facts_of, resources
 from pipeline.graph.loader import load_engines
 from pipeline.graph.plan import settings_of
 from pipeline.graph.plugins import engine_specs
@@ -25,6 +25,10 @@ def stated(name: str, *settings: str) -> dict[str, Any]:
     return found
 
 
+def had(engines: dict[str, Any], facts: dict[str, Any]) -> Resources:
+    return resources(facts_of(engines, facts).values())
+
+
 @pytest.mark.parametrize(
     ("file", "facts", "expected", "label"),
     [
@@ -39,28 +43,65 @@ def stated(name: str, *settings: str) -> dict[str, Any]:
     ],
 )
 def test_engines_that_share_a_device_share_it_here(file: str, facts: dict[str, Any], expected: Resources, label: str) -> None:
-    found = resources(stated(file), facts)
+    found = had(stated(file), facts)
     assert found == expected
     assert found.label == label
 
 
 def test_a_replay_computes_on_nothing() -> None:
     engines = {role: {"backend": "replay", "run": "/runs/mine"} for role in ("draft", "target")}
-    assert resources(engines, {}).label == "1 replay"
-    assert resources(engines, {}).kind != Resources(cores=2).kind
-    assert resources(engines, A100).label == "1 replay (NVIDIA A100)"
+    assert had(engines, {}).label == "1 replay"
+    assert had(engines, {}).kind != Resources(cores=2).kind
+    assert had(engines, A100).label == "1 replay (NVIDIA A100)"
 
 
 def test_answers_are_those_of_models_unless_said_otherwise() -> None:
     replays = {role: {"backend": "replay", "run": "/runs/mine"} for role in ("draft", "target")}
-    assert answers(stated("tiny"), CPU) is None
-    assert answers(stated("sim-1xh200"), {}) == "simulated"
-    assert answers(replays, {role: {"replayed_backend": "torch"} for role in replays}) == "recorded"
-    assert answers(replays, {"draft": {"replayed_backend": "sim"}, "target": {"replayed_backend": "torch"}}) == "simulated"
+    assert answers(facts_of(stated("tiny"), CPU).values()) is None
+    assert answers(facts_of(stated("sim-1xh200"), {}).values()) == "simulated"
+    assert answers(facts_of(replays, {role: {"replayed_backend": "torch"} for role in replays}).values()) == "recorded"
+    assert (
+        answers(facts_of(replays, {"draft": {"replayed_backend": "sim"}, "target": {"replayed_backend": "torch"}}).values()) == "simulated"
+    )
 
 
 def test_more_is_after_less_and_kinds_are_told_apart() -> None:
-    two, four = resources(stated("qwq-r1_1.5b-2x80gb"), A100), resources(stated("qwq-r1_1.5b-4x80gb"), A100)
+    two, four = had(stated("qwq-r1_1.5b-2x80gb"), A100), had(stated("qwq-r1_1.5b-4x80gb"), A100)
     assert two < four
     assert two.kind == four.kind != Resources(cores=2).kind
-    assert resources({"draft": {"backend": "of another package"}}, {}).label == "unknown"
+    assert had({"draft": {"backend": "of another package"}}, {}).label == "unknown"
+
+
+@pytest.mark.parametrize(
+    ("settings", "facts", "names"),
+    [
+        ({"backend": "sim", "device": {"name": "h100"}}, {}, ("h100",)),
+        ({"backend": "torch", "device": "auto", "threads": 2, "core": 2}, {"device": "cpu"}, ("CPU cores 2-3",)),
+        ({"backend": "torch", "device": "auto", "threads": 1, "core": 0}, {"device": "cpu"}, ("CPU core 0",)),
+        ({"backend": "torch", "device": "auto", "threads": 1, "core": None}, {"device": "cpu"}, ("CPU cores of me",)),
+        ({"backend": "torch", "device": "cuda:1"}, {}, ("GPU 1",)),
+        ({"backend": "torch", "device": "auto"}, {"device": "cuda"}, ("GPU 0",)),
+        ({"backend": "vllm", "devices": (), "tensor_parallel_size": 2}, {"device": "NVIDIA H200"}, ("GPU 0", "GPU 1")),
+        ({"backend": "vllm", "devices": (3,), "tensor_parallel_size": 1}, {}, ("GPU 3",)),
+        ({"backend": "openai", "base_url": "http://x/v1"}, {}, ("me",)),
+        ({}, {}, ("me",)),
+        ({"backend": "other"}, {"devices": ["TPU 1"], "more": 1}, ("TPU 1",)),
+        ({"backend": "sim", "device": {"name": "h100"}}, {"devices": ["of its own"]}, ("of its own",)),
+    ],
+)
+def test_devices(settings: dict[str, Any], facts: dict[str, Any], names: tuple[str, ...]) -> None:
+    assert devices_of("me", facts_of({"me": settings}, {"me": facts})["me"]) == names
+
+
+def test_engines_of_any_backend_say_what_they_run_on() -> None:
+    gpus = [EngineFacts(devices=("GPU 0",), accelerators=1, device_model="H200"), EngineFacts(devices=("GPU 0", "GPU 1"), accelerators=2)]
+    assert resources(gpus) == Resources(gpus=2, names=("H200",))
+    assert resources([EngineFacts(devices=("CPU cores 0-3",), cores=4), EngineFacts(servers=("http://x",))]) == Resources(
+        cores=4, servers=1
+    )
+    unbound = facts_of({"a": {}}, {"a": {"answers": "simulated", "devices": ["fast"]}})
+    assert resources(unbound.values()).flops_per_s == math.inf
+    assert answers(unbound.values()) == "simulated"
+    replay = facts_of({"a": {}}, {"a": {"answers": "recorded", "replay": "/runs/mine", "devices": ["one"], "flops_per_s": 5.0}})
+    assert resources(replay.values()) == Resources(replays=1, names=("one",))
+    assert answers(replay.values()) == "recorded"

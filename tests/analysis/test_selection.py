@@ -2,23 +2,29 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
+from msgspec import structs
 
-from pipeline.analysis.quality.selection import read_choices, stages_of, thought_answer
+from pipeline.analysis.quality.selection import read_choices, thought_answer
+from pipeline.graph.plan import Block, LoopNode, Plan
+from pipeline.graph.spec import UntilSpec
+from pipeline.stages.choose import ChooseSpec
+from pipeline.stages.draft import DraftSpec
 from pipeline.trace.events import ChainRow, StepRow
 from pipeline.trace.store import TraceStore
+from tests.support.traces import CHOOSE, plan_of
 
 Blank = Callable[..., Any]
 THOUGHT = "so {} + 2 = {}.\n\n</think>"
 
 
-def graph(unit: str = "thought", *, reject: bool = True) -> dict[str, Any]:
-    """As `run.json` has it, the judge inside a loop."""
-    judge = {"name": "verify", "spec": {"kind": "choose", "unit": unit, "reject": reject}}
-    return {"levels": [[{"name": "draft", "spec": {"kind": "draft"}}], [{"name": "loop", "body": {"levels": [[judge]]}}]]}
+def plan(unit: Literal["step", "thought"] = "thought", *, reject: bool = True) -> Plan:
+    """One that drafts and judges in a loop."""
+    stages = plan_of(draft=DraftSpec(engine="draft", unit=unit, max_tokens=9), verify=ChooseSpec(engine="target", unit=unit, reject=reject))
+    return structs.replace(stages, block=Block(((LoopNode("loop", UntilSpec(thought_closed=True), stages.block, None),),)))
 
 
 @pytest.mark.parametrize(
@@ -37,17 +43,12 @@ def test_a_thought_comes_to_what_it_boxes_or_else_states_last(thought: str, answ
     assert thought_answer(thought) == answer
 
 
-def test_stages_of_loops_are_found() -> None:
-    assert [name for name, _ in stages_of(graph())] == ["draft", "verify"]
-    assert list(stages_of({})) == []
-
-
 def written(folder: Path, blank: Blank, rounds: list[tuple[list[str], int | None, bool | None]]) -> dict[str, int]:
     """A run of one problem for each round: its drafts' answers, the chosen one, the verdict on the chain. 5 is right."""
     store = TraceStore(folder)
     for number, (answers, chosen, correct) in enumerate(rounds):
         drafts = tuple(THOUGHT.format(3, answer) for answer in answers)
-        step = blank(StepRow, chain_id=f"p{number}#0", verify_kind="choose", chosen_candidate=chosen, candidate_texts=drafts)
+        step = blank(StepRow, chain_id=f"p{number}#0", chosen_candidate=chosen, candidate_texts=drafts, **CHOOSE)
         store.append("steps", [step])
         store.append("chains", [blank(ChainRow, chain_id=f"p{number}#0", grader="math", reference_answer="5", correct=correct)])
     store.close()
@@ -67,7 +68,7 @@ def test_classes_and_predictions(tmp_path: Path, blank: Blank) -> None:
         ],
     )
     del place["p2#0"]  # a chain that failed
-    found = read_choices(tmp_path, graph(), place)
+    found = read_choices(tmp_path, plan(), place)
     assert found is not None
     assert found.problem.tolist() == [0, 1, 3, 4]
     assert found.right_drafts.tolist() == [pytest.approx(2 / 3), 0.5, 0.0, 0.0]
@@ -79,8 +80,8 @@ def test_classes_and_predictions(tmp_path: Path, blank: Blank) -> None:
 
 def test_choosers_of_steps_have_none_of_this(tmp_path: Path, blank: Blank) -> None:
     place = written(tmp_path, blank, [(["5"], 0, True)])
-    assert read_choices(tmp_path, graph("step"), place) is None
-    assert read_choices(tmp_path, {"levels": []}, place) is None
-    best_of_n = read_choices(tmp_path, graph(reject=False), place)
+    assert read_choices(tmp_path, plan("step"), place) is None
+    assert read_choices(tmp_path, plan_of(), place) is None
+    best_of_n = read_choices(tmp_path, plan(reject=False), place)
     assert best_of_n is not None
     assert not best_of_n.may_reject

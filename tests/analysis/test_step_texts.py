@@ -7,10 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipeline.analysis.compare.run_chains import read_chains, read_tokens
+from pipeline.analysis.compare.runs import read_chains, read_tokens
 from pipeline.analysis.quality.step_texts import read_texts, words_in
+from pipeline.stages.answer import AnswerSpec
+from pipeline.stages.draft import DraftSpec
+from pipeline.stages.generate import GenerateSpec
 from pipeline.trace.events import CallRow, ChainRow, StepRow
 from pipeline.trace.store import TraceStore
+from tests.support.traces import plan_of
 
 Blank = Callable[..., Any]
 
@@ -53,11 +57,15 @@ def test_tokens_by_role_and_after_the_thought(tmp_path: Path, blank: Blank) -> N
     store.append("steps", [blank(StepRow, chain_id="p#0", stage="response", step_token_ids=(1, 2, 3, 4))])
     store.append("steps", [blank(StepRow, chain_id="p#1", stage="draft", step_token_ids=(1, 2, 3, 4))])
     store.close()
-    specs = {"response": {"kind": "generate", "unit": "response"}, "say": {"kind": "answer"}, "draft": {"kind": "draft", "unit": "step"}}
+    plan = plan_of(
+        response=GenerateSpec(engine="target", unit="response", max_tokens=9),
+        say=AnswerSpec(engine="target"),
+        draft=DraftSpec(engine="draft", max_tokens=9),
+    )
     chains = read_chains(tmp_path)
     assert (chains.problem_ids, chains.failed, chains.row.tolist()) == (("p",), 1, [1, 2])
     assert chains.means("thought_tokens").tolist() == [4.0]
-    found = read_tokens(tmp_path, {"levels": [[{"name": name, "spec": spec} for name, spec in specs.items()]]}, chains)
+    found = read_tokens(tmp_path, plan, chains)
     assert found.answer.tolist() == [(9 - 4) + 3]
     assert {role: tokens.tolist() for role, tokens in found.by_role.items()} == {"target": [12.0], "draft": [20.0]}
 
@@ -65,5 +73,5 @@ def test_tokens_by_role_and_after_the_thought(tmp_path: Path, blank: Blank) -> N
 def test_a_folder_without_parts_has_no_chains(tmp_path: Path) -> None:
     found = read_chains(tmp_path)
     assert (found.problem_ids, found.failed, len(found.correct)) == ((), 0, 0)
-    assert read_tokens(tmp_path, {}, found).answer.tolist() == pytest.approx([])
+    assert read_tokens(tmp_path, plan_of(), found).answer.tolist() == pytest.approx([])
     np.testing.assert_array_equal(read_texts(tmp_path, {}, 0).keys(), [])

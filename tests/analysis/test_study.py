@@ -12,9 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numba.core.caching import CacheImpl
 
-from pipeline.analysis.card import RunCard, read_run_card
 from pipeline.analysis.compiled import compiled
-from pipeline.analysis.devices import devices_of
 from pipeline.analysis.ledger import ledger
 from pipeline.analysis.study import analyse
 from pipeline.analysis.time import calls as calls_module
@@ -24,6 +22,7 @@ from pipeline.analysis.time.critical_path import critical_path
 from pipeline.analysis.time.latency import latencies
 from pipeline.analysis.time.occupancy import occupancy
 from pipeline.analysis.time.outline import CHAIN, FINISHED, OPEN, Axis, Outline, read_outline
+from pipeline.trace.run_file import UNKNOWN
 from pipeline.trace.store import TraceStore
 from tests.support.runs import solve
 from tests.support.traces import S, T, call, card, chain, same, write
@@ -115,7 +114,7 @@ def test_rows_of_a_run_that_goes_on_meanwhile_are_left_out(tmp_path: Path) -> No
 def test_chains_are_found_by_their_names(names: list[str], others: list[str]) -> None:
     numbers = dict.fromkeys(CHAIN, np.arange(len(names)))
     rows = outline_module._Rows(outline_module._hashes(names), np.full(len(names), FINISHED, np.int8), numbers)
-    chains = outline_module._outline(RunCard(), rows, (), None).chains
+    chains = outline_module._outline(UNKNOWN, rows, (), None).chains
     asked = pa.array([*names, *others], pa.string())
     for name, place, status in zip(asked.to_pylist(), chains.places(asked), chains.status_of(asked), strict=True):
         assert status == (FINISHED if name in names else OPEN)
@@ -131,31 +130,15 @@ def test_of_a_chain_with_several_rows_the_last_counts(tmp_path: Path) -> None:
 def test_pauses_are_left_out_of_time() -> None:
     axis = Axis(10, ((20, 30), (50, 51)))
     assert axis.of(np.array([10, 20, 25, 30, 50, 51, 60])).tolist() == [0, 10, 10, 10, 30, 30, 39]
+    assert axis.seconds(np.array([10, 60])).tolist() == [0, 39 / 1e9]
 
 
-def test_a_card_with_nonsense_in_it_is_an_empty_one(tmp_path: Path) -> None:
-    assert read_run_card(tmp_path) == RunCard()
+def test_a_run_file_with_nonsense_in_it_says_nothing(tmp_path: Path) -> None:
+    write(tmp_path, chains=[chain("a", 0, 5)])
+    before = read_outline(tmp_path)
     (tmp_path / "run.json").write_text('{"status": 1, "batch_size": "x", "sessions": [1], "engines": [], "graph": null}')
-    assert read_run_card(tmp_path) == RunCard()
-
-
-@pytest.mark.parametrize(
-    ("spec", "facts", "names"),
-    [
-        ({"backend": "sim", "device": {"name": "h100"}}, {}, ["h100"]),
-        ({"backend": "torch", "device": "auto", "threads": 2, "core": 2}, {"device": "cpu"}, ["CPU cores 2-3"]),
-        ({"backend": "torch", "device": "auto", "threads": 1, "core": 0}, {"device": "cpu"}, ["CPU core 0"]),
-        ({"backend": "torch", "device": "auto", "threads": 1, "core": None}, {"device": "cpu"}, ["CPU cores of me"]),
-        ({"backend": "torch", "device": "cuda:1"}, {}, ["GPU 1"]),
-        ({"backend": "torch", "device": "auto"}, {"device": "cuda"}, ["GPU 0"]),
-        ({"backend": "vllm", "devices": (), "tensor_parallel_size": 2}, {"device": "NVIDIA H200"}, ["GPU 0", "GPU 1"]),
-        ({"backend": "vllm", "devices": (3,), "tensor_parallel_size": 1}, {}, ["GPU 3"]),
-        ({"backend": "openai", "base_url": "http://x/v1"}, {}, ["me"]),
-        ({}, {}, ["me"]),
-    ],
-)
-def test_devices(spec: dict[str, Any], facts: dict[str, Any], names: list[str]) -> None:
-    assert devices_of("me", RunCard(engines={"me": spec}, facts={"me": facts})) == names
+    after = read_outline(tmp_path)
+    assert (after.run, after.span, after.engines) == (before.run, before.span, before.engines) == (UNKNOWN, 5 * S, ())
 
 
 def test_without_a_place_for_its_cache_numba_compiles_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,6 +150,7 @@ def test_without_a_place_for_its_cache_numba_compiles_all_the_same(monkeypatch: 
     assert compiled(double)(21) == 42
 
 
+@pytest.mark.slow
 def test_a_short_run_waits_for_no_compiler(tmp_path: Path) -> None:
     folder = solve(tmp_path).folder
     code = f"import sys; from pathlib import Path; from pipeline.analysis.study import analyse; analyse(Path({str(folder)!r})); "

@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 from msgspec.structs import asdict, replace
 
+from pipeline.analysis.time.outline import Axis
 from pipeline.reasoning.chain import Scale
 from pipeline.report import stories as stories_module
 from pipeline.report.chain_list import ChainList, evenly, read_chain_list, worth_reading
-from pipeline.report.gantt import FAILED, QUEUED, WAITING, Clock, middle, read_gantt, sample
-from pipeline.report.setup import read_setup
-from pipeline.report.stories import read_stories
-from pipeline.report.story_steps import MOST_TEXT, option_probabilities, shown, step_of
+from pipeline.report.gantt import FAILED, QUEUED, WAITING, middle, read_gantt, sample
+from pipeline.report.stories import MOST_TEXT, option_probabilities, read_stories, shown, step_of
 from pipeline.trace.events import CallRow, ChainRow, StepRow
+from pipeline.trace.run_file import RunFile
 from pipeline.trace.store import TraceStore
 from tests.support.traces import CHOOSE, LIKELIHOOD, SCORE, verdict_columns
 
@@ -104,14 +104,9 @@ def test_a_sample_is_even_and_keeps_both_ends() -> None:
     assert evenly(np.arange(3), 5).tolist() == [0, 1, 2]
 
 
-def test_a_clock_leaves_pauses_out() -> None:
-    clock = Clock(T, [(T + 10 * S, T + 30 * S)])
-    assert clock.seconds(T + np.array([0, 5, 10, 20, 30, 41]) * S).tolist() == [0, 5, 10, 10, 10, 21]
-
-
-def test_stretches_are_waiting_queueing_and_stages(folder: Path) -> None:
-    found = read_gantt(folder, read_chain_list(folder), np.arange(4), Clock(T))
-    pieces = {kind: zip(each.lane.tolist(), each.start.tolist(), each.end.tolist(), strict=True) for kind, each in found.stretches.items()}
+def test_spans_are_waiting_queueing_and_stages(folder: Path) -> None:
+    found = read_gantt(folder, read_chain_list(folder), np.arange(4), Axis(T))
+    pieces = {kind: zip(each.lane.tolist(), each.start.tolist(), each.end.tolist(), strict=True) for kind, each in found.spans.items()}
     drawn = {kind: list(each) for kind, each in pieces.items()}
     assert drawn == {
         WAITING: [(1, 1, 2)],
@@ -131,14 +126,14 @@ def test_of_too_many_chains_an_even_sample_is_drawn_and_some_that_follow_each_ot
     assert sample(chains, most_calls=3).tolist() == [0, 3], "one and a half calls a chain"
     assert middle(chains, 2).tolist() == [1, 2]
     assert middle(chains, 9).tolist() == [0, 1, 2, 3]
-    found = read_gantt(folder, chains, np.array([0, 3]), Clock(T))
-    assert (found.names, set(found.stretches)) == (["a", "late"], {QUEUED, "draft"})
+    found = read_gantt(folder, chains, np.array([0, 3]), Axis(T))
+    assert (found.names, set(found.spans)) == (["a", "late"], {QUEUED, "draft"})
 
 
-def test_no_chain_no_stretch(tmp_path: Path) -> None:
+def test_no_chain_no_span(tmp_path: Path) -> None:
     chains = read_chain_list(tmp_path)
-    found = read_gantt(tmp_path, chains, sample(chains), Clock(T))
-    assert (found.names, found.stretches) == ([], {})
+    found = read_gantt(tmp_path, chains, sample(chains), Axis(T))
+    assert (found.names, found.spans) == ([], {})
 
 
 def choice(blank: Blank, **fields: Any) -> dict[str, Any]:
@@ -222,7 +217,7 @@ def test_a_long_text_loses_its_middle_and_says_so() -> None:
 def test_stories_hold_every_step_in_order_and_the_problem(ran: Path) -> None:
     chains = read_chain_list(ran)
     reasons = worth_reading(chains, 6)
-    found = read_stories(ran, read_setup(ran), chains, reasons)
+    found = read_stories(ran, RunFile.read(ran), chains, reasons)
     assert [story.why for story in found.stories] == list(reasons.values())
     failed, *others = found.stories
     assert (failed.verdict, failed.steps) == ("failed", ())
@@ -239,7 +234,7 @@ def test_stories_hold_every_step_in_order_and_the_problem(ran: Path) -> None:
 def test_of_an_input_that_has_changed_no_problem_is_shown(ran: Path, tmp_path: Path) -> None:
     changed = tmp_path / "problems.jsonl"
     changed.write_text('{"problem": "another", "problem_id": "p0"}\n')
-    setup = read_setup(ran)
+    setup = RunFile.read(ran)
     chains = read_chain_list(ran)
     for place in (changed, tmp_path / "gone.jsonl"):
         moved = replace(setup, options={**setup.options, "input": str(place)})
@@ -250,7 +245,7 @@ def test_of_an_input_that_has_changed_no_problem_is_shown(ran: Path, tmp_path: P
 def test_stories_that_would_make_the_page_too_large_are_left_out(ran: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stories_module, "MOST_STORIES", 2000)
     chains = read_chain_list(ran)
-    found = read_stories(ran, read_setup(ran), chains, worth_reading(chains, 20))
+    found = read_stories(ran, RunFile.read(ran), chains, worth_reading(chains, 20))
     assert found.left_out > 0
     assert len(found.stories) + found.left_out == 20
     assert all(story.steps or story.verdict == "failed" for story in found.stories)

@@ -13,12 +13,11 @@ from pipeline.analysis.quality.verdict_values import Scores, Share
 from pipeline.analysis.time import critical_path, occupancy
 from pipeline.analysis.time.latency import QUANTITIES, Percentiles
 from pipeline.reasoning.chain import Scale
-from pipeline.report.figures import gantt as figures_gantt
 from pipeline.report.figures import steps as figures_steps
 from pipeline.report.figures import time as figures_time
 from pipeline.report.figures import tokens as figures_tokens
 from pipeline.report.figures.style import DECISIONS, WORDS, colours, drawn
-from pipeline.report.gantt import WAITING, Gantt, Stretches
+from pipeline.report.gantt import WAITING, Gantt, Spans, draw_chains, line_width
 
 NOTHING = Share(0, None, None)
 
@@ -206,12 +205,12 @@ def test_calibration_has_a_point_where_there_are_steps(scores: Scores, scale: Sc
 
 
 def test_a_gantt_row_is_a_line_with_gaps() -> None:
-    stretches = {
-        "draft": Stretches(np.array([0, 1]), np.array([0.0, 2.0]), np.array([1.0, 5.0])),
-        WAITING: Stretches(np.array([1]), np.array([1.5]), np.array([2.0])),
+    spans = {
+        "draft": Spans(np.array([0, 1]), np.array([0.0, 2.0]), np.array([1.0, 5.0])),
+        WAITING: Spans(np.array([1]), np.array([1.5]), np.array([2.0])),
     }
-    alive = Stretches(np.array([0, 1]), np.array([0.0, 1.0]), np.array([2.0, 6.0]))
-    figure = figures_gantt.chains(Gantt(["a<b>", "b"], stretches, alive), ["draft", "verify"])
+    alive = Spans(np.array([0, 1]), np.array([0.0, 1.0]), np.array([2.0, 6.0]))
+    figure = draw_chains(Gantt(["a<b>", "b"], spans, alive), ["draft", "verify"])
     line = named(figure)["draft"]
     assert list(line.y) == [0, 0, 0, 1, 1, 1]
     assert list(line.x[:2]) == [0, 1]
@@ -221,8 +220,8 @@ def test_a_gantt_row_is_a_line_with_gaps() -> None:
 
 
 def test_lines_are_as_wide_as_there_is_room() -> None:
-    assert figures_gantt.line_width(1) == 16
-    assert figures_gantt.line_width(10_000) == 1
+    assert line_width(1) == 16
+    assert line_width(10_000) == 1
 
 
 def test_colours_and_words() -> None:

@@ -9,8 +9,8 @@ import pytest
 
 from pipeline.analysis.compare.cells import Table
 from pipeline.errors import UsageError
-from pipeline.report.file import place_for, write
 from pipeline.report.page import Figure, Section, is_page, numeric, page
+from pipeline.report.report import place_for, write
 
 SECTIONS = [
     Section(

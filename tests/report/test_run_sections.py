@@ -8,33 +8,43 @@ import pytest
 from msgspec.structs import replace
 
 from pipeline.errors import InputError
-from pipeline.report.run_sections import ReportOptions, run_sections
-from pipeline.report.setup import MEASURED, REPLAYED, SIMULATED, decisions, engine_setup, notices, read_setup
+from pipeline.report.run_sections import (
+    MEASURED,
+    REPLAYED,
+    SIMULATED,
+    ReportOptions,
+    clock,
+    decisions,
+    engine_setup,
+    notices,
+    run_sections,
+)
+from pipeline.trace.run_file import RunFile
 
 
 def test_a_simulated_run_is_marked_before_anything_else(ran: Path) -> None:
-    setup = read_setup(ran)
-    assert notices(setup) == (SIMULATED,)
-    measured = replace(setup, virtual_time=False)
-    assert (notices(measured), measured.clock) == ((), MEASURED)
-    replayed = replace(setup, engines={"draft": {"backend": "replay"}, "target": {"backend": "sim"}})
+    run = RunFile.read(ran)
+    assert notices(run) == (SIMULATED,)
+    measured = replace(run, virtual_time=False)
+    assert (notices(measured), clock(measured)) == ((), MEASURED)
+    replayed = replace(run, engine_facts={"draft": {"answers": "simulated", "replay": "/runs/before"}})
     assert notices(replayed) == (REPLAYED,)
 
 
 def test_a_run_that_did_not_finish_says_why(ran: Path) -> None:
-    failed = replace(read_setup(ran), virtual_time=False, status="failed", error="engine 'draft' died")
+    failed = replace(RunFile.read(ran), virtual_time=False, status="failed", error="engine 'draft' died")
     assert notices(failed) == ("This run is failed (engine 'draft' died): figures count what is in its folder.",)
 
 
 def test_what_was_decided(ran: Path) -> None:
-    rows = dict(decisions(read_setup(ran)).rows)
+    rows = dict(decisions(RunFile.read(ran)).rows)
     assert rows["graph"].endswith("graphs/speccot.yaml")
     assert rows["stages"].startswith("guidance (generate), draft (draft), verify (choose), fallback (generate)")
     assert "candidates=5" in rows["params"]
     assert rows["batch size"] == "8 chains live at once, pipelined"
     assert rows["samples and seed"] == "1 a problem, seed 0"
     assert rows["clock"] == "simulated"
-    engines = {row[0]: row[1:5] for row in engine_setup(read_setup(ran)).rows}
+    engines = {row[0]: row[1:5] for row in engine_setup(RunFile.read(ran)).rows}
     assert engines["target"] == ("QwQ-32B", "sim", "h100-0+1", "256")
 
 

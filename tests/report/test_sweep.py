@@ -6,10 +6,9 @@ import pytest
 
 from pipeline.cli.main import run_command
 from pipeline.errors import InputError, UsageError
-from pipeline.report.figures.sweep import INK, over_target, sweep_figures, throughput
-from pipeline.report.report import report
+from pipeline.report.figures.runs import INK, over_target, sweep_figures, throughput
+from pipeline.report.report import CACHE_KEPT, report, sweep_report, sweep_section
 from pipeline.report.run_sections import ReportOptions
-from pipeline.report.sweep import CACHE_KEPT, sweep_report, sweep_section
 from tests.support.points import POINTS, alone, point, sweep_folder
 
 

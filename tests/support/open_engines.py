@@ -53,7 +53,7 @@ def solve_test_set(portal: BlockingPortal) -> Iterator[SolveTestSet]:
 
 @pytest.fixture(scope="session")
 def vllm() -> None:
-    """Is it installed?"""
+    """Skips the tests that need vLLM where it is not installed."""
     if find_spec("vllm") is None:
         pytest.skip("vllm is not installed here")
 

@@ -12,6 +12,8 @@ from msgspec import Struct
 from pipeline.analysis.time.occupancy import CAUSES, Occupancy
 from pipeline.analysis.time.occupancy_sweep import CallTimes, Rules
 from pipeline.analysis.time.outline import FINISHED, LOST, OPEN, Chains
+from pipeline.graph.plan import Block, Plan, StageNode
+from pipeline.graph.spec import StageSpec
 from pipeline.reasoning.chain import Scale
 from pipeline.trace.events import CallRow, ChainRow
 from pipeline.trace.store import TraceStore
@@ -63,6 +65,18 @@ def write(folder: Path, *, card: dict[str, Any] | None = None, closed: bool = Tr
     if card is not None:
         (folder / "run.json").write_text(json.dumps(card))
     return folder
+
+
+def plan_of(**stages: StageSpec) -> Plan:
+    """Stages one after the other, outside loops."""
+    nodes = [StageNode(name, spec, None, rank) for rank, (name, spec) in enumerate(stages.items())]
+    return Plan("plan", None, Block(tuple((node,) for node in nodes)), {}, {}, "")
+
+
+def statistics(output_tokens: int, input_tokens: int = 0, **more: Any) -> dict[str, Any]:
+    """An engine's own totals as they stand in a `run.json`."""
+    counts = {"running": 0, "waiting": 0, "kv_cache_usage": 0.0, "requests": 0, "cached_input_tokens": 0, "busy_s": 0.0}
+    return {**counts, "output_tokens": output_tokens, "input_tokens": input_tokens, **more}
 
 
 def card(start: float, end: float, **more: Any) -> dict[str, Any]:

@@ -1,15 +1,51 @@
-"""Runs side by side: what each comes to, how they differ, and whether they may be compared at all. Pure: tables of runs enter."""
+"""Runs side by side: what each comes to, which differ in one thing alone, and what to know before a difference is believed.
 
-from collections.abc import Sequence
+Pure: tables of runs enter.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from msgspec import Struct
 
-from pipeline.analysis.compare.differences import Difference, differ
-from pipeline.analysis.compare.figures import Compared, figures
-from pipeline.analysis.compare.flags import Flag, flags_of
-from pipeline.analysis.compare.groups import Group, grouped
+from pipeline.analysis.compare.figures import Compared, Difference, differ, figures
 from pipeline.analysis.compare.runs import RunTable
+from pipeline.analysis.resources import Resources
 from pipeline.errors import UsageError
+
+Setting = Mapping[str, Any]
+
+
+class Member(Struct, frozen=True):
+    """A run, and its value of what a group differs in."""
+
+    run: str
+    value: str
+    peers: dict[str, str]
+    """By graph: the run of another graph that differs from this one in the graph alone, params of its own aside."""
+
+
+class Group(Struct, frozen=True):
+    """Runs of one graph that are alike but for `by`: `resources`, `batch_size`, `schedule`, or `params.NAME`. From less to more."""
+
+    by: str
+    graph: str
+    simulated: bool
+    members: tuple[Member, ...]
+
+    def others(self, run: str, graph: str) -> set[str]:
+        """What `run` is to be compared with here: the group's first run, and its peer of `graph`."""
+        mine = next((member for member in self.members if member.run == run), None)
+        if mine is None:
+            return set()
+        return ({self.members[0].run} - {run}) | ({mine.peers[graph]} if graph in mine.peers else set())
+
+
+class Flag(Struct, frozen=True):
+    """Why two runs may differ for another reason than their systems."""
+
+    run: str
+    what: str
 
 
 class Comparison(Struct, frozen=True, kw_only=True):
@@ -24,7 +60,8 @@ class Comparison(Struct, frozen=True, kw_only=True):
 
 
 def compare(runs: Sequence[RunTable], baseline: str | None = None) -> Comparison:
-    """Compare `runs` with the run or graph named `baseline`, by default the first run of graph `target`, or else the first run.
+    """Compare `runs` with the run or graph named `baseline`, by default the first run of graph `target`, or else the first that drafts
+    nothing, or else the first.
 
     Raises `UsageError` when a baseline is not among them or when runs solve different data.
     """
@@ -44,7 +81,8 @@ def compare(runs: Sequence[RunTable], baseline: str | None = None) -> Comparison
 
 def _baseline(runs: Sequence[RunTable], wanted: str | None) -> RunTable:
     if wanted is None:
-        return next((run for run in runs if run.graph == "target"), runs[0])
+        undrafted = (run for run in runs if not run.drafters)
+        return next((run for run in runs if run.graph == "target"), next(undrafted, runs[0]))
     if named := [run for run in runs if run.name == wanted]:
         return named[0]
     found = [run for run in runs if run.graph == wanted]
@@ -57,8 +95,109 @@ def _baseline(runs: Sequence[RunTable], wanted: str | None) -> RunTable:
 
 def _refuse(runs: Sequence[RunTable], base: RunTable) -> None:
     for run in runs:
-        if run.input.get("sha256") != base.input.get("sha256"):
-            what = f"{run.name} solved {run.input.get('file')} and {base.name} {base.input.get('file')}, which differ"
+        if run.input.sha256 != base.input.sha256:
+            what = f"{run.name} solved {run.input.file} and {base.name} {base.input.file}, which differ"
             raise UsageError(f"{what}; compare runs over the same file")
         if not set(run.problem_ids) & set(base.problem_ids):
             raise UsageError(f"{run.name} and {base.name} have no finished problem in common")
+
+
+def grouped(runs: Sequence[RunTable]) -> tuple[Group, ...]:
+    """All groups of two values or more."""
+    settings = {run.name: setting_of(run) for run in runs}
+    names = dict.fromkeys(name for setting in settings.values() for name in setting)
+    varied = [name for name in names if name in ("resources", "batch_size", "schedule") or name.startswith("params.")]
+    return tuple(group for name in varied for group in _groups_by(name, runs, settings))
+
+
+def setting_of(run: RunTable) -> dict[str, Any]:
+    """What was decided about a run, thing by thing."""
+    engines = [
+        (role, spec.get("backend"), run.models[role], str(spec.get("speculative_config"))) for role, spec in sorted(run.engines.items())
+    ]
+    return {
+        "graph": run.graph,
+        "engines": tuple(engines),
+        "resources": run.resources,
+        "batch_size": run.batch_size,
+        "schedule": run.schedule,
+        "samples": run.samples,
+        "seed": run.seed,
+        "rows": run.input.rows,
+        **{f"params.{name}": value for name, value in run.params.items()},
+    }
+
+
+def _groups_by(name: str, runs: Sequence[RunTable], settings: Mapping[str, Setting]) -> list[Group]:
+    alike: dict[tuple[Any, ...], list[RunTable]] = {}
+    for run in runs:
+        setting = settings[run.name]
+        if name in setting:
+            others = tuple(sorted((key, repr(value)) for key, value in setting.items() if key != name))
+            kind = run.resources.kind if name == "resources" else ()
+            alike.setdefault((others, kind), []).append(run)
+    return [_group(name, members, settings) for members in alike.values() if len({repr(settings[run.name][name]) for run in members}) > 1]
+
+
+def _group(name: str, runs: Sequence[RunTable], settings: Mapping[str, Setting]) -> Group:
+    ordered = sorted(runs, key=lambda run: _order(settings[run.name][name]))
+    members = [Member(run.name, _label(settings[run.name][name]), _peers(name, run.name, settings)) for run in ordered]
+    return Group(name, runs[0].graph, runs[0].simulated, tuple(members))
+
+
+def _peers(name: str, run: str, settings: Mapping[str, Setting]) -> dict[str, str]:
+    """Of each other graph that says `name` too, the first run that agrees with `run` in all that both say, engines by their role."""
+    mine = settings[run]
+    found: dict[str, str] = {}
+    for other, theirs in settings.items():
+        # One engine alone has less than two: resources have to agree only where they are the question.
+        shared = (mine.keys() & theirs.keys()) - {"graph", "engines", *(["resources"] if name != "resources" else [])}
+        same_engines = set(theirs["engines"]) <= set(mine["engines"]) or set(mine["engines"]) <= set(theirs["engines"])
+        if theirs["graph"] != mine["graph"] and name in theirs and same_engines and all(mine[key] == theirs[key] for key in shared):
+            found.setdefault(theirs["graph"], other)
+    return found
+
+
+def _order(value: Any) -> tuple[Any, ...]:
+    return (isinstance(value, str), value)
+
+
+def _label(value: Any) -> str:
+    return value.label if isinstance(value, Resources) else str(value)
+
+
+def flags_of(run: RunTable, base: RunTable) -> list[Flag]:
+    """What to know before a difference between `run` and `base` is believed."""
+    said = []
+    if run.status != "finished":
+        said.append(f"it is {run.status}: only finished chains count")
+    if run.failed:
+        said.append(f"{run.failed} chains failed or were cancelled and are in no figure")
+    for name in ("seed", "samples", "batch_size", "schedule"):
+        ours, theirs = getattr(run, name), getattr(base, name)
+        if ours != theirs:
+            said.append(f"{name} is {ours}, the baseline's {theirs}")
+    if run.simulated != base.simulated:
+        said.append("one of the two is simulated, the other measured")
+    elif run.host != base.host and not run.simulated:
+        said.append("it ran on another machine than the baseline")
+    if set(run.problem_ids) != set(base.problem_ids):
+        common = len(set(run.problem_ids) & set(base.problem_ids))
+        said.append(f"of its {len(run.problem_ids)} problems {common} are the baseline's; differences are over these")
+    said += _different("", run.params, base.params, ("token_budget", "temperature"))
+    said += _different("its ", run.models, base.models)
+    said += _different("the backend of its ", _backends(run), _backends(base))
+    if run.resources.kind != base.resources.kind or (run.models.keys() == base.models.keys() and run.resources != base.resources):
+        said.append(f"it had {run.resources.label}, the baseline {base.resources.label}")
+    if run.quality and base.quality and run.quality.model != base.quality.model:
+        said.append(f"its steps were scored by {run.quality.model}, the baseline's by {base.quality.model}")
+    return [Flag(run.name, what) for what in said]
+
+
+def _different(article: str, ours: Mapping[str, object], theirs: Mapping[str, object], names: Sequence[str] | None = None) -> list[str]:
+    both = [name for name in names or sorted(ours) if name in ours and name in theirs]
+    return [f"{article}{name} is {ours[name]}, the baseline's {theirs[name]}" for name in both if ours[name] != theirs[name]]
+
+
+def _backends(run: RunTable) -> dict[str, str]:
+    return {role: str(spec.get("backend")) for role, spec in run.engines.items()}

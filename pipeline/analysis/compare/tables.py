@@ -1,4 +1,4 @@
-"""A comparison as text: Markdown for people, CSV for spreadsheets, JSON for programs. Pure."""
+"""A comparison as the tables that the papers print, and these as text: Markdown, CSV for spreadsheets, JSON for programs. Pure."""
 
 import csv
 import io
@@ -8,11 +8,9 @@ from typing import Any
 import msgspec
 from msgspec import Struct, structs
 
-from pipeline.analysis.compare.cells import Table
-from pipeline.analysis.compare.compare import Comparison
-from pipeline.analysis.compare.knobs import by_knob
-from pipeline.analysis.compare.steps import draft_lengths, pairs, quality, reflective, selection
-from pipeline.analysis.compare.systems import attempts, by_batch_size, by_resources, lengths, systems, tokens
+from pipeline.analysis.compare.cells import Table, number, percent, plain, plain_percent, reward, times
+from pipeline.analysis.compare.compare import Comparison, Group, Member
+from pipeline.analysis.compare.figures import Compared, Difference
 from pipeline.analysis.quality.estimates import Estimate
 from pipeline.text import cell
 
@@ -24,6 +22,16 @@ SIMULATED = (
     "Simulated runs: times are those of a simulated clock, and answers are right only as far as the references are simulated too; "
     "a replay's answers are those of the recorded run."
 )
+LENGTHS = ("drafted", "longest", "accepted", "rejected", "fallback")
+REFLECTIVE = ("drafted", "accepted", "fallback")
+FIGURES = {
+    "threshold": "SpecReason figure 5; figure 4 of its first version",
+    "first_steps": "SpecReason figure 6",
+    "token_budget": "SpecReason figure 4b",
+    "candidates": "SpecCoT figure 4b and c, SCoT 4.3",
+    "guidance_tokens": "SpecCoT figure 4a",
+}
+"""Where the papers show what a param does."""
 
 
 def tables(c: Comparison) -> tuple[Table, ...]:
@@ -86,3 +94,293 @@ def _cell(text: str) -> str:
 
 def _harmless(value: Any) -> Any:
     return cell(value) if isinstance(value, str) else value
+
+
+def pair(run: Compared) -> str:
+    """The models of a run, those that draft last."""
+    return " + ".join(run.models.values())
+
+
+def system(run: Compared) -> str:
+    """Its graph, and whether its times are simulated."""
+    return run.graph + (" (simulated)" if run.simulated else "")
+
+
+def systems(c: Comparison) -> Table:
+    """Accuracy, committed tokens, latency and speed-up: SpecCoT table 2 and figure 3, SpecReason figure 3."""
+    columns = ("run", "system", "models", "batch", "schedule", "accuracy", "gain", "tokens", "change", "latency s", "r")
+    rows = []
+    for run in c.runs:
+        over, is_base = run.over_baseline, run.run == c.baseline
+        rows.append(
+            (
+                run.run,
+                system(run),
+                pair(run),
+                str(run.batch_size),
+                run.schedule,
+                percent(run.accuracy),
+                "baseline" if is_base else percent(over.accuracy_gain, sign=True),
+                number(run.tokens),
+                "baseline" if is_base else percent(over.token_change, sign=True),
+                number(run.latency_s),
+                "baseline" if is_base else number(over.speed_up),
+            )
+        )
+    title = "Accuracy, committed tokens and latency per problem, speed-up r over the baseline (SpecCoT table 2, SpecReason figure 3)"
+    return Table(title, columns, tuple(rows))
+
+
+def tokens(c: Comparison) -> Table:
+    """Output tokens by model; one row for each role of a run."""
+    columns = ("run", "system", "role", "model", "tokens per problem", "speculated inside", "of these accepted", "wall time s", "tokens/s")
+    rows = [
+        (
+            run.run,
+            system(run),
+            role,
+            run.models.get(role, "-"),
+            number(sampled),
+            plain(run.speculated_tokens.get(role)),
+            _accepted(run, role),
+            plain(run.wall_time_s),
+            plain(run.tokens_per_s),
+        )
+        for run in c.runs
+        for role, sampled in _in_order(run)
+    ]
+    note = (
+        "Sampled by each model, whatever became of them; `speculated inside` is the engine's own count over the whole run. "
+        "Tokens/s: committed ones over the wall time."
+    )
+    return Table("Tokens by model, per problem (SpecCoT table 6: throughput)", columns, tuple(rows), note)
+
+
+def _in_order(run: Compared) -> list[tuple[str, Estimate]]:
+    """Output tokens by role, in the order of the models."""
+    return sorted(run.output_tokens.items(), key=lambda each: [*run.models, each[0]].index(each[0]))
+
+
+def _accepted(run: Compared, role: str) -> str:
+    proposed = run.speculated_tokens.get(role)
+    return plain_percent(run.accepted_speculated_tokens[role] / proposed if proposed else None)
+
+
+def lengths(c: Comparison) -> Table:
+    """Thought and answer: SpecReason figure 4a, SCoT table 3."""
+    columns = ("run", "system", "thought", "change", "answer", "change")
+    rows = [
+        (
+            run.run,
+            system(run),
+            number(run.thought_tokens),
+            "baseline" if run.run == c.baseline else percent(run.over_baseline.thought_change, sign=True),
+            number(run.answer_tokens),
+            "baseline" if run.run == c.baseline else percent(run.over_baseline.answer_change, sign=True),
+        )
+        for run in c.runs
+    ]
+    return Table(
+        "Tokens of the thought (SpecReason figure 4a) and of the answer after it (SCoT table 3), per problem", columns, tuple(rows)
+    )
+
+
+def attempts(c: Comparison) -> Table:
+    """pass@k and the majority vote, of runs with several samples a problem."""
+    runs = [run for run in c.runs if run.samples > 1]
+    powers = sorted({int(k) for run in runs for k in run.pass_at})
+    rows = [
+        (
+            run.run,
+            system(run),
+            str(run.samples),
+            percent(run.accuracy),
+            *(plain_percent(run.pass_at.get(str(k))) for k in powers if k > 1),
+            plain_percent(run.majority_accuracy),
+        )
+        for run in runs
+    ]
+    columns = ("run", "system", "samples", "pass@1", *(f"pass@{k}" for k in powers if k > 1), "majority vote")
+    return Table("Several samples a problem (SpecCoT figure 1a, SpecReason 5.1)", columns, tuple(rows))
+
+
+def by_resources(c: Comparison) -> Iterator[Table]:
+    """Times and throughput of one system on more and on less: SpecCoT table 4."""
+    runs = {run.run: run for run in c.runs}
+    columns = ("resources", "run", "latency s", "time speed-up", "committed tokens/s", "throughput gain")
+    for group in (group for group in c.groups if group.by == "resources"):
+        first = runs[group.members[0].run]
+        rows = []
+        for member in group.members:
+            run = runs[member.run]
+            is_first = run is first
+            saved = _saved(next((d.speed_up for d in c.differences.get(run.run, ()) if d.over == first.run), Estimate(None)))
+            gain = run.tokens_per_s / first.tokens_per_s - 1 if run.tokens_per_s and first.tokens_per_s else None
+            rows.append(
+                (
+                    member.value,
+                    run.run,
+                    number(run.latency_s),
+                    "-" if is_first else percent(saved, sign=True),
+                    plain(run.tokens_per_s),
+                    "-" if is_first else plain_percent(gain, sign=True),
+                )
+            )
+        note = "Over the smallest resources. A run has one wall time, so its throughput has no interval."
+        yield Table(f"{_named(group, first)}: by resources (SpecCoT table 4)", columns, tuple(rows), note)
+
+
+def _saved(speed_up: Estimate) -> Estimate:
+    """Share of the time that a speed-up saves: 1 - 1/r, which is what SpecCoT table 4 prints."""
+    ends = [None if r is None else 1 - 1 / r for r in (speed_up.value, speed_up.low, speed_up.high)]
+    return Estimate(*ends)
+
+
+def by_batch_size(c: Comparison) -> Iterator[Table]:
+    """Wall time and throughput of one system: SpecCoT table 6."""
+    runs = {run.run: run for run in c.runs}
+    for group in (group for group in c.groups if group.by == "batch_size"):
+        members = [runs[member.run] for member in group.members]
+        base = runs[c.baseline].graph
+        peers = [runs[member.peers[base]] if base in member.peers else None for member in group.members]
+        rows = tuple(
+            (
+                member.value,
+                plain(run.wall_time_s),
+                plain(run.tokens_per_s),
+                times(members[0].wall_time_s, run.wall_time_s),
+                percent(run.accuracy),
+                *([times(peer.wall_time_s, run.wall_time_s) if peer else "-"] if any(peers) else []),
+            )
+            for member, run, peer in zip(group.members, members, peers, strict=True)
+        )
+        columns = ("batch size", "wall time s", "tokens/s", "speed-up", "accuracy", *([f"over {base}"] if any(peers) else []))
+        note = f"`over {base}`: its wall time at the same batch size over this one." if any(peers) else ""
+        yield Table(f"{_named(group, members[0])}: wall time and throughput by batch size (SpecCoT table 6)", columns, rows, note)
+
+
+def _named(group: Group, run: Compared) -> str:
+    return f"{system(run)}, {run.schedule}" + ("" if group.by == "batch_size" else f", batch size {run.batch_size}")
+
+
+def pairs(c: Comparison) -> Table:
+    """Fallback rate, tokens and time of pairs of models: SpecCoT table 3."""
+    columns = ("run", "system", "models", "accuracy", "tokens", "time s", "fallback", "steps by the draft")
+    rows = [
+        (
+            run.run,
+            system(run),
+            pair(run),
+            percent(run.accuracy),
+            number(run.tokens),
+            number(run.latency_s),
+            percent(run.fallback_rate),
+            percent(run.draft_share),
+        )
+        for run in c.runs
+        if run.fallback_rate.value is not None
+    ]
+    return Table("Fallback of the pairs (SpecCoT table 3), and steps by the draft (SpecReason 5.2)", columns, tuple(rows))
+
+
+def selection(c: Comparison) -> Table:
+    """How well whole thoughts are chosen: SCoT 4.4."""
+    columns = ("run", "system", "class 1", "a right draft selected", "by chance", "class 2", "all rejected", "agreement")
+    rows = []
+    for run in c.runs:
+        if chosen := run.selection:
+            first, blind = percent(chosen.class_1_right), percent(chosen.by_chance)
+            second, agreement = percent(chosen.class_2_right), percent(chosen.agreement)
+            rows.append((run.run, system(run), f"{chosen.class_1:,}", first, blind, f"{chosen.class_2:,}", second, agreement))
+    note = (
+        "Class 1: at least one of the drafted thoughts comes to the right answer; class 2: none does. By chance: share of the drafts "
+        "that are right. Agreement: selected drafts whose own answer, as found in the thought, has the verdict that the chain got."
+    )
+    return Table("Selection among whole thoughts, by class (SCoT 4.4)", columns, tuple(rows), note)
+
+
+def quality(c: Comparison) -> Table:
+    """Rewards of drafted and selected steps: SpecCoT table 5."""
+    columns = ("run", "system", "reward model", "drafts", "drafts of steps with a selection", "selected", "gain", "fallback steps")
+    rows = []
+    for run in c.runs:
+        if q := run.quality:
+            gain = reward(q.gain, sign=True)
+            rows.append(
+                (run.run, system(run), q.model, reward(q.drafted), reward(q.selected_from), reward(q.selected), gain, reward(q.fallback))
+            )
+    note = (
+        "Rewards, 0 to 1. The gain is that of selecting, on the same steps: selected less the mean of the candidates it was selected from."
+    )
+    return Table("Quality of drafted and of selected steps (SpecCoT table 5)", columns, tuple(rows), note)
+
+
+def draft_lengths(c: Comparison) -> Table:
+    """Tokens of drafts: SCoT tables 1 and 2."""
+    runs = [run for run in c.runs if "drafted" in run.text_tokens]
+    kinds = [kind for kind in LENGTHS if any(kind in run.text_tokens for run in runs)]
+    rows = [(run.run, system(run), *(number(run.text_tokens[kind]) if kind in run.text_tokens else "-" for kind in kinds)) for run in runs]
+    note = (
+        "Of all candidates, of the longest of each round, of accepted ones, of those turned down all together, of what was written instead."
+    )
+    return Table("Tokens of a drafted step or thought (SCoT tables 1 and 2)", ("run", "system", *kinds), tuple(rows), note)
+
+
+def reflective(c: Comparison) -> Table:
+    """Words of second thoughts: SpecCoT A.1."""
+    runs = [run for run in c.runs if "drafted" in run.reflective]
+    kinds = [kind for kind in REFLECTIVE if any(kind in run.reflective for run in runs)]
+    rows = [
+        (
+            run.run,
+            system(run),
+            *(number(run.reflective[kind]) if kind in run.reflective else "-" for kind in kinds),
+            number(run.reflective_gain, sign=True),
+        )
+        for run in runs
+    ]
+    return Table("Words of second thoughts per 1,000 words (SpecCoT A.1)", ("run", "system", *kinds, "fallback over drafts"), tuple(rows))
+
+
+def by_knob(c: Comparison) -> Iterator[Table]:
+    """One table for each param, and for the schedule, in which runs of one system differ alone."""
+    for group in c.groups:
+        if group.by == "schedule" or group.by.startswith("params."):
+            yield _table(c, group)
+
+
+def _table(c: Comparison, group: Group) -> Table:
+    runs = {run.run: run for run in c.runs}
+    name, base = group.by.removeprefix("params."), runs[c.baseline].graph
+    first = runs[group.members[0].run]
+    peers = any(base in member.peers for member in group.members)
+    columns = (name, "accuracy", "gain", "latency s", "r", "tokens", "steps by the draft", "fallback", "change")
+    rows = tuple(_row(c, member, runs[member.run], first.run) + ((_gap(c, member, base),) if peers else ()) for member in group.members)
+    title = f"{system(first)}: by {name}" + (f" (see {FIGURES[name]})" if name in FIGURES else "")
+    over = f" The last column: accuracy over that of {base} at the same {name}." if peers else ""
+    note = f"Gain, r and change of the fallback rate are over the first row.{over}"
+    return Table(title, (*columns, f"gain over {base}") if peers else columns, rows, note)
+
+
+def _row(c: Comparison, member: Member, run: Compared, first: str) -> tuple[str, ...]:
+    over = _over(c, run.run, first)
+    return (
+        member.value,
+        percent(run.accuracy),
+        percent(over.accuracy_gain, sign=True) if over else "-",
+        number(run.latency_s),
+        number(over.speed_up) if over else "-",
+        number(run.tokens),
+        percent(run.draft_share),
+        percent(run.fallback_rate),
+        percent(over.fallback_change, sign=True) if over else "-",
+    )
+
+
+def _gap(c: Comparison, member: Member, base: str) -> str:
+    over = _over(c, member.run, member.peers.get(base, ""))
+    return percent(over.accuracy_gain, sign=True) if over else "-"
+
+
+def _over(c: Comparison, run: str, other: str) -> Difference | None:
+    return next((each for each in c.differences.get(run, ()) if each.over == other), None)

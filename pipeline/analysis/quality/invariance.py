@@ -84,7 +84,7 @@ def invariance(first: Path, second: Path) -> Invariance:
 
 
 def _refuse(one: RunTable, other: RunTable) -> None:
-    if one.input.get("sha256") != other.input.get("sha256"):
+    if one.input.sha256 != other.input.sha256:
         raise UsageError(f"{one.name} and {other.name} solved different files")
     for name in SAME:
         if getattr(one, name) != getattr(other, name):

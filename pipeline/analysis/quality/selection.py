@@ -1,4 +1,4 @@
-"""How well the target picks among whole drafted thoughts: the steps and chains of a run folder enter, one outcome a chain leaves.
+"""How well a verifier picks among whole drafted thoughts: the steps and chains of a run folder enter, one outcome a chain leaves.
 
 A draft is judged by the answer that its thought comes to: what its last `\\boxed{}` holds, or else what stands behind its last
 `=`, up to the end of that sentence. The bundled models box nothing in a thought, and say `so 15 - 2 = 13.`. A thought without
@@ -13,9 +13,11 @@ from typing import Any
 import numpy as np
 from msgspec import Struct
 
+from pipeline.analysis.capabilities import read_steps
 from pipeline.analysis.time.timeline import Array
 from pipeline.grading.answers import as_kind, extract_answer
 from pipeline.grading.grader import Grader
+from pipeline.graph.plan import Plan, StageNode
 from pipeline.trace.read import read_batches
 
 _SENTENCE_END = re.compile(r"\.\s|\n")
@@ -47,26 +49,25 @@ def thought_answer(thought: str) -> str | None:
     return stated.strip(" .,;:") or None
 
 
-def stages_of(block: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Name and spec of every stage in the `graph` of a `run.json`, those of loops too."""
-    for level in block.get("levels", ()):
-        for node in level:
-            yield from stages_of(node["body"]) if "body" in node else [(node["name"], node["spec"])]
-
-
-def read_choices(folder: Path, graph: Mapping[str, Any], place: Mapping[str, int]) -> Choices | None:
-    """The choices of a run whose `graph` chooses among whole thoughts; None of others, which choose among steps or not at all.
+def read_choices(folder: Path, plan: Plan, place: Mapping[str, int]) -> Choices | None:
+    """The choices of a run whose `plan` judges whole thoughts; None of others, which judge steps or nothing.
 
     `place` is where each chain's problem stands; other chains do not count.
     """
-    judges = [spec for _, spec in stages_of(graph) if spec["kind"] == "choose"]
-    if not judges or any(spec["unit"] != "thought" for spec in judges):
+    judges = [node.spec for node in plan.stages() if node.spec.judges]
+    if not judges or not _drafts_thoughts(plan):
         return None
     with Grader() as grader:  # starts no process but for answers that `quick_verdict` cannot decide
         rows = list(_choices(folder, place, _references(folder, place), grader))
     problem, right_drafts, rejected, picked_right, agrees = np.array(rows, float).reshape(-1, 5).T
-    may_reject = any(bool(spec["reject"]) for spec in judges)
-    return Choices(problem.astype(int), right_drafts, rejected, picked_right, agrees, may_reject)
+    return Choices(problem.astype(int), right_drafts, rejected, picked_right, agrees, any(spec.may_reject for spec in judges))
+
+
+def _drafts_thoughts(plan: Plan) -> bool:
+    """Is all that is judged a whole thought: what is drafted outside loops, or by stages whose unit is the thought?"""
+    top = [node.spec for level in plan.block.levels for node in level if isinstance(node, StageNode)]
+    drafts = [node.spec for node in plan.stages() if node.spec.drafts]
+    return all(any(spec is each for each in top) or getattr(spec, "unit", None) == "thought" for spec in drafts)
 
 
 def _references(folder: Path, place: Mapping[str, int]) -> dict[str, tuple[str, str, bool | None]]:
@@ -80,10 +81,10 @@ def _references(folder: Path, place: Mapping[str, int]) -> dict[str, tuple[str, 
 
 
 def _choices(folder: Path, place: Mapping[str, int], references: dict[str, Any], grader: Grader) -> Iterator[tuple[float, ...]]:
-    for batch in read_batches(folder, "steps", ["chain_id", "verify_kind", "chosen_candidate", "candidate_texts"]):
+    for batch in read_steps(folder, ["chain_id", "chosen_candidate", "candidate_texts"]):
         for row in batch.to_pylist():
             chain, chosen = row["chain_id"], row["chosen_candidate"]
-            if row["verify_kind"] == "choose" and chain in references:
+            if row["score_of_candidates"] and row["candidate_texts"] and chain in references:
                 kind, reference, correct = references[chain]
                 answers = [thought_answer(text) for text in row["candidate_texts"]]
                 right = [a is not None and grader.verdict(as_kind(kind), a, reference).correct is True for a in answers]

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from msgspec import Struct
 
-from pipeline.analysis.devices import devices_of
+from pipeline.analysis.resources import EngineFacts, devices_of, engine_facts
 from pipeline.analysis.time.calls import Calls, accumulate, is_long
 from pipeline.analysis.time.occupancy_sweep import CallTimes, Rules, Sums, Sweep, most_live
 from pipeline.analysis.time.outline import Outline
@@ -95,8 +95,8 @@ class OccupancyAccumulator:
             edges=np.rint(np.linspace(0, outline.span, bins + 1)).astype(np.int64),
             engines=len(outline.engines),
             groups=np.array([*alone, *sorted(set(devices.values()) - set(alone))], np.int64),
-            lockstep=outline.card.schedule == "lockstep",
-            full=min(outline.card.batch_size or most, most),
+            lockstep=outline.run.schedule == "lockstep",
+            full=min(outline.run.batch_size or most, most),
             last_admission=int(chains.start.max(initial=0)),
         )
         self._sweep = Sweep(self._rules, chains, long=long)
@@ -146,7 +146,8 @@ def _roles(engines: Sequence[str], group: int) -> tuple[str, ...]:
 def _devices(outline: Outline) -> dict[str, int]:
     """Each device and the engines on it, as bits."""
     devices: dict[str, int] = {}
+    facts = engine_facts(outline.run)
     for place, role in enumerate(outline.engines):
-        for name in devices_of(role, outline.card):
+        for name in devices_of(role, facts.get(role, EngineFacts())):
             devices[name] = devices.get(name, 0) | 1 << place
     return devices

@@ -13,10 +13,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from msgspec import Struct
 
-from pipeline.analysis.card import RunCard, read_run_card
 from pipeline.analysis.time.timeline import Array, Names
 from pipeline.trace.events import UNFINISHED
 from pipeline.trace.read import read_batches
+from pipeline.trace.run_file import RunFile
 
 FINISHED, LOST, OPEN = 0, 1, 2
 """Of a chain: it came to its end; it failed or was cancelled; it has no row."""
@@ -33,6 +33,10 @@ class Axis(Struct, frozen=True):
         """The same instants on this axis; those within a pause are at its start."""
         paused = sum(np.clip(instants - since, 0, until - since) for since, until in self.pauses)
         return instants - self.origin - paused
+
+    def seconds(self, instants: Any) -> Any:
+        """The same in seconds."""
+        return self.of(instants) / 1e9
 
 
 class Chains(Struct, frozen=True, kw_only=True):
@@ -78,7 +82,8 @@ class Chains(Struct, frozen=True, kw_only=True):
 class Outline(Struct, frozen=True, kw_only=True):
     """A run before its calls are looked at."""
 
-    card: RunCard
+    run: RunFile
+    """As far as its `run.json` can be read."""
     axis: Axis
     span: int
     """Nanoseconds of work from the start of the run until its end."""
@@ -99,18 +104,18 @@ class _Rows(Struct, frozen=True):
 
 def read_outline(run: Path) -> Outline:
     """By `run.json` and the chains table alone: right for a run that has ended. Raises `InputError` where that cannot be read."""
-    card, rows = read_run_card(run), _read_rows(run)
-    return _outline(card, rows, tuple(card.engines), None)
+    file, rows = RunFile.read_known(run), _read_rows(run)
+    return _outline(file, rows, tuple(file.plan.engines), None)
 
 
 def read_whole_outline(run: Path) -> Outline:
     """By the calls table too: also right for a run that goes on or was killed, or has no `run.json`. Raises `InputError`."""
-    card, rows = read_run_card(run), _read_rows(run)
-    names, opened = Names({role: place for place, role in enumerate(card.engines)}), _Opened(rows.hashes)
+    file, rows = RunFile.read_known(run), _read_rows(run)
+    names, opened = Names({role: place for place, role in enumerate(file.plan.engines)}), _Opened(rows.hashes)
     for batch in read_batches(run, "calls", ["chain_id", "engine", "submit_unix_ns", "end_unix_ns", "client_wait_s"]):
         names.codes(batch.column("engine"))
         opened.add(_hashes(batch.column("chain_id").to_pylist()), ready_of(batch), batch.column("end_unix_ns").to_numpy())
-    return _outline(card, opened.joined(rows), tuple(names), opened.bounds)
+    return _outline(file, opened.joined(rows), tuple(names), opened.bounds)
 
 
 def ready_of(calls: Any) -> Array:
@@ -158,7 +163,7 @@ def _read_rows(run: Path) -> _Rows:
     return _Rows(hashes, status, dict(zip(CHAIN, numbers, strict=True)))
 
 
-def _outline(card: RunCard, rows: _Rows, engines: tuple[str, ...], bounds: Sequence[int] | None) -> Outline:
+def _outline(run: RunFile, rows: _Rows, engines: tuple[str, ...], bounds: Sequence[int] | None) -> Outline:
     """`bounds` are the first and the last instant of the calls, where those were looked at."""
     by_hash = np.argsort(rows.hashes, kind="stable")
     last = np.ones(len(by_hash), np.bool_)  # of a chain with several rows the last counts
@@ -167,11 +172,11 @@ def _outline(card: RunCard, rows: _Rows, engines: tuple[str, ...], bounds: Seque
     order = np.sort(by_hash)
     place = np.empty(len(rows.hashes), np.int32)
     place[order] = np.arange(len(order))
-    known = [instant for instant in (card.started_unix_ns, card.ended_unix_ns) if instant]
+    known = [instant for instant in (run.started, run.ended) if instant]
     instants = [*(bounds or ()), *known]
     for name, least in (("start_unix_ns", np.min), ("end_unix_ns", np.max)):
         instants += [int(least(rows.numbers[name][order]))] if len(order) else []
-    axis = Axis(min(instants, default=0), tuple(card.pauses))
+    axis = Axis(min(instants, default=0), run.pauses)
     start, end = (axis.of(rows.numbers[name][order]) for name in CHAIN[:2])
     hashes = rows.hashes[by_hash]
     buckets = 1 << max(len(hashes), 1).bit_length()
@@ -185,7 +190,7 @@ def _outline(card: RunCard, rows: _Rows, engines: tuple[str, ...], bounds: Seque
         thought_tokens=rows.numbers["thought_tokens"][order],
     )
     return Outline(
-        card=card,
+        run=run,
         axis=axis,
         span=int(axis.of(max(instants, default=0))),
         engines=engines,
