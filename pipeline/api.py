@@ -36,8 +36,7 @@ from pipeline.session.loop import time_is_virtual
 from pipeline.session.options import RunOptions
 from pipeline.session.preflight import Preflight, notices, preflight
 from pipeline.session.replay import resolved
-from pipeline.session.run import Observer, Ready, solve_on, taken_up
-from pipeline.session.run import Result as SessionResult
+from pipeline.session.run import Observer, Ready, SessionResult, solve_on, taken_up
 from pipeline.session.run import solve as open_and_solve
 from pipeline.session.stop import Stop
 from pipeline.session.stream import ChainStream

@@ -15,6 +15,7 @@ from rich import box
 from rich.table import Table as RichTable
 
 from pipeline.analysis.compare.cells import Table
+from pipeline.analysis.resources import answers, engine_facts
 from pipeline.analysis.summary import summarize
 from pipeline.analysis.summary_tables import engines, facts, stages
 from pipeline.cli import live
@@ -27,7 +28,7 @@ from pipeline.session.loop import rare_collection
 from pipeline.session.options import RunOptions, resume_options
 from pipeline.session.replay import shortfall
 from pipeline.session.resume import MAY_DRIFT
-from pipeline.session.run import Observer, Result
+from pipeline.session.run import Observer, SessionResult
 from pipeline.session.run import run as start
 
 
@@ -123,7 +124,7 @@ def _stdout_may_close() -> Iterator[None]:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _print_summary(result: Result, folder: Path, as_json: bool) -> None:
+def _print_summary(result: SessionResult, folder: Path, as_json: bool) -> None:
     """Print what is in the run folder: as JSON, or as tables and how to open it."""
     summary = summarize(folder)
     if as_json:

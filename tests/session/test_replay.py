@@ -18,7 +18,7 @@ from pipeline.errors import GraphError, InputError, UsageError
 from pipeline.session.options import RunOptions, resume_options
 from pipeline.session.preflight import load_plan
 from pipeline.session.replay import shortfall
-from pipeline.session.run import Observer, Result, run
+from pipeline.session.run import Observer, SessionResult, run
 from pipeline.trace.columns import schema_of
 from pipeline.trace.events import CallRow
 from pipeline.trace.wal import Wal
@@ -80,7 +80,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     return of
 
 
-def replay(run_folder: Path, output: Path, **other: Any) -> Result:
+def replay(run_folder: Path, output: Path, **other: Any) -> SessionResult:
     graph = other.pop("graph", run_folder.name)
     given: dict[str, Any] = {"engines": Path(f"replay:{run_folder}"), "output": output, **other}
     return run(options(run_folder.parent, graph, **given))
