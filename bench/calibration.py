@@ -27,7 +27,7 @@ from pipeline.analysis.compare.cells import Table, plain
 from pipeline.analysis.compare.tables import markdown_table
 from pipeline.analysis.summary import summarize
 from pipeline.calibration.text import CORRELATION, accuracy_for
-from pipeline.engines.sim.segment import Cost
+from pipeline.engines.sim.roofline import Roofline
 from pipeline.engines.sim.spec import SimSpec
 from pipeline.engines.sim.text import sim_answer
 from pipeline.session.options import RunOptions
@@ -129,7 +129,7 @@ def a100(cards: int, reached: float, overhead_s: float, model: Model) -> SimSpec
 def speed(spec: SimSpec, tokens: float) -> float:
     """Tokens per second of one sequence of so many, which the simulated scheduler would need: its own stretch of iterations."""
     count = round(tokens)
-    return count / Cost(spec).load(1, 1, 1).duration(count)
+    return count / Roofline(spec).batch(1, 1, 1).duration(count)
 
 
 def fitted() -> tuple[float, float, Any]:

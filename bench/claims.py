@@ -178,7 +178,7 @@ def throughput(runs: Runs) -> Estimate:
 
 UNTUNED = "The bundled target never saw a choice among whole thoughts; the paper tunes its target for it (section 3.4)."
 SMALL = "The bundled target costs little more a token than the draft, and a CPU gains little from reading many tokens at once."
-SIMULATED = "Simulated: QwQ-32B and R1-Distill-Qwen-1.5B on H100s, a roofline that was not calibrated."
+SIMULATED = "Simulated: QwQ-32B and R1-Distill-Qwen-1.5B on H100s, a roofline with the rates calibrated on A100s (bench/calibration.md)."
 LANGUAGE = "The bundled models' language has no words of second thoughts."
 
 CLAIMS = (

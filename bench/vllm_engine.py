@@ -29,7 +29,7 @@ from pipeline.engine import Engine, Request
 from pipeline.engines.process.wire import Setup
 from pipeline.engines.registry import open_engines
 from pipeline.engines.vllm.backend import program, setup
-from pipeline.engines.vllm.plan import build
+from pipeline.engines.vllm.memory_plan import build
 from pipeline.engines.vllm.spec import VllmSpec
 from pipeline.graph.loader import load_engines
 from pipeline.graph.plugins import engine_specs
@@ -109,7 +109,8 @@ async def _bare_loop(in_flight: int) -> None:
     from pipeline.engines.vllm.terms import arguments, sampling_params
 
     setup = msgspec.json.decode(sys.stdin.readline(), type=Setup)
-    engine = AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments(setup, on_cpu=current_platform.is_cpu())))
+    options = arguments(setup.role, setup.spec_as(VllmSpec), setup.model, on_cpu=current_platform.is_cpu())
+    engine = AsyncLLM.from_engine_args(AsyncEngineArgs(**options))
     limiter, numbers = asyncio.Semaphore(in_flight), iter(range(1 << 60))
 
     async def send(request: Request) -> None:

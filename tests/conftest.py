@@ -11,7 +11,7 @@ from tests.support.chains import World
 from tests.support.paths import ROOT, SHARED
 from tests.support.rows import blank
 
-pytest_plugins = ["tests.support.markers"]
+pytest_plugins = ["tests.support.markers", "tests.support.open_engines"]
 
 
 @pytest.fixture

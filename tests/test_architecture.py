@@ -11,10 +11,11 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 FILES = sorted((ROOT / "pipeline").rglob("*.py"))
+TESTS = sorted((ROOT / "tests").rglob("*.py"))
 
 LEVELS = [
-    ["errors"],
-    ["files", "machine", "redaction", "tasks", "text"],
+    ["errors", "redaction"],
+    ["files", "machine", "tasks", "text", "worker_process"],
     ["bundled", "grading"],
     ["graph"],
     ["engine", "data"],
@@ -31,8 +32,6 @@ DOORS = {
     "torch": ["engines/torch/", "engines/vllm/cpu_patch"],
     "vllm": ["engines/vllm/worker", "engines/vllm/terms", "engines/vllm/cpu_patch"],
     "transformers": ["engines/torch/", "engines/tokenizer"],
-    "openai": ["engines/openai/"],
-    "httpx": ["engines/openai/"],
     "httpx2": ["engines/openai/"],
     "numba": ["analysis/compiled"],
     "plotly": ["report/"],
@@ -45,6 +44,7 @@ DOORS = {
     "sympy": ["grading/worker"],
     "pyarrow": ["trace/", "data/", "session/resume", "analysis/", "report/", "export/", "api"],
     "datasets": ["data/hub"],
+    "pynvml": ["machine"],
     "trio": ["session/"],
     "rich": ["cli/"],
     "yaml": ["graph/yaml_file"],
@@ -59,6 +59,18 @@ def tree_of(path: Path) -> ast.Module:
     return ast.parse(path.read_text())
 
 
+@pytest.fixture(scope="module", autouse=True)
+def parsed() -> None:
+    """Every file is read once, on behalf of all rules."""
+    for path in [*FILES, *TESTS]:
+        tree_of(path)
+
+
+@cache
+def is_module(name: str) -> bool:
+    return (ROOT / (name.replace(".", "/") + ".py")).exists()
+
+
 def place(path: Path) -> str:
     return str(path.relative_to(ROOT / "pipeline"))
 
@@ -69,7 +81,7 @@ def imports(node: ast.AST) -> Iterator[str]:
             yield from (alias.name for alias in each.names)
         elif isinstance(each, ast.ImportFrom):
             inside = (f"{each.module}.{alias.name}" for alias in each.names)
-            yield from (name if (ROOT / (name.replace(".", "/") + ".py")).exists() else str(each.module) for name in inside)
+            yield from (name if is_module(name) else str(each.module) for name in inside)
 
 
 def level_of(name: str) -> int | None:
@@ -164,6 +176,21 @@ def test_no_folder_lies_deeper_than_two() -> None:
     assert [place(path) for path in FILES if len(path.relative_to(ROOT / "pipeline").parts) > 3] == []
 
 
+def test_tests_share_what_lies_in_tests_support() -> None:
+    """A helper in a test module or a conftest serves that module or folder alone."""
+    found = ((path.relative_to(ROOT), name) for path in TESTS for name in imports(tree_of(path)))
+    wrong = [f"{path} imports {name}" for path, name in found if name.startswith("tests.") and not name.startswith("tests.support.")]
+    assert wrong == []
+
+
+def test_tests_mirror_the_tree() -> None:
+    """Each folder of tests is named after the folder of `pipeline`, or of the repository, that it tests."""
+    ours = {path.name for path in (ROOT / "tests").iterdir() if path.is_dir() and [*path.glob("test_*.py")]}
+    folders = {path.parent.name for path in FILES if len(path.relative_to(ROOT / "pipeline").parts) == 2}
+    assert sorted(ours - folders - {"tools"}) == []
+    assert sorted(folders - ours) == []
+
+
 def loaded_by(statement: str) -> set[str]:
     code = f"import sys\n{statement}\nprint(*sys.modules)"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
@@ -177,6 +204,7 @@ def test_import_is_light(statement: str) -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_run_on_simulated_engines_loads_no_model_code() -> None:
     statement = "import pipeline.session.run, pipeline.engines.sim.engine"
     assert loaded_by(statement).isdisjoint({"torch", "transformers", "vllm", "numba"})

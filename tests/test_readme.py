@@ -28,6 +28,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
+@pytest.mark.torch
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_command_of_the_readme_runs(folder: Path, command: str) -> None:
     done = subprocess.run([*ENTRY, *command.split()[1:]], cwd=folder, capture_output=True, text=True, timeout=300, env=os.environ)
@@ -45,3 +46,11 @@ def test_every_link_leads_somewhere() -> None:
     links = re.findall(r"\]\(([^)#]+)\)", README) + re.findall(r"^\[\w+\]: (.+)$", README, re.MULTILINE)
     assert links
     assert [link for link in links if not (ROOT / link).exists()] == []
+
+
+def test_no_text_installs_the_project_of_another_that_is_called_pipeline() -> None:
+    folders = [path for folder in ("pipeline", "graphs", "bench", "tools") for path in (ROOT / folder).rglob("*")]
+    texts = [path for path in folders if path.suffix in (".py", ".md", ".yaml")]
+    texts += [*ROOT.glob("*.md"), ROOT / "Makefile", ROOT / "pyproject.toml"]
+    stranger = re.compile(r"(?<![\w./-])pipeline\[\w|pip install \S*\bpipeline\b(?<!speculative-pipeline)")
+    assert [str(path.relative_to(ROOT)) for path in texts if stranger.search(path.read_text())] == []

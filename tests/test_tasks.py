@@ -6,7 +6,7 @@ import anyio
 import pytest
 
 from pipeline.errors import EngineDead, PipelineError, RequestRefused, RunError
-from pipeline.tasks import gather, unwrapped
+from pipeline.tasks import background_tasks, gather, unwrapped
 
 
 async def after(seconds: float, result: int | Exception) -> int:
@@ -46,3 +46,27 @@ def test_what_is_not_ours_stays_in_its_group_and_a_cause_is_kept() -> None:
     with pytest.raises(EngineDead) as raised, unwrapped():
         raise ExceptionGroup("", [dead])
     assert isinstance(raised.value.__cause__, OSError)
+
+
+@pytest.mark.anyio
+async def test_background_tasks_end_with_their_block() -> None:
+    async with background_tasks() as tasks:
+        tasks.start_soon(anyio.sleep, 100)
+        await anyio.sleep(2)
+    assert anyio.current_time() == 2
+
+
+async def serve(background: int | Exception, block: int | Exception) -> None:
+    async with background_tasks() as tasks:
+        tasks.start_soon(after, 1, background)
+        await after(2, block)
+
+
+@pytest.mark.anyio
+async def test_an_error_of_the_block_comes_out_as_it_is_and_one_beside_it_in_a_group() -> None:
+    mine = KeyError("mine")
+    with pytest.raises(KeyError) as raised:
+        await serve(0, mine)
+    assert raised.value is mine
+    with pytest.raises(ExceptionGroup):
+        await serve(ValueError(), 0)

@@ -18,6 +18,7 @@ from msgspec import Struct, structs
 from pipeline.analysis.summary import Summary, summarize
 from pipeline.analysis.time.timeline import Array
 from pipeline.errors import InputError
+from pipeline.files import new_file
 from pipeline.trace.events import UNFINISHED
 from pipeline.trace.read import read_batches, readable
 
@@ -167,9 +168,8 @@ def write_points(file: Path, points: Sequence[Point]) -> None:
     """Replace `file` by a Parquet table of `points`."""
     rows = [_row(point) for point in points]
     names = dict.fromkeys(name for row in rows for name in row)
-    draft = file.with_suffix(".tmp")
-    pq.write_table(pa.table({name: [row.get(name) for row in rows] for name in names}), draft)
-    draft.replace(file)
+    with new_file(file) as draft:
+        pq.write_table(pa.table({name: [row.get(name) for row in rows] for name in names}), draft)
 
 
 def read_points(file: Path) -> list[Point]:

@@ -18,8 +18,7 @@ from pipeline.analysis.time.timeline import Array
 from pipeline.calibration.recorded import Recorded, durations, undisturbed
 from pipeline.engines.sim.cache import Node, PrefixCache
 from pipeline.engines.sim.device import Share, SimDevice
-from pipeline.engines.sim.scheduler import Scheduler
-from pipeline.engines.sim.segment import Job
+from pipeline.engines.sim.scheduler import Job, Scheduler
 from pipeline.engines.sim.spec import SimDeviceSpec, SimSpec
 from pipeline.errors import MissingExtra
 
@@ -49,7 +48,7 @@ class RecordedCache(PrefixCache):
         """All that may come from the cache does."""
         return self._all, most
 
-    def keep(self, node: Node, tokens: tuple[int, ...]) -> None:
+    def insert(self, node: Node, tokens: tuple[int, ...]) -> None:
         """Nothing more is known."""
 
     def extend(self, node: Node, tokens: tuple[int, ...]) -> Node:
@@ -106,11 +105,11 @@ def simulate(specs: Mapping[str, SimSpec], calls: Calls) -> dict[str, Array]:
             heappush(coming, (job.arrived, number, role))
     while coming:
         arrival, number, role = heappop(coming)
-        while (wake := device.wake()) <= arrival:
-            device.advance(wake)
+        while (event := device.next_event()) <= arrival:
+            device.advance(event)
         device.add(shares[role], jobs[role][number], arrival)
-    while (wake := device.wake()) < math.inf:
-        device.advance(wake)
+    while (event := device.next_event()) < math.inf:
+        device.advance(event)
     return {role: np.array([max(job.finished - job.arrived, 1e-9) for job in listed]) for role, listed in jobs.items()}
 
 

@@ -8,7 +8,8 @@ from pipeline.calibration.calibrate import MOST_CALLS
 from pipeline.calibration.calibrate import calibrate as calibrated
 from pipeline.calibration.engines_file import engines_file, fit_lines
 from pipeline.cli.main import tell
-from pipeline.errors import UsageError
+from pipeline.errors import UsageError, reason
+from pipeline.files import new_file
 
 
 @click.command()
@@ -24,9 +25,10 @@ def calibrate(runs: tuple[Path, ...], output: Path | None, calls: int, debug: bo
     found = calibrated(runs, calls)
     path = output or runs[0] / "calibration.yaml"
     try:
-        path.write_text(engines_file(found))
+        with new_file(path) as draft:
+            draft.write_text(engines_file(found))
     except OSError as error:
-        raise UsageError(f"--output {path}: cannot be written: {(error.strerror or str(error)).lower()}") from error
+        raise UsageError(f"--output {path}: cannot be written: {reason(error)}") from error
     for line in fit_lines(found):
         tell(line)
     tell(f"engines file: {path}")

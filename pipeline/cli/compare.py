@@ -12,7 +12,8 @@ from pipeline.analysis.compare.tables import as_csv, as_json, markdown
 from pipeline.analysis.quality.invariance import invariance as parted
 from pipeline.analysis.quality.invariance import invariance_json, invariance_markdown
 from pipeline.cli.main import show
-from pipeline.errors import UsageError
+from pipeline.errors import UsageError, reason
+from pipeline.files import new_file
 from pipeline.text import sanitize
 
 SUFFIXES = {".md": "markdown", ".csv": "csv", ".json": "json"}
@@ -48,9 +49,10 @@ def compare(runs: tuple[Path, ...], baseline: str | None, invariance: bool, form
     found: Any = _parted(runs, baseline) if invariance else compared(read_runs(runs), baseline)
     for path in output:
         try:
-            path.write_text(sanitize(forms[SUFFIXES[path.suffix]](found)))
+            with new_file(path) as draft:
+                draft.write_text(sanitize(forms[SUFFIXES[path.suffix]](found)))
         except OSError as error:
-            raise UsageError(f"--output {path}: cannot be written: {(error.strerror or str(error)).lower()}") from error
+            raise UsageError(f"--output {path}: cannot be written: {reason(error)}") from error
     show(forms[form](found))
 
 

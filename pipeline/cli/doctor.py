@@ -58,7 +58,7 @@ def _machine_rows(diagnosis: Diagnosis) -> list[tuple[str, str]]:
         ("cores", str(len(machine.cores))),
         ("memory", f"{gib(machine.memory_bytes)}, {gib(machine.free_memory_bytes)} free"),
         *((f"GPU {gpu.index}", _gpu(gpu)) for gpu in machine.gpus),
-        *([] if machine.gpus else [("GPU", "none that nvidia-smi or CUDA_VISIBLE_DEVICES shows")]),
+        *([] if machine.gpus else [("GPU", "none that the NVIDIA driver and CUDA_VISIBLE_DEVICES show")]),
         ("driver", machine.driver or "none"),
         ("torch sees", _torch_sees(diagnosis)),
         ("versions", ", ".join(shown)),

@@ -10,7 +10,7 @@ from typing import NoReturn
 
 import click
 
-from pipeline.errors import Interrupted, PipelineError, RunError
+from pipeline.errors import Interrupted, PipelineError, RunError, reason
 from pipeline.redaction import redact
 from pipeline.text import one_line, sanitize
 
@@ -74,7 +74,7 @@ def leave(code: int) -> NoReturn:
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(package_name="pipeline")
+@click.version_option(package_name="speculative-pipeline")
 def cli() -> None:
     """Batch reasoning with a draft and a target model that take turns on every step."""
 
@@ -109,5 +109,5 @@ def perform(arguments: Sequence[str]) -> int:
     except OSError as error:
         if "--debug" in arguments:
             raise
-        say(f"error: {error.filename or 'output'}: {(error.strerror or str(error)).lower()}")
+        say(f"error: {error.filename or 'output'}: {reason(error)}")
         return 1

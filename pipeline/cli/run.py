@@ -16,6 +16,7 @@ from pipeline.cli import live
 from pipeline.cli.main import say, show
 from pipeline.cli.signals import restored_handlers, stop_on_signal
 from pipeline.cli.summary import print_summary
+from pipeline.errors import reason
 from pipeline.runtime.schedule import SCHEDULES
 from pipeline.session.loop import rare_collection
 from pipeline.session.options import RunOptions
@@ -53,7 +54,7 @@ def _whoever_reads() -> Iterator[None]:
         sys.stdout.flush()
     except (OSError, SystemExit) as error:
         if isinstance(error, OSError) and not isinstance(error, BrokenPipeError):
-            say(f"the summary could not be printed: {(error.strerror or str(error)).lower()}")
+            say(f"the summary could not be printed: {reason(error)}")
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

@@ -5,7 +5,7 @@ from importlib import import_module
 from typing import Any
 
 from pipeline.data.recipe import Hub
-from pipeline.errors import InputError, UsageError
+from pipeline.errors import InputError, UsageError, install_command
 
 
 def hub_rows(hub: Hub) -> Iterator[dict[str, Any]]:
@@ -13,7 +13,7 @@ def hub_rows(hub: Hub) -> Iterator[dict[str, Any]]:
     try:
         load = import_module("datasets").load_dataset
     except (ImportError, AttributeError) as error:  # AttributeError: where it is not installed, a folder `datasets` passes for it
-        remedy = 'pip install "pipeline[data]", or download the data set and give its file: --from PATH'
+        remedy = f"{install_command('data')}, or download the data set and give its file: --from PATH"
         raise UsageError(f"--from hub: the library `datasets` is not installed; {remedy}") from error
     try:
         yield from load(hub.id, hub.config, split=hub.split, revision=hub.revision)

@@ -3,7 +3,6 @@
 All rows are read and checked before a byte is written: what is there afterwards is whole and is what the recipe says.
 """
 
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
@@ -19,8 +18,10 @@ from pipeline.data.canonical import CanonicalRow, Reader, canonical_digest
 from pipeline.data.hub import hub_rows
 from pipeline.data.problems import kind_of
 from pipeline.data.recipe import Recipe
-from pipeline.data.rows import DAMAGE, Flaw, Record, Source, open_source, sentence
-from pipeline.errors import InputError, UsageError
+from pipeline.data.rows import DAMAGE, Flaw, Record, Source, open_source
+from pipeline.errors import InputError, UsageError, reason
+from pipeline.files import new_file
+from pipeline.text import storable
 
 HUB = "hub"
 """In place of a path."""
@@ -49,8 +50,8 @@ def prepare(recipe: Recipe, origin: str | None, output: Path, force: bool = Fals
 
     `force` writes although rows or digest differ from the recipe's, and over another file. A wrong row is always refused.
     """
-    if output.suffix != ".parquet" or output.is_dir():
-        raise UsageError(f"{output}: expected the name of a file that ends in .parquet")
+    if output.suffix != ".parquet" or output.is_dir() or storable(str(output)) != str(output):
+        raise UsageError(f"{output}: expected the name of a file that ends in .parquet, in UTF-8")
     published = _open(recipe, origin)
     where = published.where
     rows, left_out = _read(recipe, published)
@@ -104,7 +105,7 @@ def _records(source: Source, path: Path, columns: tuple[str, ...]) -> Iterator[t
         for row, record in source.records(columns):
             yield row, record
     except DAMAGE as error:
-        raise InputError(f"{path}, after row {row}", sentence(error)) from error
+        raise InputError(f"{path}, after row {row}", reason(error)) from error
 
 
 def _array(path: Path) -> list[Record] | None:
@@ -117,7 +118,7 @@ def _array(path: Path) -> list[Record] | None:
     try:
         items: list[Any] = msgspec.json.decode(path.read_bytes().removeprefix(b"\xef\xbb\xbf"), type=list[Any])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise InputError(str(path), f"not JSON: {sentence(error)}") from error
+        raise InputError(str(path), f"not JSON: {reason(error)}") from error
     return [item if isinstance(item, dict) else Flaw(f"is {kind_of(item)}, expected an object") for item in items]
 
 
@@ -188,12 +189,8 @@ def _write(table: pa.Table, output: Path, force: bool) -> bool:
         if not force:
             raise UsageError(f"{output}: is there already and holds something else; name another file with --output, or pass --force")
     output.parent.mkdir(parents=True, exist_ok=True)
-    partial = output.with_name(f".{output.name}.{os.getpid()}")
-    try:
-        pq.write_table(table, partial, compression="zstd")
-        partial.replace(output)
-    finally:
-        partial.unlink(missing_ok=True)
+    with new_file(output) as draft:
+        pq.write_table(table, draft, compression="zstd")
     return True
 
 

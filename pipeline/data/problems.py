@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 from msgspec import Struct
 
-from pipeline.data.rows import DAMAGE, Flaw, Record, Source, open_source, sentence
-from pipeline.errors import BadRow, InputError, did_you_mean
+from pipeline.data.rows import DAMAGE, Flaw, Record, Source, open_source
+from pipeline.errors import BadRow, InputError, did_you_mean, reason
 from pipeline.grading.answers import KINDS, Kind
 
 COLUMNS = ("problem", "answer", "problem_id", "options", "grader")
@@ -105,7 +105,7 @@ class Problems:
             for row, record in islice(source.records(tuple(self._theirs.values())), self.limit):
                 yield self._item(row, record)
         except DAMAGE as error:
-            raise InputError(f"{self.path}, after row {row}", sentence(error)) from error
+            raise InputError(f"{self.path}, after row {row}", reason(error)) from error
 
     def _item(self, row: int, record: Record) -> Problem | BadRow:
         try:

@@ -7,6 +7,7 @@ is skipped.
 
 import csv
 import gzip
+import os
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,7 +19,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from pipeline.errors import InputError
+from pipeline.errors import InputError, reason
 
 MAX_ROW_BYTES = 16 << 20
 """A longer row is a bad row."""
@@ -53,7 +54,7 @@ def open_source(path: Path) -> Source:
     try:
         return form(path)
     except DAMAGE as error:
-        raise InputError(str(path), sentence(error)) from error
+        raise InputError(str(path), reason(error)) from error
 
 
 class JsonLines:
@@ -164,10 +165,11 @@ class Parquet:
 
         self._pa = pa
         try:
-            self._file = pq.ParquetFile(path, pre_buffer=False, buffer_size=1 << 20)
+            # Opened by its bytes: a path need not be UTF-8.
+            self._file = pq.ParquetFile(pa.OSFile(os.fsencode(path)), pre_buffer=False, buffer_size=1 << 20)
             names = self._file.schema_arrow.names
         except (pa.ArrowException, OSError, ValueError) as error:  # the last for names that are not UTF-8
-            raise InputError(str(path), f"not a whole Parquet file: {sentence(error)}") from error
+            raise InputError(str(path), f"not a whole Parquet file: {reason(error)}") from error
         self.names = _distinct(path, names)
 
     def records(self, wanted: tuple[str, ...]) -> Iterator[tuple[int, Record]]:
@@ -180,7 +182,7 @@ class Parquet:
                         row += 1
                         yield row, record
         except (self._pa.ArrowException, ValueError) as error:
-            raise OSError(sentence(error)) from error
+            raise OSError(reason(error)) from error
 
     def _at_once(self, group: int, columns: Sequence[str]) -> int:
         """Rows of a row group to read together: as many as a few MiB hold, fewer where a large text may repeat at no cost."""
@@ -215,7 +217,7 @@ class Parquet:
         except UnicodeDecodeError:
             return Flaw("not UTF-8")
         except (ValueError, OverflowError) as error:
-            return Flaw(f"a value in it cannot be read ({sentence(error)})")
+            return Flaw(f"a value in it cannot be read ({reason(error)})")
         return record
 
 
@@ -302,9 +304,3 @@ def _text_lines(path: Path) -> Iterator[Lines]:
 def _escaped(line: bytes) -> str:
     """Text of `line`; bytes that are not UTF-8 become lone surrogates, which no encoder lets pass."""
     return line.decode(errors="surrogateescape")
-
-
-def sentence(error: BaseException) -> str:
-    """What `error` says, in one line."""
-    text = (getattr(error, "strerror", None) or str(error)).strip().splitlines()
-    return text[0] if text else type(error).__name__

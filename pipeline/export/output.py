@@ -3,11 +3,12 @@
 import gzip
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO, cast
 
 from pipeline.errors import UsageError
+from pipeline.files import new_file
 
 
 def check_output(path: Path, force: bool) -> None:
@@ -24,16 +25,9 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
 
     Compressed bytes hold no name and no time, so that equal content is an equal file.
     """
-    draft = path.with_name(f"{path.name}.tmp")
-    try:
-        with draft.open("wb") as file:
-            if path.suffix == ".gz":
-                with gzip.GzipFile("", "wb", fileobj=file, mtime=0, compresslevel=6) as packed:
-                    yield cast(BinaryIO, packed)
-            else:
-                yield file
-        os.replace(draft, path)
-    except BaseException:
-        with suppress(OSError):
-            draft.unlink(missing_ok=True)
-        raise
+    with new_file(path) as draft, draft.open("wb") as file:
+        if path.suffix == ".gz":
+            with gzip.GzipFile("", "wb", fileobj=file, mtime=0, compresslevel=6) as packed:
+                yield cast(BinaryIO, packed)
+        else:
+            yield file

@@ -16,7 +16,7 @@ from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExport
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExportResult
 
-from pipeline.errors import ExportError, UsageError
+from pipeline.errors import ExportError, UsageError, reason
 from pipeline.export.output import whole_file
 
 logging.getLogger("opentelemetry").addHandler(logging.NullHandler())  # what it logs of failures is said once, by `ExportError`
@@ -108,4 +108,4 @@ def _root(error: BaseException) -> str:
     """What the first error of a chain of them says."""
     while (before := error.__cause__ or error.__context__) is not None:
         error = before
-    return ((error.strerror if isinstance(error, OSError) else None) or str(error)).lower()
+    return reason(error).lower()

@@ -1,4 +1,4 @@
-"""Does this answer equal that one, as far as a glance tells: text enters, a verdict leaves, in time linear in the text.
+"""Does this answer equal that one, as far as their texts tell without algebra: text enters, a verdict leaves, in time linear in the text.
 
 Equal means equal after light normalisation (spaces, `$`, thousands commas, `\\text{}`, percent signs), equal as rational
 numbers, or the same letter of a multiple choice. Where that decides nothing, `grader` asks a worker process for full

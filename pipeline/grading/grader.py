@@ -1,28 +1,22 @@
 """Verdicts on answers: a kind, an answer and a reference enter, a `Verdict` leaves, in bounded time, whatever the texts are.
 
-What a glance decides (`grading.quick_verdict`) starts no process. The rest is asked of worker processes, which alone load
+What is decided at once (`grading.answers.quick_verdict`) starts no process. The rest is asked of worker processes, which alone load
 math-verify; each starts when it is first needed. A worker that computes for too long, crashes or is killed is replaced, and
 its question is answered all the same. A `Grader` blocks, and may be used from several threads at once.
 """
 
 import json
 import os
-import select
 import signal
-import subprocess
-import sys
 import time
 from collections import OrderedDict
-from contextlib import suppress
-from pathlib import Path
 from queue import LifoQueue
 from threading import Lock
 
 from msgspec import Struct
 
-import pipeline
 from pipeline.grading.answers import Kind, quick_verdict
-from pipeline.redaction import is_secret
+from pipeline.worker_process import Program, WorkerProcess, describe
 
 LIMIT_S = 5.0
 """Most seconds of computing for one verdict."""
@@ -35,7 +29,7 @@ MEMORY_BYTES = 4 << 30
 BESIDE_ENGINES = 10
 """How nice workers are to engines on the same cores."""
 LONGEST = 2000
-"""Longer texts, in characters, that are not equal at a glance are taken to differ."""
+"""Longer texts, in characters, that `quick_verdict` does not find equal are taken to differ."""
 CACHED = 4096
 """Verdicts kept: the samples of a problem tend to say the same."""
 
@@ -81,7 +75,7 @@ class Grader:
         """How many verdicts are remembered now."""
         return len(self._verdicts)
 
-    def glance(self, kind: Kind, answer: str, reference: str) -> Verdict | None:
+    def quick_verdict(self, kind: Kind, answer: str, reference: str) -> Verdict | None:
         """The verdict if it takes no worker, else None. Never waits."""
         quick = quick_verdict(kind, answer, reference)
         if quick is not None:
@@ -96,7 +90,7 @@ class Grader:
 
     def verdict(self, kind: Kind, answer: str, reference: str) -> Verdict:
         """Whether `answer` is right. Waits for a worker where it takes one; raises nothing."""
-        found = self.glance(kind, answer, reference)
+        found = self.quick_verdict(kind, answer, reference)
         if found is None:
             found = self._ask(answer, reference)
             if found.correct is not None:
@@ -157,8 +151,11 @@ class _Worker:
     """One worker process, started with its first question, and again with the first one after it was lost."""
 
     def __init__(self, limit_s: float, patience_s: float, nice: int) -> None:
-        self._arguments, self._patience_s = (str(limit_s), str(MEMORY_BYTES), str(nice)), patience_s
-        self._process: subprocess.Popen[bytes] | None = None
+        # A worker reads what models wrote: keys and passwords are kept from it.
+        arguments = (str(limit_s), str(MEMORY_BYTES), str(nice))
+        self._program = Program(module="pipeline.grading.worker", arguments=arguments, with_secrets=False)
+        self._patience_s = patience_s
+        self._process: WorkerProcess | None = None
         self._closed = False
         self._starting = Lock()
 
@@ -170,13 +167,11 @@ class _Worker:
     def ask(self, answer: str, reference: str) -> str:
         """What the worker says; raises `TooLong`, `WorkerLost` or `CannotStart`."""
         process = self._process or self._start()
-        assert process.stdin is not None
         try:
-            process.stdin.write(json.dumps([answer, reference]).encode() + b"\n")
-            process.stdin.flush()
-            return self._line(process, self._patience_s)
+            process.socket.sendall(json.dumps([answer, reference]).encode() + b"\n")
+            return _line(process, self._patience_s)
         except OSError:
-            raise self._lost(process) from None
+            raise self._why_lost(process) from None
 
     def kill(self) -> None:
         """End the process, and start no other; whoever waits for it finds it gone."""
@@ -188,70 +183,47 @@ class _Worker:
     def clear(self) -> None:
         """Free what belongs to the process, once nobody asks."""
         if self._process is not None:
-            self._bury(self._process)
+            self._process.end()
+            self._process.close_files()
+            self._process = None
 
-    def _start(self) -> subprocess.Popen[bytes]:
+    def _start(self) -> WorkerProcess:
         with self._starting:
             if self._closed:
                 raise CannotStart("was closed")
-            command = [sys.executable, "-m", "pipeline.grading.worker", *self._arguments]
             try:
-                # A process group of its own: an interrupt at the terminal reaches only the main process.
-                process = subprocess.Popen(
-                    command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=_environment(), process_group=0
-                )
+                process = WorkerProcess(self._program)
             except OSError as error:
                 raise CannotStart(f"cannot start: {error}") from error
             self._process = process
         try:
-            self._line(process, START_S)
+            _line(process, START_S)
         except OSError:
-            raise CannotStart(f"cannot start: {self._last_words(process)}") from None
+            process.end()
+            said = process.last_error()
+            self.clear()
+            raise CannotStart(f"cannot start: {said or 'it said nothing'}") from None
         return process
 
-    def _line(self, process: subprocess.Popen[bytes], wait_s: float) -> str:
-        """The next line the worker says; raises `OSError` if there is none in time."""
-        assert process.stdout is not None
-        deadline, said = time.monotonic() + wait_s, b""
-        while not said.endswith(b"\n"):
-            ready, _, _ = select.select([process.stdout], [], [], max(0.0, deadline - time.monotonic()))
-            more = os.read(process.stdout.fileno(), 64) if ready else b""
-            if not more:
-                raise OSError("nothing more was said")
-            said += more
-        return said.decode().strip()
-
-    def _lost(self, process: subprocess.Popen[bytes]) -> TooLong | WorkerLost:
+    def _why_lost(self, process: WorkerProcess) -> TooLong | WorkerLost:
         """Clear away a process that gave no answer, and say why it did not."""
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(0.2)
-        status = process.poll()
-        self._bury(process)
+        process.wait(0.2)
+        status = process.exit_status
+        self.clear()
         if status == -signal.SIGPROF:
             return TooLong()
         if status is None:
             return WorkerLost(f"did not answer for {self._patience_s:g} s")
-        return WorkerLost(f"was lost ({signal.Signals(-status).name if status < 0 else f'exit status {status}'})")
-
-    def _last_words(self, process: subprocess.Popen[bytes]) -> str:
-        process.kill()
-        assert process.stderr is not None
-        said = process.stderr.read().decode(errors="replace").strip().splitlines()
-        self._bury(process)
-        return said[-1][:300] if said else "it said nothing"
-
-    def _bury(self, process: subprocess.Popen[bytes]) -> None:
-        process.kill()
-        process.wait()
-        for pipe in (process.stdin, process.stdout, process.stderr):
-            if pipe is not None:
-                with suppress(OSError):
-                    pipe.close()
-        self._process = None
+        return WorkerLost(f"was lost ({describe(status)})")
 
 
-def _environment() -> dict[str, str]:
-    home = str(Path(pipeline.__file__).parent.parent)
-    path = os.environ.get("PYTHONPATH")
-    own = {name: value for name, value in os.environ.items() if not is_secret(name)}  # a worker reads what models wrote
-    return own | {"PYTHONPATH": f"{home}{os.pathsep}{path}" if path else home}
+def _line(process: WorkerProcess, wait_s: float) -> str:
+    """The next line that the worker says; raises `OSError` if there is none in time."""
+    deadline, said = time.monotonic() + wait_s, b""
+    while not said.endswith(b"\n"):
+        process.socket.settimeout(max(1e-3, deadline - time.monotonic()))
+        more = process.socket.recv(64)
+        if not more:
+            raise OSError("nothing more was said")
+        said += more
+    return said.decode().strip()

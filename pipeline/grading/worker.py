@@ -1,10 +1,10 @@
 """The worker process of `grader`: reads `[answer, reference]`, a JSON array a line, and says `true`, `false` or
 an error's name.
 
-Started as `python -m pipeline.grading_worker LIMIT_S MEMORY_BYTES NICE`. The only place that knows math-verify and sympy,
-which take half a second to load; it says `ready` once they are. It ignores interrupts, has a limit on its memory, and is
-killed by the system itself when a question takes longer than LIMIT_S of computing: neither a busy machine nor code that
-never looks up changes that. It ends when its input does.
+Started as `python -m pipeline.grading.worker FD LIMIT_S MEMORY_BYTES NICE`; FD is its end of the socket. The only place that
+knows math-verify and sympy, which take half a second to load; it says `ready` once they are. It ignores interrupts, has a
+limit on its memory, and is killed by the system itself when a question takes longer than LIMIT_S of computing: neither a
+busy machine nor code that never looks up changes that. It ends when the other side closes the socket.
 """
 
 import json
@@ -12,8 +12,9 @@ import logging
 import os
 import resource
 import signal
+import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import lru_cache
 from typing import Any
 
@@ -28,22 +29,22 @@ PROBE_TOLERANCE = 1e-6
 def main() -> None:
     """Entry point of the process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    limit_s, memory, nice = float(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+    channel = socket.socket(fileno=int(sys.argv[1]))
+    limit_s, memory, nice = float(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
     os.nice(nice)
-    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     leaf = load_leaf()
     nowhere = os.open(os.devnull, os.O_WRONLY)
-    for stream in (1, 2):  # what libraries print must not end up among the answers, nor fill a pipe that nobody reads
+    for stream in (1, 2):  # what libraries print must not fill a pipe that nobody reads
         os.dup2(nowhere, stream)
     resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    serve(leaf, limit_s, lambda said: print(said, file=answers, flush=True))
+    serve(leaf, limit_s, channel.makefile("r", encoding="utf-8"), lambda said: channel.sendall(f"{said}\n".encode()))
 
 
-def serve(leaf: Leaf, limit_s: float, say: Callable[[str], Any]) -> None:
-    """Answer every question on stdin."""
+def serve(leaf: Leaf, limit_s: float, questions: Iterable[str], say: Callable[[str], Any]) -> None:
+    """Answer every one of `questions`."""
     say("ready")
-    for line in sys.stdin:
+    for line in questions:
         answer, reference = json.loads(line)
         signal.setitimer(signal.ITIMER_PROF, limit_s)  # the default action of its signal ends the process
         try:

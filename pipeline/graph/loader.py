@@ -21,17 +21,22 @@ from pipeline.graph.yaml_file import NotYaml, parse, read_yaml
 T = TypeVar("T", bound=msgspec.Struct)
 Kinds = Mapping[str, type[StageSpec]]
 Backends = Mapping[str, type[EngineSpec]]
+Graph = Path | Mapping[str, Any]
+"""A graph file, or what would stand in one."""
 Engines = Path | Mapping[str, Any] | None
 """An engines file, or what would stand in one."""
 
 
-def load_graph(path: Path, kinds: Kinds, backends: Backends, *, engines: Engines = None, settings: Sequence[str] = ()) -> GraphSpec:
-    """The graph at `path` with its engines bound, `settings` (`NAME=VALUE`) applied and every `$param` filled in.
+def load_graph(graph: Graph, kinds: Kinds, backends: Backends, *, engines: Engines = None, settings: Sequence[str] = ()) -> GraphSpec:
+    """The `graph` with its engines bound, `settings` (`NAME=VALUE`) applied and every `$param` filled in.
 
-    `path` and `engines` may be names of files that come with this package.
+    `graph` and `engines` are files, names of files that come with this package, or what would stand in one.
     """
-    path = find_file(path, "graph")
-    raw = read_yaml(path)
+    if isinstance(graph, Mapping):
+        path, raw = Path("graph"), dict(graph)
+    else:
+        path = find_file(graph, "graph")
+        raw = read_yaml(path)
     if unknown := raw.keys() - {field.name for field in msgspec.structs.fields(GraphSpec)}:
         raise unknown_key(str(path), sorted(unknown)[0], GraphSpec)
     raw["params"] = dict(mapping(raw.get("params") or {}, f"{path}: $.params"))
@@ -49,9 +54,9 @@ def load_graph(path: Path, kinds: Kinds, backends: Backends, *, engines: Engines
         )
     if isinstance(raw.get("name"), str):
         _check_names([raw["name"]], f"{path}: $.name", "a graph")
-    graph = _convert({**raw, "engines": {}, "stages": {}}, GraphSpec, path, "$")
+    spec = _convert({**raw, "engines": {}, "stages": {}}, GraphSpec, path, "$")
     return msgspec.structs.replace(
-        graph,
+        spec,
         engines={role: _engine(spec, backends, roles_file, _role_path(role, roles_file == path)) for role, spec in roles.items()},
         stages=_stages(stages, kinds, path, "$.stages"),
     )

@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from pipeline.errors import GraphError
+from pipeline.errors import GraphError, reason
 
 MAX_BYTES = 1 << 20
 """Largest graph or engines file."""
@@ -28,7 +28,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
         with path.open("rb") as file:
             content = file.read(MAX_BYTES + 1)
     except (OSError, ValueError) as error:
-        raise GraphError(str(path), f"cannot be read: {(getattr(error, 'strerror', None) or str(error)).lower()}") from error
+        raise GraphError(str(path), f"cannot be read: {reason(error)}") from error
     if len(content) > MAX_BYTES:
         raise GraphError(str(path), f"is larger than {MAX_BYTES >> 20} MiB; a graph or engines file is a page of text")
     try:

@@ -3,7 +3,6 @@
 The file is whole or as it was, and one that is no page of ours is never replaced.
 """
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,7 +12,8 @@ from pipeline.analysis.compare.runs import read_runs
 from pipeline.analysis.compare.tables import INTERVALS, SIMULATED, tables
 from pipeline.analysis.points import Point, read_points
 from pipeline.analysis.sweep_tables import crossings, sweep_tables
-from pipeline.errors import InputError, UsageError
+from pipeline.errors import InputError, UsageError, reason
+from pipeline.files import new_file
 from pipeline.report.figures.runs import latency_and_accuracy, sweep_figures
 from pipeline.report.page import Figure, Section, is_page, page
 from pipeline.report.run_sections import ReportOptions, run_sections
@@ -122,14 +122,12 @@ def place_for(runs: Sequence[Path], output: Path | None) -> Path:
 
 def write(path: Path, text: str) -> None:
     """Put `text` in the place of what `path` was; raises `UsageError` where that cannot be done."""
-    draft = path.with_name(f"{path.name}.tmp")
     try:
-        draft.write_text(text, encoding="utf-8", errors="backslashreplace")
-        os.replace(draft, path)
+        with new_file(path) as draft:
+            draft.write_text(text, encoding="utf-8", errors="backslashreplace")
     except OSError as error:
-        draft.unlink(missing_ok=True)
         raise _unwritable(path, error) from error
 
 
 def _unwritable(path: Path, error: OSError) -> UsageError:
-    return UsageError(f"{path}: cannot be written: {(error.strerror or str(error)).lower()}; name another file with --output")
+    return UsageError(f"{path}: cannot be written: {reason(error)}; name another file with --output")

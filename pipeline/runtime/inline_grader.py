@@ -91,7 +91,7 @@ class InlineGrader:
             return Verdict(None)
         if row.answer is None:
             return Verdict(False)
-        judge = self._grader.verdict if self._virtual else self._grader.glance
+        judge = self._grader.verdict if self._virtual else self._grader.quick_verdict
         return judge(as_kind(row.grader), row.answer, row.reference_answer)
 
     async def _grade(self, row: ChainRow) -> None:

@@ -100,6 +100,8 @@ class ResumeState(Struct, kw_only=True):
     """Steps in the table, by their decision."""
     output_tokens: dict[str, int] = {}
     """By role."""
+    last_call_unix_ns: int | None = None
+    """When the last call of any chain came back; null without calls."""
 
     def is_over(self, order: int) -> bool:
         """Does the chain at this place need nothing more?"""

@@ -3,9 +3,10 @@
 No signal handler is set here; whoever owns the process does that (`pipeline.cli.signals`).
 """
 
+import asyncio
 import gc
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -37,6 +38,24 @@ def loop_clock(virtual: bool) -> Callable[[], float]:
     from trio.lowlevel import current_clock
 
     return current_clock().current_time
+
+
+def spawn(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """Start `main`, which raises nothing, as a task of the running event loop that outlives the task that calls this."""
+    try:
+        loop = asyncio.get_running_loop()
+    except RuntimeError:
+        from trio.lowlevel import spawn_system_task
+
+        spawn_system_task(main)
+    else:
+        task = loop.create_task(main())
+        _TASKS.add(task)
+        task.add_done_callback(_TASKS.discard)
+
+
+_TASKS: set[asyncio.Task[None]] = set()
+"""An event loop holds its tasks only weakly."""
 
 
 def time_is_virtual() -> bool:

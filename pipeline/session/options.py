@@ -1,10 +1,10 @@
 """What a user decides about a run, how it is kept in `run.json`, and whether it fits a run that is to go on."""
 
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
-from msgspec import Struct, structs
+from msgspec import Meta, Struct, structs
 
 from pipeline.bundled import find_file
 from pipeline.engines.replay.recording import PREFIX, replayed
@@ -20,18 +20,19 @@ class RunOptions(Struct, frozen=True, kw_only=True):
     """What a user decides about a run."""
 
     graph: Path
+    """A file, or the name of a bundled graph."""
     input: Path
     engines: Path | None = None
     """An engines file, or `replay:RUN`."""
     settings: tuple[str, ...] = ()
     """`NAME=VALUE` for params, `engines.ROLE.NAME=VALUE` for engines."""
     columns: dict[str, str] = {}
-    batch_size: int = 64
+    batch_size: Annotated[int, Meta(ge=1, le=1_000_000)] = 64
     """Chains that live at once."""
     schedule: ScheduleName = "pipelined"
-    samples: int = 1
+    samples: Annotated[int, Meta(ge=1, le=10_000)] = 1
     """Attempts at every problem."""
-    limit: int | None = None
+    limit: Annotated[int, Meta(ge=1)] | None = None
     seed: int = 0
     output: Path | None = None
     """The run folder; by default `runs/GRAPH-TIME`."""
@@ -41,11 +42,15 @@ class RunOptions(Struct, frozen=True, kw_only=True):
     """On resume: chains that failed are taken up again too."""
     allow_drift: tuple[str, ...] = ()
     """On resume: what may be other than before, of `MAY_DRIFT`."""
+    in_memory: tuple[str, ...] = ()
+    """Which of `graph` and `engines` stand in no file, because a caller of the Python API gave them as values."""
 
 
 def kept(options: RunOptions) -> dict[str, Any]:
     """The options for `run.json`, so that the run can go on from any working folder."""
-    files = {"graph": str(find_file(options.graph, "graph").absolute()), "input": str(options.input.absolute())}
+    files = {"graph": str(options.graph), "input": str(options.input.absolute())}
+    if "graph" not in options.in_memory:
+        files["graph"] = str(find_file(options.graph, "graph").absolute())
     if (run := replayed(options.engines)) is not None:
         files["engines"] = f"{PREFIX}{run}"
     elif options.engines is not None:
@@ -60,6 +65,9 @@ def resume_options(folder: Path, *, retry_failed: bool = False) -> RunOptions:
     kept = RunFile.read(folder).options
     with boundary(InputError, f"{folder / 'run.json'}: $.options", foreign=msgspec.ValidationError):
         options = msgspec.convert(kept, RunOptions, dec_hook=lambda kind, value: kind(value))
+    if options.in_memory:
+        what = f"was started from Python with {' and '.join(options.in_memory)} that stand in no file"
+        raise InputError(str(folder), f"{what}; go on with pipeline.solve(..., output={str(folder)!r}, resume=True)")
     return structs.replace(options, output=folder, resume=True, retry_failed=retry_failed)
 
 

@@ -19,7 +19,7 @@ from pipeline.session.options import RunOptions, kept, old_run
 from pipeline.session.replay import announcements, check_replay, resolved
 from pipeline.session.resume import check_drift
 from pipeline.text import storable
-from pipeline.trace.folder import new_folder
+from pipeline.trace.folder import check_output, new_folder
 from pipeline.trace.run_file import RunFile, RunInput, host, versions
 
 
@@ -63,19 +63,25 @@ def load_plan(graph: Path, engines: Path | None = None, settings: tuple[str, ...
 def preflight(options: RunOptions) -> Preflight:
     """The run that `options` describe. Raises `UsageError` for whatever is wrong with it."""
     plan = load_plan(options.graph, options.engines, options.settings)
-    return checked(options, plan, open_problems(options.input, options.columns, options.limit))
+    found = checked(options, plan, open_problems(options.input, options.columns, options.limit))
+    if options.output is None and found.folder is not None:
+        check_output(found.folder)
+    return found
 
 
-def checked(options: RunOptions, plan: Plan, problems: Problems, *, virtual: bool | None = None) -> Preflight:
-    """The run of `plan` over `problems`; `virtual`: where the caller knows whether time is. Raises `UsageError`."""
+def checked(options: RunOptions, plan: Plan, problems: Problems, *, virtual: bool | None = None, on_disk: bool = True) -> Preflight:
+    """The run of `plan` over `problems`. Raises `UsageError` for whatever is wrong with it.
+
+    `virtual`: whether time is, where the engines are open already. Without `on_disk` and an output the run leaves no folder.
+    """
     if virtual is None:
         virtual = virtual_time(plan.engines, str(options.graph))
     old = old_run(options)
     fingerprint = problems.check()
     check_replay(plan, options, fingerprint)
-    folder = options.output or new_folder(plan.name)
+    folder = options.output or (new_folder(plan.name) if on_disk else None)
     found = Preflight(options=options, plan=plan, problems=problems, fingerprint=fingerprint, virtual_time=virtual, folder=folder, old=old)
-    if old is not None:
+    if old is not None and folder is not None:
         check_drift(folder, old, new_record(found), options.allow_drift)
     return found
 

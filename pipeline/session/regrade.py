@@ -17,6 +17,7 @@ from msgspec import Struct
 
 from pipeline.analysis.summary import summarize
 from pipeline.errors import InputError, RunFolderError, boundary
+from pipeline.files import new_file
 from pipeline.grading.answers import as_kind
 from pipeline.grading.grader import LIMIT_S, Grader, Verdict
 from pipeline.trace.events import UNFINISHED
@@ -147,7 +148,5 @@ def _write_totals(run: Path) -> None:
         return
     summary = summarize(run)
     totals |= {"graded": summary.graded, "correct": summary.correct}
-    with boundary(RunFolderError, f"{run / 'run.json'}: cannot be written", foreign=OSError):
-        draft = run / "run.json.tmp"
+    with boundary(RunFolderError, f"{run / 'run.json'}: cannot be written", foreign=OSError), new_file(path) as draft:
         draft.write_bytes(msgspec.json.format(msgspec.json.encode(card), indent=2) + b"\n")
-        os.replace(draft, path)

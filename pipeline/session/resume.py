@@ -1,7 +1,7 @@
 """Going on with a run: its folder enters; what was changed since is refused by name; what is done and what is begun leave.
 
-Tables are streamed. Of chains that are over one bit is held, of those that were begun their calls: as many as were live
-when the run ended.
+Every table is read once, in batches. Of a chain that is over one bit and a hash of its name are kept, of one that was begun
+its calls and steps: as many as were live when the run ended.
 """
 
 from array import array
@@ -101,7 +101,8 @@ def take_again(stop_reason: str, retry_failed: bool) -> bool:
 
 
 def read_resume_state(folder: Path, chains: int, samples: int, retry_failed: bool) -> ResumeState:
-    """What is in the run folder of a run of `chains` chains; raises `InputError` where its tables cannot be read."""
+    """What is in the folder of a run of `chains` chains, `samples` for each problem; raises `InputError` where its tables cannot
+    be read."""
     resume_state = ResumeState(over=np.zeros(chains, np.bool_), decisions=Counter(), errors=Counter())
     over = _read_chains(folder, resume_state, samples, retry_failed)
     _read_steps(folder, resume_state, over)
@@ -112,12 +113,6 @@ def read_resume_state(folder: Path, chains: int, samples: int, retry_failed: boo
 def drop_unfinished(folder: Path, retry_failed: bool) -> int:
     """Take the rows of chains that are taken up again out of the table `chains`; the bytes that were written for it."""
     return remove(folder, "chains", ["stop_reason"], lambda row: take_again(row["stop_reason"], retry_failed))
-
-
-def last_instant(folder: Path) -> int | None:
-    """The end of the last call in the trace, ns UTC; None without calls."""
-    ends = [pc.max(batch.column(0)).as_py() for batch in read_batches(folder, "calls", ["end_unix_ns"]) if batch.num_rows]
-    return max(ends, default=None)
 
 
 def _read_chains(folder: Path, resume_state: ResumeState, samples: int, retry_failed: bool) -> Hashes:
@@ -153,6 +148,8 @@ def _read_calls(folder: Path, resume_state: ResumeState, over: Hashes) -> None:
     for batch in read_batches(folder, "calls", [*CALL, "engine"], ["prompt_digest"]):
         for sums in pa.Table.from_batches([batch]).group_by("engine").aggregate([("output_tokens", "sum")]).to_pylist():
             resume_state.output_tokens[sums["engine"]] = resume_state.output_tokens.get(sums["engine"], 0) + sums["output_tokens_sum"]
+        ended = pc.max(batch.column("end_unix_ns")).as_py() or 0
+        resume_state.last_call_unix_ns = max(ended, resume_state.last_call_unix_ns or 0) or None
         for row in _begun(batch, over).to_pylist():
             _add_call(_resumed(resume_state, row), row)
 

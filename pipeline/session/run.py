@@ -32,7 +32,7 @@ from pipeline.runtime.schedule import SCHEDULES
 from pipeline.session.loop import in_loop, loop_clock
 from pipeline.session.options import RunOptions
 from pipeline.session.preflight import Preflight, new_record, notices, preflight
-from pipeline.session.resume import drop_unfinished, last_instant, read_resume_state
+from pipeline.session.resume import drop_unfinished, read_resume_state
 from pipeline.session.stop import Stop
 from pipeline.stages.base import Stage
 from pipeline.stages.build import build_stages
@@ -150,10 +150,9 @@ def taken_up(flight: Preflight, command: Sequence[str] = ()) -> Iterator[Ready]:
             yield Ready(flight=flight, record=record, resume_state=ResumeState())
             return
         rewritten = recover(flight.folder)
-        sessions = _ended_sessions(flight.old, last_instant(flight.folder))
         options = flight.options
         state = read_resume_state(flight.folder, flight.chains, options.samples, options.retry_failed)
-        record = structs.replace(record, sessions=sessions)
+        record = structs.replace(record, sessions=_ended_sessions(flight.old, state.last_call_unix_ns))
         yield Ready(flight=flight, record=record, resume_state=state, rewritten_bytes=rewritten)
 
 

@@ -22,6 +22,7 @@ from pipeline.data.problems import Fingerprint, Problems, open_problems
 from pipeline.engine import Engine, PrefixCacheReset
 from pipeline.engines.registry import open_engines, virtual_time
 from pipeline.errors import GraphError, Interrupted, PipelineError, UsageError
+from pipeline.files import new_file
 from pipeline.graph.plan import Plan, settings_of
 from pipeline.graph.spec import EngineSpec
 from pipeline.session.loop import in_loop
@@ -200,7 +201,8 @@ def begun(prepared: Prepared) -> dict[str, Point]:
     if path.is_file():
         _check_same(path, msgspec.json.decode(msgspec.json.encode(shared), type=SweepFile))
         there = read_points(points) if points.is_file() else []
-    path.write_bytes(msgspec.json.format(msgspec.json.encode(shared), indent=2) + b"\n")
+    with new_file(path) as draft:
+        draft.write_bytes(msgspec.json.format(msgspec.json.encode(shared), indent=2) + b"\n")
     return {Job(system=prepared.systems[0], place=point).name: point for point in there}
 
 

@@ -25,6 +25,12 @@ def columns_of(schema: pa.Schema, rows: Sequence[Struct]) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
+def table_of(row: type[Struct], rows: Sequence[Struct]) -> pa.Table:
+    """`rows`, which are of the Struct `row`, as a table; none of them as an empty one."""
+    schema = schema_of(row)
+    return pa.Table.from_batches([columns_of(schema, rows)] if rows else [], schema=schema)
+
+
 def _field(name: str, hint: Any) -> pa.Field:
     metadata: dict[str, str] = {}
     if get_origin(hint) is Annotated:

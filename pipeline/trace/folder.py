@@ -1,14 +1,16 @@
 """The run folder as a place: its name, whether it may be used, and that one process at a time is at work in it."""
 
-import fcntl
 import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
+from tempfile import TemporaryFile
 
-from pipeline.errors import RunFolderError, UsageError
+from filelock import FileLock, Timeout
+
+from pipeline.errors import RunFolderError, UsageError, reason
 
 LOCK = "run.lock"
 
@@ -21,11 +23,25 @@ def check_output(folder: Path) -> None:
             raise UsageError(f"{folder}: is a run already; add --resume to go on with it, or name another folder with --output")
         if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
             raise UsageError(f"{folder}: is there already; name another folder with --output")
-        parent = next(place for place in (folder, *folder.absolute().parents) if place.exists())
-        if not (parent.is_dir() and os.access(parent, os.W_OK)):
-            raise UsageError(f"{folder}: cannot be created in {parent}; name another folder with --output")
+        _check_writable(folder)
     except (UnicodeEncodeError, OSError) as error:
         raise UsageError(f"{str(folder)!r}: is no name for a folder; name another one with --output") from error
+
+
+def _check_writable(folder: Path) -> None:
+    """Make `folder` and a file in it, and take both back: permissions alone say nothing to root, nor of `/proc`."""
+    missing = [place for place in (folder, *folder.absolute().parents) if not place.exists()]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        TemporaryFile(dir=folder).close()
+    except OSError as error:
+        parent = next(place for place in folder.absolute().parents if place not in missing)
+        what = f"{folder}: cannot be created in {parent}: {reason(error)}; name another folder with --output"
+        raise UsageError(what) from error
+    finally:
+        for place in missing:
+            with suppress(OSError):
+                place.rmdir()
 
 
 def new_folder(graph: str) -> Path:
@@ -55,25 +71,21 @@ def hold(folder: Path) -> Iterator[None]:
 
     Raises `UsageError` while another process is at work in it, `RunFolderError` where it cannot be created or written.
     """
+
+    def sign(file: int) -> None:
+        os.truncate(file, 0)
+        os.pwrite(file, f"{os.getpid()}\n".encode(), 0)
+
+    lock = FileLock(folder / LOCK, mode=0o644, blocking=False, on_acquired=sign)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        lock = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    except OSError as error:
-        raise RunFolderError(f"{folder}: cannot be written: {(error.strerror or str(error)).lower()}") from error
-    try:
-        _lock(lock, folder)
-        yield
-    finally:
-        os.close(lock)
-
-
-def _lock(lock: int, folder: Path) -> None:
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        os.ftruncate(lock, 0)
-        os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
-    except BlockingIOError as error:
-        pid = os.pread(lock, 20, 0).decode(errors="replace").strip()
+        lock.acquire()
+    except Timeout as error:
+        pid = (folder / LOCK).read_text(errors="replace")[:20].strip()
         raise UsageError(f"{folder}: process {pid or 'unknown'} is at work in it; wait for its end") from error
     except OSError as error:
-        raise RunFolderError(f"{folder}: cannot be locked: {(error.strerror or str(error)).lower()}") from error
+        raise RunFolderError(f"{folder}: cannot be written: {reason(error)}") from error
+    try:
+        yield
+    finally:
+        lock.release()

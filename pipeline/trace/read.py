@@ -12,11 +12,14 @@ from typing import TypeVar
 import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
+from msgspec import Struct
 
 from pipeline.errors import InputError
+from pipeline.trace.columns import schema_of
 from pipeline.trace.wal import read_wal
 
 Card = TypeVar("Card")
+Row = TypeVar("Row", bound=Struct)
 BATCH_ROWS = 8192
 BATCH_BYTES = 16 << 20
 """Batches of write-ahead files are joined up to so many rows or bytes."""
@@ -50,6 +53,18 @@ def read_batches(run: Path, table: str, columns: Sequence[str], maybe: Sequence[
     for file in files(run, table):
         with readable(file):
             yield from read_file(file, columns, maybe)
+
+
+def read_table(run: Path, row: type[Struct], table: str) -> pa.Table:
+    """A whole table in memory, with the columns of the Struct `row`. Raises `InputError` as `read_batches` does."""
+    schema = schema_of(row)
+    batches = read_batches(run, table, schema.names)
+    return pa.Table.from_batches((batch.select(schema.names).cast(schema) for batch in batches), schema=schema)
+
+
+def read_rows(run: Path, row: type[Row], table: str) -> list[Row]:
+    """The same as Structs."""
+    return [msgspec.convert(each, row) for each in read_table(run, row, table).to_pylist()]
 
 
 def read_file(file: Path, columns: Sequence[str], maybe: Sequence[str] = ()) -> Iterator[pa.RecordBatch]:
@@ -101,6 +116,8 @@ def readable(file: Path) -> Iterator[None]:
         yield
     except (OSError, pa.ArrowException) as error:
         raise InputError(str(file), f"cannot be read: {str(error).splitlines()[0]}") from error
+    except UnicodeEncodeError as error:
+        raise InputError(str(file), "cannot be read: its path is not UTF-8; rename the folder") from error
 
 
 def _part_batches(part: Path, columns: Sequence[str], maybe: Sequence[str]) -> Iterator[pa.RecordBatch]:

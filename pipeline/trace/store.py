@@ -15,7 +15,7 @@ from pathlib import Path
 import pyarrow as pa
 from msgspec import Struct
 
-from pipeline.errors import RunFolderError
+from pipeline.errors import RunFolderError, reason
 from pipeline.files import sync_folder
 from pipeline.trace.columns import columns_of, schema_of
 from pipeline.trace.events import CallRow, ChainRow, StepRow
@@ -179,5 +179,4 @@ def _writing(folder: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, pa.ArrowException) as error:
-        number = getattr(error, "errno", None)
-        raise RunFolderError(f"{folder}: cannot write the trace: {os.strerror(number) if number else error}") from error
+        raise RunFolderError(f"{folder}: cannot write the trace: {reason(error)}") from error

@@ -7,7 +7,6 @@ own file.
 """
 
 import errno
-import fcntl
 import os
 from collections.abc import Iterator
 from contextlib import suppress
@@ -17,6 +16,7 @@ from typing import BinaryIO
 from zlib import crc32
 
 import pyarrow as pa
+from filelock import lock_descriptor
 
 from pipeline.files import sync_data, sync_folder
 
@@ -82,11 +82,11 @@ class Wal:
 
 def hold(file: int) -> None:
     """Mark an open file as at work until this process ends or closes it; raises `BlockingIOError` while another one does."""
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        if isinstance(error, BlockingIOError):
-            raise  # other errors: a file system without locks
+    held = True
+    with suppress(OSError):  # a file system without locks
+        held = lock_descriptor(file, blocking=False)
+    if not held:
+        raise BlockingIOError(errno.EWOULDBLOCK, os.strerror(errno.EWOULDBLOCK))
 
 
 def read_wal(path: Path) -> Iterator[pa.RecordBatch]:

@@ -33,6 +33,7 @@ def test_the_batch_changes_no_chain(tmp_path: Path) -> None:
     assert found.differing == {"batch_size": ("1", "64"), "schedule": ("pipelined", "lockstep")}
 
 
+@pytest.mark.slow
 def test_another_verifier_parts_chains_by_a_verdict_and_by_nothing_before_it(tmp_path: Path) -> None:
     worse = "engines.target.text.verifier_accuracy=0.5"
     found = invariance(solve(tmp_path, "one"), solve(tmp_path, "other", settings=(worse,)))

@@ -24,6 +24,7 @@ def test_by_hand(tmp_path: Path) -> None:
     assert latencies(write(tmp_path / "none", calls=[])) == {}
 
 
+@pytest.mark.slow
 def test_the_same_from_counts_on_a_whole_run(tmp_path: Path) -> None:
     folder = solve(tmp_path).folder
     exact = latencies(folder)

@@ -109,6 +109,7 @@ def test_rows_of_a_run_that_goes_on_meanwhile_are_left_out(tmp_path: Path) -> No
     store.close()
 
 
+@pytest.mark.slow
 @given(st.lists(st.text(), unique=True, max_size=60), st.lists(st.text(), max_size=60))
 def test_chains_are_found_by_their_names(names: list[str], others: list[str]) -> None:
     numbers = dict.fromkeys(CHAIN, np.arange(len(names)))

@@ -105,6 +105,7 @@ def test_chunks_in_any_order_come_to_the_same() -> None:
     assert totals.timeline() == measure(Calls(names, ["s"], engine, stage, submit, end))
 
 
+@pytest.mark.slow
 def test_numba_is_not_imported_for_an_ordinary_run() -> None:
     code = "import sys, pipeline, pipeline.analysis.summary; assert 'numba' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)

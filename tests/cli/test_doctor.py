@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent.parent
-pytestmark = pytest.mark.slow  # each asks torch, in a process of its own
+pytestmark = pytest.mark.torch  # each asks torch, in a process of its own
 
 
 def doctor(*arguments: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:

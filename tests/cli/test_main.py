@@ -60,6 +60,7 @@ def test_a_run_prints_its_summary_and_where_the_answers_are(tmp_path: Path, prob
     assert sorted(pq.read_table(tmp_path / "out/chains")["problem_id"].to_pylist()) == ["a", "b"]
 
 
+@pytest.mark.slow
 def test_json_goes_to_stdout_alone(tmp_path: Path, problems: Path) -> None:
     done = spawned(
         "run", SPECCOT, "--engines", SIM, "--input", problems, "--column", "problem=question", "--json", "--output", tmp_path / "out"
@@ -68,6 +69,7 @@ def test_json_goes_to_stdout_alone(tmp_path: Path, problems: Path) -> None:
     assert (summary["done"], summary["graded"], summary["accuracy"]) == (2, 0, None)
 
 
+@pytest.mark.slow
 def test_a_reader_that_has_gone_changes_nothing(tmp_path: Path, problems: Path) -> None:
     program = "from pipeline.cli.main import main; main()"
     arguments = [
@@ -93,6 +95,7 @@ def test_a_reader_that_has_gone_changes_nothing(tmp_path: Path, problems: Path) 
     assert process.wait(60) == 0
 
 
+@pytest.mark.slow
 def test_a_stderr_that_is_closed_does_not_stop_a_run(tmp_path: Path, problems: Path) -> None:
     program = "from pipeline.cli.main import main; main()"
     command = f'exec "$0" -c "{program}" run {SPECCOT} --engines {SIM} --input "$1" --output "$2" "${{@:3}}" 2>&-'
@@ -110,6 +113,7 @@ def test_why_chains_failed_is_printed(tmp_path: Path, problems: Path) -> None:
     assert "[bold]: finished" in done.stdout
 
 
+@pytest.mark.slow
 def test_a_failed_chain_is_exit_code_3(tmp_path: Path) -> None:
     path = tmp_path / "some.jsonl"
     path.write_text('{"problem": "What is 1 + 1?"}\n{oops\n')
@@ -141,12 +145,14 @@ def test_wrong_options_are_exit_code_2(arguments: tuple[str, ...], expected: str
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 def test_a_process_ends_with_the_exit_code_of_its_command() -> None:
     done = spawned("check", "tests/bad_graphs/cycle.yaml")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_debug_shows_the_traceback() -> None:
     assert "Traceback" in spawned("check", "tests/bad_graphs/cycle.yaml", "--debug").stderr
 
@@ -159,6 +165,7 @@ def test_check_prints_the_plan_as_text_and_as_json() -> None:
     assert json.loads(pipeline("check", SPECCOT, "--json").stdout)["name"] == "speccot"
 
 
+@pytest.mark.torch
 def test_an_engine_that_cannot_start_is_named_and_nothing_is_left(tmp_path: Path, problems: Path) -> None:
     columns = ("--column", "problem=question")
     for setting, expected in (("model=/nowhere", "engine 'target'"), ("model=bundled:tiny-targt", "did you mean `tiny-target`?")):

@@ -48,7 +48,6 @@ def test_a_report_is_written_where_it_says(folder: Path) -> None:
     assert sorted(path.name for path in folder.iterdir()) == ["mine.html", "one", "report.html", "two"]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
@@ -74,4 +73,5 @@ def test_without_the_extra_it_says_how_to_get_it(folder: Path, package: str) -> 
     command, environment = [sys.executable, "-c", code, "report", "one"], {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120)
     assert done.returncode == 2
-    assert done.stderr == f'error: a report needs the package `{package}`, which is not installed: pip install "pipeline[report]"\n'
+    remedy = 'pip install "speculative-pipeline[report]"'
+    assert done.stderr == f"error: a report needs the package `{package}`, which is not installed: {remedy}\n"

@@ -47,7 +47,6 @@ def test_wrong_options_are_exit_code_2(arguments: tuple[str, ...], expected: str
     assert expected in done.stderr
 
 
-@pytest.mark.slow
 def test_a_server_that_is_not_there_is_exit_code_1(run_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TRACES_TIMEOUT", "0.5")
     endpoint = "http://127.0.0.1:9/v1/traces"
@@ -61,5 +60,5 @@ def test_without_the_extra_the_error_names_it(run_folder: Path, form: str, packa
     code = f"import sys; sys.modules[{package!r}] = None; from pipeline.cli.main import main; main()"
     command = [sys.executable, "-c", code, "trace", "export", str(run_folder), "--format", form]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
-    said = f'error: --format {form} needs the package `{package}`, which is not installed: pip install "pipeline[trace]"\n'
+    said = f'error: --format {form} needs the package `{package}`, which is not installed: pip install "speculative-pipeline[trace]"\n'
     assert (done.returncode, done.stdout, done.stderr) == (2, "", said)

@@ -6,12 +6,14 @@ import os
 import re
 from pathlib import Path
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from pipeline.cli.console import Plain
 from pipeline.engines.tokenizer import HFTokenizer
 from tests.support import small_server
+from tests.support.commands import spawned
 from tests.support.fuzzing import command
 
 ROOT = Path(__file__).parent.parent.parent
@@ -37,7 +39,6 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-@pytest.mark.slow
 def test_a_summary_in_json_stays_the_same_json(hostile: Path, tmp_path: Path) -> None:
     (tmp_path / "p.jsonl").write_bytes(b'{"problem": "1 + 1?"}\n{"problem": 5}\n')
     out = tmp_path / "\x9b2J\u202e"
@@ -45,7 +46,6 @@ def test_a_summary_in_json_stays_the_same_json(hostile: Path, tmp_path: Path) ->
     assert json.loads(done.stdout)["run"] == out.name
 
 
-@pytest.mark.slow
 def test_problem_ids_are_kept_as_they_are_and_name_no_file(hostile: Path) -> None:
     ids = pq.read_table(hostile / "chains")["problem_id"].to_pylist()
     assert sum(ESCAPES in problem_id for problem_id in ids) == 3
@@ -53,7 +53,6 @@ def test_problem_ids_are_kept_as_they_are_and_name_no_file(hostile: Path) -> Non
     assert all(re.fullmatch(r"run\.json|run\.lock|calls|steps|chains|part-\d{5}\.parquet", name) for name in names)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("form", ["markdown", "csv", "json"])
 def test_comparing_prints_names_of_folders_as_text(hostile: Path, tmp_path: Path, form: str) -> None:
     done = command("compare", hostile, "--format", form)
@@ -66,7 +65,6 @@ def test_comparing_prints_names_of_folders_as_text(hostile: Path, tmp_path: Path
         assert "<script>" not in done.stdout + written
 
 
-@pytest.mark.slow
 def test_grading_again_prints_ids_as_text(hostile: Path) -> None:
     for path in (hostile / "chains").glob("*.parquet"):
         table = pq.read_table(path)
@@ -107,12 +105,72 @@ def test_a_column_of_hostile_name(tmp_path: Path) -> None:
     assert "it has `\\u001b[2J`" in done.stderr
 
 
-def test_a_file_name_that_is_not_utf8(tmp_path: Path) -> None:
-    name = os.fsdecode(os.fsencode(tmp_path) + b"/p\xff.csv")
-    Path(name).write_text("problem\n1 + 1?\n")
-    done = command("run", TARGET, "--engines", SIM, "--input", name, "--output", tmp_path / "run")
-    assert done.code == 0, done.stderr
-    assert json.loads((tmp_path / "run/run.json").read_text())["input"]["file"].endswith("p\\udcff.csv")
+NOT_UTF8 = os.fsdecode(b"x\xff")
+
+
+@pytest.mark.slow
+def test_a_command_line_that_is_not_utf8_is_kept_escaped(tmp_path: Path) -> None:
+    names = {name: tmp_path / f"{NOT_UTF8}{name}" for name in ("problems.csv", "graph.yaml", "engines.yaml")}
+    names["problems.csv"].write_text("problem\n1 + 1?\n")
+    names["graph.yaml"].write_text(TARGET.read_text())
+    names["engines.yaml"].write_text(SIM.read_text())
+    files = ("--engines", names["engines.yaml"], "--input", names["problems.csv"])
+    done = spawned("run", names["graph.yaml"], *files, "--output", tmp_path / "run")
+    assert (done.returncode, "Traceback" in done.stderr) == (0, False), done.stderr
+    kept = json.loads((tmp_path / "run/run.json").read_text())
+    assert kept["input"]["file"].endswith("x\\udcffproblems.csv")
+    for command_line in (kept["command"], kept["sessions"][0]["command"]):
+        assert sum("x\\udcff" in argument for argument in command_line) == 3
+
+
+def test_parquet_of_a_name_that_is_not_utf8_is_read(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"problem": ["1 + 1?"]}), tmp_path / "p.parquet")
+    path = (tmp_path / "p.parquet").rename(tmp_path / f"{NOT_UTF8}.parquet")
+    assert command("run", TARGET, "--engines", SIM, "--input", path, "--output", tmp_path / "run").code == 0
+
+
+@pytest.fixture(scope="module")
+def misnamed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run folder that was given a name that is not UTF-8."""
+    folder = tmp_path_factory.mktemp("misnamed")
+    (folder / "p.csv").write_text("problem\n1 + 1?\n")
+    assert command("run", TARGET, "--engines", SIM, "--input", folder / "p.csv", "--output", folder / "run").code == 0
+    return (folder / "run").rename(folder / NOT_UTF8)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("report",), ("compare",), ("errors",), ("grade",), ("trace", "export"), ("trace", "export", "--format", "otel"), ("calibrate",)],
+    ids=" ".join,
+)
+def test_a_run_folder_of_a_name_that_is_not_utf8_is_refused_in_a_sentence(misnamed: Path, arguments: tuple[str, ...]) -> None:
+    done = command(*arguments, misnamed)
+    assert done.code == 2
+    assert re.fullmatch(r"error: .*x\\udcff/.*: cannot be read: its path is not UTF-8; rename the folder\n", done.stderr)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("run", TARGET, "--input", "p.csv", "--output", NOT_UTF8),
+        ("run", TARGET, "--input", "p.csv", "--set", f"temperature={NOT_UTF8}"),
+        ("run", NOT_UTF8, "--input", "p.csv"),
+        ("run", TARGET, "--input", "p.csv", "--engines", NOT_UTF8),
+        ("run", TARGET, "--input", "p.csv", "--engines", f"replay:{NOT_UTF8}"),
+        ("sweep", TARGET, "--input", "p.csv", "--batch-size", NOT_UTF8),
+        ("sweep", NOT_UTF8, "--input", "p.csv", "--batch-size", "1"),
+        ("resume", NOT_UTF8),
+        ("check", NOT_UTF8),
+        ("doctor", NOT_UTF8),
+        ("data", "prepare", NOT_UTF8),
+        ("data", "prepare", "arith", "--from", NOT_UTF8),
+        ("data", "prepare", "arith", "--output", f"{NOT_UTF8}.parquet"),
+    ],
+)
+def test_a_word_that_is_not_utf8_is_quoted_in_one_sentence(arguments: tuple[str | Path, ...]) -> None:
+    done = command(*arguments)
+    assert done.code == 2
+    assert "x\\udcff" in done.stderr
 
 
 @pytest.mark.parametrize(("more", "said"), [("", 0), (", trust_remote_code: true", 1)])
@@ -123,6 +181,7 @@ def test_remote_code_is_off_and_announced_where_it_is_on(tmp_path: Path, more: s
         assert done.stderr.count("engine 'target': trust_remote_code is on, code that comes with '/nowhere/x' will run") == said
 
 
+@pytest.mark.slow
 def test_no_secret_is_in_anything_that_is_kept_or_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The server repeats its key and another secret in every error, as they are, as JSON writes them, and in answers that are none."""
     monkeypatch.setenv("LOGIN", CANARY)

@@ -452,7 +452,7 @@ def test_the_hub_without_its_library_is_one_sentence(monkeypatch: pytest.MonkeyP
     monkeypatch.setitem(sys.modules, "datasets", None)
     assert wrong(find_recipe("gsm8k"), "hub", tmp_path / "out.parquet", UsageError) == (
         "--from hub: the library `datasets` is not installed; "
-        'pip install "pipeline[data]", or download the data set and give its file: --from PATH'
+        'pip install "speculative-pipeline[data]", or download the data set and give its file: --from PATH'
     )
 
 

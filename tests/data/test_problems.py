@@ -417,6 +417,7 @@ def test_a_parquet_row_beyond_its_bound_never_becomes_python(write: Write, monke
     assert [item.problem for item in (first, last) if isinstance(item, Problem)] == ["x", "z"]
 
 
+@pytest.mark.slow
 def test_a_text_that_a_dictionary_repeats_is_not_expanded_at_once(write: Write) -> None:
     """6 MiB once in the file, once for each of 256 rows were they read together."""
     texts = pa.DictionaryArray.from_arrays(pa.array([0] * 256, pa.int32()), pa.array(["x" * (6 << 20)]))

@@ -55,7 +55,6 @@ def test_graphviz_understands_every_checked_in_graph(plan: Load, name: str) -> N
 
 
 @needs_dot
-@pytest.mark.slow
 @pytest.mark.parametrize("name", GRAPHS)
 def test_svg_is_a_picture_with_the_name_of_every_stage(plan: Load, name: str) -> None:
     picture = ElementTree.fromstring(svg(drawn(plan(name))))

@@ -76,10 +76,10 @@ BACKENDS: dict[str, Callable[[pytest.FixtureRequest], Converse]] = {
     "vllm": vllm_converse,
     "openai": openai_converse,
 }
-NEED_VLLM = {"vllm", "openai"}
+MARKS = {"torch": pytest.mark.torch, "vllm": pytest.mark.vllm, "openai": pytest.mark.vllm}
 
 
-@pytest.fixture(params=[pytest.param(name, marks=pytest.mark.vllm if name in NEED_VLLM else ()) for name in BACKENDS])
+@pytest.fixture(params=[pytest.param(name, marks=MARKS.get(name, ())) for name in BACKENDS])
 def converse(request: pytest.FixtureRequest) -> Converse:
     return BACKENDS[request.param](request)
 

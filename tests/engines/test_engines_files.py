@@ -7,8 +7,8 @@ import pytest
 
 from pipeline.engines.model_card import is_hub_name
 from pipeline.engines.model_table import PUBLISHED
-from pipeline.engines.vllm.memory import findings, look_up
-from pipeline.engines.vllm.plan import MemoryPlan
+from pipeline.engines.vllm.check import findings, look_up
+from pipeline.engines.vllm.memory_plan import MemoryPlan
 from pipeline.engines.vllm.spec import VllmSpec
 from pipeline.graph.loader import load_engines
 from pipeline.graph.plugins import engine_specs
@@ -58,7 +58,7 @@ def test_its_models_are_known_by_name(path: Path) -> None:
     assert all(model.startswith("bundled:") or (is_hub_name(model) and model in PUBLISHED) for model in models)
 
 
-def test_there_is_one_for_every_pair_of_the_papers() -> None:
+def test_there_is_one_for_these_pairs_of_the_papers() -> None:
     pairs = {tuple(spec.model.rpartition("/")[2] for spec in load_engines(path, engine_specs()).values()) for path in VLLM}  # type: ignore[attr-defined]
     assert pairs >= {
         ("QwQ-32B", "DeepSeek-R1-Distill-Qwen-1.5B"),
@@ -82,6 +82,6 @@ def test_there_is_one_for_every_pair_of_the_papers() -> None:
     ],
 )
 def test_what_the_plan_promises_the_target(name: str, tokens: int) -> None:
-    """The README's and the log's figures; they change with the assumptions in `vllm_plan`."""
+    """The README's and the log's figures; they change with the assumptions in `vllm/memory_plan.py`."""
     [found] = {row.cache_tokens for row in planned(ROOT / f"graphs/engines/{name}.yaml").rows_of("target")}
     assert found == tokens

@@ -22,10 +22,9 @@ import pytest
 from pipeline.engine import Candidate, Completion, Request
 from pipeline.engines.openai import client as openai_client
 from pipeline.engines.openai.backend import open_openai
-from pipeline.engines.openai.engine import OpenAIEngine
-from pipeline.engines.openai.replicas import Router
+from pipeline.engines.openai.engine import OpenAIEngine, Router
+from pipeline.engines.openai.request import Capabilities, shared_capabilities
 from pipeline.engines.openai.spec import OpenAISpec
-from pipeline.engines.openai.terms import Capabilities, weakest
 from pipeline.engines.tokenizer import HFTokenizer
 from pipeline.errors import ContextOverflow, EngineDead, EngineUnavailable, GraphError, PipelineError, RequestRefused
 from tests.support.paths import ROOT
@@ -316,7 +315,7 @@ def first(answer: dict[str, Any]) -> Any:
         (edited(lambda answer: first(answer).update(logprobs=None)), RequestRefused, "has log probabilities of 0 tokens, not of "),
         (edited(lambda answer: first(answer).update(stop_reason="Next")), RequestRefused, "at 'Next', which was not asked for"),
     ],
-    ids=str,
+    ids=lambda value: getattr(value, "__qualname__", str(value)),
 )
 def test_an_answer_that_is_none_is_an_error_of_its_kind(fault: Fault, error: type[PipelineError], says: str) -> None:
     outcome = after(fault)
@@ -622,7 +621,8 @@ def test_a_chain_stays_with_its_replica() -> None:
             for chain in "abcd":
                 await engine.generate(ask(affinity=chain))
         assert [len(server.bodies) - count for server, count in zip(servers, before, strict=True)] == [6, 6]
-        assert engine.facts["replicas"] == 2
+        assert (engine.facts["replicas"], engine.facts["answers"]) == (2, "model")
+        assert engine.facts["servers"] == tuple(server.base_url for server in servers)
 
     with ExitStack() as stack:
         servers = [stack.enter_context(small_server(VLLM, TOKENIZER)) for _ in range(2)]
@@ -655,7 +655,6 @@ def test_a_chain_moves_when_its_replica_dies_and_new_ones_go_there_when_it_is_ba
         talk(spec_of(*servers), conversation)
 
 
-@pytest.mark.slow
 def test_calls_wait_for_a_server_that_is_restarted() -> None:
     async def conversation(engine: OpenAIEngine) -> None:
         server.stop()
@@ -673,7 +672,6 @@ def test_calls_wait_for_a_server_that_is_restarted() -> None:
         talk(spec_of(server), conversation)
 
 
-@pytest.mark.slow
 def test_an_engine_is_dead_when_no_replica_comes_back() -> None:
     async def conversation(engine: OpenAIEngine) -> None:
         for server in servers:
@@ -744,7 +742,7 @@ def test_all_roles_open_together_and_close_together() -> None:
 
 
 def test_the_router_forgets_the_chain_that_asked_longest_ago() -> None:
-    router = Router(2, most_chains=2)
+    router = Router(2, max_chains=2)
     homes = []
     for chain in "abcda":
         home = router.take(chain)
@@ -768,10 +766,10 @@ def test_the_router_sends_a_new_chain_where_least_is_in_flight() -> None:
 
 
 def test_two_servers_can_do_what_both_can() -> None:
-    one = Capabilities(prompts="ids", fields=frozenset("ab"), top_logprobs=20, tells_stop=True)
+    one = Capabilities(prompts="ids", fields=frozenset("ab"), top_logprobs=20, reports_stop=True)
     other = Capabilities(prompts="text", fields=frozenset("bc"), top_logprobs=5)
-    assert weakest(one, other) == Capabilities(prompts="text", fields=frozenset("b"), top_logprobs=5)
-    assert weakest(one, one) == one
+    assert shared_capabilities(one, other) == Capabilities(prompts="text", fields=frozenset("b"), top_logprobs=5)
+    assert shared_capabilities(one, one) == one
 
 
 def test_the_package_is_loaded_only_when_a_server_is_opened() -> None:
@@ -781,6 +779,6 @@ def test_the_package_is_loaded_only_when_a_server_is_opened() -> None:
 
 
 def test_a_package_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "openai", None)
+    monkeypatch.setitem(sys.modules, "httpx2", None)
     with pytest.raises(GraphError, match=r'pip install "pipeline\[openai\]"'):
         answers(VLLM)

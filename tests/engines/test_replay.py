@@ -7,9 +7,8 @@ import anyio
 import pytest
 
 from pipeline.engine import Request, Timing, Usage
-from pipeline.engines.replay.answers import answer_of, misfit
 from pipeline.engines.replay.calls import RecordedCall, RecordedCalls
-from pipeline.engines.replay.engine import Recorded, ReplayEngine
+from pipeline.engines.replay.engine import RecordedText, ReplayEngine, mismatch, output_of
 from pipeline.engines.sim.tokenizer import VOCAB_SIZE, SimTokenizer
 from pipeline.errors import ContextOverflow, EngineDead, NeverGenerated
 from pipeline.trace.events import CallRow
@@ -51,7 +50,7 @@ def call(**fields: Any) -> RecordedCall:
 
 def texts(limit: int, **fields: Any) -> list[tuple[str, str, int]] | None:
     """Text, finish reason and sampled tokens of each candidate."""
-    answer = answer_of(call(), request(max_tokens=limit, **fields), limit, TOKENIZER)
+    answer = output_of(call(), request(max_tokens=limit, **fields), limit, TOKENIZER)
     if answer is None:
         return None
     return [(c.text, c.finish_reason, length) for c, length in zip(answer.candidates, answer.lengths, strict=True)]
@@ -77,14 +76,14 @@ def test_a_lower_limit_cuts_and_the_end_of_the_sequence_takes_a_token(limit: int
 def test_a_higher_limit_needs_text_that_is_not_there_unless_every_candidate_ended() -> None:
     assert texts(len(SAID) + 1) is None
     ended = call(finish_reason=("stop", "stop"), stop_reason=("\n\n", None))
-    assert answer_of(ended, request(max_tokens=1000), 1000, TOKENIZER) is not None
+    assert output_of(ended, request(max_tokens=1000), 1000, TOKENIZER) is not None
 
 
 def test_a_text_whose_tokens_were_counted_elsewhere_is_given_as_it_is_where_the_limit_is_the_same() -> None:
     """A server that returns text: it cut at its own 64 tokens, which are fewer here."""
     served = call(max_tokens=64)
-    assert answer_of(served, request(max_tokens=64), 64, TOKENIZER) is not None
-    assert answer_of(served, request(max_tokens=65), 65, TOKENIZER) is None
+    assert output_of(served, request(max_tokens=64), 64, TOKENIZER) is not None
+    assert output_of(served, request(max_tokens=65), 65, TOKENIZER) is None
 
 
 @pytest.mark.parametrize(
@@ -100,12 +99,12 @@ def test_a_text_whose_tokens_were_counted_elsewhere_is_given_as_it_is_where_the_
     ],
 )
 def test_what_asks_otherwise_gets_nothing(fields: dict[str, Any], says: str | None) -> None:
-    found = misfit(call(), request(**fields), "draft")
+    found = mismatch(call(), request(**fields), "draft")
     assert found is None if says is None else says in str(found)
 
 
 def test_another_engine_would_have_said_something_else() -> None:
-    assert misfit(call(), request(), "target") == "the recorded call went to the engine `draft`"
+    assert mismatch(call(), request(), "target") == "the recorded call went to the engine `draft`"
 
 
 def row(blank: Any, **fields: Any) -> CallRow:
@@ -159,7 +158,7 @@ def test_a_run_without_calls_answers_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.anyio
 async def test_a_call_takes_as_long_as_it_took(calls: RecordedCalls) -> None:
-    engine = ReplayEngine("draft", Recorded("draft", calls, TOKENIZER, VOCAB_SIZE), max_model_len=100)
+    engine = ReplayEngine("draft", RecordedText("draft", calls, TOKENIZER, VOCAB_SIZE), max_model_len=100)
     start = anyio.current_time()
     completion = await engine.generate(request(max_tokens=len(SAID)))
     assert anyio.current_time() == start + 0.25
@@ -174,7 +173,7 @@ async def test_a_call_takes_as_long_as_it_took(calls: RecordedCalls) -> None:
 
 @pytest.mark.anyio
 async def test_who_waits_for_an_engine_that_closes_is_told(calls: RecordedCalls) -> None:
-    engine = ReplayEngine("draft", Recorded("draft", calls, TOKENIZER, VOCAB_SIZE), max_model_len=100)
+    engine = ReplayEngine("draft", RecordedText("draft", calls, TOKENIZER, VOCAB_SIZE), max_model_len=100)
     told: list[str] = []
 
     async def ask() -> None:

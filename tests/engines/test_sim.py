@@ -265,3 +265,17 @@ def test_it_also_runs_on_real_time() -> None:
             assert end - start >= iteration(8, 8) + decoding(8, 2) - 1e-3
 
     anyio.run(main, backend="asyncio")
+
+
+async def test_it_states_what_simulates_and_no_number_that_json_lacks() -> None:
+    async with opened() as engine:
+        assert engine.facts == {
+            "answers": "simulated",
+            "devices": ("d",),
+            "device_model": "d",
+            "device": "d",
+            "flops_per_s": 2.0**21,
+            "kv_cache_tokens": 1000,
+        }
+    async with opened(device=FREE) as engine:
+        assert "flops_per_s" not in engine.facts

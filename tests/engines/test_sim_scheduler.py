@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.engines.sim.device import SimDevice
-from pipeline.engines.sim.scheduler import OLDEST_EVERY, Scheduler
-from pipeline.engines.sim.segment import Job
+from pipeline.engines.sim.roofline import BatchCost
+from pipeline.engines.sim.scheduler import OLDEST_EVERY, Job, Scheduler, segment
 from pipeline.engines.sim.spec import SimDeviceSpec, SimSpec
 
 # Powers of two, so that floats are exact and results can be compared with ==.
@@ -150,8 +150,8 @@ def jumping(specs: list[SimSpec], orders: list[Order]) -> dict[int, tuple[float,
     jobs: dict[int, Job] = {}
     moments = {order.arrival for order in orders} | {order.cancel for order in orders}
     for moment in [*sorted(moments - {math.inf}), math.inf]:
-        while device.wake() < moment:
-            device.advance(device.wake())
+        while device.next_event() < moment:
+            device.advance(device.next_event())
         for order in orders:
             if order.arrival == moment:
                 prompt = (order.number,) * order.prompt
@@ -163,7 +163,7 @@ def jumping(specs: list[SimSpec], orders: list[Order]) -> dict[int, tuple[float,
     for share in shares:
         scheduler = share.scheduler
         assert (scheduler.running, scheduler.waiting, scheduler.size, scheduler.cache.reserved) == (0, 0, 0, 0)
-        assert scheduler.cache.kept <= scheduler.cache.capacity
+        assert scheduler.cache.cached <= scheduler.cache.capacity
     return {number: (job.scheduled, job.first_token, job.finished) if not job.cancelled else CANCELLED for number, job in jobs.items()}
 
 
@@ -214,3 +214,60 @@ def test_nobody_passes_the_oldest_while_it_waits_for_room() -> None:
     moments = jumping([spec(kv_cache_tokens=100)], [Order(200, 0, 0.0, 60, (12,), 0, math.inf), answer, *verifications])
     started = sorted((scheduled, number) for number, (scheduled, _, _) in moments.items())
     assert [number for _, number in started].index(0) == OLDEST_EVERY - 1
+
+
+# The worked examples in the docstrings of roofline.py, scheduler.py and device.py.
+
+ONE_SECOND = spec(
+    device=SimDeviceSpec(name="d", flops_per_s=math.inf, bytes_per_s=1.0), parameters=1.0, bytes_per_parameter=1.0, kv_bytes_per_token=0.0
+)
+"""Every iteration takes a second."""
+
+
+def job(number: int, arrival: float, *lengths: int) -> Job:
+    return Job((0, arrival, str(number), number), (number,) * 4, 3, lengths, tuple(() for _ in lengths), lambda: None)
+
+
+def bounds(scheduler: Scheduler) -> list[tuple[float, float, int]]:
+    return [(each.start, each.end, each.iterations) for each in scheduler.forecast]
+
+
+def test_the_example_of_costs() -> None:
+    cost = BatchCost(compute=1.5, memory=1.0, growth=0.25, overhead=0.0)
+    assert [cost.duration(n) for n in range(1, 6)] == [1.5, 3.0, 4.5, 6.25, 8.25]
+
+
+@pytest.mark.parametrize(("at", "end"), [(10.0, 12.0), (11.5, 12.0), (12.0, 12.0), (13.0, 14.0), (14.0, 14.0), (99.0, 20.0)])
+def test_the_example_of_a_cut(at: float, end: float) -> None:
+    assert segment(10.0, 5, BatchCost(2.0, 1.0, 0.0, 0.0)).cut(at).end == end
+
+
+def test_the_example_of_a_forecast() -> None:
+    device = SimDevice(ONE_SECOND.device)
+    share = device.join(Scheduler(ONE_SECOND))
+    first, second = job(1, 0.0, 3, 5), job(2, 3.5, 2)
+    device.add(share, first, 0.0)
+    device.advance(device.next_event())
+    assert bounds(share.scheduler) == [(0.0, 1.0, 1), (1.0, 3.0, 2), (3.0, 5.0, 2)]
+    assert device.next_event() == 5.0
+    device.add(share, second, 3.5)
+    assert bounds(share.scheduler) == [(3.0, 4.0, 1)]
+    while (event := device.next_event()) < math.inf:
+        device.advance(event)
+    assert (first.first_token, first.finished) == (1.0, 5.0)
+    assert (second.scheduled, second.first_token, second.finished) == (4.0, 5.0, 6.0)
+
+
+def test_the_example_of_two_engines_that_share_a_device() -> None:
+    device = SimDevice(ONE_SECOND.device)
+    shares = [device.join(Scheduler(ONE_SECOND)) for _ in range(2)]
+    long, short = job(1, 0.0, 4), job(2, 1.0, 1)
+    device.add(shares[0], long, 0.0)
+    device.advance(device.next_event())
+    assert device.next_event() == 4.0
+    device.add(shares[1], short, 1.0)
+    device.advance(device.next_event())
+    assert device.next_event() == 3.0
+    while (event := device.next_event()) < math.inf:
+        device.advance(event)
+    assert (short.finished, long.finished) == (3.0, 5.0)

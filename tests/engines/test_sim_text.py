@@ -187,7 +187,6 @@ def drafted(correlation: float, accuracy: float = 0.8, candidates: int = 5, step
     return rows
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("correlation", [0.0, 0.5, 1.0])
 def test_correlation_changes_who_fails_together_but_not_how_often(correlation: float) -> None:
     rows = drafted(correlation)

@@ -49,32 +49,25 @@ def reference_logprobs(reference: Any, ids: Sequence[int]) -> Any:
 
 
 class Bench:
-    """A loop over a bundled model in this very process: the worker without its socket."""
+    """A bundled model in this very process: the worker without its socket."""
 
     def __init__(self, **options: Any) -> None:
         from pipeline.engines.process.wire import Setup
-        from pipeline.engines.torch.model import load
+        from pipeline.engines.torch.model import load_model
 
         spec = TorchSpec(**{"model": "bundled:tiny-target"} | options)
-        self.loaded = load(Setup("target", spec, resolve("target", spec.model), ()))
-        self.loop = self.loaded.loop
+        self.runner = load_model(Setup.of("target", spec, resolve("target", spec.model)))
         self._number = 0
 
     def run(self, requests: Sequence[Request]) -> list[Completion]:
         """All at once; the answers in the order of the requests. `order` tells in which order they finished."""
-        import torch
-
-        from pipeline.engines.torch.jobs import Job, Stops
-
         first = self._number
         for request in requests:
-            stops = Stops(request.stop, request.stop_ids, self.loaded.eos, self.loaded.decode)
-            self.loop.add(Job(self._number, request, stops, self.loaded.decode, self.loop.max_model_len))
+            self.runner.add(self._number, request)
             self._number += 1
         done: dict[int, Completion] = {}
-        with torch.inference_mode():
-            while not self.loop.idle:
-                done |= {job.number - first: job.completion() for job in self.loop.step()}
+        while not self.runner.idle:
+            done |= {number - first: completion for number, completion in self.runner.step()}
         self.order = list(done)
         return [done[index] for index in range(len(requests))]
 
@@ -87,6 +80,7 @@ def request(prompt: Sequence[int], **options: Any) -> Request:
     return Request(**{"request_id": "r", "prompt_ids": list(prompt), "max_tokens": 8} | options)
 
 
+@pytest.mark.torch
 def test_greedy_text_is_what_transformers_generates(portal: BlockingPortal, torch_engines: Mapping[str, Engine], reference: Any) -> None:
     import torch
 
@@ -99,6 +93,7 @@ def test_greedy_text_is_what_transformers_generates(portal: BlockingPortal, torc
         assert "\\boxed" in answer.candidates[0].text
 
 
+@pytest.mark.torch
 def test_ragged_sequences_agree_with_plain_forward_passes(reference: Any) -> None:
     prompts = [random_prompt(n, length) for n, length in enumerate([2, 31, 7, 120, 300, 64])]
     requests = [request(prompt, n=2, temperature=1.0, seed=n, max_tokens=5 + n) for n, prompt in enumerate(prompts)]
@@ -125,6 +120,7 @@ def small_model(folder: Path, kind: str, **options: Any) -> Any:
     return model
 
 
+@pytest.mark.torch
 @pytest.mark.parametrize("kind", ["llama", "mistral"])
 def test_shared_key_heads_and_sliding_windows_are_computed_rightly(tmp_path: Path, kind: str) -> None:
     model = small_model(tmp_path, kind, **({"sliding_window": 16} if kind == "mistral" else {}))
@@ -137,14 +133,16 @@ def test_shared_key_heads_and_sliding_windows_are_computed_rightly(tmp_path: Pat
             assert candidate.cumulative_logprob == pytest.approx(total, abs=1e-3)
 
 
+@pytest.mark.torch
 def test_attention_that_is_not_supported_is_refused(tmp_path: Path) -> None:
-    from pipeline.engines.torch.model import CannotLoad
+    from pipeline.engines.process.worker import CannotLoad
 
     small_model(tmp_path, "gemma2", head_dim=16)
     with pytest.raises(CannotLoad, match="soft caps"):
         Bench(model=str(tmp_path))
 
 
+@pytest.mark.torch
 def test_scored_tokens_agree_with_plain_forward_passes(reference: Any) -> None:
     prompt, scored = random_prompt(1, 40), random_prompt(2, 30)
     expected = reference_logprobs(reference, prompt + scored)
@@ -156,6 +154,7 @@ def test_scored_tokens_agree_with_plain_forward_passes(reference: Any) -> None:
         assert answer.usage.cached_input_tokens == cached
 
 
+@pytest.mark.torch
 def test_prefill_in_chunks_equals_prefill_at_once() -> None:
     requests = [request(random_prompt(n, 50 + 37 * n), temperature=1.0, seed=n) for n in range(6)]
     whole, chunks = (Bench(max_num_batched_tokens=size).run(requests) for size in (4096, 24))
@@ -164,12 +163,14 @@ def test_prefill_in_chunks_equals_prefill_at_once() -> None:
         assert one.candidates[0].cumulative_logprob == pytest.approx(other.candidates[0].cumulative_logprob, abs=1e-3)
 
 
+@pytest.mark.torch
 def test_more_candidates_than_places_run_one_after_the_other() -> None:
     wide, narrow = (Bench(max_num_seqs=size).run([request(random_prompt(1, 60), n=7, temperature=1.0)])[0] for size in (8, 3))
     assert [c.ids for c in narrow.candidates] == [c.ids for c in wide.candidates]
     assert narrow.usage.input_tokens == 60
 
 
+@pytest.mark.torch
 def test_eviction_under_pressure_changes_no_text() -> None:
     prompts = [random_prompt(n % 5, 40) + random_prompt(n, 20) for n in range(24)]
     requests = [request(prompt, n=2, temperature=1.0, seed=n, affinity=str(n % 7)) for n, prompt in enumerate(prompts)]
@@ -177,6 +178,7 @@ def test_eviction_under_pressure_changes_no_text() -> None:
     assert [[c.ids for c in a.candidates] for a in roomy] == [[c.ids for c in a.candidates] for a in tight]
 
 
+@pytest.mark.torch
 def test_a_verification_keeps_the_prefix_of_its_chain() -> None:
     bench = Bench(max_num_seqs=4, kv_cache_slots=8)
     context = random_prompt(1, 100)
@@ -191,6 +193,7 @@ def test_a_verification_keeps_the_prefix_of_its_chain() -> None:
     assert again.usage.cached_input_tokens == 99
 
 
+@pytest.mark.torch
 def test_leftover_candidates_are_evicted_before_other_chains_prefixes() -> None:
     bench = Bench(max_num_seqs=4, kv_cache_slots=8)
     for chain in range(4):
@@ -199,6 +202,7 @@ def test_leftover_candidates_are_evicted_before_other_chains_prefixes() -> None:
     assert [a.usage.cached_input_tokens for a in again] == [79] * 4
 
 
+@pytest.mark.torch
 def test_lower_priority_numbers_go_first_and_none_waits_for_ever() -> None:
     bench = Bench(max_num_seqs=1)
     late = [request(random_prompt(n, 10), max_tokens=1, priority=n % 2) for n in range(30)]
@@ -235,6 +239,7 @@ def test_slots_hold_what_they_say() -> None:
             assert (store[slot, : len(content)] == content).all()
 
 
+@pytest.mark.torch
 def test_top_p_leaves_only_the_likeliest(reference: Any) -> None:
     prompt = random_prompt(5, 20)
     (answer,) = Bench().run([request(prompt, n=30, max_tokens=1, temperature=1.0, top_p=0.4)])
@@ -243,6 +248,7 @@ def test_top_p_leaves_only_the_likeliest(reference: Any) -> None:
     assert {c.ids[0] for c in answer.candidates} <= set(nucleus)
 
 
+@pytest.mark.torch
 def test_samples_follow_the_distribution(reference: Any) -> None:
     prompt = random_prompt(6, 20)
     (answer,) = Bench().run([request(prompt, n=600, max_tokens=1, temperature=1.0)])
@@ -251,6 +257,7 @@ def test_samples_follow_the_distribution(reference: Any) -> None:
     assert np.abs(counts / 600 - probabilities.numpy()).max() < 0.07
 
 
+@pytest.mark.torch
 def test_facts_say_where_and_with_how_much_it_computes(portal: BlockingPortal) -> None:
     async def main() -> Mapping[str, Any]:
         async with open_torch({"draft": structs.replace(DRAFT, core=min(os.sched_getaffinity(0)), kv_cache_slots=10)}) as engines:
@@ -262,6 +269,7 @@ def test_facts_say_where_and_with_how_much_it_computes(portal: BlockingPortal) -
     assert "accelerators" not in facts
 
 
+@pytest.mark.torch
 def test_a_killed_worker_is_found_dead_at_once(portal: BlockingPortal) -> None:
     async def main() -> float:
         async with open_torch({"draft": DRAFT}) as engines:
@@ -293,6 +301,7 @@ def test_a_killed_worker_is_found_dead_at_once(portal: BlockingPortal) -> None:
     assert portal.call(main) < 1.0
 
 
+@pytest.mark.torch
 def test_a_restarted_worker_stands_where_it_stood_and_its_totals_go_on(portal: BlockingPortal) -> None:
     async def main() -> None:
         async with open_torch({"draft": DRAFT}) as engines:
@@ -320,6 +329,7 @@ def test_a_restarted_worker_stands_where_it_stood_and_its_totals_go_on(portal: B
     portal.call(main)
 
 
+@pytest.mark.torch
 def test_a_worker_that_is_being_restarted_does_not_outlive_its_engine(portal: BlockingPortal) -> None:
     async def main() -> list[int]:
         async with open_torch({"draft": DRAFT}) as engines, anyio.create_task_group() as tasks:
@@ -337,6 +347,7 @@ def test_a_worker_that_is_being_restarted_does_not_outlive_its_engine(portal: Bl
     assert not any(psutil.pid_exists(pid) for pid in portal.call(main))
 
 
+@pytest.mark.torch
 def test_what_is_raised_while_engines_are_open_comes_out_as_it_is(portal: BlockingPortal) -> None:
     async def main() -> None:
         async with open_torch({"draft": DRAFT}) as engines:
@@ -347,6 +358,7 @@ def test_what_is_raised_while_engines_are_open_comes_out_as_it_is(portal: Blocki
         portal.call(main)
 
 
+@pytest.mark.torch
 @pytest.mark.parametrize(
     ("spec", "says"),
     [
@@ -367,10 +379,11 @@ def test_a_failed_start_says_why(portal: BlockingPortal, spec: TorchSpec, says: 
     assert "draft" in str(caught.value)
 
 
+@pytest.mark.torch
 def test_a_missing_device_says_so() -> None:
     import torch
 
-    from pipeline.engines.torch.model import CannotLoad
+    from pipeline.engines.process.worker import CannotLoad
 
     if torch.cuda.is_available():
         pytest.skip("there is a CUDA device here")
@@ -387,13 +400,14 @@ def test_cores_are_shared_out_only_if_there_are_enough() -> None:
 
 
 def stops_of(*strings: str) -> Callable[[list[int]], Any]:
-    from pipeline.engines.torch.jobs import Stops
+    from pipeline.engines.torch.sequences import Stops
 
     pieces = ["a", "b\n", "\n", "\n\nc", " "]
     stops = Stops(strings, (), frozenset(), lambda ids: "".join(pieces[i] for i in ids))
     return lambda ids: stops.reason(ids) if stops.may_end(ids[-1]) else None
 
 
+@pytest.mark.torch
 def test_stop_strings_may_span_tokens_or_end_inside_one() -> None:
     reason = stops_of("\n\n", "a a a")
     assert [reason(ids) for ids in ([0, 1], [0, 1, 2], [0, 3], [2], [0, 4, 0, 4, 0])] == [None, "\n\n", "\n\n", None, "a a a"]

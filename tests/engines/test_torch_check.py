@@ -7,7 +7,7 @@ import pytest
 
 from pipeline.engine import Finding
 from pipeline.engines.model_card import ModelCard, Shape
-from pipeline.engines.torch.check import examine_torch, torch_examination
+from pipeline.engines.torch.backend import examine_torch, torch_examination
 from pipeline.engines.torch.spec import TorchSpec
 from pipeline.machine import GIB, Gpu, Machine
 

@@ -5,7 +5,7 @@ import math
 import os
 import shutil
 import signal
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -21,25 +21,15 @@ from pipeline.engine import Completion, Engine, Request
 from pipeline.engines.models import resolve
 from pipeline.engines.process.engine import WorkerEngine
 from pipeline.engines.vllm.backend import open_vllm
-from pipeline.engines.vllm.spec import SpeculativeSpec, VllmSpec
+from pipeline.engines.vllm.spec import VllmSpec
 from pipeline.errors import EngineDead, GraphError
-from tests.support.engines import VLLM, ask_all, prompt_of
+from tests.support.engines import PLAIN, ask_all, prompt_of
 
 pytestmark = [pytest.mark.vllm, pytest.mark.skipif(find_spec("vllm") is None, reason="vllm is not installed here")]
 _ADAPTER = "adapter_model.safetensors"
+TOKENS = {"ngram": 5, "draft_model": 3}
+"""At most so many are speculated at a time."""
 PROBLEMS = [f"Finn has {n} coins. Finn finds {n // 2 + 1}. Finn loses 3. How many coins has Finn now?" for n in range(5, 25)]
-
-
-def speculating(**options: object) -> VllmSpec:
-    speculative = SpeculativeSpec(num_speculative_tokens=4, **options)  # type: ignore[arg-type]
-    return VllmSpec(
-        model="bundled:tiny-target",
-        dtype="float32",
-        max_num_seqs=8,
-        max_model_len=512,
-        kv_cache_gib=0.25,
-        speculative_config=speculative,
-    )
 
 
 def adapter(folder: Path) -> Path:
@@ -53,18 +43,6 @@ def adapter(folder: Path) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module")
-def speculators(portal: BlockingPortal, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mapping[str, Engine]]:
-    """The target with two kinds of speculation inside it, and one with an adapter."""
-    specs = {
-        "ngram": speculating(method="ngram"),
-        "draft_model": speculating(method="draft_model", model="bundled:tiny-draft"),
-        "lora": structs.replace(VLLM["target"], lora_path=str(adapter(tmp_path_factory.mktemp("adapter")))),
-    }
-    with portal.wrap_async_context_manager(open_vllm(specs)) as engines:
-        yield engines
-
-
 def asked(engine: Engine, problem: str, **options: object) -> Request:
     defaults = {"request_id": problem, "prompt_ids": prompt_of(engine, problem), "max_tokens": 60, "seed": 5}
     return Request(**defaults | options)  # type: ignore[arg-type]
@@ -72,9 +50,9 @@ def asked(engine: Engine, problem: str, **options: object) -> Request:
 
 @pytest.mark.parametrize("kind", ["ngram", "draft_model"])
 def test_speculation_changes_no_greedy_text(
-    portal: BlockingPortal, vllm_engines: Mapping[str, Engine], speculators: Mapping[str, Engine], kind: str
+    portal: BlockingPortal, vllm_engines: Mapping[str, Engine], speculating: Mapping[str, Engine], kind: str
 ) -> None:
-    plain, engine = vllm_engines["target"], speculators[kind]
+    plain, engine = vllm_engines["target"], speculating[kind]
     for options in ({}, {"stop": ("\n\n",)}):
         said = [portal.call(ask_all, one, [asked(one, problem, **options) for problem in PROBLEMS]) for one in (plain, engine)]
         texts = [[answer.candidates[0].text for answer in answers] for answers in said]
@@ -83,7 +61,7 @@ def test_speculation_changes_no_greedy_text(
 
 @pytest.mark.parametrize("kind", ["ngram", "draft_model"])
 def test_speculation_keeps_the_distribution(
-    portal: BlockingPortal, vllm_engines: Mapping[str, Engine], speculators: Mapping[str, Engine], kind: str
+    portal: BlockingPortal, vllm_engines: Mapping[str, Engine], speculating: Mapping[str, Engine], kind: str
 ) -> None:
     """Mean log probability of sampled texts under the model itself: arbitrary temperatures would lie far below."""
 
@@ -92,37 +70,27 @@ def test_speculation_keeps_the_distribution(
         found = [c for answer in portal.call(ask_all, engine, requests) for c in answer.candidates]
         return sum(c.cumulative_logprob for c in found) / sum(len(c.ids) for c in found)
 
-    assert mean_logprob(speculators[kind]) == pytest.approx(mean_logprob(vllm_engines["target"]), abs=0.05)
+    assert mean_logprob(speculating[kind]) == pytest.approx(mean_logprob(vllm_engines["target"]), abs=0.05)
 
 
 @pytest.mark.parametrize("kind", ["ngram", "draft_model"])
-def test_speculation_is_counted(portal: BlockingPortal, speculators: Mapping[str, Engine], kind: str) -> None:
-    engine = speculators[kind]
+def test_speculation_is_counted(portal: BlockingPortal, speculating: Mapping[str, Engine], kind: str) -> None:
+    engine = speculating[kind]
     portal.call(engine.generate, asked(engine, PROBLEMS[0]))
     counted = engine.statistics().speculation
     assert counted is not None
-    assert 0 < counted.accepted_tokens < counted.draft_tokens <= 4 * counted.drafts
+    assert 0 < counted.accepted_tokens < counted.draft_tokens <= TOKENS[kind] * counted.drafts
     assert sum(counted.accepted_by_position) == counted.accepted_tokens
     assert sorted(counted.accepted_by_position, reverse=True) == list(counted.accepted_by_position)
 
 
 @pytest.mark.parametrize("kind", ["ngram", "draft_model"])
-def test_a_choice_works_under_speculation(portal: BlockingPortal, speculators: Mapping[str, Engine], kind: str) -> None:
-    engine = speculators[kind]
+def test_a_choice_works_under_speculation(portal: BlockingPortal, speculating: Mapping[str, Engine], kind: str) -> None:
+    engine = speculating[kind]
     options = tuple(engine.tokenizer.encode(digit)[-1] for digit in "0123")
     answer: Completion = portal.call(engine.generate, asked(engine, PROBLEMS[0], max_tokens=1, option_ids=options))
     assert answer.candidates[0].ids[0] in options
     assert 0 < sum(map(math.exp, answer.option_logprobs)) < 1
-
-
-def test_a_lora_adapter_is_part_of_every_request(
-    portal: BlockingPortal, vllm_engines: Mapping[str, Engine], speculators: Mapping[str, Engine]
-) -> None:
-    plain, adapted = (
-        [answer.candidates[0].text for answer in portal.call(ask_all, engine, [asked(engine, problem) for problem in PROBLEMS])]
-        for engine in (vllm_engines["target"], speculators["lora"])
-    )
-    assert sum(a == b for a, b in zip(plain, adapted, strict=True)) <= 2
 
 
 def test_facts_and_gauges(portal: BlockingPortal, vllm_engines: Mapping[str, Engine]) -> None:
@@ -162,12 +130,19 @@ def alive(processes: list[psutil.Process]) -> list[psutil.Process]:
     return [p for p in psutil.wait_procs(processes, timeout=10)[1] if p.status() != psutil.STATUS_ZOMBIE]
 
 
-def test_a_killed_engine_process_is_found_dead_and_leaves_nothing_behind(portal: BlockingPortal) -> None:
+def test_an_adapter_is_part_of_every_request_and_a_killed_engine_leaves_nothing_behind(
+    portal: BlockingPortal, vllm_engines: Mapping[str, Engine], tmp_path: Path
+) -> None:
+    """One engine of its own for both."""
+    plain = portal.call(ask_all, vllm_engines["target"], [asked(vllm_engines["target"], problem) for problem in PROBLEMS])
+    spec = structs.replace(PLAIN.specs()["target"], lora_path=str(adapter(tmp_path)))
     found: list[psutil.Process] = []
 
     async def scene() -> None:
-        async with open_vllm({"draft": VLLM["draft"]}) as engines:
-            engine = engines["draft"]
+        async with open_vllm({"target": spec}) as engines:
+            engine = engines["target"]
+            adapted = await ask_all(engine, [asked(engine, problem) for problem in PROBLEMS])
+            assert sum(a.candidates[0].text == b.candidates[0].text for a, b in zip(plain, adapted, strict=True)) <= 2
             found.extend(descendants(engine))
             deaths: list[EngineDead] = []
 
@@ -183,7 +158,7 @@ def test_a_killed_engine_process_is_found_dead_and_leaves_nothing_behind(portal:
                 await engine.generate(asked(engine, PROBLEMS[1], max_tokens=1, priority=-1))
                 os.kill(next(p.pid for p in found if "EngineCore" in " ".join(p.cmdline())), signal.SIGKILL)
             assert deaths
-            assert all("engine 'draft' died: " in str(death) for death in deaths)
+            assert all("engine 'target' died: " in str(death) for death in deaths)
             with pytest.raises(EngineDead):
                 await engine.generate(asked(engine, PROBLEMS[0]))
 

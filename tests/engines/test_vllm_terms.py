@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from pipeline.engine import Request
-from pipeline.engines.process.wire import Setup
 from pipeline.engines.vllm.spec import SpeculativeSpec, VllmSpec
 
 pytestmark = pytest.mark.vllm
@@ -109,7 +108,7 @@ def test_stamps_become_durations(terms: Any) -> None:
 
 def arguments(terms: Any, *, on_cpu: bool, **options: Any) -> dict[str, Any]:
     spec = VllmSpec(model="m", **options)
-    found: dict[str, Any] = terms.arguments(Setup("target", spec, "folder", (), "draft-folder"), on_cpu=on_cpu)
+    found: dict[str, Any] = terms.arguments("target", spec, "folder", on_cpu=on_cpu)
     return found
 
 
@@ -153,11 +152,11 @@ def test_without_a_gpu_prompts_are_not_split(terms: Any) -> None:
 def test_speculation_in_vllms_words(terms: Any) -> None:
     ngram = arguments(terms, on_cpu=True, speculative_config=SpeculativeSpec(method="ngram", num_speculative_tokens=3))
     assert ngram["speculative_config"] == {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 4, "prompt_lookup_min": 1}
-    by_draft = arguments(terms, on_cpu=True, speculative_config=SpeculativeSpec(method="draft_model", model="bundled:tiny-draft"))
+    by_draft = arguments(terms, on_cpu=True, speculative_config=SpeculativeSpec(method="draft_model", model="draft-folder"))
     assert by_draft["speculative_config"] == {"method": "draft_model", "num_speculative_tokens": 5, "model": "draft-folder"}
 
 
-def test_the_mended_kernel_spreads_values_over_tokens() -> None:
+def test_the_patched_kernel_spreads_values_over_tokens() -> None:
     import torch
 
     from pipeline.engines.vllm.cpu_patch import expand

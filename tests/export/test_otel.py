@@ -135,6 +135,7 @@ def test_the_root_names_the_workflow_and_the_resource_the_run(spans: list[dict[s
     assert resource["pipeline.version.python"].startswith("3.")
 
 
+@pytest.mark.slow
 def test_texts_are_exported_only_when_asked_for(spans: list[dict[str, Any]], run_folder: Path, tmp_path: Path) -> None:
     texts = set(pq.read_table(run_folder / "steps")["step_text"].to_pylist())
     export(run_folder, to_file(tmp_path / "t"), texts=True)
@@ -142,6 +143,7 @@ def test_texts_are_exported_only_when_asked_for(spans: list[dict[str, Any]], run
     assert not [name for span in spans for name in span["attributes"] if "text" in name or "answer" in name]
 
 
+@pytest.mark.slow
 def test_equal_runs_give_equal_files(file: Path, run_folder: Path, tmp_path: Path) -> None:
     export(run_folder, to_file(tmp_path / "again"))
     assert (tmp_path / "again").read_bytes() == file.read_bytes()
@@ -157,6 +159,7 @@ def test_a_server_gets_every_span_once(run_folder: Path, collector: Collector, s
     assert (sent.chains, sent.calls) == (24, sum(span.kind == 3 for span in got))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("status", "said"), [(400, "answers 400 Bad Request"), (302, "answers 302 Found")])
 def test_a_server_that_does_not_take_them_is_named(run_folder: Path, collector: Collector, status: int, said: str) -> None:
     collector.status = status

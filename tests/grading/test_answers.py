@@ -116,7 +116,7 @@ def test_not_same(a: str, b: str) -> None:
         ("letter", "2.0", "2", True),
     ],
 )
-def test_what_a_glance_decides(kind: Kind, answer: str, reference: str, verdict: bool | None) -> None:
+def test_what_is_decided_without_a_worker(kind: Kind, answer: str, reference: str, verdict: bool | None) -> None:
     assert quick_verdict(kind, answer, reference) is verdict
 
 
@@ -126,7 +126,7 @@ def test_an_unknown_kind_is_mathematics() -> None:
 
 @settings(max_examples=30, deadline=None)
 @given(st.text(), st.text(), st.sampled_from(KINDS))
-def test_a_glance_raises_nothing(a: str, b: str, kind: Kind) -> None:
+def test_a_quick_verdict_raises_nothing(a: str, b: str, kind: Kind) -> None:
     assert quick_verdict(kind, a, b) in (True, False, None)
     assert quick_verdict(kind, a, a) in (True, False) or choice(a) is None
 

@@ -34,19 +34,16 @@ def grader() -> Iterator[Grader]:
         yield grader
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("topic", RIGHT)
 def test_what_says_the_same_is_right(grader: Grader, topic: str) -> None:
     assert [pair for pair in RIGHT[topic] if grader.verdict("math", *pair) != Verdict(True)] == []
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("topic", WRONG)
 def test_what_says_something_else_is_wrong(grader: Grader, topic: str) -> None:
     assert [pair for pair in WRONG[topic] if grader.verdict("math", *pair) != Verdict(False)] == []
 
 
-@pytest.mark.slow
 def test_numbers_in_text(grader: Grader) -> None:
     assert [pair for pair in NUMERIC_RIGHT if not grader.verdict("numeric", *pair).correct] == []
     assert [pair for pair in NUMERIC_WRONG if grader.verdict("numeric", *pair).correct is not False] == []
@@ -193,7 +190,7 @@ def test_a_worker_that_is_killed_at_work_is_given_one_more_chance() -> None:
                 killed.add(pid)
             asking.join(0.01)
     assert len(killed) == 2
-    assert verdicts == [Verdict(False, "the grader was lost (SIGKILL)")]
+    assert verdicts == [Verdict(False, "the grader was lost (killed by SIGKILL)")]
 
 
 def _computes(pid: int) -> bool:
@@ -219,6 +216,7 @@ def test_closing_ends_what_is_computed() -> None:
     assert grader.verdict("math", "2", "2") == Verdict(True), "what needs no worker has none to lose"
 
 
+@pytest.mark.slow
 def test_without_math_verify_there_is_no_verdict_and_a_reason(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "math_verify.py").write_text("raise ImportError('not for this machine')\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))

@@ -155,6 +155,7 @@ def test_a_template_runs_in_a_sandbox_and_its_failure_is_one_sentence(root: Path
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.torch
 @pytest.mark.parametrize("content", ["{", "{}", "[]", '{"version": "1.0", "model": {"type": "BPE", "vocab": {"a": -1}}}'])
 def test_a_damaged_tokenizer_is_one_sentence(root: Path, tmp_path: Path, content: str) -> None:
     (copied(root, tmp_path) / "tokenizer.json").write_text(content)

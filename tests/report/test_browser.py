@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.points import POINTS, sweep_folder
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.browser
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 SOFTWARE_GL = ["--use-gl=angle", "--use-angle=swiftshader", "--enable-unsafe-swiftshader"]
 """WebGL without a GPU."""

@@ -7,7 +7,7 @@ import pytest
 from pipeline.doctor import load_roles
 from pipeline.engines.model_table import PUBLISHED
 from pipeline.engines.torch.spec import TorchSpec
-from pipeline.engines.vllm.memory import findings, look_up
+from pipeline.engines.vllm.check import findings, look_up
 from pipeline.engines.vllm.spec import VllmSpec
 from pipeline.errors import GraphError
 from pipeline.graph.plugins import engine_specs

@@ -4,8 +4,6 @@ import json
 import math
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -30,10 +28,10 @@ from pipeline.rewards.score import Scorer, score_run
 from pipeline.rewards.spec import TextPrompt
 from pipeline.rewards.steps import Round, Said
 from pipeline.rewards.tally import Quality, Reward, Scored, Tally
-from pipeline.session.options import RunOptions
-from pipeline.session.run import run
 from pipeline.trace.events import RewardRow
 from pipeline.trace.rewrite import replacing
+from tests.support.commands import pipeline
+from tests.support.runs import SolveTestSet
 
 ROOT = Path(__file__).parent.parent.parent
 PRM = ROOT / "graphs/rewards/prm-tiny.yaml"
@@ -269,16 +267,10 @@ def test_a_simulated_reward_model_is_refused(tmp_path: Path) -> None:
         score_run(tmp_path, path)
 
 
-def pipeline(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", "from pipeline.cli.main import main; main()", *map(str, arguments)]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
-
-
 @pytest.fixture(scope="module")
-def solved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def solved(solve_test_set: SolveTestSet, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A real run of 24 problems by the bundled pair, scored by the command."""
-    folder = tmp_path_factory.mktemp("runs") / "solved"
-    assert run(RunOptions(graph=ROOT / "graphs/speccot.yaml", input=TEST_SET, limit=24, output=folder)).exit_code == 0
+    folder = solve_test_set(tmp_path_factory.mktemp("runs") / "solved", limit=24).folder
     done = pipeline("grade", folder, "--prm", PRM, "--set", "engines.reward.max_in_flight=16", "--json")
     assert done.returncode == 0, done.stderr
     (folder / "scored.json").write_text(done.stdout)
@@ -304,6 +296,7 @@ def truth(folder: Path) -> dict[tuple[str, int, int | None], bool]:
     return found
 
 
+@pytest.mark.torch
 @pytest.mark.slow
 def test_the_bundled_model_tells_right_steps_from_wrong_ones_in_a_real_run(solved: Path) -> None:
     right = truth(solved)
@@ -318,6 +311,7 @@ def test_the_bundled_model_tells_right_steps_from_wrong_ones_in_a_real_run(solve
     assert mean(bad) < 0.1
 
 
+@pytest.mark.torch
 @pytest.mark.slow
 def test_the_table_and_the_means_agree_and_selecting_helps(solved: Path) -> None:
     scored, rows, steps = json.loads((solved / "scored.json").read_text()), rows_of(solved, "rewards"), rows_of(solved, "steps")
@@ -352,6 +346,7 @@ def ctrl_c() -> Iterator[None]:
     signal.signal(signal.SIGINT, before)
 
 
+@pytest.mark.torch
 @pytest.mark.slow
 @pytest.mark.usefixtures("ctrl_c")
 @pytest.mark.parametrize(("mishap", "error"), [(interrupt, Interrupted), (kill, EngineDead)])

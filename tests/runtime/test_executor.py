@@ -144,6 +144,7 @@ async def test_two_drafts_run_at_once_and_are_judged_in_plan_order(tmp_path: Pat
     assert first["candidate_tokens"] == lengths
 
 
+@pytest.mark.slow
 @pytest.mark.anyio
 async def test_concurrent_stages_give_the_same_chains_under_every_schedule(tmp_path: Path, two_drafts: Path) -> None:
     texts = {}

@@ -207,6 +207,7 @@ def test_a_threshold_for_all_and_one_for_nobody(tmp_path: Path, settings: tuple[
     assert {row["decision"] for row in rows(solve(tmp_path, "likelihood", *settings), "steps")} == {decision}
 
 
+@pytest.mark.slow
 def test_the_minimum_is_stricter_than_the_mean(tmp_path: Path) -> None:
     accepted = {}
     for statistic in ("mean", "minimum"):

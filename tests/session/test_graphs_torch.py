@@ -4,34 +4,28 @@ import math
 from collections.abc import Mapping
 from pathlib import Path
 
-import anyio
 import pyarrow.parquet as pq
 import pytest
+from anyio.from_thread import BlockingPortal
 from msgspec import structs
 
 from pipeline.data.problems import Problem
 from pipeline.engine import Engine
-from pipeline.engines.torch.backend import open_torch
-from pipeline.engines.torch.spec import TorchSpec
 from pipeline.reasoning.chain import Chain, Outcome
 from pipeline.reasoning.prompts import PromptBuilder
 from pipeline.reasoning.translate import TokenTranslator
-from pipeline.session.options import RunOptions
-from pipeline.session.run import run
 from pipeline.stages.draft import DraftSpec, DraftStage
 from pipeline.stages.likelihood import LikelihoodSpec, LikelihoodStage
 from tests.support.graphs import DECODE, NAMES, SEEN
-from tests.support.paths import ROOT, TEST_SET
-from tests.support.runs import chains_of
+from tests.support.runs import SolveTestSet, chains_of
 
+pytestmark = pytest.mark.torch
 PROBLEM = "Lily has 19 pens. Lily sells 5 packs of 2. Lily drops 9. How many pens has Lily now?"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in DECODE])
-def test_every_graph_runs_on_the_bundled_models(tmp_path: Path, name: str) -> None:
-    result = run(RunOptions(graph=ROOT / f"graphs/{name}.yaml", input=TEST_SET, limit=12, output=tmp_path / "out"))
-    assert (result.exit_code, result.done) == (0, 12)
+def test_every_graph_runs_on_the_bundled_models(tmp_path: Path, solve_test_set: SolveTestSet, name: str) -> None:
+    solve_test_set(tmp_path / "out", name, limit=12)
     kinds, decisions = SEEN[name]
     assert set(pq.read_table(tmp_path / "out/calls")["kind"].to_pylist()) <= kinds
     assert set(pq.read_table(tmp_path / "out/steps")["decision"].to_pylist()) <= decisions
@@ -63,10 +57,5 @@ async def _scored(engines: Mapping[str, Engine]) -> None:
     assert verdict.mass == pytest.approx(sum(map(math.exp, sums.values())))
 
 
-@pytest.mark.slow
-def test_a_candidate_is_as_likely_as_when_the_engine_wrote_it() -> None:
-    async def talk() -> None:
-        async with open_torch({"draft": TorchSpec(model="bundled:tiny-draft", max_num_seqs=8, max_model_len=512)}) as engines:
-            await _scored(engines)
-
-    anyio.run(talk, backend="asyncio")
+def test_a_candidate_is_as_likely_as_when_the_engine_wrote_it(portal: BlockingPortal, torch_engines: Mapping[str, Engine]) -> None:
+    portal.call(_scored, {"draft": torch_engines["draft"]})

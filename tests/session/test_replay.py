@@ -22,6 +22,7 @@ from pipeline.session.run import Observer, Result, run
 from pipeline.trace.columns import schema_of
 from pipeline.trace.events import CallRow
 from pipeline.trace.wal import Wal
+from tests.support.runs import SolveTestSet
 
 ROOT = Path(__file__).parent.parent.parent
 SIM = ROOT / "graphs/engines/sim-2xh100.yaml"
@@ -189,6 +190,7 @@ def test_fewer_problems_samples_and_candidates_need_no_new_text_as_far_as_they_g
     assert "the call asks for 7 candidates, of which 5 were recorded" in failures(more.folder)[0].message
 
 
+@pytest.mark.slow
 def test_a_shorter_limit_cuts_what_was_recorded_as_the_model_would_have(recorded: Callable[[str], Path], tmp_path: Path) -> None:
     before, settings = recorded("target"), ("token_budget=500",)
     truth = run(options(before.parent, "target", settings=settings, output=tmp_path / "truth"))
@@ -199,6 +201,7 @@ def test_a_shorter_limit_cuts_what_was_recorded_as_the_model_would_have(recorded
     assert said(again.folder) == said(before)
 
 
+@pytest.mark.slow
 def test_a_longer_limit_needs_new_text_where_the_recorded_one_was_cut(recorded: Callable[[str], Path], tmp_path: Path) -> None:
     problems(tmp_path)
     short = run(options(tmp_path, "target", settings=("token_budget=500",)))
@@ -239,7 +242,9 @@ def test_calls_take_as_long_as_they_took_when_nothing_else_is_asked_of_them(reco
         assert [ours[name] for name in times] == pytest.approx([theirs[name] for name in times])
     busy = result.run.engine_statistics["target"].busy_s
     assert 0 < busy <= result.run.wall_time_s  # type: ignore[operator]
-    assert {facts["costs"] for facts in result.run.engine_facts.values()} == {"recorded"}
+    facts = list(result.run.engine_facts.values())
+    assert {(each["costs"], each["answers"], each["replay"]) for each in facts} == {("recorded", "simulated", str(before))}
+    assert not any({"devices", "flops_per_s"} & each.keys() for each in facts)
 
 
 def test_costs_of_a_file_count_and_so_does_a_calibration(recorded: Callable[[str], Path], tmp_path: Path) -> None:
@@ -253,7 +258,7 @@ def test_costs_of_a_file_count_and_so_does_a_calibration(recorded: Callable[[str
     result = run(given, Observer(tell=sentences.append))
     assert sentences == [f"replay of {before}: every call of target and draft costs what the roofline in {other} says"]
     assert said(result.folder) == said(before)
-    assert {facts["device"] for facts in result.run.engine_facts.values()} == {"h200-0"}
+    assert {(facts["device"], facts["devices"]) for facts in result.run.engine_facts.values()} == {("h200-0", ("h200-0",))}
     card = json.loads((before / "run.json").read_bytes())
     for engine in card["engines"].values():  # as if it had been recorded of models
         engine["backend"], engine["tokenizer"] = "torch", "bundled:tiny-target"
@@ -407,7 +412,6 @@ def test_what_failed_is_not_answered(tmp_path: Path) -> None:
     assert said(result.folder) == said(before.folder)
 
 
-@pytest.mark.slow
 def test_a_run_folder_cannot_have_code_run(recorded: Callable[[str], Path], tmp_path: Path) -> None:
     shutil.copytree(recorded("target"), tmp_path / "target")
     shutil.copytree(ROOT / "pipeline/models/tiny-target", tmp_path / "model", ignore=shutil.ignore_patterns("*.safetensors"))
@@ -429,12 +433,11 @@ def test_a_run_folder_cannot_have_code_run(recorded: Callable[[str], Path], tmp_
     assert not (tmp_path / "ran").exists()
 
 
-@pytest.mark.slow
-def test_a_run_of_real_models_comes_back_without_them(tmp_path: Path) -> None:
+@pytest.mark.torch
+def test_a_run_of_real_models_comes_back_without_them(tmp_path: Path, solve_test_set: SolveTestSet) -> None:
     test_set = ROOT / "datasets/arith/test.parquet"
     given: dict[str, Any] = {"input": test_set, "limit": 6, "samples": 1}
-    before = run(options(tmp_path, "specreason", engines=None, **given))
-    assert before.exit_code == 0
+    before = solve_test_set(tmp_path / "before", "specreason", limit=6, batch_size=4)
     program = (
         "import sys; from pipeline.cli.main import perform; code = perform(sys.argv[1:]); sys.exit(code + 10 * ('torch' in sys.modules))"
     )

@@ -17,6 +17,7 @@ from pipeline.errors import InputError, UsageError
 from pipeline.session.options import RunOptions, resume_options
 from pipeline.session.run import Result, run
 from pipeline.trace.folder import hold
+from tests.support.opened import opened
 
 ROOT = Path(__file__).parent.parent.parent
 SIM = ROOT / "graphs/engines/sim-2xh100.yaml"
@@ -73,6 +74,7 @@ def wholes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {graph: run(options(folder, graph)).folder for graph in GRAPHS}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("graph", GRAPHS)
 @settings(max_examples=6, deadline=None, derandomize=True)
 @given(shares=st.lists(st.floats(0, 1), min_size=1, max_size=2))
@@ -101,6 +103,7 @@ def test_a_finished_run_is_left_as_it_is(wholes: dict[str, Path]) -> None:
     assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == before
 
 
+@pytest.mark.slow
 def test_failed_chains_are_tried_again_when_asked(tmp_path: Path) -> None:
     given = options(tmp_path, settings=("engines.target.timeout_s=0.5",))
     failed = run(given)
@@ -256,3 +259,10 @@ def test_a_run_of_a_version_without_digests_goes_on(wholes: dict[str, Path], tmp
     [part] = (tmp_path / "run/calls").glob("*.parquet")
     pq.write_table(pq.read_table(part).drop_columns(["prompt_digest"]), part)
     assert said(run(resume_options(tmp_path / "run")).folder) == said(wholes["specreason"])
+
+
+def test_every_table_is_read_once(wholes: dict[str, Path], tmp_path: Path) -> None:
+    cut(wholes["specreason"], tmp_path / "run", 0.5)
+    with opened(tmp_path / "run/calls") as calls, opened(tmp_path / "run/steps") as steps, opened(tmp_path / "run/chains") as chains:
+        run(resume_options(tmp_path / "run"))
+    assert [counts["part-00000.parquet"] for counts in (calls, steps, chains)] == [1, 1, 2]  # chains: and to be rewritten

@@ -66,6 +66,7 @@ def test_a_verdict_is_recorded_with_probabilities_and_mass(tmp_path: Path) -> No
             assert row["candidate_texts"][row["chosen_candidate"]] == row["step_text"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("graph", ["speccot", "specreason"])
 def test_schedules_and_batch_sizes_change_no_answer(tmp_path: Path, graph: str) -> None:
     base = said(solve(tmp_path, "base", graph, batch_size=64, samples=2))
@@ -75,6 +76,7 @@ def test_schedules_and_batch_sizes_change_no_answer(tmp_path: Path, graph: str) 
         assert said(other) == base
 
 
+@pytest.mark.slow
 @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(batch=st.integers(1, 40), schedule=st.sampled_from(["pipelined", "lockstep"]), in_flight=st.integers(1, 20), seed=st.integers(0, 3))
 def test_answers_depend_on_the_seed_alone(
@@ -91,6 +93,7 @@ def test_another_seed_gives_other_text(tmp_path: Path) -> None:
     assert said(solve(tmp_path, "a", seed=1)) != said(solve(tmp_path, "b", seed=2))
 
 
+@pytest.mark.slow
 def test_pipelined_is_faster_than_lockstep_and_lockstep_than_sequential(tmp_path: Path) -> None:
     spent = {name: solve(tmp_path, name, schedule=name).run.wall_time_s or 0 for name in ("pipelined", "lockstep", "sequential")}
     assert spent["pipelined"] < spent["lockstep"] < spent["sequential"]

@@ -46,10 +46,10 @@ def calls_of(folder: Path) -> list[dict[str, Any]]:
 
 
 @pytest.fixture(scope="module")
-def pair() -> Iterator[dict[str, Running]]:
-    """The bundled pair on two vLLM servers, a core each."""
-    with vllm_server(MODELS / "tiny-draft", "draft", 0) as draft, vllm_server(MODELS / "tiny-target", "target", 1) as target:
-        yield {"draft": draft, "target": target}
+def pair(served_draft: Running) -> Iterator[dict[str, Running]]:
+    """The bundled pair on two vLLM servers, a core each; the target's may be killed by its last user."""
+    with vllm_server(MODELS / "tiny-target", "target", 1) as target:
+        yield {"draft": served_draft, "target": target}
 
 
 def urls(pair: dict[str, Running]) -> dict[str, str]:
@@ -57,26 +57,26 @@ def urls(pair: dict[str, Running]) -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def summary(pair: dict[str, Running], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def greedy(pair: dict[str, Running], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """100 problems without any randomness."""
     folder = tmp_path_factory.mktemp("servers")
-    greedy: dict[str, Any] = {"settings": ("temperature=0",)}
-    for name, engines in (("servers", engines_file(folder, **urls(pair))), ("torch", ROOT / "graphs/engines/tiny.yaml")):
-        assert solve(folder / name, engines, **greedy).exit_code == 0
-    return {name: folder / name for name in ("servers", "torch")}
+    result = solve(folder / "servers", engines_file(folder, **urls(pair)), settings=("temperature=0",))
+    assert result.exit_code == 0
+    return result.folder
 
 
 @on_vllm
 @pytest.mark.vllm
-def test_greedy_answers_are_those_of_the_torch_engine(summary: dict[str, Path]) -> None:
-    torch, served = ({row["problem_id"]: row["answer"] for row in chains_of(summary[name])} for name in ("torch", "servers"))
+def test_greedy_answers_are_those_of_the_torch_engine(greedy: Path, greedy_run: Path) -> None:
+    torch, served = ({row["problem_id"]: row["answer"] for row in chains_of(folder)} for folder in (greedy_run, greedy))
     assert len(torch) == 100
     assert sum(served[key] == torch[key] for key in torch) >= 95
 
 
 @on_vllm
 @pytest.mark.vllm
-def test_hits_of_the_servers_prefix_cache_are_in_the_run(summary: dict[str, Path]) -> None:
-    found: Summary = summarize(summary["servers"])
+def test_hits_of_the_servers_prefix_cache_are_in_the_run(greedy: Path) -> None:
+    found: Summary = summarize(greedy)
     for role in ("draft", "target"):
         assert 0 < found.engines[role].cached_input_tokens < found.engines[role].input_tokens
 
@@ -126,6 +126,7 @@ class Moody:
             small_server.status((429, 500)[self.count % 2])(handler, reply)
 
 
+@pytest.mark.slow
 def test_a_server_that_is_busy_or_broken_now_and_then_loses_nothing(tmp_path: Path, small: small_server.SmallServer) -> None:
     calm = solve(tmp_path / "calm", engines_file(tmp_path, model="tiny", **both(small)), limit=4)
     small.always = Moody()
@@ -139,6 +140,7 @@ def test_a_server_that_is_busy_or_broken_now_and_then_loses_nothing(tmp_path: Pa
     assert texts[0] == texts[1]
 
 
+@pytest.mark.slow
 def test_a_server_that_never_answers_meets_timeout_s(tmp_path: Path, small: small_server.SmallServer) -> None:
     engines = engines_file(tmp_path, model="tiny", more=", timeout_s: 0.2, max_retries: 1", **both(small))
 

@@ -13,13 +13,12 @@ import psutil
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline.session.options import RunOptions
-from pipeline.session.run import run
 from tests.support.commands import COMMAND, running
-from tests.support.paths import ROOT, TEST_SET
-from tests.support.runs import chains_of, status
+from tests.support.paths import ROOT
+from tests.support.runs import SolveTestSet, chains_of, status
 
 
+@pytest.mark.torch
 def test_ctrl_c_lets_live_chains_end_and_the_run_goes_on_later(tmp_path: Path) -> None:
     with running(tmp_path / "out", "--limit", "150", chains=150) as process:
         os.kill(process.pid, signal.SIGINT)
@@ -39,6 +38,7 @@ def test_ctrl_c_lets_live_chains_end_and_the_run_goes_on_later(tmp_path: Path) -
     assert status(tmp_path / "out") == "finished"
 
 
+@pytest.mark.slow
 def test_a_second_ctrl_c_stops_now_and_loses_nothing_that_is_finished(tmp_path: Path) -> None:
     with running(tmp_path / "out", "--samples", "20", "--engines", "graphs/engines/sim-2xh100.yaml", chains=10_000) as process:
         for _ in range(20):
@@ -51,6 +51,7 @@ def test_a_second_ctrl_c_stops_now_and_loses_nothing_that_is_finished(tmp_path: 
     assert len(chains_of(tmp_path / "out")) == totals["chains_done"] + totals["chains_cancelled"]
 
 
+@pytest.mark.torch
 def test_an_engine_killed_in_mid_run_ends_it_with_what_is_finished_on_disk(tmp_path: Path) -> None:
     with running(tmp_path / "out", "--set", "engines.draft.max_restarts=0", "--set", "engines.target.max_restarts=0") as process:
         workers = psutil.Process(process.pid).children(recursive=True)
@@ -67,12 +68,9 @@ def test_an_engine_killed_in_mid_run_ends_it_with_what_is_finished_on_disk(tmp_p
 
 
 @pytest.fixture(scope="module")
-def greedy(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """The answers to 100 problems without any randomness, on engines that nobody disturbs."""
-    folder = tmp_path_factory.mktemp("greedy") / "out"
-    graph = ROOT / "graphs/speccot.yaml"
-    assert run(RunOptions(graph=graph, input=TEST_SET, limit=100, settings=("temperature=0",), output=folder)).exit_code == 0
-    return {row["problem_id"]: row["answer"] for row in chains_of(folder)}
+def greedy(greedy_run: Path) -> dict[str, Any]:
+    """The answers of `greedy_run`."""
+    return {row["problem_id"]: row["answer"] for row in chains_of(greedy_run)}
 
 
 GREEDY = ("--limit", "100", "--set", "temperature=0")
@@ -81,6 +79,7 @@ GREEDY = ("--limit", "100", "--set", "temperature=0")
 LIMITS = [option for role in ("draft", "target") for option in ("--set", f"engines.{role}.timeout_s=16")]
 
 
+@pytest.mark.torch
 @pytest.mark.parametrize(("stop", "words"), [(signal.SIGKILL, "killed by SIGKILL"), (signal.SIGSTOP, "it computed nothing for")])
 def test_an_engine_killed_or_stopped_in_mid_run_is_restarted_and_the_answers_are_the_same(
     tmp_path: Path, greedy: dict[str, Any], stop: signal.Signals, words: str
@@ -107,6 +106,7 @@ def test_an_engine_killed_or_stopped_in_mid_run_is_restarted_and_the_answers_are
     assert not [worker for worker in workers if worker.is_running() and worker.status() != psutil.STATUS_ZOMBIE]
 
 
+@pytest.mark.torch
 def test_an_engine_that_does_not_start_again_ends_the_run_with_its_last_words(tmp_path: Path) -> None:
     model = tmp_path / "model"
     shutil.copytree(ROOT / "pipeline/models/tiny-draft", model)
@@ -124,24 +124,17 @@ def test_an_engine_that_does_not_start_again_ends_the_run_with_its_last_words(tm
 
 
 @pytest.fixture(scope="module")
-def solved(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+def solved(solve_test_set: SolveTestSet, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     """The same 24 problems under each schedule."""
     folder = tmp_path_factory.mktemp("schedules")
     found = {}
     for schedule, batch_size in (("pipelined", 24), ("lockstep", 24), ("sequential", 1)):
-        options = RunOptions(
-            graph=ROOT / "graphs/speccot.yaml",
-            input=TEST_SET,
-            limit=24,
-            schedule=schedule,  # type: ignore[arg-type]
-            batch_size=batch_size,
-            output=folder / schedule,
-        )
-        assert run(options).exit_code == 0
+        solve_test_set(folder / schedule, limit=24, schedule=schedule, batch_size=batch_size)
         found[schedule] = {row["problem_id"]: row for row in chains_of(folder / schedule)}
     return found
 
 
+@pytest.mark.torch
 def test_schedules_give_the_same_answers_but_for_rounding(solved: dict[str, dict[str, Any]]) -> None:
     base = solved["pipelined"]
     assert len(base) == 24
@@ -150,18 +143,13 @@ def test_schedules_give_the_same_answers_but_for_rounding(solved: dict[str, dict
         assert same >= 22, f"{schedule}: {same} of 24"
 
 
+@pytest.mark.torch
 def test_the_bundled_pair_solves_most_of_them(solved: dict[str, dict[str, Any]]) -> None:
     assert sum(row["correct"] for row in solved["pipelined"].values()) >= 18
 
 
-def test_real_problems_flow_through(tmp_path: Path, shared: Path) -> None:
-    options = RunOptions(
-        graph=ROOT / "graphs/speccot.yaml",
-        input=shared / "data/gsm8k.jsonl",
-        columns={"problem": "question"},
-        limit=8,
-        settings=("max_steps=4", "step_tokens=32", "answer_tokens=32"),
-        output=tmp_path / "out",
-    )
-    assert run(options).exit_code == 0
+@pytest.mark.torch
+def test_real_problems_flow_through(tmp_path: Path, shared: Path, solve_test_set: SolveTestSet) -> None:
+    real: dict[str, Any] = {"input": shared / "data/gsm8k.jsonl", "columns": {"problem": "question"}}
+    solve_test_set(tmp_path / "out", limit=8, settings=("max_steps=4", "step_tokens=32", "answer_tokens=32"), **real)
     assert all(row["error_type"] is None for row in chains_of(tmp_path / "out"))

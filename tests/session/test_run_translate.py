@@ -79,12 +79,14 @@ def texts(rows: Sequence[dict[str, Any]]) -> dict[tuple[str, int], str]:
     return {(row["chain_id"], row["step_index"]): row["step_text"] for row in rows}
 
 
+@pytest.mark.torch
 def test_the_tokenizers_do_differ(renumbered: Path) -> None:
     ours, theirs = HFTokenizer(resolve("draft", "bundled:tiny-draft")), HFTokenizer(str(renumbered))
     assert ours.vocabulary != theirs.vocabulary
     assert ours.encode("Tom has 3 pens.") != theirs.encode("Tom has 3 pens.")
 
 
+@pytest.mark.torch
 def test_chains_are_the_same_as_with_shared_ids(runs: dict[str, Any]) -> None:
     ids, text = (texts(runs[name]["steps"]) for name in ("shared ids", "text"))
     assert len(ids) > 200
@@ -94,6 +96,7 @@ def test_chains_are_the_same_as_with_shared_ids(runs: dict[str, Any]) -> None:
     assert sum(answers[0][key] == answers[1][key] for key in answers[0]) >= 58
 
 
+@pytest.mark.torch
 def test_every_step_is_kept_in_the_vocabulary_of_its_writer(runs: dict[str, Any], renumbered: Path) -> None:
     tokenizers = {"draft": HFTokenizer(str(renumbered)), "target": HFTokenizer(resolve("target", "bundled:tiny-target"))}
     steps = runs["text"]["steps"]

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -10,70 +11,74 @@ from typing import Any
 import psutil
 import pyarrow.parquet as pq
 import pytest
+from anyio.from_thread import BlockingPortal
 
 from pipeline.analysis.summary import Summary, summarize
+from pipeline.engine import Engine
 from pipeline.session.options import RunOptions
-from pipeline.session.run import run
 from tests.support.commands import running
+from tests.support.engines import DECODE, NGRAM, PLAIN, EnginesFile
 from tests.support.paths import ROOT, TEST_SET
-from tests.support.runs import chains_of, status
+from tests.support.runs import SolveTestSet, chains_of, solve_on, status
 
 pytestmark = [pytest.mark.vllm, pytest.mark.skipif(find_spec("vllm") is None, reason="vllm is not installed here")]
-ENGINES = ROOT / "graphs/engines"
 
 
-def solve(folder: Path, engines: str, **options: Any) -> Summary:
-    """A finished run of SpecCoT on the test set."""
-    chosen = {"graph": ROOT / "graphs/speccot.yaml", "input": TEST_SET, "limit": 100, "engines": ENGINES / engines, "output": folder}
-    result = run(RunOptions(**chosen | options))
-    assert result.exit_code == 0, result.error
+def solve(portal: BlockingPortal, engines: Mapping[str, Engine], file: EnginesFile, folder: Path, **options: Any) -> Summary:
+    """A finished run of SpecCoT on the test set, on open engines."""
+    chosen: dict[str, Any] = {"graph": ROOT / "graphs/speccot.yaml", "input": TEST_SET, "limit": 100, "output": folder} | options
+    chosen |= {"engines": file.path, "settings": (*file.settings, *options.get("settings", ()))}
+    portal.call(solve_on, engines, RunOptions(**chosen))
     return summarize(folder)
 
 
 @pytest.fixture(scope="module")
-def greedy(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """100 problems without any randomness, on the torch engine and on vLLM."""
-    folder = tmp_path_factory.mktemp("greedy")
-    for name in ("tiny", "tiny-vllm"):
-        solve(folder / name, f"{name}.yaml", settings=("temperature=0",))
-    return {name: folder / name for name in ("tiny", "tiny-vllm")}
+def greedy(portal: BlockingPortal, vllm_engines: Mapping[str, Engine], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """100 problems without any randomness."""
+    folder = tmp_path_factory.mktemp("greedy") / "vllm"
+    solve(portal, vllm_engines, PLAIN, folder, settings=("temperature=0",))
+    return folder
 
 
-def test_greedy_answers_are_those_of_the_torch_engine(greedy: dict[str, Path]) -> None:
-    torch, vllm = ({row["problem_id"]: row["answer"] for row in chains_of(greedy[name])} for name in ("tiny", "tiny-vllm"))
+def test_greedy_answers_are_those_of_the_torch_engine(greedy: Path, greedy_run: Path) -> None:
+    torch, vllm = ({row["problem_id"]: row["answer"] for row in chains_of(folder)} for folder in (greedy_run, greedy))
     assert len(torch) == 100
     assert sum(vllm[key] == torch[key] for key in torch) >= 95
 
 
-def test_the_prefix_cache_and_the_engines_own_words_are_in_the_run(greedy: dict[str, Path]) -> None:
-    summary = summarize(greedy["tiny-vllm"])
+def test_the_prefix_cache_and_the_engines_own_words_are_in_the_run(greedy: Path) -> None:
+    summary = summarize(greedy)
     for role in ("draft", "target"):
         assert 0 < summary.engines[role].cached_input_tokens < summary.engines[role].input_tokens
         assert summary.engines[role].speculated_tokens is None
-    card = json.loads((greedy["tiny-vllm"] / "run.json").read_text())
+    card = json.loads((greedy / "run.json").read_text())
     assert card["engine_facts"]["target"]["dtype"] == "float32"
     assert card["engine_statistics"]["target"]["cached_input_tokens"] == summary.engines["target"].cached_input_tokens
     assert {"vllm", "block_size", "kv_cache_tokens"} <= card["engine_facts"]["draft"].keys()
 
 
-def test_nothing_of_vllm_outlives_a_run(greedy: dict[str, Path]) -> None:
-    """The contract suite's own engines live in this session too; no others may."""
-    ours = [p for p in psutil.Process().children(recursive=True) if "vllm_worker" in " ".join(p.cmdline())]
-    assert len(ours) <= 4
-
-
-def test_sampled_answers_are_as_good_as_the_torch_engines(tmp_path: Path) -> None:
-    found = {name: solve(tmp_path / name, f"{name}.yaml") for name in ("tiny", "tiny-vllm")}
-    torch, vllm = found["tiny"], found["tiny-vllm"]
+def test_sampled_answers_are_as_good_as_the_torch_engines(
+    tmp_path: Path, portal: BlockingPortal, vllm_engines: Mapping[str, Engine], solve_test_set: SolveTestSet
+) -> None:
+    torch = summarize(solve_test_set(tmp_path / "torch").folder)
+    vllm = solve(portal, vllm_engines, PLAIN, tmp_path / "vllm")
     assert torch.accuracy is not None
     assert vllm.accuracy == pytest.approx(torch.accuracy, abs=0.06)
     assert vllm.fallback_rate == pytest.approx(torch.fallback_rate, abs=0.06)
     assert vllm.thought_tokens == pytest.approx(torch.thought_tokens, rel=0.1)
 
 
-@pytest.mark.parametrize("kind", ["ngram", "decode"])
-def test_speculation_inside_the_target_is_in_the_summary(tmp_path: Path, kind: str) -> None:
-    summary = solve(tmp_path / "out", f"tiny-vllm-{kind}.yaml")
+@pytest.mark.parametrize(("kind", "file"), [("ngram", NGRAM), ("draft_model", DECODE)], ids=["ngram", "decode"])
+def test_speculation_inside_the_target_is_in_the_summary(
+    tmp_path: Path,
+    portal: BlockingPortal,
+    vllm_engines: Mapping[str, Engine],
+    speculating: Mapping[str, Engine],
+    kind: str,
+    file: EnginesFile,
+) -> None:
+    engines = {"draft": vllm_engines["draft"], "target": speculating[kind]}
+    summary = solve(portal, engines, file, tmp_path / "out")
     target = summary.engines["target"]
     assert target.speculated_tokens is not None
     assert target.accepted_speculated_tokens is not None
@@ -83,10 +88,12 @@ def test_speculation_inside_the_target_is_in_the_summary(tmp_path: Path, kind: s
     assert summary.accuracy > 0.9
 
 
-def test_real_problems_flow_through(tmp_path: Path, shared: Path) -> None:
+def test_real_problems_flow_through(tmp_path: Path, shared: Path, portal: BlockingPortal, vllm_engines: Mapping[str, Engine]) -> None:
     summary = solve(
+        portal,
+        vllm_engines,
+        PLAIN,
         tmp_path / "out",
-        "tiny-vllm.yaml",
         input=shared / "data/gsm8k.jsonl",
         columns={"problem": "question"},
         settings=("max_steps=8", "step_tokens=64", "answer_tokens=64"),

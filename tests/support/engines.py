@@ -1,32 +1,47 @@
 """What tests of real engines open and ask."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import anyio
 
 from pipeline.engine import Completion, Engine, Request
 from pipeline.engines.sim.spec import SimDeviceSpec, SimSpec, SimTextSpec
 from pipeline.engines.torch.spec import TorchSpec
-from pipeline.engines.vllm.spec import VllmSpec
+from pipeline.session.preflight import load_plan
+from tests.support.paths import ROOT
 
 Talk = Callable[[Engine], Awaitable[None]]
-
-
 Converse = Callable[[Talk], None]
 """Runs a conversation with an engine, on the event loop where the engine lives."""
 
 
 DRAFT = TorchSpec(model="bundled:tiny-draft", max_num_seqs=8, max_model_len=512, max_num_batched_tokens=64)
 """Small limits, so that the tests meet them: full batches, prompts in chunks, evictions."""
-
-
 TARGET = TorchSpec(model="bundled:tiny-target", max_num_seqs=8, max_model_len=512)
 
 
-VLLM = {
-    "draft": VllmSpec(model="bundled:tiny-draft", dtype="float32", max_num_seqs=8, max_model_len=512, kv_cache_gib=0.25),
-    "target": VllmSpec(model="bundled:tiny-target", dtype="float32", max_num_seqs=8, max_model_len=512, kv_cache_gib=0.25),
-}
+class EnginesFile(NamedTuple):
+    """An engines file of the checked-in ones, and what is set in it: for runs and for engines that are open already alike."""
+
+    path: Path
+    settings: tuple[str, ...]
+
+    def specs(self) -> Mapping[str, Any]:
+        """The spec of each role."""
+        return load_plan(ROOT / "graphs/speccot.yaml", self.path, self.settings).engines
+
+
+def vllm_file(name: str, *settings: str) -> EnginesFile:
+    """A file for vLLM, with room for 16 sequences in each engine: tests meet the limit, and all engines fit beside each other."""
+    small = tuple(f"engines.{role}.{setting}" for role in ("draft", "target") for setting in ("max_num_seqs=16", "kv_cache_gib=0.25"))
+    return EnginesFile(ROOT / f"graphs/engines/{name}.yaml", (*small, *settings))
+
+
+PLAIN = vllm_file("tiny-vllm")
+NGRAM = vllm_file("tiny-vllm-ngram")
+DECODE = vllm_file("tiny-vllm-decode", "engines.target.speculative_config.num_speculative_tokens=3", "engines.target.core=0")
 
 
 SIM = SimSpec(

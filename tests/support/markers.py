@@ -17,7 +17,7 @@ import pytest
 
 LIMIT_S = 0.25
 """Processor seconds of a test without a marker."""
-TOLERANCE = 4
+TOLERANCE = 6
 """A test fails at this many times the limit: first imports are slow, and so are processors that others use, too."""
 HEAVY = {"torch": ("torch", "vllm"), "vllm": ("vllm",), "browser": ("browser",)}
 """What a test starts, and the markers that announce it: vLLM brings torch."""
@@ -33,7 +33,16 @@ NOTES = "TESTS_IMPORT_NOTES"
 def pytest_configure(config: pytest.Config) -> None:
     for name, meaning in MARKERS.items():
         config.addinivalue_line("markers", f"{name}: {meaning}")
+    config.addinivalue_line("markers", "xdist_group(name): has a process together with the others of its group")
     config.pluginmanager.register(Watcher(), "watcher")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """With `--dist loadgroup` one process has all that needs vLLM, so that its engines are opened once."""
+    for item in items:
+        if item.get_closest_marker("vllm"):
+            item.add_marker(pytest.mark.xdist_group("vllm"))
 
 
 class Watcher:

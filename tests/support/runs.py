@@ -1,16 +1,23 @@
 """Whole runs on simulated engines, and what their folders hold."""
 
 import json
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pyarrow.parquet as pq
 
+from pipeline.engine import Engine
 from pipeline.engines.sim.text import sim_answer
+from pipeline.session import run as session
 from pipeline.session.options import RunOptions
-from pipeline.session.run import Result, run
+from pipeline.session.preflight import preflight
+from pipeline.session.run import Observer, Result, run, taken_up
 from tests.support.paths import ROOT, SIM
+
+SolveTestSet = Callable[..., Result]
+"""What the fixture `solve_test_set` gives."""
 
 
 def write_problems(folder: Path, count: int = 12, extra: tuple[bytes, ...] = ()) -> Path:
@@ -26,6 +33,15 @@ def write_problems(folder: Path, count: int = 12, extra: tuple[bytes, ...] = ())
 def solve(folder: Path, name: str = "run", graph: str = "speccot", **options: Any) -> Result:
     problems = options.pop("input", None) or write_problems(folder)
     return run(RunOptions(graph=ROOT / f"graphs/{graph}.yaml", engines=SIM, input=problems, output=folder / name, **options))
+
+
+async def solve_on(engines: Mapping[str, Engine], options: RunOptions) -> Result:
+    """A finished run on engines that are open already, and stay open."""
+    flight = preflight(options)
+    with taken_up(flight) as ready:
+        result = await session.solve_on(engines, ready, Observer())
+    assert (result.exit_code, result.done) == (0, flight.chains), result.error
+    return result
 
 
 def rows(result: Result, table: str) -> list[dict[str, Any]]:

@@ -44,7 +44,6 @@ def by_curve(points: list[Point]) -> dict[tuple[str, int], Point]:
     return {(point.curve, point.batch_size): point for point in points}
 
 
-@pytest.mark.slow
 def test_every_combination_is_a_point_and_the_target_alone_is_there(whole: SweepResult) -> None:
     found = by_curve(whole.points)
     curves = ["target"] + [f"speccot candidates={n}, {how}" for n in (1, 5) for how in ("pipelined", "lockstep")]
@@ -57,7 +56,6 @@ def test_every_combination_is_a_point_and_the_target_alone_is_there(whole: Sweep
     assert read_points(whole.folder / "points.parquet") == whole.points
 
 
-@pytest.mark.slow
 def test_a_point_is_the_run_that_the_same_options_make(whole: SweepResult, tmp_path: Path) -> None:
     alone = run(
         RunOptions(
@@ -75,7 +73,6 @@ def test_a_point_is_the_run_that_the_same_options_make(whole: SweepResult, tmp_p
     assert card["engine_statistics"] == json.loads((alone.folder / "run.json").read_text())["engine_statistics"]
 
 
-@pytest.mark.slow
 def test_the_distance_to_the_limit_of_one_call_a_chain_is_none(whole: SweepResult) -> None:
     for point in whole.points:
         assert set(point.limit_s) == set(point.busy_share)
@@ -161,7 +158,6 @@ def _edited(folder: Path) -> Path:
     return path
 
 
-@pytest.mark.slow
 def test_failed_chains_are_in_the_points(tmp_path: Path) -> None:
     result = sweep(options(tmp_path, input=write_problems(tmp_path, 3, (b'{"problem": 7}',)), batch_sizes=(2,)))
     assert result.exit_code == 3
@@ -179,6 +175,7 @@ def test_a_dead_engine_ends_the_sweep_and_leaves_its_points(tmp_path: Path) -> N
     assert "draft" in str(result.error)
 
 
+@pytest.mark.torch
 @pytest.mark.slow
 def test_real_engines_are_started_once_and_forget_between_points(tmp_path: Path) -> None:
     given = SweepOptions(

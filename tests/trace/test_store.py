@@ -154,7 +154,7 @@ def test_a_full_disk_is_one_sentence_and_leaves_whole_parts(tmp_path: Path, blan
         with pytest.raises(RunFolderError) as caught:
             trace.append("calls", [blank(CallRow, output_token_ids=(tuple(os.urandom(50_000)),))] * 4)
         trace.close()
-    assert str(caught.value) == f"{tmp_path}/calls: cannot write the trace: File too large"
+    assert str(caught.value) == f"{tmp_path}/calls: cannot write the trace: file too large"
     assert names(tmp_path / "calls") == ["part-00000.parquet"]
     assert pq.read_table(tmp_path / "calls").num_rows == 8
     assert pq.read_table(tmp_path / "chains").num_rows == 1
@@ -163,7 +163,7 @@ def test_a_full_disk_is_one_sentence_and_leaves_whole_parts(tmp_path: Path, blan
 def test_a_disk_that_is_full_at_the_end(tmp_path: Path, blank: Blank) -> None:
     trace = TraceStore(tmp_path)
     trace.append("calls", [blank(CallRow)])
-    with _no_file_over(100), pytest.raises(RunFolderError, match="/calls: cannot write the trace: File too large"):
+    with _no_file_over(100), pytest.raises(RunFolderError, match="/calls: cannot write the trace: file too large"):
         trace.close()
     assert [names(tmp_path / table) for table in TABLES] == [["wal-00000.arrows"], [], []]
     assert indices(tmp_path) == [0]
@@ -174,14 +174,14 @@ def test_a_disk_that_is_full_at_the_end(tmp_path: Path, blank: Blank) -> None:
 
 def test_a_folder_that_is_a_file(tmp_path: Path) -> None:
     (tmp_path / "calls").write_text("")
-    with pytest.raises(RunFolderError, match="/calls: cannot write the trace: File exists"):
+    with pytest.raises(RunFolderError, match="/calls: cannot write the trace: file exists"):
         TraceStore(tmp_path)
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
 def test_a_folder_that_is_read_only(tmp_path: Path) -> None:
     tmp_path.chmod(0o500)
-    with pytest.raises(RunFolderError, match="/calls: cannot write the trace: Permission denied"):
+    with pytest.raises(RunFolderError, match="/calls: cannot write the trace: permission denied"):
         TraceStore(tmp_path)
 
 
@@ -190,7 +190,7 @@ def test_a_part_that_fails_leaves_its_rows_and_makes_room_for_the_next(tmp_path:
     trace = TraceStore(tmp_path)
     trace.append("calls", [blank(CallRow, call_index=index) for index in range(3)])
     (tmp_path / "calls" / "part-00000.parquet.tmp").mkdir()  # nothing can be written there
-    with pytest.raises(RunFolderError, match="/calls: cannot write the trace: Is a directory"):
+    with pytest.raises(RunFolderError, match="/calls: cannot write the trace: is a directory"):
         trace.append("calls", [blank(CallRow, call_index=3)])
     trace.append("calls", [blank(CallRow, call_index=4)])
     trace.close()
@@ -202,9 +202,9 @@ def test_a_folder_that_is_removed_meanwhile(tmp_path: Path, blank: Blank) -> Non
     trace = TraceStore(tmp_path)
     trace.append("calls", [blank(CallRow)])
     shutil.rmtree(tmp_path / "calls")
-    with pytest.raises(RunFolderError, match=r"/calls: cannot write the trace: No such file or directory$"):
+    with pytest.raises(RunFolderError, match=r"/calls: cannot write the trace: no such file or directory$"):
         trace.append("calls", [blank(CallRow)])
-    with pytest.raises(RunFolderError, match=r"/calls: cannot write the trace: No such file or directory$"):
+    with pytest.raises(RunFolderError, match=r"/calls: cannot write the trace: no such file or directory$"):
         trace.close()
 
 
@@ -362,9 +362,9 @@ def test_a_disk_that_runs_full(small_disk: Path, blank: Blank, monkeypatch: pyte
     with pytest.raises(RunFolderError) as caught:  # noqa: PT012  (which of them fails is not known)
         for taken in range(1000):
             trace.append("calls", [blank(CallRow, call_index=taken, output_token_ids=(tuple(os.urandom(400)),))])
-    assert str(caught.value) == f"{small_disk}/calls: cannot write the trace: No space left on device"
+    assert str(caught.value) == f"{small_disk}/calls: cannot write the trace: no space left on device"
     assert indices(small_disk)[:taken] == list(range(taken))
-    with pytest.raises(RunFolderError, match="No space left on device"):
+    with pytest.raises(RunFolderError, match="no space left on device"):
         trace.close()
     found = indices(small_disk)
     assert found[:taken] == list(range(taken))
@@ -376,7 +376,7 @@ def test_a_disk_that_runs_full(small_disk: Path, blank: Blank, monkeypatch: pyte
 def test_a_disk_that_became_read_only(small_disk: Path, blank: Blank) -> None:
     trace = TraceStore(small_disk)
     subprocess.run(["mount", "-o", "remount,ro", small_disk], check=True)
-    with pytest.raises(RunFolderError, match=r"/calls: cannot write the trace: Read-only file system$"):
+    with pytest.raises(RunFolderError, match=r"/calls: cannot write the trace: read-only file system$"):
         trace.append("calls", [blank(CallRow)])
-    with pytest.raises(RunFolderError, match=r"Read-only file system$"):
+    with pytest.raises(RunFolderError, match=r"read-only file system$"):
         trace.close()

@@ -69,7 +69,6 @@ DAMAGE: dict[str, Callable[[bytes, bytes, int], bytes]] = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("damage", DAMAGE)
 def test_every_place_may_be_the_last(tmp_path: Path, whole: tuple[bytes, list[int]], other: bytes, damage: str) -> None:
     """All batches that end before it are read, in order, and no others; of old blocks none, be it whole in itself."""

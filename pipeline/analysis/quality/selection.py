@@ -57,7 +57,7 @@ def read_choices(folder: Path, plan: Plan, place: Mapping[str, int]) -> Choices 
     judges = [node.spec for node in plan.stages() if node.spec.judges]
     if not judges or not _drafts_thoughts(plan):
         return None
-    with Grader() as grader:  # starts no process but for answers that take more than comparing texts
+    with Grader() as grader:  # starts no process but for answers that `quick_verdict` cannot decide
         rows = list(_choices(folder, place, _references(folder, place), grader))
     problem, right_drafts, rejected, picked_right, agrees = np.array(rows, float).reshape(-1, 5).T
     return Choices(problem.astype(int), right_drafts, rejected, picked_right, agrees, any(spec.may_reject for spec in judges))

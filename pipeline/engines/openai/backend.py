@@ -13,13 +13,14 @@ from anyio.abc import TaskGroup
 
 from pipeline.engine import Availability, Backend, Examination, Fact, Finding
 from pipeline.engines.models import resolve
-from pipeline.engines.openai.client import Server, checked_url, key_of
-from pipeline.engines.openai.engine import OpenAIEngine, ServedTokenizer, Site, all_of
-from pipeline.engines.openai.probe import Found, ModelCard, context_length, find_card, find_out
+from pipeline.engines.openai.client import Server, check_url, read_key
+from pipeline.engines.openai.engine import Deployment, OpenAIEngine, ServedTokenizer
+from pipeline.engines.openai.probe import ProbedServer, ServedModel, context_length, find_model, probe_server
+from pipeline.engines.openai.request import MANY, PRIORITY, SCORING, Capabilities, shared_capabilities
 from pipeline.engines.openai.spec import OpenAISpec
-from pipeline.engines.openai.terms import MANY, PRIORITY, SCORING, Capabilities, weakest
-from pipeline.errors import GraphError
+from pipeline.errors import GraphError, install_command
 from pipeline.machine import Machine
+from pipeline.tasks import background_tasks, gather
 
 
 @asynccontextmanager
@@ -28,34 +29,26 @@ async def open_openai(specs: Mapping[str, OpenAISpec]) -> AsyncIterator[Mapping[
 
     Raises `GraphError` when a server cannot be reached, refuses the key, does not serve the model or cannot do what is needed.
     """
-    engines: dict[str, OpenAIEngine] = {}
-    failure: Exception | None = None
-    async with AsyncExitStack() as stack, anyio.create_task_group() as tasks:
+    async with AsyncExitStack() as stack, background_tasks() as tasks:
+        engines = await _open_all(specs, stack, tasks)
         try:
-            engines = await _open_all(specs, stack, tasks)
             yield engines
-        except Exception as error:
-            failure = error  # raised below, so that it does not come out as a group
         finally:
             for engine in engines.values():
                 await engine.aclose()
-            tasks.cancel_scope.cancel()
-    if failure is not None:
-        raise failure
 
 
 async def _open_all(specs: Mapping[str, OpenAISpec], stack: AsyncExitStack, tasks: TaskGroup) -> dict[str, OpenAIEngine]:
     """What fails fast comes first: addresses and keys, then the lists of models, then the tokenizers, which load slowly."""
     connected = [(role, spec, _connect(role, spec, stack)) for role, spec in specs.items()]
-    surveyed = await all_of([partial(_survey, role, spec, servers) for role, spec, servers in connected])
+    surveyed = await gather([partial(_survey, role, spec, servers) for role, spec, servers in connected])
     engines: dict[str, OpenAIEngine] = {}
-    for site, cards in surveyed:
-        tokenizer = await anyio.to_thread.run_sync(_load_tokenizer, site.role, site.spec, abandon_on_cancel=True)
-        found = await all_of(
-            [partial(find_out, _where(site.role), *one, site.spec, tokenizer) for one in zip(site.servers, cards, strict=True)]
-        )
-        can = reduce(weakest, (one.can for one in found))
-        engines[site.role] = OpenAIEngine(site, tokenizer, can, facts(can, found), tasks)
+    for deployment, models in surveyed:
+        tokenizer = await anyio.to_thread.run_sync(_load_tokenizer, deployment.role, deployment.spec, abandon_on_cancel=True)
+        where, spec, servers = _where(deployment.role), deployment.spec, zip(deployment.servers, models, strict=True)
+        probed = await gather([partial(probe_server, where, server, model, spec, tokenizer) for server, model in servers])
+        can = reduce(shared_capabilities, (one.can for one in probed))
+        engines[deployment.role] = OpenAIEngine(deployment, tokenizer, can, facts(deployment, can, probed), tasks)
     return engines
 
 
@@ -65,21 +58,21 @@ def _where(role: str) -> str:
 
 def _connect(role: str, spec: OpenAISpec, stack: AsyncExitStack) -> list[Server]:
     where = _where(role)
-    urls = [checked_url(where, url) for url in ([spec.base_url] if isinstance(spec.base_url, str) else spec.base_url)]
+    urls = [check_url(where, url) for url in ([spec.base_url] if isinstance(spec.base_url, str) else spec.base_url)]
     if not urls or len(set(urls)) < len(urls):
         raise GraphError(where, "base_url must name at least one server, and none of them twice")
-    key = key_of(where, spec.api_key_env)
+    key = read_key(where, spec.api_key_env)
     servers = [Server(where, url, key, spec.max_in_flight) for url in urls]
     for server in servers:
         stack.push_async_callback(server.aclose)
     return servers
 
 
-async def _survey(role: str, spec: OpenAISpec, servers: Sequence[Server]) -> tuple[Site, list[ModelCard]]:
+async def _survey(role: str, spec: OpenAISpec, servers: Sequence[Server]) -> tuple[Deployment, list[ServedModel]]:
     where = _where(role)
-    cards = await all_of([partial(find_card, where, server, spec) for server in servers])
-    lengths = [context_length(where, server, spec, card) for server, card in zip(servers, cards, strict=True)]
-    return Site(role, spec, servers, min(lengths)), cards
+    models = await gather([partial(find_model, where, server, spec) for server in servers])
+    lengths = [context_length(where, server, spec, model) for server, model in zip(servers, models, strict=True)]
+    return Deployment(role, spec, servers, min(lengths)), models
 
 
 def _load_tokenizer(role: str, spec: OpenAISpec) -> ServedTokenizer:
@@ -90,14 +83,16 @@ def _load_tokenizer(role: str, spec: OpenAISpec) -> ServedTokenizer:
         raise GraphError(_where(role), f"{error}{remedy}") from error
 
 
-def facts(can: Capabilities, found: Sequence[Found]) -> dict[str, Fact]:
-    """What `run.json` says about the servers, and about what is assumed where they are silent."""
-    by_text = not can.returns_ids and not can.tells_stop
+def facts(deployment: Deployment, can: Capabilities, probed: Sequence[ProbedServer]) -> dict[str, Fact]:
+    """What `run.json` says about the servers, and about what is assumed where they are silent; see `Engine.facts`."""
+    by_text = not can.returns_ids and not can.reports_stop
     return {
-        "server": found[0].card.owned_by or "unknown",
-        "server_version": found[0].version or "unknown",
-        "openai_version": version("openai"),
-        "replicas": len(found),
+        "answers": "model",
+        "servers": tuple(server.url for server in deployment.servers),
+        "server": probed[0].model.owned_by or "unknown",
+        "server_version": probed[0].version or "unknown",
+        "httpx2_version": version("httpx2"),
+        "replicas": len(probed),
         "prompts": can.prompts,
         "outputs": "ids" if can.returns_ids else "text, encoded here",
         "options": "exact" if can.exact_options else f"among the top {can.top_logprobs} tokens" if can.top_logprobs else "none",
@@ -125,11 +120,11 @@ async def _ask(role: str, spec: OpenAISpec) -> Finding:
 
 
 def openai_available(machine: Machine) -> Availability:
-    """Is the client library installed?"""
-    version = machine.versions.get("openai")
-    if version is None:
-        return Availability(usable=False, what="openai is not installed", remedy='pip install "pipeline[openai]"')
-    return Availability(usable=True, what=f"openai {version}")
+    """Is the HTTP library installed?"""
+    installed = machine.versions.get("httpx2")
+    if installed is None:
+        return Availability(usable=False, what="httpx2 is not installed", remedy=install_command("openai"))
+    return Availability(usable=True, what=f"httpx2 {installed}")
 
 
 BACKEND = Backend(spec=OpenAISpec, open=open_openai, available=openai_available, examine=examine_openai)

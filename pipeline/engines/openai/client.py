@@ -1,23 +1,26 @@
-"""One server with OpenAI's endpoints, over the `openai` package: requests leave, replies or broken connections come back.
+"""One server with OpenAI's endpoints, over HTTP: requests leave, replies or broken connections come back.
 
-The only module that imports `openai`, and only when a server is opened. It never sends anything again, and the key
+The only module that imports `httpx2`, and only when a server is opened. It never sends anything again, and the key
 leaves it in a header alone: whatever a server says is scrubbed of it before it goes on.
 """
 
 import os
 import re
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from email.utils import parsedate_to_datetime
 from time import time
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlsplit
 
 import anyio
 import msgspec
 from msgspec import Struct
 
-from pipeline.errors import GraphError
+from pipeline.errors import GraphError, install_command
 from pipeline.redaction import without
+
+if TYPE_CHECKING:
+    import httpx2
 
 CONNECT_S = 10.0
 ASK_S = 30.0
@@ -26,9 +29,10 @@ MAX_BODY_BYTES = 64 << 20
 """A longer answer is given up: 35 candidates of 8,192 tokens, with log probabilities, are half of that."""
 _KEEPALIVE_S = 3.0
 """Shorter than the 5 s after which uvicorn closes an idle connection: one that is being closed is not taken again."""
-_MOST_WORDS = 300
+_MAX_MESSAGE_CHARS = 300
 _UNAUTHORIZED = (401, 403)
 _TRANSIENT = (408, 425, 429)
+_JSON = {"Content-Type": "application/json"}
 
 
 class Broken(Exception):
@@ -71,7 +75,7 @@ class Reply(NamedTuple):
             return None
 
 
-class Complaint(NamedTuple):
+class ServerError(NamedTuple):
     """Why a server refused, in its own words on one line."""
 
     text: str
@@ -98,34 +102,34 @@ class _Refusal(Struct):
     type: Any = None
 
 
-def complaint_of(reply: Reply) -> Complaint:
+def server_error_of(reply: Reply) -> ServerError:
     """What the server says about why it refused."""
     nothing = f"status {reply.status}"
     try:
         body = msgspec.json.decode(reply.content, type=_Refusal)
         error = msgspec.convert(body.error, _Error) if isinstance(body.error, dict) else _Error(body.error, body.code, body.type)
     except msgspec.DecodeError:
-        return Complaint(_one_line(reply.content.decode(errors="replace")) or nothing, "", None)
+        return ServerError(_one_line(reply.content.decode(errors="replace")) or nothing, "", None)
     said = next((words for words in (error.message, body.message, body.detail) if words), nothing)
     text = _one_line(said if isinstance(said, str) else msgspec.json.encode(said).decode())
     named = re.search(r"(?:context (?:length|size|window)|max_model_len)[^0-9]{0,40}(\d+)", text)
     context = error.n_ctx or (int(named[1]) if named else None)
-    return Complaint(text, f"{error.code or ''} {error.type or ''}".strip(), context)
+    return ServerError(text, f"{error.code or ''} {error.type or ''}".strip(), context)
 
 
-def overflows(complaint: Complaint) -> bool:
+def is_context_overflow(error: ServerError) -> bool:
     """Did the server refuse because the prompt is too long for its context?"""
-    if "context_length_exceeded" in complaint.code or "exceed_context_size" in complaint.code:
+    if "context_length_exceeded" in error.code or "exceed_context_size" in error.code:
         return True
-    return bool(re.search(r"context (length|size|window)|max_model_len", complaint.text.lower()))
+    return bool(re.search(r"context (length|size|window)|max_model_len", error.text.lower()))
 
 
 def _one_line(words: str) -> str:
     line = " ".join(words.split())
-    return line if len(line) <= _MOST_WORDS else f"{line[:_MOST_WORDS]}..."
+    return line if len(line) <= _MAX_MESSAGE_CHARS else f"{line[:_MAX_MESSAGE_CHARS]}..."
 
 
-def checked_url(where: str, url: str) -> str:
+def check_url(where: str, url: str) -> str:
     """`url` without a slash at its end; raises `GraphError` for one that holds a secret or is none."""
     parts = urlsplit(url)
     if parts.username is not None or parts.password is not None or parts.query or parts.fragment:
@@ -137,7 +141,7 @@ def checked_url(where: str, url: str) -> str:
     return url.rstrip("/")
 
 
-def key_of(where: str, api_key_env: str | None) -> str | None:
+def read_key(where: str, api_key_env: str | None) -> str | None:
     """The key out of the environment; raises `GraphError`, which names the variable and never the key."""
     if api_key_env is None:
         return None
@@ -153,64 +157,56 @@ class Server:
     """One base URL and its connections. Needs an event loop of asyncio or trio; close it."""
 
     def __init__(self, where: str, url: str, key: str | None, max_in_flight: int) -> None:
+        """Raises `GraphError` at `where` when the HTTP library is missing. `key`, if any, goes with every request."""
         try:
             import httpx2
-            import openai
         except ImportError:
-            raise GraphError(where, 'backend `openai` needs the package `openai`: pip install "pipeline[openai]"') from None
+            raise GraphError(where, f"backend `openai` needs the package `httpx2`: {install_command('openai')}") from None
         self.url = url
         self._closed = False
         self._key = key
-        self._broken, self._refused, self._response = openai.APIConnectionError, openai.APIStatusError, httpx2.Response
+        self._failures = (httpx2.HTTPError, httpx2.InvalidURL, httpx2.StreamError, OSError, RuntimeError)
         self._unreachable = (httpx2.ConnectError, httpx2.ConnectTimeout)
-        timeout = httpx2.Timeout(None, connect=CONNECT_S)
-        # No bound of its own: the lane already bounds what is in flight, and a call may be sent as several requests.
-        limits = httpx2.Limits(max_connections=None, max_keepalive_connections=max_in_flight, keepalive_expiry=_KEEPALIVE_S)
-        nothing = openai.Omit()
-        # The package would take keys and names of accounts from variables that nobody named here.
-        headers = {"Authorization": f"Bearer {key}" if key else nothing, "OpenAI-Organization": nothing, "OpenAI-Project": nothing}
-        self._options: Any = {"headers": headers | {"Content-Type": "application/json", "Accept-Encoding": "identity"}}
-        self._client = openai.AsyncOpenAI(
-            api_key="none",
-            admin_api_key="",
+        self._client = httpx2.AsyncClient(
             base_url=url,
-            max_retries=0,
-            timeout=timeout,
-            http_client=openai.DefaultAsyncHttpxClient(timeout=timeout, limits=limits, event_hooks={"response": [_bounding(httpx2)]}),
+            headers={"Accept": "application/json", "Accept-Encoding": "identity"} | ({"Authorization": f"Bearer {key}"} if key else {}),
+            # How long an answer may take is the caller's business.
+            timeout=httpx2.Timeout(None, connect=CONNECT_S),
+            # No bound of its own: the lane already bounds what is in flight, and a call may be sent as several requests.
+            limits=httpx2.Limits(max_connections=None, max_keepalive_connections=max_in_flight, keepalive_expiry=_KEEPALIVE_S),
+            follow_redirects=True,
+            event_hooks={"response": [_bounding()]},
         )
 
     async def post(self, body: Mapping[str, Any]) -> Reply:
         """Ask for a completion; raises `Broken`."""
-        content = msgspec.json.encode(body)
-        return await self._send(lambda: self._client.post("/completions", cast_to=self._response, content=content, options=self._options))
+        return await self._send("POST", "/completions", msgspec.json.encode(body))
 
     async def get(self, path: str) -> Reply:
-        """Ask the server about itself; raises `Broken`."""
+        """Ask the server about itself, at `path` below its base URL or at an address of its own; raises `Broken`."""
         with anyio.move_on_after(ASK_S):
-            return await self._send(lambda: self._client.get(path, cast_to=self._response, options=self._options))
+            return await self._send("GET", path)
         raise Broken(f"at {self.url} has not answered GET {path} for {ASK_S:g} s")
 
     async def aclose(self) -> None:
         """Close all connections."""
         self._closed = True
-        await self._client.close()
+        await self._client.aclose()
 
-    async def _send(self, send: Any) -> Reply:
+    async def _send(self, method: str, path: str, content: bytes | None = None) -> Reply:
         if self._closed:
             raise Broken(f"at {self.url} is no longer asked")
         try:
-            response = await send()
-        except self._refused as error:
-            response = error.response
-            # Of an answer nothing is replaced: a key such as `1`, for servers that take any, would garble it.
-            return Reply(response.status_code, response.headers, self.scrub(response.text).encode())
-        except self._broken as error:
-            if isinstance(error.__cause__, Oversized):
-                raise Oversized(f"at {self.url} {error.__cause__}") from None
-            fate = "cannot be reached" if isinstance(error.__cause__, self._unreachable) else "broke the connection"
+            response = await self._client.request(method, path, content=content, headers=_JSON if content else None)
+        except Oversized as error:
+            raise Oversized(f"at {self.url} {error}") from None
+        except self._failures as error:
+            fate = "cannot be reached" if isinstance(error, self._unreachable) else "broke the connection"
             words = f"at {self.url} {fate}: {self.scrub(_cause(error))}"
         else:
-            return Reply(response.status_code, response.headers, response.content)
+            # Of an answer nothing is replaced: a key such as `1`, for servers that take any, would garble it.
+            content = response.content if response.is_success else self.scrub(response.text).encode()
+            return Reply(response.status_code, response.headers, content)
         raise Broken(words)
 
     def scrub(self, words: str) -> str:
@@ -218,11 +214,12 @@ class Server:
         return without(words, self._key) if self._key else words
 
 
-def _bounding(httpx2: Any) -> Any:
-    """What cuts replies off once they are too long, to be called when a reply begins."""
+def _bounding() -> "Callable[[httpx2.Response], Awaitable[None]]":
+    """A hook, called when a reply begins, that cuts the reply off once it is too long."""
+    import httpx2
 
-    class Bounded(httpx2.AsyncByteStream):  # type: ignore[misc]
-        def __init__(self, stream: Any) -> None:
+    class Bounded(httpx2.AsyncByteStream):
+        def __init__(self, stream: httpx2.AsyncByteStream) -> None:
             self._stream = stream
 
         async def __aiter__(self) -> AsyncIterator[bytes]:
@@ -236,9 +233,10 @@ def _bounding(httpx2: Any) -> Any:
         async def aclose(self) -> None:
             await self._stream.aclose()
 
-    async def bound(response: Any) -> None:
+    async def bound(response: httpx2.Response) -> None:
         if response.headers.get("content-encoding", "identity") != "identity":
             raise Oversized("sent a compressed answer, which nobody asked for")  # a few bytes of it may stand for gigabytes
+        assert isinstance(response.stream, httpx2.AsyncByteStream)
         response.stream = Bounded(response.stream)
 
     return bound

@@ -5,6 +5,7 @@ chain stays with the replica that has its prefix. A replica whose connections fa
 when none has answered for `reconnect_s` the engine is dead.
 """
 
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
@@ -14,18 +15,19 @@ from anyio.abc import TaskGroup
 
 from pipeline.engine import Completion, EngineStatistics, Fact, Request, Tokenizer
 from pipeline.engines.meter import UsageMeter
-from pipeline.engines.openai.answers import Aborted, Answer, Malformed, answer_of
-from pipeline.engines.openai.client import Broken, Oversized, Reply, Server, complaint_of, overflows
-from pipeline.engines.openai.completion import completion_of
-from pipeline.engines.openai.probe import FIRST_DELAY_S, LONGEST_DELAY_S, model_card
-from pipeline.engines.openai.replicas import Router
+from pipeline.engines.openai.client import Broken, Oversized, Reply, Server, is_context_overflow, server_error_of
+from pipeline.engines.openai.probe import FIRST_DELAY_S, LONGEST_DELAY_S, listed_model
+from pipeline.engines.openai.request import SCORING, Capabilities, request_bodies
+from pipeline.engines.openai.response import Aborted, Malformed, ResponseBody, completion_of, decode_response
 from pipeline.engines.openai.spec import OpenAISpec
-from pipeline.engines.openai.terms import SCORING, Capabilities, bodies
 from pipeline.engines.tokenizer import HFTokenizer
 from pipeline.engines.validate import validate_request
 from pipeline.errors import ContextOverflow, EngineDead, EngineUnavailable, PipelineError, RequestRefused
+from pipeline.tasks import gather
 
 T = TypeVar("T")
+MAX_CHAINS = 65536
+"""Chains whose replica is remembered; the one that asked longest ago is forgotten first."""
 
 
 class ServedTokenizer(HFTokenizer):
@@ -38,7 +40,7 @@ class ServedTokenizer(HFTokenizer):
         return 1 + highest
 
 
-class Site(NamedTuple):
+class Deployment(NamedTuple):
     """Where the model of a role is served."""
 
     role: str
@@ -51,18 +53,21 @@ class Site(NamedTuple):
 class OpenAIEngine:
     """The `Engine` contract over servers; open it with `open_openai`."""
 
-    def __init__(self, site: Site, tokenizer: ServedTokenizer, can: Capabilities, facts: dict[str, Fact], tasks: TaskGroup) -> None:
-        self.role = site.role
+    def __init__(
+        self, deployment: Deployment, tokenizer: ServedTokenizer, can: Capabilities, facts: Mapping[str, Fact], tasks: TaskGroup
+    ) -> None:
+        """`can` is what all servers of `deployment` can do; `tasks` must live as long as the engine."""
+        self.role = deployment.role
         self.tokenizer: Tokenizer = tokenizer
-        self.max_model_len = site.max_model_len
+        self.max_model_len = deployment.max_model_len
         self.facts = facts
         self.can, self._tasks = can, tasks
-        self._spec, self._servers = site.spec, site.servers
+        self._spec, self._servers = deployment.spec, deployment.servers
         self.vocab_size = tokenizer.vocab_size
-        self._router = Router(len(site.servers))
-        self._someone_up = anyio.Event()
-        self._someone_up.set()
-        self._last_words: str | None = None
+        self._router = Router(len(deployment.servers))
+        self._any_up = anyio.Event()
+        self._any_up.set()
+        self._exit_reason: str | None = None
         self._scopes: set[anyio.CancelScope] = set()
         self._meter = UsageMeter()
 
@@ -72,8 +77,8 @@ class OpenAIEngine:
         validate_request(request, self.max_model_len, self.vocab_size)
         self._check_possible(request)
         max_tokens = min(request.max_tokens, self.max_model_len - len(request.prompt_ids))
-        contents = bodies(request, self.can, self._spec.model, self.tokenizer, max_tokens)
-        answers: list[Answer] | None = None
+        contents = request_bodies(request, self.can, self._spec.model, self.tokenizer, max_tokens)
+        answers: list[ResponseBody] | None = None
         self._meter.begin()
         try:
             with anyio.CancelScope() as scope:
@@ -83,7 +88,7 @@ class OpenAIEngine:
             self._scopes.discard(scope)
             self._meter.end()
         if answers is None:
-            raise EngineDead(self.role, self._last_words or "it was closed")
+            raise EngineDead(self.role, self._exit_reason or "it was closed")
         return self._read(request, answers)
 
     def statistics(self) -> EngineStatistics:
@@ -93,25 +98,25 @@ class OpenAIEngine:
 
     async def aclose(self) -> None:
         """See `Engine.aclose`."""
-        self._bury("it was closed")
+        self._die("it was closed")
         with anyio.CancelScope(shield=True):
             for server in self._servers:
                 await server.aclose()
 
     # One request.
 
-    async def _ask(self, request: Request, contents: Sequence[Mapping[str, Any]]) -> list[Answer]:
+    async def _ask(self, request: Request, contents: Sequence[Mapping[str, Any]]) -> list[ResponseBody]:
         """The answers to all bodies, from one replica."""
         while (replica := self._router.take(request.affinity)) is None:
-            await self._someone_up.wait()
+            await self._any_up.wait()
         try:
             if len(contents) == 1:
                 return [await self._answer(request, replica, contents[0])]
-            return await all_of([partial(self._answer, request, replica, body) for body in contents])
+            return await gather([partial(self._answer, request, replica, body) for body in contents])
         finally:
             self._router.leave(replica)
 
-    async def _answer(self, request: Request, replica: int, body: Mapping[str, Any]) -> Answer:
+    async def _answer(self, request: Request, replica: int, body: Mapping[str, Any]) -> ResponseBody:
         server = self._servers[replica]
         try:
             reply = await server.post(body)
@@ -122,15 +127,15 @@ class OpenAIEngine:
         else:
             return self._accept(request, server, reply)
         self._check_alive()
-        self._lost(replica, words)
+        self._mark_down(replica, words)
         raise EngineUnavailable(self.role, words)
 
-    def _accept(self, request: Request, server: Server, reply: Reply) -> Answer:
+    def _accept(self, request: Request, server: Server, reply: Reply) -> ResponseBody:
         if not reply.ok:
             raise self._refusal(request, server, reply)
-        return self._understand(request, lambda: answer_of(reply.content))
+        return self._understand(request, lambda: decode_response(reply.content))
 
-    def _read(self, request: Request, answers: Sequence[Answer]) -> Completion:
+    def _read(self, request: Request, answers: Sequence[ResponseBody]) -> Completion:
         completion = self._understand(request, lambda: completion_of(request, answers, self.can, self.tokenizer))
         for candidate in completion.candidates:  # an id that the model has and its tokenizer lacks comes back in a prompt
             self.vocab_size = max(self.vocab_size, 1 + max(candidate.ids, default=0))
@@ -159,81 +164,103 @@ class OpenAIEngine:
 
     def _refusal(self, request: Request, server: Server, reply: Reply) -> Exception:
         """The error that a reply without an answer stands for."""
-        complaint = complaint_of(reply)
+        error = server_error_of(reply)
         if reply.transient:
-            return EngineUnavailable(self.role, f"at {server.url} answered {reply.status}: {complaint.text}", reply.retry_after_s)
-        if reply.status in (400, 413, 422) and overflows(complaint):
-            return ContextOverflow(len(request.prompt_ids) + len(request.scored_ids), complaint.context or self.max_model_len)
-        return RequestRefused(
-            f"request {request.request_id!r}: engine {self.role!r} refused it with status {reply.status}: {complaint.text}"
-        )
+            return EngineUnavailable(self.role, f"at {server.url} answered {reply.status}: {error.text}", reply.retry_after_s)
+        if reply.status in (400, 413, 422) and is_context_overflow(error):
+            return ContextOverflow(len(request.prompt_ids) + len(request.scored_ids), error.context or self.max_model_len)
+        return RequestRefused(f"request {request.request_id!r}: engine {self.role!r} refused it with status {reply.status}: {error.text}")
 
-    # Replicas that are lost and found.
+    # Replicas that fail and come back.
 
-    def _lost(self, replica: int, words: str) -> None:
+    def _mark_down(self, replica: int, words: str) -> None:
         """A connection to `replica` failed: no more calls go there until it answers again."""
         if not self._router.up[replica]:
             return
         self._router.up[replica] = False
-        self._tasks.start_soon(self._until_buried, self._find, replica)
+        self._tasks.start_soon(self._until_dead, self._await_replica, replica)
         if not any(self._router.up):
-            self._someone_up = anyio.Event()
-            self._tasks.start_soon(self._until_buried, self._wait_for_anyone, words)
+            self._any_up = anyio.Event()
+            self._tasks.start_soon(self._until_dead, self._await_any_replica, words)
 
-    async def _until_buried(self, job: Callable[[T], Awaitable[None]], argument: T) -> None:
+    async def _until_dead(self, job: Callable[[T], Awaitable[None]], argument: T) -> None:
+        """Run `job`, but no longer than the engine lives."""
         with anyio.CancelScope() as scope:
             self._scopes.add(scope)
             await job(argument)
         self._scopes.discard(scope)
 
-    async def _find(self, replica: int) -> None:
-        """Ask a lost replica until it serves the model again."""
+    async def _await_replica(self, replica: int) -> None:
+        """Ask a replica that is down until it serves the model again; then it gets calls again."""
         delay = FIRST_DELAY_S
         while not await self._serves(replica):
             await anyio.sleep(delay)
             delay = min(2 * delay, LONGEST_DELAY_S)
         self._router.up[replica] = True
-        self._someone_up.set()
+        self._any_up.set()
 
     async def _serves(self, replica: int) -> bool:
         try:
-            return await model_card(self._servers[replica], self._spec.model) is not None
+            return await listed_model(self._servers[replica], self._spec.model) is not None
         except Broken:
             return False
 
-    async def _wait_for_anyone(self, words: str) -> None:
+    async def _await_any_replica(self, words: str) -> None:
+        """Give the engine up when no replica has come back within `reconnect_s`; `words` say how the last one failed."""
         with anyio.move_on_after(self._spec.reconnect_s):
-            await self._someone_up.wait()
+            await self._any_up.wait()
             return
-        self._bury(f"{words}; no server of it has answered for reconnect_s={self._spec.reconnect_s:g}")
+        self._die(f"{words}; no server of it has answered for reconnect_s={self._spec.reconnect_s:g}")
 
-    def _bury(self, exit_reason: str) -> None:
+    def _die(self, exit_reason: str) -> None:
         """From now on every call raises `EngineDead`, the waiting ones first."""
-        if self._last_words is None:
-            self._last_words = exit_reason
+        if self._exit_reason is None:
+            self._exit_reason = exit_reason
         for scope in self._scopes:
             scope.cancel()
 
     def _check_alive(self) -> None:
-        if self._last_words is not None:
-            raise EngineDead(self.role, self._last_words)
+        if self._exit_reason is not None:
+            raise EngineDead(self.role, self._exit_reason)
 
 
-async def all_of(jobs: Sequence[Callable[[], Awaitable[T]]]) -> list[T]:
-    """The results of all `jobs`, run at once; the first error ends the others and is raised as it is."""
-    results: dict[int, T] = {}
-    failures: list[Exception] = []
-    async with anyio.create_task_group() as tasks:
+class Router:
+    """A chain stays with the replica that has its prefix, as long as that one is up; a new chain goes where least is in flight."""
 
-        async def run(index: int, job: Callable[[], Awaitable[T]]) -> None:
-            try:
-                results[index] = await job()
-            except Exception as error:
-                failures.append(error)
-                tasks.cancel_scope.cancel()
+    def __init__(self, replicas: int, max_chains: int = MAX_CHAINS) -> None:
+        self.up = [True] * replicas
+        self.in_flight = [0] * replicas
+        self._chains = [0] * replicas
+        self._replicas: OrderedDict[str, int] = OrderedDict()
+        """Of each chain; who asked last stands last."""
+        self._max_chains = max_chains
 
-        for index, job in enumerate(jobs):
-            tasks.start_soon(run, index, job)
-    if failures:
-        raise failures[0]
-    return [results[index] for index in range(len(jobs))]
+    def take(self, affinity: str) -> int | None:
+        """The replica for one more call of the chain `affinity`, or None while none is up."""
+        replica = self._replicas.get(affinity)
+        if replica is None or not self.up[replica]:
+            replica = self._least_loaded()
+            if replica is None:
+                return None
+        if affinity:
+            self._assign(affinity, replica)
+        self.in_flight[replica] += 1
+        return replica
+
+    def leave(self, replica: int) -> None:
+        """A call to `replica` has ended."""
+        self.in_flight[replica] -= 1
+
+    def _least_loaded(self) -> int | None:
+        alive = [replica for replica, up in enumerate(self.up) if up]
+        return min(alive, key=lambda replica: (self.in_flight[replica], self._chains[replica]), default=None)
+
+    def _assign(self, affinity: str, replica: int) -> None:
+        before = self._replicas.pop(affinity, None)
+        if before is not None:
+            self._chains[before] -= 1
+        self._replicas[affinity] = replica
+        self._chains[replica] += 1
+        if len(self._replicas) > self._max_chains:
+            _, forgotten = self._replicas.popitem(last=False)
+            self._chains[forgotten] -= 1

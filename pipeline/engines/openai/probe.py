@@ -12,27 +12,25 @@ import msgspec
 from msgspec import UNSET, Struct, structs
 
 from pipeline.engine import Request, Tokenizer
-from pipeline.engines.openai.answers import Aborted, Answer, Malformed, answer_of
-from pipeline.engines.openai.client import Broken, Reply, Server, complaint_of
-from pipeline.engines.openai.completion import completion_of
+from pipeline.engines.openai.client import Broken, Reply, Server, server_error_of
+from pipeline.engines.openai.request import MANY, SCORING, Capabilities, capability_levels, request_bodies
+from pipeline.engines.openai.response import Aborted, Malformed, ResponseBody, completion_of, decode_response
 from pipeline.engines.openai.spec import OpenAISpec
-from pipeline.engines.openai.terms import MANY, SCORING, Capabilities, bodies, ladder
 from pipeline.errors import GraphError, did_you_mean
 
-_PROBE = "probe"
-_MOST_NAMES = 20
+_MAX_NAMES = 20
 FIRST_DELAY_S, LONGEST_DELAY_S = 0.25, 5.0
 """Between two questions to a server that does not answer; each is twice as long as the one before."""
 
 
-class Meta(Struct, frozen=True):
+class LlamaMeta(Struct, frozen=True):
     """What llama.cpp says about a model."""
 
     n_ctx: int | None = None
     n_ctx_train: int | None = None
 
 
-class ModelCard(Struct, frozen=True):
+class ServedModel(Struct, frozen=True):
     """One model of a server's list, with all the names its context length goes by."""
 
     id: str
@@ -41,12 +39,12 @@ class ModelCard(Struct, frozen=True):
     context_length: int | None = None
     context_window: int | None = None
     max_context_length: int | None = None
-    meta: Meta | None = None
+    meta: LlamaMeta | None = None
 
     @property
     def own_context(self) -> int | None:
         """What the server can take."""
-        meta = self.meta or Meta()
+        meta = self.meta or LlamaMeta()
         return self.max_model_len or self.context_length or self.context_window or self.max_context_length or meta.n_ctx
 
     @property
@@ -58,25 +56,26 @@ class ModelCard(Struct, frozen=True):
 class ModelList(Struct, frozen=True):
     """The answer to GET /models."""
 
-    data: tuple[ModelCard, ...]
+    data: tuple[ServedModel, ...]
 
 
-class Found(NamedTuple):
-    """What one server is."""
+class ProbedServer(NamedTuple):
+    """One server of a deployment, as it answered when it was asked."""
 
-    card: ModelCard
+    model: ServedModel
     can: Capabilities
     version: str
+    """Empty where it does not say."""
 
 
-async def model_card(server: Server, model: str) -> ModelCard | None:
-    """The card of `model`, or None where the server does not list it now; raises `Broken`."""
+async def listed_model(server: Server, model: str) -> ServedModel | None:
+    """What the server says about `model`, or None where it does not list it now; raises `Broken`."""
     reply = await server.get("/models")
-    cards = _cards(reply)
-    return next((card for card in cards or () if card.id == model), None)
+    return next((each for each in _model_list(reply) or () if each.id == model), None)
 
 
-def _cards(reply: Reply) -> tuple[ModelCard, ...] | None:
+def _model_list(reply: Reply) -> tuple[ServedModel, ...] | None:
+    """The models that a reply lists, or None where it is no list of models."""
     if not reply.ok:
         return None
     try:
@@ -85,24 +84,24 @@ def _cards(reply: Reply) -> tuple[ModelCard, ...] | None:
         return None
 
 
-async def find_card(where: str, server: Server, spec: OpenAISpec) -> ModelCard:
-    """The card of the spec's model; raises `GraphError` where nothing listens, the key is wrong or the model is not served."""
+async def find_model(where: str, server: Server, spec: OpenAISpec) -> ServedModel:
+    """The spec's model as the server lists it; raises `GraphError` where nothing listens, the key is wrong or the model is not served."""
     try:
-        reply = await _patiently(lambda: server.get("/models"), spec.reconnect_s)
+        reply = await _send_until_loaded(lambda: server.get("/models"), spec.reconnect_s)
     except Broken as error:
         raise GraphError(where, f"the server {error}; start it, or correct base_url") from None
     refuse_unauthorized(where, server, spec, reply)
-    cards = _cards(reply)
-    if cards is None:
-        said = complaint_of(reply).text if not reply.ok else "something else"
+    models = _model_list(reply)
+    if models is None:
+        said = server_error_of(reply).text if not reply.ok else "something else"
         what = f"{server.url}/models gives no list of models ({said}); base_url goes up to and including /v1"
         raise GraphError(where, what)
-    card = next((card for card in cards if card.id == spec.model), None)
-    if card is None:
-        names = [card.id for card in cards]
-        near = did_you_mean(spec.model, names) if len(names) <= _MOST_NAMES else f"it serves {len(names)} others"
+    model = next((each for each in models if each.id == spec.model), None)
+    if model is None:
+        names = [each.id for each in models]
+        near = did_you_mean(spec.model, names) if len(names) <= _MAX_NAMES else f"it serves {len(names)} others"
         raise GraphError(where, f"{server.url} does not serve {spec.model!r}; {near}")
-    return card
+    return model
 
 
 def refuse_unauthorized(where: str, server: Server, spec: OpenAISpec, reply: Reply) -> None:
@@ -116,9 +115,9 @@ def refuse_unauthorized(where: str, server: Server, spec: OpenAISpec, reply: Rep
         raise GraphError(where, f"{server.url} {remedy} (status {reply.status})")
 
 
-def context_length(where: str, server: Server, spec: OpenAISpec, card: ModelCard) -> int:
+def context_length(where: str, server: Server, spec: OpenAISpec, model: ServedModel) -> int:
     """Tokens of a prompt and its output together; raises `GraphError` where nobody says it."""
-    own, trained = card.own_context, card.trained_context
+    own, trained = model.own_context, model.trained_context
     if own and spec.max_model_len:
         return min(own, spec.max_model_len)
     length = spec.max_model_len or own or trained
@@ -127,20 +126,20 @@ def context_length(where: str, server: Server, spec: OpenAISpec, card: ModelCard
     return length
 
 
-async def find_out(where: str, server: Server, card: ModelCard, spec: OpenAISpec, tokenizer: Tokenizer) -> Found:
+async def probe_server(where: str, server: Server, model: ServedModel, spec: OpenAISpec, tokenizer: Tokenizer) -> ProbedServer:
     """The most that the server can do; raises `GraphError` when that is not enough."""
     reply: Reply | None = None
-    for rung in ladder(spec.prompts):
-        answer = await _try(where, server, spec, rung, _question(tokenizer, rung), tokenizer)
-        if isinstance(answer, Answer):
-            can = await _refine(where, server, spec, _first_look(rung, answer, tokenizer), tokenizer)
-            return Found(card, can, await _version(server, card, answer))
+    for level in capability_levels(spec.prompts):
+        answer = await _try(where, server, spec, level, _probe_request(tokenizer, level), tokenizer)
+        if isinstance(answer, ResponseBody):
+            can = await _refine(where, server, spec, _observed(level, answer, tokenizer), tokenizer)
+            return ProbedServer(model, can, await _version(server, model, answer))
         reply = answer or reply
     raise GraphError(where, _why_not(server, spec, reply))
 
 
 def _why_not(server: Server, spec: OpenAISpec, reply: Reply | None) -> str:
-    said = complaint_of(reply).text if reply is not None and not reply.ok else "its answers cannot be read"
+    said = server_error_of(reply).text if reply is not None and not reply.ok else "its answers cannot be read"
     if reply is not None and reply.status in (404, 405):
         return f"{server.url} has no /completions ({said}); a server that only chats cannot go on from a thought"
     if spec.prompts != "auto":
@@ -148,61 +147,61 @@ def _why_not(server: Server, spec: OpenAISpec, reply: Reply | None) -> str:
     return f"{server.url} does not answer a completion of {spec.model!r} ({said})"
 
 
-def _question(tokenizer: Tokenizer, rung: Capabilities) -> Request:
+def _probe_request(tokenizer: Tokenizer, level: Capabilities) -> Request:
     """One token after a short chat; a choice between two where the server may give log probabilities."""
     prompt = tokenizer.encode(tokenizer.render([{"role": "user", "content": "0 or 1?"}]))
-    options = tuple(dict.fromkeys(tokenizer.encode(digit)[-1] for digit in "01")) if rung.top_logprobs else ()
-    return Request(request_id=_PROBE, prompt_ids=prompt, max_tokens=1, option_ids=options, priority=1)
+    options = tuple(dict.fromkeys(tokenizer.encode(digit)[-1] for digit in "01")) if level.top_logprobs else ()
+    return Request(request_id="probe", prompt_ids=prompt, max_tokens=1, option_ids=options, priority=1)
 
 
 async def _try(
     where: str, server: Server, spec: OpenAISpec, can: Capabilities, request: Request, tokenizer: Tokenizer
-) -> Answer | Reply | None:
+) -> ResponseBody | Reply | None:
     """The server's answer to `request`, the reply that refuses it, or None for an answer that cannot be read."""
-    [body] = bodies(request, can, spec.model, tokenizer, request.max_tokens)
+    [body] = request_bodies(request, can, spec.model, tokenizer, request.max_tokens)
     try:
-        reply = await _patiently(lambda: server.post(body), spec.reconnect_s)
+        reply = await _send_until_loaded(lambda: server.post(body), spec.reconnect_s)
     except Broken as error:
         raise GraphError(where, f"the server {error}") from None
     refuse_unauthorized(where, server, spec, reply)
     if not reply.ok:
         return reply
     try:
-        answer = answer_of(reply.content)
+        answer = decode_response(reply.content)
         completion_of(request, [answer], can, tokenizer)
     except (Malformed, Aborted):
         return None
     return answer
 
 
-def _first_look(rung: Capabilities, answer: Answer, tokenizer: Tokenizer) -> Capabilities:
+def _observed(level: Capabilities, answer: ResponseBody, tokenizer: Tokenizer) -> Capabilities:
     """What an answer shows about the server besides its being an answer."""
-    prompt = _question(tokenizer, rung).prompt_ids
+    prompt = _probe_request(tokenizer, level).prompt_ids
     counted = answer.usage.prompt_tokens if answer.usage else None
     special = prompt[0] in tokenizer.special_ids.values()
     return structs.replace(
-        rung,
-        tells_stop=answer.choices[0].told is not UNSET,
-        adds_first=rung.prompts == "text" and special and counted == len(prompt) + 1,
+        level,
+        reports_stop=answer.choices[0].reported_stop is not UNSET,
+        adds_bos=level.prompts == "text" and special and counted == len(prompt) + 1,
     )
 
 
 async def _refine(where: str, server: Server, spec: OpenAISpec, can: Capabilities, tokenizer: Tokenizer) -> Capabilities:
     """Does it sample several candidates at once, and score the tokens of a prompt?"""
-    question = structs.replace(_question(tokenizer, can), option_ids=())
+    question = structs.replace(_probe_request(tokenizer, can), option_ids=())
     many = structs.replace(can, fields=can.fields | {MANY})
-    if isinstance(await _try(where, server, spec, many, structs.replace(question, n=2, temperature=1.0), tokenizer), Answer):
+    if isinstance(await _try(where, server, spec, many, structs.replace(question, n=2, temperature=1.0), tokenizer), ResponseBody):
         can = many
     scoring = structs.replace(can, fields=can.fields | {SCORING})
     scored = structs.replace(question, prompt_ids=question.prompt_ids[:-1], scored_ids=tuple(question.prompt_ids[-1:]))
-    if can.returns_ids and isinstance(await _try(where, server, spec, scoring, scored, tokenizer), Answer):
+    if can.returns_ids and isinstance(await _try(where, server, spec, scoring, scored, tokenizer), ResponseBody):
         can = scoring
     return can
 
 
-async def _version(server: Server, card: ModelCard, answer: Answer) -> str:
+async def _version(server: Server, model: ServedModel, answer: ResponseBody) -> str:
     """The server's version, as far as it says: vLLM's own page, else what it signs its answers with."""
-    if card.owned_by == "vllm":
+    if model.owned_by == "vllm":
         parts = urlsplit(server.url)
         try:
             reply = await server.get(f"{parts.scheme}://{parts.netloc}{parts.path.removesuffix('/v1')}/version")
@@ -213,7 +212,7 @@ async def _version(server: Server, card: ModelCard, answer: Answer) -> str:
     return server.scrub(answer.system_fingerprint or "")
 
 
-async def _patiently(send: Callable[[], Awaitable[Reply]], most_s: float) -> Reply:
+async def _send_until_loaded(send: Callable[[], Awaitable[Reply]], most_s: float) -> Reply:
     """A reply; one that says to come back later (429, 503: still loading) is asked again for up to `most_s`."""
     reply: Reply | None = None
     delay = FIRST_DELAY_S

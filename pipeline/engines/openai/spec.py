@@ -8,7 +8,7 @@ from pipeline.graph.spec import EngineSpec, PositiveSeconds
 
 
 class OpenAISpec(EngineSpec, frozen=True, kw_only=True, tag="openai"):
-    """One or more servers with OpenAI's completions endpoint: vLLM, SGLang, llama.cpp, hosted ones. Needs the extra `pipeline[openai]`."""
+    """One or more servers with OpenAI's completions endpoint: vLLM, SGLang, llama.cpp, hosted ones. Needs the extra `openai`."""
 
     model: str
     """The name under which the server serves the model."""

@@ -1,41 +1,272 @@
-"""An engine whose model is computed in a worker process of its own: who waits for what, and how workers start and end.
+"""An engine whose model is computed in a worker process of its own, whatever it is computed with.
 
 Requests enter and completions leave; nothing is computed here. The main process shares the machine's cores with the
-engines, so a call must cost it little. What the worker computes with is its `Program`'s business; a worker that died is
-followed by another one in the same place, when the runtime says so.
+engines, so a call must cost it little. A backend gives each of its roles a `Setup` and a `Program`, makes a `WorkerEngine`
+of them and opens all with `open_workers`; the program itself is written with `pipeline.engines.process.worker`. A worker
+that died is followed by another one in the same place, when the runtime says so. Works on asyncio and trio alike.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
-from itertools import zip_longest
+from itertools import count, zip_longest
 
 import anyio
 import anyio.abc
 from msgspec import structs
 
 from pipeline.engine import Completion, EngineStatistics, Fact, Request, Speculation, Tokenizer
-from pipeline.engines.process.life import WorkerLife
-from pipeline.engines.process.process import Program
-from pipeline.engines.process.wire import NO_STATISTICS, Ready, Setup
-from pipeline.engines.tokenizer import HFTokenizer
+from pipeline.engines.process.wire import (
+    NO_STATISTICS,
+    Abort,
+    Failed,
+    FromWorker,
+    PrefixCacheIsEmpty,
+    Ready,
+    Report,
+    ResetPrefixCache,
+    Setup,
+    Submit,
+    ToWorker,
+    Unframer,
+    frame,
+)
 from pipeline.engines.validate import validate_request
-from pipeline.errors import EngineDead, GraphError, boundary
+from pipeline.errors import EngineDead, GraphError, RequestRefused, boundary
+from pipeline.tasks import gather
+from pipeline.worker_process import Program, WorkerProcess
+
+_RECEIVE_BYTES = 1 << 18
+_EXIT_S = 0.5
+"""A worker whose socket is closed has this long to leave its exit status; then it is killed."""
+_QUIET = {"TOKENIZERS_PARALLELISM": "false", "TRANSFORMERS_VERBOSITY": "error", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
+"""Variables of every engine's worker: what it says should be about its end."""
+
+
+class Connection:
+    """Messages to and from one worker process. Sending never waits: what the socket does not take at once is sent later."""
+
+    def __init__(self, process: WorkerProcess) -> None:
+        self._process, self._socket = process, process.socket
+        self._socket.setblocking(False)
+        self._unframer = Unframer("parent")
+        self._unsent = bytearray()
+        self._must_send = anyio.Event()
+
+    def send(self, message: ToWorker) -> None:
+        """Send now, or as soon as the worker takes it; nothing happens if it is gone."""
+        data = frame(message)
+        if not self._unsent:
+            data = data[self._offer(data) :]
+        if data:
+            self._unsent += data
+            self._must_send.set()
+
+    async def listen(self, take: Callable[[FromWorker], None]) -> None:
+        """Pass on every message until the worker is gone; it must run while anything is sent."""
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._send_rest)
+            tasks.start_soon(self._read_stderr)
+            while True:
+                await anyio.wait_readable(self._socket)
+                received = self._receive()
+                if received is None:
+                    continue
+                if not received:
+                    break
+                for message in self._unframer.feed(received):
+                    take(message)
+            tasks.cancel_scope.cancel()
+
+    def _offer(self, data: bytes | bytearray) -> int:
+        """How many bytes the socket took."""
+        try:
+            return self._socket.send(data)
+        except BlockingIOError:
+            return 0
+        except OSError:
+            return len(data)  # the worker is gone, which `listen` finds out
+
+    def _receive(self) -> bytes | None:
+        try:
+            return self._socket.recv(_RECEIVE_BYTES)
+        except BlockingIOError:
+            return None
+        except ConnectionError:
+            return b""
+
+    async def _send_rest(self) -> None:
+        while True:
+            await self._must_send.wait()
+            self._must_send = anyio.Event()
+            while self._unsent:
+                await anyio.wait_writable(self._socket)
+                del self._unsent[: self._offer(self._unsent)]
+
+    async def _read_stderr(self) -> None:
+        while True:
+            await anyio.wait_readable(self._process.stderr)
+            if not self._process.read_stderr():
+                return
+
+
+class _Call:
+    """One waiting `generate`."""
+
+    __slots__ = ("completion", "refusal", "settled")
+
+    def __init__(self) -> None:
+        self.settled = anyio.Event()
+        self.completion: Completion | None = None
+        self.refusal: str | None = None
+
+
+class Worker:
+    """One worker from its start to its death: the requests it was given, what it answered, and why it is gone.
+
+    `run` must run while it is used. It is never started again: `WorkerEngine` starts another one.
+    """
+
+    def __init__(self, setup: Setup, program: Program) -> None:
+        self.role = setup.role
+        self.statistics = NO_STATISTICS
+        """What the worker last told; counters never lag behind a completion."""
+        self._model_name = setup.spec.get("model", setup.model)
+        self._process = WorkerProcess(structs.replace(program, environment=_QUIET | program.environment))
+        self._ends_slowly = program.shutdown_s > 0
+        self._connection = Connection(self._process)
+        self._connection.send(setup)
+        self._answer: Ready | Failed | None = None
+        self._answered, self._ended, self._cache_is_empty = anyio.Event(), anyio.Event(), anyio.Event()
+        self._calls: dict[int, _Call] = {}
+        self._numbers = count()
+        self._exit_reason: str | None = None
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    async def run(self) -> None:
+        """Listen to the worker until it is gone."""
+        await self._connection.listen(self._take)
+        self._fail_calls(await self._why_it_ended())
+        self._ended.set()
+
+    async def ready(self) -> Ready:
+        """Wait until the worker has loaded the model.
+
+        Raises `GraphError` when the model cannot be loaded here, `EngineDead` when the worker dies while loading.
+        """
+        await self._answered.wait()
+        if isinstance(self._answer, Failed):
+            why = self._answer.what or await self._why_it_ended()
+            raise GraphError(f"engine {self.role!r}", f"cannot load the model {self._model_name!r}: {why}")
+        self._check_alive()
+        assert self._answer is not None
+        return self._answer
+
+    async def generate(self, request: Request) -> Completion:
+        """See `Engine.generate`; the request was checked."""
+        self._check_alive()
+        number, call = next(self._numbers), _Call()
+        self._calls[number] = call
+        self._connection.send(Submit(number, request))
+        try:
+            await call.settled.wait()
+        finally:
+            if self._calls.pop(number, None) is not None:
+                self._connection.send(Abort(number))
+        if call.refusal is not None:
+            raise RequestRefused(f"request {request.request_id!r}: {call.refusal}")
+        if call.completion is None:
+            raise EngineDead(self.role, self._exit_reason or "it was closed")
+        return call.completion
+
+    async def reset_prefix_cache(self) -> None:
+        """See `PrefixCacheReset.reset_prefix_cache`."""
+        self._check_alive()
+        self._cache_is_empty = anyio.Event()
+        self._connection.send(ResetPrefixCache())
+        await self._cache_is_empty.wait()
+        self._check_alive()
+
+    def kill(self, exit_reason: str) -> None:
+        """End the process, and those that it started, at once."""
+        self._fail_calls(exit_reason)
+        self._process.kill()
+
+    async def end(self) -> None:
+        """Let the process end, or end it. A second call does nothing."""
+        self._fail_calls("it was closed")
+        if self._ends_slowly:
+            await anyio.to_thread.run_sync(self._process.end)
+        else:
+            self._process.end()
+
+    async def ended(self) -> None:
+        """Wait until nothing of a dead worker is left, its files included."""
+        await self._ended.wait()
+        self._process.close_files()
+
+    def close_files(self) -> None:
+        """Free the socket, once nobody listens."""
+        self._process.close_files()
+
+    def _fail_calls(self, exit_reason: str) -> None:
+        """From now on every call raises `EngineDead`, the waiting ones first. Only the first `exit_reason` counts."""
+        if self._exit_reason is None:
+            self._exit_reason = exit_reason
+        self._answered.set()
+        self._cache_is_empty.set()
+        self.statistics = structs.replace(self.statistics, running=0, waiting=0, kv_cache_usage=0.0)
+        calls, self._calls = self._calls, {}
+        for call in calls.values():
+            call.settled.set()
+
+    async def _why_it_ended(self) -> str:
+        if self._process.exit_status is None:
+            await anyio.to_thread.run_sync(self._process.wait, _EXIT_S)
+        return self._process.exit_reason()
+
+    def _take(self, message: FromWorker) -> None:
+        if isinstance(message, PrefixCacheIsEmpty):
+            self._cache_is_empty.set()
+            return
+        if not isinstance(message, Report):
+            self._answer = message
+            self._answered.set()
+            return
+        self.statistics = message.statistics
+        for number, completion in message.done:
+            if (call := self._calls.pop(number, None)) is not None:
+                call.completion = completion
+                call.settled.set()
+        for number, why in message.refused:
+            if (call := self._calls.pop(number, None)) is not None:
+                call.refusal = why
+                call.settled.set()
+
+    def _check_alive(self) -> None:
+        if self._exit_reason is not None:
+            raise EngineDead(self.role, self._exit_reason)
 
 
 class WorkerEngine:
-    """The `Engine` contract over one worker process after another; open it with `open_workers`."""
+    """The `Engine` contract over one worker process after another; open it with `open_workers`.
 
-    def __init__(self, setup: Setup, program: Program) -> None:
+    `load_tokenizer` is called once, in a thread, while the worker loads its model; it raises `GraphError`.
+    """
+
+    def __init__(self, setup: Setup, program: Program, load_tokenizer: Callable[[], Tokenizer]) -> None:
         self.role = setup.role
         self.tokenizer: Tokenizer
         self.max_model_len = self.vocab_size = 0
         self.facts: dict[str, Fact] = {}
-        self._setup, self._program = setup, program
-        self._lives: anyio.abc.TaskGroup | None = None
-        self._life: WorkerLife | None = None
+        self._setup, self._program, self._load_tokenizer = setup, program, load_tokenizer
+        self._tasks: anyio.abc.TaskGroup | None = None
+        self._worker: Worker | None = None
         self._former = NO_STATISTICS
-        """Totals of the lives before this one."""
+        """Totals of the workers before this one."""
         self._closed = False
 
     @property
@@ -50,26 +281,26 @@ class WorkerEngine:
 
     def statistics(self) -> EngineStatistics:
         """See `EngineStatistics`."""
-        return self._former if self._life is None else totals(self._former, self._life.statistics)
+        return self._former if self._worker is None else totals(self._former, self._worker.statistics)
 
     async def aclose(self) -> None:
         """See `Engine.aclose`."""
         self._closed = True
-        if self._life is not None:
-            await self._life.end()
+        if self._worker is not None:
+            await self._worker.end()
 
     def close_files(self) -> None:
         """Free the socket, once nobody listens."""
-        if self._life is not None:
-            self._life.close_files()
+        if self._worker is not None:
+            self._worker.close_files()
 
-    async def start(self, lives: anyio.abc.TaskGroup) -> None:
-        """Start the first worker, and wait until it has loaded the model; `lives` is where workers are listened to.
+    async def start(self, tasks: anyio.abc.TaskGroup) -> None:
+        """Start the first worker, and wait until it has loaded the model; workers are listened to in `tasks`.
 
         Raises `GraphError` when the model cannot be loaded here, `EngineDead` when the worker dies while loading.
         """
-        self._lives = lives
-        ready = await self._begin()
+        self._tasks = tasks
+        ready = await self._start_worker()
         self.max_model_len, self.vocab_size, self.facts = ready.max_model_len, ready.vocab_size, ready.facts
 
     def kill(self, exit_reason: str) -> None:
@@ -80,14 +311,14 @@ class WorkerEngine:
         """See `Restartable.restart`."""
         former = self._current()
         former.kill("it was restarted")
-        await former.over()
+        await former.ended()
         if self._closed:
             raise EngineDead(self.role, "it was closed")
         self._former = structs.replace(self.statistics(), restarts=self._former.restarts + 1)
         try:
-            await self._begin()
-        except (GraphError, OSError) as error:
-            raise EngineDead(self.role, error.what if isinstance(error, GraphError) else str(error)) from error
+            await self._start_worker()
+        except GraphError as error:
+            raise EngineDead(self.role, error.what) from error
 
     async def reset_prefix_cache(self) -> None:
         """See `PrefixCacheReset.reset_prefix_cache`."""
@@ -96,22 +327,23 @@ class WorkerEngine:
     def load_tokenizer(self) -> None:
         """Load the tokenizer, which takes a while; raises `GraphError`."""
         with boundary(GraphError, f"engine {self.role!r}", foreign=GraphError):
-            self.tokenizer = HFTokenizer(self._setup.model, trust_remote_code=self._setup.spec.trust_remote_code)
+            self.tokenizer = self._load_tokenizer()
 
-    async def _begin(self) -> Ready:
-        """A life begins, in the place of the one before."""
-        assert self._lives is not None
-        self._life = WorkerLife(self._setup, self._program)
-        self._lives.start_soon(self._life.run)
-        return await self._life.ready()
+    async def _start_worker(self) -> Ready:
+        """Start a worker in the place of the one before."""
+        assert self._tasks is not None
+        with boundary(EngineDead, self.role, foreign=OSError):
+            self._worker = Worker(self._setup, self._program)
+        self._tasks.start_soon(self._worker.run)
+        return await self._worker.ready()
 
-    def _current(self) -> WorkerLife:
-        assert self._life is not None, "it was not opened"
-        return self._life
+    def _current(self) -> Worker:
+        assert self._worker is not None, "it was not opened"
+        return self._worker
 
 
 def totals(former: EngineStatistics, now: EngineStatistics) -> EngineStatistics:
-    """This moment's view with the totals of `former` lives added."""
+    """This moment's view with the totals of `former` workers added."""
     if former is NO_STATISTICS:
         return now
     return structs.replace(
@@ -139,7 +371,7 @@ def _speculation(former: Speculation | None, now: Speculation | None) -> Specula
 
 @asynccontextmanager
 async def open_workers(queues: Sequence[Sequence[WorkerEngine]]) -> AsyncIterator[Mapping[str, WorkerEngine]]:
-    """Open all engines: the queues side by side, the engines of one queue one after the other.
+    """Open all engines, by role: the queues side by side, the engines of one queue one after the other.
 
     Raises `GraphError` when a model cannot be loaded here, `EngineDead` when a worker dies while loading.
     """
@@ -165,28 +397,16 @@ async def open_workers(queues: Sequence[Sequence[WorkerEngine]]) -> AsyncIterato
         raise failure
 
 
-async def _all_ready(queues: Sequence[Sequence[WorkerEngine]], lives: anyio.abc.TaskGroup) -> None:
+async def _all_ready(queues: Sequence[Sequence[WorkerEngine]], tasks: anyio.abc.TaskGroup) -> None:
     """Load all tokenizers, one after the other (importing transformers is not thread-safe), while the workers load."""
-    failures: list[Exception] = []
-    async with anyio.create_task_group() as tasks:
 
-        async def first_failure(load: Callable[[], Awaitable[None]]) -> None:
-            try:
-                await load()
-            except Exception as error:
-                failures.append(error)
-                tasks.cancel_scope.cancel()
+    async def load_tokenizers() -> None:
+        for engine in (engine for queue in queues for engine in queue):
+            await anyio.to_thread.run_sync(engine.load_tokenizer, abandon_on_cancel=True)
 
-        async def tokenizers() -> None:
-            for engine in (engine for queue in queues for engine in queue):
-                await anyio.to_thread.run_sync(engine.load_tokenizer, abandon_on_cancel=True)
+    async def start_one_by_one(queue: Sequence[WorkerEngine]) -> None:
+        for engine in queue:
+            await engine.start(tasks)
 
-        async def one_by_one(queue: Sequence[WorkerEngine]) -> None:
-            for engine in queue:
-                await engine.start(lives)
-
-        for queue in queues:
-            tasks.start_soon(first_failure, partial(one_by_one, queue))
-        tasks.start_soon(first_failure, tokenizers)
-    if failures:
-        raise failures[0]
+    starts: list[Callable[[], Awaitable[None]]] = [partial(start_one_by_one, queue) for queue in queues]
+    await gather([load_tokenizers, *starts])

@@ -1,19 +1,20 @@
 """What the main process and a worker say to each other: length-prefixed msgpack messages.
 
-The main process sends `Setup` once, then `Submit`, `Abort` and `Forget`; the worker answers with `Ready` or `Failed` once,
-then with a `Report` whenever something is finished, and with `Forgotten`. Neither a model nor a socket is known here.
+The main process sends `Setup` once, then `Submit`, `Abort` and `ResetPrefixCache`; the worker answers with `Ready` or `Failed`
+once, then with a `Report` whenever something is finished, and with `PrefixCacheIsEmpty`. A spec travels as plain data, and only
+the worker program decodes it: neither a backend nor a model nor a socket is known here.
 """
 
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
-from msgspec import Struct, msgpack
+from msgspec import Struct, convert, msgpack, to_builtins
 
 from pipeline.engine import Completion, EngineStatistics, Fact, Request
 from pipeline.engines.meter import UsageMeter
-from pipeline.engines.torch.spec import TorchSpec
-from pipeline.engines.vllm.spec import VllmSpec
+from pipeline.graph.spec import EngineSpec
 
+S = TypeVar("S", bound=EngineSpec)
 NO_STATISTICS = UsageMeter().statistics()
 HEADER_BYTES = 4
 
@@ -22,13 +23,21 @@ class Setup(Struct, frozen=True, tag=True, array_like=True):
     """The first message: what to load, and where."""
 
     role: str
-    spec: TorchSpec | VllmSpec
+    spec: dict[str, Any]
+    """The engine's spec, as an engines file has it; `spec_as` gives it back."""
     model: str
-    """The spec's model as a folder or hub name."""
-    cores: tuple[int, ...]
+    """What is loaded: the spec's model as a folder or hub name."""
+    cores: tuple[int, ...] = ()
     """CPU cores to stay on if the model is computed by the CPU; empty: any."""
-    draft_model: str | None = None
-    """The model of its `speculative_config`, likewise."""
+
+    @classmethod
+    def of(cls, role: str, spec: EngineSpec, model: str, cores: tuple[int, ...] = ()) -> "Setup":
+        """The setup of an engine with this `spec`."""
+        return cls(role, to_builtins(spec), model, cores)
+
+    def spec_as(self, kind: type[S]) -> S:
+        """The spec, which was of this `kind`."""
+        return convert(self.spec, kind)
 
 
 class Submit(Struct, frozen=True, tag=True, array_like=True):
@@ -44,12 +53,12 @@ class Abort(Struct, frozen=True, tag=True, array_like=True):
     number: int
 
 
-class Forget(Struct, frozen=True, tag=True, array_like=True):
+class ResetPrefixCache(Struct, frozen=True, tag=True, array_like=True):
     """Empty the prefix cache; nothing is in flight."""
 
 
-class Forgotten(Struct, frozen=True, tag=True, array_like=True):
-    """The prefix cache is empty."""
+class PrefixCacheIsEmpty(Struct, frozen=True, tag=True, array_like=True):
+    """It was emptied."""
 
 
 class Ready(Struct, frozen=True, tag=True, array_like=True):
@@ -76,8 +85,8 @@ class Report(Struct, frozen=True, tag=True, array_like=True):
     """Requests that the engine will not compute, and why."""
 
 
-ToWorker = Setup | Submit | Abort | Forget
-FromWorker = Ready | Failed | Report | Forgotten
+ToWorker = Setup | Submit | Abort | ResetPrefixCache
+FromWorker = Ready | Failed | Report | PrefixCacheIsEmpty
 
 _encoder = msgpack.Encoder()
 

@@ -14,7 +14,7 @@ import numpy as np
 from msgspec import Struct
 
 from pipeline.engine import FinishReason, Request, Timing, Usage
-from pipeline.engines.replay.recording import OLD
+from pipeline.engines.replay.recording import TOO_OLD
 from pipeline.errors import InputError, NeverGenerated
 from pipeline.trace.groups import RowGroups, Value
 
@@ -46,9 +46,9 @@ class RecordedCall(Struct, frozen=True, kw_only=True):
     timing: Timing
 
 
-OWN = tuple(name for name in RecordedCall.__struct_fields__ if name not in ("usage", "timing"))
-KEY = ("request_id", "prompt_digest", "error_type")
-FIELDS = (*OWN, *USAGE, *TIMING)
+CALL_COLUMNS = tuple(name for name in RecordedCall.__struct_fields__ if name not in ("usage", "timing"))
+KEY_COLUMNS = ("request_id", "prompt_digest", "error_type")
+COLUMNS = (*CALL_COLUMNS, *USAGE, *TIMING)
 
 
 class RecordedCalls:
@@ -56,10 +56,10 @@ class RecordedCalls:
 
     def __init__(self, run: Path) -> None:
         try:
-            self._groups = RowGroups(run, "calls", tuple({*KEY, *FIELDS}))
+            self._groups = RowGroups(run, "calls", tuple({*KEY_COLUMNS, *COLUMNS}))
         except InputError as error:
             if error.what.startswith("has no column"):
-                raise InputError(str(run), OLD) from error
+                raise InputError(str(run), TOO_OLD) from error
             raise
         self._open: OrderedDict[int, dict[str, Value]] = OrderedDict()
         self._names, self._digests, self._places = self._index()
@@ -83,7 +83,7 @@ class RecordedCalls:
         found = array("q"), array("q"), array("q")
         names, digests, places = found
         for group in range(len(self._groups)):
-            rows = zip(*(self._groups.column(group, name) for name in KEY), strict=True)
+            rows = zip(*(self._groups.column(group, name) for name in KEY_COLUMNS), strict=True)
             for row, (name, digest, error) in enumerate(rows):
                 names.append(hash(name))
                 digests.append(digest or 0)
@@ -102,13 +102,13 @@ class RecordedCalls:
 
     def _call(self, place: int) -> RecordedCall:
         values, row = self._group(place >> 32), place & 0xFFFFFFFF
-        read: dict[str, Any] = {name: values[name](row) for name in OWN}
+        read: dict[str, Any] = {name: values[name](row) for name in CALL_COLUMNS}
         usage = Usage(**{name: values[name](row) for name in USAGE})
         return RecordedCall(**read, usage=usage, timing=Timing(**{name: values[name](row) for name in TIMING}))
 
     def _group(self, number: int) -> dict[str, Value]:
         """A row group, read or still there."""
-        found = self._open.pop(number, None) or self._groups.read(number, FIELDS)
+        found = self._open.pop(number, None) or self._groups.read(number, COLUMNS)
         self._open[number] = found
         if len(self._open) > KEPT_GROUPS:
             self._open.popitem(last=False)

@@ -11,51 +11,91 @@ from pathlib import Path
 
 import anyio
 
-from pipeline.engine import Backend, Completion, Engine, EngineStatistics, Fact, Request, Tokenizer, Usage
+from pipeline.engine import Backend, Candidate, Completion, Engine, EngineStatistics, Fact, Request, Tokenizer, Usage
 from pipeline.engines.meter import UsageMeter
-from pipeline.engines.replay.answers import answer_of, misfit
 from pipeline.engines.replay.calls import RecordedCall, RecordedCalls
-from pipeline.engines.replay.recording import CALIBRATION, read_recording, sim_spec, tokenizer_of
+from pipeline.engines.replay.recording import CALIBRATION, Recording, read_recording, sim_spec, tokenizer_of
 from pipeline.engines.replay.spec import ReplaySpec
-from pipeline.engines.sim.author import Answer
 from pipeline.engines.sim.engine import open_devices
+from pipeline.engines.sim.text import Output
 from pipeline.engines.validate import validate_request
 from pipeline.errors import EngineDead, InputError, NeverGenerated
 
 
-class Recorded:
-    """What one engine of a recorded run answered: an `Author`."""
+class RecordedText:
+    """What one engine of a recorded run answered: a `TextSource`."""
 
     def __init__(self, role: str, calls: RecordedCalls, tokenizer: Tokenizer, vocab_size: int) -> None:
         self._role, self._calls = role, calls
         self.tokenizer, self.vocab_size = tokenizer, vocab_size
 
-    def answer(self, request: Request, max_model_len: int) -> Answer:
-        """See `Author.answer`; raises `NeverGenerated`."""
+    def output(self, request: Request, max_model_len: int) -> Output:
+        """See `TextSource.output`; raises `NeverGenerated`."""
         return self.recall(request, max_model_len)[1]
 
-    def recall(self, request: Request, max_model_len: int) -> tuple[RecordedCall, Answer]:
-        """The recorded call too."""
+    def recall(self, request: Request, max_model_len: int) -> tuple[RecordedCall, Output]:
+        """The recorded call that asked the same as `request`, and what that gets of it; raises `NeverGenerated`."""
         try:
             call = self._calls.find(request)
         except InputError as error:
             raise EngineDead(self._role, str(error)) from error
-        if flaw := misfit(call, request, self._role):
+        if flaw := mismatch(call, request, self._role):
             raise NeverGenerated(request.request_id, flaw)
         limit = min(request.max_tokens, max_model_len - len(request.prompt_ids))
-        answer = answer_of(call, request, limit, self.tokenizer)
-        if answer is None:
+        output = output_of(call, request, limit, self.tokenizer)
+        if output is None:
             what = f"the call may have {request.max_tokens} tokens, and a recorded text was cut at {call.max_tokens}"
             raise NeverGenerated(request.request_id, what)
-        return call, answer
+        return call, output
+
+
+def mismatch(call: RecordedCall, request: Request, role: str) -> str | None:
+    """Why `call` is no answer to `request` though it asked about the same, as a clause; None where it is one."""
+    if call.engine != role:
+        return f"the recorded call went to the engine `{call.engine}`"
+    for name, then, now in (
+        ("temperature", call.temperature, request.temperature),
+        ("top_p", call.top_p, request.top_p),
+        ("seed", call.seed, request.seed),
+        ("stop", call.stop_sequences, request.stop),
+        ("options", call.option_ids, request.option_ids),
+    ):
+        if then != now:
+            return f"the call asks with another {name} than the recorded one"
+    if request.n > call.choice_count:
+        return f"the call asks for {request.n} candidates, of which {call.choice_count} were recorded"
+    return None
+
+
+def output_of(call: RecordedCall, request: Request, limit: int, tokenizer: Tokenizer) -> Output | None:
+    """What `request` gets where its candidates may have `limit` tokens; None where a recorded text was cut before that.
+
+    A candidate depends on the seed and its own number alone (`Request.seed`), and its text on nothing that comes after: of
+    recorded candidates the first few, and of recorded texts the beginning, are what the model would have written.
+    """
+    if request.scored_ids:
+        return Output((), (1,), scored_logprobs=call.scored_logprobs)
+    each = list(zip(call.output_token_ids, call.finish_reason, call.stop_reason, strict=True))[: request.n]
+    candidates, lengths = [], []
+    for ids, finish, stop in each:
+        sampled = len(ids) + (finish == "stop" and stop is None)  # the end of the sequence was sampled and is not kept
+        if request.max_tokens != call.max_tokens:
+            if finish == "length" and len(ids) < limit:
+                return None
+            if sampled > limit:
+                ids, finish, stop, sampled = ids[:limit], "length", None, limit
+        text = tokenizer.decode(ids)
+        candidates.append(Candidate(ids=ids, text=text, cumulative_logprob=None, finish_reason=finish, stop_reason=stop))
+        lengths.append(max(sampled, 1))
+    return Output(tuple(candidates), tuple(lengths), call.option_logprobs)
 
 
 class ReplayEngine:
     """The `Engine` contract over recorded calls, each of which takes as long as it took: nothing slows anything."""
 
-    def __init__(self, role: str, author: Recorded, max_model_len: int) -> None:
-        self.role, self._author = role, author
-        self.tokenizer, self.vocab_size, self.max_model_len = author.tokenizer, author.vocab_size, max_model_len
+    def __init__(self, role: str, source: RecordedText, max_model_len: int) -> None:
+        self.role, self._source = role, source
+        self.tokenizer, self.vocab_size, self.max_model_len = source.tokenizer, source.vocab_size, max_model_len
         self.facts: dict[str, Fact] = {}
         self._closed = anyio.Event()
         self._meter = UsageMeter(anyio.current_time)
@@ -63,7 +103,7 @@ class ReplayEngine:
     async def generate(self, request: Request) -> Completion:
         """See `Engine.generate`; raises `NeverGenerated`."""
         validate_request(request, self.max_model_len, self.vocab_size)
-        call, answer = self._author.recall(request, self.max_model_len)
+        call, output = self._source.recall(request, self.max_model_len)
         self._meter.begin()
         try:
             with anyio.move_on_after(call.e2e_latency_s):
@@ -74,13 +114,13 @@ class ReplayEngine:
         usage = Usage(
             input_tokens=call.usage.input_tokens,
             cached_input_tokens=call.usage.cached_input_tokens,
-            output_tokens=0 if request.scored_ids else sum(answer.lengths),
+            output_tokens=0 if request.scored_ids else sum(output.lengths),
         )
         self._meter.count(usage)
         return Completion(
-            candidates=answer.candidates,
-            option_logprobs=answer.option_logprobs,
-            scored_logprobs=answer.scored_logprobs,
+            candidates=output.candidates,
+            option_logprobs=output.option_logprobs,
+            scored_logprobs=output.scored_logprobs,
             usage=usage,
             timing=call.timing,
         )
@@ -96,21 +136,21 @@ class ReplayEngine:
 
 @asynccontextmanager
 async def open_replay(specs: Mapping[str, ReplaySpec]) -> AsyncIterator[Mapping[str, Engine]]:
-    """Open an engine for each role of `specs`, which must be resolved (`replay_run.as_recorded`); those whose devices are
+    """Open an engine for each role of `specs`, which must be resolved (`recording.as_recorded`); those whose devices are
     simulated and have one name share it. Raises `GraphError` or `InputError` where a run cannot be replayed."""
     calls_of = cache(RecordedCalls)
     recordings = {role: read_recording(spec.run) for role, spec in specs.items()}
-    facts = {role: recordings[role].facts(role) for role, spec in specs.items()}
+    limits = {role: recording.limits(role) for role, recording in recordings.items()}
     devices = {role: sim_spec(role, spec, recordings[role]) for role, spec in specs.items() if spec.costs == "simulated"}
-    authors = {}
+    sources = {}
     for role, spec in specs.items():
         tokenizer = tokenizer_of(role, spec, recordings[role])
-        authors[role] = Recorded(role, calls_of(Path(spec.run)), tokenizer, facts[role].vocab_size)
-    others = {role: ReplayEngine(role, authors[role], facts[role].max_model_len) for role in specs.keys() - devices.keys()}
-    async with open_devices(devices, {role: authors[role] for role in devices}) as simulated:
+        sources[role] = RecordedText(role, calls_of(Path(spec.run)), tokenizer, limits[role].vocab_size)
+    others = {role: ReplayEngine(role, sources[role], limits[role].max_model_len) for role in specs.keys() - devices.keys()}
+    async with open_devices(devices, {role: sources[role] for role in devices}) as simulated:
         engines = {role: simulated[role] if role in devices else others[role] for role in specs}
         for role, spec in specs.items():
-            engines[role].facts |= _facts(spec, recordings[role].engine(role).backend)
+            engines[role].facts |= _facts(role, spec, recordings[role])
         try:
             yield engines
         finally:
@@ -118,9 +158,11 @@ async def open_replay(specs: Mapping[str, ReplaySpec]) -> AsyncIterator[Mapping[
                 await engine.aclose()
 
 
-def _facts(spec: ReplaySpec, backend: str) -> dict[str, Fact]:
+def _facts(role: str, spec: ReplaySpec, recording: Recording) -> dict[str, Fact]:
+    """See `Engine.facts`; what computes, if anything, is the simulated engine's to say."""
+    answers = "simulated" if recording.answers(role) == "simulated" else "recorded"
     costs = "calibrated" if spec.costs_from is not None and Path(spec.costs_from).name == CALIBRATION else spec.costs
-    return {"replay": spec.run, "replayed_backend": backend, "costs": costs}
+    return {"answers": answers, "replay": spec.run, "replayed_backend": recording.engine(role).backend, "costs": costs}
 
 
 BACKEND = Backend(spec=ReplaySpec, open=open_replay, virtual_time=True)

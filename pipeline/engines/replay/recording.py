@@ -26,11 +26,11 @@ PREFIX = "replay:"
 """Before a run folder, in the place of an engines file."""
 CALIBRATION = "calibration.yaml"
 """In a run folder: simulated engines that were fitted to it."""
-OLD = "was recorded by an earlier version, which did not keep what a replay needs; record it again"
+TOO_OLD = "was recorded by an earlier version, which did not keep what a replay needs; record it again"
 
 
-class RecordedFacts(Struct, frozen=True, kw_only=True):
-    """What an engine had found out about itself."""
+class RecordedLimits(Struct, frozen=True, kw_only=True):
+    """Of a recorded engine, in tokens and ids."""
 
     max_model_len: int
     vocab_size: int
@@ -53,12 +53,17 @@ class Recording(Struct, frozen=True):
             raise GraphError(f"engine {role!r}", what)
         return found
 
-    def facts(self, role: str) -> RecordedFacts:
+    def answers(self, role: str) -> str:
+        """What its completions came from, see `Engine.facts`; runs of earlier versions do not state it."""
+        stated = self.file.engine_facts.get(role, {}).get("answers")
+        return str(stated or ("simulated" if self.engine(role).backend == "sim" else "model"))
+
+    def limits(self, role: str) -> RecordedLimits:
         """Limits of that engine; raises `InputError` where an earlier version did not keep them."""
         try:
-            return msgspec.convert(self.file.engine_facts.get(role), RecordedFacts)
+            return msgspec.convert(self.file.engine_facts.get(role), RecordedLimits)
         except msgspec.ValidationError as error:
-            raise InputError(self.folder, OLD) from error
+            raise InputError(self.folder, TOO_OLD) from error
 
 
 def read_recording(run: str) -> Recording:
@@ -84,7 +89,7 @@ def as_recorded(role: str, spec: ReplaySpec) -> ReplaySpec:
     """`spec` with all that it leaves open decided. Raises `GraphError` or `InputError` where it cannot be."""
     recording = read_recording(spec.run)
     then = recording.engine(role)
-    recording.facts(role)
+    recording.limits(role)
     costs, costs_from = _costs(role, spec, then)
     return structs.replace(
         spec,
@@ -119,7 +124,7 @@ def sim_spec(role: str, spec: ReplaySpec, recording: Recording) -> SimSpec:
     if isinstance(found, UnknownEngine):
         raise InputError(f"{spec.run}/run.json: $.engines.{role}", found.flaw)
     assert isinstance(found, SimSpec)
-    return structs.replace(found, faults=SimFaultsSpec(), max_model_len=recording.facts(role).max_model_len)
+    return structs.replace(found, faults=SimFaultsSpec(), max_model_len=recording.limits(role).max_model_len)
 
 
 def _of_file(role: str, path: Path) -> SimSpec:

@@ -1,6 +1,6 @@
 """The prefix cache of a simulated engine: a tree of token runs whose keys and values are kept, least recently used first out.
 
-Prompts and outputs enter, the length of the longest kept prefix leaves, exact to the token. What running requests
+Prompts and outputs enter, the length of the longest cached prefix leaves, exact to the token. What running requests
 will need is reserved beforehand, so a request that was let in never has to be thrown out again.
 """
 
@@ -16,16 +16,19 @@ class Node:
     def __init__(self, tokens: tuple[int, ...], parent: "Node | None") -> None:
         self.tokens, self.parent = tokens, parent
         self.children: dict[int, Node] = {}
+        """By their first token."""
         self.pins = 0
+        """How often it is held; a node that is held, or has children, stays."""
         self.used = 0
+        """Its last use, as a count of all uses."""
 
 
 class PrefixCache:
-    """Room for the keys and values of `capacity` tokens, kept or reserved."""
+    """Room for the keys and values of `capacity` tokens, cached or reserved: together never more than that."""
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
-        self.kept = 0
+        self.cached = 0
         self.reserved = 0
         self._root = Node((), None)
         self._tick = 0
@@ -34,16 +37,16 @@ class PrefixCache:
 
     @property
     def usage(self) -> float:
-        """Share of the room that is kept or reserved, 0 to 1."""
-        return (self.kept + self.reserved) / self.capacity
+        """Share of the room that is cached or reserved, 0 to 1."""
+        return (self.cached + self.reserved) / self.capacity
 
     def match(self, tokens: tuple[int, ...], most: int) -> tuple[Node, int]:
-        """Where the longest kept prefix of `tokens`, at most `most` long, ends; that node is pinned."""
+        """Where the longest cached prefix of `tokens`, at most `most` long, ends; that node is pinned."""
         node, length = self._walk(self._root, tokens, 0, most)
         self.pin(node)
         return node, length
 
-    def keep(self, node: Node, tokens: tuple[int, ...]) -> None:
+    def insert(self, node: Node, tokens: tuple[int, ...]) -> None:
         """Add `tokens` after `node`."""
         end, start = self._walk(node, tokens, 0, len(tokens))
         if start < len(tokens):
@@ -63,24 +66,26 @@ class PrefixCache:
         node.pins += 1
 
     def unpin(self, node: Node) -> None:
+        """Hold `node` one time less."""
         node.pins -= 1
         self._touch(node)
 
     def reserve(self, tokens: int) -> bool:
         """Set room for `tokens` aside, dropping what was not used for longest; False when it is not to be had."""
-        while self.kept + self.reserved + tokens > self.capacity:
+        while self.cached + self.reserved + tokens > self.capacity:
             if not self._drop_one():
                 return False
         self.reserved += tokens
         return True
 
     def release(self, tokens: int) -> None:
+        """Give room back that was set aside."""
         self.reserved -= tokens
 
     def _add(self, node: Node, tokens: tuple[int, ...]) -> Node:
         """A new leaf after `node`."""
         leaf = node.children[tokens[0]] = Node(tokens, node)
-        self.kept += len(tokens)
+        self.cached += len(tokens)
         return leaf
 
     def _walk(self, node: Node, tokens: tuple[int, ...], start: int, most: int) -> tuple[Node, int]:
@@ -130,7 +135,7 @@ class PrefixCache:
 
     def _drop(self, node: Node, parent: Node) -> None:
         del parent.children[node.tokens[0]]
-        self.kept -= len(node.tokens)
+        self.cached -= len(node.tokens)
         node.parent = None
         parent.used = max(parent.used, node.used)
         self._offer(parent)

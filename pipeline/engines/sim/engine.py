@@ -6,24 +6,28 @@ results to the last bit; on a real clock the engines take real time. Time is ask
 """
 
 import math
-from collections.abc import AsyncIterator, Mapping
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
+from hashlib import blake2b
 from itertools import count, pairwise
+from typing import Literal
 
 import anyio
 from anyio.abc import TaskStatus
+from msgspec import structs
 
 from pipeline.engine import Backend, Completion, Engine, EngineStatistics, Fact, Request, Timing, Tokenizer, Usage
 from pipeline.engines.meter import UsageMeter
-from pipeline.engines.sim.author import Answer, Author, TextAuthor
 from pipeline.engines.sim.cache import PrefixCache
 from pipeline.engines.sim.device import Share, SimDevice
-from pipeline.engines.sim.faults import SimFaults
-from pipeline.engines.sim.scheduler import Scheduler
-from pipeline.engines.sim.segment import Job
-from pipeline.engines.sim.spec import SimSpec
+from pipeline.engines.sim.scheduler import Job, Scheduler
+from pipeline.engines.sim.spec import SimFaultsSpec, SimSpec
+from pipeline.engines.sim.text import ModelText, Output, TextSource
+from pipeline.engines.sim.tokenizer import VOCAB_SIZE
 from pipeline.engines.validate import validate_request
 from pipeline.errors import EngineDead, GraphError, RequestRefused
+from pipeline.tasks import background_tasks
 
 
 class DeviceClock:
@@ -38,32 +42,32 @@ class DeviceClock:
         """Never returns; cancel it."""
         task_status.started()
         while True:
-            with anyio.CancelScope(deadline=self.device.wake()) as self._sleep:
+            with anyio.CancelScope(deadline=self.device.next_event()) as self._sleep:
                 await self._never.wait()
             self.device.advance(anyio.current_time())
 
     def adjust(self) -> None:
         """Sleep until the device's next event, which may have moved."""
-        wake = self.device.wake()
-        if wake != self._sleep.deadline:
-            self._sleep.deadline = wake
+        event = self.device.next_event()
+        if event != self._sleep.deadline:
+            self._sleep.deadline = event
 
 
 class SimEngine:
     """The `Engine` contract over one share of a simulated device."""
 
-    def __init__(self, role: str, spec: SimSpec, clock: DeviceClock, author: Author) -> None:
-        self.role, self.spec, self._author = role, spec, author
-        self.tokenizer: Tokenizer = author.tokenizer
-        self.max_model_len, self.vocab_size = spec.max_model_len, author.vocab_size
-        self.facts: dict[str, Fact] = {"device": spec.device.name, "simulated": True}
+    def __init__(self, role: str, spec: SimSpec, clock: DeviceClock, source: TextSource) -> None:
+        self.role, self.spec, self._source = role, spec, source
+        self.tokenizer: Tokenizer = source.tokenizer
+        self.max_model_len, self.vocab_size = spec.max_model_len, source.vocab_size
+        self.facts: dict[str, Fact] = _facts(spec)
         self._clock, self._faults = clock, SimFaults(spec.faults)
         self._shares: list[Share] = []
-        self._join()
+        self._join_device()
         self._numbers = count()
-        self._live: dict[Job, anyio.Event] = {}
+        self._open_jobs: dict[Job, anyio.Event] = {}
         self._alive, self._computes, self._closed = True, True, False
-        self._last_words = ""
+        self._exit_reason = ""
         self._meter = UsageMeter()
 
     async def generate(self, request: Request) -> Completion:
@@ -71,25 +75,25 @@ class SimEngine:
         self._check_alive()
         prompt = tuple(request.prompt_ids)
         validate_request(request, self.max_model_len, self.vocab_size)
-        self._fail(self._faults.arrive())
-        answer = self._author.answer(request, self.max_model_len)
-        jobs = self._jobs(request, prompt, answer)
+        self._fail(self._faults.next_call())
+        output = self._source.output(request, self.max_model_len)
+        jobs = self._jobs(request, prompt, output)
         await self._computed(jobs)
         first, *others = jobs
         usage = Usage(
             input_tokens=len(first.prompt),
             cached_input_tokens=first.cached,
-            output_tokens=0 if request.scored_ids else sum(answer.lengths),
+            output_tokens=0 if request.scored_ids else sum(output.lengths),
         )
         self._meter.count(usage)
         completion = Completion(
-            candidates=answer.candidates,
-            option_logprobs=answer.option_logprobs,
-            scored_logprobs=answer.scored_logprobs,
+            candidates=output.candidates,
+            option_logprobs=output.option_logprobs,
+            scored_logprobs=output.scored_logprobs,
             usage=usage,
             timing=_timing(first, others),
         )
-        return self._faults.spoil(request, completion)
+        return self._faults.garble(request, completion)
 
     def statistics(self) -> EngineStatistics:
         """See `EngineStatistics`; outside of an event loop, as of the last change."""
@@ -117,21 +121,21 @@ class SimEngine:
     def kill(self, exit_reason: str) -> None:
         """See `Restartable.kill`."""
         if self._alive:
-            self._alive, self._last_words = False, exit_reason
+            self._alive, self._exit_reason = False, exit_reason
         self._drop_all()
-        for done in self._live.values():
+        for done in self._open_jobs.values():
             done.set()
 
     async def restart(self) -> None:
         """See `Restartable.restart`: with an empty cache, and in no time."""
         if self._closed:
             raise EngineDead(self.role, "it was closed")
-        self._join()
-        self._faults.revive()
+        self._join_device()
+        self._faults.reset()
         self._alive = self._computes = True
 
-    def _join(self) -> None:
-        """A life begins: a queue and a cache of its own on the device."""
+    def _join_device(self) -> None:
+        """Begin with an empty queue and an empty cache, as a share of the device of its own."""
         self._scheduler = Scheduler(self.spec)
         self._share = self._clock.device.join(self._scheduler)
         self._shares.append(self._share)
@@ -147,31 +151,31 @@ class SimEngine:
 
     def _drop_all(self) -> None:
         """Compute nothing of what is waiting or under way."""
-        for job in self._live:
+        for job in self._open_jobs:
             self._clock.device.drop(self._share, job, anyio.current_time())
         self._clock.adjust()
 
     def _check_alive(self) -> None:
         if not self._alive:
-            raise EngineDead(self.role, self._last_words)
+            raise EngineDead(self.role, self._exit_reason)
 
-    def _jobs(self, request: Request, prompt: tuple[int, ...], answer: Answer) -> dict[Job, anyio.Event]:
+    def _jobs(self, request: Request, prompt: tuple[int, ...], output: Output) -> dict[Job, anyio.Event]:
         """One job, and one more for each candidate beyond `max_num_seqs`, with what is set when it is done."""
         computed = prompt + request.scored_ids
-        need = len(computed) + sum(answer.lengths)
+        need = len(computed) + sum(output.lengths)
         if need > self.spec.kv_cache_tokens:
             raise RequestRefused(f"{need} tokens of keys and values do not fit; kv_cache_tokens is {self.spec.kv_cache_tokens}")
         now = anyio.current_time()
-        keeps, jobs = answer.keeps, {}
-        for start, end in pairwise((0, *range(self.spec.max_num_seqs, len(answer.lengths)), len(answer.lengths))):
+        cached, jobs = output.cached, {}
+        for start, end in pairwise((0, *range(self.spec.max_num_seqs, len(output.lengths)), len(output.lengths))):
             key, done = (request.priority, now, request.request_id, next(self._numbers)), anyio.Event()
-            job = Job(key, computed, len(prompt) - 1, answer.lengths[start:end], keeps[start:end], done.set)
+            job = Job(key, computed, len(prompt) - 1, output.lengths[start:end], cached[start:end], done.set)
             jobs[job] = done
         return jobs
 
     async def _computed(self, jobs: dict[Job, anyio.Event]) -> None:
         """Wait until the device has computed `jobs`; cancelling frees what they hold."""
-        self._live.update(jobs)
+        self._open_jobs.update(jobs)
         for job in jobs:
             if not self._computes:
                 job.cancelled = True
@@ -183,13 +187,80 @@ class SimEngine:
         finally:
             unfinished = [job for job in jobs if math.isnan(job.finished)]
             for job in jobs:
-                del self._live[job]
+                del self._open_jobs[job]
             for job in unfinished:
                 self._clock.device.drop(self._share, job, anyio.current_time())
             if unfinished:
                 self._clock.adjust()
         if unfinished:
-            raise EngineDead(self.role, self._last_words)
+            raise EngineDead(self.role, self._exit_reason)
+
+
+class SimFaults:
+    """The faults of one engine, by `spec`. It decides and garbles; what a fault does to the engine and its calls is not its business."""
+
+    def __init__(self, spec: SimFaultsSpec) -> None:
+        self._spec = spec
+        self._calls = 0
+        self._attempts: Counter[str] = Counter()
+
+    def reset(self) -> None:
+        """The engine was started again."""
+        self._calls = 0
+
+    def next_call(self) -> Literal["dies", "hangs"] | None:
+        """What the engine does at the call that arrives now."""
+        self._calls += 1
+        if self._spec.dies_after_calls is not None and self._calls > self._spec.dies_after_calls:
+            return "dies"
+        return "hangs" if self._spec.hangs_after_calls is not None and self._calls > self._spec.hangs_after_calls else None
+
+    def garble(self, request: Request, completion: Completion) -> Completion:
+        """The completion as it leaves: some are no answer, in every way in which one can fail to be."""
+        if not self._spec.garbage_share:
+            return completion
+        attempt = self._attempts[request.request_id]
+        self._attempts[request.request_id] += 1
+        digest = blake2b(f"{request.request_id}\0{request.seed}\0{attempt}".encode(), digest_size=8).digest()
+        draw, kind = int.from_bytes(digest[:7]) / (1 << 56), digest[7]
+        return _GARBAGE[kind % len(_GARBAGE)](completion) if draw < self._spec.garbage_share else completion
+
+
+def _nothing(completion: Completion) -> Completion:
+    return structs.replace(completion, candidates=(), option_logprobs=(), scored_logprobs=())
+
+
+def _never_asked_for(completion: Completion) -> Completion:
+    """Ids that are no options and no tokens of the model, and a log probability too many."""
+    candidates = tuple(structs.replace(candidate, ids=(VOCAB_SIZE,)) for candidate in completion.candidates)
+    return structs.replace(completion, candidates=candidates, scored_logprobs=(*completion.scored_logprobs, 0.0))
+
+
+def _not_a_number(completion: Completion) -> Completion:
+    return structs.replace(
+        completion,
+        candidates=tuple(structs.replace(candidate, cumulative_logprob=math.nan) for candidate in completion.candidates),
+        option_logprobs=(math.nan,) * len(completion.option_logprobs),
+        scored_logprobs=(math.nan,) * len(completion.scored_logprobs),
+    )
+
+
+def _empty(completion: Completion) -> Completion:
+    """Candidates without any text that did not end by themselves."""
+    empty = {"ids": (), "text": "", "finish_reason": "length", "stop_reason": None}
+    candidates = tuple(structs.replace(candidate, **empty) for candidate in completion.candidates)
+    return structs.replace(completion, candidates=candidates, scored_logprobs=completion.scored_logprobs[:-1])
+
+
+_GARBAGE: tuple[Callable[[Completion], Completion], ...] = (_nothing, _never_asked_for, _not_a_number, _empty)
+
+
+def _facts(spec: SimSpec) -> dict[str, Fact]:
+    """See `Engine.facts`; `device` is how earlier versions named the device."""
+    name, rate = spec.device.name, float(spec.device.flops_per_s)
+    facts: dict[str, Fact] = {"answers": "simulated", "devices": (name,), "device_model": name, "device": name}
+    facts |= {"kv_cache_tokens": spec.kv_cache_tokens}
+    return facts | ({"flops_per_s": rate} if math.isfinite(rate) else {})
 
 
 def _timing(first: Job, others: list[Job]) -> Timing:
@@ -218,30 +289,23 @@ def _devices(specs: Mapping[str, SimSpec]) -> dict[str, SimDevice]:
 @asynccontextmanager
 async def open_sim(specs: Mapping[str, SimSpec]) -> AsyncIterator[Mapping[str, Engine]]:
     """Open the simulated engines of all roles; those that name the same device share it."""
-    async with open_devices(specs, {role: TextAuthor(spec) for role, spec in specs.items()}) as engines:
+    async with open_devices(specs, {role: ModelText(spec) for role, spec in specs.items()}) as engines:
         yield engines
 
 
 @asynccontextmanager
-async def open_devices(specs: Mapping[str, SimSpec], authors: Mapping[str, Author]) -> AsyncIterator[Mapping[str, SimEngine]]:
-    """Open engines that cost what `specs` say and answer what their `authors` do."""
+async def open_devices(specs: Mapping[str, SimSpec], sources: Mapping[str, TextSource]) -> AsyncIterator[Mapping[str, SimEngine]]:
+    """Open engines that cost what `specs` say and answer what their `sources` say."""
     clocks = {name: DeviceClock(device) for name, device in _devices(specs).items()}
-    engines = {role: SimEngine(role, spec, clocks[spec.device.name], authors[role]) for role, spec in specs.items()}
-    failure: Exception | None = None
-    async with anyio.create_task_group() as tasks:
+    engines = {role: SimEngine(role, spec, clocks[spec.device.name], sources[role]) for role, spec in specs.items()}
+    async with background_tasks() as tasks:
         for clock in clocks.values():
             await tasks.start(clock.run)
         try:
             yield engines
-        except Exception as error:
-            # Raised below: it is not the clocks' business, and should not come out wrapped in their group.
-            failure = error
         finally:
             for engine in engines.values():
                 await engine.aclose()
-            tasks.cancel_scope.cancel()
-    if failure is not None:
-        raise failure
 
 
 BACKEND = Backend(spec=SimSpec, open=open_sim, virtual_time=True)

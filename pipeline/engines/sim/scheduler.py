@@ -1,26 +1,115 @@
-"""Continuous batching of one simulated engine, in device work instead of time, and in stretches instead of iterations.
+"""Continuous batching of one simulated engine, in device work instead of time, and in segments instead of iterations.
 
-Jobs enter; they leave finished, with the moments at which they were scheduled, had their first token and ended. Between
-two decisions the batch is constant and its keys and values grow linearly, so the engine's future up to the next
-decision is a *course*: a few stretches of equal iterations with closed-form durations. Plain synchronous code: no
-clock, no task. Work is measured in the seconds that it would take on a device of one's own.
+Jobs enter; they leave finished, with the moments at which they were scheduled, had their first token and ended. Plain
+synchronous code: no clock, no task. Work is measured in the seconds that it would take on a device of one's own.
+
+Why nothing loops over tokens: the length of every answer is known when its request arrives, and between two decisions
+the batch changes only when a sequence ends. So the time up to the next decision is a *forecast*: a few segments of equal
+iterations, one for each sequence that ends on the way, with durations in closed form (`BatchCost.duration`). An answer of
+10,000 tokens costs as much to simulate as one of 10.
+
+What holds whenever no method runs:
+- `work`, `_iteration`, `size` and `_context` describe one boundary between iterations, the start of the first segment.
+- Segments follow each other without a gap. Only the first may compute prompts, and it is then a single iteration.
+- `_finishes` has, in order, an entry for each sequence that decodes, and for each whose prompt the first segment completes.
+- At most one job's prompt is computed in part.
+- Room for all keys and values of a running job is reserved in the cache: no job is ever thrown out again.
+
+Example (`tests/engines/test_sim_scheduler.py` runs it): an iteration takes 1 s, whatever is in it. Job A has a prompt and
+two sequences, of 3 and 5 tokens. The forecast at 0 is: the prompt, with both first tokens, from 0 to 1; two iterations of two
+sequences from 1 to 3, where the shorter one ends; two of one sequence from 3 to 5, where A is finished. That is one event, at
+5. Job B, a prompt and 2 tokens, arrives at 3.5, in the first iteration of the last segment. That iteration cannot
+be undone, so the segment is cut after it, at 4; there B's prompt joins A's last iteration, from 4 to 5. A is finished at 5
+as it would have been, B has its first token at 5 and its second at 6.
 """
 
 import math
-from bisect import insort
+from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Callable
 from heapq import heappop, heappush
 from typing import NamedTuple
 
-from pipeline.engines.sim.cache import PrefixCache
-from pipeline.engines.sim.segment import Cost, Job, Stretch
+from msgspec import Struct
+
+from pipeline.engines.sim.cache import Node, PrefixCache
+from pipeline.engines.sim.roofline import BatchCost, Roofline
 from pipeline.engines.sim.spec import SimSpec
 
 Key = tuple[int, float, str, int]
 """Of a job, by which jobs are ordered: priority, arrival, request id, number."""
 OLDEST_EVERY = 8
 """One admission in so many goes to the oldest job, whatever its priority, so that none waits for ever."""
+
+
+class Job:
+    """One request in a scheduler: its lengths are known beforehand, because its text is."""
+
+    __slots__ = (
+        "arrived", "cached", "cached_outputs", "cancelled", "computed", "finished", "first_token", "key", "lengths", "node",
+        "notify", "prompt", "queued", "reserved", "reusable", "scheduled", "sequences", "unfinished",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        key: Key,
+        prompt: tuple[int, ...],
+        reusable: int,
+        lengths: tuple[int, ...],
+        cached_outputs: tuple[tuple[int, ...], ...],
+        notify: Callable[[], object],
+    ) -> None:
+        self.key, self.prompt = key, prompt
+        self.notify = notify
+        """Called once, when the last of its sequences has ended."""
+        self.reusable = reusable
+        """Prompt tokens that may come from the prefix cache."""
+        self.lengths = lengths
+        """Tokens to sample for each candidate; the prompt's last iteration samples the first ones."""
+        self.cached_outputs = cached_outputs
+        """Outputs that stay in the prefix cache afterwards."""
+        self.sequences = self.unfinished = len(lengths)
+        self.arrived = key[1]
+        self.scheduled = self.first_token = self.finished = math.nan
+        """Moments, by the clock of whoever calls; not a number until they come."""
+        self.node: Node | None = None
+        """Where its prefix ends in the cache, while it runs."""
+        self.cached = self.computed = self.reserved = 0
+        """Tokens: of the prompt from the cache, of the prompt computed, and room set aside in the cache."""
+        self.queued = True
+        """Neither admitted nor cancelled."""
+        self.cancelled = False
+
+    @property
+    def kv_tokens(self) -> int:
+        """Tokens whose keys and values it takes at most."""
+        return len(self.prompt) + sum(self.lengths)
+
+
+class Segment(Struct, frozen=True):
+    """Iterations of one batch, from `start` to `end` in device work."""
+
+    start: float
+    end: float
+    iterations: int
+    cost: BatchCost
+    chunks: tuple[tuple[Job, int], ...]
+    """Prompt tokens computed for jobs; only in a segment of one iteration."""
+
+    def cut(self, work: float) -> "Segment":
+        """Its iterations up to the one that is under way, or just ends, at `work`.
+
+        Example: iterations of 2 s from 10 on, so that they end at 12, 14, 16, ...; cut at 13 or at 14 it ends at 14.
+        """
+        if self.iterations == 1:
+            return self
+        count = 1 + bisect_left(range(1, self.iterations), work - self.start, key=self.cost.duration)
+        return self if count == self.iterations else segment(self.start, count, self.cost)
+
+
+def segment(start: float, iterations: int, cost: BatchCost, chunks: tuple[tuple[Job, int], ...] = ()) -> Segment:
+    """So many iterations, from `start` on."""
+    return Segment(start, start + cost.duration(iterations), iterations, cost, chunks)
 
 
 class Finish(NamedTuple):
@@ -34,55 +123,60 @@ class Finish(NamedTuple):
 
 
 class Scheduler:
-    """The queue, the batch and the course of one engine."""
+    """The queue, the batch and the forecast of one engine."""
 
     def __init__(self, spec: SimSpec) -> None:
-        self.cost, self.cache = Cost(spec), PrefixCache(spec.kv_cache_tokens)
-        self.max_seqs, self.max_tokens = spec.max_num_seqs, spec.max_num_batched_tokens
+        self.roofline, self.cache = Roofline(spec), PrefixCache(spec.kv_cache_tokens)
+        self.max_num_seqs, self.max_num_batched_tokens = spec.max_num_seqs, spec.max_num_batched_tokens
         self.work = 0.0
         """Device work at the boundary that `size` and `context` describe."""
         self.running = self.waiting = 0
-        self.course: deque[Stretch] = deque()
+        """Jobs that were admitted and have not ended, and jobs in the queue."""
+        self.forecast: deque[Segment] = deque()
+        """What will be computed until the next decision if nothing arrives and nothing is cancelled; empty: nothing is."""
         self.size = 0
         """Sequences that decode."""
         self._context = 0
         """Tokens that they read in the next iteration."""
         self._iteration = 0
+        """Iterations so far."""
         self._queue: list[tuple[Key, Job]] = []
-        self._ages: list[tuple[Key, Job]] = []
-        """The queue once more, as if all had one priority; a job that was let in from the one still stands in the other."""
+        self._by_age: list[tuple[Key, Job]] = []
+        """The queue once more, as if all had one priority; a job that was admitted from the one still stands in the other."""
         self._admissions = 0
         self._partial: Job | None = None
         """The job whose prompt is computed in part; there is never a second one."""
         self._finishes: list[Finish] = []
-        self._deliveries: list[tuple[int, Key, Job]] = []
+        self._last_iterations: list[tuple[int, Key, Job]] = []
+        """Of each job whose prompt is done, the iteration after which it is finished; a heap."""
         self._dropped = False
 
     @property
     def end(self) -> float:
-        """Device work at which the course ends, infinite where there is none."""
-        return self.course[-1].end if self.course else math.inf
+        """Device work at which the forecast ends, infinite where there is none."""
+        return self.forecast[-1].end if self.forecast else math.inf
 
     @property
-    def undecided(self) -> bool:
+    def needs_decision(self) -> bool:
         """May the next iteration hold anything but the sequences that decode already?"""
         return bool(self._dropped or self._partial or self.waiting)
 
     @property
     def decoding_only(self) -> bool:
-        return not self.course[0].chunks
+        """Does the forecast begin with an iteration that computes no prompt?"""
+        return not self.forecast[0].chunks
 
-    def delivers(self) -> bool:
-        """Does a job finish at the end of the course?"""
-        left = self._deliveries[0][0] - self._iteration if self._deliveries else math.inf
-        for stretch in self.course:
-            left -= stretch.iterations
+    def finishes_job(self) -> bool:
+        """Does a job finish at the end of the forecast?"""
+        left = self._last_iterations[0][0] - self._iteration if self._last_iterations else math.inf
+        for each in self.forecast:
+            left -= each.iterations
         return left <= 0
 
     def add(self, job: Job) -> bool:
         """Queue `job`; returns whether the next iteration may have to be decided anew for it."""
         heappush(self._queue, (job.key, job))
-        heappush(self._ages, ((0, *job.key[1:]), job))
+        heappush(self._by_age, ((0, *job.key[1:]), job))
         self.waiting += 1
         return self._head() is job
 
@@ -100,67 +194,67 @@ class Scheduler:
         """Settle what the next iterations compute, at a boundary that is reached at time `now`."""
         self._purge()
         chunks = self._prompts(now)
-        self._chart(chunks)
+        self._make_forecast(chunks)
 
     def catch_up(self, work: float, time: Callable[[float], float]) -> None:
-        """Pass the stretches that end by `work`, but for the course's last; `time` says when each ended."""
-        while len(self.course) > 1 and self.course[0].end <= work:
-            stretch = self.course.popleft()
-            self._pass(stretch, time(stretch.end))
+        """Move the boundary over the segments that end by `work`, but for the forecast's last; `time` says when each ended."""
+        while len(self.forecast) > 1 and self.forecast[0].end <= work:
+            done = self.forecast.popleft()
+            self._advance(done, time(done.end))
 
     def finish(self, time: Callable[[float], float]) -> list[Job]:
-        """Pass the rest of the course; returns the jobs that finish there."""
+        """Move the boundary to the end of the forecast; returns the jobs that finish there."""
         self.catch_up(self.end, time)
-        stretch = self.course.popleft()
-        return self._pass(stretch, time(stretch.end))
+        done = self.forecast.popleft()
+        return self._advance(done, time(done.end))
 
-    def interrupt(self, work: float) -> bool:
-        """Let the iteration that is under way at `work` be the last of the course; False if none is, and a decision is due."""
-        stretch = self.course[0]
-        self.course.clear()
-        if work <= stretch.start and not stretch.chunks:
+    def cut(self, work: float) -> bool:
+        """Let the iteration that is under way at `work` be the last of the forecast; False if none is, and a decision is due."""
+        first = self.forecast[0]
+        self.forecast.clear()
+        if work <= first.start and not first.chunks:
             return False
-        self.course.append(stretch.cut(work))
+        self.forecast.append(first.cut(work))
         return True
 
-    def reopen(self) -> None:
-        """Take the course back before its first iteration."""
-        self.course.clear()
+    def discard_forecast(self) -> None:
+        """Take the forecast back before its first iteration."""
+        self.forecast.clear()
 
     def _head(self) -> Job | None:
-        """Who is let in next: by priority, every so often by age; nobody passes it while it waits for seats or room."""
+        """Who is admitted next: by priority, every so often by age; nobody passes it while it waits for sequences or room."""
         if not self.waiting:
             return None
-        for queue in (self._queue, self._ages):
+        for queue in (self._queue, self._by_age):
             while queue and not queue[0][1].queued:
                 heappop(queue)
         oldest = self._admissions % OLDEST_EVERY == OLDEST_EVERY - 1
-        return self._ages[0][1] if oldest else self._queue[0][1]
+        return self._by_age[0][1] if oldest else self._queue[0][1]
 
     def _prompts(self, now: float) -> list[tuple[Job, int]]:
         """Prompt tokens for the next iteration: first the prompt that is under way, then what waits and fits."""
-        budget = self.max_tokens - self.size
-        seats = self.size
+        budget = self.max_num_batched_tokens - self.size
+        sequences = self.size
         chunks: list[tuple[Job, int]] = []
         while budget > 0:
-            job = self._partial or self._admitted(seats, now)
+            job = self._partial or self._admit(sequences, now)
             if job is None:
                 break
             left = len(job.prompt) - job.cached - job.computed
             tokens = min(left, budget)
             chunks.append((job, tokens))
             budget -= tokens
-            seats += job.seats
+            sequences += job.sequences
             self._partial = job if tokens < left else None
         return chunks
 
-    def _admitted(self, seats: int, now: float) -> Job | None:
-        """The next of the queue, if there are seats and room for it."""
+    def _admit(self, sequences: int, now: float) -> Job | None:
+        """The next of the queue, if it fits beside so many `sequences` and into the cache."""
         job = self._head()
-        if job is None or seats + job.seats > self.max_seqs:
+        if job is None or sequences + job.sequences > self.max_num_seqs:
             return None
         job.node, job.cached = self.cache.match(job.prompt, job.reusable)
-        reserved = job.need - job.cached
+        reserved = job.kv_tokens - job.cached
         if not self.cache.reserve(reserved):
             self.cache.unpin(job.node)
             job.node = None
@@ -171,85 +265,86 @@ class Scheduler:
         job.queued, job.reserved, job.scheduled = False, reserved, max(now, job.arrived)
         return job
 
-    def _chart(self, chunks: list[tuple[Job, int]]) -> None:
-        """Lay out the course up to the next decision."""
+    def _make_forecast(self, chunks: list[tuple[Job, int]]) -> None:
+        """Lay out segments up to the next decision."""
         at, size, context, iteration = self.work, self.size, self._context, self._iteration
         if chunks:
             tokens = sum(count for _, count in chunks)
             reads = sum(job.cached + job.computed + count for job, count in chunks)
-            self.course.append(self.cost.load(size + tokens, context + reads, 0).stretch(at, 1, tuple(chunks)))
+            self.forecast.append(segment(at, 1, self.roofline.batch(size + tokens, context + reads, 0), tuple(chunks)))
             at, context, iteration = self.end, context + size, iteration + 1
             for job, count in chunks:
                 if job.cached + job.computed + count == len(job.prompt):
                     self._expect(job)
-                    size, context = size + job.seats, context + job.seats * (len(job.prompt) + 1)
-        # A prompt that is done may free seats and room, so whoever waits is asked again right after it.
+                    size, context = size + job.sequences, context + job.sequences * (len(job.prompt) + 1)
+        # A prompt that is done may free sequences and room, so whoever waits is asked again right after it.
         if size and self._partial is None and not (chunks and self.waiting):
-            self._chart_decoding(at, size, context, iteration)
+            self._forecast_decoding(at, size, context, iteration)
 
     def _expect(self, job: Job) -> None:
         """Note when the sequences of `job` end; the next iteration gives their first tokens."""
         for candidate, length in enumerate(job.lengths):
             insort(self._finishes, Finish(self._iteration + length, job.key, candidate, len(job.prompt) + length, job))
-        heappush(self._deliveries, (self._iteration + max(job.lengths), job.key, job))
+        heappush(self._last_iterations, (self._iteration + max(job.lengths), job.key, job))
 
-    def _chart_decoding(self, at: float, size: int, context: int, iteration: int) -> None:
-        """Lay out decode stretches to the next delivery or, while something waits for a seat, to the next finish."""
-        while self._deliveries[0][2].cancelled:
-            heappop(self._deliveries)
-        horizon = self._finishes[0].iteration if self.waiting else self._deliveries[0][0]
+    def _forecast_decoding(self, at: float, size: int, context: int, iteration: int) -> None:
+        """Lay out decoding until the next job is finished or, while something waits to be admitted, until a sequence ends."""
+        while self._last_iterations[0][2].cancelled:
+            heappop(self._last_iterations)
+        horizon = self._finishes[0].iteration if self.waiting else self._last_iterations[0][0]
         for finish in self._finishes:
             if finish.iteration > horizon:
                 break
             if finish.iteration > iteration:
                 count = finish.iteration - iteration
-                self.course.append(self.cost.load(size, context, size).stretch(at, count))
+                self.forecast.append(segment(at, count, self.roofline.batch(size, context, size)))
                 at, context, iteration = self.end, context + count * size, finish.iteration
             size, context = size - 1, context - finish.context
 
-    def _pass(self, stretch: Stretch, now: float) -> list[Job]:
-        """Bring batch and cache to the end of `stretch`; returns the jobs that finish there."""
-        self.work = stretch.end
-        self._iteration += stretch.iterations
-        self._context += stretch.iterations * self.size
-        for job, tokens in stretch.chunks:
+    def _advance(self, done: Segment, now: float) -> list[Job]:
+        """Bring batch and cache to the end of `done`; returns the jobs that finish there."""
+        self.work = done.end
+        self._iteration += done.iterations
+        self._context += done.iterations * self.size
+        for job, tokens in done.chunks:
             job.computed += tokens
             if job.cached + job.computed == len(job.prompt):
-                self._join(job, now)
+                self._start_decoding(job, now)
         finished = []
-        done = 0
+        ended = 0
         for finish in self._finishes:
             if finish.iteration > self._iteration:
                 break
-            done += 1
+            ended += 1
             self.size -= 1
             self._context -= finish.context
-            finish.job.remaining -= 1
-            if not finish.job.remaining:
-                self._deliver(finish.job, now)
+            finish.job.unfinished -= 1
+            if not finish.job.unfinished:
+                self._complete(finish.job, now)
                 finished.append(finish.job)
-        del self._finishes[:done]
+        del self._finishes[:ended]
         return finished
 
-    def _join(self, job: Job, now: float) -> None:
+    def _start_decoding(self, job: Job, now: float) -> None:
         """The whole prompt is computed: others may reuse it, and the sequences of `job` decode from here on."""
         assert job.node is not None
         job.first_token = now
-        self.size += job.seats
-        self._context += job.seats * (len(job.prompt) + 1)
+        self.size += job.sequences
+        self._context += job.sequences * (len(job.prompt) + 1)
         job.node = self.cache.extend(job.node, job.prompt[job.cached :])
         self._release(job, job.reserved - sum(job.lengths))
 
-    def _deliver(self, job: Job, now: float) -> None:
+    def _complete(self, job: Job, now: float) -> None:
+        """All sequences of `job` have ended: its outputs stay in the cache, in the room that was reserved for them."""
         assert job.node is not None
         job.finished = now
         self._release(job, job.reserved)
-        for output in job.keeps:
-            self.cache.keep(job.node, output)
+        for output in job.cached_outputs:
+            self.cache.insert(job.node, output)
         self.cache.unpin(job.node)
         self.running -= 1
-        while self._deliveries and (self._deliveries[0][2].cancelled or not self._deliveries[0][2].remaining):
-            heappop(self._deliveries)
+        while self._last_iterations and (self._last_iterations[0][2].cancelled or not self._last_iterations[0][2].unfinished):
+            heappop(self._last_iterations)
 
     def _release(self, job: Job, tokens: int) -> None:
         job.reserved -= tokens
@@ -275,5 +370,5 @@ class Scheduler:
             self.running -= 1
             self._release(job, job.reserved)
             self.cache.unpin(job.node)
-        while self._deliveries and self._deliveries[0][2].cancelled:
-            heappop(self._deliveries)
+        while self._last_iterations and self._last_iterations[0][2].cancelled:
+            heappop(self._last_iterations)

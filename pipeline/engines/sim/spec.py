@@ -22,11 +22,11 @@ class SimDeviceSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 class SimTextSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a simulated engine writes: lengths and quality, drawn from the seeds of the run.
 
-    A step is right if its luck, uniform in [0, 1), is below `step_accuracy`. For a share `step_correlation` of the
-    steps, picked by problem and step number, that luck is drawn from problem and step number as well, so that all
-    candidates are right or wrong together, and where one engine fails every less accurate one does; for the others each
-    candidate has a luck of its own. Either way a candidate is right with chance a = `step_accuracy`, any two agree with
-    correlation c = `step_correlation`, and all of N are wrong with chance c (1 - a) + (1 - c) (1 - a)^N.
+    Whether a step is right is decided by a number, uniform in [0, 1): it is if that is below `step_accuracy`. For a share
+    `step_correlation` of the steps, picked by problem and step number, the number follows from problem and step number as
+    well, so that all candidates are right or wrong together, and where one engine fails every less accurate one does; for
+    the others each candidate has a number of its own. Either way a candidate is right with chance a = `step_accuracy`, any two
+    agree with correlation c = `step_correlation`, and all of N are wrong with chance c (1 - a) + (1 - c) (1 - a)^N.
     """
 
     steps_mean: Annotated[float, Meta(gt=0, le=1e5)] = 12.0

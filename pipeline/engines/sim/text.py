@@ -16,12 +16,13 @@ from functools import lru_cache
 from hashlib import blake2b
 from random import Random
 from statistics import NormalDist
+from typing import Protocol
 
 from msgspec import Struct
 
-from pipeline.engine import Candidate, FinishReason, Request
-from pipeline.engines.sim.spec import SimTextSpec
-from pipeline.engines.sim.tokenizer import ASSISTANT, END, USER, SimTokenizer
+from pipeline.engine import Candidate, FinishReason, Request, Tokenizer
+from pipeline.engines.sim.spec import SimSpec, SimTextSpec
+from pipeline.engines.sim.tokenizer import ASSISTANT, END, USER, VOCAB_SIZE, SimTokenizer
 from pipeline.reasoning.prompts import CHOOSE_PREFILL, DELIMITER, LABELS, SCORE_PREFILL, THINK_CLOSE, THINK_OPEN
 
 _TOKENIZER = SimTokenizer()
@@ -38,7 +39,7 @@ _ANCHORS = _VERDICTS | {_OPEN, _ASSISTANT, _USER}
 _CHOOSE_TAIL, _SCORE_TAIL = (tuple(_encode(f"{DELIMITER}{text}")[1:]) for text in (CHOOSE_PREFILL, SCORE_PREFILL))
 _MARKER = re.compile(r"; step (\d+) of (\d+) (ok|no|eh)$")
 _MARKER_REACH = 20
-_EASY_STOP_IDS = frozenset((_CLOSE, _END))
+_LAST_STOP_IDS = frozenset((_CLOSE, _END))
 _NORMAL = NormalDist()
 _WORDS = "so the sum and this gives that we get two terms if each value is set by half then all parts add up as they must".split()
 
@@ -70,13 +71,15 @@ class State(Struct, frozen=True):
     """Where a chain of thought stands at the end of a prompt."""
 
     problem: Problem | None
-    """None: the prompt follows no chat template; the model rambles on in steps without an end."""
+    """None: the prompt follows no chat template; the model writes steps without an end."""
     done: int
     total: int
-    sound: bool
+    """Steps: written, and in all."""
+    all_right: bool
     """No step so far was wrong."""
     closed: bool
-    broken: bool
+    """The thought has ended: `</think>` is there."""
+    has_blank_line: bool
     """The blank line that follows `</think>` is already there."""
 
 
@@ -93,7 +96,7 @@ def sim_answer(problem: str) -> str:
 
 
 @lru_cache(maxsize=65536)
-def _asked(ids: tuple[int, ...]) -> Problem:
+def _problem_asked(ids: tuple[int, ...]) -> Problem:
     """The problem in the ids of a user's first turn; what follows its first line is taken for the instruction."""
     ends = [ids.index(line) for line in (_LINE, _BLANK_LINE) if line in ids]
     return _problem(_TOKENIZER.decode(ids[: min(ends, default=len(ids))]).strip())
@@ -121,7 +124,7 @@ def _draws(key: str) -> tuple[float, float, float, float]:
 
 @lru_cache(maxsize=65536)
 def _difficulty(problem: str, step: int) -> tuple[float, float]:
-    """Two uniform numbers: do all candidates of this step share their luck, and which?"""
+    """Two uniform numbers: do all candidates of this step share one draw, and which?"""
     share, common, _, _ = _draws(f"{problem}/{step}")
     return share, common
 
@@ -164,7 +167,7 @@ def _last(ids: tuple[int, ...], token: int) -> int:
         return -1
 
 
-def _shown(turn: tuple[int, ...], candidates: int) -> list[tuple[int, ...]]:
+def _shown_candidates(turn: tuple[int, ...], candidates: int) -> list[tuple[int, ...]]:
     """The candidates that a choose turn shows, cut at their labels `[1] `, `[2] `, ..."""
     starts, at = [], 0
     try:
@@ -189,8 +192,8 @@ class TextModel:
     def read(self, prompt: tuple[int, ...]) -> State:
         """Where the thought stands; looks at the tail and, once a problem, at the question."""
         end = len(prompt)
-        broken = end > 1 and prompt[-1] == _BLANK_LINE and prompt[-2] == _CLOSE
-        closed = broken or prompt[-1] == _CLOSE
+        has_blank_line = end > 1 and prompt[-1] == _BLANK_LINE and prompt[-2] == _CLOSE
+        closed = has_blank_line or prompt[-1] == _CLOSE
         position = end - 1
         while position >= 0:
             if prompt[position] in _ANCHORS:
@@ -199,19 +202,19 @@ class TextModel:
                 tail = _TOKENIZER.decode(prompt[max(0, position + 1 - _MARKER_REACH) : position + 1])
                 if found := _MARKER.search(tail):
                     step, total, word = found.groups()
-                    return State(self._question(prompt), int(step), int(total), word == "ok", closed, broken)
+                    return State(self._question(prompt), int(step), int(total), word == "ok", closed, has_blank_line)
             position -= 1
         problem = self._question(prompt) if position >= 0 else None
-        return State(problem, 0, self._steps(problem) if problem else 0, True, closed, broken)
+        return State(problem, 0, self._steps(problem) if problem else 0, True, closed, has_blank_line)
 
     def write(self, request: Request, prompt: tuple[int, ...], limit: int) -> list[Candidate]:
         """All candidates of `request`, each of at most `limit` tokens."""
         state = self.read(prompt)
         greedy = request.temperature == 0
-        easy = _EASY_STOP_IDS.issuperset(request.stop_ids) and all(stop == DELIMITER for stop in request.stop)
-        ends = {*request.stop_ids, *([_BLANK_LINE] if request.stop else [])} if easy else set()
+        stops_are_last = _LAST_STOP_IDS.issuperset(request.stop_ids) and all(stop == DELIMITER for stop in request.stop)
+        ends = {*request.stop_ids, *([_BLANK_LINE] if request.stop else [])} if stops_are_last else set()
         keys = [f"{self.name}/{0 if greedy else request.seed}/{0 if greedy else j}" for j in range(request.n)]
-        return [_written(self._text(state, key, limit, ends), limit, request, easy) for key in keys]
+        return [_written(self._text(state, key, limit, ends), limit, request, stops_are_last) for key in keys]
 
     def choose(self, request: Request, prompt: tuple[int, ...]) -> tuple[int, tuple[float, ...]]:
         """Position of the chosen option, and the log probabilities of all; the temperature plays no part."""
@@ -219,14 +222,14 @@ class TextModel:
         if prompt[-len(_CHOOSE_TAIL) :] == _CHOOSE_TAIL:
             turn = prompt[_last(prompt, _USER) : _last(prompt, _ASSISTANT)]
             none = int(request.option_ids[0] == _LABEL_IDS[0])
-            shown = _shown(turn[: _last(turn, _BLANK_LINE)], options - none)
-            right = (place for place, ids in enumerate(shown, none) if self._judges(_NO not in ids, ids))
+            shown = _shown_candidates(turn[: _last(turn, _BLANK_LINE)], options - none)
+            right = (place for place, ids in enumerate(shown, none) if self._judges_right(_NO not in ids, ids))
             chosen = next(right, 0)
         elif prompt[-len(_SCORE_TAIL) :] == _SCORE_TAIL:
             end = _last(prompt, _USER)
             step = prompt[max(0, end - 32) : end]
             spread = int(_draws(f"{self.name}/score/{hash(step)}")[0] * 1000)
-            chosen = 7 + spread % 3 if self._judges(_verdict(prompt, end) != _NO, step) else spread % 7
+            chosen = 7 + spread % 3 if self._judges_right(_verdict(prompt, end) != _NO, step) else spread % 7
         else:
             chosen = int(_draws(f"{self.name}/option/{hash(prompt[-64:])}")[0] * options)
         chosen = min(chosen, options - 1)
@@ -234,26 +237,26 @@ class TextModel:
 
     def score(self, prompt: tuple[int, ...], scored: tuple[int, ...]) -> tuple[float, ...]:
         """Log probability of each of the `scored` ids after `prompt`: likelier in a right step than in a wrong one."""
-        mean = 0.35 if self._judges(_NO not in scored, scored) else 1.1
+        mean = 0.35 if self._judges_right(_NO not in scored, scored) else 1.1
         shift = hash((prompt[-8:], scored)) % 97
         return tuple(-mean * (0.5 + ((token ^ (position + shift)) * 40503 % 1024) / 1024) for position, token in enumerate(scored))
 
     def _question(self, prompt: tuple[int, ...]) -> Problem | None:
         try:
-            return _asked(prompt[1 : prompt.index(_ASSISTANT)]) if prompt[0] == _USER else None
+            return _problem_asked(prompt[1 : prompt.index(_ASSISTANT)]) if prompt[0] == _USER else None
         except ValueError:
             return None
 
     def _steps(self, problem: Problem) -> int:
         return max(1, round(math.exp(self._steps_mean + self.spec.steps_sigma * problem.normal)))
 
-    def _luck(self, problem: Problem, step: int, own: float) -> float:
+    def _draw_of_step(self, problem: Problem, step: int, own: float) -> float:
         """What decides whether a step is right: a draw that all candidates share, or the candidate's `own`."""
         share, common = _difficulty(problem.key, step)
         return common if share < self.spec.step_correlation else own
 
-    def _judges(self, right: bool, ids: tuple[int, ...]) -> bool:
-        """The verifier's opinion of a step that is `right`."""
+    def _judges_right(self, right: bool, ids: tuple[int, ...]) -> bool:
+        """Whether the verifier takes a step for right that is `right`, or is not."""
         mistaken = _draws(f"{self.name}/judge/{hash(ids)}")[0] >= self.spec.verifier_accuracy
         return right != mistaken
 
@@ -270,7 +273,7 @@ class TextModel:
 
     def _pieces(self, state: State, key: str) -> Iterator[Piece]:
         """The rest of the response, piece by piece; the blank line, `</think>` and the end only stand last in a piece."""
-        problem, step, sound = state.problem, state.done, state.sound
+        problem, step, all_right = state.problem, state.done, state.all_right
         if problem is None:
             while True:
                 step += 1
@@ -278,34 +281,82 @@ class TextModel:
                 yield _padded(_piece(DELIMITER), self._tokens(length), place)
         while step < state.total and not state.closed:
             step += 1
-            length, place, luck, _ = _draws(f"{key}/{problem.key}/{step}")
-            right = self._luck(problem, step, luck) < self.spec.step_accuracy
-            word = "no" if not right else "ok" if sound else "eh"
-            sound = sound and right
+            length, place, own, _ = _draws(f"{key}/{problem.key}/{step}")
+            right = self._draw_of_step(problem, step, own) < self.spec.step_accuracy
+            word = "no" if not right else "ok" if all_right else "eh"
+            all_right = all_right and right
             yield _padded(_marker(step, state.total, word), self._tokens(length), place)
         if not (state.closed or state.done < state.total):
             yield _piece(THINK_CLOSE)
-        if not state.broken:
+        if not state.has_blank_line:
             yield _piece(DELIMITER)
-        yield self._answer(problem, f"{key}/{problem.key}/answer", sound, step / state.total)
+        yield self._answer(problem, f"{key}/{problem.key}/answer", all_right, step / state.total)
         yield _piece(END)
 
     def _tokens(self, uniform: float) -> int:
         """How many a step has, unless its marker needs more."""
         return round(math.exp(self._step_mean + self.spec.step_tokens_sigma * _normal(uniform)))
 
-    def _answer(self, problem: Problem, key: str, sound: bool, share: float) -> Piece:
+    def _answer(self, problem: Problem, key: str, all_right: bool, share: float) -> Piece:
         """The boxed answer: right if no step was wrong and, for a thought cut off, with the chance of the `share` that is done."""
-        luck, place, miss, _ = _draws(key)
-        right = sound and luck < share
+        chance, place, miss, _ = _draws(key)
+        right = all_right and chance < share
         number = problem.answer if right else str(1 + (int(problem.answer) + int(miss * 997)) % 999)
         return _padded(_piece(f"; so it is \\boxed{{{number}}}."), self.spec.answer_tokens, place)
 
 
-def _written(whole: Piece, limit: int, request: Request, easy: bool) -> Candidate:
-    """Cut `whole` where `limit` and the request say (`easy`: a stop is the last token, if any); 0.25 to 0.75 nat a token."""
+class Output(Struct, frozen=True):
+    """What a request will get, apart from when: text, and the lengths that cost time."""
+
+    candidates: tuple[Candidate, ...]
+    lengths: tuple[int, ...]
+    """Sampled tokens of each candidate; a scoring samples one that nobody sees."""
+    option_logprobs: tuple[float, ...] = ()
+    scored_logprobs: tuple[float, ...] = ()
+
+    @property
+    def cached(self) -> tuple[tuple[int, ...], ...]:
+        """Output tokens whose keys and values the cache will hold: all but the last sampled one."""
+        each = zip(self.candidates, self.lengths, strict=True)
+        return tuple(candidate.ids[: length - 1] for candidate, length in each) if self.candidates else ((),)
+
+
+class TextSource(Protocol):
+    """Where a simulated engine's text comes from: a `TextModel`, or whoever else has text."""
+
+    tokenizer: Tokenizer
+    vocab_size: int
+
+    def output(self, request: Request, max_model_len: int) -> Output:
+        """What `request`, which fits into the context, gets. Raises `ChainError` where there is nothing to give."""
+
+
+class ModelText:
+    """The `TextSource` of a spec: its seeded text model."""
+
+    def __init__(self, spec: SimSpec) -> None:
+        self.tokenizer: Tokenizer = SimTokenizer()
+        self.vocab_size = VOCAB_SIZE
+        self._model = TextModel(spec.model, spec.text)
+
+    def output(self, request: Request, max_model_len: int) -> Output:
+        """See `TextSource.output`."""
+        prompt = tuple(request.prompt_ids)
+        if request.scored_ids:
+            return Output((), (1,), scored_logprobs=self._model.score(prompt, tuple(request.scored_ids)))
+        if request.option_ids:
+            chosen, logprobs = self._model.choose(request, prompt)
+            ids = (request.option_ids[chosen],)
+            option = Candidate(ids=ids, text=self.tokenizer.decode(ids), cumulative_logprob=logprobs[chosen], finish_reason="length")
+            return Output((option,), (1,), option_logprobs=logprobs)
+        written = self._model.write(request, prompt, min(request.max_tokens, max_model_len - len(prompt)))
+        return Output(tuple(written), tuple(len(candidate.ids) + candidate.ended for candidate in written))
+
+
+def _written(whole: Piece, limit: int, request: Request, stops_are_last: bool) -> Candidate:
+    """Cut `whole` where `limit` and the request say (`stops_are_last`: only the last token may stop); 0.25 to 0.75 nat a token."""
     ids = whole[0][:limit]
-    count, reason = _ended(ids, request) if easy else _stopped(ids, request)
+    count, reason = _ended(ids, request) if stops_are_last else _stopped(ids, request)
     kept = ids[:count]
     text = whole[1] if len(kept) == len(whole[0]) else _TOKENIZER.decode(kept)
     ended = reason is None and ids[count : count + 1] == (_END,)

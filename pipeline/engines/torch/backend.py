@@ -1,21 +1,28 @@
-"""Engine `torch` as the main process knows it: this package's continuous-batching loop, one worker process a model.
+"""Engine `torch` as the main process knows it: this package's continuous batching, one worker process a model.
 
-Torch is not imported here: the main process shares the machine's cores with the engines. `torch_worker` is the other side.
+Engines are opened here, and what they would refuse or run out of is said before a worker starts. Neither torch nor
+transformers is imported: the main process shares the machine's cores with the engines. `worker` is the other side.
 """
 
 import os
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
+from functools import partial
 
-from pipeline.engine import Backend
-from pipeline.engines.cores import Wish, share_cores
+from pipeline.engine import Availability, Backend, Examination, Finding, MemoryRow
+from pipeline.engines.cores import Wish, core_findings, share_cores
+from pipeline.engines.model_card import DTYPE_BYTES, ModelCard, missing, read_card
 from pipeline.engines.models import resolve
 from pipeline.engines.process.engine import WorkerEngine, open_workers
-from pipeline.engines.process.process import Program
 from pipeline.engines.process.wire import Setup
-from pipeline.engines.torch.check import examine_torch, torch_available
-from pipeline.engines.torch.spec import TorchSpec
+from pipeline.engines.tokenizer import HFTokenizer
+from pipeline.engines.torch.spec import SMALL_PARAMETERS, TorchSpec
 from pipeline.errors import GraphError
+from pipeline.machine import Gpu, Machine, gib
+from pipeline.worker_process import Program
+
+_PROCESS_BYTES = 3 << 28
+"""Of a worker that has imported torch and transformers: 0.75 GiB, assumed."""
 
 
 @asynccontextmanager
@@ -28,23 +35,137 @@ async def open_torch(specs: Mapping[str, TorchSpec]) -> AsyncIterator[Mapping[st
         _check_slots(role, spec)
     wishes = {role: Wish(spec.core, spec.threads, not spec.device.startswith("cuda")) for role, spec in specs.items()}
     cores = share_cores(wishes, sorted(os.sched_getaffinity(0)))
-    engines = [WorkerEngine(Setup(role, spec, resolve(role, spec.model), cores[role]), _program(spec)) for role, spec in specs.items()]
-    async with open_workers([[engine] for engine in engines]) as opened:
+    async with open_workers([[_engine(role, spec, cores[role])] for role, spec in specs.items()]) as opened:
         yield opened
+
+
+def _engine(role: str, spec: TorchSpec, cores: tuple[int, ...]) -> WorkerEngine:
+    model = resolve(role, spec.model)
+    load_tokenizer = partial(HFTokenizer, model, trust_remote_code=spec.trust_remote_code)
+    return WorkerEngine(Setup.of(role, spec, model, cores), _program(spec), load_tokenizer)
 
 
 def _program(spec: TorchSpec) -> Program:
     # Memory that one iteration frees is kept for the next, not given back to the system: some percent faster on a CPU.
     keep_memory = {"MALLOC_MMAP_THRESHOLD_": str(1 << 30), "MALLOC_TRIM_THRESHOLD_": str(1 << 32), "MALLOC_TOP_PAD_": str(1 << 26)}
-    return Program(
-        module="pipeline.engines.torch.worker", environment={"OMP_NUM_THREADS": str(spec.threads)}, defaults=keep_memory, shutdown_s=0.0
-    )
+    return Program(module="pipeline.engines.torch.worker", environment={"OMP_NUM_THREADS": str(spec.threads)}, defaults=keep_memory)
 
 
 def _check_slots(role: str, spec: TorchSpec) -> None:
     if spec.kv_cache_slots is not None and spec.kv_cache_slots < spec.max_num_seqs:
         what = f"kv_cache_slots is {spec.kv_cache_slots}, but max_num_seqs = {spec.max_num_seqs} sequences need one each"
         raise GraphError(f"engine {role!r}", what)
+
+
+def torch_available(machine: Machine) -> Availability:
+    """Is torch installed, and what would it compute on?"""
+    version = machine.versions.get("torch")
+    if version is None:
+        return Availability(usable=False, what="torch is not installed", remedy="pip install torch")
+    where = "on CUDA" if machine.cuda_usable else "on the CPU"
+    idle = machine.gpus and not machine.cuda_usable
+    remedy = "it cannot use the GPU: pip install --force-reinstall torch" if idle else ""
+    return Availability(usable=True, what=f"torch {version}, {where}", remedy=remedy)
+
+
+async def examine_torch(specs: Mapping[str, TorchSpec], machine: Machine) -> Examination:
+    """All that can be said of these roles on `machine`, and their memory; raises `GraphError` for an unknown bundled model."""
+    cards = {role: read_card(resolve(role, spec.model)) for role, spec in specs.items()}
+    return torch_examination(specs, machine, cards)
+
+
+def torch_examination(specs: Mapping[str, TorchSpec], machine: Machine, cards: Mapping[str, ModelCard]) -> Examination:
+    """What `examine_torch` says, with what is known of the models given by role; pure."""
+    found = [finding for role, spec in specs.items() for finding in _spec(role, spec, machine, cards[role])]
+    rows = [row for role, spec in specs.items() if (row := _row(role, spec, machine, cards[role])) is not None]
+    wishes = {role: Wish(spec.core, spec.threads, True) for role, spec in specs.items() if gpu_of(spec, machine) is None}
+    found += [*core_findings(wishes, machine.cores), *_memory(rows)]
+    return Examination(findings=tuple(found), memory=tuple(rows))
+
+
+def gpu_of(spec: TorchSpec, machine: Machine) -> int | None:
+    """The GPU a model is computed on, by index; null for the CPU."""
+    if spec.device == "auto":
+        return 0 if machine.gpus and cuda_build(machine) else None
+    return None if spec.device == "cpu" else int(spec.device.partition(":")[2] or 0)
+
+
+def cuda_build(machine: Machine) -> bool:
+    """Is the installed torch one for CUDA? Its version tells, where nobody asked torch itself."""
+    if machine.cuda_usable is not None:
+        return machine.cuda_usable
+    return "torch" in machine.versions and not machine.versions["torch"].endswith("+cpu")
+
+
+def _spec(role: str, spec: TorchSpec, machine: Machine, card: ModelCard) -> Iterator[Finding]:
+    yield from missing(role, card)
+    if machine.gpus and not cuda_build(machine):
+        what = f"torch {machine.versions.get('torch', '')} cannot use the {machine.gpus[0].name}"
+        yield Finding(
+            role=role,
+            what=what,
+            remedy="install torch's CUDA build: pip install --force-reinstall torch",
+            fatal=spec.device.startswith("cuda"),
+        )
+    elif (index := gpu_of(spec, machine)) is not None and index >= len(machine.gpus):
+        here = f"has {len(machine.gpus)} GPUs" if machine.gpus else "shows no GPU"
+        yield Finding(role=role, what=f"device is {spec.device}, but this machine {here}", remedy="set device to auto or cpu", fatal=True)
+    if spec.kv_cache_slots is not None and spec.kv_cache_slots < spec.max_num_seqs:
+        what = f"kv_cache_slots is {spec.kv_cache_slots}, but max_num_seqs = {spec.max_num_seqs} sequences need one each"
+        yield Finding(role=role, what=what, remedy=f"set kv_cache_slots to {spec.max_num_seqs} or more", fatal=True)
+    if spec.max_model_len and card.max_model_len and spec.max_model_len > card.max_model_len:
+        what = f"max_model_len is {spec.max_model_len}, but {spec.model} was made for {card.max_model_len} tokens"
+        yield Finding(role=role, what=what, remedy=f"set max_model_len to at most {card.max_model_len}", fatal=True)
+
+
+def _row(role: str, spec: TorchSpec, machine: Machine, card: ModelCard) -> MemoryRow | None:
+    index = gpu_of(spec, machine)
+    gpu = None if index is None else next((gpu for gpu in machine.gpus if gpu.index == index), None)
+    if index is not None and gpu is None:
+        return None
+    dtype = _dtype(spec, card, gpu)
+    each = card.kv_bytes_per_token(DTYPE_BYTES[dtype])
+    slots, context = spec.kv_cache_slots or 2 * spec.max_num_seqs, spec.max_model_len or card.max_model_len
+    tokens = None if context is None else slots * context
+    return MemoryRow(
+        role=role,
+        device="CPU" if gpu is None else f"GPU {gpu.index}",
+        total_bytes=machine.memory_bytes if gpu is None else gpu.memory_bytes,
+        free_bytes=machine.free_memory_bytes if gpu is None else gpu.free_bytes,
+        weights_bytes=card.weights_bytes(dtype),
+        weights_source=card.source,
+        overhead_bytes=_PROCESS_BYTES,
+        cache_bytes=None if tokens is None or each is None else tokens * each,
+        cache_tokens=tokens,
+        sequences=float(slots),
+    )
+
+
+def _dtype(spec: TorchSpec, card: ModelCard, gpu: Gpu | None) -> str:
+    if spec.dtype != "auto":
+        return spec.dtype
+    small = card.parameters is not None and card.parameters < SMALL_PARAMETERS
+    return "float32" if gpu is None and small else card.dtype or "bfloat16"
+
+
+def _memory(rows: list[MemoryRow]) -> Iterator[Finding]:
+    """Weights must fit at once; the cache grows with what the sequences need, to the size in the row at most."""
+    taken: dict[str, int] = {}
+    for row in rows:
+        if row.free_bytes is None or row.weights_bytes is None:
+            continue
+        free = row.free_bytes - taken.get(row.device, 0)
+        fixed, cache = row.weights_bytes + row.overhead_bytes, row.cache_bytes or 0
+        place = "main memory" if row.device == "CPU" else row.device
+        if fixed > free:
+            what = f"its weights take {gib(row.weights_bytes)} ({row.weights_source}), but {gib(max(0, free))} of {place} are free"
+            yield Finding(
+                role=row.role, what=what, remedy="use a smaller model, another device or backend vllm with a quantized one", fatal=True
+            )
+        elif fixed + cache > free:
+            what = f"its cache may grow to {gib(cache)}, but {gib(free - fixed)} of {place} are free beside the weights"
+            yield Finding(role=row.role, what=what, remedy="lower max_num_seqs, kv_cache_slots or max_model_len", fatal=False)
+        taken[row.device] = taken.get(row.device, 0) + fixed
 
 
 BACKEND = Backend(spec=TorchSpec, open=open_torch, available=torch_available, examine=examine_torch)

@@ -1,8 +1,8 @@
 """Keys and values of all slots, and attention over them: what the model sees as its `past_key_values`.
 
-A batch is flat: one row of tokens in which every running sequence has a stretch, one token where it decodes, more
+A batch is flat: one row of tokens in which every running sequence has one token where it decodes, and a chunk of its prompt
 where it is prefilled. Everything but attention is computed on the flat row, so nothing is padded; attention looks at
-each stretch's own slot. transformers' modelling code calls `update` and `attend` and is otherwise untouched.
+each sequence's own slot. transformers' modelling code calls `update` and `attend` and is otherwise untouched.
 """
 
 from functools import cached_property
@@ -18,7 +18,7 @@ _GATHER_COST = 3
 """Gathering a slot reads, writes and reads again what looking past an idle slot reads once."""
 
 
-class Stretch(NamedTuple):
+class PrefillChunk(NamedTuple):
     """Tokens `start` to `end` of a flat batch belong to `slot` and begin at `position` of its sequence."""
 
     slot: int
@@ -27,12 +27,12 @@ class Stretch(NamedTuple):
     position: int
 
 
-class Batch:
-    """Where the tokens of one iteration stand: first one token for each decoding slot, then the stretches."""
+class BatchLayout:
+    """Where the tokens of one iteration stand: first one token for each decoding slot, then the chunks of prefills."""
 
-    def __init__(self, slots: NDArray[np.int64], positions: NDArray[np.int64], decoding: int, stretches: list[Stretch]) -> None:
+    def __init__(self, slots: NDArray[np.int64], positions: NDArray[np.int64], decoding: int, chunks: list[PrefillChunk]) -> None:
         self.slots, self.positions = slots, positions
-        self.decoding, self.stretches = decoding, stretches
+        self.decoding, self.chunks = decoding, chunks
         self.reach = int(positions.max()) + 1
 
     @cached_property
@@ -59,7 +59,7 @@ class Batch:
         return high - low == self.decoding and bool((rows == np.arange(low, high)).all())
 
 
-class Shape(NamedTuple):
+class AttentionShape(NamedTuple):
     """What a model's attention looks like."""
 
     layers: int
@@ -72,16 +72,16 @@ class Shape(NamedTuple):
 class KVCache:
     """Keys and values, slot by slot; also the attention function of the model."""
 
-    def __init__(self, shape: Shape, slots: int, capacity: int, dtype: torch.dtype, device: str) -> None:
+    def __init__(self, shape: AttentionShape, slots: int, capacity: int, dtype: torch.dtype, device: str) -> None:
         self.heads, self.head_dim, self.capacity = shape.heads, shape.head_dim, capacity
         self._groups = shape.query_heads // shape.heads
         # Zeros, not whatever was there: a masked NaN is still a NaN.
         self._kv = torch.zeros(2 * shape.layers, slots, shape.heads, capacity, shape.head_dim, dtype=dtype, device=device)
-        self._batch: Batch
+        self._batch: BatchLayout
         self._masks: dict[int | None, tuple[Tensor | None, list[Tensor]]] = {}
         self._explicit = device == "cpu" and dtype != torch.float32
 
-    def begin(self, batch: Batch) -> None:
+    def begin(self, batch: BatchLayout) -> None:
         """The next forward pass computes `batch`."""
         self._batch = batch
         self._masks.clear()
@@ -138,12 +138,12 @@ class KVCache:
         if softcap is not None or s_aux is not None:
             raise NotImplementedError("attention with soft caps or sinks is not supported")
         scale = scaling if scaling is not None else self.head_dim**-0.5
-        decode_mask, stretch_masks = self._masks_for(sliding_window)
+        decode_mask, chunk_masks = self._masks_for(sliding_window)
         parts = []
         if decode_mask is not None:
             parts.append(self._decode(query[0], keys, values, decode_mask, scale))
-        for stretch, mask in zip(self._batch.stretches, stretch_masks, strict=True):
-            parts.append(self._prefill(query[0], keys, values, stretch, mask, scale))
+        for chunk, mask in zip(self._batch.chunks, chunk_masks, strict=True):
+            parts.append(self._prefill(query[0], keys, values, chunk, mask, scale))
         whole = parts[0] if len(parts) == 1 else torch.cat(parts)
         return whole.unsqueeze(0), None
 
@@ -163,8 +163,8 @@ class KVCache:
             out = out.index_select(0, self._rows)
         return out.reshape(rows, -1, self.head_dim)
 
-    def _prefill(self, query: Tensor, keys: Tensor, values: Tensor, stretch: Stretch, mask: Tensor, scale: float) -> Tensor:
-        slot, start, end, position = stretch
+    def _prefill(self, query: Tensor, keys: Tensor, values: Tensor, chunk: PrefillChunk, mask: Tensor, scale: float) -> Tensor:
+        slot, start, end, position = chunk
         length, reach = end - start, position + end - start
         q = query[:, start:end].reshape(1, self.heads, -1, self.head_dim)
         k, v = keys[slot : slot + 1, :, :reach], values[slot : slot + 1, :, :reach]
@@ -179,10 +179,10 @@ class KVCache:
         return torch.matmul(torch.softmax(weights, dim=-1, dtype=torch.float32).to(q.dtype), v)
 
     def _masks_for(self, window: int | None) -> tuple[Tensor | None, list[Tensor]]:
-        """Additive masks of the batch, made once for all layers: (rows, 1, 1, reach), and (queries, reach) a stretch."""
+        """Additive masks of the batch, made once for all layers: (rows, 1, 1, reach), and (queries, reach) a chunk."""
         if window not in self._masks:
             decode = self._decode_mask(window) if self._batch.decoding else None
-            self._masks[window] = decode, [self._stretch_mask(s, window) for s in self._batch.stretches]
+            self._masks[window] = decode, [self._chunk_mask(s, window) for s in self._batch.chunks]
         return self._masks[window]
 
     def _decode_mask(self, window: int | None) -> Tensor:
@@ -195,8 +195,8 @@ class KVCache:
             positions = spread
         return self._additive(positions, batch.decode_reach, window)[:, None, None]
 
-    def _stretch_mask(self, stretch: Stretch, window: int | None) -> Tensor:
-        positions = np.arange(stretch.position, stretch.position + stretch.end - stretch.start)
+    def _chunk_mask(self, chunk: PrefillChunk, window: int | None) -> Tensor:
+        positions = np.arange(chunk.position, chunk.position + chunk.end - chunk.start)
         mask = self._additive(positions, int(positions[-1]) + 1, window)
         return mask.repeat(self._groups, 1)
 

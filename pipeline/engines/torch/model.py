@@ -1,8 +1,7 @@
-"""Loading: a transformers model on its device, with the KV cache and the loop over it, or one clause on why not."""
+"""Loading: a transformers model on its device, ready to compute batches, or one clause on why not."""
 
 import os
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,38 +11,22 @@ from transformers.modeling_utils import AttentionInterface
 from pipeline.engine import Fact
 from pipeline.engines.cores import core_facts
 from pipeline.engines.process.wire import Setup
+from pipeline.engines.process.worker import CannotLoad
 from pipeline.engines.tokenizer import HFTokenizer
-from pipeline.engines.torch.cache import Batch, KVCache, Shape, Stretch
-from pipeline.engines.torch.loop import Loop
+from pipeline.engines.torch.cache import AttentionShape, BatchLayout, KVCache, PrefillChunk
+from pipeline.engines.torch.runner import BatchRunner, LoadedModel
 from pipeline.engines.torch.slots import Slots
-from pipeline.engines.torch.spec import TorchSpec
+from pipeline.engines.torch.spec import SMALL_PARAMETERS, TorchSpec
 from pipeline.errors import PipelineError
 
 _FIRST_CAPACITY = 256
 """Tokens a slot holds at first; it grows by doubling to what the longest sequence needs."""
-_SMALL_PARAMETERS = 20_000_000
-"""Below this a CPU has the weights in its caches, and float32 is faster and rounds less."""
 _ATTENTION = "pipeline"
 
 
-class CannotLoad(Exception):
-    """The model cannot be served, for the reason given."""
-
-
-class Loaded(NamedTuple):
-    """A model that is ready to serve."""
-
-    loop: Loop
-    decode: Callable[[Sequence[int]], str]
-    eos: frozenset[int]
-    vocab_size: int
-    facts: dict[str, Fact]
-
-
-def load(setup: Setup) -> Loaded:
+def load_model(setup: Setup) -> BatchRunner:
     """Load what `setup` names; raises `CannotLoad` when that is impossible here."""
-    spec = setup.spec
-    assert isinstance(spec, TorchSpec)
+    spec = setup.spec_as(TorchSpec)
     device = _device(spec)
     if device == "cpu":
         if setup.cores:
@@ -51,28 +34,16 @@ def load(setup: Setup) -> Loaded:
         torch.set_num_threads(spec.threads)
     try:
         tokenizer = HFTokenizer(setup.model, trust_remote_code=spec.trust_remote_code)
-        model = _model(setup.model, spec, device)
+        module = _module(setup.model, spec, device)
         with torch.inference_mode():
-            loop = _loop(model, spec, device)
+            runner = _runner(module, tokenizer, setup, spec)
     except PipelineError as error:
         raise CannotLoad(str(error)) from error
     except AttributeError as error:
         raise CannotLoad(f"it does not look like a decoder with ordinary attention ({_first_line(error)})") from error
     except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
         raise CannotLoad(_first_line(error)) from error
-    vocab_size = int(model.get_input_embeddings().num_embeddings)
-    eos = tokenizer.eos_ids | _generation_eos(model)
-    return Loaded(loop, tokenizer.decode, eos, vocab_size, _facts(setup, loop, device))
-
-
-def _facts(setup: Setup, loop: Loop, device: str) -> dict[str, Fact]:
-    """See `Engine.facts`; also torch's name of the device and the type of the weights."""
-    facts: dict[str, Fact] = {"answers": "model", "device": device, "dtype": str(loop.model.dtype).removeprefix("torch.")}
-    facts["kv_cache_tokens"] = len(loop.slots.length) * loop.max_model_len
-    if device == "cpu":
-        return facts | core_facts(setup.role, setup.cores, setup.spec.threads)
-    index = torch.device(device).index or 0
-    return facts | {"devices": (f"GPU {index}",), "device_model": torch.cuda.get_device_name(index), "accelerators": 1}
+    return runner
 
 
 def _device(spec: TorchSpec) -> str:
@@ -83,7 +54,7 @@ def _device(spec: TorchSpec) -> str:
     return spec.device
 
 
-def _model(name: str, spec: TorchSpec, device: str) -> Any:
+def _module(name: str, spec: TorchSpec, device: str) -> Any:
     options = {"trust_remote_code": spec.trust_remote_code, "attn_implementation": _ATTENTION}
     dtype = "auto" if spec.dtype == "auto" else getattr(torch, spec.dtype)
     # Until the cache exists, only its name must be known.
@@ -95,39 +66,58 @@ def _model(name: str, spec: TorchSpec, device: str) -> Any:
         model = AutoModelForCausalLM.from_config(config, dtype=dtype, **options)  # type: ignore[no-untyped-call]
     else:
         model = AutoModelForCausalLM.from_pretrained(name, dtype=dtype, **options)
-    if device == "cpu" and spec.dtype == "auto" and model.num_parameters() < _SMALL_PARAMETERS:
+    if device == "cpu" and spec.dtype == "auto" and model.num_parameters() < SMALL_PARAMETERS:
         model = model.float()
     return model.to(device).eval()
 
 
-def _loop(model: Any, spec: TorchSpec, device: str) -> Loop:
-    config = model.config.get_text_config()
+def _runner(module: Any, tokenizer: HFTokenizer, setup: Setup, spec: TorchSpec) -> BatchRunner:
+    config = module.config.get_text_config()
     longest = int(config.max_position_embeddings)
     if spec.max_model_len is not None and spec.max_model_len > longest:
         raise CannotLoad(f"max_model_len is {spec.max_model_len}, but the model was made for {longest} tokens")
-    max_model_len = spec.max_model_len or longest
+    max_model_len, slots = spec.max_model_len or longest, spec.kv_cache_slots or 2 * spec.max_num_seqs
     capacity = min(_FIRST_CAPACITY, max_model_len)
-    slots = spec.kv_cache_slots or 2 * spec.max_num_seqs
+    cache = KVCache(_attention(config), slots, capacity, module.dtype, str(module.device))
+    AttentionInterface.register(_ATTENTION, cache.attend)
+    _warm_up(module, cache)
+    model = LoadedModel(
+        module=module,
+        decode=tokenizer.decode,
+        eos_ids=tokenizer.eos_ids | _generation_eos(module),
+        max_model_len=max_model_len,
+        vocab_size=int(module.get_input_embeddings().num_embeddings),
+        facts=_facts(module, setup, spec) | {"kv_cache_tokens": slots * max_model_len},
+    )
+    return BatchRunner(model, cache, Slots(slots, capacity), spec)
+
+
+def _attention(config: Any) -> AttentionShape:
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    shape = Shape(config.num_hidden_layers, config.num_attention_heads, heads, head_dim)
-    cache = KVCache(shape, slots, capacity, model.dtype, device)
-    AttentionInterface.register(_ATTENTION, cache.attend)
-    _warm_up(model, cache, device)
-    book = Slots(slots, capacity)
-    return Loop(model, cache, book, spec, max_model_len)
+    return AttentionShape(config.num_hidden_layers, config.num_attention_heads, heads, head_dim)
 
 
-def _warm_up(model: Any, cache: KVCache, device: str) -> None:
+def _facts(module: Any, setup: Setup, spec: TorchSpec) -> dict[str, Fact]:
+    """See `Engine.facts`; also torch's name of the device and the type of the weights."""
+    device: torch.device = module.device
+    facts: dict[str, Fact] = {"answers": "model", "device": str(device), "dtype": str(module.dtype).removeprefix("torch.")}
+    if device.type == "cpu":
+        return facts | core_facts(setup.role, setup.cores, spec.threads)
+    index = device.index or 0
+    return facts | {"devices": (f"GPU {index}",), "device_model": torch.cuda.get_device_name(index), "accelerators": 1}
+
+
+def _warm_up(module: Any, cache: KVCache) -> None:
     """Compute two tokens, so that a model whose attention is not supported fails now; nothing remembers them."""
     positions = np.arange(2)
-    cache.begin(Batch(np.zeros(2, dtype=np.int64), positions, 0, [Stretch(0, 0, 2, 0)]))
-    at = torch.from_numpy(positions).to(device)[None]
-    model(input_ids=at, position_ids=at, past_key_values=cache, use_cache=True)
+    cache.begin(BatchLayout(np.zeros(2, dtype=np.int64), positions, 0, [PrefillChunk(0, 0, 2, 0)]))
+    at = torch.from_numpy(positions).to(module.device)[None]
+    module(input_ids=at, position_ids=at, past_key_values=cache, use_cache=True)
 
 
-def _generation_eos(model: Any) -> frozenset[int]:
-    eos = getattr(model.generation_config, "eos_token_id", None)
+def _generation_eos(module: Any) -> frozenset[int]:
+    eos = getattr(module.generation_config, "eos_token_id", None)
     return frozenset() if eos is None else frozenset([eos] if isinstance(eos, int) else eos)
 
 

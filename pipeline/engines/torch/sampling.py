@@ -30,7 +30,7 @@ def uniforms(keys: NDArray[np.uint64], positions: NDArray[np.uint64]) -> NDArray
     return bits * np.float32(2**-24)
 
 
-class Draws(NamedTuple):
+class SamplingParams(NamedTuple):
     """How each row is sampled; all arrays have one entry a row."""
 
     temperature: NDArray[np.float32]
@@ -38,31 +38,31 @@ class Draws(NamedTuple):
     keys: NDArray[np.uint64]
     positions: NDArray[np.uint64]
 
-    def take(self, rows: NDArray[np.intp]) -> "Draws":
+    def take(self, rows: NDArray[np.intp]) -> "SamplingParams":
         """Those of some rows."""
-        return Draws(self.temperature[rows], self.top_p[rows], self.keys[rows], self.positions[rows])
+        return SamplingParams(self.temperature[rows], self.top_p[rows], self.keys[rows], self.positions[rows])
 
 
-def sample(logits: Tensor, draws: Draws) -> Tensor:
+def sample(logits: Tensor, params: SamplingParams) -> Tensor:
     """One token for each row of `logits` (rows, vocabulary), float32."""
     greedy = logits.argmax(dim=-1)
-    warm = np.flatnonzero(draws.temperature)
+    warm = np.flatnonzero(params.temperature)
     if not len(warm):
         return greedy
     if len(warm) == len(greedy):
-        return _draw(logits, draws)
+        return _draw(logits, params)
     rows = torch.from_numpy(warm).to(logits.device)
-    drawn = _draw(logits.index_select(0, rows), draws.take(warm))
+    drawn = _draw(logits.index_select(0, rows), params.take(warm))
     return greedy.index_copy_(0, rows, drawn)
 
 
-def _draw(logits: Tensor, draws: Draws) -> Tensor:
-    temperature = torch.from_numpy(draws.temperature).to(logits.device)[:, None]
+def _draw(logits: Tensor, params: SamplingParams) -> Tensor:
+    temperature = torch.from_numpy(params.temperature).to(logits.device)[:, None]
     probabilities = torch.softmax(logits / temperature, dim=-1)
-    if (draws.top_p < 1).any():
-        probabilities = _nucleus(probabilities, torch.from_numpy(draws.top_p).to(logits.device)[:, None])
+    if (params.top_p < 1).any():
+        probabilities = _nucleus(probabilities, torch.from_numpy(params.top_p).to(logits.device)[:, None])
     cumulative = probabilities.cumsum(dim=-1)
-    at = torch.from_numpy(uniforms(draws.keys, draws.positions)).to(logits.device)[:, None] * cumulative[:, -1:]
+    at = torch.from_numpy(uniforms(params.keys, params.positions)).to(logits.device)[:, None] * cumulative[:, -1:]
     drawn = torch.searchsorted(cumulative, at, right=True).squeeze(1)
     # Rounding may carry the number to the very end, where tokens of no probability stand.
     return torch.where(at.squeeze(1) < cumulative[:, -1], drawn, probabilities.argmax(dim=-1))

@@ -6,6 +6,9 @@ from msgspec import Meta
 
 from pipeline.graph.spec import RestartableSpec
 
+SMALL_PARAMETERS = 20_000_000
+"""Below this a CPU has the weights in its caches, and float32 is faster and rounds less."""
+
 
 class TorchSpec(RestartableSpec, frozen=True, kw_only=True, tag="torch"):
     """A transformers model under this package's continuous-batching loop, in a worker process of its own."""

@@ -1,23 +1,27 @@
 """Engine `vllm` as the main process knows it: vLLM's `AsyncLLM` in a worker process for each role.
 
 vLLM's front end (token handling, output processing, its logs, environment variables and signal handlers) stays out of
-the main process, which would share one interpreter lock with it. Nothing of vLLM is imported here; `vllm_worker` is
-the other side.
+the main process, which would share one interpreter lock with it. Nothing of vLLM is imported here; `worker` is the
+other side.
 """
 
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from functools import partial
+
+from msgspec import structs
 
 from pipeline.engine import Backend
 from pipeline.engines.cores import Wish, share_cores
 from pipeline.engines.models import resolve
 from pipeline.engines.process.engine import WorkerEngine, open_workers
-from pipeline.engines.process.process import Program
 from pipeline.engines.process.wire import Setup
-from pipeline.engines.vllm import memory as vllm_memory
-from pipeline.engines.vllm.plan import build, devices_of
+from pipeline.engines.tokenizer import HFTokenizer
+from pipeline.engines.vllm.check import check, examine_vllm, vllm_available
+from pipeline.engines.vllm.memory_plan import build, devices_of
 from pipeline.engines.vllm.spec import VllmSpec
 from pipeline.machine import Machine, look
+from pipeline.worker_process import Program
 
 _SHUTDOWN_S = 15.0
 """vLLM frees shared memory and its own processes when it shuts down."""
@@ -31,16 +35,18 @@ async def open_vllm(specs: Mapping[str, VllmSpec]) -> AsyncIterator[Mapping[str,
     cannot be loaded; `EngineDead` when a worker dies while loading.
     """
     machine = look()
-    vllm_memory.check(specs, machine)
+    check(specs, machine)
     on_cpu = build(machine) == "cpu"
     wishes = {role: Wish(spec.core, spec.threads, on_cpu) for role, spec in specs.items()}
     cores = share_cores(wishes, machine.cores)
-    engines = {
-        role: WorkerEngine(setup(role, spec, cores[role]), program(spec, cores[role] if on_cpu else None, machine))
-        for role, spec in specs.items()
-    }
+    programs = {role: program(spec, cores[role] if on_cpu else None, machine) for role, spec in specs.items()}
+    engines = {role: _engine(setup(role, spec, cores[role]), spec, programs[role]) for role, spec in specs.items()}
     async with open_workers(_queues(specs, engines, on_cpu)) as opened:
         yield opened
+
+
+def _engine(setup: Setup, spec: VllmSpec, program: Program) -> WorkerEngine:
+    return WorkerEngine(setup, program, partial(HFTokenizer, setup.model, trust_remote_code=spec.trust_remote_code))
 
 
 def _queues(specs: Mapping[str, VllmSpec], engines: Mapping[str, WorkerEngine], on_cpu: bool) -> list[list[WorkerEngine]]:
@@ -57,9 +63,10 @@ def _queues(specs: Mapping[str, VllmSpec], engines: Mapping[str, WorkerEngine], 
 
 def setup(role: str, spec: VllmSpec, cores: tuple[int, ...]) -> Setup:
     """What the worker of `role` is told."""
-    speculative = spec.speculative_config
-    draft_model = resolve(role, speculative.model) if speculative and speculative.model else None
-    return Setup(role, spec, resolve(role, spec.model), cores, draft_model)
+    inner = spec.speculative_config
+    if inner is not None and inner.model is not None:
+        spec = structs.replace(spec, speculative_config=structs.replace(inner, model=resolve(role, inner.model)))
+    return Setup.of(role, spec, resolve(role, spec.model), cores)
 
 
 def program(spec: VllmSpec, cores: tuple[int, ...] | None, machine: Machine) -> Program:
@@ -83,4 +90,4 @@ def program(spec: VllmSpec, cores: tuple[int, ...] | None, machine: Machine) -> 
     )
 
 
-BACKEND = Backend(spec=VllmSpec, open=open_vllm, available=vllm_memory.vllm_available, examine=vllm_memory.examine_vllm)
+BACKEND = Backend(spec=VllmSpec, open=open_vllm, available=vllm_available, examine=examine_vllm)

@@ -1,4 +1,4 @@
-"""What vLLM's CPU build gets wrong and its processes mend before they start. Does nothing where there is a GPU."""
+"""A defect of vLLM's CPU build, and the function that its processes put in its place before they start. Nothing changes on a GPU."""
 
 from contextlib import suppress
 from typing import Any
@@ -8,7 +8,7 @@ import torch
 _KERNEL = "_expand_kernel_impl"
 
 
-def mend() -> None:
+def apply_cpu_patch() -> None:
     """Replace the kernel that spreads temperature and top-p over speculated tokens.
 
     vLLM 0.32's own converts both tensors to integers and fills the copy of the output, so that every sampled token under

@@ -22,7 +22,7 @@ class SpeculativeSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class VllmSpec(RestartableSpec, frozen=True, kw_only=True, tag="vllm"):
-    """vLLM's `AsyncLLM`, in a worker process of its own; needs the extra `pipeline[vllm]` or, without a GPU, vLLM's CPU build."""
+    """vLLM's `AsyncLLM`, in a worker process of its own; needs the extra `vllm` or, without a GPU, vLLM's CPU build."""
 
     model: str
     """A folder, a hub name, or `bundled:NAME` for a model that comes with the package."""

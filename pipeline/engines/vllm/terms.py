@@ -13,7 +13,6 @@ from vllm.v1.engine.exceptions import EngineGenerateError
 from vllm.v1.metrics.loggers import StatLoggerBase
 
 from pipeline.engine import Candidate, Completion, FinishReason, Request, Timing, Usage
-from pipeline.engines.process.wire import Setup
 from pipeline.engines.tokenizer import count_through_stop
 from pipeline.engines.vllm.spec import SpeculativeSpec, VllmSpec
 
@@ -39,13 +38,11 @@ REFUSALS: tuple[type[Exception], ...] = (ValueError, EngineGenerateError, *_clie
 Decode = Callable[[Sequence[int]], str]
 
 
-def arguments(setup: Setup, *, on_cpu: bool) -> dict[str, Any]:
-    """The `AsyncEngineArgs` of a spec; what it leaves open is vLLM's choice."""
-    spec = setup.spec
-    assert isinstance(spec, VllmSpec)
+def arguments(role: str, spec: VllmSpec, model: str, *, on_cpu: bool) -> dict[str, Any]:
+    """The `AsyncEngineArgs` of a spec whose model is found at `model`; what it leaves open is vLLM's choice."""
     chosen: dict[str, Any] = {
-        "model": setup.model,
-        "served_model_name": setup.role,
+        "model": model,
+        "served_model_name": role,
         "dtype": spec.dtype,
         "quantization": spec.quantization,
         "load_format": spec.load_format,
@@ -61,7 +58,7 @@ def arguments(setup: Setup, *, on_cpu: bool) -> dict[str, Any]:
         "enforce_eager": on_cpu if spec.enforce_eager is None else spec.enforce_eager,
         "enable_lora": True if spec.lora_path else None,
         "max_lora_rank": _lora_rank(spec.lora_path),
-        "speculative_config": _speculation(spec.speculative_config, setup.draft_model),
+        "speculative_config": _speculation(spec.speculative_config),
         "trust_remote_code": spec.trust_remote_code,
         "scheduling_policy": "priority",
         "max_logprobs": MAX_LOGPROBS,
@@ -91,13 +88,13 @@ def _cache_bytes(spec: VllmSpec, on_cpu: bool) -> int | None:
     return None if gib is None else round(gib * (1 << 30))
 
 
-def _speculation(spec: SpeculativeSpec | None, draft_model: str | None) -> dict[str, Any] | None:
+def _speculation(spec: SpeculativeSpec | None) -> dict[str, Any] | None:
     if spec is None:
         return None
     terms: dict[str, Any] = {"method": spec.method, "num_speculative_tokens": spec.num_speculative_tokens}
     if spec.method == "ngram":
         return terms | {"prompt_lookup_max": spec.prompt_lookup_max, "prompt_lookup_min": spec.prompt_lookup_min}
-    return terms | {"model": draft_model}
+    return terms | {"model": spec.model}
 
 
 def sampling_params(request: Request, max_model_len: int, *, speculates: bool) -> SamplingParams:

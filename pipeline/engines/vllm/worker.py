@@ -1,13 +1,11 @@
 """The worker process of engine `vllm`: one `AsyncLLM`, fed from the socket until the socket closes.
 
-Started by `pipeline.engines.vllm.backend` as `python -m pipeline.engines.vllm_worker FD`; `AsyncLLM` starts processes of its own.
-This and `vllm_terms` are the only modules that know vLLM.
+Started by `pipeline.engines.vllm.backend` as `python -m pipeline.engines.vllm.worker FD`; `AsyncLLM` starts processes of its own.
+This, `terms` and `cpu_patch` are the only modules that know vLLM.
 """
 
 import asyncio
 import os
-import signal
-import socket
 import sys
 import time
 import traceback
@@ -16,15 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline.engine import Completion, EngineStatistics, Fact, Request, Speculation
 from pipeline.engines.meter import UsageMeter
-from pipeline.engines.process.parent import Line
-from pipeline.engines.process.wire import Abort, Failed, Forget, Forgotten, Ready, Report, Setup, Submit
+from pipeline.engines.process.wire import Abort, Failed, PrefixCacheIsEmpty, Ready, Report, ResetPrefixCache, Setup, Submit
+from pipeline.engines.process.worker import REPORT_EVERY_S, ParentConnection
 
 if TYPE_CHECKING:
     from vllm.v1.engine.async_llm import AsyncLLM
 
-
-_REPORT_EVERY_S = 0.25
-"""Counters are sent at least this often while anything is computed: the main process takes silence for a death."""
+    from pipeline.engines.vllm.spec import VllmSpec
 
 
 class Gauges:
@@ -65,44 +61,44 @@ class Gauges:
         )
 
 
-class Desk:
-    """Passes requests on to the engine, and completions and counters back."""
+class VllmServer:
+    """Passes requests on to an `AsyncLLM`, and completions and counters back."""
 
-    def __init__(self, engine: "AsyncLLM", setup: Setup, gauges: Gauges) -> None:
+    def __init__(self, engine: "AsyncLLM", spec: "VllmSpec", model: str, gauges: Gauges) -> None:
         from pipeline.engines.tokenizer import HFTokenizer
         from pipeline.engines.vllm import terms as vllm_terms
 
         self._engine, self._gauges, self._terms = engine, gauges, vllm_terms
-        self._tokenizer = HFTokenizer(setup.model, trust_remote_code=setup.spec.trust_remote_code)
-        self._lora = _lora(setup)
-        self._speculates = setup.spec.speculative_config is not None  # type: ignore[union-attr]
+        self._tokenizer = HFTokenizer(model, trust_remote_code=spec.trust_remote_code)
+        self._lora = _lora(spec)
+        self._speculates = spec.speculative_config is not None
         self.max_model_len = int(engine.model_config.max_model_len)
         self.vocab_size = int(engine.model_config.get_vocab_size())
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._meter = UsageMeter()
         self._busy_s = self._busy_since = self._reported_s = 0.0
-        gauges.on_iteration = self._tell
+        gauges.on_iteration = self._iterated
 
-    async def serve(self, line: Line) -> None:
+    async def serve(self, connection: ParentConnection) -> None:
         """Until the main process closes the socket."""
         loop, closed = asyncio.get_running_loop(), asyncio.Event()
-        self._line = line
+        self._connection = connection
         async with asyncio.TaskGroup() as tasks:
 
-            def hear() -> None:
-                for message in line.receive(wait=True):
+            def take() -> None:
+                for message in connection.receive(wait=True):
                     if isinstance(message, Submit):
                         self._begin()
                         self._tasks[message.number] = tasks.create_task(self._answer(message.number, message.request))
                     elif isinstance(message, Abort) and message.number in self._tasks:
                         self._tasks[message.number].cancel()
-                    elif isinstance(message, Forget):
-                        tasks.create_task(self._forget())
-                if line.closed:
-                    loop.remove_reader(line.socket)
+                    elif isinstance(message, ResetPrefixCache):
+                        tasks.create_task(self._reset_prefix_cache())
+                if connection.closed:
+                    loop.remove_reader(connection.socket)
                     closed.set()
 
-            loop.add_reader(line.socket, hear)
+            loop.add_reader(connection.socket, take)
             await closed.wait()
             for task in self._tasks.values():
                 task.cancel()
@@ -122,18 +118,18 @@ class Desk:
             self._end()
             self._report(done, refused)
 
-    async def _forget(self) -> None:
+    async def _reset_prefix_cache(self) -> None:
         await self._engine.reset_prefix_cache()
-        self._line.send(Forgotten())
+        self._connection.send(PrefixCacheIsEmpty())
 
-    def _tell(self) -> None:
+    def _iterated(self) -> None:
         """An iteration is over: report, unless that was done a moment ago."""
-        if self._tasks and self._gauges.last_s - self._reported_s >= _REPORT_EVERY_S:
+        if self._tasks and self._gauges.last_s - self._reported_s >= REPORT_EVERY_S:
             self._report([], [])
 
     def _report(self, done: list[tuple[int, Completion]], refused: list[tuple[int, str]]) -> None:
         self._reported_s = time.monotonic()
-        self._line.send(Report(self.statistics(), done, refused))
+        self._connection.send(Report(self.statistics(), done, refused))
 
     async def _generate(self, number: int, request: Request) -> Any:
         """The final output; vLLM aborts the request if this task is cancelled."""
@@ -171,29 +167,31 @@ class Desk:
         return max(0.0, self._gauges.last_s - self._busy_since)
 
 
-def load(setup: Setup, gauges: Gauges) -> "AsyncLLM":
-    """Start vLLM with this model; raises what vLLM raises."""
+def load(setup: Setup, spec: "VllmSpec", gauges: Gauges) -> "AsyncLLM":
+    """Start vLLM with the model of `setup`; raises what vLLM raises."""
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.platforms import current_platform
     from vllm.v1.engine.async_llm import AsyncLLM
 
     from pipeline.engines.vllm.terms import arguments, stat_logger
 
-    options = arguments(setup, on_cpu=current_platform.is_cpu())
+    options = arguments(setup.role, spec, setup.model, on_cpu=current_platform.is_cpu())
     return AsyncLLM.from_engine_args(AsyncEngineArgs(**options), stat_loggers=[stat_logger(gauges)])
 
 
-def facts(engine: "AsyncLLM", setup: Setup) -> dict[str, Fact]:
+def facts(engine: "AsyncLLM", setup: Setup, spec: "VllmSpec") -> dict[str, Fact]:
     """See `Engine.facts`; also vLLM's version and what it chose by itself."""
     from vllm import __version__
     from vllm.platforms import current_platform
+
+    from pipeline.engines.cores import core_facts
 
     config = engine.vllm_config
     cache = config.cache_config
     device = str(current_platform.get_device_name())
     return {
         "answers": "model",
-        **(_core_facts(setup) if current_platform.is_cpu() else _gpu_facts(setup, device)),
+        **(core_facts(setup.role, setup.cores, spec.threads) if current_platform.is_cpu() else _gpu_facts(spec, device)),
         "vllm": __version__,
         "device": device,
         "dtype": str(config.model_config.dtype).removeprefix("torch."),
@@ -203,62 +201,54 @@ def facts(engine: "AsyncLLM", setup: Setup) -> dict[str, Fact]:
     }
 
 
-def _core_facts(setup: Setup) -> dict[str, Fact]:
-    from pipeline.engines.cores import core_facts
+def _gpu_facts(spec: "VllmSpec", model: str) -> dict[str, Fact]:
+    from pipeline.engines.vllm.memory_plan import devices_of
 
-    return core_facts(setup.role, setup.cores, setup.spec.threads)
-
-
-def _gpu_facts(setup: Setup, model: str) -> dict[str, Fact]:
-    from pipeline.engines.vllm.plan import devices_of
-    from pipeline.engines.vllm.spec import VllmSpec
-
-    assert isinstance(setup.spec, VllmSpec)
-    devices = tuple(f"GPU {number}" for number in devices_of(setup.spec))
+    devices = tuple(f"GPU {number}" for number in devices_of(spec))
     return {"devices": devices, "device_model": model, "accelerators": len(devices)}
 
 
-def _lora(setup: Setup) -> Any:
-    if not setup.spec.lora_path:  # type: ignore[union-attr]
+def _lora(spec: "VllmSpec") -> Any:
+    if not spec.lora_path:
         return None
     from vllm.lora.request import LoRARequest
 
-    return LoRARequest("lora", 1, setup.spec.lora_path)  # type: ignore[union-attr]
+    return LoRARequest("lora", 1, spec.lora_path)
 
 
-async def work(line: Line, setup: Setup) -> None:
+async def work(connection: ParentConnection, setup: Setup) -> None:
     """Load, answer requests, and shut vLLM down in the end."""
-    gauges = Gauges()
+    from pipeline.engines.vllm.spec import VllmSpec
+
+    spec, gauges = setup.spec_as(VllmSpec), Gauges()
     try:
-        engine = load(setup, gauges)
-        desk = Desk(engine, setup, gauges)
+        engine = load(setup, spec, gauges)
+        server = VllmServer(engine, spec, setup.model, gauges)
     except Exception as error:
         traceback.print_exc()
         text = str(error).strip()
-        line.send(Failed(None if not text or "root cause" in text else text.splitlines()[0]))
+        connection.send(Failed(None if not text or "root cause" in text else text.splitlines()[0]))
         return
-    line.send(Ready(desk.max_model_len, desk.vocab_size, facts(engine, setup)))
+    connection.send(Ready(server.max_model_len, server.vocab_size, facts(engine, setup, spec)))
     try:
-        await desk.serve(line)
+        await server.serve(connection)
     finally:
         engine.shutdown()
 
 
 def main() -> None:
-    """Entry point of the process; its argument is the socket's file descriptor."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    sock = socket.socket(fileno=int(sys.argv[1]))
-    os.register_at_fork(after_in_child=sock.close)  # in vLLM's processes it would outlive this one
-    line = Line(sock, farewell=True)
-    setup = line.first()
-    if isinstance(setup, Setup):
-        asyncio.run(work(line, setup))
+    """Entry point of the process."""
+    connection = ParentConnection(exit_on_close=False)
+    os.register_at_fork(after_in_child=connection.socket.close)  # in vLLM's processes it would outlive this one
+    setup = connection.setup()
+    if setup is not None:
+        asyncio.run(work(connection, setup))
 
 
 if __name__ == "__mp_main__":  # one of the processes that vLLM spawns; they load this module first
-    from pipeline.engines.vllm.cpu_patch import mend
+    from pipeline.engines.vllm.cpu_patch import apply_cpu_patch
 
-    mend()
+    apply_cpu_patch()
 if __name__ == "__main__":
     try:
         main()

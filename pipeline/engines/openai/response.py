@@ -1,18 +1,18 @@
-"""The completion out of a server's answers.
+"""What a completions endpoint answers, as far as it is used (vLLM, SGLang, llama.cpp and hosted ones), and the completion out of it.
 
-A `Completion` leaves, or `Malformed` says what is wrong with an answer: fewer candidates than asked for, log probabilities
-that are missing, a token that was never an option. Pure.
+Bytes enter, a `Completion` leaves, or `Malformed` says what is wrong with the answer: fewer candidates than asked for, log
+probabilities that are missing, a token that was never an option. Pure.
 """
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
-from msgspec import UNSET, UnsetType
+import msgspec
+from msgspec import UNSET, Meta, Struct, UnsetType
 
 from pipeline.engine import Candidate, Completion, FinishReason, Request, Timing, Tokenizer, Usage
-from pipeline.engines.openai.answers import Aborted, Answer, Choice, Malformed, Used
-from pipeline.engines.openai.terms import Capabilities, stop_texts
+from pipeline.engines.openai.request import Capabilities, stop_texts
 from pipeline.engines.tokenizer import count_through_stop
 
 _LEAST_LOGPROB = -9998.0
@@ -20,7 +20,112 @@ _LEAST_LOGPROB = -9998.0
 _ID_LABEL = "token_id:"
 
 
-def completion_of(request: Request, answers: Sequence[Answer], can: Capabilities, tokenizer: Tokenizer) -> Completion:
+class Malformed(Exception):
+    """The answer is not one to the request; the text says why."""
+
+
+class Aborted(Exception):
+    """The server gave the request up: it may be sent again."""
+
+
+class TokenLogprob(Struct, frozen=True):
+    """A token in the newer form of log probabilities, which llama.cpp gives."""
+
+    logprob: float | None = None
+    token: str = ""
+    id: int | None = None
+    top_logprobs: "tuple[TokenLogprob, ...]" = ()
+
+
+class Logprobs(Struct, frozen=True):
+    """Log probabilities of a choice, in either form."""
+
+    tokens: tuple[str | None, ...] | None = None
+    token_logprobs: tuple[float | None, ...] | None = None
+    top_logprobs: tuple[dict[str, float | None] | None, ...] | None = None
+    content: tuple[TokenLogprob, ...] | None = None
+
+
+class PromptLogprob(Struct, frozen=True):
+    """vLLM: one of the tokens at one place of the prompt."""
+
+    logprob: float
+
+
+class Choice(Struct, frozen=True):
+    """One candidate, as it came."""
+
+    index: int | None = None
+    text: str | None = None
+    finish_reason: str | None = None
+    token_ids: tuple[Annotated[int, Meta(ge=0, lt=1 << 31)], ...] | None = None
+    logprobs: Logprobs | None = None
+    stop_reason: str | int | UnsetType | None = UNSET
+    """vLLM: which stop ended it; None for an end of sequence."""
+    matched_stop: str | int | UnsetType | None = UNSET
+    """SGLang: the same, but an end of sequence is named too."""
+    prompt_logprobs: tuple[dict[str, PromptLogprob] | None, ...] | None = None
+
+    @property
+    def reported_stop(self) -> str | int | UnsetType | None:
+        """Which stop ended it, as far as the server says."""
+        return self.matched_stop if self.stop_reason is UNSET else self.stop_reason
+
+
+class PromptDetails(Struct, frozen=True):
+    """Of the prompt's tokens, those that were in the prefix cache."""
+
+    cached_tokens: int | None = None
+
+
+class UsageBody(Struct, frozen=True):
+    """Tokens of one answer."""
+
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    prompt_tokens_details: PromptDetails | None = None
+
+
+class Metrics(Struct, frozen=True):
+    """vLLM's times of one request, where it is started with `--enable-per-request-metrics`."""
+
+    time_to_first_token_ms: float | None = None
+    generation_time_ms: float | None = None
+    queue_time_ms: float | None = None
+
+
+class Timings(Struct, frozen=True):
+    """llama.cpp's times of one request."""
+
+    prompt_ms: float | None = None
+    predicted_ms: float | None = None
+
+
+class ResponseBody(Struct, frozen=True):
+    """The body of an answer; what is not used is not decoded."""
+
+    choices: tuple[Choice, ...]
+    usage: UsageBody | None = None
+    system_fingerprint: str | None = None
+    metrics: Metrics | None = None
+    timings: Timings | None = None
+
+
+_decode_answer = msgspec.json.Decoder(ResponseBody).decode
+
+
+def decode_response(content: bytes) -> ResponseBody:
+    """Decode an answer; raises `Malformed` for JSON that is none, `Aborted` for what is not JSON: it was cut short."""
+    try:
+        return _decode_answer(content)
+    except msgspec.ValidationError as error:
+        flaw = f"is not a completion: {error}"
+    except msgspec.DecodeError as error:
+        raise Aborted(f"sent an answer that is not JSON: {error}") from None
+    raise Malformed(flaw)
+
+
+def completion_of(request: Request, answers: Sequence[ResponseBody], can: Capabilities, tokenizer: Tokenizer) -> Completion:
     """The completion out of the answers to the bodies of `request`; raises `Malformed` or `Aborted`."""
     asked = 1 if request.temperature == 0 else request.n
     choices = [choice for answer in answers for choice in _choices(answer, asked // len(answers))]
@@ -36,7 +141,7 @@ def completion_of(request: Request, answers: Sequence[Answer], can: Capabilities
     return Completion(candidates=tuple(candidates), usage=usage, timing=_timing(answers))
 
 
-def _choices(answer: Answer, asked: int) -> list[Choice]:
+def _choices(answer: ResponseBody, asked: int) -> list[Choice]:
     """The `asked` choices in the order of their index, each of them ended as it should."""
     if len(answer.choices) != asked:
         raise Malformed(f"has {len(answer.choices)} choices, not {asked}")
@@ -81,12 +186,12 @@ def _end_of_ids(request: Request, choice: Choice, ids: Sequence[int], tokenizer:
         return len(ids), "length", None
     if ids and ids[-1] in request.stop_ids:
         return len(ids), "stop", ids[-1]
-    told = choice.told
-    if not isinstance(told, str):
+    reported = choice.reported_stop
+    if not isinstance(reported, str):
         return max(0, len(ids) - 1), "stop", None
-    if told not in request.stop:
-        raise Malformed(f"ended a candidate at {told!r}, which was not asked for")
-    return count_through_stop(ids, told, tokenizer.decode), "stop", told
+    if reported not in request.stop:
+        raise Malformed(f"ended a candidate at {reported!r}, which was not asked for")
+    return count_through_stop(ids, reported, tokenizer.decode), "stop", reported
 
 
 # Text came back.
@@ -122,7 +227,7 @@ def _end_of_text(
         return text[:kept], "stop", found.reason
     if choice.finish_reason == "length":
         return text, "length", None
-    trimmed = _trimmed(choice.told, stops, stop_texts(request, can, tokenizer))
+    trimmed = _trimmed(choice.reported_stop, stops, stop_texts(request, can, tokenizer))
     return text + (trimmed or ""), "stop", stops.get(trimmed) if trimmed else None
 
 
@@ -140,15 +245,15 @@ def _found(text: str, stops: dict[str, str | int | None]) -> Iterator[_End]:
             yield _End(start, start + len(stop), reason)
 
 
-def _trimmed(told: str | int | UnsetType | None, stops: dict[str, str | int | None], sent: Sequence[str]) -> str | None:
+def _trimmed(reported: str | int | UnsetType | None, stops: dict[str, str | int | None], sent: Sequence[str]) -> str | None:
     """The stop that the server took off the end; one that says nothing took off the one it was sent."""
-    if told is UNSET:
+    if reported is UNSET:
         return sent[0] if sent else None
-    if isinstance(told, str):
-        if told not in stops:
-            raise Malformed(f"ended a candidate at {told!r}, which was not asked for")
-        return told
-    return next((stop for stop, reason in stops.items() if told is not None and reason == told), None)
+    if isinstance(reported, str):
+        if reported not in stops:
+            raise Malformed(f"ended a candidate at {reported!r}, which was not asked for")
+        return reported
+    return next((stop for stop, reason in stops.items() if reported is not None and reason == reported), None)
 
 
 # Log probabilities.
@@ -217,9 +322,9 @@ def _scored(request: Request, choice: Choice) -> tuple[float, ...]:
 # Counts and times.
 
 
-def _usage(request: Request, answers: Sequence[Answer], sampled: int) -> Usage:
+def _usage(request: Request, answers: Sequence[ResponseBody], sampled: int) -> Usage:
     """The server's counts; where it gives none, what is in our hands. The prompt counts once, however often it was sent."""
-    used = [answer.usage or Used() for answer in answers]
+    used = [answer.usage or UsageBody() for answer in answers]
     input_tokens = used[0].prompt_tokens or len(request.prompt_ids) + len(request.scored_ids)
     details = [one.prompt_tokens_details for one in used]
     cached = max((one.cached_tokens or 0 for one in details if one is not None), default=0)
@@ -232,7 +337,7 @@ def _usage(request: Request, answers: Sequence[Answer], sampled: int) -> Usage:
     )
 
 
-def _timing(answers: Sequence[Answer]) -> Timing:
+def _timing(answers: Sequence[ResponseBody]) -> Timing:
     """What vLLM or llama.cpp says of its own clock."""
     if len(answers) != 1:
         return Timing()

@@ -1,13 +1,15 @@
-"""Requests inside the worker: who goes next, how far each candidate is, when it ends. Neither torch nor time is known here."""
+"""Requests inside the worker: who goes next, how far each candidate is, when it ends. Neither torch nor a clock is known here."""
 
 import heapq
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import numpy as np
 
 from pipeline.engine import Candidate, Completion, FinishReason, Request, Timing, Usage
 from pipeline.engines.torch.sampling import stream_key
 
+Decode = Callable[[list[int]], str]
+"""Text of token ids."""
 _OLDEST_EVERY = 8
 """One admission in so many goes to the oldest request, whatever its priority, so that none waits for ever."""
 
@@ -15,7 +17,7 @@ _OLDEST_EVERY = 8
 class Stops:
     """Which tokens end a candidate. One for each set of stop strings and ids, because it remembers about tokens."""
 
-    def __init__(self, strings: tuple[str, ...], ids: tuple[int, ...], eos: frozenset[int], decode: Callable[[Sequence[int]], str]) -> None:
+    def __init__(self, strings: tuple[str, ...], ids: tuple[int, ...], eos: frozenset[int], decode: Decode) -> None:
         self._strings, self._ids, self._eos, self._decode = strings, frozenset(ids), eos, decode
         self._last = {text[-1] for text in strings}
         self._longest = max(map(len, strings), default=0)
@@ -57,43 +59,43 @@ class Stops:
         return text if count >= len(ids) else self._decode(ids[-count - 1 :])
 
 
-class Writing:
-    """One candidate while it is written, in a KV slot."""
+class Sequence:
+    """One candidate while it is generated, in a slot of the KV cache."""
 
-    __slots__ = ("ids", "index", "job", "key", "logprob", "slot")
+    __slots__ = ("ids", "index", "key", "logprob", "slot", "state")
 
-    def __init__(self, job: "Job", index: int, slot: int) -> None:
-        self.job, self.index, self.slot = job, index, slot
-        self.key = stream_key(job.request.seed, index)
+    def __init__(self, state: "RequestState", index: int, slot: int) -> None:
+        self.state, self.index, self.slot = state, index, slot
+        self.key = stream_key(state.request.seed, index)
         self.ids: list[int] = []
         self.logprob = 0.0
 
     @property
     def position(self) -> int:
         """Where the newest token, not yet computed, belongs."""
-        return len(self.job.prompt) + len(self.ids) - 1
+        return len(self.state.prompt) + len(self.ids) - 1
 
     def push(self, token: int, logprob: float) -> bool:
-        """Append a sampled token; True when the candidate has ended, and then it is among its job's finished ones."""
-        job = self.job
+        """Append a sampled token; True when the candidate has ended, and then it is among the `ended` of its request."""
+        state = self.state
         self.logprob += logprob
-        job.output_tokens += 1
+        state.output_tokens += 1
         self.ids.append(token)
-        if job.stops.may_end(token):
-            reason = job.stops.reason(self.ids)
+        if state.stops.may_end(token):
+            reason = state.stops.reason(self.ids)
             if reason is not None:
                 return self._end("stop", reason)
-            if job.stops.is_eos(token):
+            if state.stops.is_eos(token):
                 self.ids.pop()
                 return self._end("stop", None)
-        if len(self.ids) == job.max_tokens:
+        if len(self.ids) == state.max_tokens:
             return self._end("length", None)
         return False
 
     def _end(self, finish: FinishReason, reason: str | int | None) -> bool:
-        self.job.ended[self.index] = Candidate(
+        self.state.ended[self.index] = Candidate(
             ids=tuple(self.ids),
-            text=self.job.decode(self.ids),
+            text=self.state.decode(self.ids),
             cumulative_logprob=self.logprob,
             finish_reason=finish,
             stop_reason=reason,
@@ -101,10 +103,10 @@ class Writing:
         return True
 
 
-class Job:
+class RequestState:
     """One request from its arrival to its completion."""
 
-    def __init__(self, number: int, request: Request, stops: Stops, decode: Callable[[Sequence[int]], str], max_model_len: int) -> None:
+    def __init__(self, number: int, request: Request, stops: Stops, decode: Decode, max_model_len: int) -> None:
         self.number, self.request, self.stops, self.decode = number, request, stops, decode
         self.prompt = np.array(request.prompt_ids, dtype=np.int64)
         self.fed = np.array([*request.prompt_ids, *request.scored_ids], dtype=np.int64) if request.scored_ids else self.prompt
@@ -151,33 +153,33 @@ class Job:
         )
 
 
-class Waiting:
-    """Jobs with candidates that have not started: by priority, then by arrival, and now and then the oldest."""
+class WaitingQueue:
+    """Requests with candidates that have not started: by priority, then by arrival, and now and then the oldest."""
 
     def __init__(self) -> None:
-        self._jobs: dict[int, Job] = {}
+        self._states: dict[int, RequestState] = {}
         self._ranked: list[tuple[tuple[int, int], int]] = []
         self._taken = 0
 
     def __len__(self) -> int:
-        return len(self._jobs)
+        return len(self._states)
 
-    def add(self, job: Job) -> None:
-        self._jobs[job.number] = job
-        heapq.heappush(self._ranked, (job.rank, job.number))
+    def add(self, state: RequestState) -> None:
+        self._states[state.number] = state
+        heapq.heappush(self._ranked, (state.rank, state.number))
 
     def discard(self, number: int) -> None:
-        self._jobs.pop(number, None)
+        self._states.pop(number, None)
 
-    def next(self) -> Job:
-        """The job whose candidates start next; it stays until `discard`."""
+    def next(self) -> RequestState:
+        """The request whose candidates start next; it stays until `discard`."""
         if self._taken % _OLDEST_EVERY == _OLDEST_EVERY - 1:
-            return next(iter(self._jobs.values()))  # dictionaries keep the order of arrival
-        while self._ranked[0][1] not in self._jobs:
+            return next(iter(self._states.values()))  # dictionaries keep the order of arrival
+        while self._ranked[0][1] not in self._states:
             heapq.heappop(self._ranked)
-        return self._jobs[self._ranked[0][1]]
+        return self._states[self._ranked[0][1]]
 
-    def started(self, job: Job) -> None:
-        """All of the job's candidates have started."""
+    def started(self, state: RequestState) -> None:
+        """All candidates of the request have started."""
         self._taken += 1
-        self.discard(job.number)
+        self.discard(state.number)

@@ -45,9 +45,9 @@ class Capabilities(Struct, frozen=True, kw_only=True):
     """Optional fields of a request that it honours."""
     top_logprobs: int = 0
     """Most alternatives of a token that it names with their log probabilities; 0: it gives none at all."""
-    tells_stop: bool = False
+    reports_stop: bool = False
     """Its answers say which stop ended a candidate."""
-    adds_first: bool = False
+    adds_bos: bool = False
     """It puts a beginning-of-sequence token before a text prompt."""
 
     @property
@@ -64,33 +64,33 @@ class Capabilities(Struct, frozen=True, kw_only=True):
         return None if not self.top_logprobs else 0 if self.returns_ids else 1
 
 
-_EXACT_RUNGS = (
+_ID_LEVELS = (
     Capabilities(prompts="ids", fields=VLLM | {PRIORITY}, top_logprobs=20),
     Capabilities(prompts="ids", fields=VLLM, top_logprobs=20),
     Capabilities(prompts="ids", fields=VLLM - EXACT, top_logprobs=20),
     Capabilities(prompts="ids", fields=VLLM - EXACT, top_logprobs=5),
 )
-_OTHER_RUNGS = tuple(
+_TEXT_LEVELS = tuple(
     Capabilities(prompts="text", fields=frozenset(fields), top_logprobs=top)
     for fields, top in ((NEUTRAL, 20), (NEUTRAL, 5), ((), 20), ((), 5), (NEUTRAL, 0), ((), 0))
 )
 
 
-def ladder(prompts: Literal["auto", "ids", "text"]) -> list[Capabilities]:
+def capability_levels(prompts: Literal["auto", "ids", "text"]) -> list[Capabilities]:
     """What to try at a server, the richest first."""
     if prompts == "auto":
-        return [*_EXACT_RUNGS, *_OTHER_RUNGS]
-    return [Capabilities(prompts=prompts, fields=rung.fields, top_logprobs=rung.top_logprobs) for rung in _EXACT_RUNGS + _OTHER_RUNGS]
+        return [*_ID_LEVELS, *_TEXT_LEVELS]
+    return [Capabilities(prompts=prompts, fields=level.fields, top_logprobs=level.top_logprobs) for level in _ID_LEVELS + _TEXT_LEVELS]
 
 
-def weakest(one: Capabilities, other: Capabilities) -> Capabilities:
+def shared_capabilities(one: Capabilities, other: Capabilities) -> Capabilities:
     """What both can do."""
     return Capabilities(
         prompts="ids" if one.prompts == other.prompts == "ids" else "text",
         fields=one.fields & other.fields,
         top_logprobs=min(one.top_logprobs, other.top_logprobs),
-        tells_stop=one.tells_stop and other.tells_stop,
-        adds_first=one.adds_first and other.adds_first,
+        reports_stop=one.reports_stop and other.reports_stop,
+        adds_bos=one.adds_bos and other.adds_bos,
     )
 
 
@@ -99,7 +99,7 @@ def prompt_of(request: Request, can: Capabilities, tokenizer: Tokenizer) -> list
     ids = [*request.prompt_ids, *request.scored_ids]
     if can.prompts == "ids":
         return ids
-    first = 1 if can.adds_first and ids[0] in tokenizer.special_ids.values() else 0
+    first = 1 if can.adds_bos and ids[0] in tokenizer.special_ids.values() else 0
     return tokenizer.decode(ids[first:])
 
 
@@ -112,10 +112,10 @@ def stop_texts(request: Request, can: Capabilities, tokenizer: Tokenizer) -> tup
     if can.returns_ids:
         return request.stop
     of_ids = tuple(tokenizer.decode([stop]) for stop in request.stop_ids)
-    return request.stop + of_ids if can.tells_stop else request.stop or of_ids
+    return request.stop + of_ids if can.reports_stop else request.stop or of_ids
 
 
-def bodies(request: Request, can: Capabilities, model: str, tokenizer: Tokenizer, max_tokens: int) -> list[dict[str, Any]]:
+def request_bodies(request: Request, can: Capabilities, model: str, tokenizer: Tokenizer, max_tokens: int) -> list[dict[str, Any]]:
     """The bodies that ask for `request`: one, or one a candidate where the server gives only one at a time."""
     copies = 1 if request.temperature == 0 else request.n  # greedy candidates are all the same
     body = _body(request, can, model, tokenizer, max_tokens)
@@ -141,13 +141,13 @@ def _body(request: Request, can: Capabilities, model: str, tokenizer: Tokenizer,
     logprobs = _logprobs(request, can)
     if logprobs is not None:
         body["logprobs"] = logprobs
-    optional = {**NEUTRAL, **IDS, STOP_IDS: list(request.stop_ids), PRIORITY: request.priority} | _asked(request.option_ids)
+    optional = {**NEUTRAL, **IDS, STOP_IDS: list(request.stop_ids), PRIORITY: request.priority} | _option_fields(request.option_ids)
     if request.scored_ids:
         optional[SCORING] = 0
     return body | {name: value for name, value in optional.items() if name in can.fields}
 
 
-def _asked(options: Sequence[int]) -> dict[str, Any]:
+def _option_fields(options: Sequence[int]) -> dict[str, Any]:
     return {name: list(options) for name in EXACT} if options else {}
 
 

@@ -49,7 +49,7 @@ class MemoryPlan(Struct, frozen=True, kw_only=True):
         return [row for row in self.rows if row.role == role]
 
 
-def plan(specs: Mapping[str, VllmSpec], machine: Machine, cards: Mapping[str, ModelCard]) -> MemoryPlan:
+def memory_plan(specs: Mapping[str, VllmSpec], machine: Machine, cards: Mapping[str, ModelCard]) -> MemoryPlan:
     """The memory plan of `specs` on `machine`; devices that are not there get no row."""
     rows = [row for role, spec in specs.items() for row in _rows(role, spec, machine, cards)]
     return MemoryPlan(specs=specs, machine=machine, cards=cards, rows=tuple(rows))

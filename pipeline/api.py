@@ -1,0 +1,393 @@
+"""The Python API: graphs, engines and problems as paths, bundled names or values enter; finished chains and a `Result` leave.
+
+No signal is handled, no argument of the process is read, nothing is printed and no logging is set up: that is the command
+line's. `solve` and `solve_async` carry out the same session as `pipeline run` and, with `output`, leave the same run folder.
+
+    solve           waits for all chains; may be called in any thread, also in one whose event loop runs, such as a notebook's
+    solve_async     gives chains as they finish, on asyncio or trio; how far the run may be ahead of its reader is bounded
+    load_graph      the compiled plan of a graph, to look at or to solve with
+"""
+
+import math
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import anyio
+import anyio.to_thread
+import msgspec
+from msgspec import Struct
+
+from pipeline.data.in_memory import NAME, ProblemList
+from pipeline.data.problems import Problem, Problems, open_problems
+from pipeline.engine import Engine
+from pipeline.engines.replay.recording import bindings
+from pipeline.errors import Unfinished, UsageError
+from pipeline.graph.compiler import compile_graph
+from pipeline.graph.loader import load_graph as load_spec
+from pipeline.graph.plan import Plan
+from pipeline.graph.plugins import engine_specs, stage_specs
+from pipeline.graph.spec import EngineSpec
+from pipeline.runtime.rows import RowSink
+from pipeline.runtime.schedule import ScheduleName
+from pipeline.session.background import Background, TaskRun, ThreadRun
+from pipeline.session.loop import time_is_virtual
+from pipeline.session.options import RunOptions
+from pipeline.session.preflight import Preflight, checked, notices
+from pipeline.session.replay import resolved
+from pipeline.session.run import Observer, Ready, solve_on, taken_up
+from pipeline.session.run import Result as SessionResult
+from pipeline.session.run import solve as open_and_solve
+from pipeline.session.stop import Stop
+from pipeline.session.stream import ChainStream
+from pipeline.trace.columns import table_of
+from pipeline.trace.events import CallRow, ChainRow, StepRow
+from pipeline.trace.read import read_rows, read_table
+from pipeline.trace.run_file import RunFile
+
+if TYPE_CHECKING:
+    import pandas
+    import pyarrow
+
+Graph: TypeAlias = str | Path | Mapping[str, Any] | Plan
+"""A graph file, the name of a bundled graph, what would stand in a graph file, or a plan of `load_graph`."""
+Engines: TypeAlias = str | Path | Mapping[str, Mapping[str, Any] | EngineSpec | Engine]
+"""An engines file, the name of a bundled one, `replay:RUN`; or by role what would stand in such a file, a spec, or an engine
+that the caller has opened and closes."""
+Input: TypeAlias = str | Path | Iterable[Mapping[str, Any] | Problem]
+"""A file of problems; or mappings with `problem` and, where known, `answer`, `problem_id`, `options`, `grader`."""
+TABLES: dict[str, type[Struct]] = {"chains": ChainRow, "steps": StepRow, "calls": CallRow}
+UNREAD = 256
+"""Finished chains that `solve_async` holds for its reader before no further chain is started."""
+
+
+class OpenSpec(EngineSpec, frozen=True, kw_only=True, tag="open"):
+    """An engine that the caller of the Python API has opened."""
+
+    model: str = ""
+    """A label for the trace."""
+
+
+class Result(Struct, frozen=True, kw_only=True):
+    """What came out. Iterating over it gives the chains in the order of the input."""
+
+    chains: tuple[ChainRow, ...]
+    """One row a chain: its answer, or what went wrong (`error_type`)."""
+    run: RunFile
+    """What was decided about the run, its totals, times and engines; `run.json` where there is a run folder."""
+    folder: Path | None
+    """The run folder, where `output` was given."""
+    notices: tuple[str, ...] = ()
+    """Sentences that a person should read: whose code ran, and whose times the times are."""
+    steps: tuple[StepRow, ...] = ()
+    """Of a run without a folder that was told `trace=True`."""
+    calls: tuple[CallRow, ...] = ()
+    """Likewise."""
+
+    def __iter__(self) -> Iterator[ChainRow]:
+        return iter(self.chains)
+
+    def __len__(self) -> int:
+        return len(self.chains)
+
+    @property
+    def accuracy(self) -> float | None:
+        """Right chains over graded ones, 0 to 1; None where none was graded."""
+        totals = self.run.totals
+        return totals.correct / totals.graded if totals.graded else None
+
+    def to_arrow(self, table: str = "chains") -> "pyarrow.Table":
+        """The rows of `chains`, `steps` or `calls`, with the units of their columns as field metadata.
+
+        Raises `UsageError` for another name, and for steps and calls that were not kept.
+        """
+        if table not in TABLES:
+            raise UsageError(f"there is no table {table!r}; a result has {', '.join(TABLES)}")
+        if self.folder is not None:
+            return read_table(self.folder, TABLES[table], table)
+        rows: Sequence[Struct] = getattr(self, table)
+        if not rows and table != "chains" and self.chains:
+            raise UsageError(f"the {table} of this run were not kept; give trace=True, or a run folder with output=")
+        return table_of(TABLES[table], rows)
+
+    def to_pandas(self, table: str = "chains") -> "pandas.DataFrame":
+        """The same as a data frame; needs pandas."""
+        return self.to_arrow(table).to_pandas()
+
+
+def load_graph(graph: Graph, engines: Engines | None = None, params: Mapping[str, Any] | None = None) -> Plan:
+    """The compiled plan of `graph`, bound to `engines` or to those that the graph names.
+
+    `params` replaces values of the graph's params by name, and engine fields as `engines.ROLE.NAME`. Raises `GraphError`.
+    """
+    if isinstance(graph, Plan):
+        if engines is not None or params:
+            raise UsageError("a plan is compiled already: give its engines and params to load_graph")
+        return graph
+    source = Path(graph) if isinstance(graph, str) else graph
+    bound = bindings(Path(engines)) if isinstance(engines, str | Path) else engines and _roles(engines)
+    backends = engine_specs() | {"open": OpenSpec}
+    spec = load_spec(source, stage_specs(), backends, engines=bound, settings=_settings(params))
+    return resolved(compile_graph(spec, str(source) if isinstance(source, Path) else "graph"))
+
+
+def solve(
+    graph: Graph,
+    problems: Input,
+    *,
+    engines: Engines | None = None,
+    params: Mapping[str, Any] | None = None,
+    batch_size: int = 64,
+    schedule: ScheduleName = "pipelined",
+    samples: int = 1,
+    limit: int | None = None,
+    seed: int = 0,
+    columns: Mapping[str, str] | None = None,
+    output: str | Path | None = None,
+    resume: bool = False,
+    trace: bool = False,
+) -> Result:
+    """Solve `problems` with `graph` and wait for all chains.
+
+    engines: what the roles of the graph are; by default what the graph names. Engines that are open already are asked from an
+        event loop of the run's own; where they belong to a running one, use `solve_async` there.
+    params: values for the graph's params, and engine fields as `engines.ROLE.NAME`.
+    batch_size: chains that live at once. schedule: `pipelined`, `lockstep` or `sequential`.
+    samples: attempts at every problem. limit: only the first problems. seed: every random number derives from it.
+    columns: our names of columns to those of `problems`: `{"problem": "question"}`.
+    output: a run folder, as `pipeline run --output` leaves it; without it nothing touches the disk. resume: go on with the run
+        in that folder, if there is one.
+    trace: keep the rows of steps and calls in memory too, where there is no run folder.
+
+    Raises `UsageError` before an engine starts where an argument is wrong, `RunError` where no chain could start, and
+    `Unfinished`, which holds what was finished, where the run could not go on.
+    """
+    options = _options(batch_size, schedule, samples, limit, seed, columns, output, resume)
+    job = _prepared(graph, problems, engines, params, options)
+    if (done := job.flight.old) is not None and job.flight.nothing_to_do:
+        return _result(done, job.flight, None)
+    kept = _Kept(trace=trace)
+    with taken_up(job.flight) as ready:
+        run = ThreadRun(partial(job.carry_out, ready, kept), virtual=job.flight.virtual_time)
+        try:
+            ended = run.result()
+        finally:
+            run.close()
+    result = _result(ended.run, job.flight, kept)
+    if ended.error is not None:
+        raise Unfinished(ended.error, result) from ended.error
+    return result
+
+
+async def solve_async(
+    graph: Graph,
+    problems: Input,
+    *,
+    engines: Engines | None = None,
+    params: Mapping[str, Any] | None = None,
+    batch_size: int = 64,
+    schedule: ScheduleName = "pipelined",
+    samples: int = 1,
+    limit: int | None = None,
+    seed: int = 0,
+    columns: Mapping[str, str] | None = None,
+    output: str | Path | None = None,
+    resume: bool = False,
+) -> AsyncIterator[ChainRow]:
+    """Solve `problems` with `graph`; gives each chain as soon as it is finished and graded. The arguments are those of `solve`.
+
+    While `UNREAD` chains wait to be read no further chain is started. To end the run early, leave the loop or cancel the task
+    that reads: live chains end as cancelled then, engines that the run opened are closed, and a run folder can be resumed.
+    Leaving the loop by `break` does so when the iterator is collected; `contextlib.aclosing` around it, at once. Engines that
+    are open already are asked in the running event loop, others live in a thread of their own. Raises as `solve` does before
+    the first chain, and at the end the `RunError` that kept the run from its own. Of a resumed run only new chains are given.
+    """
+    options = _options(batch_size, schedule, samples, limit, seed, columns, output, resume)
+    virtual = time_is_virtual() and _are_open(engines)
+    prepare = partial(_prepared, graph, problems, engines, params, options, virtual=virtual)
+    job = prepare() if virtual else await anyio.to_thread.run_sync(prepare)
+    if job.flight.old is not None and job.flight.nothing_to_do:
+        return
+    # A virtual clock that the reader lives on as well would jump while the run waits for the reader.
+    chains = ChainStream(math.inf if virtual else UNREAD, inline=job.flight.virtual_time)
+    with taken_up(job.flight) as ready:
+        run = _started(job, ready, chains)
+        try:
+            while (row := await chains.next()) is not None:
+                yield row
+            ended = await run.ended()
+        finally:
+            chains.close()
+            with anyio.CancelScope(shield=True):
+                await run.aclose()
+    if ended.error is not None:
+        raise ended.error
+
+
+class _Job(Struct, frozen=True, kw_only=True):
+    """What a caller asked for, checked."""
+
+    flight: Preflight
+    engines: Mapping[str, Any] | None
+    """Those that are open already, by role; None where the run opens its own."""
+
+    async def carry_out(self, ready: Ready, sink: RowSink, stop: Stop) -> SessionResult:
+        """The session, in whatever event loop this is awaited."""
+        flight, observer = self.flight, Observer(sink=sink)
+        if flight.folder is not None and flight.old is None and isinstance(flight.problems, ProblemList):
+            flight.problems.save(flight.folder)
+        if self.engines is None:
+            return await open_and_solve(ready, observer, stop)
+        return await solve_on(self.engines, ready, observer, stop)
+
+
+def _started(job: _Job, ready: Ready, chains: ChainStream) -> Background:
+    """The run, which says to `chains` when no more of them will come."""
+
+    async def main(stop: Stop) -> SessionResult:
+        try:
+            return await job.carry_out(ready, chains, stop)
+        finally:
+            chains.finish()
+
+    return ThreadRun(main, virtual=job.flight.virtual_time) if job.engines is None else TaskRun(main)
+
+
+def _options(
+    batch_size: int,
+    schedule: str,
+    samples: int,
+    limit: int | None,
+    seed: int,
+    columns: Mapping[str, str] | None,
+    output: str | Path | None,
+    resume: bool,
+) -> dict[str, Any]:
+    """Those of `RunOptions` that are the same for every way to name graph, engines and problems."""
+    if resume and output is None:
+        raise UsageError("resume: name the run folder with output")
+    return {
+        "batch_size": batch_size,
+        "schedule": schedule,
+        "samples": samples,
+        "limit": limit,
+        "seed": seed,
+        "columns": dict(columns or {}),
+        "output": None if output is None else Path(output),
+        "resume": resume,
+    }
+
+
+def _prepared(
+    graph: Graph,
+    problems: Input,
+    engines: Engines | None,
+    params: Mapping[str, Any] | None,
+    options: dict[str, Any],
+    *,
+    virtual: bool = False,
+) -> _Job:
+    """Everything that can be refused before an engine starts; raises `UsageError`. `virtual`: time is, where engines are open."""
+    is_open = _are_open(engines)
+    plan = load_graph(graph, engines, params)
+    if is_open and (missing := plan.engines.keys() - dict(engines or {}).keys()):  # type: ignore[arg-type]
+        raise UsageError(f"engines: the graph has a role {sorted(missing)[0]!r} and no engine is given for it")
+    values = {"graph": not isinstance(graph, str | Path), "engines": not isinstance(engines, str | Path | None) or isinstance(graph, Plan)}
+    found = _problems(problems, options)
+    given = options | {
+        "graph": plan.name if values["graph"] else str(graph),
+        "input": str(found.path if options["output"] is None or not isinstance(found, ProblemList) else options["output"] / NAME),
+        "engines": None if values["engines"] or engines is None else str(engines),
+        "settings": _settings(params),
+        "output": None if options["output"] is None else str(options["output"]),
+        "in_memory": tuple(name for name, value in values.items() if value),
+    }
+    try:
+        checked_options = msgspec.convert(given, RunOptions, dec_hook=lambda kind, value: kind(value))
+    except msgspec.ValidationError as error:
+        what, _, where = str(error).partition(" - at `$.")
+        raise UsageError(f"{where.rstrip('`')}: {what[0].lower()}{what[1:]}") from error
+    flight = checked(checked_options, plan, found, virtual=virtual if is_open else None, on_disk=False)
+    return _Job(flight=flight, engines=dict(engines) if is_open else None)  # type: ignore[arg-type]
+
+
+def _problems(problems: Input, options: Mapping[str, Any]) -> Problems:
+    if isinstance(problems, str | Path):
+        return open_problems(Path(problems), options["columns"], options["limit"])
+    if isinstance(problems, Mapping) or not isinstance(problems, Iterable):
+        raise UsageError(f"problems: expected a path or an iterable of mappings, got `{type(problems).__name__}`")
+    return ProblemList(problems, options["columns"], options["limit"])
+
+
+def _settings(params: Mapping[str, Any] | None) -> tuple[str, ...]:
+    """As `--set` says them: JSON is YAML."""
+    return tuple(f"{name}={msgspec.json.encode(value).decode()}" for name, value in (params or {}).items())
+
+
+def _are_open(engines: Engines | None) -> bool:
+    """Are these engines open already? Raises `UsageError` where only some of them are."""
+    if not isinstance(engines, Mapping):
+        return False
+    kinds = {role: not isinstance(engine, Mapping | EngineSpec) for role, engine in engines.items()}
+    if len(set(kinds.values())) > 1:
+        opened = ", ".join(role for role, is_open in kinds.items() if is_open)
+        raise UsageError(
+            f"engines: {opened} are open already and the others are specs; give engines that are open, or specs, for all roles"
+        )
+    return any(kinds.values())
+
+
+def _roles(engines: Mapping[str, Any]) -> dict[str, Any]:
+    """What would stand in an engines file."""
+    return {role: _role(role, engine) for role, engine in engines.items()}
+
+
+def _role(role: str, engine: Any) -> Any:
+    if isinstance(engine, Mapping):
+        return engine
+    if isinstance(engine, EngineSpec):
+        return msgspec.to_builtins(engine)
+    if not hasattr(engine, "generate"):
+        raise UsageError(f"engines: {role!r} is a `{type(engine).__name__}`; expected a mapping, a spec or an open engine")
+    return {"backend": "open", "model": str(getattr(engine, "model", ""))}
+
+
+class _Kept:
+    """A `RowSink` in memory."""
+
+    def __init__(self, *, trace: bool) -> None:
+        self._trace = trace
+        self.chains: list[ChainRow] = []
+        self.steps: list[StepRow] = []
+        self.calls: list[CallRow] = []
+
+    def call(self, row: CallRow) -> None:
+        if self._trace:
+            self.calls.append(row)
+
+    def step(self, row: StepRow) -> None:
+        if self._trace:
+            self.steps.append(row)
+
+    def chain(self, row: ChainRow) -> None:
+        self.chains.append(row)
+
+    async def room(self) -> None:
+        return
+
+
+def _result(run: RunFile, flight: Preflight, kept: _Kept | None) -> Result:
+    """What a caller gets; of a run folder all that is in it, earlier sessions included."""
+    if flight.folder is not None:
+        kept = _Kept(trace=False)
+        kept.chains = read_rows(flight.folder, ChainRow, "chains")
+    assert kept is not None, "a run without a folder has one session"
+    return Result(
+        chains=tuple(sorted(kept.chains, key=lambda row: (row.input_row, row.sample_index))),
+        run=run,
+        folder=flight.folder,
+        notices=tuple(notices(flight.plan)),
+        steps=tuple(kept.steps),
+        calls=tuple(kept.calls),
+    )

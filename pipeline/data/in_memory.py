@@ -1,0 +1,74 @@
+"""Problems that a caller holds in memory: mappings or `Problem`s enter, the same `Problems` leave as of a JSON lines file.
+
+They are encoded once and read back line by line, so that a value means what it would mean in a file.
+"""
+
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from pipeline.data.problems import Problem, Problems
+from pipeline.data.rows import JsonLines, Record, Source
+from pipeline.errors import InputError, RunFolderError, boundary
+
+NAME = "problems.jsonl"
+"""Of the file that holds them in a run folder."""
+
+
+class ProblemList(Problems):
+    """Problems in memory; like those of a file they can be iterated any number of times."""
+
+    def __init__(self, problems: Iterable[Mapping[str, Any] | Problem], columns: Mapping[str, str], limit: int | None) -> None:
+        super().__init__(Path("problems"), columns, limit)
+        self._lines = [_line(row, problem) for row, problem in enumerate(problems, 1)]
+
+    def save(self, folder: Path) -> None:
+        """Write the same problems as a JSON lines file into `folder`, which a run can go on with; raises `RunFolderError`."""
+        with boundary(RunFolderError, f"{folder / NAME}: cannot be written", foreign=OSError):
+            (folder / NAME).write_bytes(self._content)
+
+    @property
+    def _content(self) -> bytes:
+        return b"".join(line + b"\n" for line in self._lines)
+
+    def _open(self) -> Source:
+        return Lines(self._lines)
+
+    def _sha256(self) -> str:
+        return hashlib.sha256(self._content).hexdigest()
+
+
+class Lines(JsonLines):
+    """JSON lines that are in memory already."""
+
+    def __init__(self, lines: list[bytes]) -> None:
+        super().__init__(Path("problems"))
+        self._lines = lines
+
+    def records(self, wanted: tuple[str, ...]) -> Iterator[tuple[int, Record]]:
+        for row, line in enumerate(self._lines, 1):
+            yield row, self._record(line, wanted)
+
+
+def _line(row: int, problem: Mapping[str, Any] | Problem) -> bytes:
+    if not isinstance(problem, Mapping | Struct):
+        raise InputError(f"problems, item {row}", f"expected a mapping with the key `problem`, got `{type(problem).__name__}`")
+    fields = dict(problem) if isinstance(problem, Mapping) else msgspec.to_builtins(problem)
+    try:
+        return msgspec.json.encode(fields, enc_hook=_plain)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InputError(f"problems, item {row}", f"cannot be written as JSON: {error}") from error
+
+
+def _plain(value: Any) -> Any:
+    """Numbers and arrays of numpy, pandas and Arrow as what they hold; of anything else its text."""
+    for method in ("tolist", "as_py"):
+        if callable(found := getattr(value, method, None)):
+            return found()
+    if isinstance(value, Path):
+        return str(value)
+    raise TypeError(f"a value is of type `{type(value).__name__}`")

@@ -1,0 +1,173 @@
+"""The worker's side: what a program must be so that `WorkerEngine` can compute in it.
+
+A program that computes what it was given iteration by iteration writes a `BatchedModel` and calls `run_worker`; the rest,
+from the first message to the end of the process, is done here. One whose engine has an event loop of its own speaks for
+itself through a `ParentConnection`. Neither anyio nor anything that takes long to import is loaded here.
+"""
+
+import os
+import select
+import signal
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from typing import Protocol
+
+from pipeline.engine import Completion, EngineStatistics, Fact, Request
+from pipeline.engines.process.wire import (
+    Abort,
+    Failed,
+    FromWorker,
+    PrefixCacheIsEmpty,
+    Ready,
+    Report,
+    ResetPrefixCache,
+    Setup,
+    Submit,
+    Unframer,
+    frame,
+)
+from pipeline.errors import RequestRefused
+
+REPORT_EVERY_S = 0.25
+"""Counters are sent at least this often while anything is computed: the main process takes silence for a death."""
+_RECEIVE_BYTES = 1 << 20
+
+
+class CannotLoad(Exception):
+    """The model cannot be served here; the text says why, in one clause."""
+
+
+class BatchedModel(Protocol):
+    """A loaded model, and the requests that it has. A request is known by its number from `add` until it is finished or aborted."""
+
+    max_model_len: int
+    vocab_size: int
+    facts: dict[str, Fact]
+    """See `Engine.facts`."""
+
+    @property
+    def idle(self) -> bool:
+        """Nothing is left to compute."""
+
+    def add(self, number: int, request: Request) -> None:
+        """Queue a request, which was checked; raises `RequestRefused` for what this model cannot compute."""
+
+    def abort(self, number: int) -> None:
+        """Drop a request, wherever it is; nothing happens where it is finished."""
+
+    def step(self) -> list[tuple[int, Completion]]:
+        """Compute one iteration; what it finished. Called only while not `idle`."""
+
+    def reset_prefix_cache(self) -> None:
+        """From now on no prompt counts as seen. Called only while `idle`."""
+
+    def statistics(self) -> EngineStatistics:
+        """This moment's view."""
+
+
+class ParentConnection:
+    """The worker's end of the socket to the main process, whose file descriptor is the program's first argument.
+
+    When the main process has closed its own end, or is gone, this process ends at once; with `exit_on_close=False` only
+    `closed` is set, for programs that must shut something down.
+    """
+
+    def __init__(self, *, exit_on_close: bool = True) -> None:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the main process decides when a worker ends
+        self.socket = socket.socket(fileno=int(sys.argv[1]))
+        self.closed = False
+        self._unframer, self._exit_on_close = Unframer("worker"), exit_on_close
+
+    def setup(self) -> Setup | None:
+        """The first message; None where the main process is gone before it. It sends no second one before it has an answer."""
+        messages: list[object] = []
+        while not messages and not self.closed:
+            messages += self.receive(wait=True)
+        if not messages:
+            return None
+        assert isinstance(messages[0], Setup)
+        return messages[0]
+
+    def receive(self, *, wait: bool) -> Iterator[object]:
+        """What has arrived; with `wait`, at least something."""
+        if not wait and not select.select([self.socket], [], [], 0)[0]:
+            return iter(())
+        try:
+            received = self.socket.recv(_RECEIVE_BYTES)
+        except ConnectionError:
+            received = b""
+        if not received:
+            self._close()
+        return self._unframer.feed(received)
+
+    def send(self, message: FromWorker) -> None:
+        try:
+            self.socket.sendall(frame(message))
+        except OSError:
+            self._close()
+
+    def _close(self) -> None:
+        if self._exit_on_close:
+            os._exit(0)
+        self.closed = True
+
+
+class WorkerServer:
+    """Passes messages on to a model, and what it finished back."""
+
+    def __init__(self, connection: ParentConnection, model: BatchedModel) -> None:
+        self._connection, self._model = connection, model
+        self._refused: list[tuple[int, str]] = []
+
+    def serve(self) -> None:
+        """Never returns: the process ends with the socket."""
+        reported_s = 0.0
+        while True:
+            aborted = [self._take(message) for message in self._connection.receive(wait=self._model.idle)]
+            done = [] if self._model.idle else self._model.step()
+            now_s = time.monotonic()
+            if done or self._refused or any(aborted) or now_s - reported_s > REPORT_EVERY_S:
+                reported_s = now_s
+                self._connection.send(Report(self._model.statistics(), done, self._refused))
+                self._refused = []
+
+    def _take(self, message: object) -> bool:
+        """Whether it was an abort, after which the main process wants to know the counters."""
+        if isinstance(message, Submit):
+            try:
+                self._model.add(message.number, message.request)
+            except RequestRefused as refusal:
+                self._refused.append((message.number, str(refusal)))
+        elif isinstance(message, Abort):
+            self._model.abort(message.number)
+        elif isinstance(message, ResetPrefixCache):
+            self._model.reset_prefix_cache()
+            self._connection.send(PrefixCacheIsEmpty())
+        return isinstance(message, Abort)
+
+
+def run_worker(load: Callable[[Setup], BatchedModel]) -> None:
+    """The whole of a worker program: load a model, then compute what arrives until the main process closes the socket.
+
+    `load` raises `CannotLoad` where the model cannot be served here; what else it, or the model, raises ends the process, and
+    is the `exit_reason` of its engine. Call this before anything that takes long to import: until then an interrupt at the
+    terminal ends the process.
+    """
+    try:
+        connection = ParentConnection()
+        setup = connection.setup()
+        assert setup is not None
+        try:
+            model = load(setup)
+        except CannotLoad as refusal:
+            connection.send(Failed(str(refusal)))
+            return
+        connection.send(Ready(model.max_model_len, model.vocab_size, model.facts))
+        WorkerServer(connection, model).serve()
+    except Exception:
+        traceback.print_exc()
+        sys.stderr.flush()
+        os._exit(1)

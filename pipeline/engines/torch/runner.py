@@ -1,0 +1,328 @@
+"""Continuous batching: each iteration admits what fits, computes one flat batch of prefills and decodes, and samples.
+
+Requests join and leave between iterations. `BatchPlan` says what an iteration computes, on paper; `BatchRunner` decides it,
+computes it and gives the results to the requests. No socket is known here.
+"""
+
+import time
+from collections.abc import Mapping
+from functools import lru_cache
+from operator import attrgetter
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from pipeline.engine import Completion, EngineStatistics, Fact, Request
+from pipeline.engines.meter import UsageMeter
+from pipeline.engines.torch.cache import BatchLayout, KVCache, PrefillChunk
+from pipeline.engines.torch.sampling import SamplingParams, choose, sample
+from pipeline.engines.torch.sequences import Decode, RequestState, Sequence, Stops, WaitingQueue
+from pipeline.engines.torch.slots import Copy, Slots
+from pipeline.engines.torch.spec import TorchSpec
+
+
+class Prefill:
+    """A request whose prompt is being computed in a slot, and the candidates that start from it."""
+
+    def __init__(self, state: RequestState, sequences: list[Sequence], done: int) -> None:
+        self.state, self.sequences, self.done = state, sequences, done
+        self.slot = sequences[0].slot
+        self.chunk = 0
+        """Tokens that are computed in this iteration."""
+
+    @property
+    def left(self) -> int:
+        return len(self.state.fed) - self.done
+
+
+class WantedLogprob(NamedTuple):
+    """The log probability of `token` in a row of logits, which the request of `prefill` asked for."""
+
+    row: int
+    token: int
+    prefill: Prefill
+
+
+class BatchPlan:
+    """The flat batch of an iteration, from the sequences that decode and the prefills that go on."""
+
+    def __init__(self, decoding: list[Sequence], prefills: list[Prefill]) -> None:
+        self.prefills = prefills
+        self.sequences = list(decoding)
+        """Candidates that get a token."""
+        self.rows = list(range(len(decoding)))
+        """The row of logits from which each of them gets it."""
+        self.wanted: list[WantedLogprob] = []
+        self.keep = list(range(len(decoding)))
+        """Flat positions whose logits are computed; a row is an index into this."""
+        self._ids = [np.array([w.ids[-1] for w in decoding], dtype=np.int64)]
+        self._slots = [np.array([w.slot for w in decoding], dtype=np.int64)]
+        self._positions = [np.array([w.position for w in decoding], dtype=np.int64)]
+        self._chunks: list[PrefillChunk] = []
+        self._fed = len(decoding)
+        for prefill in prefills:
+            self._add(prefill)
+        self.ids, slots, positions = map(np.concatenate, (self._ids, self._slots, self._positions))
+        self.batch = BatchLayout(slots, positions, len(decoding), self._chunks)
+
+    def sampling_params(self) -> SamplingParams:
+        """How the candidates are sampled."""
+        requests = [w.state.request for w in self.sequences]
+        return SamplingParams(
+            np.array([r.temperature for r in requests], dtype=np.float32),
+            np.array([r.top_p for r in requests], dtype=np.float32),
+            np.array([w.key for w in self.sequences], dtype=np.uint64),
+            np.array([len(w.ids) for w in self.sequences], dtype=np.uint64),
+        )
+
+    def _add(self, prefill: Prefill) -> None:
+        start, end = prefill.done, prefill.done + prefill.chunk
+        self._ids.append(prefill.state.fed[start:end])
+        self._slots.append(np.full(prefill.chunk, prefill.slot, dtype=np.int64))
+        self._positions.append(np.arange(start, end, dtype=np.int64))
+        self._chunks.append(PrefillChunk(prefill.slot, self._fed, self._fed + prefill.chunk, start))
+        self._want(prefill, start, end)
+        self._fed += prefill.chunk
+
+    def _want(self, prefill: Prefill, start: int, end: int) -> None:
+        state, request = prefill.state, prefill.state.request
+        if request.scored_ids:
+            fed: NDArray[np.int64] = state.fed
+            for position in range(max(start, len(state.prompt) - 1), min(end, len(fed) - 1)):
+                self.wanted.append(WantedLogprob(self._keep(position - start), int(fed[position + 1]), prefill))
+        elif end == len(state.fed):
+            row = self._keep(prefill.chunk - 1)
+            self.wanted += [WantedLogprob(row, token, prefill) for token in request.option_ids]
+            if not request.option_ids:
+                self.sequences += prefill.sequences
+                self.rows += [row] * len(prefill.sequences)
+
+    def _keep(self, offset: int) -> int:
+        self.keep.append(self._fed + offset)
+        return len(self.keep) - 1
+
+
+class LoadedModel(NamedTuple):
+    """A transformers model on its device, and what must be known of it to serve it."""
+
+    module: Any
+    decode: Decode
+    eos_ids: frozenset[int]
+    max_model_len: int
+    vocab_size: int
+    facts: Mapping[str, Fact]
+
+
+class BatchRunner:
+    """The requests of one model, waiting and running, and what its cache keeps: the `BatchedModel` of engine `torch`."""
+
+    def __init__(self, model: LoadedModel, cache: KVCache, slots: Slots, spec: TorchSpec) -> None:
+        self.module, self.cache, self.slots, self.device = model.module, cache, slots, model.module.device
+        self.max_model_len, self.vocab_size, self.facts = model.max_model_len, model.vocab_size, dict(model.facts)
+        self.max_num_seqs, self.max_num_batched_tokens = spec.max_num_seqs, spec.max_num_batched_tokens
+        self.waiting = WaitingQueue()
+        self._decode = model.decode
+        self._stops = lru_cache(maxsize=64)(lambda strings, ids: Stops(strings, ids, model.eos_ids, model.decode))
+        self._decoding: list[Sequence] = []
+        self._prefills: list[Prefill] = []
+        self._states: dict[int, RequestState] = {}
+        self._meter = UsageMeter()
+        self.busy_s = 0.0
+
+    def add(self, number: int, request: Request) -> None:
+        """See `BatchedModel.add`."""
+        stops = self._stops(request.stop, request.stop_ids)
+        state = RequestState(number, request, stops, self._decode, self.max_model_len)
+        state.arrival_s = time.monotonic()
+        self._states[number] = state
+        self.waiting.add(state)
+
+    def abort(self, number: int) -> None:
+        """See `BatchedModel.abort`; what was computed stays in the cache."""
+        if self._states.pop(number, None) is None:
+            return
+        self.waiting.discard(number)
+        gone = [w for w in self._decoding if w.state.number == number]
+        gone += [w for f in self._prefills if f.state.number == number for w in f.sequences]
+        self._decoding = [w for w in self._decoding if w.state.number != number]
+        self._prefills = [f for f in self._prefills if f.state.number != number]
+        for sequence in gone:
+            self.slots.release(sequence.slot)
+
+    @property
+    def idle(self) -> bool:
+        return not self._states
+
+    def reset_prefix_cache(self) -> None:
+        """See `BatchedModel.reset_prefix_cache`."""
+        self.slots.reset_prefix_cache()
+
+    def statistics(self) -> EngineStatistics:
+        """See `BatchedModel.statistics`."""
+        running, waiting = len(self._states) - len(self.waiting), len(self.waiting)
+        return self._meter.statistics(running=running, waiting=waiting, kv_cache_usage=self.slots.usage, busy_s=self.busy_s)
+
+    @torch.inference_mode()
+    def step(self) -> list[tuple[int, Completion]]:
+        """See `BatchedModel.step`."""
+        started_s = time.monotonic()
+        self._admit(started_s)
+        plan = self._plan()
+        logits = self._forward(plan)
+        logprobs = torch.log_softmax(logits, dim=-1)
+        tokens, chosen = self._sample(plan, logits, logprobs)
+        wanted = self._wanted_logprobs(plan, logprobs)
+        now_s = time.monotonic()
+        self._advance(plan, now_s)
+        touched = self._deliver(plan, tokens, chosen)
+        self._deliver_wanted(plan, wanted)
+        touched.update((f.state.number, f.state) for f in plan.prefills)
+        finished = [(number, self._finish(state)) for number, state in touched.items() if state.finished]
+        self.busy_s += time.monotonic() - started_s
+        return finished
+
+    def _admit(self, now_s: float) -> None:
+        free = self.max_num_seqs - len(self._decoding) - sum(len(f.sequences) for f in self._prefills)
+        while free and len(self.waiting):
+            state = self.waiting.next()
+            count = min(free, state.unstarted)
+            self._start(state, count, now_s)
+            free -= count
+            if not state.unstarted:
+                self.waiting.started(state)
+
+    def _start(self, state: RequestState, count: int, now_s: float) -> None:
+        """Give `count` candidates of `state` slots; the first one's is prefilled, the others are forked from it."""
+        affinity = state.request.affinity
+        self._make_room(len(state.fed))
+        placement = self.slots.place(state.prompt, affinity)
+        self._carry_out(placement.copies)
+        slots = [placement.slot]
+        for _ in range(count - 1):
+            reserved = self.slots.reserve(affinity)
+            self._carry_out(reserved.copies)
+            slots.append(reserved.slot)
+        if not state.started:
+            state.first_scheduled_s, state.cached_tokens = now_s, placement.cached
+        sequences = [Sequence(state, state.started + i, slot) for i, slot in enumerate(slots)]
+        state.started += count
+        self._prefills.append(Prefill(state, sequences, placement.cached))
+
+    def _carry_out(self, copies: list[Copy]) -> None:
+        for copy in copies:
+            self.cache.copy(*copy)
+
+    def _make_room(self, tokens: int) -> None:
+        capacity = self.cache.capacity
+        if tokens <= capacity:
+            return
+        while capacity < tokens:
+            capacity *= 2
+        capacity = min(capacity, self.max_model_len)
+        self.cache.grow(capacity)
+        self.slots.grow(capacity)
+
+    def _plan(self) -> BatchPlan:
+        """What is computed in this iteration: all that decode, and the oldest prefills within the token budget."""
+        self._make_room(max((w.position + 1 for w in self._decoding), default=0))
+        budget = max(self.max_num_batched_tokens - len(self._decoding), 1)
+        going = []
+        for prefill in self._prefills:
+            if not budget:
+                break
+            prefill.chunk = min(prefill.left, budget)
+            budget -= prefill.chunk
+            going.append(prefill)
+        return BatchPlan(self._decoding, going)
+
+    def _forward(self, plan: BatchPlan) -> Tensor:
+        """Logits, float32, of the positions that the plan keeps."""
+        batch = plan.batch
+        self.slots.write(batch.slots, batch.positions, plan.ids)
+        self.cache.begin(batch)
+        output = self.module(
+            input_ids=torch.from_numpy(plan.ids).to(self.device)[None],
+            position_ids=torch.from_numpy(batch.positions).to(self.device)[None],
+            past_key_values=self.cache,
+            use_cache=True,
+            logits_to_keep=0 if len(plan.keep) == len(plan.ids) else self._tensor(plan.keep),
+        )
+        logits: Tensor = output.logits[0].float()
+        return logits
+
+    def _sample(self, plan: BatchPlan, logits: Tensor, logprobs: Tensor) -> tuple[list[int], list[float]]:
+        """A token for each of the plan's sequences, and its log probability."""
+        if not plan.sequences:
+            return [], []
+        if len(plan.rows) != len(plan.keep) or plan.rows[-1] != len(plan.keep) - 1:
+            rows = self._tensor(plan.rows)
+            logits, logprobs = logits.index_select(0, rows), logprobs.index_select(0, rows)
+        tokens = sample(logits, plan.sampling_params())
+        return tokens.tolist(), logprobs.gather(1, tokens[:, None])[:, 0].tolist()
+
+    def _wanted_logprobs(self, plan: BatchPlan, logprobs: Tensor) -> list[float]:
+        if not plan.wanted:
+            return []
+        found: list[float] = logprobs[self._tensor([p.row for p in plan.wanted]), self._tensor([p.token for p in plan.wanted])].tolist()
+        return found
+
+    def _advance(self, plan: BatchPlan, now_s: float) -> None:
+        """Count what was prefilled; candidates of finished prefills decode from now on, each in a slot of its own."""
+        for prefill in plan.prefills:
+            prefill.done += prefill.chunk
+            if prefill.left:
+                continue
+            state = prefill.state
+            state.first_token_s = state.first_token_s or now_s
+            for sequence in prefill.sequences[1:]:
+                self.cache.copy(*self.slots.fork(prefill.slot, sequence.slot, len(state.prompt)))
+        self._prefills = [f for f in self._prefills if f.left]
+
+    def _deliver(self, plan: BatchPlan, tokens: list[int], chosen: list[float]) -> dict[int, RequestState]:
+        """Give each sequence its token; the requests of those that ended."""
+        going, touched = [], {}
+        for sequence, token, logprob in zip(plan.sequences, tokens, chosen, strict=True):
+            if sequence.push(token, logprob):
+                self.slots.release(sequence.slot)
+                touched[sequence.state.number] = sequence.state
+            else:
+                going.append(sequence)
+        # In the order of slots, so that the running ones can be looked at as one view.
+        self._decoding = sorted(going, key=_slot) if plan.prefills else going
+        return touched
+
+    def _deliver_wanted(self, plan: BatchPlan, found: list[float]) -> None:
+        by_prefill: dict[Prefill, list[float]] = {}
+        for wanted, logprob in zip(plan.wanted, found, strict=True):
+            by_prefill.setdefault(wanted.prefill, []).append(logprob)
+        for prefill, logprobs in by_prefill.items():
+            state = prefill.state
+            if state.request.option_ids:
+                _choose(state, prefill.sequences[0], logprobs)
+            else:
+                state.scored_logprobs += tuple(logprobs)
+            if not prefill.left:
+                self.slots.release(prefill.slot)
+
+    def _finish(self, state: RequestState) -> Completion:
+        del self._states[state.number]
+        state.end_s = time.monotonic()
+        completion = state.completion()
+        self._meter.count(completion.usage)
+        return completion
+
+    def _tensor(self, values: list[int]) -> Tensor:
+        return torch.tensor(values, dtype=torch.int64, device=self.device)
+
+
+_slot = attrgetter("slot")
+
+
+def _choose(state: RequestState, sequence: Sequence, logprobs: list[float]) -> None:
+    """End a choice: the option, and the log probabilities of all."""
+    state.option_logprobs = tuple(logprobs)
+    index = choose(logprobs, state.request.temperature, sequence.key)
+    state.settle(state.request.option_ids[index], logprobs[index])

@@ -1,0 +1,95 @@
+"""A run beside the code that asked for it: in a thread with an event loop of its own, or as a task of the running event loop."""
+
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from typing import Any, Protocol
+
+import anyio
+import anyio.to_thread
+from anyio.from_thread import BlockingPortal
+
+from pipeline.session.loop import in_loop, spawn
+from pipeline.session.run import Result
+from pipeline.session.stop import Stop
+
+Main = Callable[[Stop], Coroutine[Any, Any, Result]]
+"""The run; `Stop` ends it early."""
+
+
+class Background(Protocol):
+    """A run that goes on by itself."""
+
+    async def ended(self) -> Result:
+        """Wait for its end; raises what it raised."""
+
+    async def aclose(self) -> None:
+        """End it where it still goes on, and wait for that. Raises nothing of the run's."""
+
+
+class ThreadRun:
+    """A run in a thread and an event loop of its own: for engines that the run opens and closes itself."""
+
+    def __init__(self, main: Main, *, virtual: bool) -> None:
+        self._main, self._stop = main, Stop()
+        self._portal: Future[BlockingPortal] = Future()
+        self._threads = ThreadPoolExecutor(2, "pipeline run")  # one for the run, one to reach into it from any thread
+        self._result = self._threads.submit(in_loop, self._work, virtual=virtual)
+
+    def result(self) -> Result:
+        """Wait for its end, in whatever thread; raises what it raised."""
+        return self._result.result()
+
+    def close(self) -> None:
+        """See `Background.aclose`."""
+        self._threads.submit(self._abort)
+        self._threads.shutdown()
+
+    async def _work(self) -> Result:
+        async with BlockingPortal() as portal:
+            self._portal.set_result(portal)
+            result = await self._main(self._stop)
+        return result
+
+    def _abort(self) -> None:
+        if not self._result.done():
+            with suppress(RuntimeError):  # it ended meanwhile
+                self._portal.result().call(self._stop.abort)
+
+    async def ended(self) -> Result:
+        """See `Background.ended`."""
+        return await anyio.to_thread.run_sync(self.result, abandon_on_cancel=True)
+
+    async def aclose(self) -> None:
+        """See `Background.aclose`."""
+        await anyio.to_thread.run_sync(self.close)
+
+
+class TaskRun:
+    """A run as a task of the running event loop: for engines that live there."""
+
+    def __init__(self, main: Main) -> None:
+        self._main, self._stop, self._done = main, Stop(), anyio.Event()
+        self._result: Result | None = None
+        self._error: BaseException | None = None
+        spawn(self._work)
+
+    async def ended(self) -> Result:
+        """See `Background.ended`."""
+        await self._done.wait()
+        if self._result is None:
+            raise self._error or RuntimeError("the event loop ended before the run")
+        return self._result
+
+    async def aclose(self) -> None:
+        """See `Background.aclose`."""
+        self._stop.abort()
+        await self._done.wait()
+
+    async def _work(self) -> None:
+        try:
+            self._result = await self._main(self._stop)
+        except Exception as error:
+            self._error = error  # raised where the run is waited for
+        finally:
+            self._done.set()

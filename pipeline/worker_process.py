@@ -1,0 +1,151 @@
+"""A worker: a Python program in a process of its own, the socket to it, and why it ended.
+
+Engines and the grader compute in workers. Here they are started, ended together with every process that they started, and
+asked what they died of. What goes over the socket is said elsewhere: nothing here reads or writes it. Every method blocks,
+and only `wait` and `end` for longer than a moment.
+"""
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+from msgspec import Struct
+
+import pipeline
+from pipeline.redaction import is_secret
+
+_STDERR_BYTES = 1 << 16
+"""What is kept of the end of a worker's stderr."""
+_REASON_CHARACTERS = 300
+_ERROR = re.compile(r"(?:^|[\]\s])((?:\w+\.)*\w*(?:Error|Exception)): (.*\S)")
+_POINTERS = ("root cause", "initialization failed", "failed to start")
+"""An error that says one of these only points at another one."""
+
+
+class Program(Struct, frozen=True, kw_only=True):
+    """What a worker runs."""
+
+    module: str
+    """Its main module, as `python -m` takes it; the first argument is the file descriptor of its end of the socket."""
+    arguments: tuple[str, ...] = ()
+    """Further arguments."""
+    environment: dict[str, str] = {}
+    """Variables it needs so."""
+    defaults: dict[str, str] = {}
+    """Variables that the user's own replace."""
+    with_secrets: bool = True
+    """False: variables that hold keys and passwords are kept from it."""
+    shutdown_s: float = 0.0
+    """Once its socket is closed it has this long to end by itself; then it is killed, with all processes it started."""
+
+
+class WorkerProcess:
+    """One worker, started at once; raises `OSError` where it cannot be. The worker is to end when its socket is closed."""
+
+    def __init__(self, program: Program) -> None:
+        self._shutdown_s = program.shutdown_s
+        self.socket, theirs = socket.socketpair()
+        """This end, blocking as long as nobody changes that."""
+        stderr, their_stderr = os.pipe()
+        self.stderr = open(stderr, "rb", buffering=0)  # noqa: SIM115 - closed with the socket
+        """What it says there and on stdout; call `read_stderr` whenever it is readable, or a full pipe stops the worker."""
+        os.set_blocking(stderr, False)
+        try:
+            # A process group of its own: an interrupt at the terminal reaches only the main process.
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", program.module, str(theirs.fileno()), *program.arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=their_stderr,
+                stderr=their_stderr,
+                env=_environment(program),
+                pass_fds=[theirs.fileno()],
+                process_group=0,
+            )
+        except OSError:
+            self.close_files()
+            raise
+        finally:
+            theirs.close()
+            os.close(their_stderr)
+        self._said = b""
+
+    @property
+    def pid(self) -> int:
+        """Process id, and the id of the process group of all that it starts."""
+        return self._process.pid
+
+    @property
+    def exit_status(self) -> int | None:
+        """None while it runs; negative: the number of the signal that killed it."""
+        return self._process.poll()
+
+    def read_stderr(self) -> bool:
+        """Keep the end of what it has said by now; False when nothing more will come."""
+        while True:
+            said = self.stderr.read(_STDERR_BYTES)
+            if not said:
+                return said is None
+            self._said = (self._said + said)[-_STDERR_BYTES:]
+
+    def wait(self, seconds: float) -> None:
+        """Wait until it has ended, not longer than `seconds`."""
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(seconds)
+
+    def kill(self) -> None:
+        """Send the signal that ends it and what it started; its process group outlives it as long as one of them lives."""
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+
+    def end(self) -> None:
+        """Close the socket to it, give it the time that its program may take, then kill what is left. A second call does nothing."""
+        with suppress(OSError):
+            self.socket.shutdown(socket.SHUT_WR)
+        if self._shutdown_s:
+            self.wait(self._shutdown_s)
+        self.kill()
+        self._process.wait()
+
+    def last_error(self) -> str:
+        """The error that it died of by its stderr, or the last line there; empty where it said nothing."""
+        if not self.stderr.closed:
+            self.read_stderr()
+        return last_error(self._said.decode(errors="replace"))
+
+    def exit_reason(self) -> str:
+        """Why it is gone: its last error, and how it ended. Kills what is still there."""
+        self.kill()
+        status = self._process.wait()
+        said, ending = self.last_error(), describe(status)
+        return f"{said} ({ending})" if said else ending
+
+    def close_files(self) -> None:
+        """Free the socket and the pipe, once nobody listens. A second call does nothing."""
+        self.socket.close()
+        self.stderr.close()
+
+
+def describe(exit_status: int) -> str:
+    """`killed by SIGKILL` for -9, `exit status 1` for 1."""
+    return f"killed by {signal.Signals(-exit_status).name}" if exit_status < 0 else f"exit status {exit_status}"
+
+
+def last_error(stderr: str) -> str:
+    """The error that a process died of, out of its `stderr`: the last one that does not only point at another; else the last line."""
+    lines = stderr.strip().splitlines()
+    errors = [f"{found[1]}: {found[2]}" for line in lines if (found := _ERROR.search(line))]
+    causes = [error for error in errors if not any(pointer in error for pointer in _POINTERS)]
+    return (causes or errors or [line.strip() for line in lines[-1:]] or [""])[-1][:_REASON_CHARACTERS]
+
+
+def _environment(program: Program) -> dict[str, str]:
+    """This process's variables, with this package on the path."""
+    inherited = {name: value for name, value in os.environ.items() if program.with_secrets or not is_secret(name)}
+    home, path = str(Path(pipeline.__file__).parent.parent), os.environ.get("PYTHONPATH")
+    found = {"PYTHONPATH": f"{home}{os.pathsep}{path}" if path else home}
+    return program.defaults | inherited | found | program.environment

@@ -1,0 +1,56 @@
+"""A folder that cannot be made is named before any engine starts, with exit code 2, by `run` and by `sweep`."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.support.commands import pipeline
+from tests.support.paths import ROOT
+from tests.support.runs import write_problems
+
+NOBODY = "{backend: openai, base_url: 'http://127.0.0.1:1/v1', model: none, tokenizer: 'bundled:tiny-target', reconnect_s: 0.1}"
+"""An engine that cannot be opened: that would be another sentence and another exit code."""
+COMMANDS = {
+    "run": ("run", ROOT / "graphs/speccot.yaml", "--batch-size", "4"),
+    "sweep": ("sweep", ROOT / "graphs/speccot.yaml", "--batch-size", "1,4"),
+}
+
+
+@pytest.fixture
+def refused(tmp_path: Path) -> str:
+    """A place in which no folder can be made, by root either."""
+    (tmp_path / "file").write_text("in the way")
+    return f"{tmp_path}/file/deep/run"
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("place", ["/proc/x", "/proc/x/deeper", "a file in the way"])
+def test_a_folder_that_cannot_be_made(tmp_path: Path, refused: str, command: str, place: str) -> None:
+    folder = refused if place.startswith("a file") else place
+    engines = tmp_path / "engines.yaml"
+    engines.write_text(f"draft: {NOBODY}\ntarget: {NOBODY}\n")
+    before = sorted(tmp_path.rglob("*"))
+    done = pipeline(*COMMANDS[command], "--input", write_problems(tmp_path, 2), "--engines", engines, "--output", folder)
+    parent = "/proc" if place.startswith("/proc") else tmp_path / "file"
+    why = "not a directory" if place.startswith("a file") else "no such file or directory"
+    assert done.stderr == f"error: {folder}: cannot be created in {parent}: {why}; name another folder with --output\n"
+    assert done.returncode == 2
+    assert sorted(tmp_path.rglob("*")) == sorted([*before, tmp_path / "problems.jsonl"])
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_folder_that_may_not_be_made(tmp_path: Path, command: str) -> None:
+    (tmp_path / "locked").mkdir(mode=0o500)
+    problems = write_problems(tmp_path, 2)
+    done = pipeline(*COMMANDS[command], "--input", problems, "--output", tmp_path / "locked/run")
+    assert "locked/run: cannot be created in" in done.stderr
+    assert done.returncode == 2
+
+
+def test_a_folder_that_was_made_to_see_is_taken_back(tmp_path: Path) -> None:
+    """The run is refused for another reason: nothing of it is left."""
+    done = pipeline(*COMMANDS["run"], "--input", tmp_path / "missing.csv", "--output", tmp_path / "new/deep/run")
+    assert done.returncode == 2
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,153 @@
+"""The worker process as a public part: an engine of another package computes in it, on any event loop."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import anyio
+import psutil
+import pytest
+
+from pipeline.engine import Engine, PrefixCacheReset, Request, Restartable
+from pipeline.engines.process.engine import WorkerEngine
+from pipeline.engines.sim.tokenizer import SimTokenizer
+from pipeline.errors import ContextOverflow, EngineDead, GraphError, RequestRefused
+from tests.support.echo_engine import BACKEND, EchoSpec
+
+pytestmark = pytest.mark.slow  # each test starts an interpreter
+ROOT = Path(__file__).parent.parent.parent
+PROMPT = SimTokenizer().encode("Say this again")
+
+
+def asked(**options: object) -> Request:
+    return Request(**{"request_id": "r", "prompt_ids": PROMPT, "max_tokens": 3} | options)  # type: ignore[arg-type]
+
+
+def talk_to(talk: Callable[[WorkerEngine], Awaitable[None]], *, backend: str = "asyncio", **options: object) -> None:
+    async def main() -> None:
+        async with BACKEND.open({"echo": EchoSpec(**options)}) as engines:  # type: ignore[arg-type]
+            engine = engines["echo"]
+            assert isinstance(engine, WorkerEngine)
+            await talk(engine)
+
+    anyio.run(main, backend=backend)
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_an_engine_of_another_package_answers(backend: str) -> None:
+    async def talk(engine: Engine) -> None:
+        answer = await engine.generate(asked(n=2))
+        assert [candidate.ids for candidate in answer.candidates] == [tuple(PROMPT[:3]), tuple(PROMPT[1:4])]
+        assert answer.candidates[0].text == engine.tokenizer.decode(PROMPT[:3])
+        assert (engine.role, engine.max_model_len, engine.facts) == ("echo", 99, {"answers": "simulated", "devices": ("echo",)})
+
+    talk_to(talk, backend=backend, max_model_len=99)
+
+
+def test_what_it_cannot_compute_is_refused_and_the_others_go_on() -> None:
+    async def talk(engine: Engine) -> None:
+        with pytest.raises(RequestRefused, match=r"^request 'r': an echo scores nothing$"):
+            await engine.generate(asked(scored_ids=(1,)))
+        with pytest.raises(ContextOverflow):
+            await engine.generate(asked(prompt_ids=PROMPT * 99))
+        assert (await engine.generate(asked())).usage.output_tokens == 3
+
+    talk_to(talk)
+
+
+def test_statistics_follow_completions_and_cancelled_requests_are_gone() -> None:
+    async def talk(engine: Engine) -> None:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(engine.generate, asked(max_tokens=1 << 30))
+            await engine.generate(asked())
+            assert engine.statistics().running == 1
+            tasks.cancel_scope.cancel()
+        await engine.generate(asked(n=4))
+        found = engine.statistics()
+        assert (found.running, found.requests, found.input_tokens, found.output_tokens) == (0, 2, 2 * len(PROMPT), 15)
+
+    talk_to(talk)
+
+
+def test_its_prefix_cache_can_be_emptied() -> None:
+    async def talk(engine: WorkerEngine) -> None:
+        assert isinstance(engine, PrefixCacheReset)
+        cached = [(await engine.generate(asked())).usage.cached_input_tokens for _ in range(2)]
+        await engine.reset_prefix_cache()
+        cached.append((await engine.generate(asked())).usage.cached_input_tokens)
+        assert cached == [0, len(PROMPT) - 1, 0]
+
+    talk_to(talk)
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_it_is_killed_found_dead_and_started_again(backend: str) -> None:
+    async def talk(engine: WorkerEngine) -> None:
+        assert isinstance(engine, Restartable)
+        await engine.generate(asked())
+        first = engine.pid
+        os.kill(first, signal.SIGKILL)
+        with pytest.raises(EngineDead, match="killed by SIGKILL"):
+            await engine.generate(asked(max_tokens=1 << 30))
+        await engine.restart()
+        await engine.generate(asked())
+        assert engine.pid != first
+        assert (engine.statistics().restarts, engine.statistics().requests) == (1, 2)
+        engine.kill("a test said so")
+        with pytest.raises(EngineDead, match="a test said so"):
+            await engine.generate(asked())
+
+    talk_to(talk, backend=backend)
+
+
+def test_a_closed_engine_is_gone_for_good() -> None:
+    async def talk(engine: WorkerEngine) -> None:
+        pid = engine.pid
+        await engine.aclose()
+        await engine.aclose()
+        assert not psutil.pid_exists(pid)
+        for call in (engine.generate(asked()), engine.restart()):
+            with pytest.raises(EngineDead, match="it was closed"):
+                await call
+
+    talk_to(talk)
+
+
+def test_what_cannot_be_loaded_says_why() -> None:
+    async def talk(engine: WorkerEngine) -> None:
+        raise AssertionError("it started")
+
+    with pytest.raises(GraphError, match=r"^engine 'echo': cannot load the model 'echo': an echo of 2000 tokens is too long$"):
+        talk_to(talk, max_model_len=2000)
+
+
+def test_an_interrupt_at_the_terminal_does_not_end_a_worker_that_loads() -> None:
+    async def talk(engine: WorkerEngine) -> None:
+        assert (await engine.generate(asked())).candidates
+
+    talk_to(talk, interrupts=True)
+
+
+MAIN = """
+import anyio
+from tests.support.echo_engine import BACKEND, EchoSpec
+
+async def main():
+    async with BACKEND.open({"echo": EchoSpec()}) as engines:
+        print(engines["echo"].pid, flush=True)
+        await anyio.sleep_forever()
+
+anyio.run(main)
+"""
+
+
+def test_a_worker_ends_when_the_main_process_is_gone() -> None:
+    with subprocess.Popen([sys.executable, "-c", MAIN], cwd=ROOT, stdout=subprocess.PIPE, text=True) as main:
+        assert main.stdout is not None
+        worker = psutil.Process(int(main.stdout.readline()))
+        main.kill()
+        worker.wait(20)
+    assert not worker.is_running()

@@ -1,0 +1,106 @@
+"""An engine as another package would write it: it says its prompt again, in a worker process, with the simulated tokenizer.
+
+Its backend and its worker program stand in one file; nothing of it is known to `pipeline`.
+"""
+
+import os
+import signal
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import Annotated
+
+from msgspec import Meta
+
+from pipeline.engine import Backend, Candidate, Completion, EngineStatistics, Fact, Request, Usage
+from pipeline.engines.meter import UsageMeter
+from pipeline.engines.process.engine import WorkerEngine, open_workers
+from pipeline.engines.process.wire import Setup
+from pipeline.engines.process.worker import CannotLoad, run_worker
+from pipeline.engines.sim.tokenizer import VOCAB_SIZE, SimTokenizer
+from pipeline.errors import RequestRefused
+from pipeline.graph.spec import RestartableSpec
+from pipeline.worker_process import Program
+
+
+class EchoSpec(RestartableSpec, frozen=True, kw_only=True, tag="echo"):
+    """What an engines file may say of an engine `echo`."""
+
+    max_model_len: Annotated[int, Meta(ge=1)] = 256
+    """More than 1,000 cannot be loaded."""
+    interrupts: bool = False
+    """Its worker interrupts itself while it loads, as somebody at the terminal would."""
+
+
+class EchoModel:
+    """A `BatchedModel`: a token an iteration to every request; candidate j begins with token j of the prompt."""
+
+    def __init__(self, spec: EchoSpec) -> None:
+        self.max_model_len, self.vocab_size = spec.max_model_len, VOCAB_SIZE
+        self.facts: dict[str, Fact] = {"answers": "simulated", "devices": ("echo",)}
+        self._tokenizer = SimTokenizer()
+        self._running: dict[int, tuple[Request, int]] = {}
+        self._seen: set[tuple[int, ...]] = set()
+        self._meter = UsageMeter()
+
+    @property
+    def idle(self) -> bool:
+        return not self._running
+
+    def add(self, number: int, request: Request) -> None:
+        if request.scored_ids:
+            raise RequestRefused("an echo scores nothing")
+        self._running[number] = request, 0
+
+    def abort(self, number: int) -> None:
+        self._running.pop(number, None)
+
+    def step(self) -> list[tuple[int, Completion]]:
+        self._running = {number: (request, length + 1) for number, (request, length) in self._running.items()}
+        finished = {number: request for number, (request, length) in self._running.items() if length == request.max_tokens}
+        for number in finished:
+            del self._running[number]
+        return [(number, self._completion(request)) for number, request in finished.items()]
+
+    def reset_prefix_cache(self) -> None:
+        self._seen.clear()
+
+    def statistics(self) -> EngineStatistics:
+        return self._meter.statistics(running=len(self._running))
+
+    def _completion(self, request: Request) -> Completion:
+        prompt = tuple(request.prompt_ids)
+        places = [[(j + k) % len(prompt) for k in range(request.max_tokens)] for j in range(request.n)]
+        candidates = [self._candidate(tuple(prompt[place] for place in each)) for each in places]
+        cached = len(prompt) - 1 if prompt in self._seen else 0
+        self._seen.add(prompt)
+        usage = Usage(input_tokens=len(prompt), cached_input_tokens=cached, output_tokens=request.n * request.max_tokens)
+        self._meter.count(usage)
+        return Completion(candidates=tuple(candidates), usage=usage)
+
+    def _candidate(self, ids: tuple[int, ...]) -> Candidate:
+        return Candidate(ids=ids, text=self._tokenizer.decode(ids), cumulative_logprob=None, finish_reason="length")
+
+
+def load(setup: Setup) -> EchoModel:
+    """What the worker program does first."""
+    spec = setup.spec_as(EchoSpec)
+    if spec.interrupts:
+        os.kill(os.getpid(), signal.SIGINT)
+    if spec.max_model_len > 1000:
+        raise CannotLoad(f"an echo of {spec.max_model_len} tokens is too long")
+    return EchoModel(spec)
+
+
+@asynccontextmanager
+async def open_echo(specs: Mapping[str, EchoSpec]) -> AsyncIterator[Mapping[str, WorkerEngine]]:
+    """One worker for each role."""
+    program = Program(module="tests.support.echo_engine")
+    engines = [WorkerEngine(Setup.of(role, spec, "echo"), program, SimTokenizer) for role, spec in specs.items()]
+    async with open_workers([[engine] for engine in engines]) as opened:
+        yield opened
+
+
+BACKEND = Backend(spec=EchoSpec, open=open_echo)
+
+if __name__ == "__main__":
+    run_worker(load)

@@ -1,0 +1,93 @@
+"""Real engines and servers for the tests, each started once a session; they live on an event loop in a thread of its own.
+
+Nothing that a test does to them may outlast the test: one that kills or fills an engine opens its own.
+"""
+
+from collections.abc import Iterator, Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+from anyio.from_thread import BlockingPortal, start_blocking_portal
+
+from pipeline.engine import Engine
+from pipeline.engines.openai.backend import open_openai
+from pipeline.engines.openai.spec import OpenAISpec
+from pipeline.engines.torch.backend import open_torch
+from pipeline.engines.vllm.backend import open_vllm
+from pipeline.session.options import RunOptions
+from pipeline.session.preflight import load_plan
+from pipeline.session.run import Result
+from tests.support.engines import DECODE, DRAFT, NGRAM, PLAIN, TARGET
+from tests.support.paths import MODELS, ROOT, TEST_SET
+from tests.support.runs import SolveTestSet, solve_on
+from tests.support.servers import Running, vllm_server
+
+
+@pytest.fixture(scope="session")
+def portal() -> Iterator[BlockingPortal]:
+    with start_blocking_portal("asyncio") as portal:
+        yield portal
+
+
+@pytest.fixture(scope="session")
+def torch_engines(portal: BlockingPortal) -> Iterator[Mapping[str, Engine]]:
+    with portal.wrap_async_context_manager(open_torch({"draft": DRAFT, "target": TARGET})) as engines:
+        yield engines
+
+
+@pytest.fixture(scope="session")
+def solve_test_set(portal: BlockingPortal) -> Iterator[SolveTestSet]:
+    """`solve_test_set(folder, graph, limit=, ...)`: a finished run over the bundled test set on the bundled pair."""
+    pair = load_plan(ROOT / "graphs/speccot.yaml").engines
+
+    with portal.wrap_async_context_manager(open_torch(pair)) as engines:
+
+        def solve(folder: Path, graph: str = "speccot", limit: int = 100, **options: Any) -> Result:
+            chosen: dict[str, Any] = {"graph": ROOT / f"graphs/{graph}.yaml", "input": TEST_SET, "limit": limit, "output": folder}
+            return portal.call(solve_on, engines, RunOptions(**chosen | options))
+
+        yield solve
+
+
+@pytest.fixture(scope="session")
+def vllm() -> None:
+    """Is it installed?"""
+    if find_spec("vllm") is None:
+        pytest.skip("vllm is not installed here")
+
+
+@pytest.fixture(scope="session")
+def vllm_engines(portal: BlockingPortal, vllm: None) -> Iterator[Mapping[str, Engine]]:
+    """The bundled pair, as `PLAIN` says."""
+    with portal.wrap_async_context_manager(open_vllm(PLAIN.specs())) as engines:
+        yield engines
+
+
+@pytest.fixture(scope="session")
+def speculating(portal: BlockingPortal, vllm: None) -> Iterator[Mapping[str, Engine]]:
+    """The target with each kind of speculation inside it: `ngram` and `draft_model`."""
+    specs = {"ngram": NGRAM.specs()["target"], "draft_model": DECODE.specs()["target"]}
+    with portal.wrap_async_context_manager(open_vllm(specs)) as engines:
+        yield engines
+
+
+@pytest.fixture(scope="session")
+def served_draft(vllm: None) -> Iterator[Running]:
+    """The bundled draft model on a vLLM server, as `draft`."""
+    with vllm_server(MODELS / "tiny-draft", "draft") as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def openai_engines(portal: BlockingPortal, served_draft: Running) -> Iterator[Mapping[str, Engine]]:
+    spec = OpenAISpec(model="draft", base_url=served_draft.base_url, tokenizer="bundled:tiny-draft")
+    with portal.wrap_async_context_manager(open_openai({"draft": spec})) as engines:
+        yield engines
+
+
+@pytest.fixture(scope="session")
+def greedy_run(solve_test_set: SolveTestSet, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run over 100 problems without any randomness, on torch engines that nobody disturbs."""
+    return solve_test_set(tmp_path_factory.mktemp("greedy") / "torch", settings=("temperature=0",)).folder

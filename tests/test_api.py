@@ -1,0 +1,404 @@
+"""The Python API: from scripts, threads, event loops and notebooks, over files and values, on engines of its own and of the caller's."""
+
+import asyncio
+import gc
+import json
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import AsyncIterator, Mapping
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any
+
+import anyio
+import anyio.lowlevel
+import anyio.to_thread
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import yaml
+
+import pipeline
+from pipeline import api
+from pipeline.data.problems import Problem
+from pipeline.engine import Candidate, Completion, EngineStatistics, Request, Usage
+from pipeline.engines.registry import open_engines
+from pipeline.engines.sim.tokenizer import SimTokenizer
+from pipeline.errors import EngineDead, GraphError, InputError, Unfinished, UsageError
+from pipeline.session.options import RunOptions, resume_options
+from pipeline.session.run import run
+from pipeline.trace.run_file import RunFile
+from tests.support.paths import ROOT, SIM
+
+PROBLEMS = [{"problem_id": f"p{i}", "problem": f"Problem number {i}?", "answer": str(i)} for i in range(12)]
+SPECCOT = ROOT / "graphs/speccot.yaml"
+
+
+def spoken(rows: Any) -> list[tuple[str, str | None, str]]:
+    return [(row.chain_id, row.answer, row.stop_reason) for row in rows]
+
+
+@pytest.fixture(scope="module")
+def solved() -> pipeline.Result:
+    return pipeline.solve("speccot", PROBLEMS, engines="sim-2xh100", batch_size=4, trace=True)
+
+
+class Echo:
+    """An engine of a caller's, of no event loop in particular: it answers after one turn of whatever loop asks."""
+
+    max_model_len, vocab_size = 1 << 16, 1 << 31
+
+    def __init__(self, role: str = "target", dies_after: int | None = None) -> None:
+        self.role, self.tokenizer, self.facts = role, SimTokenizer(), {}
+        self.asked, self.dies_after = 0, dies_after
+
+    async def generate(self, request: Request) -> Completion:
+        self.asked += 1
+        if self.dies_after is not None and self.asked > self.dies_after:
+            raise EngineDead(self.role, "it was told to")
+        await anyio.lowlevel.checkpoint()
+        text = "</think>\n\n\\boxed{7}"
+        candidate = Candidate(ids=tuple(self.tokenizer.encode(text)), text=text, cumulative_logprob=None, finish_reason="stop")
+        return Completion(candidates=(candidate,), usage=Usage(input_tokens=len(request.prompt_ids), output_tokens=len(candidate.ids)))
+
+    def statistics(self) -> EngineStatistics:
+        zeros: Any = dict.fromkeys(
+            ("running", "waiting", "kv_cache_usage", "input_tokens", "cached_input_tokens", "output_tokens", "busy_s"), 0
+        )
+        return EngineStatistics(requests=self.asked, **zeros)
+
+    async def aclose(self) -> None:
+        raise AssertionError("the caller closes what the caller opened")
+
+
+def test_public_names_are_there_and_few() -> None:
+    assert len(pipeline.__all__) <= 16
+    assert all(getattr(pipeline, name) is not None for name in pipeline.__all__)
+    assert set(pipeline.__all__) <= set(dir(pipeline))
+    with pytest.raises(AttributeError, match="no attribute 'slove'"):
+        pipeline.slove  # noqa: B018
+
+
+def test_a_result_has_typed_rows_in_the_order_of_the_problems(solved: pipeline.Result) -> None:
+    assert [row.problem_id for row in solved] == [row["problem_id"] for row in PROBLEMS]
+    assert len(solved) == solved.run.totals.chains_done == 12
+    assert all(isinstance(row, pipeline.ChainRow) and row.answer is not None for row in solved)
+    assert (solved.folder, solved.run.status, solved.accuracy) == (None, "finished", solved.run.totals.correct / 12)
+    assert {row.chain_id for row in solved.steps} == {row.chain_id for row in solved.calls} == {row.chain_id for row in solved}
+
+
+def test_tables_leave_as_arrow_and_pandas(solved: pipeline.Result) -> None:
+    for table in ("chains", "steps", "calls"):
+        arrow = solved.to_arrow(table)
+        assert arrow.num_rows == len(solved.to_pandas(table)) == len(getattr(solved, table)) > 0
+    assert solved.to_arrow().schema.field("chain_time_s").metadata == {b"unit": b"s"}
+    with pytest.raises(UsageError, match="no table 'rows'; a result has chains, steps, calls"):
+        solved.to_arrow("rows")
+    plain = pipeline.solve("speccot", PROBLEMS[:1], engines="sim-2xh100")
+    with pytest.raises(UsageError, match="calls of this run were not kept; give trace=True"):
+        plain.to_arrow("calls")
+
+
+def test_with_output_it_leaves_the_run_folder_of_the_command(solved: pipeline.Result, tmp_path: Path) -> None:
+    (tmp_path / "problems.jsonl").write_text("".join(json.dumps(row) + "\n" for row in PROBLEMS))
+    options = RunOptions(graph=SPECCOT, engines=SIM, input=tmp_path / "problems.jsonl", batch_size=4, output=tmp_path / "command")
+    run(options)
+    mine = pipeline.solve(SPECCOT, PROBLEMS, engines=SIM, batch_size=4, output=tmp_path / "mine")
+    assert sorted(path.name for path in (tmp_path / "mine").iterdir()) == sorted(
+        [*(path.name for path in (tmp_path / "command").iterdir()), "problems.jsonl"]
+    )
+    for table in ("chains", "steps", "calls"):
+        ours, theirs = (pq.read_table(tmp_path / name / table).drop_columns(["run_id"]) for name in ("mine", "command"))
+        # Which of two tasks of one instant goes first is not decided: the order of rows, and who was in flight with whom.
+        loose = [name for name in ours.column_names if name.endswith("unix_ns") or name.startswith(("in_flight", "waiting_"))]
+        order = [("chain_id", "ascending"), ("call_index" if table == "calls" else "chain_id", "ascending")]
+        assert ours.drop_columns(loose).sort_by(order).equals(theirs.drop_columns(loose).sort_by(order))
+    assert spoken(mine) == spoken(solved)
+    assert mine.to_arrow("calls").num_rows == len(solved.calls)
+    assert RunFile.read(tmp_path / "mine").encode() == mine.run.encode()
+
+
+def test_problems_may_be_a_file_mappings_or_problems(tmp_path: Path, solved: pipeline.Result) -> None:
+    pq.write_table(
+        pa.Table.from_pylist([{"question": row["problem"], "problem_id": row["problem_id"]} for row in PROBLEMS]), tmp_path / "p.parquet"
+    )
+    of_file = pipeline.solve("speccot", tmp_path / "p.parquet", engines="sim-2xh100", columns={"problem": "question"})
+    typed = [Problem(row=1, problem_id=row["problem_id"], problem=row["problem"], answer=row["answer"]) for row in PROBLEMS]
+    of_problems = pipeline.solve("speccot", iter(typed), engines="sim-2xh100")
+    assert spoken(of_file) == spoken(of_problems) == spoken(solved)
+    assert {row.correct for row in of_file} == {None}
+    assert [row.correct for row in of_problems] == [row.correct for row in solved]
+
+
+def test_values_of_arrays_and_frames_mean_what_they_hold() -> None:
+    import numpy as np
+
+    [row] = pipeline.solve("target", [{"problem": np.str_("One?"), "answer": np.int64(7)}], engines={"target": Echo()})
+    assert (row.reference_answer, row.correct) == ("7", True)
+
+
+def test_a_bad_problem_is_a_failed_chain(solved: pipeline.Result) -> None:
+    result = pipeline.solve("speccot", [PROBLEMS[0], {"problem": None}, {"question": "?"}], engines="sim-2xh100")
+    assert [row.error_type for row in result] == [None, "BadRow", "BadRow"]
+
+
+def test_graph_and_engines_may_be_values(solved: pipeline.Result) -> None:
+    raw = yaml.safe_load(SPECCOT.read_text())
+    engines = yaml.safe_load(SIM.read_text())
+    assert spoken(pipeline.solve(raw, PROBLEMS, engines=engines)) == spoken(solved)
+    plan = pipeline.load_graph("speccot", "sim-2xh100")
+    assert spoken(pipeline.solve(plan, PROBLEMS)) == spoken(solved)
+    specs = plan.engines
+    assert spoken(pipeline.solve("speccot", PROBLEMS, engines=specs)) == spoken(solved)
+
+
+def test_params_reach_the_graph_and_the_engines() -> None:
+    params = {"candidates": 2, "max_steps": 3, "engines.draft.max_in_flight": 1}
+    result = pipeline.solve("speccot", PROBLEMS, engines="sim-2xh100", params=params, trace=True)
+    assert {row.choice_count for row in result.calls if row.purpose == "draft"} == {2}
+    assert max(row.in_flight_engine for row in result.calls if row.engine == "draft") == 1
+    assert max(row.steps for row in result) == 3
+
+
+def wrong(**changes: Any) -> Any:
+    given: dict[str, Any] = {"graph": "speccot", "problems": PROBLEMS, "engines": "sim-2xh100"} | changes
+    return pipeline.solve(given.pop("graph"), given.pop("problems"), **given)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"graph": "specot"}, "did you mean `speccot`"),
+        ({"graph": {"name": "x", "engines": "tiny", "stages": {}}}, "graph: \\$.stages: holds no stage"),
+        ({"graph": {"nmae": "x"}}, "unknown key `nmae`; did you mean `name`"),
+        ({"engines": "sim-2xh10"}, "did you mean `sim-2xh100`"),
+        ({"engines": {"draft": {"backend": "sym"}}}, "unknown backend `sym`"),
+        ({"engines": {"draft": 5, "target": 5}}, "'draft' is a `int`; expected a mapping, a spec or an open engine"),
+        ({"engines": {"draft": Echo("draft")}}, "no engine named `target`"),
+        ({"engines": {"draft": Echo("draft"), "target": {"backend": "sim"}}}, "draft are open already and the others are specs"),
+        ({"params": {"candidatez": 3}}, "no param `candidatez`; did you mean `candidates`"),
+        ({"problems": 5}, "expected a path or an iterable of mappings, got `int`"),
+        ({"problems": PROBLEMS[0]}, "expected a path or an iterable of mappings, got `dict`"),
+        ({"problems": ["What?"]}, "item 1: expected a mapping with the key `problem`, got `str`"),
+        ({"problems": [{"problem": object()}]}, "item 1: cannot be written as JSON: a value is of type `object`"),
+        ({"problems": []}, "holds no rows"),
+        ({"problems": [PROBLEMS[0], PROBLEMS[0]]}, "problem_id 'p0' is taken by row 1 already"),
+        ({"problems": "none.jsonl"}, "no such file"),
+        ({"batch_size": 0}, "batch_size: expected `int` >= 1"),
+        ({"batch_size": "many"}, "batch_size: expected `int`, got `str`"),
+        ({"schedule": "piped"}, "schedule: invalid enum value 'piped'"),
+        ({"samples": 0}, "samples: expected `int` >= 1"),
+        ({"limit": -1}, "limit: expected `int` >= 1"),
+        ({"columns": {"question": "problem"}}, "no column of ours is named `question`"),
+        ({"resume": True}, "resume: name the run folder with output"),
+        ({"output": "/proc/x"}, "/proc/x"),
+    ],
+)
+def test_what_is_wrong_is_one_sentence_before_anything_starts(changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(UsageError, match=said) as raised:
+        wrong(**changes)
+    assert "\n" not in str(raised.value)
+
+
+def test_in_a_running_event_loop_and_in_a_thread(solved: pipeline.Result) -> None:
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    thresholds, argv = gc.get_threshold(), list(sys.argv)
+    found: list[pipeline.Result] = []
+
+    async def main() -> None:
+        found.append(pipeline.solve("speccot", PROBLEMS, engines="sim-2xh100"))
+
+    asyncio.run(main())
+    thread = threading.Thread(target=lambda: asyncio.run(main()))
+    thread.start()
+    thread.join()
+    assert [spoken(each) for each in found] == [spoken(solved)] * 2
+    assert {number: signal.getsignal(number) for number in handlers} == handlers
+    assert (gc.get_threshold(), sys.argv, found[0].run.command) == (thresholds, argv, [])
+
+
+@pytest.mark.parametrize("loop", ["asyncio", "trio"])
+def test_chains_come_as_they_finish(loop: str, solved: pipeline.Result) -> None:
+    async def main() -> list[pipeline.ChainRow]:
+        return [row async for row in pipeline.solve_async("speccot", PROBLEMS, engines="sim-2xh100", batch_size=4)]
+
+    rows = anyio.run(main, backend=loop)
+    assert sorted(spoken(rows)) == sorted(spoken(solved))
+    ends = [row.end_unix_ns for row in rows]
+    assert ends == sorted(ends)
+
+
+@pytest.mark.anyio
+async def test_engines_of_the_caller_live_in_the_callers_loop_and_stay_open(solved: pipeline.Result) -> None:
+    plan = pipeline.load_graph("speccot", "sim-2xh100")
+    async with open_engines(plan.engines) as engines:
+        for _ in range(2):
+            rows = [row async for row in pipeline.solve_async("speccot", PROBLEMS, engines=engines)]
+            assert sorted(spoken(rows)) == sorted(spoken(solved))
+        assert engines["target"].statistics().requests == 2 * sum(row.engine == "target" for row in solved.calls)
+    assert anyio.current_time() > 1  # the virtual clock of this test, seconds
+
+
+def test_engines_of_the_caller_serve_the_plain_call_too() -> None:
+    engine = Echo()
+    result = pipeline.solve("target", PROBLEMS[:3], engines={"target": engine})
+    assert {row.answer for row in result} == {"7"}
+    assert engine.asked == result.run.engine_statistics["target"].requests == 3
+
+
+def test_a_slow_reader_holds_new_chains_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(api, "UNREAD", 4)
+    engine, problems = Echo(), [{"problem": f"{i}?"} for i in range(400)]
+
+    async def main() -> None:
+        async with aclosing(pipeline.solve_async("target", problems, engines={"target": engine}, batch_size=2)) as chains:
+            await anext(chains)
+            for _ in range(2000):
+                await anyio.lowlevel.checkpoint()
+            assert engine.asked <= 1 + 4 + 2
+            assert len([row async for row in chains]) == 399
+
+    asyncio.run(main())
+
+
+def test_a_slow_reader_stops_simulated_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Held back or not, a simulated run is the same run."""
+    monkeypatch.setattr(api, "UNREAD", 1)
+
+    async def times(pause: bool) -> list[tuple[str, float]]:
+        found = []
+        async for row in pipeline.solve_async("speccot", PROBLEMS, engines="sim-2xh100", batch_size=2):
+            found.append((row.chain_id, row.chain_time_s))
+            for _ in range(200 if pause else 0):
+                await anyio.lowlevel.checkpoint()
+        return found
+
+    assert asyncio.run(times(True)) == asyncio.run(times(False))
+
+
+@pytest.mark.parametrize("how", ["break", "cancel"])
+@pytest.mark.parametrize("open_", [True, False])
+def test_leaving_early_ends_the_run_and_it_can_go_on(tmp_path: Path, how: str, open_: bool) -> None:
+    problems = [{"problem": f"Problem number {i}?"} for i in range(60)]
+    given: dict[str, Any] = {"batch_size": 2, "output": tmp_path / "run"}
+    given |= {"engines": {"target": Echo()}} if open_ else {"engines": "sim-2xh100"}
+
+    async def read(chains: AsyncIterator[pipeline.ChainRow], scope: anyio.CancelScope) -> None:
+        async for _ in chains:
+            if how == "break":
+                break
+            scope.cancel()
+
+    async def main() -> None:
+        with anyio.CancelScope() as scope:
+            async with aclosing(pipeline.solve_async("target", problems, **given)) as chains:
+                await read(chains, scope)
+        assert scope.cancelled_caught == (how == "cancel")
+        assert len(asyncio.all_tasks()) == 1
+
+    asyncio.run(main())
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("pipeline run")]
+    card = RunFile.read(tmp_path / "run")
+    assert card.status == "interrupted"
+    assert 1 <= card.totals.chains_done < 60
+    result = pipeline.solve("target", problems, **given, resume=True)
+    assert (len(result), result.run.status, len(result.run.sessions)) == (60, "finished", 2)
+    again = pipeline.solve("target", problems, **given, resume=True)
+    assert spoken(again) == spoken(result)
+
+
+def test_an_interrupt_of_the_caller_ends_the_run(tmp_path: Path) -> None:
+    class Interrupts(Echo):
+        async def generate(self, request: Request) -> Completion:
+            completion = await super().generate(request)
+            if self.asked == 3:
+                signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+                await anyio.sleep_forever()
+            return completion
+
+    with pytest.raises(KeyboardInterrupt):
+        pipeline.solve("target", PROBLEMS, engines={"target": Interrupts()}, batch_size=1, output=tmp_path / "run")
+    card = RunFile.read(tmp_path / "run")
+    assert (card.status, card.totals.chains_done) == ("interrupted", 2)
+
+
+def test_what_was_finished_is_not_lost_with_an_engine() -> None:
+    with pytest.raises(Unfinished, match="engine 'target' died: it was told to") as raised:
+        pipeline.solve("target", PROBLEMS, engines={"target": Echo(dies_after=5)}, batch_size=1)
+    result = raised.value.result
+    assert [row.answer for row in result][:5] == ["7"] * 5
+    assert (result.run.status, isinstance(raised.value.error, EngineDead)) == ("failed", True)
+
+    async def main() -> None:
+        chains = pipeline.solve_async("target", PROBLEMS, engines={"target": Echo(dies_after=5)}, batch_size=1)
+        answers: list[str | None] = []
+
+        async def read() -> None:
+            async for row in chains:
+                answers.append(row.answer)  # noqa: PERF401
+
+        with pytest.raises(EngineDead):
+            await read()
+        assert answers[:5] == ["7"] * 5
+        assert set(answers[5:]) == {None}
+
+    asyncio.run(main())
+
+
+def test_a_run_of_values_is_refused_by_the_command_that_could_not_go_on_with_it(tmp_path: Path) -> None:
+    pipeline.solve("target", PROBLEMS, engines={"target": Echo()}, output=tmp_path / "run")
+    with pytest.raises(InputError, match="started from Python with engines that stand in no file"):
+        resume_options(tmp_path / "run")
+    with pytest.raises(UsageError, match="is a run already"):
+        pipeline.solve("target", PROBLEMS, engines={"target": Echo()}, output=tmp_path / "run")
+
+
+def test_a_plan_takes_no_engines_or_params() -> None:
+    plan = pipeline.load_graph("speccot", "sim-2xh100")
+    with pytest.raises(UsageError, match="compiled already"):
+        pipeline.solve(plan, PROBLEMS, params={"candidates": 2})
+    with pytest.raises(GraphError, match="the key `model` is missing"):
+        pipeline.load_graph("speccot", {"draft": {"backend": "sim"}})
+
+
+WATCHED = """
+import sys
+written = []
+def hook(event, args):
+    if event == "open" and isinstance(args[0], (str, bytes)) and (set(str(args[1] or "")) & set("wax+") or (args[2] or 0) & 3):
+        written.append(str(args[0]))
+    if event in ("os.mkdir", "os.rename", "os.remove"):
+        written.append(str(args[0]))
+sys.dont_write_bytecode = True
+sys.addaudithook(hook)
+import pipeline
+problems = [{"problem": "One?", "answer": "1"}]
+assert len(pipeline.solve("speccot", problems, engines="sim-2xh100")) == 1
+print([name for name in written if not name.startswith("/dev/")])
+"""
+
+
+@pytest.mark.slow
+def test_without_output_nothing_touches_the_disk_and_nothing_is_printed(tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", WATCHED], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.stderr) == ("[]\n", "")
+    assert list(tmp_path.iterdir()) == []
+
+
+CELLS = (
+    "import pipeline\nproblems = [{'problem': f'{i}?', 'answer': str(i)} for i in range(4)]",
+    "result = pipeline.solve('speccot', problems, engines='sim-2xh100')\nlen(result), result.run.status",
+    "rows = [row async for row in pipeline.solve_async('speccot', problems, engines='sim-2xh100')]\nlen(rows)",
+    "result.to_pandas().shape[0]",
+)
+
+
+@pytest.mark.slow
+def test_in_the_kernel_of_a_notebook(tmp_path: Path) -> None:
+    nbclient, nbformat = pytest.importorskip("nbclient"), pytest.importorskip("nbformat")
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in CELLS])
+    nbclient.NotebookClient(notebook, timeout=60, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    said: list[Mapping[str, Any]] = [output for cell in notebook.cells for output in cell.outputs]
+    assert [output["data"]["text/plain"] for output in said] == ["(4, 'finished')", "4", "4"]

@@ -1,0 +1,40 @@
+"""One process at a time is at work in a run folder, however the one before it ended."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pipeline.errors import RunFolderError, UsageError
+from pipeline.trace.folder import LOCK, hold
+from tests.support.paths import ROOT
+
+HOLD = (
+    "import sys; from pathlib import Path; from pipeline.trace.folder import hold\nwith hold(Path(sys.argv[1])): print(flush=True); input()"
+)
+
+
+def test_a_folder_is_free_when_its_process_has_gone(tmp_path: Path) -> None:
+    folder = tmp_path / "new/run"
+    other = subprocess.Popen([sys.executable, "-c", HOLD, str(folder)], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert other.stdout is not None
+    other.stdout.readline()
+    with pytest.raises(UsageError) as caught, hold(folder):
+        pass
+    assert str(caught.value) == f"{folder}: process {other.pid} is at work in it; wait for its end"
+    other.kill()
+    other.communicate()
+    with hold(folder), pytest.raises(UsageError, match=r"process \d+ is at work"), hold(folder):
+        pass
+    with hold(folder):
+        assert [path.name for path in folder.iterdir()] == [LOCK]
+
+
+def test_a_folder_that_cannot_be_held(tmp_path: Path) -> None:
+    (tmp_path / LOCK).mkdir()
+    with pytest.raises(RunFolderError, match=r"cannot be written: "), hold(tmp_path):
+        pass
+    (tmp_path / "file").touch()
+    with pytest.raises(RunFolderError, match=r"file: cannot be written: file exists$"), hold(tmp_path / "file"):
+        pass
