@@ -11,6 +11,7 @@ MISFITS := torchvision torchaudio torchcodec
 comma := ,
 BIN := .venv/bin
 LONG := slow or torch or vllm or browser
+WORKERS ?= 2
 
 .PHONY: run check test lint bench vllm clean
 
@@ -19,11 +20,11 @@ run: .venv/ready
 
 # Lint, types, and the tests that load no model: minutes are for `make test`.
 check: lint
-	$(BIN)/python -m pytest -n 2 -m "not ($(LONG))"
+	$(BIN)/python -m pytest -n $(WORKERS) -m "not ($(LONG))"
 
 # One process has all that needs vLLM, whose engines are opened once.
 test: .venv/vllm check
-	$(BIN)/python -m pytest -n 2 --dist loadgroup -m "$(LONG)"
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup -m "$(LONG)"
 
 lint: .venv/ready
 	$(BIN)/ruff check .

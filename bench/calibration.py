@@ -26,7 +26,7 @@ from scipy.optimize import least_squares
 from pipeline.analysis.compare.cells import Table, plain
 from pipeline.analysis.compare.tables import markdown_table
 from pipeline.analysis.summary import summarize
-from pipeline.calibration.text import CORRELATION, accuracy_for
+from pipeline.calibration.recorded import CORRELATION, accuracy_for
 from pipeline.engines.sim.roofline import Roofline
 from pipeline.engines.sim.spec import SimSpec
 from pipeline.engines.sim.text import sim_answer

@@ -30,7 +30,7 @@ from pipeline.graph.plan import Plan
 from pipeline.reasoning.prompts import PromptBuilder
 from pipeline.runtime.chain_recorder import Clock
 from pipeline.runtime.executor import Executor, Settings
-from pipeline.runtime.schedule import SCHEDULES, Pipelined
+from pipeline.runtime.schedule import SCHEDULES, Pipelined, Schedule
 from pipeline.runtime.virtual_clock import VirtualClock
 from pipeline.session.preflight import load_plan
 from pipeline.stages.build import build_stages
@@ -92,7 +92,7 @@ class Bench(Struct, kw_only=True):
                 outcome = _outcome(Path(folder), wall, cpu)
         return outcome, {role: engine.requests for role, engine in recording.items()}
 
-    async def _execute(self, plan: Plan, engines: Mapping[str, Any], schedule: Pipelined, folder: Path, problems: list[Problem]) -> None:
+    async def _execute(self, plan: Plan, engines: Mapping[str, Any], schedule: Schedule, folder: Path, problems: list[Problem]) -> None:
         builders = {role: PromptBuilder(engine.tokenizer) for role, engine in engines.items()}
         stages = build_stages(plan, builders, "bench")
         settings = Settings(run_id="bench", seed=self.seed, virtual_time=self.virtual)

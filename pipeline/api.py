@@ -34,10 +34,9 @@ from pipeline.runtime.schedule import ScheduleName
 from pipeline.session.background import Background, TaskRun, ThreadRun
 from pipeline.session.loop import time_is_virtual
 from pipeline.session.options import RunOptions
-from pipeline.session.preflight import Preflight, checked, notices
+from pipeline.session.preflight import Preflight, notices, preflight
 from pipeline.session.replay import resolved
-from pipeline.session.run import Observer, Ready, solve_on, taken_up
-from pipeline.session.run import Result as SessionResult
+from pipeline.session.run import Observer, Ready, SessionResult, solve_on, taken_up
 from pipeline.session.run import solve as open_and_solve
 from pipeline.session.stop import Stop
 from pipeline.session.stream import ChainStream
@@ -304,11 +303,11 @@ def _prepared(
         "in_memory": tuple(name for name, value in values.items() if value),
     }
     try:
-        checked_options = msgspec.convert(given, RunOptions, dec_hook=lambda kind, value: kind(value))
+        valid = msgspec.convert(given, RunOptions, dec_hook=lambda kind, value: kind(value))
     except msgspec.ValidationError as error:
         what, _, where = str(error).partition(" - at `$.")
         raise UsageError(f"{where.rstrip('`')}: {what[0].lower()}{what[1:]}") from error
-    flight = checked(checked_options, plan, found, virtual=virtual if is_open else None, on_disk=False)
+    flight = preflight(valid, plan, found, virtual=virtual if is_open else None, on_disk=False)
     return _Job(flight=flight, engines=dict(engines) if is_open else None)  # type: ignore[arg-type]
 
 

@@ -22,9 +22,9 @@ FOLDERS: dict[Kind, Path] = {
 }
 
 
-def bundled_names(kind: Kind) -> list[str]:
-    """The names of all bundled files of this kind, sorted."""
-    return sorted(path.stem for path in FOLDERS[kind].glob("*.yaml"))
+def bundled_files(*kinds: Kind) -> dict[str, Path]:
+    """The bundled files of these kinds by name; where two kinds share a name the earlier one has it."""
+    return {path.stem: path for kind in reversed(kinds) for path in sorted(FOLDERS[kind].glob("*.yaml"))}
 
 
 def find_file(name: Path | str, *kinds: Kind, beside: Path = Path()) -> Path:
@@ -37,10 +37,9 @@ def find_file(name: Path | str, *kinds: Kind, beside: Path = Path()) -> Path:
     text, path = str(name), beside / name
     if text.endswith((".yaml", ".yml")) or os.sep in text or (os.path.exists(path) and not os.path.isdir(path)):
         return path
-    for kind in kinds:
-        if text in bundled_names(kind):
-            return FOLDERS[kind] / f"{text}.yaml"
+    known = bundled_files(*kinds)
+    if text in known:
+        return known[text]
     if os.path.isdir(path):
         return path  # reading it says what is wrong
-    known = [each for kind in kinds for each in bundled_names(kind)]
     raise UsageError(f"no {' or '.join(kinds)} is named `{text}` and there is no such file; {did_you_mean(text, known)}")

@@ -43,7 +43,7 @@ DOORS = {
     "latex2sympy2_extended": ["grading/worker"],
     "sympy": ["grading/worker"],
     "pyarrow": ["trace/", "data/", "session/resume", "analysis/", "report/", "export/", "api"],
-    "datasets": ["data/hub"],
+    "datasets": ["data/prepare"],
     "pynvml": ["machine"],
     "trio": ["session/"],
     "rich": ["cli/"],

@@ -9,7 +9,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline.bundled import FOLDERS, Kind, bundled_names, find_file
+from pipeline.bundled import FOLDERS, Kind, bundled_files, find_file
 from pipeline.data.recipe import find_recipe
 from pipeline.doctor import load_roles
 from pipeline.errors import GraphError, UsageError
@@ -32,7 +32,7 @@ NAMES: list[tuple[Kind, str, str]] = [
 @pytest.mark.parametrize(("kind", "name", "file"), NAMES)
 def test_a_name_means_the_file_of_this_repository(kind: Kind, name: str, file: str) -> None:
     assert find_file(name, kind) == ROOT / file
-    assert name in bundled_names(kind)
+    assert name in bundled_files(kind)
 
 
 @pytest.mark.parametrize("name", ["speccot.yaml", "folder/speccot", "./speccot", "none.yml"])

@@ -7,13 +7,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import msgspec
 from msgspec import Struct, structs
 
 from pipeline.analysis.resources import devices_of, engine_facts
 from pipeline.calibration.fit import Fit, fit_device
-from pipeline.calibration.recorded import read_recorded
-from pipeline.calibration.text import read_lengths, text_of
+from pipeline.calibration.recorded import read_calls, read_lengths, text_of
 from pipeline.engines.model_card import DTYPE_BYTES
 from pipeline.engines.model_card import read_card as read_model_card
 from pipeline.engines.models import resolve
@@ -27,7 +25,7 @@ UNIT_RATES = {"flops_per_s": 1e12, "bytes_per_s": 1e12, "overhead_s": 1e-3}
 
 
 class Calibration(Struct, frozen=True, kw_only=True):
-    """What one or several runs told."""
+    """Simulated engines that were fitted to one or several runs."""
 
     runs: tuple[RunFile, ...]
     specs: dict[str, SimSpec]
@@ -45,8 +43,8 @@ def calibrate(folders: Sequence[Path], most: int = MOST_CALLS) -> Calibration:
     """
     runs = tuple(RunFile.read(folder) for folder in folders)
     _check_same(folders, runs)
-    traces = [read_recorded(folder, most) for folder in folders]
-    lengths = read_lengths(folders[0])
+    traces = [read_calls(folder, most) for folder in folders]
+    lengths = read_lengths(folders[0], runs[0].plan)
     roles = [role for role in runs[0].engines if any(role in calls for calls in traces)]
     specs = {role: structs.replace(_spec(folders[0], runs[0], role), text=text_of(role, lengths)) for role in roles}
     fits: dict[str, Fit] = {}
@@ -68,11 +66,11 @@ def _check_same(folders: Sequence[Path], runs: Sequence[RunFile]) -> None:
 
 
 def _spec(folder: Path, run: RunFile, role: str) -> SimSpec:
-    """The engine as a simulated one, but for its rates."""
+    """The engine as a simulated one, but for its rates: those the fit must find, of a simulated run too."""
+    if isinstance(simulated := run.plan.engines[role], SimSpec):
+        return structs.replace(simulated, device=structs.replace(simulated.device, **UNIT_RATES))
     given: Mapping[str, Any] = run.engines[role]
     facts: Mapping[str, Any] = run.engine_facts.get(role, {})
-    if given["backend"] == "sim":
-        return _simulated(given)
     size = _size(folder, role, given, facts)
     seqs = given.get("max_num_seqs") or given["max_in_flight"]
     length = int(facts.get("max_model_len", 0)) or given.get("max_model_len") or size.pop("max_model_len") or 32768
@@ -89,13 +87,8 @@ def _spec(folder: Path, run: RunFile, role: str) -> SimSpec:
     )
 
 
-def _simulated(given: Mapping[str, Any]) -> SimSpec:
-    """The spec of a simulated run without its rates: the fit must find them again."""
-    spec = msgspec.convert({name: value for name, value in given.items() if name != "backend"}, SimSpec)
-    return structs.replace(spec, device=structs.replace(spec.device, **UNIT_RATES))
-
-
 def _size(folder: Path, role: str, given: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of a `SimSpec` that follow from the model's files; raises `InputError` where they are not on this machine."""
     card = read_model_card(resolve(role, str(given["model"])))
     dtype = str(facts.get("dtype") or card.dtype or "bfloat16")
     value_bytes = DTYPE_BYTES.get(dtype, 2)

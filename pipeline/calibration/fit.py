@@ -15,7 +15,7 @@ import numpy as np
 from msgspec import Struct, structs
 
 from pipeline.analysis.time.timeline import Array
-from pipeline.calibration.recorded import Recorded, durations, undisturbed
+from pipeline.calibration.recorded import TimedCall, durations, undisturbed
 from pipeline.engines.sim.cache import Node, PrefixCache
 from pipeline.engines.sim.device import Share, SimDevice
 from pipeline.engines.sim.scheduler import Job, Scheduler
@@ -23,7 +23,7 @@ from pipeline.engines.sim.spec import SimDeviceSpec, SimSpec
 from pipeline.errors import MissingExtra
 
 EVALUATIONS = 150
-Calls: TypeAlias = "Mapping[str, Sequence[Recorded]]"
+Calls: TypeAlias = "Mapping[str, Sequence[TimedCall]]"
 """Of one run, by role."""
 
 
@@ -38,28 +38,28 @@ class Fit(Struct, frozen=True):
 
 
 class RecordedCache(PrefixCache):
-    """Has of every prompt what was in the real cache."""
+    """Holds of every prompt what was in the real cache (`Job.reusable`), so it keeps nothing itself and drops nothing."""
 
     def __init__(self) -> None:
         super().__init__(1 << 60)
         self._all = Node((), None)
 
     def match(self, tokens: tuple[int, ...], most: int) -> tuple[Node, int]:
-        """All that may come from the cache does."""
+        """As many of `tokens` as were in the real cache."""
         return self._all, most
 
     def insert(self, node: Node, tokens: tuple[int, ...]) -> None:
-        """Nothing more is known."""
+        """See `PrefixCache.insert`."""
 
     def extend(self, node: Node, tokens: tuple[int, ...]) -> Node:
-        """Nor here."""
+        """See `PrefixCache.extend`."""
         return node
 
     def pin(self, node: Node) -> None:
-        """Nothing is dropped."""
+        """See `PrefixCache.pin`."""
 
     def unpin(self, node: Node) -> None:
-        """Nothing is dropped."""
+        """See `PrefixCache.unpin`."""
 
 
 def fit_device(specs: Mapping[str, SimSpec], traces: Sequence[Calls]) -> Fit:
@@ -119,7 +119,7 @@ def _share(device: SimDevice, spec: SimSpec) -> Share:
     return device.join(scheduler)
 
 
-def _job(number: int, call: Recorded) -> Job:
+def _job(number: int, call: TimedCall) -> Job:
     key = (max(call.lengths), call.submit_s, "", number)  # about what lanes tell engines: shortest expected service first
     prompt: Any = range(call.input_tokens)
     return Job(key, prompt, call.cached_tokens, call.lengths, (), lambda: None)

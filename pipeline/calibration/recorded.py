@@ -1,14 +1,21 @@
-"""The calls of a run as work for a simulated engine: when each came, its tokens, and how long it took. Trace files enter."""
+"""What a recorded run tells about engines that are to be like it: its calls as work, and the lengths of what was written as text.
 
+Trace files enter; calls (when each came, its tokens, how long it took) and a `SimTextSpec` for each role leave.
+"""
+
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from pipeline.analysis.time.timeline import Array
+from pipeline.engines.sim.spec import SimTextSpec
 from pipeline.errors import InputError
+from pipeline.graph.plan import Plan
+from pipeline.trace.events import UNFINISHED
 from pipeline.trace.read import read_batches
 
 ROUNDING_NS = 2
@@ -25,9 +32,11 @@ COLUMNS = (
     "choice_count",
     "output_token_ids",
 )
+CORRELATION = 0.5
+"""Of the candidates of a step: not to be told from a run with one number of candidates, so it is assumed."""
 
 
-class Recorded(Struct, frozen=True):
+class TimedCall(Struct, frozen=True):
     """One answered call."""
 
     stage: str
@@ -41,7 +50,7 @@ class Recorded(Struct, frozen=True):
     """Tokens sampled for each candidate; a scoring counts as one."""
 
 
-def read_recorded(run: Path, most: int) -> dict[str, list[Recorded]]:
+def read_calls(run: Path, most: int) -> dict[str, list[TimedCall]]:
     """Answered calls of each engine by the time at which they left, from the start up to the moment at which one engine has
     had `most`: until then all of them are there. Raises `InputError` where there are none."""
     rows: list[dict[str, Any]] = []
@@ -53,24 +62,24 @@ def read_recorded(run: Path, most: int) -> dict[str, list[Recorded]]:
         raise InputError(str(run), "has no answered call: there is nothing to calibrate by")
     rows.sort(key=lambda row: int(row["submit_unix_ns"]))
     start = rows[0]["submit_unix_ns"]
-    found: dict[str, list[Recorded]] = {row["engine"]: [] for row in rows}
+    found: dict[str, list[TimedCall]] = {row["engine"]: [] for row in rows}
     for row in rows:
         calls = found[row["engine"]]
         if len(calls) == most:
             break
-        calls.append(_recorded(row, start))
+        calls.append(_timed_call(row, start))
     return found
 
 
-def undisturbed(calls: Mapping[str, Sequence[Recorded]]) -> dict[str, Array]:
+def undisturbed(calls: Mapping[str, Sequence[TimedCall]]) -> dict[str, Array]:
     """Of each call, whether it had ended before the last of all left: the others met calls that are not here."""
     last = max(call.submit_s for listed in calls.values() for call in listed)
     ended = {role: np.array([call.submit_s + call.duration_s <= last for call in listed], bool) for role, listed in calls.items()}
     return {role: which if which.any() else ~which for role, which in ended.items()}
 
 
-def _recorded(row: Mapping[str, Any], start_ns: int) -> Recorded:
-    return Recorded(
+def _timed_call(row: Mapping[str, Any], start_ns: int) -> TimedCall:
+    return TimedCall(
         row["stage"],
         (row["submit_unix_ns"] - start_ns - ROUNDING_NS) / 1e9,
         row["e2e_latency_s"],
@@ -88,6 +97,112 @@ def _lengths(ids: Sequence[Sequence[int]], sampled: int) -> tuple[int, ...]:
     return tuple(lengths)
 
 
-def durations(calls: Sequence[Recorded]) -> Array:
-    """Seconds of each."""
+def durations(calls: Sequence[TimedCall]) -> Array:
+    """Seconds that each of `calls` took."""
     return np.array([call.duration_s for call in calls])
+
+
+class Moments(Struct, frozen=True):
+    """Mean of positive numbers, and the standard deviation of their logarithms."""
+
+    mean: float
+    sigma: float
+
+
+class Lengths(Struct, frozen=True, kw_only=True):
+    """Of what was written in a run, in tokens where nothing else is said; None where nothing of the kind was."""
+
+    drafters: frozenset[str]
+    """Roles that draft candidates."""
+    steps: Moments | None
+    """Steps of a thought."""
+    step_tokens: dict[str, Moments]
+    """By the role that wrote them, drafted candidates included."""
+    answer_tokens: float | None
+    acceptance: float | None
+    """Of steps whose candidates were verified, 0 to 1."""
+    candidates: float
+    """Drafted for a verified step, on average."""
+
+
+def read_lengths(run: Path, plan: Plan) -> Lengths:
+    """The lengths of what was written in the run folder of `plan`; raises `InputError`."""
+    tokens: dict[str, list[int]] = {}
+    verified = accepted = drafted = 0
+    columns = ["verify_kind", "decision", "source_engine", "step_token_ids", "candidate_tokens"]
+    for batch in read_batches(run, "steps", columns):
+        for row in batch.to_pylist():
+            lengths, writer = row["candidate_tokens"], row["source_engine"]
+            if row["decision"] != "guidance" and not lengths:
+                tokens.setdefault(writer, []).append(len(row["step_token_ids"]))
+            for role, length in zip(_drafters(plan.drafters, len(lengths), writer), lengths, strict=True):
+                tokens.setdefault(role, []).append(length)
+            verified += row["verify_kind"] is not None
+            accepted += row["decision"] == "accepted"
+            drafted += len(lengths) if row["verify_kind"] is not None else 0
+    return Lengths(
+        drafters=frozenset(plan.drafters),
+        steps=moments(_steps(run)),
+        step_tokens={role: found for role, lengths in tokens.items() if (found := moments(lengths)) is not None},
+        answer_tokens=_answer_tokens(run, plan),
+        acceptance=accepted / verified if verified else None,
+        candidates=drafted / verified if verified else 1.0,
+    )
+
+
+def _drafters(roles: Sequence[str], candidates: int, writer: str) -> Sequence[str]:
+    """The role of each candidate of a step: as the plan says; where it says something else, the first that drafts."""
+    return roles if len(roles) == candidates else [roles[0] if roles else writer] * candidates
+
+
+def text_of(role: str, lengths: Lengths) -> SimTextSpec:
+    """The text of one role. Where a run says nothing of something, another role's figure stands, or the default."""
+    text = SimTextSpec()
+    if lengths.steps is not None:
+        text = structs.replace(text, steps_mean=lengths.steps.mean, steps_sigma=min(lengths.steps.sigma, 3.0))
+    found = lengths.step_tokens.get(role) or next(iter(lengths.step_tokens.values()), None)
+    if found is not None:
+        text = structs.replace(text, step_tokens_mean=max(found.mean, 1.01), step_tokens_sigma=min(found.sigma, 3.0))
+    if lengths.answer_tokens is not None:
+        text = structs.replace(text, answer_tokens=max(round(lengths.answer_tokens), 1))
+    if lengths.acceptance is None:
+        return text
+    accuracy = accuracy_for(lengths.acceptance, lengths.candidates) if role in lengths.drafters else 1.0
+    return structs.replace(text, step_accuracy=accuracy, step_correlation=CORRELATION, verifier_accuracy=1.0)
+
+
+def moments(values: Sequence[int]) -> Moments | None:
+    """Of those that are positive; None of none."""
+    positive = np.array([value for value in values if value > 0], float)
+    if not len(positive):
+        return None
+    return Moments(float(positive.mean()), float(np.log(positive).std()))
+
+
+def accuracy_for(acceptance: float, candidates: float) -> float:
+    """The accuracy of a step for which a faultless verifier finds a right one among so many `acceptance` of the time.
+
+    Solved for a in 1 - acceptance = c (1 - a) + (1 - c) (1 - a)^N (`SimTextSpec`) by halving.
+    """
+    low, high = 0.0, 1.0
+    for _ in range(50):
+        middle = (low + high) / 2
+        wrong = CORRELATION * (1 - middle) + (1 - CORRELATION) * math.pow(1 - middle, candidates)
+        low, high = (middle, high) if wrong > 1 - acceptance else (low, middle)
+    return round(high, 6)
+
+
+def _steps(run: Path) -> list[int]:
+    found: list[int] = []
+    for batch in read_batches(run, "chains", ["steps", "stop_reason"]):
+        found += (row["steps"] for row in batch.to_pylist() if row["stop_reason"] not in UNFINISHED)
+    return found
+
+
+def _answer_tokens(run: Path, plan: Plan) -> float | None:
+    """Mean over the calls of stages that answer; None without any."""
+    answering = {stage.name for stage in plan.stages() if stage.spec.purpose == "answer"}
+    found: list[int] = []
+    for batch in read_batches(run, "calls", ["stage", "output_tokens", "error_type"]):
+        found += (row["output_tokens"] for row in batch.to_pylist() if row["stage"] in answering and row["error_type"] is None)
+    return float(np.mean(found)) if found else None

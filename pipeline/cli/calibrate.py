@@ -7,7 +7,7 @@ import click
 from pipeline.calibration.calibrate import MOST_CALLS
 from pipeline.calibration.calibrate import calibrate as calibrated
 from pipeline.calibration.engines_file import engines_file, fit_lines
-from pipeline.cli.main import tell
+from pipeline.cli.main import print_line
 from pipeline.errors import UsageError, reason
 from pipeline.files import new_file
 
@@ -30,5 +30,5 @@ def calibrate(runs: tuple[Path, ...], output: Path | None, calls: int, debug: bo
     except OSError as error:
         raise UsageError(f"--output {path}: cannot be written: {reason(error)}") from error
     for line in fit_lines(found):
-        tell(line)
-    tell(f"engines file: {path}")
+        print_line(line)
+    print_line(f"engines file: {path}")

@@ -11,7 +11,7 @@ from pipeline.analysis.compare.runs import read_runs
 from pipeline.analysis.compare.tables import as_csv, as_json, markdown
 from pipeline.analysis.quality.invariance import invariance as compare_chains
 from pipeline.analysis.quality.invariance import invariance_json, invariance_markdown
-from pipeline.cli.main import show
+from pipeline.cli.main import print_page
 from pipeline.errors import UsageError, reason
 from pipeline.files import new_file
 from pipeline.text import sanitize
@@ -53,7 +53,7 @@ def compare(runs: tuple[Path, ...], baseline: str | None, invariance: bool, form
                 draft.write_text(sanitize(forms[SUFFIXES[path.suffix]](found)))
         except OSError as error:
             raise UsageError(f"--output {path}: cannot be written: {reason(error)}") from error
-    show(forms[form](found))
+    print_page(forms[form](found))
 
 
 def _invariance(runs: tuple[Path, ...], baseline: str | None) -> Any:

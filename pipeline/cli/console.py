@@ -11,7 +11,7 @@ WIDTH = 110
 """Where there is no terminal that says its own."""
 
 
-class Plain(Console):
+class PlainConsole(Console):
     """Every string that is printed, or stands in a cell or a title, comes through `render_str`."""
 
     def __init__(self, *, stderr: bool = False) -> None:

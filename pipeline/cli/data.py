@@ -5,16 +5,16 @@ from pathlib import Path
 import click
 import msgspec
 
-from pipeline.bundled import bundled_names
-from pipeline.cli.main import say, show, tell
+from pipeline.bundled import bundled_files
+from pipeline.cli.main import print_line, print_notice, print_page
 from pipeline.data.prepare import Prepared
 from pipeline.data.prepare import prepare as start
-from pipeline.data.recipe import Recipe, find_recipe
+from pipeline.data.recipe import Recipe, find_recipe, load_recipe
 
 
 @click.group()
 def data() -> None:
-    """Prepare published data sets for runs. The recipes are in `datasets/`."""
+    """Prepare published data sets for runs, by bundled recipes or by your own."""
 
 
 @data.command()
@@ -32,8 +32,8 @@ def prepare(name: str, origin: str | None, output: Path | None, force: bool, as_
     recipe = find_recipe(name)
     prepared = start(recipe, origin, output or Path("data") / f"{recipe.name}.parquet", force)
     if prepared.mismatch:
-        say(f"warning: {prepared.origin}: {prepared.mismatch}; taken as it is, results are not comparable with the published ones")
-    show(msgspec.json.encode(prepared) if as_json else _sentence(prepared))
+        print_notice(f"warning: {prepared.origin}: {prepared.mismatch}; taken as it is, results are not comparable with the published ones")
+    print_page(msgspec.json.encode(prepared) if as_json else _sentence(prepared))
 
 
 def _sentence(prepared: Prepared) -> str:
@@ -48,12 +48,12 @@ def _sentence(prepared: Prepared) -> str:
 @click.option("--debug", is_flag=True, help="Show tracebacks.")
 def list_(as_json: bool, debug: bool) -> None:
     """List the data sets there are recipes for."""
-    recipes = [find_recipe(name) for name in bundled_names("data set")]
+    recipes = [load_recipe(path) for path in bundled_files("data set").values()]
     if as_json:
-        show(msgspec.json.encode(recipes, order="sorted"))
+        print_page(msgspec.json.encode(recipes, order="sorted"))
         return
     for cells in [("name", "problems", "grader", "from"), *map(_cells, recipes)]:
-        tell("  ".join(f"{cell:{width}}" for cell, width in zip(cells, (14, 8, 7, 0), strict=True)))
+        print_line("  ".join(f"{cell:{width}}" for cell, width in zip(cells, (14, 8, 7, 0), strict=True)))
 
 
 def _cells(recipe: Recipe) -> tuple[str, str, str, str]:

@@ -7,8 +7,8 @@ import msgspec
 from rich import box
 from rich.table import Table
 
-from pipeline.cli.console import Plain
-from pipeline.cli.main import show
+from pipeline.cli.console import PlainConsole
+from pipeline.cli.main import print_page
 from pipeline.doctor import Diagnosis, RoleState, diagnose
 from pipeline.engine import Finding, MemoryRow
 from pipeline.engines.cores import ranges
@@ -27,14 +27,14 @@ def doctor(engines: Path | None, settings: tuple[str, ...], as_json: bool, debug
     """
     diagnosis = diagnose(engines, settings)
     if as_json:
-        show(msgspec.json.encode(diagnosis, order="sorted"))
+        print_page(msgspec.json.encode(diagnosis, order="sorted"))
     else:
         _print(diagnosis)
     return 0 if diagnosis.healthy else 2
 
 
 def _print(diagnosis: Diagnosis) -> None:
-    console = Plain()
+    console = PlainConsole()
     console.print(_pairs("this machine", _machine_rows(diagnosis)))
     console.print(_backends(diagnosis))
     if diagnosis.engines_file is None:

@@ -6,7 +6,7 @@ import click
 import msgspec
 
 from pipeline.analysis.quality.failures import failures
-from pipeline.cli.main import show, tell
+from pipeline.cli.main import print_line, print_page
 
 
 @click.command()
@@ -20,11 +20,11 @@ def errors(run: Path, as_json: bool, debug: bool) -> None:
     """
     found = failures(run)
     if as_json:
-        show(msgspec.json.encode(found))
+        print_page(msgspec.json.encode(found))
         return
     if not found:
-        tell("no chain failed")
+        print_line("no chain failed")
     for failure in found:
         chains = ", ".join(failure.examples) + (", ..." if failure.count > len(failure.examples) else "")
-        tell(f"{failure.count} x {failure.error_type} in {failure.stage or 'no stage'}: {failure.message}")
-        tell(f"    {chains}")
+        print_line(f"{failure.count} x {failure.error_type} in {failure.stage or 'no stage'}: {failure.message}")
+        print_line(f"    {chains}")

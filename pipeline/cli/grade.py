@@ -10,7 +10,7 @@ import msgspec
 from rich.console import Console
 from rich.progress import Progress
 
-from pipeline.cli.main import show, tell
+from pipeline.cli.main import print_line, print_page
 from pipeline.errors import UsageError
 from pipeline.grading.grader import LIMIT_S
 from pipeline.rewards.score import Watch, score_run
@@ -65,10 +65,10 @@ def _check(ctx: click.Context, prm: Path | None) -> None:
 
 def _print(result: msgspec.Struct, lines: list[str], as_json: bool) -> None:
     if as_json:
-        show(msgspec.json.encode(result, order="sorted"))
+        print_page(msgspec.json.encode(result, order="sorted"))
     else:
         for line in lines:
-            tell(line)
+            print_line(line)
 
 
 def _lines(found: Regrade) -> list[str]:

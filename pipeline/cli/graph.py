@@ -1,26 +1,68 @@
-"""`pipeline graph GRAPH`: the compiled graph as a drawing, with a run's numbers on it."""
+"""`pipeline check GRAPH` and `pipeline graph GRAPH`: the compiled plan as text, JSON or a drawing. No engine starts."""
 
 from pathlib import Path
 from typing import Any
 
 import click
+import msgspec
 
-from pipeline.cli.main import say, show
+from pipeline.bundled import find_file
+from pipeline.cli.main import print_line, print_notice, print_page
 from pipeline.drawing.dot import dot, svg
 from pipeline.drawing.mermaid import mermaid
 from pipeline.drawing.recorded import engines_of, recorded
 from pipeline.drawing.sheet import sheet
 from pipeline.drawing.tally import Tally, tally
 from pipeline.drawing.text import text
+from pipeline.engines.registry import cautions
 from pipeline.errors import UsageError
 from pipeline.export.output import check_output, whole_file
-from pipeline.graph.plan import Plan
-from pipeline.redaction import redact
+from pipeline.graph.plan import Block, LoopNode, Plan
+from pipeline.redaction import redact, redact_all
 from pipeline.session.preflight import load_plan
 from pipeline.text import sanitize
 
 SUFFIXES = {".txt": "text", ".mmd": "mermaid", ".mermaid": "mermaid", ".svg": "svg", ".dot": "dot", ".gv": "dot"}
 FORMS = ("text", "mermaid", "svg", "dot")
+
+
+@click.command()
+@click.argument("graph", type=click.Path(path_type=Path))
+@click.option("--engines", type=click.Path(path_type=Path), metavar="FILE", help="Engines file instead of the graph's own, or replay:RUN.")
+@click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="A param, or engines.ROLE.NAME=VALUE.")
+@click.option("--json", "as_json", is_flag=True, help="Print the compiled plan as JSON.")
+@click.option("--debug", is_flag=True, help="Show tracebacks.")
+def check(graph: Path, engines: Path | None, settings: tuple[str, ...], as_json: bool, debug: bool) -> None:
+    """Check GRAPH, a file or a bundled name, and its engines, and print the compiled plan. Exit code 2 when something is wrong."""
+    plan = load_plan(graph, engines, settings)
+    for caution in cautions(plan.engines):
+        print_notice(caution)
+    if as_json:
+        print_page(msgspec.json.encode(redact_all(msgspec.to_builtins(plan)), order="sorted"))
+        return
+    print_line(f"{find_file(graph, 'graph')}: fine. Graph {plan.name}, digest {plan.digest}")
+    for line in _plan_lines(plan):
+        print_line(line)
+
+
+def _plan_lines(plan: Plan) -> list[str]:
+    """The plan as text: engines by role, then stages, those inside a loop indented."""
+    roles = [f"  {role}: {spec.__struct_config__.tag} {getattr(spec, 'model', '')}" for role, spec in plan.engines.items()]
+    return ["engines:", *roles, "stages, in the order they run:", *_block_lines(plan.block, "  ")]
+
+
+def _block_lines(block: Block, indent: str) -> list[str]:
+    lines: list[str] = []
+    for level in block.levels:
+        for node in level:
+            when = f" when {node.condition.stage} {'accepted' if node.condition.accepted else 'rejected'}" if node.condition else ""
+            if isinstance(node, LoopNode):
+                exits = ", ".join(name for name in node.until.__struct_fields__ if getattr(node.until, name))
+                lines += [f"{indent}{node.name}: repeat until {exits}{when}", *_block_lines(node.body, indent + "  ")]
+            else:
+                kind, engine = node.spec.__struct_config__.tag, getattr(node.spec, "engine", "")
+                lines.append(f"{indent}{node.name}: {kind} by {engine}{when}")
+    return lines
 
 
 @click.command()
@@ -42,7 +84,7 @@ def graph(graph: Path, run: Path | None, form: str | None, output: Path | None, 
         check_output(output, force)
     page = redact(_page(load_plan(graph, options["engines"], options["settings"]), run, form))
     if output is None:
-        show(page)
+        print_page(page)
         return
     with whole_file(output) as file:
         file.write(sanitize(page).encode())
@@ -69,5 +111,5 @@ def _page(plan: Plan, run: Path | None, form: str) -> str:
 def _with_run(plan: Plan, run: Path) -> tuple[Plan, dict[str, str], Tally]:
     found = recorded(plan, run)
     if found.differences:
-        say(f"{run} had {', '.join(found.differences)}: drawn as it was")
+        print_notice(f"{run} had {', '.join(found.differences)}: drawn as it was")
     return found.plan, found.engines, tally(run, found.plan, found.run)

@@ -15,8 +15,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from pipeline.cli.console import Plain
-from pipeline.cli.main import say
+from pipeline.cli.console import PlainConsole
+from pipeline.cli.main import print_notice
 from pipeline.session.run import View
 
 PANEL_PER_SECOND = 2
@@ -26,22 +26,23 @@ LINE_EVERY_S = 10.0
 def watch(view: View) -> AbstractContextManager[object]:
     """A display of `view` for as long as the context lasts."""
     meter = Meter(view)
-    console = Plain(stderr=True)
+    console = PlainConsole(stderr=True)
     if sys.stderr is not None and console.is_terminal:
         return Live(get_renderable=lambda: panel(meter), console=console, refresh_per_second=PANEL_PER_SECOND, transient=True)
-    return _lines(meter)
+    return _printed_lines(meter)
 
 
 @contextmanager
-def _lines(meter: "Meter") -> Iterator[None]:
+def _printed_lines(meter: "Meter") -> Iterator[None]:
+    """A line on stderr every `LINE_EVERY_S` seconds, by a thread of its own."""
     stop, view = threading.Event(), meter.view
-    say(f"{view.plan.name}: {view.chains} chains, {view.schedule}, batch size {view.batch_size}, in {view.folder}")
+    print_notice(f"{view.plan.name}: {view.chains} chains, {view.schedule}, batch size {view.batch_size}, in {view.folder}")
 
-    def speak() -> None:
+    def print_lines() -> None:
         while not stop.wait(LINE_EVERY_S):
-            say(line(meter))
+            print_notice(line(meter))
 
-    thread = threading.Thread(target=speak, name="progress", daemon=True)
+    thread = threading.Thread(target=print_lines, name="progress", daemon=True)
     thread.start()
     try:
         yield

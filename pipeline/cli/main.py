@@ -1,4 +1,7 @@
-"""The `pipeline` command: prints and sets exit codes, holds no logic. A command's module is imported when it is called."""
+"""The `pipeline` command: which commands there are, how they print, and the exit code that an error becomes.
+
+Commands only read options, call the package and print. A command's module is imported when it is called.
+"""
 
 import os
 import sys
@@ -15,24 +18,25 @@ from pipeline.redaction import redact
 from pipeline.text import one_line, sanitize
 
 COMMANDS = {
-    "run": "solve a data set",
-    "resume": "go on with a run that was stopped",
-    "check": "check a graph file",
-    "doctor": "say what this machine can run",
-    "data": "prepare data sets",
-    "grade": "grade a run's answers again, or its steps",
-    "errors": "group a run's failed chains by cause",
-    "compare": "put runs side by side",
-    "report": "write tables, plots and chains of runs into one HTML file",
-    "calibrate": "fit simulated engines to a run",
-    "sweep": "measure throughput by batch size",
-    "graph": "draw a graph, with a run's numbers on it",
-    "trace": "hand a run's trace to other programs",
+    "run": ("run", "solve a data set"),
+    "resume": ("run", "go on with a run that was stopped"),
+    "check": ("graph", "check a graph file"),
+    "doctor": ("doctor", "say what this machine can run"),
+    "data": ("data", "prepare data sets"),
+    "grade": ("grade", "grade a run's answers again, or its steps"),
+    "errors": ("errors", "group a run's failed chains by cause"),
+    "compare": ("compare", "put runs side by side"),
+    "report": ("report", "write tables, plots and chains of runs into one HTML file"),
+    "calibrate": ("calibrate", "fit simulated engines to a run"),
+    "sweep": ("sweep", "measure throughput by batch size"),
+    "graph": ("graph", "draw a graph, with a run's numbers on it"),
+    "trace": ("trace", "hand a run's trace to other programs"),
 }
+"""Each command with the module of this folder that holds a function of its name, and what it does."""
 
 
 class Commands(click.Group):
-    """Subcommands by module name, so that `--help` loads none of them."""
+    """Commands whose modules are imported when they are called, so that `--help` loads none of them."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -40,33 +44,34 @@ class Commands(click.Group):
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
         if name not in COMMANDS:
             return None
-        command: click.Command = getattr(import_module(f"pipeline.cli.{name}"), name)
+        module, _ = COMMANDS[name]
+        command: click.Command = getattr(import_module(f"pipeline.cli.{module}"), name)
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
-            formatter.write_dl(list(COMMANDS.items()))
+            formatter.write_dl([(name, what) for name, (_, what) in COMMANDS.items()])
 
 
-def say(text: str) -> None:
-    """A line on stderr, without secrets; a stderr that is closed or full never stops a run."""
+def print_notice(text: str) -> None:
+    """Print one line on stderr, without secrets; a stderr that is closed or full never stops a run."""
     if sys.stderr is not None:
         with suppress(OSError):
             print(one_line(redact(text)), file=sys.stderr, flush=True)
 
 
-def tell(text: str) -> None:
-    """A line on stdout."""
+def print_line(text: str) -> None:
+    """Print one line on stdout."""
     click.echo(one_line(text))
 
 
-def show(page: str | bytes) -> None:
-    """Lines on stdout, JSON among them: it stays the same JSON."""
+def print_page(page: str | bytes) -> None:
+    """Print text of several lines on stdout; JSON stays the same JSON."""
     text = page if isinstance(page, str) else page.decode()
     click.echo(sanitize(text), nl=not text.endswith("\n"))
 
 
-def leave(code: int) -> NoReturn:
+def exit_now(code: int) -> NoReturn:
     """End the process now: an abandoned thread, such as a download that was interrupted, must not hold it."""
     with suppress(OSError, AttributeError):
         sys.stdout.flush()
@@ -80,15 +85,18 @@ def cli() -> None:
 
 
 def main() -> None:
-    """Entry point."""
-    code = perform(sys.argv[1:])
+    """The entry point of the console script: run the command of this process, then end it."""
+    code = run_command(sys.argv[1:])
     if code in (1, 130):
-        leave(code)
+        exit_now(code)
     sys.exit(code)
 
 
-def perform(arguments: Sequence[str]) -> int:
-    """Carry a command out; its exit code. One sentence on stderr for every error of ours, a traceback only with `--debug`."""
+def run_command(arguments: Sequence[str]) -> int:
+    """Run the command that `arguments` name and return its exit code.
+
+    Errors of this package are one sentence on stderr, with `--debug` a traceback.
+    """
     try:
         return cli(list(arguments), standalone_mode=False) or 0
     except SystemExit as ending:
@@ -96,18 +104,18 @@ def perform(arguments: Sequence[str]) -> int:
     except (click.exceptions.Abort, Interrupted):
         return 130
     except click.ClickException as error:
-        said = StringIO()
-        error.show(said)
-        for line in said.getvalue().splitlines():
-            say(line)
+        usage = StringIO()
+        error.show(usage)
+        for line in usage.getvalue().splitlines():
+            print_notice(line)
         return error.exit_code
     except PipelineError as error:
         if "--debug" in arguments:
             raise
-        say(f"error: {error}")
+        print_notice(f"error: {error}")
         return 1 if isinstance(error, RunError) else 2
     except OSError as error:
         if "--debug" in arguments:
             raise
-        say(f"error: {error.filename or 'output'}: {reason(error)}")
+        print_notice(f"error: {error.filename or 'output'}: {reason(error)}")
         return 1

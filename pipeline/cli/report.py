@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from pipeline.cli.main import tell
+from pipeline.cli.main import print_line
 from pipeline.report.extra import load
 
 
@@ -29,4 +29,4 @@ def report(runs: tuple[Path, ...], output: Path | None, chains: int, bins: int, 
     page = load("report")
     place = page.place_for(runs, output)
     page.write(place, page.report(runs, page.ReportOptions(chains=chains, bins=bins)))
-    tell(f"report: {place} ({place.stat().st_size / 1e6:.1f} MB), to open in a browser")
+    print_line(f"report: {place} ({place.stat().st_size / 1e6:.1f} MB), to open in a browser")

@@ -1,6 +1,8 @@
-"""`pipeline run GRAPH --input FILE`: options in, a run folder, a live view and a summary out."""
+"""`pipeline run GRAPH --input FILE` and `pipeline resume RUN`: options in, a run folder, a live view and a summary out."""
 
+import json
 import os
+import shlex
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,20 +11,24 @@ from typing import NoReturn
 
 import click
 import msgspec
+from rich import box
+from rich.table import Table as RichTable
 
+from pipeline.analysis.compare.cells import Table
 from pipeline.analysis.resources import answers, engine_facts
 from pipeline.analysis.summary import summarize
+from pipeline.analysis.summary_tables import engines, facts, stages
 from pipeline.cli import live
-from pipeline.cli.main import say, show
+from pipeline.cli.console import PlainConsole
+from pipeline.cli.main import print_line, print_notice, print_page
 from pipeline.cli.signals import restored_handlers, stop_on_signal
-from pipeline.cli.summary import print_summary
 from pipeline.errors import reason
 from pipeline.runtime.schedule import SCHEDULES
 from pipeline.session.loop import rare_collection
-from pipeline.session.options import RunOptions
+from pipeline.session.options import RunOptions, resume_options
 from pipeline.session.replay import shortfall
 from pipeline.session.resume import MAY_DRIFT
-from pipeline.session.run import Observer
+from pipeline.session.run import Observer, SessionResult
 from pipeline.session.run import run as start
 
 
@@ -46,18 +52,6 @@ column_option = click.option(
 )
 
 
-@contextmanager
-def _whoever_reads() -> Iterator[None]:
-    """A reader that has gone (`| head`) does not change how the run ended. rich exits by itself when it meets that."""
-    try:
-        yield
-        sys.stdout.flush()
-    except (OSError, SystemExit) as error:
-        if isinstance(error, OSError) and not isinstance(error, BrokenPipeError):
-            say(f"the summary could not be printed: {reason(error)}")
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
 @click.command()
 @click.argument("graph", type=click.Path(path_type=Path))
 @click.option(
@@ -78,32 +72,93 @@ def _whoever_reads() -> Iterator[None]:
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
 @click.option("--debug", is_flag=True, help="Show tracebacks.")
 def run(graph: Path, input_: Path, as_json: bool, debug: bool, **options: object) -> None:
-    """Solve the problems of a file with GRAPH.
+    """Solve the problems of a file with GRAPH: a graph file, or the name of a bundled one, such as speccot.
 
     Exit codes: 0 all chains finished, 1 the run could not go on, 2 graph, options or input are wrong and nothing was
     started, 3 some chains failed and are recorded as such, 130 interrupted. After 1 and 130 `pipeline resume` goes on.
     """
-    carry_out(RunOptions(graph=graph, input=input_, **options), as_json)  # type: ignore[arg-type]
+    solve_and_exit(RunOptions(graph=graph, input=input_, **options), as_json)  # type: ignore[arg-type]
 
 
-def carry_out(options: RunOptions, as_json: bool) -> NoReturn:
-    """Run, show how it goes, print the summary, say what to do next, exit."""
+@click.command()
+@click.argument("run", type=click.Path(path_type=Path), metavar="RUN")
+@click.option("--retry-failed", is_flag=True, help="Failed chains too.")
+@click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
+@click.option("--debug", is_flag=True, help="Show tracebacks.")
+def resume(run: Path, retry_failed: bool, as_json: bool, debug: bool) -> None:
+    """Go on with the run in folder RUN, with the options it was started with.
+
+    Finished chains are kept, the others go on where they were. To change the engines or the batch size on the way, repeat
+    the whole command with `pipeline run ... --output RUN --resume --allow-drift engines`.
+    """
+    solve_and_exit(resume_options(run, retry_failed=retry_failed), as_json)
+
+
+def solve_and_exit(options: RunOptions, as_json: bool) -> NoReturn:
+    """Solve with a live view, print the summary and how to go on, and end with the run's exit code."""
     with restored_handlers(), rare_collection():
-        result = start(options, Observer(watch=live.watch, tell=say), attend=stop_on_signal, command=sys.argv)
+        result = start(options, Observer(watch=live.watch, tell=print_notice), attend=stop_on_signal, command=sys.argv)
     assert result.folder is not None, "the run of a command has a folder"
     if result.nothing_to_do:
-        say(f"{result.folder} is finished: there is nothing to resume")
-    with _whoever_reads():
-        summary = summarize(result.folder)
-        if as_json:
-            show(msgspec.json.encode(summary, order="sorted"))
-        else:
-            made = answers(engine_facts(result.run).values())
-            print_summary(summary, result.folder, simulated=result.run.virtual_time, answers=made)
-    if said := shortfall(result.run):
-        say(said)
+        print_notice(f"{result.folder} is finished: there is nothing to resume")
+    with _stdout_may_close():
+        _print_summary(result, result.folder, as_json)
+    if sentence := shortfall(result.run):
+        print_notice(sentence)
     if result.error is not None:
         if result.run.status == "failed":
-            say(f"error: {result.error}")
-        say(f"{result.run.status}; to go on: pipeline resume {result.folder}")
+            print_notice(f"error: {result.error}")
+        print_notice(f"{result.run.status}; to go on: pipeline resume {result.folder}")
     sys.exit(result.exit_code)
+
+
+@contextmanager
+def _stdout_may_close() -> Iterator[None]:
+    """Let a reader of stdout go away (`| head`) without changing how the run ended. rich exits by itself when it meets that."""
+    try:
+        yield
+        sys.stdout.flush()
+    except (OSError, SystemExit) as error:
+        if isinstance(error, OSError) and not isinstance(error, BrokenPipeError):
+            print_notice(f"the summary could not be printed: {reason(error)}")
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _print_summary(result: SessionResult, folder: Path, as_json: bool) -> None:
+    """Print what is in the run folder: as JSON, or as tables and how to open it."""
+    summary = summarize(folder)
+    if as_json:
+        print_page(msgspec.json.encode(summary, order="sorted"))
+        return
+    run, console = result.run, PlainConsole()
+    console.print(_facts(facts(summary, simulated=run.virtual_time, answers=answers(engine_facts(run).values()))))
+    console.print(_numbers(engines(summary)))
+    console.print(_numbers(stages(summary)))
+    print_line(f"answers: {folder}/chains/*.parquet (steps/ and calls/ beside it). To look at them:")
+    place, columns = json.dumps(str(folder / "chains"), ensure_ascii=False), '["problem_id", "answer", "correct"]'
+    code = f"import pyarrow.parquet as p; print(p.read_table({place}, columns={columns}))"
+    print_line(f"  {os.path.relpath(sys.executable)} -c {shlex.quote(code)}")
+
+
+def _facts(table: Table) -> RichTable:
+    """A table of two columns without a head, under its title."""
+    shown = RichTable(title=table.title, box=box.SIMPLE, show_header=False)
+    shown.add_column(style="bold")
+    shown.add_column()
+    return _filled(shown, table)
+
+
+def _numbers(table: Table) -> RichTable:
+    """A table without a title: names, and numbers to their right."""
+    first, *others = table.columns
+    shown = RichTable(box=box.SIMPLE_HEAD, pad_edge=False)
+    shown.add_column(first, style="bold")
+    for name in others:
+        shown.add_column(name, justify="right")
+    return _filled(shown, table)
+
+
+def _filled(shown: RichTable, table: Table) -> RichTable:
+    for row in table.rows:
+        shown.add_row(*row)
+    return shown

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 import anyio
 
-from pipeline.cli.main import say
+from pipeline.cli.main import print_notice
 from pipeline.session.stop import Stop
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -34,7 +34,7 @@ async def stop_on_signal(stop: Stop, *, task_status: anyio.abc.TaskStatus[None])
         task_status.started()
         await anext(signals)
         if stop.drain():
-            say(DRAINING)
+            print_notice(DRAINING)
             with anyio.move_on_after(DRAIN_S):
                 await anext(signals)
     _abort(stop)

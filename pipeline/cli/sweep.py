@@ -10,7 +10,7 @@ from pipeline.analysis.compare.tables import markdown_table
 from pipeline.analysis.points import Point
 from pipeline.analysis.sweep_tables import crossings, sweep_tables
 from pipeline.cli import live
-from pipeline.cli.main import say, show
+from pipeline.cli.main import print_notice, print_page
 from pipeline.cli.run import column_option
 from pipeline.cli.signals import restored_handlers, stop_at_first_signal
 from pipeline.errors import MissingExtra
@@ -23,7 +23,7 @@ from pipeline.sweep.sweep import sweep as start
 
 
 class Listed(click.ParamType[Any]):
-    """Values of one type, with commas between them."""
+    """Several values of one type, with commas between them."""
 
     name = "list"
 
@@ -73,7 +73,12 @@ def _vary(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -
 )
 @click.option("--vary", multiple=True, callback=_vary, metavar="NAME=VALUE,...", help="A param and its values: candidates=1,2,5.")
 @click.option("--repeats", type=click.IntRange(1, 1000), default=3, show_default=True, help="Runs of every point; simulated ones: 1.")
-@click.option("--baseline", type=click.Path(path_type=Path), metavar="GRAPH", help="The target alone.  [default: target.yaml beside GRAPH]")
+@click.option(
+    "--baseline",
+    type=click.Path(path_type=Path),
+    metavar="GRAPH",
+    help="The target alone.  [default: target.yaml beside GRAPH, else the bundled one]",
+)
 @click.option("--engines", type=click.Path(path_type=Path), metavar="FILE", help="Engines file instead of the graphs' own.")
 @click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="A param of any of the graphs, or engines.ROLE.NAME=VALUE.")
 @column_option
@@ -89,32 +94,33 @@ def sweep(graphs: tuple[Path, ...], input_: Path, debug: bool, **options: Any) -
     Engines are started once; every point is a run folder of its own under DIR/runs, all points are rows of DIR/points.parquet.
     Exit codes as of `run`.
     """
-    observer = Observer(watch=live.watch, tell=say) if sys.stderr.isatty() else Observer(tell=say)
+    observer = Observer(watch=live.watch, tell=print_notice) if sys.stderr.isatty() else Observer(tell=print_notice)
     with restored_handlers(), rare_collection():
-        result = start(SweepOptions(graphs=graphs, input=input_, **options), observer, _told, attend=stop_at_first_signal)
+        result = start(SweepOptions(graphs=graphs, input=input_, **options), observer, _print_point, attend=stop_at_first_signal)
     if result.points:
-        show("\n\n".join(map(markdown_table, sweep_tables(result.points))) + "\n\n" + "\n".join(crossings(result.points)) + "\n")
+        print_page("\n\n".join(map(markdown_table, sweep_tables(result.points))) + "\n\n" + "\n".join(crossings(result.points)) + "\n")
         _write_report(result.folder)
-    say(f"{len(result.points)} of {result.planned} points in {result.folder}")
+    print_notice(f"{len(result.points)} of {result.planned} points in {result.folder}")
     if result.error is not None:
-        say(f"error: {result.error}")
-        say(f"to go on: the same command with --output {result.folder} --resume")
+        print_notice(f"error: {result.error}")
+        print_notice(f"to go on: the same command with --output {result.folder} --resume")
     sys.exit(result.exit_code)
 
 
 def _write_report(folder: Path) -> None:
-    """The curves; without the extra that draws them, a sentence about it."""
+    """Write the sweep's report; without the extra that draws the curves, print how to get it."""
     try:
         page = load("report")
     except MissingExtra as error:
-        say(f"no report: {error}; then pipeline report {folder}")
+        print_notice(f"no report: {error}; then pipeline report {folder}")
         return
     place = page.place_for([folder], None)
     page.write(place, page.sweep_report(folder))
-    say(f"report: {place}")
+    print_notice(f"report: {place}")
 
 
-def _told(number: int, planned: int, point: Point) -> None:
+def _print_point(number: int, planned: int, point: Point) -> None:
     limit = f", {point.over_limit:.2f} x limit" if point.over_limit else ""
+    tail = f"{point.tail_s:.3g} s of {point.wall_s:.3g} s tail"
     where = f"{point.curve}, batch size {point.batch_size}, repeat {point.repeat}"
-    say(f"{number}/{planned} {where}: {point.problems_per_s:.3g} problems/s, {point.tail_s:.3g} s of {point.wall_s:.3g} s tail{limit}")
+    print_notice(f"{number}/{planned} {where}: {point.problems_per_s:.3g} problems/s, {tail}{limit}")

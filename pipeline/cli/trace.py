@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from pipeline.cli.main import tell
+from pipeline.cli.main import print_line
 from pipeline.errors import MissingExtra, UsageError
 from pipeline.export.output import check_output
 from pipeline.trace.read import check_folder
@@ -69,15 +69,15 @@ def _exporter(form: str) -> Any:
 def _write(exporter: Any, form: str, run: Path, target: Path, texts: bool) -> None:
     if form == "perfetto":
         drawn = exporter.export(run, target)
-        tell(f"{target}: {drawn.calls:,} calls, {drawn.size / 1e6:,.1f} MB; open it in https://ui.perfetto.dev")
+        print_line(f"{target}: {drawn.calls:,} calls, {drawn.size / 1e6:,.1f} MB; open it in https://ui.perfetto.dev")
     else:
         sent = exporter.export(run, exporter.to_file(target), texts)
-        tell(f"{target}: {_count(sent)}, {target.stat().st_size / 1e6:,.1f} MB")
+        print_line(f"{target}: {_count(sent)}, {target.stat().st_size / 1e6:,.1f} MB")
 
 
 def _send(exporter: Any, run: Path, endpoint: str, texts: bool) -> None:
     exporter.check_endpoint(endpoint)
-    tell(f"{endpoint}: {_count(exporter.export(run, exporter.to_server(endpoint), texts))}")
+    print_line(f"{endpoint}: {_count(exporter.export(run, exporter.to_server(endpoint), texts))}")
 
 
 def _count(sent: Any) -> str:

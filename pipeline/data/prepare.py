@@ -4,6 +4,7 @@ All rows are read and checked before a byte is written: what is there afterwards
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from importlib import import_module
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,12 +15,10 @@ import pyarrow.parquet as pq
 from msgspec import Struct
 
 from pipeline.bundled import FOLDERS
-from pipeline.data.canonical import CanonicalRow, Reader, canonical_digest
-from pipeline.data.hub import hub_rows
 from pipeline.data.problems import kind_of
-from pipeline.data.recipe import Recipe
+from pipeline.data.recipe import CanonicalRow, Hub, Recipe, RowReader, canonical_digest
 from pipeline.data.rows import DAMAGE, Flaw, Record, Source, open_source
-from pipeline.errors import InputError, UsageError, reason
+from pipeline.errors import InputError, UsageError, install_command, reason
 from pipeline.files import new_file
 from pipeline.text import storable
 
@@ -51,7 +50,7 @@ def prepare(recipe: Recipe, origin: str | None, output: Path, force: bool = Fals
     `force` writes although rows or digest differ from the recipe's, and over another file. A wrong row is always refused.
     """
     if output.suffix != ".parquet" or output.is_dir() or storable(str(output)) != str(output):
-        raise UsageError(f"{output}: expected the name of a file that ends in .parquet, in UTF-8")
+        raise UsageError(f"{output}: expected the name of a file that ends in .parquet")
     published = _open(recipe, origin)
     where = published.where
     rows, left_out = _read(recipe, published)
@@ -87,7 +86,7 @@ def _open(recipe: Recipe, origin: str | None) -> _Published:
     if origin == HUB:
         if recipe.hub is None:
             raise UsageError(f"--from hub: {recipe.name} is not on the hub; give a file: --from PATH")
-        return _Published(f"hub: {recipe.hub.id}", {}, enumerate(hub_rows(recipe.hub), 1))
+        return _Published(f"hub: {recipe.hub.id}", {}, enumerate(_hub_rows(recipe.hub), 1))
     if origin is None and recipe.file is None:
         hub = f", or --from hub to download {recipe.hub.id}" if recipe.hub else ""
         raise UsageError(f"{recipe.name} is not bundled; give its file as published: --from PATH{hub}")
@@ -97,6 +96,23 @@ def _open(recipe: Recipe, origin: str | None) -> _Published:
         return _Published(str(path), {}, enumerate(array, 1))
     source = open_source(path)
     return _Published(str(path), source.names, _records(source, path, recipe.columns()))
+
+
+def _hub_rows(hub: Hub) -> Iterator[dict[str, Any]]:
+    """Rows as published on the hub, downloaded or from the cache of the library `datasets`, an optional extra.
+
+    Raises `UsageError` without the library, `InputError` without the data.
+    """
+    try:
+        load = import_module("datasets").load_dataset
+    except (ImportError, AttributeError) as error:  # AttributeError: where it is not installed, a folder `datasets` passes for it
+        remedy = f"{install_command('data')}, or download the data set and give its file: --from PATH"
+        raise UsageError(f"--from hub: the library `datasets` is not installed; {remedy}") from error
+    try:
+        yield from load(hub.id, hub.config, split=hub.split, revision=hub.revision)
+    except Exception as error:  # whatever its HTTP client, its file systems and its formats raise
+        text = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+        raise InputError(f"hub: {hub.id}", f"cannot be read: {text}; or download it and give its file: --from PATH") from error
 
 
 def _records(source: Source, path: Path, columns: tuple[str, ...]) -> Iterator[tuple[int, Record]]:
@@ -124,7 +140,7 @@ def _array(path: Path) -> list[Record] | None:
 
 def _read(recipe: Recipe, published: _Published) -> tuple[list[CanonicalRow], int]:
     """All rows of the recipe, and how many are left out; raises `InputError` that names the rows that are wrong."""
-    reader, left_out = Reader(recipe, published.names), 0
+    reader, left_out = RowReader(recipe, published.names), 0
     rows: dict[str, CanonicalRow] = {}
     numbers: dict[str, int] = {}
     flaws: dict[int, str] = {}

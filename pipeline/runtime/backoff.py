@@ -11,7 +11,7 @@ LONGEST_OBEYED_S = 300.0
 
 def backoff_s(name: str, attempt: int, retry_after_s: float | None = None) -> float:
     """Seconds to wait after `attempt` (from 0) failed: exponential, spread by the name of what failed between half and all
-    of it, so that calls refused together do not come back together; not less than the engine asked for."""
+    of it, so that calls which were refused together do not come back together; not less than the engine asked for."""
     longest = min(LONGEST_BACKOFF_S, FIRST_BACKOFF_S * float(2**attempt))
-    luck = int.from_bytes(hashlib.blake2b(f"{name}\0{attempt}".encode(), digest_size=4).digest()) / (1 << 32)
-    return max(longest * (1 + luck) / 2, min(retry_after_s or 0.0, LONGEST_OBEYED_S))
+    spread = int.from_bytes(hashlib.blake2b(f"{name}\0{attempt}".encode(), digest_size=4).digest()) / (1 << 32)
+    return max(longest * (1 + spread) / 2, min(retry_after_s or 0.0, LONGEST_OBEYED_S))

@@ -10,7 +10,7 @@ from pipeline.graph.plan import Block, LoopNode, StageNode
 from pipeline.reasoning.chain import Chain
 from pipeline.runtime.chain_recorder import ChainRecorder, Clock, StageLabel
 from pipeline.runtime.dispatch import Dispatcher
-from pipeline.runtime.schedule import Pipelined
+from pipeline.runtime.schedule import Schedule
 from pipeline.stages.base import Stage
 
 
@@ -22,7 +22,7 @@ class RunContext:
         stages: Mapping[str, Stage],
         labels: Mapping[str, StageLabel],
         dispatchers: Mapping[str, Dispatcher],
-        schedule: Pipelined,
+        schedule: Schedule,
         clock: Clock,
     ) -> None:
         self.stages, self.labels, self.dispatchers, self.schedule, self.clock = stages, labels, dispatchers, schedule, clock

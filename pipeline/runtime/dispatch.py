@@ -42,7 +42,7 @@ class Dispatcher:
             self._start()
 
     async def watch(self) -> None:
-        """Give up attempts that take too long, and see to the engine's life, until cancelled."""
+        """Give up attempts that take too long, and keep the engine alive, until cancelled."""
         await self._caller.watch()
 
     async def _wait(self, call: Call, record: ChainRecorder, ready: float) -> float:
@@ -54,7 +54,7 @@ class Dispatcher:
             if not call.started:
                 call.gate = anyio.Event()
                 await call.gate.wait()
-            if self._caller.supervisor.away:
+            if self._caller.supervisor.down:
                 await self._caller.supervisor.wait_ready()
         finally:
             now = self._clock.now()

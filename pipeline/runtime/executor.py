@@ -23,7 +23,7 @@ from pipeline.runtime.chain_runner import ChainRunner, RunContext
 from pipeline.runtime.dispatch import Dispatcher
 from pipeline.runtime.resume_state import ResumeState
 from pipeline.runtime.rows import RowSink
-from pipeline.runtime.schedule import Pipelined
+from pipeline.runtime.schedule import Schedule
 from pipeline.stages.base import Stage
 from pipeline.tasks import unwrapped
 
@@ -49,7 +49,7 @@ class Executor:
         stages: Mapping[str, Stage],
         engines: Mapping[str, Engine],
         builders: Mapping[str, PromptBuilder],
-        schedule: Pipelined,
+        schedule: Schedule,
         recorder: RowSink,
         clock: Clock,
         settings: Settings,

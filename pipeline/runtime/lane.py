@@ -1,4 +1,9 @@
-"""Where calls wait for one engine: who goes next, and how many may be in flight. Decides synchronously; never waits."""
+"""Where calls wait for one engine: who goes next, and how many may be in flight. Decides synchronously; never waits.
+
+What holds whenever no method runs: `in_flight` is at most `max_in_flight`, and every call that waits stands in both `_ready`,
+by expected length, and `_arrivals`, by age; a call that has started or was given up may still stand in one of them and is
+skipped there.
+"""
 
 import heapq
 from collections import deque
@@ -13,7 +18,11 @@ MAX_OVERTAKES = 8
 
 
 class Call:
-    """One request on its way: where it comes from and whether it may start."""
+    """One request on its way: where it comes from and whether it may start.
+
+    `order` is the number of its chain in the input. The lane fills in, when the call starts, how many calls are then in flight at
+    the engine and of the stage, and how many wait.
+    """
 
     __slots__ = (
         "arrival",
@@ -55,9 +64,12 @@ class Lane:
         self.role, self.max_in_flight = role, max_in_flight
         self.in_flight = self.waiting = 0
         self._stages: dict[str, int] = {}
+        """Calls in flight, by stage."""
         self._expected: dict[str, float] = {}
+        """Running mean of output tokens, by stage."""
         self._ready: list[tuple[int, int, int, Call]] = []
         self._arrivals: deque[tuple[int, Call]] = deque()
+        """With each call, how many had started before it came."""
         self._arrived = self._departed = 0
 
     def put(self, call: Call) -> None:
@@ -104,6 +116,7 @@ class Lane:
         return self.expected_tokens(call) * 1_000_000_000 + call.order
 
     def statistics(self) -> LaneStatistics:
+        """This moment's view."""
         return LaneStatistics(self.in_flight, self.waiting, self.max_in_flight)
 
     def _overdue(self) -> Call | None:
@@ -114,6 +127,7 @@ class Lane:
         return call if self._departed - departed >= MAX_OVERTAKES * self.max_in_flight else None
 
     def _shortest(self) -> Call:
+        """The call that is expected to be over first."""
         while True:
             call = heapq.heappop(self._ready)[-1]
             if not (call.started or call.cancelled):

@@ -88,11 +88,11 @@ class RetryingCaller:
         """
         failures = 0
         while True:
-            life = self.supervisor.life
+            restarts = self.supervisor.restarts
             try:
                 return await self._attempt(request, observer)
             except EngineDead as death:
-                pause: Awaitable[None] = self.supervisor.wait_restarted(life, death)
+                pause: Awaitable[None] = self.supervisor.wait_restarted(restarts, death)
             except EngineUnavailable as refusal:
                 if failures >= self._max_retries:
                     raise
@@ -106,7 +106,7 @@ class RetryingCaller:
                 observer.end_pause(self._clock.now())
 
     async def watch(self) -> None:
-        """Give up attempts that take too long, and see to the engine's life, until cancelled."""
+        """Give up attempts that take too long, and keep the engine alive, until cancelled."""
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self.supervisor.watch)
             while True:

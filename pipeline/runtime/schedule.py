@@ -5,65 +5,109 @@ decisions are synchronous (`_advance`); the coroutines only wait for them.
 """
 
 from collections.abc import Callable
-from typing import Literal
+from typing import Literal, Protocol
 
 import anyio
 
 ScheduleName = Literal["pipelined", "lockstep", "sequential"]
 
 
-class Pipelined:
-    """`batch_size` chains live at once and no barrier stands between them."""
+class Schedule(Protocol):
+    """Decides when a chain may begin and when it may go on."""
 
-    def __init__(self, batch_size: int) -> None:
-        self.batch_size, self.live = batch_size, 0
-        self._door: anyio.Event | None = None
+    batch_size: int
+    """Most chains that live at once."""
+    live: int
+    """Chains that have entered and not left."""
 
     async def enter(self) -> None:
         """Wait until one more chain may live. One caller at a time."""
-        while not self._may_enter():
-            self._door = anyio.Event()
-            await self._door.wait()
-        self.live += 1
 
     async def turn(self, rank: int) -> None:
         """Wait until stages of this rank may run; `rank` is the place of the first of them in the plan."""
 
     def leave(self) -> None:
-        """A chain is over."""
-        self.live -= 1
-        self._open_door()
+        """A chain that entered is over."""
 
     def exhausted(self) -> None:
         """No more chains will enter."""
 
+
+class Pipelined:
+    """The `Schedule` in which `batch_size` chains live at once and no barrier stands between them."""
+
+    def __init__(self, batch_size: int) -> None:
+        self.batch_size, self.live = batch_size, 0
+        self._entrance: anyio.Event | None = None
+        """Set when whoever waits to enter should look again; None while nobody does."""
+
+    async def enter(self) -> None:
+        """See `Schedule.enter`."""
+        while not self._may_enter():
+            self._entrance = anyio.Event()
+            await self._entrance.wait()
+        self.live += 1
+
+    async def turn(self, rank: int) -> None:
+        """See `Schedule.turn`: at once."""
+
+    def leave(self) -> None:
+        """See `Schedule.leave`."""
+        self.live -= 1
+        self._open_entrance()
+
+    def exhausted(self) -> None:
+        """See `Schedule.exhausted`."""
+
     def _may_enter(self) -> bool:
         return self.live < self.batch_size
 
-    def _open_door(self) -> None:
-        if self._door is not None:
-            self._door.set()
-            self._door = None
+    def _open_entrance(self) -> None:
+        if self._entrance is not None:
+            self._entrance.set()
+            self._entrance = None
+
+
+class Sequential(Pipelined):
+    """One chain at a time, whatever the batch size: what SpecReason's published code does."""
+
+    def __init__(self, batch_size: int) -> None:
+        super().__init__(1)
 
 
 class Lockstep(Pipelined):
     """Rounds over all live chains: all draft, then all verify, then all fall back; new chains enter at a round's start.
 
     The barrier of batched loops such as RSD's and search-and-learn's: a phase starts when every live chain waits.
+
+    What holds whenever no method runs: each live chain either runs in the phase or waits for a turn, so `live` is `_running`
+    plus the waiting ones; a phase begins only when `_running` is 0, and within a round the ranks of its phases grow. A chain
+    that waits for a rank which the round has passed, as one that begins its next step does, waits for the next round.
+
+    Example (`tests/runtime/test_schedule.py` runs it): batch size 2; a has one level, of rank 1; b has ranks 1, 2, 1; c has 0, 1.
+    First a and b enter and wait for rank 1: nobody runs and the round is full, so phase 1 begins for both. Then a leaves and b
+    waits for rank 2: phase 2 begins for b alone, for c may not enter within the round. Then b waits for rank 1, which is not
+    ahead of 2: a new round starts, c enters and waits for rank 0. The round is full: phase 0 begins for c, while b goes on
+    waiting. When c waits for rank 1 too, phase 1 begins for both.
     """
 
     def __init__(self, batch_size: int) -> None:
         super().__init__(batch_size)
         self._waiting: dict[int, list[anyio.Event]] = {}
+        """By rank, one event for each chain that waits for it."""
         self._running = 0
+        """Live chains that do not wait."""
         self._phase = -1
+        """Rank of the phase under way; -1 before the first one of a round."""
         self._round_starts, self._no_more = True, False
 
     async def enter(self) -> None:
+        """See `Schedule.enter`: only where a round starts."""
         await super().enter()
         self._running += 1
 
     async def turn(self, rank: int) -> None:
+        """See `Schedule.turn`: wait for the phase of this rank."""
         gate = anyio.Event()
         self._waiting.setdefault(rank, []).append(gate)
         self._running -= 1
@@ -71,17 +115,19 @@ class Lockstep(Pipelined):
         try:
             await gate.wait()
         except BaseException:
-            if not gate.is_set():
+            if not gate.is_set():  # cancelled while it waited: it runs, to its end, and `leave` counts on that
                 self._waiting[rank].remove(gate)
                 self._running += 1
             raise
 
     def leave(self) -> None:
+        """See `Schedule.leave`."""
         self._running -= 1
         super().leave()
         self._advance()
 
     def exhausted(self) -> None:
+        """See `Schedule.exhausted`: rounds need not be full any more."""
         self._no_more = True
         self._advance()
 
@@ -92,24 +138,22 @@ class Lockstep(Pipelined):
         """Let the next phase begin, once nobody runs and a starting round is full."""
         if self._running:
             return
-        ahead = [rank for rank, gates in self._waiting.items() if gates and rank > self._phase]
+        ahead = self._ranks_ahead()
         if not ahead and not self._round_starts:
             self._round_starts, self._phase = True, -1
-            self._open_door()
+            self._open_entrance()
         if self._round_starts and self.live < self.batch_size and not self._no_more:
             return
-        ahead = [rank for rank, gates in self._waiting.items() if gates and rank > self._phase]
-        if ahead:
+        if ahead := self._ranks_ahead():
             self._round_starts, self._phase = False, min(ahead)
             gates = self._waiting.pop(self._phase)
             self._running += len(gates)
             for gate in gates:
                 gate.set()
 
+    def _ranks_ahead(self) -> list[int]:
+        """Ranks that chains wait for and that the round has not passed."""
+        return [rank for rank, gates in self._waiting.items() if gates and rank > self._phase]
 
-def Sequential(batch_size: int) -> Pipelined:
-    """One chain at a time, whatever the batch size: what SpecReason's published code does."""
-    return Pipelined(1)
 
-
-SCHEDULES: dict[str, Callable[[int], Pipelined]] = {"pipelined": Pipelined, "lockstep": Lockstep, "sequential": Sequential}
+SCHEDULES: dict[str, Callable[[int], Schedule]] = {"pipelined": Pipelined, "lockstep": Lockstep, "sequential": Sequential}

@@ -10,17 +10,17 @@ import anyio.to_thread
 from anyio.from_thread import BlockingPortal
 
 from pipeline.session.loop import in_loop, spawn
-from pipeline.session.run import Result
+from pipeline.session.run import SessionResult
 from pipeline.session.stop import Stop
 
-Main = Callable[[Stop], Coroutine[Any, Any, Result]]
+Main = Callable[[Stop], Coroutine[Any, Any, SessionResult]]
 """The run; `Stop` ends it early."""
 
 
 class Background(Protocol):
     """A run that goes on by itself."""
 
-    async def ended(self) -> Result:
+    async def ended(self) -> SessionResult:
         """Wait for its end; raises what it raised."""
 
     async def aclose(self) -> None:
@@ -36,7 +36,7 @@ class ThreadRun:
         self._threads = ThreadPoolExecutor(2, "pipeline run")  # one for the run, one to reach into it from any thread
         self._result = self._threads.submit(in_loop, self._work, virtual=virtual)
 
-    def result(self) -> Result:
+    def result(self) -> SessionResult:
         """Wait for its end, in whatever thread; raises what it raised."""
         return self._result.result()
 
@@ -45,7 +45,7 @@ class ThreadRun:
         self._threads.submit(self._abort)
         self._threads.shutdown()
 
-    async def _work(self) -> Result:
+    async def _work(self) -> SessionResult:
         async with BlockingPortal() as portal:
             self._portal.set_result(portal)
             result = await self._main(self._stop)
@@ -56,7 +56,7 @@ class ThreadRun:
             with suppress(RuntimeError):  # it ended meanwhile
                 self._portal.result().call(self._stop.abort)
 
-    async def ended(self) -> Result:
+    async def ended(self) -> SessionResult:
         """See `Background.ended`."""
         return await anyio.to_thread.run_sync(self.result, abandon_on_cancel=True)
 
@@ -70,11 +70,11 @@ class TaskRun:
 
     def __init__(self, main: Main) -> None:
         self._main, self._stop, self._done = main, Stop(), anyio.Event()
-        self._result: Result | None = None
+        self._result: SessionResult | None = None
         self._error: BaseException | None = None
         spawn(self._work)
 
-    async def ended(self) -> Result:
+    async def ended(self) -> SessionResult:
         """See `Background.ended`."""
         await self._done.wait()
         if self._result is None:

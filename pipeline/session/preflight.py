@@ -8,7 +8,7 @@ from pathlib import Path
 
 from msgspec import Struct, structs
 
-from pipeline.data.problems import Fingerprint, Problems, open_problems
+from pipeline.data.problems import Fingerprint, Problems
 from pipeline.engines.registry import cautions, virtual_time
 from pipeline.engines.replay.recording import bindings
 from pipeline.graph.compiler import compile_graph
@@ -19,7 +19,7 @@ from pipeline.session.options import RunOptions, kept, old_run
 from pipeline.session.replay import announcements, check_replay, resolved
 from pipeline.session.resume import check_drift
 from pipeline.text import storable
-from pipeline.trace.folder import check_output, new_folder
+from pipeline.trace.folder import new_folder
 from pipeline.trace.run_file import RunFile, RunInput, host, versions
 
 
@@ -60,16 +60,7 @@ def load_plan(graph: Path, engines: Path | None = None, settings: tuple[str, ...
     return resolved(compile_graph(spec, str(graph)))
 
 
-def preflight(options: RunOptions) -> Preflight:
-    """The run that `options` describe. Raises `UsageError` for whatever is wrong with it."""
-    plan = load_plan(options.graph, options.engines, options.settings)
-    found = checked(options, plan, open_problems(options.input, options.columns, options.limit))
-    if options.output is None and found.folder is not None:
-        check_output(found.folder)
-    return found
-
-
-def checked(options: RunOptions, plan: Plan, problems: Problems, *, virtual: bool | None = None, on_disk: bool = True) -> Preflight:
+def preflight(options: RunOptions, plan: Plan, problems: Problems, *, virtual: bool | None = None, on_disk: bool = True) -> Preflight:
     """The run of `plan` over `problems`. Raises `UsageError` for whatever is wrong with it.
 
     `virtual`: whether time is, where the engines are open already. Without `on_disk` and an output the run leaves no folder.

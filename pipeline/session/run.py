@@ -1,6 +1,6 @@
 """One session of a run, in four phases: preflight, open, execute, finish. Each takes what the one before it made, frozen.
 
-    options --preflight--> Preflight --taken_up--> Ready --opened--> Opened --execute--> Result
+    options --preflight--> Preflight --taken_up--> Ready --opened--> Opened --execute--> SessionResult
 
 Nothing is printed, no signal is handled and no argument of the process is read: the command line and the Python API do what
 each of them needs around it.
@@ -16,6 +16,7 @@ from typing import Any
 import anyio
 from msgspec import Struct, structs
 
+from pipeline.data.problems import open_problems
 from pipeline.engine import Engine, EngineStatistics, Fact
 from pipeline.engines.registry import open_engines
 from pipeline.errors import Interrupted, PipelineError
@@ -31,7 +32,7 @@ from pipeline.runtime.rows import RowSink, Tee
 from pipeline.runtime.schedule import SCHEDULES
 from pipeline.session.loop import in_loop, loop_clock
 from pipeline.session.options import RunOptions
-from pipeline.session.preflight import Preflight, new_record, notices, preflight
+from pipeline.session.preflight import Preflight, load_plan, new_record, notices, preflight
 from pipeline.session.resume import drop_unfinished, read_resume_state
 from pipeline.session.stop import Stop
 from pipeline.stages.base import Stage
@@ -76,7 +77,7 @@ class Observer(Struct, frozen=True, kw_only=True):
     """Gets every row too."""
 
 
-class Result(Struct, frozen=True, kw_only=True):
+class SessionResult(Struct, frozen=True, kw_only=True):
     """How a run ended."""
 
     folder: Path | None
@@ -123,17 +124,20 @@ class Opened(Struct, frozen=True, kw_only=True):
         return self.record.sessions[-1]
 
 
-def run(options: RunOptions, observer: Observer | None = None, *, attend: Attend | None = None, command: Sequence[str] = ()) -> Result:
-    """Solve the input, or what is left of it. What goes wrong before a chain could start is raised; every later end is a `Result`.
+def run(
+    options: RunOptions, observer: Observer | None = None, *, attend: Attend | None = None, command: Sequence[str] = ()
+) -> SessionResult:
+    """Solve the input, or what is left of it. What goes wrong before a chain could start is raised; every later end is a `SessionResult`.
 
     `attend` lives beside the run and may stop it; `command` is kept in `run.json`. Not inside a running event loop.
     """
-    flight, observer = preflight(options), observer or Observer()
-    for sentence in notices(flight.plan):
+    plan, observer = load_plan(options.graph, options.engines, options.settings), observer or Observer()
+    for sentence in notices(plan):
         observer.tell(sentence)
+    flight = preflight(options, plan, open_problems(options.input, options.columns, options.limit))
     if flight.old is not None and flight.nothing_to_do:
         totals = flight.old.totals
-        return Result(folder=flight.folder, run=flight.old, done=totals.chains_done, failed=totals.chains_failed, nothing_to_do=True)
+        return SessionResult(folder=flight.folder, run=flight.old, done=totals.chains_done, failed=totals.chains_failed, nothing_to_do=True)
     with taken_up(flight, command) as ready:
         return in_loop(partial(solve, ready, observer, attend=attend), virtual=flight.virtual_time)
 
@@ -156,7 +160,7 @@ def taken_up(flight: Preflight, command: Sequence[str] = ()) -> Iterator[Ready]:
         yield Ready(flight=flight, record=record, resume_state=state, rewritten_bytes=rewritten)
 
 
-async def solve(ready: Ready, observer: Observer, stop: Stop | None = None, *, attend: Attend | None = None) -> Result:
+async def solve(ready: Ready, observer: Observer, stop: Stop | None = None, *, attend: Attend | None = None) -> SessionResult:
     """Open the engines of the plan and solve; raises what keeps any chain from starting, `Interrupted` too."""
     stop, result = stop or Stop(), None
     with unwrapped():
@@ -175,7 +179,7 @@ async def solve(ready: Ready, observer: Observer, stop: Stop | None = None, *, a
 
 async def solve_on(
     engines: Mapping[str, Engine], ready: Ready, observer: Observer, stop: Stop | None = None, opening: float | None = None
-) -> Result:
+) -> SessionResult:
     """Solve on `engines` that are open already, and stay open; of their totals the run's own part counts.
 
     `opening`: when their opening began, by `time.monotonic`.
@@ -213,7 +217,7 @@ def _facts(engine: Engine) -> dict[str, Fact]:
     return {**engine.facts, "max_model_len": engine.max_model_len, "vocab_size": engine.vocab_size}
 
 
-async def execute(run: Opened, observer: Observer, stop: Stop) -> Result:
+async def execute(run: Opened, observer: Observer, stop: Stop) -> SessionResult:
     """Until all chains are done, an engine or the folder is lost, or the run is stopped. However it ends, `run.json` says so."""
     flight, cpu = run.ready.flight, time.process_time()
     clock = Clock(run.session.started_unix_ns, loop_clock(flight.virtual_time))
@@ -245,7 +249,7 @@ async def execute(run: Opened, observer: Observer, stop: Stop) -> Result:
         raise Interrupted
     progress = chains.executor.progress
     assert error is None or isinstance(error, PipelineError)
-    return Result(folder=flight.folder, run=record, done=progress.done, failed=progress.failed, error=error)
+    return SessionResult(folder=flight.folder, run=record, done=progress.done, failed=progress.failed, error=error)
 
 
 class Chains:

@@ -11,13 +11,23 @@ from pipeline.analysis.summary import summarize
 from pipeline.calibration.calibrate import calibrate
 from pipeline.calibration.engines_file import engines_file, fit_lines
 from pipeline.calibration.fit import error_of, simulate
-from pipeline.calibration.recorded import Recorded, durations, read_recorded, undisturbed
-from pipeline.calibration.text import CORRELATION, accuracy_for, moments, read_lengths, text_of
+from pipeline.calibration.recorded import (
+    CORRELATION,
+    TimedCall,
+    accuracy_for,
+    durations,
+    moments,
+    read_calls,
+    read_lengths,
+    text_of,
+    undisturbed,
+)
 from pipeline.engines.sim.spec import SimDeviceSpec, SimSpec
 from pipeline.errors import InputError, UsageError
 from pipeline.session.options import RunOptions
 from pipeline.session.preflight import load_plan
 from pipeline.session.run import run
+from pipeline.trace.run_file import RunFile
 from tests.support.runs import write_problems
 
 ROOT = Path(__file__).parent.parent.parent
@@ -66,7 +76,7 @@ def test_the_file_runs_and_gives_about_the_same_run(recorded: list[Path], tmp_pa
 
 def test_the_rates_that_made_a_run_explain_it(recorded: list[Path]) -> None:
     """Calls of the target may change places where several come at once, and then those after them do."""
-    calls = read_recorded(recorded[1], 10_000)
+    calls = read_calls(recorded[1], 10_000)
     specs = load_plan(SPECCOT, SIM).engines
     simulated = simulate(specs, calls)  # type: ignore[arg-type]
     assert np.median(np.abs(simulated["draft"] / durations(calls["draft"]) - 1)) < 1e-6
@@ -78,7 +88,7 @@ def test_the_rates_that_made_a_run_explain_it(recorded: list[Path]) -> None:
 def test_work_that_shares_a_device_shares_its_time() -> None:
     device = SimDeviceSpec(name="d", flops_per_s=math.inf, bytes_per_s=math.inf, overhead_s=1.0)
     spec = SimSpec(model="m", device=device, parameters=1.0, kv_bytes_per_token=0.0)
-    call = Recorded("draft", 0.0, 1.0, 10, 5, (4, 2))
+    call = TimedCall("draft", 0.0, 1.0, 10, 5, (4, 2))
     alone = simulate({"draft": spec}, {"draft": [call]})
     both = simulate({"draft": spec, "target": spec}, {"draft": [call], "target": [call]})
     assert alone["draft"].tolist() == [4.0]  # the prompt's iteration gives the first token
@@ -86,10 +96,10 @@ def test_work_that_shares_a_device_shares_its_time() -> None:
 
 
 def test_calls_are_read_up_to_the_moment_at_which_one_engine_has_enough(recorded: list[Path]) -> None:
-    calls = read_recorded(recorded[1], 30)
+    calls = read_calls(recorded[1], 30)
     assert max(map(len, calls.values())) == 30
     last = {role: max(call.submit_s for call in listed) for role, listed in calls.items()}
-    whole = read_recorded(recorded[1], 10_000)
+    whole = read_calls(recorded[1], 10_000)
     until = min(moment for role, moment in last.items() if len(calls[role]) == 30)
     for role, listed in whole.items():
         assert len(calls[role]) >= sum(call.submit_s < until for call in listed)
@@ -100,7 +110,7 @@ def test_calls_are_read_up_to_the_moment_at_which_one_engine_has_enough(recorded
 
 
 def test_lengths_are_those_of_the_tables(recorded: list[Path]) -> None:
-    lengths, summary = read_lengths(recorded[1]), summarize(recorded[1])
+    lengths, summary = read_lengths(recorded[1], RunFile.read(recorded[1]).plan), summarize(recorded[1])
     assert lengths.acceptance == summary.acceptance_rate
     assert lengths.candidates == 5
     assert lengths.answer_tokens == 42  # 40, a blank line before, the end of the sequence after
@@ -108,6 +118,20 @@ def test_lengths_are_those_of_the_tables(recorded: list[Path]) -> None:
     text = text_of("draft", lengths)
     assert text.steps_mean == pytest.approx((summary.steps - 24) / 24)  # guidance is step 0
     assert text_of("target", lengths).step_accuracy == 1.0
+
+
+def test_roles_are_those_of_the_graph(recorded: list[Path], tmp_path: Path) -> None:
+    """The same run with roles of other names tells the same of them."""
+    graph, engines = tmp_path / "graph.yaml", tmp_path / "engines.yaml"
+    graph.write_text(SPECCOT.read_text().replace("engine: draft", "engine: small").replace("engine: target", "engine: large"))
+    engines.write_text(SIM.read_text().replace("\ndraft:", "\nsmall:").replace("\ntarget:", "\nlarge:"))
+    other = tmp_path / "other"
+    run(RunOptions(graph=graph, engines=engines, input=write_problems(tmp_path, 24), batch_size=16, output=other))
+    named, renamed = (read_lengths(folder, RunFile.read(folder).plan) for folder in (recorded[1], other))
+    assert renamed.step_tokens == {"small": named.step_tokens["draft"]}
+    assert text_of("small", renamed) == text_of("draft", named)
+    assert text_of("large", renamed) == text_of("target", named)
+    assert text_of("small", renamed).step_accuracy < 1.0
 
 
 def test_an_accuracy_gives_the_acceptance_that_it_is_for() -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from pipeline.cli.main import perform
+from pipeline.cli.main import run_command
 from pipeline.cli.sweep import sweep
 from tests.support.paths import SIM
 from tests.support.runs import write_problems
@@ -19,14 +19,14 @@ def test_a_sweep_prints_its_tables_and_the_crossing(tmp_path: Path, capfd: pytes
     problems = str(write_problems(tmp_path, 6))
     folder = tmp_path / "sweep"
     arguments = ["sweep", SPECCOT, "--input", problems, "--engines", str(SIM), "--batch-size", "1,4", "--output", str(folder)]
-    assert perform(arguments) == 0
+    assert run_command(arguments) == 0
     out, err = capfd.readouterr()
     assert "**target (simulated)**" in out
     assert "**speccot, pipelined (simulated): in the form of SpecCoT's table 6**" in out
     assert out.splitlines()[-1].startswith("speccot, pipelined: faster than the target alone at batch size")
     assert "1/4 target, batch size 1, repeat 0: " in err
     assert f"4 of 4 points in {folder}" in err
-    assert perform([*arguments, "--resume"]) == 0
+    assert run_command([*arguments, "--resume"]) == 0
     assert "1/4" not in capfd.readouterr().err
 
 

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline.cli.console import Plain
+from pipeline.cli.console import PlainConsole
 from pipeline.engines.tokenizer import HFTokenizer
 from tests.support import small_server
 from tests.support.commands import spawned
@@ -96,7 +96,7 @@ def test_errors_quote_what_was_given_as_text(arguments: tuple[str | Path, ...]) 
 
 
 def test_a_table_takes_every_string_as_it_is() -> None:
-    assert Plain().render_str("[bold]x[/] :smile: \x1b[2J").plain == "[bold]x[/] :smile: \\u001b[2J"
+    assert PlainConsole().render_str("[bold]x[/] :smile: \x1b[2J").plain == "[bold]x[/] :smile: \\u001b[2J"
 
 
 def test_a_column_of_hostile_name(tmp_path: Path) -> None:

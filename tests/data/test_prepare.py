@@ -12,11 +12,21 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipeline.analysis.summary import summarize
-from pipeline.bundled import bundled_names
-from pipeline.data.canonical import Reader, canonical_digest, shuffled, with_options
+from pipeline.bundled import bundled_files
 from pipeline.data.prepare import prepare
 from pipeline.data.problems import Problem, open_problems
-from pipeline.data.recipe import COLUMNS, Hub, Recipe, find_recipe, keys_of, load_recipe
+from pipeline.data.recipe import (
+    COLUMNS,
+    Hub,
+    Recipe,
+    RowReader,
+    canonical_digest,
+    find_recipe,
+    keys_of,
+    load_recipe,
+    shuffled,
+    with_options,
+)
 from pipeline.errors import BadRow, InputError, UsageError
 from pipeline.session.options import RunOptions
 from pipeline.session.run import run
@@ -147,7 +157,7 @@ def test_the_bundled_set_is_drawn_again_by_its_tool(root: Path) -> None:
         from tools.make_arith import split
     finally:
         sys.path.remove(str(root))
-    reader = Reader(find_recipe("arith"), {})
+    reader = RowReader(find_recipe("arith"), {})
     published = (
         {"problem_id": f"p{i}", "problem": each.text, "answer": each.answer, "source": "x"} for i, each in enumerate(split("test"))
     )
@@ -487,8 +497,8 @@ def test_what_is_not_bundled_and_what_is_not_on_the_hub(tmp_path: Path) -> None:
 
 
 def test_every_recipe_is_whole() -> None:
-    assert set(bundled_names("data set")) == {*PUBLISHED, "arith", "gpqa_diamond"}
-    for name in bundled_names("data set"):
+    assert set(bundled_files("data set")) == {*PUBLISHED, "arith", "gpqa_diamond"}
+    for name in bundled_files("data set"):
         recipe = find_recipe(name)
         assert recipe.rows
         assert recipe.license

@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.engines.model_card import is_hub_name
-from pipeline.engines.model_table import PUBLISHED
+from pipeline.engines.model_card import PUBLISHED, is_hub_name
 from pipeline.engines.vllm.check import findings, look_up
 from pipeline.engines.vllm.memory_plan import MemoryPlan
 from pipeline.engines.vllm.spec import VllmSpec

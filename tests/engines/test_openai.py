@@ -780,5 +780,5 @@ def test_the_package_is_loaded_only_when_a_server_is_opened() -> None:
 
 def test_a_package_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "httpx2", None)
-    with pytest.raises(GraphError, match=r'pip install "pipeline\[openai\]"'):
+    with pytest.raises(GraphError, match=r'pip install "speculative-pipeline\[openai\]"'):
         answers(VLLM)

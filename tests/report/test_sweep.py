@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.cli.main import perform
+from pipeline.cli.main import run_command
 from pipeline.errors import InputError, UsageError
 from pipeline.report.figures.runs import INK, over_target, sweep_figures, throughput
 from pipeline.report.report import CACHE_KEPT, report, sweep_report, sweep_section
@@ -62,6 +62,6 @@ def test_a_sweep_without_points_or_beside_runs_is_refused(tmp_path: Path) -> Non
 
 def test_the_command_writes_into_the_sweep(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     folder = sweep_folder(tmp_path / "s", POINTS)
-    assert perform(["report", str(folder)]) == 0
+    assert run_command(["report", str(folder)]) == 0
     assert (folder / "report.html").stat().st_size > 1e6
     assert str(folder / "report.html") in capfd.readouterr().out

@@ -3,12 +3,12 @@
 import anyio
 import pytest
 
-from pipeline.runtime.schedule import Lockstep, Pipelined, Sequential
+from pipeline.runtime.schedule import Lockstep, Pipelined, Schedule, Sequential
 
 pytestmark = pytest.mark.anyio
 
 
-async def play(schedule: Pipelined, chains: dict[str, list[tuple[int, float]]]) -> list[tuple[float, str, int]]:
+async def play(schedule: Schedule, chains: dict[str, list[tuple[int, float]]]) -> list[tuple[float, str, int]]:
     """Run chains of (rank, seconds) levels; returns when each level began."""
     log: list[tuple[float, str, int]] = []
 
@@ -39,6 +39,7 @@ async def test_pipelined_admits_as_soon_as_one_is_done() -> None:
 
 
 async def test_sequential_has_one_chain_at_a_time() -> None:
+    assert Sequential(64).batch_size == 1
     log = await play(Sequential(64), {"a": [(1, 1.0), (2, 1.0)], "b": [(1, 1.0)]})
     assert sorted(log) == [(0, "a", 1), (1, "a", 2), (2, "b", 1)]
 

@@ -18,7 +18,7 @@ from pipeline.errors import GraphError, InputError, UsageError
 from pipeline.session.options import RunOptions, resume_options
 from pipeline.session.preflight import load_plan
 from pipeline.session.replay import shortfall
-from pipeline.session.run import Observer, Result, run
+from pipeline.session.run import Observer, SessionResult, run
 from pipeline.trace.columns import schema_of
 from pipeline.trace.events import CallRow
 from pipeline.trace.wal import Wal
@@ -80,7 +80,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     return of
 
 
-def replay(run_folder: Path, output: Path, **other: Any) -> Result:
+def replay(run_folder: Path, output: Path, **other: Any) -> SessionResult:
     graph = other.pop("graph", run_folder.name)
     given: dict[str, Any] = {"engines": Path(f"replay:{run_folder}"), "output": output, **other}
     return run(options(run_folder.parent, graph, **given))
@@ -438,9 +438,7 @@ def test_a_run_of_real_models_comes_back_without_them(tmp_path: Path, solve_test
     test_set = ROOT / "datasets/arith/test.parquet"
     given: dict[str, Any] = {"input": test_set, "limit": 6, "samples": 1}
     before = solve_test_set(tmp_path / "before", "specreason", limit=6, batch_size=4)
-    program = (
-        "import sys; from pipeline.cli.main import perform; code = perform(sys.argv[1:]); sys.exit(code + 10 * ('torch' in sys.modules))"
-    )
+    program = "import sys; from pipeline.cli.main import run_command as run; sys.exit(run(sys.argv[1:]) + 10 * ('torch' in sys.modules))"
     arguments = ["run", "graphs/specreason.yaml", "--engines", f"replay:{before.folder}", "--input", test_set, "--limit", "6"]
     command = [sys.executable, "-c", program, *map(str, arguments), "--output", str(tmp_path / "again")]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)

@@ -15,7 +15,7 @@ from pipeline.analysis.summary import summarize
 from pipeline.engines.sim.text import sim_answer
 from pipeline.errors import InputError, UsageError
 from pipeline.session.options import RunOptions, resume_options
-from pipeline.session.run import Result, run
+from pipeline.session.run import SessionResult, run
 from pipeline.trace.folder import hold
 from tests.support.opened import opened
 
@@ -178,7 +178,7 @@ def test_options_of_resume_must_fit(tmp_path: Path) -> None:
 
 
 def test_resume_of_a_run_that_never_began_begins_it(tmp_path: Path) -> None:
-    result: Result = run(options(tmp_path, "target", resume=True))
+    result: SessionResult = run(options(tmp_path, "target", resume=True))
     assert result.exit_code == 3
     assert summarize(result.folder).chains == 18
 

@@ -9,17 +9,17 @@ from typing import Any
 import pytest
 
 from pipeline.analysis.summary import summarize
-from pipeline.session.run import Result
+from pipeline.session.run import SessionResult
 from tests.support.runs import rows, said, solve
 
 
 @pytest.fixture(scope="module")
-def calm(tmp_path_factory: pytest.TempPathFactory) -> Result:
+def calm(tmp_path_factory: pytest.TempPathFactory) -> SessionResult:
     """12 problems on engines that do not fail."""
     return solve(tmp_path_factory.mktemp("calm"))
 
 
-def attempts(result: Result, engine: str) -> Iterator[list[dict[str, Any]]]:
+def attempts(result: SessionResult, engine: str) -> Iterator[list[dict[str, Any]]]:
     """The rows of each call to `engine`, in the order of its attempts."""
     calls: dict[str, list[dict[str, Any]]] = {}
     for row in rows(result, "calls"):
@@ -28,7 +28,7 @@ def attempts(result: Result, engine: str) -> Iterator[list[dict[str, Any]]]:
     return (sorted(call, key=lambda row: row["attempt"]) for call in calls.values())
 
 
-def statistics(result: Result, engine: str) -> dict[str, Any]:
+def statistics(result: SessionResult, engine: str) -> dict[str, Any]:
     found: dict[str, Any] = json.loads((result.folder / "run.json").read_text())["engine_statistics"][engine]
     return found
 
@@ -36,7 +36,7 @@ def statistics(result: Result, engine: str) -> dict[str, Any]:
 @pytest.mark.parametrize("schedule", ["pipelined", "lockstep", "sequential"])
 @pytest.mark.parametrize(("fault", "words"), [("dies", "it was told to"), ("hangs", "it computed nothing for")])
 def test_an_engine_that_fails_is_restarted_and_no_answer_changes(
-    tmp_path: Path, calm: Result, schedule: Any, fault: str, words: str
+    tmp_path: Path, calm: SessionResult, schedule: Any, fault: str, words: str
 ) -> None:
     settings = (f"engines.draft.faults.{fault}_after_calls=40", "engines.draft.max_restarts=100", "engines.draft.timeout_s=20")
     result = solve(tmp_path, schedule=schedule, settings=settings)
@@ -99,7 +99,7 @@ def test_what_is_no_answer_is_asked_for_again(tmp_path: Path, graph: str) -> Non
     assert 0.1 < len(flawed) / len(rows(result, "calls")) < 0.3
 
 
-def test_a_chain_that_gets_no_answer_fails_alone_and_the_others_say_what_they_would_have(tmp_path: Path, calm: Result) -> None:
+def test_a_chain_that_gets_no_answer_fails_alone_and_the_others_say_what_they_would_have(tmp_path: Path, calm: SessionResult) -> None:
     result = solve(tmp_path, settings=("engines.target.faults.garbage_share=0.02",))
     assert result.exit_code == 3
     failed = {row["chain_id"]: row["error_type"] for row in rows(result, "chains") if row["stop_reason"] == "error"}

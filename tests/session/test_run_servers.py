@@ -13,7 +13,7 @@ import pytest
 from pipeline.analysis.summary import Summary, summarize
 from pipeline.engines.tokenizer import HFTokenizer
 from pipeline.session.options import RunOptions
-from pipeline.session.run import Result, run
+from pipeline.session.run import SessionResult, run
 from tests.support import small_server
 from tests.support.commands import running
 from tests.support.paths import ROOT, TEST_SET
@@ -35,7 +35,7 @@ def engines_file(folder: Path, *, model: str = "", more: str = "", **urls: str) 
     return path
 
 
-def solve(folder: Path, engines: Path, **options: Any) -> Result:
+def solve(folder: Path, engines: Path, **options: Any) -> SessionResult:
     chosen = {"graph": ROOT / "graphs/speccot.yaml", "input": TEST_SET, "limit": 100, "engines": engines, "output": folder}
     return run(RunOptions(**chosen | options))
 

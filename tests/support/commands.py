@@ -8,7 +8,7 @@ from io import StringIO
 from pathlib import Path
 from subprocess import CompletedProcess
 
-from pipeline.cli.main import perform
+from pipeline.cli.main import run_command
 from tests.support.paths import ROOT, TEST_SET
 
 COMMAND = [sys.executable, "-c", "from pipeline.cli.main import main; main()"]
@@ -22,7 +22,7 @@ def pipeline(*arguments: str | Path, cwd: Path = ROOT) -> CompletedProcess[str]:
     words = [str(argument) for argument in arguments]
     out, error = StringIO(), StringIO()
     with chdir(cwd), redirect_stdout(out), redirect_stderr(error):
-        code = perform(words)
+        code = run_command(words)
     return CompletedProcess(words, code, out.getvalue(), error.getvalue())
 
 

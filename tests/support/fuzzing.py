@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 import yaml
 from hypothesis import strategies as st
 
-from pipeline.cli.main import perform
+from pipeline.cli.main import run_command
 from pipeline.data.problems import Problem, open_problems
 from pipeline.errors import BadRow, InputError
 
@@ -49,7 +49,7 @@ def command(*arguments: str | Path) -> Outcome:
     """Carry a command out in this process and hold it to its promise: exit code 0, 2 or 3, no traceback, nothing a terminal obeys."""
     out, err = io.StringIO(), io.StringIO()
     with redirect_stdout(out), redirect_stderr(err):
-        code = perform([str(argument) for argument in arguments])
+        code = run_command([str(argument) for argument in arguments])
     done = Outcome(code, out.getvalue(), err.getvalue())
     assert done.code in (0, 2, 3), done
     assert "Traceback" not in done.stderr, done

@@ -15,6 +15,8 @@ from typing import Any
 
 import pytest
 
+from tests.support.watch.sitecustomize import NOTES, install
+
 LIMIT_S = 0.25
 """Processor seconds of a test without a marker."""
 TOLERANCE = 6
@@ -27,7 +29,6 @@ MARKERS = {
     "vllm": "starts vLLM, which takes most of a minute",
     "browser": "starts a browser",
 }
-NOTES = "TESTS_IMPORT_NOTES"
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -46,7 +47,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 class Watcher:
-    """Sees what a test costs and starts, and the test to account."""
+    """Measures what each test costs and starts, and fails the test that its markers do not announce."""
 
     def __init__(self) -> None:
         self.shared_s = 0.0
@@ -61,8 +62,7 @@ class Watcher:
         watch = str(Path(__file__).parent / "watch")
         others = [place for place in os.environ.get("PYTHONPATH", "").split(os.pathsep) if place not in ("", watch)]
         os.environ["PYTHONPATH"] = os.pathsep.join([watch, *others])
-        import tests.support.watch.sitecustomize  # noqa: F401
-
+        install()
         sys.addaudithook(self._audit)
 
     def _audit(self, event: str, arguments: tuple[Any, ...]) -> None:

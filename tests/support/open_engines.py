@@ -18,7 +18,7 @@ from pipeline.engines.torch.backend import open_torch
 from pipeline.engines.vllm.backend import open_vllm
 from pipeline.session.options import RunOptions
 from pipeline.session.preflight import load_plan
-from pipeline.session.run import Result
+from pipeline.session.run import SessionResult
 from tests.support.engines import DECODE, DRAFT, NGRAM, PLAIN, TARGET
 from tests.support.paths import MODELS, ROOT, TEST_SET
 from tests.support.runs import SolveTestSet, solve_on
@@ -44,7 +44,7 @@ def solve_test_set(portal: BlockingPortal) -> Iterator[SolveTestSet]:
 
     with portal.wrap_async_context_manager(open_torch(pair)) as engines:
 
-        def solve(folder: Path, graph: str = "speccot", limit: int = 100, **options: Any) -> Result:
+        def solve(folder: Path, graph: str = "speccot", limit: int = 100, **options: Any) -> SessionResult:
             chosen: dict[str, Any] = {"graph": ROOT / f"graphs/{graph}.yaml", "input": TEST_SET, "limit": limit, "output": folder}
             return portal.call(solve_on, engines, RunOptions(**chosen | options))
 
@@ -53,7 +53,7 @@ def solve_test_set(portal: BlockingPortal) -> Iterator[SolveTestSet]:
 
 @pytest.fixture(scope="session")
 def vllm() -> None:
-    """Is it installed?"""
+    """Skips the tests that need vLLM where it is not installed."""
     if find_spec("vllm") is None:
         pytest.skip("vllm is not installed here")
 

@@ -13,10 +13,10 @@ from pipeline.engines.sim.text import sim_answer
 from pipeline.session import run as session
 from pipeline.session.options import RunOptions
 from pipeline.session.preflight import preflight
-from pipeline.session.run import Observer, Result, run, taken_up
+from pipeline.session.run import Observer, SessionResult, run, taken_up
 from tests.support.paths import ROOT, SIM
 
-SolveTestSet = Callable[..., Result]
+SolveTestSet = Callable[..., SessionResult]
 """What the fixture `solve_test_set` gives."""
 
 
@@ -30,12 +30,12 @@ def write_problems(folder: Path, count: int = 12, extra: tuple[bytes, ...] = ())
     return path
 
 
-def solve(folder: Path, name: str = "run", graph: str = "speccot", **options: Any) -> Result:
+def solve(folder: Path, name: str = "run", graph: str = "speccot", **options: Any) -> SessionResult:
     problems = options.pop("input", None) or write_problems(folder)
     return run(RunOptions(graph=ROOT / f"graphs/{graph}.yaml", engines=SIM, input=problems, output=folder / name, **options))
 
 
-async def solve_on(engines: Mapping[str, Engine], options: RunOptions) -> Result:
+async def solve_on(engines: Mapping[str, Engine], options: RunOptions) -> SessionResult:
     """A finished run on engines that are open already, and stay open."""
     flight = preflight(options)
     with taken_up(flight) as ready:
@@ -44,12 +44,12 @@ async def solve_on(engines: Mapping[str, Engine], options: RunOptions) -> Result
     return result
 
 
-def rows(result: Result, table: str) -> list[dict[str, Any]]:
+def rows(result: SessionResult, table: str) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = pq.read_table(result.folder / table).to_pylist()
     return found
 
 
-def said(result: Result) -> dict[str, Any]:
+def said(result: SessionResult) -> dict[str, Any]:
     """Everything that the chains of a run said, in no particular order of time."""
     steps: dict[str, list[Any]] = {}
     for row in rows(result, "steps"):

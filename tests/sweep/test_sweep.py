@@ -15,7 +15,7 @@ from pipeline.session.options import RunOptions
 from pipeline.session.preflight import load_plan
 from pipeline.session.run import Observer, run
 from pipeline.sweep.plan import SweepOptions, jobs
-from pipeline.sweep.sweep import SweepResult, read_systems, sweep
+from pipeline.sweep.sweep import SweepResult, begun, prepare, read_systems, sweep
 from tests.support.paths import SIM
 from tests.support.runs import write_problems
 
@@ -199,3 +199,16 @@ def test_real_engines_are_started_once_and_forget_between_points(tmp_path: Path)
         assert [bool(point.limit_s) for point in points] == [True, False]
     alone = again[0]
     assert all(point.cached_share["target"] < 0.2 for point in alone)
+
+
+def test_what_the_points_share_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
+    """Another file takes the name: the one that had it is not written into."""
+    prepared = prepare(options(tmp_path))
+    prepared.folder.mkdir()
+    begun(prepared)
+    first = (prepared.folder / "sweep.json").read_bytes()
+    (prepared.folder / "first").hardlink_to(prepared.folder / "sweep.json")
+    begun(prepared)
+    assert not (prepared.folder / "sweep.json").samefile(prepared.folder / "first")
+    assert (prepared.folder / "sweep.json").read_bytes() == first
+    assert sorted(path.name for path in prepared.folder.iterdir()) == ["first", "sweep.json"]

@@ -40,16 +40,16 @@ class Gauges:
         self.running, self.waiting = scheduler_stats.num_running_reqs, scheduler_stats.num_waiting_reqs
         self.kv_cache_usage = scheduler_stats.kv_cache_usage
         self.last_s = time.monotonic()
-        self._speculated(scheduler_stats)
+        self._count_speculation(scheduler_stats)
         self.on_iteration()
 
-    def _speculated(self, scheduler_stats: Any) -> None:
-        if (spoken := scheduler_stats.spec_decoding_stats) is None:
+    def _count_speculation(self, scheduler_stats: Any) -> None:
+        if (counts := scheduler_stats.spec_decoding_stats) is None:
             return
-        self.drafts += spoken.num_drafts
-        self.draft_tokens += spoken.num_draft_tokens
-        self.accepted_tokens += spoken.num_accepted_tokens
-        accepted = spoken.num_accepted_tokens_per_pos
+        self.drafts += counts.num_drafts
+        self.draft_tokens += counts.num_draft_tokens
+        self.accepted_tokens += counts.num_accepted_tokens
+        accepted = counts.num_accepted_tokens_per_pos
         self.by_position = [a + b for a, b in zip(self.by_position or [0] * len(accepted), accepted, strict=True)]
 
     def speculation(self) -> Speculation:
@@ -150,7 +150,7 @@ class VllmServer:
             running=0 if idle else self._gauges.running,
             waiting=0 if idle else self._gauges.waiting,
             kv_cache_usage=self._gauges.kv_cache_usage,
-            busy_s=self._busy_s + (0.0 if idle else self._spell_s()),
+            busy_s=self._busy_s + (0.0 if idle else self._busy_spell_s()),
             speculation=self._gauges.speculation() if self._speculates else None,
         )
 
@@ -160,9 +160,9 @@ class VllmServer:
 
     def _end(self) -> None:
         if not self._tasks:
-            self._busy_s += self._spell_s()
+            self._busy_s += self._busy_spell_s()
 
-    def _spell_s(self) -> float:
+    def _busy_spell_s(self) -> float:
         """From the first of the waiting requests to the last iteration: an engine that hangs is not busy."""
         return max(0.0, self._gauges.last_s - self._busy_since)
 

@@ -13,7 +13,7 @@ NOTES = "TESTS_IMPORT_NOTES"
 
 
 class Watch:
-    """Finds the watched packages where they are; that one is looked for without being imported is not noted."""
+    """Finds the watched packages where they are; to look for them without importing them is not noted."""
 
     def find_spec(self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> ModuleSpec | None:
         if name not in WATCHED:
@@ -36,5 +36,11 @@ class Watch:
         return spec
 
 
+def install() -> None:
+    """Watch from now on, in this process; a second call changes nothing."""
+    if not any(type(finder).__name__ == Watch.__name__ for finder in sys.meta_path):
+        sys.meta_path.insert(0, Watch())
+
+
 if NOTES in os.environ:
-    sys.meta_path.insert(0, Watch())
+    install()

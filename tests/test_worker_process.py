@@ -1,0 +1,97 @@
+"""A worker process: what it is started with, how it ends together with what it started, and why it is gone."""
+
+import os
+from pathlib import Path
+
+import psutil
+import pytest
+
+from pipeline.worker_process import Program, WorkerProcess, describe, last_error
+
+BEGIN = "import os, socket, subprocess, sys, time\nchannel = socket.socket(fileno=int(sys.argv[1]))\n"
+
+
+def started(folder: Path, code: str, **options: object) -> WorkerProcess:
+    """A worker that runs `code`, in which `channel` is its end of the socket."""
+    (folder / "program.py").write_text(BEGIN + code)
+    return WorkerProcess(Program(module="program", environment={"PYTHONPATH": str(folder)}, **options))  # type: ignore[arg-type]
+
+
+def received(worker: WorkerProcess) -> str:
+    """All that it says until it closes its end."""
+    worker.socket.settimeout(60)
+    return worker.socket.makefile("r").read()
+
+
+@pytest.mark.parametrize(
+    ("stderr", "error"),
+    [
+        ("", ""),
+        ("warming up\nno room left\n", "no room left"),
+        ("Traceback\nValueError: first\nRuntimeError: Engine core initialization failed. See root cause above.\n", "ValueError: first"),
+        ("[worker 3] torch.OutOfMemoryError: no memory\nbye\n", "torch.OutOfMemoryError: no memory"),
+        ("RuntimeError: failed to start\n", "RuntimeError: failed to start"),
+        ("x" * 1000, "x" * 300),
+    ],
+)
+def test_the_last_error_is_the_cause_and_not_what_points_at_it(stderr: str, error: str) -> None:
+    assert last_error(stderr) == error
+
+
+def test_an_exit_status_is_described() -> None:
+    assert (describe(1), describe(-9)) == ("exit status 1", "killed by SIGKILL")
+
+
+def test_it_has_its_arguments_and_variables_and_a_socket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MY_API_KEY", "kept from it")
+    monkeypatch.setenv("MY_LEVEL", "mine")
+    code = "said = [sys.argv[2], *(os.environ.get(name, '-') for name in ('MY_API_KEY', 'MY_LEVEL', 'MY_OTHER'))]\n"
+    code += "channel.sendall(' '.join(said).encode())\n"
+    defaults = {"MY_LEVEL": "default", "MY_OTHER": "default"}
+    worker = started(tmp_path, code, arguments=("first",), defaults=defaults, with_secrets=False)
+    assert received(worker) == "first - mine default"
+    worker.wait(60)
+    assert worker.exit_reason() == "exit status 0"
+    worker.close_files()
+
+
+def test_why_it_is_gone_is_its_error_and_its_exit_status(tmp_path: Path) -> None:
+    worker = started(tmp_path, "print('on stdout', flush=True)\nraise ValueError('no such thing')\n")
+    assert received(worker) == ""
+    worker.wait(60)
+    assert worker.exit_reason() == "ValueError: no such thing (exit status 1)"
+    worker.close_files()
+
+
+def test_what_it_started_dies_with_it(tmp_path: Path) -> None:
+    code = "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'], pass_fds=[])\n"
+    code += "channel.sendall(f'{child.pid}\\n'.encode())\nchild.wait()\n"
+    worker = started(tmp_path, code)
+    child = psutil.Process(int(worker.socket.recv(20)))
+    worker.kill()
+    assert worker.exit_reason() == "killed by SIGKILL"
+    psutil.wait_procs([child], timeout=60)
+    assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
+    worker.close_files()
+
+
+@pytest.mark.parametrize(("shutdown_s", "said"), [(60.0, "saved"), (0.0, "")])
+def test_it_has_the_time_to_shut_down_that_its_program_takes(tmp_path: Path, shutdown_s: float, said: str) -> None:
+    code = "channel.sendall(b'ready')\nchannel.recv(1)\nchannel.sendall(b'saved')\nos._exit(0)\n"
+    if not shutdown_s:
+        code = code.replace("channel.recv(1)\n", "time.sleep(600)\n")
+    worker = started(tmp_path, code, shutdown_s=shutdown_s)
+    assert worker.socket.recv(5) == b"ready"
+    worker.end()
+    worker.end()
+    assert worker.exit_status == (0 if shutdown_s else -9)
+    assert received(worker) == said
+    worker.close_files()
+
+
+def test_the_files_of_a_worker_that_cannot_be_started_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    monkeypatch.setattr("sys.executable", "/no/such/python")
+    with pytest.raises(OSError, match="No such file"):
+        WorkerProcess(Program(module="program"))
+    assert len(os.listdir("/proc/self/fd")) == before
