@@ -13,7 +13,7 @@ BIN := .venv/bin
 LONG := slow or torch or vllm or browser
 WORKERS ?= 2
 
-.PHONY: run check test lint bench vllm clean
+.PHONY: run check test test-vllm test-long lint bench vllm clean
 
 run: .venv/ready
 	$(BIN)/pipeline run graphs/speccot.yaml --input datasets/arith/test.parquet
@@ -22,9 +22,15 @@ run: .venv/ready
 check: lint
 	$(BIN)/python -m pytest -n $(WORKERS) -m "not ($(LONG))"
 
-# One process has all that needs vLLM, whose engines are opened once.
+# vLLM's engines are opened once, in a process that has all that needs them; all else that takes long runs beside it.
 test: .venv/vllm check
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup -m "$(LONG)"
+	$(MAKE) --jobs=2 --output-sync=target test-vllm test-long
+
+test-vllm: .venv/vllm
+	$(BIN)/python -m pytest -m vllm
+
+test-long: .venv/ready
+	$(BIN)/python -m pytest -m "($(LONG)) and not vllm"
 
 lint: .venv/ready
 	$(BIN)/ruff check .

@@ -34,16 +34,7 @@ MARKERS = {
 def pytest_configure(config: pytest.Config) -> None:
     for name, meaning in MARKERS.items():
         config.addinivalue_line("markers", f"{name}: {meaning}")
-    config.addinivalue_line("markers", "xdist_group(name): has a process together with the others of its group")
     config.pluginmanager.register(Watcher(), "watcher")
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """With `--dist loadgroup` one process has all that needs vLLM, so that its engines are opened once."""
-    for item in items:
-        if item.get_closest_marker("vllm"):
-            item.add_marker(pytest.mark.xdist_group("vllm"))
 
 
 class Watcher:
