@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from pipeline.trace.columns import schema_of
 from pipeline.trace.events import CallRow, ChainRow, StepRow
-from pipeline.trace.part import GROUP_ROWS, PART_GROUPS, Part
+from pipeline.trace.store import GROUP_ROWS, PART_GROUPS, Part
 
 Array = Any
 T0 = 1_700_000_000 * 10**9
@@ -247,7 +247,8 @@ def _write_chains(folder: Path, of: Shape, committed: Array, found: Mapping[str,
 
 def _write_card(folder: Path, of: Shape, tokens: Array, found: Mapping[str, Array], places: int) -> None:
     mine = {"draft": of.stage == DRAFT, "target": of.stage != DRAFT}
-    counted = {role: {"output_tokens": int(tokens[which].sum())} for role, which in mine.items()}
+    others = ("running", "waiting", "kv_cache_usage", "requests", "input_tokens", "cached_input_tokens", "busy_s")
+    counted = {role: dict.fromkeys(others, 0) | {"output_tokens": int(tokens[which].sum())} for role, which in mine.items()}
     session = {
         "status": "finished",
         "started_unix_ns": T0,

@@ -45,6 +45,7 @@ DOORS = {
     "pyarrow": ["trace/", "data/", "session/resume", "analysis/", "report/", "export/", "api"],
     "datasets": ["data/prepare"],
     "pynvml": ["machine"],
+    "filelock": ["trace/"],
     "trio": ["session/"],
     "rich": ["cli/"],
     "yaml": ["graph/yaml_file"],

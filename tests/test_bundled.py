@@ -148,7 +148,7 @@ def test_commands_of_a_wheel_find_what_is_bundled(wheel: Path, tmp_path: Path, a
 def test_a_wheel_sweeps_a_graph_of_ones_own_against_the_bundled_target(wheel: Path, tmp_path: Path) -> None:
     (tmp_path / "problems.csv").write_text("problem\nWhat is 1 + 1?\n")
     (tmp_path / "mine.yaml").write_text((ROOT / "graphs/specreason.yaml").read_text())
-    options = ("--input", "problems.csv", "--batch-size", "1", "--engines", "sim-2xh100", "--output", "out")
+    options = ("--input", "problems.csv", "--batch-size", "1", "--engines", "sim-instant", "--output", "out")
     done = installed(wheel, tmp_path, "sweep", "mine.yaml", *options)
     assert done.returncode == 0, done.stderr
     assert "2 of 2 points" in done.stderr

@@ -1,90 +1,157 @@
-"""Stage kinds of other packages plug in through entry points and bring their own spec."""
+"""A package of other people, `tests/plugin`: a verifier that asks its own question and an engine that computes in the worker
+process. It goes through every command as the built-in kinds and engines do, and roles are those of its graph."""
 
+import json
 import os
+import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
 
-ROOT = Path(__file__).parent.parent
-MODULE = '''
-from typing import ClassVar
+from pipeline.analysis.ledger import ledger
+from pipeline.trace.run_file import RunFile
+from tests.support.paths import ROOT
 
-from pipeline.reasoning.chain import Outcome, Verdict
-from pipeline.graph.spec import StageSpec
-from pipeline.stages.base import EngineStage, StageKind
+PLUGIN = ROOT / "tests/plugin"
+GRAPH = PLUGIN / "critic.yaml"
+ROLES = ("apprentice", "master", "referee")
+COMMAND = [sys.executable, "-c", "from pipeline.cli.main import main; main()"]
+INSTALLED = {**os.environ, "PYTHONPATH": os.pathsep.join([str(PLUGIN), str(ROOT)])}
+WITHOUT = {**os.environ, "PYTHONPATH": str(ROOT)}
+Command = Callable[..., subprocess.CompletedProcess[str]]
 
-
-class LongestSpec(StageSpec, frozen=True, kw_only=True, tag="longest"):
-    engine: str
-    at_least: int = 1
-    judges: ClassVar[bool] = True
-
-
-class LongestStage(EngineStage):
-    """Accepts the longest candidate, without asking anybody."""
-
-    def requests(self, chain):
-        return []
-
-    def apply(self, chain, completions):
-        lengths = [len(candidate.ids) for candidate in chain.candidates]
-        best = lengths.index(max(lengths))
-        chosen = best if lengths[best] >= self.spec.at_least else None
-        return Outcome(verdict=Verdict(kind="longest", chosen=chosen, label=str(best + 1), value=max(lengths), probs=(), mass=1.0))
+pytestmark = pytest.mark.slow  # each command is a process, and each engine one more
 
 
-KIND = StageKind(spec=LongestSpec, build=LongestStage)
-'''
-GRAPH = """
-name: longest
-engines: none
-stages:
-  reason:
-    kind: repeat
-    until: {thought_closed: true, max_steps: 30}
-    stages:
-      draft: {kind: draft, engine: draft, candidates: 3, max_tokens: 200}
-      verify: {kind: longest, engine: target, after: draft, at_least: AT_LEAST}
-      fallback: {kind: generate, engine: target, unit: step, after: verify, when: verify.rejected, max_tokens: 200}
-  answer: {kind: answer, engine: target, after: reason}
-"""
+def command(*arguments: str | Path, env: dict[str, str] = INSTALLED, code: int = 0) -> str:
+    done = subprocess.run([*COMMAND, *map(str, arguments)], capture_output=True, text=True, env=env, timeout=120)
+    assert done.returncode == code, done.stderr
+    return done.stdout if code == 0 else done.stderr
 
 
-@pytest.fixture
-def installed(tmp_path: Path) -> Path:
-    """A distribution as pip would leave it."""
-    (tmp_path / "longest.py").write_text(MODULE)
-    info = tmp_path / "longest-1.0.dist-info"
+def rows(run: Path, table: str) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = pq.read_table(run / table).to_pylist()
+    return found
+
+
+def steps_of(run: Path) -> list[tuple[str, int, str, str]]:
+    return sorted((row["chain_id"], row["step_index"], row["decision"], row["step_text"]) for row in rows(run, "steps"))
+
+
+@pytest.fixture(scope="module")
+def problems(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("input") / "problems.jsonl"
+    path.write_text("".join(json.dumps({"problem": f"What is {i} and {i}?", "answer": "4"}) + "\n" for i in range(200)))
+    return path
+
+
+@pytest.fixture(scope="module")
+def solved(problems: Path) -> Path:
+    out = problems.parent / "solved"
+    command("run", GRAPH, "--input", problems, "--output", out)
+    return out
+
+
+def test_its_verdicts_lead_the_chains_and_are_in_the_trace(solved: Path) -> None:
+    chains, steps, calls = (rows(solved, table) for table in ("chains", "steps", "calls"))
+    assert len(chains) == 200
+    assert all(row["correct"] for row in chains)
+    assert {(row["stage"], row["kind"], row["purpose"], row["engine"]) for row in calls} == {
+        ("propose", "draft", "draft", "apprentice"),
+        ("judge", "critic", "judge", "referee"),
+        ("rewrite", "generate", "write", "master"),
+        ("answer", "answer", "answer", "master"),
+    }
+    assert {row["decision"] for row in steps} == {"accepted", "fallback"}
+    for row in steps:
+        assert (row["verify_kind"], row["verify_stage"], row["threshold"]) == ("critic", "judge", 50.0)
+        assert (row["score_scale"], row["score_unit"], row["score_low"], row["score_high"]) == ("probability of Y", "%", 0.0, 100.0)
+        assert row["score_options"] == ["Y", "N"]
+        assert row["score_label"] == ("Y" if row["decision"] == "accepted" else "N")
+        assert row["score_value"] == pytest.approx(90 if row["decision"] == "accepted" else 10)
+
+
+def test_totals_of_all_roles_are_those_of_the_engines(solved: Path) -> None:
+    run, problems, three = RunFile.read(solved), solved.parent / "problems.jsonl", solved.parent / "three"
+    summary = json.loads(command("run", GRAPH, "--input", problems, "--limit", "3", "--json", "--output", three))
+    assert set(summary["engines"]) == set(ROLES)
+    chains = rows(solved, "chains")
+    for role in ROLES:
+        place = chains[0]["engines"].index(role)
+        counted = run.engine_statistics[role]
+        assert sum(row["input_tokens"][place] for row in chains) == counted.input_tokens > 0
+        assert sum(row["output_tokens"][place] for row in chains) == counted.output_tokens == run.totals.output_tokens[role] > 0
+        assert run.engine_facts[role]["devices"] == ("desk",)
+
+
+@pytest.mark.parametrize("env", [INSTALLED, WITHOUT], ids=["installed", "not installed here"])
+def test_its_run_is_reported_compared_drawn_and_exported(solved: Path, problems: Path, tmp_path: Path, env: dict[str, str]) -> None:
+    other = problems.parent / "other"
+    if not other.exists():
+        command("run", GRAPH, "--input", problems, "--output", other, "--set", "engines.master.max_in_flight=1", "--batch-size", "8")
+    command("report", solved, "--output", tmp_path / "report.html", env=env)
+    page = (tmp_path / "report.html").read_text()
+    assert "probability of Y" in page
+    assert all(name in page for name in (*ROLES, "propose", "judge", "rewrite"))
+    compared = command("compare", solved, other, env=env)
+    assert all(name in compared for name in ("solved", "other", "apprentice", "master", "referee"))
+    drawn = command("graph", GRAPH, "--run", solved, "--format", "text", env=env) if env is INSTALLED else "judge rejected"
+    assert "judge" in drawn
+    assert "rejected" in drawn
+    command("trace", "export", solved, "--output", tmp_path / "trace.perfetto", env=env)
+    assert (tmp_path / "trace.perfetto").stat().st_size > 10_000
+
+
+def test_its_verification_is_no_waste(solved: Path) -> None:
+    found = ledger(solved)
+    calls = rows(solved, "calls")
+    spent = {purpose: sum(row["output_tokens"] for row in calls if row["purpose"] == purpose) for purpose in ("draft", "judge", "write")}
+    assert {role: found.engines[role].output["unrecorded"] for role in ROLES} == dict.fromkeys(ROLES, 0)
+    assert {role: found.engines[role].output["verification"] for role in ROLES} == {"apprentice": 0, "master": 0, "referee": spent["judge"]}
+    assert found.engines["referee"].counted_output == spent["judge"] > 0
+
+
+def test_a_run_of_it_goes_on_after_a_kill(solved: Path, problems: Path, tmp_path: Path) -> None:
+    out = tmp_path / "killed"
+    arguments = ["run", GRAPH, "--input", problems, "--output", out, "--batch-size", "2"]
+    with subprocess.Popen([*COMMAND, *map(str, arguments)], env=INSTALLED, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        while process.poll() is None and not any(out.glob("chains/wal-*.arrows")):
+            continue
+        process.send_signal(signal.SIGKILL)
+    assert RunFile.read(out).status == "running"
+    command("resume", out)
+    assert RunFile.read(out).status == "finished"
+    assert steps_of(out) == steps_of(solved)
+
+
+def test_its_specs_are_as_strict_as_ours(problems: Path) -> None:
+    def refused(setting: str, flaw: str) -> None:
+        text = GRAPH.read_text().replace("kind: critic,", f"kind: critic, {setting},") if ":" in setting else GRAPH.read_text()
+        path = problems.parent / "flawed.yaml"
+        path.write_text(text)
+        settings = () if ":" in setting else ("--set", setting)
+        assert flaw in command("check", path, *settings, code=2)
+
+    refused("at_least: many", "$.stages.reason.stages.judge.at_least: expected `float`, got `str`")
+    refused("at_most: 5", "unknown key `at_most`; did you mean `at_least`")
+    refused("engines.master.max_model_len=long", "expected `int`, got `str`")
+
+
+def test_without_the_package_its_graph_is_refused_by_name(problems: Path) -> None:
+    assert "unknown backend `scribe`" in command("check", GRAPH, env=WITHOUT, code=2)
+    assert "unknown kind `critic`" in command("check", GRAPH, "--engines", "sim-2xh100", env=WITHOUT, code=2)
+
+
+def test_a_package_that_cannot_be_loaded_is_named(tmp_path: Path) -> None:
+    info = tmp_path / "broken-1.0.dist-info"
     info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: longest\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[pipeline.stages]\nlongest = longest:KIND\n")
-    (tmp_path / "problems.csv").write_text("problem\nWhat is one more than one?\n")
-    return tmp_path
-
-
-def pipeline(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", "from pipeline.cli.main import main; main()", *arguments]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(folder)}, timeout=60)
-
-
-@pytest.mark.slow
-def test_a_stage_of_another_package_runs(installed: Path) -> None:
-    (installed / "graph.yaml").write_text(GRAPH.replace("AT_LEAST", "2"))
-    engines = str(ROOT / "graphs/engines/sim-2xh100.yaml")
-    done = pipeline(installed, "run", "graph.yaml", "--engines", engines, "--input", "problems.csv", "--output", "out")
-    assert done.returncode == 0, done.stderr
-    steps = pq.read_table(installed / "out/steps").to_pylist()
-    assert {row["verify_kind"] for row in steps} == {"longest"}
-    assert all(len(row["step_token_ids"]) == max(row["candidate_tokens"]) for row in steps)
-
-
-@pytest.mark.slow
-def test_its_spec_is_as_strict_as_ours(installed: Path) -> None:
-    (installed / "graph.yaml").write_text(GRAPH.replace("AT_LEAST", "many"))
-    engines = str(ROOT / "graphs/engines/sim-2xh100.yaml")
-    done = pipeline(installed, "check", "graph.yaml", "--engines", engines)
-    assert done.returncode == 2
-    assert "$.stages.reason.stages.verify.at_least: expected `int`, got `str`" in done.stderr
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: broken\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[pipeline.stages]\nbroken = nowhere:KIND\n")
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])}
+    said = command("check", "speccot", env=env, code=2)
+    assert "entry point broken = nowhere:KIND (pipeline.stages) of the installed package broken cannot be loaded" in said

@@ -17,12 +17,11 @@ ENTRY = [sys.executable, "-c", "from pipeline.cli.main import main; main()"]
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A place as the README takes it: graphs beside a data set of one's own."""
+    """A folder with a data set of one's own and nothing else."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     place = tmp_path_factory.mktemp("newcomer")
-    (place / "graphs").symlink_to(ROOT / "graphs")
     questions = ["Tom has 3 pens. Tom buys 4. Tom loses 2. How many pens has Tom now?", "What is the weather like?"]
     pq.write_table(pa.table({"question": questions}), place / "data.parquet")
     return place
@@ -33,6 +32,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_command_of_the_readme_runs(folder: Path, command: str) -> None:
     done = subprocess.run([*ENTRY, *command.split()[1:]], cwd=folder, capture_output=True, text=True, timeout=300, env=os.environ)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.torch
+def test_the_python_of_the_readme_runs(folder: Path) -> None:
+    (program,) = re.findall(r"^```python\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
+    done = subprocess.run([sys.executable, "-c", program], cwd=folder, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert [line.split() for line in done.stdout.splitlines()[:2]] == [["problem_id", "answer"], ["0", "1", "5"]]
 
 
 def test_there_are_commands_and_both_make_targets() -> None:
@@ -54,3 +61,15 @@ def test_no_text_installs_the_project_of_another_that_is_called_pipeline() -> No
     texts += [*ROOT.glob("*.md"), ROOT / "Makefile", ROOT / "pyproject.toml"]
     stranger = re.compile(r"(?<![\w./-])pipeline\[\w|pip install \S*\bpipeline\b(?<!speculative-pipeline)")
     assert [str(path.relative_to(ROOT)) for path in texts if stranger.search(path.read_text())] == []
+
+
+def test_contributing_names_what_is_there() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    named = re.findall(r"`([\w./-]+(?:\.py|/))`", text)
+    assert len(named) > 20
+    places = [ROOT, ROOT / "pipeline", ROOT / "pipeline/stages", ROOT / "pipeline/engines"]
+    assert [name for name in named if not any((place / name).exists() for place in places)] == []
+    rows = re.findall(r"^\| `(\w+/)` \|(.*)\|$", text, re.MULTILINE)
+    modules = [folder + name for folder, what in rows for names in re.findall(r"\(`([^)]*)`\)", what) for name in names.split("`, `")]
+    assert len(modules) > 15
+    assert [name for name in modules if not (ROOT / f"pipeline/{name}.py").exists()] == []

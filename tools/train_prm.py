@@ -25,7 +25,7 @@ from transformers import AutoModelForCausalLM
 
 from pipeline.engines.tokenizer import HFTokenizer
 from pipeline.graph.plugins import engine_specs
-from pipeline.rewards.prompts import RewardDialect, Thought
+from pipeline.rewards.prompts import RewardPromptBuilder, Thought
 from pipeline.rewards.spec import load_reward_model
 
 MODELS = Path("pipeline/models")
@@ -63,7 +63,7 @@ class Judge:
         folder = str(MODELS / "tiny-target")
         prompt = load_reward_model(PRM, engine_specs()).prompt
         self.examples, self._end = Examples(HFTokenizer(folder), seed), prompt.thought_end
-        self.builder = RewardDialect(self.examples.builder.tokenizer, prompt, str(PRM))
+        self.builder = RewardPromptBuilder(self.examples.builder.tokenizer, prompt, str(PRM))
         self._draft = tiny_eval.load(MODELS / "tiny-draft")
 
     def judged(self, problems: Sequence[Problem], *, made_up: bool) -> Iterator[Judged]:

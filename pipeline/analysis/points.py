@@ -177,7 +177,7 @@ def read_points(file: Path) -> list[Point]:
     with readable(file):
         rows = pq.read_table(file).to_pylist()
     try:
-        return [msgspec.convert(_told(row), Point) for row in rows]
+        return [msgspec.convert(_decoded(row), Point) for row in rows]
     except (msgspec.ValidationError, msgspec.DecodeError, KeyError, TypeError) as error:
         raise InputError(str(file), f"holds no points of a sweep: {error}") from error
 
@@ -187,7 +187,7 @@ def _row(point: Point) -> dict[str, Any]:
     return row | {f"{name}.{role}": value for name in BY_ROLE for role, value in row.pop(name).items()}
 
 
-def _told(row: dict[str, Any]) -> dict[str, Any]:
+def _decoded(row: dict[str, Any]) -> dict[str, Any]:
     by_role: dict[str, dict[str, float]] = {name: {} for name in BY_ROLE}
     for name, _, role in (key.partition(".") for key in row):
         if role and row[f"{name}.{role}"] is not None:

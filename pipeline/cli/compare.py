@@ -9,7 +9,7 @@ import click
 from pipeline.analysis.compare.compare import compare as compared
 from pipeline.analysis.compare.runs import read_runs
 from pipeline.analysis.compare.tables import as_csv, as_json, markdown
-from pipeline.analysis.quality.invariance import invariance as parted
+from pipeline.analysis.quality.invariance import invariance as compare_chains
 from pipeline.analysis.quality.invariance import invariance_json, invariance_markdown
 from pipeline.cli.main import print_page
 from pipeline.errors import UsageError, reason
@@ -17,8 +17,8 @@ from pipeline.files import new_file
 from pipeline.text import sanitize
 
 SUFFIXES = {".md": "markdown", ".csv": "csv", ".json": "json"}
-COMPARED: dict[str, Callable[[Any], str]] = {"markdown": markdown, "csv": as_csv, "json": as_json}
-PARTED: dict[str, Callable[[Any], str]] = {"markdown": invariance_markdown, "json": invariance_json}
+FORMATS: dict[str, Callable[[Any], str]] = {"markdown": markdown, "csv": as_csv, "json": as_json}
+INVARIANCE_FORMATS: dict[str, Callable[[Any], str]] = {"markdown": invariance_markdown, "json": invariance_json}
 
 
 @click.command()
@@ -29,7 +29,7 @@ PARTED: dict[str, Callable[[Any], str]] = {"markdown": invariance_markdown, "jso
     help="What speed-ups and gains are over.  [default: graph `target`, the first run without drafts, or the first]",
 )
 @click.option("--invariance", is_flag=True, help="Of two runs of one graph: the share of equal chains, and where the others part.")
-@click.option("--format", "form", type=click.Choice(list(COMPARED)), default="markdown", show_default=True, help="What is printed.")
+@click.option("--format", "form", type=click.Choice(list(FORMATS)), default="markdown", show_default=True, help="What is printed.")
 @click.option(
     "--output",
     type=click.Path(path_type=Path),
@@ -43,10 +43,10 @@ def compare(runs: tuple[Path, ...], baseline: str | None, invariance: bool, form
     for path in output:
         if path.suffix not in SUFFIXES:
             raise UsageError(f"--output {path}: its name must end in {', '.join(SUFFIXES)}")
-    forms = PARTED if invariance else COMPARED
+    forms = INVARIANCE_FORMATS if invariance else FORMATS
     if "csv" not in forms and "csv" in (form, *(SUFFIXES[path.suffix] for path in output)):
         raise UsageError("--invariance: has the formats markdown and json")
-    found: Any = _parted(runs, baseline) if invariance else compared(read_runs(runs), baseline)
+    found: Any = _invariance(runs, baseline) if invariance else compared(read_runs(runs), baseline)
     for path in output:
         try:
             with new_file(path) as draft:
@@ -56,7 +56,7 @@ def compare(runs: tuple[Path, ...], baseline: str | None, invariance: bool, form
     print_page(forms[form](found))
 
 
-def _parted(runs: tuple[Path, ...], baseline: str | None) -> Any:
+def _invariance(runs: tuple[Path, ...], baseline: str | None) -> Any:
     if len(runs) != 2 or baseline is not None:
         raise UsageError("--invariance: takes two runs and no baseline")
-    return parted(*runs)
+    return compare_chains(*runs)

@@ -13,8 +13,8 @@ from rich.progress import Progress
 from pipeline.cli.main import print_line, print_page
 from pipeline.errors import UsageError
 from pipeline.grading.grader import LIMIT_S
-from pipeline.rewards.score import Watch, score_run
-from pipeline.rewards.tally import Scored
+from pipeline.rewards.score import OnProgress, score_run
+from pipeline.rewards.tally import ScoringResult
 from pipeline.session.regrade import Change, Regrade, regrade
 
 SHOWN = 10
@@ -92,7 +92,7 @@ def _short(text: str) -> str:
 
 
 @contextmanager
-def watched(run: Path) -> Iterator[Watch]:
+def watched(run: Path) -> Iterator[OnProgress]:
     """A bar on stderr, if that is a terminal."""
     console = Console(stderr=True)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
@@ -100,7 +100,7 @@ def watched(run: Path) -> Iterator[Watch]:
         yield lambda done, total: progress.update(bar, completed=done, total=total)
 
 
-def reward_lines(scored: Scored, run: Path) -> list[str]:
+def reward_lines(scored: ScoringResult, run: Path) -> list[str]:
     """The means, and what has no reward."""
     lines = [
         f"{scored.run}: {scored.steps:,} steps and {scored.candidates:,} candidates scored by {scored.model}",

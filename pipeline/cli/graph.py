@@ -8,11 +8,11 @@ import msgspec
 
 from pipeline.bundled import find_file
 from pipeline.cli.main import print_line, print_notice, print_page
+from pipeline.drawing.counts import RunCounts, count_run
 from pipeline.drawing.dot import dot, svg
 from pipeline.drawing.mermaid import mermaid
-from pipeline.drawing.recorded import engines_of, recorded
+from pipeline.drawing.run_plan import engines_of, plan_of_run
 from pipeline.drawing.sheet import sheet
-from pipeline.drawing.tally import Tally, tally
 from pipeline.drawing.text import text
 from pipeline.engines.registry import cautions
 from pipeline.errors import UsageError
@@ -108,8 +108,8 @@ def _page(plan: Plan, run: Path | None, form: str) -> str:
     return draw(sheet(plan, played, counts))
 
 
-def _with_run(plan: Plan, run: Path) -> tuple[Plan, dict[str, str], Tally]:
-    found = recorded(plan, run)
+def _with_run(plan: Plan, run: Path) -> tuple[Plan, dict[str, str], RunCounts]:
+    found = plan_of_run(plan, run)
     if found.differences:
         print_notice(f"{run} had {', '.join(found.differences)}: drawn as it was")
-    return found.plan, found.engines, tally(run, found.plan, found.run)
+    return found.plan, found.engines, count_run(run, found.plan, found.run)

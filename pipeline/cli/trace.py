@@ -68,8 +68,8 @@ def _exporter(form: str) -> Any:
 
 def _write(exporter: Any, form: str, run: Path, target: Path, texts: bool) -> None:
     if form == "perfetto":
-        drawn = exporter.export(run, target)
-        print_line(f"{target}: {drawn.calls:,} calls, {drawn.size / 1e6:,.1f} MB; open it in https://ui.perfetto.dev")
+        written = exporter.export(run, target)
+        print_line(f"{target}: {written.calls:,} calls, {written.size / 1e6:,.1f} MB; open it in https://ui.perfetto.dev")
     else:
         sent = exporter.export(run, exporter.to_file(target), texts)
         print_line(f"{target}: {_count(sent)}, {target.stat().st_size / 1e6:,.1f} MB")

@@ -5,8 +5,8 @@ from collections.abc import Iterator, Sequence
 from html import escape
 from shutil import which
 
+from pipeline.drawing.captions import shortened
 from pipeline.drawing.sheet import Arrow, Box, Sheet
-from pipeline.drawing.words import shortened
 from pipeline.errors import ExportError, UsageError
 from pipeline.text import one_line
 

@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator, Sequence
 
+from pipeline.drawing.captions import shortened
 from pipeline.drawing.dot import PALETTE
 from pipeline.drawing.sheet import Arrow, Box, Sheet
-from pipeline.drawing.words import shortened
 from pipeline.text import one_line
 
 SHAPES = {"stage": ("[", "]"), "loop": ("{{", "}}"), "end": ("([", "])")}

@@ -10,8 +10,19 @@ from typing import Literal
 
 from msgspec import Struct
 
-from pipeline.drawing.tally import Tally
-from pipeline.drawing.words import asked, condition, decisive, ended_by, exits, kind_of, mean, of, rounds, verdict, verdict_count
+from pipeline.drawing.captions import (
+    condition_line,
+    ended_by,
+    exit_lines,
+    instruction_line,
+    mean_time,
+    rounds_a_chain,
+    settings_line,
+    verdict_count,
+    verdict_word,
+    with_share,
+)
+from pipeline.drawing.counts import RunCounts
 from pipeline.graph.plan import Block, Condition, LoopNode, Plan, StageNode
 
 START, END = "problem", "end"
@@ -65,25 +76,27 @@ class _Open(Struct, frozen=True):
     way: Way = "next"
 
 
-def sheet(plan: Plan, engines: dict[str, str], tally: Tally | None = None) -> Sheet:
-    """The drawing of `plan`; with a run's `tally` its numbers stand in the boxes and on the arrows."""
-    return _Drawing(plan, tally).sheet(engines)
+def sheet(plan: Plan, engines: dict[str, str], counts: RunCounts | None = None) -> Sheet:
+    """The drawing of `plan`; with a run's `counts` its numbers stand in the boxes and on the arrows."""
+    return _Drawing(plan, counts).sheet(engines)
 
 
 class _Drawing:
-    def __init__(self, plan: Plan, tally: Tally | None) -> None:
-        self._plan, self._tally = plan, tally
+    def __init__(self, plan: Plan, counts: RunCounts | None) -> None:
+        self._plan, self._counts = plan, counts
         self._boxes: list[Box] = []
         self._arrows: list[Arrow] = []
         self._loops = [node for level in plan.block.levels for node in level if isinstance(node, LoopNode)]
 
     def sheet(self, engines: dict[str, str]) -> Sheet:
-        chains = (f"{self._tally.chains:,} chains",) if self._tally else ()
-        self._boxes.append(Box(key=START, title=START, lines=tuple(filter(None, (asked(self._plan),))), numbers=chains, shape="end"))
+        chains = (f"{self._counts.chains:,} chains",) if self._counts else ()
+        self._boxes.append(
+            Box(key=START, title=START, lines=tuple(filter(None, (instruction_line(self._plan),))), numbers=chains, shape="end")
+        )
         last = self._block(self._plan.block, [_Open(START)], None)
         self._boxes.append(Box(key=END, title=END, numbers=self._endings(), shape="end"))
         self._connect(last, END)
-        run = f", run {self._tally.run}" if self._tally else ""
+        run = f", run {self._counts.run}" if self._counts else ""
         return Sheet(
             title=f"{self._plan.name}{run}",
             engines=engines,
@@ -116,10 +129,10 @@ class _Drawing:
         box = Box(
             key=_key(node, loop),
             title=node.name,
-            kind=kind_of(spec),
-            lines=tuple(filter(None, (decisive(spec), condition(node.condition)))),
+            kind=spec.kind,
+            lines=tuple(filter(None, (settings_line(spec), condition_line(node.condition)))),
             numbers=tuple(self._numbers(node.name)),
-            role=str(getattr(spec, "engine", "")) or None,
+            role=spec.role,
             loop=loop,
         )
         self._boxes.append(box)
@@ -128,18 +141,18 @@ class _Drawing:
     def _loop(self, loop: LoopNode) -> list[_Open]:
         """Head and body of a loop; the way out of its head."""
         key, body = _key(loop, None), loop.body
-        turns = (f"{rounds(self._tally, loop):,.2f} rounds a chain",) if self._tally else ()
-        said = tuple(filter(None, (condition(loop.condition), "until", *_pairs(list(exits(loop).values())))))
+        turns = (f"{rounds_a_chain(self._counts, loop):,.2f} rounds a chain",) if self._counts else ()
+        said = tuple(filter(None, (condition_line(loop.condition), "until", *_pairs(list(exit_lines(loop).values())))))
         self._boxes.append(Box(key=key, title=loop.name, lines=said, numbers=turns, loop=loop.name, shape="loop"))
         self._connect(self._block(body, [_Open(key, lines=("next step",))], loop.name), key, way="again")
         if body.first_writer is not None:
             self._first_steps(key, body.first_writer, loop)
-        taken = ended_by(self._tally, loop) if self._tally and loop is self._loops[-1] else {}
+        taken = ended_by(self._counts, loop) if self._counts and loop is self._loops[-1] else {}
         return [_Open(key, lines=tuple(f"{reason} {count}" for reason, count in taken.items()) or ("until",), way="exit")]
 
     def _first_steps(self, key: str, writer: StageNode, loop: LoopNode) -> None:
         """The stage that writes the first steps is reached without those before it."""
-        taken = of(self._tally.first_steps.get(writer.name, 0), self._tally.steps.get(writer.name, 0)) if self._tally else ""
+        taken = with_share(self._counts.first_steps.get(writer.name, 0), self._counts.steps.get(writer.name, 0)) if self._counts else ""
         lines = tuple(filter(None, (f"the first {loop.body.first_steps:,} steps", taken)))
         self._arrows.append(Arrow(tail=key, head=_key(writer, loop.name), lines=lines))
 
@@ -152,26 +165,26 @@ class _Drawing:
     def _verdict(self, open_: _Open) -> Iterator[str]:
         if open_.guard is not None:
             judge = "" if open_.tail.endswith(f"/{open_.guard.stage}") else f"{open_.guard.stage} "
-            yield f"{judge}{verdict(open_.guard.accepted)}"
-            if self._tally:
-                yield verdict_count(self._tally, open_.guard.stage, open_.guard.accepted)
+            yield f"{judge}{verdict_word(open_.guard.accepted)}"
+            if self._counts:
+                yield verdict_count(self._counts, open_.guard.stage, open_.guard.accepted)
 
     def _numbers(self, stage: str) -> Iterator[str]:
-        if self._tally is None:
+        if self._counts is None:
             return
-        if (found := self._tally.stages.get(stage)) is None:
+        if (found := self._counts.stages.get(stage)) is None:
             yield "no calls"
             return
         yield f"{found.calls:,} calls" + (f", {found.failed:,} failed" if found.failed else "")
-        yield f"{mean(found.in_flight_s, found.calls)} in flight, {mean(found.waiting_s, found.calls)} waiting"
+        yield f"{mean_time(found.in_flight_s, found.calls)} in flight, {mean_time(found.waiting_s, found.calls)} waiting"
 
     def _endings(self) -> tuple[str, ...]:
         """Why chains ended, as far as no loop's exit says so."""
-        if self._tally is None:
+        if self._counts is None:
             return ()
-        known = exits(self._loops[-1]) if self._loops else {}
-        others = {reason: count for reason, count in self._tally.stop_reasons.items() if reason not in known}
-        return tuple(f"{reason} {of(count, self._tally.chains)}" for reason, count in others.items())
+        known = exit_lines(self._loops[-1]) if self._loops else {}
+        others = {reason: count for reason, count in self._counts.stop_reasons.items() if reason not in known}
+        return tuple(f"{reason} {with_share(count, self._counts.chains)}" for reason, count in others.items())
 
 
 def _key(node: StageNode | LoopNode, loop: str | None) -> str:

@@ -4,8 +4,19 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from msgspec import Struct
 
-from pipeline.drawing.tally import Tally
-from pipeline.drawing.words import asked, condition, decisive, ended_by, exits, kind_of, mean, rounds, shortened, verdict, verdict_count
+from pipeline.drawing.captions import (
+    condition_line,
+    ended_by,
+    exit_lines,
+    instruction_line,
+    mean_time,
+    rounds_a_chain,
+    settings_line,
+    shortened,
+    verdict_count,
+    verdict_word,
+)
+from pipeline.drawing.counts import RunCounts
 from pipeline.graph.plan import Block, LoopNode, Plan, StageNode
 
 MARKS = "●○◆◇▲△■□"
@@ -21,22 +32,22 @@ class _Line(Struct, frozen=True):
     below: tuple["_Line", ...] = ()
 
 
-def text(plan: Plan, engines: Mapping[str, str], tally: Tally | None = None) -> str:
-    """The drawing as lines; with a run's `tally` the columns are calls, those that failed, and mean seconds of one call."""
+def text(plan: Plan, engines: Mapping[str, str], counts: RunCounts | None = None) -> str:
+    """The drawing as lines; with a run's `counts` the columns are calls, those that failed, and mean seconds of one call."""
     head = [f"{plan.name}, digest {plan.digest}"]
-    if tally is not None:
-        head.append(f"run {tally.run}: {tally.chains:,} chains")
+    if counts is not None:
+        head.append(f"run {counts.run}: {counts.chains:,} chains")
     width = max(map(len, engines), default=0)
     head += [f"  {_mark(engines, role)} {role:{width}}  {shortened(engine)}" for role, engine in engines.items()]
     if plan.instruction:
-        head.append(f"  a problem {asked(plan)}")
-    rows = list(_tree(_Tree(plan, engines, tally).block(plan.block)))
-    return "\n".join([*head, "", *_columns(rows, bool(tally)), *_endings(plan, tally)]) + "\n"
+        head.append(f"  a problem {instruction_line(plan)}")
+    rows = list(_tree(_Tree(plan, engines, counts).block(plan.block)))
+    return "\n".join([*head, "", *_columns(rows, bool(counts)), *_endings(plan, counts)]) + "\n"
 
 
 class _Tree:
-    def __init__(self, plan: Plan, engines: Mapping[str, str], tally: Tally | None) -> None:
-        self._plan, self._engines, self._tally = plan, engines, tally
+    def __init__(self, plan: Plan, engines: Mapping[str, str], counts: RunCounts | None) -> None:
+        self._plan, self._engines, self._counts = plan, engines, counts
         loops = [node for level in plan.block.levels for node in level if isinstance(node, LoopNode)]
         self._last_loop = loops[-1] if loops else None
 
@@ -48,24 +59,24 @@ class _Tree:
         return lines
 
     def _stage(self, stage: StageNode, block: Block) -> _Line:
-        mark = _mark(self._engines, str(getattr(stage.spec, "engine", "")))
+        mark = _mark(self._engines, stage.spec.role or "")
         first = f"writes the first {block.first_steps:,} steps by itself" if stage == block.first_writer else ""
-        said = [kind_of(stage.spec), decisive(stage.spec), condition(stage.condition), first]
+        said = [stage.spec.kind, settings_line(stage.spec), condition_line(stage.condition), first]
         return _Line(f"{mark} {stage.name}: {', '.join(filter(None, said))}", self._cells(stage.name), tuple(self._verdicts(stage)))
 
     def _loop(self, loop: LoopNode) -> _Line:
-        turns = f"{rounds(self._tally, loop):,.2f} rounds a chain" if self._tally else ""
-        taken = ended_by(self._tally, loop) if self._tally and loop is self._last_loop else {}
-        until = _Line("until", below=tuple(_Line(f"{said:24} {taken.get(name, '')}".rstrip()) for name, said in exits(loop).items()))
-        title = ", ".join(filter(None, ("repeat", condition(loop.condition), turns)))
+        turns = f"{rounds_a_chain(self._counts, loop):,.2f} rounds a chain" if self._counts else ""
+        taken = ended_by(self._counts, loop) if self._counts and loop is self._last_loop else {}
+        until = _Line("until", below=tuple(_Line(f"{said:24} {taken.get(name, '')}".rstrip()) for name, said in exit_lines(loop).items()))
+        title = ", ".join(filter(None, ("repeat", condition_line(loop.condition), turns)))
         return _Line(f"↻ {loop.name}: {title}", below=(*self.block(loop.body), until))
 
     def _verdicts(self, stage: StageNode) -> Iterator[_Line]:
         if stage.spec.judges:
             for accepted in (True, False):
-                if accepted or getattr(stage.spec, "reject", True):
-                    count = f"  {verdict_count(self._tally, stage.name, accepted)}" if self._tally else ""
-                    yield _Line(f"{verdict(accepted)}{count}{self._then(stage, accepted)}")
+                if accepted or stage.spec.may_reject:
+                    count = f"  {verdict_count(self._counts, stage.name, accepted)}" if self._counts else ""
+                    yield _Line(f"{verdict_word(accepted)}{count}{self._then(stage, accepted)}")
 
     def _then(self, judge: StageNode, accepted: bool) -> str:
         """Where a verdict leads, if any stage waits for it."""
@@ -73,10 +84,10 @@ class _Tree:
         return f" → {', '.join(due)}" if due else ""
 
     def _cells(self, stage: str) -> tuple[str, ...]:
-        found = self._tally.stages.get(stage) if self._tally else None
+        found = self._counts.stages.get(stage) if self._counts else None
         if found is None:
-            return ("0", "", "", "") if self._tally else ()
-        means = (mean(found.in_flight_s, found.calls), mean(found.waiting_s, found.calls))
+            return ("0", "", "", "") if self._counts else ()
+        means = (mean_time(found.in_flight_s, found.calls), mean_time(found.waiting_s, found.calls))
         return (f"{found.calls:,}", f"{found.failed:,}" if found.failed else "", *means)
 
 
@@ -112,10 +123,10 @@ def _columns(rows: Sequence[tuple[str, tuple[str, ...]]], counted: bool) -> Iter
         yield f"{line:{left}}  {right}".rstrip()
 
 
-def _endings(plan: Plan, tally: Tally | None) -> Iterator[str]:
+def _endings(plan: Plan, counts: RunCounts | None) -> Iterator[str]:
     """Why chains ended, of failed ones and where no loop says so."""
     loops = [node for level in plan.block.levels for node in level if isinstance(node, LoopNode)]
-    known = exits(loops[-1]) if loops else {}
-    others = {name: count for name, count in (tally.stop_reasons if tally else {}).items() if name not in known}
+    known = exit_lines(loops[-1]) if loops else {}
+    others = {name: count for name, count in (counts.stop_reasons if counts else {}).items() if name not in known}
     if others:
         yield "ended by " + ", ".join(f"{name} {count:,}" for name, count in others.items())

@@ -6,7 +6,7 @@ from typing import NamedTuple
 from pipeline.engine import Fact, Finding
 
 
-class Wish(NamedTuple):
+class CoreRequest(NamedTuple):
     """What a spec says about cores."""
 
     first: int | None
@@ -16,16 +16,20 @@ class Wish(NamedTuple):
     """Computes on the CPU, or may."""
 
 
-def share_cores(wishes: Mapping[str, Wish], cores: Sequence[int]) -> dict[str, tuple[int, ...]]:
+def share_cores(core_requests: Mapping[str, CoreRequest], cores: Sequence[int]) -> dict[str, tuple[int, ...]]:
     """Cores for each role: those it names, else some of its own where there are enough for all, else any (none named)."""
-    shares = {role: tuple(range(wish.first, wish.first + wish.threads)) for role, wish in wishes.items() if wish.first is not None}
+    shares = {
+        role: tuple(range(request.first, request.first + request.threads))
+        for role, request in core_requests.items()
+        if request.first is not None
+    }
     free = [core for core in cores if not any(core in share for share in shares.values())]
-    others = {role: wish.threads for role, wish in wishes.items() if role not in shares and wish.on_cpu}
+    others = {role: request.threads for role, request in core_requests.items() if role not in shares and request.on_cpu}
     enough = sum(others.values()) <= len(free)
     for role, threads in others.items():
         shares[role] = tuple(free[:threads]) if enough else ()
         free = free[threads:]
-    return {role: shares.get(role, ()) for role in wishes}
+    return {role: shares.get(role, ()) for role in core_requests}
 
 
 def core_facts(role: str, cores: Sequence[int], threads: int) -> dict[str, Fact]:
@@ -34,11 +38,11 @@ def core_facts(role: str, cores: Sequence[int], threads: int) -> dict[str, Fact]
     return {"devices": (name,), "cores": threads}
 
 
-def core_findings(wishes: Mapping[str, Wish], cores: Sequence[int]) -> Iterator[Finding]:
+def core_findings(core_requests: Mapping[str, CoreRequest], cores: Sequence[int]) -> Iterator[Finding]:
     """What is wrong with the cores that engines on the CPU want, `cores` being those this process may use."""
     taken: dict[int, str] = {}
-    for role, wish in wishes.items():
-        named = [] if wish.first is None else list(range(wish.first, wish.first + wish.threads))
+    for role, request in core_requests.items():
+        named = [] if request.first is None else list(range(request.first, request.first + request.threads))
         if absent := [core for core in named if core not in cores]:
             what = f"core {absent[0]} is not among those this process may use"
             yield Finding(role=role, what=what, remedy=f"name some of {ranges(cores)}", fatal=True)
@@ -46,10 +50,10 @@ def core_findings(wishes: Mapping[str, Wish], cores: Sequence[int]) -> Iterator[
             what = f"core {both[0]} is that of {taken[both[0]]} as well: they slow each other down"
             yield Finding(role=role, what=what, remedy="name other cores, or none", fatal=False)
         taken |= dict.fromkeys(named, role)
-    wanted = sum(wish.threads for wish in wishes.values())
+    wanted = sum(request.threads for request in core_requests.values())
     if wanted > len(cores):
         what = f"the engines want {wanted} cores together, but {len(cores)} are there: they slow each other down"
-        yield Finding(role=[*wishes][-1], what=what, remedy=f"keep the sum of threads at {len(cores)} or less", fatal=False)
+        yield Finding(role=[*core_requests][-1], what=what, remedy=f"keep the sum of threads at {len(cores)} or less", fatal=False)
 
 
 def ranges(numbers: Sequence[int]) -> str:

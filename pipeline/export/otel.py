@@ -1,27 +1,51 @@
 """A run as OpenTelemetry spans: the run folder enters, spans leave for a server or a file, some hundred at a time.
 
-Of the whole run only the ids of its steps are held, 8 bytes each: a call of which no step came, such as an answer, belongs to
-its chain.
+Every chain is a trace: in it stand its steps, in them their calls, at the times that were recorded. Attributes have the GenAI
+names that the columns' own metadata give, other columns stand under `pipeline.`. Ids derive from the run and the chain: the
+same run always gives the same spans, and no row must know another. Of the whole run only the ids of its steps are held, 8 bytes
+each: a call of which no step came, such as an answer, belongs to its chain.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from hashlib import blake2b
 from itertools import chain, islice
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any, TypeAlias
 
 import numpy as np
 from msgspec import Struct
+from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags
 
 from pipeline.export.sinks import Sink, check_endpoint, to_file, to_server
 from pipeline.export.source import open_run
-from pipeline.export.spans import Spans, columns
-from pipeline.trace.events import CallRow, ChainRow, StepRow
+from pipeline.trace.events import CallRow, ChainRow, StepRow, names_in
 from pipeline.trace.read import read_batches
+from pipeline.trace.run_file import RunFile
 
 __all__ = ["Sent", "check_endpoint", "export", "to_file", "to_server"]
 
+SERVICE = "pipeline"
+TEXTS = {"answer", "answer_text", "reference_answer", "step_text", "candidate_texts"}
+"""Columns that hold what was written; they are exported only when asked for."""
+LEFT_OUT = {
+    "run_id",
+    "submit_unix_ns",
+    "start_unix_ns",
+    "end_unix_ns",
+    "error_message",
+    "candidate_index",
+    "output_token_ids",
+    "step_token_ids",
+    "option_ids",
+    "option_logprobs",
+    "scored_logprobs",
+}
+"""Columns that are no attributes: they say the same elsewhere in a span, or are token by token."""
+Row = Mapping[str, Any]
 BATCH = 512
 """Spans sent together."""
 CALL = ("chain_id", "step_index", "call_index", "engine", "stage", "request_model", "submit_unix_ns", "end_unix_ns", "error_message")
@@ -47,15 +71,120 @@ class Sent(Struct, frozen=True):
 def export(run: Path, sink: AbstractContextManager[Sink], texts: bool = False) -> Sent:
     """Send every chain, step and call of the run folder; raises `InputError` where there is none."""
     file, _ = open_run(run)
-    rows = Rows(run, Spans(file, texts), texts)
+    reader = SpanReader(run, Spans(file, texts), texts)
     with sink as place:
-        spans = chain(rows.chains(), rows.steps(), rows.calls())
+        spans = chain(reader.chains(), reader.steps(), reader.calls())
         while batch := list(islice(spans, BATCH)):
             place.send(batch)
-    return Sent(*rows.counts)
+    return Sent(*reader.counts)
 
 
-class Rows:
+def columns(row: type[Struct], texts: bool) -> list[str]:
+    """The columns of a table that become attributes."""
+    return [name for name in row.__struct_fields__ if name not in LEFT_OUT and (texts or name not in TEXTS)]
+
+
+class Spans:
+    """The spans of one run; `texts`: with the texts of answers and steps."""
+
+    def __init__(self, run: RunFile, texts: bool) -> None:
+        self._run = run
+        self._key = f"{run.run_id}\0{run.started_unix_ns}\0"
+        self._resource = Resource(_resource(run))
+        self._scope = InstrumentationScope(SERVICE, run.versions.get("pipeline"))
+        tables: tuple[type[Struct], ...] = (ChainRow, StepRow, CallRow)
+        self._names = {row: _names(columns(row, texts), row) for row in tables}
+
+    def chain(self, row: Row) -> ReadableSpan:
+        """The root: a whole chain."""
+        said = {"gen_ai.operation.name": "invoke_workflow", "gen_ai.workflow.name": self._run.graph} | self._attributes(ChainRow, row)
+        return self._span(f"invoke_workflow {self._run.graph}", row, row["start_unix_ns"], (row["chain_id"],), (), said)
+
+    def step(self, row: Row) -> ReadableSpan:
+        """A committed step, from the commit before it until its own."""
+        place = (row["chain_id"], row["step_index"])
+        return self._span(f"step {row['decision']}", row, row["start_unix_ns"], place, place[:1], self._attributes(StepRow, row))
+
+    def call(self, row: Row, in_step: bool) -> ReadableSpan:
+        """An attempt at a call, in its step, or else, where no step came of it, in its chain."""
+        chain, step, engine = row["chain_id"], row["step_index"], row["engine"]
+        backend = str(getattr(self._run.plan.engines.get(engine), "backend", engine))
+        said = {"gen_ai.provider.name": backend} | self._attributes(CallRow, row)
+        parent = (chain, step) if in_step else (chain,)
+        name = f"{row['stage']} {PurePath(row['request_model']).name}"
+        return self._span(name, row, row["submit_unix_ns"], (chain, "call", row["call_index"]), parent, said, SpanKind.CLIENT)
+
+    def step_id(self, chain: str, step: int) -> int:
+        """The id of a step's span."""
+        return self._id((chain, step))
+
+    def _span(
+        self,
+        name: str,
+        row: Row,
+        start: int,
+        place: Sequence[object],
+        parent: Sequence[object],
+        attributes: Mapping[str, Any],
+        kind: SpanKind = SpanKind.INTERNAL,
+    ) -> ReadableSpan:
+        return ReadableSpan(
+            name=name,
+            context=self._context(place),
+            parent=self._context(parent) if parent else None,
+            resource=self._resource,
+            attributes=attributes,
+            kind=kind,
+            instrumentation_scope=self._scope,
+            status=Status(StatusCode.ERROR, row["error_message"]) if row.get("error_type") else Status(),
+            start_time=start,
+            end_time=row["end_unix_ns"],
+        )
+
+    def _context(self, place: Sequence[object]) -> SpanContext:
+        trace = int.from_bytes(blake2b(f"{self._key}{place[0]}".encode(), digest_size=16).digest())
+        return SpanContext(trace, self._id(place), is_remote=False, trace_flags=TraceFlags(TraceFlags.SAMPLED))
+
+    def _id(self, place: Sequence[object]) -> int:
+        return int.from_bytes(blake2b((self._key + "\0".join(map(str, place))).encode(), digest_size=8).digest())
+
+    def _attributes(self, table: type[Struct], row: Row) -> dict[str, Any]:
+        """What is known; neither nulls nor empty lists."""
+        found = {name: _value(row.get(column)) for column, name in self._names[table].items()}
+        return {name: value for name, value in found.items() if value is not None}
+
+
+def _value(value: Any) -> Any:
+    """A value as OpenTelemetry likes it: no null within a list. A verdict is a label there, and labels are text."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, list):
+        return ["" if each is None else each for each in value] if any(each is not None for each in value) else None
+    return value
+
+
+def _names(known: Sequence[str], row: type[Struct]) -> dict[str, str]:
+    foreign = names_in(row, "otel")
+    return {column: foreign.get(column, f"{SERVICE}.{column}") for column in known}
+
+
+def _resource(run: RunFile) -> dict[str, Any]:
+    """What all spans of a run share."""
+    return {
+        "service.name": SERVICE,
+        "service.version": run.versions.get("pipeline", ""),
+        "service.instance.id": run.run_id,
+        "pipeline.run_id": run.run_id,
+        "pipeline.graph": run.graph,
+        "pipeline.graph_digest": run.plan.digest,
+        "pipeline.schedule": run.schedule,
+        "pipeline.batch_size": run.batch_size,
+        "pipeline.seed": run.seed,
+        "pipeline.virtual_time": run.virtual_time,
+    } | {f"pipeline.version.{package}": version for package, version in sorted(run.versions.items())}
+
+
+class SpanReader:
     """The tables of a run, read in batches, as spans."""
 
     def __init__(self, run: Path, spans: Spans, texts: bool) -> None:

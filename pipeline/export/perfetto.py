@@ -7,17 +7,17 @@ a chain. Counters: in flight and waiting of each engine, output tokens so far, l
 """
 
 from collections.abc import Iterator
+from heapq import heappop, heappush
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 from msgspec import Struct
 
 from pipeline.errors import InputError
-from pipeline.export.level import Level
 from pipeline.export.output import whole_file
 from pipeline.export.packets import Packets, Value, identity
-from pipeline.export.slots import Slots
 from pipeline.export.source import END_OF_TIME, Array, Survey, beginnings, open_run, survey, windows
 from pipeline.trace.run_file import RunFile
 
@@ -47,7 +47,7 @@ TIDS = 100_000
 """Thread numbers of a process; an engine has at most 65,536 places."""
 
 
-class Drawn(Struct, frozen=True):
+class Written(Struct, frozen=True):
     """What went into a trace."""
 
     calls: int
@@ -55,26 +55,26 @@ class Drawn(Struct, frozen=True):
     """Bytes of the file."""
 
 
-def export(run: Path, output: Path) -> Drawn:
+def export(run: Path, output: Path) -> Written:
     """Write the trace of the run folder to the new file `output`; raises `InputError` where there is none to write."""
     card, calls = open_run(run)
     chains = survey(run, "chains")
     with whole_file(output) as file:
         origin = min(card.started_unix_ns or END_OF_TIME, calls.watermark(0), chains.watermark(0))
         packets = Packets(file, origin)
-        life = Life(packets, card, origin)
-        life.sessions()
-        life.chains(run, chains)
-        engines = Engines(packets, card, origin)
+        track = RunTrack(packets, card, origin)
+        track.sessions()
+        track.chains(run, chains)
+        engines = EngineTracks(packets, card, origin)
         for window in windows(run, "calls", COLUMNS, calls):
             engines.count(window.read, window.until)
             for row in _rows(window.begun):
                 engines.draw(row)
         packets.close()
-    return Drawn(calls.rows, output.stat().st_size)
+    return Written(calls.rows, output.stat().st_size)
 
 
-class Life:
+class RunTrack:
     """The run as a process: its sessions, and how many chains were live."""
 
     def __init__(self, packets: Packets, run: RunFile, origin: int) -> None:
@@ -92,11 +92,11 @@ class Life:
             if session.ended_unix_ns is not None:
                 self._packets.end(track, max(start, session.ended_unix_ns - self._origin))
 
-    def chains(self, run: Path, plan: Survey) -> None:
-        """Between two sessions nothing lives."""
-        track, live = identity("run", "live chains"), Level()
+    def chains(self, run: Path, found: Survey) -> None:
+        """Count the live chains; between two sessions there are none."""
+        track, live = identity("run", "live chains"), CountOverTime()
         self._packets.counter(track, self._uuid, "live chains", "chains", 0)
-        for window in windows(run, "chains", ["end_unix_ns"], plan):
+        for window in windows(run, "chains", ["end_unix_ns"], found):
             starts, ends = (window.read.column(name).to_numpy() for name in ("start_unix_ns", "end_unix_ns"))
             live.span(starts, ends)
             for since, until in self._run.pauses:
@@ -107,12 +107,12 @@ class Life:
                 self._packets.value(track, time - self._origin, value)
 
 
-class Engines:
+class EngineTracks:
     """One process for each engine."""
 
     def __init__(self, packets: Packets, run: RunFile, origin: int) -> None:
         self._packets, self._origin = packets, origin
-        self._engines = {role: Engine(packets, run, role, pid) for pid, role in enumerate(run.plan.engines, RUN_PID + 1)}
+        self._engines = {role: EngineTrack(packets, run, role, pid) for pid, role in enumerate(run.plan.engines, RUN_PID + 1)}
 
     def count(self, calls: pa.RecordBatch, until: int) -> None:
         """Count `calls` in, which come in any order, and write the counters up to `until`."""
@@ -141,30 +141,30 @@ class Engines:
         self._packets.end(track, end)
 
 
-class Engine:
+class EngineTrack:
     """A process: its counters, and a thread for every place."""
 
     def __init__(self, packets: Packets, run: RunFile, role: str, pid: int) -> None:
         self._packets, self._role, self._pid = packets, role, pid
         uuid = identity("engine", role)
         packets.group(uuid, pid, f"{role}: {run.model(role)}")
-        self._levels = {identity("counter", role, name): Level() for name in ENGINE_COUNTERS}
-        for rank, (track, (name, unit)) in enumerate(zip(self._levels, ENGINE_COUNTERS.items(), strict=True)):
+        self._counts = {identity("counter", role, name): CountOverTime() for name in ENGINE_COUNTERS}
+        for rank, (track, (name, unit)) in enumerate(zip(self._counts, ENGINE_COUNTERS.items(), strict=True)):
             packets.counter(track, uuid, name, unit, rank)
         self._slots = Slots()
         self._tracks: list[int] = []
 
     def count(self, ready: Array, submit: Array, end: Array, tokens: Array) -> None:
         """Its calls: when they could have left, left and ended, ns UTC."""
-        in_flight, waiting, produced = self._levels.values()
+        in_flight, waiting, produced = self._counts.values()
         in_flight.span(submit, end)
         waiting.span(ready, submit)
         produced.change(end, tokens)
 
     def show(self, until: int, origin: int) -> None:
         """Write the counters up to `until`."""
-        for track, level in self._levels.items():
-            for time, value in level.until(until):
+        for track, count in self._counts.items():
+            for time, value in count.until(until):
                 self._packets.value(track, time - origin, value)
 
     def place(self, start: int, end: int) -> int:
@@ -174,6 +174,66 @@ class Engine:
             self._tracks.append(identity("slot", self._role, slot))
             self._packets.row(self._tracks[slot], self._pid, self._pid * TIDS + slot, f"slot {slot:03}")
         return self._tracks[slot]
+
+
+class CountOverTime:
+    """A number over time, such as calls in flight: rises and falls enter in any order, its values leave in order of time.
+
+    Changes are held until an instant is asked for after which no earlier one can come.
+    """
+
+    def __init__(self) -> None:
+        self.value = 0
+        """After the last instant that was asked for."""
+        self._times, self._steps = np.empty(0, np.int64), np.empty(0, np.int64)
+
+    def change(self, times: Array, steps: int | Array) -> None:
+        """It changes by `steps` at `times`, none of them before an instant that was asked for."""
+        self._times = np.concatenate([self._times, times])
+        self._steps = np.concatenate([self._steps, np.broadcast_to(np.asarray(steps, np.int64), times.shape)])
+
+    def span(self, starts: Array, ends: Array) -> None:
+        """One more from each of `starts` to each of `ends`."""
+        lasting = ends > starts
+        self.change(starts[lasting], 1)
+        self.change(ends[lasting], -1)
+
+    def until(self, instant: int) -> Iterator[tuple[int, int]]:
+        """Each time before `instant` at which it changed, once, with the number from then on."""
+        order = np.argsort(self._times, kind="stable")
+        due = int(np.searchsorted(self._times[order], instant))
+        now, later = order[:due], order[due:]
+        times, values = self._times[now], self.value + np.cumsum(self._steps[now])
+        self._times, self._steps = self._times[later], self._steps[later]
+        last = np.append(times[1:] != times[:-1], True)[:due]
+        for time, value in zip(times[last].tolist(), values[last].tolist(), strict=True):
+            if value != self.value:
+                self.value = value
+                yield time, value
+
+
+class Slots:
+    """The slots of one engine: a call takes the lowest one that is free, so that there are as many as were ever in flight at once.
+
+    For example calls from 0 to 5, from 1 to 2 and from 3 to 4 take the slots 0, 1 and again 1.
+    """
+
+    def __init__(self) -> None:
+        self._free: list[int] = []
+        self._taken: list[tuple[int, int]] = []
+        self.count = 0
+        """Slots so far."""
+
+    def take(self, start: int, end: int) -> int:
+        """The slot, from 0, of a call from `start` to `end`; no earlier call may have begun later."""
+        while self._taken and self._taken[0][0] <= start:
+            heappush(self._free, heappop(self._taken)[1])
+        if self._free:
+            slot = heappop(self._free)
+        else:
+            slot, self.count = self.count, self.count + 1
+        heappush(self._taken, (end, slot))
+        return slot
 
 
 def _rows(calls: pa.Table) -> Iterator[dict[str, Any]]:

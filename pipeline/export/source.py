@@ -79,13 +79,13 @@ def beginnings(batch: pa.RecordBatch, table: str) -> Array:
     return np.asarray(begun)
 
 
-def windows(run: Path, table: Literal["calls", "chains"], columns: Sequence[str], plan: Survey) -> Iterator[Window]:
-    """The second pass, over the rows of the survey `plan`: a run that goes on may have more by now."""
+def windows(run: Path, table: Literal["calls", "chains"], columns: Sequence[str], found: Survey) -> Iterator[Window]:
+    """The second pass, over the rows of the survey `found`: a run that goes on may have more by now."""
     done, held = 0, None
     for batch in read_batches(run, table, [*dict.fromkeys((*BEGINNING[table], *columns))]):
-        batch = batch.slice(0, plan.rows - done)
+        batch = batch.slice(0, found.rows - done)
         done += batch.num_rows
-        until = plan.watermark(done)
+        until = found.watermark(done)
         fresh = pa.Table.from_batches([batch])
         held = fresh if held is None else pa.concat_tables([held, fresh])
         starts = held.column(BEGINNING[table][0]).to_numpy()

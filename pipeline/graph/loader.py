@@ -1,7 +1,7 @@
 """From a graph file and an engines file to a `GraphSpec`: `--set`, `$params`, strict decoding.
 
-Reads the two files and nothing else. Every flaw is a `GraphError` that names the file, the path in it and the remedy.
-What kinds of stages and backends there are is the caller's to say.
+Reads the two files and nothing else. Every flaw is a `GraphError` that names the file, the path in it and the remedy. The caller
+says which kinds of stages and which backends there are.
 """
 
 import hashlib
@@ -48,10 +48,7 @@ def load_graph(graph: Graph, kinds: Kinds, backends: Backends, *, engines: Engin
     params = _Params(raw["params"], path)
     stages = params.fill(mapping(raw.get("stages"), f"{path}: $.stages"), "$.stages")
     roles = params.fill(roles, "$") if roles_file == path else roles
-    if unused := raw["params"].keys() - params.used:
-        raise GraphError(
-            f"{path}: $.params.{sorted(unused)[0]}", f"nothing uses this param; write `${sorted(unused)[0]}` where it belongs or drop it"
-        )
+    params.check_all_used()
     if isinstance(raw.get("name"), str):
         _check_names([raw["name"]], f"{path}: $.name", "a graph")
     spec = _convert({**raw, "engines": {}, "stages": {}}, GraphSpec, path, "$")
@@ -83,6 +80,7 @@ def digest(spec: GraphSpec) -> str:
 
 
 def mapping(value: Any, where: str) -> dict[str, Any]:
+    """`value`, which must be a mapping; raises `GraphError` at `where`."""
     if not isinstance(value, dict):
         got = "nothing" if value is None else f"`{type(value).__name__}`"
         raise GraphError(where, f"expected a mapping, got {got}")
@@ -124,6 +122,7 @@ def _role_path(role: str, inline: bool) -> str:
 
 
 def apply_setting(setting: str, params: dict[str, Any], roles: dict[str, Any], path: Path) -> None:
+    """Put a `NAME=VALUE` into `params`, an `engines.ROLE.NAME=VALUE` into `roles`; raises `GraphError` where there is no such name."""
     name, equals, text = setting.partition("=")
     if not equals:
         raise GraphError(f"--set {setting}", "expected NAME=VALUE")
@@ -151,9 +150,15 @@ class _Params:
 
     def __init__(self, params: Mapping[str, Any], path: Path) -> None:
         self._params, self._path = params, path
-        self.used: set[str] = set()
+        self._used: set[str] = set()
+
+    def check_all_used(self) -> None:
+        """Raise `GraphError` for a param that no value named."""
+        for name in sorted(self._params.keys() - self._used):
+            raise GraphError(f"{self._path}: $.params.{name}", f"nothing uses this param; write `${name}` where it belongs or drop it")
 
     def fill(self, value: Any, where: str) -> Any:
+        """`value` with every `$name` in it replaced, in a copy; `where` is its place in the file."""
         if isinstance(value, dict):
             return {key: self.fill(child, f"{where}.{key}") for key, child in value.items()}
         if isinstance(value, list):
@@ -163,7 +168,7 @@ class _Params:
         name = value[1:]
         if name not in self._params:
             raise GraphError(f"{self._path}: {where}", f"no param `{value}`; {did_you_mean(name, self._params)}")
-        self.used.add(name)
+        self._used.add(name)
         return self._params[name]
 
 
@@ -237,6 +242,7 @@ def _choices(struct: type[msgspec.Struct], key: str) -> list[str]:
 
 
 def unknown_key(where: str, key: str, struct: type[msgspec.Struct]) -> GraphError:
+    """The error for a `key` that `struct` does not have, with the nearest that it has."""
     config = struct.__struct_config__
     known = [*struct.__struct_encode_fields__, *([config.tag_field] if config.tag_field else [])]
     return GraphError(where, f"unknown key `{key}`; {did_you_mean(key, known)}")

@@ -139,7 +139,7 @@ class GraphSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     params: dict[Name, Param] = {}
     """Named values; `$NAME` elsewhere in the file takes one, `--set NAME=VALUE` replaces it."""
     engines: str | dict[Name, EngineSpec]
-    """The roles: an engines file (relative to this one), or the mapping itself."""
+    """The roles: an engines file, by its path from this one or by a bundled name, or the mapping itself."""
     instruction: str | None = None
     """Follows every problem in the prompt as it stands here, so it mostly begins with a line break; by default a request
     to reason step by step and to box the answer."""

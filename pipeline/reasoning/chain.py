@@ -93,6 +93,8 @@ class Step(Struct, frozen=True, kw_only=True):
     decision: str
     candidates: tuple[Span, ...] = ()
     verdict: Verdict | None = None
+    verify_stage: str | None = None
+    """The stage that gave the verdict."""
 
 
 def chain_id(problem_id: str, sample_index: int) -> str:
@@ -213,10 +215,10 @@ class Chain:
         if outcome.verdict is not None:
             self.verdicts[stage] = outcome.verdict
             if outcome.verdict.chosen is not None:
-                return self._commit(stage, self.candidates[outcome.verdict.chosen], "accepted", outcome.verdict)
+                return self._commit(stage, self.candidates[outcome.verdict.chosen], "accepted", stage)
         if outcome.step is not None:
-            verdict = next(reversed(self.verdicts.values()), None) if self.candidates else None
-            return self._commit(stage, outcome.step, outcome.decision, verdict)
+            judge = next(reversed(self.verdicts), None) if self.candidates else None
+            return self._commit(stage, outcome.step, outcome.decision, judge)
         return None
 
     def begin_round(self) -> None:
@@ -235,9 +237,16 @@ class Chain:
         text = self.answer.text.strip() if self.answer else ""
         return extract_answer(text) or extract_answer("".join(step.span.text for step in self.steps)) or text or None
 
-    def _commit(self, stage: str, span: Span, decision: str, verdict: Verdict | None) -> Step:
-        index = 0 if decision == "guidance" and not self.steps else self.next_index
-        step = Step(index=index, stage=stage, span=span, decision=decision, candidates=self.candidates, verdict=verdict)
+    def _commit(self, stage: str, span: Span, decision: str, judge: str | None) -> Step:
+        step = Step(
+            index=0 if decision == "guidance" and not self.steps else self.next_index,
+            stage=stage,
+            span=span,
+            decision=decision,
+            candidates=self.candidates,
+            verdict=self.verdicts[judge] if judge is not None else None,
+            verify_stage=judge,
+        )
         for role, context in self.contexts.items():
             context += self.translate(span, role)
         self.steps.append(step)

@@ -76,12 +76,12 @@ def is_page(start: str) -> bool:
 
 def as_json(value: Any) -> Markup:
     """Stories as JSON that no HTML parser finds anything in."""
-    return _quiet(msgspec.json.encode(value).decode())
+    return _escaped(msgspec.json.encode(value).decode())
 
 
 def plot_json(figure: Figure) -> Markup:
-    """The same of a plot."""
-    return _quiet(figure.plot.to_json())
+    """A plot as JSON that no HTML parser finds anything in."""
+    return _escaped(figure.plot.to_json())
 
 
 def numeric(table: Table) -> list[bool]:
@@ -90,7 +90,7 @@ def numeric(table: Table) -> list[bool]:
     return [bool(cells) and all(cell[0] in "0123456789+-" for cell in cells) for cells in columns] or [False] * len(table.columns)
 
 
-def _quiet(text: str) -> Markup:
+def _escaped(text: str) -> Markup:
     return Markup(text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"))
 
 

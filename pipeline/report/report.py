@@ -27,16 +27,16 @@ CACHE_KEPT = (
 )
 
 
-def report(runs: Sequence[Path], asked: ReportOptions) -> str:
+def report(runs: Sequence[Path], options: ReportOptions) -> str:
     """The page of one run, of several with a comparison before them, or of a sweep; raises `InputError` for any other folder."""
     if sweeps := [run for run in runs if is_sweep(run)]:
         if len(runs) > 1:
             raise UsageError(f"{sweeps[0]}: is a sweep; report it alone, or name runs in its folder `runs`")
         return sweep_report(runs[0])
     if len(runs) == 1:
-        return page(f"Run {_name(runs[0])}", run_sections(runs[0], asked))
+        return page(f"Run {_name(runs[0])}", run_sections(runs[0], options))
     names = [_name(run) for run in runs]
-    each = [Section(title=name, sections=run_sections(run, asked)) for name, run in zip(names, runs, strict=True)]
+    each = [Section(title=name, sections=run_sections(run, options)) for name, run in zip(names, runs, strict=True)]
     return page(f"{len(runs)} runs: {', '.join(names)}", [comparison(runs), *each])
 
 

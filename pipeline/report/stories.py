@@ -264,7 +264,7 @@ def _said(row: Mapping[str, Any]) -> str | None:
 
 
 def shown(text: str) -> str:
-    """`text`, harmless and not endless."""
+    """`text`, sanitized, without the middle of what is longer than `MOST_TEXT`."""
     if len(text) > MOST_TEXT:
         half = MOST_TEXT // 2
         text = f"{text[:half]}\n[... {len(text) - 2 * half:,} characters left out ...]\n{text[-half:]}"

@@ -41,7 +41,7 @@ class Thought:
         return thought + self._thought_end if mark else thought
 
 
-class RewardDialect:
+class RewardPromptBuilder:
     """How to ask one reward model."""
 
     def __init__(self, tokenizer: Tokenizer, prompt: TextPrompt | ChatPrompt, where: str) -> None:

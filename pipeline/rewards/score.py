@@ -17,10 +17,10 @@ from pipeline.engines.registry import open_engines, virtual_time
 from pipeline.errors import ChainError, GraphError, Interrupted, RunError
 from pipeline.graph.plugins import engine_specs
 from pipeline.graph.spec import EngineSpec
-from pipeline.rewards.prompts import RewardDialect
+from pipeline.rewards.prompts import RewardPromptBuilder
 from pipeline.rewards.spec import RewardSpec, load_reward_model
-from pipeline.rewards.steps import Round, Rounds, open_input
-from pipeline.rewards.tally import Reward, Scored, Tally
+from pipeline.rewards.steps import StepsToScore, StepToScore, open_input
+from pipeline.rewards.tally import Reward, RewardTally, ScoringResult
 from pipeline.runtime.chain_recorder import Clock
 from pipeline.runtime.retry import RetryingCaller
 from pipeline.stages.choose import probabilities
@@ -33,7 +33,7 @@ from pipeline.trace.run_file import RunFile
 WINDOW = 2
 """Steps under way at once, as a multiple of the engine's `max_in_flight`: most ask for more than one text."""
 WRITE_ROWS = 256
-Watch = Callable[[int, int], None]
+OnProgress = Callable[[int, int], None]
 """Told how many steps are scored, of how many."""
 
 
@@ -42,8 +42,8 @@ class Unscored(ChainError):
 
 
 def score_run(
-    run: Path, prm: Path, *, input_file: Path | None = None, settings: Sequence[str] = (), watch: Watch = lambda done, total: None
-) -> Scored:
+    run: Path, prm: Path, *, input_file: Path | None = None, settings: Sequence[str] = (), watch: OnProgress = lambda done, total: None
+) -> ScoringResult:
     """Score the steps of the run folder `run` with the model of the file `prm`, and write them there as the table `rewards`.
 
     Raises `UsageError` before an engine starts where the file, the folder or its input is wrong, `EngineDead` when the
@@ -53,32 +53,32 @@ def score_run(
     if virtual_time({"reward": spec.reward}, str(prm)):
         raise GraphError(f"{prm}: $.reward", "is simulated, and its rewards would mean nothing; expected a backend that serves a model")
     file = RunFile.read(run)
-    rounds = Rounds(run, file, open_input(file, input_file), spec.prompt.thought_end)
-    tally = Tally(run.resolve().name, file.run_id, str(getattr(spec.reward, "model", "reward")))
+    steps = StepsToScore(run, file, open_input(file, input_file), spec.prompt.thought_end)
+    tally = RewardTally(run.resolve().name, file.run_id, str(getattr(spec.reward, "model", "reward")))
     with hold(run):
         try:
-            return anyio.run(_score, run, prm, spec, rounds, tally, watch)
+            return anyio.run(_score, run, prm, spec, steps, tally, watch)
         except KeyboardInterrupt:
             raise Interrupted from None
 
 
-async def _score(run: Path, prm: Path, spec: RewardSpec, rounds: Rounds, tally: Tally, watch: Watch) -> Scored:
+async def _score(run: Path, prm: Path, spec: RewardSpec, steps: StepsToScore, tally: RewardTally, watch: OnProgress) -> ScoringResult:
     """From an open engine to a whole table."""
     async with open_engines({"reward": spec.reward}) as engines:
-        builder = RewardDialect(engines["reward"].tokenizer, spec.prompt, str(prm))
+        builder = RewardPromptBuilder(engines["reward"].tokenizer, spec.prompt, str(prm))
         scorer = Scorer(engines["reward"], spec.reward, builder)
         waiting: list[RewardRow] = []
         started = time.monotonic()
         with replacing(run, "rewards", RewardRow) as append:
 
-            def keep(round_: Round, rewards: dict[str, Reward]) -> None:
-                waiting.extend(tally.rows(round_, rewards))
+            def keep(step: StepToScore, rewards: dict[str, Reward]) -> None:
+                waiting.extend(tally.rows(step, rewards))
                 if len(waiting) >= WRITE_ROWS:
                     append(waiting)
                     waiting.clear()
-                watch(tally.steps, rounds.total)
+                watch(tally.steps, steps.total)
 
-            await scorer.run(rounds, keep)
+            await scorer.run(steps, keep)
             append(waiting)
             if not tally.rewards:
                 raise RunError(f"{run}: none of its {tally.steps:,} steps could be scored; the first one: {tally.first_error}")
@@ -88,57 +88,57 @@ async def _score(run: Path, prm: Path, spec: RewardSpec, rounds: Rounds, tally: 
 class Scorer:
     """Asks one reward model, as much at once as its spec allows."""
 
-    def __init__(self, engine: Engine, spec: EngineSpec, builder: RewardDialect) -> None:
-        self._max_in_flight, self._dialect = spec.max_in_flight, builder
-        self._places = anyio.CapacityLimiter(spec.max_in_flight)
+    def __init__(self, engine: Engine, spec: EngineSpec, builder: RewardPromptBuilder) -> None:
+        self._max_in_flight, self._builder = spec.max_in_flight, builder
+        self._slots = anyio.CapacityLimiter(spec.max_in_flight)
         self._caller = RetryingCaller(engine, spec, Clock(time.time_ns()))
         self.requests = 0
         """Answered ones."""
 
-    async def run(self, rounds: Iterable[Round], keep: Callable[[Round, dict[str, Reward]], None]) -> None:
-        """Pass each of `rounds` on to `keep`, in order, with the reward of each of its texts. Raises `RunError`."""
-        under_way: deque[tuple[Round, dict[str, Reward]]] = deque()
+    async def run(self, steps: Iterable[StepToScore], keep: Callable[[StepToScore, dict[str, Reward]], None]) -> None:
+        """Pass each of `steps` on to `keep`, in order, with the reward of each of its texts. Raises `RunError`."""
+        in_progress: deque[tuple[StepToScore, dict[str, Reward]]] = deque()
         room = anyio.Semaphore(WINDOW * self._max_in_flight)
 
-        async def one(round_: Round, rewards: dict[str, Reward]) -> None:
+        async def score_step(step: StepToScore, rewards: dict[str, Reward]) -> None:
             async with anyio.create_task_group() as texts:
-                for text in round_.steps:
-                    texts.start_soon(self._text, round_, text, rewards)
-            while under_way and len(under_way[0][1]) == len(under_way[0][0].steps):
-                keep(*under_way.popleft())
+                for text in step.steps:
+                    texts.start_soon(self._score_text, step, text, rewards)
+            while in_progress and len(in_progress[0][1]) == len(in_progress[0][0].steps):
+                keep(*in_progress.popleft())
                 room.release()
 
         with unwrapped():
             async with anyio.create_task_group() as watchers:
                 watchers.start_soon(self._caller.watch)
                 async with anyio.create_task_group() as tasks:
-                    for round_ in rounds:
+                    for step in steps:
                         await room.acquire()
-                        under_way.append((round_, {}))
-                        tasks.start_soon(one, *under_way[-1])
+                        in_progress.append((step, {}))
+                        tasks.start_soon(score_step, *in_progress[-1])
                 watchers.cancel_scope.cancel()
 
-    async def _text(self, round_: Round, text: str, rewards: dict[str, Reward]) -> None:
+    async def _score_text(self, step: StepToScore, text: str, rewards: dict[str, Reward]) -> None:
         """The reward of one text: what fails is data, unless the engine is lost."""
-        steps, number = round_.steps[text], list(round_.steps).index(text)
+        parts, number = step.steps[text], list(step.steps).index(text)
         try:
-            if not steps:
+            if not parts:
                 raise Unscored("the text says nothing")
-            found = [await self._step(round_, steps[: i + 1], f"{number}.{i}") for i in range(len(steps))]
+            found = [await self._ask(step, parts[: i + 1], f"{number}.{i}") for i in range(len(parts))]
             rewards[text] = Reward(min(found))
         except ChainError as error:
             rewards[text] = Reward(None, str(error), type(error).__name__)
 
-    async def _step(self, round_: Round, steps: Sequence[str], name: str) -> float:
-        """The probability of the good answer after the last of `steps`, against that of the bad one."""
+    async def _ask(self, step: StepToScore, parts: Sequence[str], name: str) -> float:
+        """The probability of the good answer after the last of `parts`, against that of the bad one."""
         request = Request(
-            request_id=f"{round_.chain_id}/{round_.step_index}/reward.{name}",
-            prompt_ids=self._dialect.ids(round_.problem, [*round_.before, *steps]),
+            request_id=f"{step.chain_id}/{step.step_index}/reward.{name}",
+            prompt_ids=self._builder.ids(step.problem, [*step.before, *parts]),
             max_tokens=1,
-            option_ids=self._dialect.option_ids,
-            affinity=round_.chain_id,
+            option_ids=self._builder.option_ids,
+            affinity=step.chain_id,
         )
-        async with self._places:
+        async with self._slots:
             completion = await self._caller.ask(request)
         self.requests += 1
         (good, _), mass = probabilities(completion.option_logprobs)

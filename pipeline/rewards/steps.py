@@ -1,5 +1,5 @@
 """The steps of a run folder, each with all that a reward model must know: `run.json`, the steps table and the input file
-enter, one `Round` a step leaves, in the order of the table. Texts are kept only of chains with steps to come. Pure reading.
+enter, one `StepToScore` for each leaves, in the order of the table. Texts are kept only of chains with steps to come. Pure reading.
 """
 
 from collections import Counter
@@ -28,7 +28,7 @@ COLUMNS = [
 ]
 
 
-class Said(Struct, frozen=True):
+class StepText(Struct, frozen=True):
     """One text of a step: a candidate, or what was written without one."""
 
     text: str
@@ -37,7 +37,7 @@ class Said(Struct, frozen=True):
     source_engine: str
 
 
-class Round(Struct, frozen=True, kw_only=True):
+class StepToScore(Struct, frozen=True, kw_only=True):
     """One committed step and what was drafted for it."""
 
     problem_id: str
@@ -48,7 +48,8 @@ class Round(Struct, frozen=True, kw_only=True):
     problem: str
     before: tuple[str, ...]
     """The thought's steps up to here."""
-    said: tuple[Said, ...]
+    texts: tuple[StepText, ...]
+    """Its candidates, and what was written where it is none of them."""
     steps: dict[str, list[str]]
     """Of every different text, the steps it is made of, the beginning of the first one included."""
 
@@ -66,7 +67,7 @@ def open_input(run: RunFile, now: Path | None) -> Problems:
     return problems
 
 
-class Rounds:
+class StepsToScore:
     """All steps of a run folder; iterate once. Raises `InputError` where there are none or they cannot be read."""
 
     def __init__(self, run: Path, file: RunFile, problems: Problems, thought_end: str = "") -> None:
@@ -85,22 +86,22 @@ class Rounds:
         self._thoughts: dict[str, Thought] = {}
         self._last: dict[str, int] = {}
 
-    def __iter__(self) -> Iterator[Round]:
+    def __iter__(self) -> Iterator[StepToScore]:
         for batch in read_batches(self._run, "steps", COLUMNS):
             for row in batch.to_pylist():
-                yield self._round(row)
+                yield self._step(row)
 
-    def _round(self, row: Mapping[str, Any]) -> Round:
-        """The round of `row`, which joins its thought then."""
+    def _step(self, row: Mapping[str, Any]) -> StepToScore:
+        """The step of `row`, which joins its thought then."""
         self._check_order(row)
-        said, problem = _said(row, self._roles), self._problem(row["problem_id"])
+        texts, problem = _texts_of(row, self._roles), self._problem(row["problem_id"])
         thought = self._thoughts.setdefault(row["chain_id"], Thought(self._thought_end))
-        found = Round(
+        found = StepToScore(
             **{name: row[name] for name in COLUMNS[:5]},
             problem=problem,
             before=tuple(thought.steps),
-            said=said,
-            steps={text: thought.steps_of(text) for text in dict.fromkeys(each.text for each in said)},
+            texts=texts,
+            steps={text: thought.steps_of(text) for text in dict.fromkeys(each.text for each in texts)},
         )
         thought.commit(row["step_text"])
         self._forget(row)
@@ -134,9 +135,9 @@ class Rounds:
             del self._thoughts[chain], self._last[chain]
 
 
-def _said(row: Mapping[str, Any], roles: Sequence[str]) -> tuple[Said, ...]:
+def _texts_of(row: Mapping[str, Any], roles: Sequence[str]) -> tuple[StepText, ...]:
     """The candidates of a step, and the step itself where it is none of them."""
     texts, chosen, writer = row["candidate_texts"], row["chosen_candidate"], row["source_engine"]
     each = roles if len(roles) == len(texts) else [roles[0] if roles else writer] * len(texts)
-    said = [Said(text, i, i == chosen, writer if i == chosen else each[i]) for i, text in enumerate(texts)]
-    return (*said, *([Said(row["step_text"], None, True, writer)] if chosen is None else []))
+    said = [StepText(text, i, i == chosen, writer if i == chosen else each[i]) for i, text in enumerate(texts)]
+    return (*said, *([StepText(row["step_text"], None, True, writer)] if chosen is None else []))

@@ -4,7 +4,7 @@ from collections import Counter
 
 from msgspec import Struct
 
-from pipeline.rewards.steps import Round
+from pipeline.rewards.steps import StepToScore
 from pipeline.trace.events import RewardRow
 
 
@@ -28,7 +28,7 @@ class Quality(Struct, frozen=True):
     """Mean over the steps of what was committed."""
 
 
-class Scored(Struct, frozen=True, kw_only=True):
+class ScoringResult(Struct, frozen=True, kw_only=True):
     """What scoring a run folder came to."""
 
     run: str
@@ -81,7 +81,7 @@ class Means:
         return Quality(self._steps, self._drafted.value, self._committed.value)
 
 
-class Tally:
+class RewardTally:
     """Turns rewards into rows and keeps count."""
 
     def __init__(self, run: str, run_id: str, model: str) -> None:
@@ -93,30 +93,30 @@ class Tally:
         self._errors: Counter[str] = Counter()
         self._means: dict[str, Means] = {}
 
-    def rows(self, round_: Round, rewards: dict[str, Reward]) -> list[RewardRow]:
+    def rows(self, step: StepToScore, rewards: dict[str, Reward]) -> list[RewardRow]:
         """The rows of one step: each candidate, and the step itself where it is none of them."""
-        self._count(round_, rewards)
+        self._count(step, rewards)
         return [
             RewardRow(
                 run_id=self._run_id,
-                problem_id=round_.problem_id,
-                chain_id=round_.chain_id,
-                sample_index=round_.sample_index,
-                step_index=round_.step_index,
-                candidate_index=said.candidate_index,
-                selected=said.selected,
-                decision=round_.decision,
-                source_engine=said.source_engine,
-                reward=rewards[said.text].value,
-                reward_error=rewards[said.text].error,
+                problem_id=step.problem_id,
+                chain_id=step.chain_id,
+                sample_index=step.sample_index,
+                step_index=step.step_index,
+                candidate_index=each.candidate_index,
+                selected=each.selected,
+                decision=step.decision,
+                source_engine=each.source_engine,
+                reward=rewards[each.text].value,
+                reward_error=rewards[each.text].error,
                 model=self._model,
             )
-            for said in round_.said
+            for each in step.texts
         ]
 
-    def scored(self, requests: int, wall_s: float) -> Scored:
+    def scored(self, requests: int, wall_s: float) -> ScoringResult:
         """The sum of it all."""
-        return Scored(
+        return ScoringResult(
             run=self._run,
             model=self._model,
             steps=self.steps,
@@ -128,14 +128,14 @@ class Tally:
             first_error=self.first_error,
         )
 
-    def _count(self, round_: Round, rewards: dict[str, Reward]) -> None:
+    def _count(self, step: StepToScore, rewards: dict[str, Reward]) -> None:
         self.steps += 1
         for reward in rewards.values():
             self.rewards += reward.value is not None
             self._errors.update([reward.kind] if reward.value is None else [])
             self.first_error = self.first_error or reward.error
-        candidates = [rewards[said.text].value for said in round_.said if said.candidate_index is not None]
-        committed = next(rewards[said.text].value for said in round_.said if said.selected)
+        candidates = [rewards[each.text].value for each in step.texts if each.candidate_index is not None]
+        committed = next(rewards[each.text].value for each in step.texts if each.selected)
         self._candidates += len(candidates)
-        for decision in ("all", round_.decision) if candidates else ():
+        for decision in ("all", step.decision) if candidates else ():
             self._means.setdefault(decision, Means()).add(Mean(*candidates).value, committed)

@@ -159,6 +159,7 @@ class ChainRecorder:
                 stage=step.stage,
                 source_engine=step.span.role,
                 decision=step.decision,
+                verify_stage=step.verify_stage,
                 **(_columns_of(verdict) if verdict else NO_VERDICT),
                 num_candidates=len(step.candidates),
                 num_distinct_candidates=verdict.distinct if verdict else len(step.candidates),

@@ -12,18 +12,17 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-import msgspec
 from msgspec import Struct
 
 from pipeline.analysis.summary import summarize
-from pipeline.errors import InputError, RunFolderError, boundary
-from pipeline.files import new_file
+from pipeline.errors import InputError
 from pipeline.grading.answers import as_kind
 from pipeline.grading.grader import LIMIT_S, Grader, Verdict
 from pipeline.trace.events import UNFINISHED
 from pipeline.trace.folder import hold
 from pipeline.trace.read import files, read_batches
 from pipeline.trace.rewrite import Row, rewrite
+from pipeline.trace.run_file import replace_totals
 from pipeline.trace.store import recover
 
 NEEDED = ("chain_id", "answer", "reference_answer", "correct", "stop_reason")
@@ -78,7 +77,8 @@ def regrade(run: Path, *, dry_run: bool = False, workers: int | None = None, lim
             recover(run)
             rewrite(run, "chains", (*NEEDED, *LATER), tally.grade)
             if tally.changes:
-                _write_totals(run)
+                summary = summarize(run)
+                replace_totals(run, graded=summary.graded, correct=summary.correct)
     rights = Counter(change.after for change in tally.changes)
     return Regrade(
         run=run.resolve().name,
@@ -134,19 +134,3 @@ def _question(row: Row) -> tuple[Any, str, str] | None:
     if row["answer"] is None or not _can_be_graded(row):
         return None
     return as_kind(row.get("grader")), row["answer"], row["reference_answer"]
-
-
-def _write_totals(run: Path) -> None:
-    """Replace the two counts in `run.json`, if there is one that can be read and the run is over."""
-    path = run / "run.json"
-    try:
-        card = msgspec.json.decode(path.read_bytes())
-        totals = card["totals"]
-        if card["status"] == "running" or not isinstance(totals, dict):
-            return
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError, KeyError, TypeError):
-        return
-    summary = summarize(run)
-    totals |= {"graded": summary.graded, "correct": summary.correct}
-    with boundary(RunFolderError, f"{run / 'run.json'}: cannot be written", foreign=OSError), new_file(path) as draft:
-        draft.write_bytes(msgspec.json.format(msgspec.json.encode(card), indent=2) + b"\n")

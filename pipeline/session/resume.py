@@ -26,22 +26,9 @@ Hashes: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
 MAY_DRIFT = ("engines", "batch_size", "schedule", "limit")
 """What may be other than before, when the user says so; with other params, input or seed it would be another run."""
 CHAIN = ("chain_id", "input_row", "sample_index", "stop_reason", "correct", "error_type", "error_stage")
-CALL = (
-    "chain_id",
-    "error_type",
-    "request_id",
-    "input_tokens",
-    "cached_input_tokens",
-    "output_tokens",
-    "client_wait_s",
-    "submit_unix_ns",
-    "end_unix_ns",
-    "output_token_ids",
-    "finish_reason",
-    "stop_reason",
-    "option_logprobs",
-    "scored_logprobs",
-)
+USAGE = ("input_tokens", "cached_input_tokens", "output_tokens")
+ANSWER = ("submit_unix_ns", "end_unix_ns", "output_token_ids", "finish_reason", "stop_reason", "option_logprobs", "scored_logprobs")
+CALL = ("chain_id", "engine", "error_type", "request_id", "client_wait_s", *USAGE, *ANSWER)
 
 
 def check_drift(folder: Path, old: RunFile, new: RunFile, allowed: Sequence[str]) -> None:
@@ -145,7 +132,7 @@ def _read_steps(folder: Path, resume_state: ResumeState, over: Hashes) -> None:
 
 
 def _read_calls(folder: Path, resume_state: ResumeState, over: Hashes) -> None:
-    for batch in read_batches(folder, "calls", [*CALL, "engine"], ["prompt_digest"]):
+    for batch in read_batches(folder, "calls", CALL, ["prompt_digest"]):
         for sums in pa.Table.from_batches([batch]).group_by("engine").aggregate([("output_tokens", "sum")]).to_pylist():
             resume_state.output_tokens[sums["engine"]] = resume_state.output_tokens.get(sums["engine"], 0) + sums["output_tokens_sum"]
         ended = pc.max(batch.column("end_unix_ns")).as_py() or 0
@@ -163,9 +150,9 @@ def _add_call(resumed: ResumedChain, row: Mapping[str, Any]) -> None:
         resumed.calls[row["request_id"]] = RecordedCall(
             request_id=row["request_id"],
             prompt_digest=row.get("prompt_digest"),
-            usage=Usage(**{name: row[name] for name in ("input_tokens", "cached_input_tokens", "output_tokens")}),
+            usage=Usage(**{name: row[name] for name in USAGE}),
             wait_s=row["client_wait_s"],
-            **{name: row[name] for name in CALL[7:]},
+            **{name: row[name] for name in ANSWER},
         )
 
 

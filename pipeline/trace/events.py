@@ -125,6 +125,8 @@ class StepRow(Struct, frozen=True, kw_only=True):
     """`guidance`, `accepted`, `fallback` or `first_steps`."""
     verify_kind: Annotated[str | None, column(otel="gen_ai.evaluation.name")]
     """The kind of stage that gave the verdict, such as `choose`, `score` or `likelihood`; null when nothing was verified."""
+    verify_stage: str | None
+    """The name of that stage in the graph."""
     score_value: Annotated[float | None, column(otel="gen_ai.evaluation.score.value")]
     """What the verdict goes by, on the scale that the five columns below describe; a `threshold` is on the same scale."""
     score_scale: str | None

@@ -1,13 +1,12 @@
-"""A run folder, read back: its `run.json`, and its tables: finished parts, then what a run that goes on or died has in
-write-ahead files.
+"""The tables of a run folder, read back: finished parts, then what a run that goes on or died has in write-ahead files.
 
 Nothing is written, no lock is taken: a run may go on meanwhile.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 import pyarrow as pa
@@ -18,8 +17,9 @@ from pipeline.errors import InputError
 from pipeline.trace.columns import schema_of
 from pipeline.trace.wal import read_wal
 
-Card = TypeVar("Card")
 Row = TypeVar("Row", bound=Struct)
+Value = Callable[[int], Any]
+"""The value of a column at a row."""
 BATCH_ROWS = 8192
 BATCH_BYTES = 16 << 20
 """Batches of write-ahead files are joined up to so many rows or bytes."""
@@ -31,17 +31,6 @@ def check_folder(run: Path) -> None:
     """Raise `InputError` where there is no folder `run`."""
     if not run.is_dir():
         raise InputError(str(run), "is no folder; name a run folder")
-
-
-def read_card(run: Path, kind: type[Card]) -> Card:
-    """What the `run.json` of the folder `run` says, as far as `kind` asks; raises `InputError` where there is none like it."""
-    path = run / "run.json"
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=kind)
-    except OSError as error:
-        raise InputError(str(path), f"cannot be read: {(error.strerror or str(error)).lower()}; name a run folder") from error
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise InputError(str(path), f"is no run.json of this program: {error}") from error
 
 
 def read_batches(run: Path, table: str, columns: Sequence[str], maybe: Sequence[str] = ()) -> Iterator[pa.RecordBatch]:
@@ -63,12 +52,12 @@ def read_table(run: Path, row: type[Struct], table: str) -> pa.Table:
 
 
 def read_rows(run: Path, row: type[Row], table: str) -> list[Row]:
-    """The same as Structs."""
+    """A whole table in memory as Structs of the type `row`. Raises `InputError` as `read_batches` does."""
     return [msgspec.convert(each, row) for each in read_table(run, row, table).to_pylist()]
 
 
 def read_file(file: Path, columns: Sequence[str], maybe: Sequence[str] = ()) -> Iterator[pa.RecordBatch]:
-    """The same of one of a table's `files`; foreign errors are left to `readable`."""
+    """Record batches of one of a table's `files`, as `read_batches` gives them; foreign errors are left to `readable`."""
     if file.suffix == ".parquet":
         yield from _part_batches(file, columns, maybe)
     else:
@@ -163,3 +152,68 @@ def _present(file: Path, schema: pa.Schema, columns: Sequence[str], maybe: Seque
         names = ", ".join(f"`{name}`" for name in sorted(missing))
         raise InputError(str(file), f"has no column {names}; another version may have written it")
     return [*columns, *(name for name in maybe if name in schema.names)]
+
+
+class RowGroups:
+    """The row groups of one table, by their number, in the order in which they were written.
+
+    Raises `InputError` for a file that cannot be read or lacks one of the `columns`.
+    """
+
+    def __init__(self, run: Path, table: str, columns: Sequence[str]) -> None:
+        self._columns = list(columns)
+        self._groups: list[tuple[Path, int] | pa.RecordBatch] = []
+        for file in files(run, table):
+            with readable(file):
+                self._add(file)
+
+    def __len__(self) -> int:
+        return len(self._groups)
+
+    def read(self, number: int, columns: Sequence[str]) -> dict[str, Value]:
+        """These `columns` of a group: their values by row."""
+        batch = self._batch(number, list(columns))
+        return {name: value_of(batch.column(name)) for name in columns}
+
+    def column(self, number: int, name: str) -> list[Any]:
+        """One column of a group."""
+        found: list[Any] = self._batch(number, [name]).column(name).to_pylist()
+        return found
+
+    def _add(self, file: Path) -> None:
+        if file.suffix != ".parquet":
+            self._groups += read_file(file, self._columns)
+            return
+        with pq.ParquetFile(file) as part:
+            if missing := set(self._columns) - set(part.schema_arrow.names):
+                raise InputError(str(file), f"has no column {', '.join(f'`{name}`' for name in sorted(missing))}")
+            self._groups += [(file, number) for number in range(part.num_row_groups) if part.metadata.row_group(number).num_rows]
+
+    def _batch(self, number: int, columns: list[str]) -> pa.RecordBatch:
+        group = self._groups[number]
+        if isinstance(group, pa.RecordBatch):
+            return group.select(columns)
+        file, place = group
+        with readable(file), pq.ParquetFile(file, pre_buffer=False) as part:
+            return part.read_row_group(place, columns).combine_chunks().to_batches()[0]
+
+
+def value_of(column: pa.Array) -> Value:
+    """What finds the value at a row without looking at other rows; lists become tuples."""
+    if not pa.types.is_list(column.type):
+        found: Value = column.to_pylist().__getitem__
+        return found
+    offsets, between = column.offsets.to_pylist(), _between(column.values)
+    return lambda row: between(offsets[row], offsets[row + 1])
+
+
+def _between(values: pa.Array) -> Callable[[int, int], tuple[Any, ...]]:
+    """What gives the values from one place to another."""
+    if pa.types.is_list(values.type):
+        one = value_of(values)
+        return lambda start, end: tuple(map(one, range(start, end)))
+    if pa.types.is_integer(values.type):
+        numbers = values.to_numpy()  # a row's token ids are a few of millions
+        return lambda start, end: tuple(numbers[start:end].tolist())
+    found = values.to_pylist()
+    return lambda start, end: tuple(found[start:end])

@@ -47,13 +47,13 @@ class Recorder:
         self._calls: list[CallRow] = []
         self._steps: list[StepRow] = []
         self._chains: list[ChainRow] = []
-        self._waiting = self._taken = self._written = 0
+        self._waiting = self._being_written = self._written = 0
         self._write_s = 0.0
         self._due = 0.0  # when the oldest waiting row is to be written, by the real clock
         self.error: RunFolderError | None = None
         """The first write that failed."""
         self._shield = CancelScope()
-        self._some, self._many, self._drained = Event(), Event(), Event()
+        self._any_waiting, self._enough_waiting, self._drained = Event(), Event(), Event()
         self._writing = anyio.Lock()
 
     def call(self, row: CallRow) -> None:
@@ -73,21 +73,21 @@ class Recorder:
 
     async def room(self) -> None:
         """Wait until fewer than `MOST_ROWS` rows are unwritten; raise `RunFolderError` once writing has failed."""
-        while self._waiting + self._taken >= MOST_ROWS and not self.error:
+        while self._waiting + self._being_written >= MOST_ROWS and not self.error:
             await self._drained.wait()
         if self.error:
             raise self.error
 
     def statistics(self) -> RecorderStatistics:
         """Rows waiting and written since the start."""
-        return RecorderStatistics(self._waiting + self._taken, self._written, self._write_s)
+        return RecorderStatistics(self._waiting + self._being_written, self._written, self._write_s)
 
     async def write(self) -> None:
         """Write rows as they come, until cancelled; raise `RunFolderError` when the folder cannot be written."""
         while True:
-            await self._some.wait()
+            await self._any_waiting.wait()
             with anyio.move_on_after(math.inf if self._virtual else max(0.0, self._due - time.monotonic())):
-                await self._many.wait()
+                await self._enough_waiting.wait()
             with CancelScope(shield=True) as self._shield:  # rows that were taken out are written before the task may end
                 await self._drain()
 
@@ -100,7 +100,7 @@ class Recorder:
             try:
                 await self._drain()
             finally:
-                await self._act(self._store.close)
+                await self._call_store(self._store.close)
         if scope.cancelled_caught:
             self._shield.cancel()
             raise RunFolderError(f"{self._store.folder}: the last rows were not written within {CLOSE_S:g} s")
@@ -108,31 +108,31 @@ class Recorder:
     def _count(self) -> None:
         self._waiting += 1
         if self._waiting == 1:
-            self._some.set()
+            self._any_waiting.set()
             self._due = time.monotonic() + WRITE_EVERY_S
         elif self._waiting == WRITE_ROWS or (self._virtual and time.monotonic() >= self._due):
-            self._many.set()
+            self._enough_waiting.set()
 
     async def _drain(self) -> None:
         """Hand all waiting rows to the store."""
         async with self._writing:
             rows = self._take()
             try:
-                await self._act(self._store_rows, rows)
-                self._written += self._taken
+                await self._call_store(self._store_rows, rows)
+                self._written += self._being_written
             except RunFolderError as error:
                 self.error = self.error or error
                 raise
             finally:
-                self._taken = 0
+                self._being_written = 0
                 self._drained.set()
                 self._drained = Event()
 
     def _take(self) -> dict[str, Sequence[Struct]]:
         rows: dict[str, Sequence[Struct]] = {"calls": self._calls, "steps": self._steps, "chains": self._chains}
         self._calls, self._steps, self._chains = [], [], []
-        self._taken, self._waiting = self._waiting, 0
-        self._some, self._many = Event(), Event()
+        self._being_written, self._waiting = self._waiting, 0
+        self._any_waiting, self._enough_waiting = Event(), Event()
         return rows
 
     def _store_rows(self, rows: dict[str, Sequence[Struct]]) -> None:
@@ -148,11 +148,11 @@ class Recorder:
         if errors:
             raise errors[0]
 
-    async def _act(self, act: Callable[..., None], *args: object) -> None:
+    async def _call_store(self, call: Callable[..., None], *args: object) -> None:
         if self._virtual:
-            act(*args)
+            call(*args)
         else:
-            await to_thread.run_sync(act, *args, abandon_on_cancel=True)
+            await to_thread.run_sync(call, *args, abandon_on_cancel=True)
 
 
 @asynccontextmanager

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 from msgspec import Struct
 
 from pipeline.errors import RunFolderError, reason
-from pipeline.files import new_file
+from pipeline.files import new_file, sync_folder
 from pipeline.trace.read import readable
 from pipeline.trace.store import TraceStore
 
@@ -76,6 +76,7 @@ def replacing(run: Path, table: str, row: type[Struct]) -> Iterator[Callable[[Se
         if (run / table).exists():
             os.replace(run / table, draft / "former")
         os.replace(draft / table, run / table)
+        sync_folder(run)
     except OSError as error:
         raise RunFolderError(f"{run / table}: cannot be written: {reason(error)}") from error
     finally:

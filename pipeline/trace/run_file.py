@@ -184,9 +184,7 @@ class RunFile(Struct, frozen=True, kw_only=True):
 
     def write(self, folder: Path) -> None:
         """Replace `run.json` in `folder`; raises `RunFolderError`."""
-        path = folder / FILE
-        with boundary(RunFolderError, f"{path}: cannot be written", foreign=OSError), new_file(path) as draft:
-            draft.write_bytes(msgspec.json.format(self.encode(), indent=2) + b"\n")
+        _write(folder, self.encode())
 
     @property
     def graph(self) -> str:
@@ -254,6 +252,25 @@ UNKNOWN = RunFile(
 """A run of which nothing is known."""
 
 
+def replace_totals(folder: Path, **counts: int) -> None:
+    """Put `counts` in the place of those among the totals of a run that is over; all else in its `run.json` stays as it is.
+
+    Nothing happens where there is none that can be read. Raises `RunFolderError` where it cannot be written.
+    """
+    try:
+        raw = _read(folder)
+    except InputError:
+        return
+    if isinstance(raw.get("totals"), dict) and raw.get("status") not in (None, "running"):
+        _write(folder, msgspec.json.encode(raw | {"totals": raw["totals"] | counts}))
+
+
+def _write(folder: Path, content: bytes) -> None:
+    path = folder / FILE
+    with boundary(RunFolderError, f"{path}: cannot be written", foreign=OSError), new_file(path) as draft:
+        draft.write_bytes(msgspec.json.format(content, indent=2) + b"\n")
+
+
 def _read(folder: Path) -> dict[str, Any]:
     """Raises `InputError`."""
     path = folder / FILE
@@ -266,6 +283,7 @@ def _read(folder: Path) -> dict[str, Any]:
 
 
 def _known(raw: Mapping[str, Any]) -> RunFile:
+    """Field by field: what is missing or of another type is left unknown."""
     recorded = _fields(raw, RecordedPlan)
     empty = {"graph": {"levels": []}, "graph_digest": "", "params": {}, "engines": {}}
     try:

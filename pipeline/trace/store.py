@@ -13,18 +13,26 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 from msgspec import Struct
 
 from pipeline.errors import RunFolderError, reason
-from pipeline.files import sync_folder
+from pipeline.files import publish, sync_folder
 from pipeline.trace.columns import columns_of, schema_of
 from pipeline.trace.events import CallRow, ChainRow, StepRow
-from pipeline.trace.part import Part
-from pipeline.trace.wal import Wal, hold, read_wal
+from pipeline.trace.wal import Wal, lock_file, read_wal
 
 TABLES: dict[str, type[Struct]] = {"calls": CallRow, "steps": StepRow, "chains": ChainRow}
 BATCH_ROWS = 256
 """Rows converted in one go: the interpreter's lock is held for about a millisecond a column."""
+GROUP_ROWS = 8192
+GROUP_BYTES = 16 << 20
+"""A row group is written when it has this many rows or bytes (of Arrow arrays): no more are held."""
+PART_GROUPS = 8
+"""A part is full after this many row groups."""
+
+_UNIQUE = ("_text", "_message", "request_id")
+"""Strings in the columns that end so hardly ever repeat; the others are written by dictionary."""
 
 
 class TraceStore:
@@ -38,7 +46,7 @@ class TraceStore:
         simulated time, in which a day's appends come in a minute. What is not synced outlives the process, not the machine."""
         self.folder = folder
         self._tables = {name: _Table(folder / name, schema_of(row), sync_every_s) for name, row in tables.items()}
-        with _writing(folder):
+        with _as_folder_error(folder):
             sync_folder(folder)
             sync_folder(folder.absolute().parent)
 
@@ -69,7 +77,7 @@ def recover(folder: Path) -> int:
     """
     written = 0
     for table in TABLES:
-        with _writing(folder / table):
+        with _as_folder_error(folder / table):
             written += _recover(folder / table)
     return written
 
@@ -83,7 +91,7 @@ class _Table:
         self._part: Part | None = None
         self._synced = time.monotonic()
         self._closed = False
-        with _writing(folder):
+        with _as_folder_error(folder):
             folder.mkdir(parents=True, exist_ok=True)
             if not os.access(folder, os.W_OK):
                 raise PermissionError(errno.EACCES, "not writable")
@@ -95,9 +103,9 @@ class _Table:
             self._number = 1 + max((int(part.name[5:10]) for part in folder.glob("part-[0-9][0-9][0-9][0-9][0-9].parquet")), default=-1)
 
     def append(self, rows: Sequence[Struct]) -> None:
-        with _writing(self._folder):
+        with _as_folder_error(self._folder):
             for start in range(0, len(rows), BATCH_ROWS):
-                self._take(columns_of(self._schema, rows[start : start + BATCH_ROWS]))
+                self._append_batch(columns_of(self._schema, rows[start : start + BATCH_ROWS]))
             if self._wal and time.monotonic() >= self._synced + self._sync_every_s:
                 self._wal.sync()
                 self._synced = time.monotonic()
@@ -106,20 +114,20 @@ class _Table:
         if self._closed:
             return
         self._closed = True
-        with _writing(self._folder):
+        with _as_folder_error(self._folder):
             if self._wal and not self._part:  # its first batch failed
                 self._wal.remove()
                 self._wal = None
             if self._wal or not self._number:
-                self._fill(None)
+                self._add_to_part(None)
 
-    def _take(self, batch: pa.RecordBatch) -> None:
-        """First into the write-ahead file, then into the part."""
+    def _append_batch(self, batch: pa.RecordBatch) -> None:
+        """First into the write-ahead file, then into the part: at every moment each row is in one of the two."""
         self._wal = self._wal or Wal(self._folder / f"wal-{self._number:05}.arrows", self._schema)
         self._wal.append(batch)
-        self._fill(batch)
+        self._add_to_part(batch)
 
-    def _fill(self, batch: pa.RecordBatch | None) -> None:
+    def _add_to_part(self, batch: pa.RecordBatch | None) -> None:
         """Add `batch` to the part, and finish that when it is full or no batch is left.
 
         A part that fails is given up: its rows are in the write-ahead file, which stays; rows to come get the next number.
@@ -130,14 +138,15 @@ class _Table:
                 part.add(batch)
             if part.full or batch is None:
                 part.finish()
-                self._end(keep=False)
+                self._close_part(keep=False)
         except BaseException:
             part.drop()
             with suppress(OSError):
-                self._end(keep=True)
+                self._close_part(keep=True)
             raise
 
-    def _end(self, keep: bool) -> None:
+    def _close_part(self, keep: bool) -> None:
+        """The part is whole or given up: go on to the next number, and `keep` the write-ahead file or remove it."""
         wal, self._wal, self._part = self._wal, None, None
         self._number += 1
         if wal and keep:
@@ -146,11 +155,60 @@ class _Table:
             wal.remove()
 
 
+class Part:
+    """A part that is being written, under a name of its own. Methods raise `OSError` or an Arrow error."""
+
+    def __init__(self, path: Path, schema: pa.Schema) -> None:
+        self.path, self._schema = path, schema
+        self._draft = path.with_name(f"{path.name}.tmp")
+        self._writer: pq.ParquetWriter | None = None
+        self._pending: list[pa.RecordBatch] = []
+        self._rows = self._bytes = self._groups = 0
+
+    @property
+    def full(self) -> bool:
+        """Is it time to finish it?"""
+        return self._groups >= PART_GROUPS
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        """Take over a batch; a full row group goes to disk."""
+        self._pending.append(batch)
+        self._rows += batch.num_rows
+        self._bytes += batch.get_total_buffer_size()
+        if self._rows >= GROUP_ROWS or self._bytes >= GROUP_BYTES:
+            self._write_group()
+
+    def finish(self) -> None:
+        """Write the rest, without any row an empty table, and give the part its name, durably."""
+        if self._pending or not self._groups:
+            self._write_group()
+        assert self._writer is not None
+        self._writer.close()
+        publish(self._draft, self.path)
+
+    def drop(self) -> None:
+        """Leave nothing behind; its space may save others."""
+        with suppress(OSError, pa.ArrowException):
+            if self._writer:
+                self._writer.close()
+        with suppress(OSError):
+            os.unlink(self._draft)
+
+    def _write_group(self) -> None:
+        group = pa.Table.from_batches(self._pending, self._schema)
+        self._pending, self._rows, self._bytes = [], 0, 0
+        if self._writer is None:
+            repeating = [field.name for field in self._schema if pa.types.is_string(field.type) and not field.name.endswith(_UNIQUE)]
+            self._writer = pq.ParquetWriter(self._draft, self._schema, compression="zstd", use_dictionary=repeating)
+        self._writer.write_table(group, row_group_size=max(group.num_rows, 1))
+        self._groups += 1
+
+
 def _recover(folder: Path) -> int:
     written = 0
     for path in sorted(folder.glob("wal-*.arrows")):
         with suppress(FileNotFoundError, BlockingIOError), path.open("rb") as file:
-            hold(file.fileno())
+            lock_file(file.fileno())
             part = path.with_name(path.name.replace("wal-", "part-", 1)).with_suffix(".parquet")
             if not part.exists():
                 _convert(path, part)
@@ -175,7 +233,7 @@ def _convert(path: Path, target: Path) -> None:
 
 
 @contextmanager
-def _writing(folder: Path) -> Iterator[None]:
+def _as_folder_error(folder: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, pa.ArrowException) as error:

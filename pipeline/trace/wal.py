@@ -1,9 +1,25 @@
 """The write-ahead file of a table: record batches enter, and all whole ones come out again, whatever became of the file's end.
 
-It is an Arrow IPC stream, which any Arrow tool opens. Arrow has no checksums, and after a loss of power the end of a file
-may be zeros or old blocks; so every message carries one behind its metadata, where the format has room for padding that
-other readers skip. It continues the checksum of the message before, so that a message counts only in its own place of its
-own file.
+It is an Arrow IPC stream, which any Arrow tool opens: one message with the schema, then one message for each batch. Arrow has no
+checksums, and after a loss of power the end of a file may be cut off, zeros or old blocks of another file; so every message
+carries a checksum at the end of its metadata, where the format has room for padding that other readers skip.
+
+Invariant: what `read_wal` yields is a prefix of what was appended, batch by batch. A message counts only if all of it is there
+and its checksum is right, and the checksum of each message continues that of the one before it: so a message counts only in its
+own place of its own file, and after the first one that does not count nothing does.
+
+    message   = FF FF FF FF · size of metadata (4) · metadata, which ends in the seal · body
+    seal      = bytes in the body (8) · salt (4) · checksum (4), over all of the message but itself, begun with the one before
+
+A file of one column of 8-byte numbers, after two batches of two rows and half a third:
+
+    byte   0  FFFFFFFF 144  schema  · seal: body  0, salt s0, c0 = crc(message, 0)
+    byte 152  FFFFFFFF 152  batch 1 · seal: body 16, salt s1, c1 = crc(message, c0) · 16 bytes: 1, 2
+    byte 328  FFFFFFFF 152  batch 2 · seal: body 16, salt s2, c2 = crc(message, c1) · 16 bytes: 3, 3
+    byte 504  FFFFFFFF 152  batch 3 · seal: body 16, salt s3, c3 = crc(message, c2) · 11 bytes of 16
+
+At byte 504 the seal asks for 16 bytes and 11 are left: reading ends there, with batches 1 and 2. Were the missing bytes zeros,
+the checksum would not be c3. Were batch 2 a copy of batch 1, its checksum would be c1 and not the one that continues c1.
 """
 
 import errno
@@ -23,9 +39,10 @@ from pipeline.files import sync_data, sync_folder
 _START = b"\xff\xff\xff\xff"
 """Every message begins with this and the size of its metadata, padding included, in four bytes."""
 _SEAL = Struct("<Q4s")
-"""Ends the padding, before the checksum: bytes of the body that follows, and salt, which makes each file's checksums its own."""
+"""Bytes of the body that follows, and salt: two files with the same first batches have other checksums from the first message
+on, so that an old block of one is no continuation of the other."""
 _CHECKSUM = Struct("<I")
-"""Over the message but for itself."""
+"""CRC-32 of the message but for these four bytes."""
 
 
 class Wal:
@@ -36,7 +53,7 @@ class Wal:
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
         self._size = self._checksum = 0
         try:
-            hold(self._file)
+            lock_file(self._file)
             self._write(schema.serialize())
             sync_folder(path.parent)
         except OSError:
@@ -69,6 +86,7 @@ class Wal:
         """Append `message`; when that fails, cut off what was written of it."""
         sealed, checksum = _sealed(memoryview(message), self._checksum)
         data, at = memoryview(sealed), self._size
+        # Always at `_size`, the end of the last whole message: what a failed write left is cut off, or else written over.
         try:
             while data:
                 written = os.pwrite(self._file, data, at)
@@ -80,8 +98,8 @@ class Wal:
         self._size, self._checksum = at, checksum
 
 
-def hold(file: int) -> None:
-    """Mark an open file as at work until this process ends or closes it; raises `BlockingIOError` while another one does."""
+def lock_file(file: int) -> None:
+    """Lock an open file until this process ends or closes it; raises `BlockingIOError` while another one has the lock."""
     held = True
     with suppress(OSError):  # a file system without locks
         held = lock_descriptor(file, blocking=False)

@@ -1,7 +1,7 @@
 """A verifier of another package and roles of any name count as the built-in ones do: in ledger, plots, tables and chain totals."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipeline.analysis.compare.compare import compare
-from pipeline.analysis.compare.runs import read_runs
+from pipeline.analysis.compare.runs import RunTable, read_runs
 from pipeline.analysis.compare.tables import markdown
 from pipeline.analysis.ledger import ledger
 from pipeline.analysis.quality.step_counts import count_steps
@@ -85,3 +85,18 @@ def test_the_chains_totals_of_all_roles_are_what_the_engines_counted(picked: Pat
     summary = summarize(picked)
     assert {role: [each.input_tokens, each.output_tokens] for role, each in summary.engines.items()} == totals
     assert 0 < (summary.draft_share or 0) < 1
+
+
+def test_the_run_that_drafts_nothing_is_the_baseline_whatever_its_name(table: Callable[..., RunTable]) -> None:
+    drafts = table("picked", [2.0, 2.0], drafters=("small",))
+    alone = table("large-alone", [4.0, 4.0], drafters=())
+    assert compare([drafts, alone]).baseline == "large-alone"
+    assert compare([drafts, alone, table("target", [4.0, 4.0])]).baseline == "target"
+    assert compare([drafts, table("other", [1.0, 1.0], drafters=("small",))]).baseline == "picked"
+
+
+def test_models_are_named_by_role_with_those_that_draft_last(picked: Path) -> None:
+    [run] = read_runs([picked])
+    assert run.roles == ("large", "critic", "small")
+    assert run.drafters == ("small",)
+    assert list(run.models.values()) == ["large-model", "critic-model", "small-model"]

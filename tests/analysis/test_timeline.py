@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.analysis.time.timeline import Calls, EngineTime, StageTime, Totals, measure, merged, read_chunks, timeline
+from pipeline.analysis.time.timeline import EngineTime, Intervals, StageTime, TimelineTotals, measure, merged, read_chunks, timeline
 from pipeline.errors import InputError
 from pipeline.trace.events import CallRow
 from pipeline.trace.store import TraceStore
@@ -22,12 +22,12 @@ Blank = Callable[..., Any]
 S = 1_000_000_000
 
 
-def calls(*rows: tuple[str, int, int]) -> Calls:
-    """Calls of (engine, submit, end) in seconds; the stage is the engine's name in capitals."""
+def calls(*rows: tuple[str, int, int]) -> Intervals:
+    """Intervals of (engine, submit, end) in seconds; the stage is the engine's name in capitals."""
     engines = sorted({engine for engine, _, _ in rows})
     codes = np.array([engines.index(engine) for engine, _, _ in rows], np.int32)
     submit, end = (np.array([row[place] * S for row in rows], np.int64) for place in (1, 2))
-    return Calls(engines, [engine.upper() for engine in engines], codes, codes, submit, end)
+    return Intervals(engines, [engine.upper() for engine in engines], codes, codes, submit, end)
 
 
 def test_busy_overlap_and_in_flight_by_hand() -> None:
@@ -84,7 +84,7 @@ def test_arrays_agree_with_the_plain_loop(rows: list[tuple[int, int, int]]) -> N
 @given(intervals)
 def test_measured_times_agree_with_counting_seconds(rows: list[tuple[int, int, int]]) -> None:
     submit, end, engine = columns(rows)
-    found = measure(Calls(["a", "b", "c"], ["s"], engine, np.zeros_like(engine), submit * S, end * S))
+    found = measure(Intervals(["a", "b", "c"], ["s"], engine, np.zeros_like(engine), submit * S, end * S))
     busy = [
         {second for start, stop in zip(submit[engine == e], end[engine == e], strict=True) for second in range(start, stop)}
         for e in range(3)
@@ -99,10 +99,10 @@ def test_chunks_in_any_order_come_to_the_same() -> None:
     submit = rng.integers(0, 2000, 600) * S
     engine, stage = rng.integers(0, 3, 600).astype(np.int32), np.zeros(600, np.int32)
     names, end = ["a", "b", "c"], submit + rng.integers(0, 9, 600) * S
-    totals = Totals()
+    totals = TimelineTotals()
     for places in np.array_split(rng.permutation(600), 7):
-        totals.add(Calls(names, ["s"], engine[places], stage[places], submit[places], end[places]))
-    assert totals.timeline() == measure(Calls(names, ["s"], engine, stage, submit, end))
+        totals.add(Intervals(names, ["s"], engine[places], stage[places], submit[places], end[places]))
+    assert totals.timeline() == measure(Intervals(names, ["s"], engine, stage, submit, end))
 
 
 @pytest.mark.slow

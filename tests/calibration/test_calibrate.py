@@ -120,6 +120,7 @@ def test_lengths_are_those_of_the_tables(recorded: list[Path]) -> None:
     assert text_of("target", lengths).step_accuracy == 1.0
 
 
+@pytest.mark.slow
 def test_roles_are_those_of_the_graph(recorded: list[Path], tmp_path: Path) -> None:
     """The same run with roles of other names tells the same of them."""
     graph, engines = tmp_path / "graph.yaml", tmp_path / "engines.yaml"

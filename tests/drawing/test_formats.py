@@ -11,11 +11,11 @@ from xml.etree import ElementTree
 
 import pytest
 
+from pipeline.drawing.counts import count_run
 from pipeline.drawing.dot import dot, svg
 from pipeline.drawing.mermaid import mermaid
-from pipeline.drawing.recorded import engines_of
+from pipeline.drawing.run_plan import engines_of
 from pipeline.drawing.sheet import Sheet, sheet
-from pipeline.drawing.tally import tally
 from pipeline.drawing.text import text
 from pipeline.errors import UsageError
 from pipeline.graph.plan import Plan
@@ -142,7 +142,7 @@ def test_the_tree_says_what_runs_at_the_same_time_and_what_instead(nasty: Plan) 
 
 def test_the_tree_of_a_run_has_its_numbers_in_columns(plan: Load, run_folder: Path) -> None:
     speccot = load_plan(ROOT / "graphs/speccot.yaml")
-    lines = text(speccot, engines_of(speccot), tally(run_folder, speccot, "r")).splitlines()
+    lines = text(speccot, engines_of(speccot), count_run(run_folder, speccot, "r")).splitlines()
     [heading] = [line for line in lines if line.endswith("calls  failed  in flight  waiting")]
     [guidance] = [line for line in lines if "guidance" in line]
     assert lines[1] == "run r: 12 chains"

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 
-from pipeline.drawing.recorded import engines_of
+from pipeline.drawing.counts import count_run
+from pipeline.drawing.run_plan import engines_of
 from pipeline.drawing.sheet import Sheet, sheet
-from pipeline.drawing.tally import tally
 from pipeline.graph.plan import Plan
 
 Load = Callable[..., Plan]
@@ -84,7 +84,7 @@ def test_what_decides_about_a_stage_is_said_and_what_goes_without_saying_is_not(
 
 def test_a_run_puts_its_numbers_on_boxes_and_arrows(plan: Load, run_folder: Path) -> None:
     speccot = plan("speccot")
-    drawn = sheet(speccot, {}, tally(run_folder, speccot, "r"))
+    drawn = sheet(speccot, {}, count_run(run_folder, speccot, "r"))
     decisions = pq.read_table(run_folder / "steps")["decision"].to_pylist()
     accepted, rejected = decisions.count("accepted"), decisions.count("fallback")
     share = accepted / (accepted + rejected)

@@ -160,7 +160,7 @@ async def test_those_who_wait_for_a_seat_go_by_priority_then_arrival() -> None:
         assert [round(end / iteration(8, 8)) for end, _ in results] == [1, 4, 2, 3]
 
 
-async def test_a_request_of_many_candidates_waits_for_as_many_seats() -> None:
+async def test_a_request_of_many_candidates_waits_until_as_many_sequences_are_free() -> None:
     async with opened(max_num_seqs=4) as engine:
         (end, _), (_, wide) = await run(engine, (0.0, request("a", 8, 6)), (0.001, request("b", 8, 1, n=4, temperature=1.0)))
         assert wide.timing.queue_time_s == end - 0.001

@@ -62,7 +62,7 @@ class PlainEngine:
         spec = self.spec
         self.decoding = [(order, rest) for order, rest in self.decoding if order in self.moments]
         size = sum(len(rest) for _, rest in self.decoding)
-        budget, seats, self.chunks = spec.max_num_batched_tokens - size, size, []
+        budget, sequences, self.chunks = spec.max_num_batched_tokens - size, size, []
         self.waiting.sort(key=lambda order: order.key)
         while budget > 0:
             order = next(iter(self.left), None)
@@ -72,7 +72,7 @@ class PlainEngine:
                 oldest = min(self.waiting, key=lambda order: order.key[1:])
                 order = oldest if self.admissions % OLDEST_EVERY == OLDEST_EVERY - 1 else self.waiting[0]
                 running = sum(other.need for other in self.moments)
-                if seats + len(order.lengths) > spec.max_num_seqs or running + order.need > spec.kv_cache_tokens:
+                if sequences + len(order.lengths) > spec.max_num_seqs or running + order.need > spec.kv_cache_tokens:
                     break
                 self.waiting.remove(order)
                 self.admissions += 1
@@ -82,7 +82,7 @@ class PlainEngine:
             if not self.left[order]:
                 del self.left[order]
             self.chunks.append((order, count))
-            budget, seats = budget - count, seats + len(order.lengths)
+            budget, sequences = budget - count, sequences + len(order.lengths)
         if not size and not self.chunks:
             return
         reads = sum(order.prompt + length - left for order, rest in self.decoding for left, length in rest)

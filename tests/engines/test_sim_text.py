@@ -198,7 +198,7 @@ def test_correlation_changes_who_fails_together_but_not_how_often(correlation: f
     assert alike == pytest.approx(1 - (1 - correlation) * 2 * 0.8 * 0.2, abs=0.05)
 
 
-def test_where_luck_is_shared_a_better_engine_is_right_wherever_a_worse_one_is() -> None:
+def test_where_the_draw_is_shared_a_better_engine_is_right_wherever_a_worse_one_is() -> None:
     worse, better = (drafted(1.0, accuracy, candidates=1, steps=200) for accuracy in (0.6, 0.9))
     assert all(above >= below for below, above in zip(worse, better, strict=True))
     assert worse != better

@@ -16,7 +16,7 @@ from anyio.from_thread import BlockingPortal
 from msgspec import structs
 
 from pipeline.engine import Completion, Engine, Request
-from pipeline.engines.cores import Wish, share_cores
+from pipeline.engines.cores import CoreRequest, share_cores
 from pipeline.engines.models import resolve
 from pipeline.engines.torch.backend import open_torch
 from pipeline.engines.torch.slots import Slots
@@ -392,7 +392,7 @@ def test_a_missing_device_says_so() -> None:
 
 
 def test_cores_are_shared_out_only_if_there_are_enough() -> None:
-    free, pinned, gpu = Wish(None, 1, True), Wish(1, 1, True), Wish(None, 1, False)
+    free, pinned, gpu = CoreRequest(None, 1, True), CoreRequest(1, 1, True), CoreRequest(None, 1, False)
     assert share_cores({"a": free, "b": free}, [0, 1]) == {"a": (0,), "b": (1,)}
     assert share_cores({"a": free, "b": free, "c": free}, [0, 1]) == {"a": (), "b": (), "c": ()}
     assert share_cores({"a": pinned, "b": free}, [0, 1]) == {"a": (1,), "b": (0,)}

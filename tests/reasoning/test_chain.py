@@ -159,9 +159,9 @@ def test_a_fallback_remembers_what_was_rejected(world: World) -> None:
     here.write(chain, "c\n\n")
     step = chain.steps[-1]
     assert (step.decision, [c.text for c in step.candidates]) == ("fallback", ["a\n\n", "b\n\n"])
-    assert step.verdict == verdict(None)
+    assert (step.verdict, step.verify_stage) == (verdict(None), "verify")
     here.write(chain, "d\n\n", decision="written")
-    assert (chain.steps[-1].verdict, chain.steps[-1].candidates) == (None, ())
+    assert (chain.steps[-1].verdict, chain.steps[-1].verify_stage, chain.steps[-1].candidates) == (None, None, ())
 
 
 def test_a_round_forgets_the_one_before(world: World) -> None:

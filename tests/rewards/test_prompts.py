@@ -10,7 +10,7 @@ from pipeline.engines.tokenizer import HFTokenizer
 from pipeline.errors import GraphError
 from pipeline.graph.plugins import engine_specs
 from pipeline.reasoning.prompts import PromptBuilder
-from pipeline.rewards.prompts import RewardDialect, Thought, text_of, turns
+from pipeline.rewards.prompts import RewardPromptBuilder, Thought, text_of, turns
 from pipeline.rewards.spec import ChatPrompt, TextPrompt, load_reward_model
 
 ROOT = Path(__file__).parent.parent.parent
@@ -44,7 +44,7 @@ def test_rlhflow_is_asked_as_in_its_own_evaluation() -> None:
 
 
 def test_the_tiny_model_is_asked_in_the_words_that_its_body_reasons_in() -> None:
-    builder = RewardDialect(TINY, prompt_of("prm-tiny"), "test")
+    builder = RewardPromptBuilder(TINY, prompt_of("prm-tiny"), "test")
     thought = TINY.encode("Ben buys 2, so 3 + 2 = 5.\n\nThen 5 - 1 = 4.\n\n")
     assert builder.ids("How many?", ["Ben buys 2, so 3 + 2 = 5.", "Then 5 - 1 = 4."]) == [
         *PromptBuilder(TINY).generation("How many?"),
@@ -54,7 +54,7 @@ def test_the_tiny_model_is_asked_in_the_words_that_its_body_reasons_in() -> None
 
 
 def test_a_chat_ends_where_the_assistant_answers() -> None:
-    said = TINY.decode(RewardDialect(TINY, ChatPrompt(), "test").ids("Why?", ["So.", "Thus."]))
+    said = TINY.decode(RewardPromptBuilder(TINY, ChatPrompt(), "test").ids("Why?", ["So.", "Thus."]))
     assert said == "<|user|>Why? So.<|assistant|>+<|end|><|user|>Thus.<|assistant|><think>\n"
 
 
@@ -76,15 +76,15 @@ def test_what_a_problem_or_step_says_is_no_template() -> None:
 )
 def test_answers_must_be_two_single_tokens(prompt: TextPrompt | ChatPrompt, message: str) -> None:
     with pytest.raises(GraphError, match=message):
-        RewardDialect(TINY, prompt, "f.yaml")
+        RewardPromptBuilder(TINY, prompt, "f.yaml")
 
 
 def test_a_model_without_a_template_can_be_asked_in_text_alone() -> None:
     base = HFTokenizer(str(ROOT / "pipeline/models/tiny-prm"))
     base._hf.chat_template = None
-    assert RewardDialect(base, PLAIN, "test").ids("Why?", ["So."]) == TINY.encode("Why?\nSo.\n\n")
+    assert RewardPromptBuilder(base, PLAIN, "test").ids("Why?", ["So."]) == TINY.encode("Why?\nSo.\n\n")
     with pytest.raises(GraphError, match="tiny-prm: its tokenizer has no chat template"):
-        RewardDialect(base, ChatPrompt(), "test").ids("Why?", ["So."])
+        RewardPromptBuilder(base, ChatPrompt(), "test").ids("Why?", ["So."])
 
 
 def thought_of(*texts: str, thought_end: str = "") -> Thought:

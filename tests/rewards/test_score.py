@@ -23,11 +23,11 @@ from pipeline.engines.registry import open_engines
 from pipeline.engines.sim.spec import SimDeviceSpec, SimSpec
 from pipeline.errors import EngineDead, EngineUnavailable, GraphError, Interrupted, RequestRefused, RunFolderError, UsageError
 from pipeline.graph.spec import EngineSpec
-from pipeline.rewards.prompts import RewardDialect
+from pipeline.rewards.prompts import RewardPromptBuilder
 from pipeline.rewards.score import Scorer, score_run
 from pipeline.rewards.spec import TextPrompt
-from pipeline.rewards.steps import Round, Said
-from pipeline.rewards.tally import Quality, Reward, Scored, Tally
+from pipeline.rewards.steps import StepText, StepToScore
+from pipeline.rewards.tally import Quality, Reward, RewardTally, ScoringResult
 from pipeline.trace.events import RewardRow
 from pipeline.trace.rewrite import replacing
 from tests.support.commands import pipeline
@@ -46,7 +46,7 @@ SIM = SimSpec(
 )
 PROMPT = TextPrompt(begin="{problem}\n", step="{step}\n\n")
 Fail = Callable[[str, int], Exception | float | None]
-Scores = list[tuple[Round, dict[str, Reward]]]
+Scores = list[tuple[StepToScore, dict[str, Reward]]]
 
 
 class Watched:
@@ -80,12 +80,12 @@ class Watched:
         await self._engine.aclose()
 
 
-def round_of(number: int, *texts: str, chosen: int | None = 0, before: tuple[str, ...] = ()) -> Round:
+def step_of(number: int, *texts: str, chosen: int | None = 0, before: tuple[str, ...] = ()) -> StepToScore:
     """A step whose candidates are `texts`; the last of them is what was written where none was chosen."""
     drafted = texts if chosen is not None else texts[:-1]
-    said = [Said(text, i, i == chosen, "draft") for i, text in enumerate(drafted)]
-    said += [] if chosen is not None else [Said(texts[-1], None, True, "target")]
-    return Round(
+    said = [StepText(text, i, i == chosen, "draft") for i, text in enumerate(drafted)]
+    said += [] if chosen is not None else [StepText(texts[-1], None, True, "target")]
+    return StepToScore(
         problem_id="p",
         chain_id=f"p#{number}",
         sample_index=number,
@@ -93,7 +93,7 @@ def round_of(number: int, *texts: str, chosen: int | None = 0, before: tuple[str
         decision="fallback" if chosen is None else "accepted",
         problem="Why?",
         before=before,
-        said=tuple(said),
+        texts=tuple(said),
         steps={text: [step for step in text.split("\n\n") if step] for text in texts},
     )
 
@@ -116,20 +116,20 @@ class Garbled(Watched):
 
 
 async def score(
-    rounds: list[Round], fail: Fail = nothing, spec: EngineSpec = SIM, wrap: Callable[[Engine], Watched] | None = None
+    steps: list[StepToScore], fail: Fail = nothing, spec: EngineSpec = SIM, wrap: Callable[[Engine], Watched] | None = None
 ) -> tuple[Scores, Watched]:
     async with open_engines({"reward": SIM}) as engines:
         engine = wrap(engines["reward"]) if wrap else Watched(engines["reward"], fail)
         found: Scores = []
-        await Scorer(engine, spec, RewardDialect(engine.tokenizer, PROMPT, "test")).run(rounds, lambda *scored: found.append(scored))
+        await Scorer(engine, spec, RewardPromptBuilder(engine.tokenizer, PROMPT, "test")).run(steps, lambda *scored: found.append(scored))
     return found, engine
 
 
 @pytest.mark.anyio
 async def test_rewards_come_in_order_with_the_engine_as_full_as_it_may_be() -> None:
-    rounds = [round_of(i, "a", "b", "a") for i in range(20)]
-    found, engine = await score(rounds, lambda chain, before: 5.0 if chain == "p#0" else None)
-    assert [round_.chain_id for round_, _ in found] == [round_.chain_id for round_ in rounds]
+    steps = [step_of(i, "a", "b", "a") for i in range(20)]
+    found, engine = await score(steps, lambda chain, before: 5.0 if chain == "p#0" else None)
+    assert [step.chain_id for step, _ in found] == [step.chain_id for step in steps]
     assert all(set(rewards) == {"a", "b"} for _, rewards in found)
     assert all(0 <= reward.value <= 1 for _, rewards in found for reward in rewards.values() if reward.value is not None)
     assert (engine.most, len(engine.requests), len({request.request_id for request in engine.requests})) == (4, 40, 40)
@@ -140,8 +140,8 @@ async def test_rewards_come_in_order_with_the_engine_as_full_as_it_may_be() -> N
 
 @pytest.mark.anyio
 async def test_a_text_of_several_steps_has_the_least_of_their_rewards() -> None:
-    apart, _ = await score([round_of(0, "x", before=()), round_of(0, "y", before=("x",)), round_of(0, "z", before=("x", "y"))])
-    [(_, together)], engine = await score([round_of(0, "x\n\ny\n\nz")])
+    apart, _ = await score([step_of(0, "x", before=()), step_of(0, "y", before=("x",)), step_of(0, "z", before=("x", "y"))])
+    [(_, together)], engine = await score([step_of(0, "x\n\ny\n\nz")])
     assert [engine.tokenizer.decode(r.prompt_ids) for r in engine.requests] == ["Why?\nx\n\n", "Why?\nx\n\ny\n\n", "Why?\nx\n\ny\n\nz\n\n"]
     values = [reward.value for _, rewards in apart for reward in rewards.values()]
     assert together["x\n\ny\n\nz"].value == min(value for value in values if value is not None)
@@ -150,7 +150,7 @@ async def test_a_text_of_several_steps_has_the_least_of_their_rewards() -> None:
 @pytest.mark.anyio
 async def test_what_does_not_fit_or_says_nothing_has_no_reward_and_the_others_have() -> None:
     found, _ = await score(
-        [round_of(0, "y" * 1200, "", "x"), round_of(1, "x")], lambda chain, before: RequestRefused("no") if chain == "p#1" else None
+        [step_of(0, "y" * 1200, "", "x"), step_of(1, "x")], lambda chain, before: RequestRefused("no") if chain == "p#1" else None
     )
     long, empty, short = (found[0][1][text] for text in ("y" * 1200, "", "x"))
     assert (long.value, long.kind) == (None, "ContextOverflow")
@@ -164,10 +164,10 @@ async def test_what_does_not_fit_or_says_nothing_has_no_reward_and_the_others_ha
 async def test_a_busy_engine_is_asked_again_as_often_as_its_spec_says() -> None:
     busy = EngineUnavailable("reward", "is busy")
     once = structs.replace(SIM, max_retries=1)
-    [(_, found)], engine = await score([round_of(0, "x")], lambda chain, before: busy if before < 1 else None, once)
+    [(_, found)], engine = await score([step_of(0, "x")], lambda chain, before: busy if before < 1 else None, once)
     assert found["x"].value is not None
     assert len(engine.requests) == 2
-    [(_, found)], _ = await score([round_of(0, "x")], lambda chain, before: busy if before < 2 else None, once)
+    [(_, found)], _ = await score([step_of(0, "x")], lambda chain, before: busy if before < 2 else None, once)
     assert found == {"x": Reward(None, "engine 'reward' is busy", "EngineUnavailable")}
 
 
@@ -184,10 +184,10 @@ MALFORMED = {
 @pytest.mark.parametrize("logprobs", MALFORMED)
 async def test_what_is_no_answer_is_asked_for_again_and_then_leaves_the_text_unscored(logprobs: tuple[float, ...]) -> None:
     twice = structs.replace(SIM, max_retries=2)
-    [(_, found)], engine = await score([round_of(0, "x")], spec=twice, wrap=lambda engine: Garbled(engine, logprobs, 2))
+    [(_, found)], engine = await score([step_of(0, "x")], spec=twice, wrap=lambda engine: Garbled(engine, logprobs, 2))
     assert found["x"].value is not None
     assert len(engine.requests) == 3
-    [(_, found)], engine = await score([round_of(0, "x")], spec=twice, wrap=lambda engine: Garbled(engine, logprobs, 3))
+    [(_, found)], engine = await score([step_of(0, "x")], spec=twice, wrap=lambda engine: Garbled(engine, logprobs, 3))
     said = f"engine 'reward' gave no answer to request 'p#0/1/reward.0.0': {MALFORMED[logprobs]}"
     assert found == {"x": Reward(None, said, "BadCompletion")}
     assert len(engine.requests) == 3
@@ -196,7 +196,7 @@ async def test_what_is_no_answer_is_asked_for_again_and_then_leaves_the_text_uns
 @pytest.mark.anyio
 async def test_an_answer_that_does_not_come_is_given_up() -> None:
     found, _ = await score(
-        [round_of(0, "x"), round_of(1, "x")], lambda chain, before: 50.0 if chain == "p#0" else None, structs.replace(SIM, timeout_s=9.0)
+        [step_of(0, "x"), step_of(1, "x")], lambda chain, before: 50.0 if chain == "p#0" else None, structs.replace(SIM, timeout_s=9.0)
     )
     assert found[0][1] == {"x": Reward(None, "engine 'reward' did not answer within timeout_s=9", "CallTimeout")}
     assert found[1][1]["x"].value is not None
@@ -206,24 +206,24 @@ async def test_an_answer_that_does_not_come_is_given_up() -> None:
 async def test_a_dead_engine_ends_it_with_its_own_sentence() -> None:
     with pytest.raises(EngineDead, match="engine 'reward' died: out of breath"):
         await score(
-            [round_of(i, "a", "b") for i in range(9)],
+            [step_of(i, "a", "b") for i in range(9)],
             lambda chain, before: EngineDead("reward", "out of breath") if chain == "p#5" else None,
         )
 
 
 def test_means_are_over_steps_and_count_a_text_as_often_as_it_was_drafted() -> None:
-    tally = Tally("name", "r", "prm")
+    tally = RewardTally("name", "r", "prm")
     rewards = {"good": Reward(0.75), "bad": Reward(0.25), "mute": Reward(None, "because", "Unscored")}
-    rows = tally.rows(round_of(0, "bad", "good", "good", "mute", chosen=1), rewards)
+    rows = tally.rows(step_of(0, "bad", "good", "good", "mute", chosen=1), rewards)
     assert [(row.candidate_index, row.selected, row.reward, row.reward_error, row.decision) for row in rows] == [
         (0, False, 0.25, None, "accepted"),
         (1, True, 0.75, None, "accepted"),
         (2, False, 0.75, None, "accepted"),
         (3, False, None, "because", "accepted"),
     ]
-    [*_, written] = tally.rows(round_of(1, "bad", "good", chosen=None), rewards)
+    [*_, written] = tally.rows(step_of(1, "bad", "good", chosen=None), rewards)
     assert (written.candidate_index, written.selected, written.source_engine, written.model) == (None, True, "target", "prm")
-    tally.rows(round_of(2, "good", chosen=None), rewards)
+    tally.rows(step_of(2, "good", chosen=None), rewards)
     drafted = (0.25 + 0.75 + 0.75) / 3
     assert tally.scored(5, 1.0).quality == {
         "accepted": Quality(1, drafted, 0.75),
@@ -368,7 +368,7 @@ def test_a_scoring_that_is_cut_short_leaves_the_table_as_it_was(
 
 
 def test_what_is_printed() -> None:
-    scored = Scored(
+    scored = ScoringResult(
         run="r",
         model="m",
         steps=1200,

@@ -9,7 +9,7 @@ import pytest
 
 from pipeline.data.problems import open_problems
 from pipeline.errors import InputError
-from pipeline.rewards.steps import Round, Rounds, Said, open_input
+from pipeline.rewards.steps import StepsToScore, StepText, StepToScore, open_input
 from pipeline.session.options import RunOptions
 from pipeline.session.run import run as solve
 from pipeline.trace.events import StepRow
@@ -56,11 +56,11 @@ def folder_of(folder: Path, *rows: Any) -> Path:
     return write_run_json(folder, graph=GRAPH, input=read)
 
 
-def rounds_of(folder: Path, thought_end: str = "") -> list[Round]:
+def rounds_of(folder: Path, thought_end: str = "") -> list[StepToScore]:
     file = RunFile.read(folder)
-    rounds = Rounds(folder, file, open_input(file, None), thought_end)
-    found = list(rounds)
-    assert len(found) == rounds.total
+    steps = StepsToScore(folder, file, open_input(file, None), thought_end)
+    found = list(steps)
+    assert len(found) == steps.total
     return found
 
 
@@ -74,10 +74,11 @@ def test_a_step_knows_its_problem_its_thought_and_its_candidates(tmp_path: Path,
     )
     b0, a0, b1, b2 = rounds_of(folder)
     assert (b0.problem, a0.problem, b2.chain_id) == ("Problem B?", "Problem A?", "b#0")
-    assert (b0.said, b0.steps) == ((Said("Ben has", None, True, "large"),), {"Ben has": ["Ben has"]})
-    assert b1.said == (Said(" 2.\n\n", 0, False, "small"), Said(" 3.\n\n", 1, True, "small"))
+    assert (b0.texts, b0.steps) == ((StepText("Ben has", None, True, "large"),), {"Ben has": ["Ben has"]})
+    assert b1.texts == (StepText(" 2.\n\n", 0, False, "small"), StepText(" 3.\n\n", 1, True, "small"))
     assert (b1.before, b1.steps) == ((), {" 2.\n\n": ["Ben has 2."], " 3.\n\n": ["Ben has 3."]})
-    assert b2.said == (Said("So 5.\n\n", 0, False, "small"), Said("So 5.\n\n", 1, False, "small"), Said("So 4.\n\n", None, True, "large"))
+    drafted = [StepText("So 5.\n\n", number, False, "small") for number in range(2)]
+    assert b2.texts == (*drafted, StepText("So 4.\n\n", None, True, "large"))
     assert (b2.before, list(b2.steps)) == (("Ben has 3.",), ["So 5.\n\n", "So 4.\n\n"])
 
 
@@ -89,8 +90,8 @@ def test_samples_of_a_problem_do_not_mix(tmp_path: Path, row: Callable[..., Any]
 def test_nothing_is_kept_of_chains_that_are_over(tmp_path: Path, row: Callable[..., Any]) -> None:
     folder = folder_of(tmp_path, *(row(problem, index, "x\n\n") for index in (1, 2) for problem in "ba"), row("b", 3, "x\n\n"))
     file = RunFile.read(folder)
-    rounds = Rounds(folder, file, open_input(file, None))
-    kept = [(sorted(rounds._texts), sorted(rounds._thoughts), sorted(rounds._last)) for _ in rounds]
+    steps = StepsToScore(folder, file, open_input(file, None))
+    kept = [(sorted(steps._texts), sorted(steps._thoughts), sorted(steps._last)) for _ in steps]
     assert kept == [
         (["a", "b"], ["b#0"], ["b#0"]),
         (["a", "b"], ["a#0", "b#0"], ["a#0", "b#0"]),
@@ -118,8 +119,8 @@ def test_it_reads_what_a_run_writes(tmp_path: Path, graph: str) -> None:
     assert solve(options).exit_code == 0
     found = rounds_of(tmp_path / "out")
     assert {(each.problem_id, each.problem) for each in found} == {(str(i), f"Problem {i}?") for i in range(1, 13)}
-    assert all(sum(said.selected for said in each.said) == 1 for each in found)
-    drafted = [said for each in found for said in each.said if said.candidate_index is not None]
+    assert all(sum(said.selected for said in each.texts) == 1 for each in found)
+    drafted = [said for each in found for said in each.texts if said.candidate_index is not None]
     assert {said.source_engine for said in drafted} == {"draft"}
     assert any(each.before for each in found) == (graph != "scot")
     assert any(len(steps) > 1 for each in found for steps in each.steps.values()) == (graph == "scot")
@@ -141,7 +142,7 @@ def test_an_input_that_changed_moved_or_went(tmp_path: Path, row: Callable[..., 
     moved = path.rename(tmp_path / "moved.csv")
     with pytest.raises(InputError, match=r"problems.csv: the input of this run is not here; say with --input where it is now"):
         open_input(file, None)
-    assert [each.problem for each in Rounds(folder, file, open_input(file, moved))] == ["Problem A?"]
+    assert [each.problem for each in StepsToScore(folder, file, open_input(file, moved))] == ["Problem A?"]
     moved.write_text(moved.read_text().replace("Problem A?", "Problem C?"))
     with pytest.raises(InputError, match=r"moved.csv: is not the input of this run: its SHA-256 is \w{12}\.\.\., run.json has"):
         open_input(file, moved)

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from msgspec.structs import asdict
 
 from pipeline.errors import RunFolderError
-from pipeline.trace import part, store
+from pipeline.trace import store
 from pipeline.trace.columns import schema_of
 from pipeline.trace.events import CallRow, ChainRow, StepRow
 from pipeline.trace.read import read_batches
@@ -90,8 +90,8 @@ def test_a_store_without_rows_leaves_three_empty_tables(tmp_path: Path) -> None:
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Row groups of 4 rows, parts of 2 groups."""
     monkeypatch.setattr(store, "BATCH_ROWS", 2)
-    monkeypatch.setattr(part, "GROUP_ROWS", 4)
-    monkeypatch.setattr(part, "PART_GROUPS", 2)
+    monkeypatch.setattr(store, "GROUP_ROWS", 4)
+    monkeypatch.setattr(store, "PART_GROUPS", 2)
 
 
 @pytest.mark.usefixtures("_small")
@@ -114,7 +114,7 @@ def test_groups_and_parts_fill_in_order(tmp_path: Path, blank: Blank) -> None:
 
 
 def test_big_rows_make_a_group_by_their_bytes(tmp_path: Path, blank: Blank, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(part, "GROUP_BYTES", 100_000)
+    monkeypatch.setattr(store, "GROUP_BYTES", 100_000)
     trace = TraceStore(tmp_path)
     trace.append("steps", [blank(StepRow, step_text="x" * 200_000)])
     assert names(tmp_path / "steps") == ["part-00000.parquet.tmp", "wal-00000.arrows"]
@@ -296,10 +296,10 @@ def test_any_end_may_be_torn(tmp_path: Path, left: bytes, data: st.DataObject) -
 
 APPEND_FOREVER = """
 import os, sys
-from pipeline.trace import part, store
+from pipeline.trace import store
 from pipeline.trace.events import CallRow
 from tests.support.rows import blank
-part.GROUP_ROWS, part.PART_GROUPS, store.BATCH_ROWS = 8, 2, 4
+store.GROUP_ROWS, store.PART_GROUPS, store.BATCH_ROWS = 8, 2, 4
 for line in sys.stdin:
     folder, start = line.rsplit(maxsplit=1)
     child = os.fork()
@@ -356,7 +356,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 @pytest.mark.parametrize("group_rows", [3, 8192])
 def test_a_disk_that_runs_full(small_disk: Path, blank: Blank, monkeypatch: pytest.MonkeyPatch, group_rows: int) -> None:
     """In the write-ahead file, or in the part: what was taken before can be read, and becomes parts once there is space."""
-    monkeypatch.setattr(part, "GROUP_ROWS", group_rows)
+    monkeypatch.setattr(store, "GROUP_ROWS", group_rows)
     trace = TraceStore(small_disk)
     taken = 0
     with pytest.raises(RunFolderError) as caught:  # noqa: PT012  (which of them fails is not known)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from pipeline.trace.wal import Wal, hold, read_wal
+from pipeline.trace.wal import Wal, lock_file, read_wal
 
 SCHEMA = pa.schema([pa.field("number", pa.int64(), metadata={"unit": "{token}"}), ("text", pa.string())])
 
@@ -121,9 +121,9 @@ def test_it_is_held_until_it_is_closed(tmp_path: Path) -> None:
     wal = Wal(tmp_path / "wal", SCHEMA)
     with (tmp_path / "wal").open("rb") as file:
         with pytest.raises(BlockingIOError):
-            hold(file.fileno())
+            lock_file(file.fileno())
         wal.close()
-        hold(file.fileno())
+        lock_file(file.fileno())
 
 
 def test_a_header_that_does_not_fit_leaves_no_file(tmp_path: Path) -> None:

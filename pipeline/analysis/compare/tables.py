@@ -60,7 +60,7 @@ def markdown_table(table: Table) -> str:
 
 
 def as_json(comparison: Comparison) -> str:
-    """All of it."""
+    """The comparison as indented JSON, its keys in alphabetical order."""
     return msgspec.json.format(msgspec.json.encode(comparison, order="sorted"), indent=2).decode() + "\n"
 
 
@@ -71,7 +71,7 @@ def as_csv(comparison: Comparison) -> str:
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(names)
-    writer.writerows([[_harmless(row.get(name)) for name in names] for row in rows])
+    writer.writerows([[_sanitized(row.get(name)) for name in names] for row in rows])
     return out.getvalue()
 
 
@@ -92,7 +92,7 @@ def _cell(text: str) -> str:
     return " ".join(text.replace("|", "\\|").replace("<", "&lt;").split())
 
 
-def _harmless(value: Any) -> Any:
+def _sanitized(value: Any) -> Any:
     return cell(value) if isinstance(value, str) else value
 
 

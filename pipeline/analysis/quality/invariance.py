@@ -169,5 +169,5 @@ def invariance_markdown(found: Invariance) -> str:
 
 
 def invariance_json(found: Invariance) -> str:
-    """All of it."""
+    """The comparison as indented JSON."""
     return msgspec.json.format(msgspec.json.encode(found), indent=2).decode() + "\n"

@@ -53,7 +53,10 @@ class Sample(Struct, frozen=True):
 
 
 def attempts(run: Path, problem: Array, sample: Array, correct: Array, place: Array) -> Attempts:
-    """All of it; `place` is where each graded chain's row stands in the `chains` of the run folder `run`."""
+    """What the graded chains of a run say together, from columns with one place for each of them.
+
+    `place` is where each one's row stands in the `chains` of the run folder `run`.
+    """
     most = int(np.unique(problem, return_counts=True)[1].max(initial=0))
     with Grader() as grader:  # starts no process but for answers that are close to a tie and written differently
         votes = read_samples(run, problem, sample, correct, place) if most > 1 else []

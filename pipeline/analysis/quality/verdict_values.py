@@ -105,8 +105,8 @@ class VerdictValues:
         edges = edges_of(key[1], rows.value)
         bins, count = np.clip(np.searchsorted(edges, rows.value, "right") - 1, 0, len(edges) - 2), len(edges) - 1
         place = np.array([grades.place.get(name, -1) for name in self._chains], int)[rows.chain]
-        asked = rows.accepted & (place >= 0)
-        asked_bins, place = bins[asked], place[asked]
+        known = rows.accepted & (place >= 0)
+        known_bins, place = bins[known], place[known]
         problem, correct = grades.problem[place], grades.correct[place]
         graded = correct >= 0
         thresholds = self._thresholds[key]
@@ -116,8 +116,8 @@ class VerdictValues:
             accepted=np.bincount(bins[rows.accepted], minlength=count),
             rejected=np.bincount(bins[~rows.accepted], minlength=count),
             threshold=next(iter(thresholds)) if len(thresholds) == 1 else None,
-            right=_shares(asked_bins[graded], problem[graded], correct[graded] == 1, count),
-            good=() if rewards is None else _good(rewards, _keys(rows.chain, rows.step)[asked], asked_bins, problem, count),
+            right=_shares(known_bins[graded], problem[graded], correct[graded] == 1, count),
+            good=() if rewards is None else _good(rewards, _keys(rows.chain, rows.step)[known], known_bins, problem, count),
         )
 
 

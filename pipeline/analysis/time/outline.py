@@ -111,11 +111,11 @@ def read_outline(run: Path) -> Outline:
 def read_whole_outline(run: Path) -> Outline:
     """By the calls table too: also right for a run that goes on or was killed, or has no `run.json`. Raises `InputError`."""
     file, rows = RunFile.read_known(run), _read_rows(run)
-    names, opened = Names({role: place for place, role in enumerate(file.plan.engines)}), _Opened(rows.hashes)
+    names, unfinished = Names({role: place for place, role in enumerate(file.plan.engines)}), _UnfinishedChains(rows.hashes)
     for batch in read_batches(run, "calls", ["chain_id", "engine", "submit_unix_ns", "end_unix_ns", "client_wait_s"]):
         names.codes(batch.column("engine"))
-        opened.add(_hashes(batch.column("chain_id").to_pylist()), ready_of(batch), batch.column("end_unix_ns").to_numpy())
-    return _outline(file, opened.joined(rows), tuple(names), opened.bounds)
+        unfinished.add(_hashes(batch.column("chain_id").to_pylist()), ready_of(batch), batch.column("end_unix_ns").to_numpy())
+    return _outline(file, unfinished.joined(rows), tuple(names), unfinished.bounds)
 
 
 def ready_of(calls: Any) -> Array:
@@ -124,7 +124,7 @@ def ready_of(calls: Any) -> Array:
     return np.asarray(calls.column("submit_unix_ns").to_numpy() - wait)
 
 
-class _Opened:
+class _UnfinishedChains:
     """Chains that have calls and no row, and the first and last instant of any call."""
 
     def __init__(self, known: Array) -> None:
@@ -133,7 +133,7 @@ class _Opened:
         self.bounds: list[int] = []
 
     def add(self, hashes: Array, ready: Array, end: Array) -> None:
-        """Look at some calls."""
+        """Take some calls."""
         if len(ready):
             self.bounds = [min([*self.bounds, int(ready.min())]), max([*self.bounds, int(end.max())])]
         new = self._known[np.searchsorted(self._known[:-1], hashes)] != hashes

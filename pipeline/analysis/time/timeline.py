@@ -52,7 +52,7 @@ class Timeline(Struct, frozen=True):
     stages: dict[str, StageTime]
 
 
-class Calls(Struct, frozen=True):
+class Intervals(Struct, frozen=True):
     """What the timeline needs of each call, as columns of equal length."""
 
     engines: Sequence[str]
@@ -73,20 +73,20 @@ Pauses: TypeAlias = Sequence[tuple[int, int]]
 
 def timeline(run: Path, pauses: Pauses = ()) -> Timeline:
     """The timeline of the run folder `run`; raises `InputError` when that has no trace that can be read."""
-    totals = Totals()
+    totals = TimelineTotals()
     for calls in read_chunks(run):
         totals.add(calls)
     return totals.timeline(pauses)
 
 
-def measure(calls: Calls, pauses: Pauses = ()) -> Timeline:
+def measure(calls: Intervals, pauses: Pauses = ()) -> Timeline:
     """The timeline of `calls`."""
-    totals = Totals()
+    totals = TimelineTotals()
     totals.add(calls)
     return totals.timeline(pauses)
 
 
-class Totals:
+class TimelineTotals:
     """Sums over calls that come in any order and in chunks; of the busy blocks so far only their ends are kept."""
 
     def __init__(self) -> None:
@@ -95,7 +95,7 @@ class Totals:
         self._blocks: list[tuple[Array, Array]] = []
         self._flight_s, self._stage_s, self._stage_calls = np.empty(0), np.empty(0), np.empty(0, np.int64)
 
-    def add(self, calls: Calls) -> None:
+    def add(self, calls: Intervals) -> None:
         """Count `calls` in; the names of earlier ones come first among theirs."""
         self._engines, self._stages = calls.engines, calls.stages
         duration = (calls.end - calls.submit) / 1e9
@@ -134,7 +134,7 @@ def _sum(so_far: Array, more: Array) -> Array:
     return np.asarray(np.pad(so_far, (0, len(more) - len(so_far))) + more)
 
 
-def read_chunks(run: Path) -> Iterator[Calls]:
+def read_chunks(run: Path) -> Iterator[Intervals]:
     """The calls of the run folder `run`, those that failed included, `CHUNK` or a few more at a time; raises `InputError`."""
     engines, stages = Names(), Names()
     parts: list[tuple[Array, ...]] = []
@@ -148,9 +148,9 @@ def read_chunks(run: Path) -> Iterator[Calls]:
         yield _joined(engines, stages, parts)
 
 
-def _joined(engines: "Names", stages: "Names", parts: Sequence[tuple[Array, ...]]) -> Calls:
+def _joined(engines: "Names", stages: "Names", parts: Sequence[tuple[Array, ...]]) -> Intervals:
     columns = [np.concatenate(column) for column in zip(*parts, strict=True)]
-    return Calls(list(engines), list(stages), *columns)
+    return Intervals(list(engines), list(stages), *columns)
 
 
 class Names(dict[str, int]):

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 
 from pipeline.engine import Availability, Backend, Examination, Finding, MemoryRow
-from pipeline.engines.cores import Wish, core_findings, share_cores
+from pipeline.engines.cores import CoreRequest, core_findings, share_cores
 from pipeline.engines.model_card import DTYPE_BYTES, ModelCard, missing, read_card
 from pipeline.engines.models import resolve
 from pipeline.engines.process.engine import WorkerEngine, open_workers
@@ -33,8 +33,8 @@ async def open_torch(specs: Mapping[str, TorchSpec]) -> AsyncIterator[Mapping[st
     """
     for role, spec in specs.items():
         _check_slots(role, spec)
-    wishes = {role: Wish(spec.core, spec.threads, not spec.device.startswith("cuda")) for role, spec in specs.items()}
-    cores = share_cores(wishes, sorted(os.sched_getaffinity(0)))
+    core_requests = {role: CoreRequest(spec.core, spec.threads, not spec.device.startswith("cuda")) for role, spec in specs.items()}
+    cores = share_cores(core_requests, sorted(os.sched_getaffinity(0)))
     async with open_workers([[_engine(role, spec, cores[role])] for role, spec in specs.items()]) as opened:
         yield opened
 
@@ -78,8 +78,8 @@ def torch_examination(specs: Mapping[str, TorchSpec], machine: Machine, cards: M
     """What `examine_torch` says, with what is known of the models given by role; pure."""
     found = [finding for role, spec in specs.items() for finding in _spec(role, spec, machine, cards[role])]
     rows = [row for role, spec in specs.items() if (row := _row(role, spec, machine, cards[role])) is not None]
-    wishes = {role: Wish(spec.core, spec.threads, True) for role, spec in specs.items() if gpu_of(spec, machine) is None}
-    found += [*core_findings(wishes, machine.cores), *_memory(rows)]
+    core_requests = {role: CoreRequest(spec.core, spec.threads, True) for role, spec in specs.items() if gpu_of(spec, machine) is None}
+    found += [*core_findings(core_requests, machine.cores), *_memory(rows)]
     return Examination(findings=tuple(found), memory=tuple(rows))
 
 

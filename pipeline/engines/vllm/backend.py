@@ -12,7 +12,7 @@ from functools import partial
 from msgspec import structs
 
 from pipeline.engine import Backend
-from pipeline.engines.cores import Wish, share_cores
+from pipeline.engines.cores import CoreRequest, share_cores
 from pipeline.engines.models import resolve
 from pipeline.engines.process.engine import WorkerEngine, open_workers
 from pipeline.engines.process.wire import Setup
@@ -37,8 +37,8 @@ async def open_vllm(specs: Mapping[str, VllmSpec]) -> AsyncIterator[Mapping[str,
     machine = look()
     check(specs, machine)
     on_cpu = build(machine) == "cpu"
-    wishes = {role: Wish(spec.core, spec.threads, on_cpu) for role, spec in specs.items()}
-    cores = share_cores(wishes, machine.cores)
+    core_requests = {role: CoreRequest(spec.core, spec.threads, on_cpu) for role, spec in specs.items()}
+    cores = share_cores(core_requests, machine.cores)
     programs = {role: program(spec, cores[role] if on_cpu else None, machine) for role, spec in specs.items()}
     engines = {role: _engine(setup(role, spec, cores[role]), spec, programs[role]) for role, spec in specs.items()}
     async with open_workers(_queues(specs, engines, on_cpu)) as opened:

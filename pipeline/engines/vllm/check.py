@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterator, Mapping
 
 from pipeline.engine import Availability, Examination, Finding, MemoryRow
-from pipeline.engines.cores import Wish, core_findings
+from pipeline.engines.cores import CoreRequest, core_findings
 from pipeline.engines.model_card import ModelCard, missing, read_card
 from pipeline.engines.models import resolve
 from pipeline.engines.vllm.memory_plan import (
@@ -80,8 +80,8 @@ def findings(plan: MemoryPlan) -> tuple[Finding, ...]:
     if plan.on_cpu:
         found += _without_gpu(plan)
     else:
-        found += [finding for gpu in plan.machine.gpus for finding in shares(plan, gpu.index)]
-    return (*found, *rooms(plan))
+        found += [finding for gpu in plan.machine.gpus for finding in share_findings(plan, gpu.index)]
+    return (*found, *fit_findings(plan))
 
 
 def installation(machine: Machine, role: str) -> Iterator[Finding]:
@@ -183,12 +183,12 @@ def _without_gpu(plan: MemoryPlan) -> Iterator[Finding]:
         if spec.gpu_memory_utilization is not None:
             what = "gpu_memory_utilization has no effect without a GPU"
             yield Finding(role=role, what=what, remedy="kv_cache_gib sets the size of the cache", fatal=False)
-    wishes = {role: Wish(spec.core, spec.threads, True) for role, spec in plan.specs.items()}
-    yield from core_findings(wishes, plan.machine.cores)
-    yield from main_memory(plan)
+    core_requests = {role: CoreRequest(spec.core, spec.threads, True) for role, spec in plan.specs.items()}
+    yield from core_findings(core_requests, plan.machine.cores)
+    yield from main_memory_findings(plan)
 
 
-def shares(plan: MemoryPlan, gpu: int) -> Iterator[Finding]:
+def share_findings(plan: MemoryPlan, gpu: int) -> Iterator[Finding]:
     """Do the roles on one GPU leave each other room, and does what else runs there leave them room?"""
     roles = gpu_roles(plan, gpu)
     silent = [role for role in roles if plan.specs[role].gpu_memory_utilization is None]
@@ -245,7 +245,7 @@ def _free(plan: MemoryPlan, gpu: int, roles: list[str]) -> Iterator[Finding]:
         taken += row.share_bytes + CONTEXT_BYTES
 
 
-def rooms(plan: MemoryPlan) -> Iterator[Finding]:
+def fit_findings(plan: MemoryPlan) -> Iterator[Finding]:
     """Weights, and then one whole sequence, must fit into every share."""
     for role, spec in plan.specs.items():
         row = min(plan.rows_of(role), key=lambda row: row.cache_bytes or 0, default=None)
@@ -319,7 +319,7 @@ def _too_short(plan: MemoryPlan, role: str, row: MemoryRow, fatal: bool) -> Find
     return Finding(role=role, what=what, remedy=f"{lower}{larger}", fatal=fatal)
 
 
-def main_memory(plan: MemoryPlan) -> Iterator[Finding]:
+def main_memory_findings(plan: MemoryPlan) -> Iterator[Finding]:
     """Without a GPU all roles live in main memory together."""
     free, used = plan.machine.free_memory_bytes, 0
     for row in plan.rows:

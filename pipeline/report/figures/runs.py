@@ -65,7 +65,9 @@ def sweep_figures(points: Sequence[Point]) -> Iterator[Figure]:
         yield Figure("Accepted steps", plotted(found, lambda point: point.acceptance_rate, "share of verified steps", percent=True))
     if any(point.accuracy is not None for point in points):
         yield Figure("Right answers", plotted(found, lambda point: point.accuracy, "share of graded chains", percent=True))
-    yield Figure("Tail", plotted(found, lambda point: point.tail_s / point.wall_s, "share of the wall time", percent=True))
+    if any(point.wall_s for point in points):
+        tail = plotted(found, lambda point: point.tail_s / point.wall_s if point.wall_s else None, "share of the wall time", percent=True)
+        yield Figure("Tail", tail)
 
 
 def throughput(found: dict[str, Curve]) -> go.Figure:

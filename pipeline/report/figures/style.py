@@ -26,7 +26,7 @@ WORDS = {
     "guidance": "guidance",
     "accepted": "accepted step",
     "fallback": "fallback step",
-    "first_steps": "first steps, by the target",
+    "first_steps": "first steps, without drafts",
     "written": "step written without a draft",
     "rejected": "rejected candidate",
     "not_chosen": "candidate not chosen",

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pipeline.errors import InputError
 from pipeline.trace.columns import columns_of, schema_of
 from pipeline.trace.events import CallRow
-from pipeline.trace.groups import RowGroups, value_of
+from pipeline.trace.read import RowGroups, value_of
 from pipeline.trace.store import TraceStore
 from pipeline.trace.wal import Wal
 

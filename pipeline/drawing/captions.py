@@ -1,10 +1,10 @@
-"""What is written on a drawing: parts of a plan, and what a run counted of them, enter; short lines of text leave. Escapes nothing."""
+"""The captions of a drawing: parts of a plan and what was counted of them in a run enter, short lines of text leave, unescaped."""
 
 from collections.abc import Mapping
 
 from msgspec import structs
 
-from pipeline.drawing.tally import Tally
+from pipeline.drawing.counts import RunCounts
 from pipeline.graph.plan import Condition, LoopNode, Plan
 from pipeline.graph.spec import StageSpec
 from pipeline.text import one_line
@@ -25,13 +25,8 @@ def shortened(text: str) -> str:
     return line if len(line) <= LONGEST else f"{line[: LONGEST - 1]}…"
 
 
-def kind_of(spec: StageSpec) -> str:
-    """The word under `kind`."""
-    return str(spec.__struct_config__.tag)
-
-
-def decisive(spec: StageSpec) -> str:
-    """What decides about a stage, as its graph says it."""
+def settings_line(spec: StageSpec) -> str:
+    """The settings of a stage that its graph sets, as `name=value`; defaults that go without saying are left out."""
     said = [
         f"{field.name}={shortened(_value(value))}"
         for field in structs.fields(spec)
@@ -41,51 +36,51 @@ def decisive(spec: StageSpec) -> str:
     return " ".join(said)
 
 
-def asked(plan: Plan) -> str:
-    """What every problem is followed by, where the graph has words of its own for it."""
+def instruction_line(plan: Plan) -> str:
+    """The instruction that follows every problem, where the graph has its own; else empty."""
     return f"and: {shortened(plan.instruction.strip())}" if plan.instruction else ""
 
 
-def condition(when: Condition | None) -> str:
-    """When a stage is due."""
-    return f"when {when.stage} {verdict(when.accepted)}" if when else ""
+def condition_line(when: Condition | None) -> str:
+    """On which verdict a stage runs; empty where it always does."""
+    return f"when {when.stage} {verdict_word(when.accepted)}" if when else ""
 
 
-def verdict(accepted: bool) -> str:
-    """The word for it."""
+def verdict_word(accepted: bool) -> str:
+    """`accepted` or `rejected`."""
     return "accepted" if accepted else "rejected"
 
 
-def exits(loop: LoopNode) -> dict[str, str]:
-    """What may end a loop, with its limit where it has one."""
+def exit_lines(loop: LoopNode) -> dict[str, str]:
+    """Every exit of a loop by its name, with its limit where it has one."""
     set_ = {name: getattr(loop.until, name) for name in loop.until.__struct_fields__ if getattr(loop.until, name)}
     return {name: name if value is True else f"{name} {value:,}" for name, value in set_.items()} | {ALWAYS: ALWAYS}
 
 
-def verdict_count(tally: Tally, judge: str, accepted: bool) -> str:
+def verdict_count(counts: RunCounts, judge: str, accepted: bool) -> str:
     """How often, and in which share of its verdicts, a judge decided so."""
-    yes, no = tally.accepted.get(judge, 0), tally.rejected.get(judge, 0)
-    return of(yes if accepted else no, yes + no)
+    yes, no = counts.accepted.get(judge, 0), counts.rejected.get(judge, 0)
+    return with_share(yes if accepted else no, yes + no)
 
 
-def rounds(tally: Tally, loop: LoopNode) -> float:
-    """Rounds of a loop that led to a step, for each chain."""
+def rounds_a_chain(counts: RunCounts, loop: LoopNode) -> float:
+    """Steps that a loop committed, as a mean over the chains."""
     own = {node.name for level in loop.body.levels for node in level}
-    return sum(count for stage, count in tally.steps.items() if stage in own) / max(1, tally.chains)
+    return sum(count for stage, count in counts.steps.items() if stage in own) / max(1, counts.chains)
 
 
-def ended_by(tally: Tally, loop: LoopNode | None) -> Mapping[str, str]:
+def ended_by(counts: RunCounts, loop: LoopNode | None) -> Mapping[str, str]:
     """How often each exit of the plan's last `loop` was taken; without a loop, or of failed chains, each `stop_reason`."""
-    known = exits(loop) if loop else {}
-    return {reason: of(count, tally.chains) for reason, count in tally.stop_reasons.items() if (reason in known) == bool(loop)}
+    known = exit_lines(loop) if loop else {}
+    return {reason: with_share(count, counts.chains) for reason, count in counts.stop_reasons.items() if (reason in known) == bool(loop)}
 
 
-def of(count: int, total: int) -> str:
+def with_share(count: int, total: int) -> str:
     """A count and its share."""
     return f"{count:,} ({count / total:.1%})" if total else f"{count:,}"
 
 
-def mean(total_s: float, count: int) -> str:
+def mean_time(total_s: float, count: int) -> str:
     """A mean time, to three digits."""
     if not count:
         return "-"

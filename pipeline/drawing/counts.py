@@ -10,7 +10,7 @@ from pipeline.graph.plan import Plan
 from pipeline.trace.read import read_batches
 
 
-class StageTally(Struct):
+class StageCounts(Struct):
     """The calls of one stage, every attempt of them; seconds are added up."""
 
     calls: int = 0
@@ -19,17 +19,17 @@ class StageTally(Struct):
     waiting_s: float = 0.0
 
 
-class Tally(Struct, frozen=True, kw_only=True):
+class RunCounts(Struct, frozen=True, kw_only=True):
     """What happened in a run of a plan."""
 
     run: str
     chains: int
     """Chains that are over and had a call."""
-    stages: dict[str, StageTally]
+    stages: dict[str, StageCounts]
     accepted: dict[str, int]
     """By judge."""
     rejected: dict[str, int]
-    """By judge: verdicts after which another stage wrote the step. Of several judges of one kind the last counts."""
+    """By judge: verdicts after which another stage wrote the step."""
     steps: dict[str, int]
     """By the stage that committed them; a judge commits what it accepts."""
     first_steps: dict[str, int]
@@ -38,23 +38,19 @@ class Tally(Struct, frozen=True, kw_only=True):
     """Most frequent first."""
 
 
-def tally(folder: Path, plan: Plan, run: str) -> Tally:
+def count_run(folder: Path, plan: Plan, run: str) -> RunCounts:
     """Count the run folder `folder` of a run of `plan`; raises `InputError` where its tables cannot be read."""
-    judges = {str(stage.spec.__struct_config__.tag): stage.name for stage in plan.stages() if stage.spec.judges}
-    steps: Counter[tuple[str, str, str | None]] = Counter()
-    for batch in read_batches(folder, "steps", ["stage", "decision", "verify_kind"]):
-        steps.update(zip(*(batch.column(name).to_pylist() for name in ("stage", "decision", "verify_kind")), strict=True))
     accepted, rejected, committed, first = Counter[str](), Counter[str](), Counter[str](), Counter[str]()
-    for (stage, decision, kind), count in steps.items():
+    for (stage, decision, judge), count in _steps(folder, plan).items():
         committed[stage] += count
         if decision == "accepted":
             accepted[stage] += count
         elif decision == "first_steps":
             first[stage] += count
-        elif kind in judges:
-            rejected[judges[kind]] += count
+        elif judge is not None:
+            rejected[judge] += count
     reasons = _stop_reasons(folder)
-    return Tally(
+    return RunCounts(
         run=run,
         chains=reasons.total(),
         stages=_stages(folder),
@@ -66,6 +62,20 @@ def tally(folder: Path, plan: Plan, run: str) -> Tally:
     )
 
 
+def _steps(folder: Path, plan: Plan) -> Counter[tuple[str, str, str | None]]:
+    """Committed steps by the stage that wrote them, their decision, and the stage that judged what was drafted for them."""
+    # Earlier versions recorded only the judge's kind: of several judges of one kind the last counts.
+    judges = {stage.spec.kind: stage.name for stage in plan.stages() if stage.spec.judges}
+    steps: Counter[tuple[str, str, str | None]] = Counter()
+    for batch in read_batches(folder, "steps", ["stage", "decision", "verify_kind"], ["verify_stage"]):
+        names = [batch.column(name).to_pylist() for name in ("stage", "decision")]
+        kinds = batch.column("verify_kind").to_pylist()
+        named = "verify_stage" in batch.schema.names
+        judged = batch.column("verify_stage").to_pylist() if named else [judges.get(kind) for kind in kinds]
+        steps.update(zip(*names, judged, strict=True))
+    return steps
+
+
 def _stop_reasons(folder: Path) -> Counter[str]:
     reasons: Counter[str] = Counter()
     for batch in read_batches(folder, "chains", ["stop_reason", "calls"]):
@@ -74,8 +84,8 @@ def _stop_reasons(folder: Path) -> Counter[str]:
     return reasons
 
 
-def _stages(folder: Path) -> dict[str, StageTally]:
-    found: dict[str, StageTally] = {}
+def _stages(folder: Path) -> dict[str, StageCounts]:
+    found: dict[str, StageCounts] = {}
     for batch in read_batches(folder, "calls", ["stage", "error_type", "e2e_latency_s", "client_wait_s"]):
         coded = batch.column("stage").dictionary_encode()
         names, codes = coded.dictionary.to_pylist(), coded.indices.to_numpy()
@@ -83,7 +93,7 @@ def _stages(folder: Path) -> dict[str, StageTally]:
         columns = (failed, batch.column("e2e_latency_s").to_numpy(), batch.column("client_wait_s").to_numpy())
         sums = [np.bincount(codes, column, len(names)).tolist() for column in (np.ones(len(codes)), *columns)]
         for name, calls, failures, in_flight_s, waiting_s in zip(names, *sums, strict=True):
-            stage = found.setdefault(name, StageTally())
+            stage = found.setdefault(name, StageCounts())
             stage.calls, stage.failed = stage.calls + int(calls), stage.failed + int(failures)
             stage.in_flight_s, stage.waiting_s = stage.in_flight_s + in_flight_s, stage.waiting_s + waiting_s
     return found

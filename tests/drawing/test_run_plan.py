@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.drawing.recorded import recorded
+from pipeline.drawing.run_plan import plan_of_run
 from pipeline.errors import InputError
 from pipeline.graph.plan import Plan
 from tests.support.runs import solve
@@ -21,7 +21,7 @@ def stage(plan: Plan, name: str) -> Any:
 
 def test_a_run_is_drawn_with_its_own_params_and_engines(plan: Load, tmp_path: Path) -> None:
     folder = solve(tmp_path, limit=1, settings=("candidates=2", "max_steps=9")).folder
-    found = recorded(plan("speccot"), folder)
+    found = plan_of_run(plan("speccot"), folder)
     assert stage(found.plan, "draft").candidates == 2
     assert stage(plan("speccot"), "draft").candidates == 5
     assert found.plan.params["max_steps"] == 9
@@ -40,7 +40,7 @@ def test_a_run_is_drawn_with_its_own_params_and_engines(plan: Load, tmp_path: Pa
 )
 def test_a_run_of_another_graph_is_refused(plan: Load, run_folder: Path, graph: str, said: str) -> None:
     with pytest.raises(InputError) as caught:
-        recorded(plan(graph), run_folder)
+        plan_of_run(plan(graph), run_folder)
     assert str(caught.value) == f"{run_folder}: is a run of {_graph_file(run_folder)}, which is another graph than `{graph}`: {said}"
 
 
@@ -51,7 +51,7 @@ def _graph_file(folder: Path) -> str:
 def test_stages_of_the_same_names_are_not_the_same_stages(plan: Load, tmp_path: Path) -> None:
     folder = solve(tmp_path, graph="specreason", limit=1).folder
     with pytest.raises(InputError, match=r"its stage `reason.verify` is a `score` by `target`, not a `likelihood` by `target`"):
-        recorded(plan("likelihood"), folder)
+        plan_of_run(plan("likelihood"), folder)
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ def test_stages_of_the_same_names_are_not_the_same_stages(plan: Load, tmp_path: 
 def test_a_damaged_run_json_is_refused(plan: Load, run_folder: Path, tmp_path: Path, damage: dict[str, Any]) -> None:
     (tmp_path / "run.json").write_text(json.dumps(json.loads((run_folder / "run.json").read_text()) | damage))
     with pytest.raises(InputError, match=r"run\.json"):
-        recorded(plan("speccot"), tmp_path)
+        plan_of_run(plan("speccot"), tmp_path)
 
 
 def test_a_spec_that_this_version_does_not_know_is_refused(plan: Load, run_folder: Path, tmp_path: Path) -> None:
@@ -69,4 +69,4 @@ def test_a_spec_that_this_version_does_not_know_is_refused(plan: Load, run_folde
     card["graph"]["levels"][0][0]["spec"]["surprise"] = 1
     (tmp_path / "run.json").write_text(json.dumps(card))
     with pytest.raises(InputError, match="surprise"):
-        recorded(plan("speccot"), tmp_path)
+        plan_of_run(plan("speccot"), tmp_path)

@@ -11,7 +11,7 @@ from pipeline.graph.plan import Block, LoopNode, Plan, UnknownStage
 from pipeline.trace.run_file import RunFile
 
 
-class Recorded(Struct, frozen=True, kw_only=True):
+class RunPlan(Struct, frozen=True, kw_only=True):
     """A plan as it was carried out."""
 
     run: str
@@ -22,7 +22,7 @@ class Recorded(Struct, frozen=True, kw_only=True):
     """What the run had otherwise than the plan as it is now."""
 
 
-def recorded(plan: Plan, folder: Path) -> Recorded:
+def plan_of_run(plan: Plan, folder: Path) -> RunPlan:
     """`plan` as the run in `folder` carried it out; raises `InputError` where that is no run, or one of another graph."""
     run = RunFile.read(folder)
     if different := _difference(dict(_outline(plan.block)), dict(_outline(run.plan.block))):
@@ -30,7 +30,7 @@ def recorded(plan: Plan, folder: Path) -> Recorded:
     for stage in run.plan.stages():
         if isinstance(stage.spec, UnknownStage):
             raise InputError(str(folder / "run.json"), f"its stage `{stage.name}` cannot be drawn: {stage.spec.flaw}")
-    return Recorded(
+    return RunPlan(
         run=run.run_id,
         plan=structs.replace(run.plan, name=plan.name, instruction=plan.instruction),
         engines=engines_of(run.plan),

@@ -1,0 +1,159 @@
+"""The retry loop by itself: what is sent again and when, to the second, and what an observer is told."""
+
+from collections.abc import Callable
+
+import anyio
+import pytest
+from msgspec import structs
+
+from pipeline.engine import Candidate, Completion, EngineStatistics, Request, Usage
+from pipeline.engines.sim.spec import SimDeviceSpec, SimSpec
+from pipeline.engines.sim.tokenizer import VOCAB_SIZE, SimTokenizer
+from pipeline.errors import BadCompletion, EngineDead, EngineUnavailable, RequestRefused
+from pipeline.runtime.backoff import backoff_s
+from pipeline.runtime.chain_recorder import Clock
+from pipeline.runtime.retry import UNOBSERVED, CallTimeout, Observer, RetryingCaller
+
+pytestmark = pytest.mark.anyio
+SPEC = SimSpec(
+    model="m",
+    device=SimDeviceSpec(name="d", flops_per_s=1.0, bytes_per_s=1.0),
+    parameters=1.0,
+    kv_bytes_per_token=1.0,
+    timeout_s=10.0,
+    max_retries=3,
+    max_restarts=1,
+)
+REQUEST = Request(request_id="r", prompt_ids=(5,), max_tokens=4)
+ANSWER = Completion(
+    candidates=(Candidate(ids=(5,), text="a", cumulative_logprob=-1.0, finish_reason="length"),),
+    usage=Usage(input_tokens=1, output_tokens=1),
+)
+NONE = structs.replace(ANSWER, candidates=())
+BUSY = EngineUnavailable("draft", "is busy")
+Reaction = Completion | Exception | float
+
+
+class Scripted:
+    """An engine that reacts to each call as it is told: an answer, an error, or seconds without either."""
+
+    role, tokenizer, max_model_len, vocab_size = "draft", SimTokenizer(), 100, VOCAB_SIZE
+
+    def __init__(self, *reactions: Reaction) -> None:
+        self.facts: dict[str, str] = {}
+        self.reactions = list(reactions)
+        self.sent: list[Request] = []
+        self.restarts = 0
+
+    async def generate(self, request: Request) -> Completion:
+        self.sent.append(request)
+        reaction = self.reactions.pop(0)
+        if isinstance(reaction, Exception):
+            raise reaction
+        if isinstance(reaction, Completion):
+            return reaction
+        await anyio.sleep(reaction)
+        return ANSWER
+
+    def statistics(self) -> EngineStatistics:
+        return EngineStatistics(
+            running=0,
+            waiting=0,
+            kv_cache_usage=0.0,
+            requests=0,
+            input_tokens=0,
+            cached_input_tokens=0,
+            output_tokens=0,
+            busy_s=anyio.current_time(),
+        )
+
+    def kill(self, exit_reason: str) -> None:
+        raise AssertionError("it is busy all the time")
+
+    async def restart(self) -> None:
+        self.restarts += 1
+
+    async def aclose(self) -> None:
+        pass
+
+
+class Log:
+    """An observer that writes down what it is told, and gives every attempt a priority of its own."""
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self.now = now
+        self.lines: list[tuple[str, float]] = []
+
+    def begin_attempt(self, request: Request) -> Request:
+        self.lines.append(("attempt", self.now()))
+        return structs.replace(request, priority=len(self.lines))
+
+    def end_attempt(self, completion: Completion | None, error: Exception | None) -> None:
+        self.lines.append((type(error).__name__ if error else "answer", self.now()))
+
+    def begin_pause(self, now: float) -> None:
+        self.lines.append(("pause", now))
+
+    def end_pause(self, now: float) -> None:
+        self.lines.append(("go on", now))
+
+
+async def ask(engine: Scripted, observer: Observer = UNOBSERVED, spec: SimSpec = SPEC) -> Completion:
+    caller = RetryingCaller(engine, spec, Clock(0))
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(caller.watch)
+        try:
+            return await caller.ask(REQUEST, observer)
+        finally:
+            tasks.cancel_scope.cancel()
+
+
+async def outcome(engine: Scripted, observer: Observer = UNOBSERVED, spec: SimSpec = SPEC) -> Completion | Exception:
+    try:
+        return await ask(engine, observer, spec)
+    except* Exception as group:
+        [error] = group.exceptions
+    return error
+
+
+async def test_every_attempt_and_every_pause_is_told_with_its_times() -> None:
+    engine = Scripted(EngineUnavailable("draft", "is busy", retry_after_s=7.0), 50.0, NONE, 2.0)
+    log = Log(anyio.current_time)
+    start = anyio.current_time()
+    assert await outcome(engine, log) == ANSWER
+    second, third = backoff_s("r", 1), backoff_s("r", 2)
+    steps = [0, 0, 0, 7, 0, 10, 0, second, 0, 0, 0, third, 0, 2]
+    names = ["attempt", "EngineUnavailable", "pause", "go on", "attempt", "CallTimeout", "pause", "go on"]
+    names += ["attempt", "BadCompletion", "pause", "go on", "attempt", "answer"]
+    assert [name for name, _ in log.lines] == names
+    assert [at - start for _, at in log.lines] == pytest.approx([sum(steps[: i + 1]) for i in range(len(steps))])
+    assert [request.priority for request in engine.sent] == [1, 5, 9, 13]
+
+
+@pytest.mark.parametrize(("reaction", "error"), [(BUSY, EngineUnavailable), (NONE, BadCompletion), (11.0, CallTimeout)])
+async def test_it_is_sent_again_as_often_as_the_spec_says(reaction: Reaction, error: type[Exception]) -> None:
+    engine = Scripted(*[reaction] * 9)
+    assert type(await outcome(engine)) is error
+    assert len(engine.sent) == 1 + SPEC.max_retries
+
+
+async def test_a_refused_request_is_not_sent_again() -> None:
+    engine = Scripted(RequestRefused("no"), ANSWER)
+    log = Log(anyio.current_time)
+    assert type(await outcome(engine, log)) is RequestRefused
+    assert [name for name, _ in log.lines] == ["attempt", "RequestRefused"]
+
+
+async def test_a_death_is_not_the_requests_fault() -> None:
+    engine = Scripted(EngineDead("draft", "gone"), ANSWER)
+    assert await outcome(engine, spec=structs.replace(SPEC, max_retries=0)) == ANSWER
+    assert (len(engine.sent), engine.restarts) == (2, 1)
+    again = await outcome(Scripted(EngineDead("draft", "gone"), EngineDead("draft", "gone again"), ANSWER))
+    assert isinstance(again, EngineDead)
+    assert again.exit_reason == "gone again; it was restarted once, and max_restarts=1 allows no more"
+
+
+async def test_an_engine_that_breaks_the_contract_is_told_too() -> None:
+    log = Log(anyio.current_time)
+    assert isinstance(await outcome(Scripted(ZeroDivisionError()), log), ZeroDivisionError)
+    assert [name for name, _ in log.lines] == ["attempt", "ZeroDivisionError"]
