@@ -20,7 +20,7 @@ import anyio.to_thread
 import msgspec
 from msgspec import Struct
 
-from pipeline.data.in_memory import NAME, ProblemList
+from pipeline.data.in_memory import ProblemList
 from pipeline.data.problems import Problem, Problems, open_problems
 from pipeline.engine import Engine
 from pipeline.engines.replay.recording import bindings
@@ -43,6 +43,7 @@ from pipeline.session.stop import Stop
 from pipeline.session.stream import ChainStream
 from pipeline.trace.columns import table_of
 from pipeline.trace.events import CallRow, ChainRow, StepRow
+from pipeline.trace.folder import PROBLEMS
 from pipeline.trace.read import read_rows, read_table
 from pipeline.trace.run_file import RunFile
 
@@ -237,7 +238,7 @@ class _Job(Struct, frozen=True, kw_only=True):
         """The session, in whatever event loop this is awaited."""
         flight, observer = self.flight, Observer(sink=sink)
         if flight.folder is not None and flight.old is None and isinstance(flight.problems, ProblemList):
-            flight.problems.save(flight.folder)
+            flight.problems.save(flight.folder / PROBLEMS)
         if self.engines is None:
             return await open_and_solve(ready, observer, stop)
         return await solve_on(self.engines, ready, observer, stop)
@@ -295,7 +296,7 @@ def _prepared(
     found = _problems(problems, options)
     given = options | {
         "graph": plan.name if values["graph"] else str(graph),
-        "input": str(found.path if options["output"] is None or not isinstance(found, ProblemList) else options["output"] / NAME),
+        "input": str(found.path if options["output"] is None or not isinstance(found, ProblemList) else options["output"] / PROBLEMS),
         "engines": None if values["engines"] or engines is None else str(engines),
         "settings": _settings(params),
         "output": None if options["output"] is None else str(options["output"]),
