@@ -7,6 +7,7 @@ import math
 from collections import deque
 from threading import Condition
 
+import anyio
 import anyio.lowlevel
 import anyio.to_thread
 
@@ -40,13 +41,14 @@ class ChainStream:
             self._changed.notify_all()
 
     async def room(self) -> None:
-        """Wait until fewer than `most` chains are unread."""
-        if len(self._rows) < self._most or self._closed:
-            return
-        if self._inline:
-            self._wait_for_room()
-        else:
-            await anyio.to_thread.run_sync(self._wait_for_room, abandon_on_cancel=True)
+        """Wait until fewer than `most` chains are unread; for ever once nobody reads any more, because the run is to be stopped then."""
+        if len(self._rows) >= self._most and not self._closed:
+            if self._inline:
+                self._wait_for_room()
+            else:
+                await anyio.to_thread.run_sync(self._wait_for_room, abandon_on_cancel=True)
+        if self._closed:
+            await anyio.sleep_forever()
 
     def finish(self) -> None:
         """No more chains will come."""
@@ -55,7 +57,7 @@ class ChainStream:
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Nobody reads any more: unread chains are dropped and nothing is held back."""
+        """Nobody reads any more: unread chains are dropped and no further chain is started. The run must be stopped then."""
         with self._changed:
             self._closed = True
             self._rows.clear()
