@@ -54,7 +54,7 @@ class Arrow(Struct, frozen=True, kw_only=True):
     way: Way = "next"
 
 
-class Sheet(Struct, frozen=True, kw_only=True):
+class Diagram(Struct, frozen=True, kw_only=True):
     """What is to be drawn."""
 
     title: str
@@ -76,19 +76,19 @@ class _Open(Struct, frozen=True):
     way: Way = "next"
 
 
-def sheet(plan: Plan, engines: dict[str, str], counts: RunCounts | None = None) -> Sheet:
+def diagram(plan: Plan, engines: dict[str, str], counts: RunCounts | None = None) -> Diagram:
     """The drawing of `plan`; with a run's `counts` its numbers stand in the boxes and on the arrows."""
-    return _Drawing(plan, counts).sheet(engines)
+    return _DiagramBuilder(plan, counts).diagram(engines)
 
 
-class _Drawing:
+class _DiagramBuilder:
     def __init__(self, plan: Plan, counts: RunCounts | None) -> None:
         self._plan, self._counts = plan, counts
         self._boxes: list[Box] = []
         self._arrows: list[Arrow] = []
         self._loops = [node for level in plan.block.levels for node in level if isinstance(node, LoopNode)]
 
-    def sheet(self, engines: dict[str, str]) -> Sheet:
+    def diagram(self, engines: dict[str, str]) -> Diagram:
         chains = (f"{self._counts.chains:,} chains",) if self._counts else ()
         self._boxes.append(
             Box(key=START, title=START, lines=tuple(filter(None, (instruction_line(self._plan),))), numbers=chains, shape="end")
@@ -97,7 +97,7 @@ class _Drawing:
         self._boxes.append(Box(key=END, title=END, numbers=self._endings(), shape="end"))
         self._connect(last, END)
         run = f", run {self._counts.run}" if self._counts else ""
-        return Sheet(
+        return Diagram(
             title=f"{self._plan.name}{run}",
             engines=engines,
             boxes=tuple(self._boxes),
