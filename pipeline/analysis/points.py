@@ -23,7 +23,7 @@ from pipeline.trace.events import UNFINISHED
 from pipeline.trace.read import read_batches, readable
 
 
-class Place(Struct, frozen=True, kw_only=True):
+class Coordinates(Struct, frozen=True, kw_only=True):
     """Where a point stands in its sweep: everything that varies."""
 
     system: str
@@ -44,7 +44,7 @@ class Place(Struct, frozen=True, kw_only=True):
         return self.system if self.baseline else f"{self.system}, {self.schedule}"
 
 
-class Point(Place, frozen=True, kw_only=True):
+class Point(Coordinates, frozen=True, kw_only=True):
     """One run of a sweep in numbers; what is not known is null."""
 
     simulated: bool
@@ -100,14 +100,16 @@ class Spread(Struct, frozen=True):
     high: float
 
 
-def measured(folder: Path, place: Place, *, simulated: bool, limit_s: dict[str, float], cpu_s: float | None, cache_kept: bool) -> Point:
+def point_of_run(
+    folder: Path, coordinates: Coordinates, *, simulated: bool, limit_s: dict[str, float], cpu_s: float | None, cache_kept: bool
+) -> Point:
     """The point of the finished run in `folder`; raises `InputError`."""
     summary = summarize(folder)
     chains = _chains(folder)
     wall_s = summary.wall_time_s or summary.span_s
     tail_s = min(summary.tail_time_s or 0.0, wall_s)
     return Point(
-        **structs.asdict(place),
+        **structs.asdict(coordinates),
         simulated=simulated,
         chains=summary.chains,
         failed=summary.failed,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from pipeline.analysis.points import Place
+from pipeline.analysis.points import Coordinates
 from pipeline.errors import UsageError
 from pipeline.graph.plan import Plan
 from pipeline.runtime.schedule import ScheduleName
@@ -54,17 +54,17 @@ class System(Struct, frozen=True, kw_only=True):
         return " ".join([self.plan.name, *(f"{name}={value}" for name, value in self.varied.items())])
 
 
-class Job(Struct, frozen=True, kw_only=True):
+class PlannedPoint(Struct, frozen=True, kw_only=True):
     """One point that is to be run."""
 
     system: System
-    place: Place
+    coordinates: Coordinates
 
     @property
     def name(self) -> str:
         """Of its folder: the same whatever else is in the sweep."""
-        place = self.place
-        text = f"{place.system} {place.schedule} b{place.batch_size} r{place.repeat}"
+        coordinates = self.coordinates
+        text = f"{coordinates.system} {coordinates.schedule} b{coordinates.batch_size} r{coordinates.repeat}"
         return re.sub(r"[^\w.=+-]+", "_", text)
 
 
@@ -86,23 +86,23 @@ def check_varied(vary: Mapping[str, Sequence[str]], graphs: Mapping[str, Mapping
             raise UsageError(f"--vary {name}={','.join(values)}: a value is named twice")
 
 
-def jobs(systems: Sequence[System], options: SweepOptions, repeats: int) -> list[Job]:
+def planned_points(systems: Sequence[System], options: SweepOptions, repeats: int) -> list[PlannedPoint]:
     """All points, interleaved: every repeat goes through all of them, each time in the opposite direction, so that what drifts
     meets none of them more than another."""
-    found: list[Job] = []
+    found: list[PlannedPoint] = []
     for repeat in range(repeats):
         once = list(_round(systems, options, repeat))
         found += once if repeat % 2 == 0 else reversed(once)
     return found
 
 
-def _round(systems: Sequence[System], options: SweepOptions, repeat: int) -> Iterator[Job]:
+def _round(systems: Sequence[System], options: SweepOptions, repeat: int) -> Iterator[PlannedPoint]:
     for batch_size in options.batch_sizes:
         for system in systems:
             for schedule in _schedules(system, options):
                 if schedule == "sequential" and batch_size != min(options.batch_sizes):
                     continue  # one chain at a time, whatever the batch size
-                place = Place(
+                coordinates = Coordinates(
                     system=system.label,
                     graph=system.plan.name,
                     params=system.varied,
@@ -111,7 +111,7 @@ def _round(systems: Sequence[System], options: SweepOptions, repeat: int) -> Ite
                     repeat=repeat,
                     baseline=system.baseline,
                 )
-                yield Job(system=system, place=place)
+                yield PlannedPoint(system=system, coordinates=coordinates)
 
 
 def _schedules(system: System, options: SweepOptions) -> Sequence[ScheduleName]:

@@ -16,7 +16,7 @@ import anyio
 import msgspec
 from msgspec import Struct
 
-from pipeline.analysis.points import Point, measured, read_points, write_points
+from pipeline.analysis.points import Point, point_of_run, read_points, write_points
 from pipeline.bundled import find_file
 from pipeline.data.problems import Fingerprint, Problems, open_problems
 from pipeline.engine import Engine, PrefixCacheReset
@@ -32,7 +32,7 @@ from pipeline.session.replay import check_replay
 from pipeline.session.run import Attend, Observer, solve_on, taken_up
 from pipeline.session.stop import Stop
 from pipeline.sweep.lower_bound import RecordingEngine, all_requests, replay_s
-from pipeline.sweep.plan import Job, SweepOptions, System, check_varied, combinations, jobs
+from pipeline.sweep.plan import PlannedPoint, SweepOptions, System, check_varied, combinations, planned_points
 from pipeline.tasks import unwrapped
 from pipeline.trace.folder import check_output, hold
 from pipeline.trace.run_file import Host, RunFile, host, versions
@@ -92,18 +92,18 @@ def sweep(
         observer.tell(sentence)
     error: PipelineError | None = None
     with hold(prepared.folder):
-        session = Session(prepared, begun(prepared), observer, done or (lambda *about: None))
-        missing = [job for job in prepared.jobs if job.name not in session.points]
+        runner = SweepRunner(prepared, start_or_resume(prepared), observer, done or (lambda *about: None))
+        missing = [each for each in prepared.planned_points if each.name not in runner.points]
         try:
             # Of simulated engines each point has its own, on a clock of its own: so it is the same in whatever order.
-            for part in [[job] for job in missing] if prepared.virtual_time else filter(None, [missing]):
-                in_loop(partial(session.run, part, attend), virtual=prepared.virtual_time)
+            for part in [[each] for each in missing] if prepared.virtual_time else filter(None, [missing]):
+                in_loop(partial(runner.run, part, attend), virtual=prepared.virtual_time)
         except PipelineError as failure:
-            if not session.points:
+            if not runner.points:
                 raise
             error = failure
-    points = [session.points[job.name] for job in prepared.jobs if job.name in session.points]
-    return SweepResult(folder=prepared.folder, points=points, planned=len(prepared.jobs), error=error)
+    points = [runner.points[each.name] for each in prepared.planned_points if each.name in runner.points]
+    return SweepResult(folder=prepared.folder, points=points, planned=len(prepared.planned_points), error=error)
 
 
 class Prepared(Struct, frozen=True, kw_only=True):
@@ -117,10 +117,10 @@ class Prepared(Struct, frozen=True, kw_only=True):
     fingerprint: Fingerprint
     virtual_time: bool
     folder: Path
-    jobs: list[Job]
+    planned_points: list[PlannedPoint]
     """All points, in the order in which they are run."""
 
-    def flight(self, system: System, folder: Path, **changes: Any) -> Preflight:
+    def preflight(self, system: System, folder: Path, **changes: Any) -> Preflight:
         """One run of `system` in `folder`; `changes`: options of its own."""
         options = run_options(self.options, system, folder, **changes)
         problems, fingerprint = self.problems, self.fingerprint
@@ -161,7 +161,7 @@ def prepare(options: SweepOptions) -> Prepared:
         fingerprint=fingerprint,
         virtual_time=virtual,
         folder=folder,
-        jobs=jobs(systems, options, 1 if virtual else options.repeats),
+        planned_points=planned_points(systems, options, 1 if virtual else options.repeats),
     )
 
 
@@ -181,7 +181,7 @@ def run_options(options: SweepOptions, system: System, folder: Path, **changes: 
     return RunOptions(**own | changes)
 
 
-def begun(prepared: Prepared) -> dict[str, Point]:
+def start_or_resume(prepared: Prepared) -> dict[str, Point]:
     """Write what all points share, or see that it is still the same; the points that are there, by name."""
     options, path, points = prepared.options, prepared.folder / SWEEP, prepared.folder / POINTS
     shared = SweepFile(
@@ -203,7 +203,7 @@ def begun(prepared: Prepared) -> dict[str, Point]:
         there = read_points(points) if points.is_file() else []
     with new_file(path) as draft:
         draft.write_bytes(msgspec.json.format(msgspec.json.encode(shared), indent=2) + b"\n")
-    return {Job(system=prepared.systems[0], place=point).name: point for point in there}
+    return {PlannedPoint(system=prepared.systems[0], coordinates=point).name: point for point in there}
 
 
 def read_systems(options: SweepOptions) -> list[System]:
@@ -250,14 +250,14 @@ def shared_engines(systems: list[System]) -> dict[str, EngineSpec]:
     return specs
 
 
-class Session:
+class SweepRunner:
     """Points under way on engines that are open for all of them; `points` are those that are done, by name."""
 
     def __init__(self, prepared: Prepared, points: dict[str, Point], observer: Observer, done: Done) -> None:
         self.points = points
         self._prepared, self._observer, self._done = prepared, observer, done
 
-    async def run(self, part: list[Job], attend: Attend | None) -> None:
+    async def run(self, part: list[PlannedPoint], attend: Attend | None) -> None:
         """Run the points of `part` one after the other; raises what keeps one of them from its end, `Interrupted` too."""
         stop = Stop()
         with unwrapped():
@@ -267,8 +267,8 @@ class Session:
                 with stop.guard():
                     async with open_engines(self._prepared.engines) as engines:
                         await self._warm_up(engines)
-                        for job in part:
-                            await self._point(engines, job)
+                        for planned in part:
+                            await self._point(engines, planned)
                 tasks.cancel_scope.cancel()
         if stop.aborted:
             raise Interrupted
@@ -282,28 +282,28 @@ class Session:
         limit, batch_size = min(WARM_UP_PROBLEMS, prepared.options.limit or WARM_UP_PROBLEMS), max(prepared.options.batch_sizes)
         with TemporaryDirectory(prefix="warm-up-", dir=prepared.folder) as folder:
             for system in prepared.systems:
-                flight = prepared.flight(system, Path(folder) / system.plan.digest[:16], limit=limit, batch_size=batch_size)
-                await self._solved(flight, engines)
+                preflight = prepared.preflight(system, Path(folder) / system.plan.digest[:16], limit=limit, batch_size=batch_size)
+                await self._solved(preflight, engines)
 
-    async def _point(self, engines: Mapping[str, Engine], job: Job) -> None:
+    async def _point(self, engines: Mapping[str, Engine], planned: PlannedPoint) -> None:
         """Run one point, then, the first time, the lower bound of its calls; keep its row."""
-        place, prepared = job.place, self._prepared
-        folder = prepared.folder / "runs" / job.name
+        coordinates, prepared = planned.coordinates, self._prepared
+        folder = prepared.folder / "runs" / planned.name
         shutil.rmtree(folder, ignore_errors=True)
-        kept = await reset_caches(engines, job.system.plan.engines)
-        recording = {role: RecordingEngine(engines[role], MOST_REPLAYED) for role in job.system.plan.engines}
-        flight = prepared.flight(job.system, folder, batch_size=place.batch_size, schedule=place.schedule)
-        record = await self._solved(flight, recording)
-        bound_s = {} if place.repeat else await self._lower_bound(engines, recording, record, place.batch_size)
+        kept = await reset_caches(engines, planned.system.plan.engines)
+        recording = {role: RecordingEngine(engines[role], MOST_REPLAYED) for role in planned.system.plan.engines}
+        preflight = prepared.preflight(planned.system, folder, batch_size=coordinates.batch_size, schedule=coordinates.schedule)
+        record = await self._solved(preflight, recording)
+        bound_s = {} if coordinates.repeat else await self._lower_bound(engines, recording, record, coordinates.batch_size)
         cpu_s = record.orchestrator_cpu_s
-        point = measured(folder, place, simulated=prepared.virtual_time, limit_s=bound_s, cpu_s=cpu_s, cache_kept=kept)
-        self.points[job.name] = point
+        point = point_of_run(folder, coordinates, simulated=prepared.virtual_time, limit_s=bound_s, cpu_s=cpu_s, cache_kept=kept)
+        self.points[planned.name] = point
         write_points(prepared.folder / POINTS, list(self.points.values()))
-        self._done(sum(each.name in self.points for each in prepared.jobs), len(prepared.jobs), point)
+        self._done(sum(each.name in self.points for each in prepared.planned_points), len(prepared.planned_points), point)
 
-    async def _solved(self, flight: Preflight, engines: Mapping[str, Engine]) -> RunFile:
+    async def _solved(self, preflight: Preflight, engines: Mapping[str, Engine]) -> RunFile:
         """`run.json` of a run that came to its end; raises what kept it from that."""
-        with taken_up(flight) as ready:
+        with taken_up(preflight) as ready:
             result = await solve_on(engines, ready, self._observer)
         if result.error is not None:
             raise result.error
@@ -329,15 +329,15 @@ async def reset_caches(engines: Mapping[str, Engine], roles: Collection[str]) ->
     return len(resettable) < len(roles)
 
 
-def _check_same(path: Path, card: SweepFile) -> None:
+def _check_same(path: Path, new: SweepFile) -> None:
     """Raise `UsageError` where a sweep that is to go on would not be the same."""
     try:
         old = msgspec.json.decode(path.read_bytes(), type=SweepFile)
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise UsageError(f"{path}: is no sweep.json of this version: {error}") from error
     for name in ("input_sha256", "columns", "limit", "samples", "seed", "engines", "settings"):
-        if getattr(old, name) != getattr(card, name):
-            raise UsageError(f"{path}: cannot go on with it: {name} is {getattr(card, name)}, was {getattr(old, name)}; start a new sweep")
-    for label in old.graphs.keys() & card.graphs.keys():
-        if old.graphs[label] != card.graphs[label]:
+        if getattr(old, name) != getattr(new, name):
+            raise UsageError(f"{path}: cannot go on with it: {name} is {getattr(new, name)}, was {getattr(old, name)}; start a new sweep")
+    for label in old.graphs.keys() & new.graphs.keys():
+        if old.graphs[label] != new.graphs[label]:
             raise UsageError(f"{path}: cannot go on with it: the graph of {label!r} is another one; start a new sweep")
