@@ -14,11 +14,11 @@ import pyarrow.compute as pc
 from pipeline.reasoning.chain import Scale
 from pipeline.trace.read import read_batches
 
-PURPOSES = {"draft": "draft", "choose": "judge", "score": "judge", "likelihood": "judge", "answer": "answer", "generate": "write"}
+PURPOSE_BY_KIND = {"draft": "draft", "choose": "judge", "score": "judge", "likelihood": "judge", "answer": "answer", "generate": "write"}
 """By the kinds of stage that earlier versions had; `generate` before the first step is `guide`."""
 PURPOSE_FROM = ("kind", "step_index")
 """Columns of the calls table that a `purpose` is filled in from."""
-SCALES = {
+SCALE_BY_KIND = {
     "choose": Scale("probability of the chosen option", 0.0, 1.0),
     "score": Scale("score", 0.0, 9.0, integers=True),
     "likelihood": Scale("log probability of the best candidate", high=0.0, unit="nats per token"),
@@ -41,8 +41,8 @@ def with_purpose(calls: Rows) -> Rows:
     """`calls`, which have the columns `PURPOSE_FROM`, with a column `purpose`."""
     if "purpose" in calls.schema.names:
         return calls
-    known = pc.index_in(calls.column("kind").cast(pa.string()), value_set=pa.array(PURPOSES))
-    purpose = pc.fill_null(pc.take(pa.array(PURPOSES.values()), known), "write")
+    known = pc.index_in(calls.column("kind").cast(pa.string()), value_set=pa.array(PURPOSE_BY_KIND))
+    purpose = pc.fill_null(pc.take(pa.array(PURPOSE_BY_KIND.values()), known), "write")
     guides = pc.and_(pc.equal(purpose, "write"), pc.equal(calls.column("step_index"), 0))
     return calls.append_column("purpose", pc.if_else(guides, "guide", purpose))
 
@@ -69,7 +69,7 @@ def _scale_row(kind: str | None) -> dict[str, Any]:
     """The `SCALE_COLUMNS` of a verdict of an earlier version."""
     if kind is None:
         return {}
-    scale = SCALES.get(kind, Scale("value"))
+    scale = SCALE_BY_KIND.get(kind, Scale("value"))
     of_candidates = kind in OF_CANDIDATES
     return dict(zip(SCALE_COLUMNS, (scale.name, scale.unit, scale.low, scale.high, scale.integers, of_candidates), strict=True))
 

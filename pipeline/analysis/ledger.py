@@ -19,7 +19,7 @@ from pipeline.analysis.time.timeline import Array, Names
 from pipeline.engine import EngineStatistics
 from pipeline.trace.read import read_backwards
 
-PURPOSES = (
+OUTCOMES = (
     "committed",
     "guidance",
     "written",
@@ -68,7 +68,7 @@ class EngineLedger(Struct, frozen=True, kw_only=True):
     """One engine's tokens."""
 
     output: dict[str, int]
-    """Sampled tokens by each of `PURPOSES`; their sum is `counted_output`, where that is known."""
+    """Sampled tokens by each of `OUTCOMES`; their sum is `counted_output`, where that is known."""
     input: dict[str, int]
     """Prompt tokens that were `computed`, found in the prefix cache (`cached`), or are `unrecorded`; the sum is `counted_input`."""
     speculated: dict[str, int]
@@ -87,7 +87,7 @@ class Ledger(Struct, frozen=True, kw_only=True):
     engines: dict[str, EngineLedger]
 
     def output(self, purpose: str) -> int:
-        """Tokens of one of `PURPOSES`, of all engines."""
+        """Tokens of one of `OUTCOMES`, of all engines."""
         return sum(each.output[purpose] for each in self.engines.values())
 
     @property
@@ -303,7 +303,7 @@ class LedgerAccumulator:
 
     def result(self) -> Ledger:
         """What all calls come to."""
-        output = {role: Counter(dict.fromkeys(PURPOSES, 0)) for role in self._outline.engines}
+        output = {role: Counter(dict.fromkeys(OUTCOMES, 0)) for role in self._outline.engines}
         for key, sums in self._calls.sums.items():
             self._enter(output[key.engine], key, sums)
         for role, entries in output.items():
@@ -372,7 +372,7 @@ class LedgerAccumulator:
         if counted_output is not None:
             output["unrecorded"] = counted_output - output.total()
         return EngineLedger(
-            output={purpose: output[purpose] for purpose in PURPOSES},
+            output={purpose: output[purpose] for purpose in OUTCOMES},
             input=read | {"unrecorded": 0 if counted_input is None else counted_input - sum(read.values())},
             speculated=_speculated(counted or []),
             counted_output=counted_output,

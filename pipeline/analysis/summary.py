@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow.compute as pc
 from msgspec import Struct
 
-from pipeline.analysis.quality.samples import Interval, attempts
+from pipeline.analysis.quality.samples import Interval, sample_statistics
 from pipeline.analysis.time.timeline import Array, Names, Pauses, Timeline, timeline, worked_s
 from pipeline.engine import EngineStatistics
 from pipeline.errors import InputError
@@ -320,7 +320,7 @@ def _chain_counts(chains: dict[str, Any], wall_s: float | None) -> dict[str, Any
 def _sample_counts(run: Path, chains: dict[str, Any]) -> dict[str, Any]:
     graded = chains["correct"] >= 0
     problem, sample, correct, place = (chains[name][graded] for name in ("input_row", "sample_index", "correct", "place"))
-    found = attempts(run, problem, sample, correct, place)
+    found = sample_statistics(run, problem, sample, correct, place)
     return {
         "accuracy_interval": found.interval,
         "samples": found.samples,

@@ -44,13 +44,13 @@ class Packets:
         snapshot.clocks.add(clock_id=pb.BUILTIN_CLOCK_BOOTTIME, timestamp=0)
         snapshot.clocks.add(clock_id=pb.BUILTIN_CLOCK_REALTIME, timestamp=origin_unix_ns)
 
-    def group(self, uuid: int, pid: int, name: str) -> None:
+    def process(self, uuid: int, pid: int, name: str) -> None:
         """A process: what threads and counters stand under."""
         track = self._packet().track_descriptor
         track.uuid, track.child_ordering = uuid, pb.TrackDescriptor.EXPLICIT
         track.process.pid, track.process.process_name = pid, name
 
-    def row(self, uuid: int, pid: int, tid: int, name: str) -> None:
+    def thread(self, uuid: int, pid: int, tid: int, name: str) -> None:
         """A thread of the process `pid`, for slices that do not overlap."""
         track = self._packet().track_descriptor
         track.uuid, track.thread.pid, track.thread.tid, track.thread.thread_name = uuid, pid, tid, name

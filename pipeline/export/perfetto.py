@@ -80,12 +80,12 @@ class RunTrack:
     def __init__(self, packets: Packets, run: RunFile, origin: int) -> None:
         self._packets, self._run, self._origin = packets, run, origin
         self._uuid = identity("run")
-        packets.group(self._uuid, RUN_PID, f"run {run.run_id}")
+        packets.process(self._uuid, RUN_PID, f"run {run.run_id}")
 
     def sessions(self) -> None:
         """A slice for each process that worked on the run; one that is still at work has no end."""
         track = identity("run", "sessions")
-        self._packets.row(track, RUN_PID, RUN_PID * TIDS, "sessions")
+        self._packets.thread(track, RUN_PID, RUN_PID * TIDS, "sessions")
         for number, session in enumerate(self._run.sessions, 1):
             start = max(0, session.started_unix_ns - self._origin)
             self._packets.begin(track, start, f"session {number}", "session", {"status": session.status})
@@ -147,7 +147,7 @@ class EngineTrack:
     def __init__(self, packets: Packets, run: RunFile, role: str, pid: int) -> None:
         self._packets, self._role, self._pid = packets, role, pid
         uuid = identity("engine", role)
-        packets.group(uuid, pid, f"{role}: {run.model(role)}")
+        packets.process(uuid, pid, f"{role}: {run.model(role)}")
         self._counts = {identity("counter", role, name): CountOverTime() for name in ENGINE_COUNTERS}
         for rank, (track, (name, unit)) in enumerate(zip(self._counts, ENGINE_COUNTERS.items(), strict=True)):
             packets.counter(track, uuid, name, unit, rank)
@@ -172,7 +172,7 @@ class EngineTrack:
         slot = self._slots.take(start, end)
         if slot == len(self._tracks):
             self._tracks.append(identity("slot", self._role, slot))
-            self._packets.row(self._tracks[slot], self._pid, self._pid * TIDS + slot, f"slot {slot:03}")
+            self._packets.thread(self._tracks[slot], self._pid, self._pid * TIDS + slot, f"slot {slot:03}")
         return self._tracks[slot]
 
 

@@ -29,7 +29,7 @@ class Sink(Protocol):
     def send(self, spans: Sequence[ReadableSpan]) -> None: ...
 
 
-class Server:
+class ServerSink:
     """A server that takes OTLP over HTTP; headers and time limits come from the `OTEL_EXPORTER_OTLP_*` variables."""
 
     def __init__(self, endpoint: str) -> None:
@@ -47,7 +47,7 @@ class Server:
         self._session.close()
 
 
-class Lines:
+class JsonLinesSink:
     """A file with one export request a line, in OTLP's JSON: ids as hexadecimal digits, enumerations as numbers."""
 
     def __init__(self, file: Any) -> None:
@@ -73,7 +73,7 @@ def check_endpoint(endpoint: str) -> None:
 @contextmanager
 def to_server(endpoint: str) -> Iterator[Sink]:
     """A sink that sends to `endpoint`."""
-    server = Server(endpoint)
+    server = ServerSink(endpoint)
     try:
         yield server
     finally:
@@ -84,7 +84,7 @@ def to_server(endpoint: str) -> Iterator[Sink]:
 def to_file(path: Path) -> Iterator[Sink]:
     """A sink that writes the new file `path`, compressed where its name ends in `.gz`."""
     with whole_file(path) as file:
-        yield Lines(file)
+        yield JsonLinesSink(file)
 
 
 class _Session(requests.Session):

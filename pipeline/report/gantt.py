@@ -34,7 +34,7 @@ ROOM = HEIGHT - 130
 class Spans(Struct, frozen=True):
     """Spans of time of one kind; arrays of equal length, seconds."""
 
-    lane: Array
+    row: Array
     """Which of the drawn chains."""
     start: Array
     end: Array
@@ -58,10 +58,10 @@ def read_gantt(run: Path, chains: ChainList, places: Array, axis: Axis) -> Gantt
     least = SHORTEST * float(np.median(alive.end - alive.start)) if len(places) else 0.0
     parts: dict[str, list[Spans]] = {}
     for batch in read_batches(run, "calls", COLUMNS):
-        lane = pc.index_in(batch.column("chain_id"), wanted)
-        mine = lane.is_valid()
+        rows = pc.index_in(batch.column("chain_id"), wanted)
+        mine = rows.is_valid()
         if pc.any(mine).as_py():
-            _add(parts, batch.filter(mine), lane.drop_null().to_numpy(), axis, least)
+            _add(parts, batch.filter(mine), rows.drop_null().to_numpy(), axis, least)
     return Gantt(names, {kind: _joined(some) for kind, some in parts.items()}, alive)
 
 
@@ -77,7 +77,7 @@ def middle(chains: ChainList, count: int) -> Array:
     return np.arange(first, min(first + count, len(chains.names)))
 
 
-def _add(parts: dict[str, list[Spans]], batch: pa.RecordBatch, lane: Array, axis: Axis, least: float) -> None:
+def _add(parts: dict[str, list[Spans]], batch: pa.RecordBatch, rows: Array, axis: Axis, least: float) -> None:
     submit, end = (axis.seconds(batch.column(name).to_numpy()) for name in ("submit_unix_ns", "end_unix_ns"))
     wait = batch.column("client_wait_s").to_numpy()
     queue = batch.column("queue_time_s").cast("float64").fill_null(0.0).to_numpy(zero_copy_only=False)
@@ -85,16 +85,16 @@ def _add(parts: dict[str, list[Spans]], batch: pa.RecordBatch, lane: Array, axis
     failed = batch.column("error_type").is_valid().to_numpy(zero_copy_only=False)
     stages = Names()
     stage = stages.codes(batch.column("stage"))
-    _put(parts, WAITING, lane, submit - wait, submit, wait > least)
-    _put(parts, QUEUED, lane, submit, begin, begin - submit > least)
-    _put(parts, FAILED, lane, begin, end, failed)
+    _put(parts, WAITING, rows, submit - wait, submit, wait > least)
+    _put(parts, QUEUED, rows, submit, begin, begin - submit > least)
+    _put(parts, FAILED, rows, begin, end, failed)
     for name, code in stages.items():
-        _put(parts, name, lane, begin, end, (stage == code) & ~failed)
+        _put(parts, name, rows, begin, end, (stage == code) & ~failed)
 
 
-def _put(parts: dict[str, list[Spans]], kind: str, lane: Array, start: Array, end: Array, which: Array) -> None:
+def _put(parts: dict[str, list[Spans]], kind: str, rows: Array, start: Array, end: Array, which: Array) -> None:
     if which.any():
-        parts.setdefault(kind, []).append(Spans(lane[which], start[which], end[which]))
+        parts.setdefault(kind, []).append(Spans(rows[which], start[which], end[which]))
 
 
 def _joined(parts: Sequence[Spans]) -> Spans:
@@ -111,7 +111,7 @@ def draw_chains(gantt: Gantt, stages: Sequence[str]) -> go.Figure:
     for kind in (*(name for name in gantt.spans if name not in palette), *palette):
         if kind in gantt.spans:
             figure.add_trace(_lines(kind, gantt.spans[kind], palette.get(kind, GREY), width))
-    aliases = {str(lane): drawn(name) for lane, name in enumerate(gantt.names)}
+    aliases = {str(row): drawn(name) for row, name in enumerate(gantt.names)}
     figure.update_xaxes(title="seconds since the run began")
     figure.update_yaxes(title="chain, in order of start", range=[rows - 0.5, -0.5], tickformat="d", labelalias=aliases, nticks=20)
     return axes(figure).update_yaxes(showgrid=False)
@@ -125,7 +125,7 @@ def line_width(rows: int) -> float:
 def _lines(name: str, spans: Spans, colour: str, width: float) -> go.Scattergl:
     return go.Scattergl(
         x=_gapped(spans.start, spans.end),
-        y=np.repeat(spans.lane.astype(np.int16), 3),
+        y=np.repeat(spans.row.astype(np.int16), 3),
         name=drawn(name),
         mode="lines",
         line={"color": colour, "width": width},

@@ -1,4 +1,4 @@
-"""A page of one file: sections of text, tables, figures and stories enter, HTML that asks nothing of any network leaves.
+"""A page of one file: sections of text, tables, figures and transcripts enter, HTML that asks nothing of any network leaves.
 
 Everything that came from a run stands in it as text: jinja2 escapes it, or it is JSON that a script puts in by `textContent`.
 Only the two scripts of the page itself may run: the page's own policy names their hashes.
@@ -18,7 +18,7 @@ from msgspec import Struct
 from plotly.offline import get_plotlyjs
 
 from pipeline.analysis.compare.cells import Table
-from pipeline.report.stories import Story
+from pipeline.report.transcripts import Transcript
 from pipeline.text import sanitize
 
 GENERATOR = "pipeline report"
@@ -47,7 +47,7 @@ class Section(Struct, frozen=True, kw_only=True):
     figures: Sequence[Figure] = ()
     tables: Sequence[Table] = ()
     """Of more than 16 rows closed at first."""
-    stories: Sequence[Story] = ()
+    transcripts: Sequence[Transcript] = ()
     sections: Sequence["Section"] = ()
 
 
@@ -75,7 +75,7 @@ def is_page(start: str) -> bool:
 
 
 def as_json(value: Any) -> Markup:
-    """Stories as JSON that no HTML parser finds anything in."""
+    """Transcripts as JSON that no HTML parser finds anything in."""
     return _escaped(msgspec.json.encode(value).decode())
 
 

@@ -96,7 +96,7 @@ def _about(points: list[Point]) -> str:
     return f"{len(points)} points of {chains:,} chains, {runs}{warm}."
 
 
-def place_for(runs: Sequence[Path], output: Path | None) -> Path:
+def report_path(runs: Sequence[Path], output: Path | None) -> Path:
     """Where the report of `runs` goes: `output`, or else into the run's folder, or for several runs into the working folder.
 
     Raises `UsageError` where it cannot go there, and `InputError` where a run is no folder, before anything is read or drawn.

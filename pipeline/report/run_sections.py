@@ -1,4 +1,4 @@
-"""One run as sections of a page: the run folder enters, read in a few passes; what was run, tables, figures and stories leave."""
+"""One run as sections of a page: the run folder enters, read in a few passes; what was run, tables, figures and transcripts leave."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -20,7 +20,7 @@ from pipeline.report.figures import time as figures_time
 from pipeline.report.figures import tokens as figures_tokens
 from pipeline.report.gantt import SHORTEST, draw_chains, middle, read_gantt, sample
 from pipeline.report.page import Figure, Section
-from pipeline.report.stories import read_stories
+from pipeline.report.transcripts import read_transcripts
 from pipeline.trace.run_file import Host, RunFile
 
 SIMULATED = "Simulated: every time on this page is that of a simulated clock, and every text was made up by a simulated engine."
@@ -150,16 +150,16 @@ def _calibration(judged: Mapping[str, Scores]) -> Section:
 
 
 def _reading(folder: Path, run: RunFile, chains: ChainList, most: int) -> Iterator[Section]:
-    found = read_stories(folder, run, chains, worth_reading(chains, most))
-    if not found.stories:
+    found = read_transcripts(folder, run, chains, worth_reading(chains, most))
+    if not found.transcripts:
         return
     failed, wrong = int(chains.failed.sum()), int((chains.correct == 0).sum())
     text = (
-        f"{len(found.stories)} of {len(chains.names):,} chains, of which {failed:,} failed and {wrong:,} are wrong: failed and wrong ones "
-        "evenly spread over the run, and the slowest. `--chains N` shows more."
+        f"{len(found.transcripts)} of {len(chains.names):,} chains, of which {failed:,} failed and {wrong:,} are wrong: failed and wrong "
+        "ones evenly spread over the run, and the slowest. `--chains N` shows more."
     )
     left_out = [f"{found.left_out} more would have made this page too large."] if found.left_out else []
-    yield Section(title="Chains to read", text=[text, *left_out], stories=found.stories)
+    yield Section(title="Chains to read", text=[text, *left_out], transcripts=found.transcripts)
 
 
 def clock(run: RunFile) -> str:

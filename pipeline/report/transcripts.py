@@ -1,4 +1,4 @@
-"""Chains to read in full: the chains and steps tables and, where it still is what it was, the input file enter, stories leave.
+"""Chains to read in full: the chains and steps tables and, where it still is what it was, the input file enter, transcripts leave.
 
 Only the chains asked for are held. All text is sanitized: what a browser would obey or show in another place is visible.
 """
@@ -20,8 +20,8 @@ from pipeline.text import sanitize
 from pipeline.trace.read import read_batches
 from pipeline.trace.run_file import RunFile
 
-MOST_STORIES = 8_000_000
-"""Characters of all stories of a run together; from there on stories are left out."""
+MOST_TRANSCRIPTS = 8_000_000
+"""Characters of all transcripts of a run together; from there on transcripts are left out."""
 CHAIN_COLUMNS = (
     "chain_id",
     "problem_id",
@@ -95,7 +95,7 @@ class Step(Struct, frozen=True, kw_only=True):
     candidates: tuple[Candidate, ...]
 
 
-class Story(Struct, frozen=True, kw_only=True):
+class Transcript(Struct, frozen=True, kw_only=True):
     """One chain, in full."""
 
     chain_id: str
@@ -113,28 +113,28 @@ class Story(Struct, frozen=True, kw_only=True):
     steps: tuple[Step, ...]
 
 
-class Stories(Struct, frozen=True):
-    """Stories, and how many more were asked for than fit."""
+class Transcripts(Struct, frozen=True):
+    """Transcripts, and how many more were asked for than fit."""
 
-    stories: tuple[Story, ...]
+    transcripts: tuple[Transcript, ...]
     left_out: int = 0
 
 
-def read_stories(folder: Path, run: RunFile, chains: ChainList, reasons: Mapping[int, Sequence[str]]) -> Stories:
-    """The stories of the chains at the places that `reasons` names, in its order."""
+def read_transcripts(folder: Path, run: RunFile, chains: ChainList, reasons: Mapping[int, Sequence[str]]) -> Transcripts:
+    """The transcripts of the chains at the places that `reasons` names, in its order."""
     why = {chains.names[place]: tuple(each) for place, each in reasons.items()}
     rows = {row["chain_id"]: row for row in _rows(read_batches(folder, "chains", CHAIN_COLUMNS), list(why))}
     steps: dict[str, list[Step]] = {}
     size = 0
     for row in _rows(read_steps(folder, STEP_COLUMNS), list(why)):
-        if size < MOST_STORIES or row["chain_id"] in steps:
+        if size < MOST_TRANSCRIPTS or row["chain_id"] in steps:
             step = step_of(row)
             steps.setdefault(row["chain_id"], []).append(step)
             size += len(step.text) + sum(len(each.text) for each in step.candidates)
-    kept = [name for name in why if name in steps or not rows[name]["steps"] or size < MOST_STORIES]
+    kept = [name for name in why if name in steps or not rows[name]["steps"] or size < MOST_TRANSCRIPTS]
     problems = _problems(run, [rows[name]["input_row"] for name in kept])
-    stories = [_story(rows[name], why[name], problems, steps.get(name, [])) for name in kept]
-    return Stories(tuple(stories), len(why) - len(kept))
+    transcripts = [_transcript(rows[name], why[name], problems, steps.get(name, [])) for name in kept]
+    return Transcripts(tuple(transcripts), len(why) - len(kept))
 
 
 def _rows(batches: Iterable[pa.RecordBatch], names: Sequence[str]) -> Iterator[dict[str, Any]]:
@@ -165,8 +165,8 @@ def _problems(run: RunFile, rows: Sequence[int]) -> dict[int, str]:
     return found
 
 
-def _story(row: Mapping[str, Any], why: tuple[str, ...], problems: Mapping[int, str], steps: Sequence[Step]) -> Story:
-    return Story(
+def _transcript(row: Mapping[str, Any], why: tuple[str, ...], problems: Mapping[int, str], steps: Sequence[Step]) -> Transcript:
+    return Transcript(
         chain_id=shown(row["chain_id"]),
         why=why,
         verdict=_verdict(row),

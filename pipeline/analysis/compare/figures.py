@@ -153,8 +153,8 @@ def figures(run: RunTable, base: RunTable) -> Compared:
         samples=run.samples,
         failed=run.failed,
         accuracy=_accuracy(run),
-        pass_at={str(k): value for k, value in run.attempts.pass_at.items()},
-        majority_accuracy=run.attempts.majority,
+        pass_at={str(k): value for k, value in run.sample_statistics.pass_at.items()},
+        majority_accuracy=run.sample_statistics.majority,
         tokens=mean(tokens),
         thought_tokens=mean(run.thought_tokens),
         answer_tokens=mean(run.answer_tokens),
@@ -177,7 +177,7 @@ def figures(run: RunTable, base: RunTable) -> Compared:
 
 
 def _accuracy(run: RunTable) -> Estimate:
-    bounds, graded = run.attempts.interval, run.graded.sum()
+    bounds, graded = run.sample_statistics.interval, run.graded.sum()
     return NOTHING if bounds is None else Estimate(float(run.right.sum() / graded), bounds.low, bounds.high)
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 from msgspec import Struct, structs
 
-from pipeline.analysis.quality.samples import Attempts, attempts
+from pipeline.analysis.quality.samples import SampleStatistics, sample_statistics
 from pipeline.analysis.quality.selection import Choices, read_choices
 from pipeline.analysis.quality.step_quality import Quality, read_quality
 from pipeline.analysis.quality.step_texts import Texts, read_texts
@@ -27,7 +27,7 @@ from pipeline.trace.run_file import Host, RunFile, RunInput
 NUMBERS = ("sample_index", "chain_time_s", "thought_tokens", "steps", "accepted_steps", "fallback_steps")
 
 
-class Chains(Struct, frozen=True, kw_only=True):
+class FinishedChains(Struct, frozen=True, kw_only=True):
     """The finished chains. `problem` and the arrays beside it have one place a chain."""
 
     problem_ids: tuple[str, ...]
@@ -97,7 +97,7 @@ class RunTable(Struct, frozen=True, kw_only=True):
     graded: Array
     """Those with a verdict."""
     right: Array
-    attempts: Attempts
+    sample_statistics: SampleStatistics
     latency_s: Array
     """`chain_time_s`: from admission to the end. Like all that follows up to `fallbacks` a mean over the samples."""
     thought_tokens: Array
@@ -146,7 +146,7 @@ def read_run(folder: Path) -> RunTable:
         chains=chains.sums(np.ones(len(chains.problem))),
         graded=chains.sums(graded),
         right=chains.sums(chains.correct == 1),
-        attempts=attempts(
+        sample_statistics=sample_statistics(
             folder, chains.problem[graded], chains.numbers["sample_index"][graded], chains.correct[graded], chains.row[graded]
         ),
         latency_s=chains.means("chain_time_s"),
@@ -185,7 +185,7 @@ def _roles(plan: Plan) -> tuple[str, ...]:
     return tuple(sorted(purposes, key=lambda role: ("draft" in purposes[role], purposes[role] <= {"judge"})))
 
 
-def _tokens(tokens: Tokens, chains: Chains) -> dict[str, Any]:
+def _tokens(tokens: Tokens, chains: FinishedChains) -> dict[str, Any]:
     samples = chains.sums(np.ones(len(chains.problem)))
     return {
         "answer_tokens": tokens.answer / samples,
@@ -193,7 +193,7 @@ def _tokens(tokens: Tokens, chains: Chains) -> dict[str, Any]:
     }
 
 
-def read_chains(folder: Path) -> Chains:
+def read_chains(folder: Path) -> FinishedChains:
     """The chains of the run folder; raises `InputError` where they cannot be read."""
     names: list[str] = []
     problems: list[str] = []
@@ -209,7 +209,7 @@ def read_chains(folder: Path) -> Chains:
     row = last[done[last] > 0]
     ids = sorted({problems[each] for each in row})
     places = {problem: place for place, problem in enumerate(ids)}
-    return Chains(
+    return FinishedChains(
         problem_ids=tuple(ids),
         place={names[each]: places[problems[each]] for each in row},
         problem=np.array([places[problems[each]] for each in row], int),
@@ -220,7 +220,7 @@ def read_chains(folder: Path) -> Chains:
     )
 
 
-def read_tokens(folder: Path, plan: Plan, chains: Chains) -> Tokens:
+def read_tokens(folder: Path, plan: Plan, chains: FinishedChains) -> Tokens:
     """Output tokens of a run of `plan`, every attempt at a call included."""
     after_thought = {node.name for node in plan.stages() if node.spec.finishes}
     by_role: dict[str, Array] = {}
@@ -236,7 +236,7 @@ def read_tokens(folder: Path, plan: Plan, chains: Chains) -> Tokens:
     return Tokens(by_role, answer - _thoughts(folder, after_thought, chains))
 
 
-def _thoughts(folder: Path, stages: set[str], chains: Chains) -> Array:
+def _thoughts(folder: Path, stages: set[str], chains: FinishedChains) -> Array:
     """Tokens of the thoughts that `stages` wrote: those of responses."""
     found = np.zeros(len(chains.problem_ids))
     for batch in read_batches(folder, "steps", ["chain_id", "stage", "step_token_ids"]):
@@ -246,7 +246,7 @@ def _thoughts(folder: Path, stages: set[str], chains: Chains) -> Array:
     return found
 
 
-def _problems(batch: pa.RecordBatch, chains: Chains) -> Array:
+def _problems(batch: pa.RecordBatch, chains: FinishedChains) -> Array:
     """The place of each row's problem; -1 where its chain does not count."""
     names = Names()
     codes = names.codes(batch.column("chain_id"))

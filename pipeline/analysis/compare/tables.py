@@ -36,7 +36,7 @@ FIGURES = {
 
 def tables(c: Comparison) -> tuple[Table, ...]:
     """All tables that these runs can fill."""
-    whole = [systems(c), tokens(c), lengths(c), attempts(c), *by_resources(c), *by_batch_size(c), *by_knob(c)]
+    whole = [systems(c), tokens(c), lengths(c), samples(c), *by_resources(c), *by_batch_size(c), *by_param(c)]
     return tuple(table for table in (*whole, pairs(c), selection(c), quality(c), draft_lengths(c), reflective(c)) if table.rows)
 
 
@@ -185,7 +185,7 @@ def lengths(c: Comparison) -> Table:
     )
 
 
-def attempts(c: Comparison) -> Table:
+def samples(c: Comparison) -> Table:
     """pass@k and the majority vote, of runs with several samples a problem."""
     runs = [run for run in c.runs if run.samples > 1]
     powers = sorted({int(k) for run in runs for k in run.pass_at})
@@ -342,7 +342,7 @@ def reflective(c: Comparison) -> Table:
     return Table("Words of second thoughts per 1,000 words (SpecCoT A.1)", ("run", "system", *kinds, "fallback over drafts"), tuple(rows))
 
 
-def by_knob(c: Comparison) -> Iterator[Table]:
+def by_param(c: Comparison) -> Iterator[Table]:
     """One table for each param, and for the schedule, in which runs of one system differ alone."""
     for group in c.groups:
         if group.by == "schedule" or group.by.startswith("params."):

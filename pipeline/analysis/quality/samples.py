@@ -32,7 +32,7 @@ class Interval(Struct, frozen=True):
     """`wilson`: one sample a problem, or all outcomes alike. `clusters`: several samples, problems as clusters."""
 
 
-class Attempts(Struct, frozen=True, kw_only=True):
+class SampleStatistics(Struct, frozen=True, kw_only=True):
     """What the graded chains of a run say together."""
 
     interval: Interval | None
@@ -52,7 +52,7 @@ class Sample(Struct, frozen=True):
     """Null where it gave none; then it does not vote."""
 
 
-def attempts(run: Path, problem: Array, sample: Array, correct: Array, place: Array) -> Attempts:
+def sample_statistics(run: Path, problem: Array, sample: Array, correct: Array, place: Array) -> SampleStatistics:
     """What the graded chains of a run say together, from columns with one place for each of them.
 
     `place` is where each one's row stands in the `chains` of the run folder `run`.
@@ -61,7 +61,7 @@ def attempts(run: Path, problem: Array, sample: Array, correct: Array, place: Ar
     with Grader() as grader:  # starts no process but for answers that are close to a tie and written differently
         votes = read_samples(run, problem, sample, correct, place) if most > 1 else []
         majority_right = majority(votes, lambda a, b: grader.verdict("math", a, b).correct is True)
-    return Attempts(interval=interval(problem, correct), samples=most, pass_at=pass_at(problem, correct), majority=majority_right)
+    return SampleStatistics(interval=interval(problem, correct), samples=most, pass_at=pass_at(problem, correct), majority=majority_right)
 
 
 def interval(problem: Array, correct: Array) -> Interval | None:

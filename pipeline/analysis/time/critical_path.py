@@ -59,7 +59,7 @@ class CriticalPath(Struct, frozen=True, kw_only=True):
         return fsum(self.total_s.values())
 
 
-class Steps(NamedTuple):
+class PathCalls(NamedTuple):
     """Calls in the order of their ends, as a path is made of them."""
 
     chain: Array
@@ -106,7 +106,7 @@ class CriticalPathAccumulator:
         self._stages = calls.stages
         if more := len(calls.stages) + 1 - len(self._total):
             self._total = np.insert(self._total, -1, np.zeros((more, len(SEGMENTS)), np.int64), axis=0)
-        self._walk(tuple(steps_of_calls(calls)), tuple(self._frontier), self._chains.start, self._counts, self._total)
+        self._walk(tuple(path_calls(calls)), tuple(self._frontier), self._chains.start, self._counts, self._total)
 
     def result(self) -> CriticalPath:
         """What all calls come to."""
@@ -123,16 +123,16 @@ def frontier_of(ends: Array) -> Frontier:
     return Frontier(ends.copy(), np.full(len(ends), NO_STAGE, np.int32))
 
 
-def steps_of_calls(calls: Calls) -> Steps:
+def path_calls(calls: Calls) -> PathCalls:
     """What paths are made of."""
     own = (np.rint(np.nan_to_num(calls.seconds(name), nan=-1e-9) * 1e9).astype(np.int64) for name in TIMES)
-    return Steps(calls.chain, calls.stage, calls.again, calls.ready, calls.submit, calls.end, *own)
+    return PathCalls(calls.chain, calls.stage, calls.again, calls.ready, calls.submit, calls.end, *own)
 
 
-def walk(steps: tuple[Array, ...], frontier: tuple[Array, ...], start: Array, counts: Array, total: Array) -> None:
-    """Add to `total`, of the chains that `counts` marks, what lies between their frontiers and the first of `steps`."""
+def walk(calls: tuple[Array, ...], frontier: tuple[Array, ...], start: Array, counts: Array, total: Array) -> None:
+    """Add to `total`, of the chains that `counts` marks, what lies between their frontiers and the first of `calls`."""
     # Taken out once: numba counts references to arrays that it takes out of tuples.
-    of_chain, of_stage, again, readies, submits, ends, queues, prefills, decodes = steps
+    of_chain, of_stage, again, readies, submits, ends, queues, prefills, decodes = calls
     at, after = frontier
     for row in range(len(ends) - 1, -1, -1):
         chain, stage, ready = of_chain[row], of_stage[row], readies[row]

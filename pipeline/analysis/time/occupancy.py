@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from pipeline.analysis.resources import EngineFacts, devices_of, engine_facts
 from pipeline.analysis.time.calls import Calls, accumulate, is_long
-from pipeline.analysis.time.occupancy_sweep import CallTimes, Rules, Sums, Sweep, most_live
+from pipeline.analysis.time.occupancy_sweep import CallTimes, Rules, Sums, SweepLine, most_live
 from pipeline.analysis.time.outline import Outline
 from pipeline.analysis.time.timeline import Array
 
@@ -99,7 +99,7 @@ class OccupancyAccumulator:
             full=min(outline.run.batch_size or most, most),
             last_admission=int(chains.start.max(initial=0)),
         )
-        self._sweep = Sweep(self._rules, chains, long=long)
+        self._sweep = SweepLine(self._rules, chains, long=long)
 
     def add(self, calls: Calls) -> None:
         """Take some calls, which ended before those that came so far."""

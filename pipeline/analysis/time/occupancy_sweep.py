@@ -111,7 +111,7 @@ def most_live(chains: Chains) -> int:
     return int((np.arange(1, len(starts) + 1) - np.searchsorted(ends, starts, "right")).max(initial=0))
 
 
-class Sweep:
+class SweepLine:
     """The sums of calls that are added chunk by chunk. `long`: there are so many that compiling pays."""
 
     def __init__(self, rules: Rules, chains: Chains, *, long: bool) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 import plotly.graph_objects as go
 
 from pipeline.analysis.compare.cells import Table, plain, plain_percent
-from pipeline.analysis.ledger import PURPOSES, Ledger
+from pipeline.analysis.ledger import OUTCOMES, Ledger
 from pipeline.analysis.time.critical_path import END, SEGMENTS, CriticalPath
 from pipeline.analysis.time.latency import QUANTITIES, Percentiles
 from pipeline.report.figures.style import BLUE, BROWN, CYAN, GREEN, GREY, LIGHT, ORANGE, PINK, PURPLE, RED, SAND, TEAL, axes, drawn, layout
@@ -75,7 +75,7 @@ def tokens(ledger: Ledger) -> go.Figure:
     sums = {role: sum(each.output.values()) for role, each in ledger.engines.items()}
     rows = [f"{drawn(role)}<br>{total:,}" for role, total in sums.items()]
     figure = go.Figure(layout=layout(190 + 60 * len(rows), barmode="stack", bargap=0.3))
-    for purpose in PURPOSES:
+    for purpose in OUTCOMES:
         counts = [each.output.get(purpose, 0) for each in ledger.engines.values()]
         if any(counts):
             name, colour = TOKENS.get(purpose, (purpose, GREY))
@@ -97,7 +97,7 @@ def tokens_table(ledger: Ledger) -> Table:
     """The same in numbers, with the engines' own counts."""
     roles = list(ledger.engines)
     rows = []
-    for purpose in PURPOSES:
+    for purpose in OUTCOMES:
         counts = [ledger.engines[role].output.get(purpose, 0) for role in roles]
         if any(counts):
             sums = [sum(ledger.engines[role].output.values()) for role in roles]
