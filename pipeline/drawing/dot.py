@@ -1,4 +1,7 @@
-"""Boxes and arrows in Graphviz's language, and by its `dot` as SVG. All text is escaped; `dot` gets it on stdin and has a time limit."""
+"""A diagram in Graphviz's language, and as SVG made by its program `dot`: a `Diagram` enters, text leaves.
+
+All text is escaped; `dot` gets it on stdin and has a time limit.
+"""
 
 import subprocess
 from collections.abc import Iterator, Sequence
@@ -12,7 +15,7 @@ from pipeline.text import one_line
 
 LIMIT_S = 60.0
 PALETTE = (("#dbe8fb", "#2b62b8"), ("#fdebd3", "#c1690b"), ("#dcf1df", "#2c7d3c"), ("#eee0f7", "#7a3fa3"), ("#f9dede", "#b03030"))
-"""Fill and line of each role; after the last the first again."""
+"""Fill and line colours of the roles in their order; they repeat after the last."""
 GREY, PALE = "#6b6f76", "#f4f5f6"
 FONT = 'fontname="Helvetica" fontcolor="#24292f"'
 FRAME = f'labeljust=l fontsize=11 fontcolor="{GREY}" color="{GREY}" style="rounded,dashed" margin=14'
@@ -21,7 +24,7 @@ STYLES = {"next": "", "verdict": "", "again": " style=dashed", "exit": " penwidt
 
 
 def dot(diagram: Diagram) -> str:
-    """The drawing as a `digraph`."""
+    """The diagram as a `digraph` in Graphviz's language."""
     keys = {box.key: f"n{number}" for number, box in enumerate(diagram.boxes)}
     lines = [
         "digraph {",
@@ -36,7 +39,7 @@ def dot(diagram: Diagram) -> str:
 
 
 def svg(diagram: Diagram) -> str:
-    """The drawing as SVG; raises `UsageError` without Graphviz, `ExportError` where it fails."""
+    """The diagram as SVG; raises `UsageError` without Graphviz, `ExportError` where it fails."""
     program = which("dot")
     if program is None:
         raise UsageError("--format svg needs Graphviz, whose `dot` is not installed: apt install graphviz, or use --format mermaid")
@@ -50,7 +53,7 @@ def svg(diagram: Diagram) -> str:
 
 
 def _legend(diagram: Diagram) -> str:
-    """Title, and each role in its colour with what plays it."""
+    """The title, and each role in its colour with its engine."""
     roles = [
         f'<font point-size="11"><font color="{_colours(diagram, role)[1]}">■ <b>{_text(role)}</b></font>  {_text(shortened(engine))}</font>'
         for role, engine in diagram.engines.items()

@@ -1,4 +1,4 @@
-"""Boxes and arrows as a Mermaid flowchart, which GitHub renders. All text is escaped; no other program is needed."""
+"""A diagram as a Mermaid flowchart, which GitHub renders: a `Diagram` enters, text leaves. All text is escaped."""
 
 from collections.abc import Iterator, Sequence
 
@@ -13,11 +13,11 @@ BREAK = "<br/>"
 SPECIAL = frozenset("#&<>\"'`\\{}")
 """Characters that mean something within a quoted label, to Mermaid or to a browser."""
 FORMULA_MARK, BROKEN_MARK = "$$", "$\u200b$"
-"""What begins a formula, and the same to the eye."""
+"""What begins a formula, and the replacement that looks the same and does not."""
 
 
 def mermaid(diagram: Diagram) -> str:
-    """The drawing as text for a fenced block named `mermaid`."""
+    """The diagram as text for a fenced code block of the language `mermaid`."""
     keys = {box.key: f"n{number}" for number, box in enumerate(diagram.boxes)}
     lines = [
         "flowchart TD",
@@ -50,7 +50,7 @@ def _arrow(arrow: Arrow, keys: dict[str, str]) -> str:
 
 
 def _roles(diagram: Diagram, keys: dict[str, str]) -> Iterator[str]:
-    """A colour for each role, and a box that says what plays it."""
+    """A colour for each role, and a box with its engine."""
     for number, (role, engine) in enumerate(diagram.engines.items()):
         fill, line = PALETTE[number % len(PALETTE)]
         own = ",".join(keys[box.key] for box in diagram.boxes if box.role == role)
@@ -64,7 +64,7 @@ def _quoted(lines: Sequence[str]) -> str:
 
 
 def _text(text: str) -> str:
-    """Text with every character that means something as its number."""
+    """Text with every character of `SPECIAL` written as its number."""
     return "".join(
         f"#{ord(character)};" if character in SPECIAL else character for character in one_line(text).replace(FORMULA_MARK, BROKEN_MARK)
     )

@@ -1,7 +1,7 @@
-"""What chains did when: the calls of a sample of chains enter, streamed; spans of time leave, in seconds of the run, and their picture.
+"""A Gantt chart of chains: the calls of a sample of chains enter, streamed; their spans of time and a plotly figure leave.
 
-One row a chain, one trace for all spans of one kind: lines with gaps, drawn by WebGL, so that tens of thousands of them are
-zoomed at once.
+Each chain has a row, and all spans of one kind are one plotly trace: lines with gaps, drawn by WebGL, so that tens of thousands of
+them can be zoomed.
 """
 
 from collections.abc import Sequence
@@ -22,36 +22,40 @@ from pipeline.trace.read import read_batches
 COLUMNS = ("chain_id", "stage", "submit_unix_ns", "end_unix_ns", "client_wait_s", "queue_time_s", "error_type")
 MOST_CHAINS = 4_000
 MOST_CALLS = 40_000
-"""What a browser without a GPU still draws within seconds, and about 4 MB of the page."""
+"""Limits of one chart: a browser without a GPU draws these within seconds, and they are about 4 MB of the page."""
 SHORTEST = 1e-3
-"""Waiting of less than this share of a usual chain's time is not drawn: nobody sees it, and every call has some."""
+"""Waiting of less than this share of the median chain's time is not drawn: it could not be seen, and every call has some."""
 WAITING, QUEUED, FAILED = "waiting in the lane", "queued in the engine", "failed attempt"
 HEIGHT = 680
 ROOM = HEIGHT - 130
-"""Pixels of all rows together."""
+"""Height of all rows together, in pixels."""
 
 
 class Spans(Struct, frozen=True):
-    """Spans of time of one kind; arrays of equal length, seconds."""
+    """Spans of time of one kind, as columns of equal length; times are seconds of work, see `outline.Axis`."""
 
     row: Array
-    """Which of the drawn chains."""
+    """Index of the drawn chain."""
     start: Array
     end: Array
 
 
 class Gantt(Struct, frozen=True):
-    """Drawn chains, from the first to begin on."""
+    """The chains that are drawn, in the order of their starts."""
 
     names: Sequence[str]
+    """Names of the chains."""
     spans: dict[str, Spans]
-    """By stage while a request was at an engine, or one of `WAITING`, `QUEUED`, `FAILED`."""
+    """Spans of their calls, by kind: the stage while its request was computed, or one of `WAITING`, `QUEUED`, `FAILED`."""
     alive: Spans
-    """From admission to the end."""
+    """Spans from admission to the end."""
 
 
 def read_gantt(run: Path, chains: ChainList, places: Array, axis: Axis) -> Gantt:
-    """The spans of the chains at `places`; of a chain that was taken up again also the earlier calls."""
+    """The spans of the chains with the indices `places`; for a chain that was taken up again also those of earlier calls.
+
+    Raises `InputError` where the calls of the run folder `run` cannot be read.
+    """
     names = [chains.names[place] for place in places]
     wanted = pa.array(names, pa.string())
     alive = Spans(np.arange(len(places)), axis.seconds(chains.start[places]), axis.seconds(chains.end[places]))
@@ -66,13 +70,13 @@ def read_gantt(run: Path, chains: ChainList, places: Array, axis: Axis) -> Gantt
 
 
 def sample(chains: ChainList, *, most_chains: int = MOST_CHAINS, most_calls: int = MOST_CALLS) -> Array:
-    """Places of as many chains as can be drawn, evenly spaced by their start."""
+    """Indices of as many chains as can be drawn, evenly spaced in the order of their starts."""
     mean_calls = max(1.0, float(chains.calls.mean())) if len(chains.calls) else 1.0
     return evenly(np.arange(len(chains.names)), max(1, min(most_chains, int(most_calls / mean_calls))))
 
 
 def middle(chains: ChainList, count: int) -> Array:
-    """Places of `count` chains that began one after the other, in the middle of the run."""
+    """Indices of `count` chains that started one after the other, in the middle of the run."""
     first = max(0, (len(chains.names) - count) // 2)
     return np.arange(first, min(first + count, len(chains.names)))
 
@@ -102,7 +106,7 @@ def _joined(parts: Sequence[Spans]) -> Spans:
 
 
 def draw_chains(gantt: Gantt, stages: Sequence[str]) -> go.Figure:
-    """Every drawn chain from its first to its last moment, coloured by stage; `stages` gives their order and colours."""
+    """Draw every chain from its start to its end, with calls coloured by stage; `stages` gives the order of the colours."""
     rows = max(1, len(gantt.names))
     width = line_width(rows)
     figure = go.Figure(layout=layout(HEIGHT, hovermode="closest", meta={"rows": rows, "room": ROOM}))
@@ -118,7 +122,7 @@ def draw_chains(gantt: Gantt, stages: Sequence[str]) -> go.Figure:
 
 
 def line_width(rows: int) -> float:
-    """Pixels of a line where so many rows are seen; the page's script says the same when it is zoomed."""
+    """Width of a line in pixels when `rows` rows are visible; `page.js` computes the same after zooming."""
     return float(np.clip(0.8 * ROOM / rows, 1, 16))
 
 
@@ -134,5 +138,5 @@ def _lines(name: str, spans: Spans, colour: str, width: float) -> go.Scattergl:
 
 
 def _gapped(start: Array, end: Array) -> Array:
-    """Start, end and a gap of each."""
+    """Each span as three values, its start, its end and NaN, so that plotly leaves a gap after it."""
     return np.column_stack([start, end, np.full(len(start), np.nan)]).ravel()

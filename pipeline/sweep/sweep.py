@@ -1,7 +1,7 @@
-"""A sweep: many runs over the same problems, engines and seeds, one a point. Engines are opened once and forget between the
-points; a point that is finished is never run again. Points, one row each, go to `points.parquet` as they come.
+"""Runs a sweep: options enter, a run for each point and a file of points leave. All runs have the same problems, engines and seeds.
 
-The warm-up, loading, and what an engine remembers of another point are in no figure.
+Engines are opened once, and their prefix caches are emptied between points; a finished point is never run again. Every point is
+written to `points.parquet` when it is finished. Loading and warm-up are in no figure.
 """
 
 import shutil
@@ -38,15 +38,17 @@ from pipeline.trace.folder import check_output, hold
 from pipeline.trace.run_file import Host, RunFile, host, versions
 
 WARM_UP_PROBLEMS = 32
+"""Problems that every system solves before the first point."""
 MOST_REPLAYED = 50_000
-"""Calls of one engine that are held for the replay that finds the limit; a run with more has none."""
+"""Calls of one engine that are held to measure the lower bound; for a run with more it is not measured."""
 POINTS, SWEEP = "points.parquet", "sweep.json"
 
 Done = Callable[[int, int, Point], object]
+"""Called after each point with the number of finished points, of all points, and the point."""
 
 
 class SweepFile(Struct, frozen=True, kw_only=True):
-    """The content of `sweep.json`: what all points share, so that a sweep that goes on is the same one."""
+    """The content of `sweep.json`: what all points share; a sweep can be resumed only with the same."""
 
     input_sha256: str
     columns: dict[str, str]
@@ -56,7 +58,7 @@ class SweepFile(Struct, frozen=True, kw_only=True):
     engines: dict[str, dict[str, Any]]
     settings: tuple[str, ...]
     graphs: dict[str, str]
-    """Digest by the system's label."""
+    """Digest of each system's plan, by its label."""
     simulated: bool
     host: Host
     versions: dict[str, str]
@@ -67,8 +69,11 @@ class SweepResult(Struct, frozen=True, kw_only=True):
 
     folder: Path
     points: list[Point]
+    """The finished points, in the order in which they were planned."""
     planned: int
+    """Number of all points."""
     error: PipelineError | None = None
+    """What kept the other points from being run."""
 
     @property
     def exit_code(self) -> int:
@@ -81,10 +86,9 @@ class SweepResult(Struct, frozen=True, kw_only=True):
 def sweep(
     options: SweepOptions, observer: Observer | None = None, done: Done | None = None, *, attend: Attend | None = None
 ) -> SweepResult:
-    """Run every point that is not there yet. What is wrong with the options is raised before an engine starts.
+    """Run every point that is not finished yet. Errors in the options are raised before an engine starts.
 
-    `observer` looks on at each run, `done` gets each point: which it is, of how many, and its figures. `attend` lives beside the
-    sweep and may stop it.
+    `observer` observes each run, `done` is called after each point. `attend` runs beside the sweep and may stop it.
     """
     prepared = prepare(options)
     observer = observer or Observer()
@@ -95,7 +99,7 @@ def sweep(
         runner = SweepRunner(prepared, start_or_resume(prepared), observer, done or (lambda *about: None))
         missing = [each for each in prepared.planned_points if each.name not in runner.points]
         try:
-            # Of simulated engines each point has its own, on a clock of its own: so it is the same in whatever order.
+            # Each point on simulated engines has engines and a clock of its own, so that it does not depend on the order.
             for part in [[each] for each in missing] if prepared.virtual_time else filter(None, [missing]):
                 in_loop(partial(runner.run, part, attend), virtual=prepared.virtual_time)
         except PipelineError as failure:
@@ -107,7 +111,7 @@ def sweep(
 
 
 class Prepared(Struct, frozen=True, kw_only=True):
-    """A sweep that nothing speaks against."""
+    """A sweep whose options have been checked."""
 
     options: SweepOptions
     systems: list[System]
@@ -121,7 +125,7 @@ class Prepared(Struct, frozen=True, kw_only=True):
     """All points, in the order in which they are run."""
 
     def preflight(self, system: System, folder: Path, **changes: Any) -> Preflight:
-        """One run of `system` in `folder`; `changes`: options of its own."""
+        """The preflight of one run of `system` in `folder`; `changes` are options of that run alone."""
         options = run_options(self.options, system, folder, **changes)
         problems, fingerprint = self.problems, self.fingerprint
         if options.limit != self.options.limit:
@@ -138,7 +142,7 @@ class Prepared(Struct, frozen=True, kw_only=True):
 
 
 def prepare(options: SweepOptions) -> Prepared:
-    """All that can be refused before an engine starts; raises `UsageError`."""
+    """Check everything that can be checked before an engine starts; raises `GraphError`, `InputError` and `UsageError`."""
     systems = read_systems(options)
     engines = shared_engines(systems)
     virtual = virtual_time(engines, str(options.graphs[0]))
@@ -166,7 +170,7 @@ def prepare(options: SweepOptions) -> Prepared:
 
 
 def run_options(options: SweepOptions, system: System, folder: Path, **changes: Any) -> RunOptions:
-    """The options of one run of a sweep; `changes`: those of its own, such as its batch size."""
+    """The options of one run of a sweep; `changes` are options of that run alone, such as its batch size."""
     own: dict[str, Any] = {
         "graph": system.graph,
         "input": options.input,
@@ -182,7 +186,7 @@ def run_options(options: SweepOptions, system: System, folder: Path, **changes: 
 
 
 def start_or_resume(prepared: Prepared) -> dict[str, Point]:
-    """Write what all points share, or see that it is still the same; the points that are there, by name."""
+    """Write `sweep.json`, after a check that it is still the same where it is there; returns the finished points by name."""
     options, path, points = prepared.options, prepared.folder / SWEEP, prepared.folder / POINTS
     shared = SweepFile(
         input_sha256=prepared.fingerprint.sha256,
@@ -207,8 +211,10 @@ def start_or_resume(prepared: Prepared) -> dict[str, Point]:
 
 
 def read_systems(options: SweepOptions) -> list[System]:
-    """The target alone, by default `target.yaml` beside the first graph or else the bundled one, and each graph with each choice
-    of the params that vary. Raises `GraphError` and `UsageError`."""
+    """All systems of a sweep: the target alone, then each graph with each choice of the params that vary.
+
+    Raises `GraphError` for a faulty graph, and `UsageError` for a param that no graph has or systems with equal labels.
+    """
     plain = [(graph, _plan(graph, options, ())) for graph in options.graphs]
     check_varied(options.vary, {plan.name: plan.params for _, plan in plain})
     beside = find_file(options.graphs[0], "graph").with_name("target.yaml")
@@ -231,7 +237,7 @@ def _system(graph: Path, options: SweepOptions, choice: Mapping[str, str], *, ba
 
 
 def _plan(graph: Path, options: SweepOptions, choice: tuple[str, ...]) -> Plan:
-    """The graph with those of the user's settings that it knows: a sweep's graphs need not have the same params."""
+    """The plan of a graph, with those of the user's settings that are params of it: graphs of a sweep may have different params."""
     bare = load_plan(graph, options.engines, tuple(each for each in options.settings if each.startswith("engines.")))
     return load_plan(graph, options.engines, _settings(bare, options) + choice)
 
@@ -241,7 +247,7 @@ def _settings(plan: Plan, options: SweepOptions) -> tuple[str, ...]:
 
 
 def shared_engines(systems: list[System]) -> dict[str, EngineSpec]:
-    """The engines of all systems by role; raises `GraphError` where two of them mean different ones."""
+    """The engines of all systems by role; raises `GraphError` where one role has different engines."""
     specs: dict[str, EngineSpec] = {}
     for system in systems:
         for role, spec in system.plan.engines.items():
@@ -251,14 +257,14 @@ def shared_engines(systems: list[System]) -> dict[str, EngineSpec]:
 
 
 class SweepRunner:
-    """Points under way on engines that are open for all of them; `points` are those that are done, by name."""
+    """Runs points on engines that are open for all of them; `points` are the finished ones, by name."""
 
     def __init__(self, prepared: Prepared, points: dict[str, Point], observer: Observer, done: Done) -> None:
         self.points = points
         self._prepared, self._observer, self._done = prepared, observer, done
 
     async def run(self, part: list[PlannedPoint], attend: Attend | None) -> None:
-        """Run the points of `part` one after the other; raises what keeps one of them from its end, `Interrupted` too."""
+        """Run the points of `part` one after the other; raises the error that ends a run early, `Interrupted` included."""
         stop = Stop()
         with unwrapped():
             async with anyio.create_task_group() as tasks:
@@ -274,7 +280,7 @@ class SweepRunner:
             raise Interrupted
 
     async def _warm_up(self, engines: Mapping[str, Engine]) -> None:
-        """Every system solves a few problems at the largest batch size: kernels are compiled and buffers have grown then."""
+        """Let every system solve a few problems at the largest batch size, so that kernels are compiled and buffers have their size."""
         prepared = self._prepared
         if prepared.virtual_time:
             return
@@ -286,7 +292,7 @@ class SweepRunner:
                 await self._solved(preflight, engines)
 
     async def _point(self, engines: Mapping[str, Engine], planned: PlannedPoint) -> None:
-        """Run one point, then, the first time, the lower bound of its calls; keep its row."""
+        """Run one point and, in the first repeat, measure the lower bound of its calls; write it to `points.parquet`."""
         coordinates, prepared = planned.coordinates, self._prepared
         folder = prepared.folder / "runs" / planned.name
         shutil.rmtree(folder, ignore_errors=True)
@@ -302,7 +308,7 @@ class SweepRunner:
         self._done(sum(each.name in self.points for each in prepared.planned_points), len(prepared.planned_points), point)
 
     async def _solved(self, preflight: Preflight, engines: Mapping[str, Engine]) -> RunFile:
-        """`run.json` of a run that came to its end; raises what kept it from that."""
+        """Carry out a run and return its `run.json`; raises the error that ends it early."""
         with taken_up(preflight) as ready:
             result = await solve_on(engines, ready, self._observer)
         if result.error is not None:
@@ -312,7 +318,7 @@ class SweepRunner:
     async def _lower_bound(
         self, engines: Mapping[str, Engine], recording: Mapping[str, RecordingEngine], record: RunFile, batch_size: int
     ) -> dict[str, float]:
-        """Seconds that each engine takes for its calls alone; nothing where they were too many to hold."""
+        """Seconds that each engine takes for its calls alone, by role; empty where they were too many to hold."""
         calls = {role: found.requests for role, found in record.engine_statistics.items()}
         bound_s = {}
         for role, requests in all_requests(recording, calls).items():
@@ -322,7 +328,7 @@ class SweepRunner:
 
 
 async def reset_caches(engines: Mapping[str, Engine], roles: Collection[str]) -> bool:
-    """Empty the prefix caches of `roles`; is there one that stays?"""
+    """Empty the prefix caches of the engines `roles`; returns whether one of them cannot be emptied."""
     resettable = [engine for role, engine in engines.items() if role in roles and isinstance(engine, PrefixCacheReset)]
     for engine in resettable:
         await engine.reset_prefix_cache()
@@ -330,7 +336,7 @@ async def reset_caches(engines: Mapping[str, Engine], roles: Collection[str]) ->
 
 
 def _check_same(path: Path, new: SweepFile) -> None:
-    """Raise `UsageError` where a sweep that is to go on would not be the same."""
+    """Raise `UsageError` where `new` differs from the `sweep.json` in `path`, so that the sweep cannot be resumed."""
     try:
         old = msgspec.json.decode(path.read_bytes(), type=SweepFile)
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
