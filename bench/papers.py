@@ -27,7 +27,7 @@ from msgspec import Struct
 from pipeline.analysis.compare.cells import Table
 from pipeline.analysis.compare.compare import Comparison, compare
 from pipeline.analysis.compare.runs import RunTable, read_runs
-from pipeline.analysis.compare.tables import INTERVALS, SIMULATED, attempts, by_batch_size, by_knob, by_resources, markdown_table, tables
+from pipeline.analysis.compare.tables import INTERVALS, SIMULATED, by_batch_size, by_param, by_resources, markdown_table, samples, tables
 from pipeline.engines.sim.text import sim_answer
 from pipeline.session.options import RunOptions
 from pipeline.session.preflight import load_plan
@@ -117,42 +117,42 @@ SECTIONS = (
         about="Five attempts at every problem.",
         jobs=tuple(Job(name=f"{graph}-x5", graph=graph, samples=5) for graph in ("draft", "best-of-n")),
         baseline="draft-x5",
-        shows=lambda c: [attempts(c)],
+        shows=lambda c: [samples(c)],
     ),
     Section(
         title="Thresholds of SpecReason",
         about="",
         jobs=(*jobs_of("specreason", "threshold", (0, 3, 5, 9), "threshold"), SPECREASON),
         baseline="threshold-0",
-        shows=by_knob,
+        shows=by_param,
     ),
     Section(
         title="First steps by the target",
         about="",
         jobs=(SPECREASON, *jobs_of("specreason", "first_steps", (1, 2), "first")),
         baseline="specreason",
-        shows=by_knob,
+        shows=by_param,
     ),
     Section(
         title="Thresholds of the likelihood",
         about="Nats per token, the mean over a step.",
         jobs=(*jobs_of("likelihood", "threshold", (-2, -1, -0.1), "likelihood"), LIKELIHOOD),
         baseline="likelihood--2",
-        shows=by_knob,
+        shows=by_param,
     ),
     Section(
         title="Guidance",
         about="Tokens that the target writes before the first draft.",
         jobs=(*jobs_of("speccot", "guidance_tokens", (0,), "guidance"), SPECCOT),
         baseline="guidance-0",
-        shows=by_knob,
+        shows=by_param,
     ),
     Section(
         title="Candidates",
         about="",
         jobs=jobs_of("speccot", "candidates", (1, 2, 5, 10), "candidates", most=100),
         baseline="candidates-1",
-        shows=by_knob,
+        shows=by_param,
     ),
     Section(
         title="Batch sizes",

@@ -23,7 +23,7 @@ from pipeline.calibration.engines_file import engines_file, fit_lines
 from pipeline.engines.sim.text import sim_answer
 from pipeline.session.options import RunOptions
 from pipeline.session.run import run
-from pipeline.sweep.plan import Job, SweepOptions
+from pipeline.sweep.plan import PlannedPoint, SweepOptions
 from pipeline.sweep.sweep import sweep
 from pipeline.trace.run_file import RunFile
 
@@ -63,7 +63,7 @@ def predicted(measured: Path) -> Iterator[str]:
 
 
 def _folder(point: Point) -> str:
-    return Job(system=None, place=point).name  # type: ignore[arg-type]
+    return PlannedPoint(system=None, coordinates=point).name  # type: ignore[arg-type]
 
 
 def _replayed(found: dict[str, dict[int, list[Point]]], measured: Path, engines: Path, folder: Path) -> Iterator[tuple[Key, float]]:

@@ -123,7 +123,7 @@ def browse(page_file: Path) -> dict[str, float]:
         page.wait_for_function(DRAWN, arg=place, timeout=120_000)
         page.evaluate(PAINTED)
         drawn = time.monotonic()
-        page.click(".story > summary")
+        page.click(".transcript > summary")
         page.wait_for_selector(".told")
         opened = time.monotonic()
         browser.close()

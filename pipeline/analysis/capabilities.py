@@ -1,7 +1,7 @@
-"""What a call was for and what a verdict's value means, whichever version wrote the trace: rows enter, the same with all columns leave.
+"""What a call was for and what a verdict's value means, whichever version wrote the trace: rows enter, rows with all columns leave.
 
 Analyses go by these columns and never by a kind of stage, so that a verifier of another package counts as the built-in ones do.
-Earlier versions wrote the kind alone; what it says is filled in here and nowhere else.
+Earlier versions wrote only the kind of stage; the columns that follow from it are filled in here and nowhere else.
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,17 +14,18 @@ import pyarrow.compute as pc
 from pipeline.reasoning.chain import Scale
 from pipeline.trace.read import read_batches
 
-PURPOSES = {"draft": "draft", "choose": "judge", "score": "judge", "likelihood": "judge", "answer": "answer", "generate": "write"}
-"""By the kinds of stage that earlier versions had; `generate` before the first step is `guide`."""
+PURPOSE_BY_KIND = {"draft": "draft", "choose": "judge", "score": "judge", "likelihood": "judge", "answer": "answer", "generate": "write"}
+"""The purpose of the calls of each kind of stage that earlier versions had; a `generate` before the first step has the purpose `guide`."""
 PURPOSE_FROM = ("kind", "step_index")
-"""Columns of the calls table that a `purpose` is filled in from."""
-SCALES = {
+"""Columns of the calls table from which a missing `purpose` is derived."""
+SCALE_BY_KIND = {
     "choose": Scale("probability of the chosen option", 0.0, 1.0),
     "score": Scale("score", 0.0, 9.0, integers=True),
     "likelihood": Scale("log probability of the best candidate", high=0.0, unit="nats per token"),
 }
+"""The scale of the verdicts of each kind of verifier that earlier versions had."""
 OF_CANDIDATES = ("choose", "likelihood")
-"""The options of these verifiers are the candidates."""
+"""Kinds of verifiers whose options are the candidates themselves."""
 SCALE_COLUMNS = {
     "score_scale": pa.string(),
     "score_unit": pa.string(),
@@ -33,24 +34,24 @@ SCALE_COLUMNS = {
     "score_integers": pa.bool_(),
     "score_of_candidates": pa.bool_(),
 }
-"""Of the steps table, filled in from `verify_kind`."""
+"""Columns of the steps table that describe a verdict, with their types; where they are missing they are derived from `verify_kind`."""
 Rows = TypeVar("Rows", pa.RecordBatch, pa.Table)
 
 
 def with_purpose(calls: Rows) -> Rows:
-    """`calls`, which have the columns `PURPOSE_FROM`, with a column `purpose`."""
+    """Rows of the calls table with a column `purpose`; `calls` must have the columns `PURPOSE_FROM`."""
     if "purpose" in calls.schema.names:
         return calls
-    known = pc.index_in(calls.column("kind").cast(pa.string()), value_set=pa.array(PURPOSES))
-    purpose = pc.fill_null(pc.take(pa.array(PURPOSES.values()), known), "write")
+    known = pc.index_in(calls.column("kind").cast(pa.string()), value_set=pa.array(PURPOSE_BY_KIND))
+    purpose = pc.fill_null(pc.take(pa.array(PURPOSE_BY_KIND.values()), known), "write")
     guides = pc.and_(pc.equal(purpose, "write"), pc.equal(calls.column("step_index"), 0))
     return calls.append_column("purpose", pc.if_else(guides, "guide", purpose))
 
 
 def read_steps(run: Path, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    """Batches of the steps table as `read_batches` has them, with `columns`, `verify_kind` and all `SCALE_COLUMNS`.
+    """Read the steps table of the run folder `run` in batches, with `columns`, `verify_kind` and all `SCALE_COLUMNS`.
 
-    Those are null where nothing was verified.
+    The `SCALE_COLUMNS` are null in steps that were not verified. Raises `InputError` as `read_batches` does.
     """
     for batch in read_batches(run, "steps", tuple(dict.fromkeys((*columns, "verify_kind"))), maybe=tuple(SCALE_COLUMNS)):
         yield _with_scale(batch)
@@ -66,10 +67,10 @@ def _with_scale(steps: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def _scale_row(kind: str | None) -> dict[str, Any]:
-    """The `SCALE_COLUMNS` of a verdict of an earlier version."""
+    """The `SCALE_COLUMNS` of a verdict by a verifier of this kind, as an earlier version recorded it; empty without a verdict."""
     if kind is None:
         return {}
-    scale = SCALES.get(kind, Scale("value"))
+    scale = SCALE_BY_KIND.get(kind, Scale("value"))
     of_candidates = kind in OF_CANDIDATES
     return dict(zip(SCALE_COLUMNS, (scale.name, scale.unit, scale.low, scale.high, scale.integers, of_candidates), strict=True))
 
@@ -80,5 +81,5 @@ def is_share(scale: Scale) -> bool:
 
 
 def scale_of(step: Any) -> Scale:
-    """The scale of the verdict in a row with `SCALE_COLUMNS`, which has one."""
+    """The scale of a step's verdict; `step` is a row with `SCALE_COLUMNS` whose step was verified."""
     return Scale(step["score_scale"], step["score_low"], step["score_high"], step["score_unit"], step["score_integers"])

@@ -1,9 +1,9 @@
-"""The one door to numba: plain Python functions over arrays enter, the same ones compiled leave.
+"""The only module that imports numba: plain Python functions over arrays enter, the same functions compiled leave.
 
-A function is written once. Over a short trace it runs as it stands, and numba is not even imported; over a long one it is
-compiled. What is compiled is kept in numba's cache, beside the module or in the user's own cache folder; where neither can be
-written it is compiled once in every process. What a function takes must be arrays, numbers and plain tuples: the cache names
-classes of ours, and cannot be read any more by a version that has renamed one.
+A function is written once. Over a short trace it runs as plain Python, and numba is not even imported; over a long one it is
+compiled. Compiled code is kept in numba's cache, beside the module or in the user's own cache folder; where neither can be
+written it is compiled once in every process. Arguments must be arrays, numbers and plain tuples: numba's cache stores the names
+of argument classes, so that renaming a class of ours would make an existing cache unreadable.
 """
 
 from collections.abc import Callable
@@ -15,9 +15,9 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 @cache
 def compiled(function: Function, *called: Callable[..., Any]) -> Function:
-    """`function`, compiled at its first call, and with it the functions of ours that it calls, which all must be `called`.
+    """A compiled version of `function`; it is compiled at its first call, together with `called`.
 
-    It lets go of the interpreter's lock while it runs.
+    `called` must name every function of ours that `function` calls, directly or not. It releases the GIL while it runs.
     """
     from numba import njit
     from numba.extending import register_jitable

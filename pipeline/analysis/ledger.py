@@ -1,6 +1,7 @@
 """The wasted-work ledger: what became of every token that the engines sampled and read. A run folder enters, one `Ledger` leaves.
 
-Calls are added up by what tells them apart; what became of drafted tokens, and where a call's text was cut off, the steps say.
+Tokens are added up from the calls table, by engine, stage and purpose of the call. Whether drafted tokens were committed, and
+where a text was cut off, is known from the steps table.
 """
 
 from collections import Counter
@@ -19,7 +20,7 @@ from pipeline.analysis.time.timeline import Array, Names
 from pipeline.engine import EngineStatistics
 from pipeline.trace.read import read_backwards
 
-PURPOSES = (
+OUTCOMES = (
     "committed",
     "guidance",
     "written",
@@ -34,65 +35,69 @@ PURPOSES = (
     "unfinished",
     "unrecorded",
 )
-"""What a sampled token came to, each in exactly one:
+"""What can become of a sampled token; every token counts in exactly one of these:
 
 - `committed`: in a drafted step that was accepted.
-- `guidance`, `written`, `fallback`: in a step that an engine wrote by itself: to give the direction, on its own account (first
-  steps, and thoughts of graphs without drafts), or after the drafts were rejected.
-- `answer`: after the thought.
-- `verification`: a verdict.
+- `guidance`, `written`, `fallback`: in a step that an engine wrote without a draft: before the first step, to guide the thought;
+  as a first step or in a graph without drafts; or after the drafts were rejected.
+- `answer`: in the answer after the thought.
+- `verification`: in a verdict.
 - `not_chosen`: in another candidate of a step that was accepted.
 - `rejected`: in a candidate of a step of which none was accepted.
 - `cut`: sampled and not kept: end-of-sequence tokens, and what was cut off behind a step's end.
-- `retried`: in an attempt that failed, as far as its row knows of tokens.
+- `retried`: in an attempt that failed, as far as its row counts tokens.
 - `lost_chains`: any of the above, in a chain that failed or was cancelled.
-- `unfinished`: likewise, in a chain that has no row (yet): the run goes on, or was killed.
-- `unrecorded`: the engine's own count less all of the above; see `EngineLedger.why_unrecorded`.
+- `unfinished`: any of the above, in a chain without a row in the chains table: the run goes on, or was killed.
+- `unrecorded`: tokens in the engine's own count that the trace does not have; see `EngineLedger.why_unrecorded`.
 """
 WRITTEN = {"guidance": ("guidance",), "written": ("first_steps", "written"), "fallback": ("fallback",)}
-"""Decisions of the steps that engines write by themselves."""
+"""For each outcome of steps that an engine wrote without a draft: the decisions in the steps table that it stands for."""
 USEFUL = ("committed", "guidance", "written", "fallback", "answer")
 WASTED = ("not_chosen", "rejected", "cut", "retried", "lost_chains", "unrecorded")
-"""The rest, `verification` and `unfinished`, is neither."""
+"""Outcomes that count as waste; `verification` and `unfinished` are neither useful nor wasted."""
 
 
 FAILED = 3
-"""In the place of a chain's status, of an attempt that was not answered."""
+"""The `status` in a `CallKey` of attempts that failed, beside the statuses of chains `FINISHED`, `LOST` and `OPEN`."""
 GUIDES, EARLY, LATER = range(3)
-"""Where in its chain a call stands: before the first step, among the first steps that its stage writes by itself, behind them."""
+"""When in its chain a call was made: before the first step, during the first steps that its stage writes without drafts, or later."""
 STEP_KEYS = ("stage", "source_engine", "decision")
 STEP_COLUMNS = ("chain_id", *STEP_KEYS, "step_index", "draft_tokens", "draft_tokens_wasted", "candidate_tokens")
 
 
 class EngineLedger(Struct, frozen=True, kw_only=True):
-    """One engine's tokens."""
+    """The tokens of one engine, by what became of them."""
 
     output: dict[str, int]
-    """Sampled tokens by each of `PURPOSES`; their sum is `counted_output`, where that is known."""
+    """Sampled tokens by outcome, one of `OUTCOMES`; their sum is `counted_output`, where that is known."""
     input: dict[str, int]
-    """Prompt tokens that were `computed`, found in the prefix cache (`cached`), or are `unrecorded`; the sum is `counted_input`."""
+    """Prompt tokens that were `computed`, found in the prefix cache (`cached`), or are missing in the trace (`unrecorded`); the sum is
+    `counted_input`, where that is known."""
     speculated: dict[str, int]
-    """Tokens that it proposed to itself, `accepted` and `rejected`, by its own count; those accepted are among the output too.
-    Empty where it does not speculate."""
+    """Tokens that the engine's own token-level speculation proposed, `accepted` and `rejected`, by its own count. Accepted ones are in
+    `output` too. Empty where the engine does not speculate."""
     counted_output: int | None
-    """By the engine's own counter, over all sessions; null where a session left no word: then nothing is `unrecorded`."""
+    """Sampled tokens by the engine's own counter, over all sessions; null where a session recorded no count: then nothing is
+    `unrecorded`."""
     counted_input: int | None
+    """Prompt tokens by the engine's own counter, likewise."""
     why_unrecorded: tuple[str, ...]
-    """What can account for a number in `unrecorded` in this run; empty where it must be 0."""
+    """Reasons why `unrecorded` may differ from 0 in this run, as sentences; empty where it must be 0."""
 
 
 class Ledger(Struct, frozen=True, kw_only=True):
-    """All engines of a run, by role."""
+    """What became of the tokens of all engines of a run."""
 
     engines: dict[str, EngineLedger]
+    """By role."""
 
-    def output(self, purpose: str) -> int:
-        """Tokens of one of `PURPOSES`, of all engines."""
-        return sum(each.output[purpose] for each in self.engines.values())
+    def output(self, outcome: str) -> int:
+        """Sampled tokens of all engines with this outcome, one of `OUTCOMES`."""
+        return sum(each.output[outcome] for each in self.engines.values())
 
     @property
     def output_tokens(self) -> int:
-        """All sampled tokens."""
+        """Sampled tokens of all engines."""
         return sum(sum(each.output.values()) for each in self.engines.values())
 
     @property
@@ -102,29 +107,29 @@ class Ledger(Struct, frozen=True, kw_only=True):
 
     @property
     def waste_share(self) -> float | None:
-        """Share of the sampled tokens that came to nothing, 0 to 1."""
+        """Share of the sampled tokens whose outcome is one of `WASTED`, 0 to 1; null where there are none."""
         return self._share(WASTED)
 
     @property
     def verification_share(self) -> float | None:
-        """Share of the sampled tokens that are verdicts; their cost is in reading, see `EngineLedger.input`."""
+        """Share of the sampled tokens that are verdicts, 0 to 1. Verification mostly costs prompt tokens, see `EngineLedger.input`."""
         return self._share(("verification",))
 
     @property
     def cached_share(self) -> float | None:
-        """Share of the prompt tokens that were in a prefix cache."""
+        """Share of the prompt tokens that were in a prefix cache, 0 to 1; null where there are none."""
         total = sum(sum(each.input.values()) for each in self.engines.values())
         return sum(each.input["cached"] for each in self.engines.values()) / total if total else None
 
-    def _share(self, purposes: tuple[str, ...]) -> float | None:
-        return sum(map(self.output, purposes)) / self.output_tokens if self.output_tokens else None
+    def _share(self, outcomes: tuple[str, ...]) -> float | None:
+        return sum(map(self.output, outcomes)) / self.output_tokens if self.output_tokens else None
 
 
 class CallKey(NamedTuple):
-    """What calls are told apart by."""
+    """A group of calls that are added up together."""
 
     status: int
-    """Of their chain: `FINISHED`, `LOST` or `OPEN`; of attempts that were not answered `FAILED`."""
+    """`FAILED` for attempts that were not answered; else the status of their chain: `FINISHED`, `LOST` or `OPEN`."""
     engine: str
     stage: str
     purpose: str
@@ -134,18 +139,20 @@ class CallKey(NamedTuple):
 
 
 class CallSums(NamedTuple):
-    """Of calls that were answered."""
+    """Sums over answered calls of one `CallKey`."""
 
     sampled: int
+    """Output tokens."""
     ended: int
-    """Candidates that ended with an end-of-sequence token."""
+    """End-of-sequence tokens among them: one for each candidate that ended with one."""
     read: int
-    """Prompt tokens."""
+    """Prompt tokens, cached ones included."""
     cached: int
+    """Prompt tokens that were in the prefix cache."""
 
 
 class CallTokens:
-    """Sums over calls. `first_steps`: by stage, how many first steps it writes by itself."""
+    """Adds up tokens of calls by `CallKey`. `first_steps` is, by stage, how many first steps of a chain it writes without drafts."""
 
     columns: tuple[str, ...] = (
         "purpose",
@@ -160,12 +167,12 @@ class CallTokens:
         self._outline, self._first_steps, self._purposes = outline, first_steps, Names()
         self.sums: dict[CallKey, CallSums] = {}
         self.failed: Counter[str] = Counter()
-        """Attempts that failed, by engine."""
+        """Number of attempts that failed, by engine."""
         self.retried: Counter[str] = Counter()
-        """Sampled tokens that the rows of those tell of."""
+        """Sampled tokens of attempts that failed, as far as their rows count them, by engine."""
 
     def add(self, calls: Calls) -> None:
-        """Take some calls."""
+        """See `Accumulator.add`."""
         table = calls.table
         purpose = self._purposes.codes(whole(table, "purpose"))
         status = np.where(calls.failed, FAILED, self._outline.chains.status[calls.chain])
@@ -190,7 +197,7 @@ class CallTokens:
 
 
 class StepTokens:
-    """Sums over steps. Candidates count by the engine that drafted them; under the empty name where only one does."""
+    """Adds up tokens of steps. Candidates count for the engine that drafted them, or under the empty name where only one engine drafts."""
 
     def __init__(self, outline: Outline) -> None:
         self._chains = outline.chains
@@ -198,18 +205,18 @@ class StepTokens:
         self.drafters = tuple(dict.fromkeys(owners)) if len(set(owners)) > 1 else ("",)
         self._owners = np.array([self.drafters.index(owner) for owner in owners] if len(self.drafters) > 1 else [0])
         self.committed: Counter[str] = Counter()
-        """In accepted candidates, by the engine that wrote them."""
+        """Tokens of accepted candidates in finished chains, by the engine that wrote them."""
         self.accepted: Counter[str] = Counter()
-        """In all candidates of accepted steps."""
+        """Tokens of all candidates of accepted steps in finished chains, by drafter."""
         self.cut = 0
-        """Sampled for candidates and in none of them."""
+        """Tokens that were sampled for candidates of finished chains and are in none of them."""
         self.decisions: set[tuple[str, str]] = set()
-        """Stage and decision of all steps."""
+        """Every pair of stage and decision that occurs in a step."""
         self.first_steps: Counter[str] = Counter()
-        """By stage, how many first steps it writes by itself."""
+        """By stage, the number of the last first step that it wrote without drafts."""
 
     def add(self, table: pa.Table) -> None:
-        """Count some steps in."""
+        """Add the steps of `table`, which has the `STEP_COLUMNS`."""
         finished = self._chains.status_of(whole(table, "chain_id")) == FINISHED
         drafted = table.column("draft_tokens").to_numpy() * finished
         kept = [each * finished for each in self._kept(table)]
@@ -240,7 +247,7 @@ class StepTokens:
                 self.accepted[owner] += row[f"kept {place}_sum"]
 
     def _kept(self, table: pa.Table) -> list[Array]:
-        """Tokens of each step's candidates, one array for each of the drafters."""
+        """How many tokens the candidates of each step hold, one array for each of the drafters."""
         lists = whole(table, "candidate_tokens")
         tokens = lists.flatten().to_numpy()
         if len(self.drafters) == 1:
@@ -252,7 +259,7 @@ class StepTokens:
 
 
 def read_step_tokens(run: Path, outline: Outline) -> StepTokens:
-    """The sums of the run folder `run`; raises `InputError` where its steps cannot be read."""
+    """Add up the steps of the run folder `run`; raises `InputError` where they cannot be read."""
     tokens = StepTokens(outline)
     for table in read_backwards(run, "steps", STEP_COLUMNS, ("chain_id", *STEP_KEYS)):
         if table.num_rows:
@@ -261,7 +268,7 @@ def read_step_tokens(run: Path, outline: Outline) -> StepTokens:
 
 
 def read_written(run: Path, outline: Outline) -> Counter[tuple[str, str]]:
-    """Tokens of the steps that engines wrote by themselves, by engine and decision. Reads the ids of all steps, which takes long."""
+    """Tokens of all steps of finished chains, by engine and decision. Reads the token ids of all steps, which takes long."""
     written: Counter[tuple[str, str]] = Counter()
     for table in read_backwards(run, "steps", ("chain_id", *STEP_KEYS[1:], "step_token_ids"), ("chain_id", *STEP_KEYS[1:])):
         if not table.num_rows:
@@ -276,7 +283,7 @@ def read_written(run: Path, outline: Outline) -> Counter[tuple[str, str]]:
 
 
 def _sums(lists: pa.ListArray, values: Array) -> Array:
-    """The sum of each of `lists`, which hold `values` one after the other."""
+    """The sum of each list's part of `values`, which are the elements of `lists` one after the other."""
     offsets = lists.offsets.to_numpy()
     return np.diff(np.concatenate([[0], np.cumsum(values)])[offsets - offsets[0]])
 
@@ -288,7 +295,7 @@ def ledger(run: Path) -> Ledger:
 
 
 class LedgerAccumulator:
-    """Adds up calls, and the steps of the run folder `run`."""
+    """Makes a `Ledger` of the calls that are added and of the steps of the run folder `run`; see `Accumulator`."""
 
     columns: tuple[str, ...] = CallTokens.columns
 
@@ -298,12 +305,12 @@ class LedgerAccumulator:
         self._calls = CallTokens(outline, self._steps.first_steps)
 
     def add(self, calls: Calls) -> None:
-        """Take some calls."""
+        """See `Accumulator.add`."""
         self._calls.add(calls)
 
     def result(self) -> Ledger:
-        """What all calls come to."""
-        output = {role: Counter(dict.fromkeys(PURPOSES, 0)) for role in self._outline.engines}
+        """The ledger of all calls that were added."""
+        output = {role: Counter(dict.fromkeys(OUTCOMES, 0)) for role in self._outline.engines}
         for key, sums in self._calls.sums.items():
             self._enter(output[key.engine], key, sums)
         for role, entries in output.items():
@@ -313,7 +320,7 @@ class LedgerAccumulator:
         return Ledger(engines={role: self._engine(role, entries) for role, entries in output.items()})
 
     def _enter(self, entries: Counter[str], key: CallKey, sums: CallSums) -> None:
-        """Count calls in; of drafts all as rejected, to begin with."""
+        """Add `sums` to the outcomes that their key implies; drafted tokens count as rejected until `_enter_drafts` moves them."""
         if key.status != FINISHED:
             entries["lost_chains" if key.status == LOST else "unfinished"] += sums.sampled
         elif key.purpose == "draft":
@@ -321,11 +328,11 @@ class LedgerAccumulator:
         elif key.purpose == "judge":
             entries["verification"] += sums.sampled
         else:
-            entries[self._purpose(key)] += sums.sampled - sums.ended
+            entries[self._written_outcome(key)] += sums.sampled - sums.ended
             entries["cut"] += sums.ended
 
-    def _purpose(self, key: CallKey) -> str:
-        """What a call writes that neither drafts nor judges."""
+    def _written_outcome(self, key: CallKey) -> str:
+        """The outcome of tokens of a call that neither drafts nor judges."""
         if key.purpose == "answer":
             return "answer"
         if key.place == GUIDES:
@@ -333,7 +340,7 @@ class LedgerAccumulator:
         return "fallback" if key.place == LATER and (key.stage, "fallback") in self._steps.decisions else "written"
 
     def _enter_drafts(self, role: str, entries: Counter[str]) -> None:
-        """What else than rejected the drafted tokens came to."""
+        """Move the drafted tokens of one engine that were not rejected from `rejected` to their outcomes, which the steps tell."""
         steps, sums = self._steps, self._calls.sums
         drafts = [sums[key] for key in sums if (key.engine, key.purpose, key.status) == (role, "draft", FINISHED)]
         if not drafts:
@@ -348,19 +355,20 @@ class LedgerAccumulator:
         entries["rejected"] -= sum(moved.values())
 
     def _settle(self, output: Mapping[str, Counter[str]]) -> None:
-        """Where thoughts hold other than the calls say: responses are thought and answer, and a step's text may have been cut."""
+        """Move tokens that calls sampled and no thought holds: a response is thought and answer in one call, and a step's text may have
+        been cut. Reads the steps' token ids only where the sums of calls and thoughts differ."""
         plan = self._outline.run.plan
         responses = {node.spec.role for node in plan.stages() if node.spec.finishes and node.spec.purpose != "answer"}
         thoughts = int(self._outline.chains.thought_tokens[self._outline.chains.status == FINISHED].sum())
-        entered = sum(entries[purpose] for entries in output.values() for purpose in ("committed", *WRITTEN))
+        entered = sum(entries[outcome] for entries in output.values() for outcome in ("committed", *WRITTEN))
         if thoughts == entered:
             return
         written = read_written(self._run, self._outline)
         for role, entries in output.items():
-            for purpose, decisions in WRITTEN.items():
-                kept = min(entries[purpose], sum(written[role, decision] for decision in decisions))
-                entries["answer" if role in responses and purpose == "written" else "cut"] += entries[purpose] - kept
-                entries[purpose] = kept
+            for outcome, decisions in WRITTEN.items():
+                kept = min(entries[outcome], sum(written[role, decision] for decision in decisions))
+                entries["answer" if role in responses and outcome == "written" else "cut"] += entries[outcome] - kept
+                entries[outcome] = kept
 
     def _engine(self, role: str, output: Counter[str]) -> EngineLedger:
         sums = [sums for key, sums in self._calls.sums.items() if key.engine == role]
@@ -372,7 +380,7 @@ class LedgerAccumulator:
         if counted_output is not None:
             output["unrecorded"] = counted_output - output.total()
         return EngineLedger(
-            output={purpose: output[purpose] for purpose in PURPOSES},
+            output={outcome: output[outcome] for outcome in OUTCOMES},
             input=read | {"unrecorded": 0 if counted_input is None else counted_input - sum(read.values())},
             speculated=_speculated(counted or []),
             counted_output=counted_output,

@@ -1,5 +1,6 @@
-"""The points of a sweep: one run each, in numbers. Run folders enter, one frozen `Point` a run leaves, and a Parquet file of
-them; curves over the batch size, and where two of them cross, are worked out from points alone.
+"""The points of a sweep, each the figures of one run. A run folder enters, a frozen `Point` leaves; points are kept in a Parquet file.
+
+Curves over the batch size, and where two of them cross, are computed from points alone.
 """
 
 import math
@@ -23,47 +24,47 @@ from pipeline.trace.events import UNFINISHED
 from pipeline.trace.read import read_batches, readable
 
 
-class Place(Struct, frozen=True, kw_only=True):
-    """Where a point stands in its sweep: everything that varies."""
+class Coordinates(Struct, frozen=True, kw_only=True):
+    """What tells one point of a sweep from the others: all settings that vary."""
 
     system: str
     """The graph's name and the params that were varied: `speccot candidates=5`."""
     graph: str
     params: dict[str, bool | int | float | str] = {}
-    """Those that were varied."""
+    """Values of the params that were varied."""
     schedule: str
     batch_size: int
     repeat: int = 0
-    """From 0."""
+    """Number of the repetition, from 0."""
     baseline: bool = False
-    """The target alone, with which the others are compared."""
+    """Whether this is a run of the target alone, with which the others are compared."""
 
     @property
     def curve(self) -> str:
-        """What all points of one curve share."""
+        """The name of the curve that the point is on: points with the same name differ only in batch size and repeat."""
         return self.system if self.baseline else f"{self.system}, {self.schedule}"
 
 
-class Point(Place, frozen=True, kw_only=True):
-    """One run of a sweep in numbers; what is not known is null."""
+class Point(Coordinates, frozen=True, kw_only=True):
+    """The figures of one run of a sweep; what is not known is null."""
 
     simulated: bool
     chains: int
     failed: int
     problems: int
     wall_s: float
-    """From the first chain's start to the last one's end."""
+    """Wall time of the run, from the first chain's start to the last one's end."""
     tail_s: float
-    """The last part of it, in which fewer chains lived than the batch size."""
+    """The last part of `wall_s`, in which fewer chains lived than the batch size."""
     orchestrator_cpu_s: float | None
     problems_per_s: float
-    """Over the wall time, the tail included."""
+    """Finished problems over the wall time, the tail included."""
     steady_problems_per_s: float | None
     """Problems that ended before the tail, over the time before it; null where all of the run was tail."""
     output_tokens_per_s: float | None
-    """Sampled, by all engines."""
+    """Tokens sampled by all engines, over the wall time."""
     committed_tokens_per_s: float
-    """Of thoughts, whoever wrote them: what a user gets."""
+    """Tokens of thoughts, whichever engine wrote them, over the wall time."""
     chain_mean_s: float | None
     chain_p50_s: float | None
     chain_p90_s: float | None
@@ -71,43 +72,50 @@ class Point(Place, frozen=True, kw_only=True):
     accuracy: float | None
     accuracy_low: float | None
     accuracy_high: float | None
-    """Ends of the 95 % interval; see `Summary.accuracy_interval`."""
+    """Upper end of the 95 % interval, `accuracy_low` the lower one; see `Summary.accuracy_interval`."""
     acceptance_rate: float | None
     draft_share: float | None
-    """Of the thought tokens."""
+    """Share of the thought tokens that are in accepted candidates, 0 to 1."""
     wasted_draft_tokens: int
     overlap_share: float
+    """Share of the time in which two or more engines were busy, 0 to 1."""
     busy_share: dict[str, float]
-    """By role, 0 to 1."""
+    """Share of the time in which the engine had at least one request, by role, 0 to 1."""
     cached_share: dict[str, float]
-    """By role: prompt tokens that were in the prefix cache."""
+    """Share of the prompt tokens that were in the prefix cache, by role, 0 to 1."""
     limit_s: dict[str, float]
-    """By role: seconds for the calls that it got, alone and all ready at once; empty where it was not measured."""
+    """Lower bound of the wall time by role: seconds that the engine takes for the run's calls when they are all ready at once and no
+    other engine works. Empty where it was not measured."""
     cache_kept: bool
-    """An engine could not forget: prompts may have been in its cache from points before."""
+    """Whether an engine could not empty its prefix cache before this point: it may have held prompts of earlier points."""
 
     @property
     def over_limit(self) -> float | None:
-        """Distance to the limit: the wall time over that of the slower engine alone."""
+        """The wall time over the lower bound of the slowest engine: 1 is the best that a schedule can do. None without a bound."""
         return self.wall_s / max(self.limit_s.values()) if self.limit_s else None
 
 
 class Spread(Struct, frozen=True):
-    """A figure over the repeats of one batch size."""
+    """Median, least and greatest value of a figure over the repeats of one batch size."""
 
     median: float
     low: float
     high: float
 
 
-def measured(folder: Path, place: Place, *, simulated: bool, limit_s: dict[str, float], cpu_s: float | None, cache_kept: bool) -> Point:
-    """The point of the finished run in `folder`; raises `InputError`."""
+def point_of_run(
+    folder: Path, coordinates: Coordinates, *, simulated: bool, limit_s: dict[str, float], cpu_s: float | None, cache_kept: bool
+) -> Point:
+    """The figures of the finished run in `folder`; raises `InputError` where its trace cannot be read.
+
+    `limit_s` and `cache_kept` as in `Point`; `cpu_s` are the CPU seconds of the orchestrating process.
+    """
     summary = summarize(folder)
     chains = _chains(folder)
     wall_s = summary.wall_time_s or summary.span_s
     tail_s = min(summary.tail_time_s or 0.0, wall_s)
     return Point(
-        **structs.asdict(place),
+        **structs.asdict(coordinates),
         simulated=simulated,
         chains=summary.chains,
         failed=summary.failed,
@@ -135,7 +143,7 @@ def measured(folder: Path, place: Place, *, simulated: bool, limit_s: dict[str, 
 
 
 def _chains(folder: Path) -> dict[str, Array]:
-    """Ends and durations of the chains that finished."""
+    """Ends (ns UTC) and durations (s) of the chains that finished, as columns."""
     parts: dict[str, list[Array]] = {"end_unix_ns": [np.empty(0, np.int64)], "chain_time_s": [np.empty(0)]}
     for batch in read_batches(folder, "chains", [*parts, "stop_reason"]):
         done = np.array([reason not in UNFINISHED for reason in batch.column("stop_reason").to_pylist()], bool)
@@ -145,7 +153,7 @@ def _chains(folder: Path) -> dict[str, Array]:
 
 
 def _steady(ends: Array, wall_s: float, tail_s: float, summary: Summary) -> float | None:
-    """Chains that ended before the tail, as problems, over the time before it."""
+    """Problems per second before the tail: chains that ended before it, divided by the samples of a problem and by the time before it."""
     before_s = wall_s - tail_s
     if before_s <= 0 or not len(ends):
         return None
@@ -161,7 +169,7 @@ def _latencies(seconds: Array) -> dict[str, Any]:
 
 
 BY_ROLE = ("busy_share", "cached_share", "limit_s")
-"""What differs by role: a column each, `busy_share.draft`."""
+"""Fields of a `Point` by role; the Parquet file has a column for each role, such as `busy_share.draft`."""
 
 
 def write_points(file: Path, points: Sequence[Point]) -> None:
@@ -173,7 +181,7 @@ def write_points(file: Path, points: Sequence[Point]) -> None:
 
 
 def read_points(file: Path) -> list[Point]:
-    """What `write_points` wrote; raises `InputError`."""
+    """Read the points that `write_points` wrote into `file`; raises `InputError` where it holds none."""
     with readable(file):
         rows = pq.read_table(file).to_pylist()
     try:
@@ -196,7 +204,7 @@ def _decoded(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def curves(points: Iterable[Point]) -> dict[str, dict[int, list[Point]]]:
-    """Points by curve and batch size, the baseline first, then in the order in which they come."""
+    """Points by curve and batch size; the baseline is the first curve, the others follow in the order of `points`."""
     found: dict[str, dict[int, list[Point]]] = {}
     for point in sorted(points, key=lambda point: not point.baseline):
         found.setdefault(point.curve, {}).setdefault(point.batch_size, []).append(point)
@@ -204,26 +212,27 @@ def curves(points: Iterable[Point]) -> dict[str, dict[int, list[Point]]]:
 
 
 def spread(values: Iterable[float | None]) -> Spread | None:
-    """Of what is known; None where nothing is."""
+    """Median, least and greatest of `values` without the unknown ones; None where all are unknown."""
     known = [value for value in values if value is not None]
     return Spread(statistics.median(known), min(known), max(known)) if known else None
 
 
 class Crossing(Struct, frozen=True, kw_only=True):
-    """How a curve stands to the target alone, in problems per second."""
+    """Where a curve is above, and where below that of the target alone, in problems per second."""
 
     ratios: dict[int, Spread]
-    """By batch size: its throughput over the target's; median, and what the repeats allow."""
+    """By batch size, the curve's throughput over the target's: of the medians, and least and greatest of all pairs of repeats."""
     faster: tuple[int, ...]
-    """Batch sizes at which it is faster whatever the repeat."""
+    """Batch sizes at which every repeat is faster than every repeat of the target alone."""
     slower: tuple[int, ...]
+    """Batch sizes at which every repeat is slower."""
     at: float | None
-    """The batch size at which the medians meet, between two neighbours that were measured, on a logarithmic axis; None
-    where one of them is never the faster one beyond doubt."""
+    """The batch size at which the ratio of medians is 1, interpolated between two measured ones on logarithmic axes; None where
+    `faster` or `slower` is empty."""
 
     @property
     def sentence(self) -> str:
-        """In words."""
+        """The comparison as an English clause: where the curve is faster, slower or not told apart, and where the curves cross."""
         unsure = [size for size in self.ratios if size not in (*self.faster, *self.slower)]
         said = {"faster than": self.faster, "slower than": self.slower, "not told apart from": unsure}
         parts = [f"{how} the target alone at {_sizes(sizes)}" for how, sizes in said.items() if sizes]
@@ -235,7 +244,7 @@ def _sizes(sizes: Sequence[int]) -> str:
 
 
 def crossing(curve: dict[int, list[Point]], baseline: dict[int, list[Point]]) -> Crossing | None:
-    """How `curve` stands to `baseline`; None where no batch size is in both."""
+    """Compare `curve` with `baseline`, both by batch size; None where no batch size is in both."""
     both = [size for size in curve if size in baseline and all(point.problems_per_s for point in (*curve[size], *baseline[size]))]
     ratios = {size: _ratio(curve[size], baseline[size]) for size in both}
     if not ratios:
@@ -252,7 +261,7 @@ def _ratio(over: Sequence[Point], under: Sequence[Point]) -> Spread:
 
 
 def _meeting(ratios: dict[int, float]) -> float | None:
-    """Where the ratio passes 1 for the first time."""
+    """The least batch size at which the ratio passes 1, interpolated linearly between logarithms; None where it never does."""
     sizes = sorted(ratios)
     for left, right in pairwise(sizes):
         a, b = math.log(ratios[left]), math.log(ratios[right])

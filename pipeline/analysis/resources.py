@@ -1,7 +1,7 @@
-"""What a run had to compute on, and whose answers its are: the facts that its engines stated about themselves enter. Pure.
+"""What a run computed on, and whether models gave its answers: facts that engines stated enter, `EngineFacts` and `Resources` leave. Pure.
 
-Engines state them as `pipeline.engine.Engine.facts` says. What the engines of earlier versions left out is filled in from their
-settings here and nowhere else.
+Engines state them as `pipeline.engine.Engine.facts` says. Facts that the engines of earlier versions did not state are derived
+from their settings here and nowhere else.
 """
 
 import math
@@ -14,36 +14,41 @@ from msgspec import Struct
 from pipeline.trace.run_file import RunFile
 
 REQUIRED = ("answers", "devices", "servers")
-"""An engine of today states at least one of these."""
+"""Names of facts; every engine of this version states at least one of them, so without any an earlier version wrote the run."""
 
 
 class EngineFacts(Struct, frozen=True, kw_only=True):
-    """What analyses need of `Engine.facts`."""
+    """Those of an engine's facts (`Engine.facts`) that analyses use."""
 
     answers: str = "model"
-    """`model`, `simulated` or `recorded`."""
+    """What gives the engine's answers: `model`, `simulated` or `recorded`."""
     devices: tuple[str, ...] = ()
-    """Names; empty where the engine is a device of its own."""
+    """Names of the devices that it computes on; empty where they are not known: then it counts as a device of its own."""
     device_model: str | None = None
+    """For example `NVIDIA H200`."""
     accelerators: int = 0
+    """Number of GPUs."""
     cores: int = 0
+    """Number of CPU cores that it computes on."""
     flops_per_s: float | None = None
-    """Of a simulated device; infinite where it has no bound."""
+    """Compute rate of a simulated device; infinite where it has no bound; null for real devices."""
     servers: tuple[str, ...] = ()
+    """Addresses of the servers that it sends requests to."""
     replay: str | None = None
+    """The run folder whose recorded answers it gives; null for other engines."""
 
 
 class Resources(Struct, frozen=True, order=True):
-    """What all engines of a run had together; the order is from less to more."""
+    """What all engines of a run computed on together; sorts from less to more."""
 
     gpus: int = 0
-    """Distinct ones: engines that share a GPU share it here too."""
+    """Distinct GPUs: one that two engines share counts once."""
     servers: int = 0
-    """Distinct addresses; what stands behind them is not known."""
+    """Distinct addresses of servers; what these compute on is not known."""
     cores: int = 0
-    """Of engines that compute on the CPU."""
+    """CPU cores of the engines that compute on the CPU."""
     flops_per_s: float = 0.0
-    """Of distinct simulated devices."""
+    """Sum over distinct simulated devices."""
     replays: int = 0
     """Distinct recorded runs that answered in place of engines."""
     names: tuple[str, ...] = ()
@@ -51,12 +56,12 @@ class Resources(Struct, frozen=True, order=True):
 
     @property
     def kind(self) -> tuple[bool, ...]:
-        """Only resources of one kind are more or less than each other."""
+        """Which amounts are above 0: only resources with the same ones can be compared as more or less."""
         return tuple(amount > 0 for amount in (self.gpus, self.servers, self.cores, self.flops_per_s, self.replays))
 
     @property
     def label(self) -> str:
-        """For people: `2 GPUs (NVIDIA H200)`."""
+        """A short text to print, such as `2 GPUs (NVIDIA H200)`."""
         amounts = [_count(self.gpus, "GPU"), _count(self.servers, "server"), _count(self.cores, "core"), _count(self.replays, "replay")]
         amounts += [f"{self.flops_per_s / 1e12:,.0f} TFLOP/s, simulated"] if self.flops_per_s else []
         named = f" ({', '.join(self.names)})" if self.names else ""
@@ -69,12 +74,12 @@ def engine_facts(run: RunFile) -> dict[str, EngineFacts]:
 
 
 def facts_of(engines: Mapping[str, Mapping[str, Any]], stated: Mapping[str, Mapping[str, Any]]) -> dict[str, EngineFacts]:
-    """The same from the `engines` and `engine_facts` of a `run.json`."""
+    """The facts of engines by role, from the `engines` (their settings) and `engine_facts` of a `run.json`."""
     return {role: _facts_of_one(role, settings, stated.get(role, {})) for role, settings in engines.items()}
 
 
 def resources(engines: Iterable[EngineFacts]) -> Resources:
-    """What these engines had together; one that states nothing counts for nothing."""
+    """What these engines computed on together; an engine that states nothing adds nothing."""
     gpus: set[str] = set()
     servers: set[str] = set()
     rates: dict[str, float] = {}
@@ -97,13 +102,16 @@ def resources(engines: Iterable[EngineFacts]) -> Resources:
 
 
 def answers(engines: Iterable[EngineFacts]) -> str | None:
-    """What the answers of a run are if not those of models: `simulated` or `recorded`. A replay's are what they were then."""
+    """`simulated` or `recorded` where any of the engines' answers are; None where models gave all of them.
+
+    Those of a replayed simulated run are `simulated`.
+    """
     found = {each.answers for each in engines}
     return next((kind for kind in ("simulated", "recorded") if kind in found), None)
 
 
 def devices_of(role: str, engine: EngineFacts) -> tuple[str, ...]:
-    """`GPU 0`, the name of a simulated device, the cores of an engine on the CPU; else the engine is a device of its own."""
+    """Names of the devices of the engine `role`, such as `GPU 0`; its role where they are not known, as a device of its own."""
     return engine.devices or (role,)
 
 
@@ -117,7 +125,7 @@ def _facts_of_one(role: str, settings: Mapping[str, Any], stated: Mapping[str, A
 
 
 def _earlier_facts(role: str, settings: Mapping[str, Any], stated: Mapping[str, Any]) -> EngineFacts:
-    """What the engines that earlier versions had would say today. Of others nothing is known."""
+    """Facts derived from the settings of an engine that an earlier version had; empty for other backends."""
     backend, device = settings.get("backend"), stated.get("device", settings.get("device"))
     if backend == "sim":
         rate = settings["device"].get("flops_per_s")
@@ -144,7 +152,7 @@ def _earlier_facts(role: str, settings: Mapping[str, Any], stated: Mapping[str, 
 
 
 def _cores(role: str, first: int | None, threads: int) -> str:
-    """Where no core is named, engines get cores of their own as far as there are enough."""
+    """The device name of an engine on the CPU; without a `first` core it has cores of its own, which the role names."""
     if first is None:
         return f"CPU cores of {role}"
     return f"CPU core {first}" if threads == 1 else f"CPU cores {first}-{first + threads - 1}"

@@ -1,4 +1,4 @@
-"""Everything that the calls table tells of a run, from one reading of it: a run folder enters, one `Analysis` leaves."""
+"""All analyses of the calls table, from one reading of it: a run folder enters, one `Analysis` leaves."""
 
 from pathlib import Path
 
@@ -18,11 +18,11 @@ class Analysis(Struct, frozen=True, kw_only=True):
     critical_path: CriticalPath
     ledger: Ledger
     latencies: dict[str, dict[str, Percentiles]]
-    """By stage and quantity."""
+    """Percentiles by stage and by quantity, one of `latency.QUANTITIES`."""
 
 
 def analyse(run: Path, bins: int = BINS) -> Analysis:
-    """The analysis of the run folder `run`; raises `InputError` when that has no trace that can be read."""
+    """Analyse the run folder `run`, with time divided into `bins`; raises `InputError` when that has no trace that can be read."""
     long = is_long(run)
     times, path, tokens, latencies = accumulate(
         run,

@@ -1,7 +1,7 @@
-"""A run in numbers: the trace files of a run folder and its `run.json` enter, one frozen `Summary` leaves.
+"""The figures of a run: the trace files of a run folder and its `run.json` enter, one frozen `Summary` leaves.
 
-Calls and steps are streamed; of the chains a few numbers each are held. Works on a run that goes on or was cut short:
-what counts is what is on disk, in parts or write-ahead files. Nothing is written.
+Calls and steps are streamed; of each chain a few numbers are held. Works on a run that goes on or was cut short: it counts what
+is on disk, in parts or write-ahead files. Nothing is written.
 """
 
 from collections import Counter
@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow.compute as pc
 from msgspec import Struct
 
-from pipeline.analysis.quality.samples import Interval, attempts
+from pipeline.analysis.quality.samples import Interval, sample_statistics
 from pipeline.analysis.time.timeline import Array, Names, Pauses, Timeline, timeline, worked_s
 from pipeline.engine import EngineStatistics
 from pipeline.errors import InputError
@@ -25,7 +25,7 @@ TABLES = ("calls", "steps", "chains")
 
 
 class EngineSummary(Struct, frozen=True, kw_only=True):
-    """One engine, by its role."""
+    """The figures of one engine of a run."""
 
     calls: int
     input_tokens: int
@@ -34,67 +34,70 @@ class EngineSummary(Struct, frozen=True, kw_only=True):
     """Prompt tokens that were in the prefix cache."""
     output_tokens: int
     output_tokens_per_s: float | None
-    """Over the wall time."""
+    """`output_tokens` over the wall time."""
     busy_s: float
-    """Seconds in which at least one request was at it."""
+    """Seconds in which at least one request was in flight."""
     busy_share: float
     """`busy_s` over the span of the calls, 0 to 1."""
     mean_in_flight: float
-    """Requests at it, averaged over the span of the calls."""
+    """Requests in flight, averaged over the span of the calls."""
     retried_calls: int
-    """Attempts that failed and were made again."""
+    """Attempts at a call after the first one."""
     restarts: int
-    """Times that it was started again after it died, by its own count."""
+    """Times that the engine was started again after it died, by its own count."""
     speculated_tokens: int | None
-    """Tokens that it proposed to itself (token-level speculation inside the engine), by its own count; null where it does not."""
+    """Tokens that token-level speculation inside the engine proposed, by its own count; null where it does not speculate."""
     accepted_speculated_tokens: int | None
+    """Those of `speculated_tokens` that were accepted."""
     speculations: int | None
-    """Times that it proposed tokens for a sequence; each adds one token more than was accepted."""
+    """Times that it proposed tokens for a sequence; each time the sequence grows by the accepted ones and one more."""
 
 
 class StageSummary(Struct, frozen=True):
-    """One stage of the graph."""
+    """The figures of one stage of the graph."""
 
     calls: int
     failed_calls: int
     input_tokens: int
     output_tokens: int
     in_flight_s: float
-    """Seconds its requests were at engines, added up over the requests."""
+    """Seconds that its requests were in flight, added up over the requests."""
     wait_s: float
-    """Seconds its requests waited in lanes, added up likewise."""
+    """Seconds that its requests waited in lanes, added up over the requests."""
 
 
 class Summary(Struct, frozen=True, kw_only=True):
-    """A run in numbers. A rate is null where its denominator is zero or not known."""
+    """The figures of a run. A rate is null where its denominator is zero or not known."""
 
     run: str
     """Name of the run folder."""
     status: str | None
-    """As `run.json` has it."""
+    """As in `run.json`: `finished`, for example; null where there is none."""
     batch_size: int | None
     wall_time_s: float | None
-    """As `run.json` has it; else from the first chain's start until the last one's end."""
+    """As in `run.json`; without one, from the first chain's start until the last one's end."""
     problems: int
     """Distinct input rows that have a chain."""
     chains: int
-    """Of a chain that was taken up again only the last attempt counts."""
+    """Chains that have ended; of a chain that was taken up again only the last attempt counts."""
     done: int
+    """Chains that neither failed nor were cancelled."""
     failed: int
     cancelled: int
     graded: int
-    """Chains with a verdict."""
+    """Chains whose answer was graded."""
     correct: int
+    """Chains whose answer was graded as right."""
     accuracy: float | None
     """`correct` over `graded`, 0 to 1; of several samples a problem this is pass@1."""
     accuracy_interval: Interval | None
-    """Of 95 %; see `samples.interval`."""
+    """95 % interval of `accuracy`; see `samples.interval`."""
     samples: int
-    """The most attempts at one problem that have a verdict."""
+    """The most graded chains of one problem."""
     pass_at: dict[str, float]
     """pass@k by k, for 1, 2, 4, ... up to `samples`; see `samples.pass_at`."""
     majority_accuracy: float | None
-    """Share of problems whose most frequent answer is right; null with one sample a problem."""
+    """Share of problems whose most frequent answer is right, 0 to 1; null with one sample a problem."""
     problems_per_s: float | None
     """Problems with a chain that is done, over the wall time."""
     chains_per_s: float | None
@@ -103,11 +106,13 @@ class Summary(Struct, frozen=True, kw_only=True):
     """Committed steps, guidance included."""
     steps_per_s: float | None
     output_tokens_per_s: float | None
-    """Of all engines together."""
+    """Sampled tokens of all engines over the wall time."""
     verified_steps: int
     """Committed steps whose candidates were verified."""
     accepted_steps: int
+    """Steps of which a candidate was accepted."""
     fallback_steps: int
+    """Steps that were written after all candidates were rejected."""
     acceptance_rate: float | None
     """Accepted over verified steps, 0 to 1."""
     fallback_rate: float | None
@@ -119,23 +124,26 @@ class Summary(Struct, frozen=True, kw_only=True):
     draft_tokens: int
     """Tokens of all candidates of committed steps."""
     wasted_draft_tokens: int
-    """Those of them that were not committed."""
+    """Those of `draft_tokens` that were not committed."""
     span_s: float
-    """From the first call that left until the last that came back, seconds."""
+    """Seconds from the first call that was sent until the last that ended, without pauses between sessions."""
     overlap_s: float
     """Seconds in which two or more engines were busy."""
     overlap_share: float
     """`overlap_s` over `span_s`, 0 to 1."""
     tail_time_s: float | None
-    """From the moment from which fewer chains lived than the batch size (or than ever lived at once) until the end."""
+    """Seconds at the end of the run in which fewer chains lived than the batch size, or than the most that ever did; null without
+    chains."""
     engines: dict[str, EngineSummary]
+    """By role."""
     stages: dict[str, StageSummary]
+    """By the stage's name."""
     stop_reasons: dict[str, int]
     """Chains by what ended them, most frequent first."""
     errors: dict[str, int]
     """Failed chains by the type of their error, most frequent first."""
     error_examples: dict[str, str]
-    """One message of each type."""
+    """One message for each type of error."""
 
 
 def summarize(run: Path) -> Summary:
@@ -167,9 +175,10 @@ def summarize(run: Path) -> Summary:
 
 
 def tail_time_s(start: Array, end: Array, batch_size: int | None, pauses: Pauses = ()) -> float | None:
-    """Seconds from the last moment at which `batch_size` chains lived until the last one's end; None without chains.
+    """Seconds from the last moment at which `batch_size` chains lived until the last chain's end; None without chains.
 
-    Where never so many lived at once, the most that did count instead.
+    `start` and `end` are those of the chains, ns UTC; `pauses` are left out. Where never `batch_size` chains lived at once, the
+    most that did take its place.
     """
     if not len(start):
         return None
@@ -261,7 +270,10 @@ def _step_counts(totals: Counter[str], wall_s: float | None) -> dict[str, Any]:
 
 
 def _read_chains(run: Path) -> dict[str, Any]:
-    """Columns of the last attempt at each chain; strings as places in `reasons` and `types`, `place` is where its row stands."""
+    """Columns of the chains table, with only the last row of each chain.
+
+    `stop_reason` and `error_type` are indices into the lists `reasons` and `types`; `place` is the row's index in the table.
+    """
     reasons, types = Names(), Names()
     numbers = ("input_row", "sample_index", "start_unix_ns", "end_unix_ns")
     makers: dict[str, Callable[[Any], Array]] = {name: lambda column: column.to_numpy() for name in numbers}
@@ -272,7 +284,7 @@ def _read_chains(run: Path) -> dict[str, Any]:
         for name, make in makers.items():
             parts[name].append(make(batch.column(name)))
     columns = {name: np.concatenate(parts.pop(name)) for name in makers}
-    last = _last_attempts(columns)
+    last = _last_rows(columns)
     return {name: column[last] for name, column in columns.items()} | {"place": last, "reasons": list(reasons), "types": list(types)}
 
 
@@ -284,8 +296,8 @@ def _error_examples(run: Path) -> dict[str, str]:
     return examples
 
 
-def _last_attempts(columns: dict[str, Array]) -> Array:
-    """Places of the rows to keep, one for each chain."""
+def _last_rows(columns: dict[str, Array]) -> Array:
+    """Indices of the rows that count: the last one of each chain."""
     order = np.lexsort((columns["end_unix_ns"], columns["sample_index"], columns["input_row"]))
     again = (np.diff(columns["input_row"][order]) == 0) & (np.diff(columns["sample_index"][order]) == 0)
     keep = np.ones(len(order), bool)
@@ -320,7 +332,7 @@ def _chain_counts(chains: dict[str, Any], wall_s: float | None) -> dict[str, Any
 def _sample_counts(run: Path, chains: dict[str, Any]) -> dict[str, Any]:
     graded = chains["correct"] >= 0
     problem, sample, correct, place = (chains[name][graded] for name in ("input_row", "sample_index", "correct", "place"))
-    found = attempts(run, problem, sample, correct, place)
+    found = sample_statistics(run, problem, sample, correct, place)
     return {
         "accuracy_interval": found.interval,
         "samples": found.samples,

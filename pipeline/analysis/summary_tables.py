@@ -1,17 +1,17 @@
-"""The summary of a run as tables, ready to print or to put on a page. Pure: a `Summary` enters."""
+"""The summary of a run as tables: a `Summary` enters, tables to print or to put on a page leave. Pure."""
 
 from pipeline.analysis.compare.cells import Table
 from pipeline.analysis.summary import Summary
 
 
 def facts(summary: Summary, *, simulated: bool, answers: str | None) -> Table:
-    """What came out, a line for each fact. `simulated`: its times are; `answers`: see `resources.answers`."""
+    """The main figures of a run, one row each. `simulated`: its clock was simulated; `answers`: see `resources.answers`."""
     title = f"{summary.run}: {summary.status}" + (" (simulated time)" if simulated else "")
     return Table(title, ("", ""), tuple(_fact_rows(summary, answers)))
 
 
 def engines(summary: Summary) -> Table:
-    """Calls, tokens and busy time of each engine."""
+    """A row for each engine: its calls, tokens and busy time."""
     columns = ("engine", "calls", "input tokens", "cached", "output tokens", "tokens/s", "busy", "in flight")
     rows = []
     for name, engine in summary.engines.items():
@@ -32,7 +32,7 @@ def engines(summary: Summary) -> Table:
 
 
 def stages(summary: Summary) -> Table:
-    """Calls, tokens and times of each stage."""
+    """A row for each stage: its calls, tokens and times."""
     columns = ("stage", "calls", "failed", "input tokens", "output tokens", "s in flight", "ms each", "s waiting")
     rows = []
     for name, stage in summary.stages.items():
@@ -58,7 +58,7 @@ def _fact_rows(s: Summary, made: str | None) -> list[tuple[str, str]]:
     return [
         ("chains", f"{s.done} done{failed}{cancelled}"),
         *([("retries", f"{retried:,} attempts were repetitions of failed ones")] if retried else []),
-        *([("restarts", restarts)] if (restarts := _supervisor(s)) else []),
+        *([("restarts", restarts)] if (restarts := _restarts(s)) else []),
         *((kind, f"for example: {message}") for kind, message in s.error_examples.items()),
         ("accuracy", _accuracy(s, made) if s.graded else "no reference answers"),
         *_sample_rows(s),
@@ -81,8 +81,8 @@ def _fact_rows(s: Summary, made: str | None) -> list[tuple[str, str]]:
     ]
 
 
-def _supervisor(s: Summary) -> str:
-    """Which engines died and were started again."""
+def _restarts(s: Summary) -> str:
+    """Which engines died and were started again, and how often; empty where none did."""
     return ", ".join(
         f"{name} died and was started again {'once' if engine.restarts == 1 else f'{engine.restarts} times'}"
         for name, engine in s.engines.items()
@@ -99,7 +99,7 @@ def _accuracy(s: Summary, made: str | None) -> str:
 
 
 def _sample_rows(s: Summary) -> list[tuple[str, str]]:
-    """With several attempts at a problem."""
+    """pass@k and the majority vote; no rows with one sample a problem."""
     if s.samples < 2:
         return []
     return [
@@ -109,7 +109,7 @@ def _sample_rows(s: Summary) -> list[tuple[str, str]]:
 
 
 def _speculation_rows(s: Summary) -> list[tuple[str, str]]:
-    """Token-level speculation inside engines, where there is some."""
+    """A row for each engine that used token-level speculation."""
     rows = []
     for name, engine in s.engines.items():
         if engine.speculated_tokens and engine.speculations:

@@ -1,4 +1,4 @@
-"""A sweep as tables: points enter, what the curves are made of leaves, ready to print. Medians over the repeats; pure."""
+"""A sweep as tables: points enter, tables with medians over the repeats leave, ready to print. Pure."""
 
 from collections.abc import Iterator, Sequence
 
@@ -26,7 +26,7 @@ ABOVE_LIMIT = "Below 1: the replay gained nothing by having all calls at once, f
 
 
 def sweep_tables(points: Sequence[Point]) -> tuple[Table, ...]:
-    """A table for each curve, the target alone first, and SpecCoT's table 6 of each."""
+    """A table for each curve, the target alone first, then for each curve one in the form of SpecCoT's table 6."""
     found = curves(points)
     alone = found[next(iter(found))] if found else {}
     notes = [NOTE, *[""] * len(found)]
@@ -72,7 +72,7 @@ def _cells(points: Sequence[Point], ratio: Spread | None) -> tuple[str, ...]:
 
 
 def ranged(figure: Spread | None) -> str:
-    """A median and, where the repeats differ in what is printed, their ends."""
+    """A median and, where the printed values of the repeats differ, the least and greatest in brackets."""
     if figure is None:
         return "-"
     value, low, high = map(plain, (figure.median, figure.low, figure.high))
@@ -84,7 +84,7 @@ def _median(figure: Spread | None) -> float | None:
 
 
 def _table_6(found: dict[str, dict[int, list[Point]]]) -> Iterator[Table]:
-    """Wall time, committed tokens/s and speed-up over the smallest batch size, as SpecCoT prints them; the target's beside."""
+    """SpecCoT's table 6 for each curve: wall time, committed tokens/s and speed-up over the smallest batch size and the target alone."""
     alone = {size: points for name in list(found)[:1] for size, points in found[name].items()}
     for name, curve in list(found.items())[1:]:
         walls = {size: spread(point.wall_s for point in points) for size, points in curve.items()}

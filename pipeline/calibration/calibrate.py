@@ -1,6 +1,6 @@
-"""A simulated engines file from a real run: its folder enters; rates, lengths and how well they fit leave.
+"""Fits simulated engines to real runs: run folders enter, a `Calibration` with rates, lengths and errors of the fit leaves.
 
-What the run computed on is taken from its `run.json`, the size of a model from its files; only rates are fitted.
+Devices are taken from `run.json`, the sizes of models from their files; only rates are fitted.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,26 +20,29 @@ from pipeline.errors import InputError, UsageError
 from pipeline.trace.run_file import RunFile
 
 MOST_CALLS = 1500
+"""Calls of each engine that are fitted by default."""
 UNIT_RATES = {"flops_per_s": 1e12, "bytes_per_s": 1e12, "overhead_s": 1e-3}
-"""Before the fit, which does not depend on them."""
+"""Rates of a device before the fit, which does not depend on them."""
 
 
 class Calibration(Struct, frozen=True, kw_only=True):
     """Simulated engines that were fitted to one or several runs."""
 
     runs: tuple[RunFile, ...]
+    """The `run.json` of each run."""
     specs: dict[str, SimSpec]
-    """By role, with the fitted rates."""
+    """The simulated engines by role, with the fitted rates."""
     fits: dict[str, Fit]
-    """By device."""
+    """By the device's name."""
     calls: dict[str, int]
-    """By role: calls that the fit is of."""
+    """Number of calls that were fitted, by role."""
 
 
 def calibrate(folders: Sequence[Path], most: int = MOST_CALLS) -> Calibration:
     """Fit simulated engines to the runs in `folders`, which had the same engines, by the first `most` calls of each engine.
 
-    What was written is taken from the first one. Raises `InputError` and `UsageError`.
+    Lengths of texts are taken from the first run. Raises `InputError` where a run cannot be read or a model's size is not known, and
+    `UsageError` where the engines differ.
     """
     runs = tuple(RunFile.read(folder) for folder in folders)
     _check_same(folders, runs)
@@ -66,7 +69,7 @@ def _check_same(folders: Sequence[Path], runs: Sequence[RunFile]) -> None:
 
 
 def _spec(folder: Path, run: RunFile, role: str) -> SimSpec:
-    """The engine as a simulated one, but for its rates: those the fit must find, of a simulated run too."""
+    """The simulated engine for `role`, with `UNIT_RATES` in place of the rates that are to be fitted."""
     if isinstance(simulated := run.plan.engines[role], SimSpec):
         return structs.replace(simulated, device=structs.replace(simulated.device, **UNIT_RATES))
     given: Mapping[str, Any] = run.engines[role]

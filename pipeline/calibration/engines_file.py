@@ -1,4 +1,4 @@
-"""A calibration as an engines file that a person can read: what was fitted, from what, and how well. Pure."""
+"""A calibration as an engines file with comments: a `Calibration` enters, YAML text leaves. Pure."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -10,12 +10,12 @@ from pipeline.text import one_line
 
 
 def engines_file(found: Calibration) -> str:
-    """The file; `pipeline run --engines` takes it."""
+    """The text of the file, which `pipeline run --engines` takes."""
     return "\n".join([*_about(found), *(line for role, spec in found.specs.items() for line in _role(role, spec, found))]) + "\n"
 
 
 def fit_lines(found: Calibration) -> Iterator[str]:
-    """The fit in words, one line a device."""
+    """A sentence for each device: what it was fitted to, and how well."""
     for device, fit in found.fits.items():
         roles = [role for role, spec in found.specs.items() if spec.device.name == device]
         calls = ", ".join(f"{found.calls[role]:,} calls of {role}" for role in roles)
@@ -59,7 +59,7 @@ def _role(role: str, spec: SimSpec, found: Calibration) -> Iterator[str]:
 
 
 def _number(value: Any) -> str:
-    """As YAML reads it as a number again: an exponent needs a point and a sign there."""
+    """A number in the form that YAML reads as a number: an exponent needs a decimal point and a sign."""
     if isinstance(value, int):
         return str(value)
     digits, e, exponent = f"{value:.6g}".partition("e")

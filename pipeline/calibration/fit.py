@@ -1,8 +1,7 @@
-"""The roofline of a device from recorded calls: what rates and overhead would have made them take as long as they took?
+"""Fits the roofline of a device to recorded calls: calls of the engines on it enter, the rates that explain their durations best leave.
 
-Calls of the engines that share a device enter at the moments at which they were sent, with the tokens that they had; the
-simulated scheduler computes them with trial rates, and the rates with the least error leave. What waits for what in the
-orchestration is not simulated here: a wrong rate cannot hide behind it.
+The calls arrive at the simulated scheduler when they were sent, with the tokens that they had, and are computed with trial rates.
+The orchestration is not simulated, so that waiting in it cannot make up for a wrong rate.
 """
 
 import math
@@ -23,29 +22,30 @@ from pipeline.engines.sim.spec import SimDeviceSpec, SimSpec
 from pipeline.errors import MissingExtra
 
 EVALUATIONS = 150
+"""Most simulations of all calls in one fit, those of the grid aside."""
 Calls: TypeAlias = "Mapping[str, Sequence[TimedCall]]"
-"""Of one run, by role."""
+"""The calls of one run, by role."""
 
 
 class Fit(Struct, frozen=True):
-    """A device and how well it explains the calls of its engines."""
+    """A fitted device, and how well it explains the calls of its engines."""
 
     device: SimDeviceSpec
     error: float
     """Mean of |ln(simulated / recorded)| over the calls: 0.1 is about 10 %."""
     stages: dict[str, dict[str, float]]
-    """By role and stage: total simulated over total recorded seconds at the engine."""
+    """By role and stage, simulated over recorded seconds in flight, both added up over the calls."""
 
 
 class RecordedCache(PrefixCache):
-    """Holds of every prompt what was in the real cache (`Job.reusable`), so it keeps nothing itself and drops nothing."""
+    """A prefix cache with as many tokens of every prompt as were in the real cache (`Job.reusable`); it stores and evicts nothing."""
 
     def __init__(self) -> None:
         super().__init__(1 << 60)
         self._all = Node((), None)
 
     def match(self, tokens: tuple[int, ...], most: int) -> tuple[Node, int]:
-        """As many of `tokens` as were in the real cache."""
+        """See `PrefixCache.match`; `most` are the tokens that were in the real cache."""
         return self._all, most
 
     def insert(self, node: Node, tokens: tuple[int, ...]) -> None:
@@ -63,9 +63,9 @@ class RecordedCache(PrefixCache):
 
 
 def fit_device(specs: Mapping[str, SimSpec], traces: Sequence[Calls]) -> Fit:
-    """The rates of the device of `specs`, which share it; `traces` are their calls in one or several runs.
+    """Fit the rates of the device that the engines `specs` share; `traces` are their calls in one or several runs.
 
-    Nelder and Mead's search over the logarithms of the three rates, from the best point of a coarse grid.
+    Searches with Nelder and Mead's method over the logarithms of the three rates, from the best point of a coarse grid.
     """
     optimize = _scipy()
 
@@ -85,7 +85,7 @@ def fit_device(specs: Mapping[str, SimSpec], traces: Sequence[Calls]) -> Fit:
 
 
 def error_of(specs: Mapping[str, SimSpec], traces: Sequence[Calls]) -> float:
-    """Mean of |ln(simulated / recorded)| over the calls that nothing disturbed which is not here."""
+    """Mean of |ln(simulated / recorded)| over the calls that only recorded calls met; see `recorded.undisturbed`."""
     return float(np.abs(np.concatenate([logs for calls in traces for logs in _logs(specs, calls)])).mean())
 
 
@@ -95,7 +95,7 @@ def _logs(specs: Mapping[str, SimSpec], calls: Calls) -> list[Array]:
 
 
 def simulate(specs: Mapping[str, SimSpec], calls: Calls) -> dict[str, Array]:
-    """Seconds that each call takes at its simulated engine, by role, when they come as they came."""
+    """Seconds that each call takes at its simulated engine, by role, when calls arrive at their recorded times."""
     device = SimDevice(next(iter(specs.values())).device)
     shares = {role: _share(device, spec) for role, spec in specs.items() if role in calls}
     jobs = {role: [_job(number, call) for number, call in enumerate(calls[role])] for role in shares}
@@ -120,13 +120,13 @@ def _share(device: SimDevice, spec: SimSpec) -> Share:
 
 
 def _job(number: int, call: TimedCall) -> Job:
-    key = (max(call.lengths), call.submit_s, "", number)  # about what lanes tell engines: shortest expected service first
+    key = (max(call.lengths), call.submit_s, "", number)  # about the priority that lanes give to calls: shortest expected service first
     prompt: Any = range(call.input_tokens)
     return Job(key, prompt, call.cached_tokens, call.lengths, (), lambda: None)
 
 
 def _grid(specs: Mapping[str, SimSpec], traces: Sequence[Calls]) -> list[Array]:
-    """Logarithms of rates at which a short call takes about as long as the shortest ones did, for different reasons."""
+    """Logarithms of rates at which a short call takes about as long as the shortest ones did, with different rates as its bottleneck."""
     quick = [np.quantile(durations(listed) / [max(call.lengths) for call in listed], 0.1) for calls in traces for listed in calls.values()]
     iteration_s = float(np.mean(quick))
     largest = max(spec.parameters for spec in specs.values())

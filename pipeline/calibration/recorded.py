@@ -1,6 +1,6 @@
-"""What a recorded run tells about engines that are to be like it: its calls as work, and the lengths of what was written as text.
+"""Reads a recorded run for simulated engines that are to be like its own: trace files enter, calls and lengths of texts leave.
 
-Trace files enter; calls (when each came, its tokens, how long it took) and a `SimTextSpec` for each role leave.
+Calls have their time of arrival, tokens and duration; lengths become a `SimTextSpec` for each role.
 """
 
 import math
@@ -19,7 +19,7 @@ from pipeline.trace.events import UNFINISHED
 from pipeline.trace.read import read_batches
 
 ROUNDING_NS = 2
-"""A call that comes at the end of an iteration joins the next one; rounded up by a nanosecond it would miss it."""
+"""How much earlier calls arrive than recorded: one that arrived at the end of an iteration would miss the next if rounded up."""
 COLUMNS = (
     "engine",
     "stage",
@@ -33,7 +33,7 @@ COLUMNS = (
     "output_token_ids",
 )
 CORRELATION = 0.5
-"""Of the candidates of a step: not to be told from a run with one number of candidates, so it is assumed."""
+"""Assumed correlation of a step's candidates (`SimTextSpec`): it cannot be found from a run with one number of candidates."""
 
 
 class TimedCall(Struct, frozen=True):
@@ -41,18 +41,20 @@ class TimedCall(Struct, frozen=True):
 
     stage: str
     submit_s: float
-    """Since the first call of any engine."""
+    """When it was sent, in seconds since the first call of any engine."""
     duration_s: float
-    """At the engine, its queue included."""
+    """Seconds in flight, the engine's queue included."""
     input_tokens: int
     cached_tokens: int
     lengths: tuple[int, ...]
-    """Tokens sampled for each candidate; a scoring counts as one."""
+    """Tokens sampled for each candidate; a call that only scores has one."""
 
 
 def read_calls(run: Path, most: int) -> dict[str, list[TimedCall]]:
-    """Answered calls of each engine by the time at which they left, from the start up to the moment at which one engine has
-    had `most`: until then all of them are there. Raises `InputError` where there are none."""
+    """Answered calls of each engine, in the order in which they were sent, up to the moment at which one engine has `most` of them.
+
+    Up to then no call is missing. Raises `InputError` where there are none.
+    """
     rows: list[dict[str, Any]] = []
     for batch in read_batches(run, "calls", COLUMNS):
         rows += (row for row in batch.to_pylist() if row["error_type"] is None)
@@ -72,7 +74,7 @@ def read_calls(run: Path, most: int) -> dict[str, list[TimedCall]]:
 
 
 def undisturbed(calls: Mapping[str, Sequence[TimedCall]]) -> dict[str, Array]:
-    """Of each call, whether it had ended before the last of all left: the others met calls that are not here."""
+    """For each call, whether it ended before the last of `calls` was sent: later ones met calls that are not among these."""
     last = max(call.submit_s for listed in calls.values() for call in listed)
     ended = {role: np.array([call.submit_s + call.duration_s <= last for call in listed], bool) for role, listed in calls.items()}
     return {role: which if which.any() else ~which for role, which in ended.items()}
@@ -90,7 +92,7 @@ def _timed_call(row: Mapping[str, Any], start_ns: int) -> TimedCall:
 
 
 def _lengths(ids: Sequence[Sequence[int]], sampled: int) -> tuple[int, ...]:
-    """Tokens of each candidate; sampled ones that are not among the ids, ends of sequences, go to the shortest first."""
+    """Tokens of each candidate. End-of-sequence tokens, which were sampled and are not among the ids, go to the shortest first."""
     lengths = [max(len(each), 1) for each in ids] or [1]
     for place in np.argsort(lengths, kind="stable")[: max(0, sampled - sum(lengths))]:
         lengths[int(place)] += 1
@@ -103,30 +105,31 @@ def durations(calls: Sequence[TimedCall]) -> Array:
 
 
 class Moments(Struct, frozen=True):
-    """Mean of positive numbers, and the standard deviation of their logarithms."""
+    """Mean of positive numbers, and standard deviation of their logarithms."""
 
     mean: float
     sigma: float
 
 
 class Lengths(Struct, frozen=True, kw_only=True):
-    """Of what was written in a run, in tokens where nothing else is said; None where nothing of the kind was."""
+    """Lengths of the texts of a run; None where it has no such text."""
 
     drafters: frozenset[str]
     """Roles that draft candidates."""
     steps: Moments | None
-    """Steps of a thought."""
+    """Number of steps of a thought."""
     step_tokens: dict[str, Moments]
-    """By the role that wrote them, drafted candidates included."""
+    """Tokens of a step by the role that wrote it, drafted candidates included."""
     answer_tokens: float | None
+    """Mean tokens of an answer."""
     acceptance: float | None
-    """Of steps whose candidates were verified, 0 to 1."""
+    """Share of the verified steps that were accepted, 0 to 1."""
     candidates: float
-    """Drafted for a verified step, on average."""
+    """Mean number of candidates of a verified step."""
 
 
 def read_lengths(run: Path, plan: Plan) -> Lengths:
-    """The lengths of what was written in the run folder of `plan`; raises `InputError`."""
+    """The lengths of the texts of the run of `plan` in the folder `run`; raises `InputError` where it cannot be read."""
     tokens: dict[str, list[int]] = {}
     verified = accepted = drafted = 0
     columns = ["verify_kind", "decision", "source_engine", "step_token_ids", "candidate_tokens"]
@@ -151,12 +154,12 @@ def read_lengths(run: Path, plan: Plan) -> Lengths:
 
 
 def _drafters(roles: Sequence[str], candidates: int, writer: str) -> Sequence[str]:
-    """The role of each candidate of a step: as the plan says; where it says something else, the first that drafts."""
+    """The role of each candidate of a step: as in the plan, or else, where the number differs, the first role that drafts."""
     return roles if len(roles) == candidates else [roles[0] if roles else writer] * candidates
 
 
 def text_of(role: str, lengths: Lengths) -> SimTextSpec:
-    """The text of one role. Where a run says nothing of something, another role's figure stands, or the default."""
+    """The simulated text of one role; figures that the run does not have are those of another role, or the defaults."""
     text = SimTextSpec()
     if lengths.steps is not None:
         text = structs.replace(text, steps_mean=lengths.steps.mean, steps_sigma=min(lengths.steps.sigma, 3.0))
@@ -172,7 +175,7 @@ def text_of(role: str, lengths: Lengths) -> SimTextSpec:
 
 
 def moments(values: Sequence[int]) -> Moments | None:
-    """Of those that are positive; None of none."""
+    """The moments of the positive ones of `values`; None where there are none."""
     positive = np.array([value for value in values if value > 0], float)
     if not len(positive):
         return None
@@ -180,9 +183,9 @@ def moments(values: Sequence[int]) -> Moments | None:
 
 
 def accuracy_for(acceptance: float, candidates: float) -> float:
-    """The accuracy of a step for which a faultless verifier finds a right one among so many `acceptance` of the time.
+    """The accuracy of drafted steps at which a faultless verifier finds a right one among `candidates` with the chance `acceptance`.
 
-    Solved for a in 1 - acceptance = c (1 - a) + (1 - c) (1 - a)^N (`SimTextSpec`) by halving.
+    It solves for a in 1 - acceptance = c (1 - a) + (1 - c) (1 - a)^N (`SimTextSpec`) by halving.
     """
     low, high = 0.0, 1.0
     for _ in range(50):
@@ -200,7 +203,7 @@ def _steps(run: Path) -> list[int]:
 
 
 def _answer_tokens(run: Path, plan: Plan) -> float | None:
-    """Mean over the calls of stages that answer; None without any."""
+    """Mean output tokens over the calls of stages that answer; None without such calls."""
     answering = {stage.name for stage in plan.stages() if stage.spec.purpose == "answer"}
     found: list[int] = []
     for batch in read_batches(run, "calls", ["stage", "output_tokens", "error_type"]):

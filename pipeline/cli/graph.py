@@ -9,10 +9,10 @@ import msgspec
 from pipeline.bundled import find_file
 from pipeline.cli.main import print_line, print_notice, print_page
 from pipeline.drawing.counts import RunCounts, count_run
+from pipeline.drawing.diagram import diagram
 from pipeline.drawing.dot import dot, svg
 from pipeline.drawing.mermaid import mermaid
 from pipeline.drawing.run_plan import engines_of, plan_of_run
-from pipeline.drawing.sheet import sheet
 from pipeline.drawing.text import text
 from pipeline.engines.registry import cautions
 from pipeline.errors import UsageError
@@ -105,7 +105,7 @@ def _page(plan: Plan, run: Path | None, form: str) -> str:
     if form == "text":
         return text(plan, played, counts)
     draw = {"mermaid": mermaid, "dot": dot, "svg": svg}[form]
-    return draw(sheet(plan, played, counts))
+    return draw(diagram(plan, played, counts))
 
 
 def _with_run(plan: Plan, run: Path) -> tuple[Plan, dict[str, str], RunCounts]:

@@ -27,6 +27,6 @@ def report(runs: tuple[Path, ...], output: Path | None, chains: int, bins: int, 
     Exit codes: 0 written; 2 a RUN cannot be read, or FILE cannot be written.
     """
     page = load("report")
-    place = page.place_for(runs, output)
+    place = page.report_path(runs, output)
     page.write(place, page.report(runs, page.ReportOptions(chains=chains, bins=bins)))
     print_line(f"report: {place} ({place.stat().st_size / 1e6:.1f} MB), to open in a browser")

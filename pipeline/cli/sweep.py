@@ -114,7 +114,7 @@ def _write_report(folder: Path) -> None:
     except MissingExtra as error:
         print_notice(f"no report: {error}; then pipeline report {folder}")
         return
-    place = page.place_for([folder], None)
+    place = page.report_path([folder], None)
     page.write(place, page.sweep_report(folder))
     print_notice(f"report: {place}")
 

@@ -1,4 +1,4 @@
-"""The captions of a drawing: parts of a plan and what was counted of them in a run enter, short lines of text leave, unescaped."""
+"""The captions of a drawing: parts of a plan and counts of a run enter, short lines of unescaped text leave. Pure."""
 
 from collections.abc import Mapping
 
@@ -10,23 +10,23 @@ from pipeline.graph.spec import StageSpec
 from pipeline.text import one_line
 
 LONGEST = 60
-"""Characters of a text of others, such as a model's name, that are shown."""
+"""How many characters of a foreign text, such as a model's name, are shown."""
 ELSEWHERE = {"after", "when", "engine", "until", "stages"}
-"""What the drawing itself says of a stage."""
+"""Fields of a stage that are not in its settings line, because the drawing shows them otherwise."""
 NEUTRAL = (None, 0, 1, ())
-"""Defaults that go without saying; true and false are 1 and 0."""
+"""Defaults that are not shown; true and false equal 1 and 0."""
 ALWAYS = "context_length"
-"""The exit that no graph needs to name."""
+"""The exit that every loop has, whatever its graph says."""
 
 
 def shortened(text: str) -> str:
-    """One line of a text of others, cut where it is long."""
+    """A foreign text on one line, cut after `LONGEST` characters."""
     line = one_line(text)
     return line if len(line) <= LONGEST else f"{line[: LONGEST - 1]}…"
 
 
 def settings_line(spec: StageSpec) -> str:
-    """The settings of a stage that its graph sets, as `name=value`; defaults that go without saying are left out."""
+    """The settings of a stage as `name=value`, without fields in `ELSEWHERE` and defaults in `NEUTRAL`."""
     said = [
         f"{field.name}={shortened(_value(value))}"
         for field in structs.fields(spec)
@@ -58,30 +58,30 @@ def exit_lines(loop: LoopNode) -> dict[str, str]:
 
 
 def verdict_count(counts: RunCounts, judge: str, accepted: bool) -> str:
-    """How often, and in which share of its verdicts, a judge decided so."""
+    """How often, and in what share of its verdicts, the stage `judge` accepted or, with `accepted` false, rejected."""
     yes, no = counts.accepted.get(judge, 0), counts.rejected.get(judge, 0)
     return with_share(yes if accepted else no, yes + no)
 
 
 def rounds_a_chain(counts: RunCounts, loop: LoopNode) -> float:
-    """Steps that a loop committed, as a mean over the chains."""
+    """The mean number of steps that a chain committed in `loop`."""
     own = {node.name for level in loop.body.levels for node in level}
     return sum(count for stage, count in counts.steps.items() if stage in own) / max(1, counts.chains)
 
 
 def ended_by(counts: RunCounts, loop: LoopNode | None) -> Mapping[str, str]:
-    """How often each exit of the plan's last `loop` was taken; without a loop, or of failed chains, each `stop_reason`."""
+    """How often chains ended by each exit of `loop`, the plan's last one; without a loop, by each `stop_reason`."""
     known = exit_lines(loop) if loop else {}
     return {reason: with_share(count, counts.chains) for reason, count in counts.stop_reasons.items() if (reason in known) == bool(loop)}
 
 
 def with_share(count: int, total: int) -> str:
-    """A count and its share."""
+    """A count with its share of `total`, such as `12 (40.0%)`."""
     return f"{count:,} ({count / total:.1%})" if total else f"{count:,}"
 
 
 def mean_time(total_s: float, count: int) -> str:
-    """A mean time, to three digits."""
+    """The mean of `count` times that add up to `total_s`, with three digits and a unit; `-` without any."""
     if not count:
         return "-"
     each = total_s / count

@@ -1,4 +1,4 @@
-"""How often each way through a graph was taken: the tables of a run folder enter, counts and seconds by stage leave. Streams."""
+"""How often each path through a graph was taken: the tables of a run folder enter, streamed; counts and seconds by stage leave."""
 
 from collections import Counter
 from pathlib import Path
@@ -11,7 +11,7 @@ from pipeline.trace.read import read_batches
 
 
 class StageCounts(Struct):
-    """The calls of one stage, every attempt of them; seconds are added up."""
+    """Sums over the calls of one stage, with every attempt counted."""
 
     calls: int = 0
     failed: int = 0
@@ -20,26 +20,27 @@ class StageCounts(Struct):
 
 
 class RunCounts(Struct, frozen=True, kw_only=True):
-    """What happened in a run of a plan."""
+    """Counts of a run, for the drawing of its plan."""
 
     run: str
+    """Its id."""
     chains: int
-    """Chains that are over and had a call."""
+    """Chains that ended and had a call."""
     stages: dict[str, StageCounts]
     accepted: dict[str, int]
-    """By judge."""
+    """Accepted steps, by the stage that judged."""
     rejected: dict[str, int]
-    """By judge: verdicts after which another stage wrote the step."""
+    """Verdicts after which another stage wrote the step, by the stage that judged."""
     steps: dict[str, int]
-    """By the stage that committed them; a judge commits what it accepts."""
+    """Committed steps, by the stage that committed them; a stage that judges commits what it accepts."""
     first_steps: dict[str, int]
-    """Those among them that were written without drafting, because the stage writes the first n."""
+    """Those of `steps` that were written without drafts as one of the chain's first, by stage."""
     stop_reasons: dict[str, int]
-    """Most frequent first."""
+    """Chains by what ended them, most frequent first."""
 
 
 def count_run(folder: Path, plan: Plan, run: str) -> RunCounts:
-    """Count the run folder `folder` of a run of `plan`; raises `InputError` where its tables cannot be read."""
+    """Count the calls, steps and chains of the run of `plan` in `folder`; `run` is its id. Raises `InputError`."""
     accepted, rejected, committed, first = Counter[str](), Counter[str](), Counter[str](), Counter[str]()
     for (stage, decision, judge), count in _steps(folder, plan).items():
         committed[stage] += count

@@ -1,40 +1,40 @@
-"""Boxes and arrows as a Mermaid flowchart, which GitHub renders. All text is escaped; no other program is needed."""
+"""A diagram as a Mermaid flowchart, which GitHub renders: a `Diagram` enters, text leaves. All text is escaped."""
 
 from collections.abc import Iterator, Sequence
 
 from pipeline.drawing.captions import shortened
+from pipeline.drawing.diagram import Arrow, Box, Diagram
 from pipeline.drawing.dot import PALETTE
-from pipeline.drawing.sheet import Arrow, Box, Sheet
 from pipeline.text import one_line
 
 SHAPES = {"stage": ("[", "]"), "loop": ("{{", "}}"), "end": ("([", "])")}
 LINKS = {"next": "-->", "verdict": "-->", "again": "-.->", "exit": "==>"}
 BREAK = "<br/>"
-MEANT = frozenset("#&<>\"'`\\{}")
+SPECIAL = frozenset("#&<>\"'`\\{}")
 """Characters that mean something within a quoted label, to Mermaid or to a browser."""
-FORMULA, APART = "$$", "$\u200b$"
-"""What begins a formula, and the same to the eye."""
+FORMULA_MARK, BROKEN_MARK = "$$", "$\u200b$"
+"""What begins a formula, and the replacement that looks the same and does not."""
 
 
-def mermaid(sheet: Sheet) -> str:
-    """The drawing as text for a fenced block named `mermaid`."""
-    keys = {box.key: f"n{number}" for number, box in enumerate(sheet.boxes)}
+def mermaid(diagram: Diagram) -> str:
+    """The diagram as text for a fenced code block of the language `mermaid`."""
+    keys = {box.key: f"n{number}" for number, box in enumerate(diagram.boxes)}
     lines = [
         "flowchart TD",
-        *(f"  {line}" for line in _boxes(sheet, keys)),
-        *(f"  {_arrow(arrow, keys)}" for arrow in sheet.arrows),
-        *(f"  {line}" for line in _roles(sheet, keys)),
+        *(f"  {line}" for line in _boxes(diagram, keys)),
+        *(f"  {_arrow(arrow, keys)}" for arrow in diagram.arrows),
+        *(f"  {line}" for line in _roles(diagram, keys)),
     ]
     return "\n".join(lines) + "\n"
 
 
-def _boxes(sheet: Sheet, keys: dict[str, str]) -> Iterator[str]:
-    for box in sheet.boxes:
+def _boxes(diagram: Diagram, keys: dict[str, str]) -> Iterator[str]:
+    for box in diagram.boxes:
         if box.loop is None:
             yield _box(box, keys)
-    for number, (loop, title) in enumerate(sheet.loops.items()):
+    for number, (loop, title) in enumerate(diagram.loops.items()):
         yield f"subgraph l{number}[{_quoted([title])}]"
-        yield from (f"  {_box(box, keys)}" for box in sheet.boxes if box.loop == loop)
+        yield from (f"  {_box(box, keys)}" for box in diagram.boxes if box.loop == loop)
         yield "end"
 
 
@@ -49,11 +49,11 @@ def _arrow(arrow: Arrow, keys: dict[str, str]) -> str:
     return f"{keys[arrow.tail]} {LINKS[arrow.way]}{label} {keys[arrow.head]}"
 
 
-def _roles(sheet: Sheet, keys: dict[str, str]) -> Iterator[str]:
-    """A colour for each role, and a box that says what plays it."""
-    for number, (role, engine) in enumerate(sheet.engines.items()):
+def _roles(diagram: Diagram, keys: dict[str, str]) -> Iterator[str]:
+    """A colour for each role, and a box with its engine."""
+    for number, (role, engine) in enumerate(diagram.engines.items()):
         fill, line = PALETTE[number % len(PALETTE)]
-        own = ",".join(keys[box.key] for box in sheet.boxes if box.role == role)
+        own = ",".join(keys[box.key] for box in diagram.boxes if box.role == role)
         yield f"r{number}[{_quoted([role, shortened(engine)])}]"
         yield f"classDef role{number} fill:{fill},stroke:{line},color:#24292f"
         yield f"class {','.join(filter(None, (f'r{number}', own)))} role{number}"
@@ -64,5 +64,7 @@ def _quoted(lines: Sequence[str]) -> str:
 
 
 def _text(text: str) -> str:
-    """Text with every character that means something as its number."""
-    return "".join(f"#{ord(character)};" if character in MEANT else character for character in one_line(text).replace(FORMULA, APART))
+    """Text with every character of `SPECIAL` written as its number."""
+    return "".join(
+        f"#{ord(character)};" if character in SPECIAL else character for character in one_line(text).replace(FORMULA_MARK, BROKEN_MARK)
+    )

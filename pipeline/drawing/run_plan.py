@@ -1,5 +1,7 @@
-"""A plan as a run carried it out: the plan and the run's `run.json` enter, the plan with the run's own params leaves. Refuses
-the run of another graph, and says what was otherwise. Reads nothing else."""
+"""A plan as a run carried it out: a plan and the run's `run.json` enter, the plan with the run's own params leaves.
+
+Refuses the run of another graph, and lists differences in params and engines. Reads nothing else.
+"""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -12,14 +14,16 @@ from pipeline.trace.run_file import RunFile
 
 
 class RunPlan(Struct, frozen=True, kw_only=True):
-    """A plan as it was carried out."""
+    """A plan as a run carried it out."""
 
     run: str
+    """The run's id."""
     plan: Plan
+    """The plan with the params of the run."""
     engines: dict[str, str]
-    """What played each role."""
+    """Backend and model of each role."""
     differences: tuple[str, ...]
-    """What the run had otherwise than the plan as it is now."""
+    """Params and engines of the run that differ from those of the plan as it is now, each as `NAME VALUE`."""
 
 
 def plan_of_run(plan: Plan, folder: Path) -> RunPlan:
@@ -39,13 +43,13 @@ def plan_of_run(plan: Plan, folder: Path) -> RunPlan:
 
 
 def engines_of(plan: Plan) -> dict[str, str]:
-    """Backend and model that play each role; target and draft come first, so that they look the same on every drawing."""
+    """Backend and model of each role; target and draft come first, so that they have the same colours on every drawing."""
     roles = sorted(plan.engines, key=lambda role: (role != "target", role != "draft"))
     return {role: " ".join(filter(None, (plan.engines[role].backend, getattr(plan.engines[role], "model", None)))) for role in roles}
 
 
 def _outline(block: Block, inside: str = "") -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Every stage by its path, with what makes it another one: kind, role, condition."""
+    """Every stage and loop by its path, with its kind, role and condition."""
     for level in block.levels:
         for node in level:
             path = inside + node.name
@@ -58,7 +62,7 @@ def _outline(block: Block, inside: str = "") -> Iterator[tuple[str, tuple[str, .
 
 
 def _difference(ours: Mapping[str, tuple[str, ...]], theirs: Mapping[str, tuple[str, ...]]) -> str | None:
-    """The clause that names the first stage in which the two are not the same."""
+    """The first difference between two outlines, as a clause about the second; None where they are equal."""
     if list(ours.items()) == list(theirs.items()):
         return None
     for name in ours:

@@ -1,4 +1,4 @@
-"""A plan as a tree for a terminal: stages under one another as they run, loops around theirs, with a run's numbers in columns."""
+"""A plan as a tree for a terminal: a plan and the counts of a run enter, lines leave, with the counts in columns. Pure."""
 
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -20,12 +20,12 @@ from pipeline.drawing.counts import RunCounts
 from pipeline.graph.plan import Block, LoopNode, Plan, StageNode
 
 MARKS = "●○◆◇▲△■□"
-"""Of the roles, in their order; after the last the first again."""
+"""Marks of the roles in their order; they repeat after the last."""
 HEADINGS = ("calls", "failed", "in flight", "waiting")
 
 
 class _Line(Struct, frozen=True):
-    """A line of the tree; lines below it stand within."""
+    """A line of the tree, with the cells of its columns and the lines of its branches."""
 
     text: str
     cells: tuple[str, ...] = ()
@@ -79,7 +79,7 @@ class _Tree:
                     yield _Line(f"{verdict_word(accepted)}{count}{self._then(stage, accepted)}")
 
     def _then(self, judge: StageNode, accepted: bool) -> str:
-        """Where a verdict leads, if any stage waits for it."""
+        """The stages that run on a verdict, with an arrow before them; empty where there are none."""
         due = [s.name for s in self._plan.stages() if s.condition and (s.condition.stage, s.condition.accepted) == (judge.name, accepted)]
         return f" → {', '.join(due)}" if due else ""
 
@@ -92,7 +92,7 @@ class _Tree:
 
 
 def _together(level: Sequence[StageNode | LoopNode]) -> str:
-    """How the stages of a level share it."""
+    """The title of a level of several stages: `either` where their conditions differ, else `at the same time`."""
     conditions = {node.condition for node in level}
     return "either" if len(conditions) > 1 and None not in conditions else "at the same time"
 
@@ -103,7 +103,7 @@ def _mark(engines: Mapping[str, str], role: str) -> str:
 
 
 def _tree(lines: Sequence[_Line], indent: str = "") -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Each line behind its branches, with its cells."""
+    """Each line with its indentation and branch characters, and its cells."""
     for line in lines:
         last = line is lines[-1]
         yield f"{indent}{'└─' if last else '├─'} {line.text}", line.cells
@@ -111,7 +111,7 @@ def _tree(lines: Sequence[_Line], indent: str = "") -> Iterator[tuple[str, tuple
 
 
 def _columns(rows: Sequence[tuple[str, tuple[str, ...]]], counted: bool) -> Iterator[str]:
-    """The lines, their cells under one another."""
+    """The lines with their cells aligned in columns."""
     if not counted:
         yield from (line for line, _ in rows)
         return
@@ -124,7 +124,7 @@ def _columns(rows: Sequence[tuple[str, tuple[str, ...]]], counted: bool) -> Iter
 
 
 def _endings(plan: Plan, counts: RunCounts | None) -> Iterator[str]:
-    """Why chains ended, of failed ones and where no loop says so."""
+    """How often chains ended for a reason that is no exit of the last loop, in a line; no line without any."""
     loops = [node for level in plan.block.levels for node in level if isinstance(node, LoopNode)]
     known = exit_lines(loops[-1]) if loops else {}
     others = {name: count for name, count in (counts.stop_reasons if counts else {}).items() if name not in known}

@@ -1,9 +1,9 @@
 """A run as OpenTelemetry spans: the run folder enters, spans leave for a server or a file, some hundred at a time.
 
-Every chain is a trace: in it stand its steps, in them their calls, at the times that were recorded. Attributes have the GenAI
-names that the columns' own metadata give, other columns stand under `pipeline.`. Ids derive from the run and the chain: the
-same run always gives the same spans, and no row must know another. Of the whole run only the ids of its steps are held, 8 bytes
-each: a call of which no step came, such as an answer, belongs to its chain.
+Every chain is a trace; its steps are spans in it, and their calls spans in these, at the recorded times. Attributes have the GenAI
+names from the metadata of the trace's columns; other columns are named `pipeline.COLUMN`. Ids are derived from the run and the
+chain: the same run always gives the same spans, and no row needs another one. Only the ids of the steps are held, 8 bytes each: a
+call that led to no step, such as an answer, is a span in its chain.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -30,7 +30,7 @@ __all__ = ["Sent", "check_endpoint", "export", "to_file", "to_server"]
 
 SERVICE = "pipeline"
 TEXTS = {"answer", "answer_text", "reference_answer", "step_text", "candidate_texts"}
-"""Columns that hold what was written; they are exported only when asked for."""
+"""Columns that hold written texts; they are exported only when asked for."""
 LEFT_OUT = {
     "run_id",
     "submit_unix_ns",
@@ -44,19 +44,19 @@ LEFT_OUT = {
     "option_logprobs",
     "scored_logprobs",
 }
-"""Columns that are no attributes: they say the same elsewhere in a span, or are token by token."""
+"""Columns that are no attributes: they are elsewhere in a span, or have a value for each token."""
 Row = Mapping[str, Any]
 BATCH = 512
-"""Spans sent together."""
+"""Spans that are sent together."""
 CALL = ("chain_id", "step_index", "call_index", "engine", "stage", "request_model", "submit_unix_ns", "end_unix_ns", "error_message")
 STEP = ("chain_id", "step_index", "decision", "start_unix_ns", "end_unix_ns")
 CHAIN = ("chain_id", "start_unix_ns", "end_unix_ns", "error_message")
-"""Columns without which there is no span; of the others those that are there."""
+"""Columns of each table that a span needs; other columns are read where they are there."""
 Ids: TypeAlias = np.ndarray[Any, np.dtype[np.uint64]]
 
 
 class Sent(Struct, frozen=True):
-    """How many spans left."""
+    """How many spans were sent."""
 
     chains: int
     steps: int
@@ -64,12 +64,15 @@ class Sent(Struct, frozen=True):
 
     @property
     def spans(self) -> int:
-        """All of them."""
+        """The number of all spans."""
         return self.chains + self.steps + self.calls
 
 
 def export(run: Path, sink: AbstractContextManager[Sink], texts: bool = False) -> Sent:
-    """Send every chain, step and call of the run folder; raises `InputError` where there is none."""
+    """Send every chain, step and call of the run folder `run` to `sink`; `texts`: with written texts.
+
+    Raises `InputError` where there is nothing to send, and `ExportError` as the sink does.
+    """
     file, _ = open_run(run)
     reader = SpanReader(run, Spans(file, texts), texts)
     with sink as place:
@@ -80,12 +83,12 @@ def export(run: Path, sink: AbstractContextManager[Sink], texts: bool = False) -
 
 
 def columns(row: type[Struct], texts: bool) -> list[str]:
-    """The columns of a table that become attributes."""
+    """The columns of the table with rows of type `row` that become attributes; `texts`: with written texts."""
     return [name for name in row.__struct_fields__ if name not in LEFT_OUT and (texts or name not in TEXTS)]
 
 
 class Spans:
-    """The spans of one run; `texts`: with the texts of answers and steps."""
+    """Makes spans of the rows of one run; `texts`: with the texts of answers and steps."""
 
     def __init__(self, run: RunFile, texts: bool) -> None:
         self._run = run
@@ -96,17 +99,17 @@ class Spans:
         self._names = {row: _names(columns(row, texts), row) for row in tables}
 
     def chain(self, row: Row) -> ReadableSpan:
-        """The root: a whole chain."""
+        """The root span of a trace: a whole chain."""
         said = {"gen_ai.operation.name": "invoke_workflow", "gen_ai.workflow.name": self._run.graph} | self._attributes(ChainRow, row)
         return self._span(f"invoke_workflow {self._run.graph}", row, row["start_unix_ns"], (row["chain_id"],), (), said)
 
     def step(self, row: Row) -> ReadableSpan:
-        """A committed step, from the commit before it until its own."""
+        """The span of a committed step, from the commit of the step before it until its own."""
         place = (row["chain_id"], row["step_index"])
         return self._span(f"step {row['decision']}", row, row["start_unix_ns"], place, place[:1], self._attributes(StepRow, row))
 
     def call(self, row: Row, in_step: bool) -> ReadableSpan:
-        """An attempt at a call, in its step, or else, where no step came of it, in its chain."""
+        """The span of an attempt at a call: within its step or, where it led to none (`in_step` false), within its chain."""
         chain, step, engine = row["chain_id"], row["step_index"], row["engine"]
         backend = str(getattr(self._run.plan.engines.get(engine), "backend", engine))
         said = {"gen_ai.provider.name": backend} | self._attributes(CallRow, row)
@@ -149,13 +152,13 @@ class Spans:
         return int.from_bytes(blake2b((self._key + "\0".join(map(str, place))).encode(), digest_size=8).digest())
 
     def _attributes(self, table: type[Struct], row: Row) -> dict[str, Any]:
-        """What is known; neither nulls nor empty lists."""
+        """The attributes of a row, by their names; without nulls and empty lists."""
         found = {name: _value(row.get(column)) for column, name in self._names[table].items()}
         return {name: value for name, value in found.items() if value is not None}
 
 
 def _value(value: Any) -> Any:
-    """A value as OpenTelemetry likes it: no null within a list. A verdict is a label there, and labels are text."""
+    """A value as OpenTelemetry takes it: no nulls in lists, and a verdict, which is a boolean here and a label there, as text."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, list):
@@ -169,7 +172,7 @@ def _names(known: Sequence[str], row: type[Struct]) -> dict[str, str]:
 
 
 def _resource(run: RunFile) -> dict[str, Any]:
-    """What all spans of a run share."""
+    """The attributes that all spans of a run share."""
     return {
         "service.name": SERVICE,
         "service.version": run.versions.get("pipeline", ""),
@@ -185,22 +188,22 @@ def _resource(run: RunFile) -> dict[str, Any]:
 
 
 class SpanReader:
-    """The tables of a run, read in batches, as spans."""
+    """Reads the tables of a run in batches and turns their rows into spans."""
 
     def __init__(self, run: Path, spans: Spans, texts: bool) -> None:
         self._run, self._spans, self._texts = run, spans, texts
         self._steps: list[Ids] = []
         self.counts = [0, 0, 0]
-        """Chains, steps and calls so far."""
+        """Numbers of chains, steps and calls that were read so far."""
 
     def chains(self) -> Iterator[ReadableSpan]:
-        """One for each chain that is over."""
+        """A span for each chain that ended."""
         for row in self._read("chains", CHAIN, ChainRow):
             self.counts[0] += 1
             yield self._spans.chain(row)
 
     def steps(self) -> Iterator[ReadableSpan]:
-        """One for each committed step."""
+        """A span for each committed step."""
         ids: list[int] = []
         for row in self._read("steps", STEP, StepRow):
             self.counts[1] += 1
@@ -212,7 +215,7 @@ class SpanReader:
         self._keep(ids)
 
     def calls(self) -> Iterator[ReadableSpan]:
-        """One for each attempt at a call; the steps must have been gone through."""
+        """A span for each attempt at a call; `steps` must have been read to its end before."""
         committed = np.sort(np.concatenate(self._steps))
         for row in self._read("calls", CALL, CallRow):
             self.counts[2] += 1

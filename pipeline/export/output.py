@@ -1,4 +1,4 @@
-"""The file of an export: a name enters, an open file leaves, and what was written has the name only when it is whole."""
+"""The file of an export: a path enters, an open file leaves, which has this path only when it was written as a whole."""
 
 import gzip
 import os
@@ -21,9 +21,9 @@ def check_output(path: Path, force: bool) -> None:
 
 @contextmanager
 def whole_file(path: Path) -> Iterator[BinaryIO]:
-    """A file to write to, compressed where its name ends in `.gz`; nothing is left behind when the body fails.
+    """Open a file to write to, compressed where its name ends in `.gz`; nothing is left behind when the body fails.
 
-    Compressed bytes hold no name and no time, so that equal content is an equal file.
+    Compressed files hold no name and no time, so that equal content gives equal files.
     """
     with new_file(path) as draft, draft.open("wb") as file:
         if path.suffix == ".gz":

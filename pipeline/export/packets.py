@@ -1,7 +1,7 @@
 """The bytes of a Perfetto trace: tracks, slices, counters and flows enter, packets of Perfetto's own protobuf classes leave.
 
 Times are nanoseconds since an origin that the clock snapshot ties to UTC. Text that repeats is written once and referred to by
-number. Packets are written some thousand at a time, whatever the length of the trace; Perfetto sorts them by time, and leaves
+its number. Packets are written some thousand at a time, whatever the length of the trace; Perfetto sorts them by time, and leaves
 those of one instant in the order of the file. Knows nothing of runs.
 """
 
@@ -12,7 +12,7 @@ from typing import Any, BinaryIO
 from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as pb
 
 CHUNK = 4096
-"""Packets that are held."""
+"""Number of packets that are held before they are written."""
 SEQUENCE = 1
 BEGIN, END, COUNTER = pb.TrackEvent.TYPE_SLICE_BEGIN, pb.TrackEvent.TYPE_SLICE_END, pb.TrackEvent.TYPE_COUNTER
 FRESH, LATER = pb.TracePacket.SEQ_INCREMENTAL_STATE_CLEARED, pb.TracePacket.SEQ_NEEDS_INCREMENTAL_STATE
@@ -25,13 +25,13 @@ Value = int | float | str
 
 
 def identity(*parts: object) -> int:
-    """A number of 63 bits that the same parts always have, and hardly any others."""
+    """A number of 63 bits derived from `parts`: equal for equal parts, and different for others but for rare collisions."""
     text = "\0".join(map(str, parts))
     return int.from_bytes(blake2b(text.encode(errors="replace"), digest_size=8).digest()) >> 1
 
 
 class Packets:
-    """A trace that is being written to `file`."""
+    """Writes a trace to `file`. Times are nanoseconds since `origin_unix_ns`; tracks are referred to by their `uuid`."""
 
     def __init__(self, file: BinaryIO, origin_unix_ns: int) -> None:
         self._file, self._trace, self._held = file, pb.Trace(), 0
@@ -44,32 +44,32 @@ class Packets:
         snapshot.clocks.add(clock_id=pb.BUILTIN_CLOCK_BOOTTIME, timestamp=0)
         snapshot.clocks.add(clock_id=pb.BUILTIN_CLOCK_REALTIME, timestamp=origin_unix_ns)
 
-    def group(self, uuid: int, pid: int, name: str) -> None:
-        """A process: what threads and counters stand under."""
+    def process(self, uuid: int, pid: int, name: str) -> None:
+        """Add a process, a track that holds threads and counters."""
         track = self._packet().track_descriptor
         track.uuid, track.child_ordering = uuid, pb.TrackDescriptor.EXPLICIT
         track.process.pid, track.process.process_name = pid, name
 
-    def row(self, uuid: int, pid: int, tid: int, name: str) -> None:
-        """A thread of the process `pid`, for slices that do not overlap."""
+    def thread(self, uuid: int, pid: int, tid: int, name: str) -> None:
+        """Add a thread of the process `pid`, a track for slices that do not overlap."""
         track = self._packet().track_descriptor
         track.uuid, track.thread.pid, track.thread.tid, track.thread.thread_name = uuid, pid, tid, name
 
     def counter(self, uuid: int, parent: int, name: str, unit: str, rank: int) -> None:
-        """A counter under the process `parent`, at place `rank` among its counters."""
+        """Add a counter of the process `parent`; `rank` is its position among its counters."""
         track = self._packet().track_descriptor
         track.uuid, track.parent_uuid, track.name, track.sibling_order_rank = uuid, parent, name, rank
         track.counter.unit_name = unit
 
     def value(self, track: int, time: int, value: int) -> None:
-        """From `time` on the counter has this value."""
+        """Set the counter `track` to `value` from `time` on."""
         packet = self._packet()
         packet.timestamp = time
         event = packet.track_event
         event.type, event.track_uuid, event.counter_value = COUNTER, track, value
 
     def begin(self, track: int, time: int, name: str, category: str, arguments: Mapping[str, Value], flow: int | None = None) -> None:
-        """A slice begins; those of one `flow` are joined by arrows in the order of their times."""
+        """Begin a slice on `track`; slices with the same `flow` are joined by arrows in the order of their times."""
         packet = self._packet()
         packet.timestamp = time
         event = packet.track_event
@@ -83,14 +83,14 @@ class Packets:
             self._argument(packet, add, key, value)
 
     def end(self, track: int, time: int) -> None:
-        """The slice that began last on `track` ends."""
+        """End the slice that began last on `track`."""
         packet = self._packet()
         packet.timestamp = time
         event = packet.track_event
         event.type, event.track_uuid = END, track
 
     def close(self) -> None:
-        """Write what is held."""
+        """Write the packets that are held."""
         self._file.write(self._trace.SerializeToString())
         self._trace, self._held = pb.Trace(), 0
 
@@ -112,7 +112,7 @@ class Packets:
             add(name_iid=name, string_value=value)
 
     def _number(self, packet: Any, kind: str, text: str) -> int:
-        """The number of a text; at its first use it goes with the packet."""
+        """The number of a text of this `kind`; at its first use the text is added to `packet`."""
         numbers = self._numbers[kind]
         number = numbers.get(text)
         if number is None:
@@ -123,4 +123,4 @@ class Packets:
 
 
 REPEATING = frozenset({"kind", "finish_reason", "error_type", "status"})
-"""Arguments with few different texts."""
+"""Arguments of slices with few different texts, which are written once each."""

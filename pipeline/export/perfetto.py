@@ -1,9 +1,9 @@
 """A run as a Perfetto trace: the run folder enters, a file for https://ui.perfetto.dev leaves.
 
-Every engine is a process, every place of it that calls took a thread. A slice is one attempt at a call, from leaving for the
-engine until its answer was here; within it stand what the engine says of queue, prefill and decode, from the start on, so that
-what remains at the end is the way to and from the engine. A failed attempt has its error in its name. Arrows join the calls of
-a chain. Counters: in flight and waiting of each engine, output tokens so far, live chains. Calls are streamed.
+Every engine is a process, with a thread for each of its slots. A slice is one attempt at a call, from being sent until it was
+answered; slices within it are queue, prefill and decode as the engine measured them, from its start on, so that what remains at its
+end is the way to and from the engine. A failed attempt has its error in its name. Arrows join the calls of a chain. Counters show
+calls in flight and waiting of each engine, its output tokens so far, and live chains. Calls are streamed.
 """
 
 from collections.abc import Iterator
@@ -41,31 +41,32 @@ ARGUMENTS = (
 )
 COLUMNS = ("engine", "stage", "submit_unix_ns", "end_unix_ns", *ARGUMENTS)
 ENGINE_COUNTERS = {"in flight": "calls", "waiting": "calls", "output tokens": "tokens"}
-"""Name and unit."""
+"""Names and units of the counters of an engine."""
 RUN_PID = 1
 TIDS = 100_000
-"""Thread numbers of a process; an engine has at most 65,536 places."""
+"""How many thread numbers are reserved for a process; an engine has at most 65,536 slots."""
 
 
 class Written(Struct, frozen=True):
-    """What went into a trace."""
+    """How much was written into a trace."""
 
     calls: int
+    """Number of calls."""
     size: int
-    """Bytes of the file."""
+    """Size of the file in bytes."""
 
 
 def export(run: Path, output: Path) -> Written:
-    """Write the trace of the run folder to the new file `output`; raises `InputError` where there is none to write."""
-    card, calls = open_run(run)
+    """Write the trace of the run folder `run` to the new file `output`; raises `InputError` where the run has no calls."""
+    run_file, calls = open_run(run)
     chains = survey(run, "chains")
     with whole_file(output) as file:
-        origin = min(card.started_unix_ns or END_OF_TIME, calls.watermark(0), chains.watermark(0))
+        origin = min(run_file.started_unix_ns or END_OF_TIME, calls.watermark(0), chains.watermark(0))
         packets = Packets(file, origin)
-        track = RunTrack(packets, card, origin)
+        track = RunTrack(packets, run_file, origin)
         track.sessions()
         track.chains(run, chains)
-        engines = EngineTracks(packets, card, origin)
+        engines = EngineTracks(packets, run_file, origin)
         for window in windows(run, "calls", COLUMNS, calls):
             engines.count(window.read, window.until)
             for row in _rows(window.begun):
@@ -75,17 +76,17 @@ def export(run: Path, output: Path) -> Written:
 
 
 class RunTrack:
-    """The run as a process: its sessions, and how many chains were live."""
+    """The run as a process: a thread with its sessions, and a counter of live chains."""
 
     def __init__(self, packets: Packets, run: RunFile, origin: int) -> None:
         self._packets, self._run, self._origin = packets, run, origin
         self._uuid = identity("run")
-        packets.group(self._uuid, RUN_PID, f"run {run.run_id}")
+        packets.process(self._uuid, RUN_PID, f"run {run.run_id}")
 
     def sessions(self) -> None:
-        """A slice for each process that worked on the run; one that is still at work has no end."""
+        """Write a slice for each session of the run; one that goes on has no end."""
         track = identity("run", "sessions")
-        self._packets.row(track, RUN_PID, RUN_PID * TIDS, "sessions")
+        self._packets.thread(track, RUN_PID, RUN_PID * TIDS, "sessions")
         for number, session in enumerate(self._run.sessions, 1):
             start = max(0, session.started_unix_ns - self._origin)
             self._packets.begin(track, start, f"session {number}", "session", {"status": session.status})
@@ -93,7 +94,7 @@ class RunTrack:
                 self._packets.end(track, max(start, session.ended_unix_ns - self._origin))
 
     def chains(self, run: Path, found: Survey) -> None:
-        """Count the live chains; between two sessions there are none."""
+        """Write the counter of live chains, which is 0 between two sessions; `found` is the survey of the chains table."""
         track, live = identity("run", "live chains"), CountOverTime()
         self._packets.counter(track, self._uuid, "live chains", "chains", 0)
         for window in windows(run, "chains", ["end_unix_ns"], found):
@@ -108,14 +109,14 @@ class RunTrack:
 
 
 class EngineTracks:
-    """One process for each engine."""
+    """The engines as processes, one for each role."""
 
     def __init__(self, packets: Packets, run: RunFile, origin: int) -> None:
         self._packets, self._origin = packets, origin
         self._engines = {role: EngineTrack(packets, run, role, pid) for pid, role in enumerate(run.plan.engines, RUN_PID + 1)}
 
     def count(self, calls: pa.RecordBatch, until: int) -> None:
-        """Count `calls` in, which come in any order, and write the counters up to `until`."""
+        """Add `calls`, in any order, to the counters, and write these up to `until`, ns UTC."""
         roles = calls.column("engine").dictionary_encode()
         codes = roles.indices.to_numpy()
         submit, end, tokens = (calls.column(name).to_numpy() for name in ("submit_unix_ns", "end_unix_ns", "output_tokens"))
@@ -128,9 +129,9 @@ class EngineTracks:
             engine.show(until, self._origin)
 
     def draw(self, row: dict[str, Any]) -> None:
-        """One call, in the order in which they began."""
+        """Write the slices of one call; calls must come in the order of their starts."""
         start, end = row["submit_unix_ns"] - self._origin, row["end_unix_ns"] - self._origin
-        track = self._engines[row["engine"]].place(start, end)
+        track = self._engines[row["engine"]].track_of(start, end)
         failed = row["error_type"]
         name = f"{row['stage']} ({failed})" if failed else row["stage"]
         flow = identity("chain", row["chain_id"])
@@ -142,12 +143,12 @@ class EngineTracks:
 
 
 class EngineTrack:
-    """A process: its counters, and a thread for every place."""
+    """An engine as a process: its counters, and a thread for each slot."""
 
     def __init__(self, packets: Packets, run: RunFile, role: str, pid: int) -> None:
         self._packets, self._role, self._pid = packets, role, pid
         uuid = identity("engine", role)
-        packets.group(uuid, pid, f"{role}: {run.model(role)}")
+        packets.process(uuid, pid, f"{role}: {run.model(role)}")
         self._counts = {identity("counter", role, name): CountOverTime() for name in ENGINE_COUNTERS}
         for rank, (track, (name, unit)) in enumerate(zip(self._counts, ENGINE_COUNTERS.items(), strict=True)):
             packets.counter(track, uuid, name, unit, rank)
@@ -155,51 +156,51 @@ class EngineTrack:
         self._tracks: list[int] = []
 
     def count(self, ready: Array, submit: Array, end: Array, tokens: Array) -> None:
-        """Its calls: when they could have left, left and ended, ns UTC."""
+        """Add calls to the counters: when they were ready, sent and ended, ns UTC, and their output tokens."""
         in_flight, waiting, produced = self._counts.values()
         in_flight.span(submit, end)
         waiting.span(ready, submit)
         produced.change(end, tokens)
 
     def show(self, until: int, origin: int) -> None:
-        """Write the counters up to `until`."""
+        """Write the counters up to `until`, ns UTC."""
         for track, count in self._counts.items():
             for time, value in count.until(until):
                 self._packets.value(track, time - origin, value)
 
-    def place(self, start: int, end: int) -> int:
-        """The track of a call."""
+    def track_of(self, start: int, end: int) -> int:
+        """The track of the slot that a call from `start` to `end` takes."""
         slot = self._slots.take(start, end)
         if slot == len(self._tracks):
             self._tracks.append(identity("slot", self._role, slot))
-            self._packets.row(self._tracks[slot], self._pid, self._pid * TIDS + slot, f"slot {slot:03}")
+            self._packets.thread(self._tracks[slot], self._pid, self._pid * TIDS + slot, f"slot {slot:03}")
         return self._tracks[slot]
 
 
 class CountOverTime:
-    """A number over time, such as calls in flight: rises and falls enter in any order, its values leave in order of time.
+    """A number over time, such as calls in flight: changes enter in any order, values leave in order of time.
 
     Changes are held until an instant is asked for after which no earlier one can come.
     """
 
     def __init__(self) -> None:
         self.value = 0
-        """After the last instant that was asked for."""
+        """The number after the last instant that was asked for."""
         self._times, self._steps = np.empty(0, np.int64), np.empty(0, np.int64)
 
     def change(self, times: Array, steps: int | Array) -> None:
-        """It changes by `steps` at `times`, none of them before an instant that was asked for."""
+        """Change the number by `steps` at `times`, none of which may be before an instant that was asked for."""
         self._times = np.concatenate([self._times, times])
         self._steps = np.concatenate([self._steps, np.broadcast_to(np.asarray(steps, np.int64), times.shape)])
 
     def span(self, starts: Array, ends: Array) -> None:
-        """One more from each of `starts` to each of `ends`."""
+        """Add one from each of `starts` until the same element of `ends`."""
         lasting = ends > starts
         self.change(starts[lasting], 1)
         self.change(ends[lasting], -1)
 
     def until(self, instant: int) -> Iterator[tuple[int, int]]:
-        """Each time before `instant` at which it changed, once, with the number from then on."""
+        """Each time before `instant` at which the number changed, with the number from then on."""
         order = np.argsort(self._times, kind="stable")
         due = int(np.searchsorted(self._times[order], instant))
         now, later = order[:due], order[due:]
@@ -213,7 +214,7 @@ class CountOverTime:
 
 
 class Slots:
-    """The slots of one engine: a call takes the lowest one that is free, so that there are as many as were ever in flight at once.
+    """The slots of one engine: each call takes the lowest free one, so that there are as many as calls were ever in flight at once.
 
     For example calls from 0 to 5, from 1 to 2 and from 3 to 4 take the slots 0, 1 and again 1.
     """
@@ -222,7 +223,7 @@ class Slots:
         self._free: list[int] = []
         self._taken: list[tuple[int, int]] = []
         self.count = 0
-        """Slots so far."""
+        """Number of slots so far."""
 
     def take(self, start: int, end: int) -> int:
         """The slot, from 0, of a call from `start` to `end`; no earlier call may have begun later."""
@@ -243,14 +244,14 @@ def _rows(calls: pa.Table) -> Iterator[dict[str, Any]]:
 
 
 def _arguments(row: dict[str, Any]) -> dict[str, Value]:
-    """What is known of a call, by the names of its columns."""
+    """The arguments of a call's slice, by the names of its columns; without nulls."""
     said = {name: row[name] for name in ARGUMENTS if row[name] is not None}
     said["finish_reason"] = ", ".join(row["finish_reason"])
     return said
 
 
 def _phases(row: dict[str, Any], start: int, end: int) -> Iterator[tuple[str, int, int]]:
-    """Name, start and end of what the engine says it did, one after the other and within the call."""
+    """Name, start and end of the phases that the engine measured, one after the other and within the call."""
     for phase in PHASES:
         if row[phase]:
             since, start = start, min(end, start + round(row[phase] * 1e9))

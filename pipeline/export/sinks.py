@@ -1,4 +1,4 @@
-"""Where OpenTelemetry spans go: to a server by OTLP over HTTP, or into a file of OTLP JSON lines. Spans enter, nothing is kept."""
+"""Destinations of OpenTelemetry spans: a server by OTLP over HTTP, or a file of OTLP JSON lines. Spans enter, nothing is kept."""
 
 import logging
 from base64 import b64decode
@@ -19,17 +19,18 @@ from opentelemetry.sdk.trace.export import SpanExportResult
 from pipeline.errors import ExportError, UsageError, reason
 from pipeline.export.output import whole_file
 
-logging.getLogger("opentelemetry").addHandler(logging.NullHandler())  # what it logs of failures is said once, by `ExportError`
+logging.getLogger("opentelemetry").addHandler(logging.NullHandler())  # failures that it logs are raised as `ExportError`
 IDS = ("traceId", "spanId", "parentSpanId")
 
 
 class Sink(Protocol):
-    """Takes spans, some hundred at a time."""
+    """A destination of spans, which get there some hundred at a time."""
 
-    def send(self, spans: Sequence[ReadableSpan]) -> None: ...
+    def send(self, spans: Sequence[ReadableSpan]) -> None:
+        """Send `spans`; raises `ExportError` where the destination does not take them."""
 
 
-class Server:
+class ServerSink:
     """A server that takes OTLP over HTTP; headers and time limits come from the `OTEL_EXPORTER_OTLP_*` variables."""
 
     def __init__(self, endpoint: str) -> None:
@@ -37,24 +38,24 @@ class Server:
         self._exporter = OTLPSpanExporter(endpoint=endpoint, session=self._session)
 
     def send(self, spans: Sequence[ReadableSpan]) -> None:
-        """Raises `ExportError` where the server does not take them."""
+        """See `Sink.send`."""
         result = self._exporter.export(spans)
         if result is not SpanExportResult.SUCCESS or not self._session.taken:
             raise ExportError(self._endpoint, self._session.said)
 
     def close(self) -> None:
-        """Let go of the connection."""
+        """Close the connection."""
         self._session.close()
 
 
-class Lines:
+class JsonLinesSink:
     """A file with one export request a line, in OTLP's JSON: ids as hexadecimal digits, enumerations as numbers."""
 
     def __init__(self, file: Any) -> None:
         self._file = file
 
     def send(self, spans: Sequence[ReadableSpan]) -> None:
-        """Write them as one line."""
+        """See `Sink.send`; writes one line."""
         request = MessageToDict(encode_spans(spans), use_integers_for_enums=True)
         for resource in request["resourceSpans"]:
             for scope in resource["scopeSpans"]:
@@ -64,7 +65,7 @@ class Lines:
 
 
 def check_endpoint(endpoint: str) -> None:
-    """Raise `UsageError` where `endpoint` is no address."""
+    """Raise `UsageError` where `endpoint` is no HTTP address."""
     parts = urlsplit(endpoint)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise UsageError(f"--endpoint {endpoint}: expected the whole address, such as http://127.0.0.1:4318/v1/traces")
@@ -73,7 +74,7 @@ def check_endpoint(endpoint: str) -> None:
 @contextmanager
 def to_server(endpoint: str) -> Iterator[Sink]:
     """A sink that sends to `endpoint`."""
-    server = Server(endpoint)
+    server = ServerSink(endpoint)
     try:
         yield server
     finally:
@@ -84,14 +85,16 @@ def to_server(endpoint: str) -> Iterator[Sink]:
 def to_file(path: Path) -> Iterator[Sink]:
     """A sink that writes the new file `path`, compressed where its name ends in `.gz`."""
     with whole_file(path) as file:
-        yield Lines(file)
+        yield JsonLinesSink(file)
 
 
 class _Session(requests.Session):
-    """Remembers how the last attempt ended: the exporter itself says it only in its log."""
+    """An HTTP session that keeps how its last request ended, which the exporter only logs."""
 
     said = "gives no answer"
+    """How the last request ended, as a clause about the server."""
     taken = False
+    """Whether the server took it."""
 
     def request(self, *args: Any, **named: Any) -> requests.Response:
         try:
@@ -105,7 +108,7 @@ class _Session(requests.Session):
 
 
 def _root(error: BaseException) -> str:
-    """What the first error of a chain of them says."""
+    """The message of the error that an error was raised from in the first place."""
     while (before := error.__cause__ or error.__context__) is not None:
         error = before
     return reason(error).lower()

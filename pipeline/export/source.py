@@ -1,8 +1,7 @@
-"""A run folder as something to export: what its `run.json` says enters with its tables, rows in the order in which they began leave.
+"""Reads a run folder for an export: its `run.json` and tables enter, rows in the order of their starts leave.
 
-Rows are recorded when they end. A first pass over two columns finds, for every batch, the earliest beginning of all rows from
-there on; so the second pass knows which rows may go, and holds only those that overlap what is still to be read. Nothing is
-written.
+Rows are recorded when they end. A first pass over two columns finds, for every batch, the earliest start of all rows from there on;
+so the second pass knows which rows may leave, and holds only those that overlap rows that are still to be read. Nothing is written.
 """
 
 from collections.abc import Iterator, Sequence
@@ -19,40 +18,43 @@ from pipeline.trace.run_file import RunFile
 
 Array: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
 END_OF_TIME = int(np.iinfo(np.int64).max)
+"""After every instant."""
 BEGINNING = {"calls": ("submit_unix_ns", "client_wait_s"), "chains": ("start_unix_ns",)}
-"""What says when a row of a table began: an instant, less the seconds that it had waited before."""
+"""Columns that give the start of a row: an instant in ns UTC, less seconds that it waited before."""
 
 
 class Survey(Struct, frozen=True):
-    """Where rows of a table begin: `least[i]` is the earliest beginning of all rows from `ends[i - 1]` on."""
+    """When the rows of a table began, batch by batch."""
 
     ends: Array
+    """For each batch, the number of rows up to its end."""
     least: Array
+    """For each batch, the earliest start of its rows and all later ones, ns UTC."""
 
     @property
     def rows(self) -> int:
-        """How many there are."""
+        """Number of rows in the table."""
         return int(self.ends[-1]) if len(self.ends) else 0
 
     def watermark(self, row: int) -> int:
-        """No row from `row` on began before this instant."""
+        """The instant, ns UTC, before which no row with the index `row` or a higher one began."""
         place = int(np.searchsorted(self.ends, row, side="right"))
         return int(self.least[place]) if place < len(self.least) else END_OF_TIME
 
 
 class Window(Struct, frozen=True):
-    """A step of the second pass."""
+    """What the second pass yields after each batch."""
 
     read: pa.RecordBatch
-    """The rows that were read now, in the order in which they ended."""
+    """The batch that was read now, in the order in which its rows ended."""
     begun: pa.Table
-    """The rows that may go now, in the order in which they began; over all windows every row once."""
+    """The rows that began before `until` and were in no earlier window, in the order of their starts."""
     until: int
-    """No row that is still to be read began before this instant."""
+    """No row that is still to be read began before this instant, ns UTC."""
 
 
 def open_run(folder: Path) -> tuple[RunFile, Survey]:
-    """The run and a survey of its calls; raises `InputError` where the folder is no run, or has no calls."""
+    """The `run.json` of a run folder and a survey of its calls; raises `InputError` where it is no run folder, or has no calls."""
     file = RunFile.read(folder)
     calls = survey(folder, "calls")
     if not calls.rows:
@@ -61,7 +63,7 @@ def open_run(folder: Path) -> tuple[RunFile, Survey]:
 
 
 def survey(run: Path, table: Literal["calls", "chains"]) -> Survey:
-    """The first pass; raises `InputError` where the table cannot be read."""
+    """The first pass over a table of the run folder `run`; raises `InputError` where it cannot be read."""
     counts, firsts = [0], []
     for batch in read_batches(run, table, BEGINNING[table]):
         if batch.num_rows:
@@ -72,7 +74,7 @@ def survey(run: Path, table: Literal["calls", "chains"]) -> Survey:
 
 
 def beginnings(batch: pa.RecordBatch, table: str) -> Array:
-    """When each row began, ns UTC: a call when it could have left, a chain when it was admitted."""
+    """When each row began, ns UTC: a call when it was ready to be sent, a chain when it was admitted."""
     begun = batch.column(BEGINNING[table][0]).to_numpy()
     for name in BEGINNING[table][1:]:
         begun = begun - np.rint(batch.column(name).to_numpy() * 1e9).astype(np.int64)
@@ -80,7 +82,7 @@ def beginnings(batch: pa.RecordBatch, table: str) -> Array:
 
 
 def windows(run: Path, table: Literal["calls", "chains"], columns: Sequence[str], found: Survey) -> Iterator[Window]:
-    """The second pass, over the rows of the survey `found`: a run that goes on may have more by now."""
+    """The second pass over a table, up to the last row of its survey `found`: a run that goes on may have more by now."""
     done, held = 0, None
     for batch in read_batches(run, table, [*dict.fromkeys((*BEGINNING[table], *columns))]):
         batch = batch.slice(0, found.rows - done)

@@ -1,6 +1,6 @@
-"""The chains of a run as columns of numbers, and which of them to show: the chains table enters, places of chains leave.
+"""The chains of a run as columns of numbers, and which of them to show: the chains table enters, indices of chains leave.
 
-Of a chain that was taken up again the last row counts. What is held are names and numbers, never a text.
+Of a chain that was taken up again the last row counts. Names and numbers are held, never a text.
 """
 
 from collections.abc import Sequence
@@ -18,26 +18,29 @@ NUMBERS = ("input_row", "sample_index", "calls", "start_unix_ns", "end_unix_ns",
 
 
 class ChainList(Struct, frozen=True, kw_only=True):
-    """The chains that ended, in the order in which they began; the arrays have one place a chain."""
+    """The chains that ended, in the order of their starts, as columns with one element for each chain."""
 
     names: Sequence[str]
     row: Array
-    """Of the input file, from 1."""
+    """Row of the problem in the input file, from 1."""
     sample: Array
+    """Number of the chain among those of its problem, from 0."""
     calls: Array
+    """Number of its calls."""
     start: Array
-    """ns UTC."""
+    """When it was admitted, ns UTC."""
     end: Array
+    """When it ended, ns UTC."""
     seconds: Array
-    """From admission to the end."""
+    """Seconds from admission to the end."""
     correct: Array
     """1 right, 0 wrong, -1 not graded."""
     failed: Array
-    """It failed or was cancelled."""
+    """Whether it failed or was cancelled."""
 
     @property
     def grades(self) -> Grades:
-        """What a count of steps must know of them."""
+        """Whether the chains ended right, as `step_counts.count_steps` takes it."""
         return Grades({name: place for place, name in enumerate(self.names)}, self.row, self.correct)
 
 
@@ -68,16 +71,16 @@ def read_chain_list(run: Path) -> ChainList:
 
 
 def evenly(places: Array, most: int) -> Array:
-    """At most `most` of `places`, evenly spaced among them."""
+    """At most `most` elements of `places`, evenly spaced among them."""
     if len(places) <= most:
         return places
     return np.asarray(places[np.linspace(0, len(places) - 1, most).round().astype(int)])
 
 
 def worth_reading(chains: ChainList, most: int) -> dict[int, tuple[str, ...]]:
-    """Places of at most `most` chains to read in full, and why each of them: `failed`, `wrong`, `slowest`.
+    """Indices of at most `most` chains to read in full, and the reasons for each of them: `failed`, `wrong`, `slowest`.
 
-    Each reason may take a third, and what earlier ones leave. Failed and wrong ones are spread evenly over the run.
+    Each reason may take a third, and what earlier reasons leave. Failed and wrong ones are evenly spaced over the run.
     """
     slowest = np.argsort(-chains.seconds, kind="stable")
     groups = (

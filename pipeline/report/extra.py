@@ -1,4 +1,4 @@
-"""The way into the modules that need the extra `report`: a module's name enters, the module leaves, or one clear sentence."""
+"""Imports modules that need the extra `report`: a module's name enters, the module leaves, or an error that names the extra."""
 
 from importlib import import_module
 from types import ModuleType
@@ -9,7 +9,7 @@ PACKAGES = ("jinja2", "markupsafe", "plotly")
 
 
 def load(name: str) -> ModuleType:
-    """The module `pipeline.report.NAME`; raises `MissingExtra` where a package that it draws or writes with is missing."""
+    """Import the module `pipeline.report.NAME`; raises `MissingExtra` where a package of the extra is missing."""
     try:
         return import_module(f"pipeline.report.{name}")
     except ModuleNotFoundError as error:

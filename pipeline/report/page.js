@@ -1,4 +1,4 @@
-// Draws the page's plots when they come near and shows its stories when they are opened. What it puts in is text, never markup.
+// Draws the page's plots when they come near and shows its transcripts when they are opened. What it puts in is text, never markup.
 "use strict";
 (() => {
   const parsed = new Map();
@@ -49,7 +49,7 @@
     document.querySelectorAll("figure.table details").forEach((table) => { table.open = true; });
   });
 
-  // Stories.
+  // Transcripts.
   const words = {
     guidance: "guidance", accepted: "accepted", fallback: "fallback", first_steps: "first steps", written: "written",
     rejected: "rejected candidate", not_chosen: "candidate not chosen",
@@ -91,26 +91,26 @@
     if (step.candidates.length) box.append(candidates(step));
     return box;
   };
-  const tell = (story) => {
+  const tell = (transcript) => {
     const told = make("div", "told");
-    labelled(told, "problem", story.problem === null ? "not in the trace, and the input file is not where it was or has changed" : story.problem);
+    labelled(told, "problem", transcript.problem === null ? "not in the trace, and the input file is not where it was or has changed" : transcript.problem);
     told.append(make("div", "label", "thought, step by step"));
-    story.steps.forEach((step) => told.append(stepBox(step)));
-    labelled(told, "what was written after the thought", story.answer_text);
-    labelled(told, "answer", story.answer);
-    labelled(told, "reference", story.reference);
-    labelled(told, "ended by", story.ended);
+    transcript.steps.forEach((step) => told.append(stepBox(step)));
+    labelled(told, "what was written after the thought", transcript.answer_text);
+    labelled(told, "answer", transcript.answer);
+    labelled(told, "reference", transcript.reference);
+    labelled(told, "ended by", transcript.ended);
     return told;
   };
-  const storyBox = (story) => {
-    const box = make("details", "story");
-    box.dataset.why = story.why.join(" ");
+  const transcriptBox = (transcript) => {
+    const box = make("details", "transcript");
+    box.dataset.why = transcript.why.join(" ");
     const line = make("summary");
-    line.append(make("span", "name", story.chain_id), make("span", `badge ${story.verdict}`, story.verdict));
-    story.why.filter((why) => why !== story.verdict).forEach((why) => line.append(make("span", "badge", why)));
-    line.append(make("span", "facts", story.facts));
+    line.append(make("span", "name", transcript.chain_id), make("span", `badge ${transcript.verdict}`, transcript.verdict));
+    transcript.why.filter((why) => why !== transcript.verdict).forEach((why) => line.append(make("span", "badge", why)));
+    line.append(make("span", "facts", transcript.facts));
     box.append(line);
-    box.addEventListener("toggle", () => { if (box.open && box.childElementCount === 1) box.append(tell(story)); });
+    box.addEventListener("toggle", () => { if (box.open && box.childElementCount === 1) box.append(tell(transcript)); });
     return box;
   };
   const filters = (place, boxes) => {
@@ -135,8 +135,8 @@
     Object.entries(words).forEach(([kind, word]) => line.append(make("span", kind, word)));
     return line;
   };
-  document.querySelectorAll(".stories").forEach((place) => {
-    const boxes = read(place.dataset.stories).map(storyBox);
+  document.querySelectorAll(".transcripts").forEach((place) => {
+    const boxes = read(place.dataset.transcripts).map(transcriptBox);
     place.append(filters(place, boxes), key(), ...boxes);
   });
 })();

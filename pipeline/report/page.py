@@ -1,7 +1,7 @@
-"""A page of one file: sections of text, tables, figures and stories enter, HTML that asks nothing of any network leaves.
+"""An HTML page in one file: sections of text, tables, figures and transcripts enter, HTML that needs no network leaves.
 
-Everything that came from a run stands in it as text: jinja2 escapes it, or it is JSON that a script puts in by `textContent`.
-Only the two scripts of the page itself may run: the page's own policy names their hashes.
+Text that comes from a run cannot become markup: jinja2 escapes it, or it is JSON that a script inserts with `textContent`. Only the
+two scripts of the page itself may run: its content security policy names their hashes.
 """
 
 import base64
@@ -18,41 +18,41 @@ from msgspec import Struct
 from plotly.offline import get_plotlyjs
 
 from pipeline.analysis.compare.cells import Table
-from pipeline.report.stories import Story
+from pipeline.report.transcripts import Transcript
 from pipeline.text import sanitize
 
 GENERATOR = "pipeline report"
-"""How a page of ours is known."""
+"""The content of the `generator` element that identifies a page made here."""
 _HERE = Path(__file__).parent
 
 
 class Figure(Struct, frozen=True):
-    """A plot and what it shows."""
+    """A plot with its title and a note."""
 
     title: str
     plot: Any
-    """A `plotly.graph_objects.Figure`; its layout has a height."""
+    """A `plotly.graph_objects.Figure` whose layout has a height."""
     note: str = ""
-    """What to know when reading it."""
+    """What a reader must know to read it; shown below the plot."""
 
 
 class Section(Struct, frozen=True, kw_only=True):
-    """A part of a page; what it has is shown in the order of these fields."""
+    """A part of a page; its contents are shown in the order of these fields."""
 
     title: str
     notices: Sequence[str] = ()
-    """Said loudly."""
+    """Warnings, shown in a box."""
     text: Sequence[str] = ()
     """Paragraphs."""
     figures: Sequence[Figure] = ()
     tables: Sequence[Table] = ()
-    """Of more than 16 rows closed at first."""
-    stories: Sequence[Story] = ()
+    """Tables; those of more than 16 rows are collapsed at first."""
+    transcripts: Sequence[Transcript] = ()
     sections: Sequence["Section"] = ()
 
 
 def page(title: str, sections: Sequence[Section]) -> str:
-    """The page."""
+    """The HTML of a page with these sections."""
     scripts = {"plotly": get_plotlyjs(), "script": _text("page.js")}
     policy = (
         f"default-src 'none'; script-src {' '.join(map(_digest, scripts.values()))} 'unsafe-eval'; "
@@ -70,22 +70,22 @@ def page(title: str, sections: Sequence[Section]) -> str:
 
 
 def is_page(start: str) -> bool:
-    """Does a file that starts so come from here?"""
+    """Whether `start`, the first characters of a file, are those of a page made by `page`."""
     return f'<meta name="generator" content="{GENERATOR}">' in start
 
 
 def as_json(value: Any) -> Markup:
-    """Stories as JSON that no HTML parser finds anything in."""
+    """`value`, such as transcripts, as JSON without characters that mean something in HTML."""
     return _escaped(msgspec.json.encode(value).decode())
 
 
 def plot_json(figure: Figure) -> Markup:
-    """A plot as JSON that no HTML parser finds anything in."""
+    """A plot as JSON without characters that mean something in HTML."""
     return _escaped(figure.plot.to_json())
 
 
 def numeric(table: Table) -> list[bool]:
-    """Of each column of a table, whether it holds numbers; cells without a value say neither."""
+    """For each column of a table whether it holds numbers; cells without a value are ignored."""
     columns = [[cell for cell in column if cell not in ("", "-", "baseline")] for column in zip(*table.rows, strict=True)]
     return [bool(cells) and all(cell[0] in "0123456789+-" for cell in cells) for cells in columns] or [False] * len(table.columns)
 

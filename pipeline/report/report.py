@@ -1,6 +1,6 @@
-"""`pipeline report` without the command: run folders or that of a sweep enter, the HTML of one page leaves, and its file.
+"""Reports of runs and sweeps: run folders or the folder of a sweep enter, the HTML of one page leaves, and is written to a file.
 
-The file is whole or as it was, and one that is no page of ours is never replaced.
+The file is replaced as a whole or not at all, and only where it was such a report or not there.
 """
 
 from collections.abc import Sequence
@@ -21,6 +21,7 @@ from pipeline.trace.read import check_folder
 
 NAME = "report.html"
 _START = 4096
+"""How many characters of a file are read to see whether it is a report."""
 CACHE_KEPT = (
     "An engine of this sweep could not be told to forget between points: prompts of one point may have been in its prefix cache from "
     "points before, so that later points look faster than they are."
@@ -28,7 +29,10 @@ CACHE_KEPT = (
 
 
 def report(runs: Sequence[Path], options: ReportOptions) -> str:
-    """The page of one run, of several with a comparison before them, or of a sweep; raises `InputError` for any other folder."""
+    """The HTML of a report on one run, on several runs with a comparison before them, or on one sweep.
+
+    Raises `InputError` for any other folder and `UsageError` for a sweep among several folders.
+    """
     if sweeps := [run for run in runs if is_sweep(run)]:
         if len(runs) > 1:
             raise UsageError(f"{sweeps[0]}: is a sweep; report it alone, or name runs in its folder `runs`")
@@ -41,7 +45,7 @@ def report(runs: Sequence[Path], options: ReportOptions) -> str:
 
 
 def comparison(runs: Sequence[Path]) -> Section:
-    """The runs side by side; where they cannot be compared, why not."""
+    """A section with the comparison of `runs` or, where they cannot be compared, with the reason."""
     try:
         found = compare(read_runs(runs))
     except UsageError as error:
@@ -63,12 +67,12 @@ def _name(run: Path) -> str:
 
 
 def is_sweep(folder: Path) -> bool:
-    """Did `pipeline sweep` make this folder?"""
+    """Whether `folder` was made by `pipeline sweep`."""
     return (folder / "sweep.json").is_file()
 
 
 def sweep_report(folder: Path) -> str:
-    """The page; raises `InputError` where the folder holds no points."""
+    """The HTML of a report on the sweep in `folder`; raises `InputError` where it holds no points."""
     if not (folder / "points.parquet").is_file():
         raise InputError(str(folder), "has no finished point: there is nothing to report")
     points = read_points(folder / "points.parquet")
@@ -76,7 +80,7 @@ def sweep_report(folder: Path) -> str:
 
 
 def sweep_section(points: list[Point]) -> Section:
-    """What the points say: where speculation pays, the curves, and the tables that they are drawn from."""
+    """A section on a sweep: where curves cross that of the target alone, figures of the curves, and their tables."""
     return Section(
         title="Throughput by batch size",
         notices=[
@@ -96,10 +100,10 @@ def _about(points: list[Point]) -> str:
     return f"{len(points)} points of {chains:,} chains, {runs}{warm}."
 
 
-def place_for(runs: Sequence[Path], output: Path | None) -> Path:
-    """Where the report of `runs` goes: `output`, or else into the run's folder, or for several runs into the working folder.
+def report_path(runs: Sequence[Path], output: Path | None) -> Path:
+    """The file for the report of `runs`: `output`, or else `report.html` in the run's folder, or for several runs in the working folder.
 
-    Raises `UsageError` where it cannot go there, and `InputError` where a run is no folder, before anything is read or drawn.
+    Raises `UsageError` where it may not be written, and `InputError` where a run is no folder, before anything is read or drawn.
     """
     for run in runs:
         check_folder(run)
@@ -121,7 +125,7 @@ def place_for(runs: Sequence[Path], output: Path | None) -> Path:
 
 
 def write(path: Path, text: str) -> None:
-    """Put `text` in the place of what `path` was; raises `UsageError` where that cannot be done."""
+    """Write `text` to `path`, replacing what was there; raises `UsageError` where that cannot be done."""
     try:
         with new_file(path) as draft:
             draft.write_text(text, encoding="utf-8", errors="backslashreplace")

@@ -1,4 +1,4 @@
-"""One run as sections of a page: the run folder enters, read in a few passes; what was run, tables, figures and stories leave."""
+"""One run as sections of a page: a run folder enters, read in a few passes; sections of tables, figures and transcripts leave."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -20,23 +20,23 @@ from pipeline.report.figures import time as figures_time
 from pipeline.report.figures import tokens as figures_tokens
 from pipeline.report.gantt import SHORTEST, draw_chains, middle, read_gantt, sample
 from pipeline.report.page import Figure, Section
-from pipeline.report.stories import read_stories
+from pipeline.report.transcripts import read_transcripts
 from pipeline.trace.run_file import Host, RunFile
 
 SIMULATED = "Simulated: every time on this page is that of a simulated clock, and every text was made up by a simulated engine."
 MEASURED = "Measured: times are those of real engines on the machine below."
 REPLAYED = "Replayed on a simulated clock: texts of replayed engines are those of a recorded run, times are simulated."
 MOST_ROWS = 400
-"""Chains of the second plot, where not all are in the first."""
+"""Number of chains in the second chart, which is drawn where the first one does not show all."""
 
 
 class ReportOptions(Struct, frozen=True):
     """How much of a run is shown."""
 
     chains: int = 30
-    """Read in full."""
+    """Number of chains that are shown in full."""
     bins: int = 400
-    """Of time."""
+    """Number of bins that time is divided into."""
 
 
 def run_sections(folder: Path, options: ReportOptions) -> list[Section]:
@@ -150,27 +150,27 @@ def _calibration(judged: Mapping[str, Scores]) -> Section:
 
 
 def _reading(folder: Path, run: RunFile, chains: ChainList, most: int) -> Iterator[Section]:
-    found = read_stories(folder, run, chains, worth_reading(chains, most))
-    if not found.stories:
+    found = read_transcripts(folder, run, chains, worth_reading(chains, most))
+    if not found.transcripts:
         return
     failed, wrong = int(chains.failed.sum()), int((chains.correct == 0).sum())
     text = (
-        f"{len(found.stories)} of {len(chains.names):,} chains, of which {failed:,} failed and {wrong:,} are wrong: failed and wrong ones "
-        "evenly spread over the run, and the slowest. `--chains N` shows more."
+        f"{len(found.transcripts)} of {len(chains.names):,} chains, of which {failed:,} failed and {wrong:,} are wrong: failed and wrong "
+        "ones evenly spread over the run, and the slowest. `--chains N` shows more."
     )
     left_out = [f"{found.left_out} more would have made this page too large."] if found.left_out else []
-    yield Section(title="Chains to read", text=[text, *left_out], stories=found.stories)
+    yield Section(title="Chains to read", text=[text, *left_out], transcripts=found.transcripts)
 
 
 def clock(run: RunFile) -> str:
-    """How to believe the times, in one sentence."""
+    """Whether times were measured, simulated or replayed, in one sentence."""
     if not run.virtual_time:
         return MEASURED
     return REPLAYED if any(facts.replay is not None for facts in engine_facts(run).values()) else SIMULATED
 
 
 def notices(run: RunFile) -> tuple[str, ...]:
-    """What must be known before any figure is believed."""
+    """What a reader must know before the figures of a run: that its clock was simulated, that it did not finish."""
     said = []
     if run.virtual_time:
         said.append(clock(run))
@@ -181,12 +181,12 @@ def notices(run: RunFile) -> tuple[str, ...]:
 
 
 def decisions(run: RunFile) -> Table:
-    """What was decided."""
+    """A table of what was run: graph, params, batch size, input, machine, versions, command."""
     return Table("What was run", ("", ""), tuple(_setup_rows(run)))
 
 
 def engine_setup(run: RunFile) -> Table:
-    """The engines, by role."""
+    """A table of the engines' settings, a row for each role."""
     columns = ("role", "model", "backend", "where", "most in flight", "other options")
     facts = engine_facts(run)
     rows = tuple(_engine_row(role, settings, facts[role]) for role, settings in run.engines.items())

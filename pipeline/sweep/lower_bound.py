@@ -1,5 +1,6 @@
-"""The limit of a run: what no schedule of its calls can beat. Engines that remember what they were asked, and the time
-that each takes for it alone, all ready at once.
+"""The lower bound of a run's wall time, which no schedule of its calls can beat: recorded requests enter, seconds leave.
+
+It is the time that an engine takes for its requests when all are ready at once and no other engine works.
 """
 
 from collections.abc import Mapping
@@ -10,12 +11,12 @@ from pipeline.engine import Completion, Engine, EngineStatistics, Request
 
 
 class RecordingEngine:
-    """An engine that remembers its requests. It cannot be restarted: what comes after a death is no measurement."""
+    """An engine that records its requests, up to `most`. It cannot be restarted: a run in which an engine died is no measurement."""
 
     def __init__(self, engine: Engine, most: int) -> None:
         self._engine, self._most = engine, most
         self.requests: list[Request] = []
-        """Those so far; no more than `most`."""
+        """The requests so far, at most `most`."""
         self.role, self.tokenizer, self.facts = engine.role, engine.tokenizer, engine.facts
         self.max_model_len, self.vocab_size = engine.max_model_len, engine.vocab_size
 
@@ -35,8 +36,7 @@ class RecordingEngine:
 
 
 async def replay_s(engine: Engine, requests: list[Request], max_in_flight: int) -> float:
-    """Seconds that `engine` takes for `requests`, all ready at once and sent in their order, at most `max_in_flight` at a time, with
-    nothing beside it."""
+    """Seconds that `engine` takes for `requests`, all ready at once and sent in their order, at most `max_in_flight` at a time."""
     waiting = iter(requests)
 
     async def send_in_turn() -> None:
@@ -51,6 +51,6 @@ async def replay_s(engine: Engine, requests: list[Request], max_in_flight: int) 
 
 
 def all_requests(recording: Mapping[str, RecordingEngine], calls: Mapping[str, int]) -> dict[str, list[Request]]:
-    """By role; empty where one of them was asked more often than it remembers."""
+    """The recorded requests by role; empty where an engine had more requests (`calls`, by role) than it recorded."""
     whole = all(len(engine.requests) == calls.get(role, 0) for role, engine in recording.items())
     return {role: engine.requests for role, engine in recording.items() if engine.requests} if whole else {}

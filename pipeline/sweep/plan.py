@@ -1,4 +1,4 @@
-"""What a sweep will run: options and graphs enter, points in the order in which they run leave. Pure; no engine is known."""
+"""What a sweep will run: options and graphs enter, points in the order in which they run leave. Pure."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -7,30 +7,33 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from pipeline.analysis.points import Place
+from pipeline.analysis.points import Coordinates
 from pipeline.errors import UsageError
 from pipeline.graph.plan import Plan
 from pipeline.runtime.schedule import ScheduleName
 
 
 class SweepOptions(Struct, frozen=True, kw_only=True):
-    """What a user decides about a sweep."""
+    """The options of a sweep, as a user gives them."""
 
     graphs: tuple[Path, ...]
     input: Path
     batch_sizes: tuple[int, ...]
     schedules: tuple[ScheduleName, ...] = ("pipelined",)
     vary: dict[str, tuple[str, ...]] = {}
-    """Values by param; every combination is a curve of its own."""
+    """Values of params that vary, by the param's name; every combination is a curve of its own."""
     repeats: int = 3
     """Runs of every point; simulated ones run once, because they would be equal."""
     baseline: Path | None = None
     """The graph of the target alone; by default `target.yaml` beside the first graph, else the bundled one."""
     engines: Path | None = None
+    """An engines file for all graphs."""
     settings: tuple[str, ...] = ()
+    """Settings for all graphs, as `NAME=VALUE`."""
     columns: dict[str, str] = {}
     samples: int = 1
     limit: int | None = None
+    """Number of problems that are solved; by default all."""
     seed: int = 0
     output: Path | None = None
     """The sweep's folder; by default `sweeps/GRAPH-TIME`."""
@@ -43,28 +46,30 @@ class System(Struct, frozen=True, kw_only=True):
 
     graph: Path
     settings: tuple[str, ...]
-    """All of them, as `NAME=VALUE`."""
+    """All settings of the graph, as `NAME=VALUE`."""
     plan: Plan
     varied: dict[str, bool | int | float | str]
+    """Values of the params that vary."""
     baseline: bool
+    """Whether this is the target alone, with which the others are compared."""
 
     @property
     def label(self) -> str:
-        """The graph's name and what was varied."""
+        """The graph's name and the params that vary: `speccot candidates=5`."""
         return " ".join([self.plan.name, *(f"{name}={value}" for name, value in self.varied.items())])
 
 
-class Job(Struct, frozen=True, kw_only=True):
-    """One point that is to be run."""
+class PlannedPoint(Struct, frozen=True, kw_only=True):
+    """A point that is to be run."""
 
     system: System
-    place: Place
+    coordinates: Coordinates
 
     @property
     def name(self) -> str:
-        """Of its folder: the same whatever else is in the sweep."""
-        place = self.place
-        text = f"{place.system} {place.schedule} b{place.batch_size} r{place.repeat}"
+        """The name of its folder, which does not depend on the other points of the sweep."""
+        coordinates = self.coordinates
+        text = f"{coordinates.system} {coordinates.schedule} b{coordinates.batch_size} r{coordinates.repeat}"
         return re.sub(r"[^\w.=+-]+", "_", text)
 
 
@@ -86,23 +91,23 @@ def check_varied(vary: Mapping[str, Sequence[str]], graphs: Mapping[str, Mapping
             raise UsageError(f"--vary {name}={','.join(values)}: a value is named twice")
 
 
-def jobs(systems: Sequence[System], options: SweepOptions, repeats: int) -> list[Job]:
-    """All points, interleaved: every repeat goes through all of them, each time in the opposite direction, so that what drifts
-    meets none of them more than another."""
-    found: list[Job] = []
+def planned_points(systems: Sequence[System], options: SweepOptions, repeats: int) -> list[PlannedPoint]:
+    """All points in the order in which they run: each repeat runs all of them, every second one in reverse order, so that a drift of the
+    machine affects all points alike."""
+    found: list[PlannedPoint] = []
     for repeat in range(repeats):
         once = list(_round(systems, options, repeat))
         found += once if repeat % 2 == 0 else reversed(once)
     return found
 
 
-def _round(systems: Sequence[System], options: SweepOptions, repeat: int) -> Iterator[Job]:
+def _round(systems: Sequence[System], options: SweepOptions, repeat: int) -> Iterator[PlannedPoint]:
     for batch_size in options.batch_sizes:
         for system in systems:
             for schedule in _schedules(system, options):
                 if schedule == "sequential" and batch_size != min(options.batch_sizes):
                     continue  # one chain at a time, whatever the batch size
-                place = Place(
+                coordinates = Coordinates(
                     system=system.label,
                     graph=system.plan.name,
                     params=system.varied,
@@ -111,9 +116,9 @@ def _round(systems: Sequence[System], options: SweepOptions, repeat: int) -> Ite
                     repeat=repeat,
                     baseline=system.baseline,
                 )
-                yield Job(system=system, place=place)
+                yield PlannedPoint(system=system, coordinates=coordinates)
 
 
 def _schedules(system: System, options: SweepOptions) -> Sequence[ScheduleName]:
-    """Of one call a chain every schedule makes the same."""
+    """The schedules of a system. The target alone has one call a chain, for which all schedules are the same."""
     return ("pipelined",) if system.baseline else options.schedules

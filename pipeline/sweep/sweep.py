@@ -1,7 +1,7 @@
-"""A sweep: many runs over the same problems, engines and seeds, one a point. Engines are opened once and forget between the
-points; a point that is finished is never run again. Points, one row each, go to `points.parquet` as they come.
+"""Runs a sweep: options enter, a run for each point and a file of points leave. All runs have the same problems, engines and seeds.
 
-The warm-up, loading, and what an engine remembers of another point are in no figure.
+Engines are opened once, and their prefix caches are emptied between points; a finished point is never run again. Every point is
+written to `points.parquet` when it is finished. Loading and warm-up are in no figure.
 """
 
 import shutil
@@ -16,7 +16,7 @@ import anyio
 import msgspec
 from msgspec import Struct
 
-from pipeline.analysis.points import Point, measured, read_points, write_points
+from pipeline.analysis.points import Point, point_of_run, read_points, write_points
 from pipeline.bundled import find_file
 from pipeline.data.problems import Fingerprint, Problems, open_problems
 from pipeline.engine import Engine, PrefixCacheReset
@@ -32,21 +32,23 @@ from pipeline.session.replay import check_replay
 from pipeline.session.run import Attend, Observer, solve_on, taken_up
 from pipeline.session.stop import Stop
 from pipeline.sweep.lower_bound import RecordingEngine, all_requests, replay_s
-from pipeline.sweep.plan import Job, SweepOptions, System, check_varied, combinations, jobs
+from pipeline.sweep.plan import PlannedPoint, SweepOptions, System, check_varied, combinations, planned_points
 from pipeline.tasks import unwrapped
 from pipeline.trace.folder import check_output, hold
 from pipeline.trace.run_file import Host, RunFile, host, versions
 
 WARM_UP_PROBLEMS = 32
+"""Problems that every system solves before the first point."""
 MOST_REPLAYED = 50_000
-"""Calls of one engine that are held for the replay that finds the limit; a run with more has none."""
+"""Calls of one engine that are held to measure the lower bound; for a run with more it is not measured."""
 POINTS, SWEEP = "points.parquet", "sweep.json"
 
 Done = Callable[[int, int, Point], object]
+"""Called after each point with the number of finished points, of all points, and the point."""
 
 
 class SweepFile(Struct, frozen=True, kw_only=True):
-    """The content of `sweep.json`: what all points share, so that a sweep that goes on is the same one."""
+    """The content of `sweep.json`: what all points share; a sweep can be resumed only with the same."""
 
     input_sha256: str
     columns: dict[str, str]
@@ -56,7 +58,7 @@ class SweepFile(Struct, frozen=True, kw_only=True):
     engines: dict[str, dict[str, Any]]
     settings: tuple[str, ...]
     graphs: dict[str, str]
-    """Digest by the system's label."""
+    """Digest of each system's plan, by its label."""
     simulated: bool
     host: Host
     versions: dict[str, str]
@@ -67,8 +69,11 @@ class SweepResult(Struct, frozen=True, kw_only=True):
 
     folder: Path
     points: list[Point]
+    """The finished points, in the order in which they were planned."""
     planned: int
+    """Number of all points."""
     error: PipelineError | None = None
+    """What kept the other points from being run."""
 
     @property
     def exit_code(self) -> int:
@@ -81,10 +86,9 @@ class SweepResult(Struct, frozen=True, kw_only=True):
 def sweep(
     options: SweepOptions, observer: Observer | None = None, done: Done | None = None, *, attend: Attend | None = None
 ) -> SweepResult:
-    """Run every point that is not there yet. What is wrong with the options is raised before an engine starts.
+    """Run every point that is not finished yet. Errors in the options are raised before an engine starts.
 
-    `observer` looks on at each run, `done` gets each point: which it is, of how many, and its figures. `attend` lives beside the
-    sweep and may stop it.
+    `observer` observes each run, `done` is called after each point. `attend` runs beside the sweep and may stop it.
     """
     prepared = prepare(options)
     observer = observer or Observer()
@@ -92,22 +96,22 @@ def sweep(
         observer.tell(sentence)
     error: PipelineError | None = None
     with hold(prepared.folder):
-        session = Session(prepared, begun(prepared), observer, done or (lambda *about: None))
-        missing = [job for job in prepared.jobs if job.name not in session.points]
+        runner = SweepRunner(prepared, start_or_resume(prepared), observer, done or (lambda *about: None))
+        missing = [each for each in prepared.planned_points if each.name not in runner.points]
         try:
-            # Of simulated engines each point has its own, on a clock of its own: so it is the same in whatever order.
-            for part in [[job] for job in missing] if prepared.virtual_time else filter(None, [missing]):
-                in_loop(partial(session.run, part, attend), virtual=prepared.virtual_time)
+            # Each point on simulated engines has engines and a clock of its own, so that it does not depend on the order.
+            for part in [[each] for each in missing] if prepared.virtual_time else filter(None, [missing]):
+                in_loop(partial(runner.run, part, attend), virtual=prepared.virtual_time)
         except PipelineError as failure:
-            if not session.points:
+            if not runner.points:
                 raise
             error = failure
-    points = [session.points[job.name] for job in prepared.jobs if job.name in session.points]
-    return SweepResult(folder=prepared.folder, points=points, planned=len(prepared.jobs), error=error)
+    points = [runner.points[each.name] for each in prepared.planned_points if each.name in runner.points]
+    return SweepResult(folder=prepared.folder, points=points, planned=len(prepared.planned_points), error=error)
 
 
 class Prepared(Struct, frozen=True, kw_only=True):
-    """A sweep that nothing speaks against."""
+    """A sweep whose options have been checked."""
 
     options: SweepOptions
     systems: list[System]
@@ -117,11 +121,11 @@ class Prepared(Struct, frozen=True, kw_only=True):
     fingerprint: Fingerprint
     virtual_time: bool
     folder: Path
-    jobs: list[Job]
+    planned_points: list[PlannedPoint]
     """All points, in the order in which they are run."""
 
-    def flight(self, system: System, folder: Path, **changes: Any) -> Preflight:
-        """One run of `system` in `folder`; `changes`: options of its own."""
+    def preflight(self, system: System, folder: Path, **changes: Any) -> Preflight:
+        """The preflight of one run of `system` in `folder`; `changes` are options of that run alone."""
         options = run_options(self.options, system, folder, **changes)
         problems, fingerprint = self.problems, self.fingerprint
         if options.limit != self.options.limit:
@@ -138,7 +142,7 @@ class Prepared(Struct, frozen=True, kw_only=True):
 
 
 def prepare(options: SweepOptions) -> Prepared:
-    """All that can be refused before an engine starts; raises `UsageError`."""
+    """Check everything that can be checked before an engine starts; raises `GraphError`, `InputError` and `UsageError`."""
     systems = read_systems(options)
     engines = shared_engines(systems)
     virtual = virtual_time(engines, str(options.graphs[0]))
@@ -161,12 +165,12 @@ def prepare(options: SweepOptions) -> Prepared:
         fingerprint=fingerprint,
         virtual_time=virtual,
         folder=folder,
-        jobs=jobs(systems, options, 1 if virtual else options.repeats),
+        planned_points=planned_points(systems, options, 1 if virtual else options.repeats),
     )
 
 
 def run_options(options: SweepOptions, system: System, folder: Path, **changes: Any) -> RunOptions:
-    """The options of one run of a sweep; `changes`: those of its own, such as its batch size."""
+    """The options of one run of a sweep; `changes` are options of that run alone, such as its batch size."""
     own: dict[str, Any] = {
         "graph": system.graph,
         "input": options.input,
@@ -181,8 +185,8 @@ def run_options(options: SweepOptions, system: System, folder: Path, **changes: 
     return RunOptions(**own | changes)
 
 
-def begun(prepared: Prepared) -> dict[str, Point]:
-    """Write what all points share, or see that it is still the same; the points that are there, by name."""
+def start_or_resume(prepared: Prepared) -> dict[str, Point]:
+    """Write `sweep.json`, after a check that it is still the same where it is there; returns the finished points by name."""
     options, path, points = prepared.options, prepared.folder / SWEEP, prepared.folder / POINTS
     shared = SweepFile(
         input_sha256=prepared.fingerprint.sha256,
@@ -203,12 +207,14 @@ def begun(prepared: Prepared) -> dict[str, Point]:
         there = read_points(points) if points.is_file() else []
     with new_file(path) as draft:
         draft.write_bytes(msgspec.json.format(msgspec.json.encode(shared), indent=2) + b"\n")
-    return {Job(system=prepared.systems[0], place=point).name: point for point in there}
+    return {PlannedPoint(system=prepared.systems[0], coordinates=point).name: point for point in there}
 
 
 def read_systems(options: SweepOptions) -> list[System]:
-    """The target alone, by default `target.yaml` beside the first graph or else the bundled one, and each graph with each choice
-    of the params that vary. Raises `GraphError` and `UsageError`."""
+    """All systems of a sweep: the target alone, then each graph with each choice of the params that vary.
+
+    Raises `GraphError` for a faulty graph, and `UsageError` for a param that no graph has or systems with equal labels.
+    """
     plain = [(graph, _plan(graph, options, ())) for graph in options.graphs]
     check_varied(options.vary, {plan.name: plan.params for _, plan in plain})
     beside = find_file(options.graphs[0], "graph").with_name("target.yaml")
@@ -231,7 +237,7 @@ def _system(graph: Path, options: SweepOptions, choice: Mapping[str, str], *, ba
 
 
 def _plan(graph: Path, options: SweepOptions, choice: tuple[str, ...]) -> Plan:
-    """The graph with those of the user's settings that it knows: a sweep's graphs need not have the same params."""
+    """The plan of a graph, with those of the user's settings that are params of it: graphs of a sweep may have different params."""
     bare = load_plan(graph, options.engines, tuple(each for each in options.settings if each.startswith("engines.")))
     return load_plan(graph, options.engines, _settings(bare, options) + choice)
 
@@ -241,7 +247,7 @@ def _settings(plan: Plan, options: SweepOptions) -> tuple[str, ...]:
 
 
 def shared_engines(systems: list[System]) -> dict[str, EngineSpec]:
-    """The engines of all systems by role; raises `GraphError` where two of them mean different ones."""
+    """The engines of all systems by role; raises `GraphError` where one role has different engines."""
     specs: dict[str, EngineSpec] = {}
     for system in systems:
         for role, spec in system.plan.engines.items():
@@ -250,15 +256,15 @@ def shared_engines(systems: list[System]) -> dict[str, EngineSpec]:
     return specs
 
 
-class Session:
-    """Points under way on engines that are open for all of them; `points` are those that are done, by name."""
+class SweepRunner:
+    """Runs points on engines that are open for all of them; `points` are the finished ones, by name."""
 
     def __init__(self, prepared: Prepared, points: dict[str, Point], observer: Observer, done: Done) -> None:
         self.points = points
         self._prepared, self._observer, self._done = prepared, observer, done
 
-    async def run(self, part: list[Job], attend: Attend | None) -> None:
-        """Run the points of `part` one after the other; raises what keeps one of them from its end, `Interrupted` too."""
+    async def run(self, part: list[PlannedPoint], attend: Attend | None) -> None:
+        """Run the points of `part` one after the other; raises the error that ends a run early, `Interrupted` included."""
         stop = Stop()
         with unwrapped():
             async with anyio.create_task_group() as tasks:
@@ -267,14 +273,14 @@ class Session:
                 with stop.guard():
                     async with open_engines(self._prepared.engines) as engines:
                         await self._warm_up(engines)
-                        for job in part:
-                            await self._point(engines, job)
+                        for planned in part:
+                            await self._point(engines, planned)
                 tasks.cancel_scope.cancel()
         if stop.aborted:
             raise Interrupted
 
     async def _warm_up(self, engines: Mapping[str, Engine]) -> None:
-        """Every system solves a few problems at the largest batch size: kernels are compiled and buffers have grown then."""
+        """Let every system solve a few problems at the largest batch size, so that kernels are compiled and buffers have their size."""
         prepared = self._prepared
         if prepared.virtual_time:
             return
@@ -282,28 +288,28 @@ class Session:
         limit, batch_size = min(WARM_UP_PROBLEMS, prepared.options.limit or WARM_UP_PROBLEMS), max(prepared.options.batch_sizes)
         with TemporaryDirectory(prefix="warm-up-", dir=prepared.folder) as folder:
             for system in prepared.systems:
-                flight = prepared.flight(system, Path(folder) / system.plan.digest[:16], limit=limit, batch_size=batch_size)
-                await self._solved(flight, engines)
+                preflight = prepared.preflight(system, Path(folder) / system.plan.digest[:16], limit=limit, batch_size=batch_size)
+                await self._solved(preflight, engines)
 
-    async def _point(self, engines: Mapping[str, Engine], job: Job) -> None:
-        """Run one point, then, the first time, the lower bound of its calls; keep its row."""
-        place, prepared = job.place, self._prepared
-        folder = prepared.folder / "runs" / job.name
+    async def _point(self, engines: Mapping[str, Engine], planned: PlannedPoint) -> None:
+        """Run one point and, in the first repeat, measure the lower bound of its calls; write it to `points.parquet`."""
+        coordinates, prepared = planned.coordinates, self._prepared
+        folder = prepared.folder / "runs" / planned.name
         shutil.rmtree(folder, ignore_errors=True)
-        kept = await reset_caches(engines, job.system.plan.engines)
-        recording = {role: RecordingEngine(engines[role], MOST_REPLAYED) for role in job.system.plan.engines}
-        flight = prepared.flight(job.system, folder, batch_size=place.batch_size, schedule=place.schedule)
-        record = await self._solved(flight, recording)
-        bound_s = {} if place.repeat else await self._lower_bound(engines, recording, record, place.batch_size)
+        kept = await reset_caches(engines, planned.system.plan.engines)
+        recording = {role: RecordingEngine(engines[role], MOST_REPLAYED) for role in planned.system.plan.engines}
+        preflight = prepared.preflight(planned.system, folder, batch_size=coordinates.batch_size, schedule=coordinates.schedule)
+        record = await self._solved(preflight, recording)
+        bound_s = {} if coordinates.repeat else await self._lower_bound(engines, recording, record, coordinates.batch_size)
         cpu_s = record.orchestrator_cpu_s
-        point = measured(folder, place, simulated=prepared.virtual_time, limit_s=bound_s, cpu_s=cpu_s, cache_kept=kept)
-        self.points[job.name] = point
+        point = point_of_run(folder, coordinates, simulated=prepared.virtual_time, limit_s=bound_s, cpu_s=cpu_s, cache_kept=kept)
+        self.points[planned.name] = point
         write_points(prepared.folder / POINTS, list(self.points.values()))
-        self._done(sum(each.name in self.points for each in prepared.jobs), len(prepared.jobs), point)
+        self._done(sum(each.name in self.points for each in prepared.planned_points), len(prepared.planned_points), point)
 
-    async def _solved(self, flight: Preflight, engines: Mapping[str, Engine]) -> RunFile:
-        """`run.json` of a run that came to its end; raises what kept it from that."""
-        with taken_up(flight) as ready:
+    async def _solved(self, preflight: Preflight, engines: Mapping[str, Engine]) -> RunFile:
+        """Carry out a run and return its `run.json`; raises the error that ends it early."""
+        with taken_up(preflight) as ready:
             result = await solve_on(engines, ready, self._observer)
         if result.error is not None:
             raise result.error
@@ -312,7 +318,7 @@ class Session:
     async def _lower_bound(
         self, engines: Mapping[str, Engine], recording: Mapping[str, RecordingEngine], record: RunFile, batch_size: int
     ) -> dict[str, float]:
-        """Seconds that each engine takes for its calls alone; nothing where they were too many to hold."""
+        """Seconds that each engine takes for its calls alone, by role; empty where they were too many to hold."""
         calls = {role: found.requests for role, found in record.engine_statistics.items()}
         bound_s = {}
         for role, requests in all_requests(recording, calls).items():
@@ -322,22 +328,22 @@ class Session:
 
 
 async def reset_caches(engines: Mapping[str, Engine], roles: Collection[str]) -> bool:
-    """Empty the prefix caches of `roles`; is there one that stays?"""
+    """Empty the prefix caches of the engines `roles`; returns whether one of them cannot be emptied."""
     resettable = [engine for role, engine in engines.items() if role in roles and isinstance(engine, PrefixCacheReset)]
     for engine in resettable:
         await engine.reset_prefix_cache()
     return len(resettable) < len(roles)
 
 
-def _check_same(path: Path, card: SweepFile) -> None:
-    """Raise `UsageError` where a sweep that is to go on would not be the same."""
+def _check_same(path: Path, new: SweepFile) -> None:
+    """Raise `UsageError` where `new` differs from the `sweep.json` in `path`, so that the sweep cannot be resumed."""
     try:
         old = msgspec.json.decode(path.read_bytes(), type=SweepFile)
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise UsageError(f"{path}: is no sweep.json of this version: {error}") from error
     for name in ("input_sha256", "columns", "limit", "samples", "seed", "engines", "settings"):
-        if getattr(old, name) != getattr(card, name):
-            raise UsageError(f"{path}: cannot go on with it: {name} is {getattr(card, name)}, was {getattr(old, name)}; start a new sweep")
-    for label in old.graphs.keys() & card.graphs.keys():
-        if old.graphs[label] != card.graphs[label]:
+        if getattr(old, name) != getattr(new, name):
+            raise UsageError(f"{path}: cannot go on with it: {name} is {getattr(new, name)}, was {getattr(old, name)}; start a new sweep")
+    for label in old.graphs.keys() & new.graphs.keys():
+        if old.graphs[label] != new.graphs[label]:
             raise UsageError(f"{path}: cannot go on with it: the graph of {label!r} is another one; start a new sweep")

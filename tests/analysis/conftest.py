@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from pipeline.analysis.compare.runs import RunTable
-from pipeline.analysis.quality.samples import Attempts, interval
+from pipeline.analysis.quality.samples import SampleStatistics, interval
 from pipeline.analysis.quality.step_texts import Texts
 from pipeline.analysis.resources import Resources
 from pipeline.trace.run_file import Host, RunInput
@@ -43,7 +43,9 @@ def run_table(name: str, latency: Sequence[float], **fields: Any) -> RunTable:
         "chains": ones,
         "graded": ones,
         "right": right,
-        "attempts": Attempts(interval=interval(np.arange(count), right), samples=1, pass_at={1: float(right.mean())}, majority=None),
+        "sample_statistics": SampleStatistics(
+            interval=interval(np.arange(count), right), samples=1, pass_at={1: float(right.mean())}, majority=None
+        ),
         "latency_s": np.array(latency),
         "thought_tokens": 40 * ones,
         "answer_tokens": 10 * ones,

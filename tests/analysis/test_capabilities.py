@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline.analysis.capabilities import SCALE_COLUMNS, SCALES, is_share, read_steps, scale_of, with_purpose
+from pipeline.analysis.capabilities import SCALE_BY_KIND, SCALE_COLUMNS, is_share, read_steps, scale_of, with_purpose
 from pipeline.analysis.ledger import ledger
 from pipeline.analysis.quality.step_counts import count_steps
 from pipeline.reasoning.chain import Scale
@@ -49,8 +49,8 @@ def test_purposes_of_an_earlier_version() -> None:
 
 
 def test_what_counts_as_a_share() -> None:
-    assert is_share(SCALES["choose"])
-    assert not is_share(SCALES["score"])
+    assert is_share(SCALE_BY_KIND["choose"])
+    assert not is_share(SCALE_BY_KIND["score"])
     assert not is_share(Scale("yes or no", 0.0, 1.0, integers=True))
 
 
@@ -59,7 +59,7 @@ def test_scales_of_an_earlier_version(tmp_path: Path) -> None:
     pq.write_table(pa.table({"verify_kind": ["choose", None, "picked"]}), tmp_path / "steps/part-00000.parquet")
     [batch] = read_steps(tmp_path, [])
     rows = batch.to_pylist()
-    assert scale_of(rows[0]) == SCALES["choose"]
+    assert scale_of(rows[0]) == SCALE_BY_KIND["choose"]
     assert (rows[0]["score_of_candidates"], rows[2]["score_of_candidates"]) == (True, False)
     assert {rows[1][name] for name in SCALE_COLUMNS} == {None}
     assert scale_of(rows[2]) == Scale("value")

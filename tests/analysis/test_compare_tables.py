@@ -17,7 +17,7 @@ from pipeline.analysis.compare.cells import Table
 from pipeline.analysis.compare.compare import Comparison, compare
 from pipeline.analysis.compare.runs import RunTable, Speculation, read_run, read_runs
 from pipeline.analysis.compare.tables import as_csv, as_json, markdown, tables
-from pipeline.analysis.quality.samples import Attempts
+from pipeline.analysis.quality.samples import SampleStatistics
 from pipeline.analysis.quality.selection import Choices
 from pipeline.analysis.quality.step_quality import Quality
 from pipeline.analysis.resources import Resources
@@ -67,8 +67,8 @@ def test_answer_lengths(table: Make) -> None:
 
 
 def test_several_samples_say_pass_at_k_and_the_majority(table: Make) -> None:
-    many = Attempts(interval=None, samples=5, pass_at={1: 0.5, 2: 0.6, 4: 0.75}, majority=0.25)
-    comparison = compare([table("target", ONES), table("draft", ONES, samples=5, attempts=many)])
+    many = SampleStatistics(interval=None, samples=5, pass_at={1: 0.5, 2: 0.6, 4: 0.75}, majority=0.25)
+    comparison = compare([table("target", ONES), table("draft", ONES, samples=5, sample_statistics=many)])
     found = one(comparison, "Several samples")
     assert found.columns[-3:] == ("pass@2", "pass@4", "majority vote")
     assert found.rows[0][-3:] == ("60.0%", "75.0%", "25.0%")

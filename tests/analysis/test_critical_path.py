@@ -16,15 +16,15 @@ from pipeline.analysis.time.critical_path import (
     END,
     SEGMENTS,
     CriticalPathAccumulator,
-    Steps,
+    PathCalls,
     critical_path,
     finish,
     frontier_of,
-    steps_of_calls,
+    path_calls,
     walk,
 )
 from pipeline.analysis.time.outline import Outline
-from tests.support.reference_analyses import NO_STEPS, path_of, path_totals
+from tests.support.reference_analyses import NO_PATH_CALLS, path_of, path_totals
 from tests.support.runs import rows, solve
 from tests.support.traces import call, card, chain, chains_of, random_chain, write
 
@@ -89,20 +89,20 @@ def test_calls_that_touch_follow_each_other_in_spite_of_rounding(tmp_path: Path)
     assert critical_path(run).total_s == {("by d", "engine"): 10 / 1e9, ("by t", "engine"): 10 / 1e9}
 
 
-class StepsOfCalls:
+class CallCollector:
     """Keeps all calls, in the order of their ends."""
 
     columns = CriticalPathAccumulator.columns
 
     def __init__(self, outline: Outline) -> None:
-        self.chains, self.stages, self._steps = outline.chains, 0, [NO_STEPS]
+        self.chains, self.stages, self._calls = outline.chains, 0, [NO_PATH_CALLS]
 
     def add(self, calls: Calls) -> None:
         self.stages = len(calls.stages)
-        self._steps.insert(1, steps_of_calls(calls))
+        self._calls.insert(1, path_calls(calls))
 
-    def steps(self) -> Steps:
-        return Steps(*(np.concatenate(column) for column in zip(*self._steps, strict=True)))
+    def path_calls(self) -> PathCalls:
+        return PathCalls(*(np.concatenate(column) for column in zip(*self._calls, strict=True)))
 
 
 @pytest.mark.parametrize("graph", ["speccot", "likelihood", "target"])
@@ -111,8 +111,8 @@ def test_paths_of_whole_runs_add_up_to_the_times_of_their_chains(tmp_path: Path,
     found = critical_path(result.folder)
     chains = {row["chain_id"]: row["chain_time_s"] for row in rows(result, "chains")}
     assert found.chain_time_s == pytest.approx(sum(chains.values()), abs=1e-6)
-    [calls] = accumulate(result.folder, lambda outline: (StepsOfCalls(outline),))
-    total = path_totals(calls.steps(), calls.chains.start, calls.chains.end, calls.chains.status == 0, calls.stages)
+    [calls] = accumulate(result.folder, lambda outline: (CallCollector(outline),))
+    total = path_totals(calls.path_calls(), calls.chains.start, calls.chains.end, calls.chains.status == 0, calls.stages)
     assert sorted(found.total_s.values()) == sorted((total[total > 0] / 1e9).tolist())
 
 
@@ -120,10 +120,10 @@ known = st.integers(-1, 12)
 random_step = st.tuples(st.integers(0, 5), st.integers(0, 2), st.booleans(), *[st.integers(0, 60)] * 3, known, known, known)
 
 
-def steps_of(rows: Any) -> Steps:
+def path_calls_of(rows: Any) -> PathCalls:
     columns = np.array([(*row[:3], *sorted(row[3:6]), *row[6:]) for row in rows], np.int64).reshape(-1, 9)
     chain, stage, again, *instants = columns[np.argsort(columns[:, 5], kind="stable")].T
-    return Steps(chain, stage.astype(np.int32), again.astype(np.bool_), *instants)
+    return PathCalls(chain, stage.astype(np.int32), again.astype(np.bool_), *instants)
 
 
 random_steps = st.lists(random_step, max_size=25)
@@ -133,13 +133,13 @@ random_chains = st.lists(random_chain, min_size=6, max_size=6)
 @given(random_steps, random_chains)
 def test_whatever_the_calls_the_parts_add_up(rows: Any, lives: Any) -> None:
     chains = chains_of(lives)
-    total = path_totals(steps_of(rows), chains.start, chains.end, chains.status == 0, 3)
+    total = path_totals(path_calls_of(rows), chains.start, chains.end, chains.status == 0, 3)
     assert total.sum() == (chains.end - chains.start)[chains.status == 0].sum()
     assert (total >= 0).all()
 
 
 def check_walk(rows: Any, lives: Any, chunks: int, walk: Callable[..., None]) -> None:
-    chains, steps = chains_of(lives), steps_of(rows)
+    chains, steps = chains_of(lives), path_calls_of(rows)
     counts, frontier, total = chains.status == 0, frontier_of(chains.end), np.zeros((4, 8), np.int64)
     for places in reversed(np.array_split(np.arange(len(rows)), chunks)):
         walk(tuple(column[places] for column in steps), tuple(frontier), chains.start, counts, total)

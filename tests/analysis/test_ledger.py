@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.analysis.ledger import PURPOSES, EngineLedger, Ledger, ledger
+from pipeline.analysis.ledger import OUTCOMES, EngineLedger, Ledger, ledger
 from pipeline.graph.plan import encode_plan
 from pipeline.stages.draft import DraftSpec
 from pipeline.stages.generate import GenerateSpec
@@ -21,7 +21,7 @@ GARBAGE = tuple(f"engines.{role}.{field}" for role in ("draft", "target") for fi
 
 def lines(found: EngineLedger) -> dict[str, int]:
     """Purposes of which there are tokens."""
-    assert tuple(found.output) == PURPOSES
+    assert tuple(found.output) == OUTCOMES
     return {purpose: tokens for purpose, tokens in found.output.items() if tokens}
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from pipeline.analysis.time import calls as calls_module
 from pipeline.analysis.time.occupancy import Occupancy, occupancy
-from pipeline.analysis.time.occupancy_sweep import CallTimes, Sums, Sweep, most_live
+from pipeline.analysis.time.occupancy_sweep import CallTimes, Sums, SweepLine, most_live
 from pipeline.analysis.time.timeline import timeline
 from pipeline.errors import InputError
 from tests.support.reference_analyses import occupancy_sums
@@ -146,7 +146,7 @@ def test_every_nanosecond_counts_once(rows: Any, lives: Any, bins: int, lockstep
 def check_sweep(rows: Any, lives: Any, bins: int, lockstep: bool, chunks: int, *, long: bool) -> None:
     chains, calls = chains_of(lives), call_times_of(rows)
     rules = rules_of(bins, chains, lockstep=lockstep)
-    sweep = Sweep(rules, chains, long=long)
+    sweep = SweepLine(rules, chains, long=long)
     for places in reversed(np.array_split(np.arange(len(rows)), chunks)):
         sweep.add(CallTimes(*(column[places] for column in calls)))
     for one, other in zip(sweep.sums(), occupancy_sums(rules, chains, calls), strict=True):

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.analysis.points import Place, crossing, curves, measured, read_points, spread, write_points
+from pipeline.analysis.points import Coordinates, crossing, curves, point_of_run, read_points, spread, write_points
 from pipeline.analysis.sweep_tables import crossings, sweep_tables
 from pipeline.errors import InputError
 from pipeline.session.options import RunOptions
@@ -101,8 +101,8 @@ def test_a_point_is_what_its_run_was(tmp_path: Path) -> None:
             output=tmp_path / "run",
         )
     )
-    place = Place(system="speccot", graph="speccot", schedule="pipelined", batch_size=4)
-    found = measured(tmp_path / "run", place, simulated=True, limit_s={"target": 1.0}, cpu_s=0.5, cache_kept=False)
+    place = Coordinates(system="speccot", graph="speccot", schedule="pipelined", batch_size=4)
+    found = point_of_run(tmp_path / "run", place, simulated=True, limit_s={"target": 1.0}, cpu_s=0.5, cache_kept=False)
     assert found.wall_s == done.run.wall_time_s
     assert (found.chains, found.problems, found.failed) == (12, 12, 0)
     assert found.problems_per_s == pytest.approx(12 / found.wall_s)

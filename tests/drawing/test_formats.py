@@ -12,10 +12,10 @@ from xml.etree import ElementTree
 import pytest
 
 from pipeline.drawing.counts import count_run
+from pipeline.drawing.diagram import Diagram, diagram
 from pipeline.drawing.dot import dot, svg
 from pipeline.drawing.mermaid import mermaid
 from pipeline.drawing.run_plan import engines_of
-from pipeline.drawing.sheet import Sheet, sheet
 from pipeline.drawing.text import text
 from pipeline.errors import UsageError
 from pipeline.graph.plan import Plan
@@ -28,8 +28,8 @@ GRAPHS = sorted(path.stem for path in (ROOT / "graphs").glob("*.yaml"))
 needs_dot = pytest.mark.skipif(which("dot") is None, reason="Graphviz is not installed")
 
 
-def drawn(plan: Plan) -> Sheet:
-    return sheet(plan, engines_of(plan))
+def drawn(plan: Plan) -> Diagram:
+    return diagram(plan, engines_of(plan))
 
 
 def understood(source: str) -> dict[str, Any]:

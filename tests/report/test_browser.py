@@ -139,33 +139,33 @@ def test_zooming_into_a_few_chains_widens_their_lines(report: Opened) -> None:
 def test_a_chain_opens_with_its_steps_in_their_colours(ran: Path, report: Opened) -> None:
     steps = pq.read_table(ran / "steps", columns=["chain_id", "decision", "step_text"]).to_pylist()
     decided = {row["chain_id"] for row in steps if row["decision"] == "fallback"}
-    story = next(each for each in report.all(".story") if name_of(each) in decided)
-    mine = [row for row in steps if row["chain_id"] == name_of(story)]
-    assert story.query_selector(".step") is None, "what is not opened costs nothing"
-    story.query_selector("summary").click()
-    story.wait_for_selector(".told")
-    boxes = story.query_selector_all(".step")
+    transcript = next(each for each in report.all(".transcript") if name_of(each) in decided)
+    mine = [row for row in steps if row["chain_id"] == name_of(transcript)]
+    assert transcript.query_selector(".step") is None, "what is not opened costs nothing"
+    transcript.query_selector("summary").click()
+    transcript.wait_for_selector(".told")
+    boxes = transcript.query_selector_all(".step")
     assert [box.get_attribute("class") for box in boxes] == [f"step {row['decision']}" for row in mine]
     assert [box.query_selector(".text").text_content() for box in boxes] == [row["step_text"].strip("\n") for row in mine]
     hues = {box.get_attribute("class"): box.evaluate("box => getComputedStyle(box).borderLeftColor") for box in boxes}
     assert hues == {"step guidance": "rgb(53, 115, 185)", "step accepted": "rgb(47, 158, 110)", "step fallback": "rgb(224, 138, 30)"}
-    rejected = story.query_selector_all(".step.fallback .candidate.rejected")
+    rejected = transcript.query_selector_all(".step.fallback .candidate.rejected")
     assert len(rejected) == 5 * sum(row["decision"] == "fallback" for row in mine)
     assert all(each.is_visible() for each in rejected)
     assert "%" in rejected[0].query_selector(".head").inner_text(), "the verifier's probability"
-    assert "What is" in story.inner_text(), "the problem"
+    assert "What is" in transcript.inner_text(), "the problem"
     report.check()
 
 
 def test_chains_are_filtered_by_why_they_are_shown(report: Opened) -> None:
     report.page.click(".filter button[data-kind=failed]")
-    seen = [each for each in report.all(".story") if each.is_visible()]
+    seen = [each for each in report.all(".transcript") if each.is_visible()]
     assert [name_of(each) for each in seen] == ["(row 21)#0"]
     seen[0].query_selector("summary").click()
     seen[0].wait_for_selector(".told")
     assert "BadRow" in seen[0].inner_text()
     report.page.click(".filter button[data-kind=all]")
-    assert all(each.is_visible() for each in report.all(".story"))
+    assert all(each.is_visible() for each in report.all(".transcript"))
     report.check()
 
 
@@ -175,15 +175,15 @@ def test_hostile_text_is_shown_as_text_and_nothing_of_it_runs(
     report = opened(page_of(hostile))
     for place in report.plots():
         place.hover()
-    for line in report.all(".story > summary"):
+    for line in report.all(".transcript > summary"):
         line.click()
-    report.page.wait_for_function("[...document.querySelectorAll('.story')].every(story => story.querySelector('.told'))")
+    report.page.wait_for_function("[...document.querySelectorAll('.transcript')].every(transcript => transcript.querySelector('.told'))")
     report.gantt()
     assert report.page.evaluate("window.hit") is None
     foreign = "main img:not(.plot img), main a[href], main section b b, main script:not([type])"
     assert report.page.locator(foreign).count() == 0
     assert report.page.title() == "Run <b>run"
-    for place in ("#s-1 table", ".story .name", ".step .text", ".candidate .text", ".plot .legendtext", ".plot .ytick text"):
+    for place in ("#s-1 table", ".transcript .name", ".step .text", ".candidate .text", ".plot .legendtext", ".plot .ytick text"):
         texts = report.texts(place)
         assert any(shown in text for text in texts), (place, texts[:3])
     report.check()
@@ -221,6 +221,6 @@ def test_a_sweep_shows_its_curves(tmp_path: Path, page_of: Callable[..., str], o
     report.check()
 
 
-def name_of(story: Any) -> str:
-    name: str = story.query_selector(".name").inner_text()
+def name_of(transcript: Any) -> str:
+    name: str = transcript.query_selector(".name").inner_text()
     return name

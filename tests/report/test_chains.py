@@ -10,10 +10,10 @@ from msgspec.structs import asdict, replace
 
 from pipeline.analysis.time.outline import Axis
 from pipeline.reasoning.chain import Scale
-from pipeline.report import stories as stories_module
+from pipeline.report import transcripts as transcripts_module
 from pipeline.report.chain_list import ChainList, evenly, read_chain_list, worth_reading
 from pipeline.report.gantt import FAILED, QUEUED, WAITING, middle, read_gantt, sample
-from pipeline.report.stories import MOST_TEXT, option_probabilities, read_stories, shown, step_of
+from pipeline.report.transcripts import MOST_TEXT, option_probabilities, read_transcripts, shown, step_of
 from pipeline.trace.events import CallRow, ChainRow, StepRow
 from pipeline.trace.run_file import RunFile
 from pipeline.trace.store import TraceStore
@@ -106,7 +106,7 @@ def test_a_sample_is_even_and_keeps_both_ends() -> None:
 
 def test_spans_are_waiting_queueing_and_stages(folder: Path) -> None:
     found = read_gantt(folder, read_chain_list(folder), np.arange(4), Axis(T))
-    pieces = {kind: zip(each.lane.tolist(), each.start.tolist(), each.end.tolist(), strict=True) for kind, each in found.spans.items()}
+    pieces = {kind: zip(each.row.tolist(), each.start.tolist(), each.end.tolist(), strict=True) for kind, each in found.spans.items()}
     drawn = {kind: list(each) for kind, each in pieces.items()}
     assert drawn == {
         WAITING: [(1, 1, 2)],
@@ -214,21 +214,21 @@ def test_a_long_text_loses_its_middle_and_says_so() -> None:
     assert shown("\x1b\u202e") == "\\u001b\\u202e"
 
 
-def test_stories_hold_every_step_in_order_and_the_problem(ran: Path) -> None:
+def test_transcripts_hold_every_step_in_order_and_the_problem(ran: Path) -> None:
     chains = read_chain_list(ran)
     reasons = worth_reading(chains, 6)
-    found = read_stories(ran, RunFile.read(ran), chains, reasons)
-    assert [story.why for story in found.stories] == list(reasons.values())
-    failed, *others = found.stories
+    found = read_transcripts(ran, RunFile.read(ran), chains, reasons)
+    assert [transcript.why for transcript in found.transcripts] == list(reasons.values())
+    failed, *others = found.transcripts
     assert (failed.verdict, failed.steps) == ("failed", ())
     assert failed.ended.startswith("BadRow")
-    for story in others:
-        assert story.problem is not None
-        assert story.problem.startswith("What is")
-        assert [step.index for step in story.steps] == list(range(len(story.steps)))
-        assert story.steps[0].decision == "guidance"
-        assert {step.decision for step in story.steps} <= {"guidance", "accepted", "fallback"}
-        assert all(sum(each.chosen for each in step.candidates) == (step.decision == "accepted") for step in story.steps)
+    for transcript in others:
+        assert transcript.problem is not None
+        assert transcript.problem.startswith("What is")
+        assert [step.index for step in transcript.steps] == list(range(len(transcript.steps)))
+        assert transcript.steps[0].decision == "guidance"
+        assert {step.decision for step in transcript.steps} <= {"guidance", "accepted", "fallback"}
+        assert all(sum(each.chosen for each in step.candidates) == (step.decision == "accepted") for step in transcript.steps)
 
 
 def test_of_an_input_that_has_changed_no_problem_is_shown(ran: Path, tmp_path: Path) -> None:
@@ -238,14 +238,14 @@ def test_of_an_input_that_has_changed_no_problem_is_shown(ran: Path, tmp_path: P
     chains = read_chain_list(ran)
     for place in (changed, tmp_path / "gone.jsonl"):
         moved = replace(setup, options={**setup.options, "input": str(place)})
-        found = read_stories(ran, moved, chains, {3: ("slowest",)})
-        assert [story.problem for story in found.stories] == [None]
+        found = read_transcripts(ran, moved, chains, {3: ("slowest",)})
+        assert [transcript.problem for transcript in found.transcripts] == [None]
 
 
-def test_stories_that_would_make_the_page_too_large_are_left_out(ran: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stories_module, "MOST_STORIES", 2000)
+def test_transcripts_that_would_make_the_page_too_large_are_left_out(ran: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transcripts_module, "MOST_TRANSCRIPTS", 2000)
     chains = read_chain_list(ran)
-    found = read_stories(ran, RunFile.read(ran), chains, worth_reading(chains, 20))
+    found = read_transcripts(ran, RunFile.read(ran), chains, worth_reading(chains, 20))
     assert found.left_out > 0
-    assert len(found.stories) + found.left_out == 20
-    assert all(story.steps or story.verdict == "failed" for story in found.stories)
+    assert len(found.transcripts) + found.left_out == 20
+    assert all(transcript.steps or transcript.verdict == "failed" for transcript in found.transcripts)

@@ -57,7 +57,7 @@ def two_seconds() -> occupancy.Occupancy:
 
 def test_every_cause_has_words_and_every_purpose_and_segment_too() -> None:
     assert figures_time.CAUSES.keys() == set(occupancy.CAUSES)
-    assert figures_tokens.TOKENS.keys() == set(ledger.PURPOSES)
+    assert figures_tokens.TOKENS.keys() == set(ledger.OUTCOMES)
     assert figures_tokens.PATH.keys() == set(critical_path.SEGMENTS)
     assert figures_tokens.TIMES.keys() == set(QUANTITIES)
     assert DECISIONS.keys() == WORDS.keys()
@@ -101,7 +101,7 @@ def test_paths_show_the_mean_chain(two_seconds: occupancy.Occupancy) -> None:
 
 
 def book(**output: int) -> ledger.EngineLedger:
-    counts = dict.fromkeys(ledger.PURPOSES, 0) | output
+    counts = dict.fromkeys(ledger.OUTCOMES, 0) | output
     return ledger.EngineLedger(
         output=counts,
         input={"computed": 30, "cached": 10, "unrecorded": 0},

@@ -10,7 +10,7 @@ import pytest
 from pipeline.analysis.compare.cells import Table
 from pipeline.errors import UsageError
 from pipeline.report.page import Figure, Section, is_page, numeric, page
-from pipeline.report.report import place_for, write
+from pipeline.report.report import report_path, write
 
 SECTIONS = [
     Section(
@@ -75,18 +75,18 @@ def test_of_one_run_it_is_in_the_run_and_of_several_here(tmp_path: Path, monkeyp
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()
-    assert place_for([Path("a")], None) == Path("a/report.html")
-    assert place_for([Path("a"), Path("b")], None) == Path("report.html")
-    assert place_for([Path("a")], Path("x.html")) == Path("x.html")
+    assert report_path([Path("a")], None) == Path("a/report.html")
+    assert report_path([Path("a"), Path("b")], None) == Path("report.html")
+    assert report_path([Path("a")], Path("x.html")) == Path("x.html")
 
 
 def test_only_a_report_is_replaced(tmp_path: Path) -> None:
     path = tmp_path / "report.html"
     path.write_text("my notes")
     with pytest.raises(UsageError, match=r"report.html: is there already and no report; name another file with --output"):
-        place_for([tmp_path], None)
+        report_path([tmp_path], None)
     write(path, page("first", []))
-    assert place_for([tmp_path], None) == path
+    assert report_path([tmp_path], None) == path
     write(path, page("second", []))
     assert "<h1>second</h1>" in path.read_text()
     assert [each.name for each in tmp_path.iterdir()] == ["report.html"]
@@ -97,7 +97,7 @@ def test_only_a_report_is_replaced(tmp_path: Path) -> None:
 )
 def test_places_where_no_report_can_be(tmp_path: Path, output: str, says: str) -> None:
     with pytest.raises(UsageError, match=says):
-        place_for([tmp_path], tmp_path / output)
+        report_path([tmp_path], tmp_path / output)
 
 
 def test_what_cannot_be_written_is_said_and_leaves_nothing(tmp_path: Path) -> None:

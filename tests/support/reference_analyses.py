@@ -4,7 +4,19 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from pipeline.analysis.time.critical_path import BETWEEN, DECODE, ENGINE, NO_STAGE, PREFILL, QUEUE, RETRY, SLACK_NS, TRANSFER, WAIT, Steps
+from pipeline.analysis.time.critical_path import (
+    BETWEEN,
+    DECODE,
+    ENGINE,
+    NO_STAGE,
+    PREFILL,
+    QUEUE,
+    RETRY,
+    SLACK_NS,
+    TRANSFER,
+    WAIT,
+    PathCalls,
+)
 from pipeline.analysis.time.occupancy_sweep import (
     BARRIER,
     BUSY,
@@ -126,13 +138,13 @@ def _chain_gaps(rows: Sequence[tuple[int, int, int]], start: int, end: int, afte
         yield after, start, since
 
 
-NO_STEPS = Steps(*(np.empty(0, np.bool_ if name == "again" else np.int64) for name in Steps._fields))
+NO_PATH_CALLS = PathCalls(*(np.empty(0, np.bool_ if name == "again" else np.int64) for name in PathCalls._fields))
 Part = tuple[int, int, int]
 """Stage, segment, nanoseconds."""
 
 
 def path_of(start: int, end: int, calls: Sequence[tuple[int, ...]]) -> list[Part]:
-    """The path of one chain from its end back to its start; `calls` are rows of `Steps`, without the chain, ordered by their ends."""
+    """The path of one chain from its end back to its start; `calls` are rows of `PathCalls`, without the chain, ordered by their ends."""
     parts: list[Part] = []
     frontier, after = end, NO_STAGE
     for stage, again, ready, submit, ended, *known in reversed(calls):
@@ -154,14 +166,14 @@ def _inside(length: int, known: Sequence[int]) -> list[tuple[int, int]]:
     return [*parts, (ENGINE if min(known) < 0 else TRANSFER, left)]
 
 
-def path_totals(steps: Steps, start: Array, end: Array, counts: Array, stages: int) -> Array:
+def path_totals(calls: PathCalls, start: Array, end: Array, counts: Array, stages: int) -> Array:
     """Nanoseconds by stage, `NO_STAGE` last, and segment, of the chains that `counts` marks."""
     total = np.zeros((stages + 1, 8), np.int64)
-    order = np.argsort(steps.chain, kind="stable")
-    cuts = np.searchsorted(steps.chain[order], np.arange(len(start) + 1))
+    order = np.argsort(calls.chain, kind="stable")
+    cuts = np.searchsorted(calls.chain[order], np.arange(len(start) + 1))
     for chain in np.flatnonzero(counts):
         mine = order[cuts[chain] : cuts[chain + 1]]
-        rows = list(zip(*(column[mine].tolist() for column in steps[1:]), strict=True))
+        rows = list(zip(*(column[mine].tolist() for column in calls[1:]), strict=True))
         for stage, segment, length in path_of(int(start[chain]), int(end[chain]), rows):
             total[stage, segment] += length
     return total

@@ -14,8 +14,8 @@ from pipeline.errors import GraphError, UsageError
 from pipeline.session.options import RunOptions
 from pipeline.session.preflight import load_plan
 from pipeline.session.run import Observer, run
-from pipeline.sweep.plan import SweepOptions, jobs
-from pipeline.sweep.sweep import SweepResult, begun, prepare, read_systems, sweep
+from pipeline.sweep.plan import SweepOptions, planned_points
+from pipeline.sweep.sweep import SweepResult, prepare, read_systems, start_or_resume, sweep
 from tests.support.paths import SIM
 from tests.support.runs import write_problems
 
@@ -83,14 +83,14 @@ def test_the_distance_to_the_limit_of_one_call_a_chain_is_none(whole: SweepResul
 def test_points_alternate_their_direction(tmp_path: Path) -> None:
     given = options(tmp_path, batch_sizes=(1, 2))
     systems = read_systems(given)
-    names = [job.name for job in jobs(systems, given, 2)]
+    names = [each.name for each in planned_points(systems, given, 2)]
     first = ["target_pipelined_b1", "speccot_pipelined_b1", "target_pipelined_b2", "speccot_pipelined_b2"]
     assert names == [f"{name}_r0" for name in first] + [f"{name}_r1" for name in reversed(first)]
 
 
 def test_sequential_has_one_batch_size(tmp_path: Path) -> None:
     given = options(tmp_path, batch_sizes=(4, 8), schedules=("sequential",))
-    planned = [(job.place.curve, job.place.batch_size) for job in jobs(read_systems(given), given, 1)]
+    planned = [(each.coordinates.curve, each.coordinates.batch_size) for each in planned_points(read_systems(given), given, 1)]
     assert planned == [("target", 4), ("speccot, sequential", 1), ("target", 8)]
 
 
@@ -205,10 +205,10 @@ def test_what_the_points_share_is_written_whole_or_not_at_all(tmp_path: Path) ->
     """Another file takes the name: the one that had it is not written into."""
     prepared = prepare(options(tmp_path))
     prepared.folder.mkdir()
-    begun(prepared)
+    start_or_resume(prepared)
     first = (prepared.folder / "sweep.json").read_bytes()
     (prepared.folder / "first").hardlink_to(prepared.folder / "sweep.json")
-    begun(prepared)
+    start_or_resume(prepared)
     assert not (prepared.folder / "sweep.json").samefile(prepared.folder / "first")
     assert (prepared.folder / "sweep.json").read_bytes() == first
     assert sorted(path.name for path in prepared.folder.iterdir()) == ["first", "sweep.json"]

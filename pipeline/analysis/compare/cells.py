@@ -1,4 +1,4 @@
-"""What a table is, and how figures look in it. Pure."""
+"""Tables and their cells: numbers and estimates enter, text that is ready to print leaves. Pure."""
 
 from collections.abc import Callable
 
@@ -8,7 +8,7 @@ from pipeline.analysis.quality.estimates import Estimate
 
 
 class Table(Struct, frozen=True):
-    """A table: what it answers, its columns, and rows of cells ready to print."""
+    """A table whose cells are text, ready to print."""
 
     title: str
     columns: tuple[str, ...]
@@ -18,32 +18,32 @@ class Table(Struct, frozen=True):
 
 
 def percent(e: Estimate, *, sign: bool = False) -> str:
-    """A share, or with `sign` a difference of shares or a change."""
+    """A share in percent with its interval; with `sign` for a difference of shares or a change."""
     return _with_interval(e, lambda value: f"{value:+.1%}" if sign else f"{value:.1%}")
 
 
 def number(e: Estimate, *, sign: bool = False) -> str:
-    """Three digits, in full from 1,000 on."""
+    """A number with its interval: three digits, from 1,000 on a whole number; with `sign` for a difference."""
     return _with_interval(e, lambda value: f"{value:+.3g}" if sign else plain(value))
 
 
 def reward(e: Estimate, *, sign: bool = False) -> str:
-    """Three decimals."""
+    """A reward with its interval, with three decimals; with `sign` for a difference."""
     return _with_interval(e, lambda value: f"{value:+.3f}" if sign else f"{value:.3f}")
 
 
 def plain(value: float | None) -> str:
-    """A number without an interval."""
+    """A number without an interval: three digits, from 1,000 on a whole number; `-` for None."""
     return "-" if value is None else f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
 
 
 def plain_percent(value: float | None, *, sign: bool = False) -> str:
-    """A share without an interval."""
+    """A share in percent without an interval; `-` for None."""
     return "-" if value is None else f"{value:+.1%}" if sign else f"{value:.1%}"
 
 
 def times(over: float | None, under: float | None) -> str:
-    """How often one goes into the other."""
+    """The ratio of `over` to `under`, with two decimals; `-` where one of them is None or 0."""
     return f"{over / under:.2f}" if over and under else "-"
 
 

@@ -1,6 +1,6 @@
-"""Runs side by side: what each comes to, which differ in one thing alone, and what to know before a difference is believed.
+"""Compares runs: tables of runs enter, one `Comparison` leaves. Pure.
 
-Pure: tables of runs enter.
+It holds the figures of each run, which runs differ in one setting alone, and reasons why runs may differ otherwise.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,27 +14,32 @@ from pipeline.analysis.resources import Resources
 from pipeline.errors import UsageError
 
 Setting = Mapping[str, Any]
+"""What was decided about a run, by name; see `setting_of`."""
 
 
 class Member(Struct, frozen=True):
-    """A run, and its value of what a group differs in."""
+    """A run of a group."""
 
     run: str
+    """Its name."""
     value: str
+    """Its value of the setting that the group differs in."""
     peers: dict[str, str]
-    """By graph: the run of another graph that differs from this one in the graph alone, params of its own aside."""
+    """By graph: the run of that other graph with the same settings, params that only one of the two has aside."""
 
 
 class Group(Struct, frozen=True):
-    """Runs of one graph that are alike but for `by`: `resources`, `batch_size`, `schedule`, or `params.NAME`. From less to more."""
+    """Runs of one graph that differ in one setting alone."""
 
     by: str
+    """That setting: `resources`, `batch_size`, `schedule`, or `params.NAME`."""
     graph: str
     simulated: bool
     members: tuple[Member, ...]
+    """In ascending order of the setting."""
 
     def others(self, run: str, graph: str) -> set[str]:
-        """What `run` is to be compared with here: the group's first run, and its peer of `graph`."""
+        """Names of the runs that `run` is compared with in this group: the first member, and its peer of `graph`."""
         mine = next((member for member in self.members if member.run == run), None)
         if mine is None:
             return set()
@@ -42,20 +47,25 @@ class Group(Struct, frozen=True):
 
 
 class Flag(Struct, frozen=True):
-    """Why two runs may differ for another reason than their systems."""
+    """A reason other than its graph why a run may differ from the baseline."""
 
     run: str
+    """The run's name."""
     what: str
+    """The reason as a clause."""
 
 
 class Comparison(Struct, frozen=True, kw_only=True):
-    """Runs in the order given, the baseline's name, runs that differ in one thing alone, and what stands between them."""
+    """The figures of several runs and their differences."""
 
     baseline: str
+    """The baseline's name."""
     runs: tuple[Compared, ...]
+    """In the order given."""
     groups: tuple[Group, ...]
+    """Runs that differ in one setting alone."""
     differences: dict[str, tuple[Difference, ...]]
-    """Of each run of a group: over the group's first, and over runs of the baseline's graph at the same value."""
+    """By run of a group: its differences from the group's first run, and from runs of the baseline's graph with the same setting."""
     flags: tuple[Flag, ...]
 
 
@@ -103,7 +113,7 @@ def _refuse(runs: Sequence[RunTable], base: RunTable) -> None:
 
 
 def grouped(runs: Sequence[RunTable]) -> tuple[Group, ...]:
-    """All groups of two values or more."""
+    """All groups of `runs` that differ in one setting alone and have two or more values of it."""
     settings = {run.name: setting_of(run) for run in runs}
     names = dict.fromkeys(name for setting in settings.values() for name in setting)
     varied = [name for name in names if name in ("resources", "batch_size", "schedule") or name.startswith("params.")]
@@ -111,7 +121,7 @@ def grouped(runs: Sequence[RunTable]) -> tuple[Group, ...]:
 
 
 def setting_of(run: RunTable) -> dict[str, Any]:
-    """What was decided about a run, thing by thing."""
+    """What was decided about a run, by name, params as `params.NAME`."""
     engines = [
         (role, spec.get("backend"), run.models[role], str(spec.get("speculative_config"))) for role, spec in sorted(run.engines.items())
     ]
@@ -146,11 +156,11 @@ def _group(name: str, runs: Sequence[RunTable], settings: Mapping[str, Setting])
 
 
 def _peers(name: str, run: str, settings: Mapping[str, Setting]) -> dict[str, str]:
-    """Of each other graph that says `name` too, the first run that agrees with `run` in all that both say, engines by their role."""
+    """For each other graph that has the setting `name`, the first run that agrees with `run` in all settings that both have."""
     mine = settings[run]
     found: dict[str, str] = {}
     for other, theirs in settings.items():
-        # One engine alone has less than two: resources have to agree only where they are the question.
+        # One engine has fewer resources than two: they have to agree only where the group is by resources.
         shared = (mine.keys() & theirs.keys()) - {"graph", "engines", *(["resources"] if name != "resources" else [])}
         same_engines = set(theirs["engines"]) <= set(mine["engines"]) or set(mine["engines"]) <= set(theirs["engines"])
         if theirs["graph"] != mine["graph"] and name in theirs and same_engines and all(mine[key] == theirs[key] for key in shared):
@@ -167,7 +177,7 @@ def _label(value: Any) -> str:
 
 
 def flags_of(run: RunTable, base: RunTable) -> list[Flag]:
-    """What to know before a difference between `run` and `base` is believed."""
+    """Reasons other than their graphs why `run` may differ from `base`."""
     said = []
     if run.status != "finished":
         said.append(f"it is {run.status}: only finished chains count")

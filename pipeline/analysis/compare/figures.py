@@ -1,4 +1,4 @@
-"""One run as the figures that the papers print, and how it differs from another one, with intervals. Pure: tables of runs enter."""
+"""The figures of a run that the papers print, with intervals: tables of runs enter, a `Compared` for each run leaves. Pure."""
 
 from collections.abc import Mapping
 
@@ -14,19 +14,26 @@ from pipeline.analysis.time.timeline import Array
 
 
 class Difference(Struct, frozen=True, kw_only=True):
-    """One run over another, on the problems that both finished."""
+    """How one run differs from another, on the problems that both finished."""
 
     over: str
+    """Name of the other run."""
     problems: int
+    """How many both finished."""
     accuracy_gain: Estimate
+    """Accuracy of this run less that of the other."""
     token_change: Estimate
-    """Of committed tokens: -0.5 is half as many (SpecCoT 4.2)."""
+    """Relative change of committed tokens: -0.5 is half as many (SpecCoT 4.2)."""
     thought_change: Estimate
+    """Relative change of the tokens of thoughts."""
     answer_change: Estimate
+    """Relative change of the tokens after the thought."""
     speed_up: Estimate
-    """r of SpecCoT table 2: latency of the other over this one's."""
+    """Latency of the other over that of this run: r of SpecCoT table 2."""
     fallback_change: Estimate
+    """Fallback rate of this run less that of the other."""
     draft_share_change: Estimate
+    """Share of steps by the draft in this run, less that in the other."""
 
 
 def differ(run: RunTable, base: RunTable) -> Difference:
@@ -48,7 +55,7 @@ def differ(run: RunTable, base: RunTable) -> Difference:
 
 
 def _paired(run: RunTable, base: RunTable) -> tuple[Array, Array]:
-    """Places of the problems that both have."""
+    """Indices of the problems that both have, in the arrays of each run."""
     place = {problem: i for i, problem in enumerate(base.problem_ids)}
     common = [(i, place[problem]) for i, problem in enumerate(run.problem_ids) if problem in place]
     both = np.array(common, dtype=np.int64).reshape(-1, 2)
@@ -56,83 +63,96 @@ def _paired(run: RunTable, base: RunTable) -> tuple[Array, Array]:
 
 
 class Selection(Struct, frozen=True):
-    """Choices among whole drafted thoughts (SCoT 4.4)."""
+    """How well a verifier chose among whole drafted thoughts (SCoT 4.4)."""
 
     class_1: int
     """Choices with at least one right draft."""
     class_1_right: Estimate
-    """Of those: a right draft was selected."""
+    """Share of the class 1 choices in which a right draft was selected."""
     by_chance: Estimate
-    """Of those: share of the drafts that are right, what a blind choice would come to."""
+    """Share of the drafts in class 1 choices that are right: the expected `class_1_right` of a random choice."""
     class_2: int
     """Choices without a right draft."""
     class_2_right: Estimate
-    """Of those: all were turned down. Null where that was no option."""
+    """Share of the class 2 choices in which all drafts were rejected; null where that was no option."""
     agreement: Estimate
-    """Of selected drafts: the answer found in the thought has the same verdict as the chain."""
+    """Share of selected drafts whose answer, as found in the thought, was graded as the chain's answer was."""
 
 
 class StepQuality(Struct, frozen=True):
-    """Rewards of a process reward model, 0 to 1 (SpecCoT table 5)."""
+    """Mean rewards that a process reward model gave to steps, 0 to 1 (SpecCoT table 5)."""
 
     model: str
+    """The reward model."""
     drafted: Estimate
-    """Mean over all steps of the mean over their candidates."""
+    """Reward of all candidates: mean over steps of the mean over each step's candidates."""
     selected_from: Estimate
-    """The same over steps of which a candidate was selected."""
+    """The same mean over steps of which a candidate was selected."""
     selected: Estimate
-    """That candidate's."""
+    """Reward of the selected candidates."""
     gain: Estimate
     """`selected` less `selected_from`: what selecting adds, on the same steps."""
     fallback: Estimate
-    """Of the steps that the target wrote instead."""
+    """Reward of steps that the target wrote after rejecting all candidates."""
 
 
 class Compared(Struct, frozen=True, kw_only=True):
-    """One run, and how it differs from the baseline. Tokens and seconds are means over problems."""
+    """The figures of one run, and how it differs from the baseline. Tokens and seconds are means over problems."""
 
     run: str
+    """Its name."""
     graph: str
     models: dict[str, str]
+    """By role."""
     schedule: str
     batch_size: int
     resources: str
     simulated: bool
     params: dict[str, bool | int | float | str]
     problems: int
+    """Problems with a finished chain."""
     samples: int
+    """Chains for each problem."""
     failed: int
+    """Chains that failed or were cancelled."""
     accuracy: Estimate
-    """pass@1, with the interval that summaries say (`samples.interval`)."""
+    """pass@1, with the same interval as in summaries (`samples.interval`)."""
     pass_at: dict[str, float]
+    """pass@k by k; see `samples.pass_at`."""
     majority_accuracy: float | None
+    """Share of problems whose most frequent answer is right, 0 to 1; null with one sample a problem."""
     tokens: Estimate
-    """Committed: thought and answer."""
+    """Committed tokens, of thought and answer."""
     thought_tokens: Estimate
+    """Tokens of the thought."""
     answer_tokens: Estimate
-    """Sampled after the thought (SCoT table 3)."""
+    """Tokens sampled after the thought (SCoT table 3)."""
     output_tokens: dict[str, Estimate]
-    """Sampled by each role, whatever became of them."""
+    """Tokens sampled by each role, whatever became of them."""
     speculated_tokens: dict[str, int]
-    """Proposed inside each engine that speculates, over the whole run."""
+    """Tokens that token-level speculation inside an engine proposed, by role, over the whole run."""
     accepted_speculated_tokens: dict[str, int]
+    """Those of them that were accepted."""
     latency_s: Estimate
-    """Per problem, from admission to the end; at larger batches it holds the waiting for others."""
+    """Seconds of a problem, from admission to the end; at larger batch sizes this includes waiting for other chains."""
     fallback_rate: Estimate
     """Steps written by a fallback over steps that were verified (SpecCoT 4.4.2)."""
     draft_share: Estimate
     """Steps by the draft over all steps (SpecReason 5.2)."""
     wall_time_s: float
+    """Wall time of the whole run."""
     tokens_per_s: float | None
     """Committed tokens over wall time (SpecCoT table 6)."""
     text_tokens: dict[str, Estimate]
     """Tokens of a text by its kind: `drafted`, `longest` of a round, `accepted`, `rejected`, `fallback`."""
     reflective: dict[str, Estimate]
-    """Words of second thoughts per 1,000 words, by kind of text (SpecCoT A.1)."""
+    """Words of second thoughts (`step_texts.REFLECTIVE`) per 1,000 words, by kind of text (SpecCoT A.1)."""
     reflective_gain: Estimate
-    """Of fallback steps over drafts."""
+    """`reflective` of fallback steps less that of drafts."""
     selection: Selection | None
+    """Null for runs that do not choose among whole thoughts."""
     quality: StepQuality | None
+    """Null for runs without a rewards table."""
     over_baseline: Difference
 
 
@@ -153,8 +173,8 @@ def figures(run: RunTable, base: RunTable) -> Compared:
         samples=run.samples,
         failed=run.failed,
         accuracy=_accuracy(run),
-        pass_at={str(k): value for k, value in run.attempts.pass_at.items()},
-        majority_accuracy=run.attempts.majority,
+        pass_at={str(k): value for k, value in run.sample_statistics.pass_at.items()},
+        majority_accuracy=run.sample_statistics.majority,
         tokens=mean(tokens),
         thought_tokens=mean(run.thought_tokens),
         answer_tokens=mean(run.answer_tokens),
@@ -163,7 +183,7 @@ def figures(run: RunTable, base: RunTable) -> Compared:
         accepted_speculated_tokens={role: count.accepted for role, count in run.speculation.items()},
         latency_s=mean(run.latency_s),
         fallback_rate=share(run.fallbacks, verified),
-        # Of graphs that draft nothing 0 would be no finding.
+        # A graph without drafts has no share, rather than a share of 0.
         draft_share=share(run.accepted, run.steps) if verified.any() else NOTHING,
         wall_time_s=run.wall_time_s,
         tokens_per_s=float((tokens * run.chains).sum()) / run.wall_time_s if run.wall_time_s else None,
@@ -177,7 +197,7 @@ def figures(run: RunTable, base: RunTable) -> Compared:
 
 
 def _accuracy(run: RunTable) -> Estimate:
-    bounds, graded = run.attempts.interval, run.graded.sum()
+    bounds, graded = run.sample_statistics.interval, run.graded.sum()
     return NOTHING if bounds is None else Estimate(float(run.right.sum() / graded), bounds.low, bounds.high)
 
 

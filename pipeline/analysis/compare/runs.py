@@ -1,7 +1,7 @@
-"""A run folder as something to compare: what was decided about it, and a few numbers of every problem.
+"""A run as a table with a few numbers for every problem, to be compared with others: a run folder enters, a `RunTable` leaves.
 
-Trace files and `run.json` enter, one frozen `RunTable` leaves. Of a chain that was taken up again the last row counts; chains that
-failed or were cancelled are only counted. Read in batches; what is held are the chains' names and numbers, never a text.
+Of a chain that was taken up again the last row counts; chains that failed or were cancelled are only counted. Tables are read in
+batches; names and numbers of chains are held, never a text.
 """
 
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 from msgspec import Struct, structs
 
-from pipeline.analysis.quality.samples import Attempts, attempts
+from pipeline.analysis.quality.samples import SampleStatistics, sample_statistics
 from pipeline.analysis.quality.selection import Choices, read_choices
 from pipeline.analysis.quality.step_quality import Quality, read_quality
 from pipeline.analysis.quality.step_texts import Texts, read_texts
@@ -25,57 +25,63 @@ from pipeline.trace.read import read_batches
 from pipeline.trace.run_file import Host, RunFile, RunInput
 
 NUMBERS = ("sample_index", "chain_time_s", "thought_tokens", "steps", "accepted_steps", "fallback_steps")
+"""Numeric columns of the chains table that are read."""
 
 
-class Chains(Struct, frozen=True, kw_only=True):
-    """The finished chains. `problem` and the arrays beside it have one place a chain."""
+class FinishedChains(Struct, frozen=True, kw_only=True):
+    """The finished chains of a run; the arrays have one element for each chain."""
 
     problem_ids: tuple[str, ...]
+    """Sorted, each once."""
     place: dict[str, int]
-    """Where the problem of each chain stands in `problem_ids`."""
+    """By the chain's name, the index of its problem in `problem_ids`."""
     problem: Array
+    """Indices into `problem_ids`."""
     row: Array
-    """Where each chain's row stands in the table."""
+    """Index of each chain's row in the chains table."""
     correct: Array
     """1 right, 0 wrong, -1 not graded."""
     numbers: dict[str, Array]
+    """The columns `NUMBERS`."""
     failed: int
+    """Chains that failed or were cancelled."""
 
     def means(self, name: str) -> Array:
-        """One of `NUMBERS` for each problem, over its samples."""
+        """The mean of one of `NUMBERS` over the samples of each problem."""
         return self.sums(self.numbers[name]) / self.sums(np.ones(len(self.problem)))
 
     def sums(self, values: Array) -> Array:
-        """Values of chains, added up for each problem."""
+        """`values`, one for each chain, added up for each problem."""
         return np.bincount(self.problem, values, len(self.problem_ids))
 
 
 class Tokens(Struct, frozen=True):
-    """Output tokens; sums over all samples of each problem."""
+    """Output tokens of each problem, added up over its samples."""
 
     by_role: dict[str, Array]
-    """Whatever became of them."""
+    """All sampled tokens, whatever became of them."""
     answer: Array
-    """Those after the thought: of `answer` stages, and of responses what their thought leaves."""
+    """Tokens after the thought: those of stages that answer, and of whole responses those behind their thought."""
 
 
 class Speculation(Struct, frozen=True):
-    """Tokens that an engine proposed to itself, by its own count."""
+    """Tokens that token-level speculation inside an engine proposed and accepted, by the engine's own count."""
 
     proposed: int
     accepted: int
 
 
 class RunTable(Struct, frozen=True, kw_only=True):
-    """One run. The arrays have one place for each problem, in the order of `problem_ids`."""
+    """One run as a table; the arrays have one element for each problem, in the order of `problem_ids`."""
 
     name: str
     graph: str
     engines: dict[str, dict[str, Any]]
+    """Settings of the engines, by role."""
     roles: tuple[str, ...]
-    """Of the engines: those that write first, those that draft last."""
+    """Roles of the engines: those that write or answer, then those that only judge, then those that draft."""
     drafters: tuple[str, ...]
-    """Roles that draft; empty where nobody does."""
+    """Roles that draft; empty where none does."""
     resources: Resources
     host: Host
     params: dict[str, Any]
@@ -88,30 +94,36 @@ class RunTable(Struct, frozen=True, kw_only=True):
     input: RunInput
     wall_time_s: float
     speculation: dict[str, Speculation]
-    """By role; of engines that speculate."""
+    """By role of the engines that speculate."""
     problem_ids: tuple[str, ...]
     failed: int
     """Chains that failed or were cancelled; they are in none of the arrays."""
     chains: Array
-    """Finished ones."""
+    """Number of finished chains."""
     graded: Array
-    """Those with a verdict."""
+    """Number of chains whose answer was graded."""
     right: Array
-    attempts: Attempts
+    """Number of chains whose answer was right."""
+    sample_statistics: SampleStatistics
     latency_s: Array
-    """`chain_time_s`: from admission to the end. Like all that follows up to `fallbacks` a mean over the samples."""
+    """Seconds from admission to the end. This and the following arrays up to `fallbacks` are means over a problem's samples."""
     thought_tokens: Array
     answer_tokens: Array
-    """Sampled after the thought."""
+    """Tokens sampled after the thought."""
     output_tokens: dict[str, Array]
-    """By role, whatever became of them."""
+    """All sampled tokens by role, whatever became of them."""
     steps: Array
+    """Committed steps."""
     accepted: Array
+    """Steps of which a candidate was accepted."""
     fallbacks: Array
+    """Steps that were written after all candidates were rejected."""
     texts: dict[str, Texts]
-    """By kind; see `read_texts`."""
+    """By kind of text; see `read_texts`."""
     choices: Choices | None
+    """Null for runs that do not choose among whole thoughts."""
     quality: Quality | None
+    """Null for runs without a rewards table."""
 
     @property
     def models(self) -> dict[str, str]:
@@ -121,7 +133,10 @@ class RunTable(Struct, frozen=True, kw_only=True):
 
 
 def read_runs(folders: Sequence[Path]) -> list[RunTable]:
-    """The tables of several run folders; of equal names each gets its parent's before it. Raises `UsageError`."""
+    """The tables of several run folders, each with a name of its own: folders with equal names are named with their parents.
+
+    Raises `UsageError` where a folder is given twice, and `InputError` as `read_run` does.
+    """
     places = [folder.resolve() for folder in folders]
     if repeated := [folder for folder, place in zip(folders, places, strict=True) if places.count(place) > 1]:
         raise UsageError(f"{repeated[0]} is given twice; name each run once")
@@ -132,7 +147,7 @@ def read_runs(folders: Sequence[Path]) -> list[RunTable]:
 
 
 def read_run(folder: Path) -> RunTable:
-    """The table of the run folder; raises `InputError` when it is none, has no finished chain or its trace cannot be read."""
+    """The table of the run folder `folder`; raises `InputError` when it is none, has no finished chain or its trace cannot be read."""
     run = RunFile.read(folder)
     chains = read_chains(folder)
     if not chains.problem_ids:
@@ -146,7 +161,7 @@ def read_run(folder: Path) -> RunTable:
         chains=chains.sums(np.ones(len(chains.problem))),
         graded=chains.sums(graded),
         right=chains.sums(chains.correct == 1),
-        attempts=attempts(
+        sample_statistics=sample_statistics(
             folder, chains.problem[graded], chains.numbers["sample_index"][graded], chains.correct[graded], chains.row[graded]
         ),
         latency_s=chains.means("chain_time_s"),
@@ -162,7 +177,7 @@ def read_run(folder: Path) -> RunTable:
 
 
 def _decisions(folder: Path, run: RunFile) -> dict[str, Any]:
-    """What `run.json` says of a run."""
+    """The fields of a `RunTable` that come from `run.json`."""
     same = ("graph", "engines", "schedule", "batch_size", "samples", "seed", "status", "input", "host")
     counts = {role: found.speculation for role, found in run.engine_statistics.items()}
     return {name: getattr(run, name) for name in same} | {
@@ -185,7 +200,7 @@ def _roles(plan: Plan) -> tuple[str, ...]:
     return tuple(sorted(purposes, key=lambda role: ("draft" in purposes[role], purposes[role] <= {"judge"})))
 
 
-def _tokens(tokens: Tokens, chains: Chains) -> dict[str, Any]:
+def _tokens(tokens: Tokens, chains: FinishedChains) -> dict[str, Any]:
     samples = chains.sums(np.ones(len(chains.problem)))
     return {
         "answer_tokens": tokens.answer / samples,
@@ -193,8 +208,8 @@ def _tokens(tokens: Tokens, chains: Chains) -> dict[str, Any]:
     }
 
 
-def read_chains(folder: Path) -> Chains:
-    """The chains of the run folder; raises `InputError` where they cannot be read."""
+def read_chains(folder: Path) -> FinishedChains:
+    """The finished chains of the run folder `folder`; raises `InputError` where they cannot be read."""
     names: list[str] = []
     problems: list[str] = []
     parts: list[list[Array]] = [[np.empty(0)] * (len(NUMBERS) + 2)]
@@ -209,7 +224,7 @@ def read_chains(folder: Path) -> Chains:
     row = last[done[last] > 0]
     ids = sorted({problems[each] for each in row})
     places = {problem: place for place, problem in enumerate(ids)}
-    return Chains(
+    return FinishedChains(
         problem_ids=tuple(ids),
         place={names[each]: places[problems[each]] for each in row},
         problem=np.array([places[problems[each]] for each in row], int),
@@ -220,8 +235,8 @@ def read_chains(folder: Path) -> Chains:
     )
 
 
-def read_tokens(folder: Path, plan: Plan, chains: Chains) -> Tokens:
-    """Output tokens of a run of `plan`, every attempt at a call included."""
+def read_tokens(folder: Path, plan: Plan, chains: FinishedChains) -> Tokens:
+    """Output tokens of the run of `plan` in `folder`, every attempt at a call included; raises `InputError`."""
     after_thought = {node.name for node in plan.stages() if node.spec.finishes}
     by_role: dict[str, Array] = {}
     answer = np.zeros(len(chains.problem_ids))
@@ -236,8 +251,8 @@ def read_tokens(folder: Path, plan: Plan, chains: Chains) -> Tokens:
     return Tokens(by_role, answer - _thoughts(folder, after_thought, chains))
 
 
-def _thoughts(folder: Path, stages: set[str], chains: Chains) -> Array:
-    """Tokens of the thoughts that `stages` wrote: those of responses."""
+def _thoughts(folder: Path, stages: set[str], chains: FinishedChains) -> Array:
+    """Tokens of the steps that `stages` wrote, by problem: the thoughts within whole responses."""
     found = np.zeros(len(chains.problem_ids))
     for batch in read_batches(folder, "steps", ["chain_id", "stage", "step_token_ids"]):
         written = np.array([stage in stages for stage in batch.column("stage").to_pylist()], bool)
@@ -246,13 +261,14 @@ def _thoughts(folder: Path, stages: set[str], chains: Chains) -> Array:
     return found
 
 
-def _problems(batch: pa.RecordBatch, chains: Chains) -> Array:
-    """The place of each row's problem; -1 where its chain does not count."""
+def _problems(batch: pa.RecordBatch, chains: FinishedChains) -> Array:
+    """The index of each row's problem; -1 where its chain is not among `chains`."""
     names = Names()
     codes = names.codes(batch.column("chain_id"))
     return np.array([chains.place.get(name, -1) for name in names], int)[codes]
 
 
 def _added(problem: Array, values: Array, which: Array, problems: int) -> Array:
+    """The `values` that `which` marks, added up for each problem; without those whose problem is -1."""
     which = which & (problem >= 0)
     return np.bincount(problem[which], values[which], problems)

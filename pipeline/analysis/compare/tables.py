@@ -1,4 +1,4 @@
-"""A comparison as the tables that the papers print, and these as text: Markdown, CSV for spreadsheets, JSON for programs. Pure."""
+"""A comparison as the tables that the papers print, and as text: Markdown, CSV for spreadsheets, JSON for programs. Pure."""
 
 import csv
 import io
@@ -31,17 +31,17 @@ FIGURES = {
     "candidates": "SpecCoT figure 4b and c, SCoT 4.3",
     "guidance_tokens": "SpecCoT figure 4a",
 }
-"""Where the papers show what a param does."""
+"""Where the papers show the effect of a param, by its name."""
 
 
 def tables(c: Comparison) -> tuple[Table, ...]:
-    """All tables that these runs can fill."""
-    whole = [systems(c), tokens(c), lengths(c), attempts(c), *by_resources(c), *by_batch_size(c), *by_knob(c)]
+    """All tables that have rows for the runs of `c`."""
+    whole = [systems(c), tokens(c), lengths(c), samples(c), *by_resources(c), *by_batch_size(c), *by_param(c)]
     return tuple(table for table in (*whole, pairs(c), selection(c), quality(c), draft_lengths(c), reflective(c)) if table.rows)
 
 
 def markdown(comparison: Comparison) -> str:
-    """The tables, what an interval is, and what to know before believing a difference."""
+    """The tables as Markdown, with what an interval is before them and the flags after them."""
     simulated = [SIMULATED] if any(run.simulated for run in comparison.runs) else []
     parts = [f"Baseline: {_cell(comparison.baseline)}. {INTERVALS}", *simulated, *map(markdown_table, tables(comparison))]
     if comparison.flags:
@@ -51,7 +51,7 @@ def markdown(comparison: Comparison) -> str:
 
 
 def markdown_table(table: Table) -> str:
-    """One table, with its title over it and its note under it."""
+    """One table as Markdown, with its title above and its note below."""
     lines = [f"**{_cell(table.title)}**", ""]
     lines.append("| " + " | ".join(map(_cell, table.columns)) + " |")
     lines.append("|" + "---|" * len(table.columns))
@@ -65,7 +65,7 @@ def as_json(comparison: Comparison) -> str:
 
 
 def as_csv(comparison: Comparison) -> str:
-    """One row a run; an estimate takes three columns: its value, `_low` and `_high`. Differences are over the baseline."""
+    """The runs as CSV, one row each. An estimate takes three columns: its value, `_low` and `_high`. Differences are over the baseline."""
     rows = [dict(_flat("", run)) for run in comparison.runs]
     names = list(dict.fromkeys(name for row in rows for name in row))
     out = io.StringIO()
@@ -76,7 +76,7 @@ def as_csv(comparison: Comparison) -> str:
 
 
 def _flat(path: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """Columns of a value: those of an estimate, those of all fields or entries with the path before them, or itself."""
+    """The columns of a value and their names: three of an estimate, those of all fields of a struct or mapping, or one."""
     if isinstance(value, Estimate):
         yield from ((path, value.value), (f"{path}_low", value.low), (f"{path}_high", value.high))
     elif isinstance(value, Struct | Mapping):
@@ -88,7 +88,7 @@ def _flat(path: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _cell(text: str) -> str:
-    """Text that stays in its cell, and is no HTML."""
+    """Text escaped for a cell of a Markdown table: on one line, without bars and HTML."""
     return " ".join(text.replace("|", "\\|").replace("<", "&lt;").split())
 
 
@@ -97,12 +97,12 @@ def _sanitized(value: Any) -> Any:
 
 
 def pair(run: Compared) -> str:
-    """The models of a run, those that draft last."""
+    """The models of a run, joined; those that draft come last."""
     return " + ".join(run.models.values())
 
 
 def system(run: Compared) -> str:
-    """Its graph, and whether its times are simulated."""
+    """The graph of a run, and whether its times are simulated."""
     return run.graph + (" (simulated)" if run.simulated else "")
 
 
@@ -132,7 +132,7 @@ def systems(c: Comparison) -> Table:
 
 
 def tokens(c: Comparison) -> Table:
-    """Output tokens by model; one row for each role of a run."""
+    """Output tokens by model, one row for each role of a run: SpecCoT table 6."""
     columns = ("run", "system", "role", "model", "tokens per problem", "speculated inside", "of these accepted", "wall time s", "tokens/s")
     rows = [
         (
@@ -167,7 +167,7 @@ def _accepted(run: Compared, role: str) -> str:
 
 
 def lengths(c: Comparison) -> Table:
-    """Thought and answer: SpecReason figure 4a, SCoT table 3."""
+    """Tokens of thought and answer: SpecReason figure 4a, SCoT table 3."""
     columns = ("run", "system", "thought", "change", "answer", "change")
     rows = [
         (
@@ -185,7 +185,7 @@ def lengths(c: Comparison) -> Table:
     )
 
 
-def attempts(c: Comparison) -> Table:
+def samples(c: Comparison) -> Table:
     """pass@k and the majority vote, of runs with several samples a problem."""
     runs = [run for run in c.runs if run.samples > 1]
     powers = sorted({int(k) for run in runs for k in run.pass_at})
@@ -205,7 +205,7 @@ def attempts(c: Comparison) -> Table:
 
 
 def by_resources(c: Comparison) -> Iterator[Table]:
-    """Times and throughput of one system on more and on less: SpecCoT table 4."""
+    """For each group of runs by resources, times and throughput over those on the smallest: SpecCoT table 4."""
     runs = {run.run: run for run in c.runs}
     columns = ("resources", "run", "latency s", "time speed-up", "committed tokens/s", "throughput gain")
     for group in (group for group in c.groups if group.by == "resources"):
@@ -237,7 +237,7 @@ def _saved(speed_up: Estimate) -> Estimate:
 
 
 def by_batch_size(c: Comparison) -> Iterator[Table]:
-    """Wall time and throughput of one system: SpecCoT table 6."""
+    """For each group of runs by batch size, wall time and throughput: SpecCoT table 6."""
     runs = {run.run: run for run in c.runs}
     for group in (group for group in c.groups if group.by == "batch_size"):
         members = [runs[member.run] for member in group.members]
@@ -284,7 +284,7 @@ def pairs(c: Comparison) -> Table:
 
 
 def selection(c: Comparison) -> Table:
-    """How well whole thoughts are chosen: SCoT 4.4."""
+    """How well verifiers choose among whole thoughts: SCoT 4.4."""
     columns = ("run", "system", "class 1", "a right draft selected", "by chance", "class 2", "all rejected", "agreement")
     rows = []
     for run in c.runs:
@@ -327,7 +327,7 @@ def draft_lengths(c: Comparison) -> Table:
 
 
 def reflective(c: Comparison) -> Table:
-    """Words of second thoughts: SpecCoT A.1."""
+    """Words of second thoughts by kind of text: SpecCoT A.1."""
     runs = [run for run in c.runs if "drafted" in run.reflective]
     kinds = [kind for kind in REFLECTIVE if any(kind in run.reflective for run in runs)]
     rows = [
@@ -342,8 +342,8 @@ def reflective(c: Comparison) -> Table:
     return Table("Words of second thoughts per 1,000 words (SpecCoT A.1)", ("run", "system", *kinds, "fallback over drafts"), tuple(rows))
 
 
-def by_knob(c: Comparison) -> Iterator[Table]:
-    """One table for each param, and for the schedule, in which runs of one system differ alone."""
+def by_param(c: Comparison) -> Iterator[Table]:
+    """One table for each group of runs that differ in one param alone, or in the schedule alone."""
     for group in c.groups:
         if group.by == "schedule" or group.by.startswith("params."):
             yield _table(c, group)

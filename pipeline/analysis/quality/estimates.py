@@ -1,8 +1,8 @@
-"""Figures with their uncertainty: columns with one place a problem enter, values with 95 % intervals leave.
+"""Figures with their uncertainty: columns with one element for each problem enter, values with 95 % intervals leave.
 
-Differences and ratios take a percentile bootstrap over problems (Efron and Tibshirani 1993, chapter 13): samples of one
-problem belong together, and of two runs over the same problems the same problems are drawn for both. Every statistic here
-is one of sums over problems, so that a draw is a vector of weights. Seeded, so repeatable.
+Differences and ratios use a percentile bootstrap over problems (Efron and Tibshirani 1993, chapter 13): samples of one
+problem are drawn together, and for two runs over the same problems the same problems are drawn. Every statistic here
+is a function of sums over problems, so that a draw is a vector of weights. The draws are seeded, so results repeat exactly.
 """
 
 from collections.abc import Callable, Iterator
@@ -15,13 +15,15 @@ from pipeline.analysis.quality.samples import interval, wilson
 from pipeline.analysis.time.timeline import Array
 
 RESAMPLES = 2000
+"""Draws of the bootstrap."""
 LEVEL = 0.95
+"""Confidence level of the intervals."""
 MOST_WEIGHTS = 4_000_000
-"""Weights held at once, 8 bytes each."""
+"""Weights that are held at once, 8 bytes each."""
 
 
 class Estimate(Struct, frozen=True):
-    """A figure and its interval; nulls where there is nothing to say."""
+    """A figure and the ends of its 95 % interval; nulls where there are no data."""
 
     value: float | None
     low: float | None = None
@@ -29,12 +31,13 @@ class Estimate(Struct, frozen=True):
 
 
 NOTHING = Estimate(None)
+"""The estimate without data."""
 
 
 def estimate(statistic: Callable[..., Array], *columns: Array) -> Estimate:
-    """`statistic` of the sums of `columns` over the problems, and its interval over resampled problems.
+    """`statistic` of the sums of `columns` over the problems, with its interval over resampled problems.
 
-    It gets the sums of all draws at once, as arrays, and may divide by zero: such draws say nothing.
+    `statistic` gets the sums of many draws at once, as one array for each column. It may divide by zero: such draws are left out.
     """
     table = np.column_stack(columns).astype(float) if columns else np.empty((0, 0))
     if not len(table):
@@ -50,17 +53,20 @@ def estimate(statistic: Callable[..., Array], *columns: Array) -> Estimate:
 
 
 def ratio(over: Array, under: Array) -> Estimate:
-    """The sum of `over` by the sum of `under`."""
+    """The sum of `over` divided by the sum of `under`."""
     return estimate(np.divide, over, under)
 
 
 def mean(values: Array) -> Estimate:
-    """Over the problems."""
+    """The mean of `values` over the problems."""
     return ratio(values, np.ones(len(values)))
 
 
 def share(part: Array, whole: Array) -> Estimate:
-    """The `ratio` of a count to one that holds it. At 0 and at 1 no draw says otherwise: there Wilson's interval over problems."""
+    """The share of `part` in `whole`, both counts by problem.
+
+    At 0 and at 1 all draws of the bootstrap agree, so there it is Wilson's interval, with problems as trials.
+    """
     found = ratio(part, whole)
     if found.value not in (0.0, 1.0):
         return found
@@ -69,12 +75,15 @@ def share(part: Array, whole: Array) -> Estimate:
 
 
 def difference(over: Array, under: Array, base_over: Array, base_under: Array) -> Estimate:
-    """One ratio less another, over the same problems."""
+    """`over` divided by `under` less `base_over` divided by `base_under`, as ratios of sums over the same problems."""
     return estimate(lambda a, b, c, d: a / b - c / d, over, under, base_over, base_under)
 
 
 def gain(part: Array, whole: Array, base_part: Array, base_whole: Array) -> Estimate:
-    """The `difference` of two shares. Where all problems agree no draw says otherwise: there what Wilson leaves to none in so many."""
+    """The `difference` of two shares.
+
+    Where all draws of the bootstrap agree, the interval reaches as far as Wilson's does for a share of 0 in so many problems.
+    """
     found = difference(part, whole, base_part, base_whole)
     if found.value is None or found.low != found.high:
         return found
@@ -83,12 +92,12 @@ def gain(part: Array, whole: Array, base_part: Array, base_whole: Array) -> Esti
 
 
 def change(values: Array, base: Array) -> Estimate:
-    """The sum of `values` by that of `base`, less one: -0.5 is half as much."""
+    """The sum of `values` divided by that of `base`, less one: -0.5 is half as much."""
     return estimate(lambda a, b: a / b - 1, values, base)
 
 
 def outcomes(problem: Array, right: Array) -> Estimate:
-    """The share of right outcomes, with the interval that summaries and reports say; `problem` names the cluster of each."""
+    """The share of right outcomes, with the same interval as in summaries (`samples.interval`); `problem` is the cluster of each."""
     bounds = interval(problem, right)
     return NOTHING if bounds is None else Estimate(float(np.mean(right)), bounds.low, bounds.high)
 

@@ -1,4 +1,4 @@
-"""What went wrong in a run: the chains table of a run folder enters, its failed chains by cause leave."""
+"""Why chains of a run failed: the chains table of a run folder enters, its failed chains grouped by cause leave."""
 
 import re
 from collections.abc import Iterator
@@ -11,19 +11,20 @@ from pipeline.errors import InputError
 from pipeline.trace.read import read_batches
 
 EXAMPLES = 5
-"""Chains that are named of each cause."""
+"""How many chains are named for each cause."""
 _NUMBER = re.compile(r"\d+(?:\.\d+)?")
 
 
 class Failure(Struct, frozen=True, kw_only=True):
-    """Chains that failed alike: same error, same stage, same message but for its numbers."""
+    """Chains that failed for one cause: the same error in the same stage, with the same message but for its numbers."""
 
     error_type: str
     stage: str | None
     """Null where the chain failed before its first stage."""
     message: str
-    """Of the first of them."""
+    """The message of the first of them."""
     count: int
+    """How many chains failed so."""
     examples: tuple[str, ...]
     """The first few `chain_id`s."""
 
@@ -47,6 +48,6 @@ def failures(run: Path) -> list[Failure]:
 
 
 def _failed(run: Path) -> Iterator[dict[str, Any]]:
-    """Rows of failed chains; one that was taken up again and went well has another row by then."""
+    """Rows of failed chains, those that were taken up again and succeeded included: such a chain has a second row."""
     for batch in read_batches(run, "chains", ["chain_id", "error_type", "error_message", "error_stage", "stop_reason"]):
         yield from batch.filter(batch.column("error_type").is_valid()).to_pylist()

@@ -1,6 +1,6 @@
-"""Do the answers depend on the batch? Two runs of one graph over one input enter, where their chains part leaves.
+"""Whether answers depend on the batch: two runs of one graph over one input enter, where their chains begin to differ leaves.
 
-Trace files only. Of each chain a hash for every step is held.
+Only trace files are read. For each chain a hash of every step is held.
 """
 
 from collections import Counter
@@ -21,35 +21,40 @@ from pipeline.trace.events import UNFINISHED
 from pipeline.trace.read import read_batches
 
 SAME = ("graph", "params", "seed", "samples")
+"""Settings in which the two runs must agree."""
 
 
 class Invariance(Struct, frozen=True, kw_only=True):
-    """Two runs, chain by chain."""
+    """Two runs compared chain by chain."""
 
     runs: tuple[str, str]
+    """Their names."""
     chains: int
-    """That ended in both."""
+    """Chains that finished in both runs."""
     only_in_one: int
+    """Chains that finished in one run only."""
     equal: int
-    """Chains whose every step has the same token ids, and the answer the same text."""
+    """Chains with the same token ids in every step and the same text as answer."""
     equal_share: float
+    """`equal` over `chains`, 0 to 1."""
     equal_interval: Interval
-    """Of 95 %, chains taken as independent."""
+    """95 % interval of `equal_share`, with chains taken as independent."""
     equal_answers: int
-    """Chains that give the same answer, by whatever way."""
+    """Chains with the same answer, whatever their steps."""
     first_difference: dict[int, int]
-    """Of the others: how many part at this step."""
+    """Of the chains that are not equal: how many first differ at this step, from 0."""
     parted_by_drafts: int
-    """They part at a step for which other candidates were drafted."""
+    """Chains that first differ at a step for which other candidates were drafted."""
     parted_by_verdict: int
-    """The candidates were the same and the verdict another one."""
+    """Chains that first differ at a step with the same candidates and another verdict."""
     parted_by_writing: int
-    """Another text was written for a step without candidates, or as a fallback, or as the answer."""
+    """Chains that first differ in a text that was written without candidates, as a fallback, or as the answer."""
     accuracy: tuple[float | None, float | None]
+    """Share of right chains among graded ones, in each run, on the problems that both have."""
     accuracy_difference: Estimate
-    """Second less first; interval by bootstrap over problems."""
+    """Accuracy of the second run less that of the first; interval by bootstrap over problems."""
     differing: dict[str, tuple[str, str]]
-    """What else the two differ in: batch size, schedule, engine fields."""
+    """Settings in which the runs differ, with both values: batch size, schedule, fields of engines."""
 
 
 def invariance(first: Path, second: Path) -> Invariance:
@@ -102,7 +107,7 @@ def _fields(engines: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _answers(run: Path) -> dict[str, str]:
-    """What each finished chain answered."""
+    """The answer of each finished chain, by its name; empty where it gave none."""
     found: dict[str, str] = {}
     for batch in read_batches(run, "chains", ["chain_id", "answer", "stop_reason"]):
         found |= {row["chain_id"]: row["answer"] or "" for row in batch.to_pylist() if row["stop_reason"] not in UNFINISHED}
@@ -110,7 +115,7 @@ def _answers(run: Path) -> dict[str, str]:
 
 
 Steps = dict[str, list[tuple[int, int, bool]]]
-"""Of each chain's steps: a hash of what was committed, one of what was drafted for it, and whether it was accepted."""
+"""By chain, for each of its steps: a hash of the committed tokens, one of the candidates, and whether a candidate was accepted."""
 
 
 def _steps(run: Path, chains: set[str]) -> Steps:
@@ -124,7 +129,7 @@ def _steps(run: Path, chains: set[str]) -> Steps:
 
 
 def _parts(chain: str, steps: tuple[Steps, Steps], answers: tuple[dict[str, str], dict[str, str]]) -> tuple[int, str] | None:
-    """At which step the two part, from 0, and by what; None where they do not."""
+    """The first step, from 0, in which the two runs of `chain` differ, and why: `drafts`, `verdict` or `writing`; None where none does."""
     one, other = steps[0][chain], steps[1][chain]
     for place, (a, b) in enumerate(zip(one, other, strict=False)):
         if a[0] != b[0]:
@@ -136,7 +141,7 @@ def _parts(chain: str, steps: tuple[Steps, Steps], answers: tuple[dict[str, str]
 
 
 def _verdicts(run: RunTable, other: RunTable) -> tuple[Array, Array]:
-    """Right and graded chains of each problem that both have, in the order of their ids."""
+    """Numbers of right and of graded chains in `run`, for each problem that both runs have, in the order of their ids."""
     common = np.isin(run.problem_ids, other.problem_ids)
     return run.right[common], run.graded[common]
 
@@ -146,7 +151,7 @@ def _share(right: Array, graded: Array) -> float | None:
 
 
 def invariance_markdown(found: Invariance) -> str:
-    """The comparison in a few lines."""
+    """The comparison as a few lines of Markdown."""
     low, high = found.equal_interval.low, found.equal_interval.high
     lines = [
         f"{found.runs[0]} against {found.runs[1]}, {found.chains} chains that ended in both ({found.only_in_one} in one only):",

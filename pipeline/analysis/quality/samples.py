@@ -1,7 +1,7 @@
-"""What several attempts at every problem say: verdicts and answers of chains enter, shares with their uncertainty leave.
+"""Statistics of several samples of every problem: verdicts and answers of chains enter, shares with their uncertainty leave.
 
-A problem is drawn, its samples are not independent of each other: intervals take problems as clusters. Only chains with a
-verdict count; a problem without any counts nowhere.
+Samples of one problem are not independent of each other, so intervals take problems as clusters. Only graded chains count; a
+problem without any is left out.
 """
 
 import math
@@ -18,30 +18,31 @@ from pipeline.grading.grader import Grader
 from pipeline.trace.read import read_batches
 
 Same = Callable[[str, str], bool]
-"""Whether the first answer says the same as the second."""
+"""A function that decides whether two answers mean the same."""
 Z_95 = 1.959963984540054
-"""The normal distribution has 95 % within this many standard deviations."""
+"""95 % of a normal distribution lie within this many standard deviations."""
 
 
 class Interval(Struct, frozen=True):
-    """Where a share lies with 95 % confidence, 0 to 1."""
+    """A 95 % confidence interval of a share, 0 to 1."""
 
     low: float
     high: float
     method: Literal["wilson", "clusters"]
-    """`wilson`: one sample a problem, or all outcomes alike. `clusters`: several samples, problems as clusters."""
+    """`wilson`: with one sample a problem, or where all outcomes agree. `clusters`: with several samples, problems as clusters."""
 
 
-class Attempts(Struct, frozen=True, kw_only=True):
-    """What the graded chains of a run say together."""
+class SampleStatistics(Struct, frozen=True, kw_only=True):
+    """Statistics of the graded chains of a run."""
 
     interval: Interval | None
-    """Of the share of right ones."""
+    """95 % interval of the share of right chains; null without graded chains."""
     samples: int
-    """The most of one problem."""
+    """The most graded chains of one problem."""
     pass_at: dict[int, float]
+    """pass@k by k; see `pass_at`."""
     majority: float | None
-    """Null with one sample a problem."""
+    """Share of problems whose most frequent answer is right, 0 to 1; null with one sample a problem."""
 
 
 class Sample(Struct, frozen=True):
@@ -49,23 +50,23 @@ class Sample(Struct, frozen=True):
 
     correct: bool
     answer: str | None
-    """Null where it gave none; then it does not vote."""
+    """Null where it gave none; then it does not count in the majority vote."""
 
 
-def attempts(run: Path, problem: Array, sample: Array, correct: Array, place: Array) -> Attempts:
-    """What the graded chains of a run say together, from columns with one place for each of them.
+def sample_statistics(run: Path, problem: Array, sample: Array, correct: Array, place: Array) -> SampleStatistics:
+    """Statistics of the graded chains of a run, from columns with one element for each of them.
 
-    `place` is where each one's row stands in the `chains` of the run folder `run`.
+    `place` holds the index of each chain's row in the chains table of the run folder `run`, `sample` its number among the problem's.
     """
     most = int(np.unique(problem, return_counts=True)[1].max(initial=0))
     with Grader() as grader:  # starts no process but for answers that are close to a tie and written differently
         votes = read_samples(run, problem, sample, correct, place) if most > 1 else []
         majority_right = majority(votes, lambda a, b: grader.verdict("math", a, b).correct is True)
-    return Attempts(interval=interval(problem, correct), samples=most, pass_at=pass_at(problem, correct), majority=majority_right)
+    return SampleStatistics(interval=interval(problem, correct), samples=most, pass_at=pass_at(problem, correct), majority=majority_right)
 
 
 def interval(problem: Array, correct: Array) -> Interval | None:
-    """The 95 % interval of the share of right samples; `problem` names the cluster of each. None without samples.
+    """The 95 % interval of the share of right samples; `problem` is the cluster of each. None without samples.
 
     With one sample a problem outcomes are independent, and Wilson's score interval (Wilson 1927) holds also for few problems
     and for shares near 0 and 1. With several, the normal interval over the cluster-robust standard error (Liang and Zeger
@@ -110,11 +111,12 @@ def pass_at(problem: Array, correct: Array) -> dict[int, float]:
 
 
 def _any_of(k: int, samples: int, right: int) -> float:
+    """The chance that one of `k` of the `samples`, drawn without replacement, is among the `right` ones."""
     return 1.0 - math.comb(samples - right, k) / math.comb(samples, k)
 
 
 def read_samples(run: Path, problem: Array, sample: Array, correct: Array, place: Array) -> list[list[Sample]]:
-    """The graded chains of each problem, in order of their samples; `place` is where each one's row stands in the table."""
+    """The graded chains of each problem, in order of their samples; the columns are those of `sample_statistics`."""
     wanted = np.sort(place)
     answers: dict[int, str | None] = {}
     start = 0
@@ -129,7 +131,7 @@ def read_samples(run: Path, problem: Array, sample: Array, correct: Array, place
 
 
 def majority(problems: Sequence[Sequence[Sample]], same: Same) -> float | None:
-    """The share of problems whose most frequent answer is right; of equally frequent ones the first seen. None without problems.
+    """The share of problems whose most frequent answer is right; among equally frequent ones the first one counts. None without problems.
 
     Answers are grouped by `same`, and those that are right are one group: they all equal the reference.
     """
@@ -138,7 +140,7 @@ def majority(problems: Sequence[Sequence[Sample]], same: Same) -> float | None:
 
 
 def _majority_right(samples: Sequence[Sample], same: Same) -> bool:
-    """Asks `same` only where it can change the outcome: it may take a worker process and milliseconds."""
+    """Whether the most frequent answer is right. Calls `same`, which may need a process, only where it can change the outcome."""
     voters = [sample for sample in samples if sample.answer is not None]
     right = [place for place, sample in enumerate(voters) if sample.correct]
     if not right or len(right) * 2 > len(voters):
@@ -150,7 +152,7 @@ def _majority_right(samples: Sequence[Sample], same: Same) -> bool:
 
 
 def _wrong_groups(voters: Sequence[Sample], same: Same) -> list[tuple[int, int]]:
-    """Of each group of wrong answers that say the same: how many, and the negative place of the first."""
+    """For each group of wrong answers that mean the same: their number, and the negative index of the first one, to sort by both."""
     groups: list[tuple[str, list[int]]] = []
     for place, voter in enumerate(voters):
         if voter.correct or voter.answer is None:

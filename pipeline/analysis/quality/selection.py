@@ -1,8 +1,8 @@
-"""How well a verifier picks among whole drafted thoughts: the steps and chains of a run folder enter, one outcome a chain leaves.
+"""How well a verifier chooses among whole drafted thoughts: steps and chains of a run folder enter, an outcome for each chain leaves.
 
-A draft is judged by the answer that its thought comes to: what its last `\\boxed{}` holds, or else what stands behind its last
-`=`, up to the end of that sentence. The bundled models box nothing in a thought, and say `so 15 - 2 = 13.`. A thought without
-either comes to nothing and counts as wrong. `Choices.agrees` says how far that can be trusted.
+A draft is graded by the answer that its thought states: the content of its last `\\boxed{}`, or else the text after its last `=`, up
+to the end of that sentence; the bundled models write `so 15 - 2 = 13.` in a thought and no box. A thought with neither counts as
+wrong. `Choices.agrees` says how far this can be trusted.
 """
 
 import re
@@ -24,24 +24,24 @@ _SENTENCE_END = re.compile(r"\.\s|\n")
 
 
 class Choices(Struct, frozen=True):
-    """The arrays have one place for each choice among whole thoughts whose problem has a reference answer."""
+    """Choices among whole thoughts, for problems with a reference answer; the arrays have one element for each choice."""
 
     problem: Array
-    """Place of its problem."""
+    """Index of its problem."""
     right_drafts: Array
     """Share of the drafts that are right. SCoT 4.4: class 1 where it is above 0, else class 2."""
     rejected: Array
-    """All were turned down."""
+    """1 where all drafts were rejected, else 0."""
     picked_right: Array
-    """A right one was selected."""
+    """1 where a right draft was selected, else 0."""
     agrees: Array
-    """1 where the verdict on the selected draft is the chain's, 0 where not, NaN where none was selected."""
+    """1 where the selected draft was graded as the chain's answer was, 0 where not, NaN where none was selected."""
     may_reject: bool
-    """Whether 0, none of them, could be said."""
+    """Whether the verifier could reject all drafts."""
 
 
 def thought_answer(thought: str) -> str | None:
-    """The answer that a thought comes to; None where it states no result."""
+    """The answer that a thought states; None where it states none."""
     boxed = extract_answer(thought)
     if boxed is not None or "=" not in thought:
         return boxed
@@ -50,9 +50,9 @@ def thought_answer(thought: str) -> str | None:
 
 
 def read_choices(folder: Path, plan: Plan, place: Mapping[str, int]) -> Choices | None:
-    """The choices of a run whose `plan` judges whole thoughts; None of others, which judge steps or nothing.
+    """The choices of a run whose `plan` judges whole thoughts; None for plans that judge steps or nothing.
 
-    `place` is where each chain's problem stands; other chains do not count.
+    `place` is the index of each chain's problem; chains that are not in it do not count. Raises `InputError`.
     """
     judges = [node.spec for node in plan.stages() if node.spec.judges]
     if not judges or not _drafts_thoughts(plan):
@@ -64,14 +64,14 @@ def read_choices(folder: Path, plan: Plan, place: Mapping[str, int]) -> Choices 
 
 
 def _drafts_thoughts(plan: Plan) -> bool:
-    """Is all that is judged a whole thought: what is drafted outside loops, or by stages whose unit is the thought?"""
+    """Whether all drafts are whole thoughts: drafted outside loops, or by stages whose unit is the thought."""
     top = [node.spec for level in plan.block.levels for node in level if isinstance(node, StageNode)]
     drafts = [node.spec for node in plan.stages() if node.spec.drafts]
     return all(any(spec is each for each in top) or getattr(spec, "unit", None) == "thought" for spec in drafts)
 
 
 def _references(folder: Path, place: Mapping[str, int]) -> dict[str, tuple[str, str, bool | None]]:
-    """Kind of grading, reference and verdict of each chain that has a reference."""
+    """The kind of grading, the reference answer and the verdict of each chain that has a reference."""
     found = {}
     for batch in read_batches(folder, "chains", ["chain_id", "grader", "reference_answer", "correct"]):
         for row in batch.to_pylist():

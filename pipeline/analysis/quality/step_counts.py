@@ -1,6 +1,6 @@
-"""What became of drafted steps, counted: the steps table of a run folder enters, counts by length, step number and verdict leave.
+"""Counts of steps: the steps table of a run folder enters, counts by length, step number and verdict leave.
 
-Streamed: of a step that was verified a few numbers are held, never a text.
+The table is streamed; of a verified step a few numbers are held, never a text.
 """
 
 from pathlib import Path
@@ -28,21 +28,21 @@ COLUMNS = (
 
 
 class StepCounts(Struct, frozen=True, kw_only=True):
-    """Steps by length, number and verdict."""
+    """Counts of the steps of a run, by length, step number and verdict."""
 
     lengths: dict[str, Array]
-    """How many have so many tokens (place), by kind: the decision about a committed step, or of candidates `rejected`, in rounds
-    in which all were turned down, and `not_chosen`, beside one that was accepted."""
+    """By kind of text, an array with the number of texts of each length in tokens (its index). A kind is the decision about a committed
+    step, or, of candidates, `rejected` where all of the step were, and `not_chosen` where another one was accepted."""
     verified: Array
-    """Steps with a verdict, by step number."""
+    """Number of verified steps, by step number."""
     accepted: Array
-    """Those that were accepted; as long."""
+    """Number of them that were accepted, by step number."""
     scores: dict[str, Scores]
-    """By kind of verifying stage; see `VerdictValues.scores`."""
+    """Values of verdicts by kind of verifying stage; see `VerdictValues.scores`."""
 
 
 def count_steps(run: Path, grades: Grades) -> StepCounts:
-    """Count the steps of the run folder; steps of chains that `grades` does not know count in no share of right ones."""
+    """Count the steps of the run folder `run`; raises `InputError`. Chains that are not in `grades` count in no share of right ones."""
     counting = _Counting()
     for batch in read_steps(run, COLUMNS):
         counting.add(batch)
@@ -55,7 +55,7 @@ def count_steps(run: Path, grades: Grades) -> StepCounts:
 
 
 class _Counting:
-    """Sums over batches of steps."""
+    """Adds up batches of steps."""
 
     def __init__(self) -> None:
         self.lengths: dict[str, Array] = {}
@@ -63,7 +63,7 @@ class _Counting:
         self.values = VerdictValues()
 
     def add(self, batch: pa.RecordBatch) -> None:
-        """Count a batch in."""
+        """Add the steps of `batch`, which has `COLUMNS` and those of `capabilities.read_steps`."""
         decision, step = batch.column("decision"), batch.column("step_index").to_numpy()
         accepted = _equal(decision, "accepted")
         for name in pc.unique(decision).to_pylist():
@@ -79,7 +79,7 @@ class _Counting:
             self.lengths[kind] = _sum(self.lengths.get(kind, np.zeros(0, np.int64)), np.bincount(tokens))
 
     def _add_candidates(self, batch: pa.RecordBatch, accepted: Array) -> None:
-        """Lengths of the candidates that were not committed."""
+        """Add the lengths of the candidates that were not committed."""
         lists = batch.column("candidate_tokens")
         counts = lists.value_lengths().to_numpy()
         owner = np.repeat(np.arange(batch.num_rows), counts)
@@ -95,6 +95,6 @@ def _equal(column: pa.Array, value: str) -> Array:
 
 
 def _sum(so_far: Array, more: Array) -> Array:
-    """Of lengths that may differ."""
+    """The sum of two arrays whose lengths may differ; missing elements count as 0."""
     longest = max(len(so_far), len(more))
     return np.asarray(np.pad(so_far, (0, longest - len(so_far))) + np.pad(more, (0, longest - len(more))))

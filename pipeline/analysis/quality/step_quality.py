@@ -1,4 +1,4 @@
-"""What a process reward model made of drafted and selected steps: the rewards table of a run folder enters, sums for each problem leave.
+"""Rewards of drafted and selected steps by a process reward model: the rewards table of a run enters, sums for each problem leave.
 
 `pipeline grade RUN --prm FILE` writes that table; a run without it has no quality.
 """
@@ -18,30 +18,31 @@ COLUMNS = ["chain_id", "step_index", "candidate_index", "selected", "decision", 
 
 
 class Quality(Struct, frozen=True, kw_only=True):
-    """Rewards, 0 to 1, as sums over the steps of each problem; what has no reward does not count."""
+    """Sums of rewards, which are 0 to 1, over the steps of each problem; texts without a reward are left out."""
 
     model: str
-    """Which model scored, several with commas between."""
+    """The reward model; several, separated by commas."""
     drafted: Array
-    """Of each step the mean of its candidates."""
+    """Sum over steps with candidates of the mean reward of the step's candidates."""
     steps: Array
-    """How many steps with candidates."""
+    """Number of steps with candidates."""
     selected: Array
-    """Of each step with a selected candidate, its reward."""
+    """Sum over steps with a selected candidate of that candidate's reward."""
     selected_from: Array
-    """Of the same steps the mean of all candidates."""
+    """Sum over the same steps of the mean reward of all their candidates."""
     selections: Array
-    """How many such steps."""
+    """Number of steps with a selected candidate."""
     fallback: Array
-    """Of each step that the target wrote after turning all candidates down."""
+    """Sum of the rewards of steps that the target wrote after rejecting all candidates."""
     fallbacks: Array
+    """Number of such steps."""
 
 
 class _Rows(Struct):
-    """Scored texts, column by column."""
+    """Texts with a reward, as columns of equal length."""
 
     step: Array
-    """The same number for texts of the same step."""
+    """A number that texts of one step share."""
     problem: Array
     reward: Array
     drafted: Array
@@ -50,7 +51,10 @@ class _Rows(Struct):
 
 
 def read_quality(folder: Path, place: Mapping[str, int], problems: int) -> Quality | None:
-    """Sums over the rewards in `folder`; None where it has none. `place` is where each chain's problem stands."""
+    """Sums of the rewards in the run folder `folder`; None where it has none. Raises `InputError`.
+
+    `place` is the index of each chain's problem, below `problems`; chains that are not in it do not count.
+    """
     models, chains = Names(), Names()
     parts = []
     for batch in read_batches(folder, "rewards", COLUMNS):
@@ -63,7 +67,7 @@ def read_quality(folder: Path, place: Mapping[str, int], problems: int) -> Quali
 
 
 def _columns(batch: pa.RecordBatch, chains: Names, place: Mapping[str, int]) -> list[Array]:
-    """The columns of `_Rows`, of those rows that count."""
+    """The columns of `_Rows`, without texts that have no reward or whose chain is not in `place`."""
     chain = chains.codes(batch.column("chain_id")).astype(np.int64)
     problem = np.array([place.get(name, -1) for name in chains], int)[chain]
     reward = batch.column("reward").cast("float64").to_numpy(zero_copy_only=False)
@@ -81,11 +85,11 @@ def _sums(rows: _Rows, problems: int, model: str) -> Quality:
     owner[step] = rows.problem
 
     def of_steps(which: Array) -> tuple[Array, Array]:
-        """The sum and number of those rewards of each step."""
+        """Sum and number of the rewards that `which` marks, for each step."""
         return np.bincount(step[which], rows.reward[which], len(steps)), np.bincount(step[which], minlength=len(steps))
 
     def over(values: Array, which: Array) -> Array:
-        """The values of those steps, added up for each problem."""
+        """The `values` of the steps that `which` marks, added up for each problem."""
         return np.bincount(owner[which], values[which], problems)
 
     drafted, candidates = of_steps(rows.drafted)

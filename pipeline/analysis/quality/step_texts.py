@@ -1,6 +1,6 @@
-"""What the committed steps and their drafts say, counted: the steps table of a run folder enters, sums for each problem leave.
+"""Counts of tokens and words in steps and drafts: the steps table of a run folder enters, sums for each problem leave.
 
-Texts are read in batches and only counted.
+Texts are read in batches and not kept.
 """
 
 import re
@@ -23,20 +23,22 @@ COLUMNS = ["chain_id", "decision", "step_text", "step_token_ids", "candidate_tex
 
 
 class Texts(Struct, frozen=True):
-    """Texts of one kind; sums over all samples of each problem."""
+    """Counts over the texts of one kind, by problem, over all its samples."""
 
     count: Array
+    """Number of texts."""
     tokens: Array
     words: Array
     reflective: Array
-    """Occurrences of `REFLECTIVE` words."""
+    """Number of `REFLECTIVE` words."""
 
 
 def read_texts(folder: Path, place: Mapping[str, int], problems: int) -> dict[str, Texts]:
-    """Texts by kind; `place` is where each chain's problem stands, and the steps of other chains do not count.
+    """Count the texts in the run folder `folder`, by kind; raises `InputError`. `place` is the index of each chain's problem, below
+    `problems`; chains that are not in it do not count.
 
     A kind is the decision about a committed step, or one of: `drafted`, all candidates; `longest`, the longest candidate of
-    each round (SCoT table 1); `rejected`, the candidates of rounds in which all were turned down.
+    each round (SCoT table 1); `rejected`, the candidates of rounds in which all were rejected.
     """
     sums: dict[str, Array] = {}
     for batch in read_batches(folder, "steps", COLUMNS):
@@ -62,5 +64,5 @@ def _add(sums: dict[str, Array], row: dict[str, Any], problem: int, problems: in
 
 @lru_cache(maxsize=256)  # candidates of one round are often the same
 def words_in(text: str) -> tuple[int, int]:
-    """Words, and `REFLECTIVE` ones."""
+    """The number of words in `text`, and of `REFLECTIVE` ones."""
     return len(_WORD.findall(text)), len(_REFLECTIVE.findall(text))

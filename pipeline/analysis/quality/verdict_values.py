@@ -1,7 +1,7 @@
 """How far a verifier's value can be trusted: steps with a verdict enter, counts and shares in bins of its value leave.
 
-It is asked of the accepted steps: how often the chain that such a step is part of ended right, and, where the run has a
-rewards table (`pipeline grade --prm`), how often a reward model agrees with the step. Of a step a few numbers are held.
+For accepted steps it is counted how often the chain of such a step ended right and, where the run has a rewards table
+(`pipeline grade --prm`), how often a reward model holds the step good. A few numbers of each step are held.
 """
 
 import math
@@ -20,20 +20,20 @@ from pipeline.reasoning.chain import Scale
 from pipeline.trace.read import read_batches
 
 COLUMNS = ("chain_id", "step_index", "score_value", "threshold", "verify_kind", *SCALE_COLUMNS)
-"""Of the steps that are added; see `capabilities.read_steps`."""
+"""Columns of the steps that are added; see `capabilities.read_steps`."""
 GOOD = 0.5
-"""From here on a reward says that the step is rather good than bad."""
+"""From this reward on a step counts as good."""
 BINS = 20
-"""Of a scale with two ends; about half as many, of round width, where an end is open."""
+"""Number of bins of a scale with two ends; about half as many, of round width, where an end is open."""
 OUTLIERS = 0.005
-"""Share of the values beyond an open end; they are in the last bin there."""
+"""Share of the values that lie beyond the last edge at an open end; they count in the last bin."""
 
 
 class Grades(Struct, frozen=True):
-    """What is known of the chains; the arrays have one place a chain."""
+    """Whether chains ended right; the arrays have one element for each chain."""
 
     place: Mapping[str, int]
-    """Of each chain."""
+    """The index of each chain in the arrays, by its name."""
     problem: Array
     """A number that chains of one problem share."""
     correct: Array
@@ -41,32 +41,35 @@ class Grades(Struct, frozen=True):
 
 
 class Share(Struct, frozen=True):
-    """How often something held of `count` steps; nulls where there are none."""
+    """In what share of `count` steps something held; nulls without steps."""
 
     count: int
     share: float | None
     interval: Interval | None
-    """Of 95 %, problems as clusters: steps of one chain share its end; see `samples.interval`."""
+    """95 % interval with problems as clusters, because steps of one chain share its outcome; see `samples.interval`."""
 
 
 class Scores(Struct, frozen=True, kw_only=True):
-    """The values of one kind of verdict. One place a bin, edges one more."""
+    """The values of one kind of verdict, in bins; the sequences have one element for each bin."""
 
     scale: Scale
     """What the values mean."""
     edges: Array
+    """Edges of the bins, one more than there are bins."""
     accepted: Array
+    """Number of accepted steps."""
     rejected: Array
+    """Number of rejected steps."""
     threshold: float | None
-    """Where it was the same in all steps."""
+    """Null where it was not the same in all steps."""
     right: tuple[Share, ...]
-    """Of accepted steps of graded chains: the chain ended right."""
+    """Among accepted steps of graded chains, the share whose chain ended right."""
     good: tuple[Share, ...]
-    """Of accepted steps with a reward: it is `GOOD` or more. Empty where the run has no rewards."""
+    """Among accepted steps with a reward, the share with a reward of `GOOD` or more. Empty where the run has no rewards."""
 
 
 class _Rows(Struct):
-    """Steps with a verdict, column by column."""
+    """Verified steps, as columns of equal length."""
 
     chain: Array
     step: Array
@@ -83,7 +86,7 @@ class VerdictValues:
         self._thresholds: dict[tuple[str, Scale], set[float]] = {}
 
     def add(self, steps: pa.RecordBatch, accepted: Array) -> None:
-        """Take the verdicts of `steps`, which have `COLUMNS`; `accepted` marks those steps that were."""
+        """Add the verdicts of `steps`, a batch with `COLUMNS`; `accepted` marks the accepted ones."""
         value = steps.column("score_value").cast("float64").fill_null(float("nan")).to_numpy(zero_copy_only=False)
         chain, step = self._chains.codes(steps.column("chain_id")), steps.column("step_index").to_numpy()
         for key, mine in _by_scale(steps):
@@ -94,7 +97,10 @@ class VerdictValues:
             self._thresholds.setdefault(key, set()).update(thresholds)
 
     def scores(self, run: Path, grades: Grades) -> dict[str, Scores]:
-        """By kind, or by kind and scale where one kind has several. Chains that `grades` does not know count in no share."""
+        """Bins of the verdicts that were added, by kind of verifier, or by kind and scale where one kind has several scales.
+
+        `run` is the run folder whose rewards are read. Chains that are not in `grades` count in no share.
+        """
         rewards = _read_rewards(run, self._chains)
         kinds = [kind for kind, _ in self._rows]
         names = {key: key[0] if kinds.count(key[0]) == 1 else f"{key[0]}, {key[1].name}" for key in self._rows}
@@ -122,7 +128,7 @@ class VerdictValues:
 
 
 def edges_of(scale: Scale, values: Array) -> Array:
-    """Edges of the bins for `values` on `scale`: whole numbers in the middle of theirs, and open ends as far as values go."""
+    """Edges of the bins for `values` on `scale`. Whole numbers are in the middle of their bins; open ends are where the values end."""
     finite = values[np.isfinite(values)]
     low, high = np.quantile(finite, (OUTLIERS, 1 - OUTLIERS)) if len(finite) else (0.0, 0.0)
     low, high = sorted(float(found if end is None else end) for end, found in ((scale.low, low), (scale.high, high)))
@@ -141,7 +147,7 @@ def edges_of(scale: Scale, values: Array) -> Array:
 
 
 def round_width(width: float) -> float:
-    """The next 1, 2 or 5 times a power of ten that is no less; 1 for 0."""
+    """The least number of 1, 2 or 5 times a power of ten that is not below `width`; 1 where `width` is 0."""
     if width <= 0:
         return 1.0
     power = 10.0 ** math.floor(math.log10(width))
@@ -149,7 +155,7 @@ def round_width(width: float) -> float:
 
 
 def _by_scale(steps: pa.RecordBatch) -> list[tuple[tuple[str, Scale], Array]]:
-    """Kind and scale of the verdicts in a batch, and which steps have one such."""
+    """The kinds and scales of verdicts that occur in a batch, each with a mask of its steps."""
     names = ("verify_kind", "score_scale", "score_unit", "score_low", "score_high", "score_integers")
     texts = [steps.column(name).cast("string") for name in names]
     joined = pc.binary_join_element_wise(*texts, "\0", null_handling="replace", null_replacement="").dictionary_encode()
@@ -168,7 +174,7 @@ def _joined(parts: Sequence[_Rows]) -> _Rows:
 
 
 def _keys(chain: Array, step: Array) -> Array:
-    """One number for each step of each chain."""
+    """A number for each pair of chain and step."""
     return np.asarray(chain.astype(np.int64) << 32 | step)
 
 
@@ -188,7 +194,7 @@ def _shares(bins: Array, problem: Array, holds: Array, count: int) -> tuple[Shar
 
 
 def _read_rewards(run: Path, chains: Names) -> tuple[Array, Array] | None:
-    """Keys of (chain, step) in order, and the reward of the candidate that was selected there; None where nothing was scored."""
+    """Sorted keys of (chain, step) and the rewards of the candidates that were selected there; None without a rewards table."""
     parts: list[tuple[Array, Array]] = []
     for batch in read_batches(run, "rewards", ("chain_id", "step_index", "candidate_index", "selected", "reward")):
         reward = batch.column("reward").cast("float64").fill_null(float("nan")).to_numpy(zero_copy_only=False)

@@ -1,7 +1,7 @@
-"""The calls of a run, from the last to the first, for everything that is added up in one reading of them: a run folder enters.
+"""Reads the calls of a run once, from the last to the first, for all analyses together: a run folder enters, accumulators are filled.
 
-A row is written when its call ends, so backwards each call begins with its row, and only those in flight or waiting need be
-remembered. Where rows are not in that order, or do not fit into the outline, they are read again and sorted.
+A row is written when its call ends. Read backwards, each call therefore begins with its row, and only calls that are in flight or
+waiting need be held. Where rows are not in that order, or do not fit into the outline, all are read again and sorted.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -22,47 +22,50 @@ from pipeline.trace.read import count_rows, read_backwards
 
 TABLES = ("calls", "steps", "chains")
 BASE = ("chain_id", "engine", "stage", "attempt", "error_type", "submit_unix_ns", "end_unix_ns", "client_wait_s")
+"""Columns of the calls table that `Calls` is made of."""
 LONG = 50_000
-"""Calls of a run from which compiling pays."""
+"""Number of calls from which compiling the analyses saves time."""
 ENCODED = ("chain_id", "engine", "stage", "kind", "purpose", "error_type")
+"""Columns that are read as dictionaries, because their values repeat."""
 
 
 class Calls(Struct, frozen=True, kw_only=True):
-    """Some calls in the order of their ends, as columns of equal length."""
+    """A part of a run's calls in the order of their ends, as columns of equal length. Times are nanoseconds of work, see `outline.Axis`."""
 
     chain: Array
-    """Places in the outline's chains."""
+    """Indices into the outline's chains."""
     engine: Array
-    """Places in the outline's engines."""
+    """Indices into the outline's engines."""
     stage: Array
-    """Places in `stages`."""
+    """Indices into `stages`."""
     stages: Sequence[str]
-    """Of this and all later calls; those to come may have more."""
+    """Names of the stages of this part and of all parts that were read before; parts that are read later may add names at the end."""
     again: Array
-    """Not the first attempt."""
+    """Whether it is a repeated attempt at a call."""
     failed: Array
-    """The attempt was not answered."""
+    """Whether the attempt was not answered."""
     ready: Array
-    """Nanoseconds of work, as are the two below. Never after `submit`."""
+    """When the call could have been sent; never after `submit`."""
     submit: Array
+    """When it was sent to the engine."""
     end: Array
-    """Never before `submit`."""
+    """When it was answered or had failed; never before `submit`."""
     table: Any
-    """The rows with the columns that were asked for."""
+    """The same calls as a `pyarrow.Table` with all columns that accumulators asked for."""
 
     def seconds(self, name: str) -> Array:
-        """A column of seconds, NaN where nothing is known."""
+        """The column `name` of `table`, in seconds; NaN where it is not known."""
         return np.asarray(self.table.column(name).to_numpy())
 
 
 class Accumulator(Protocol):
-    """Adds up calls; it gets all of them, the last ones first."""
+    """An analysis that adds up calls. It gets all calls of a run in parts, the last ones first."""
 
     columns: tuple[str, ...]
-    """What it needs beside `BASE`."""
+    """Columns of the calls table that it needs beside `BASE`."""
 
     def add(self, calls: Calls) -> None:
-        """Take some calls, which ended before those that came so far."""
+        """Add `calls`, none of which ended after any that were added before."""
 
 
 class _Misfit(Exception):
@@ -74,9 +77,10 @@ Part = TypeVar("Part", pa.Table, Calls)
 
 
 def accumulate(run: Path, accumulators: Callable[[Outline], Found]) -> Found:
-    """Give all calls of the run folder `run` to what `accumulators` makes of its outline; raises `InputError`.
+    """Add all calls of the run folder `run` to the accumulators that `accumulators` makes of its outline, and return these.
 
-    First as is right for a run that has ended, then with a look at all calls before, and at last with all of them in memory.
+    Tries three ways, each right for more runs and dearer than the one before: with the outline of a run that has ended; with an
+    outline of all calls; and with all calls in memory, sorted. Raises `InputError` where `run` has no trace that can be read.
     """
     if not any((run / table).is_dir() for table in TABLES):
         raise InputError(str(run), f"is not a run folder; expected {', '.join(TABLES[:2])} and {TABLES[2]} in it")
@@ -92,12 +96,13 @@ def accumulate(run: Path, accumulators: Callable[[Outline], Found]) -> Found:
 
 
 def is_long(run: Path) -> bool:
-    """Has it so many calls that compiling what adds them up pays?"""
+    """Whether the run folder `run` has so many calls that compiling the analyses saves time."""
     return count_rows(run, "calls") >= LONG
 
 
 def _backwards(run: Path, outline: Outline, columns: Sequence[str]) -> Iterator[Calls]:
-    """The calls by and by, from the last to the first."""
+    """The calls in parts, from the last to the first."""
+    # Invariant: no call of a part ends after `floor`, the first end of the parts before it.
     reader, floor = _Reader(outline), outline.span
     for table in _prefetched(_tables(run, columns)):
         if table.num_rows:
@@ -109,14 +114,14 @@ def _backwards(run: Path, outline: Outline, columns: Sequence[str]) -> Iterator[
 
 
 def _at_once(run: Path, outline: Outline, columns: Sequence[str]) -> Iterator[Calls]:
-    """All calls together."""
+    """All calls as one part."""
     tables = list(_tables(run, columns))[::-1]
     if tables:
         yield _Reader(outline).calls(in_one_piece(pa.concat_tables(tables)))
 
 
 def _tables(run: Path, columns: Sequence[str]) -> Iterator[pa.Table]:
-    """The rows from the last to the first; `purpose` is among the columns also where an earlier version wrote the run."""
+    """The rows from the last to the first; `purpose`, where asked for, is filled in for runs of earlier versions."""
     if "purpose" not in columns:
         return read_backwards(run, "calls", columns, ENCODED)
     written = dict.fromkeys([*columns, *PURPOSE_FROM])
@@ -125,7 +130,7 @@ def _tables(run: Path, columns: Sequence[str]) -> Iterator[pa.Table]:
 
 
 class _Reader:
-    """Makes arrays of tables."""
+    """Turns tables of rows into `Calls` whose columns are indices and instants of one outline."""
 
     def __init__(self, outline: Outline) -> None:
         self._outline = outline
@@ -134,7 +139,7 @@ class _Reader:
     def calls(self, table: pa.Table) -> Calls:
         """The rows of `table` in the order of their ends; raises `_Misfit` where one does not fit into the outline.
 
-        Rows that do not fit into an outline of all calls were written since that was made, and are left out.
+        An outline of all calls fits every row that was there when it was made; rows written since then are left out.
         """
         calls = self._calls(table)
         known = (calls.chain >= 0) & (calls.engine < len(self._outline.engines)) & (calls.ready >= 0) & (calls.end <= self._outline.span)
@@ -166,18 +171,18 @@ class _Reader:
 
 
 def in_one_piece(table: pa.Table) -> pa.Table:
-    """The same rows; every column has one chunk, and so one dictionary."""
+    """A copy of `table` in which every column has one chunk, and so one dictionary."""
     return table.combine_chunks()
 
 
 def whole(table: pa.Table, name: str) -> pa.Array:
-    """A column in one piece."""
+    """The column `name` of `table` as one array."""
     column = table.column(name)
     return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
 
 
 def _prefetched(parts: Iterator[Part]) -> Iterator[Part]:
-    """The same parts; while one is used, the next is made."""
+    """The same `parts`, each made by a thread while the one before it is used."""
     with ThreadPoolExecutor(1) as maker:
         coming = maker.submit(next, parts, None)
         while (part := coming.result()) is not None:

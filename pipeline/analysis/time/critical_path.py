@@ -1,10 +1,10 @@
-"""What a chain's time went on: the calls that determined when it ended, one after the other, by stage and part of the call.
+"""The critical path of chains: the calls that determined when a chain ended, one after the other. A run folder enters, seconds leave.
 
-A run folder enters, seconds leave. The path is found backwards from the chain's end: the call that ended last before it,
-its way through lane and engine, and from the moment it was ready the same again. Calls beside the path are not on it.
+The path is found backwards from the chain's end: the call that ended last before it, its time in lane and engine, and from the
+moment it was ready the same again. Calls that ran beside the path are not on it.
 
-All chains are walked in one pass backwards in time. Of each chain its frontier is held: the moment back to which its path is
-known, and the stage of the call that is ready there.
+All chains are followed in one pass backwards in time. For each chain its frontier is held: the instant back to which its path is
+known, and the stage of the call that became ready then. Invariant: the time from a frontier to its chain's end is in the totals.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,45 +22,45 @@ from pipeline.analysis.time.timeline import Array
 
 TIMES = ("queue_time_s", "prefill_time_s", "decode_time_s")
 SEGMENTS = ("between", "retry", "wait", "queue", "prefill", "decode", "transfer", "engine")
-"""What a segment of a path is, in the order of the numbers below:
+"""The kinds of segments of a path, in the order of the numbers below:
 
 - `between`: from one call's end until the next one was ready, or the chain ended: the orchestrator's own work.
 - `retry`: from a failed attempt's end until the call was sent again.
-- `wait`: ready, in the lane or before a barrier.
+- `wait`: from being ready until the call was sent: in the lane or before a barrier.
 - `queue`, `prefill`, `decode`: at the engine, by its own clock.
-- `transfer`: at the engine by our clock and not by its own: the way there and back, and answers that waited to be read.
-- `engine`: at an engine that does not know the three; all of it, or what the known ones leave.
+- `transfer`: in flight by our clock less the three by the engine's: the way there and back, and answers that waited to be read.
+- `engine`: the same difference for an engine that does not measure all three.
 """
 BETWEEN, RETRY, WAIT, QUEUE, PREFILL, DECODE, TRANSFER, ENGINE = range(8)
 END = "(end)"
-"""The stage of what follows a chain's last call."""
+"""Stands for the stage in the time after a chain's last call."""
 NO_STAGE = -1
-"""Its place: the last one."""
+"""Index of `END` among the stages: the last one."""
 SLACK_NS = 2
-"""A call may end so much after the next one was ready: that time is known as a difference, from rounded parts."""
+"""How much later than the next one's ready time a call may end: ready times are differences of rounded numbers."""
 
 
 class CriticalPath(Struct, frozen=True, kw_only=True):
-    """Paths of all finished chains, added up."""
+    """The critical paths of all finished chains of a run, added up."""
 
     chains: int
-    """Finished ones."""
+    """Number of finished chains."""
     total_s: dict[tuple[str, str], float]
-    """By stage and segment; all together the time of all finished chains."""
+    """Seconds by stage and kind of segment; their sum is the time of all finished chains."""
 
     @property
     def mean_s(self) -> dict[tuple[str, str], float]:
-        """The same for the mean chain."""
+        """Seconds by stage and kind of segment, of the mean chain."""
         return {key: total / self.chains for key, total in self.total_s.items()}
 
     @property
     def chain_time_s(self) -> float:
-        """Seconds of all finished chains."""
+        """Seconds from admission to the end, added up over all finished chains."""
         return fsum(self.total_s.values())
 
 
-class Steps(NamedTuple):
-    """Calls in the order of their ends, as a path is made of them."""
+class PathCalls(NamedTuple):
+    """What critical paths need of each call, as columns in the order of the calls' ends; as in `calls.Calls`."""
 
     chain: Array
     stage: Array
@@ -69,27 +69,30 @@ class Steps(NamedTuple):
     submit: Array
     end: Array
     queue: Array
-    """Nanoseconds by the engine's clock, -1 where it does not know, as are the two below."""
+    """Nanoseconds in the engine's queue by its clock; -1 where it does not measure them."""
     prefill: Array
+    """Nanoseconds of prefill, likewise."""
     decode: Array
+    """Nanoseconds of decode, likewise."""
 
 
 class Frontier(NamedTuple):
-    """By chain: how far back its path is known."""
+    """For each chain, how far back its path is known."""
 
     at: Array
+    """The instant back to which it is known, nanoseconds of work."""
     stage: Array
-    """Of the call that is ready there; `NO_STAGE` for none."""
+    """Stage of the call that became ready at that instant; `NO_STAGE` at the chain's end."""
 
 
 def critical_path(run: Path) -> CriticalPath:
-    """The paths of the run folder's finished chains; raises `InputError` when it has no trace that can be read."""
+    """The critical paths of the run folder `run`; raises `InputError` when it has no trace that can be read."""
     [accumulator] = accumulate(run, lambda outline: (CriticalPathAccumulator(outline, long=is_long(run)),))
     return accumulator.result()
 
 
 class CriticalPathAccumulator:
-    """Adds up the paths of all chains; `long`: there are so many calls that compiling pays."""
+    """Makes a `CriticalPath` of the calls that are added; `long`: compile, see `calls.is_long`. See `Accumulator`."""
 
     columns: tuple[str, ...] = TIMES
 
@@ -102,14 +105,14 @@ class CriticalPathAccumulator:
         self._stages: Sequence[str] = ()
 
     def add(self, calls: Calls) -> None:
-        """Take some calls, which ended before those that came so far."""
+        """See `Accumulator.add`."""
         self._stages = calls.stages
         if more := len(calls.stages) + 1 - len(self._total):
             self._total = np.insert(self._total, -1, np.zeros((more, len(SEGMENTS)), np.int64), axis=0)
-        self._walk(tuple(steps_of_calls(calls)), tuple(self._frontier), self._chains.start, self._counts, self._total)
+        self._walk(tuple(path_calls(calls)), tuple(self._frontier), self._chains.start, self._counts, self._total)
 
     def result(self) -> CriticalPath:
-        """What all calls come to."""
+        """The critical paths, when all calls have been added."""
         total = self._total.copy()
         finish(self._frontier, self._chains.start, self._counts, total)
         names = [*self._stages, END]
@@ -119,20 +122,23 @@ class CriticalPathAccumulator:
 
 
 def frontier_of(ends: Array) -> Frontier:
-    """At the ends of all chains."""
+    """The frontier before any call: at the chains' `ends`."""
     return Frontier(ends.copy(), np.full(len(ends), NO_STAGE, np.int32))
 
 
-def steps_of_calls(calls: Calls) -> Steps:
-    """What paths are made of."""
+def path_calls(calls: Calls) -> PathCalls:
+    """The columns of `calls` that critical paths need."""
     own = (np.rint(np.nan_to_num(calls.seconds(name), nan=-1e-9) * 1e9).astype(np.int64) for name in TIMES)
-    return Steps(calls.chain, calls.stage, calls.again, calls.ready, calls.submit, calls.end, *own)
+    return PathCalls(calls.chain, calls.stage, calls.again, calls.ready, calls.submit, calls.end, *own)
 
 
-def walk(steps: tuple[Array, ...], frontier: tuple[Array, ...], start: Array, counts: Array, total: Array) -> None:
-    """Add to `total`, of the chains that `counts` marks, what lies between their frontiers and the first of `steps`."""
+def walk(calls: tuple[Array, ...], frontier: tuple[Array, ...], start: Array, counts: Array, total: Array) -> None:
+    """Move the frontiers back over `calls`, which are the columns of `PathCalls`, and add the time they pass to `total`.
+
+    `total` is in nanoseconds, by stage and segment. Only chains that `counts` marks are followed, none beyond its `start`.
+    """
     # Taken out once: numba counts references to arrays that it takes out of tuples.
-    of_chain, of_stage, again, readies, submits, ends, queues, prefills, decodes = steps
+    of_chain, of_stage, again, readies, submits, ends, queues, prefills, decodes = calls
     at, after = frontier
     for row in range(len(ends) - 1, -1, -1):
         chain, stage, ready = of_chain[row], of_stage[row], readies[row]
@@ -155,5 +161,5 @@ def walk(steps: tuple[Array, ...], frontier: tuple[Array, ...], start: Array, co
 
 
 def finish(frontier: Frontier, start: Array, counts: Array, total: Array) -> None:
-    """Add what lies between the chains' starts and their frontiers."""
+    """Add to `total` the time between the chains' starts and their frontiers, as `between`."""
     np.add.at(total[:, BETWEEN], frontier.stage, (frontier.at - start) * counts)

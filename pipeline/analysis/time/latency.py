@@ -1,7 +1,7 @@
 """How long calls take, by stage and part: percentiles over a run folder's answered calls.
 
-Up to `EXACT_CALLS` calls they are exact. Of more calls counts in bins of equal relative width are kept, and a percentile is
-off by at most `RELATIVE_ERROR`; count, mean and maximum are exact always.
+Up to `EXACT_CALLS` calls they are exact. Of more calls only counts in bins of equal relative width are kept, and a percentile is
+off by at most `RELATIVE_ERROR`; count, mean and maximum are always exact.
 """
 
 from collections.abc import Sequence
@@ -15,24 +15,26 @@ from pipeline.analysis.time.calls import Calls, accumulate
 from pipeline.analysis.time.timeline import Array
 
 QUANTITIES = ("wait", "queue", "prefill", "decode", "first_token", "e2e", "per_output_token")
-"""`wait`: in the lane or before a barrier; of a repeated attempt until it was sent again. `queue`, `prefill`, `decode`,
-`first_token`: by the engine's clock, where it tells. `e2e`: from leaving for the engine until the answer was here.
-`per_output_token`: decode time for each token after the first."""
+"""The parts of a call's time. `wait`: in the lane or before a barrier; of a repeated attempt, from the failure until it was sent
+again. `queue`, `prefill`, `decode`, `first_token`: by the engine's clock, where it measures them. `e2e`: from being sent until
+answered. `per_output_token`: decode time for each token after the first."""
 COLUMNS = ("client_wait_s", "queue_time_s", "prefill_time_s", "decode_time_s", "time_to_first_token_s", None, "time_per_output_token_s")
-"""Of each quantity; None: known by its instants."""
+"""The column of the calls table that holds each quantity; None: it is the difference of `end` and `submit`."""
 EXACT_CALLS = 100_000
+"""Number of calls up to which all their times are kept."""
 RELATIVE_ERROR = 1 / 256
 FRACTION_BITS = 7
-"""Of a number's 52 so many decide, with its exponent, on its bin: bins are 2^-7 wide, and their middles half of that off."""
+"""How many of the 52 bits of a number's fraction select its bin, beside its exponent: a bin's relative width is 2^-7, and the middle
+of a bin is off by half of that at most."""
 SHIFT = 52 - FRACTION_BITS
 SMALLEST, LARGEST = 2.0**-40, 2.0**40
-"""Seconds. What is below counts as 0, what is above as this."""
+"""Seconds: what is below `SMALLEST` counts as 0, what is above `LARGEST` as `LARGEST`."""
 FIRST = int(np.float64(SMALLEST).view(np.int64) >> SHIFT)
 BINS = int(np.float64(LARGEST).view(np.int64) >> SHIFT) - FIRST + 2
 
 
 class Percentiles(Struct, frozen=True, kw_only=True):
-    """Seconds. A percentile is the least value that so many percent of all do not exceed."""
+    """Mean, maximum and percentiles of `count` values, in seconds. The p90 is the least value that 90 % of the values do not exceed."""
 
     count: int
     mean: float
@@ -43,13 +45,13 @@ class Percentiles(Struct, frozen=True, kw_only=True):
 
 
 def latencies(run: Path) -> dict[str, dict[str, Percentiles]]:
-    """By stage and quantity, without quantities of which nothing is known; raises `InputError` when there is no trace to read."""
+    """Percentiles by stage and quantity, without quantities that no call has; raises `InputError` when there is no trace to read."""
     [accumulator] = accumulate(run, lambda outline: (LatencyAccumulator(),))
     return accumulator.result()
 
 
 class LatencyAccumulator:
-    """Counts answered calls."""
+    """Makes percentiles of the answered calls that are added; up to `exact_calls` calls they are exact. See `Accumulator`."""
 
     columns: tuple[str, ...] = tuple(name for name in COLUMNS if name)
 
@@ -60,7 +62,7 @@ class LatencyAccumulator:
         self._totals = [BinCounts() for _ in QUANTITIES]
 
     def add(self, calls: Calls) -> None:
-        """Take some calls."""
+        """See `Accumulator.add`."""
         self._stages = calls.stages
         self._calls += len(calls.end)
         stage = np.where(calls.failed, -1, calls.stage)
@@ -72,7 +74,7 @@ class LatencyAccumulator:
             self._exact = []
 
     def result(self) -> dict[str, dict[str, Percentiles]]:
-        """What the calls so far come to."""
+        """Percentiles of the calls that were added, by stage and quantity."""
         found: dict[str, dict[str, Percentiles]] = {}
         for place, stage in enumerate(self._stages):
             each = {quantity: self._percentiles(number, place) for number, quantity in enumerate(QUANTITIES)}
@@ -86,7 +88,7 @@ class LatencyAccumulator:
 
 
 def exactly(values: Array) -> Percentiles | None:
-    """The percentiles of values of which some are NaN; None of none."""
+    """The percentiles of `values` without those that are NaN; None where none are left."""
     values = np.sort(values[~np.isnan(values)])
     if not len(values):
         return None
@@ -95,27 +97,27 @@ def exactly(values: Array) -> Percentiles | None:
 
 
 def rank(count: int, percent: int) -> int:
-    """The place of a percentile among so many values in order, from 0."""
+    """The index, from 0, of a percentile among `count` values in ascending order."""
     return max(0, -(-count * percent // 100) - 1)
 
 
 class BinCounts:
-    """One quantity, by stage: how many values fell into each bin."""
+    """A histogram of the values of one quantity for each stage, with their sum and maximum."""
 
     def __init__(self) -> None:
         self._bins = np.zeros((0, BINS), np.int64)
         self._extremes = np.zeros((0, 2))
-        """Sum and maximum."""
+        """Sum and maximum of the values, by stage."""
 
     def add(self, stage: Array, values: Array, stages: int) -> None:
-        """Count `values` in; NaN counts nothing, and neither does a stage below 0."""
+        """Add `values`, each of the stage in `stage`, out of `stages` in all. NaN and values of a stage below 0 are skipped."""
         if more := stages - len(self._bins):
             self._bins = np.concatenate([self._bins, np.zeros((more, BINS), np.int64)])
             self._extremes = np.concatenate([self._extremes, np.zeros((more, 2))])
         compiled(count)(stage, values, values.view(np.int64), self._bins, self._extremes)
 
     def percentiles(self, stage: int) -> Percentiles | None:
-        """Of one stage."""
+        """The percentiles of the stage with this index; None where it has no values."""
         upto = np.cumsum(self._bins[stage])
         if not (count := int(upto[-1])):
             return None
@@ -125,7 +127,10 @@ class BinCounts:
 
 
 def count(stage: Array, values: Array, bits: Array, bins: Array, extremes: Array) -> None:
-    """Add to `bins` and `extremes`, by stage, the `values`, of which `bits` are the bits."""
+    """Add `values` to `bins` and `extremes`, by stage; `bits` are the same values, their bits read as integers.
+
+    Positive floats sort as their bits do, so the leading bits of a value are the number of its bin.
+    """
     for row in range(len(stage)):
         value, place = values[row], stage[row]
         if place >= 0 and value == value:
@@ -135,7 +140,7 @@ def count(stage: Array, values: Array, bits: Array, bins: Array, extremes: Array
 
 
 def middle_of(place: int) -> float:
-    """The middle of a bin, seconds."""
+    """The middle of the bin with the index `place`, in seconds."""
     if not place:
         return 0.0
     low, high = ((np.int64(FIRST + place + side) << SHIFT).view(np.float64) for side in (-1, 0))

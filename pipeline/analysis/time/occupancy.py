@@ -1,6 +1,6 @@
-"""Who was busy when, and why not: a run folder enters, one `Occupancy` leaves: each engine and device over time, in bins.
+"""When each engine and device was busy, and why it was idle: a run folder enters, one `Occupancy` leaves, over time in bins.
 
-Every nanosecond of an engine is busy or idle for exactly one cause, so that in every bin the parts add up to its length.
+Every nanosecond of an engine is either busy or idle for exactly one cause, so that in every bin the parts add up to its length.
 """
 
 from collections.abc import Sequence
@@ -12,44 +12,50 @@ from msgspec import Struct
 
 from pipeline.analysis.resources import EngineFacts, devices_of, engine_facts
 from pipeline.analysis.time.calls import Calls, accumulate, is_long
-from pipeline.analysis.time.occupancy_sweep import CallTimes, Rules, Sums, Sweep, most_live
+from pipeline.analysis.time.occupancy_sweep import CallTimes, Rules, Sums, SweepLine, most_live
 from pipeline.analysis.time.outline import Outline
 from pipeline.analysis.time.timeline import Array
 
 BINS = 600
 CAUSES = ("nothing_admitted", "recovery", "barrier", "orchestration", "tail", "other_engine")
-"""Why an engine without a request is idle. The first that holds at an instant counts:
+"""Why an engine without a request is idle; at any instant the first cause that holds:
 
-- `nothing_admitted`: no chain lives. Nothing else can be the reason then.
-- `recovery`: a call to it failed and waits to be sent again: it is being started anew, or asked for less. Before the next
-  two, as its other calls are held back for the same reason.
-- `barrier`: of a lockstep run: a call to it is ready, and the round does not let it go.
+- `nothing_admitted`: no chain lives.
+- `recovery`: a call to it failed and waits to be sent again: the engine is being restarted, or is given fewer calls. This comes
+  before the next two causes, because its other calls are held back for the same reason.
+- `barrier`: in a lockstep run, a call to it is ready and waits for the rest of its round.
 - `orchestration`: a call to it is ready and was not sent, or a chain is between its calls and the next one is for it. A chain
-  that has made its last call and has not ended holds the next one's place, and counts for every engine.
+  that has made its last call and has not ended keeps the next chain from being admitted, and counts for every engine.
 - `tail`: the last chain was admitted and fewer live than the batch size (or than ever lived at once): too little work is left.
-- `other_engine`: what is left: all live chains wait for other engines, are computed there, or come to them next.
+- `other_engine`: none of these: all live chains have their current or next call at other engines.
 """
 
 
 class EngineOccupancy(Struct, frozen=True, kw_only=True):
-    """One engine over time; the arrays have one place for each bin."""
+    """One engine over time; the arrays have one element for each bin."""
 
     in_flight: Array
-    """Requests at it, averaged over the bin."""
+    """Requests in flight, averaged over the bin."""
     waiting: Array
     """Requests in its lane, held back by a barrier or until they are sent again, averaged over the bin."""
     busy_s: Array
-    """Seconds of the bin in which at least one request was at it."""
+    """Seconds of the bin in which at least one request was in flight."""
     idle_s: dict[str, Array]
     """Seconds of the bin by each of `CAUSES`; with `busy_s` they are the bin's length."""
     total_busy_s: float
+    """Sum of `busy_s` over all bins."""
     total_idle_s: dict[str, float]
+    """Sums of `idle_s` over all bins, by cause."""
 
 
 class DeviceOccupancy(Struct, frozen=True, kw_only=True):
-    """One device over time: it is busy while any of its engines is, and idle for the causes of their idleness."""
+    """One device over time: it is busy while any of its engines is; else the first cause that holds for any of them counts.
+
+    The other fields are those of `EngineOccupancy`.
+    """
 
     roles: tuple[str, ...]
+    """Its engines."""
     busy_s: Array
     idle_s: dict[str, Array]
     total_busy_s: float
@@ -57,20 +63,22 @@ class DeviceOccupancy(Struct, frozen=True, kw_only=True):
 
 
 class Occupancy(Struct, frozen=True, kw_only=True):
-    """A run over time. Times between the sessions of a run that was taken up again are no times at all."""
+    """A run over time, without the pauses between the sessions of a run that was taken up again."""
 
     span_s: float
-    """From the start of the run until its end; of one that goes on or was killed, until the last that the trace knows of."""
+    """Seconds from the start of the run until its end; of one that goes on or was killed, until the last event in the trace."""
     edges_s: Array
-    """Of the bins, one more than there are bins; seconds since the start."""
+    """Edges of the bins, one more than there are bins; seconds since the start."""
     live: Array
     """Live chains, averaged over the bin."""
     engines: dict[str, EngineOccupancy]
     """By role."""
     devices: dict[str, DeviceOccupancy]
+    """By the device's name."""
     overlap: Array
     """Seconds of the bin in which two or more engines were busy."""
     overlap_s: float
+    """Sum of `overlap` over all bins."""
     overlap_share: float
     """`overlap_s` over `span_s`, 0 to 1."""
 
@@ -82,7 +90,7 @@ def occupancy(run: Path, bins: int = BINS) -> Occupancy:
 
 
 class OccupancyAccumulator:
-    """Adds up calls; `long`: there are so many that compiling pays."""
+    """Makes an `Occupancy` of the calls that are added; `long`: compile, see `calls.is_long`. See `Accumulator`."""
 
     columns: tuple[str, ...] = ()
 
@@ -99,14 +107,14 @@ class OccupancyAccumulator:
             full=min(outline.run.batch_size or most, most),
             last_admission=int(chains.start.max(initial=0)),
         )
-        self._sweep = Sweep(self._rules, chains, long=long)
+        self._sweep = SweepLine(self._rules, chains, long=long)
 
     def add(self, calls: Calls) -> None:
-        """Take some calls, which ended before those that came so far."""
+        """See `Accumulator.add`."""
         self._sweep.add(CallTimes(*(getattr(calls, name) for name in CallTimes._fields)))
 
     def result(self) -> Occupancy:
-        """What all calls come to."""
+        """The occupancy, when all calls have been added."""
         sums = self._sweep.sums()
         edges, engines = self._rules.edges, self._outline.engines
         width = np.maximum(np.diff(edges), 1)
@@ -128,7 +136,7 @@ class OccupancyAccumulator:
 
 
 def _parts(sums: Sums, group: int) -> dict[str, Any]:
-    """Busy and idle seconds of a group of engines."""
+    """The fields with busy and idle seconds, of the group of engines with the index `group`."""
     *idle, busy = sums.spent[group]
     by_cause = dict(zip(CAUSES, idle, strict=True))
     return {
@@ -144,7 +152,7 @@ def _roles(engines: Sequence[str], group: int) -> tuple[str, ...]:
 
 
 def _devices(outline: Outline) -> dict[str, int]:
-    """Each device and the engines on it, as bits."""
+    """The engines on each device, as a bit mask of their indices."""
     devices: dict[str, int] = {}
     facts = engine_facts(outline.run)
     for place, role in enumerate(outline.engines):

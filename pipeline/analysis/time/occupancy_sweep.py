@@ -1,13 +1,13 @@
-"""What an occupancy is made of, in whole nanoseconds, in one pass backwards in time: calls enter in chunks, the last ones first.
+"""The sums of an occupancy, in whole nanoseconds, by a sweep line backwards in time: calls enter in chunks, the last ones first.
 
-Backwards a call begins with its row, which is written when it ends. What is in flight or waits stands in a heap by the time at
-which it left or was ready, so that memory holds that and some numbers of each chain, and calls are forgotten.
+A row is written when its call ends, so read backwards a call begins with its row. Calls in flight or waiting are held in a heap,
+ordered by the time at which they were sent or were ready; memory holds those calls and a few numbers of each chain.
 
-The invariant. Let `t` be the time of the event that was passed last. `counts` says how things stood just before `t`: of each engine
+The invariant. Let `t` be the time of the event that was passed last. `counts` holds the state just before `t`: for each engine
 how many calls were in flight, how many waited in its lane, how many waited to be sent again, and how many chains were between two
-calls and came to it next. The heap holds exactly the calls that ended at `t` or later and were ready before it. All that is later
-than `state[NOW]` is added up, and from `t` until `state[NOW]` nothing changed that says why an engine is idle. So each nanosecond
-is added up once, when the change before it is met.
+calls and came to it next. The heap holds exactly the calls that ended at `t` or later and were ready before it. All time
+after `state[NOW]` is added up, and between `t` and `state[NOW]` nothing changed that decides why an engine is idle. So each
+nanosecond is added up once, when the change before it is met.
 
 An example: one chain, from 0 to 10; a call of it to engine d (ready 0, sent 1, ended 4), then two to engine t (ready 5, sent 5,
 ended 8; ready 8, sent 9, ended 10). Events from the last to the first, and what is added up when each is met:
@@ -33,59 +33,67 @@ from pipeline.analysis.time.outline import OPEN, Chains
 from pipeline.analysis.time.timeline import Array
 
 NOTHING_ADMITTED, RECOVERY, BARRIER, ORCHESTRATION, TAIL, OTHER_ENGINE, BUSY = range(7)
-"""What an engine's time was: a cause of idleness, see `occupancy.CAUSES`, or busy."""
+"""What an engine's time is spent on: a cause of idleness, see `occupancy.CAUSES`, or being busy."""
 SAME_NS = 2
-"""Calls of one chain whose ready times are as near to each other were ready together: they are known by differences."""
+"""Calls of one chain whose ready times differ by so little were ready together: ready times are differences of rounded numbers."""
 LATE = 1 << 62
+"""After every instant."""
 EARLY = -1
+"""Before every instant."""
 
 # The state lies in a few plain arrays and not in tuples of arrays or objects: numba counts references to every array that it
-# takes out of a tuple, which was six sevenths of the time. The names below are places in them.
+# takes out of a tuple, which was six sevenths of the time. The names below are indices into them.
 START, END, NEXT_ENGINES, NEXT_READY, ALIVE, OUTSTANDING = range(6)
-"""Of a chain's row: its times; bits of the engines that it comes to next; the latest of the ready times of those calls;
-whether it lives; and how many calls of it wait or are in flight."""
+"""Columns of the array with a row for each chain: its times; a bit mask of the engines of its next calls; the latest ready time of
+those calls; whether it lives; and how many of its calls wait or are in flight."""
 IN_FLIGHT, WAITING, HELD, NEXT = range(4)
-"""Of `counts`, by engine: calls in flight, calls that wait in the lane, those of them that wait to be sent again, which are counted
-apart, and chains between calls that come to it next."""
+"""Rows of `counts`, which has a column for each engine: calls in flight; calls that wait in the lane; failed calls that wait to be
+sent again, which are not among those in the lane; and chains between two calls whose next call is for this engine."""
 NOW, BIN, LIVE, SIZE, STARTS, ENDS, LOCKSTEP, FULL, LAST_ADMISSION, BITS = range(10)
 SINCE = BITS + 4
-"""Of `state`: the time behind which all is added up and its bin; live chains; the size of the heap; starts and ends of chains that
-are to come; three of the `Rules`; from `BITS` on, for each of the four counts, the engines where it is not 0; and from `SINCE` on
-the same and the live chains as they were at `NOW`, as far as they say why an engine is idle."""
+"""Elements of `state`: the time after which all is added up, and its bin; the number of live chains; the size of the heap; how many
+starts and ends of chains are not passed yet; three of the `Rules`; from `BITS` on, for each of the four counts, a bit mask of the
+engines where it is not 0; and from `SINCE` on the same masks and the live chains as they were at `NOW`, as far as they decide why
+an engine is idle."""
 TIME, READY, CALL = range(3)
-"""Of an entry of the heap: `CALL` is chain, engine, whether it is not the first attempt, and whether it waits, see `_packed`."""
+"""Columns of the heap: the time that entries are ordered by, the ready time, and `CALL`: chain, engine, whether it is a repeated
+attempt, and whether it waits, packed into one number by `_packed`."""
 
 
 class Rules(NamedTuple):
-    """What is measured, and by which rules."""
+    """The bins and engines to measure, and what decides on causes of idleness. Times are nanoseconds of work."""
 
     edges: Array
-    """Of the bins, ns."""
+    """Edges of the bins."""
     engines: int
+    """How many there are."""
     groups: Array
-    """Sets of engines, as bits: each engine alone, in order, and then what shares a device."""
+    """Sets of engines as bit masks: first each engine alone, in order, then the engines of each shared device."""
     lockstep: bool
+    """Whether the run's schedule was `lockstep`."""
     full: int
-    """As many live chains are as many as there may be."""
+    """The most chains that may live at once."""
     last_admission: int
     """When the last chain started."""
 
 
 class Sums(NamedTuple):
-    """Nanoseconds by bin, which is the last dimension."""
+    """Nanoseconds in each bin; the bin is the last dimension of every array."""
 
     live: Array
-    """Of chains, added up."""
+    """Added up over live chains."""
     overlap: Array
+    """In which two or more engines were busy."""
     in_flight: Array
-    """Of requests, added up; by engine."""
+    """By engine, added up over requests in flight."""
     waiting: Array
+    """By engine, added up over waiting requests."""
     spent: Array
-    """By group, and by what the time was: a cause of idleness, or `BUSY`."""
+    """By group of engines and by cause of idleness or `BUSY`."""
 
 
 class CallTimes(NamedTuple):
-    """Calls in the order of their ends, as in `calls.Calls`."""
+    """What the sweep needs of each call, as columns in the order of the calls' ends; as in `calls.Calls`."""
 
     chain: Array
     engine: Array
@@ -99,20 +107,20 @@ NO_CALLS = CallTimes(*(np.empty(0, kind) for kind in (np.int64, np.int32, np.boo
 
 
 def no_sums(rules: Rules) -> Sums:
-    """Zeros."""
+    """Sums of the right shapes, all 0."""
     bins, groups = len(rules.edges) - 1, len(rules.groups)
     shapes = [(bins,), (bins,), (rules.engines, bins), (rules.engines, bins), (groups, 7, bins)]
     return Sums(*(np.zeros(shape, np.int64) for shape in shapes))
 
 
 def most_live(chains: Chains) -> int:
-    """How many chains lived at once."""
+    """The most chains that lived at once."""
     starts, ends = np.sort(chains.start), np.sort(chains.end)
     return int((np.arange(1, len(starts) + 1) - np.searchsorted(ends, starts, "right")).max(initial=0))
 
 
-class Sweep:
-    """The sums of calls that are added chunk by chunk. `long`: there are so many that compiling pays."""
+class SweepLine:
+    """Adds up the sums of calls that are added chunk by chunk, from the last to the first. `long`: compile, see `calls.is_long`."""
 
     def __init__(self, rules: Rules, chains: Chains, *, long: bool) -> None:
         self._rules, self._sums = rules, no_sums(rules)
@@ -126,12 +134,12 @@ class Sweep:
         self._add_spans(chains.start, chains.end, nobody, rules.edges, self._sums.live.reshape(1, -1))
 
     def add(self, calls: CallTimes) -> None:
-        """Go back to the end of the first of `calls`."""
+        """Pass all events down to the end of the first of `calls`."""
         if len(calls.end):
             self._pass(calls)
 
     def sums(self) -> Sums:
-        """Go back to the start."""
+        """Pass the events that are left, down to the start of the run; the sums of everything."""
         self._pass(NO_CALLS)
         return self._sums
 
@@ -160,7 +168,7 @@ def _first_state(rules: Rules, chains: int) -> Array:
 
 
 def _add_spans(starts: Array, ends: Array, owners: Array, edges: Array, into: Array) -> None:
-    """Add the length of each span to the bins that it lies in, by its owner."""
+    """Add to `into[owner, bin]` how much of each span lies in each bin."""
     bins = len(edges) - 1
     place = bins - 1
     for span in range(len(starts) - 1, -1, -1):
@@ -219,18 +227,18 @@ def _pass_events(
 
 
 def _reasons(kind: int, state: Array) -> int:
-    """What one of the four counts says of idleness: nothing of engines that are busy."""
+    """Bit mask of the engines whose count of this `kind` is not 0; for kinds other than `IN_FLIGHT` without engines that are busy."""
     at_once = state[BITS + IN_FLIGHT]
     return int(at_once if kind == IN_FLIGHT else state[BITS + kind] & ~at_once)
 
 
 def _live_where_idle(state: Array, engines: int) -> int:
-    """The live chains, if any engine is idle."""
+    """The number of live chains, or 0 where all engines are busy and it decides nothing."""
     return int(state[LIVE]) if state[BITS + IN_FLIGHT] != (1 << engines) - 1 else 0
 
 
 def _changes(state: Array, engines: int) -> bool:
-    """Is anything other than it was at `NOW`?"""
+    """Whether anything that decides on causes of idleness differs from what it was at `NOW`."""
     for kind in range(4):
         if state[SINCE + kind] != _reasons(kind, state):
             return True
@@ -238,13 +246,14 @@ def _changes(state: Array, engines: int) -> bool:
 
 
 def _remember(state: Array, engines: int) -> None:
+    """Keep what decides on causes of idleness as the state at `NOW`."""
     for kind in range(4):
         state[SINCE + kind] = _reasons(kind, state)
     state[SINCE + 4] = _live_where_idle(state, engines)
 
 
 def _account(time: int, state: Array, edges: Array, groups: Array, overlap: Array, spent: Array) -> None:
-    """Add what lies between `time` and `NOW`, bin by bin."""
+    """Add the time from `time` until `NOW` to the bins it lies in, and move `NOW` back to `time`."""
     while state[NOW] > time:
         place = state[BIN]
         since = max(edges[place], time)
@@ -260,7 +269,7 @@ def _account(time: int, state: Array, edges: Array, groups: Array, overlap: Arra
 
 
 def _cause(group: int, state: Array) -> int:
-    """Why none of the engines in `group` is busy, or that one is; see `occupancy.CAUSES`."""
+    """`BUSY` where an engine of `group` is busy; else why none of them is, see `occupancy.CAUSES`."""
     if state[SINCE + IN_FLIGHT] & group:
         return BUSY
     if not state[SINCE + 4]:
@@ -277,6 +286,7 @@ def _cause(group: int, state: Array) -> int:
 
 
 def _chain_ends(chain: Array, counts: Array, state: Array) -> None:
+    """Pass the end of a chain, backwards: before it the chain lived."""
     state[LIVE] += 1
     chain[ALIVE] = 1
     if not chain[OUTSTANDING]:
@@ -284,6 +294,7 @@ def _chain_ends(chain: Array, counts: Array, state: Array) -> None:
 
 
 def _chain_starts(chain: Array, counts: Array, state: Array) -> None:
+    """Pass the start of a chain, backwards: before it the chain did not live."""
     state[LIVE] -= 1
     chain[ALIVE] = 0
     if not chain[OUTSTANDING]:
@@ -291,6 +302,7 @@ def _chain_starts(chain: Array, counts: Array, state: Array) -> None:
 
 
 def _call_ends(chain: Array, engine: int, counts: Array, state: Array) -> None:
+    """Pass the end of a call, backwards: before it the call was in flight and its chain not between calls."""
     _change(IN_FLIGHT, engine, 1, counts, state)
     if not chain[OUTSTANDING] and chain[ALIVE]:
         _between(chain[NEXT_ENGINES], -1, counts, state)
@@ -298,7 +310,7 @@ def _call_ends(chain: Array, engine: int, counts: Array, state: Array) -> None:
 
 
 def _call_leaves(heap: Array, chains: Array, counts: Array, state: Array) -> None:
-    """The call on top was sent or, if it waits already, was ready."""
+    """Pass the sending of the call on top of the heap or, if it waits already, its becoming ready, backwards."""
     ready, call = heap[0, READY], heap[0, CALL]
     engine, waits, waiting = (call >> 2) & 63, call & 1, HELD if call & 2 else WAITING
     _change(waiting if waits else IN_FLIGHT, engine, -1, counts, state)
@@ -313,6 +325,7 @@ def _call_leaves(heap: Array, chains: Array, counts: Array, state: Array) -> Non
 
 
 def _call_was_ready(chain: Array, engine: int, ready: int, counts: Array, state: Array) -> None:
+    """Pass a call's becoming ready, backwards: before it the chain was between calls, with this one as its next, if no other is open."""
     chain[OUTSTANDING] -= 1
     if chain[NEXT_READY] - ready <= SAME_NS:
         chain[NEXT_ENGINES] |= 1 << engine
@@ -323,7 +336,7 @@ def _call_was_ready(chain: Array, engine: int, ready: int, counts: Array, state:
 
 
 def _between(engines: int, change: int, counts: Array, state: Array) -> None:
-    """A chain that comes to `engines` next is between calls, or not any more."""
+    """Add `change` to the chains between calls, for each of `engines`, a bit mask of those that the next calls are for."""
     engine = 0
     while engines:
         if engines & 1:
@@ -333,6 +346,7 @@ def _between(engines: int, change: int, counts: Array, state: Array) -> None:
 
 
 def _change(kind: int, engine: int, change: int, counts: Array, state: Array) -> None:
+    """Add `change` to a count of an engine, and keep its bit in `state` up to date."""
     counts[kind, engine] += change
     if counts[kind, engine]:
         state[BITS + kind] |= 1 << engine
@@ -341,11 +355,12 @@ def _change(kind: int, engine: int, change: int, counts: Array, state: Array) ->
 
 
 def _packed(chain: int, engine: int, again: bool) -> int:
+    """A call as one number: the chain, 6 bits for the engine, whether it is a repeated attempt, and whether it waits, which is not yet."""
     return (chain << 8) | (engine << 2) | (2 if again else 0)
 
 
 def _rise(heap: Array, place: int, time: int, ready: int, call: int) -> None:
-    """Put an entry into the free `place` at the bottom, or above it."""
+    """Sift an entry up the heap from the free `place` at its bottom; the latest time is on top."""
     while place and heap[(place - 1) >> 1, TIME] < time:
         above = (place - 1) >> 1
         heap[place, TIME], heap[place, READY], heap[place, CALL] = heap[above, TIME], heap[above, READY], heap[above, CALL]
@@ -354,7 +369,7 @@ def _rise(heap: Array, place: int, time: int, ready: int, call: int) -> None:
 
 
 def _sink(heap: Array, size: int, time: int, ready: int, call: int) -> None:
-    """Put an entry into the free place on top, or below it."""
+    """Sift an entry down the heap of `size` entries from the free place on top."""
     place = 0
     while 2 * place + 1 < size:
         below = 2 * place + 1
@@ -371,4 +386,4 @@ PARTS: tuple[Callable[..., Any], ...] = (
     *(_reasons, _live_where_idle, _changes, _remember, _account, _cause, _chain_ends, _chain_starts, _call_ends, _call_leaves),
     *(_call_was_ready, _between, _change, _packed, _rise, _sink),
 )
-"""What `_pass_events` calls, directly or not."""
+"""All functions that `_pass_events` calls, directly or not."""

@@ -1,7 +1,7 @@
-"""What is known of a run before its calls are looked at: its span, its engines and its chains. A run folder enters, an `Outline` leaves.
+"""What is known of a run before its calls are analysed: its span, its engines and its chains. A run folder enters, an `Outline` leaves.
 
-Instants are nanoseconds of work: since the start of the run, without the pauses between the sessions of one that was taken
-up again. A chain is known by the hash of its name: among 10^6 chains two hashes agree once in some 10^7 runs.
+Instants are nanoseconds of work: since the start of the run, without the pauses between the sessions of a run that was taken up
+again. A chain is identified by the hash of its name: among 10^6 chains two hashes agree once in some 10^7 runs.
 """
 
 from collections.abc import Sequence
@@ -19,51 +19,54 @@ from pipeline.trace.read import read_batches
 from pipeline.trace.run_file import RunFile
 
 FINISHED, LOST, OPEN = 0, 1, 2
-"""Of a chain: it came to its end; it failed or was cancelled; it has no row."""
+"""The status of a chain: it came to its end; it failed or was cancelled; it has no row in the chains table (yet)."""
 CHAIN = ("start_unix_ns", "end_unix_ns", "thought_tokens")
+"""Numeric columns of the chains table that are read."""
 
 
 class Axis(Struct, frozen=True):
-    """Nanoseconds UTC as nanoseconds of work."""
+    """Converts instants in nanoseconds UTC into nanoseconds of work: since `origin`, without `pauses`."""
 
     origin: int
+    """The start of the run, ns UTC."""
     pauses: tuple[tuple[int, int], ...] = ()
+    """Start and end, ns UTC, of the times between sessions."""
 
     def of(self, instants: Any) -> Any:
-        """The same instants on this axis; those within a pause are at its start."""
+        """Instants, a number or an array in ns UTC, as nanoseconds of work; those within a pause become its start."""
         paused = sum(np.clip(instants - since, 0, until - since) for since, until in self.pauses)
         return instants - self.origin - paused
 
     def seconds(self, instants: Any) -> Any:
-        """The same in seconds."""
+        """Instants, a number or an array in ns UTC, as seconds of work."""
         return self.of(instants) / 1e9
 
 
 class Chains(Struct, frozen=True, kw_only=True):
-    """All chains of a run, in the order of their rows: those that lived together stand together."""
+    """All chains of a run as columns, in the order of their rows, so that chains that lived at once are near each other."""
 
     hashes: Array
-    """Sorted."""
+    """Hashes of their names, sorted."""
     by_hash: Array
-    """Of each of `hashes` its chain's place."""
+    """For each of `hashes` the index of its chain in the columns below."""
     start: Array
     """Nanoseconds of work."""
     end: Array
-    """Of a chain without a row the end of the run."""
+    """Nanoseconds of work; the end of the run for a chain without a row."""
     status: Array
     """`FINISHED`, `LOST` or `OPEN`."""
     thought_tokens: Array
 
     first: Array
-    """Of the hashes with equal leading bits the place of the first one, by these bits; as a last entry their number."""
+    """By a number of leading bits, the index of the first of `hashes` that has these bits; at the end the number of hashes."""
 
     def places(self, names: pa.Array) -> Array:
-        """Where each of the chains `names` stands; -1 where there is none such."""
+        """The index of each chain in `names`; -1 for chains that are not there."""
         coded = names if pa.types.is_dictionary(names.type) else names.dictionary_encode()
         return np.asarray(self._places(_hashes(coded.dictionary.to_pylist()))[coded.indices.to_numpy(zero_copy_only=False)])
 
     def status_of(self, names: pa.Array) -> Array:
-        """The status of each of the chains `names`; of those that are not there `OPEN`."""
+        """The status of each chain in `names`; `OPEN` for chains that are not there."""
         return np.append(self.status, OPEN)[self.places(names)]
 
     def _places(self, hashes: Array) -> Array:
@@ -80,18 +83,18 @@ class Chains(Struct, frozen=True, kw_only=True):
 
 
 class Outline(Struct, frozen=True, kw_only=True):
-    """A run before its calls are looked at."""
+    """What is known of a run before its calls are analysed."""
 
     run: RunFile
-    """As far as its `run.json` can be read."""
+    """The content of its `run.json`, as far as that can be read."""
     axis: Axis
     span: int
     """Nanoseconds of work from the start of the run until its end."""
     engines: tuple[str, ...]
-    """Roles."""
+    """Roles, in the order of the indices in `Calls.engine`."""
     chains: Chains
     whole: bool
-    """All calls were looked at for it."""
+    """Whether it was made with the calls table too."""
 
 
 class _Rows(Struct, frozen=True):
@@ -103,13 +106,16 @@ class _Rows(Struct, frozen=True):
 
 
 def read_outline(run: Path) -> Outline:
-    """By `run.json` and the chains table alone: right for a run that has ended. Raises `InputError` where that cannot be read."""
+    """Make the outline from `run.json` and the chains table alone, which is right for a run that has ended. Raises `InputError`."""
     file, rows = RunFile.read_known(run), _read_rows(run)
     return _outline(file, rows, tuple(file.plan.engines), None)
 
 
 def read_whole_outline(run: Path) -> Outline:
-    """By the calls table too: also right for a run that goes on or was killed, or has no `run.json`. Raises `InputError`."""
+    """Make the outline from the calls table too, which is also right for a run that goes on, was killed, or has no `run.json`.
+
+    Raises `InputError` where a table cannot be read.
+    """
     file, rows = RunFile.read_known(run), _read_rows(run)
     names, unfinished = Names({role: place for place, role in enumerate(file.plan.engines)}), _UnfinishedChains(rows.hashes)
     for batch in read_batches(run, "calls", ["chain_id", "engine", "submit_unix_ns", "end_unix_ns", "client_wait_s"]):
@@ -119,13 +125,13 @@ def read_whole_outline(run: Path) -> Outline:
 
 
 def ready_of(calls: Any) -> Array:
-    """When each call could have left, ns UTC."""
+    """When each call was ready to be sent, ns UTC; `calls` is a table or batch with `submit_unix_ns` and `client_wait_s`."""
     wait = np.rint(calls.column("client_wait_s").to_numpy() * 1e9).astype(np.int64)
     return np.asarray(calls.column("submit_unix_ns").to_numpy() - wait)
 
 
 class _UnfinishedChains:
-    """Chains that have calls and no row, and the first and last instant of any call."""
+    """Collects chains that have calls and no row in the chains table, and the first and last instant of any call."""
 
     def __init__(self, known: Array) -> None:
         self._known = np.append(np.sort(known), 0)
@@ -133,7 +139,7 @@ class _UnfinishedChains:
         self.bounds: list[int] = []
 
     def add(self, hashes: Array, ready: Array, end: Array) -> None:
-        """Take some calls."""
+        """Add calls: hashes of their chains, when they were ready and when they ended, ns UTC."""
         if len(ready):
             self.bounds = [min([*self.bounds, int(ready.min())]), max([*self.bounds, int(end.max())])]
         new = self._known[np.searchsorted(self._known[:-1], hashes)] != hashes
@@ -141,7 +147,7 @@ class _UnfinishedChains:
             self._starts[chain] = min(since, self._starts.get(chain, since))
 
     def joined(self, rows: _Rows) -> _Rows:
-        """`rows` and those chains; these end with the last call."""
+        """`rows` and the chains that were collected, which end with the last call."""
         count = len(self._starts)
         more = dict.fromkeys(CHAIN, np.zeros(count, np.int64))
         more["start_unix_ns"] = np.fromiter(self._starts.values(), np.int64, count)
@@ -164,7 +170,7 @@ def _read_rows(run: Path) -> _Rows:
 
 
 def _outline(run: RunFile, rows: _Rows, engines: tuple[str, ...], bounds: Sequence[int] | None) -> Outline:
-    """`bounds` are the first and the last instant of the calls, where those were looked at."""
+    """Make an outline; `bounds` are the first and the last instant of the calls, None where these were not read."""
     by_hash = np.argsort(rows.hashes, kind="stable")
     last = np.ones(len(by_hash), np.bool_)  # of a chain with several rows the last counts
     last[:-1] = np.diff(rows.hashes[by_hash]) != 0

@@ -1,7 +1,7 @@
-"""Who was busy when: the calls table of a run folder enters, seconds of each engine and stage leave.
+"""Busy time and overlap of engines: the calls table of a run folder enters, seconds of each engine and stage leave.
 
 Only four columns are read, as arrays of 24 bytes a call, and never of all calls at once. An engine is busy while at
-least one request is at it. Nothing is written.
+least one request is in flight to it. Nothing is written.
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,18 +17,18 @@ from pipeline.trace.read import read_batches
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 
 CHUNK = 1 << 18
-"""Calls looked at together."""
+"""Calls that are held together."""
 
 
 class EngineTime(Struct, frozen=True):
     """One engine over the span of the run."""
 
     busy_s: float
-    """Seconds in which at least one request was at the engine."""
+    """Seconds in which at least one request was in flight."""
     busy_share: float
     """`busy_s` over the span, 0 to 1."""
     mean_in_flight: float
-    """Requests at the engine, averaged over the span."""
+    """Requests in flight, averaged over the span."""
 
 
 class StageTime(Struct, frozen=True):
@@ -36,20 +36,22 @@ class StageTime(Struct, frozen=True):
 
     calls: int
     in_flight_s: float
-    """Seconds its requests were at engines, added up over the requests."""
+    """Seconds that its requests were in flight, added up over the requests."""
 
 
 class Timeline(Struct, frozen=True):
-    """Where the time of a run went."""
+    """Busy time, overlap and time in flight of a run."""
 
     span_s: float
-    """From the first request that left until the last that came back, less the pauses of a run that was taken up again."""
+    """Seconds from the first request that was sent until the last that ended, without pauses between sessions."""
     engines: dict[str, EngineTime]
+    """By role."""
     overlap_s: float
     """Seconds in which two or more engines were busy."""
     overlap_share: float
     """`overlap_s` over the span, 0 to 1."""
     stages: dict[str, StageTime]
+    """By the stage's name."""
 
 
 class Intervals(Struct, frozen=True):
@@ -58,17 +60,17 @@ class Intervals(Struct, frozen=True):
     engines: Sequence[str]
     stages: Sequence[str]
     engine: Array
-    """Places in `engines`."""
+    """Indices into `engines`."""
     stage: Array
-    """Places in `stages`."""
+    """Indices into `stages`."""
     submit: Array
-    """Nanoseconds, int64."""
+    """When each call was sent, ns UTC, int64."""
     end: Array
-    """Nanoseconds, int64, not before `submit`."""
+    """When each call ended, ns UTC, int64; not before `submit`."""
 
 
 Pauses: TypeAlias = Sequence[tuple[int, int]]
-"""Start and end, ns UTC, of the times between the sessions of a run: nobody was at work."""
+"""Start and end, ns UTC, of the times between the sessions of a run."""
 
 
 def timeline(run: Path, pauses: Pauses = ()) -> Timeline:
@@ -87,7 +89,7 @@ def measure(calls: Intervals, pauses: Pauses = ()) -> Timeline:
 
 
 class TimelineTotals:
-    """Sums over calls that come in any order and in chunks; of the busy blocks so far only their ends are kept."""
+    """Makes a `Timeline` of calls that are added in chunks and in any order; it holds only merged busy intervals and sums."""
 
     def __init__(self) -> None:
         self._engines: Sequence[str] = ()
@@ -96,7 +98,7 @@ class TimelineTotals:
         self._flight_s, self._stage_s, self._stage_calls = np.empty(0), np.empty(0), np.empty(0, np.int64)
 
     def add(self, calls: Intervals) -> None:
-        """Count `calls` in; the names of earlier ones come first among theirs."""
+        """Add `calls`; their lists of names must begin with those of the calls that were added before."""
         self._engines, self._stages = calls.engines, calls.stages
         duration = (calls.end - calls.submit) / 1e9
         self._flight_s = _sum(self._flight_s, np.bincount(calls.engine, duration, len(calls.engines)))
@@ -109,7 +111,7 @@ class TimelineTotals:
         self._blocks = merged(submit, end, engine, len(calls.engines))
 
     def timeline(self, pauses: Pauses = ()) -> Timeline:
-        """What the calls so far come to."""
+        """The timeline of the calls that were added."""
         edges = [(starts[0], ends[-1]) for starts, ends in self._blocks if len(starts)]
         span_s = worked_s(int(min(first for first, _ in edges)), int(max(last for _, last in edges)), pauses) if edges else 0.0
         share = 1 / span_s if span_s else 0.0
@@ -130,7 +132,7 @@ def worked_s(start: int, end: int, pauses: Pauses) -> float:
 
 
 def _sum(so_far: Array, more: Array) -> Array:
-    """`more` is at least as long."""
+    """The sum of two arrays, of which `more` is at least as long as `so_far`."""
     return np.asarray(np.pad(so_far, (0, len(more) - len(so_far))) + more)
 
 
@@ -154,10 +156,10 @@ def _joined(engines: "Names", stages: "Names", parts: Sequence[tuple[Array, ...]
 
 
 class Names(dict[str, int]):
-    """Numbers given to strings in the order in which they are met."""
+    """Numbers strings from 0, in the order in which it meets them: a dict from strings to their numbers."""
 
     def codes(self, column: pa.Array) -> Array:
-        """The number of each of a column's strings; null counts as the empty string."""
+        """The number of each string in `column`; new ones are added, and null counts as the empty string."""
         column = column.fill_null("") if column.null_count else column
         coded = column if pa.types.is_dictionary(column.type) else column.dictionary_encode()
         places = [self.setdefault(name, len(self)) for name in coded.dictionary.to_pylist()]
@@ -165,7 +167,7 @@ class Names(dict[str, int]):
 
 
 def merged(submit: Array, end: Array, engine: Array, engines: int) -> list[tuple[Array, Array]]:
-    """For each engine the starts and ends of its busy blocks, disjoint and in order."""
+    """For each engine the starts and ends of its busy intervals: the calls' intervals merged, disjoint and in order."""
     order = np.argsort(submit, kind="stable")
     submit, end, engine = submit[order], end[order], engine[order]
     blocks = []

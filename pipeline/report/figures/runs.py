@@ -1,6 +1,6 @@
-"""Runs against each other in pictures: a comparison, or the points of a sweep, enter, plotly figures leave. Pure.
+"""Figures that compare runs: a comparison, or the points of a sweep, enter, plotly figures leave. Pure.
 
-Of a sweep medians over the repeats are drawn, with their ends as bars; the target alone is the black line in all of them.
+Figures of a sweep show medians over the repeats, with bars from the least to the greatest; the black line is the target alone.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -15,14 +15,14 @@ from pipeline.report.page import Figure
 
 INK = "#222b36"
 TICKS = tuple(round(digit * 10.0**power, 6) for power in range(-4, 6) for digit in (1, 2, 5))
-"""Of logarithmic axes, written out."""
+"""Where logarithmic axes have ticks, all with labels."""
 AS_FAST = "as fast near batch size %{x:.3~g}<extra></extra>"
 Value = Callable[[Point], float | None]
 Curve = dict[int, list[Point]]
 
 
 def latency_and_accuracy(comparison: Comparison) -> go.Figure | None:
-    """Each run by its seconds and its right answers, with their 95 % intervals (SpecReason figure 3); None where none was graded."""
+    """A point for each run, latency against accuracy with 95 % intervals (SpecReason figure 3); None where no run was graded."""
     figure = go.Figure(layout=layout(420, hovermode="closest"))
     for run in comparison.runs:
         if run.accuracy.value is not None and run.latency_s.value is not None:
@@ -48,7 +48,7 @@ def _bars(estimate: Estimate) -> dict[str, object] | None:
 
 
 def sweep_figures(points: Sequence[Point]) -> Iterator[Figure]:
-    """All that the points can fill, the most important first."""
+    """All figures that the points have data for, the most important first."""
     found = curves(points)
     yield Figure("Throughput by batch size", throughput(found))
     if len(found) > 1:
@@ -71,7 +71,7 @@ def sweep_figures(points: Sequence[Point]) -> Iterator[Figure]:
 
 
 def throughput(found: dict[str, Curve]) -> go.Figure:
-    """Problems per second, on logarithmic axes."""
+    """Problems per second by batch size, on logarithmic axes."""
     figure = plotted(found, lambda point: point.problems_per_s, "problems/s")
     return _logarithmic(figure)
 
@@ -100,7 +100,7 @@ def over_target(found: dict[str, Curve]) -> go.Figure:
 
 
 def latency(found: dict[str, Curve]) -> go.Figure:
-    """Seconds from a chain's admission to its end."""
+    """Median and p90 of the seconds from a chain's admission to its end, by batch size."""
     figure = plotted(found, lambda point: point.chain_p50_s, "seconds of a chain")
     for name, curve in found.items():
         slow = {size: p90 for size, points in curve.items() if (p90 := spread(point.chain_p90_s for point in points)) is not None}
@@ -113,7 +113,7 @@ def latency(found: dict[str, Curve]) -> go.Figure:
 
 
 def plotted(found: dict[str, Curve], value: Value, title: str, *, percent: bool = False) -> go.Figure:
-    """One figure of every point, a line for each curve."""
+    """A figure of `value` by batch size, with a line for each curve."""
     figure = _empty(title)
     for name, curve in found.items():
         known = {size: each for size, points in curve.items() if (each := spread(map(value, points))) is not None}
@@ -145,7 +145,7 @@ def _line(figure: go.Figure, name: str, values: dict[int, Spread], colour: str) 
 
 
 def _colours(found: dict[str, Curve]) -> dict[str, str]:
-    """The target alone in black, the others in order."""
+    """The colour of each curve: black for the target alone, those of `SERIES` in order for the others."""
     others = [name for name in found if not _alone(found[name])]
     return dict.fromkeys(found, INK) | {name: SERIES[place % len(SERIES)] for place, name in enumerate(others)}
 
@@ -161,6 +161,6 @@ def _empty(title: str) -> go.Figure:
 
 
 def _sized(figure: go.Figure, found: dict[str, Curve]) -> go.Figure:
-    """A logarithmic axis with a tick at every batch size that was run."""
+    """`figure` with a logarithmic axis of batch sizes, with a tick at each one that was run."""
     sizes = sorted({size for curve in found.values() for size in curve})
     return figure.update_xaxes(title="batch size", type="log", tickvals=sizes, ticktext=list(map(str, sizes)))

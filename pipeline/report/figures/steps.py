@@ -1,4 +1,4 @@
-"""Steps in pictures: counts of steps enter, plotly figures leave. Pure."""
+"""Figures of steps: counts of steps enter, plotly figures leave. Pure."""
 
 import numpy as np
 import plotly.graph_objects as go
@@ -15,9 +15,9 @@ MOST_BINS = 60
 
 
 def lengths(counts: dict[str, Array]) -> go.Figure:
-    """How long steps and candidates are: a histogram of tokens for each kind, as shares of that kind.
+    """Histograms of the tokens of steps and candidates, one for each kind of text, as shares of that kind.
 
-    Seen at first are nearly all of them; guidance, whose length is set, only after a click.
+    The axis ends where nearly all are shown. Guidance, whose length is a setting, is shown after a click on its name.
     """
     usual = max((_quantile(each, 0.995) for each in counts.values()), default=1)
     width = max(1, -(-usual // MOST_BINS))
@@ -41,7 +41,7 @@ def lengths(counts: dict[str, Array]) -> go.Figure:
 
 
 def _quantile(counts: Array, share: float) -> int:
-    """The length that so large a share does not exceed."""
+    """The least length that a share `share` of all texts does not exceed; `counts` by length."""
     sums = np.cumsum(counts)
     return int(np.searchsorted(sums, share * sums[-1]))
 
@@ -100,7 +100,7 @@ def by_score(scores: Scores) -> go.Figure:
 
 
 def axis_title(scale: Scale) -> str:
-    """What the values are, between which ends where that is not 0 and 1, and in which unit."""
+    """The title of an axis of values on `scale`: its name, its ends unless they are 0 and 1, and its unit."""
     ends = "" if scale.low is None or scale.high is None or is_share(scale) else f"{scale.low:g} to {scale.high:g}"
     return drawn(", ".join(filter(None, (scale.name, ends, scale.unit))))
 
@@ -110,7 +110,7 @@ def _wilson_share(part: int, whole: int) -> Share:
 
 
 def calibration(scores: Scores) -> go.Figure:
-    """Of accepted steps, by the verifier's value: how many are part of a right chain, and how many a reward model holds good."""
+    """Of accepted steps, by the verifier's value: the share whose chain ended right, and that a reward model holds good."""
     middle = (scores.edges[1:] + scores.edges[:-1]) / 2
     figure = make_subplots(rows=2, shared_xaxes=True, row_heights=[0.72, 0.28], vertical_spacing=0.06)
     figure.update_layout(layout(460, barmode="group"))

@@ -1,4 +1,4 @@
-"""How figures look: colours of what is drawn again and again, one layout for all, and text that plotly draws as text. Pure."""
+"""The look of all figures: colours, one layout, and escaping of text for plotly. Pure."""
 
 import html
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from pipeline.text import one_line
 GREY, LIGHT, RED, ORANGE, GREEN, BLUE, PURPLE = "#8a94a3", "#d5dae1", "#c8453c", "#e08a1e", "#2f9e6e", "#3573b9", "#8157b5"
 TEAL, PINK, BROWN, CYAN, SAND = "#1b998b", "#cf5f9b", "#8c6239", "#56aee0", "#c9b458"
 SERIES = (BLUE, TEAL, PURPLE, ORANGE, PINK, BROWN, CYAN, SAND)
-"""For names that have no colour of their own, in order."""
+"""Colours of names that have none of their own, in order."""
 DECISIONS = {
     "guidance": BLUE,
     "accepted": GREEN,
@@ -21,7 +21,7 @@ DECISIONS = {
     "rejected": RED,
     "not_chosen": GREY,
 }
-"""What became of a text; the page's style sheet has the same colours."""
+"""Colours by what became of a text; `page.css` has the same ones."""
 WORDS = {
     "guidance": "guidance",
     "accepted": "accepted step",
@@ -31,6 +31,7 @@ WORDS = {
     "rejected": "rejected candidate",
     "not_chosen": "candidate not chosen",
 }
+"""Plain words for the keys of `DECISIONS`."""
 
 
 def colours(names: Sequence[str]) -> dict[str, str]:
@@ -39,12 +40,12 @@ def colours(names: Sequence[str]) -> dict[str, str]:
 
 
 def drawn(text: str) -> str:
-    """`text` of others as plotly shows it as it is: without markup, on one line."""
+    """`text` escaped and on one line, so that plotly shows it as it is."""
     return html.escape(one_line(text), quote=False)
 
 
 def layout(height: int, **more: Any) -> go.Layout:
-    """The layout of every figure."""
+    """The layout of every figure, `height` in pixels; `more` are further fields of it."""
     base: dict[str, Any] = {
         "height": height,
         "margin": {"l": 70, "r": 20, "t": 30, "b": 50},

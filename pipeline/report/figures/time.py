@@ -1,4 +1,4 @@
-"""Engines over time in pictures: who was busy, who waited and why, from `analysis.occupancy`. Plotly figures leave. Pure."""
+"""Figures of engines over time: an `Occupancy` enters, plotly figures and a table of busy and idle time leave. Pure."""
 
 from collections.abc import Iterator, Mapping
 
@@ -19,7 +19,7 @@ CAUSES = {
     "barrier": ("held back for the rest of the round", SAND),
     "tail": ("tail: too few chains left", PURPLE),
 }
-"""Why an engine is idle, in plain words, and its colour."""
+"""Plain words and a colour for each cause of idleness (`occupancy.CAUSES`)."""
 BUSY = GREEN
 
 
@@ -43,7 +43,7 @@ def requests(occupancy: Occupancy) -> go.Figure:
 
 
 def causes(occupancy: Occupancy) -> go.Figure:
-    """For every engine and device the share of each moment that it was busy, or idle for what reason; and the overlap."""
+    """For every engine and shared device the share of each bin that it was busy, or idle for each cause; and the overlap."""
     middle, width = _middle(occupancy.edges_s), np.diff(occupancy.edges_s)
     places = list(_places(occupancy))
     rows = len(places) + 1
@@ -77,7 +77,7 @@ def causes_table(occupancy: Occupancy) -> Table:
 
 
 def _places(occupancy: Occupancy) -> Iterator[tuple[str, Array, Mapping[str, Array]]]:
-    """What has a row of its own."""
+    """Name, busy and idle seconds of everything with a row of its own: engines and shared devices."""
     for role, engine in occupancy.engines.items():
         yield role, engine.busy_s, engine.idle_s
     for name, device in _shared(occupancy).items():

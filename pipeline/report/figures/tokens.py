@@ -1,11 +1,11 @@
-"""Where seconds and tokens went, in pictures and tables: critical path, ledger and latencies enter. Pure."""
+"""Figures and tables of time and tokens: critical path, ledger and latencies enter, plotly figures and tables leave. Pure."""
 
 from collections.abc import Mapping, Sequence
 
 import plotly.graph_objects as go
 
 from pipeline.analysis.compare.cells import Table, plain, plain_percent
-from pipeline.analysis.ledger import PURPOSES, Ledger
+from pipeline.analysis.ledger import OUTCOMES, Ledger
 from pipeline.analysis.time.critical_path import END, SEGMENTS, CriticalPath
 from pipeline.analysis.time.latency import QUANTITIES, Percentiles
 from pipeline.report.figures.style import BLUE, BROWN, CYAN, GREEN, GREY, LIGHT, ORANGE, PINK, PURPLE, RED, SAND, TEAL, axes, drawn, layout
@@ -20,7 +20,7 @@ PATH = {
     "transfer": ("on the way", PINK),
     "engine": ("at the engine", TEAL),
 }
-"""Segments of a path, in plain words, and their colours."""
+"""Plain words and a colour for each kind of segment (`critical_path.SEGMENTS`)."""
 TOKENS = {
     "committed": ("in an accepted draft", GREEN),
     "guidance": ("guidance", BLUE),
@@ -36,7 +36,7 @@ TOKENS = {
     "unfinished": ("in chains that have not ended", LIGHT),
     "unrecorded": ("not in the trace", "#222b36"),
 }
-"""What tokens came to, in plain words, and its colour."""
+"""Plain words and a colour for each outcome of tokens (`ledger.OUTCOMES`)."""
 PERCENTILES = (("p50", "half of the calls", GREEN), ("p90", "90 %", ORANGE), ("p99", "99 %", RED), ("max", "the slowest", GREY))
 TIMES = {
     "wait": "in the lane",
@@ -50,7 +50,7 @@ TIMES = {
 
 
 def paths(path: CriticalPath, stages: Sequence[str]) -> go.Figure:
-    """What the mean chain's time went on, by stage: one stacked bar each."""
+    """The critical path of the mean chain: for each stage a stacked bar of its kinds of segments."""
     means = path.mean_s
     rows = [*(name for name in (*stages, END) if any(stage == name for stage, _ in means))]
     rows += sorted({stage for stage, _ in means} - set(rows))
@@ -75,10 +75,10 @@ def tokens(ledger: Ledger) -> go.Figure:
     sums = {role: sum(each.output.values()) for role, each in ledger.engines.items()}
     rows = [f"{drawn(role)}<br>{total:,}" for role, total in sums.items()]
     figure = go.Figure(layout=layout(190 + 60 * len(rows), barmode="stack", bargap=0.3))
-    for purpose in PURPOSES:
-        counts = [each.output.get(purpose, 0) for each in ledger.engines.values()]
+    for outcome in OUTCOMES:
+        counts = [each.output.get(outcome, 0) for each in ledger.engines.values()]
         if any(counts):
-            name, colour = TOKENS.get(purpose, (purpose, GREY))
+            name, colour = TOKENS.get(outcome, (outcome, GREY))
             figure.add_bar(
                 y=rows,
                 x=[count / total if total else 0.0 for count, total in zip(counts, sums.values(), strict=True)],
@@ -94,14 +94,14 @@ def tokens(ledger: Ledger) -> go.Figure:
 
 
 def tokens_table(ledger: Ledger) -> Table:
-    """The same in numbers, with the engines' own counts."""
+    """A table of what became of each engine's sampled tokens, with the engine's own count."""
     roles = list(ledger.engines)
     rows = []
-    for purpose in PURPOSES:
-        counts = [ledger.engines[role].output.get(purpose, 0) for role in roles]
+    for outcome in OUTCOMES:
+        counts = [ledger.engines[role].output.get(outcome, 0) for role in roles]
         if any(counts):
             sums = [sum(ledger.engines[role].output.values()) for role in roles]
-            rows.append((TOKENS.get(purpose, (purpose, ""))[0], *map(_part, counts, sums)))
+            rows.append((TOKENS.get(outcome, (outcome, ""))[0], *map(_part, counts, sums)))
     rows.append(("all", *(f"{sum(ledger.engines[role].output.values()):,}" for role in roles)))
     rows.append(("the engine's own count", *(_count(ledger.engines[role].counted_output) for role in roles)))
     rows.append(("prompt tokens from the prefix cache", *(_cached(ledger.engines[role].input) for role in roles)))
@@ -114,7 +114,7 @@ def tokens_table(ledger: Ledger) -> Table:
 
 
 def stage_times(latencies: Mapping[str, Mapping[str, Percentiles]], stages: Sequence[str]) -> go.Figure:
-    """How long a call of each stage takes, from being sent until it is answered."""
+    """Percentiles of the time of a call, from being sent until answered, for each stage."""
     rows = _ordered(latencies, stages)
     known = [stage for stage in rows if "e2e" in latencies[stage]]
     figure = go.Figure(layout=layout(150 + 44 * len(known)))
@@ -133,7 +133,7 @@ def stage_times(latencies: Mapping[str, Mapping[str, Percentiles]], stages: Sequ
 
 
 def latency_table(latencies: Mapping[str, Mapping[str, Percentiles]], stages: Sequence[str]) -> Table:
-    """All percentiles, in milliseconds."""
+    """A table of all percentiles by stage and quantity, in milliseconds."""
     rows = tuple(
         (stage, TIMES.get(quantity, quantity), f"{p.count:,}", *(_ms(value) for value in (p.mean, p.p50, p.p90, p.p99, p.max)))
         for stage in _ordered(latencies, stages)

@@ -1,8 +1,8 @@
-"""A plan as boxes and arrows: the ways that a chain can take, level by level, as the runtime takes them. Pure; knows no format.
+"""A plan as boxes and arrows: a plan and the counts of a run enter, a `Diagram` of the paths that a chain can take leaves. Pure.
 
-Between two levels every way that is open leads on to all stages of the next one. A stage under a condition takes only the ways
-of its verdict; those of the other verdict stay open, past it. A loop has a box of its own, where each round begins and the
-exits are looked at.
+The plan is drawn level by level. Invariant: the open arrows are those that lead out of the levels drawn so far and have no head yet.
+Each of them leads to all stages of the next level; a stage under a condition takes only those of its verdict, and those of the other
+verdict stay open past it. A loop has a box of its own, its head, where each round begins and the exits are checked.
 """
 
 from collections.abc import Iterator
@@ -27,68 +27,73 @@ from pipeline.graph.plan import Block, Condition, LoopNode, Plan, StageNode
 
 START, END = "problem", "end"
 Way = Literal["next", "verdict", "again", "exit"]
+"""The kind of an arrow: to what follows, after a verdict, back to the head of a loop, or out of a loop."""
 
 
 class Box(Struct, frozen=True, kw_only=True):
     """A stage, the head of a loop, or the start or end of a chain."""
 
     key: str
+    """What arrows refer to it by."""
     title: str
     kind: str = ""
     lines: tuple[str, ...] = ()
+    """Settings and conditions."""
     numbers: tuple[str, ...] = ()
-    """What a run counted."""
+    """Counts of a run."""
     role: str | None = None
-    """The engine; of boxes that call none null."""
+    """Role of the engine that it calls; null where it calls none."""
     loop: str | None = None
-    """The loop whose frame it stands in."""
+    """The loop in whose frame it is drawn."""
     shape: Literal["stage", "loop", "end"] = "stage"
 
 
 class Arrow(Struct, frozen=True, kw_only=True):
-    """A way from one box to another."""
+    """An arrow from one box to another."""
 
     tail: str
+    """Key of the box where it begins."""
     head: str
+    """Key of the box where it ends."""
     lines: tuple[str, ...] = ()
     way: Way = "next"
 
 
-class Sheet(Struct, frozen=True, kw_only=True):
-    """What is to be drawn."""
+class Diagram(Struct, frozen=True, kw_only=True):
+    """Everything that a drawing shows, in no format."""
 
     title: str
     engines: dict[str, str]
-    """What plays each role."""
+    """Backend and model of each role."""
     boxes: tuple[Box, ...]
     arrows: tuple[Arrow, ...]
     loops: dict[str, str]
-    """Title of each loop's frame."""
+    """Titles of the frames of loops, by the loop's name."""
 
 
 class _Open(Struct, frozen=True):
-    """A way that leads out of a box and does not yet lead anywhere."""
+    """An arrow that leads out of a box and has no head yet."""
 
     tail: str
     guard: Condition | None = None
-    """It is taken only on this verdict."""
+    """The verdict on which it is taken; null where it always is."""
     lines: tuple[str, ...] = ()
     way: Way = "next"
 
 
-def sheet(plan: Plan, engines: dict[str, str], counts: RunCounts | None = None) -> Sheet:
-    """The drawing of `plan`; with a run's `counts` its numbers stand in the boxes and on the arrows."""
-    return _Drawing(plan, counts).sheet(engines)
+def diagram(plan: Plan, engines: dict[str, str], counts: RunCounts | None = None) -> Diagram:
+    """The diagram of `plan`; with the `counts` of a run their numbers are in the boxes and on the arrows."""
+    return _DiagramBuilder(plan, counts).diagram(engines)
 
 
-class _Drawing:
+class _DiagramBuilder:
     def __init__(self, plan: Plan, counts: RunCounts | None) -> None:
         self._plan, self._counts = plan, counts
         self._boxes: list[Box] = []
         self._arrows: list[Arrow] = []
         self._loops = [node for level in plan.block.levels for node in level if isinstance(node, LoopNode)]
 
-    def sheet(self, engines: dict[str, str]) -> Sheet:
+    def diagram(self, engines: dict[str, str]) -> Diagram:
         chains = (f"{self._counts.chains:,} chains",) if self._counts else ()
         self._boxes.append(
             Box(key=START, title=START, lines=tuple(filter(None, (instruction_line(self._plan),))), numbers=chains, shape="end")
@@ -97,7 +102,7 @@ class _Drawing:
         self._boxes.append(Box(key=END, title=END, numbers=self._endings(), shape="end"))
         self._connect(last, END)
         run = f", run {self._counts.run}" if self._counts else ""
-        return Sheet(
+        return Diagram(
             title=f"{self._plan.name}{run}",
             engines=engines,
             boxes=tuple(self._boxes),
@@ -106,7 +111,7 @@ class _Drawing:
         )
 
     def _block(self, block: Block, ways: list[_Open], loop: str | None) -> list[_Open]:
-        """Draw `block`; the ways that lead out of it."""
+        """Draw `block`, which the open arrows `ways` lead to; returns the open arrows that lead out of it."""
         for level in block.levels:
             out: list[_Open] = []
             for node in level:
@@ -139,7 +144,7 @@ class _Drawing:
         return [_Open(_key(node, loop))]
 
     def _loop(self, loop: LoopNode) -> list[_Open]:
-        """Head and body of a loop; the way out of its head."""
+        """Draw the head and the body of a loop; returns the open arrow out of its head."""
         key, body = _key(loop, None), loop.body
         turns = (f"{rounds_a_chain(self._counts, loop):,.2f} rounds a chain",) if self._counts else ()
         said = tuple(filter(None, (condition_line(loop.condition), "until", *_pairs(list(exit_lines(loop).values())))))
@@ -151,7 +156,7 @@ class _Drawing:
         return [_Open(key, lines=tuple(f"{reason} {count}" for reason, count in taken.items()) or ("until",), way="exit")]
 
     def _first_steps(self, key: str, writer: StageNode, loop: LoopNode) -> None:
-        """The stage that writes the first steps is reached without those before it."""
+        """Draw the arrow from the loop's head to the stage that writes the first steps, past the stages before it."""
         taken = with_share(self._counts.first_steps.get(writer.name, 0), self._counts.steps.get(writer.name, 0)) if self._counts else ""
         lines = tuple(filter(None, (f"the first {loop.body.first_steps:,} steps", taken)))
         self._arrows.append(Arrow(tail=key, head=_key(writer, loop.name), lines=lines))
@@ -179,7 +184,7 @@ class _Drawing:
         yield f"{mean_time(found.in_flight_s, found.calls)} in flight, {mean_time(found.waiting_s, found.calls)} waiting"
 
     def _endings(self) -> tuple[str, ...]:
-        """Why chains ended, as far as no loop's exit says so."""
+        """How often chains ended for a reason that is no exit of the last loop."""
         if self._counts is None:
             return ()
         known = exit_lines(self._loops[-1]) if self._loops else {}
@@ -192,12 +197,12 @@ def _key(node: StageNode | LoopNode, loop: str | None) -> str:
 
 
 def _pairs(words: list[str]) -> Iterator[str]:
-    """Two to a line."""
+    """The words joined in pairs, one pair to a line."""
     return (", ".join(words[place : place + 2]) for place in range(0, len(words), 2))
 
 
 def _split(ways: list[_Open], condition: Condition) -> tuple[list[_Open], list[_Open]]:
-    """The ways that a stage under `condition` takes, and those that lead past it."""
+    """The open arrows that a stage under `condition` takes, and those that lead past it."""
     other = Condition(condition.stage, not condition.accepted)
     taken: list[_Open] = []
     past: list[_Open] = []

@@ -1,6 +1,6 @@
-"""Chains to read in full: the chains and steps tables and, where it still is what it was, the input file enter, stories leave.
+"""Chains to read in full: the chains and steps tables and, where it has not changed, the input file enter, transcripts leave.
 
-Only the chains asked for are held. All text is sanitized: what a browser would obey or show in another place is visible.
+Only the chains asked for are held. All text is sanitized: control characters are made visible.
 """
 
 import hashlib
@@ -20,8 +20,8 @@ from pipeline.text import sanitize
 from pipeline.trace.read import read_batches
 from pipeline.trace.run_file import RunFile
 
-MOST_STORIES = 8_000_000
-"""Characters of all stories of a run together; from there on stories are left out."""
+MOST_TRANSCRIPTS = 8_000_000
+"""Limit of the characters in all transcripts of a run together; further transcripts are left out."""
 CHAIN_COLUMNS = (
     "chain_id",
     "problem_id",
@@ -43,7 +43,7 @@ CHAIN_COLUMNS = (
     "wait_time_s",
 )
 MOST_TEXT = 40_000
-"""Characters of one text; of a longer one the middle is left out."""
+"""Limit of the characters in one text; the middle of a longer one is left out."""
 STEP_COLUMNS = (
     "chain_id",
     "step_index",
@@ -68,19 +68,20 @@ STEP_COLUMNS = (
 
 
 class Candidate(Struct, frozen=True):
-    """One drafted candidate."""
+    """One drafted candidate of a step."""
 
     text: str
+    """Empty where `same_as` is set."""
     tokens: int
     probability: float | None
-    """That the verifier gave it; null where its option is not known."""
+    """The probability that the verifier gave to it; null where it is not known which option it was."""
     chosen: bool
     same_as: int | None
-    """The earlier candidate that says the same."""
+    """Index of an earlier candidate with the same text; null where there is none."""
 
 
 class Step(Struct, frozen=True, kw_only=True):
-    """One committed step and the round that led to it."""
+    """One committed step, with the candidates and the verdict that led to it."""
 
     index: int
     decision: str
@@ -91,12 +92,12 @@ class Step(Struct, frozen=True, kw_only=True):
     time_s: float
     wait_s: float
     verdict: str | None
-    """What the verifier said, in words."""
+    """The verdict in words; null for a step that was not verified."""
     candidates: tuple[Candidate, ...]
 
 
-class Story(Struct, frozen=True, kw_only=True):
-    """One chain, in full."""
+class Transcript(Struct, frozen=True, kw_only=True):
+    """One chain in full."""
 
     chain_id: str
     why: tuple[str, ...]
@@ -104,41 +105,48 @@ class Story(Struct, frozen=True, kw_only=True):
     verdict: str
     """`right`, `wrong`, `failed` or `not graded`."""
     problem: str | None
-    """Null where the input file is gone or another one."""
+    """The problem's text; null where the input file is gone or has changed."""
     answer: str | None
     answer_text: str | None
+    """What was written after the thought."""
     reference: str | None
+    """The reference answer."""
     ended: str
+    """What ended the chain: its stop reason, or its error."""
     facts: str
+    """Time, steps and tokens, in one line."""
     steps: tuple[Step, ...]
 
 
-class Stories(Struct, frozen=True):
-    """Stories, and how many more were asked for than fit."""
+class Transcripts(Struct, frozen=True):
+    """The transcripts that fit into the limit, and how many were left out."""
 
-    stories: tuple[Story, ...]
+    transcripts: tuple[Transcript, ...]
     left_out: int = 0
 
 
-def read_stories(folder: Path, run: RunFile, chains: ChainList, reasons: Mapping[int, Sequence[str]]) -> Stories:
-    """The stories of the chains at the places that `reasons` names, in its order."""
+def read_transcripts(folder: Path, run: RunFile, chains: ChainList, reasons: Mapping[int, Sequence[str]]) -> Transcripts:
+    """The transcripts of some chains of the run folder `folder`; raises `InputError` where its tables cannot be read.
+
+    `reasons` gives, by a chain's index in `chains`, why it is shown; the transcripts are in its order.
+    """
     why = {chains.names[place]: tuple(each) for place, each in reasons.items()}
     rows = {row["chain_id"]: row for row in _rows(read_batches(folder, "chains", CHAIN_COLUMNS), list(why))}
     steps: dict[str, list[Step]] = {}
     size = 0
     for row in _rows(read_steps(folder, STEP_COLUMNS), list(why)):
-        if size < MOST_STORIES or row["chain_id"] in steps:
+        if size < MOST_TRANSCRIPTS or row["chain_id"] in steps:
             step = step_of(row)
             steps.setdefault(row["chain_id"], []).append(step)
             size += len(step.text) + sum(len(each.text) for each in step.candidates)
-    kept = [name for name in why if name in steps or not rows[name]["steps"] or size < MOST_STORIES]
+    kept = [name for name in why if name in steps or not rows[name]["steps"] or size < MOST_TRANSCRIPTS]
     problems = _problems(run, [rows[name]["input_row"] for name in kept])
-    stories = [_story(rows[name], why[name], problems, steps.get(name, [])) for name in kept]
-    return Stories(tuple(stories), len(why) - len(kept))
+    transcripts = [_transcript(rows[name], why[name], problems, steps.get(name, [])) for name in kept]
+    return Transcripts(tuple(transcripts), len(why) - len(kept))
 
 
 def _rows(batches: Iterable[pa.RecordBatch], names: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """The rows of the chains named, in the order of the table."""
+    """The rows of the chains `names`, in the order of the table."""
     wanted = pa.array(names, pa.string())
     for batch in batches:
         mine = pc.is_in(batch.column("chain_id"), wanted)
@@ -147,7 +155,7 @@ def _rows(batches: Iterable[pa.RecordBatch], names: Sequence[str]) -> Iterator[d
 
 
 def _problems(run: RunFile, rows: Sequence[int]) -> dict[int, str]:
-    """Text of the problems in these rows of the input; nothing where that file is not there or not the same."""
+    """Texts of the problems in these rows of the input file; empty where that file is gone or has changed."""
     path = Path(run.options.get("input") or run.input.file)
     try:
         with path.open("rb") as file:
@@ -165,8 +173,8 @@ def _problems(run: RunFile, rows: Sequence[int]) -> dict[int, str]:
     return found
 
 
-def _story(row: Mapping[str, Any], why: tuple[str, ...], problems: Mapping[int, str], steps: Sequence[Step]) -> Story:
-    return Story(
+def _transcript(row: Mapping[str, Any], why: tuple[str, ...], problems: Mapping[int, str], steps: Sequence[Step]) -> Transcript:
+    return Transcript(
         chain_id=shown(row["chain_id"]),
         why=why,
         verdict=_verdict(row),
@@ -204,7 +212,7 @@ def _maybe(text: str | None) -> str | None:
 
 
 def step_of(row: Mapping[str, Any]) -> Step:
-    """The step of a row with `STEP_COLUMNS`."""
+    """Make a `Step` of a row with `STEP_COLUMNS` and those of `capabilities.read_steps`."""
     return Step(
         index=row["step_index"],
         decision=row["decision"],
@@ -235,8 +243,8 @@ def _candidates(row: Mapping[str, Any]) -> Iterator[Candidate]:
 def option_probabilities(row: Mapping[str, Any], distinct: int) -> Sequence[float]:
     """The probability of each distinct candidate of a step; empty where the trace does not tell which option was which.
 
-    Options of a choice are `none`, where it may be said, and the distinct candidates by their token ids; the steps table has
-    texts. Where as many texts differ, they are the same ones.
+    The options of a choice are `none`, where the verifier may reject all, and the candidates that differ in their token ids. The
+    steps table has only texts: where as many texts differ as ids did, these are the options.
     """
     probs: Sequence[float] = row["score_probs"]
     if not row["score_of_candidates"] or distinct != row["num_distinct_candidates"]:
@@ -246,7 +254,7 @@ def option_probabilities(row: Mapping[str, Any], distinct: int) -> Sequence[floa
 
 
 def _said(row: Mapping[str, Any]) -> str | None:
-    """The verifier's word."""
+    """The verdict of a step in words; None for a step that was not verified."""
     if row["verify_kind"] is None or row["score_value"] is None:
         return None
     scale, label, threshold = scale_of(row), row["score_label"], row["threshold"]
@@ -264,7 +272,7 @@ def _said(row: Mapping[str, Any]) -> str | None:
 
 
 def shown(text: str) -> str:
-    """`text`, sanitized, without the middle of what is longer than `MOST_TEXT`."""
+    """`text`, sanitized; of one longer than `MOST_TEXT` the middle is left out."""
     if len(text) > MOST_TEXT:
         half = MOST_TEXT // 2
         text = f"{text[:half]}\n[... {len(text) - 2 * half:,} characters left out ...]\n{text[-half:]}"

@@ -6,18 +6,18 @@ from pathlib import Path
 import pyarrow.parquet as pq
 
 from pipeline.drawing.counts import count_run
+from pipeline.drawing.diagram import Diagram, diagram
 from pipeline.drawing.run_plan import engines_of
-from pipeline.drawing.sheet import Sheet, sheet
 from pipeline.graph.plan import Plan
 
 Load = Callable[..., Plan]
 
 
-def draw(plan: Plan) -> Sheet:
-    return sheet(plan, engines_of(plan))
+def draw(plan: Plan) -> Diagram:
+    return diagram(plan, engines_of(plan))
 
 
-def ways(drawn: Sheet) -> set[tuple[str, str, str]]:
+def ways(drawn: Diagram) -> set[tuple[str, str, str]]:
     """Tail, head and words of every arrow, by the titles of the boxes."""
     titles = {box.key: box.title for box in drawn.boxes}
     assert len(titles) == len(drawn.boxes)
@@ -84,7 +84,7 @@ def test_what_decides_about_a_stage_is_said_and_what_goes_without_saying_is_not(
 
 def test_a_run_puts_its_numbers_on_boxes_and_arrows(plan: Load, run_folder: Path) -> None:
     speccot = plan("speccot")
-    drawn = sheet(speccot, {}, count_run(run_folder, speccot, "r"))
+    drawn = diagram(speccot, {}, count_run(run_folder, speccot, "r"))
     decisions = pq.read_table(run_folder / "steps")["decision"].to_pylist()
     accepted, rejected = decisions.count("accepted"), decisions.count("fallback")
     share = accepted / (accepted + rejected)
