@@ -1,4 +1,4 @@
-"""`answer`: the thought is closed, if it has not closed itself, and the engine writes what follows it."""
+"""`answer`: closes the thought, where that is still open, and lets the engine write the answer that follows it."""
 
 from collections.abc import Sequence
 from typing import ClassVar
@@ -21,7 +21,7 @@ class AnswerSpec(StageSpec, frozen=True, kw_only=True, tag="answer"):
 
 
 class AnswerStage(EngineStage):
-    """The final answer from the committed thought (SpecCoT 3.1; SCoT 3.4)."""
+    """Asks for the final answer after the committed thought (SpecCoT 3.1; SCoT 3.4)."""
 
     spec: AnswerSpec
 

@@ -1,4 +1,4 @@
-"""`draft`: candidates for the next step, or for the whole thought, sampled from one prompt."""
+"""`draft`: samples candidates for the next step, or for the whole thought, from one prompt."""
 
 from collections.abc import Sequence
 from typing import Annotated, ClassVar, Literal
@@ -29,7 +29,7 @@ class DraftSpec(StageSpec, frozen=True, kw_only=True, tag="draft"):
 
 
 class DraftStage(EngineStage):
-    """N continuations of the chain's context, each to its delimiter or to `</think>` (SpecCoT eq. 3, SCoT eq. 1)."""
+    """Samples N continuations of the chain's context, each up to a blank line (steps only) or to `</think>` (SpecCoT eq. 3, SCoT eq. 1)."""
 
     spec: DraftSpec
 

@@ -1,4 +1,4 @@
-"""`generate`: one engine writes by itself. Guidance, a fallback step, a whole thought, or a response with its answer."""
+"""`generate`: one engine writes without a verdict: guidance, a fallback step, a whole thought, or a response with its answer."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, ClassVar, Literal
@@ -17,10 +17,10 @@ class GenerateSpec(StageSpec, frozen=True, kw_only=True, tag="generate"):
 
     engine: Name
     unit: Literal["tokens", "step", "thought", "response"]
-    """`tokens`: `max_tokens` of them, across lines, unless the thought ends before; `step`: to a blank line; `thought`:
-    to `</think>`; `response`: to the end."""
+    """How far it writes. `tokens`: `max_tokens`, across blank lines, unless the thought ends before; `step`: to a blank line;
+    `thought`: to `</think>`; `response`: to the end of the sequence."""
     max_tokens: Annotated[int, Meta(ge=0, le=1_000_000)]
-    """0, of `unit: tokens` alone: the stage does nothing, and leaves no call and no step (SpecCoT 4.3: no guidance)."""
+    """Most tokens that it writes. 0, only with `unit: tokens`: the stage makes no call and no step (SpecCoT 4.3: no guidance)."""
     temperature: Temperature = 0.6
     top_p: TopP = 1.0
     first_steps: Annotated[int, Meta(ge=0, le=1_000_000)] = 0
@@ -48,7 +48,7 @@ class GenerateSpec(StageSpec, frozen=True, kw_only=True, tag="generate"):
 
 
 class GenerateStage(EngineStage):
-    """Continues the chain's context in its engine's own words (SpecCoT eq. 2 and 5); 0 tokens are not asked for."""
+    """Lets its engine continue the chain's context (SpecCoT eq. 2 and 5); where `max_tokens` is 0 nothing is asked."""
 
     spec: GenerateSpec
 
@@ -80,7 +80,8 @@ class GenerateStage(EngineStage):
         return "first_steps" if self.spec.first_steps else "written"
 
     def _split(self, candidate: Candidate) -> tuple[Span, Span | None]:
-        """Thought and answer; a response that never closed its thought has no answer, one without thoughts is both."""
+        """The thought and the answer of a response. Without `</think>` there is no answer, unless the model marks no thoughts at all:
+        then a finished response is both."""
         ids, text = candidate.ids, candidate.text
         finished = candidate.finish_reason == "stop"
         if not self.close_ids or self.close_ids[0] not in ids:

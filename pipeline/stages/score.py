@@ -1,4 +1,4 @@
-"""`score`: the only candidate, in its place in the thought, rated 0 to 9 with one token."""
+"""`score`: lets the engine rate the only candidate, in its place in the thought, from 0 to 9 with one token."""
 
 import string
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,12 +16,12 @@ SCALES = {"greedy": Scale("score", 0.0, 9.0, integers=True), "expected": Scale("
 
 
 class ScoreSpec(StageSpec, frozen=True, kw_only=True, tag="score"):
-    """One token, 0 to 9, rates the only candidate; it is accepted from `threshold` on (SpecReason 4.1)."""
+    """One token, 0 to 9, rates the only candidate; it is accepted if the rating reaches `threshold` (SpecReason 4.1)."""
 
     engine: Name
     threshold: Annotated[float, Meta(ge=0.0, le=9.0)] = 7.0
     method: Literal["greedy", "expected"] = "greedy"
-    """`greedy`: the likeliest digit; `expected`: the mean over the ten digits' probabilities."""
+    """`greedy`: the likeliest digit counts; `expected`: the mean of the digits, weighted with their probabilities."""
 
     judges: ClassVar[bool] = True
 
@@ -32,9 +32,9 @@ class ScoreSpec(StageSpec, frozen=True, kw_only=True, tag="score"):
 
 
 class ScoreStage(EngineStage):
-    """Utility of a step against a threshold (SpecReason 4.1): the likeliest digit, or the expected one.
+    """Compares a step's rating, the likeliest digit or the expected one, with a threshold (SpecReason 4.1: utility).
 
-    Where an earlier stage left no candidate nothing is asked and no verdict given.
+    Where there is no candidate nothing is asked and no verdict given.
     """
 
     spec: ScoreSpec
