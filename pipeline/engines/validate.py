@@ -76,7 +76,7 @@ def validate_completion(completion: Completion, request: Request, vocab_size: in
 
     A valid answer has as many candidates and log probabilities as were asked for, ids below `vocab_size`, a choice among the
     options, and log probabilities that are numbers not above 0. A candidate may be without tokens only where the engine says that
-    it ended its turn: otherwise a chain could go on for ever.
+    it ended its turn: otherwise a chain could go on forever.
     """
     wanted = 0 if request.scored_ids else request.n
     if len(completion.candidates) != wanted:

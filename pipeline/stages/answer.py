@@ -26,12 +26,14 @@ class AnswerStage(EngineStage):
     spec: AnswerSpec
 
     def requests(self, chain: Chain) -> list[Request]:
+        """See `Stage.requests`."""
         prompt = chain.contexts[self.role]
         if not self.close_ids or prompt[-1] != self.close_ids[0]:
             prompt = [*prompt, *self.builder.close_thought_ids]
         return [self.request(chain, prompt, self.spec.max_tokens, temperature=self.spec.temperature, top_p=self.spec.top_p)]
 
     def apply(self, chain: Chain, completions: Sequence[Completion]) -> Outcome:
+        """See `Stage.apply`."""
         [candidate] = completions[0].candidates
         return Outcome(answer=Span(self.role, candidate.ids, candidate.text))
 

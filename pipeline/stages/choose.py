@@ -27,9 +27,11 @@ class ChooseSpec(StageSpec, frozen=True, kw_only=True, tag="choose"):
 
     @property
     def may_reject(self) -> bool:
+        """See `StageSpec.may_reject`."""
         return self.reject
 
     def flaws(self, before: Mapping[str, StageSpec], *, inside_repeat: bool) -> Iterator[tuple[str, str]]:
+        """See `StageSpec.flaws`."""
         for name, draft in before.items():
             if isinstance(draft, DraftSpec) and draft.unit != self.unit:
                 yield "unit", f"asks for the best {self.unit} and `{name}` drafts a {draft.unit}; set `unit: {draft.unit}`"
@@ -45,12 +47,14 @@ class ChooseStage(EngineStage):
     spec: ChooseSpec
 
     def check(self, candidates: int) -> str | None:
+        """See `Stage.check`."""
         most = self.builder.most_candidates
         if candidates <= most:
             return None
         return f"its engine's tokenizer names only {most} options with one token and {candidates} candidates are drafted"
 
     def requests(self, chain: Chain) -> list[Request]:
+        """See `Stage.requests`."""
         if not chain.candidates:
             return []
         shown = [chain.translate(chain.candidates[i], self.role) for i in chain.distinct_candidates()]
@@ -58,6 +62,7 @@ class ChooseStage(EngineStage):
         return [self.request(chain, prompt.ids, 1, option_ids=prompt.option_ids)]
 
     def apply(self, chain: Chain, completions: Sequence[Completion]) -> Outcome:
+        """See `Stage.apply`."""
         if not completions:
             return Outcome()
         distinct = chain.distinct_candidates()

@@ -25,6 +25,7 @@ class DraftSpec(StageSpec, frozen=True, kw_only=True, tag="draft"):
 
     @property
     def drafted(self) -> int:
+        """See `StageSpec.drafted`."""
         return self.candidates
 
 
@@ -34,6 +35,7 @@ class DraftStage(EngineStage):
     spec: DraftSpec
 
     def requests(self, chain: Chain) -> list[Request]:
+        """See `Stage.requests`."""
         spec = self.spec
         return [
             self.request(
@@ -49,6 +51,7 @@ class DraftStage(EngineStage):
         ]
 
     def apply(self, chain: Chain, completions: Sequence[Completion]) -> Outcome:
+        """See `Stage.apply`."""
         return Outcome(candidates=tuple(map(self.span, completions[0].candidates)))
 
 

@@ -30,17 +30,21 @@ class GenerateSpec(StageSpec, frozen=True, kw_only=True, tag="generate"):
 
     @property
     def purpose(self) -> Purpose:
+        """See `StageSpec.purpose`."""
         return "guide" if self.unit == "tokens" else "write"
 
     @property
     def leading_steps(self) -> int:
+        """See `StageSpec.leading_steps`."""
         return self.first_steps
 
     @property
     def finishes(self) -> bool:
+        """See `StageSpec.finishes`."""
         return self.unit == "response"
 
     def flaws(self, before: Mapping[str, StageSpec], *, inside_repeat: bool) -> Iterator[tuple[str, str]]:
+        """See `StageSpec.flaws`."""
         if not self.max_tokens and (self.unit != "tokens" or inside_repeat):
             yield "max_tokens", "expected at least 1, got 0; only `unit: tokens` outside a `repeat` can be switched off with 0"
         if self.first_steps and not inside_repeat:
@@ -53,6 +57,7 @@ class GenerateStage(EngineStage):
     spec: GenerateSpec
 
     def requests(self, chain: Chain) -> list[Request]:
+        """See `Stage.requests`."""
         spec = self.spec
         if not spec.max_tokens:
             return []
@@ -64,6 +69,7 @@ class GenerateStage(EngineStage):
         return [self.request(chain, prompt, max_tokens, temperature=spec.temperature, top_p=spec.top_p, stop=stop, stop_ids=stop_ids)]
 
     def apply(self, chain: Chain, completions: Sequence[Completion]) -> Outcome:
+        """See `Stage.apply`."""
         if not completions:
             return Outcome()
         [candidate] = completions[0].candidates

@@ -41,10 +41,12 @@ class LikelihoodStage(EngineStage):
     spec: LikelihoodSpec
 
     def requests(self, chain: Chain) -> list[Request]:
+        """See `Stage.requests`."""
         context = tuple(chain.contexts[self.role])
         return [self.request(chain, context, 1, part=f"/{i}", scored_ids=ids) for i, ids in self._distinct(chain).items() if ids]
 
     def apply(self, chain: Chain, completions: Sequence[Completion]) -> Outcome:
+        """See `Stage.apply`."""
         if not chain.candidates:
             return Outcome()
         distinct, answers = self._distinct(chain), iter(completions)

@@ -26,6 +26,7 @@ class ScoreSpec(StageSpec, frozen=True, kw_only=True, tag="score"):
     judges: ClassVar[bool] = True
 
     def flaws(self, before: Mapping[str, StageSpec], *, inside_repeat: bool) -> Iterator[tuple[str, str]]:
+        """See `StageSpec.flaws`."""
         many = sum(spec.drafted for spec in before.values())
         if many > 1:
             yield "", f"`score` rates one candidate and gets {many}; set `candidates: 1` or use `choose`"
@@ -40,9 +41,11 @@ class ScoreStage(EngineStage):
     spec: ScoreSpec
 
     def check(self, candidates: int) -> str | None:
+        """See `Stage.check`."""
         return None if self.builder.can_score else "its engine's tokenizer has no single tokens for the digits 0 to 9"
 
     def requests(self, chain: Chain) -> list[Request]:
+        """See `Stage.requests`."""
         if not chain.candidates:
             return []
         candidate = chain.translate(chain.candidates[0], self.role)
@@ -50,6 +53,7 @@ class ScoreStage(EngineStage):
         return [self.request(chain, prompt.ids, 1, option_ids=prompt.option_ids)]
 
     def apply(self, chain: Chain, completions: Sequence[Completion]) -> Outcome:
+        """See `Stage.apply`."""
         if not completions:
             return Outcome()
         probs, mass = probabilities(completions[0].option_logprobs)

@@ -33,7 +33,7 @@ from pipeline.engines.process.wire import (
 )
 from pipeline.engines.validate import validate_request
 from pipeline.errors import EngineDead, GraphError, RequestRefused, boundary
-from pipeline.tasks import gather
+from pipeline.tasks import background_tasks, gather
 from pipeline.worker_process import Program, WorkerProcess
 
 _RECEIVE_BYTES = 1 << 18
@@ -377,25 +377,19 @@ async def open_workers(queues: Sequence[Sequence[WorkerEngine]]) -> AsyncIterato
     Raises `GraphError` when a model cannot be loaded here, `EngineDead` when a worker dies while loading.
     """
     engines = {engine.role: engine for queue in queues for engine in queue}
-    failure: Exception | None = None
     try:
-        async with anyio.create_task_group() as tasks:
+        async with background_tasks() as tasks:
             try:
                 await _all_ready(queues, tasks)
                 yield engines
-            except Exception as error:
-                failure = error  # raised below, so that it does not come out as a group
             finally:
                 with anyio.CancelScope(shield=True):
                     async with anyio.create_task_group() as closing:
                         for engine in engines.values():
                             closing.start_soon(engine.aclose)
-                tasks.cancel_scope.cancel()
     finally:
         for engine in engines.values():
             engine.close_files()
-    if failure is not None:
-        raise failure
 
 
 async def _all_ready(queues: Sequence[Sequence[WorkerEngine]], tasks: anyio.abc.TaskGroup) -> None:

@@ -96,7 +96,7 @@ class SimDevice:
             scheduler = share.scheduler
             if scheduler.forecast:
                 time = self._time(scheduler.end)
-                # What ends without a finished job waits for nobody: come when the moment is over.
+                # No task waits for a forecast that ends without a finished job: its event comes when the clock has moved past it.
                 earliest = min(earliest, time if scheduler.finishes_job() else math.nextafter(time, math.inf))
             elif share.busy:
                 earliest = min(earliest, math.nextafter(share.boundary_clock, math.inf))

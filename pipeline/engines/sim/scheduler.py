@@ -279,7 +279,7 @@ class Scheduler:
                 if job.cached + job.computed + count == len(job.prompt):
                     self._expect(job)
                     size, context = size + job.sequences, context + job.sequences * (len(job.prompt) + 1)
-        # A prompt that is done may free sequences and room, so whoever waits is asked again right after it.
+        # A prompt that is done may free sequences and room, so waiting jobs are considered again right after it.
         if size and self._partial is None and not (chunks and self.waiting):
             self._forecast_decoding(at, size, context, iteration)
 

@@ -60,9 +60,9 @@ class BatchPlan:
         """The log probabilities that are read from the logits, of options and of scored tokens."""
         self.keep = list(range(len(decoding)))
         """Flat positions whose logits are computed; a row of logits is an index into this list."""
-        self._ids = [np.array([w.ids[-1] for w in decoding], dtype=np.int64)]
-        self._slots = [np.array([w.slot for w in decoding], dtype=np.int64)]
-        self._positions = [np.array([w.position for w in decoding], dtype=np.int64)]
+        self._ids = [np.array([sequence.ids[-1] for sequence in decoding], dtype=np.int64)]
+        self._slots = [np.array([sequence.slot for sequence in decoding], dtype=np.int64)]
+        self._positions = [np.array([sequence.position for sequence in decoding], dtype=np.int64)]
         self._chunks: list[PrefillChunk] = []
         self._fed = len(decoding)
         for prefill in prefills:
@@ -72,12 +72,12 @@ class BatchPlan:
 
     def sampling_params(self) -> SamplingParams:
         """The sampling parameters of `sequences`, one row for each."""
-        requests = [w.state.request for w in self.sequences]
+        requests = [sequence.state.request for sequence in self.sequences]
         return SamplingParams(
-            np.array([r.temperature for r in requests], dtype=np.float32),
-            np.array([r.top_p for r in requests], dtype=np.float32),
-            np.array([w.key for w in self.sequences], dtype=np.uint64),
-            np.array([len(w.ids) for w in self.sequences], dtype=np.uint64),
+            np.array([request.temperature for request in requests], dtype=np.float32),
+            np.array([request.top_p for request in requests], dtype=np.float32),
+            np.array([sequence.key for sequence in self.sequences], dtype=np.uint64),
+            np.array([len(sequence.ids) for sequence in self.sequences], dtype=np.uint64),
         )
 
     def _add(self, prefill: Prefill) -> None:
@@ -149,10 +149,10 @@ class BatchRunner:
         if self._states.pop(number, None) is None:
             return
         self.waiting.discard(number)
-        gone = [w for w in self._decoding if w.state.number == number]
-        gone += [w for f in self._prefills if f.state.number == number for w in f.sequences]
-        self._decoding = [w for w in self._decoding if w.state.number != number]
-        self._prefills = [f for f in self._prefills if f.state.number != number]
+        gone = [sequence for sequence in self._decoding if sequence.state.number == number]
+        gone += [sequence for prefill in self._prefills if prefill.state.number == number for sequence in prefill.sequences]
+        self._decoding = [sequence for sequence in self._decoding if sequence.state.number != number]
+        self._prefills = [prefill for prefill in self._prefills if prefill.state.number != number]
         for sequence in gone:
             self.slots.release(sequence.slot)
 
@@ -184,14 +184,14 @@ class BatchRunner:
         self._advance(plan, now_s)
         touched = self._deliver(plan, tokens, chosen)
         self._deliver_wanted(plan, wanted)
-        touched.update((f.state.number, f.state) for f in plan.prefills)
+        touched.update((prefill.state.number, prefill.state) for prefill in plan.prefills)
         finished = [(number, self._finish(state)) for number, state in touched.items() if state.finished]
         self.busy_s += time.monotonic() - started_s
         return finished
 
     def _admit(self, now_s: float) -> None:
         """Start waiting candidates while fewer than `max_num_seqs` sequences run."""
-        free = self.max_num_seqs - len(self._decoding) - sum(len(f.sequences) for f in self._prefills)
+        free = self.max_num_seqs - len(self._decoding) - sum(len(prefill.sequences) for prefill in self._prefills)
         while free and len(self.waiting):
             state = self.waiting.next()
             count = min(free, state.unstarted)
@@ -233,7 +233,7 @@ class BatchRunner:
 
     def _plan(self) -> BatchPlan:
         """Choose what this iteration computes: all sequences that decode, and the oldest prefills within the token budget."""
-        self._make_room(max((w.position + 1 for w in self._decoding), default=0))
+        self._make_room(max((sequence.position + 1 for sequence in self._decoding), default=0))
         budget = max(self.max_num_batched_tokens - len(self._decoding), 1)
         going = []
         for prefill in self._prefills:
@@ -285,7 +285,7 @@ class BatchRunner:
             state.first_token_s = state.first_token_s or now_s
             for sequence in prefill.sequences[1:]:
                 self.cache.copy(*self.slots.fork(prefill.slot, sequence.slot, len(state.prompt)))
-        self._prefills = [f for f in self._prefills if f.left]
+        self._prefills = [prefill for prefill in self._prefills if prefill.left]
 
     def _deliver(self, plan: BatchPlan, tokens: list[int], chosen: list[float]) -> dict[int, RequestState]:
         """Give each sequence its token; returns the requests of the sequences that ended, by number."""

@@ -14,7 +14,9 @@ from vllm.v1.metrics.loggers import StatLoggerBase
 
 from pipeline.engine import Candidate, Completion, FinishReason, Request, Timing, Usage
 from pipeline.engines.tokenizer import count_through_stop
+from pipeline.engines.vllm.memory_plan import DEFAULT_CPU_CACHE_GIB, share_of
 from pipeline.engines.vllm.spec import SpeculativeSpec, VllmSpec
+from pipeline.machine import GIB
 
 MAX_LOGPROBS = 64
 """Most log probabilities that vLLM may be asked for at a token; more than a choice has options."""
@@ -50,7 +52,7 @@ def arguments(role: str, spec: VllmSpec, model: str, *, on_cpu: bool) -> dict[st
         "max_num_seqs": spec.max_num_seqs,
         "max_num_batched_tokens": spec.max_num_batched_tokens,
         "tensor_parallel_size": spec.tensor_parallel_size,
-        "gpu_memory_utilization": None if on_cpu else spec.gpu_memory_utilization or 0.9,
+        "gpu_memory_utilization": None if on_cpu else share_of(spec),
         "kv_cache_memory_bytes": _cache_bytes(spec, on_cpu),
         "kv_cache_dtype": spec.kv_cache_dtype,
         "enable_prefix_caching": spec.enable_prefix_caching,
@@ -85,8 +87,8 @@ def _lora_rank(path: str | None) -> int | None:
 
 
 def _cache_bytes(spec: VllmSpec, on_cpu: bool) -> int | None:
-    gib = spec.kv_cache_gib or (1.0 if on_cpu else None)
-    return None if gib is None else round(gib * (1 << 30))
+    gib = spec.kv_cache_gib or (DEFAULT_CPU_CACHE_GIB if on_cpu else None)
+    return None if gib is None else round(gib * GIB)
 
 
 def _speculation(spec: SpeculativeSpec | None) -> dict[str, Any] | None:
