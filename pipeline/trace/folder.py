@@ -13,6 +13,10 @@ from filelock import FileLock, Timeout
 from pipeline.errors import RunFolderError, UsageError, reason
 
 LOCK = "run.lock"
+PROBLEMS = "problems.jsonl"
+"""The input of a run whose problems were given as values."""
+BEFORE_A_RUN = {LOCK, PROBLEMS}
+"""What stands in the folder of a run whose engines are not open yet; more than that is somebody's."""
 
 
 def check_output(folder: Path) -> None:
@@ -21,7 +25,7 @@ def check_output(folder: Path) -> None:
         str(folder).encode()
         if (folder / "run.json").is_file():
             raise UsageError(f"{folder}: is a run already; add --resume to go on with it, or name another folder with --output")
-        if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
+        if folder.exists() and not (folder.is_dir() and _is_unused(folder)):
             raise UsageError(f"{folder}: is there already; name another folder with --output")
         _check_writable(folder)
     except (UnicodeEncodeError, OSError) as error:
@@ -44,6 +48,10 @@ def _check_writable(folder: Path) -> None:
                 place.rmdir()
 
 
+def _is_unused(folder: Path) -> bool:
+    return {place.name for place in folder.iterdir()} <= BEFORE_A_RUN
+
+
 def new_folder(graph: str) -> Path:
     """A folder under `runs` that is not there yet."""
     name = f"{graph}-{time.strftime('%Y%m%d-%H%M%S')}"
@@ -59,8 +67,9 @@ def removed_if_unused(folder: Path) -> Iterator[None]:
         yield
     finally:
         with suppress(OSError):
-            if made and [place.name for place in folder.iterdir()] in ([], [LOCK]):
-                (folder / LOCK).unlink(missing_ok=True)
+            if made and _is_unused(folder):
+                for name in BEFORE_A_RUN:
+                    (folder / name).unlink(missing_ok=True)
                 for place in made:
                     place.rmdir()
 

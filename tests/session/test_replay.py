@@ -437,7 +437,7 @@ def test_a_run_folder_cannot_have_code_run(recorded: Callable[[str], Path], tmp_
 def test_a_run_of_real_models_comes_back_without_them(tmp_path: Path, solve_test_set: SolveTestSet) -> None:
     test_set = ROOT / "datasets/arith/test.parquet"
     given: dict[str, Any] = {"input": test_set, "limit": 6, "samples": 1}
-    before = solve_test_set(tmp_path / "before", "specreason", limit=6, batch_size=4)
+    before = solve_test_set(tmp_path / "specreason", "specreason", limit=6, batch_size=4)
     program = "import sys; from pipeline.cli.main import run_command as run; sys.exit(run(sys.argv[1:]) + 10 * ('torch' in sys.modules))"
     arguments = ["run", "graphs/specreason.yaml", "--engines", f"replay:{before.folder}", "--input", test_set, "--limit", "6"]
     command = [sys.executable, "-c", program, *map(str, arguments), "--output", str(tmp_path / "again")]
