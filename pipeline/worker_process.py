@@ -1,8 +1,8 @@
 """A worker: a Python program in a process of its own, the socket to it, and why it ended.
 
 Engines and the grader compute in workers. Here they are started, ended together with every process that they started, and
-asked what they died of. What goes over the socket is said elsewhere: nothing here reads or writes it. Every method blocks,
-and only `wait` and `end` for longer than a moment.
+asked what they died of. Nothing here reads from the socket or writes to it. Every method blocks, and only `wait` and `end` for
+longer than a moment.
 """
 
 import os
@@ -28,18 +28,18 @@ _POINTERS = ("root cause", "initialization failed", "failed to start")
 
 
 class Program(Struct, frozen=True, kw_only=True):
-    """What a worker runs."""
+    """What a worker runs: a module, its arguments and its environment variables."""
 
     module: str
     """Its main module, as `python -m` takes it; the first argument is the file descriptor of its end of the socket."""
     arguments: tuple[str, ...] = ()
-    """Further arguments."""
+    """Arguments after the file descriptor."""
     environment: dict[str, str] = {}
-    """Variables it needs so."""
+    """Variables that the worker gets with these values, whatever the user has set."""
     defaults: dict[str, str] = {}
-    """Variables that the user's own replace."""
+    """Variables that the worker gets where the user has not set them."""
     with_secrets: bool = True
-    """False: variables that hold keys and passwords are kept from it."""
+    """False: the worker does not get the variables that hold keys and passwords."""
     shutdown_s: float = 0.0
     """Once its socket is closed it has this long to end by itself; then it is killed, with all processes it started."""
 
@@ -50,10 +50,10 @@ class WorkerProcess:
     def __init__(self, program: Program) -> None:
         self._shutdown_s = program.shutdown_s
         self.socket, theirs = socket.socketpair()
-        """This end, blocking as long as nobody changes that."""
+        """The main process's end of the socket; it blocks unless `setblocking(False)` is called on it."""
         stderr, their_stderr = os.pipe()
         self.stderr = open(stderr, "rb", buffering=0)  # noqa: SIM115 - closed with the socket
-        """What it says there and on stdout; call `read_stderr` whenever it is readable, or a full pipe stops the worker."""
+        """The worker's stdout and stderr; call `read_stderr` whenever this is readable, or a full pipe stops the worker."""
         os.set_blocking(stderr, False)
         try:
             # A process group of its own: an interrupt at the terminal reaches only the main process.
@@ -81,11 +81,11 @@ class WorkerProcess:
 
     @property
     def exit_status(self) -> int | None:
-        """None while it runs; negative: the number of the signal that killed it."""
+        """The worker's exit status: None while it runs, negative the number of the signal that killed it."""
         return self._process.poll()
 
     def read_stderr(self) -> bool:
-        """Keep the end of what it has said by now; False when nothing more will come."""
+        """Read what the worker has written by now and keep the end of it; False when nothing more will come."""
         while True:
             said = self.stderr.read(_STDERR_BYTES)
             if not said:
@@ -112,31 +112,31 @@ class WorkerProcess:
         self._process.wait()
 
     def last_error(self) -> str:
-        """The error that it died of by its stderr, or the last line there; empty where it said nothing."""
+        """The error that the worker died of, read from its stderr, or the last line there; empty where it wrote nothing."""
         if not self.stderr.closed:
             self.read_stderr()
         return last_error(self._said.decode(errors="replace"))
 
     def exit_reason(self) -> str:
-        """Why it is gone: its last error, and how it ended. Kills what is still there."""
+        """Why the worker ended: its last error, and its exit status or signal. Kills it and its processes where they still run."""
         self.kill()
         status = self._process.wait()
         said, ending = self.last_error(), describe(status)
         return f"{said} ({ending})" if said else ending
 
     def close_files(self) -> None:
-        """Free the socket and the pipe, once nobody listens. A second call does nothing."""
+        """Close the socket and the pipe, once nothing reads from them. A second call does nothing."""
         self.socket.close()
         self.stderr.close()
 
 
 def describe(exit_status: int) -> str:
-    """`killed by SIGKILL` for -9, `exit status 1` for 1."""
+    """An exit status for a person: `killed by SIGKILL` for -9, `exit status 1` for 1."""
     return f"killed by {signal.Signals(-exit_status).name}" if exit_status < 0 else f"exit status {exit_status}"
 
 
 def last_error(stderr: str) -> str:
-    """The error that a process died of, out of its `stderr`: the last one that does not only point at another; else the last line."""
+    """The error that a process died of: the last one in its `stderr` that does not only point at another; else the last line."""
     lines = stderr.strip().splitlines()
     errors = [f"{found[1]}: {found[2]}" for line in lines if (found := _ERROR.search(line))]
     causes = [error for error in errors if not any(pointer in error for pointer in _POINTERS)]
@@ -144,7 +144,7 @@ def last_error(stderr: str) -> str:
 
 
 def _environment(program: Program) -> dict[str, str]:
-    """This process's variables, with this package on the path."""
+    """The worker's environment: this process's variables, those of `program`, and this package on `PYTHONPATH`."""
     inherited = {name: value for name, value in os.environ.items() if program.with_secrets or not is_secret(name)}
     home, path = str(Path(pipeline.__file__).parent.parent), os.environ.get("PYTHONPATH")
     found = {"PYTHONPATH": f"{home}{os.pathsep}{path}" if path else home}

@@ -1,4 +1,4 @@
-"""Which CPU cores each engine computes on, what is wrong with those it names, and how it states them. Pure."""
+"""Divides CPU cores among engines, checks the cores that specs name, and words both as facts. Pure."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
@@ -7,17 +7,19 @@ from pipeline.engine import Fact, Finding
 
 
 class CoreRequest(NamedTuple):
-    """What a spec says about cores."""
+    """What an engine's spec says about CPU cores."""
 
     first: int | None
-    """The first core, where one is named."""
+    """Number of the first core that the engine names; None where it names none."""
     threads: int
+    """How many cores it wants."""
     on_cpu: bool
-    """Computes on the CPU, or may."""
+    """Whether it computes on the CPU, or may."""
 
 
 def share_cores(core_requests: Mapping[str, CoreRequest], cores: Sequence[int]) -> dict[str, tuple[int, ...]]:
-    """Cores for each role: those it names, else some of its own where there are enough for all, else any (none named)."""
+    """The cores of each role, out of `cores`: those it names, else some that no other role has; empty, which means any core, where
+    there are not enough."""
     shares = {
         role: tuple(range(request.first, request.first + request.threads))
         for role, request in core_requests.items()
@@ -33,13 +35,13 @@ def share_cores(core_requests: Mapping[str, CoreRequest], cores: Sequence[int]) 
 
 
 def core_facts(role: str, cores: Sequence[int], threads: int) -> dict[str, Fact]:
-    """`Engine.facts` of an engine on CPU `cores`, none of them meaning any, with as many `threads`."""
+    """The part of `Engine.facts` about CPU `cores` (empty: any), on which the engine computes with so many `threads`."""
     name = f"CPU core{'s' if len(cores) > 1 else ''} {ranges(cores)}" if cores else f"CPU cores of {role}"
     return {"devices": (name,), "cores": threads}
 
 
 def core_findings(core_requests: Mapping[str, CoreRequest], cores: Sequence[int]) -> Iterator[Finding]:
-    """What is wrong with the cores that engines on the CPU want, `cores` being those this process may use."""
+    """What is wrong with the cores that engines on the CPU want; `cores` are those that this process may use."""
     taken: dict[int, str] = {}
     for role, request in core_requests.items():
         named = [] if request.first is None else list(range(request.first, request.first + request.threads))
@@ -57,7 +59,7 @@ def core_findings(core_requests: Mapping[str, CoreRequest], cores: Sequence[int]
 
 
 def ranges(numbers: Sequence[int]) -> str:
-    """`0-3, 8` for 0, 1, 2, 3, 8."""
+    """Ascending numbers for a person, `0-3, 8` for 0, 1, 2, 3, 8."""
     starts = [n for n in numbers if n - 1 not in numbers]
     ends = [n for n in numbers if n + 1 not in numbers]
     return ", ".join(f"{start}-{end}" if end > start else str(start) for start, end in zip(starts, ends, strict=True))

@@ -1,5 +1,5 @@
-"""What an engine has done since it opened, counted alike by every engine. Usages and the beginnings and ends of calls
-enter, `EngineStatistics` leave.
+"""Counts what an engine has done since it opened, in the same way for every engine. Usages and the beginnings and ends of
+calls enter, `EngineStatistics` leave.
 """
 
 import time
@@ -10,9 +10,10 @@ from pipeline.engine import EngineStatistics, Speculation, Usage
 
 
 class UsageMeter:
-    """Totals of one engine. It counts as busy while at least one call is open, by the clock `now`."""
+    """The totals of one engine, which counts as busy while at least one call is open."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        """`now` is the clock, in seconds."""
         self.open_calls = 0
         """Calls that began and have not ended."""
         self._now = now
@@ -20,19 +21,19 @@ class UsageMeter:
         self._requests = self._input_tokens = self._cached_input_tokens = self._output_tokens = 0
 
     def begin(self) -> None:
-        """A call begins."""
+        """Count the beginning of a call."""
         if not self.open_calls:
             self._busy_since = self._now()
         self.open_calls += 1
 
     def end(self) -> None:
-        """A call ends, with or without an answer."""
+        """Count the end of a call, with or without an answer."""
         self.open_calls -= 1
         if not self.open_calls:
             self._busy_s += self._now() - self._busy_since
 
     def count(self, usage: Usage) -> None:
-        """A request was answered."""
+        """Count a request that was answered, and its tokens."""
         self._requests += 1
         self._input_tokens += usage.input_tokens
         self._cached_input_tokens += usage.cached_input_tokens
@@ -40,7 +41,8 @@ class UsageMeter:
 
     @property
     def busy_s(self) -> float:
-        """Seconds in which calls were open; where the clock needs an event loop and none runs, as of the last `begin` or `end`."""
+        """Seconds in which calls were open: until now or, where the clock needs an event loop and none runs, until the last `begin`
+        or `end`."""
         now = self._busy_since
         if self.open_calls:
             with suppress(RuntimeError):
@@ -57,7 +59,8 @@ class UsageMeter:
         speculation: Speculation | None = None,
         restarts: int = 0,
     ) -> EngineStatistics:
-        """The totals so far beside what the engine says of this moment; `busy_s` where it knows when it computed."""
+        """The totals so far, with what the engine says of this moment; `busy_s` is given where the engine itself knows how long it
+        computed."""
         return EngineStatistics(
             running=running,
             waiting=waiting,

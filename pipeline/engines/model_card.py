@@ -1,7 +1,7 @@
 """What is known of a model without loading it: its size, its shape, and where that was learnt.
 
-A folder, the local Hugging Face cache, the configurations of well-known models as published, and as a last resort the
-model's name are asked, in this order; the network never is.
+Looks, in this order, at the model's folder, the local Hugging Face cache, the published configurations of well-known models and,
+as a last resort, the model's name; never at the network.
 """
 
 import json
@@ -34,13 +34,13 @@ class Shape(Struct, frozen=True, kw_only=True):
     intermediate_size: int
     vocab_size: int
     tied: bool = False
-    """Input and output embeddings are the same."""
+    """Whether input and output embeddings are the same."""
     ordinary: bool = True
-    """Every layer keeps keys and values of every token; else the size of the cache is not known here."""
+    """Whether every layer keeps keys and values of every token; otherwise the size of the cache is not known here."""
     mlp_parameters: int | None = None
-    """Of one layer, where it is a mixture of experts."""
+    """Parameters of the experts of one layer; None for a model that is no mixture of experts."""
     attention_bias: int = 0
-    """Parameters of a layer's biases."""
+    """Parameters of the attention biases of one layer."""
 
     @property
     def embeddings(self) -> int:
@@ -56,31 +56,33 @@ class Shape(Struct, frozen=True, kw_only=True):
 
 
 class ModelCard(Struct, frozen=True, kw_only=True):
-    """A model as far as its memory goes."""
+    """What is known of a model about its memory, without loading it. None: not known."""
 
     model: str
+    """The folder or hub name that was asked for."""
     source: str
-    """Where the size came from."""
+    """Where the size was learnt, such as `its files` or `its name`."""
     folder: str | None = None
-    """Where its files are on this machine."""
+    """The folder of its files on this machine; None where they are not here."""
     rough: bool = False
-    """The size is a guess, from the name."""
+    """Whether the size is only a guess from the name."""
     parameters: int | None = None
     file_bytes: int | None = None
-    """Weights on disk."""
+    """Size of its weights on disk."""
     dtype: str | None = None
-    """What the model was saved in."""
+    """The number type that it was saved in."""
     quantization: str | None = None
-    """How it was saved, as its configuration says."""
+    """The quantization that it was saved with, as its configuration names it; None without one."""
     shape: Shape | None = None
     max_model_len: int | None = None
-    """Context the model was made for, in tokens."""
+    """The context length that it was made for, in tokens."""
     stretched: bool = False
-    """Its configuration stretches the positions, so that longer contexts may be allowed."""
+    """Whether its configuration scales the positions, so that longer contexts may work too."""
     architecture: str | None = None
+    """The name of its class in transformers."""
 
     def weights_bytes(self, dtype: str, quantization: str | None = None) -> int | None:
-        """Memory of the weights when served in `dtype`; quantized sizes are estimates unless the model was saved that way."""
+        """Bytes of the weights when served in `dtype`; quantized sizes are estimates unless the model was saved that way."""
         if self.quantization is not None and self.file_bytes is not None:
             return self.file_bytes
         if self.parameters is None:
@@ -92,21 +94,21 @@ class ModelCard(Struct, frozen=True, kw_only=True):
         return round((self.parameters - whole) * each) + whole * 2
 
     def kv_bytes_per_token(self, value_bytes: int, ranks: int = 1) -> int | None:
-        """Keys and values of one token on each of `ranks` GPUs that share every layer; null where layers are not ordinary."""
+        """Bytes of one token's keys and values on each of `ranks` GPUs that share every layer; None where layers are not ordinary."""
         if self.shape is None or not self.shape.ordinary:
             return None
         return 2 * self.shape.layers * max(1, self.shape.kv_heads // ranks) * self.shape.head_dim * value_bytes
 
 
 def quantized_bytes(quantization: str | None) -> float | None:
-    """Bytes of a weight under `quantization`, by its name; null for none or one that is not known here."""
+    """Bytes of one weight under the quantization of this name; None without one or for one that is not known here."""
     name = (quantization or "").lower()
     known = next((each for part, each in _QUANTIZED_BYTES if part in name), None)
     return known or (_FOUR_BIT_BYTES if any(part in name for part in _FOUR_BIT) else None)
 
 
 def read_card(model: str) -> ModelCard:
-    """What is known of `model`, a folder or a hub name; never raises for an unknown one."""
+    """What is known of `model`, a folder or a hub name; for an unknown one an almost empty card."""
     folder = local_folder(model)
     if folder is not None:
         return _from_folder(model, folder)
@@ -117,7 +119,7 @@ def read_card(model: str) -> ModelCard:
 
 
 def local_folder(model: str) -> Path | None:
-    """The folder with the model's configuration: `model` itself, or its place in the local Hugging Face cache."""
+    """The folder with the model's configuration: `model` itself, or its place in the local Hugging Face cache; None without one."""
     folder = Path(model).expanduser()
     if folder.is_dir():
         return folder
@@ -130,12 +132,12 @@ def local_folder(model: str) -> Path | None:
 
 
 def is_hub_name(model: str) -> bool:
-    """Can `model` be a name on the hub? Paths cannot."""
+    """Whether `model` can be a name on the hub; a path cannot."""
     return re.fullmatch(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", model) is not None
 
 
 def parameters_in(name: str) -> int | None:
-    """The parameters that a model's name tells: `32B`, `1.5B`, `8x7B`, `270M`."""
+    """The number of parameters that a model's name tells, as in `32B`, `1.5B`, `8x7B` and `270M`; None where it tells none."""
     found = re.search(r"(?<![\w.])(?:(\d+)x)?(\d+(?:\.\d+)?)([BM])(?![a-z0-9])", name.rpartition("/")[2], re.IGNORECASE)
     if found is None:
         return None
@@ -143,7 +145,7 @@ def parameters_in(name: str) -> int | None:
 
 
 def missing(role: str, card: ModelCard) -> Iterator[Finding]:
-    """A model that is not here, and cannot or must first be downloaded."""
+    """What to say of a model that is not on this machine: nothing provides it, a download is forbidden, or one is needed first."""
     if card.folder is not None:
         return
     if not is_hub_name(card.model):
@@ -158,7 +160,7 @@ def missing(role: str, card: ModelCard) -> Iterator[Finding]:
 
 
 def shape_of(config: Mapping[str, Any]) -> Shape | None:
-    """The shape in a `config.json`; null where it is not told in the usual words."""
+    """The shape that a `config.json` describes; None where it lacks the usual keys."""
     inner = config.get("text_config")
     config = {**config, **inner} if isinstance(inner, dict) else config
     try:
@@ -187,7 +189,7 @@ def _shape(config: Mapping[str, Any]) -> Shape:
 
 
 def _is_ordinary(config: Mapping[str, Any]) -> bool:
-    """No latent attention, sliding windows, recurrent layers or caches that layers share."""
+    """Whether a model has no latent attention, sliding windows, recurrent layers or caches that layers share (`Shape.ordinary`)."""
     if any(config.get(key) for key in ("kv_lora_rank", "num_kv_shared_layers", "layers_block_type", "ssm_cfg", "attn_layer_period")):
         return False
     layer_types = config.get("layer_types")
@@ -197,6 +199,7 @@ def _is_ordinary(config: Mapping[str, Any]) -> bool:
 
 
 def _expert_parameters(config: Mapping[str, Any], hidden: int) -> int | None:
+    """Parameters of the experts and their router in one layer; None without experts."""
     experts = next((int(config[key]) for key in ("num_experts", "num_local_experts", "n_routed_experts") if config.get(key)), 0)
     if not experts:
         return None
@@ -242,7 +245,7 @@ def _is_stretched(config: Mapping[str, Any]) -> bool:
 
 
 def _files(folder: Path, saved_bytes: int | None) -> tuple[int | None, int | None]:
-    """Bytes of the weights on disk, and how many they are; null where files are missing or do not tell."""
+    """Size in bytes of the weights on disk, and their number; None where files are missing or do not tell."""
     index = _read_json(folder / "model.safetensors.index.json")
     names = sorted(set(index.get("weight_map", {}).values())) or [path.name for path in sorted(folder.glob("model*.safetensors"))]
     names = names or [path.name for path in sorted(folder.glob("*.safetensors"))]
@@ -255,7 +258,7 @@ def _files(folder: Path, saved_bytes: int | None) -> tuple[int | None, int | Non
 
 
 def _tensors(path: Path) -> int:
-    """How many numbers a safetensors file holds, by its header."""
+    """How many numbers the tensors of a safetensors file hold, by its header."""
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
         if length > min(path.stat().st_size, 100 << 20):
@@ -312,6 +315,6 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     "peiyi9979/math-shepherd-mistral-7b-prm": _MISTRAL_7B,
     "RLHFlow/Llama3.1-8B-PRM-Deepseek-Data": _LLAMA_8B,
 }
-"""The models of the papers, by the `config.json` published with them, for when they are not on this machine: hub name to what
-decides about memory. Skywork's and Zyphra's models were trained from R1-Distill models and keep their shape,
-the reward models are Mistral 7B and Llama 3.1 8B, whose tables stand here."""
+"""The part of the published `config.json` that decides about memory, of each of the papers' models by hub name, for when they are
+not on this machine. Skywork's and Zyphra's models were trained from R1-Distill models and keep their shape; the reward models
+have the shapes of Mistral 7B and Llama 3.1 8B."""

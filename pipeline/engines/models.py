@@ -1,4 +1,4 @@
-"""Which model a spec means: a folder, a name on the hub, or one that comes with this package."""
+"""Finds the model that a spec names: a folder, a name on the hub, or one that comes with this package."""
 
 from importlib.resources import files
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The engines of a plan, opened and closed together, whatever backends they have."""
+"""Opens and closes the engines of a plan together, whatever backends they have."""
 
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -17,7 +17,7 @@ def backend_of(spec: EngineSpec) -> Backend:
 
 @asynccontextmanager
 async def open_engines(specs: Mapping[str, EngineSpec]) -> AsyncIterator[dict[str, Engine]]:
-    """All roles of `specs`, opened backend by backend; closed in reverse order."""
+    """Open an engine for each role of `specs`, backend by backend, and close them in reverse order; raises what the backends raise."""
     groups: dict[str, dict[str, EngineSpec]] = {}
     for role, spec in specs.items():
         groups.setdefault(spec.backend, {})[role] = spec
@@ -30,13 +30,13 @@ async def open_engines(specs: Mapping[str, EngineSpec]) -> AsyncIterator[dict[st
 
 
 def cautions(specs: Mapping[str, EngineSpec]) -> list[str]:
-    """What someone should know before these engines start: whose code they will run."""
+    """Warnings to show before these engines start: which of them will run code that comes with a model."""
     trusting = [(role, getattr(spec, "model", role)) for role, spec in specs.items() if getattr(spec, "trust_remote_code", False)]
     return [f"warning: engine {role!r}: trust_remote_code is on, code that comes with {model!r} will run" for role, model in trusting]
 
 
 def virtual_time(specs: Mapping[str, EngineSpec], where: str) -> bool:
-    """Do these engines live on a simulated clock? Some of each kind is a `GraphError`."""
+    """Whether these engines compute on a simulated clock; raises `GraphError` at `where` if some do and others do not."""
     virtual = {role: backend_of(spec).virtual_time for role, spec in specs.items()}
     if len(set(virtual.values())) > 1:
         simulated = ", ".join(role for role, value in virtual.items() if value)

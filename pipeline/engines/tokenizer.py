@@ -1,4 +1,4 @@
-"""The `Tokenizer` contract over a Hugging Face model folder: the one module that asks transformers for a tokenizer."""
+"""The `Tokenizer` contract over a Hugging Face model; the only module that loads a tokenizer of transformers."""
 
 import hashlib
 from collections.abc import Callable, Sequence
@@ -10,7 +10,7 @@ from pipeline.errors import GraphError, boundary
 
 
 def count_through_stop(ids: Sequence[int], stop: str, decode: Callable[[Sequence[int]], str]) -> int:
-    """How many of `ids` it takes to complete the text `stop`: token-level speculation may have gone beyond it."""
+    """How many of `ids` it takes to complete the text `stop`; token-level speculation may have sampled more."""
     count = len(ids)
     while count > 1 and stop in decode(ids[: count - 1]):
         count -= 1
@@ -18,10 +18,10 @@ def count_through_stop(ids: Sequence[int], stop: str, decode: Callable[[Sequence
 
 
 class HFTokenizer:
-    """Tokenizer and chat template of a model, by folder or hub name, as published with it."""
+    """The `Tokenizer` of a model on Hugging Face's hub or in a folder, with the chat template published with it."""
 
     def __init__(self, model: str, *, trust_remote_code: bool = False) -> None:
-        self._model = model
+        """`model` is a folder or a hub name; raises `GraphError` when its tokenizer cannot be loaded."""
         with boundary(GraphError, model, foreign=(OSError, ValueError)):
             self._hf: Any = _loaded(model, trust_remote_code)
         self._model = model
@@ -32,19 +32,22 @@ class HFTokenizer:
 
     @cached_property
     def vocabulary(self) -> str:
+        """See `Tokenizer.vocabulary`."""
         ordinary = sorted(item for item in self._hf.get_vocab().items() if item[0] not in self.special_ids)
         return hashlib.blake2b(repr(ordinary).encode(), digest_size=16).hexdigest()
 
     def encode(self, text: str) -> list[int]:
+        """See `Tokenizer.encode`."""
         ids: list[int] = self._backend.encode(text, add_special_tokens=False).ids
         return ids
 
     def decode(self, ids: Sequence[int]) -> str:
+        """See `Tokenizer.decode`."""
         return str(self._backend.decode(list(ids), skip_special_tokens=False))
 
     def render(self, messages: Sequence[dict[str, str]]) -> str:
-        """See `Tokenizer.render`; transformers runs the template in a sandbox of Jinja, where it may fail in any way. A model without
-        a template, which a reward model may be, is refused when it is asked to chat."""
+        """See `Tokenizer.render`. Raises `GraphError` where the model has no template, as a reward model may, or the template fails,
+        which it may do in any way: transformers runs it in a sandbox of Jinja."""
         if not self._hf.chat_template:
             raise GraphError(self._model, "its tokenizer has no chat template; use an instruction or reasoning model")
         with boundary(GraphError, f"{self._model}: its chat template fails", foreign=Exception):
@@ -52,7 +55,7 @@ class HFTokenizer:
 
 
 def _loaded(model: str, trust_remote_code: bool) -> Any:
-    """A file that is damaged makes transformers fail in any way."""
+    """The tokenizer of transformers; raises `OSError` or `ValueError`, because a damaged file makes transformers fail in any way."""
     try:
         return _load(model, trust_remote_code)
     except (OSError, ValueError):
@@ -62,7 +65,7 @@ def _loaded(model: str, trust_remote_code: bool) -> Any:
 
 
 def _load(model: str, trust_remote_code: bool) -> Any:
-    """`tokenizer.json` as it stands, where there is one: `AutoTokenizer` would import torch, which takes seconds."""
+    """The tokenizer in `tokenizer.json` where there is one: `AutoTokenizer`, used otherwise, imports torch, which takes seconds."""
     from transformers import PreTrainedTokenizerFast
 
     if not trust_remote_code:

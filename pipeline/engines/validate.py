@@ -1,4 +1,4 @@
-"""What a request to an engine must look like, and what an answer to it. Both are checked alike for every engine. Pure.
+"""Checks requests to engines and their answers, in the same way for every engine. Pure.
 
 `validate_request` is what engines call before they compute anything; `validate_completion` is called on what an engine
 answered, before any stage sees it.
@@ -19,9 +19,9 @@ _ROUNDING = 0.01
 
 
 def validate_request(request: Request, max_model_len: int, vocab_size: int) -> None:
-    """Raise what is wrong with `request`, before anything is computed: every engine refuses the same requests.
+    """Raise an error for a flaw in `request`, before anything is computed: every engine refuses the same requests.
 
-    `ContextOverflow` where the prompt leaves no room for one token, `RequestRefused` for ids outside the vocabulary, options
+    Raises `ContextOverflow` where the prompt leaves no room for one token, `RequestRefused` for ids outside the vocabulary, options
     and sampling parameters that contradict each other or are out of range. An engine adds only what its own memory forbids.
     """
     flaw = _flaw_in_ids(request, vocab_size) or _flaw_in_options(request) or _flaw_in_sampling(request)
@@ -42,7 +42,7 @@ def _flaw_in_ids(request: Request, vocab_size: int) -> str | None:
 
 
 def _all_in(ids: Sequence[int], vocab_size: int) -> bool:
-    """Whether all `ids` are from 0 to below `vocab_size`; for prompts several times as quick as `min` and `max`."""
+    """Whether all `ids` are from 0 to below `vocab_size`; for long prompts several times as fast as `min` and `max`."""
     try:
         return bool(np.frombuffer(array("I", ids), np.uint32).max() < vocab_size)
     except OverflowError:
@@ -72,11 +72,11 @@ def _flaw_in_sampling(request: Request) -> str | None:
 
 
 def validate_completion(completion: Completion, request: Request, vocab_size: int) -> str | None:
-    """Why `completion` is no answer to `request`, in one clause; None where it is one.
+    """Why `completion` is no valid answer to `request`, in one clause; None where it is valid.
 
-    An answer has as many candidates and log probabilities as were asked for, ids below `vocab_size`, a choice among the
-    options, and log probabilities that are numbers not above 0. A candidate without tokens is one only where the engine
-    says that it ended its turn: anything else would go on for ever.
+    A valid answer has as many candidates and log probabilities as were asked for, ids below `vocab_size`, a choice among the
+    options, and log probabilities that are numbers not above 0. A candidate may be without tokens only where the engine says that
+    it ended its turn: otherwise a chain could go on forever.
     """
     wanted = 0 if request.scored_ids else request.n
     if len(completion.candidates) != wanted:
@@ -115,4 +115,5 @@ def _flaw_in_logprobs(logprobs: Sequence[float], wanted: int, what: str) -> str 
 
 
 def _many(count: int, one: str, several: str | None = None) -> str:
+    """A count with its noun, `1 candidate` or `2 candidates`."""
     return f"{count} {one if count == 1 else several or one + 's'}"

@@ -11,6 +11,7 @@ from pipeline.graph.spec import EngineSpec, GraphSpec, RepeatSpec, StageSpec, Un
 Stages = Mapping[str, StageSpec]
 Ancestors = Mapping[str, frozenset[str]]
 JUDGES = "a `choose`, `score` or `likelihood` stage"
+"""How an error names the built-in stages that judge."""
 
 
 def compile_graph(graph: GraphSpec, where: str) -> Plan:
@@ -32,6 +33,7 @@ def compile_graph(graph: GraphSpec, where: str) -> Plan:
 
 
 def _block(stages: Stages, where: str, ranks: Iterator[int], *, inside_repeat: bool) -> Block:
+    """The checked `stages` of a graph or of a `repeat`, in levels; each stage takes its rank from `ranks`."""
     after = {name: _after(name, stages, where) for name in stages}
     depth = _depths(after, where)
     ancestors = _ancestors(after, depth)
@@ -143,6 +145,7 @@ def _check_order(stages: Stages, ancestors: Ancestors, where: str) -> None:
 
 
 def _exclusive(a: StageSpec, b: StageSpec) -> bool:
+    """Whether one of them runs when a judge accepts and the other when the same judge rejects."""
     return bool(a.when and b.when and a.when != b.when and a.when.partition(".")[0] == b.when.partition(".")[0])
 
 
@@ -167,11 +170,12 @@ def _check_finish(stages: Stages, where: str) -> None:
 
 
 def finishes(spec: StageSpec) -> bool:
-    """Does every chain end with this stage?"""
+    """Whether every chain ends with this stage: it finishes a chain, and runs without a condition."""
     return spec.when is None and spec.finishes
 
 
 def _roles(stages: Stages, engines: Mapping[str, EngineSpec], where: str) -> Iterator[str]:
+    """The role of each stage, in the order of the file; one that no engine has is an error."""
     for name, spec in stages.items():
         if isinstance(spec, RepeatSpec):
             yield from _roles(spec.stages, engines, f"{where}.{name}.stages")

@@ -22,15 +22,15 @@ T = TypeVar("T", bound=msgspec.Struct)
 Kinds = Mapping[str, type[StageSpec]]
 Backends = Mapping[str, type[EngineSpec]]
 Graph = Path | Mapping[str, Any]
-"""A graph file, or what would stand in one."""
+"""The path of a graph file, or the mapping that such a file would hold."""
 Engines = Path | Mapping[str, Any] | None
-"""An engines file, or what would stand in one."""
+"""The path of an engines file, or the mapping that such a file would hold; None: what the graph says under `engines`."""
 
 
 def load_graph(graph: Graph, kinds: Kinds, backends: Backends, *, engines: Engines = None, settings: Sequence[str] = ()) -> GraphSpec:
     """The `graph` with its engines bound, `settings` (`NAME=VALUE`) applied and every `$param` filled in.
 
-    `graph` and `engines` are files, names of files that come with this package, or what would stand in one.
+    A path may also be the name of a file that comes with this package. Raises `GraphError` for the first flaw found.
     """
     if isinstance(graph, Mapping):
         path, raw = Path("graph"), dict(graph)
@@ -60,7 +60,8 @@ def load_graph(graph: Graph, kinds: Kinds, backends: Backends, *, engines: Engin
 
 
 def load_engines(path: Path, backends: Backends, settings: Sequence[str] = ()) -> dict[str, EngineSpec]:
-    """An engines file by itself, by path or bundled name: role to spec."""
+    """The specs in an engines file, by role; `path` may be the name of one that comes with this package, `settings` are
+    `engines.ROLE.NAME=VALUE`. Raises `GraphError` for the first flaw found."""
     path = find_file(path, "engines file")
     roles = {role: dict(mapping(spec, f"{path}: $.{role}")) for role, spec in read_yaml(path).items()}
     _check_names(roles, f"{path}: $", "a role")
@@ -70,12 +71,12 @@ def load_engines(path: Path, backends: Backends, settings: Sequence[str] = ()) -
 
 
 def load_struct(path: Path, to: type[T]) -> T:
-    """A YAML file that says one `to` and nothing else, such as a recipe of a data set."""
+    """The one `to` that a YAML file describes, such as the recipe of a data set; raises `GraphError`."""
     return _convert(read_yaml(path), to, path, "$")
 
 
 def digest(spec: GraphSpec) -> str:
-    """Fingerprint of everything a resolved graph says; equal graphs have equal digests."""
+    """Fingerprint of a graph with all its params filled in, 32 hexadecimal digits; equal graphs have equal ones."""
     return hashlib.blake2b(msgspec.json.encode(spec, order="deterministic"), digest_size=16).hexdigest()
 
 
@@ -94,7 +95,7 @@ def _check_names(names: Iterable[str], where: str, of: str) -> None:
 
 
 def _read_engines(raw: dict[str, Any], path: Path, override: Engines) -> tuple[dict[str, Any], Path]:
-    """The raw roles, copied one level deep so that settings can be applied, and the file they stand in."""
+    """The engines by role, not decoded yet and copied so that settings can be applied, and the file that names them."""
     engines = raw.get("engines") if override is None else None
     if override is None and engines is None:
         raise GraphError(f"{path}: $.engines", "is missing: name an engines file here or give one with --engines")
@@ -118,11 +119,15 @@ def _engines_file(path: Path, name: str) -> Path:
 
 
 def _role_path(role: str, inline: bool) -> str:
+    """The place of `role` in the file that names it: the graph file itself (`inline`) or an engines file."""
     return f"$.engines.{role}" if inline else f"$.{role}"
 
 
 def apply_setting(setting: str, params: dict[str, Any], roles: dict[str, Any], path: Path) -> None:
-    """Put a `NAME=VALUE` into `params`, an `engines.ROLE.NAME=VALUE` into `roles`; raises `GraphError` where there is no such name."""
+    """Write the value of a `NAME=VALUE` into `params`, or of an `engines.ROLE.NAME=VALUE` into `roles`.
+
+    Raises `GraphError` where there is no such param or role; `path` is the graph that it names then.
+    """
     name, equals, text = setting.partition("=")
     if not equals:
         raise GraphError(f"--set {setting}", "expected NAME=VALUE")
@@ -175,11 +180,7 @@ class _Params:
 def _stages(raw: dict[str, Any], kinds: Kinds, path: Path, where: str) -> dict[str, StageSpec]:
     if not raw:
         raise GraphError(f"{path}: {where}", "holds no stage")
-    for name in raw:
-        if not re.fullmatch(NAME_PATTERN, name):
-            raise GraphError(
-                f"{path}: {where}", f"{name!r} is no name for a stage; expected small letters, digits, - and _, a letter first"
-            )
+    _check_names(raw, f"{path}: {where}", "a stage")
     return {name: _stage(stage, kinds, path, f"{where}.{name}") for name, stage in raw.items()}
 
 
@@ -201,7 +202,7 @@ def _engine(raw: Any, backends: Backends, path: Path, where: str) -> EngineSpec:
 
 
 def tagged(raw: Any, tag: str, structs: Mapping[str, type[T]], path: Path, where: str) -> T:
-    """A mapping whose key `tag` says which of `structs` it is."""
+    """`raw` as the one of `structs` that its key `tag` names; raises `GraphError` at `where` in the file `path`."""
     raw = mapping(raw, f"{path}: {where}")
     name = raw.get(tag)
     if not isinstance(name, str) or name not in structs:
@@ -237,18 +238,19 @@ def _explain(message: str, raw: Any, to: type[msgspec.Struct], path: Path, where
 
 
 def _choices(struct: type[msgspec.Struct], key: str) -> list[str]:
-    """What the `Literal` of a field may be."""
+    """The values that a field of type `Literal` may have, for the message about another one."""
     return [str(choice) for field in msgspec.structs.fields(struct) if field.encode_name == key for choice in get_args(field.type)]
 
 
 def unknown_key(where: str, key: str, struct: type[msgspec.Struct]) -> GraphError:
-    """The error for a `key` that `struct` does not have, with the nearest that it has."""
+    """The error for a `key` that `struct` does not have; it suggests the most similar key that `struct` has."""
     config = struct.__struct_config__
     known = [*struct.__struct_encode_fields__, *([config.tag_field] if config.tag_field else [])]
     return GraphError(where, f"unknown key `{key}`; {did_you_mean(key, known)}")
 
 
 def _field_struct(struct: type[msgspec.Struct], key: str) -> type[msgspec.Struct] | None:
+    """The Struct that the field `key` of `struct` holds; None where it holds none."""
     for field in msgspec.structs.fields(struct):
         for kind in get_args(field.type) or (field.type,):
             if field.encode_name == key and isinstance(kind, type) and issubclass(kind, msgspec.Struct):

@@ -3,8 +3,8 @@
 A block's `levels` are what one chain runs: the stages of a level run concurrently and their outcomes are applied in
 the order they stand there, so that timing never changes an answer.
 
-`encode_plan` is how a plan is kept in `run.json`, `decode_plan` reads it back, also where a stage or an engine of it is of a
-package that is not installed.
+`encode_plan` turns a plan into what `run.json` keeps, `decode_plan` reads it back, also where a stage or an engine belongs to
+a package that is not installed.
 """
 
 import math
@@ -20,24 +20,25 @@ S = TypeVar("S", bound=Struct)
 
 
 class Condition(Struct, frozen=True):
-    """Run only when the verdict of `stage` was `accepted`."""
+    """When a node runs: only if `stage` gave a verdict, and that was to accept (`accepted`) or to reject (not `accepted`)."""
 
     stage: str
     accepted: bool
 
 
 class StageNode(Struct, frozen=True, tag="stage", tag_field="node"):
-    """A node that calls engines."""
+    """A stage in a plan, which calls one engine."""
 
     name: str
     spec: StageSpec
     condition: Condition | None
+    """When it runs; None: always."""
     rank: int
     """Place among all stages of the plan, from 0."""
 
 
 class LoopNode(Struct, frozen=True, tag="loop", tag_field="node"):
-    """A `repeat`: its body runs until an exit holds."""
+    """A `repeat` in a plan: its body runs again and again until one of the exits in `until` holds."""
 
     name: str
     until: UntilSpec
@@ -50,20 +51,23 @@ class Block(Struct, frozen=True):
 
     levels: tuple[tuple[StageNode | LoopNode, ...], ...]
     first_writer: StageNode | None = None
-    """The stage that writes the first steps by itself."""
+    """In a loop: the stage that writes the first steps alone, while the other stages do not run; None: there is none."""
     first_steps: int = 0
+    """How many steps those are."""
 
 
 class Plan(Struct, frozen=True):
-    """What a run carries out."""
+    """A compiled graph: what each chain of a run carries out."""
 
     name: str
     instruction: str | None
+    """What the prompt says after the problem; None: the default request to reason step by step."""
     block: Block
     engines: dict[str, EngineSpec]
     """The roles this graph uses, in the order they first appear."""
     params: dict[str, bool | int | float | str]
     digest: str
+    """Fingerprint of the graph, see `pipeline.graph.loader.digest`."""
 
     def stages(self) -> Iterator[StageNode]:
         """Every stage that calls an engine, in plan order."""
@@ -101,38 +105,47 @@ class UnknownStage(StageSpec, frozen=True, kw_only=True):
 
     @property
     def kind(self) -> str:
+        """See `StageSpec.kind`."""
         return self.recorded_kind
 
     @property
     def purpose(self) -> Purpose:
+        """See `StageSpec.purpose`."""
         return self.recorded_purpose
 
     @property
     def drafts(self) -> bool:  # type: ignore[override]
+        """See `StageSpec.drafts`."""
         return self.recorded_purpose == "draft"
 
     @property
     def judges(self) -> bool:  # type: ignore[override]
+        """See `StageSpec.judges`."""
         return self.recorded_purpose == "judge"
 
     @property
     def writes(self) -> bool:  # type: ignore[override]
+        """See `StageSpec.writes`."""
         return self.recorded_purpose in ("guide", "write")
 
     @property
     def answers(self) -> bool:  # type: ignore[override]
+        """See `StageSpec.answers`."""
         return self.recorded_purpose == "answer"
 
     @property
     def drafted(self) -> int:
+        """See `StageSpec.drafted`."""
         return self.recorded_drafted
 
     @property
     def may_reject(self) -> bool:
+        """See `StageSpec.may_reject`."""
         return self.recorded_may_reject
 
     @property
     def finishes(self) -> bool:
+        """See `StageSpec.finishes`."""
         return self.recorded_finishes
 
 
@@ -148,6 +161,7 @@ class UnknownEngine(EngineSpec, frozen=True, kw_only=True):
 
     @property
     def backend(self) -> str:
+        """See `EngineSpec.backend`."""
         return self.recorded_backend
 
 
@@ -160,27 +174,27 @@ def settings_of(spec: EngineSpec | StageSpec) -> dict[str, Any]:
 
 
 class RecordedPlan(Struct, frozen=True, kw_only=True):
-    """The keys of `run.json` that hold a plan."""
+    """The part of `run.json` that holds a plan, as `encode_plan` writes it."""
 
     graph: "_Block"
     """The resolved stages: params filled in, settings applied."""
     graph_digest: str
     graph_name: str = ""
-    """Empty where an earlier version wrote it."""
+    """Empty in files of earlier versions."""
     instruction: str | None = None
     params: dict[str, bool | int | float | str]
     engines: dict[str, dict[str, Any]]
 
 
 class _Node(Struct, frozen=True, kw_only=True):
-    """A stage or, with a `body`, a loop."""
+    """A node as `run.json` has it: a stage or, with a `body`, a loop."""
 
     name: str
     condition: Condition | None = None
     spec: dict[str, Any] | None = None
     rank: int = 0
     purpose: Purpose | None = None
-    """Null where an earlier version wrote it."""
+    """None in files of earlier versions."""
     drafted: int = 0
     may_reject: bool = False
     finishes: bool = False
@@ -195,7 +209,7 @@ class _Block(Struct, frozen=True):
 
 
 def encode_plan(plan: Plan) -> dict[str, Any]:
-    """The plan as the keys of a `RecordedPlan`."""
+    """`plan` as the keys of a `RecordedPlan`, ready for JSON."""
     return {
         "graph": _encode_block(plan.block),
         "graph_digest": plan.digest,
@@ -207,8 +221,8 @@ def encode_plan(plan: Plan) -> dict[str, Any]:
 
 
 def decode_plan(recorded: RecordedPlan, kinds: Mapping[str, type[StageSpec]], backends: Mapping[str, type[EngineSpec]]) -> Plan:
-    """The plan that was recorded. A stage or an engine that is none of `kinds` or `backends`, or says what those do not know,
-    becomes an `UnknownStage` or `UnknownEngine`. Raises `msgspec.ValidationError` for what is no plan at all."""
+    """The plan that was recorded. A stage or an engine that is none of `kinds` or `backends`, or has fields that those do not
+    know, becomes an `UnknownStage` or `UnknownEngine`. Raises `msgspec.ValidationError` for what is no plan at all."""
     return Plan(
         name=recorded.graph_name,
         instruction=recorded.instruction,
@@ -220,7 +234,7 @@ def decode_plan(recorded: RecordedPlan, kinds: Mapping[str, type[StageSpec]], ba
 
 
 def decode_engine(settings: Mapping[str, Any], backends: Mapping[str, type[EngineSpec]]) -> EngineSpec:
-    """One engine of a recorded plan."""
+    """The spec of a recorded engine from its recorded `settings`; an `UnknownEngine` where none of `backends` takes them."""
     backend = str(settings.get("backend", ""))
     found = _spec_or_flaw(settings, backend, backends)
     if isinstance(found, EngineSpec):
@@ -279,17 +293,17 @@ def _decode_stage(node: _Node, settings: dict[str, Any], kinds: Mapping[str, typ
 
 
 def _spec_or_flaw(settings: Mapping[str, Any], name: str, known: Mapping[str, type[S]]) -> S | str:
-    """The spec, or the clause that says why there is none."""
+    """The spec that `settings` describe, or the reason, as a clause, why they cannot be decoded."""
     if name not in known:
         return f"`{name}` is not installed here"
     try:
-        return msgspec.convert(_endless(settings, known[name]), known[name])
+        return msgspec.convert(_restore_infinities(settings, known[name]), known[name])
     except msgspec.ValidationError as error:
         return str(error)
 
 
-def _endless(settings: Mapping[str, Any], kind: type[Struct]) -> dict[str, Any]:
-    """JSON has no infinity: a number without a bound is null in `run.json`."""
+def _restore_infinities(settings: Mapping[str, Any], kind: type[Struct]) -> dict[str, Any]:
+    """`settings` with infinity for every null in a number's place: JSON has no infinity, so `run.json` holds null for it."""
     found = dict(settings)
     for field in structs.fields(kind):
         hint = get_args(field.type)[0] if get_origin(field.type) is Annotated else field.type
@@ -297,5 +311,5 @@ def _endless(settings: Mapping[str, Any], kind: type[Struct]) -> dict[str, Any]:
         if value is None and hint is float:
             found[field.encode_name] = math.inf
         elif isinstance(value, dict) and isinstance(hint, type) and issubclass(hint, Struct):
-            found[field.encode_name] = _endless(value, hint)
+            found[field.encode_name] = _restore_infinities(value, hint)
     return found

@@ -1,7 +1,7 @@
 """Stage kinds and engine backends by name: the built-in ones, and those that other packages announce as entry points.
 
-A name enters, what it names leaves, imported when it is first asked for: nothing below this module knows a stage or an
-engine, and a run loads only the engines that it uses. A built-in name cannot be replaced.
+A name enters; the stage kind or the backend of that name leaves, imported when it is first asked for. So nothing below this
+module knows a stage or an engine, and a run loads only the engines that it uses. A built-in name cannot be replaced.
 """
 
 from collections.abc import Callable
@@ -32,26 +32,28 @@ ENGINE_BACKENDS = {
 
 @cache
 def stage_kinds() -> dict[str, Any]:
-    """Every `pipeline.stages.base.StageKind` by the word under `kind`. Raises `GraphError` where one cannot be loaded."""
+    """Every known `pipeline.stages.base.StageKind`, by the word that names it under `kind`. Raises `GraphError` where one of
+    another package cannot be loaded."""
     found = [*_announced("pipeline.stages"), *(_load(reference) for reference in STAGE_KINDS.values())]
     return {_tag(kind.spec): kind for kind in found}
 
 
 def stage_specs() -> dict[str, type[StageSpec]]:
-    """What a graph file may say under `kind`."""
+    """The spec of every stage that a graph file may hold, by the word that names it under `kind`; `repeat` is among them."""
     return {"repeat": RepeatSpec, **{tag: kind.spec for tag, kind in stage_kinds().items()}}
 
 
 @cache
 def engine_specs() -> dict[str, type[EngineSpec]]:
-    """What an engines file may say under `backend`. Raises `GraphError` where one cannot be loaded."""
+    """The spec of every engine that an engines file may hold, by the word that names it under `backend`. Raises `GraphError` where
+    one of another package cannot be loaded."""
     announced = (backend.spec for backend in _announced("pipeline.engines"))
     return {_tag(spec): spec for spec in (*announced, *(_load(reference) for reference in ENGINE_SPECS.values()))}
 
 
 @cache
 def engine_backend(name: str) -> Any:
-    """The `pipeline.engine.Backend` of this name, which `engine_specs` knows."""
+    """The `pipeline.engine.Backend` called `name`, which must be a key of `engine_specs()`."""
     if name in ENGINE_BACKENDS:
         return _load(ENGINE_BACKENDS[name])
     return next(backend for backend in _announced("pipeline.engines") if _tag(backend.spec) == name)
@@ -62,12 +64,14 @@ def _tag(spec: type[StageSpec] | type[EngineSpec]) -> str:
 
 
 def _load(reference: str) -> Any:
+    """What `module:name` refers to."""
     module, _, name = reference.partition(":")
     return getattr(import_module(module), name)
 
 
 @cache
 def _announced(group: str) -> tuple[Any, ...]:
+    """What other packages announce as entry points of this `group`."""
     return tuple(_loaded(point) for point in entry_points(group=group))
 
 

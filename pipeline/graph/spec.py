@@ -1,6 +1,6 @@
-"""What a graph file may say, as frozen, strictly typed Structs, and the bases of what it may say of a stage and of an engine.
+"""The keys of a graph file as frozen, strictly typed Structs, and the base classes of the specs of stages and engines.
 
-The loader decodes YAML into these once; afterwards nobody checks a type or a bound again. Every kind of stage and every
+The loader decodes YAML into these once; afterwards nothing checks a type or a bound again. Every kind of stage and every
 engine backend, built in or of another package, subclasses `StageSpec` or `EngineSpec` where it is implemented. What the
 compiler, the trace and the analyses need to know of a stage they learn from the capabilities below, never from its kind.
 """
@@ -16,8 +16,8 @@ Tokens = Annotated[int, Meta(ge=1, le=1_000_000)]
 Count = Annotated[int, Meta(ge=1, le=1_000_000)]
 PositiveSeconds = Annotated[float, Meta(gt=0.0)]
 NAME_PATTERN = r"^[a-z][a-z0-9_-]{0,63}$"
-"""Of graphs, stages, params and roles; the loader checks it (a `Meta(pattern=...)` can crash the interpreter at its
-exit: msgspec issue 717)."""
+"""Pattern of the names of graphs, stages, params and roles; the loader checks it (a `Meta(pattern=...)` can crash the
+interpreter at its exit: msgspec issue 717)."""
 Name = str
 Param = bool | int | float | str
 Purpose = Literal["guide", "draft", "judge", "write", "answer"]
@@ -26,7 +26,7 @@ whole thought, to answer."""
 
 
 class StageSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind"):
-    """What every stage may say."""
+    """The keys that every stage of a graph file may have, and the capabilities that every kind of stage states."""
 
     after: Name | tuple[Name, ...] = ()
     """Stages of the same block that must have been applied before this one starts."""
@@ -34,13 +34,13 @@ class StageSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, t
     """`STAGE.accepted` or `STAGE.rejected`: run only on this verdict of an earlier stage that judges."""
 
     drafts: ClassVar[bool] = False
-    """Proposes candidates that a later stage must judge."""
+    """Whether it proposes candidates that a later stage must judge."""
     judges: ClassVar[bool] = False
-    """Gives a verdict on candidates, accepted or rejected."""
+    """Whether it gives a verdict on candidates, accepted or rejected."""
     writes: ClassVar[bool] = False
-    """Commits text to the thought by itself."""
+    """Whether it commits text to the thought without a verdict."""
     answers: ClassVar[bool] = False
-    """Writes what follows the thought."""
+    """Whether it writes the answer that follows the thought."""
 
     @property
     def kind(self) -> str:
@@ -54,7 +54,7 @@ class StageSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, t
 
     @property
     def purpose(self) -> Purpose:
-        """What its calls are for; a column of the trace."""
+        """What the stage's calls are for; a column of the trace."""
         return "draft" if self.drafts else "judge" if self.judges else "answer" if self.answers else "write"
 
     @property
@@ -69,18 +69,18 @@ class StageSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, t
 
     @property
     def may_reject(self) -> bool:
-        """Can it leave all candidates unaccepted?"""
+        """Whether it can reject all candidates."""
         return self.judges
 
     @property
     def finishes(self) -> bool:
-        """Does a chain end with it?"""
+        """Whether a chain ends with it."""
         return self.answers
 
     def flaws(self, before: Mapping[str, "StageSpec"], *, inside_repeat: bool) -> Iterator[tuple[str, str]]:
-        """What is wrong with the stage in its graph, beyond types and bounds: a field (empty: the stage itself) and one clause.
+        """Everything that is wrong with the stage in its graph beyond types and bounds, each as a field and one clause.
 
-        `before` are the stages that it waits for, directly or not, by name.
+        The field is empty where the stage as a whole is wrong. `before` are the stages that it waits for, directly or not, by name.
         """
         yield from ()
 
@@ -89,15 +89,15 @@ class UntilSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What ends a `repeat`; whichever holds first. Reaching the context length always ends it."""
 
     thought_closed: bool = False
-    """The last step closed the thought."""
+    """Exit when the last step has closed the thought."""
     answer_boxed: bool = False
-    """The thought contains a closed `\\boxed{}`."""
+    """Exit when the thought contains a closed `\\boxed{}`."""
     repeated: Annotated[int, Meta(ge=2, le=1000)] | None = None
-    """The same step was committed this many times in a row."""
+    """Exit when the same step was committed this many times in a row."""
     max_steps: Count | None = None
-    """This many steps were committed, guidance not counted."""
+    """Exit when this many steps were committed, guidance not counted."""
     token_budget: Tokens | None = None
-    """This many thought tokens were committed."""
+    """Exit when this many thought tokens were committed."""
 
 
 class RepeatSpec(StageSpec, frozen=True, kw_only=True, tag="repeat"):
@@ -108,15 +108,15 @@ class RepeatSpec(StageSpec, frozen=True, kw_only=True, tag="repeat"):
 
 
 class EngineSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="backend"):
-    """What every engine may say."""
+    """The keys that every engine of an engines file may have."""
 
     max_in_flight: Annotated[int, Meta(ge=1, le=65536)] = 64
     """Most requests sent to the engine at once; the others wait in its lane."""
     timeout_s: PositiveSeconds = 600.0
-    """An attempt at a call that takes longer is given up."""
+    """An attempt at a call that takes longer than this many seconds is given up."""
     max_retries: Annotated[int, Meta(ge=0, le=100)] = 0
-    """Times that a call is sent again when its attempt timed out, or the engine could not answer for the moment or answered
-    with what is no answer; then its chain fails."""
+    """Times that a call is sent again after its attempt timed out, the engine was unavailable for the moment, or its answer was
+    invalid; after that many its chain fails."""
 
     @property
     def backend(self) -> str:
@@ -125,7 +125,7 @@ class EngineSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, 
 
 
 class RestartableSpec(EngineSpec, frozen=True, kw_only=True):
-    """What every engine may say that this package starts, and can start again."""
+    """The keys that every engine may have which this package starts itself, and so can start again."""
 
     max_restarts: Annotated[int, Meta(ge=0, le=1000)] = 2
     """Times in a run that the engine is started again after it died, or computed nothing for half of `timeout_s` though it
@@ -133,7 +133,7 @@ class RestartableSpec(EngineSpec, frozen=True, kw_only=True):
 
 
 class GraphSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A graph file."""
+    """The keys of a graph file."""
 
     name: Name
     params: dict[Name, Param] = {}

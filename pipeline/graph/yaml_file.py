@@ -1,4 +1,4 @@
-"""YAML files of others: a path or a text enters, plain values leave, or one sentence on why not.
+"""Reads YAML files that anyone may have written: a path or a text enters, plain values leave, or an error in one sentence.
 
 Nothing in a file can run code or name a type; its size, depth and numbers are bounded, and so is what its aliases and
 merges expand to. What the values mean is not known here.
@@ -16,14 +16,16 @@ from pipeline.errors import GraphError, reason
 MAX_BYTES = 1 << 20
 """Largest graph or engines file."""
 MAX_NODES = 20_000
-"""Most values in one, aliases expanded."""
+"""Most values in such a file, with its aliases expanded."""
 MAX_DEPTH = 32
+"""Deepest nesting of mappings and lists."""
 MAX_NUMBER = 200
 """Most characters of a number: sexagesimal ones (`1:30`) take time that is quadratic in their length."""
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """The mapping in a YAML file; duplicate keys, other documents, oversized and exploding files are refused."""
+    """The mapping in a YAML file; raises `GraphError` for anything else: several documents, duplicate keys, a file that is too
+    large or whose aliases expand to too many values."""
     try:
         with path.open("rb") as file:
             content = file.read(MAX_BYTES + 1)
@@ -43,7 +45,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 
 class NotYaml(Exception):
-    """The text is not one YAML document that could be a graph: why, as a clause."""
+    """A text is not one YAML document that could be a graph; the message says why, as a clause, and `line` where."""
 
     def __init__(self, what: str, line: int | None = None) -> None:
         super().__init__(what)
@@ -51,7 +53,8 @@ class NotYaml(Exception):
 
 
 def parse(text: str) -> Any:
-    """The value of one YAML document; raises `NotYaml`. It is measured before it is built: a bomb is small until then."""
+    """The value of one YAML document; raises `NotYaml`. Its size is checked before the value is built, because a few aliases can
+    expand to gigabytes."""
     try:
         loader = _Loader(text)
         node = loader.get_single_node()
@@ -99,7 +102,7 @@ _Loader.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(r"^[-+]?\d[\
 
 
 def _check_size(root: yaml.Node) -> None:
-    """Aliases share nodes: count what walking them, or merging them, would meet."""
+    """Raise `NotYaml` where a document holds too many values. An alias shares its node, so each use of it is counted in full."""
     counted: dict[int, int] = {}
 
     def count(node: yaml.Node) -> int:
@@ -107,7 +110,7 @@ def _check_size(root: yaml.Node) -> None:
             _check_scalar(node)
             return 1
         if id(node) not in counted:
-            counted[id(node)] = MAX_NODES + 1  # should it hold itself
+            counted[id(node)] = MAX_NODES + 1  # the count of a node that contains itself
             children = chain.from_iterable(node.value) if isinstance(node, yaml.MappingNode) else node.value
             counted[id(node)] = 1 + sum(map(count, children))
         return counted[id(node)]

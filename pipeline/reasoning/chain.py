@@ -15,7 +15,7 @@ from pipeline.reasoning.prompts import PromptBuilder
 from pipeline.reasoning.translate import TokenTranslator
 
 ANSWER_RESERVE = 64
-"""Tokens of the context that a thought leaves for closing it and answering."""
+"""A thought ends where fewer tokens of the context are left, so that it can still be closed and answered."""
 
 
 class Span(Struct, frozen=True):
@@ -25,14 +25,14 @@ class Span(Struct, frozen=True):
     ids: tuple[int, ...]
     text: str
     closes: bool = False
-    """The thought ends with it."""
+    """Whether the thought ends with this text."""
 
 
 class Scale(Struct, frozen=True):
-    """What the value of a verdict means, for whoever shows it."""
+    """What the value of a verdict means, for reports and plots."""
 
     name: str
-    """As an axis of a plot is labelled: `score`, `probability of the chosen option`."""
+    """Label of a plot's axis, such as `score` or `probability of the chosen option`."""
     low: float | None = None
     """Least value that is possible; None where there is none."""
     high: float | None = None
@@ -40,61 +40,69 @@ class Scale(Struct, frozen=True):
     unit: str = ""
     """`nats per token`; empty where the value has none."""
     integers: bool = False
-    """Only whole numbers are possible."""
+    """Whether only whole numbers are possible."""
 
 
 class Verdict(Struct, frozen=True, kw_only=True):
-    """What a stage that judges made of the candidates."""
+    """What a stage that judges decided about the candidates."""
 
     kind: str
-    """The word under `kind` of the stage."""
+    """The stage's word under `kind` in the graph file."""
     chosen: int | None
-    """Index of the accepted candidate among those drafted."""
+    """Index of the accepted candidate among those drafted; None where all are rejected."""
     label: str
-    """The option that was chosen, one of `options`: a number, a digit."""
+    """The option that was chosen, one of `options`: a number or a digit."""
     value: float
-    """What the verdict goes by, on its `scale`."""
+    """The number that the verdict is based on, on its `scale`."""
     scale: Scale = Scale("value")
     options: tuple[str, ...] = ()
-    """What could be chosen, in the order of `probs`."""
+    """The options that could be chosen, in the order of `probs`."""
     of_candidates: bool = False
-    """The options are candidates: option k is the k-th distinct one, from 1, and 0 none of them."""
+    """Whether the options are candidates: option k is the k-th distinct one, from 1, and 0 is none of them."""
     probs: tuple[float, ...] = ()
-    """Probability of each option, renormalised."""
+    """Probability of each option, renormalised so that they sum to 1."""
     mass: float = 1.0
-    """Probability on the options before that."""
+    """Probability of all options together before they were renormalised."""
     threshold: float | None = None
+    """Least `value` that is accepted; None where the verdict needs none."""
     distinct: int = 1
     """How many different candidates were shown."""
 
     @property
     def accepted(self) -> bool:
+        """Whether a candidate was accepted."""
         return self.chosen is not None
 
 
 class Outcome(Struct, frozen=True, kw_only=True):
-    """What a stage does to its chain."""
+    """What a stage does to its chain; `Chain.apply` carries it out."""
 
     candidates: tuple[Span, ...] = ()
+    """Candidates that join the pending ones."""
     verdict: Verdict | None = None
+    """A verdict on the pending candidates; the one that it accepts becomes a step."""
     step: Span | None = None
+    """A step that is committed without a verdict."""
     decision: str = ""
     """How `step` came about: `guidance`, `fallback`, `first_steps` or `written`."""
     answer: Span | None = None
+    """What follows the thought."""
 
 
 class Step(Struct, frozen=True, kw_only=True):
-    """A committed step and the round that led to it."""
+    """A committed step, with the candidates and the verdict that led to it."""
 
     index: int
-    """Guidance is 0, the step that continues it is 1."""
+    """Number of the step: guidance is 0, the step that follows is 1."""
     stage: str
+    """Name of the stage that committed it."""
     span: Span
     decision: str
+    """How it came about: `accepted`, or one of the words in `Outcome.decision`."""
     candidates: tuple[Span, ...] = ()
     verdict: Verdict | None = None
     verify_stage: str | None = None
-    """The stage that gave the verdict."""
+    """Name of the stage that gave the verdict; None without one."""
 
 
 def chain_id(problem_id: str, sample_index: int) -> str:
@@ -167,26 +175,26 @@ class Chain:
         return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest()) >> 1
 
     def room(self, max_tokens: int) -> int:
-        """`max_tokens`, or what the thought's budget leaves of them."""
+        """The least of `max_tokens` and what is left of the thought's token budget; at least 1."""
         return max_tokens if self.budget is None else max(1, min(max_tokens, self.budget - self.thought_tokens))
 
     def distinct_candidates(self) -> list[int]:
-        """Indices of the pending candidates, identical ones once, as drafted."""
+        """Indices of the pending candidates in the order in which they were drafted; of identical ones only the first."""
         first: dict[tuple[str, tuple[int, ...]], int] = {}
         for i, candidate in enumerate(self.candidates):
             first.setdefault((candidate.role, candidate.ids), i)
         return list(first.values())
 
     def translate(self, span: Span, role: str) -> Sequence[int]:
-        """The ids of `span` as `role` would hold them."""
+        """The token ids of `span` in the vocabulary of the engine `role`."""
         return self._translator.translate(span.role, role, span.ids, span.text)
 
     def enter(self, until: UntilSpec) -> None:
-        """A loop begins, and with it the budget that its steps must keep."""
+        """Begin a loop, whose steps must keep to its token budget."""
         self.budget = until.token_budget
 
     def leave(self, reason: str) -> None:
-        """The loop is over, for this `reason`."""
+        """End the loop for `reason`, the name of an exit."""
         self.stop_reason, self.budget = reason, None
 
     def exit(self, until: UntilSpec) -> str | None:
@@ -207,7 +215,7 @@ class Chain:
         return None
 
     def apply(self, stage: str, outcome: Outcome) -> Step | None:
-        """Carry `outcome` out; returns the step that it committed, if any."""
+        """Carry out the `outcome` of the stage called `stage`; returns the step that this committed, None where it did not."""
         if outcome.candidates:
             self.candidates += outcome.candidates
         if outcome.answer is not None:
@@ -222,18 +230,18 @@ class Chain:
         return None
 
     def begin_round(self) -> None:
-        """Forget candidates and verdicts that led to no step."""
+        """Begin one pass of a loop's body: drop candidates and verdicts that led to no step."""
         self.candidates, self.verdicts = (), {}
 
     def default_stop_reason(self) -> str:
-        """Why a thought ended that no loop ended."""
+        """The stop reason of a thought that was written without a loop."""
         if self.thought_closed:
             return "thought_closed"
         full = self.overflowed or any(len(ids) >= self._limits[role] for role, ids in self.contexts.items())
         return "context_length" if full else "max_tokens"
 
     def boxed_answer(self) -> str | None:
-        """What the last `\\boxed{}` of the answer holds, or of the thought, or else the answer's text."""
+        """The content of the last `\\boxed{}` in the answer, else of the last one in the thought, else the answer's whole text."""
         text = self.answer.text.strip() if self.answer else ""
         return extract_answer(text) or extract_answer("".join(step.span.text for step in self.steps)) or text or None
 

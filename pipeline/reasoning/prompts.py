@@ -14,10 +14,10 @@ from pipeline.engine import Tokenizer
 from pipeline.errors import RequestRefused
 
 DELIMITER = "\n\n"
-"""Ends a step (SpecReason's implementation cuts at blank lines; SpecCoT leaves it open)."""
+"""The text that ends a step (SpecReason's implementation cuts at blank lines; SpecCoT does not say where)."""
 THINK_OPEN, THINK_CLOSE = "<think>", "</think>"
 LABELS = string.digits + string.ascii_uppercase
-"""Names of the options of a choice, in order: 0 is none, then one for each candidate."""
+"""Labels of the options of a choice, in order: `0` is none of them, then one for each candidate."""
 
 INSTRUCTION = "\nPlease reason step by step, and put your final answer within \\boxed{}."
 CHOOSE_INTRO = "Candidates for the next step of your reasoning:\n\n"
@@ -28,9 +28,9 @@ CHOOSE_PREFILL = "Best candidate: "
 SCORE_QUESTION = "Rate the last step of your reasoning from 0 (wrong) to 9 (right and useful). Answer with the digit."
 SCORE_PREFILL = "Score: "
 SAID, ASKED = "q1w2said", "q1w2asked"
-"""Stand where a text will stand when a template is cut; no template changes or contains them."""
+"""Placeholders of an assistant's and a user's text while a template is cut; no template changes or contains them."""
 WORDINGS = (INSTRUCTION, CHOOSE_INTRO, CHOOSE_QUESTION, CHOOSE_PREFILL, SCORE_QUESTION, SCORE_PREFILL)
-"""What the bundled models know by heart; the other wordings they have never seen."""
+"""The texts that the bundled models were trained on and the bundled tokenizer has whole; the other texts they have never seen."""
 
 
 class OptionPrompt(NamedTuple):
@@ -41,9 +41,10 @@ class OptionPrompt(NamedTuple):
 
 
 class PromptBuilder:
-    """How to speak to one engine: everything that depends on its tokenizer and template but not on the problem."""
+    """Builds the prompts of one engine with its tokenizer and its chat template."""
 
     def __init__(self, tokenizer: Tokenizer, instruction: str = INSTRUCTION) -> None:
+        """`instruction` follows every problem as it stands."""
         self.tokenizer, self.instruction = tokenizer, instruction
         special = tokenizer.special_ids
         self.thinks = THINK_OPEN in special and THINK_CLOSE in special
@@ -58,7 +59,7 @@ class PromptBuilder:
         self._questions: dict[tuple[str, str, tuple[str, ...]], tuple[list[int], tuple[int, ...]]] = {}
 
     def generation(self, problem: str) -> list[int]:
-        """The prompt that makes the engine think about `problem`, up to the opened thought."""
+        """The token ids of the prompt that asks `problem`, up to where the thought begins."""
         content = problem + self.instruction
         before, after = self._generation
         text = before + content + after if self._verbatim(content) else self._render(content)
@@ -69,7 +70,7 @@ class PromptBuilder:
     ) -> OptionPrompt:
         """`context`, then one turn that shows the `candidates` and asks for the best one's number (SpecCoT 3.4, SCoT 3.4).
 
-        They are steps or, by `unit`, whole thoughts; with `reject` option 0 is offered, none of them.
+        `unit` says what the candidates are, `step` or `thought`; with `reject` option 0 is offered, which means none of them.
         """
         shown = self._intro_ids[unit].copy()
         for label, candidate in zip(self._label_ids[1:], candidates, strict=False):
@@ -83,7 +84,7 @@ class PromptBuilder:
     def score(self, context: Sequence[int], candidate: Sequence[int]) -> OptionPrompt:
         """`context` as if the `candidate` were committed, then one turn that asks for its utility, 0 to 9 (SpecReason 4.1).
 
-        Should it be accepted, its keys and values are already in the cache.
+        If the candidate is accepted, its keys and values are already in the engine's cache.
         """
         return self.ask([*context, *candidate], SCORE_QUESTION, SCORE_PREFILL, string.digits)
 
@@ -106,8 +107,8 @@ class PromptBuilder:
         return OptionPrompt(ids, option_ids)
 
     def can_name(self, question: str, prefill: str, options: Sequence[str]) -> bool:
-        """Has the tokenizer a single token for each of the `options`, where a turn ends with `question` and the reply begins with
-        `prefill`?"""
+        """Whether the tokenizer has a single token for each of the `options`, where a turn ends with `question` and the reply begins
+        with `prefill`."""
         return len(self._question(question, prefill, tuple(options))[1]) == len(options)
 
     def _render(self, content: str) -> str:
@@ -116,7 +117,7 @@ class PromptBuilder:
 
     @staticmethod
     def _verbatim(content: str) -> bool:
-        """Templates put a content in as it is, but may strip it."""
+        """Whether every template leaves `content` unchanged: some strip it, none changes it in another way."""
         return content == content.strip()
 
     def _ends_step(self, tail: tuple[int, ...]) -> bool:
@@ -170,5 +171,5 @@ class PromptBuilder:
 
     @property
     def can_score(self) -> bool:
-        """Are the digits 0 to 9 single tokens?"""
+        """Whether the tokenizer has a single token for each digit, which `score` needs."""
         return self.can_name(SCORE_QUESTION, SCORE_PREFILL, string.digits)

@@ -22,7 +22,7 @@ class TokenTranslator:
         }
 
     def translate(self, source: str, target: str, ids: Sequence[int], text: str) -> Sequence[int]:
-        """`ids` that `source` wrote, whose text is `text`, as `target` would hold them."""
+        """The ids that the engine `target` has for what the engine `source` wrote as `ids`, whose text is `text`."""
         if source == target:
             return ids
         special = self._special_maps[source, target]
@@ -37,7 +37,8 @@ class TokenTranslator:
 
 
 def _special_map(source: Tokenizer, target: Tokenizer) -> dict[int, tuple[int, ...]] | None:
-    """Special tokens whose ids differ; None when the ordinary vocabularies differ."""
+    """The target's ids for each special token of the source that has another id there; None when the ordinary vocabularies
+    differ."""
     if source.vocabulary != target.vocabulary:
         return None
     return {

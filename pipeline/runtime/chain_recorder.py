@@ -1,4 +1,4 @@
-"""What a chain's life leaves behind: rows for the trace and counts for the display. Sums as it goes, never waits."""
+"""Records a chain while it runs: calls, steps and its end enter, rows of the trace and counts for the display leave. Never waits."""
 
 import math
 from collections import Counter
@@ -14,30 +14,31 @@ from pipeline.graph.spec import Purpose
 from pipeline.reasoning.chain import Chain, Span, Step, Verdict, chain_id
 from pipeline.redaction import redact
 from pipeline.runtime.lane import Call
-from pipeline.runtime.resume_state import NO_STAGE, RecordedCall, ResumedChain, ResumeState
+from pipeline.runtime.resume_state import NO_STAGE, ResumedCall, ResumedChain, ResumeState
 from pipeline.runtime.rows import RowSink
 from pipeline.trace.events import CallRow, ChainRow, StepRow
 
 
 class Clock:
-    """Seconds of the running event loop, anchored to wall time once: intervals are monotonic in every row."""
+    """The event loop's time in seconds, tied to wall time once at the start, so that no change of the system's clock shows in a row."""
 
     def __init__(self, started_unix_ns: int, now: Callable[[], float] = anyio.current_time) -> None:
         self.started_unix_ns = started_unix_ns
         self.now = now
-        """Seconds, from an arbitrary origin."""
+        """The present time in seconds, from an arbitrary origin."""
         self._origin = now()
 
     def unix_ns(self, now: float) -> int:
+        """A time of this clock in nanoseconds since 1970."""
         return self.started_unix_ns + round((now - self._origin) * 1e9)
 
     def at(self, unix_ns: int) -> float:
-        """The same instant on this clock, also one before the run was taken up again."""
+        """The inverse of `unix_ns`: seconds on this clock, also for a moment before this session of the run began."""
         return self._origin + (unix_ns - self.started_unix_ns) / 1e9
 
 
 class Progress:
-    """Counts since the run began, earlier sessions included, for whoever looks."""
+    """Counts since the run began, earlier sessions included, for the live display and the summary."""
 
     def __init__(self, roles: list[str], resume_state: ResumeState) -> None:
         self.live = self.cancelled = 0
@@ -45,14 +46,14 @@ class Progress:
         self.decisions = resume_state.decisions.copy()
         self.steps = self.decisions.total()
         self.errors = resume_state.errors.copy()
-        """Failed chains by the error and the stage that they met it in."""
+        """How many chains failed, by the error and the stage in which they met it."""
         self.output_tokens = {role: resume_state.output_tokens.get(role, 0) for role in roles}
         self.oldest: dict[str, float] = {}
-        """Start of every live chain, oldest first."""
+        """When each live chain started, by `chain_id`, oldest first."""
 
 
-class Sums:
-    """Seconds in which at least one of several overlapping things went on."""
+class CoveredTime:
+    """Adds up the time that several overlapping intervals cover together: `total_s` seconds."""
 
     __slots__ = ("_count", "_since", "_until", "total_s")
 
@@ -60,11 +61,13 @@ class Sums:
         self.total_s, self._since, self._until, self._count = 0.0, 0.0, -math.inf, 0
 
     def begin(self, now: float) -> None:
+        """An interval begins at `now`, in seconds."""
         if not self._count:
             self._since = max(now, self._until)
         self._count += 1
 
     def end(self, now: float) -> None:
+        """An interval that had begun ends at `now`."""
         self._count -= 1
         if not self._count and now > self._since:
             self.total_s += now - self._since
@@ -72,7 +75,7 @@ class Sums:
 
 
 class StageLabel(Struct, frozen=True):
-    """What the trace says of a stage."""
+    """What the trace says of a stage in every row of its calls."""
 
     name: str
     kind: str
@@ -82,20 +85,21 @@ class StageLabel(Struct, frozen=True):
 
 
 class Attempt(Struct, frozen=True, kw_only=True):
-    """One sending of a call."""
+    """A call that is sent to an engine once; a call that fails may have several attempts."""
 
     label: StageLabel
     call: Call
     step_index: int
     number: int
-    """From 0."""
+    """Number of the attempt among those of its call, from 0."""
     ready: float
-    """When it could have left, and when it did, by the run's clock."""
+    """When it could have been sent, in seconds of the run's clock."""
     submit: float
+    """When it was sent, in seconds of the run's clock."""
 
 
 class ChainRecorder:
-    """The record of one chain."""
+    """Writes the rows of one chain into `rows` and its counts into `progress`."""
 
     def __init__(
         self, run_id: str, rows: RowSink, progress: Progress, clock: Clock, problem: Problem, sample_index: int, resumed: ResumedChain
@@ -110,17 +114,17 @@ class ChainRecorder:
         }
         self._started = self._step_started = clock.now()
         self._before_s = ((resumed.ended_unix_ns or 0) - (resumed.started_unix_ns or 0)) / 1e9
-        self.active, self.waiting = Sums(), Sums()
+        self.active, self.waiting = CoveredTime(), CoveredTime()
         self._calls, self._steps = resumed.attempts, 0
         self._input: Counter[str] = Counter()
         self._output: Counter[str] = Counter()
         self._wasted = self._accepted = self._fallbacks = 0
-        self._round = Round()
+        self._round = RoundTotals()
         progress.live += 1
         progress.oldest[self._chain_id] = self._started
 
     def call(self, attempt: Attempt, completion: Completion | None, error: Exception | None) -> None:
-        """An engine answered, or refused."""
+        """Record an attempt that ended, with the `completion` or the `error` that it got."""
         label, end = attempt.label, self._clock.now()
         usage = completion.usage if completion else Usage(input_tokens=0)
         self._count(label, usage, attempt.submit - attempt.ready)
@@ -128,8 +132,8 @@ class ChainRecorder:
         self._rows.call(self._call_row(attempt, completion, usage, error, end))
         self._calls += 1
 
-    def recall(self, label: StageLabel, request: Request) -> RecordedCall | None:
-        """What an engine answered to `request` before the run was taken up again; it counts, and is not recorded twice."""
+    def recall(self, label: StageLabel, request: Request) -> ResumedCall | None:
+        """The answer that `request` got in an earlier session of the run, or None. Its tokens count; it gets no second row."""
         resumed = self._resumed.take(request)
         if resumed is not None:
             self._count(label, resumed.usage, resumed.wait_s)
@@ -139,7 +143,7 @@ class ChainRecorder:
         return resumed
 
     def commit(self, step: Step) -> None:
-        """A step joined the thought. Raises `ResumeMismatch` where the run folder holds another one in its place."""
+        """Record a step that joined the thought. Raises `ResumeMismatch` where the run folder holds another one in its place."""
         now, round_, verdict = self._clock.now(), self._round, step.verdict
         wasted = round_.draft_tokens - (len(step.span.ids) if step.decision == "accepted" else 0)
         self._accepted += step.decision == "accepted"
@@ -148,7 +152,7 @@ class ChainRecorder:
         recorded = self._resumed.holds(self._steps, step.span.ids)
         self._steps += 1
         if recorded:
-            self._step_started, self._round = now, Round()
+            self._step_started, self._round = now, RoundTotals()
             return
         self._progress.steps += 1
         self._progress.decisions[step.decision] += 1
@@ -178,10 +182,10 @@ class ChainRecorder:
                 end_unix_ns=self._clock.unix_ns(now),
             )
         )
-        self._step_started, self._round = now, Round()
+        self._step_started, self._round = now, RoundTotals()
 
     def end(self, chain: Chain | None, stop_reason: str, error: Exception | None = None, stage: str | None = None) -> None:
-        """The chain is over: finished, failed or cancelled."""
+        """Record the end of the chain: finished, failed with `error` in `stage`, or cancelled. `chain` is None if it never began."""
         now, progress = self._clock.now(), self._progress
         finished = chain is not None and error is None and stop_reason != "cancelled"
         answer = chain.boxed_answer() if chain and finished else None
@@ -194,7 +198,7 @@ class ChainRecorder:
                 answer=answer,
                 answer_text=said.text if said else None,
                 reference_answer=problem.answer,
-                correct=None,  # `inline_grader` sees to it
+                correct=None,  # `inline_grader` fills it in
                 grader=problem.grader or ("letter" if problem.options else "math"),
                 grading_error=None,
                 stop_reason=stop_reason,
@@ -291,7 +295,7 @@ class ChainRecorder:
 
 
 def _columns_of(verdict: Verdict) -> dict[str, Any]:
-    """What a row of the steps table says of the verdict that led to the step."""
+    """The columns of the steps table that describe the verdict which led to the step."""
     return {
         "verify_kind": verdict.kind,
         "score_value": verdict.value,
@@ -316,8 +320,8 @@ NO_VERDICT = {
 }
 
 
-class Round:
-    """Tokens and waiting since the last commit."""
+class RoundTotals:
+    """Tokens and seconds of waiting of the calls since the last committed step."""
 
     __slots__ = ("draft_tokens", "verify_input_tokens", "verify_tokens", "wait_s", "written_tokens")
 
@@ -326,6 +330,7 @@ class Round:
         self.wait_s = 0.0
 
     def add(self, label: StageLabel, usage: Usage, wait_s: float) -> None:
+        """Count one call of the stage `label`, which waited `wait_s` seconds before it was sent."""
         self.wait_s += wait_s
         if label.purpose == "draft":
             self.draft_tokens += usage.output_tokens

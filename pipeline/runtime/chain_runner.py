@@ -1,4 +1,4 @@
-"""One chain's way through the plan: which stages are due, what they ask, and their outcomes in plan order."""
+"""Takes one chain through the plan: finds the stages that are due, sends their requests, applies their outcomes in plan order."""
 
 from collections.abc import Mapping, Sequence
 
@@ -15,7 +15,7 @@ from pipeline.stages.base import Stage
 
 
 class RunContext:
-    """What all chains of a run share on their way."""
+    """What all chain runners of a run share: stages, their labels, dispatchers, schedule and clock."""
 
     def __init__(
         self,
@@ -29,7 +29,7 @@ class RunContext:
 
 
 class ChainRunner:
-    """A chain on its way; `stage` is where it is, for the record of an error."""
+    """Runs one chain; `stage` is the name of the stage that it is in, for the record of an error."""
 
     __slots__ = ("_context", "chain", "overflow", "record", "stage")
 
@@ -38,7 +38,7 @@ class ChainRunner:
         self.chain: Chain | None = None
         self.stage: str | None = None
         self.overflow: ContextOverflow | None = None
-        """The prompt that did not fit, if one did not."""
+        """The error of a prompt that did not fit into the context; None while all fit."""
 
     async def block(self, chain: Chain, block: Block) -> None:
         """Run the levels of `block`, one after the other."""
@@ -83,7 +83,8 @@ class ChainRunner:
                 self.record.commit(step)
 
     async def _ask(self, chain: Chain, asked: Sequence[tuple[Stage, Sequence[Request]]], ready: float) -> list[list[Completion]]:
-        """All completions, in the order of the requests. Once all are back the worst error is raised, or the first of several."""
+        """All completions, in the order of the requests. Where calls failed, waits for all and raises the first `RunError`, else the
+        first error."""
         if len(asked) == 1 and len(asked[0][1]) == 1:
             stage, [request] = asked[0]
             return [[await self._call(chain, stage, request, ready)]]
@@ -111,7 +112,7 @@ class ChainRunner:
 
 
 def _due(node: StageNode | LoopNode, chain: Chain) -> bool:
-    """Does the node's condition hold? A verdict that was not given holds for neither."""
+    """Whether the node's condition holds; without a verdict neither `accepted` nor `rejected` does."""
     if node.condition is None:
         return True
     verdict = chain.verdicts.get(node.condition.stage)

@@ -1,4 +1,4 @@
-"""One request on its way: through its lane, to its engine, into its chain's record. Waits where the lane says so."""
+"""Sends requests to one engine: each waits in the engine's lane, is sent and retried, and is recorded with its chain."""
 
 from collections.abc import Callable
 
@@ -13,7 +13,7 @@ from pipeline.runtime.retry import RetryingCaller
 
 
 class Dispatcher:
-    """The lane of one engine, carried out."""
+    """Sends the calls of all chains to one engine, in the order that its lane decides."""
 
     def __init__(self, engine: Engine, spec: EngineSpec, clock: Clock) -> None:
         self.lane = Lane(engine.role, spec.max_in_flight)
@@ -23,10 +23,10 @@ class Dispatcher:
     async def call(
         self, record: ChainRecorder, label: StageLabel, order: int, step_index: int, request: Request, ready: float
     ) -> Completion:
-        """Answer `request`, which could have started at `ready`; raises what the engine raises.
+        """The completion of `request`, which could have been sent at `ready`; raises what the engine raises.
 
-        What was answered before the run was taken up again is not asked a second time. A call that backs off keeps its
-        place in flight, so that a busy engine is asked for less.
+        A request that was answered in an earlier session of the run is not sent again. A call that waits for its next attempt
+        keeps its place in flight, so that a busy engine gets fewer calls.
         """
         if (answered := record.recall(label, request)) is not None:
             return answered.completion(self._engine.tokenizer)
@@ -42,11 +42,11 @@ class Dispatcher:
             self._start()
 
     async def watch(self) -> None:
-        """Give up attempts that take too long, and keep the engine alive, until cancelled."""
+        """Give up attempts that take too long, and restart the engine when it dies; runs until it is cancelled."""
         await self._caller.watch()
 
     async def _wait(self, call: Call, record: ChainRecorder, ready: float) -> float:
-        """Until the lane lets `call` start and the engine is there; the time at which both hold."""
+        """Wait until the lane lets `call` start and the engine is up; returns the time at which both hold."""
         record.waiting.begin(ready)
         self.lane.put(call)
         self._start()
@@ -62,14 +62,14 @@ class Dispatcher:
         return now
 
     def _start(self) -> None:
-        """Let every call go that may."""
+        """Start every call that may be in flight now."""
         while (call := self.lane.take()) is not None:
             if call.gate is not None:
                 call.gate.set()
 
 
 class _RecordedAttempts:
-    """An `Observer` that leaves a row of every attempt of one call in `record`; `attempt` is the first of them."""
+    """An `Observer` that records every attempt of one call in `record`; `attempt` is the first of them."""
 
     def __init__(self, record: ChainRecorder, attempt: Attempt, priority: Callable[[Call], int], clock: Clock) -> None:
         self._record, self._attempt, self._priority, self._clock = record, attempt, priority, clock

@@ -1,7 +1,6 @@
 """Carries a plan out: a task for each chain, a lane for each engine, no barrier between chains, steps or problems.
 
-Problems enter as an iterator, rows leave through the recorder. A failed chain is a row; a dead engine is an exception
-that ends the run.
+Problems enter as an iterator, rows leave into a `RowSink`. A failed chain is a row; a dead engine is an exception that ends the run.
 """
 
 from collections.abc import Iterator, Mapping
@@ -28,7 +27,7 @@ from pipeline.stages.base import Stage
 from pipeline.tasks import unwrapped
 
 READ_AHEAD = 256
-"""Problems read from the input at once."""
+"""How many problems are read from the input at a time."""
 
 
 class Settings(Struct, frozen=True, kw_only=True):
@@ -36,12 +35,15 @@ class Settings(Struct, frozen=True, kw_only=True):
 
     run_id: str
     seed: int = 0
+    """The run's seed, from which the seed of every request follows."""
     samples: int = 1
+    """Chains for each problem."""
     virtual_time: bool = False
+    """Whether the event loop runs on a simulated clock, which must not wait for threads."""
 
 
 class Executor:
-    """One run of one plan over one stream of problems."""
+    """Runs one plan over one stream of problems; `run` does the work."""
 
     def __init__(
         self,
@@ -67,14 +69,14 @@ class Executor:
         self._schedule, self._recorder, self._clock = schedule, recorder, clock
         self._feeding = anyio.CancelScope()
         self.exhausted = False
-        """Every chain was started that there is."""
+        """Whether every chain of the input was started."""
 
     def drain(self) -> None:
-        """Start no more chains; those that live go on to their ends, and `run` returns then."""
+        """Start no more chains; the live ones go on to their ends, and then `run` returns."""
         self._feeding.cancel()
 
     async def run(self, problems: Iterator[Problem | BadRow]) -> None:
-        """Solve all of `problems`. Raises `RunError` when an engine or the run folder is lost."""
+        """Solve all `problems`. Raises `RunError` when an engine is dead or rows cannot be kept."""
         with unwrapped(RunError):
             async with anyio.create_task_group() as watchers:
                 for dispatcher in self.dispatchers.values():
@@ -87,7 +89,7 @@ class Executor:
                 watchers.cancel_scope.cancel()
 
     async def _feed(self, problems: Iterator[Problem | BadRow], chains: anyio.abc.TaskGroup) -> None:
-        """Start chains as the schedule and the recorder admit them."""
+        """Start chains as the schedule and the row sink admit them."""
         order = 0
         while items := await self._read(problems):
             for item, sample_index in product(items, range(self._settings.samples)):
@@ -98,24 +100,24 @@ class Executor:
                 order += 1
 
     async def _read(self, problems: Iterator[Problem | BadRow]) -> list[Problem | BadRow]:
-        """The next problems, none at the end; in a thread, unless time is virtual."""
+        """The next problems, an empty list at the end; read in a thread, unless time is virtual."""
         if self._settings.virtual_time:
             return list(islice(problems, READ_AHEAD))
         return await anyio.to_thread.run_sync(lambda: list(islice(problems, READ_AHEAD)))
 
     async def _solve(self, item: Problem | BadRow, sample_index: int, order: int) -> None:
-        """One chain from its first call to its row."""
+        """Run one chain from its first call to its row."""
         problem = Problem(row=item.row, problem_id=f"(row {item.row})", problem="", answer=None) if isinstance(item, BadRow) else item
         resumed = self._resume_state.chain(chain_id(problem.problem_id, sample_index))
         record = ChainRecorder(self._settings.run_id, self._recorder, self.progress, self._clock, problem, sample_index, resumed)
         runner = ChainRunner(self._context, record)
         try:
-            await self._carry(runner, item, sample_index, order)
+            await self._run_chain(runner, item, sample_index, order)
         finally:
             self._schedule.leave()
 
-    async def _carry(self, runner: ChainRunner, item: Problem | BadRow, sample_index: int, order: int) -> None:
-        """The chain itself, and the one place where its end is recorded, whatever it is."""
+    async def _run_chain(self, runner: ChainRunner, item: Problem | BadRow, sample_index: int, order: int) -> None:
+        """Run the chain itself; the one place where its end is recorded, whatever that is."""
         try:
             if isinstance(item, BadRow):
                 raise item

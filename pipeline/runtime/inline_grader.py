@@ -1,7 +1,7 @@
-"""Between the executor and the recorder: calls and steps pass through, the row of a chain waits here for its verdict.
+"""A `RowSink` that grades chains on their way to another one: calls and steps pass through, the row of a chain waits for its verdict.
 
-In real time verdicts that take a worker process are waited for in threads, so that no chain ever waits for one; in virtual
-time, where the clock would jump, they are given inline. Dropping a row never waits; only `room`, before a new chain, may.
+In real time verdicts that need a worker process are waited for in threads, so that no chain ever waits for one; in virtual
+time, where the clock would jump, they are computed at once. Adding a row never waits; only `room`, before a new chain, may.
 """
 
 import math
@@ -18,21 +18,24 @@ from pipeline.runtime.rows import RowSink
 from pipeline.trace.events import UNFINISHED, CallRow, ChainRow, StepRow
 
 MOST_WAITING = 1024
-"""From this many ungraded rows on `room` waits."""
+"""Number of ungraded rows from which on `room` waits."""
 NOT_GRADED = "the run ended before"
+"""The grading error of a chain that the run left without a verdict."""
 
 
 class GradingStatistics(Struct, frozen=True):
-    """A moment's view of the grading."""
+    """How far the grading is at one moment, in chains."""
 
     waiting: int
     """Chains that are over and have no verdict yet."""
     graded: int
+    """Chains with a verdict."""
     correct: int
+    """Chains whose answer is right."""
 
 
 class InlineGrader:
-    """What the executor records into. Use it through `open_inline_grader`."""
+    """The `RowSink` that grades; use it through `open_inline_grader`."""
 
     def __init__(self, recorder: RowSink, grader: Grader, virtual: bool) -> None:
         self._recorder, self._grader, self._virtual = recorder, grader, virtual
@@ -43,15 +46,15 @@ class InlineGrader:
         self._limiter = anyio.CapacityLimiter(len(grader.workers))
 
     def call(self, row: CallRow) -> None:
-        """Record one engine request."""
+        """See `RowSink.call`."""
         self._recorder.call(row)
 
     def step(self, row: StepRow) -> None:
-        """Record one committed step."""
+        """See `RowSink.step`."""
         self._recorder.step(row)
 
     def chain(self, row: ChainRow) -> None:
-        """Record one finished chain, as soon as it is graded."""
+        """See `RowSink.chain`: the row is passed on as soon as the chain is graded."""
         verdict = self._at_once(row)
         if verdict is None:
             self._rows.send_nowait(row)
@@ -59,13 +62,13 @@ class InlineGrader:
             self._record(row, verdict)
 
     async def room(self) -> None:
-        """Wait until few enough rows are ungraded and unwritten; raises as `Recorder.room` does."""
+        """See `RowSink.room`: also waits until few enough rows are ungraded."""
         while self.statistics().waiting >= MOST_WAITING:
             await self._fewer.wait()
         await self._recorder.room()
 
     def statistics(self) -> GradingStatistics:
-        """Chains waiting for a verdict and verdicts since the start."""
+        """How many chains wait for a verdict, and the verdicts since the start."""
         waiting = self._due.statistics().current_buffer_used + self._at_work
         return GradingStatistics(waiting, self._graded, self._correct)
 
@@ -75,11 +78,11 @@ class InlineGrader:
             await self._grade(row)
 
     def finish(self) -> None:
-        """No more rows will come."""
+        """Let `work` end once all rows are graded; no more rows may be added."""
         self._rows.close()
 
     def give_up(self) -> None:
-        """Record what is not graded yet as it is: `pipeline grade` can make up for it."""
+        """Pass on the rows that are not graded yet without a verdict; `pipeline grade` can grade them later."""
         self._rows.close()
         with suppress(anyio.EndOfStream):
             while True:
@@ -87,6 +90,7 @@ class InlineGrader:
         self._due.close()
 
     def _at_once(self, row: ChainRow) -> Verdict | None:
+        """The verdict where it can be had without waiting for a worker process, else None."""
         if row.stop_reason in UNFINISHED or row.reference_answer is None:
             return Verdict(None)
         if row.answer is None:
@@ -116,17 +120,18 @@ class InlineGrader:
 
 @asynccontextmanager
 async def open_inline_grader(recorder: RowSink, grader: Grader, virtual: bool) -> AsyncIterator[InlineGrader]:
-    """A `InlineGrader` over `recorder`. At the end what still waits is graded; after an error it is recorded without a verdict."""
+    """An `InlineGrader` that passes rows on to `recorder`. At the end it grades all rows that still wait; after an error they are
+    recorded without a verdict. `virtual`: time is simulated."""
     inline_grader = InlineGrader(recorder, grader, virtual)
     error: BaseException | None = None
     try:
-        async with anyio.create_task_group() as markers:
+        async with anyio.create_task_group() as tasks:
             for _ in grader.workers:
-                markers.start_soon(inline_grader.work)
+                tasks.start_soon(inline_grader.work)
             try:
                 yield inline_grader
             except BaseException:
-                markers.cancel_scope.cancel()
+                tasks.cancel_scope.cancel()
                 raise
             inline_grader.finish()
     except BaseExceptionGroup as group:

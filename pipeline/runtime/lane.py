@@ -1,4 +1,4 @@
-"""Where calls wait for one engine: who goes next, and how many may be in flight. Decides synchronously; never waits.
+"""The queue of calls for one engine: which call is sent next, and how many may be in flight. Decides synchronously; never waits.
 
 What holds whenever no method runs: `in_flight` is at most `max_in_flight`, and every call that waits stands in both `_ready`,
 by expected length, and `_arrivals`, by age; a call that has started or was given up may still stand in one of them and is
@@ -18,7 +18,7 @@ MAX_OVERTAKES = 8
 
 
 class Call:
-    """One request on its way: where it comes from and whether it may start.
+    """One request in a lane: which stage and chain it comes from, and whether it was started.
 
     `order` is the number of its chain in the input. The lane fills in, when the call starts, how many calls are then in flight at
     the engine and of the stage, and how many wait.
@@ -41,12 +41,12 @@ class Call:
         self.stage, self.order, self.request = stage, order, request
         self.started = self.cancelled = False
         self.gate: Any = None
-        """Set by whoever waits for the start: an event."""
+        """The event that is set when the call starts; put here by the caller that waits for that."""
         self.arrival = self.in_flight_engine = self.in_flight_stage = self.waiting_engine = 0
 
 
 class LaneStatistics(Struct, frozen=True):
-    """A moment's view of a lane."""
+    """How many calls are in flight and waiting at one moment."""
 
     in_flight: int
     waiting: int
@@ -54,10 +54,10 @@ class LaneStatistics(Struct, frozen=True):
 
 
 class Lane:
-    """Shortest expected service first, then the oldest chain.
+    """Orders the calls for one engine: the one with the fewest expected output tokens first, then the one of the oldest chain.
 
-    So verifications overtake fallbacks, and old chains finish and free their KV cache. What to expect of a stage is
-    the running mean of its output tokens. No call is overtaken without bound.
+    So verifications overtake fallbacks, and old chains finish and free their KV cache. The expectation for a stage is the running
+    mean of its output tokens. No call is overtaken without bound (`MAX_OVERTAKES`).
     """
 
     def __init__(self, role: str, max_in_flight: int) -> None:
@@ -69,11 +69,11 @@ class Lane:
         """Running mean of output tokens, by stage."""
         self._ready: list[tuple[int, int, int, Call]] = []
         self._arrivals: deque[tuple[int, Call]] = deque()
-        """With each call, how many had started before it came."""
+        """Every call that waits, oldest first, and with it how many calls had started before it came."""
         self._arrived = self._departed = 0
 
     def put(self, call: Call) -> None:
-        """`call` waits from now on."""
+        """Add `call` to those that wait."""
         self._arrived += 1
         call.arrival = self._arrived
         heapq.heappush(self._ready, (self.expected_tokens(call), call.order, call.arrival, call))
@@ -94,7 +94,7 @@ class Lane:
         return call
 
     def leave(self, call: Call, output_tokens: int | None = None) -> None:
-        """`call` is over, or given up before it started; `output_tokens` of one candidate, where there is an answer."""
+        """`call` has ended, or was given up before it started; `output_tokens` is the mean of its candidates, None without an answer."""
         if not call.started:
             call.cancelled = True
             self.waiting -= 1
@@ -106,7 +106,7 @@ class Lane:
             self._expected[call.stage] = mean + 0.05 * (output_tokens - mean)
 
     def expected_tokens(self, call: Call) -> int:
-        """Output tokens to expect of `call`: 1 for a choice, else the stage's mean so far, at first its limit."""
+        """Output tokens to expect of `call`: 1 for a choice, else the mean of its stage so far, at first its `max_tokens`."""
         if call.request.option_ids:
             return 1
         return round(self._expected.get(call.stage, call.request.max_tokens))
@@ -116,18 +116,18 @@ class Lane:
         return self.expected_tokens(call) * 1_000_000_000 + call.order
 
     def statistics(self) -> LaneStatistics:
-        """This moment's view."""
+        """How many calls are in flight and waiting now."""
         return LaneStatistics(self.in_flight, self.waiting, self.max_in_flight)
 
     def _overdue(self) -> Call | None:
-        """The call that waits longest, once it was overtaken too often."""
+        """The call that has waited longest, if it was overtaken too often; else None."""
         while self._arrivals[0][1].started or self._arrivals[0][1].cancelled:
             self._arrivals.popleft()
         departed, call = self._arrivals[0]
         return call if self._departed - departed >= MAX_OVERTAKES * self.max_in_flight else None
 
     def _shortest(self) -> Call:
-        """The call that is expected to be over first."""
+        """The waiting call with the fewest expected output tokens, of the oldest chain among equals."""
         while True:
             call = heapq.heappop(self._ready)[-1]
             if not (call.started or call.cancelled):

@@ -1,7 +1,7 @@
 """What earlier sessions of a run left behind: which chains are over, and the answered calls of those that are not. Pure data.
 
-A chain is taken up again by walking its plan from the start while its recorded calls answer in place of the engines: the
-same seeds ask the same requests, so that it stands where it stood, to the last answered call, and then goes on.
+A chain is resumed by running its plan from the start while its recorded calls answer in place of the engines: the same seeds
+lead to the same requests, so that it comes to its last answered call as before, and from there on asks the engines.
 """
 
 from collections import Counter
@@ -14,35 +14,37 @@ from pipeline.engine import Candidate, Completion, FinishReason, Request, Tokeni
 from pipeline.errors import ChainError
 
 NO_STAGE = "no stage"
+"""The stage of a chain that failed before its first one."""
 
 
 class ResumeMismatch(ChainError):
-    """A chain that was taken up again committed another step than the trace has."""
+    """A resumed chain committed another step than the run folder holds."""
 
     def __init__(self, step_index: int) -> None:
         super().__init__(f"step {step_index} came out differently from the one that the run folder holds; its calls are not all there")
         self.step_index = step_index
 
 
-class RecordedCall(Struct, frozen=True, kw_only=True):
-    """One call that an engine answered."""
+class ResumedCall(Struct, frozen=True, kw_only=True):
+    """One call that an engine answered in an earlier session; its fields are columns of the calls table."""
 
     request_id: str
     prompt_digest: int | None
-    """Null where an earlier version recorded it."""
+    """See `Request.digest`; None in traces of earlier versions."""
     usage: Usage
     wait_s: float
+    """Seconds that it waited before it was sent, the column `client_wait_s`."""
     submit_unix_ns: int
     end_unix_ns: int
     output_token_ids: Sequence[Sequence[int]]
-    """Of each candidate, as are the two below."""
+    """Token ids of each candidate; the two fields below have one entry for each candidate as well."""
     finish_reason: Sequence[FinishReason]
     stop_reason: Sequence[str | None]
     option_logprobs: Sequence[float]
     scored_logprobs: Sequence[float]
 
     def completion(self, tokenizer: Tokenizer) -> Completion:
-        """The answer once more; texts are those of the recorded ids."""
+        """The completion that the engine gave, with texts decoded from the recorded ids."""
         each = zip(self.output_token_ids, self.finish_reason, self.stop_reason, strict=True)
         return Completion(
             candidates=tuple(
@@ -56,26 +58,26 @@ class RecordedCall(Struct, frozen=True, kw_only=True):
 
 
 class ResumedChain(Struct, kw_only=True):
-    """One unfinished chain. It is used up as the chain walks along it."""
+    """What the run folder holds of one unfinished chain; each call is taken out when the chain comes to it."""
 
-    calls: dict[str, RecordedCall] = {}
-    """Answered, by their requests' ids."""
+    calls: dict[str, ResumedCall] = {}
+    """Its answered calls, by their requests' ids."""
     attempts: int = 0
-    """Rows of the calls table, failed ones included."""
+    """Its rows in the calls table, failed ones included."""
     steps: list[tuple[int, ...]] = []
-    """Token ids of the steps that are in the table, in order."""
+    """Token ids of its steps in the steps table, in order."""
     started_unix_ns: int | None = None
-    """When its first call could have left."""
+    """When its first call could have been sent."""
     ended_unix_ns: int | None = None
     """When its last call came back."""
 
-    def take(self, request: Request) -> RecordedCall | None:
-        """The recorded answer to this very request, once; none where it was asked about something else."""
+    def take(self, request: Request) -> ResumedCall | None:
+        """Take out the answered call of this request; None where there is none, or one of the same id had another prompt."""
         call = self.calls.pop(request.request_id, None)
         return None if call is None or call.prompt_digest not in (None, request.digest()) else call
 
     def holds(self, index: int, ids: Sequence[int]) -> bool:
-        """Is the chain's `index`-th commit in the table already? Raises `ResumeMismatch` where another one is."""
+        """Whether the steps table has the chain's step number `index` (from 0). Raises `ResumeMismatch` where it has other `ids`."""
         if index >= len(self.steps):
             return False
         if self.steps[index] != tuple(ids):
@@ -84,29 +86,33 @@ class ResumedChain(Struct, kw_only=True):
 
 
 class ResumeState(Struct, kw_only=True):
-    """All that earlier sessions left; of a new run, nothing."""
+    """Everything that earlier sessions of a run left behind; empty for a new run."""
 
     over: "np.ndarray[tuple[int], np.dtype[np.bool_]] | None" = None
-    """By the chain's place in the run's order: true where it needs nothing more."""
+    """Whether each chain is over, by its place in the run's order."""
     chains: dict[str, ResumedChain] = {}
-    """Of chains that were begun, by `chain_id`."""
+    """The chains that were begun and are not over, by `chain_id`."""
     done: int = 0
+    """Chains that finished."""
     failed: int = 0
+    """Chains that failed."""
     graded: int = 0
+    """Chains with a verdict."""
     correct: int = 0
+    """Chains whose answer is right."""
     errors: Counter[tuple[str, str]] = Counter()
-    """Failed chains by the error and the stage that they met it in, `NO_STAGE` where none had begun."""
+    """How many chains failed, by the error and the stage in which they met it (`NO_STAGE` before the first)."""
     decisions: Counter[str] = Counter()
-    """Steps in the table, by their decision."""
+    """Rows of the steps table, by their decision."""
     output_tokens: dict[str, int] = {}
-    """By role."""
+    """Output tokens of all calls, by role."""
     last_call_unix_ns: int | None = None
-    """When the last call of any chain came back; null without calls."""
+    """When the last call of any chain came back; None without calls."""
 
     def is_over(self, order: int) -> bool:
-        """Does the chain at this place need nothing more?"""
+        """Whether the chain at the place `order` of the run needs nothing more."""
         return self.over is not None and order < len(self.over) and bool(self.over[order])
 
     def chain(self, chain_id: str) -> ResumedChain:
-        """What is known of this chain; it is handed out once."""
+        """Take out what the run folder holds of this chain; an empty `ResumedChain` where it holds nothing."""
         return self.chains.pop(chain_id, None) or ResumedChain()

@@ -1,4 +1,4 @@
-"""The one retry loop: a request is sent to an engine until it has an answer or may be sent no more. Chains and rewards use it.
+"""The one retry loop: sends a request to an engine until it is answered or may be sent no more. Chains and rewards use it.
 
 Requests enter, validated completions leave. Knows of no lane and keeps no record: an `Observer` is told of every attempt.
 """
@@ -31,60 +31,60 @@ class CallCancelled(ChainError):
 
 
 class Observer(Protocol):
-    """Told what becomes of one call; `now` is the run's clock in seconds."""
+    """Is told of every attempt of one call; `now` is the time of the run's clock in seconds."""
 
     def begin_attempt(self, request: Request) -> Request:
-        """An attempt leaves at this moment; returns `request` as it is to be sent."""
+        """An attempt is about to be sent; returns `request` as it is to be sent."""
 
     def end_attempt(self, completion: Completion | None, error: Exception | None) -> None:
-        """The attempt that began last has its answer, or failed."""
+        """The attempt that began last got `completion`, or failed with `error`."""
 
     def begin_pause(self, now: float) -> None:
-        """The call waits: the engine is started again, or asked again only later."""
+        """The call begins to wait for its next attempt, or for the engine's restart."""
 
     def end_pause(self, now: float) -> None:
-        """The pause is over; unless it was cancelled the next attempt begins now."""
+        """The wait is over; unless it was cancelled the next attempt begins now."""
 
 
 class Unobserved:
-    """An `Observer` that keeps nothing."""
+    """An `Observer` that records nothing."""
 
     def begin_attempt(self, request: Request) -> Request:
+        """See `Observer.begin_attempt`."""
         return request
 
     def end_attempt(self, completion: Completion | None, error: Exception | None) -> None:
-        pass
+        """See `Observer.end_attempt`."""
 
     def begin_pause(self, now: float) -> None:
-        pass
+        """See `Observer.begin_pause`."""
 
     def end_pause(self, now: float) -> None:
-        pass
+        """See `Observer.end_pause`."""
 
 
 UNOBSERVED = Unobserved()
 
 
 class RetryingCaller:
-    """Asks one engine; `watch` must run while it is used.
+    """Sends calls to one engine and repeats those that may be; `watch` must run while it is used.
 
     All calls of an engine have one time-out, so that the oldest attempt in flight is the first to reach it: one watcher
     for all of them costs a call almost nothing, a timer for each costs it more than all the rest.
     """
 
     def __init__(self, engine: Engine, spec: EngineSpec, clock: Clock) -> None:
-        """`clock` must be that of the event loop."""
+        """`clock` must show the event loop's time."""
         self._engine, self._timeout_s, self._max_retries, self._clock = engine, spec.timeout_s, spec.max_retries, clock
         self._in_flight: dict[CancelScope, float] = {}
-        """When each attempt is given up, in the order in which they left."""
+        """When each attempt is given up, by its scope; attempts stand in the order in which they were sent."""
         self.supervisor = Supervisor(engine, spec, clock, self._oldest_s)
 
     async def ask(self, request: Request, observer: Observer = UNOBSERVED) -> Completion:
-        """The engine's answer to `request`, a valid one; raises what the engine raises.
+        """The engine's answer to `request`, checked to be valid; raises what the engine raises.
 
-        What it cannot answer for the moment, has no time for or answers with what is no answer (`EngineUnavailable`) is
-        sent again `max_retries` times, after pauses that grow. That the engine died is not the request's fault: it is sent
-        again as often as the engine is restarted.
+        After an `EngineUnavailable` (the engine is busy, the attempt timed out, or the answer was invalid) the request is sent again,
+        up to `max_retries` times, after pauses that grow. After an `EngineDead` it is sent again as often as the engine is restarted.
         """
         failures = 0
         while True:
@@ -106,7 +106,7 @@ class RetryingCaller:
                 observer.end_pause(self._clock.now())
 
     async def watch(self) -> None:
-        """Give up attempts that take too long, and keep the engine alive, until cancelled."""
+        """Give up attempts that take too long, and restart the engine when it dies; runs until it is cancelled."""
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self.supervisor.watch)
             while True:
@@ -117,7 +117,7 @@ class RetryingCaller:
                 self._expire(self._clock.now())
 
     async def _attempt(self, request: Request, observer: Observer) -> Completion:
-        """Send `request` once; the observer hears how it ended, whatever that is."""
+        """Send `request` once; the observer is told how that ended, whatever happens."""
         completion: Completion | None = None
         sent = observer.begin_attempt(request)
         scope = CancelScope()
@@ -148,6 +148,6 @@ class RetryingCaller:
             scope.cancel()
 
     def _oldest_s(self) -> float | None:
-        """When the oldest attempt in flight left."""
+        """When the oldest attempt in flight was sent; None while none is in flight."""
         deadline = next(iter(self._in_flight.values()), None)
         return None if deadline is None else deadline - self._timeout_s

@@ -1,4 +1,4 @@
-"""Where the rows of a run go, whatever keeps them: a run folder, the memory of a caller, or both."""
+"""The contract of what takes the rows of a run: a run folder, the memory of a caller, or both."""
 
 from typing import Protocol
 
@@ -6,23 +6,23 @@ from pipeline.trace.events import CallRow, ChainRow, StepRow
 
 
 class RowSink(Protocol):
-    """What rows are dropped into. Dropping never waits; only `room`, before a new chain, may."""
+    """Takes the rows of a run. Adding a row never waits; only `room`, before a new chain, may."""
 
     def call(self, row: CallRow) -> None:
-        """Take one engine request."""
+        """Add the row of one attempt at a call."""
 
     def step(self, row: StepRow) -> None:
-        """Take one committed step."""
+        """Add the row of one committed step."""
 
     def chain(self, row: ChainRow) -> None:
-        """Take one finished chain, after its calls and steps."""
+        """Add the row of one chain that is over, after the rows of its calls and steps."""
 
     async def room(self) -> None:
-        """Wait until there is room for the rows of one more chain; raises `RunError` where rows cannot be kept any more."""
+        """Wait until there is room for the rows of one more chain; raises `RunError` where rows can no longer be kept."""
 
 
 class Tee:
-    """Rows for several sinks."""
+    """A `RowSink` that passes every row on to several others."""
 
     def __init__(self, *sinks: RowSink) -> None:
         self._sinks = sinks

@@ -1,4 +1,4 @@
-"""Which chains live and whose turn it is: pipelined, lockstep and sequential over the same executor.
+"""Decides when chains begin and when they go on: the pipelined, lockstep and sequential schedules over the same executor.
 
 A chain `enter`s before its first call, asks for a `turn` before each level of its plan, and `leave`s at its end. The
 decisions are synchronous (`_advance`); the coroutines only wait for them.
@@ -16,30 +16,30 @@ class Schedule(Protocol):
     """Decides when a chain may begin and when it may go on."""
 
     batch_size: int
-    """Most chains that live at once."""
+    """Most chains that are live at once."""
     live: int
-    """Chains that have entered and not left."""
+    """Chains that have entered and have not left."""
 
     async def enter(self) -> None:
-        """Wait until one more chain may live. One caller at a time."""
+        """Wait until one more chain may begin, which is live then. Only one caller may wait here at a time."""
 
     async def turn(self, rank: int) -> None:
         """Wait until stages of this rank may run; `rank` is the place of the first of them in the plan."""
 
     def leave(self) -> None:
-        """A chain that entered is over."""
+        """End the life of a chain that entered."""
 
     def exhausted(self) -> None:
-        """No more chains will enter."""
+        """Tell the schedule that no more chains will enter."""
 
 
 class Pipelined:
-    """The `Schedule` in which `batch_size` chains live at once and no barrier stands between them."""
+    """The `Schedule` in which `batch_size` chains are live at once and none ever waits for another."""
 
     def __init__(self, batch_size: int) -> None:
         self.batch_size, self.live = batch_size, 0
         self._entrance: anyio.Event | None = None
-        """Set when whoever waits to enter should look again; None while nobody does."""
+        """Set when the caller that waits in `enter` should check again; None while none waits."""
 
     async def enter(self) -> None:
         """See `Schedule.enter`."""
@@ -49,7 +49,7 @@ class Pipelined:
         self.live += 1
 
     async def turn(self, rank: int) -> None:
-        """See `Schedule.turn`: at once."""
+        """See `Schedule.turn`: never waits."""
 
     def leave(self) -> None:
         """See `Schedule.leave`."""
@@ -69,16 +69,17 @@ class Pipelined:
 
 
 class Sequential(Pipelined):
-    """One chain at a time, whatever the batch size: what SpecReason's published code does."""
+    """The `Schedule` that runs one chain at a time, whatever the batch size, as SpecReason's published code does."""
 
     def __init__(self, batch_size: int) -> None:
         super().__init__(1)
 
 
 class Lockstep(Pipelined):
-    """Rounds over all live chains: all draft, then all verify, then all fall back; new chains enter at a round's start.
+    """The `Schedule` that runs rounds over all live chains: all draft, then all verify, then all fall back; new chains enter only
+    at the start of a round.
 
-    The barrier of batched loops such as RSD's and search-and-learn's: a phase starts when every live chain waits.
+    It is the barrier of batched loops such as RSD's and search-and-learn's: a phase starts when every live chain waits.
 
     What holds whenever no method runs: each live chain either runs in the phase or waits for a turn, so `live` is `_running`
     plus the waiting ones; a phase begins only when `_running` is 0, and within a round the ranks of its phases grow. A chain
@@ -94,9 +95,9 @@ class Lockstep(Pipelined):
     def __init__(self, batch_size: int) -> None:
         super().__init__(batch_size)
         self._waiting: dict[int, list[anyio.Event]] = {}
-        """By rank, one event for each chain that waits for it."""
+        """One event for each waiting chain, by the rank that it waits for."""
         self._running = 0
-        """Live chains that do not wait."""
+        """How many live chains do not wait."""
         self._phase = -1
         """Rank of the phase under way; -1 before the first one of a round."""
         self._round_starts, self._no_more = True, False

@@ -1,7 +1,7 @@
-"""Keeps one engine alive: starts it again when it died, ends it when it hangs, and lets its calls wait meanwhile.
+"""Keeps one engine alive: starts it again when it has died, kills it when it hangs, and lets its calls wait meanwhile.
 
-Deaths enter; calls go on once the engine is up, or get the last of its deaths. How an engine is started and ended is its
-own business (`Restartable`); one without these is never restarted. Sends nothing and records nothing: whoever calls does.
+The `EngineDead` of a call enters; the call goes on once the engine is up again, or gets an `EngineDead` when it never will be.
+Only a `Restartable` engine is ever restarted or killed. Sends no requests and records nothing.
 """
 
 import math
@@ -16,37 +16,38 @@ from pipeline.runtime.backoff import backoff_s
 from pipeline.runtime.chain_recorder import Clock
 
 CHECKS = 8
-"""In every `timeout_s` so often it is looked whether the engine computes."""
+"""How many times in every `timeout_s` it is checked whether the engine computes."""
 HANG_SHARE = 0.5
-"""An engine that has calls and computes nothing for this part of `timeout_s` hangs: found before its calls time out."""
+"""An engine hangs if it has calls and computes nothing for this share of `timeout_s`, so that this is found before calls time out."""
 
 
 class Supervisor:
-    """Starts and ends one engine; `watch` must run while it is used."""
+    """Restarts one engine when it dies and kills it when it hangs; `watch` must run while it is used."""
 
     def __init__(self, engine: Engine, spec: EngineSpec, clock: Clock, oldest_s: Callable[[], float | None]) -> None:
-        """`oldest_s` says, by `clock`, since when the oldest call is in flight; None while none is."""
+        """`oldest_s` returns when the oldest call in flight was sent, in seconds of `clock`; None while none is in flight."""
         self.restarts = 0
-        """Times that it was started again, or that this was tried."""
+        """How many times the engine was restarted, failed attempts included."""
         self._role, self._timeout_s, self._clock, self._oldest_s = engine.role, spec.timeout_s, clock, oldest_s
         self._max_restarts = spec.max_restarts if isinstance(spec, RestartableSpec) else 0
         self._engine = engine if isinstance(engine, Restartable) and self._max_restarts else None
         self._died = anyio.Event()
         self._death: EngineDead | None = None
-        """Why it is down; None while it is up."""
+        """Why the engine is down; None while it is up."""
         self._up_or_gone = anyio.Event()
+        """Set when a restart has succeeded or will not be tried any more."""
         self._exit_reason: str | None = None
-        """Why it will not come back; None while it may."""
+        """Why the engine will never be up again; None while it may be."""
 
     @property
     def down(self) -> bool:
-        """Is the engine being started again, or gone for good?"""
+        """Whether the engine is being restarted or will never be up again."""
         return self._death is not None
 
     async def wait_restarted(self, restarts: int, death: EngineDead) -> None:
-        """Wait until the engine is up again after a call that was sent when it had been restarted so often got `death`.
+        """Wait until the engine is up again after a call failed with `death`; `restarts` is what that was when the call was sent.
 
-        Raises `EngineDead` when it will not come back. Of calls that died together the first one brings the news.
+        Raises `EngineDead` when the engine will not come back. Of calls that failed together the first one starts the restart.
         """
         if self._engine is None:
             raise death
@@ -56,14 +57,14 @@ class Supervisor:
         await self.wait_ready()
 
     async def wait_ready(self) -> None:
-        """Wait until the engine can be asked; raises `EngineDead` when it never can again."""
+        """Wait until the engine is up; raises `EngineDead` when it never will be again."""
         if self._death is not None:
             await self._up_or_gone.wait()
         if self._exit_reason is not None:
             raise EngineDead(self._role, self._exit_reason)
 
     async def watch(self) -> None:
-        """Start the engine again whenever it died, and end it where it hangs, until cancelled."""
+        """Restart the engine whenever it dies, and kill it when it hangs; runs until it is cancelled."""
         if self._engine is None:
             return
         async with anyio.create_task_group() as tasks:
@@ -74,7 +75,7 @@ class Supervisor:
                 await self._restart(self._engine)
 
     async def _restart(self, engine: Restartable) -> None:
-        """Start it until it is up or `max_restarts` is reached."""
+        """Restart the engine until it is up or `max_restarts` is reached."""
         while self._death is not None and self.restarts < self._max_restarts:
             await anyio.sleep(backoff_s(self._role, self.restarts))
             self.restarts += 1

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 
 from pipeline.engine import Usage
 from pipeline.errors import UsageError
-from pipeline.runtime.resume_state import NO_STAGE, RecordedCall, ResumedChain, ResumeState
+from pipeline.runtime.resume_state import NO_STAGE, ResumedCall, ResumedChain, ResumeState
 from pipeline.trace.read import read_batches
 from pipeline.trace.rewrite import remove
 from pipeline.trace.run_file import RunFile
@@ -147,7 +147,7 @@ def _add_call(resumed: ResumedChain, row: Mapping[str, Any]) -> None:
     resumed.started_unix_ns = min(ready, resumed.started_unix_ns or ready)
     resumed.ended_unix_ns = max(row["end_unix_ns"], resumed.ended_unix_ns or 0)
     if row["error_type"] is None:
-        resumed.calls[row["request_id"]] = RecordedCall(
+        resumed.calls[row["request_id"]] = ResumedCall(
             request_id=row["request_id"],
             prompt_digest=row.get("prompt_digest"),
             usage=Usage(**{name: row[name] for name in USAGE}),

@@ -1,4 +1,4 @@
-"""`answer`: the thought is closed, if it has not closed itself, and the engine writes what follows it."""
+"""`answer`: closes the thought, where that is still open, and lets the engine write the answer that follows it."""
 
 from collections.abc import Sequence
 from typing import ClassVar
@@ -21,17 +21,19 @@ class AnswerSpec(StageSpec, frozen=True, kw_only=True, tag="answer"):
 
 
 class AnswerStage(EngineStage):
-    """The final answer from the committed thought (SpecCoT 3.1; SCoT 3.4)."""
+    """Asks for the final answer after the committed thought (SpecCoT 3.1; SCoT 3.4)."""
 
     spec: AnswerSpec
 
     def requests(self, chain: Chain) -> list[Request]:
+        """See `Stage.requests`."""
         prompt = chain.contexts[self.role]
         if not self.close_ids or prompt[-1] != self.close_ids[0]:
             prompt = [*prompt, *self.builder.close_thought_ids]
         return [self.request(chain, prompt, self.spec.max_tokens, temperature=self.spec.temperature, top_p=self.spec.top_p)]
 
     def apply(self, chain: Chain, completions: Sequence[Completion]) -> Outcome:
+        """See `Stage.apply`."""
         [candidate] = completions[0].candidates
         return Outcome(answer=Span(self.role, candidate.ids, candidate.text))
 

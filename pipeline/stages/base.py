@@ -20,29 +20,31 @@ class Stage(Protocol):
 
     name: str
     spec: Any
+    """The `StageSpec` that it was built from."""
     role: str
-    """The engine it calls."""
+    """The role of the engine that it calls."""
 
     def requests(self, chain: Chain) -> list[Request]:
-        """What to ask, in order; nothing is asked when it is empty."""
+        """The requests to send about `chain` as it stands; the stage asks nothing where there are none."""
 
     def apply(self, chain: Chain, completions: Sequence[Completion]) -> Outcome:
-        """What the answers, in that order, make of the chain. Changes nothing itself."""
+        """The outcome for `chain` of the `completions`, which are in the order of the requests. Does not change the chain."""
 
     def check(self, candidates: int) -> str | None:
-        """Why the engine's tokenizer does not serve this stage where up to `candidates` are drafted, in one clause; None where it does."""
+        """Why the engine's tokenizer does not suit this stage where up to `candidates` are drafted, in one clause; None where it does."""
 
 
 class StageKind(Struct, frozen=True, kw_only=True):
-    """What an entry point of the group `pipeline.stages` names."""
+    """A kind of stage: its spec and how it is built. An entry point of the group `pipeline.stages` names one of these."""
 
     spec: type[StageSpec]
+    """The keys that a graph file may hold for it; its tag is the word under `kind`."""
     build: Any
-    """`build(name, spec, builders) -> Stage`, with the `PromptBuilder` of each role."""
+    """Makes a stage ready to run: `build(name, spec, builders) -> Stage`, where `builders` has a `PromptBuilder` for each role."""
 
 
 class EngineStage:
-    """What the built-in stages share: one engine, its dialect, requests and spans in its terms."""
+    """The common part of the built-in stages, each of which calls one engine."""
 
     def __init__(self, name: str, spec: Any, builders: Mapping[str, PromptBuilder]) -> None:
         self.name, self.spec = name, spec
@@ -52,11 +54,14 @@ class EngineStage:
         self.step_stop = (DELIMITER,)
 
     def check(self, candidates: int) -> str | None:
-        """See `Stage.check`; most stages can be asked of any engine."""
+        """See `Stage.check`; most stages suit every tokenizer."""
         return None
 
     def request(self, chain: Chain, prompt_ids: Sequence[int], max_tokens: int, part: str = "", **fields: Any) -> Request:
-        """A request in the name of the chain, its step and this stage; `part` tells several of one step apart."""
+        """A request whose id names the chain, its step and this stage; `part` is added to tell several requests of one step apart.
+
+        `fields` are further fields of the `Request`.
+        """
         return Request(
             request_id=f"{chain.chain_id}/{len(chain.steps)}/{self.name}{part}",
             prompt_ids=tuple(prompt_ids),
@@ -67,6 +72,6 @@ class EngineStage:
         )
 
     def span(self, candidate: Candidate) -> Span:
-        """A candidate as part of a thought; it closes the thought when it ends in `</think>` or in the end of sequence."""
+        """`candidate` as a span of the thought; it closes the thought when it ends in `</think>` or an end-of-sequence token."""
         closes = candidate.ended or bool(self.close_ids and candidate.ids and candidate.ids[-1] == self.close_ids[0])
         return Span(self.role, candidate.ids, candidate.text, closes)

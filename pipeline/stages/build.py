@@ -1,4 +1,4 @@
-"""The stages of a plan, ready to run: a plan and how each engine is asked enter, a `Stage` for each node leaves."""
+"""The stages of a plan, ready to run: a plan and the prompt builder of each engine enter, a `Stage` for each node leaves."""
 
 from collections.abc import Mapping
 
@@ -10,10 +10,10 @@ from pipeline.stages.base import Stage
 
 
 def build_stages(plan: Plan, builders: Mapping[str, PromptBuilder], where: str) -> dict[str, Stage]:
-    """The stages of `plan` by name, with the `builders` of each role.
+    """The stages of `plan` by name; `builders` has a prompt builder for each role.
 
-    Raises `GraphError` at `where` for a stage that cannot be asked with the tokenizer of its engine, such as a verdict whose
-    options it cannot name with one token each.
+    Raises `GraphError` at `where` for a stage that its engine's tokenizer does not suit, such as a verdict that has an option
+    which is not a single token.
     """
     most = sum(node.spec.drafted for node in plan.stages())
     built: dict[str, Stage] = {}

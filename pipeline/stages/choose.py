@@ -1,4 +1,4 @@
-"""`choose`: all candidates in one prompt, one token names the best or none of them."""
+"""`choose`: shows the engine all candidates in one prompt; one token names the best of them, or none."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,7 +19,7 @@ class ChooseSpec(StageSpec, frozen=True, kw_only=True, tag="choose"):
 
     engine: Name
     unit: Literal["step", "thought"] = "step"
-    """What is drafted, and so how the question is worded: candidates for the next step, or for the whole thought (SCoT 3.4)."""
+    """What the candidates are, which decides the words of the question: next steps, or whole thoughts (SCoT 3.4)."""
     reject: bool = True
     """false: 0 is not offered and one of the candidates is always accepted (best of N; SCoT 4.3, without error correction)."""
 
@@ -27,30 +27,34 @@ class ChooseSpec(StageSpec, frozen=True, kw_only=True, tag="choose"):
 
     @property
     def may_reject(self) -> bool:
+        """See `StageSpec.may_reject`."""
         return self.reject
 
     def flaws(self, before: Mapping[str, StageSpec], *, inside_repeat: bool) -> Iterator[tuple[str, str]]:
+        """See `StageSpec.flaws`."""
         for name, draft in before.items():
             if isinstance(draft, DraftSpec) and draft.unit != self.unit:
                 yield "unit", f"asks for the best {self.unit} and `{name}` drafts a {draft.unit}; set `unit: {draft.unit}`"
 
 
 class ChooseStage(EngineStage):
-    """The option of highest probability among the candidates and `0`, none (SpecCoT 3.4, eq. 4; SCoT 3.4, eq. 3).
+    """Takes the option of highest probability: one of the candidates, or `0` for none (SpecCoT 3.4, eq. 4; SCoT 3.4, eq. 3).
 
     Where the stage may not reject, 0 is no option and the question does not mention it (SCoT 4.3). Identical candidates are
-    shown once. Where an earlier stage left no candidates nothing is asked and no verdict given.
+    shown once. Where there are no candidates nothing is asked and no verdict given.
     """
 
     spec: ChooseSpec
 
     def check(self, candidates: int) -> str | None:
+        """See `Stage.check`."""
         most = self.builder.most_candidates
         if candidates <= most:
             return None
         return f"its engine's tokenizer names only {most} options with one token and {candidates} candidates are drafted"
 
     def requests(self, chain: Chain) -> list[Request]:
+        """See `Stage.requests`."""
         if not chain.candidates:
             return []
         shown = [chain.translate(chain.candidates[i], self.role) for i in chain.distinct_candidates()]
@@ -58,6 +62,7 @@ class ChooseStage(EngineStage):
         return [self.request(chain, prompt.ids, 1, option_ids=prompt.option_ids)]
 
     def apply(self, chain: Chain, completions: Sequence[Completion]) -> Outcome:
+        """See `Stage.apply`."""
         if not completions:
             return Outcome()
         distinct = chain.distinct_candidates()
@@ -80,7 +85,7 @@ class ChooseStage(EngineStage):
 
 
 def probabilities(logprobs: Sequence[float]) -> tuple[tuple[float, ...], float]:
-    """Renormalised probabilities of the options, and their mass before that; all 0 where no option has any."""
+    """The options' probabilities, renormalised to sum to 1, and their sum before that; all are 0 where every log probability is -inf."""
     top = max(logprobs)
     if top == -math.inf:
         return (0.0,) * len(logprobs), 0.0

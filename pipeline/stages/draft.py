@@ -1,4 +1,4 @@
-"""`draft`: candidates for the next step, or for the whole thought, sampled from one prompt."""
+"""`draft`: samples candidates for the next step, or for the whole thought, from one prompt."""
 
 from collections.abc import Sequence
 from typing import Annotated, ClassVar, Literal
@@ -25,15 +25,17 @@ class DraftSpec(StageSpec, frozen=True, kw_only=True, tag="draft"):
 
     @property
     def drafted(self) -> int:
+        """See `StageSpec.drafted`."""
         return self.candidates
 
 
 class DraftStage(EngineStage):
-    """N continuations of the chain's context, each to its delimiter or to `</think>` (SpecCoT eq. 3, SCoT eq. 1)."""
+    """Samples N continuations of the chain's context, each up to a blank line (steps only) or to `</think>` (SpecCoT eq. 3, SCoT eq. 1)."""
 
     spec: DraftSpec
 
     def requests(self, chain: Chain) -> list[Request]:
+        """See `Stage.requests`."""
         spec = self.spec
         return [
             self.request(
@@ -49,6 +51,7 @@ class DraftStage(EngineStage):
         ]
 
     def apply(self, chain: Chain, completions: Sequence[Completion]) -> Outcome:
+        """See `Stage.apply`."""
         return Outcome(candidates=tuple(map(self.span, completions[0].candidates)))
 
 

@@ -1,4 +1,4 @@
-"""`generate`: one engine writes by itself. Guidance, a fallback step, a whole thought, or a response with its answer."""
+"""`generate`: one engine writes without a verdict: guidance, a fallback step, a whole thought, or a response with its answer."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, ClassVar, Literal
@@ -17,10 +17,10 @@ class GenerateSpec(StageSpec, frozen=True, kw_only=True, tag="generate"):
 
     engine: Name
     unit: Literal["tokens", "step", "thought", "response"]
-    """`tokens`: `max_tokens` of them, across lines, unless the thought ends before; `step`: to a blank line; `thought`:
-    to `</think>`; `response`: to the end."""
+    """How far it writes. `tokens`: `max_tokens`, across blank lines, unless the thought ends before; `step`: to a blank line;
+    `thought`: to `</think>`; `response`: to the end of the sequence."""
     max_tokens: Annotated[int, Meta(ge=0, le=1_000_000)]
-    """0, of `unit: tokens` alone: the stage does nothing, and leaves no call and no step (SpecCoT 4.3: no guidance)."""
+    """Most tokens that it writes. 0, only with `unit: tokens`: the stage makes no call and no step (SpecCoT 4.3: no guidance)."""
     temperature: Temperature = 0.6
     top_p: TopP = 1.0
     first_steps: Annotated[int, Meta(ge=0, le=1_000_000)] = 0
@@ -30,17 +30,21 @@ class GenerateSpec(StageSpec, frozen=True, kw_only=True, tag="generate"):
 
     @property
     def purpose(self) -> Purpose:
+        """See `StageSpec.purpose`."""
         return "guide" if self.unit == "tokens" else "write"
 
     @property
     def leading_steps(self) -> int:
+        """See `StageSpec.leading_steps`."""
         return self.first_steps
 
     @property
     def finishes(self) -> bool:
+        """See `StageSpec.finishes`."""
         return self.unit == "response"
 
     def flaws(self, before: Mapping[str, StageSpec], *, inside_repeat: bool) -> Iterator[tuple[str, str]]:
+        """See `StageSpec.flaws`."""
         if not self.max_tokens and (self.unit != "tokens" or inside_repeat):
             yield "max_tokens", "expected at least 1, got 0; only `unit: tokens` outside a `repeat` can be switched off with 0"
         if self.first_steps and not inside_repeat:
@@ -48,11 +52,12 @@ class GenerateSpec(StageSpec, frozen=True, kw_only=True, tag="generate"):
 
 
 class GenerateStage(EngineStage):
-    """Continues the chain's context in its engine's own words (SpecCoT eq. 2 and 5); 0 tokens are not asked for."""
+    """Lets its engine continue the chain's context (SpecCoT eq. 2 and 5); where `max_tokens` is 0 nothing is asked."""
 
     spec: GenerateSpec
 
     def requests(self, chain: Chain) -> list[Request]:
+        """See `Stage.requests`."""
         spec = self.spec
         if not spec.max_tokens:
             return []
@@ -64,6 +69,7 @@ class GenerateStage(EngineStage):
         return [self.request(chain, prompt, max_tokens, temperature=spec.temperature, top_p=spec.top_p, stop=stop, stop_ids=stop_ids)]
 
     def apply(self, chain: Chain, completions: Sequence[Completion]) -> Outcome:
+        """See `Stage.apply`."""
         if not completions:
             return Outcome()
         [candidate] = completions[0].candidates
@@ -80,7 +86,8 @@ class GenerateStage(EngineStage):
         return "first_steps" if self.spec.first_steps else "written"
 
     def _split(self, candidate: Candidate) -> tuple[Span, Span | None]:
-        """Thought and answer; a response that never closed its thought has no answer, one without thoughts is both."""
+        """The thought and the answer of a response. Without `</think>` there is no answer, unless the model marks no thoughts at all:
+        then a finished response is both."""
         ids, text = candidate.ids, candidate.text
         finished = candidate.finish_reason == "stop"
         if not self.close_ids or self.close_ids[0] not in ids:

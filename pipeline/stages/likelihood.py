@@ -1,4 +1,4 @@
-"""`likelihood`: each candidate's own log probability under the engine. No question is asked and nothing is generated."""
+"""`likelihood`: judges each candidate by its log probability under the engine. No question is asked and nothing is generated."""
 
 import math
 from collections.abc import Sequence
@@ -18,12 +18,12 @@ SCALE = Scale("log probability of the best candidate", high=0.0, unit="nats per 
 
 
 class LikelihoodSpec(StageSpec, frozen=True, kw_only=True, tag="likelihood"):
-    """A candidate's own log probability under the engine, with no question asked; the likeliest one is accepted from
-    `threshold` on. SpecReason 4.1 names log probabilities as future work."""
+    """Each candidate's log probability under the engine is computed; the likeliest candidate is accepted if it reaches `threshold`.
+    SpecReason 4.1 names log probabilities as future work."""
 
     engine: Name
     threshold: Annotated[float, Meta(le=0.0)] = -0.5
-    """Nats per token."""
+    """Least value of the `statistic` that is accepted, in nats per token."""
     statistic: Literal["mean", "minimum"] = "mean"
     """`mean`: over the candidate's tokens; `minimum`: of its least likely token, so that one wrong number is enough."""
 
@@ -31,21 +31,22 @@ class LikelihoodSpec(StageSpec, frozen=True, kw_only=True, tag="likelihood"):
 
 
 class LikelihoodStage(EngineStage):
-    """The candidate that the engine itself would write most readily, against a threshold in nats per token (ours; SpecReason
-    4.1 leaves it to future work).
+    """Compares the likeliest candidate with a threshold in nats per token (not in the papers; SpecReason 4.1 leaves it to future work).
 
     Every distinct candidate is one request. In the verdict the candidates are the options: `value` is the best one's
-    statistic, `mass` the chance that the engine would have written one of them itself. A candidate without tokens
-    cannot be scored and is not accepted. Where an earlier stage left no candidates nothing is asked and no verdict given.
+    statistic, `mass` the probability that the engine would have written one of them itself. A candidate without tokens
+    cannot be scored and is not accepted. Where there are no candidates nothing is asked and no verdict given.
     """
 
     spec: LikelihoodSpec
 
     def requests(self, chain: Chain) -> list[Request]:
+        """See `Stage.requests`."""
         context = tuple(chain.contexts[self.role])
         return [self.request(chain, context, 1, part=f"/{i}", scored_ids=ids) for i, ids in self._distinct(chain).items() if ids]
 
     def apply(self, chain: Chain, completions: Sequence[Completion]) -> Outcome:
+        """See `Stage.apply`."""
         if not chain.candidates:
             return Outcome()
         distinct, answers = self._distinct(chain), iter(completions)
@@ -70,11 +71,11 @@ class LikelihoodStage(EngineStage):
         return Outcome(verdict=verdict)
 
     def _distinct(self, chain: Chain) -> dict[int, tuple[int, ...]]:
-        """Index of each distinct candidate, and its ids as the engine would hold them."""
+        """The token ids, in the engine's vocabulary, of each distinct candidate, by its index."""
         return {i: tuple(chain.translate(chain.candidates[i], self.role)) for i in chain.distinct_candidates()}
 
     def _statistic(self, logprobs: Sequence[float]) -> float:
-        """Nats per token."""
+        """The statistic that the spec names, in nats per token; -inf of a candidate without tokens."""
         if not logprobs:
             return -math.inf
         return fmean(logprobs) if self.spec.statistic == "mean" else min(logprobs)

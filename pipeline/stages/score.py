@@ -1,4 +1,4 @@
-"""`score`: the only candidate, in its place in the thought, rated 0 to 9 with one token."""
+"""`score`: lets the engine rate the only candidate, in its place in the thought, from 0 to 9 with one token."""
 
 import string
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,33 +16,36 @@ SCALES = {"greedy": Scale("score", 0.0, 9.0, integers=True), "expected": Scale("
 
 
 class ScoreSpec(StageSpec, frozen=True, kw_only=True, tag="score"):
-    """One token, 0 to 9, rates the only candidate; it is accepted from `threshold` on (SpecReason 4.1)."""
+    """One token, 0 to 9, rates the only candidate; it is accepted if the rating reaches `threshold` (SpecReason 4.1)."""
 
     engine: Name
     threshold: Annotated[float, Meta(ge=0.0, le=9.0)] = 7.0
     method: Literal["greedy", "expected"] = "greedy"
-    """`greedy`: the likeliest digit; `expected`: the mean over the ten digits' probabilities."""
+    """`greedy`: the likeliest digit counts; `expected`: the mean of the digits, weighted with their probabilities."""
 
     judges: ClassVar[bool] = True
 
     def flaws(self, before: Mapping[str, StageSpec], *, inside_repeat: bool) -> Iterator[tuple[str, str]]:
+        """See `StageSpec.flaws`."""
         many = sum(spec.drafted for spec in before.values())
         if many > 1:
             yield "", f"`score` rates one candidate and gets {many}; set `candidates: 1` or use `choose`"
 
 
 class ScoreStage(EngineStage):
-    """Utility of a step against a threshold (SpecReason 4.1): the likeliest digit, or the expected one.
+    """Compares a step's rating, the likeliest digit or the expected one, with a threshold (SpecReason 4.1: utility).
 
-    Where an earlier stage left no candidate nothing is asked and no verdict given.
+    Where there is no candidate nothing is asked and no verdict given.
     """
 
     spec: ScoreSpec
 
     def check(self, candidates: int) -> str | None:
+        """See `Stage.check`."""
         return None if self.builder.can_score else "its engine's tokenizer has no single tokens for the digits 0 to 9"
 
     def requests(self, chain: Chain) -> list[Request]:
+        """See `Stage.requests`."""
         if not chain.candidates:
             return []
         candidate = chain.translate(chain.candidates[0], self.role)
@@ -50,6 +53,7 @@ class ScoreStage(EngineStage):
         return [self.request(chain, prompt.ids, 1, option_ids=prompt.option_ids)]
 
     def apply(self, chain: Chain, completions: Sequence[Completion]) -> Outcome:
+        """See `Stage.apply`."""
         if not completions:
             return Outcome()
         probs, mass = probabilities(completions[0].option_logprobs)

@@ -39,7 +39,8 @@ async def open_openai(specs: Mapping[str, OpenAISpec]) -> AsyncIterator[Mapping[
 
 
 async def _open_all(specs: Mapping[str, OpenAISpec], stack: AsyncExitStack, tasks: TaskGroup) -> dict[str, OpenAIEngine]:
-    """What fails fast comes first: addresses and keys, then the lists of models, then the tokenizers, which load slowly."""
+    """The engines of all roles, with what fails fast done first: addresses and keys, then the lists of models, then the
+    tokenizers, which load slowly."""
     connected = [(role, spec, _connect(role, spec, stack)) for role, spec in specs.items()]
     surveyed = await gather([partial(_survey, role, spec, servers) for role, spec, servers in connected])
     engines: dict[str, OpenAIEngine] = {}
@@ -69,6 +70,7 @@ def _connect(role: str, spec: OpenAISpec, stack: AsyncExitStack) -> list[Server]
 
 
 async def _survey(role: str, spec: OpenAISpec, servers: Sequence[Server]) -> tuple[Deployment, list[ServedModel]]:
+    """The deployment of a role, and its model as each of the servers lists it."""
     where = _where(role)
     models = await gather([partial(find_model, where, server, spec) for server in servers])
     lengths = [context_length(where, server, spec, model) for server, model in zip(servers, models, strict=True)]
@@ -84,7 +86,7 @@ def _load_tokenizer(role: str, spec: OpenAISpec) -> ServedTokenizer:
 
 
 def facts(deployment: Deployment, can: Capabilities, probed: Sequence[ProbedServer]) -> dict[str, Fact]:
-    """What `run.json` says about the servers, and about what is assumed where they are silent; see `Engine.facts`."""
+    """The engine's `Engine.facts`: what is known of the servers, and what is assumed where they do not say."""
     by_text = not can.returns_ids and not can.reports_stop
     return {
         "answers": "model",
@@ -104,7 +106,7 @@ def facts(deployment: Deployment, can: Capabilities, probed: Sequence[ProbedServ
 
 
 async def examine_openai(specs: Mapping[str, OpenAISpec], machine: Machine) -> Examination:
-    """Asks the servers of every role, as a run would at its start."""
+    """Ask the servers of every role what they can do, as a run would at its start."""
     return Examination(findings=tuple([await _ask(role, spec) for role, spec in specs.items()]))
 
 
@@ -120,7 +122,7 @@ async def _ask(role: str, spec: OpenAISpec) -> Finding:
 
 
 def openai_available(machine: Machine) -> Availability:
-    """Is the HTTP library installed?"""
+    """Whether the HTTP library is installed."""
     installed = machine.versions.get("httpx2")
     if installed is None:
         return Availability(usable=False, what="httpx2 is not installed", remedy=install_command("openai"))

@@ -1,7 +1,7 @@
-"""One server with OpenAI's endpoints, over HTTP: requests leave, replies or broken connections come back.
+"""One server with OpenAI's endpoints, over HTTP: requests are sent, replies come back, or an error for a broken connection.
 
-The only module that imports `httpx2`, and only when a server is opened. It never sends anything again, and the key
-leaves it in a header alone: whatever a server says is scrubbed of it before it goes on.
+The only module that imports `httpx2`, and only when a server is opened. It never sends a request twice. The key is sent in
+a header only, and removed from whatever a server says before that is passed on.
 """
 
 import os
@@ -23,10 +23,11 @@ if TYPE_CHECKING:
     import httpx2
 
 CONNECT_S = 10.0
+"""Longest wait for a connection."""
 ASK_S = 30.0
-"""A question about the server itself is answered within this, or the server counts as gone."""
+"""Longest wait for an answer about the server itself; without one it counts as gone."""
 MAX_BODY_BYTES = 64 << 20
-"""A longer answer is given up: 35 candidates of 8,192 tokens, with log probabilities, are half of that."""
+"""Longest answer that is read: 35 candidates of 8,192 tokens, with log probabilities, are half of that."""
 _KEEPALIVE_S = 3.0
 """Shorter than the 5 s after which uvicorn closes an idle connection: one that is being closed is not taken again."""
 _MAX_MESSAGE_CHARS = 300
@@ -36,15 +37,15 @@ _JSON = {"Content-Type": "application/json"}
 
 
 class Broken(Exception):
-    """No reply, or none to its end: the connection failed. The text says where and how."""
+    """The connection failed before a reply was complete; the text says where and how."""
 
 
 class Oversized(Broken):
-    """A reply was longer than any that was asked for, or could have become so: nothing more of it was read."""
+    """A reply was longer than `MAX_BODY_BYTES`, or compressed and so of unknown length; it was not read to its end."""
 
 
 class Reply(NamedTuple):
-    """A reply to its end, of whatever status."""
+    """A complete reply, of whatever status."""
 
     status: int
     headers: Mapping[str, str]
@@ -52,20 +53,22 @@ class Reply(NamedTuple):
 
     @property
     def ok(self) -> bool:
+        """Whether it holds an answer (status 200)."""
         return self.status == 200
 
     @property
     def unauthorized(self) -> bool:
+        """Whether the server refused the key, or the lack of one."""
         return self.status in _UNAUTHORIZED
 
     @property
     def transient(self) -> bool:
-        """The same request may be answered later."""
+        """Whether the same request may be answered later."""
         return self.status >= 500 or self.status in _TRANSIENT
 
     @property
     def retry_after_s(self) -> float | None:
-        """Seconds to wait, by the server's own word: a number or a date."""
+        """Seconds that the server asks to wait, as a number or a date in the header `Retry-After`; None where it does not."""
         value = self.headers.get("retry-after", "").strip()
         if re.fullmatch(r"\d+(\.\d+)?", value):
             return float(value)
@@ -76,12 +79,14 @@ class Reply(NamedTuple):
 
 
 class ServerError(NamedTuple):
-    """Why a server refused, in its own words on one line."""
+    """Why a server refused a request."""
 
     text: str
+    """The server's own words, on one line."""
     code: str
+    """Its error code and error type; empty where it gives none."""
     context: int | None
-    """The context length it names."""
+    """The context length that it names; None where it names none."""
 
 
 class _Error(Struct):
@@ -93,7 +98,8 @@ class _Error(Struct):
 
 
 class _Refusal(Struct):
-    """OpenAI, vLLM and llama.cpp put an object or a text into `error`, SGLang a `message` beside it, FastAPI a `detail`."""
+    """The body of a refusal: OpenAI, vLLM and llama.cpp put an object or a text into `error`, SGLang a `message` beside it,
+    FastAPI a `detail`."""
 
     error: Any = None
     message: Any = None
@@ -103,7 +109,7 @@ class _Refusal(Struct):
 
 
 def server_error_of(reply: Reply) -> ServerError:
-    """What the server says about why it refused."""
+    """Why the server refused, out of a `reply` that is not `ok`."""
     nothing = f"status {reply.status}"
     try:
         body = msgspec.json.decode(reply.content, type=_Refusal)
@@ -118,7 +124,7 @@ def server_error_of(reply: Reply) -> ServerError:
 
 
 def is_context_overflow(error: ServerError) -> bool:
-    """Did the server refuse because the prompt is too long for its context?"""
+    """Whether the server refused because the prompt is too long for its context."""
     if "context_length_exceeded" in error.code or "exceed_context_size" in error.code:
         return True
     return bool(re.search(r"context (length|size|window)|max_model_len", error.text.lower()))
@@ -130,7 +136,7 @@ def _one_line(words: str) -> str:
 
 
 def check_url(where: str, url: str) -> str:
-    """`url` without a slash at its end; raises `GraphError` for one that holds a secret or is none."""
+    """`url` without a slash at its end; raises `GraphError` for one that holds a secret or is not an address."""
     parts = urlsplit(url)
     if parts.username is not None or parts.password is not None or parts.query or parts.fragment:
         shown = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
@@ -142,7 +148,7 @@ def check_url(where: str, url: str) -> str:
 
 
 def read_key(where: str, api_key_env: str | None) -> str | None:
-    """The key out of the environment; raises `GraphError`, which names the variable and never the key."""
+    """The key in the environment variable `api_key_env`, None where that is None; raises `GraphError` where the variable holds no key."""
     if api_key_env is None:
         return None
     key = os.environ.get(api_key_env, "").strip()
@@ -154,7 +160,7 @@ def read_key(where: str, api_key_env: str | None) -> str | None:
 
 
 class Server:
-    """One base URL and its connections. Needs an event loop of asyncio or trio; close it."""
+    """A server at one base URL, and the connections to it; close it with `aclose`. Works on asyncio and trio."""
 
     def __init__(self, where: str, url: str, key: str | None, max_in_flight: int) -> None:
         """Raises `GraphError` at `where` when the HTTP library is missing. `key`, if any, goes with every request."""
@@ -179,11 +185,11 @@ class Server:
         )
 
     async def post(self, body: Mapping[str, Any]) -> Reply:
-        """Ask for a completion; raises `Broken`."""
+        """The reply to the `body` of a request for a completion; raises `Broken`."""
         return await self._send("POST", "/completions", msgspec.json.encode(body))
 
     async def get(self, path: str) -> Reply:
-        """Ask the server about itself, at `path` below its base URL or at an address of its own; raises `Broken`."""
+        """The reply to a question about the server itself; `path` stands below its base URL or is a full address. Raises `Broken`."""
         with anyio.move_on_after(ASK_S):
             return await self._send("GET", path)
         raise Broken(f"at {self.url} has not answered GET {path} for {ASK_S:g} s")
@@ -210,7 +216,7 @@ class Server:
         raise Broken(words)
 
     def scrub(self, words: str) -> str:
-        """`words` of the server without the key."""
+        """`words` that the server said, with the key removed."""
         return without(words, self._key) if self._key else words
 
 

@@ -1,8 +1,8 @@
 """The `Engine` contract over servers with OpenAI's completions endpoint that are replicas of one another.
 
-Requests enter and completions leave; nothing is computed here and nothing is sent twice (the dispatcher does that). A
-chain stays with the replica that has its prefix. A replica whose connections fail is asked until it answers again;
-when none has answered for `reconnect_s` the engine is dead.
+Requests enter and completions leave; nothing is computed here and nothing is sent twice (`pipeline.runtime.retry` does that). A
+chain stays with the replica that has its prefix. A replica whose connection failed gets no calls until it answers a question
+about its models; when no replica has answered for `reconnect_s` the engine is dead.
 """
 
 from collections import OrderedDict
@@ -27,7 +27,7 @@ from pipeline.tasks import gather
 
 T = TypeVar("T")
 MAX_CHAINS = 65536
-"""Chains whose replica is remembered; the one that asked longest ago is forgotten first."""
+"""How many chains' replicas are remembered; the chain whose last call is longest ago is forgotten first."""
 
 
 class ServedTokenizer(HFTokenizer):
@@ -35,7 +35,7 @@ class ServedTokenizer(HFTokenizer):
 
     @property
     def vocab_size(self) -> int:
-        """One more than the highest id it knows."""
+        """One more than the highest token id in the tokenizer."""
         highest: int = max(self._hf.get_vocab().values())
         return 1 + highest
 
@@ -46,12 +46,13 @@ class Deployment(NamedTuple):
     role: str
     spec: OpenAISpec
     servers: Sequence[Server]
+    """Its replicas."""
     max_model_len: int
-    """The least of the servers'."""
+    """The least context length of the servers, in tokens."""
 
 
 class OpenAIEngine:
-    """The `Engine` contract over servers; open it with `open_openai`."""
+    """The `Engine` contract over the servers of a deployment; open it with `open_openai`."""
 
     def __init__(
         self, deployment: Deployment, tokenizer: ServedTokenizer, can: Capabilities, facts: Mapping[str, Fact], tasks: TaskGroup
@@ -92,7 +93,7 @@ class OpenAIEngine:
         return self._read(request, answers)
 
     def statistics(self) -> EngineStatistics:
-        """This side's own counts; a request waits while no replica is up."""
+        """See `EngineStatistics`, counted on this side of the connection: a request waits while no replica is up."""
         running = sum(self._router.in_flight)
         return self._meter.statistics(running=running, waiting=self._meter.open_calls - running)
 
@@ -149,7 +150,7 @@ class OpenAIEngine:
             raise RequestRefused(f"request {request.request_id!r}: the server of {self.role!r} gives no log probabilities to choose by")
 
     def _understand(self, request: Request, read: Callable[[], T]) -> T:
-        """What `read` makes of the server's words; where it cannot, the error that this is, without the key they may hold."""
+        """The result of `read`, which decodes an answer; its errors become errors of the engine, without the key that they may hold."""
         failure: PipelineError
         try:
             return read()
@@ -163,7 +164,7 @@ class OpenAIEngine:
         return self._servers[0].scrub(str(error))
 
     def _refusal(self, request: Request, server: Server, reply: Reply) -> Exception:
-        """The error that a reply without an answer stands for."""
+        """The error to raise for a reply whose status is not 200."""
         error = server_error_of(reply)
         if reply.transient:
             return EngineUnavailable(self.role, f"at {server.url} answered {reply.status}: {error.text}", reply.retry_after_s)
@@ -174,7 +175,7 @@ class OpenAIEngine:
     # Replicas that fail and come back.
 
     def _mark_down(self, replica: int, words: str) -> None:
-        """A connection to `replica` failed: no more calls go there until it answers again."""
+        """After a connection to `replica` failed: send no more calls there until it answers again; `words` say how it failed."""
         if not self._router.up[replica]:
             return
         self._router.up[replica] = False
@@ -213,7 +214,7 @@ class OpenAIEngine:
         self._die(f"{words}; no server of it has answered for reconnect_s={self._spec.reconnect_s:g}")
 
     def _die(self, exit_reason: str) -> None:
-        """From now on every call raises `EngineDead`, the waiting ones first."""
+        """Make every call raise `EngineDead` from now on, the waiting ones first."""
         if self._exit_reason is None:
             self._exit_reason = exit_reason
         for scope in self._scopes:
@@ -225,14 +226,15 @@ class OpenAIEngine:
 
 
 class Router:
-    """A chain stays with the replica that has its prefix, as long as that one is up; a new chain goes where least is in flight."""
+    """Chooses the replica for each call: a chain stays with the replica that has its prefix, as long as that is up; a new chain goes
+    where the fewest calls are in flight."""
 
     def __init__(self, replicas: int, max_chains: int = MAX_CHAINS) -> None:
         self.up = [True] * replicas
         self.in_flight = [0] * replicas
         self._chains = [0] * replicas
         self._replicas: OrderedDict[str, int] = OrderedDict()
-        """Of each chain; who asked last stands last."""
+        """The replica of each chain; the chain with the latest call stands last."""
         self._max_chains = max_chains
 
     def take(self, affinity: str) -> int | None:
@@ -248,7 +250,7 @@ class Router:
         return replica
 
     def leave(self, replica: int) -> None:
-        """A call to `replica` has ended."""
+        """Count the end of a call to `replica`."""
         self.in_flight[replica] -= 1
 
     def _least_loaded(self) -> int | None:

@@ -1,6 +1,6 @@
-"""What a server can do, found out by asking it: its models, its context length, and the richest request that it answers.
+"""Finds out what a server can do by asking it: its models, its context length, and the richest request that it answers.
 
-The requests that ask are ordinary ones, built and read as those of a run are.
+The questions are ordinary requests, built and read as those of a run are.
 """
 
 from collections.abc import Awaitable, Callable
@@ -20,18 +20,20 @@ from pipeline.errors import GraphError, did_you_mean
 
 _MAX_NAMES = 20
 FIRST_DELAY_S, LONGEST_DELAY_S = 0.25, 5.0
-"""Between two questions to a server that does not answer; each is twice as long as the one before."""
+"""First and longest wait between two questions to a server that does not answer; each wait is twice as long as the one before."""
 
 
 class LlamaMeta(Struct, frozen=True):
     """What llama.cpp says about a model."""
 
     n_ctx: int | None = None
+    """The context length that it is served with."""
     n_ctx_train: int | None = None
+    """The context length that it was trained for."""
 
 
 class ServedModel(Struct, frozen=True):
-    """One model of a server's list, with all the names its context length goes by."""
+    """One model in a server's list, with every key under which servers state its context length."""
 
     id: str
     owned_by: str | None = None
@@ -43,13 +45,13 @@ class ServedModel(Struct, frozen=True):
 
     @property
     def own_context(self) -> int | None:
-        """What the server can take."""
+        """The context length that the server allows; None where it does not say."""
         meta = self.meta or LlamaMeta()
         return self.max_model_len or self.context_length or self.context_window or self.max_context_length or meta.n_ctx
 
     @property
     def trained_context(self) -> int | None:
-        """What the model was trained for."""
+        """The context length that the model was trained for; None where the server does not say."""
         return self.meta.n_ctx_train if self.meta else None
 
 
@@ -60,12 +62,12 @@ class ModelList(Struct, frozen=True):
 
 
 class ProbedServer(NamedTuple):
-    """One server of a deployment, as it answered when it was asked."""
+    """What one server of a deployment answered when it was asked about itself."""
 
     model: ServedModel
     can: Capabilities
     version: str
-    """Empty where it does not say."""
+    """The server's version; empty where it does not say."""
 
 
 async def listed_model(server: Server, model: str) -> ServedModel | None:
@@ -105,7 +107,7 @@ async def find_model(where: str, server: Server, spec: OpenAISpec) -> ServedMode
 
 
 def refuse_unauthorized(where: str, server: Server, spec: OpenAISpec, reply: Reply) -> None:
-    """Raise `GraphError` if the server wants another key."""
+    """Raise `GraphError` if `reply` says that the server does not accept the key, or wants one."""
     if reply.unauthorized:
         remedy = (
             f"does not accept the key in {spec.api_key_env}"
@@ -116,7 +118,7 @@ def refuse_unauthorized(where: str, server: Server, spec: OpenAISpec, reply: Rep
 
 
 def context_length(where: str, server: Server, spec: OpenAISpec, model: ServedModel) -> int:
-    """Tokens of a prompt and its output together; raises `GraphError` where nobody says it."""
+    """Most tokens of a prompt and its output together; raises `GraphError` where neither the spec nor the server says."""
     own, trained = model.own_context, model.trained_context
     if own and spec.max_model_len:
         return min(own, spec.max_model_len)
@@ -127,7 +129,10 @@ def context_length(where: str, server: Server, spec: OpenAISpec, model: ServedMo
 
 
 async def probe_server(where: str, server: Server, model: ServedModel, spec: OpenAISpec, tokenizer: Tokenizer) -> ProbedServer:
-    """The most that the server can do; raises `GraphError` when that is not enough."""
+    """What the server can do: the first of the capability levels at which it answers, refined by further questions.
+
+    Raises `GraphError` where it answers at none.
+    """
     reply: Reply | None = None
     for level in capability_levels(spec.prompts):
         answer = await _try(where, server, spec, level, _probe_request(tokenizer, level), tokenizer)
@@ -139,6 +144,7 @@ async def probe_server(where: str, server: Server, model: ServedModel, spec: Ope
 
 
 def _why_not(server: Server, spec: OpenAISpec, reply: Reply | None) -> str:
+    """Why a server that answers at no level cannot be used; `reply` is its last refusal."""
     said = server_error_of(reply).text if reply is not None and not reply.ok else "its answers cannot be read"
     if reply is not None and reply.status in (404, 405):
         return f"{server.url} has no /completions ({said}); a server that only chats cannot go on from a thought"
@@ -148,7 +154,7 @@ def _why_not(server: Server, spec: OpenAISpec, reply: Reply | None) -> str:
 
 
 def _probe_request(tokenizer: Tokenizer, level: Capabilities) -> Request:
-    """One token after a short chat; a choice between two where the server may give log probabilities."""
+    """The request that is tried: one token after a short chat, a choice between two where `level` has log probabilities."""
     prompt = tokenizer.encode(tokenizer.render([{"role": "user", "content": "0 or 1?"}]))
     options = tuple(dict.fromkeys(tokenizer.encode(digit)[-1] for digit in "01")) if level.top_logprobs else ()
     return Request(request_id="probe", prompt_ids=prompt, max_tokens=1, option_ids=options, priority=1)
@@ -175,7 +181,7 @@ async def _try(
 
 
 def _observed(level: Capabilities, answer: ResponseBody, tokenizer: Tokenizer) -> Capabilities:
-    """What an answer shows about the server besides its being an answer."""
+    """`level` with what `answer` shows beyond that the server answers: whether it reports stops and adds a BOS token."""
     prompt = _probe_request(tokenizer, level).prompt_ids
     counted = answer.usage.prompt_tokens if answer.usage else None
     special = prompt[0] in tokenizer.special_ids.values()
@@ -187,7 +193,7 @@ def _observed(level: Capabilities, answer: ResponseBody, tokenizer: Tokenizer) -
 
 
 async def _refine(where: str, server: Server, spec: OpenAISpec, can: Capabilities, tokenizer: Tokenizer) -> Capabilities:
-    """Does it sample several candidates at once, and score the tokens of a prompt?"""
+    """`can` with what further questions show: whether the server samples several candidates at once and scores a prompt's tokens."""
     question = structs.replace(_probe_request(tokenizer, can), option_ids=())
     many = structs.replace(can, fields=can.fields | {MANY})
     if isinstance(await _try(where, server, spec, many, structs.replace(question, n=2, temperature=1.0), tokenizer), ResponseBody):
@@ -200,7 +206,7 @@ async def _refine(where: str, server: Server, spec: OpenAISpec, can: Capabilitie
 
 
 async def _version(server: Server, model: ServedModel, answer: ResponseBody) -> str:
-    """The server's version, as far as it says: vLLM's own page, else what it signs its answers with."""
+    """The server's version: of vLLM from its page `/version`, else the `system_fingerprint` of its answers, else empty."""
     if model.owned_by == "vllm":
         parts = urlsplit(server.url)
         try:
@@ -213,7 +219,8 @@ async def _version(server: Server, model: ServedModel, answer: ResponseBody) -> 
 
 
 async def _send_until_loaded(send: Callable[[], Awaitable[Reply]], most_s: float) -> Reply:
-    """A reply; one that says to come back later (429, 503: still loading) is asked again for up to `most_s`."""
+    """The reply to `send`, which is repeated for up to `most_s` seconds while the server says to come back later (429, 503: still
+    loading)."""
     reply: Reply | None = None
     delay = FIRST_DELAY_S
     with anyio.move_on_after(most_s):

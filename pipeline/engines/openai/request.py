@@ -1,7 +1,7 @@
-"""The engine contract in the terms of OpenAI's completions endpoint: what a server can do, as data, and the body of a request.
+"""Requests in the terms of OpenAI's completions endpoint: what a server can do, as data, and the body of a request. Pure.
 
-Servers differ in which fields they take beyond OpenAI's own, and a hosted one refuses a field it does not know. So a
-server is the set of optional fields that it honours, and a body is all that could be said, cut to that set. Pure.
+Servers differ in which fields they take beyond OpenAI's own, and a hosted one refuses a field it does not know. So a server
+is described by the set of optional fields that it honours, and a body holds only fields of that set.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,42 +25,45 @@ NEUTRAL: Mapping[str, Any] = {
     "no_stop_trim": True,
     "return_tokens_as_token_ids": True,
 }
-"""Said with every request where it is taken: servers fill in what the model's own generation config says otherwise, trim
-the stop from the text, and hide `</think>` where it is a special token."""
+"""Optional fields with the values that every request has: without them servers use the model's own generation config, trim the
+stop from the text, and hide `</think>` where it is a special token."""
 IDS: Mapping[str, Any] = {"return_token_ids": True}
 EXACT = frozenset({"logprob_token_ids", "allowed_token_ids"})
-"""vLLM gives the log probabilities of named tokens and chooses among them."""
+"""Fields with which vLLM chooses among named tokens and gives exactly their log probabilities."""
 MANY, PRIORITY, SCORING, STOP_IDS = "n", "priority", "prompt_logprobs", "stop_token_ids"
 VLLM = frozenset({*NEUTRAL, *IDS, *EXACT, STOP_IDS})
 
 _SEEDS_64, _SEEDS_32 = 1 << 62, 1 << 31
-"""Candidate j of vLLM draws from seed + j, which must stay below 2^63; others keep a seed in 32 bits."""
+"""Bounds of a seed: candidate j of vLLM draws from seed + j, which must stay below 2^63; other servers keep a seed in 32 bits."""
 
 
 class Capabilities(Struct, frozen=True, kw_only=True):
     """What a server can do, found out by asking it."""
 
     prompts: Prompts
+    """How it takes prompts: as token ids or as text."""
     fields: frozenset[str] = frozenset()
     """Optional fields of a request that it honours."""
     top_logprobs: int = 0
-    """Most alternatives of a token that it names with their log probabilities; 0: it gives none at all."""
+    """For how many alternatives of a token it gives log probabilities; 0: it gives none at all."""
     reports_stop: bool = False
-    """Its answers say which stop ended a candidate."""
+    """Whether its answers say which stop ended a candidate."""
     adds_bos: bool = False
-    """It puts a beginning-of-sequence token before a text prompt."""
+    """Whether it puts a beginning-of-sequence token before a text prompt."""
 
     @property
     def returns_ids(self) -> bool:
+        """Whether its answers hold token ids."""
         return "return_token_ids" in self.fields
 
     @property
     def exact_options(self) -> bool:
+        """Whether it gives the log probability of every option of a choice, however unlikely."""
         return self.fields >= EXACT
 
     @property
     def sampled_logprobs(self) -> int | None:
-        """What to ask as `logprobs` to get those of the sampled tokens."""
+        """The value of `logprobs` that makes it return the log probabilities of the sampled tokens; None where none does."""
         return None if not self.top_logprobs else 0 if self.returns_ids else 1
 
 
@@ -77,14 +80,14 @@ _TEXT_LEVELS = tuple(
 
 
 def capability_levels(prompts: Literal["auto", "ids", "text"]) -> list[Capabilities]:
-    """What to try at a server, the richest first."""
+    """The capabilities to try at a server, the richest first; `prompts` is the spec's."""
     if prompts == "auto":
         return [*_ID_LEVELS, *_TEXT_LEVELS]
     return [Capabilities(prompts=prompts, fields=level.fields, top_logprobs=level.top_logprobs) for level in _ID_LEVELS + _TEXT_LEVELS]
 
 
 def shared_capabilities(one: Capabilities, other: Capabilities) -> Capabilities:
-    """What both can do."""
+    """The capabilities that two servers have in common."""
     return Capabilities(
         prompts="ids" if one.prompts == other.prompts == "ids" else "text",
         fields=one.fields & other.fields,
@@ -95,7 +98,7 @@ def shared_capabilities(one: Capabilities, other: Capabilities) -> Capabilities:
 
 
 def prompt_of(request: Request, can: Capabilities, tokenizer: Tokenizer) -> list[int] | str:
-    """The prompt as the server takes it, what is to be scored at its end."""
+    """The prompt as the server takes it, followed by the tokens to score, if any."""
     ids = [*request.prompt_ids, *request.scored_ids]
     if can.prompts == "ids":
         return ids
@@ -106,8 +109,9 @@ def prompt_of(request: Request, can: Capabilities, tokenizer: Tokenizer) -> list
 def stop_texts(request: Request, can: Capabilities, tokenizer: Tokenizer) -> tuple[str, ...]:
     """The stop strings to send.
 
-    Where a text comes back, a stop id must be found in it. A server that does not tell which stop ended a text is
-    sent one kind only: the other is cut from its text, or there would be no knowing which it was.
+    A server that returns text instead of ids must stop at the text of a stop id, too. One that does not tell which stop ended a
+    text is sent either the stop strings or those of the ids: with both there would be no telling which one it trimmed. The
+    text is cut at the others when it comes back.
     """
     if can.returns_ids:
         return request.stop
@@ -116,7 +120,7 @@ def stop_texts(request: Request, can: Capabilities, tokenizer: Tokenizer) -> tup
 
 
 def request_bodies(request: Request, can: Capabilities, model: str, tokenizer: Tokenizer, max_tokens: int) -> list[dict[str, Any]]:
-    """The bodies that ask for `request`: one, or one a candidate where the server gives only one at a time."""
+    """The bodies to send for `request`: one, or one for each candidate where the server gives only one at a time."""
     copies = 1 if request.temperature == 0 else request.n  # greedy candidates are all the same
     body = _body(request, can, model, tokenizer, max_tokens)
     if copies == 1:

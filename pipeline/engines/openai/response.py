@@ -1,4 +1,4 @@
-"""What a completions endpoint answers, as far as it is used (vLLM, SGLang, llama.cpp and hosted ones), and the completion out of it.
+"""Decodes the answers of completions endpoints (vLLM, SGLang, llama.cpp and hosted ones) and makes a `Completion` of them.
 
 Bytes enter, a `Completion` leaves, or `Malformed` says what is wrong with the answer: fewer candidates than asked for, log
 probabilities that are missing, a token that was never an option. Pure.
@@ -16,20 +16,20 @@ from pipeline.engines.openai.request import Capabilities, stop_texts
 from pipeline.engines.tokenizer import count_through_stop
 
 _LEAST_LOGPROB = -9998.0
-"""vLLM writes minus infinity, which JSON has no word for, as -9999."""
+"""A log probability below this stands for minus infinity: vLLM writes -9999, because JSON has no infinity."""
 _ID_LABEL = "token_id:"
 
 
 class Malformed(Exception):
-    """The answer is not one to the request; the text says why."""
+    """An answer does not fit the request; the text says why."""
 
 
 class Aborted(Exception):
-    """The server gave the request up: it may be sent again."""
+    """The server gave the request up, or its answer was cut short; the request may be sent again."""
 
 
 class TokenLogprob(Struct, frozen=True):
-    """A token in the newer form of log probabilities, which llama.cpp gives."""
+    """One token in the newer form of `Logprobs`, `content`, which llama.cpp uses."""
 
     logprob: float | None = None
     token: str = ""
@@ -38,7 +38,7 @@ class TokenLogprob(Struct, frozen=True):
 
 
 class Logprobs(Struct, frozen=True):
-    """Log probabilities of a choice, in either form."""
+    """Log probabilities of one candidate's tokens: in lists, one entry a token, or in the newer form, `content`."""
 
     tokens: tuple[str | None, ...] | None = None
     token_logprobs: tuple[float | None, ...] | None = None
@@ -47,13 +47,13 @@ class Logprobs(Struct, frozen=True):
 
 
 class PromptLogprob(Struct, frozen=True):
-    """vLLM: one of the tokens at one place of the prompt."""
+    """The log probability of one token at one place of the prompt, as vLLM gives it."""
 
     logprob: float
 
 
 class Choice(Struct, frozen=True):
-    """One candidate, as it came."""
+    """One candidate as the server sent it (OpenAI's word for it is choice)."""
 
     index: int | None = None
     text: str | None = None
@@ -61,25 +61,26 @@ class Choice(Struct, frozen=True):
     token_ids: tuple[Annotated[int, Meta(ge=0, lt=1 << 31)], ...] | None = None
     logprobs: Logprobs | None = None
     stop_reason: str | int | UnsetType | None = UNSET
-    """vLLM: which stop ended it; None for an end of sequence."""
+    """vLLM's field for the stop string or stop id that ended it; None for an end of sequence."""
     matched_stop: str | int | UnsetType | None = UNSET
-    """SGLang: the same, but an end of sequence is named too."""
+    """SGLang's field for it, which also holds the id of an end of sequence."""
     prompt_logprobs: tuple[dict[str, PromptLogprob] | None, ...] | None = None
 
     @property
     def reported_stop(self) -> str | int | UnsetType | None:
-        """Which stop ended it, as far as the server says."""
+        """The stop that ended it as the server says; `UNSET` where it does not say."""
         return self.matched_stop if self.stop_reason is UNSET else self.stop_reason
 
 
 class PromptDetails(Struct, frozen=True):
-    """Of the prompt's tokens, those that were in the prefix cache."""
+    """Details of the prompt's tokens."""
 
     cached_tokens: int | None = None
+    """Those that were in the server's prefix cache."""
 
 
 class UsageBody(Struct, frozen=True):
-    """Tokens of one answer."""
+    """The server's token counts of one answer."""
 
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
@@ -102,7 +103,7 @@ class Timings(Struct, frozen=True):
 
 
 class ResponseBody(Struct, frozen=True):
-    """The body of an answer; what is not used is not decoded."""
+    """The body of an answer; fields that are not used are not decoded."""
 
     choices: tuple[Choice, ...]
     usage: UsageBody | None = None
@@ -115,7 +116,7 @@ _decode_answer = msgspec.json.Decoder(ResponseBody).decode
 
 
 def decode_response(content: bytes) -> ResponseBody:
-    """Decode an answer; raises `Malformed` for JSON that is none, `Aborted` for what is not JSON: it was cut short."""
+    """Decode an answer; raises `Malformed` for JSON that is no completion, `Aborted` for what is not JSON and so was cut short."""
     try:
         return _decode_answer(content)
     except msgspec.ValidationError as error:
@@ -126,7 +127,7 @@ def decode_response(content: bytes) -> ResponseBody:
 
 
 def completion_of(request: Request, answers: Sequence[ResponseBody], can: Capabilities, tokenizer: Tokenizer) -> Completion:
-    """The completion out of the answers to the bodies of `request`; raises `Malformed` or `Aborted`."""
+    """The completion that `answers`, one for each body of `request`, hold; raises `Malformed` or `Aborted`."""
     asked = 1 if request.temperature == 0 else request.n
     choices = [choice for answer in answers for choice in _choices(answer, asked // len(answers))]
     if request.scored_ids:
@@ -156,7 +157,7 @@ def _choices(answer: ResponseBody, asked: int) -> list[Choice]:
     return choices
 
 
-# Token ids came back.
+# Answers of servers that return token ids.
 
 
 def _candidate_of_ids(request: Request, choice: Choice, can: Capabilities, tokenizer: Tokenizer) -> Candidate:
@@ -194,11 +195,11 @@ def _end_of_ids(request: Request, choice: Choice, ids: Sequence[int], tokenizer:
     return count_through_stop(ids, reported, tokenizer.decode), "stop", reported
 
 
-# Text came back.
+# Answers of servers that return text.
 
 
 class _End(NamedTuple):
-    """Where a text ends, and why."""
+    """Where a stop was found in a text: its first character, the place after its last, and the stop reason."""
 
     start: int
     end: int
@@ -232,7 +233,7 @@ def _end_of_text(
 
 
 def _stops(request: Request, tokenizer: Tokenizer) -> dict[str, str | int | None]:
-    """What ends a text: the stop by its text, None for an end of sequence that nobody asked for."""
+    """The stop reason of each text that can end a candidate; None for an end of sequence that is no stop id."""
     stops: dict[str, str | int | None] = {tokenizer.decode([token]): None for token in tokenizer.eos_ids}
     stops |= {tokenizer.decode([token]): token for token in request.stop_ids}
     return stops | {stop: stop for stop in request.stop}
@@ -246,7 +247,7 @@ def _found(text: str, stops: dict[str, str | int | None]) -> Iterator[_End]:
 
 
 def _trimmed(reported: str | int | UnsetType | None, stops: dict[str, str | int | None], sent: Sequence[str]) -> str | None:
-    """The stop that the server took off the end; one that says nothing took off the one it was sent."""
+    """The stop that the server trimmed from the end of a text; one that does not say trimmed the one it was sent."""
     if reported is UNSET:
         return sent[0] if sent else None
     if isinstance(reported, str):
@@ -260,7 +261,7 @@ def _trimmed(reported: str | int | UnsetType | None, stops: dict[str, str | int 
 
 
 def _choice(request: Request, choice: Choice, can: Capabilities, tokenizer: Tokenizer) -> tuple[Candidate, tuple[float, ...]]:
-    """The chosen option as a candidate, and the log probability of each option as far as it was seen."""
+    """The chosen option as a candidate, and the log probability of each option, -inf for one that the server did not name."""
     options = request.option_ids
     known = _first_place(choice)
     logprobs = tuple(known.get(token, known.get(tokenizer.decode([token]), -math.inf)) for token in options)
@@ -323,7 +324,8 @@ def _scored(request: Request, choice: Choice) -> tuple[float, ...]:
 
 
 def _usage(request: Request, answers: Sequence[ResponseBody], sampled: int) -> Usage:
-    """The server's counts; where it gives none, what is in our hands. The prompt counts once, however often it was sent."""
+    """The server's counts; where it gives none, those of the request and of the `sampled` tokens. The prompt counts once, however
+    often it was sent."""
     used = [answer.usage or UsageBody() for answer in answers]
     input_tokens = used[0].prompt_tokens or len(request.prompt_ids) + len(request.scored_ids)
     details = [one.prompt_tokens_details for one in used]
@@ -338,7 +340,7 @@ def _usage(request: Request, answers: Sequence[ResponseBody], sampled: int) -> U
 
 
 def _timing(answers: Sequence[ResponseBody]) -> Timing:
-    """What vLLM or llama.cpp says of its own clock."""
+    """The times that vLLM or llama.cpp reports; empty for other servers, and for candidates from several answers."""
     if len(answers) != 1:
         return Timing()
     if (metrics := answers[0].metrics) is not None:

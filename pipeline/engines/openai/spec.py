@@ -1,4 +1,4 @@
-"""What an engines file may say of an engine `openai`."""
+"""The keys that an engines file may hold for an engine `openai`."""
 
 from typing import Annotated, Literal
 
@@ -23,5 +23,6 @@ class OpenAISpec(EngineSpec, frozen=True, kw_only=True, tag="openai"):
     prompts: Literal["auto", "ids", "text"] = "auto"
     """How prompts are sent; `auto`: as token ids where the server takes them and returns ids, else as text."""
     max_retries: Annotated[int, Meta(ge=0, le=100)] = 8
+    """See `EngineSpec.max_retries`; servers are often unavailable for a moment."""
     reconnect_s: PositiveSeconds = 180.0
     """When no replica has answered for this long, the engine counts as dead."""

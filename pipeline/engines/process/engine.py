@@ -1,9 +1,9 @@
-"""An engine whose model is computed in a worker process of its own, whatever it is computed with.
+"""The main process's side of an engine whose model is computed in a worker process, with whatever library.
 
 Requests enter and completions leave; nothing is computed here. The main process shares the machine's cores with the
 engines, so a call must cost it little. A backend gives each of its roles a `Setup` and a `Program`, makes a `WorkerEngine`
-of them and opens all with `open_workers`; the program itself is written with `pipeline.engines.process.worker`. A worker
-that died is followed by another one in the same place, when the runtime says so. Works on asyncio and trio alike.
+of them and opens all with `open_workers`; the program itself is written with `pipeline.engines.process.worker`. When a worker
+has died, `restart` starts another one on the same cores and devices. Works on asyncio and trio.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
@@ -33,14 +33,14 @@ from pipeline.engines.process.wire import (
 )
 from pipeline.engines.validate import validate_request
 from pipeline.errors import EngineDead, GraphError, RequestRefused, boundary
-from pipeline.tasks import gather
+from pipeline.tasks import background_tasks, gather
 from pipeline.worker_process import Program, WorkerProcess
 
 _RECEIVE_BYTES = 1 << 18
 _EXIT_S = 0.5
-"""A worker whose socket is closed has this long to leave its exit status; then it is killed."""
+"""How long a worker whose socket is closed has to leave its exit status; then it is killed."""
 _QUIET = {"TOKENIZERS_PARALLELISM": "false", "TRANSFORMERS_VERBOSITY": "error", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
-"""Variables of every engine's worker: what it says should be about its end."""
+"""Environment variables of every engine's worker, which keep its stderr free of anything but errors."""
 
 
 class Connection:
@@ -54,7 +54,7 @@ class Connection:
         self._must_send = anyio.Event()
 
     def send(self, message: ToWorker) -> None:
-        """Send now, or as soon as the worker takes it; nothing happens if it is gone."""
+        """Send `message` now, or as soon as the socket takes it; does nothing if the worker is gone."""
         data = frame(message)
         if not self._unsent:
             data = data[self._offer(data) :]
@@ -63,7 +63,7 @@ class Connection:
             self._must_send.set()
 
     async def listen(self, take: Callable[[FromWorker], None]) -> None:
-        """Pass on every message until the worker is gone; it must run while anything is sent."""
+        """Call `take` with every message until the worker is gone; must run while anything is sent."""
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._send_rest)
             tasks.start_soon(self._read_stderr)
@@ -79,7 +79,7 @@ class Connection:
             tasks.cancel_scope.cancel()
 
     def _offer(self, data: bytes | bytearray) -> int:
-        """How many bytes the socket took."""
+        """Send what the socket takes without waiting; returns how many bytes that was."""
         try:
             return self._socket.send(data)
         except BlockingIOError:
@@ -122,15 +122,15 @@ class _Call:
 
 
 class Worker:
-    """One worker from its start to its death: the requests it was given, what it answered, and why it is gone.
+    """One worker process from its start to its end: the requests that it was given, its answers, and why it ended.
 
-    `run` must run while it is used. It is never started again: `WorkerEngine` starts another one.
+    `run` must run while it is used. It is started once; after its end `WorkerEngine` starts another one.
     """
 
     def __init__(self, setup: Setup, program: Program) -> None:
         self.role = setup.role
         self.statistics = NO_STATISTICS
-        """What the worker last told; counters never lag behind a completion."""
+        """The statistics that the worker last reported; they include every request whose completion has arrived."""
         self._model_name = setup.spec.get("model", setup.model)
         self._process = WorkerProcess(structs.replace(program, environment=_QUIET | program.environment))
         self._ends_slowly = program.shutdown_s > 0
@@ -144,6 +144,7 @@ class Worker:
 
     @property
     def pid(self) -> int:
+        """Process id of the worker."""
         return self._process.pid
 
     async def run(self) -> None:
@@ -166,7 +167,7 @@ class Worker:
         return self._answer
 
     async def generate(self, request: Request) -> Completion:
-        """See `Engine.generate`; the request was checked."""
+        """See `Engine.generate`; `request` must have been validated."""
         self._check_alive()
         number, call = next(self._numbers), _Call()
         self._calls[number] = call
@@ -191,12 +192,12 @@ class Worker:
         self._check_alive()
 
     def kill(self, exit_reason: str) -> None:
-        """End the process, and those that it started, at once."""
+        """End the process, and those that it started, at once; waiting requests raise `EngineDead` with `exit_reason`."""
         self._fail_calls(exit_reason)
         self._process.kill()
 
     async def end(self) -> None:
-        """Let the process end, or end it. A second call does nothing."""
+        """End the process, after the time that its program allows for a shutdown. A second call does nothing."""
         self._fail_calls("it was closed")
         if self._ends_slowly:
             await anyio.to_thread.run_sync(self._process.end)
@@ -204,16 +205,16 @@ class Worker:
             self._process.end()
 
     async def ended(self) -> None:
-        """Wait until nothing of a dead worker is left, its files included."""
+        """Wait until the process has ended and `run` is over; then close its files."""
         await self._ended.wait()
         self._process.close_files()
 
     def close_files(self) -> None:
-        """Free the socket, once nobody listens."""
+        """Close the socket and the pipe, once `run` is over."""
         self._process.close_files()
 
     def _fail_calls(self, exit_reason: str) -> None:
-        """From now on every call raises `EngineDead`, the waiting ones first. Only the first `exit_reason` counts."""
+        """Make every call raise `EngineDead` from now on, the waiting ones first. Only the first `exit_reason` counts."""
         if self._exit_reason is None:
             self._exit_reason = exit_reason
         self._answered.set()
@@ -266,7 +267,7 @@ class WorkerEngine:
         self._tasks: anyio.abc.TaskGroup | None = None
         self._worker: Worker | None = None
         self._former = NO_STATISTICS
-        """Totals of the workers before this one."""
+        """The totals of the workers that ended before this one was started."""
         self._closed = False
 
     @property
@@ -290,7 +291,7 @@ class WorkerEngine:
             await self._worker.end()
 
     def close_files(self) -> None:
-        """Free the socket, once nobody listens."""
+        """Close the worker's socket and pipe, once it has ended."""
         if self._worker is not None:
             self._worker.close_files()
 
@@ -330,7 +331,7 @@ class WorkerEngine:
             self.tokenizer = self._load_tokenizer()
 
     async def _start_worker(self) -> Ready:
-        """Start a worker in the place of the one before."""
+        """Start a worker, the first one or the next, and wait until it has loaded the model."""
         assert self._tasks is not None
         with boundary(EngineDead, self.role, foreign=OSError):
             self._worker = Worker(self._setup, self._program)
@@ -343,7 +344,7 @@ class WorkerEngine:
 
 
 def totals(former: EngineStatistics, now: EngineStatistics) -> EngineStatistics:
-    """This moment's view with the totals of `former` workers added."""
+    """The statistics `now` of a worker with the totals of the `former` workers of its engine added."""
     if former is NO_STATISTICS:
         return now
     return structs.replace(
@@ -376,25 +377,19 @@ async def open_workers(queues: Sequence[Sequence[WorkerEngine]]) -> AsyncIterato
     Raises `GraphError` when a model cannot be loaded here, `EngineDead` when a worker dies while loading.
     """
     engines = {engine.role: engine for queue in queues for engine in queue}
-    failure: Exception | None = None
     try:
-        async with anyio.create_task_group() as tasks:
+        async with background_tasks() as tasks:
             try:
                 await _all_ready(queues, tasks)
                 yield engines
-            except Exception as error:
-                failure = error  # raised below, so that it does not come out as a group
             finally:
                 with anyio.CancelScope(shield=True):
                     async with anyio.create_task_group() as closing:
                         for engine in engines.values():
                             closing.start_soon(engine.aclose)
-                tasks.cancel_scope.cancel()
     finally:
         for engine in engines.values():
             engine.close_files()
-    if failure is not None:
-        raise failure
 
 
 async def _all_ready(queues: Sequence[Sequence[WorkerEngine]], tasks: anyio.abc.TaskGroup) -> None:

@@ -1,7 +1,7 @@
-"""What the main process and a worker say to each other: length-prefixed msgpack messages.
+"""The messages between the main process and a worker, and how they go over a socket: as length-prefixed msgpack.
 
 The main process sends `Setup` once, then `Submit`, `Abort` and `ResetPrefixCache`; the worker answers with `Ready` or `Failed`
-once, then with a `Report` whenever something is finished, and with `PrefixCacheIsEmpty`. A spec travels as plain data, and only
+once, then with a `Report` whenever something is finished, and with `PrefixCacheIsEmpty`. A spec is sent as plain data, and only
 the worker program decodes it: neither a backend nor a model nor a socket is known here.
 """
 
@@ -16,7 +16,9 @@ from pipeline.graph.spec import EngineSpec
 
 S = TypeVar("S", bound=EngineSpec)
 NO_STATISTICS = UsageMeter().statistics()
+"""The statistics of an engine that has done nothing yet."""
 HEADER_BYTES = 4
+"""Length of the number before each message that says how many bytes the message has."""
 
 
 class Setup(Struct, frozen=True, tag=True, array_like=True):
@@ -24,45 +26,45 @@ class Setup(Struct, frozen=True, tag=True, array_like=True):
 
     role: str
     spec: dict[str, Any]
-    """The engine's spec, as an engines file has it; `spec_as` gives it back."""
+    """The engine's spec as plain data; `spec_as` decodes it."""
     model: str
-    """What is loaded: the spec's model as a folder or hub name."""
+    """The folder or hub name of the model to load."""
     cores: tuple[int, ...] = ()
     """CPU cores to stay on if the model is computed by the CPU; empty: any."""
 
     @classmethod
     def of(cls, role: str, spec: EngineSpec, model: str, cores: tuple[int, ...] = ()) -> "Setup":
-        """The setup of an engine with this `spec`."""
+        """The setup of the engine `role` with this `spec`."""
         return cls(role, to_builtins(spec), model, cores)
 
     def spec_as(self, kind: type[S]) -> S:
-        """The spec, which was of this `kind`."""
+        """The spec decoded; `kind` must be its class."""
         return convert(self.spec, kind)
 
 
 class Submit(Struct, frozen=True, tag=True, array_like=True):
-    """Compute `request`; `number` names it from now on."""
+    """Compute `request`; later messages name it by its `number`."""
 
     number: int
     request: Request
 
 
 class Abort(Struct, frozen=True, tag=True, array_like=True):
-    """Nobody waits for this request any more."""
+    """Stop computing a request: nothing waits for it any more."""
 
     number: int
 
 
 class ResetPrefixCache(Struct, frozen=True, tag=True, array_like=True):
-    """Empty the prefix cache; nothing is in flight."""
+    """Empty the prefix cache; sent only while no request is in flight."""
 
 
 class PrefixCacheIsEmpty(Struct, frozen=True, tag=True, array_like=True):
-    """It was emptied."""
+    """The prefix cache was emptied, as `ResetPrefixCache` asked."""
 
 
 class Ready(Struct, frozen=True, tag=True, array_like=True):
-    """The model is loaded."""
+    """The model is loaded and requests may be sent; the fields are those of `Engine`."""
 
     max_model_len: int
     vocab_size: int
@@ -70,19 +72,20 @@ class Ready(Struct, frozen=True, tag=True, array_like=True):
 
 
 class Failed(Struct, frozen=True, tag=True, array_like=True):
-    """The model cannot be loaded, and why, in one clause."""
+    """The model cannot be loaded; the worker ends."""
 
     what: str | None
-    """Null where only what was said on stderr tells."""
+    """The reason, as a clause; None where only stderr tells it."""
 
 
 class Report(Struct, frozen=True, tag=True, array_like=True):
-    """What was finished since the last report, and the counters."""
+    """The requests that were finished since the last report, and the engine's statistics."""
 
     statistics: EngineStatistics
     done: list[tuple[int, Completion]]
+    """Each finished request by its number, with its completion."""
     refused: list[tuple[int, str]] = []
-    """Requests that the engine will not compute, and why."""
+    """Each request that the engine will not compute by its number, with the reason."""
 
 
 ToWorker = Setup | Submit | Abort | ResetPrefixCache
@@ -92,7 +95,7 @@ _encoder = msgpack.Encoder()
 
 
 def frame(message: ToWorker | FromWorker) -> bytes:
-    """`message` as it goes over the socket."""
+    """The bytes of `message` on the socket: its length and its encoding."""
     payload = _encoder.encode(message)
     return len(payload).to_bytes(HEADER_BYTES, "big") + payload
 
@@ -101,11 +104,12 @@ class Unframer:
     """Cuts a byte stream back into messages."""
 
     def __init__(self, reads: Literal["worker", "parent"]) -> None:
+        """`reads` says who receives the stream, the worker or the main process, and so which messages may come."""
         self._decoder: msgpack.Decoder[Any] = msgpack.Decoder(FromWorker if reads == "parent" else ToWorker)
         self._pending = bytearray()
 
     def feed(self, received: bytes) -> Iterator[Any]:
-        """The messages that `received` completes."""
+        """The messages that are complete with the bytes `received`; the rest is kept for the next call."""
         self._pending += received
         start = 0
         with memoryview(self._pending) as view:

@@ -1,8 +1,8 @@
-"""The worker's side: what a program must be so that `WorkerEngine` can compute in it.
+"""The worker's side of an engine in a process of its own: what the worker programs of `WorkerEngine` are made of.
 
-A program that computes what it was given iteration by iteration writes a `BatchedModel` and calls `run_worker`; the rest,
-from the first message to the end of the process, is done here. One whose engine has an event loop of its own speaks for
-itself through a `ParentConnection`. Neither anyio nor anything that takes long to import is loaded here.
+A program that computes its requests iteration by iteration implements a `BatchedModel` and calls `run_worker`; the rest, from the
+first message to the end of the process, is done here. One whose engine has an event loop of its own uses a `ParentConnection`
+directly. Neither anyio nor anything that takes long to import is loaded here.
 """
 
 import os
@@ -32,7 +32,7 @@ from pipeline.engines.process.wire import (
 from pipeline.errors import RequestRefused
 
 REPORT_EVERY_S = 0.25
-"""Counters are sent at least this often while anything is computed: the main process takes silence for a death."""
+"""Statistics are sent at least this often, in seconds, while anything is computed: the main process kills a silent worker."""
 _RECEIVE_BYTES = 1 << 20
 
 
@@ -41,7 +41,7 @@ class CannotLoad(Exception):
 
 
 class BatchedModel(Protocol):
-    """A loaded model, and the requests that it has. A request is known by its number from `add` until it is finished or aborted."""
+    """A loaded model, and the requests that it computes. A request is known by its number from `add` until it is finished or aborted."""
 
     max_model_len: int
     vocab_size: int
@@ -50,22 +50,22 @@ class BatchedModel(Protocol):
 
     @property
     def idle(self) -> bool:
-        """Nothing is left to compute."""
+        """Whether nothing is left to compute."""
 
     def add(self, number: int, request: Request) -> None:
-        """Queue a request, which was checked; raises `RequestRefused` for what this model cannot compute."""
+        """Queue a validated request; raises `RequestRefused` for one that this model cannot compute."""
 
     def abort(self, number: int) -> None:
-        """Drop a request, wherever it is; nothing happens where it is finished."""
+        """Drop a request, waiting or running; does nothing where it is finished."""
 
     def step(self) -> list[tuple[int, Completion]]:
-        """Compute one iteration; what it finished. Called only while not `idle`."""
+        """Compute one iteration; returns the requests that it finished. Called only while not `idle`."""
 
     def reset_prefix_cache(self) -> None:
-        """From now on no prompt counts as seen. Called only while `idle`."""
+        """Empty the prefix cache. Called only while `idle`."""
 
     def statistics(self) -> EngineStatistics:
-        """This moment's view."""
+        """See `Engine.statistics`."""
 
 
 class ParentConnection:
@@ -82,7 +82,7 @@ class ParentConnection:
         self._unframer, self._exit_on_close = Unframer("worker"), exit_on_close
 
     def setup(self) -> Setup | None:
-        """The first message; None where the main process is gone before it. It sends no second one before it has an answer."""
+        """Wait for the first message; None where the main process is gone before it. There is no second one before it is answered."""
         messages: list[object] = []
         while not messages and not self.closed:
             messages += self.receive(wait=True)
@@ -92,7 +92,7 @@ class ParentConnection:
         return messages[0]
 
     def receive(self, *, wait: bool) -> Iterator[object]:
-        """What has arrived; with `wait`, at least something."""
+        """The messages that have arrived; with `wait`, waits until something arrives."""
         if not wait and not select.select([self.socket], [], [], 0)[0]:
             return iter(())
         try:
@@ -104,6 +104,7 @@ class ParentConnection:
         return self._unframer.feed(received)
 
     def send(self, message: FromWorker) -> None:
+        """Send `message` to the main process, waiting until the socket takes it."""
         try:
             self.socket.sendall(frame(message))
         except OSError:
@@ -116,14 +117,14 @@ class ParentConnection:
 
 
 class WorkerServer:
-    """Passes messages on to a model, and what it finished back."""
+    """Passes the requests of the main process on to a model, and the model's completions back."""
 
     def __init__(self, connection: ParentConnection, model: BatchedModel) -> None:
         self._connection, self._model = connection, model
         self._refused: list[tuple[int, str]] = []
 
     def serve(self) -> None:
-        """Never returns: the process ends with the socket."""
+        """Compute requests until the main process closes the socket, which ends this process; never returns."""
         reported_s = 0.0
         while True:
             aborted = [self._take(message) for message in self._connection.receive(wait=self._model.idle)]
@@ -135,7 +136,7 @@ class WorkerServer:
                 self._refused = []
 
     def _take(self, message: object) -> bool:
-        """Whether it was an abort, after which the main process wants to know the counters."""
+        """Carry out one message; returns whether it was an abort, after which the main process wants new statistics."""
         if isinstance(message, Submit):
             try:
                 self._model.add(message.number, message.request)
@@ -150,10 +151,10 @@ class WorkerServer:
 
 
 def run_worker(load: Callable[[Setup], BatchedModel]) -> None:
-    """The whole of a worker program: load a model, then compute what arrives until the main process closes the socket.
+    """The main function of a worker program: load a model, then compute requests until the main process closes the socket.
 
-    `load` raises `CannotLoad` where the model cannot be served here; what else it, or the model, raises ends the process, and
-    is the `exit_reason` of its engine. Call this before anything that takes long to import: until then an interrupt at the
+    `load` raises `CannotLoad` where the model cannot be served here; any other error of it or of the model ends the process, and
+    is the `exit_reason` of its engine. Call this before importing anything that takes long: until then an interrupt at the
     terminal ends the process.
     """
     try:

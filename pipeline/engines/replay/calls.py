@@ -1,7 +1,7 @@
-"""The answered calls of a recorded run: a request enters, the call that asked the same leaves, or why there is none.
+"""Finds the answered calls of a recorded run: a request enters, the recorded call with the same request leaves, or why there is none.
 
-Of every call three numbers are held; all else is read from the run folder in row groups, of which the last few used are
-kept: calls that are asked for together were recorded together.
+Three numbers for each call are held in memory; all else is read from the run folder in row groups, of which the last few used
+are kept: calls that are asked for together were recorded together.
 """
 
 from array import array
@@ -20,12 +20,12 @@ from pipeline.trace.read import RowGroups, Value
 
 Numbers: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
 KEPT_GROUPS = 24
-"""Row groups in memory, at most 16 MiB each as arrays."""
+"""Most row groups in memory, at most 16 MiB each as arrays."""
 USAGE, TIMING = Usage.__struct_fields__, Timing.__struct_fields__
 
 
 class RecordedCall(Struct, frozen=True, kw_only=True):
-    """One call as the trace has it: what was asked, what came, and how long it took."""
+    """One answered call as the trace has it: its request, its answer, and how long it took; fields are columns of the calls table."""
 
     request_id: str
     engine: str
@@ -52,9 +52,10 @@ COLUMNS = (*CALL_COLUMNS, *USAGE, *TIMING)
 
 
 class RecordedCalls:
-    """The calls of one run folder. Raises `InputError` where its table cannot be read."""
+    """The calls of one run folder."""
 
     def __init__(self, run: Path) -> None:
+        """Read the index of the calls in the folder `run`; raises `InputError` where its table cannot be read."""
         try:
             self._groups = RowGroups(run, "calls", tuple({*KEY_COLUMNS, *COLUMNS}))
         except InputError as error:
@@ -65,7 +66,7 @@ class RecordedCalls:
         self._names, self._digests, self._places = self._index()
 
     def find(self, request: Request) -> RecordedCall:
-        """The answered call of the same name that asked about the same. Raises `NeverGenerated` where there is none."""
+        """The answered call with the request's id and prompt. Raises `NeverGenerated` where there is none."""
         known = answered = False
         digest: int | None = None
         for at in self._named(request.request_id):
@@ -79,7 +80,8 @@ class RecordedCalls:
         raise NeverGenerated(request.request_id, _absence(known, answered))
 
     def _index(self) -> tuple[Numbers, Numbers, Numbers]:
-        """Of every row, sorted by the first: hash of its name, digest, group and row; -1 for one without an answer."""
+        """Three arrays with an entry for each row of the table, sorted by the first: the hash of its request id, the digest of its
+        prompt, and its row group (upper 32 bits) with its row there (lower 32 bits), -1 for a call without an answer."""
         found = array("q"), array("q"), array("q")
         names, digests, places = found
         for group in range(len(self._groups)):
@@ -93,7 +95,7 @@ class RecordedCalls:
         return sorted_[0], sorted_[1], sorted_[2]
 
     def _named(self, name: str) -> Iterator[int]:
-        """Places in the index whose name may be this one."""
+        """Places in the index whose request id may be `name`: those with the same hash."""
         wanted = hash(name)
         at = int(np.searchsorted(self._names, wanted))
         while at < len(self._names) and self._names[at] == wanted:
@@ -107,7 +109,7 @@ class RecordedCalls:
         return RecordedCall(**read, usage=usage, timing=Timing(**{name: values[name](row) for name in TIMING}))
 
     def _group(self, number: int) -> dict[str, Value]:
-        """A row group, read or still there."""
+        """A row group, from memory or read from the file."""
         found = self._open.pop(number, None) or self._groups.read(number, COLUMNS)
         self._open[number] = found
         if len(self._open) > KEPT_GROUPS:
@@ -116,6 +118,7 @@ class RecordedCalls:
 
 
 def _absence(known: bool, answered: bool) -> str:
+    """Why there is no answer: whether a call of this request id was recorded, and whether one of them was answered."""
     if not known:
         return "the recorded run made no such call"
     if not answered:

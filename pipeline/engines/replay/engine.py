@@ -1,7 +1,8 @@
 """The `replay` backend: every call is answered from a recorded run, on virtual time and without any model.
 
-Requests enter; the answers of the recorded calls that asked the same leave, when a call took that long then or when a
-simulated device would have finished it. What was never generated is never made up: it is a `NeverGenerated`.
+Requests enter; the answers of the recorded calls with the same requests leave, after the time that each call took then or when a
+simulated device would have finished it. A request that was never answered is never given an invented answer: it raises
+`NeverGenerated`.
 """
 
 from collections.abc import AsyncIterator, Mapping
@@ -23,7 +24,7 @@ from pipeline.errors import EngineDead, InputError, NeverGenerated
 
 
 class RecordedText:
-    """What one engine of a recorded run answered: a `TextSource`."""
+    """The `TextSource` of what one engine of a recorded run answered."""
 
     def __init__(self, role: str, calls: RecordedCalls, tokenizer: Tokenizer, vocab_size: int) -> None:
         self._role, self._calls = role, calls
@@ -34,7 +35,7 @@ class RecordedText:
         return self.recall(request, max_model_len)[1]
 
     def recall(self, request: Request, max_model_len: int) -> tuple[RecordedCall, Output]:
-        """The recorded call that asked the same as `request`, and what that gets of it; raises `NeverGenerated`."""
+        """The recorded call with the same request, and the part of its answer that `request` gets; raises `NeverGenerated`."""
         try:
             call = self._calls.find(request)
         except InputError as error:
@@ -50,7 +51,7 @@ class RecordedText:
 
 
 def mismatch(call: RecordedCall, request: Request, role: str) -> str | None:
-    """Why `call` is no answer to `request` though it asked about the same, as a clause; None where it is one."""
+    """Why `call`, which has the id and prompt of `request`, cannot answer it, as a clause; None where it can."""
     if call.engine != role:
         return f"the recorded call went to the engine `{call.engine}`"
     for name, then, now in (
@@ -68,10 +69,11 @@ def mismatch(call: RecordedCall, request: Request, role: str) -> str | None:
 
 
 def output_of(call: RecordedCall, request: Request, limit: int, tokenizer: Tokenizer) -> Output | None:
-    """What `request` gets where its candidates may have `limit` tokens; None where a recorded text was cut before that.
+    """The part of the answer in `call` that `request` gets where its candidates may have `limit` tokens; None where a recorded text
+    was cut before that.
 
-    A candidate depends on the seed and its own number alone (`Request.seed`), and its text on nothing that comes after: of
-    recorded candidates the first few, and of recorded texts the beginning, are what the model would have written.
+    A candidate depends on the seed and its own number alone (`Request.seed`), and its text on nothing that comes after. So the
+    first few of the recorded candidates, and the beginnings of their texts, are what the model would have written.
     """
     if request.scored_ids:
         return Output((), (1,), scored_logprobs=call.scored_logprobs)
@@ -91,7 +93,7 @@ def output_of(call: RecordedCall, request: Request, limit: int, tokenizer: Token
 
 
 class ReplayEngine:
-    """The `Engine` contract over recorded calls, each of which takes as long as it took: nothing slows anything."""
+    """The `Engine` contract over recorded calls, each of which takes as long as it took then, whatever runs beside it."""
 
     def __init__(self, role: str, source: RecordedText, max_model_len: int) -> None:
         self.role, self._source = role, source
@@ -126,7 +128,7 @@ class ReplayEngine:
         )
 
     def statistics(self) -> EngineStatistics:
-        """See `EngineStatistics`: it is busy while it has a call. Outside of an event loop, as of the last change."""
+        """See `Engine.statistics`: it is busy while it has a call; outside of an event loop, until the last call began or ended."""
         return self._meter.statistics(running=self._meter.open_calls)
 
     async def aclose(self) -> None:
@@ -136,8 +138,8 @@ class ReplayEngine:
 
 @asynccontextmanager
 async def open_replay(specs: Mapping[str, ReplaySpec]) -> AsyncIterator[Mapping[str, Engine]]:
-    """Open an engine for each role of `specs`, which must be resolved (`recording.as_recorded`); those whose devices are
-    simulated and have one name share it. Raises `GraphError` or `InputError` where a run cannot be replayed."""
+    """Open an engine for each role of `specs`, which must have gone through `recording.as_recorded`; those with simulated devices of
+    one name share it. Raises `GraphError` or `InputError` where a run cannot be replayed."""
     calls_of = cache(RecordedCalls)
     recordings = {role: read_recording(spec.run) for role, spec in specs.items()}
     limits = {role: recording.limits(role) for role, recording in recordings.items()}
@@ -159,7 +161,7 @@ async def open_replay(specs: Mapping[str, ReplaySpec]) -> AsyncIterator[Mapping[
 
 
 def _facts(role: str, spec: ReplaySpec, recording: Recording) -> dict[str, Fact]:
-    """See `Engine.facts`; what computes, if anything, is the simulated engine's to say."""
+    """The facts (`Engine.facts`) about the replay; a simulated engine adds those about its device itself."""
     answers = "simulated" if recording.answers(role) == "simulated" else "recorded"
     costs = "calibrated" if spec.costs_from is not None and Path(spec.costs_from).name == CALIBRATION else spec.costs
     return {"answers": answers, "replay": spec.run, "replayed_backend": recording.engine(role).backend, "costs": costs}

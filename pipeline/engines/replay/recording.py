@@ -1,4 +1,4 @@
-"""What a run folder says about itself to who replays it: its engines, their costs, its seed and its input.
+"""What a replay needs to know of a recorded run before it reads any call: its engines, their limits, costs and tokenizers.
 
 `run.json` and an engines file enter, specs leave; no call is read here and nothing is opened.
 """
@@ -23,27 +23,30 @@ from pipeline.graph.spec import EngineSpec
 from pipeline.trace.run_file import RunFile
 
 PREFIX = "replay:"
-"""Before a run folder, in the place of an engines file."""
+"""Marks a run folder where the name of an engines file is expected: `replay:RUN`."""
 CALIBRATION = "calibration.yaml"
-"""In a run folder: simulated engines that were fitted to it."""
+"""The file in a run folder with simulated engines that were fitted to the run."""
 TOO_OLD = "was recorded by an earlier version, which did not keep what a replay needs; record it again"
+"""What is wrong with such a run folder, as a clause."""
 
 
 class RecordedLimits(Struct, frozen=True, kw_only=True):
-    """Of a recorded engine, in tokens and ids."""
+    """The context length of a recorded engine in tokens, and its number of token ids."""
 
     max_model_len: int
     vocab_size: int
 
 
 class Recording(Struct, frozen=True):
-    """A recorded run."""
+    """A recorded run, as its `run.json` describes it."""
 
     folder: str
+    """The run folder."""
     file: RunFile
+    """What its `run.json` says."""
 
     def engine(self, role: str) -> EngineSpec:
-        """The engine that played `role`; raises `GraphError` where none did, or one that only replayed itself."""
+        """The spec of the recorded engine `role`; raises `GraphError` where there was none, or it was a replay itself."""
         engines = self.file.plan.engines
         if role not in engines:
             raise GraphError(f"engine {role!r}", f"the run {self.folder} had no such engine; {did_you_mean(role, engines)}")
@@ -54,12 +57,13 @@ class Recording(Struct, frozen=True):
         return found
 
     def answers(self, role: str) -> str:
-        """What its completions came from, see `Engine.facts`; runs of earlier versions do not state it."""
+        """The fact `answers` of the recorded engine `role` (`Engine.facts`), worked out from its backend where the run does not state it,
+        as those of earlier versions do not."""
         stated = self.file.engine_facts.get(role, {}).get("answers")
         return str(stated or ("simulated" if self.engine(role).backend == "sim" else "model"))
 
     def limits(self, role: str) -> RecordedLimits:
-        """Limits of that engine; raises `InputError` where an earlier version did not keep them."""
+        """The limits of the recorded engine `role`; raises `InputError` where an earlier version did not record them."""
         try:
             return msgspec.convert(self.file.engine_facts.get(role), RecordedLimits)
         except msgspec.ValidationError as error:
@@ -67,7 +71,7 @@ class Recording(Struct, frozen=True):
 
 
 def read_recording(run: str) -> Recording:
-    """What the `run.json` in the folder says; raises `InputError`."""
+    """The recorded run in the folder `run`; raises `InputError` where its `run.json` cannot be read."""
     return Recording(run, RunFile.read(Path(run)))
 
 
@@ -78,7 +82,8 @@ def replayed(engines: Path | None) -> Path | None:
 
 
 def bindings(engines: Path | None) -> Path | Mapping[str, Any] | None:
-    """What `--engines` names: a file as it stands, of `replay:RUN` an engine for each of the run's."""
+    """The engines that the option `--engines` names: a file's path as it is, and for `replay:RUN` a mapping with a replay engine for
+    each engine of the run."""
     run = replayed(engines)
     if run is None:
         return engines
@@ -86,7 +91,8 @@ def bindings(engines: Path | None) -> Path | Mapping[str, Any] | None:
 
 
 def as_recorded(role: str, spec: ReplaySpec) -> ReplaySpec:
-    """`spec` with all that it leaves open decided. Raises `GraphError` or `InputError` where it cannot be."""
+    """`spec` with the values of the recorded run for all that it leaves open. Raises `GraphError` or `InputError` where the run does
+    not have them."""
     recording = read_recording(spec.run)
     then = recording.engine(role)
     recording.limits(role)
@@ -103,6 +109,7 @@ def as_recorded(role: str, spec: ReplaySpec) -> ReplaySpec:
 
 
 def _costs(role: str, spec: ReplaySpec, then: EngineSpec) -> tuple[Literal["recorded", "simulated"], str | None]:
+    """The decided `costs` and `costs_from` of a spec; `then` is the recorded engine."""
     fitted = Path(spec.run) / CALIBRATION
     if spec.costs == "recorded":
         if spec.costs_from is not None:
@@ -119,7 +126,8 @@ def _costs(role: str, spec: ReplaySpec, then: EngineSpec) -> tuple[Literal["reco
 
 
 def sim_spec(role: str, spec: ReplaySpec, recording: Recording) -> SimSpec:
-    """The roofline of an engine whose costs are simulated. It does not fail, and its context is the recorded one."""
+    """The simulated engine that says how long calls take where costs are simulated; without faults and with the recorded context
+    length."""
     found = recording.engine(role) if spec.costs_from is None else _of_file(role, Path(spec.costs_from))
     if isinstance(found, UnknownEngine):
         raise InputError(f"{spec.run}/run.json: $.engines.{role}", found.flaw)
@@ -137,7 +145,7 @@ def _of_file(role: str, path: Path) -> SimSpec:
 
 
 def tokenizer_of(role: str, spec: ReplaySpec, recording: Recording) -> Tokenizer:
-    """That of the recorded engine: of a simulated one its own, else its model's, of which no weights are loaded."""
+    """The tokenizer of the recorded engine `role`; no weights are loaded for it. Raises `GraphError` where it is not known."""
     engine = recording.engine(role)
     if engine.backend == "sim":
         return SimTokenizer()

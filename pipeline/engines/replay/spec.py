@@ -1,4 +1,4 @@
-"""What an engines file may say of an engine `replay`."""
+"""The keys that an engines file may hold for an engine `replay`."""
 
 from typing import Annotated, Literal
 
@@ -8,22 +8,23 @@ from pipeline.graph.spec import EngineSpec
 
 
 class ReplaySpec(EngineSpec, frozen=True, kw_only=True, tag="replay"):
-    """What a recorded run's engine of the same role answered, once more, on virtual time and without any model."""
+    """Gives the answers that the engine of the same role gave in a recorded run, on virtual time and without any model."""
 
     run: str
     """Folder of the recorded run."""
     costs: Literal["auto", "recorded", "simulated"] = "auto"
-    """How long a call takes. `recorded`: as long as it took then, whatever runs beside it. `simulated`: what a roofline says: of
-    a run that was simulated its own, else the one in its `calibration.yaml`. `auto`: `simulated` where there is a roofline."""
+    """How long a call takes. `recorded`: as long as it took then, whatever runs beside it. `simulated`: as long as a roofline says,
+    which is that of the recorded simulated engine or the one in the run's `calibration.yaml`. `auto`: `simulated` where there is a
+    roofline, else `recorded`."""
     costs_from: str | None = None
-    """An engines file of simulated engines whose roofline counts instead; of what they would write nothing is used."""
+    """An engines file of simulated engines whose rooflines are used instead; the text that they would write is not."""
     model: str = ""
-    """A label for the trace; by default the recorded model's."""
+    """The model's name in the trace; by default that of the recorded model."""
     trust_remote_code: bool = False
     """Let code run that comes with the recorded model's tokenizer; a run folder cannot ask for that itself."""
     max_in_flight: Annotated[int, Meta(ge=0, le=65536)] = 0
-    """0: as recorded."""
+    """See `EngineSpec.max_in_flight`; 0: as recorded."""
     timeout_s: Annotated[float, Meta(ge=0.0)] = 0.0
-    """0: as recorded."""
+    """See `EngineSpec.timeout_s`; 0: as recorded."""
     max_retries: Annotated[int, Meta(ge=-1, le=100)] = -1
-    """-1: as recorded."""
+    """See `EngineSpec.max_retries`; -1: as recorded."""

@@ -1,7 +1,7 @@
-"""The prefix cache of a simulated engine: a tree of token runs whose keys and values are kept, least recently used first out.
+"""The prefix cache of a simulated engine: a tree of token sequences, of which the least recently used are evicted first.
 
-Prompts and outputs enter, the length of the longest cached prefix leaves, exact to the token. What running requests
-will need is reserved beforehand, so a request that was let in never has to be thrown out again.
+Prompts and outputs enter, the length of the longest cached prefix leaves, exact to the token. The room that a running request
+will need is reserved when it is admitted, so it never has to be evicted.
 """
 
 import heapq
@@ -9,18 +9,18 @@ from collections.abc import Sequence
 
 
 class Node:
-    """A run of tokens that continues its parent's."""
+    """A sequence of tokens in the tree, which continues that of its parent."""
 
     __slots__ = ("children", "parent", "pins", "tokens", "used")
 
     def __init__(self, tokens: tuple[int, ...], parent: "Node | None") -> None:
         self.tokens, self.parent = tokens, parent
         self.children: dict[int, Node] = {}
-        """By their first token."""
+        """The nodes that continue this one, by their first token."""
         self.pins = 0
-        """How often it is held; a node that is held, or has children, stays."""
+        """How many running requests need this node; one that has pins or children is not evicted."""
         self.used = 0
-        """Its last use, as a count of all uses."""
+        """When it was last used, as the number of that use among all uses of nodes."""
 
 
 class PrefixCache:
@@ -41,7 +41,7 @@ class PrefixCache:
         return (self.cached + self.reserved) / self.capacity
 
     def match(self, tokens: tuple[int, ...], most: int) -> tuple[Node, int]:
-        """Where the longest cached prefix of `tokens`, at most `most` long, ends; that node is pinned."""
+        """The node at which the longest cached prefix of `tokens`, at most `most` long, ends, and the prefix's length; pins the node."""
         node, length = self._walk(self._root, tokens, 0, most)
         self.pin(node)
         return node, length
@@ -53,7 +53,7 @@ class PrefixCache:
             self._touch(self._add(end, tokens[start:]))
 
     def extend(self, node: Node, tokens: tuple[int, ...]) -> Node:
-        """Add `tokens` after `node` and move a pin from there to where they end; returns that."""
+        """Add `tokens` after `node`, and move a pin from `node` to the node at which they end, which is returned."""
         end, start = self._walk(node, tokens, 0, len(tokens))
         if start < len(tokens):
             end = self._add(end, tokens[start:])
@@ -62,16 +62,16 @@ class PrefixCache:
         return end
 
     def pin(self, node: Node) -> None:
-        """Hold `node`, and so everything before it."""
+        """Protect `node`, and so everything before it, from eviction once more."""
         node.pins += 1
 
     def unpin(self, node: Node) -> None:
-        """Hold `node` one time less."""
+        """Take back one `pin` of `node`."""
         node.pins -= 1
         self._touch(node)
 
     def reserve(self, tokens: int) -> bool:
-        """Set room for `tokens` aside, dropping what was not used for longest; False when it is not to be had."""
+        """Reserve room for so many tokens, evicting what was not used for longest; False when there is not enough room."""
         while self.cached + self.reserved + tokens > self.capacity:
             if not self._drop_one():
                 return False
@@ -79,7 +79,7 @@ class PrefixCache:
         return True
 
     def release(self, tokens: int) -> None:
-        """Give room back that was set aside."""
+        """Give back room for so many tokens that was reserved."""
         self.reserved -= tokens
 
     def _add(self, node: Node, tokens: tuple[int, ...]) -> Node:
@@ -120,7 +120,7 @@ class PrefixCache:
         self._offer(node)
 
     def _offer(self, node: Node) -> None:
-        """Note that `node` may be dropped, if nothing needs it."""
+        """Note `node` for eviction, if it has no children and no pins."""
         if not node.children and not node.pins and node.parent is not None:
             self._entries += 1
             heapq.heappush(self._unused, (node.used, self._entries, node))
@@ -142,7 +142,7 @@ class PrefixCache:
 
 
 def _shared(left: Sequence[int], right: Sequence[int]) -> int:
-    """Length of the common prefix, by halving: comparing slices is quick."""
+    """Length of the common prefix, by bisection, because comparing slices is fast."""
     low, high = 0, min(len(left), len(right))
     while low < high:
         middle = (low + high + 1) // 2

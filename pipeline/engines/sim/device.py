@@ -21,17 +21,18 @@ from pipeline.engines.sim.spec import SimDeviceSpec
 
 
 class Share:
-    """One engine's part of a device."""
+    """One engine on a device: its scheduler, whether it is busy, and when a decision about its next iteration was last due."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self.scheduler = scheduler
         self.busy = False
         self.boundary_clock = -math.inf
-        """What the clock said when its last boundary was handled; until the clock moves on, arrivals still join there."""
+        """The clock's time when the engine's last boundary between iterations was handled; work that arrives before the clock moves on
+        still joins there."""
         self.boundary_time = -math.inf
-        """Time of that boundary; the clock may have been read a little later."""
+        """The exact time of that boundary; the clock may have been read a rounding error later."""
         self.is_cut = False
-        """The forecast was cut after the iteration under way."""
+        """Whether the forecast was cut after the iteration under way."""
         self._busy_s = 0.0
         self._since = 0.0
 
@@ -46,7 +47,7 @@ class Share:
 
 
 class SimDevice:
-    """The accelerator that `spec` describes."""
+    """The simulated accelerator that `spec` describes, with the engines that share it."""
 
     def __init__(self, spec: SimDeviceSpec) -> None:
         self.spec = spec
@@ -58,13 +59,13 @@ class SimDevice:
         self._work = 0.0
 
     def join(self, scheduler: Scheduler) -> Share:
-        """One more engine computes here."""
+        """Add an engine, whose `scheduler` decides what it computes here."""
         share = Share(scheduler)
         self.shares.append(share)
         return share
 
     def add(self, share: Share, job: Job, now: float) -> bool:
-        """A job arrives; returns whether the next event may be another one for it."""
+        """Queue `job`, which arrives at `now`; returns whether `next_event` may have changed."""
         self.advance(now)
         changes = share.scheduler.add(job)
         if changes:
@@ -72,7 +73,7 @@ class SimDevice:
         return changes
 
     def drop(self, share: Share, job: Job, now: float) -> None:
-        """A job is cancelled; its sequences leave with the iteration under way."""
+        """Cancel `job`; its sequences leave the batch after the iteration under way."""
         self.advance(now)
         if math.isnan(job.finished) and not job.cancelled and share.scheduler.drop(job):
             self._reconsider(share, now)
@@ -89,20 +90,20 @@ class SimDevice:
             self._finish_forecast(first, time, now)
 
     def next_event(self) -> float:
-        """When `advance` has something to do, if nothing arrives before."""
+        """The time at which `advance` has something to do, if nothing arrives before; infinite where it never has."""
         earliest = math.inf
         for share in self.shares:
             scheduler = share.scheduler
             if scheduler.forecast:
                 time = self._time(scheduler.end)
-                # What ends without a finished job waits for nobody: come when the moment is over.
+                # No task waits for a forecast that ends without a finished job: its event comes when the clock has moved past it.
                 earliest = min(earliest, time if scheduler.finishes_job() else math.nextafter(time, math.inf))
             elif share.busy:
                 earliest = min(earliest, math.nextafter(share.boundary_clock, math.inf))
         return earliest
 
     def _reconsider(self, share: Share, now: float) -> None:
-        """Decide anew at the next boundary, which may be this moment."""
+        """Have the engine decide again at its next boundary between iterations, which may be this moment."""
         scheduler = share.scheduler
         if not share.busy:
             self._set_busy(share, True, now)

@@ -1,8 +1,8 @@
-"""The `sim` backend: engines that cost what a roofline says and write seeded text, on the clock that the caller runs on.
+"""The `sim` backend: engines that take the time that a roofline gives and write seeded text, on the caller's event loop.
 
 Requests enter as at any engine; the answers leave when a continuous-batching server with this device would have
 finished them. On a virtual clock (`VirtualClock`) hours pass in seconds, and equal requests at equal times give equal
-results to the last bit; on a real clock the engines take real time. Time is asked of anyio and nothing else.
+results to the last bit; on a real clock the engines take real time. The only clock is anyio's.
 """
 
 import math
@@ -23,7 +23,7 @@ from pipeline.engines.sim.cache import PrefixCache
 from pipeline.engines.sim.device import Share, SimDevice
 from pipeline.engines.sim.scheduler import Job, Scheduler
 from pipeline.engines.sim.spec import SimFaultsSpec, SimSpec
-from pipeline.engines.sim.text import ModelText, Output, TextSource
+from pipeline.engines.sim.text import Output, SeededText, TextSource
 from pipeline.engines.sim.tokenizer import VOCAB_SIZE
 from pipeline.engines.validate import validate_request
 from pipeline.errors import EngineDead, GraphError, RequestRefused
@@ -31,7 +31,7 @@ from pipeline.tasks import background_tasks
 
 
 class DeviceClock:
-    """Runs one device on anyio's clock: sleeps from event to event."""
+    """Runs one device on anyio's clock: sleeps until its next event, handles that, and so on."""
 
     def __init__(self, device: SimDevice) -> None:
         self.device = device
@@ -39,7 +39,7 @@ class DeviceClock:
         self._never = anyio.Event()
 
     async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
-        """Never returns; cancel it."""
+        """Handle the device's events; runs until it is cancelled."""
         task_status.started()
         while True:
             with anyio.CancelScope(deadline=self.device.next_event()) as self._sleep:
@@ -96,7 +96,7 @@ class SimEngine:
         return self._faults.garble(request, completion)
 
     def statistics(self) -> EngineStatistics:
-        """See `EngineStatistics`; outside of an event loop, as of the last change."""
+        """See `Engine.statistics`; outside of an event loop `busy_s` is that of the last change."""
         now = -math.inf
         with suppress(RuntimeError):
             now = anyio.current_time()
@@ -114,7 +114,7 @@ class SimEngine:
         self._scheduler.cache = PrefixCache(self.spec.kv_cache_tokens)
 
     async def aclose(self) -> None:
-        """Let go of all requests, which raise `EngineDead`."""
+        """See `Engine.aclose`."""
         self._closed = True
         self.kill("it was closed")
 
@@ -127,7 +127,7 @@ class SimEngine:
             done.set()
 
     async def restart(self) -> None:
-        """See `Restartable.restart`: with an empty cache, and in no time."""
+        """See `Restartable.restart`: the cache is empty then, and no time passes."""
         if self._closed:
             raise EngineDead(self.role, "it was closed")
         self._join_device()
@@ -135,13 +135,13 @@ class SimEngine:
         self._alive = self._computes = True
 
     def _join_device(self) -> None:
-        """Begin with an empty queue and an empty cache, as a share of the device of its own."""
+        """Take a new share of the device, with an empty queue and an empty cache."""
         self._scheduler = Scheduler(self.spec)
         self._share = self._clock.device.join(self._scheduler)
         self._shares.append(self._share)
 
     def _fail(self, fault: str | None) -> None:
-        """Carry out a fault that was asked for."""
+        """Carry out a fault of `SimFaults.next_call`, if there is one."""
         if fault == "dies":
             self.kill(f"it was told to, by dies_after_calls={self.spec.faults.dies_after_calls}")
         elif fault == "hangs":
@@ -150,7 +150,7 @@ class SimEngine:
         self._check_alive()
 
     def _drop_all(self) -> None:
-        """Compute nothing of what is waiting or under way."""
+        """Drop all jobs from the device, waiting or running."""
         for job in self._open_jobs:
             self._clock.device.drop(self._share, job, anyio.current_time())
         self._clock.adjust()
@@ -160,7 +160,8 @@ class SimEngine:
             raise EngineDead(self.role, self._exit_reason)
 
     def _jobs(self, request: Request, prompt: tuple[int, ...], output: Output) -> dict[Job, anyio.Event]:
-        """One job, and one more for each candidate beyond `max_num_seqs`, with what is set when it is done."""
+        """The jobs of a request, each with the event that is set when it is done: one for the first `max_num_seqs` candidates, and one
+        for each further candidate."""
         computed = prompt + request.scored_ids
         need = len(computed) + sum(output.lengths)
         if need > self.spec.kv_cache_tokens:
@@ -197,7 +198,7 @@ class SimEngine:
 
 
 class SimFaults:
-    """The faults of one engine, by `spec`. It decides and garbles; what a fault does to the engine and its calls is not its business."""
+    """Decides which calls of one engine meet a fault, and garbles completions; the engine itself carries out a death or a hang."""
 
     def __init__(self, spec: SimFaultsSpec) -> None:
         self._spec = spec
@@ -205,18 +206,18 @@ class SimFaults:
         self._attempts: Counter[str] = Counter()
 
     def reset(self) -> None:
-        """The engine was started again."""
+        """Count calls from 0 again, after the engine was restarted."""
         self._calls = 0
 
     def next_call(self) -> Literal["dies", "hangs"] | None:
-        """What the engine does at the call that arrives now."""
+        """Count a call; returns the fault that the engine meets at it, None for none."""
         self._calls += 1
         if self._spec.dies_after_calls is not None and self._calls > self._spec.dies_after_calls:
             return "dies"
         return "hangs" if self._spec.hangs_after_calls is not None and self._calls > self._spec.hangs_after_calls else None
 
     def garble(self, request: Request, completion: Completion) -> Completion:
-        """The completion as it leaves: some are no answer, in every way in which one can fail to be."""
+        """The completion as the engine returns it; a share of them are made invalid, each in one of the ways of `_GARBAGE`."""
         if not self._spec.garbage_share:
             return completion
         attempt = self._attempts[request.request_id]
@@ -256,7 +257,7 @@ _GARBAGE: tuple[Callable[[Completion], Completion], ...] = (_nothing, _never_ask
 
 
 def _facts(spec: SimSpec) -> dict[str, Fact]:
-    """See `Engine.facts`; `device` is how earlier versions named the device."""
+    """See `Engine.facts`; `device` is the key under which earlier versions gave the device's name."""
     name, rate = spec.device.name, float(spec.device.flops_per_s)
     facts: dict[str, Fact] = {"answers": "simulated", "devices": (name,), "device_model": name, "device": name}
     facts |= {"kv_cache_tokens": spec.kv_cache_tokens}
@@ -289,13 +290,13 @@ def _devices(specs: Mapping[str, SimSpec]) -> dict[str, SimDevice]:
 @asynccontextmanager
 async def open_sim(specs: Mapping[str, SimSpec]) -> AsyncIterator[Mapping[str, Engine]]:
     """Open the simulated engines of all roles; those that name the same device share it."""
-    async with open_devices(specs, {role: ModelText(spec) for role, spec in specs.items()}) as engines:
+    async with open_devices(specs, {role: SeededText(spec) for role, spec in specs.items()}) as engines:
         yield engines
 
 
 @asynccontextmanager
 async def open_devices(specs: Mapping[str, SimSpec], sources: Mapping[str, TextSource]) -> AsyncIterator[Mapping[str, SimEngine]]:
-    """Open engines that cost what `specs` say and answer what their `sources` say."""
+    """Open an engine for each role, which takes the time that its spec gives and answers what its source of text gives."""
     clocks = {name: DeviceClock(device) for name, device in _devices(specs).items()}
     engines = {role: SimEngine(role, spec, clocks[spec.device.name], sources[role]) for role, spec in specs.items()}
     async with background_tasks() as tasks:

@@ -1,7 +1,7 @@
-"""What iterations of a simulated engine cost, in seconds on a device of its own: a roofline, in closed form. Pure.
+"""How long iterations of a simulated engine take, in seconds on a device of its own: a roofline, in closed form. Pure.
 
-Figures of a device and a model enter, seconds leave. An iteration takes the larger of its arithmetic and its memory
-traffic, plus a constant overhead.
+Figures of a device and a model enter, seconds leave. An iteration takes the longer of its arithmetic and its memory traffic, plus
+a constant overhead.
 """
 
 import math
@@ -12,33 +12,35 @@ from pipeline.engines.sim.spec import SimSpec
 
 
 class Roofline:
-    """The costs of one model on one device."""
+    """The times, in seconds, that one model takes on one device."""
 
     def __init__(self, spec: SimSpec) -> None:
         device = spec.device
         self.token_s = 2 * spec.parameters / device.flops_per_s
-        """Arithmetic of one token; that of attention is left out."""
+        """Arithmetic of one token, without attention."""
         self.weights_s = spec.parameters * spec.bytes_per_parameter / device.bytes_per_s
-        """Reading all weights, once an iteration."""
+        """Reading all weights, which every iteration does once."""
         self.kv_s = spec.kv_bytes_per_token / device.bytes_per_s
-        """Reading keys and values of one token; every sequence reads its own context, shared or not."""
+        """Reading the keys and values of one token; every sequence reads its whole context, shared with others or not."""
         self.overhead_s = device.overhead_s
 
     def batch(self, tokens: int, reads: int, growth: int) -> "BatchCost":
-        """Iterations of `tokens` each; the first reads `reads` tokens of context, each next one `growth` more."""
+        """The cost of iterations that compute `tokens` tokens each; the first reads `reads` tokens of context, each next one `growth`
+        more than the one before."""
         return BatchCost(tokens * self.token_s, self.weights_s + reads * self.kv_s, growth * self.kv_s, self.overhead_s)
 
 
 class BatchCost(Struct, frozen=True):
-    """What iterations of one batch cost, in seconds."""
+    """How long iterations of one batch take; all fields are seconds."""
 
     compute: float
-    """Arithmetic of one iteration: the batch is the same in all of them."""
+    """Arithmetic of one iteration, the same in all of them."""
     memory: float
-    """Traffic of the first one."""
+    """Memory traffic of the first iteration."""
     growth: float
-    """More of it in each next one, as every sequence reads one token more."""
+    """By how much the traffic grows with each iteration, as every sequence reads one token more."""
     overhead: float
+    """Constant time added to each iteration."""
 
     def duration(self, iterations: int) -> float:
         """Seconds of the first `iterations` together, without a loop over them.

@@ -1,7 +1,7 @@
 """Continuous batching of one simulated engine, in device work instead of time, and in segments instead of iterations.
 
 Jobs enter; they leave finished, with the moments at which they were scheduled, had their first token and ended. Plain
-synchronous code: no clock, no task. Work is measured in the seconds that it would take on a device of one's own.
+synchronous code: no clock, no task. Work is measured in the seconds that it would take if no other engine shared the device.
 
 Why nothing loops over tokens: the length of every answer is known when its request arrives, and between two decisions
 the batch changes only when a sequence ends. So the time up to the next decision is a *forecast*: a few segments of equal
@@ -37,13 +37,13 @@ from pipeline.engines.sim.roofline import BatchCost, Roofline
 from pipeline.engines.sim.spec import SimSpec
 
 Key = tuple[int, float, str, int]
-"""Of a job, by which jobs are ordered: priority, arrival, request id, number."""
+"""What jobs are ordered by: priority, arrival, request id, number."""
 OLDEST_EVERY = 8
-"""One admission in so many goes to the oldest job, whatever its priority, so that none waits for ever."""
+"""One admission in so many goes to the oldest job, whatever its priority, so that none waits forever."""
 
 
 class Job:
-    """One request in a scheduler: its lengths are known beforehand, because its text is."""
+    """One request in a scheduler; its lengths are known when it arrives, because the text source has given its text."""
 
     __slots__ = (
         "arrived", "cached", "cached_outputs", "cancelled", "computed", "finished", "first_token", "key", "lengths", "node",
@@ -67,22 +67,22 @@ class Job:
         self.lengths = lengths
         """Tokens to sample for each candidate; the prompt's last iteration samples the first ones."""
         self.cached_outputs = cached_outputs
-        """Outputs that stay in the prefix cache afterwards."""
+        """Output tokens of each candidate that the prefix cache keeps when the job is finished."""
         self.sequences = self.unfinished = len(lengths)
         self.arrived = key[1]
         self.scheduled = self.first_token = self.finished = math.nan
-        """Moments, by the clock of whoever calls; not a number until they come."""
+        """The times of these events on the caller's clock, in seconds; NaN until they happen."""
         self.node: Node | None = None
-        """Where its prefix ends in the cache, while it runs."""
+        """The node of the prefix cache at which its prompt ends so far; None while it does not run."""
         self.cached = self.computed = self.reserved = 0
-        """Tokens: of the prompt from the cache, of the prompt computed, and room set aside in the cache."""
+        """Numbers of tokens: prompt tokens from the cache, prompt tokens computed, and room reserved in the cache."""
         self.queued = True
-        """Neither admitted nor cancelled."""
+        """Whether it waits: it was neither admitted nor cancelled."""
         self.cancelled = False
 
     @property
     def kv_tokens(self) -> int:
-        """Tokens whose keys and values it takes at most."""
+        """Most tokens whose keys and values it keeps at once."""
         return len(self.prompt) + sum(self.lengths)
 
 
@@ -94,10 +94,10 @@ class Segment(Struct, frozen=True):
     iterations: int
     cost: BatchCost
     chunks: tuple[tuple[Job, int], ...]
-    """Prompt tokens computed for jobs; only in a segment of one iteration."""
+    """Each job whose prompt is computed here, with the number of its tokens; only in a segment of one iteration."""
 
     def cut(self, work: float) -> "Segment":
-        """Its iterations up to the one that is under way, or just ends, at `work`.
+        """The segment up to the end of the iteration that is under way, or just ends, at `work`.
 
         Example: iterations of 2 s from 10 on, so that they end at 12, 14, 16, ...; cut at 13 or at 14 it ends at 14.
         """
@@ -108,12 +108,12 @@ class Segment(Struct, frozen=True):
 
 
 def segment(start: float, iterations: int, cost: BatchCost, chunks: tuple[tuple[Job, int], ...] = ()) -> Segment:
-    """So many iterations, from `start` on."""
+    """A segment of so many iterations that begins at `start`, in device work."""
     return Segment(start, start + cost.duration(iterations), iterations, cost, chunks)
 
 
 class Finish(NamedTuple):
-    """A sequence will have its last token after `iteration`, with `context` tokens of keys and values to read."""
+    """The future end of one sequence: its last token comes with `iteration`, when it reads `context` tokens of keys and values."""
 
     iteration: int
     key: Key
@@ -129,27 +129,29 @@ class Scheduler:
         self.roofline, self.cache = Roofline(spec), PrefixCache(spec.kv_cache_tokens)
         self.max_num_seqs, self.max_num_batched_tokens = spec.max_num_seqs, spec.max_num_batched_tokens
         self.work = 0.0
-        """Device work at the boundary that `size` and `context` describe."""
+        """Device work at the boundary between iterations that the other fields describe."""
         self.running = self.waiting = 0
         """Jobs that were admitted and have not ended, and jobs in the queue."""
         self.forecast: deque[Segment] = deque()
-        """What will be computed until the next decision if nothing arrives and nothing is cancelled; empty: nothing is."""
+        """What will be computed until the next decision if nothing arrives and nothing is cancelled; empty: nothing is computed."""
         self.size = 0
-        """Sequences that decode."""
+        """How many sequences decode."""
         self._context = 0
-        """Tokens that they read in the next iteration."""
+        """Tokens whose keys and values these sequences read in the next iteration."""
         self._iteration = 0
-        """Iterations so far."""
+        """How many iterations are over."""
         self._queue: list[tuple[Key, Job]] = []
+        """Waiting jobs, a heap by key; one that was admitted from the other heap, or cancelled, may still be in it."""
         self._by_age: list[tuple[Key, Job]] = []
-        """The queue once more, as if all had one priority; a job that was admitted from the one still stands in the other."""
+        """The same jobs, a heap by arrival."""
         self._admissions = 0
         self._partial: Job | None = None
         """The job whose prompt is computed in part; there is never a second one."""
         self._finishes: list[Finish] = []
         self._last_iterations: list[tuple[int, Key, Job]] = []
-        """Of each job whose prompt is done, the iteration after which it is finished; a heap."""
+        """For each job whose prompt is computed, the iteration after which it is finished; a heap."""
         self._dropped = False
+        """Whether a running job was cancelled since the last decision."""
 
     @property
     def end(self) -> float:
@@ -158,30 +160,30 @@ class Scheduler:
 
     @property
     def needs_decision(self) -> bool:
-        """May the next iteration hold anything but the sequences that decode already?"""
+        """Whether the next iteration may compute anything but the sequences that decode already."""
         return bool(self._dropped or self._partial or self.waiting)
 
     @property
     def decoding_only(self) -> bool:
-        """Does the forecast begin with an iteration that computes no prompt?"""
+        """Whether the forecast, which must not be empty, begins with an iteration that computes no prompt."""
         return not self.forecast[0].chunks
 
     def finishes_job(self) -> bool:
-        """Does a job finish at the end of the forecast?"""
+        """Whether a job finishes at the end of the forecast."""
         left = self._last_iterations[0][0] - self._iteration if self._last_iterations else math.inf
         for each in self.forecast:
             left -= each.iterations
         return left <= 0
 
     def add(self, job: Job) -> bool:
-        """Queue `job`; returns whether the next iteration may have to be decided anew for it."""
+        """Queue `job`; returns whether the next iteration may have to be decided again for it."""
         heappush(self._queue, (job.key, job))
         heappush(self._by_age, ((0, *job.key[1:]), job))
         self.waiting += 1
         return self._head() is job
 
     def drop(self, job: Job) -> bool:
-        """Forget `job`; returns whether the next iteration has to be decided anew for it."""
+        """Cancel `job`; returns whether the next iteration has to be decided again for it."""
         if job.node is None:
             head = self._head()
             job.queued, job.cancelled = False, True
@@ -191,13 +193,13 @@ class Scheduler:
         return True
 
     def decide(self, now: float) -> None:
-        """Settle what the next iterations compute, at a boundary that is reached at time `now`."""
+        """Decide what the next iterations compute, at a boundary that is reached at time `now`."""
         self._purge()
         chunks = self._prompts(now)
         self._make_forecast(chunks)
 
     def catch_up(self, work: float, time: Callable[[float], float]) -> None:
-        """Move the boundary over the segments that end by `work`, but for the forecast's last; `time` says when each ended."""
+        """Move the boundary over the segments that end by `work`, except the last one; `time` gives the time of a moment of work."""
         while len(self.forecast) > 1 and self.forecast[0].end <= work:
             done = self.forecast.popleft()
             self._advance(done, time(done.end))
@@ -209,7 +211,7 @@ class Scheduler:
         return self._advance(done, time(done.end))
 
     def cut(self, work: float) -> bool:
-        """Let the iteration that is under way at `work` be the last of the forecast; False if none is, and a decision is due."""
+        """Let the forecast end with the iteration that is under way at `work`; False if none is, so that a decision is due at once."""
         first = self.forecast[0]
         self.forecast.clear()
         if work <= first.start and not first.chunks:
@@ -218,11 +220,11 @@ class Scheduler:
         return True
 
     def discard_forecast(self) -> None:
-        """Take the forecast back before its first iteration."""
+        """Drop the forecast, none of which must have been computed."""
         self.forecast.clear()
 
     def _head(self) -> Job | None:
-        """Who is admitted next: by priority, every so often by age; nobody passes it while it waits for sequences or room."""
+        """The job to admit next: by priority, and every so often the oldest; no other is admitted while it waits for sequences or room."""
         if not self.waiting:
             return None
         for queue in (self._queue, self._by_age):
@@ -249,7 +251,7 @@ class Scheduler:
         return chunks
 
     def _admit(self, sequences: int, now: float) -> Job | None:
-        """The next of the queue, if it fits beside so many `sequences` and into the cache."""
+        """Admit the next job of the queue, if it fits beside so many `sequences` and into the cache; else None."""
         job = self._head()
         if job is None or sequences + job.sequences > self.max_num_seqs:
             return None
@@ -266,7 +268,7 @@ class Scheduler:
         return job
 
     def _make_forecast(self, chunks: list[tuple[Job, int]]) -> None:
-        """Lay out segments up to the next decision."""
+        """Set the forecast to the segments up to the next decision; `chunks` are the prompt tokens of the first one."""
         at, size, context, iteration = self.work, self.size, self._context, self._iteration
         if chunks:
             tokens = sum(count for _, count in chunks)
@@ -277,18 +279,21 @@ class Scheduler:
                 if job.cached + job.computed + count == len(job.prompt):
                     self._expect(job)
                     size, context = size + job.sequences, context + job.sequences * (len(job.prompt) + 1)
-        # A prompt that is done may free sequences and room, so whoever waits is asked again right after it.
+        # A prompt that is done may free sequences and room, so waiting jobs are considered again right after it.
         if size and self._partial is None and not (chunks and self.waiting):
             self._forecast_decoding(at, size, context, iteration)
 
     def _expect(self, job: Job) -> None:
-        """Note when the sequences of `job` end; the next iteration gives their first tokens."""
+        """Note when the sequences of `job` will end; the next iteration gives their first tokens."""
         for candidate, length in enumerate(job.lengths):
             insort(self._finishes, Finish(self._iteration + length, job.key, candidate, len(job.prompt) + length, job))
         heappush(self._last_iterations, (self._iteration + max(job.lengths), job.key, job))
 
     def _forecast_decoding(self, at: float, size: int, context: int, iteration: int) -> None:
-        """Lay out decoding until the next job is finished or, while something waits to be admitted, until a sequence ends."""
+        """Add segments of decoding until the next job is finished or, while a job waits to be admitted, until a sequence ends.
+
+        `at` is the device work, `size`, `context` and `iteration` describe the batch, where these segments begin.
+        """
         while self._last_iterations[0][2].cancelled:
             heappop(self._last_iterations)
         horizon = self._finishes[0].iteration if self.waiting else self._last_iterations[0][0]
@@ -302,7 +307,7 @@ class Scheduler:
             size, context = size - 1, context - finish.context
 
     def _advance(self, done: Segment, now: float) -> list[Job]:
-        """Bring batch and cache to the end of `done`; returns the jobs that finish there."""
+        """Move batch and cache to the end of the segment `done`, at time `now`; returns the jobs that finish there."""
         self.work = done.end
         self._iteration += done.iterations
         self._context += done.iterations * self.size
@@ -326,7 +331,7 @@ class Scheduler:
         return finished
 
     def _start_decoding(self, job: Job, now: float) -> None:
-        """The whole prompt is computed: others may reuse it, and the sequences of `job` decode from here on."""
+        """Put the computed prompt of `job` into the cache, where other jobs may reuse it, and let its sequences decode."""
         assert job.node is not None
         job.first_token = now
         self.size += job.sequences
@@ -335,7 +340,7 @@ class Scheduler:
         self._release(job, job.reserved - sum(job.lengths))
 
     def _complete(self, job: Job, now: float) -> None:
-        """All sequences of `job` have ended: its outputs stay in the cache, in the room that was reserved for them."""
+        """Finish `job`, all of whose sequences have ended: its outputs stay in the cache, in the room that was reserved for them."""
         assert job.node is not None
         job.finished = now
         self._release(job, job.reserved)
@@ -351,7 +356,7 @@ class Scheduler:
         self.cache.release(tokens)
 
     def _purge(self) -> None:
-        """Take dropped jobs out of the batch."""
+        """Take cancelled jobs out of the batch."""
         if not self._dropped:
             return
         self._dropped = False

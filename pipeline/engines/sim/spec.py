@@ -1,4 +1,4 @@
-"""What an engines file may say of an engine `sim`: the device, the model on it, what it writes, and what goes wrong."""
+"""The keys that an engines file may hold for an engine `sim`: its device, the model on it, what it writes, and its faults."""
 
 from typing import Annotated
 
@@ -12,11 +12,11 @@ class SimDeviceSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     name: str
     flops_per_s: Annotated[float, Meta(gt=0)]
-    """Dense matrix rate that is reached in practice, FLOP/s."""
+    """Rate of dense matrix products that is reached in practice, FLOP/s."""
     bytes_per_s: Annotated[float, Meta(gt=0)]
     """Memory bandwidth that is reached in practice, bytes/s."""
     overhead_s: Annotated[float, Meta(ge=0, le=1e6)] = 0.0
-    """Added to every iteration: launches, sampling, scheduling."""
+    """Seconds added to every iteration, for launches, sampling and scheduling."""
 
 
 class SimTextSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -30,12 +30,13 @@ class SimTextSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """
 
     steps_mean: Annotated[float, Meta(gt=0, le=1e5)] = 12.0
-    """Steps of a thought: log-normal over the problems, mean and sigma."""
+    """Mean number of steps of a thought, which is log-normal over the problems; `steps_sigma` is the sigma of its logarithm."""
     steps_sigma: Annotated[float, Meta(ge=0, le=3)] = 0.5
     step_tokens_mean: Annotated[float, Meta(gt=1, le=1e5)] = 40.0
-    """Tokens of a step: log-normal over the candidates, mean and sigma."""
+    """Mean number of tokens of a step, which is log-normal over the candidates; `step_tokens_sigma` is the sigma of its logarithm."""
     step_tokens_sigma: Annotated[float, Meta(ge=0, le=3)] = 0.6
     answer_tokens: Tokens = 40
+    """Tokens of an answer."""
     step_accuracy: Annotated[float, Meta(ge=0, le=1)] = 0.9
     """Chance that a step this engine writes is right."""
     step_correlation: Annotated[float, Meta(ge=0, le=1)] = 0.5
@@ -45,31 +46,34 @@ class SimTextSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 
 class SimFaultsSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How a simulated engine fails, for drills. It never fails by itself."""
+    """How a simulated engine fails, to try out what a run does then. Without these it never fails."""
 
     dies_after_calls: Count | None = None
-    """It dies at the call after these; once started again it counts from 0."""
+    """It dies at the call after this many; once restarted it counts from 0."""
     hangs_after_calls: Count | None = None
-    """It computes nothing more from the call after these on; once started again it counts from 0."""
+    """It computes nothing more from the call after this many on; once restarted it counts from 0."""
     garbage_share: Annotated[float, Meta(ge=0, le=1)] = 0.0
-    """Share of the attempts that are answered with what is no answer, drawn by the call's name and attempt."""
+    """Share of the attempts that get an invalid answer, drawn by request id, seed and attempt."""
 
 
 class SimSpec(RestartableSpec, frozen=True, kw_only=True, tag="sim"):
-    """A model that costs what a roofline says and writes seeded text, on virtual time."""
+    """A simulated model that takes the time that a roofline gives and writes seeded text, on virtual time."""
 
     model: str
-    """A label for the trace."""
+    """The model's name in the trace; the seeded text depends on it."""
     device: SimDeviceSpec
     parameters: Annotated[float, Meta(gt=0, le=1e15)]
-    """Weights of the model; each costs 2 FLOP a token."""
+    """Number of the model's weights; each costs 2 FLOP a token."""
     bytes_per_parameter: Annotated[float, Meta(gt=0, le=1e15)] = 2.0
     kv_bytes_per_token: Annotated[float, Meta(ge=0, le=1e12)]
-    """Keys and values of one token over all layers, bytes."""
+    """Bytes of the keys and values of one token over all layers."""
     kv_cache_tokens: Annotated[int, Meta(ge=1)] = 1_000_000
-    """Tokens whose keys and values fit."""
+    """Tokens whose keys and values fit into the cache."""
     max_num_seqs: Annotated[int, Meta(ge=1)] = 256
+    """Most sequences computed together."""
     max_num_batched_tokens: Annotated[int, Meta(ge=16)] = 8192
+    """Most tokens computed in one iteration."""
     max_model_len: Annotated[int, Meta(ge=16)] = 32768
+    """Context length in tokens."""
     text: SimTextSpec = SimTextSpec()
     faults: SimFaultsSpec = SimFaultsSpec()

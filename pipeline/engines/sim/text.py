@@ -1,4 +1,4 @@
-"""The text of a simulated model: seeded steps that say where they stand, verdicts on them, and a boxed answer.
+"""The text of a simulated model: seeded steps that state their number and quality, verdicts on them, and a boxed answer.
 
 A prompt enters, and what the model would write leaves; nothing here knows of time. Like a language model it keeps no
 state: every step ends in a marker such as `; step 3 of 12 ok`, and the next step reads it at the prompt's tail. The
@@ -45,11 +45,11 @@ _WORDS = "so the sum and this gives that we get two terms if each value is set b
 
 
 Piece = tuple[tuple[int, ...], str]
-"""Ids, and their text, which is cheaper to put together than to decode."""
+"""Token ids and their text; joining texts is cheaper than decoding the joined ids."""
 
 
 def _filler(tokens: int) -> tuple[Piece, tuple[int, ...]]:
-    """Lower-case words, three bytes a token, and the positions at which a word starts."""
+    """So many tokens of lower-case words, three bytes a token, and the positions at which a word starts."""
     draw = Random(0)
     text = "".join(f"{draw.choice(_WORDS)} " for _ in range(2 * tokens))[: 3 * tokens]
     return (tuple(_encode(text)), text), tuple(i for i in range(1, tokens // 2) if text[3 * i - 1] == " ")
@@ -58,36 +58,39 @@ def _filler(tokens: int) -> tuple[Piece, tuple[int, ...]]:
 (_FILLER, _FILLER_TEXT), _STARTS = _filler(4096)
 
 
-class Problem(Struct, frozen=True):
+class SimProblem(Struct, frozen=True):
     """What a simulated model knows of a problem."""
 
     key: str
+    """A hash of the problem's text."""
     answer: str
+    """The right answer."""
     normal: float
     """Standard normal draw that decides the number of steps."""
 
 
-class State(Struct, frozen=True):
-    """Where a chain of thought stands at the end of a prompt."""
+class ThoughtState(Struct, frozen=True):
+    """How far a chain of thought has come at the end of a prompt."""
 
-    problem: Problem | None
+    problem: SimProblem | None
     """None: the prompt follows no chat template; the model writes steps without an end."""
     done: int
+    """Steps that are written."""
     total: int
-    """Steps: written, and in all."""
+    """Steps that the whole thought will have."""
     all_right: bool
-    """No step so far was wrong."""
+    """Whether no step so far was wrong."""
     closed: bool
-    """The thought has ended: `</think>` is there."""
+    """Whether the thought has ended with `</think>`."""
     has_blank_line: bool
-    """The blank line that follows `</think>` is already there."""
+    """Whether the blank line that follows `</think>` is already there."""
 
 
 @lru_cache(maxsize=65536)
-def _problem(text: str) -> Problem:
+def _problem(text: str) -> SimProblem:
     digest = blake2b(text.encode("utf-8", "replace"), digest_size=16).digest()
     answer, steps = struct.unpack("<QQ", digest)
-    return Problem(digest.hex(), str(1 + answer % 999), _normal((steps >> 11) * 2.0**-53))
+    return SimProblem(digest.hex(), str(1 + answer % 999), _normal((steps >> 11) * 2.0**-53))
 
 
 def sim_answer(problem: str) -> str:
@@ -96,7 +99,7 @@ def sim_answer(problem: str) -> str:
 
 
 @lru_cache(maxsize=65536)
-def _problem_asked(ids: tuple[int, ...]) -> Problem:
+def _problem_asked(ids: tuple[int, ...]) -> SimProblem:
     """The problem in the ids of a user's first turn; what follows its first line is taken for the instruction."""
     ends = [ids.index(line) for line in (_LINE, _BLANK_LINE) if line in ids]
     return _problem(_TOKENIZER.decode(ids[: min(ends, default=len(ids))]).strip())
@@ -108,7 +111,7 @@ def _piece(text: str) -> Piece:
 
 @lru_cache(maxsize=65536)
 def _marker(step: int, total: int, word: str) -> Piece:
-    """The end of a step."""
+    """The marker that ends a step, with `</think>` after the last step and a blank line after any other."""
     return _piece(f"; step {step} of {total} {word}{THINK_CLOSE if step == total else DELIMITER}")
 
 
@@ -124,18 +127,19 @@ def _draws(key: str) -> tuple[float, float, float, float]:
 
 @lru_cache(maxsize=65536)
 def _difficulty(problem: str, step: int) -> tuple[float, float]:
-    """Two uniform numbers: do all candidates of this step share one draw, and which?"""
+    """Two uniform numbers for a step: the first decides whether all its candidates share one draw, the second is that draw."""
     share, common, _, _ = _draws(f"{problem}/{step}")
     return share, common
 
 
 def _mean_of_log(mean: float, sigma: float) -> float:
-    """Mean of the logarithm of a log-normal number whose own mean is `mean`."""
+    """Mean of the logarithm of a log-normal number whose mean is `mean`; `sigma` is the logarithm's standard deviation."""
     return math.log(mean) - sigma * sigma / 2
 
 
 def _padded(end: Piece, tokens: int, uniform: float) -> Piece:
-    """`end` after as much filler, from the start of some word on, as makes `tokens` of both, if it alone is not more."""
+    """`end` with filler words before it, so that both together have `tokens` tokens; no filler where `end` alone has more. `uniform`
+    decides which words."""
     ids, text = end
     start = _STARTS[int(uniform * len(_STARTS))]
     stop = start + max(tokens - len(ids), 0)
@@ -145,14 +149,14 @@ def _padded(end: Piece, tokens: int, uniform: float) -> Piece:
 
 @lru_cache(maxsize=4096)
 def _option_logprobs(options: int, chosen: int) -> tuple[float, ...]:
-    """Log probabilities with most mass on the chosen option, the less on another the farther it is; in all a little below 1."""
+    """Log probabilities of the options: 0.85 on the chosen one, 0.14 spread over the others, less the farther they are from it."""
     weights = [0.5 ** abs(option - chosen) if option != chosen else 0.0 for option in range(options)]
     spread = sum(weights) or 1.0
     return tuple(math.log(0.85 if option == chosen else 0.14 * weight / spread) for option, weight in enumerate(weights))
 
 
 def _verdict(prompt: Sequence[int], end: int) -> int | None:
-    """The last word of the last step before position `end`, if that is complete."""
+    """The token of the word that rates the last step before position `end`; None where that step is not complete."""
     for token in prompt[max(0, end - 4) : end][::-1]:
         if token in _VERDICTS:
             return token
@@ -182,15 +186,15 @@ def _shown_candidates(turn: tuple[int, ...], candidates: int) -> list[tuple[int,
 
 
 class TextModel:
-    """What the model `name` writes and judges, by `spec`."""
+    """Writes and judges text as the simulated model called `name` does, by its `spec`."""
 
     def __init__(self, name: str, spec: SimTextSpec) -> None:
         self.name, self.spec = name, spec
         self._step_mean = _mean_of_log(spec.step_tokens_mean, spec.step_tokens_sigma)
         self._steps_mean = _mean_of_log(spec.steps_mean, spec.steps_sigma)
 
-    def read(self, prompt: tuple[int, ...]) -> State:
-        """Where the thought stands; looks at the tail and, once a problem, at the question."""
+    def read(self, prompt: tuple[int, ...]) -> ThoughtState:
+        """How far the thought in `prompt` has come, read from the marker at its end and the problem at its beginning."""
         end = len(prompt)
         has_blank_line = end > 1 and prompt[-1] == _BLANK_LINE and prompt[-2] == _CLOSE
         closed = has_blank_line or prompt[-1] == _CLOSE
@@ -202,10 +206,10 @@ class TextModel:
                 tail = _TOKENIZER.decode(prompt[max(0, position + 1 - _MARKER_REACH) : position + 1])
                 if found := _MARKER.search(tail):
                     step, total, word = found.groups()
-                    return State(self._question(prompt), int(step), int(total), word == "ok", closed, has_blank_line)
+                    return ThoughtState(self._question(prompt), int(step), int(total), word == "ok", closed, has_blank_line)
             position -= 1
         problem = self._question(prompt) if position >= 0 else None
-        return State(problem, 0, self._steps(problem) if problem else 0, True, closed, has_blank_line)
+        return ThoughtState(problem, 0, self._steps(problem) if problem else 0, True, closed, has_blank_line)
 
     def write(self, request: Request, prompt: tuple[int, ...], limit: int) -> list[Candidate]:
         """All candidates of `request`, each of at most `limit` tokens."""
@@ -217,7 +221,7 @@ class TextModel:
         return [_written(self._text(state, key, limit, ends), limit, request, stops_are_last) for key in keys]
 
     def choose(self, request: Request, prompt: tuple[int, ...]) -> tuple[int, tuple[float, ...]]:
-        """Position of the chosen option, and the log probabilities of all; the temperature plays no part."""
+        """The index of the chosen option, and the log probabilities of all; the temperature makes no difference."""
         options = len(request.option_ids)
         if prompt[-len(_CHOOSE_TAIL) :] == _CHOOSE_TAIL:
             turn = prompt[_last(prompt, _USER) : _last(prompt, _ASSISTANT)]
@@ -241,27 +245,27 @@ class TextModel:
         shift = hash((prompt[-8:], scored)) % 97
         return tuple(-mean * (0.5 + ((token ^ (position + shift)) * 40503 % 1024) / 1024) for position, token in enumerate(scored))
 
-    def _question(self, prompt: tuple[int, ...]) -> Problem | None:
+    def _question(self, prompt: tuple[int, ...]) -> SimProblem | None:
         try:
             return _problem_asked(prompt[1 : prompt.index(_ASSISTANT)]) if prompt[0] == _USER else None
         except ValueError:
             return None
 
-    def _steps(self, problem: Problem) -> int:
+    def _steps(self, problem: SimProblem) -> int:
         return max(1, round(math.exp(self._steps_mean + self.spec.steps_sigma * problem.normal)))
 
-    def _draw_of_step(self, problem: Problem, step: int, own: float) -> float:
-        """What decides whether a step is right: a draw that all candidates share, or the candidate's `own`."""
+    def _draw_of_step(self, problem: SimProblem, step: int, own: float) -> float:
+        """The number that decides whether a step is right: a draw that all candidates share, or the candidate's `own`."""
         share, common = _difficulty(problem.key, step)
         return common if share < self.spec.step_correlation else own
 
     def _judges_right(self, right: bool, ids: tuple[int, ...]) -> bool:
-        """Whether the verifier takes a step for right that is `right`, or is not."""
+        """The verifier's opinion of a step: `right`, which is the truth, or its opposite where the verifier is mistaken."""
         mistaken = _draws(f"{self.name}/judge/{hash(ids)}")[0] >= self.spec.verifier_accuracy
         return right != mistaken
 
-    def _text(self, state: State, key: str, limit: int, ends: set[int]) -> Piece:
-        """At least `limit` tokens, or up to the first piece that ends in one of `ends`."""
+    def _text(self, state: ThoughtState, key: str, limit: int, ends: set[int]) -> Piece:
+        """What the model writes: at least `limit` tokens, or less where a piece ends in one of `ends` or the response is over."""
         ids: list[int] = []
         texts = []
         for piece, text in self._pieces(state, key):
@@ -271,8 +275,8 @@ class TextModel:
                 break
         return tuple(ids), "".join(texts)
 
-    def _pieces(self, state: State, key: str) -> Iterator[Piece]:
-        """The rest of the response, piece by piece; the blank line, `</think>` and the end only stand last in a piece."""
+    def _pieces(self, state: ThoughtState, key: str) -> Iterator[Piece]:
+        """The rest of the response in pieces; a blank line, `</think>` and the end of sequence stand only at the end of a piece."""
         problem, step, all_right = state.problem, state.done, state.all_right
         if problem is None:
             while True:
@@ -294,10 +298,10 @@ class TextModel:
         yield _piece(END)
 
     def _tokens(self, uniform: float) -> int:
-        """How many a step has, unless its marker needs more."""
+        """The number of tokens of a step, unless its marker alone needs more."""
         return round(math.exp(self._step_mean + self.spec.step_tokens_sigma * _normal(uniform)))
 
-    def _answer(self, problem: Problem, key: str, all_right: bool, share: float) -> Piece:
+    def _answer(self, problem: SimProblem, key: str, all_right: bool, share: float) -> Piece:
         """The boxed answer: right if no step was wrong and, for a thought cut off, with the chance of the `share` that is done."""
         chance, place, miss, _ = _draws(key)
         right = all_right and chance < share
@@ -306,33 +310,33 @@ class TextModel:
 
 
 class Output(Struct, frozen=True):
-    """What a request will get, apart from when: text, and the lengths that cost time."""
+    """The answer to a request without its timing: text, log probabilities, and the lengths that decide how long it takes."""
 
     candidates: tuple[Candidate, ...]
     lengths: tuple[int, ...]
-    """Sampled tokens of each candidate; a scoring samples one that nobody sees."""
+    """Number of sampled tokens of each candidate; a request that only scores samples one token, which is dropped."""
     option_logprobs: tuple[float, ...] = ()
     scored_logprobs: tuple[float, ...] = ()
 
     @property
     def cached(self) -> tuple[tuple[int, ...], ...]:
-        """Output tokens whose keys and values the cache will hold: all but the last sampled one."""
+        """The output tokens of each candidate whose keys and values the cache will hold: all but the last sampled one."""
         each = zip(self.candidates, self.lengths, strict=True)
         return tuple(candidate.ids[: length - 1] for candidate, length in each) if self.candidates else ((),)
 
 
 class TextSource(Protocol):
-    """Where a simulated engine's text comes from: a `TextModel`, or whoever else has text."""
+    """Where a simulated engine's text comes from: a seeded model (`SeededText`), or a recorded run."""
 
     tokenizer: Tokenizer
     vocab_size: int
 
     def output(self, request: Request, max_model_len: int) -> Output:
-        """What `request`, which fits into the context, gets. Raises `ChainError` where there is nothing to give."""
+        """The answer to `request`, which must fit into the context. Raises `ChainError` where there is none."""
 
 
-class ModelText:
-    """The `TextSource` of a spec: its seeded text model."""
+class SeededText:
+    """The `TextSource` that writes with the `TextModel` of a spec."""
 
     def __init__(self, spec: SimSpec) -> None:
         self.tokenizer: Tokenizer = SimTokenizer()
@@ -354,7 +358,10 @@ class ModelText:
 
 
 def _written(whole: Piece, limit: int, request: Request, stops_are_last: bool) -> Candidate:
-    """Cut `whole` where `limit` and the request say (`stops_are_last`: only the last token may stop); 0.25 to 0.75 nat a token."""
+    """`whole` as a candidate, cut at `limit` and at the first stop of the request; its log probability is -0.25 to -0.75 nat a token.
+
+    `stops_are_last`: no token but the last one can be a stop.
+    """
     ids = whole[0][:limit]
     count, reason = _ended(ids, request) if stops_are_last else _stopped(ids, request)
     kept = ids[:count]
@@ -366,7 +373,7 @@ def _written(whole: Piece, limit: int, request: Request, stops_are_last: bool) -
 
 
 def _ended(ids: tuple[int, ...], request: Request) -> tuple[int, str | int | None]:
-    """What `_stopped` says of `ids` of which only the last may stop."""
+    """The result of `_stopped` for `ids` of which only the last can be a stop."""
     last = ids[-1]
     if last in request.stop_ids:
         return len(ids), last
@@ -376,7 +383,7 @@ def _ended(ids: tuple[int, ...], request: Request) -> tuple[int, str | int | Non
 
 
 def _stopped(ids: tuple[int, ...], request: Request) -> tuple[int, str | int | None]:
-    """How many of `ids` the first stop of the request leaves, and which stop that is."""
+    """How many of `ids` are left when they are cut at the request's first stop, and the stop reason."""
     found: list[tuple[int, str | int | None]] = [(ids.index(token) + 1, token) for token in request.stop_ids if token in ids]
     if _END in ids and _END not in request.stop_ids:
         found.append((ids.index(_END), None))
@@ -389,7 +396,7 @@ def _stopped(ids: tuple[int, ...], request: Request) -> tuple[int, str | int | N
 
 
 def _completed(ids: tuple[int, ...], stop: str) -> list[tuple[int, str | int | None]]:
-    """The token that completes the first `stop` in the text of `ids`."""
+    """How many of `ids` it takes to complete the first `stop` in their text, with that stop; empty where it is not there."""
     raw = _TOKENIZER.decode(ids).encode("utf-8", "replace")
     position = raw.find(stop.encode())
     if position < 0:

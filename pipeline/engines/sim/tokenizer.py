@@ -24,7 +24,7 @@ _PIECE = re.compile(
 
 
 class _Ids(dict[bytes, int]):
-    """Ids of pieces, worked out once each."""
+    """Cache of the id of each piece of text, worked out when it is first asked for."""
 
     def __missing__(self, piece: bytes) -> int:
         if len(self) > _REMEMBERED:
@@ -35,7 +35,7 @@ class _Ids(dict[bytes, int]):
 
 
 class _Pieces(dict[int, bytes]):
-    """Bytes of ids, worked out once each."""
+    """Cache of the bytes of each id, worked out when they are first asked for."""
 
     def __missing__(self, token: int) -> bytes:
         if len(self) > _REMEMBERED:
@@ -63,12 +63,15 @@ class SimTokenizer:
         self.eos_ids = frozenset({self.special_ids[END]})
 
     def encode(self, text: str) -> list[int]:
+        """See `Tokenizer.encode`."""
         return list(map(_ids.__getitem__, _PIECE.findall(text.encode("utf-8", "replace"))))
 
     def decode(self, ids: Sequence[int]) -> str:
+        """See `Tokenizer.decode`."""
         return b"".join(map(_pieces.__getitem__, ids)).decode("utf-8", "replace")
 
     def render(self, messages: Sequence[dict[str, str]]) -> str:
+        """See `Tokenizer.render`."""
         turns = (
             f"{ASSISTANT}{message['content']}{END}" if message["role"] == "assistant" else f"{USER}{message['content']}"
             for message in messages
@@ -76,5 +79,5 @@ class SimTokenizer:
         return f"{''.join(turns)}{ASSISTANT}{THINK_OPEN}\n"
 
     def sizes(self, ids: Sequence[int]) -> list[int]:
-        """Bytes of each of `ids`."""
+        """The number of bytes of each of `ids`."""
         return [len(_pieces[token]) for token in ids]

@@ -1,7 +1,7 @@
-"""Engine `torch` as the main process knows it: this package's continuous batching, one worker process a model.
+"""The main process's side of engine `torch`: this package's continuous batching, in one worker process for each model.
 
-Engines are opened here, and what they would refuse or run out of is said before a worker starts. Neither torch nor
-transformers is imported: the main process shares the machine's cores with the engines. `worker` is the other side.
+Engines are opened here, and checked before a worker starts: devices, limits, memory. Neither torch nor transformers is imported:
+the main process shares the machine's cores with the engines. `pipeline.engines.torch.worker` is the other side.
 """
 
 import os
@@ -22,7 +22,7 @@ from pipeline.machine import Gpu, Machine, gib
 from pipeline.worker_process import Program
 
 _PROCESS_BYTES = 3 << 28
-"""Of a worker that has imported torch and transformers: 0.75 GiB, assumed."""
+"""Memory of a worker that has imported torch and transformers: 0.75 GiB, assumed."""
 
 
 @asynccontextmanager
@@ -32,7 +32,8 @@ async def open_torch(specs: Mapping[str, TorchSpec]) -> AsyncIterator[Mapping[st
     Raises `GraphError` when a model cannot be loaded here, `EngineDead` when a worker dies while loading.
     """
     for role, spec in specs.items():
-        _check_slots(role, spec)
+        if (flaw := _flaw_in_slots(spec)) is not None:
+            raise GraphError(f"engine {role!r}", flaw)
     core_requests = {role: CoreRequest(spec.core, spec.threads, not spec.device.startswith("cuda")) for role, spec in specs.items()}
     cores = share_cores(core_requests, sorted(os.sched_getaffinity(0)))
     async with open_workers([[_engine(role, spec, cores[role])] for role, spec in specs.items()]) as opened:
@@ -51,14 +52,15 @@ def _program(spec: TorchSpec) -> Program:
     return Program(module="pipeline.engines.torch.worker", environment={"OMP_NUM_THREADS": str(spec.threads)}, defaults=keep_memory)
 
 
-def _check_slots(role: str, spec: TorchSpec) -> None:
-    if spec.kv_cache_slots is not None and spec.kv_cache_slots < spec.max_num_seqs:
-        what = f"kv_cache_slots is {spec.kv_cache_slots}, but max_num_seqs = {spec.max_num_seqs} sequences need one each"
-        raise GraphError(f"engine {role!r}", what)
+def _flaw_in_slots(spec: TorchSpec) -> str | None:
+    """Why there are too few slots, as a clause; None where there are enough."""
+    if spec.kv_cache_slots is None or spec.kv_cache_slots >= spec.max_num_seqs:
+        return None
+    return f"kv_cache_slots is {spec.kv_cache_slots}, but max_num_seqs = {spec.max_num_seqs} sequences need one each"
 
 
 def torch_available(machine: Machine) -> Availability:
-    """Is torch installed, and what would it compute on?"""
+    """Whether torch is installed, and what it would compute on."""
     version = machine.versions.get("torch")
     if version is None:
         return Availability(usable=False, what="torch is not installed", remedy="pip install torch")
@@ -69,13 +71,13 @@ def torch_available(machine: Machine) -> Availability:
 
 
 async def examine_torch(specs: Mapping[str, TorchSpec], machine: Machine) -> Examination:
-    """All that can be said of these roles on `machine`, and their memory; raises `GraphError` for an unknown bundled model."""
+    """Check whether these roles would start on `machine`, and plan their memory; raises `GraphError` for an unknown bundled model."""
     cards = {role: read_card(resolve(role, spec.model)) for role, spec in specs.items()}
     return torch_examination(specs, machine, cards)
 
 
 def torch_examination(specs: Mapping[str, TorchSpec], machine: Machine, cards: Mapping[str, ModelCard]) -> Examination:
-    """What `examine_torch` says, with what is known of the models given by role; pure."""
+    """The result of `examine_torch`, where `cards` hold what is known of each role's model. Pure."""
     found = [finding for role, spec in specs.items() for finding in _spec(role, spec, machine, cards[role])]
     rows = [row for role, spec in specs.items() if (row := _row(role, spec, machine, cards[role])) is not None]
     core_requests = {role: CoreRequest(spec.core, spec.threads, True) for role, spec in specs.items() if gpu_of(spec, machine) is None}
@@ -84,14 +86,14 @@ def torch_examination(specs: Mapping[str, TorchSpec], machine: Machine, cards: M
 
 
 def gpu_of(spec: TorchSpec, machine: Machine) -> int | None:
-    """The GPU a model is computed on, by index; null for the CPU."""
+    """The index of the GPU that the model is computed on; None for the CPU."""
     if spec.device == "auto":
         return 0 if machine.gpus and cuda_build(machine) else None
     return None if spec.device == "cpu" else int(spec.device.partition(":")[2] or 0)
 
 
 def cuda_build(machine: Machine) -> bool:
-    """Is the installed torch one for CUDA? Its version tells, where nobody asked torch itself."""
+    """Whether the installed torch is one for CUDA; its version tells, where torch itself was not asked (`look(deep=True)`)."""
     if machine.cuda_usable is not None:
         return machine.cuda_usable
     return "torch" in machine.versions and not machine.versions["torch"].endswith("+cpu")
@@ -110,9 +112,8 @@ def _spec(role: str, spec: TorchSpec, machine: Machine, card: ModelCard) -> Iter
     elif (index := gpu_of(spec, machine)) is not None and index >= len(machine.gpus):
         here = f"has {len(machine.gpus)} GPUs" if machine.gpus else "shows no GPU"
         yield Finding(role=role, what=f"device is {spec.device}, but this machine {here}", remedy="set device to auto or cpu", fatal=True)
-    if spec.kv_cache_slots is not None and spec.kv_cache_slots < spec.max_num_seqs:
-        what = f"kv_cache_slots is {spec.kv_cache_slots}, but max_num_seqs = {spec.max_num_seqs} sequences need one each"
-        yield Finding(role=role, what=what, remedy=f"set kv_cache_slots to {spec.max_num_seqs} or more", fatal=True)
+    if (flaw := _flaw_in_slots(spec)) is not None:
+        yield Finding(role=role, what=flaw, remedy=f"set kv_cache_slots to {spec.max_num_seqs} or more", fatal=True)
     if spec.max_model_len and card.max_model_len and spec.max_model_len > card.max_model_len:
         what = f"max_model_len is {spec.max_model_len}, but {spec.model} was made for {card.max_model_len} tokens"
         yield Finding(role=role, what=what, remedy=f"set max_model_len to at most {card.max_model_len}", fatal=True)
@@ -149,7 +150,7 @@ def _dtype(spec: TorchSpec, card: ModelCard, gpu: Gpu | None) -> str:
 
 
 def _memory(rows: list[MemoryRow]) -> Iterator[Finding]:
-    """Weights must fit at once; the cache grows with what the sequences need, to the size in the row at most."""
+    """What does not fit: weights must fit at the start, the cache grows with the sequences, at most to the size in its row."""
     taken: dict[str, int] = {}
     for row in rows:
         if row.free_bytes is None or row.weights_bytes is None:

@@ -1,8 +1,8 @@
-"""Keys and values of all slots, and attention over them: what the model sees as its `past_key_values`.
+"""Keys and values of all slots, and attention over them: the `past_key_values` and the attention function of the model.
 
-A batch is flat: one row of tokens in which every running sequence has one token where it decodes, and a chunk of its prompt
-where it is prefilled. Everything but attention is computed on the flat row, so nothing is padded; attention looks at
-each sequence's own slot. transformers' modelling code calls `update` and `attend` and is otherwise untouched.
+A batch is flat: one row of tokens in which every sequence that decodes has one token, and every prompt that is prefilled has a
+chunk. Everything but attention is computed on the flat row, so nothing is padded; attention of a token reads the slot of its
+own sequence. transformers' modelling code calls `update` and `attend` and is otherwise unchanged.
 """
 
 from functools import cached_property
@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 _GATHER_COST = 3
-"""Gathering a slot reads, writes and reads again what looking past an idle slot reads once."""
+"""Cost of gathering a slot in units of reading one in place: gathering reads it, writes it, and reads the copy."""
 
 
 class PrefillChunk(NamedTuple):
@@ -34,55 +34,57 @@ class BatchLayout:
         self.slots, self.positions = slots, positions
         self.decoding, self.chunks = decoding, chunks
         self.reach = int(positions.max()) + 1
+        """Positions that some token may attend to: one more than the last position in the batch."""
 
     @cached_property
     def decode_reach(self) -> int:
+        """`reach` of the decoding tokens alone."""
         return int(self.positions[: self.decoding].max()) + 1
 
     @cached_property
     def span(self) -> tuple[int, int]:
-        """The narrowest range of slots that holds all that decode."""
+        """The narrowest range of slots, first and end, that holds all slots that decode."""
         rows = self.slots[: self.decoding]
         return int(rows.min()), int(rows.max()) + 1
 
     @cached_property
     def gathers(self) -> bool:
-        """So few slots of the span decode that gathering them is cheaper than looking at all."""
+        """Whether so few slots of the span decode that copying them together is cheaper than computing with the whole span."""
         low, high = self.span
         return high - low > _GATHER_COST * self.decoding
 
     @cached_property
     def dense(self) -> bool:
-        """Row i of the decoding ones is slot i of the span."""
+        """Whether the slots that decode are exactly those of the span, in order."""
         low, high = self.span
         rows = self.slots[: self.decoding]
         return high - low == self.decoding and bool((rows == np.arange(low, high)).all())
 
 
 class AttentionShape(NamedTuple):
-    """What a model's attention looks like."""
+    """The sizes of a model's attention: layers, heads, and values in a head."""
 
     layers: int
     query_heads: int
     heads: int
-    """Key and value heads; several query heads may share one."""
+    """Key-value heads; several query heads may share one."""
     head_dim: int
 
 
 class KVCache:
-    """Keys and values, slot by slot; also the attention function of the model."""
+    """Keys and values of all slots in one tensor (2 * layers, slots, heads, capacity, head_dim), and the model's attention over them."""
 
     def __init__(self, shape: AttentionShape, slots: int, capacity: int, dtype: torch.dtype, device: str) -> None:
         self.heads, self.head_dim, self.capacity = shape.heads, shape.head_dim, capacity
         self._groups = shape.query_heads // shape.heads
-        # Zeros, not whatever was there: a masked NaN is still a NaN.
+        # Zeros, not uninitialised memory: a NaN stays a NaN under an additive mask.
         self._kv = torch.zeros(2 * shape.layers, slots, shape.heads, capacity, shape.head_dim, dtype=dtype, device=device)
         self._batch: BatchLayout
         self._masks: dict[int | None, tuple[Tensor | None, list[Tensor]]] = {}
         self._explicit = device == "cpu" and dtype != torch.float32
 
     def begin(self, batch: BatchLayout) -> None:
-        """The next forward pass computes `batch`."""
+        """Prepare for a forward pass over `batch`."""
         self._batch = batch
         self._masks.clear()
         device = self._kv.device
@@ -95,11 +97,11 @@ class KVCache:
             self._rows = torch.from_numpy(rows if batch.gathers else rows - low).to(device)
 
     def copy(self, source: int, target: int, tokens: int) -> None:
-        """Give `target` the first `tokens` positions of `source`."""
+        """Copy the first `tokens` positions of slot `source` to slot `target`."""
         self._kv[:, target, :, :tokens].copy_(self._kv[:, source, :, :tokens])
 
     def grow(self, capacity: int) -> None:
-        """Make room for sequences of `capacity` tokens; raises `MemoryError` when the device has none."""
+        """Make every slot `capacity` tokens long, keeping its content; raises `MemoryError` when the device has no room."""
         layers, slots, heads, _, head_dim = self._kv.shape
         try:
             wider = self._kv.new_zeros(layers, slots, heads, capacity, head_dim)
@@ -110,11 +112,11 @@ class KVCache:
         self._kv, self.capacity = wider, capacity
 
     def get_seq_length(self, layer: int = 0) -> int:
-        """Asked by modelling code that is given no positions; it is always given them."""
+        """Called by transformers' modelling code only where it is given no positions, which never happens here."""
         return 0
 
     def update(self, keys: Tensor, values: Tensor, layer: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-        """Write the batch's keys and values (1, heads, tokens, head_dim) and return the layer's whole store."""
+        """Write the batch's keys and values (1, heads, tokens, head_dim) and return those of all slots in this layer."""
         stored = self._kv[2 * layer], self._kv[2 * layer + 1]
         for store, new in zip(stored, (keys, values), strict=True):
             store.view(-1, self.head_dim).index_copy_(0, self._index, new[0].transpose(0, 1).reshape(-1, self.head_dim))
@@ -134,7 +136,7 @@ class KVCache:
         s_aux: Tensor | None = None,
         **_: Any,
     ) -> tuple[Tensor, None]:
-        """Attention of every token over its own slot, as transformers calls it; gives (1, tokens, heads, head_dim)."""
+        """Attention of every token over its own slot, with the signature that transformers calls; returns (1, tokens, heads, head_dim)."""
         if softcap is not None or s_aux is not None:
             raise NotImplementedError("attention with soft caps or sinks is not supported")
         scale = scaling if scaling is not None else self.head_dim**-0.5
@@ -148,7 +150,8 @@ class KVCache:
         return whole.unsqueeze(0), None
 
     def _decode(self, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scale: float) -> Tensor:
-        """One token for each decoding slot. Query heads that share a key head stand where SDPA has query positions."""
+        """Attention of the decoding tokens, one for each slot. Query heads that share a key-value head are passed to SDPA as if they
+        were several query positions of one head."""
         batch, (low, high) = self._batch, self._batch.span
         rows, reach = batch.decoding, batch.decode_reach
         q = query[:, :rows].reshape(self.heads, -1, rows, query.shape[-1]).permute(2, 0, 1, 3)
@@ -179,7 +182,7 @@ class KVCache:
         return torch.matmul(torch.softmax(weights, dim=-1, dtype=torch.float32).to(q.dtype), v)
 
     def _masks_for(self, window: int | None) -> tuple[Tensor | None, list[Tensor]]:
-        """Additive masks of the batch, made once for all layers: (rows, 1, 1, reach), and (queries, reach) a chunk."""
+        """Additive masks of the batch, made once for all layers: (rows, 1, 1, reach) for decoding, (queries, reach) for each chunk."""
         if window not in self._masks:
             decode = self._decode_mask(window) if self._batch.decoding else None
             self._masks[window] = decode, [self._chunk_mask(s, window) for s in self._batch.chunks]
@@ -201,7 +204,7 @@ class KVCache:
         return mask.repeat(self._groups, 1)
 
     def _additive(self, positions: NDArray[np.int64], reach: int, window: int | None) -> Tensor:
-        """0 where a token at `positions` may look, -inf elsewhere: (positions, reach)."""
+        """An additive mask (positions, reach): 0 where a token at one of `positions` may attend, -inf elsewhere."""
         at = torch.from_numpy(positions).to(self._kv.device)[:, None]
         key = torch.arange(reach, device=self._kv.device)
         hidden = key > at

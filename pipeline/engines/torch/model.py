@@ -1,4 +1,4 @@
-"""Loading: a transformers model on its device, ready to compute batches, or one clause on why not."""
+"""Loads a model: a `Setup` enters, a `BatchRunner` with the model on its device leaves, or `CannotLoad` says why there is none."""
 
 import os
 from typing import Any
@@ -20,12 +20,12 @@ from pipeline.engines.torch.spec import SMALL_PARAMETERS, TorchSpec
 from pipeline.errors import PipelineError
 
 _FIRST_CAPACITY = 256
-"""Tokens a slot holds at first; it grows by doubling to what the longest sequence needs."""
+"""Tokens that a slot holds at first; the size is doubled whenever the longest sequence needs more."""
 _ATTENTION = "pipeline"
 
 
 def load_model(setup: Setup) -> BatchRunner:
-    """Load what `setup` names; raises `CannotLoad` when that is impossible here."""
+    """Load the model that `setup` names; raises `CannotLoad` when that is impossible here."""
     spec = setup.spec_as(TorchSpec)
     device = _device(spec)
     if device == "cpu":
@@ -57,7 +57,7 @@ def _device(spec: TorchSpec) -> str:
 def _module(name: str, spec: TorchSpec, device: str) -> Any:
     options = {"trust_remote_code": spec.trust_remote_code, "attn_implementation": _ATTENTION}
     dtype = "auto" if spec.dtype == "auto" else getattr(torch, spec.dtype)
-    # Until the cache exists, only its name must be known.
+    # Loading only checks that an attention function of this name is registered; `_runner` registers the real one.
     AttentionInterface.register(_ATTENTION, KVCache.attend)
     if spec.load_format == "dummy":
         config = AutoConfig.from_pretrained(name, trust_remote_code=spec.trust_remote_code)
@@ -109,7 +109,7 @@ def _facts(module: Any, setup: Setup, spec: TorchSpec) -> dict[str, Fact]:
 
 
 def _warm_up(module: Any, cache: KVCache) -> None:
-    """Compute two tokens, so that a model whose attention is not supported fails now; nothing remembers them."""
+    """Compute two tokens, so that a model whose attention is not supported fails now; `Slots` does not list them as cached."""
     positions = np.arange(2)
     cache.begin(BatchLayout(np.zeros(2, dtype=np.int64), positions, 0, [PrefillChunk(0, 0, 2, 0)]))
     at = torch.from_numpy(positions).to(module.device)[None]

@@ -1,6 +1,6 @@
 """Continuous batching: each iteration admits what fits, computes one flat batch of prefills and decodes, and samples.
 
-Requests join and leave between iterations. `BatchPlan` says what an iteration computes, on paper; `BatchRunner` decides it,
+Requests join and leave between iterations. A `BatchPlan` is the list of what one iteration computes; `BatchRunner` makes it,
 computes it and gives the results to the requests. No socket is known here.
 """
 
@@ -35,6 +35,7 @@ class Prefill:
 
     @property
     def left(self) -> int:
+        """Tokens that are still to be computed."""
         return len(self.state.fed) - self.done
 
 
@@ -52,15 +53,16 @@ class BatchPlan:
     def __init__(self, decoding: list[Sequence], prefills: list[Prefill]) -> None:
         self.prefills = prefills
         self.sequences = list(decoding)
-        """Candidates that get a token."""
+        """The candidates that get a token in this iteration."""
         self.rows = list(range(len(decoding)))
-        """The row of logits from which each of them gets it."""
+        """For each of these candidates, the row of logits that its token is sampled from."""
         self.wanted: list[WantedLogprob] = []
+        """The log probabilities that are read from the logits, of options and of scored tokens."""
         self.keep = list(range(len(decoding)))
-        """Flat positions whose logits are computed; a row is an index into this."""
-        self._ids = [np.array([w.ids[-1] for w in decoding], dtype=np.int64)]
-        self._slots = [np.array([w.slot for w in decoding], dtype=np.int64)]
-        self._positions = [np.array([w.position for w in decoding], dtype=np.int64)]
+        """Flat positions whose logits are computed; a row of logits is an index into this list."""
+        self._ids = [np.array([sequence.ids[-1] for sequence in decoding], dtype=np.int64)]
+        self._slots = [np.array([sequence.slot for sequence in decoding], dtype=np.int64)]
+        self._positions = [np.array([sequence.position for sequence in decoding], dtype=np.int64)]
         self._chunks: list[PrefillChunk] = []
         self._fed = len(decoding)
         for prefill in prefills:
@@ -69,13 +71,13 @@ class BatchPlan:
         self.batch = BatchLayout(slots, positions, len(decoding), self._chunks)
 
     def sampling_params(self) -> SamplingParams:
-        """How the candidates are sampled."""
-        requests = [w.state.request for w in self.sequences]
+        """The sampling parameters of `sequences`, one row for each."""
+        requests = [sequence.state.request for sequence in self.sequences]
         return SamplingParams(
-            np.array([r.temperature for r in requests], dtype=np.float32),
-            np.array([r.top_p for r in requests], dtype=np.float32),
-            np.array([w.key for w in self.sequences], dtype=np.uint64),
-            np.array([len(w.ids) for w in self.sequences], dtype=np.uint64),
+            np.array([request.temperature for request in requests], dtype=np.float32),
+            np.array([request.top_p for request in requests], dtype=np.float32),
+            np.array([sequence.key for sequence in self.sequences], dtype=np.uint64),
+            np.array([len(sequence.ids) for sequence in self.sequences], dtype=np.uint64),
         )
 
     def _add(self, prefill: Prefill) -> None:
@@ -88,6 +90,7 @@ class BatchPlan:
         self._fed += prefill.chunk
 
     def _want(self, prefill: Prefill, start: int, end: int) -> None:
+        """Note what the logits of a prefill's tokens `start` to `end` are needed for: scores, options, or first tokens."""
         state, request = prefill.state, prefill.state.request
         if request.scored_ids:
             fed: NDArray[np.int64] = state.fed
@@ -101,12 +104,13 @@ class BatchPlan:
                 self.rows += [row] * len(prefill.sequences)
 
     def _keep(self, offset: int) -> int:
+        """Have the logits computed at `offset` in the chunk that is being added; returns their row."""
         self.keep.append(self._fed + offset)
         return len(self.keep) - 1
 
 
 class LoadedModel(NamedTuple):
-    """A transformers model on its device, and what must be known of it to serve it."""
+    """A transformers model on its device, with its tokenizer's `decode` and its limits."""
 
     module: Any
     decode: Decode
@@ -117,7 +121,7 @@ class LoadedModel(NamedTuple):
 
 
 class BatchRunner:
-    """The requests of one model, waiting and running, and what its cache keeps: the `BatchedModel` of engine `torch`."""
+    """The `BatchedModel` of engine `torch`: the requests of one model, waiting and running, and its key-value cache."""
 
     def __init__(self, model: LoadedModel, cache: KVCache, slots: Slots, spec: TorchSpec) -> None:
         self.module, self.cache, self.slots, self.device = model.module, cache, slots, model.module.device
@@ -141,19 +145,20 @@ class BatchRunner:
         self.waiting.add(state)
 
     def abort(self, number: int) -> None:
-        """See `BatchedModel.abort`; what was computed stays in the cache."""
+        """See `BatchedModel.abort`; keys and values that were computed stay in the cache."""
         if self._states.pop(number, None) is None:
             return
         self.waiting.discard(number)
-        gone = [w for w in self._decoding if w.state.number == number]
-        gone += [w for f in self._prefills if f.state.number == number for w in f.sequences]
-        self._decoding = [w for w in self._decoding if w.state.number != number]
-        self._prefills = [f for f in self._prefills if f.state.number != number]
+        gone = [sequence for sequence in self._decoding if sequence.state.number == number]
+        gone += [sequence for prefill in self._prefills if prefill.state.number == number for sequence in prefill.sequences]
+        self._decoding = [sequence for sequence in self._decoding if sequence.state.number != number]
+        self._prefills = [prefill for prefill in self._prefills if prefill.state.number != number]
         for sequence in gone:
             self.slots.release(sequence.slot)
 
     @property
     def idle(self) -> bool:
+        """See `BatchedModel.idle`."""
         return not self._states
 
     def reset_prefix_cache(self) -> None:
@@ -179,13 +184,14 @@ class BatchRunner:
         self._advance(plan, now_s)
         touched = self._deliver(plan, tokens, chosen)
         self._deliver_wanted(plan, wanted)
-        touched.update((f.state.number, f.state) for f in plan.prefills)
+        touched.update((prefill.state.number, prefill.state) for prefill in plan.prefills)
         finished = [(number, self._finish(state)) for number, state in touched.items() if state.finished]
         self.busy_s += time.monotonic() - started_s
         return finished
 
     def _admit(self, now_s: float) -> None:
-        free = self.max_num_seqs - len(self._decoding) - sum(len(f.sequences) for f in self._prefills)
+        """Start waiting candidates while fewer than `max_num_seqs` sequences run."""
+        free = self.max_num_seqs - len(self._decoding) - sum(len(prefill.sequences) for prefill in self._prefills)
         while free and len(self.waiting):
             state = self.waiting.next()
             count = min(free, state.unstarted)
@@ -195,7 +201,7 @@ class BatchRunner:
                 self.waiting.started(state)
 
     def _start(self, state: RequestState, count: int, now_s: float) -> None:
-        """Give `count` candidates of `state` slots; the first one's is prefilled, the others are forked from it."""
+        """Give a slot to each of `count` candidates of `state`; the first one's is prefilled, the others are copied from it."""
         affinity = state.request.affinity
         self._make_room(len(state.fed))
         placement = self.slots.place(state.prompt, affinity)
@@ -226,8 +232,8 @@ class BatchRunner:
         self.slots.grow(capacity)
 
     def _plan(self) -> BatchPlan:
-        """What is computed in this iteration: all that decode, and the oldest prefills within the token budget."""
-        self._make_room(max((w.position + 1 for w in self._decoding), default=0))
+        """Choose what this iteration computes: all sequences that decode, and the oldest prefills within the token budget."""
+        self._make_room(max((sequence.position + 1 for sequence in self._decoding), default=0))
         budget = max(self.max_num_batched_tokens - len(self._decoding), 1)
         going = []
         for prefill in self._prefills:
@@ -239,7 +245,7 @@ class BatchRunner:
         return BatchPlan(self._decoding, going)
 
     def _forward(self, plan: BatchPlan) -> Tensor:
-        """Logits, float32, of the positions that the plan keeps."""
+        """Compute the batch; returns the logits (len(plan.keep), vocabulary), float32, of the positions that the plan keeps."""
         batch = plan.batch
         self.slots.write(batch.slots, batch.positions, plan.ids)
         self.cache.begin(batch)
@@ -270,7 +276,7 @@ class BatchRunner:
         return found
 
     def _advance(self, plan: BatchPlan, now_s: float) -> None:
-        """Count what was prefilled; candidates of finished prefills decode from now on, each in a slot of its own."""
+        """Count the tokens that were prefilled; candidates of finished prefills decode from now on, each in a slot of its own."""
         for prefill in plan.prefills:
             prefill.done += prefill.chunk
             if prefill.left:
@@ -279,10 +285,10 @@ class BatchRunner:
             state.first_token_s = state.first_token_s or now_s
             for sequence in prefill.sequences[1:]:
                 self.cache.copy(*self.slots.fork(prefill.slot, sequence.slot, len(state.prompt)))
-        self._prefills = [f for f in self._prefills if f.left]
+        self._prefills = [prefill for prefill in self._prefills if prefill.left]
 
     def _deliver(self, plan: BatchPlan, tokens: list[int], chosen: list[float]) -> dict[int, RequestState]:
-        """Give each sequence its token; the requests of those that ended."""
+        """Give each sequence its token; returns the requests of the sequences that ended, by number."""
         going, touched = [], {}
         for sequence, token, logprob in zip(plan.sequences, tokens, chosen, strict=True):
             if sequence.push(token, logprob):
@@ -290,7 +296,7 @@ class BatchRunner:
                 touched[sequence.state.number] = sequence.state
             else:
                 going.append(sequence)
-        # In the order of slots, so that the running ones can be looked at as one view.
+        # In the order of slots, so that attention can read neighbouring ones as one view (`BatchLayout.dense`).
         self._decoding = sorted(going, key=_slot) if plan.prefills else going
         return touched
 
@@ -322,7 +328,7 @@ _slot = attrgetter("slot")
 
 
 def _choose(state: RequestState, sequence: Sequence, logprobs: list[float]) -> None:
-    """End a choice: the option, and the log probabilities of all."""
+    """End a choice: take one option, given the log probabilities of all of them."""
     state.option_logprobs = tuple(logprobs)
     index = choose(logprobs, state.request.temperature, sequence.key)
     state.settle(state.request.option_ids[index], logprobs[index])

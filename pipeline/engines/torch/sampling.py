@@ -1,7 +1,7 @@
-"""From logits to tokens: greedy, or drawn with a random number that depends on seed, candidate and position alone.
+"""Samples tokens from logits: greedily, or with a random number that depends on seed, candidate and position alone.
 
-One uniform number a token is hashed from a counter and looked up in the cumulative distribution. So no generator has a
-state, and a candidate's text is the same whatever else stands in the batch.
+Each token takes one uniform number, hashed from a counter, which is looked up in the cumulative distribution. So no random
+generator has a state, and a candidate's text is the same whatever else is in the batch.
 """
 
 from typing import NamedTuple
@@ -17,12 +17,12 @@ _FIRST, _SECOND = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 
 
 def stream_key(seed: int, candidate: int) -> int:
-    """The stream of random numbers of one candidate: splitmix64 of both, unsigned 64 bits."""
+    """The key of one candidate's stream of random numbers: splitmix64 of seed and candidate, an unsigned 64-bit number."""
     return _mix(_mix(seed & _MASK) ^ _mix((candidate + 1) * _GOLDEN & _MASK))
 
 
 def uniforms(keys: NDArray[np.uint64], positions: NDArray[np.uint64]) -> NDArray[np.float32]:
-    """Number `positions[i]` of stream `keys[i]`, in [0, 1), 24 bits (splitmix64)."""
+    """For each i the random number at `positions[i]` of the stream `keys[i]`: uniform in [0, 1), 24 bits (splitmix64)."""
     x = keys + positions * np.uint64(_GOLDEN)
     x = (x ^ (x >> np.uint64(30))) * np.uint64(_FIRST)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(_SECOND)
@@ -31,20 +31,23 @@ def uniforms(keys: NDArray[np.uint64], positions: NDArray[np.uint64]) -> NDArray
 
 
 class SamplingParams(NamedTuple):
-    """How each row is sampled; all arrays have one entry a row."""
+    """How each row of logits is sampled; every array has one entry for each row."""
 
     temperature: NDArray[np.float32]
+    """0: greedy."""
     top_p: NDArray[np.float32]
     keys: NDArray[np.uint64]
+    """The candidate's stream of random numbers, see `stream_key`."""
     positions: NDArray[np.uint64]
+    """Which number of the stream to use: how many tokens the candidate has."""
 
     def take(self, rows: NDArray[np.intp]) -> "SamplingParams":
-        """Those of some rows."""
+        """The parameters of the given `rows` only."""
         return SamplingParams(self.temperature[rows], self.top_p[rows], self.keys[rows], self.positions[rows])
 
 
 def sample(logits: Tensor, params: SamplingParams) -> Tensor:
-    """One token for each row of `logits` (rows, vocabulary), float32."""
+    """A token for each row of `logits` (rows, vocabulary), float32."""
     greedy = logits.argmax(dim=-1)
     warm = np.flatnonzero(params.temperature)
     if not len(warm):
@@ -76,7 +79,7 @@ def _nucleus(probabilities: Tensor, top_p: Tensor) -> Tensor:
 
 
 def choose(logprobs: list[float], temperature: float, key: int) -> int:
-    """Index of the option taken: the likeliest, or drawn among them in proportion to their probabilities."""
+    """The index of one of the options with these log probabilities: the likeliest at temperature 0, else drawn from the stream `key`."""
     if temperature == 0:
         return max(range(len(logprobs)), key=logprobs.__getitem__)
     scaled = np.array(logprobs, dtype=np.float64) / temperature

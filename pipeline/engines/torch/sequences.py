@@ -1,4 +1,4 @@
-"""Requests inside the worker: who goes next, how far each candidate is, when it ends. Neither torch nor a clock is known here."""
+"""The state of requests inside the worker: which starts next, how far each candidate is, when it ends. No torch and no clock here."""
 
 import heapq
 from collections.abc import Callable
@@ -11,11 +11,11 @@ from pipeline.engines.torch.sampling import stream_key
 Decode = Callable[[list[int]], str]
 """Text of token ids."""
 _OLDEST_EVERY = 8
-"""One admission in so many goes to the oldest request, whatever its priority, so that none waits for ever."""
+"""One admission in so many goes to the oldest request, whatever its priority, so that none waits forever."""
 
 
 class Stops:
-    """Which tokens end a candidate. One for each set of stop strings and ids, because it remembers about tokens."""
+    """Decides whether a token ends a candidate; one for each set of stop strings and ids, because it caches what it finds of a token."""
 
     def __init__(self, strings: tuple[str, ...], ids: tuple[int, ...], eos: frozenset[int], decode: Decode) -> None:
         self._strings, self._ids, self._eos, self._decode = strings, frozenset(ids), eos, decode
@@ -24,17 +24,18 @@ class Stops:
         self._endings: dict[int, bool] = {}
 
     def may_end(self, token: int) -> bool:
-        """Worth asking `reason`: this token can be the last one. Remembered for every token."""
+        """Whether this token can be a candidate's last one, so that `reason` must be asked; cached for every token."""
         known = self._endings.get(token)
         if known is None:
             known = self._endings[token] = token in self._eos or token in self._ids or self._can_complete(token)
         return known
 
     def is_eos(self, token: int) -> bool:
+        """Whether `token` is an end-of-sequence token."""
         return token in self._eos
 
     def reason(self, ids: list[int]) -> str | int | None:
-        """The stop id or string that the last of `ids` completes."""
+        """The stop id or stop string that the last of `ids` completes; None where it completes none."""
         if ids[-1] in self._ids:
             return ids[-1]
         tail = self._tail(ids) if self._strings else ""
@@ -72,11 +73,11 @@ class Sequence:
 
     @property
     def position(self) -> int:
-        """Where the newest token, not yet computed, belongs."""
+        """Position in the slot of the newest token, whose keys and values are computed next."""
         return len(self.state.prompt) + len(self.ids) - 1
 
     def push(self, token: int, logprob: float) -> bool:
-        """Append a sampled token; True when the candidate has ended, and then it is among the `ended` of its request."""
+        """Append a sampled token and return whether the candidate has ended; one that has is added to `RequestState.ended`."""
         state = self.state
         self.logprob += logprob
         state.output_tokens += 1
@@ -110,35 +111,39 @@ class RequestState:
         self.number, self.request, self.stops, self.decode = number, request, stops, decode
         self.prompt = np.array(request.prompt_ids, dtype=np.int64)
         self.fed = np.array([*request.prompt_ids, *request.scored_ids], dtype=np.int64) if request.scored_ids else self.prompt
-        """What is prefilled: the prompt and what is to be scored."""
+        """The tokens to prefill: the prompt, followed by the tokens to score."""
         self.max_tokens = min(request.max_tokens, max_model_len - len(self.prompt))
         self.started = 0
-        """Candidates that have a slot or have ended."""
+        """How many candidates have a slot or have ended."""
         self.ended: dict[int, Candidate] = {}
+        """The candidates that have ended, by their index."""
         self.option_logprobs: tuple[float, ...] = ()
         self.scored_logprobs: tuple[float, ...] = ()
         self.cached_tokens = self.output_tokens = 0
         self.arrival_s = self.first_scheduled_s = self.first_token_s = self.end_s = 0.0
         self.rank = (request.priority, number)
+        """The order in which requests start, lowest first."""
 
     @property
     def unstarted(self) -> int:
+        """How many candidates have no slot yet."""
         return self.request.n - self.started
 
     @property
     def finished(self) -> bool:
+        """Whether all candidates have ended or all scores are there."""
         if self.request.scored_ids:
             return len(self.scored_logprobs) == len(self.request.scored_ids)
         return len(self.ended) == self.request.n
 
     def settle(self, option: int, logprob: float) -> None:
-        """End a choice with `option`."""
+        """End a choice: its only candidate is the token `option`."""
         self.output_tokens = 1
         text = self.decode([option])
         self.ended[0] = Candidate(ids=(option,), text=text, cumulative_logprob=logprob, finish_reason="length")
 
     def completion(self) -> Completion:
-        """The answer, when it is finished."""
+        """The answer to the request, which must be `finished`."""
         return Completion(
             candidates=tuple(self.ended[index] for index in sorted(self.ended)),
             option_logprobs=self.option_logprobs,
@@ -154,7 +159,7 @@ class RequestState:
 
 
 class WaitingQueue:
-    """Requests with candidates that have not started: by priority, then by arrival, and now and then the oldest."""
+    """Requests with candidates that have not started, in the order of priority and arrival; now and then the oldest goes first."""
 
     def __init__(self) -> None:
         self._states: dict[int, RequestState] = {}
@@ -165,14 +170,16 @@ class WaitingQueue:
         return len(self._states)
 
     def add(self, state: RequestState) -> None:
+        """Add a request."""
         self._states[state.number] = state
         heapq.heappush(self._ranked, (state.rank, state.number))
 
     def discard(self, number: int) -> None:
+        """Remove a request, if it is here."""
         self._states.pop(number, None)
 
     def next(self) -> RequestState:
-        """The request whose candidates start next; it stays until `discard`."""
+        """The request whose candidates start next; it stays in the queue until `started` or `discard` removes it."""
         if self._taken % _OLDEST_EVERY == _OLDEST_EVERY - 1:
             return next(iter(self._states.values()))  # dictionaries keep the order of arrival
         while self._ranked[0][1] not in self._states:
@@ -180,6 +187,6 @@ class WaitingQueue:
         return self._states[self._ranked[0][1]]
 
     def started(self, state: RequestState) -> None:
-        """All candidates of the request have started."""
+        """Remove a request, all of whose candidates have started."""
         self._taken += 1
         self.discard(state.number)

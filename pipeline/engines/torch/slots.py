@@ -1,8 +1,8 @@
-"""Which token stands where in the KV cache: longest-prefix match, placement, eviction. Bookkeeping only, no tensors.
+"""Keeps track of which tokens each slot of the KV cache holds: longest-prefix match, placement, eviction. No tensors here.
 
-A slot holds the keys and values of one token sequence. Sequences run in the lowest slots there are, so that they lie
-close together and attention reads them as one view, without gathering; prefixes that are only kept give way to them.
-What must be moved between slots for that is returned as copies for someone else to carry out.
+A slot holds the keys and values of one token sequence. Sequences run in the lowest free slots, so that they lie close together
+and attention reads them as one view, without gathering; prefixes that are only kept make way for them. The moves between slots
+that this takes are returned as copies for the caller to carry out.
 """
 
 from typing import NamedTuple
@@ -34,7 +34,7 @@ class Placement(NamedTuple):
 
 
 class Slots:
-    """Contents and use of every slot."""
+    """The tokens of every slot, which sequence runs in it, and what is lost when it is reused."""
 
     def __init__(self, slots: int, capacity: int) -> None:
         self.capacity = capacity
@@ -42,18 +42,20 @@ class Slots:
         self.length: NDArray[np.int64] = np.zeros(slots, dtype=np.int64)
         self.affinity = [""] * slots
         self._worth: NDArray[np.int64] = np.zeros(slots, dtype=np.int64)
-        """What is lost with a slot: nothing (0), a tick (a leftover of its chain), or a tick above `_PRIMARY`."""
+        """Value of a slot's content, least first to be evicted: 0 for none; for a leftover of a chain the tick at which it was released;
+        for the newest content of a chain that tick plus `_PRIMARY`."""
         self._busy: NDArray[np.int64] = np.zeros(slots, dtype=np.int64)
+        """`_BUSY`, more than any value in `_worth`, where a sequence runs; else 0."""
         self._tick = 0
         self._primary: dict[str, int] = {}
 
     @property
     def usage(self) -> float:
-        """Share of the slots that run or keep something."""
+        """Share of the slots that hold anything, 0 to 1."""
         return float(np.count_nonzero(self.length)) / len(self.length)
 
     def match(self, prompt: NDArray[np.int64]) -> tuple[int, int]:
-        """The slot that shares the longest prefix with `prompt`, its last token left out, and that prefix's length."""
+        """The slot that shares the longest prefix with `prompt`, and its length; the last token never counts, as it must be computed."""
         rows = np.flatnonzero((self.tokens[:, 0] == prompt[0]) & (self.length > 0))
         end = min(len(prompt) - 1, self.capacity)
         if not len(rows) or not end:
@@ -65,7 +67,7 @@ class Slots:
         return int(rows[best]), int(shared[best])
 
     def place(self, prompt: NDArray[np.int64], affinity: str) -> Placement:
-        """Take a slot for a sequence that starts with `prompt`."""
+        """Take a slot for a sequence that starts with `prompt`, reusing the longest cached prefix."""
         source, cached = self.match(prompt)
         if cached and self._may_continue(source, cached, affinity):
             self._take(source, affinity, cached)
@@ -84,7 +86,7 @@ class Slots:
         return Placement(slot, cached, copies)
 
     def reserve(self, affinity: str) -> Placement:
-        """Take the lowest slot that does not run; what it keeps replaces whatever is worth least."""
+        """Take the lowest slot in which no sequence runs; its content moves to the slot whose content is worth least, if that is less."""
         slot = int(np.argmin(self._busy))
         ranks = self._worth | self._busy
         least = int(np.argmin(ranks))
@@ -96,18 +98,18 @@ class Slots:
         return Placement(slot, 0, copies)
 
     def fork(self, source: int, target: int, tokens: int) -> Copy:
-        """Begin `target`, a reserved slot, with the first `tokens` of `source`."""
+        """Give `target`, a reserved slot, the first `tokens` tokens of `source`."""
         copy = Copy(source, target, tokens)
         self._copy_tokens(copy)
         return copy
 
     def write(self, slots: NDArray[np.int64], positions: NDArray[np.int64], ids: NDArray[np.int64]) -> None:
-        """Note tokens whose keys and values were computed; positions of one slot ascend."""
+        """Note the tokens whose keys and values are computed in this iteration; positions of one slot must ascend."""
         self.tokens[slots, positions] = ids
         self.length[slots] = positions + 1
 
     def release(self, slot: int) -> None:
-        """Its sequence ended; the content stays until the slot is needed."""
+        """Free a slot whose sequence has ended; the content stays until the slot is needed."""
         self._busy[slot] = 0
         if not self.length[slot]:
             self._forget(slot)
@@ -122,7 +124,7 @@ class Slots:
         self._worth[slot] = self._tick | _PRIMARY
 
     def reset_prefix_cache(self) -> None:
-        """Keep nothing of what has ended."""
+        """Drop the content of every slot in which no sequence runs."""
         for slot in np.flatnonzero(self._busy == 0).tolist():
             self._forget(slot)
 
@@ -134,18 +136,19 @@ class Slots:
 
     @property
     def _close(self) -> int:
-        """A sequence may run below this slot without stretching the view too far."""
+        """The slot below which a sequence may run without making the view of all running slots much wider."""
         running = int(np.count_nonzero(self._busy))
         return running + running // 4 + 4
 
     def _may_continue(self, slot: int, cached: int, affinity: str) -> bool:
+        """Whether a sequence of the chain `affinity` may run in `slot` itself, whose first `cached` tokens it shares."""
         if self._busy[slot]:
             return False
         only_one_left = np.count_nonzero(self._busy) == len(self._busy) - 1
         return only_one_left or (slot < self._close and self._loses_nothing(slot, cached, affinity))
 
     def _loses_nothing(self, slot: int, cached: int, affinity: str) -> bool:
-        """Cutting the slot after `cached` tokens loses nothing, or only a branch that its own chain has left."""
+        """Whether cutting the slot after `cached` tokens loses nothing, or only a branch that its own chain has left."""
         return cached == self.length[slot] or bool(affinity and self.affinity[slot] == affinity)
 
     def _take(self, slot: int, affinity: str, keep: int) -> None:
@@ -160,6 +163,7 @@ class Slots:
         self.affinity[slot] = ""
 
     def _disown(self, slot: int) -> None:
+        """Note that `slot` no longer holds the newest content of its chain."""
         if self._primary.get(self.affinity[slot]) == slot:
             del self._primary[self.affinity[slot]]
 
@@ -179,7 +183,7 @@ class Slots:
 
 
 def _shared(tokens: NDArray[np.int64], rows: NDArray[np.int64], prompt: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Length of the prefix that each of `rows` shares with `prompt`, block by block, so that strangers drop out early."""
+    """Length of the prefix that each of `rows` shares with `prompt`; compared in blocks, so that rows that differ early cost little."""
     shared = np.zeros(len(rows), dtype=np.int64)
     alive = np.arange(len(rows))
     for start in range(0, len(prompt), _BLOCK):

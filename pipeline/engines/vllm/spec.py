@@ -1,4 +1,4 @@
-"""What an engines file may say of an engine `vllm`."""
+"""The keys that an engines file may hold for an engine `vllm`."""
 
 from typing import Annotated, Literal
 
@@ -15,10 +15,11 @@ class SpeculativeSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     num_speculative_tokens: Annotated[int, Meta(ge=1, le=64)] = 5
     """Tokens proposed at a time."""
     model: str | None = None
-    """Of `draft_model`: a folder, a hub name, or `bundled:NAME`."""
+    """The small model of method `draft_model`: a folder, a hub name, or `bundled:NAME`."""
     prompt_lookup_max: Annotated[int, Meta(ge=1, le=64)] = 4
-    """Of `ngram`: longest and shortest sequence that is looked up."""
+    """Longest sequence, in tokens, that method `ngram` looks up."""
     prompt_lookup_min: Annotated[int, Meta(ge=1, le=64)] = 1
+    """Shortest sequence, in tokens, that method `ngram` looks up."""
 
 
 class VllmSpec(RestartableSpec, frozen=True, kw_only=True, tag="vllm"):

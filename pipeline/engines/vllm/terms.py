@@ -1,5 +1,5 @@
-"""The engine contract in vLLM's terms: engine arguments out of a spec, sampling parameters out of a request, and the
-completion out of an output. Pure; what only some versions of vLLM have is asked of the installed one.
+"""Translates between the engine contract and vLLM: a spec into engine arguments, a request into sampling parameters, an output
+into a completion. Pure; what only some versions of vLLM have is looked up in the installed one.
 """
 
 import json
@@ -14,17 +14,19 @@ from vllm.v1.metrics.loggers import StatLoggerBase
 
 from pipeline.engine import Candidate, Completion, FinishReason, Request, Timing, Usage
 from pipeline.engines.tokenizer import count_through_stop
+from pipeline.engines.vllm.memory_plan import DEFAULT_CPU_CACHE_GIB, share_of
 from pipeline.engines.vllm.spec import SpeculativeSpec, VllmSpec
+from pipeline.machine import GIB
 
 MAX_LOGPROBS = 64
-"""More than a choice has options."""
+"""Most log probabilities that vLLM may be asked for at a token; more than a choice has options."""
 
 _CPU_BLOCK_TOKENS = 32
 """The least that vLLM's CPU attention takes; its own choice of 128 would cache hardly any prefix of a short chain."""
 
 
 def _client_errors() -> tuple[type[Exception], ...]:
-    """The requests' own faults: a class of their own in later versions, `ValueError` in earlier ones."""
+    """The errors that later versions of vLLM raise for a flawed request; earlier ones raise `ValueError`."""
     from vllm import exceptions
 
     return (exceptions.VLLMClientError,) if hasattr(exceptions, "VLLMClientError") else ()
@@ -33,13 +35,13 @@ def _client_errors() -> tuple[type[Exception], ...]:
 _PARAMETERS = frozenset(SamplingParams.__struct_fields__)
 
 REFUSALS: tuple[type[Exception], ...] = (ValueError, EngineGenerateError, *_client_errors())
-"""What `AsyncLLM` raises for one request, itself unharmed."""
+"""The errors that `AsyncLLM` raises for a single request and that leave it able to serve others."""
 
 Decode = Callable[[Sequence[int]], str]
 
 
 def arguments(role: str, spec: VllmSpec, model: str, *, on_cpu: bool) -> dict[str, Any]:
-    """The `AsyncEngineArgs` of a spec whose model is found at `model`; what it leaves open is vLLM's choice."""
+    """The arguments of vLLM's `AsyncEngineArgs` for a spec whose model is at `model`; what the spec leaves open is vLLM's choice."""
     chosen: dict[str, Any] = {
         "model": model,
         "served_model_name": role,
@@ -50,7 +52,7 @@ def arguments(role: str, spec: VllmSpec, model: str, *, on_cpu: bool) -> dict[st
         "max_num_seqs": spec.max_num_seqs,
         "max_num_batched_tokens": spec.max_num_batched_tokens,
         "tensor_parallel_size": spec.tensor_parallel_size,
-        "gpu_memory_utilization": None if on_cpu else spec.gpu_memory_utilization or 0.9,
+        "gpu_memory_utilization": None if on_cpu else share_of(spec),
         "kv_cache_memory_bytes": _cache_bytes(spec, on_cpu),
         "kv_cache_dtype": spec.kv_cache_dtype,
         "enable_prefix_caching": spec.enable_prefix_caching,
@@ -69,14 +71,15 @@ def arguments(role: str, spec: VllmSpec, model: str, *, on_cpu: bool) -> dict[st
 
 
 def _on_cpu(spec: VllmSpec) -> dict[str, Any]:
-    """vLLM 0.32's CPU build dies of a seeded request whose prefill is split; without splitting, a step must hold a whole prompt."""
+    """Arguments for the CPU alone: vLLM 0.32's CPU build dies of a seeded request whose prefill is split, so it is not split by
+    default, and an iteration must hold a whole prompt."""
     split = bool(spec.enable_chunked_prefill)
     most = spec.max_num_batched_tokens or max(8192, spec.max_model_len or 0)
     return {"enable_chunked_prefill": split, "max_num_batched_tokens": most, "block_size": _CPU_BLOCK_TOKENS}
 
 
 def _lora_rank(path: str | None) -> int | None:
-    """Room for the adapter's rank, in the steps that vLLM has."""
+    """The least rank that vLLM supports and that holds the rank of the LoRA adapter in the folder `path`."""
     if path is None:
         return None
     rank = int(json.loads((Path(path) / "adapter_config.json").read_bytes())["r"])
@@ -84,8 +87,8 @@ def _lora_rank(path: str | None) -> int | None:
 
 
 def _cache_bytes(spec: VllmSpec, on_cpu: bool) -> int | None:
-    gib = spec.kv_cache_gib or (1.0 if on_cpu else None)
-    return None if gib is None else round(gib * (1 << 30))
+    gib = spec.kv_cache_gib or (DEFAULT_CPU_CACHE_GIB if on_cpu else None)
+    return None if gib is None else round(gib * GIB)
 
 
 def _speculation(spec: SpeculativeSpec | None) -> dict[str, Any] | None:
@@ -98,7 +101,7 @@ def _speculation(spec: SpeculativeSpec | None) -> dict[str, Any] | None:
 
 
 def sampling_params(request: Request, max_model_len: int, *, speculates: bool) -> SamplingParams:
-    """What `request` asks, with nothing left to the model's own defaults."""
+    """The sampling parameters of `request`, with nothing left to the model's own defaults."""
     terms: dict[str, Any] = {
         "n": 1 if request.temperature == 0 else request.n,
         "max_tokens": min(request.max_tokens, max_model_len - len(request.prompt_ids)),
@@ -115,7 +118,8 @@ def sampling_params(request: Request, max_model_len: int, *, speculates: bool) -
 
 
 def _options(ids: Sequence[int], speculates: bool) -> dict[str, Any]:
-    """By their ids where vLLM can; under speculation that kills 0.32 (a shape mismatch in `RejectionSampler`)."""
+    """Parameters for a choice among `ids`: their log probabilities by id where vLLM can; under speculation that kills vLLM 0.32 (a
+    shape mismatch in `RejectionSampler`), so the most likely `MAX_LOGPROBS` are asked for then."""
     if not ids:
         return {}
     terms: dict[str, Any] = {"allowed_token_ids": list(ids)}
@@ -132,13 +136,13 @@ def _scoring(request: Request) -> dict[str, Any]:
 
 
 def first_line(error: BaseException) -> str:
-    """What a refusal says, or what it was raised from."""
+    """The first line of an error's message, or of that of its cause where it has none."""
     text = str(error).strip() or str(error.__cause__ or "").strip()
     return text.splitlines()[0] if text else type(error).__name__
 
 
 def stat_logger(gauges: Any) -> Any:
-    """vLLM's way to have `gauges.record` called after every iteration."""
+    """A class of vLLM's stat loggers that calls `gauges.record` after every iteration."""
 
     class StatLogger(StatLoggerBase):
         def __init__(self, vllm_config: Any, engine_index: int = 0) -> None:
@@ -153,12 +157,12 @@ def stat_logger(gauges: Any) -> Any:
 
 
 def prompt_ids(request: Request) -> list[int]:
-    """The prompt, and after it what is to be scored."""
+    """The prompt that vLLM gets: that of the request, followed by the tokens to score."""
     return [*request.prompt_ids, *request.scored_ids]
 
 
 def completion(request: Request, output: Any, decode: Decode, eos: frozenset[int]) -> Completion:
-    """The `Completion` out of a final `RequestOutput`."""
+    """The completion of `request` that vLLM's final `RequestOutput` holds; `eos` are the end-of-sequence ids."""
     outputs = sorted(output.outputs, key=lambda one: one.index)
     usage = Usage(
         input_tokens=len(output.prompt_token_ids),
@@ -175,7 +179,7 @@ def completion(request: Request, output: Any, decode: Decode, eos: frozenset[int
 
 
 def candidate(request: Request, output: Any, decode: Decode, eos: frozenset[int]) -> Candidate:
-    """One `CompletionOutput`: cut after its stop, without an end-of-sequence id that nobody asked for."""
+    """The candidate that a `CompletionOutput` holds: cut after its stop, without an end-of-sequence id that is no stop id."""
     ids, stop = list(output.token_ids), output.stop_reason
     finish: FinishReason = "length" if output.finish_reason == "length" else "stop"
     sampled = len(ids)
@@ -205,7 +209,7 @@ def _scored(request: Request, output: Any) -> tuple[float, ...]:
 
 
 def timing(stamps: Any) -> Timing:
-    """Durations out of the engine's own monotonic stamps; what was not stamped is not known."""
+    """Durations from vLLM's own monotonic time stamps; all None where one of them is missing."""
     if stamps is None or not (stamps.queued_ts and stamps.scheduled_ts and stamps.first_token_ts):
         return Timing()
     return Timing(

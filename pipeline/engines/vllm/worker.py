@@ -24,17 +24,19 @@ if TYPE_CHECKING:
 
 
 class Gauges:
-    """What vLLM tells of itself after every iteration; a stat logger in its terms."""
+    """The latest statistics that vLLM gave after an iteration, and totals of its speculation; `record` is called as a stat logger."""
 
     def __init__(self) -> None:
         self.last_s = 0.0
-        """When an iteration was last over."""
+        """When the last iteration ended, in seconds of the monotonic clock."""
         self.on_iteration: Callable[[], None] = lambda: None
+        """Called after every iteration."""
         self.running = self.waiting = self.drafts = self.draft_tokens = self.accepted_tokens = 0
         self.kv_cache_usage = 0.0
         self.by_position: list[int] = []
 
     def record(self, scheduler_stats: Any, iteration_stats: Any, *rest: Any, **more: Any) -> None:
+        """Keep the statistics of one iteration, with the signature that vLLM calls."""
         if scheduler_stats is None:
             return
         self.running, self.waiting = scheduler_stats.num_running_reqs, scheduler_stats.num_waiting_reqs
@@ -53,6 +55,7 @@ class Gauges:
         self.by_position = [a + b for a, b in zip(self.by_position or [0] * len(accepted), accepted, strict=True)]
 
     def speculation(self) -> Speculation:
+        """The totals of speculation since the engine started."""
         return Speculation(
             drafts=self.drafts,
             draft_tokens=self.draft_tokens,
@@ -62,7 +65,7 @@ class Gauges:
 
 
 class VllmServer:
-    """Passes requests on to an `AsyncLLM`, and completions and counters back."""
+    """Passes requests on to an `AsyncLLM`, and completions and statistics back."""
 
     def __init__(self, engine: "AsyncLLM", spec: "VllmSpec", model: str, gauges: Gauges) -> None:
         from pipeline.engines.tokenizer import HFTokenizer
@@ -80,7 +83,7 @@ class VllmServer:
         gauges.on_iteration = self._iterated
 
     async def serve(self, connection: ParentConnection) -> None:
-        """Until the main process closes the socket."""
+        """Serve requests until the main process closes the socket."""
         loop, closed = asyncio.get_running_loop(), asyncio.Event()
         self._connection = connection
         async with asyncio.TaskGroup() as tasks:
@@ -123,7 +126,7 @@ class VllmServer:
         self._connection.send(PrefixCacheIsEmpty())
 
     def _iterated(self) -> None:
-        """An iteration is over: report, unless that was done a moment ago."""
+        """Send the statistics after an iteration, unless that was done less than `REPORT_EVERY_S` ago."""
         if self._tasks and self._gauges.last_s - self._reported_s >= REPORT_EVERY_S:
             self._report([], [])
 
@@ -132,7 +135,7 @@ class VllmServer:
         self._connection.send(Report(self.statistics(), done, refused))
 
     async def _generate(self, number: int, request: Request) -> Any:
-        """The final output; vLLM aborts the request if this task is cancelled."""
+        """vLLM's final output for a request; vLLM aborts the request if this task is cancelled."""
         last = None
         async for output in self._engine.generate(
             {"prompt_token_ids": self._terms.prompt_ids(request)},
@@ -145,6 +148,7 @@ class VllmServer:
         return last
 
     def statistics(self) -> EngineStatistics:
+        """See `Engine.statistics`."""
         idle = not self._tasks
         return self._meter.statistics(
             running=0 if idle else self._gauges.running,
@@ -163,7 +167,7 @@ class VllmServer:
             self._busy_s += self._busy_spell_s()
 
     def _busy_spell_s(self) -> float:
-        """From the first of the waiting requests to the last iteration: an engine that hangs is not busy."""
+        """Seconds from the arrival at an idle engine to the last iteration: an engine that hangs is not busy."""
         return max(0.0, self._gauges.last_s - self._busy_since)
 
 
@@ -217,7 +221,7 @@ def _lora(spec: "VllmSpec") -> Any:
 
 
 async def work(connection: ParentConnection, setup: Setup) -> None:
-    """Load, answer requests, and shut vLLM down in the end."""
+    """Load the model, answer requests until the socket closes, and shut vLLM down."""
     from pipeline.engines.vllm.spec import VllmSpec
 
     spec, gauges = setup.spec_as(VllmSpec), Gauges()
@@ -237,7 +241,7 @@ async def work(connection: ParentConnection, setup: Setup) -> None:
 
 
 def main() -> None:
-    """Entry point of the process."""
+    """The main function of the worker process."""
     connection = ParentConnection(exit_on_close=False)
     os.register_at_fork(after_in_child=connection.socket.close)  # in vLLM's processes it would outlive this one
     setup = connection.setup()
