@@ -1,4 +1,4 @@
-"""Problems that a caller holds in memory: mappings or `Problem`s enter, the same `Problems` leave as of a JSON lines file.
+"""Problems that a caller holds in memory: mappings or `Problem`s enter, the same `Problem`s leave as from a JSON lines file.
 
 They are encoded once and read back line by line, so that a value means what it would mean in a file.
 """
@@ -16,18 +16,18 @@ from pipeline.data.rows import JsonLines, Record, Source
 from pipeline.errors import InputError, RunFolderError, boundary
 
 NAME = "problems.jsonl"
-"""Of the file that holds them in a run folder."""
+"""The name of the file in a run folder that holds problems given from memory."""
 
 
 class ProblemList(Problems):
-    """Problems in memory; like those of a file they can be iterated any number of times."""
+    """Problems given in memory; like `Problems` of a file they can be iterated any number of times."""
 
     def __init__(self, problems: Iterable[Mapping[str, Any] | Problem], columns: Mapping[str, str], limit: int | None) -> None:
         super().__init__(Path("problems"), columns, limit)
         self._lines = [_line(row, problem) for row, problem in enumerate(problems, 1)]
 
     def save(self, folder: Path) -> None:
-        """Write the same problems as a JSON lines file into `folder`, which a run can go on with; raises `RunFolderError`."""
+        """Write the problems as a JSON lines file into the run folder, for `resume`; raises `RunFolderError`."""
         with boundary(RunFolderError, f"{folder / NAME}: cannot be written", foreign=OSError):
             (folder / NAME).write_bytes(self._content)
 
@@ -36,14 +36,14 @@ class ProblemList(Problems):
         return b"".join(line + b"\n" for line in self._lines)
 
     def _open(self) -> Source:
-        return Lines(self._lines)
+        return EncodedLines(self._lines)
 
     def _sha256(self) -> str:
         return hashlib.sha256(self._content).hexdigest()
 
 
-class Lines(JsonLines):
-    """JSON lines that are in memory already."""
+class EncodedLines(JsonLines):
+    """A `Source` of JSON lines that are encoded in memory."""
 
     def __init__(self, lines: list[bytes]) -> None:
         super().__init__(Path("problems"))
@@ -65,7 +65,7 @@ def _line(row: int, problem: Mapping[str, Any] | Problem) -> bytes:
 
 
 def _plain(value: Any) -> Any:
-    """Numbers and arrays of numpy, pandas and Arrow as what they hold; of anything else its text."""
+    """The builtin value of a number or array of numpy, pandas or Arrow, and the text of a path; raises `TypeError` for other types."""
     for method in ("tolist", "as_py"):
         if callable(found := getattr(value, method, None)):
             return found()
