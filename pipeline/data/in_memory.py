@@ -50,6 +50,7 @@ class EncodedLines(JsonLines):
         self._lines = lines
 
     def records(self, wanted: tuple[str, ...]) -> Iterator[tuple[int, Record]]:
+        """See `Source.records`."""
         for row, line in enumerate(self._lines, 1):
             yield row, self._record(line, wanted)
 

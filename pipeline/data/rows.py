@@ -70,6 +70,7 @@ class JsonLines:
         self._decode = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
     def records(self, wanted: tuple[str, ...]) -> Iterator[tuple[int, Record]]:
+        """See `Source.records`."""
         with _text_lines(self._path) as lines:
             for row, line in enumerate(lines.each(), 1):
                 if isinstance(line, Flaw):
@@ -119,6 +120,7 @@ class Csv:
         self.names = _distinct(path, header)
 
     def records(self, wanted: tuple[str, ...]) -> Iterator[tuple[int, Record]]:
+        """See `Source.records`."""
         places = {name: place for place, name in enumerate(self.names) if name in wanted}
         with _text_lines(self._path) as lines:
             for row, fields in enumerate(islice(self._rows(lines), 1, None), 1):
@@ -175,6 +177,7 @@ class Parquet:
         self.names = _distinct(path, names)
 
     def records(self, wanted: tuple[str, ...]) -> Iterator[tuple[int, Record]]:
+        """See `Source.records`."""
         columns = [name for name in wanted if name in self.names]
         row = 0
         try:

@@ -176,11 +176,11 @@ def _same_one(answer: str, reference: str, leaf: Leaf) -> bool:
     a, b = _body(answer), _body(reference)
     if a == b or same_answer(a, b):
         return True
-    if (told := _words(a, b)) is not None:
-        return told
+    if (equal := _words(a, b)) is not None:
+        return equal
     for compare in (_brackets, _matrices, _equations, _unions):
-        if (told := compare(a, b, leaf)) is not None:
-            return told
+        if (equal := compare(a, b, leaf)) is not None:
+            return equal
     (a, unit), (b, other) = split_unit(a), split_unit(b)
     if differ(unit, other) or not a.strip() or not b.strip():
         return False

@@ -61,16 +61,16 @@ class RewardPromptBuilder:
 
 def text_of(prompt: TextPrompt, problem: str, steps: Sequence[str]) -> str:
     """The prompt in plain text, up to and including the tag of the last step."""
-    told = (_filled(prompt.step, problem, step, number) for number, step in enumerate(steps, 1))
-    return _filled(prompt.begin, problem) + prompt.between.join(told)
+    filled = (_filled(prompt.step, problem, step, number) for number, step in enumerate(steps, 1))
+    return _filled(prompt.begin, problem) + prompt.between.join(filled)
 
 
 def turns(prompt: ChatPrompt, problem: str, steps: Sequence[str]) -> list[dict[str, str]]:
     """The prompt as a chat, up to and including the user's turn with the last step."""
     said: list[dict[str, str]] = []
     for number, step in enumerate(steps, 1):
-        told = _filled(prompt.first if number == 1 else prompt.step, problem, step, number)
-        said += [{"role": "user", "content": told}, {"role": "assistant", "content": prompt.good}]
+        filled = _filled(prompt.first if number == 1 else prompt.step, problem, step, number)
+        said += [{"role": "user", "content": filled}, {"role": "assistant", "content": prompt.good}]
     return said[:-1]
 
 

@@ -38,9 +38,9 @@ class Change(Struct, frozen=True):
     answer: str | None
     reference_answer: str
     before: bool | None
-    """Whether the answer was right; None where it was not graded."""
+    """Whether the answer was right by the old grade; None where it was not graded."""
     after: bool | None
-    """The same by the new grade."""
+    """Whether it is right by the new grade; None where it was not graded."""
     why: str | None
     """What kept the answers from being compared to the end; None where nothing did."""
 
