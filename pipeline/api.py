@@ -11,6 +11,7 @@ that. `solve` and `solve_async` carry out the same session as `pipeline run` and
 import math
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -19,7 +20,7 @@ import anyio.to_thread
 import msgspec
 from msgspec import Struct
 
-from pipeline.data.in_memory import NAME, ProblemList
+from pipeline.data.in_memory import ProblemList
 from pipeline.data.problems import Problem, Problems, open_problems
 from pipeline.engine import Engine
 from pipeline.engines.replay.recording import bindings
@@ -42,6 +43,7 @@ from pipeline.session.stop import Stop
 from pipeline.session.stream import ChainStream
 from pipeline.trace.columns import table_of
 from pipeline.trace.events import CallRow, ChainRow, StepRow
+from pipeline.trace.folder import PROBLEMS
 from pipeline.trace.read import read_rows, read_table
 from pipeline.trace.run_file import RunFile
 
@@ -151,7 +153,8 @@ def solve(
     """Solve `problems` with `graph` and wait for all chains.
 
     engines: the engines of the graph's roles; by default those that the graph names. Open engines are called from an event
-        loop of the run's own; where they belong to a running event loop, use `solve_async` there.
+        loop of the run's own; where they belong to a running event loop, use `solve_async` there. `max_in_flight` and the
+        other fields that every engine has are set for them by `params`.
     params: values for the graph's params, and engine fields as `engines.ROLE.NAME`.
     batch_size: chains that live at once. schedule: `pipelined`, `lockstep` or `sequential`.
     samples: attempts at every problem. limit: only the first problems. seed: every random number derives from it.
@@ -204,7 +207,7 @@ async def solve_async(
     the first chain, and at the end the `RunError` that kept the run from its own. Of a resumed run only new chains are given.
     """
     options = _options(batch_size, schedule, samples, limit, seed, columns, output, resume)
-    virtual = time_is_virtual() and _are_open(engines)
+    virtual = time_is_virtual() and _opened(engines) is not None
     prepare = partial(_prepared, graph, problems, engines, params, options, virtual=virtual)
     job = prepare() if virtual else await anyio.to_thread.run_sync(prepare)
     if job.checked.old is not None and job.checked.nothing_to_do:
@@ -236,7 +239,7 @@ class _Job(Struct, frozen=True, kw_only=True):
         """Carry out the session in the running event loop."""
         checked, observer = self.checked, Observer(sink=sink)
         if checked.folder is not None and checked.old is None and isinstance(checked.problems, ProblemList):
-            checked.problems.save(checked.folder)
+            checked.problems.save(checked.folder / PROBLEMS)
         if self.engines is None:
             return await open_and_solve(ready, observer, stop)
         return await solve_on(self.engines, ready, observer, stop)
@@ -289,15 +292,12 @@ def _prepared(
     virtual: bool = False,
 ) -> _Job:
     """Make all checks before an engine starts; raises `UsageError`. `virtual`: whether open engines are on virtual time."""
-    is_open = _are_open(engines)
-    plan = load_graph(graph, engines, params)
-    if is_open and (missing := plan.engines.keys() - dict(engines or {}).keys()):  # type: ignore[arg-type]
-        raise UsageError(f"engines: the graph has a role {sorted(missing)[0]!r} and no engine is given for it")
+    opened, plan = _opened(engines), load_graph(graph, engines, params)
     values = {"graph": not isinstance(graph, str | Path), "engines": not isinstance(engines, str | Path | None) or isinstance(graph, Plan)}
     found = _problems(problems, options)
     given = options | {
         "graph": plan.name if values["graph"] else str(graph),
-        "input": str(found.path if options["output"] is None or not isinstance(found, ProblemList) else options["output"] / NAME),
+        "input": str(found.path if options["output"] is None or not isinstance(found, ProblemList) else options["output"] / PROBLEMS),
         "engines": None if values["engines"] or engines is None else str(engines),
         "settings": _settings(params),
         "output": None if options["output"] is None else str(options["output"]),
@@ -308,8 +308,8 @@ def _prepared(
     except msgspec.ValidationError as error:
         what, _, where = str(error).partition(" - at `$.")
         raise UsageError(f"{where.rstrip('`')}: {what[0].lower()}{what[1:]}") from error
-    checked = preflight(valid, plan, found, virtual=virtual if is_open else None, on_disk=False)
-    return _Job(checked=checked, engines=dict(engines) if is_open else None)  # type: ignore[arg-type]
+    checked = preflight(valid, plan, found, virtual=None if opened is None else virtual, on_disk=False)
+    return _Job(checked=checked, engines=opened)
 
 
 def _problems(problems: Input, options: Mapping[str, Any]) -> Problems:
@@ -317,7 +317,9 @@ def _problems(problems: Input, options: Mapping[str, Any]) -> Problems:
         return open_problems(Path(problems), options["columns"], options["limit"])
     if isinstance(problems, Mapping) or not isinstance(problems, Iterable):
         raise UsageError(f"problems: expected a path or an iterable of mappings, got `{type(problems).__name__}`")
-    return ProblemList(problems, options["columns"], options["limit"])
+    # Of an iterable that never ends the limit takes what it needs; what is no limit is refused later, by name.
+    limit = options["limit"]
+    return ProblemList(islice(problems, limit) if isinstance(limit, int) and limit > 0 else problems, options["columns"], limit)
 
 
 def _settings(params: Mapping[str, Any] | None) -> tuple[str, ...]:
@@ -325,17 +327,15 @@ def _settings(params: Mapping[str, Any] | None) -> tuple[str, ...]:
     return tuple(f"{name}={msgspec.json.encode(value).decode()}" for name, value in (params or {}).items())
 
 
-def _are_open(engines: Engines | None) -> bool:
-    """Whether `engines` are open engines; raises `UsageError` where only some of them are."""
+def _opened(engines: Engines | None) -> dict[str, Any] | None:
+    """The engines where the caller has opened them, None where they are specs; raises `UsageError` where only some are open."""
     if not isinstance(engines, Mapping):
-        return False
-    kinds = {role: not isinstance(engine, Mapping | EngineSpec) for role, engine in engines.items()}
-    if len(set(kinds.values())) > 1:
-        opened = ", ".join(role for role, is_open in kinds.items() if is_open)
-        raise UsageError(
-            f"engines: {opened} are open already and the others are specs; give engines that are open, or specs, for all roles"
-        )
-    return any(kinds.values())
+        return None
+    opened = {role: engine for role, engine in engines.items() if not isinstance(engine, Mapping | EngineSpec)}
+    if opened and len(opened) < len(engines):
+        what = f"{', '.join(opened)} are open already and the others are specs"
+        raise UsageError(f"engines: {what}; give engines that are open, or specs, for all roles")
+    return opened or None
 
 
 def _roles(engines: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import AsyncIterator, Mapping
 from contextlib import aclosing
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -139,6 +140,11 @@ def test_values_of_arrays_and_frames_mean_what_they_hold() -> None:
     assert (row.reference_answer, row.correct) == ("7", True)
 
 
+def test_of_problems_without_an_end_the_limit_is_solved() -> None:
+    endless = ({"problem": f"{number}?"} for number in count())
+    assert len(pipeline.solve("target", endless, engines={"target": Echo()}, limit=3)) == 3
+
+
 def test_a_bad_problem_is_a_failed_chain(solved: pipeline.Result) -> None:
     result = pipeline.solve("speccot", [PROBLEMS[0], {"problem": None}, {"question": "?"}], engines="sim-2xh100")
     assert [row.error_type for row in result] == [None, "BadRow", "BadRow"]
@@ -245,6 +251,8 @@ def test_engines_of_the_caller_serve_the_plain_call_too() -> None:
     engine = Echo()
     result = pipeline.solve("target", PROBLEMS[:3], engines={"target": engine})
     assert {row.answer for row in result} == {"7"}
+    one_by_one = pipeline.solve("target", PROBLEMS, engines={"target": Echo()}, params={"engines.target.max_in_flight": 1}, trace=True)
+    assert {row.in_flight_engine for row in one_by_one.calls} == {1}
     assert engine.asked == result.run.engine_statistics["target"].requests == 3
 
 
@@ -280,7 +288,8 @@ def test_a_slow_reader_stops_simulated_time(monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.parametrize("how", ["break", "cancel"])
 @pytest.mark.parametrize("open_", [True, False])
-def test_leaving_early_ends_the_run_and_it_can_go_on(tmp_path: Path, how: str, open_: bool) -> None:
+def test_leaving_early_ends_the_run_and_it_can_go_on(tmp_path: Path, how: str, open_: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(api, "UNREAD", 4)  # the run cannot be over before it is left
     problems = [{"problem": f"Problem number {i}?"} for i in range(60)]
     given: dict[str, Any] = {"batch_size": 2, "output": tmp_path / "run"}
     given |= {"engines": {"target": Echo()}} if open_ else {"engines": "sim-2xh100"}

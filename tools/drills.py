@@ -83,7 +83,7 @@ class Command:
 
     def __init__(self, arguments: list[str], log: Path) -> None:
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["pipeline.cli.run", "pipeline.cli.resume", "pipeline.engines.sim.engine", "trio.testing"])
+        context.set_forkserver_preload(["pipeline.cli.run", "pipeline.engines.sim.engine", "pipeline.runtime.virtual_clock"])
         self.process = context.Process(target=_main, args=(arguments, str(log)))
         self.process.start()
 

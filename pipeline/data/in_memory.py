@@ -15,9 +15,6 @@ from pipeline.data.problems import Problem, Problems
 from pipeline.data.rows import JsonLines, Record, Source
 from pipeline.errors import InputError, RunFolderError, boundary
 
-NAME = "problems.jsonl"
-"""The name of the file in a run folder that holds problems given from memory."""
-
 
 class ProblemList(Problems):
     """Problems given in memory; like `Problems` of a file they can be iterated any number of times."""
@@ -26,10 +23,10 @@ class ProblemList(Problems):
         super().__init__(Path("problems"), columns, limit)
         self._lines = [_line(row, problem) for row, problem in enumerate(problems, 1)]
 
-    def save(self, folder: Path) -> None:
-        """Write the problems as a JSON lines file into the run folder, for `resume`; raises `RunFolderError`."""
-        with boundary(RunFolderError, f"{folder / NAME}: cannot be written", foreign=OSError):
-            (folder / NAME).write_bytes(self._content)
+    def save(self, path: Path) -> None:
+        """Write the problems as a JSON lines file, with which the run can be resumed; raises `RunFolderError`."""
+        with boundary(RunFolderError, f"{path}: cannot be written", foreign=OSError):
+            path.write_bytes(self._content)
 
     @property
     def _content(self) -> bytes:

@@ -241,8 +241,8 @@ async def execute(run: Opened, observer: Observer, stop: Stop) -> SessionResult:
                 chains = Chains(run, rows, clock)
                 stop.drained_by(chains.executor.drain)
                 await chains.run(observer)
-        if chains is not None and chains.executor.exhausted and not stop.aborted:
-            error = None
+            if chains.executor.exhausted:
+                error = None
     except PipelineError as failure:
         error = failure
         if chains is None:

@@ -7,6 +7,7 @@ import math
 from collections import deque
 from threading import Condition
 
+import anyio.lowlevel
 import anyio.to_thread
 
 from pipeline.trace.events import CallRow, ChainRow, StepRow
@@ -62,6 +63,7 @@ class ChainStream:
 
     async def next(self) -> ChainRow | None:
         """Wait for the next chain; None when no more will come."""
+        await anyio.lowlevel.checkpoint()  # a reader that is never kept waiting can be cancelled, and lets others run
         with self._changed:
             if self._rows or self._over or self._closed:
                 return self._take()

@@ -14,6 +14,10 @@ from pipeline.errors import RunFolderError, UsageError, reason
 
 LOCK = "run.lock"
 """The lock file in a run folder; it holds the pid of the process that has it."""
+PROBLEMS = "problems.jsonl"
+"""The file in a run folder that holds the problems of a run to which they were given as values."""
+BEFORE_A_RUN = {LOCK, PROBLEMS}
+"""The files that a run writes into its folder before its engines are open; a folder with others is in use."""
 
 
 def check_output(folder: Path) -> None:
@@ -22,7 +26,7 @@ def check_output(folder: Path) -> None:
         str(folder).encode()
         if (folder / "run.json").is_file():
             raise UsageError(f"{folder}: is a run already; add --resume to go on with it, or name another folder with --output")
-        if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
+        if folder.exists() and not (folder.is_dir() and _is_unused(folder)):
             raise UsageError(f"{folder}: is there already; name another folder with --output")
         _check_writable(folder)
     except (UnicodeEncodeError, OSError) as error:
@@ -48,6 +52,10 @@ def _check_writable(folder: Path) -> None:
                 place.rmdir()
 
 
+def _is_unused(folder: Path) -> bool:
+    return {place.name for place in folder.iterdir()} <= BEFORE_A_RUN
+
+
 def new_folder(graph: str) -> Path:
     """The path of a new folder under `runs`, named after `graph` and the time; it is not created."""
     name = f"{graph}-{time.strftime('%Y%m%d-%H%M%S')}"
@@ -63,8 +71,9 @@ def removed_if_unused(folder: Path) -> Iterator[None]:
         yield
     finally:
         with suppress(OSError):
-            if made and [place.name for place in folder.iterdir()] in ([], [LOCK]):
-                (folder / LOCK).unlink(missing_ok=True)
+            if made and _is_unused(folder):
+                for name in BEFORE_A_RUN:
+                    (folder / name).unlink(missing_ok=True)
                 for place in made:
                     place.rmdir()
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.commands import pipeline
-from tests.support.paths import ROOT
+from tests.support.paths import ROOT, SIM
 from tests.support.runs import write_problems
 
 NOBODY = "{backend: openai, base_url: 'http://127.0.0.1:1/v1', model: none, tokenizer: 'bundled:tiny-target', reconnect_s: 0.1}"
@@ -54,3 +54,13 @@ def test_a_folder_that_was_made_to_see_is_taken_back(tmp_path: Path) -> None:
     done = pipeline(*COMMANDS["run"], "--input", tmp_path / "missing.csv", "--output", tmp_path / "new/deep/run")
     assert done.returncode == 2
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_a_process_left_that_was_killed_while_its_engines_opened_is_no_obstacle(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/run.lock").write_text("1\n")
+    words = ("run", ROOT / "graphs/target.yaml", "--input", write_problems(tmp_path, 1), "--engines", SIM, "--output", tmp_path / "run")
+    assert pipeline(*words).returncode == 0
+    (tmp_path / "run/run.json").unlink()
+    done = pipeline(*words)
+    assert (done.returncode, "is there already; name another folder" in done.stderr) == (2, True)

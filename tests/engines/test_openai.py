@@ -412,6 +412,7 @@ def test_what_cannot_start_says_what_to_do(kind: Kind, fields: dict[str, Any], s
 
 
 @pytest.mark.slow
+@pytest.mark.torch  # transformers loads it where it is installed
 def test_a_model_whose_name_is_no_tokenizer_needs_one_named(tmp_path: Path) -> None:
     with small_server(VLLM, TOKENIZER, model=str(tmp_path)) as server:
         spec = spec_of(server, model=str(tmp_path), tokenizer=None)
