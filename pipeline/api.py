@@ -1,7 +1,7 @@
 """The Python API: graphs, engines and problems as paths, bundled names or values enter; finished chains and a `Result` leave.
 
-No signal is handled, no argument of the process is read, nothing is printed and no logging is set up: that is the command
-line's. `solve` and `solve_async` carry out the same session as `pipeline run` and, with `output`, leave the same run folder.
+No signal is handled, no argument of the process is read, nothing is printed and no logging is set up: the command line does
+that. `solve` and `solve_async` carry out the same session as `pipeline run` and, with `output`, leave the same run folder.
 
     solve           waits for all chains; may be called in any thread, also in one whose event loop runs, such as a notebook's
     solve_async     gives chains as they finish, on asyncio or trio; how far the run may be ahead of its reader is bounded
@@ -52,39 +52,40 @@ if TYPE_CHECKING:
     import pyarrow
 
 Graph: TypeAlias = str | Path | Mapping[str, Any] | Plan
-"""A graph file, the name of a bundled graph, what would stand in a graph file, or a plan of `load_graph`."""
+"""A graph file, the name of a bundled graph, the content of a graph file as a mapping, or a plan of `load_graph`."""
 Engines: TypeAlias = str | Path | Mapping[str, Mapping[str, Any] | EngineSpec | Engine]
-"""An engines file, the name of a bundled one, `replay:RUN`; or by role what would stand in such a file, a spec, or an engine
-that the caller has opened and closes."""
+"""An engines file, the name of a bundled one, or `replay:RUN`; or by role the fields of an engine as a mapping, a spec, or an
+engine that the caller has opened and will close."""
 Input: TypeAlias = str | Path | Iterable[Mapping[str, Any] | Problem]
 """A file of problems; or mappings with `problem` and, where known, `answer`, `problem_id`, `options`, `grader`."""
 TABLES: dict[str, type[Struct]] = {"chains": ChainRow, "steps": StepRow, "calls": CallRow}
+"""The tables of a result and the types of their rows."""
 UNREAD = 256
-"""Finished chains that `solve_async` holds for its reader before no further chain is started."""
+"""While this many finished chains are unread, `solve_async` starts no further chain."""
 
 
 class OpenSpec(EngineSpec, frozen=True, kw_only=True, tag="open"):
-    """An engine that the caller of the Python API has opened."""
+    """The spec that stands in a plan for an engine that the caller of the Python API has opened."""
 
     model: str = ""
     """A label for the trace."""
 
 
 class Result(Struct, frozen=True, kw_only=True):
-    """What came out. Iterating over it gives the chains in the order of the input."""
+    """The outcome of `solve`. Iterating over it gives the chains in the order of the input."""
 
     chains: tuple[ChainRow, ...]
     """One row a chain: its answer, or what went wrong (`error_type`)."""
     run: RunFile
-    """What was decided about the run, its totals, times and engines; `run.json` where there is a run folder."""
+    """The options of the run, its totals, times and engines: the content of `run.json`."""
     folder: Path | None
     """The run folder, where `output` was given."""
     notices: tuple[str, ...] = ()
-    """Sentences that a person should read: whose code ran, and whose times the times are."""
+    """Sentences that a person should read: which foreign code ran, and where replayed engines had their times from."""
     steps: tuple[StepRow, ...] = ()
-    """Of a run without a folder that was told `trace=True`."""
+    """The committed steps, of a run without a run folder that was given `trace=True`; else empty."""
     calls: tuple[CallRow, ...] = ()
-    """Likewise."""
+    """The calls to engines, of a run without a run folder that was given `trace=True`; else empty."""
 
     def __iter__(self) -> Iterator[ChainRow]:
         return iter(self.chains)
@@ -113,7 +114,7 @@ class Result(Struct, frozen=True, kw_only=True):
         return table_of(TABLES[table], rows)
 
     def to_pandas(self, table: str = "chains") -> "pandas.DataFrame":
-        """The same as a data frame; needs pandas."""
+        """The table `to_arrow` gives, as a data frame; needs pandas."""
         return self.to_arrow(table).to_pandas()
 
 
@@ -151,15 +152,15 @@ def solve(
 ) -> Result:
     """Solve `problems` with `graph` and wait for all chains.
 
-    engines: what the roles of the graph are; by default what the graph names. Engines that are open already are asked from an
-        event loop of the run's own; where they belong to a running one, use `solve_async` there. `max_in_flight` and the other
-        fields that every engine has are set for them by `params`.
+    engines: the engines of the graph's roles; by default those that the graph names. Open engines are called from an event
+        loop of the run's own; where they belong to a running event loop, use `solve_async` there. `max_in_flight` and the
+        other fields that every engine has are set for them by `params`.
     params: values for the graph's params, and engine fields as `engines.ROLE.NAME`.
     batch_size: chains that live at once. schedule: `pipelined`, `lockstep` or `sequential`.
     samples: attempts at every problem. limit: only the first problems. seed: every random number derives from it.
-    columns: our names of columns to those of `problems`: `{"problem": "question"}`.
-    output: a run folder, as `pipeline run --output` leaves it; without it nothing touches the disk. resume: go on with the run
-        in that folder, if there is one.
+    columns: the names of columns in `problems` by ours: `{"problem": "question"}`.
+    output: the run folder to write, as `pipeline run --output` does; without it nothing is written to disk. resume: go on with
+        the run in that folder, if there is one.
     trace: keep the rows of steps and calls in memory too, where there is no run folder.
 
     Raises `UsageError` before an engine starts where an argument is wrong, `RunError` where no chain could start, and
@@ -167,16 +168,16 @@ def solve(
     """
     options = _options(batch_size, schedule, samples, limit, seed, columns, output, resume)
     job = _prepared(graph, problems, engines, params, options)
-    if (done := job.flight.old) is not None and job.flight.nothing_to_do:
-        return _result(done, job.flight, None)
-    kept = _Kept(trace=trace)
-    with taken_up(job.flight) as ready:
-        run = ThreadRun(partial(job.carry_out, ready, kept), virtual=job.flight.virtual_time)
+    if (done := job.checked.old) is not None and job.checked.nothing_to_do:
+        return _result(done, job.checked, None)
+    kept = _MemorySink(trace=trace)
+    with taken_up(job.checked) as ready:
+        run = ThreadRun(partial(job.carry_out, ready, kept), virtual=job.checked.virtual_time)
         try:
             ended = run.result()
         finally:
             run.close()
-    result = _result(ended.run, job.flight, kept)
+    result = _result(ended.run, job.checked, kept)
     if ended.error is not None:
         raise Unfinished(ended.error, result) from ended.error
     return result
@@ -201,19 +202,19 @@ async def solve_async(
 
     While `UNREAD` chains wait to be read no further chain is started. To end the run early, leave the loop or cancel the task
     that reads: live chains end as cancelled then, engines that the run opened are closed, and a run folder can be resumed.
-    Leaving the loop by `break` does so when the iterator is collected; `contextlib.aclosing` around it, at once. Engines that
-    are open already are asked in the running event loop, others live in a thread of their own. Raises as `solve` does before
+    Leaving the loop by `break` does so when the iterator is collected; `contextlib.aclosing` around it, at once. Open engines
+    are called in the running event loop; others run in a thread of their own. Raises as `solve` does before
     the first chain, and at the end the `RunError` that kept the run from its own. Of a resumed run only new chains are given.
     """
     options = _options(batch_size, schedule, samples, limit, seed, columns, output, resume)
     virtual = time_is_virtual() and _opened(engines) is not None
     prepare = partial(_prepared, graph, problems, engines, params, options, virtual=virtual)
     job = prepare() if virtual else await anyio.to_thread.run_sync(prepare)
-    if job.flight.old is not None and job.flight.nothing_to_do:
+    if job.checked.old is not None and job.checked.nothing_to_do:
         return
-    # A virtual clock that the reader lives on as well would jump while the run waits for the reader.
-    chains = ChainStream(math.inf if virtual else UNREAD, inline=job.flight.virtual_time)
-    with taken_up(job.flight) as ready:
+    # Where the reader is on the same virtual clock, the clock would jump while the run waits for the reader.
+    chains = ChainStream(math.inf if virtual else UNREAD, inline=job.checked.virtual_time)
+    with taken_up(job.checked) as ready:
         run = _started(job, ready, chains)
         try:
             while (row := await chains.next()) is not None:
@@ -228,24 +229,24 @@ async def solve_async(
 
 
 class _Job(Struct, frozen=True, kw_only=True):
-    """What a caller asked for, checked."""
+    """A checked call of `solve` or `solve_async`."""
 
-    flight: Preflight
+    checked: Preflight
     engines: Mapping[str, Any] | None
-    """Those that are open already, by role; None where the run opens its own."""
+    """Engines that the caller has opened, by role; None where the run opens its own."""
 
     async def carry_out(self, ready: Ready, sink: RowSink, stop: Stop) -> SessionResult:
-        """The session, in whatever event loop this is awaited."""
-        flight, observer = self.flight, Observer(sink=sink)
-        if flight.folder is not None and flight.old is None and isinstance(flight.problems, ProblemList):
-            flight.problems.save(flight.folder / PROBLEMS)
+        """Carry out the session in the running event loop."""
+        checked, observer = self.checked, Observer(sink=sink)
+        if checked.folder is not None and checked.old is None and isinstance(checked.problems, ProblemList):
+            checked.problems.save(checked.folder / PROBLEMS)
         if self.engines is None:
             return await open_and_solve(ready, observer, stop)
         return await solve_on(self.engines, ready, observer, stop)
 
 
 def _started(job: _Job, ready: Ready, chains: ChainStream) -> Background:
-    """The run, which says to `chains` when no more of them will come."""
+    """Start the run in the background; at its end `chains` is told that no more will come."""
 
     async def main(stop: Stop) -> SessionResult:
         try:
@@ -253,7 +254,7 @@ def _started(job: _Job, ready: Ready, chains: ChainStream) -> Background:
         finally:
             chains.finish()
 
-    return ThreadRun(main, virtual=job.flight.virtual_time) if job.engines is None else TaskRun(main)
+    return ThreadRun(main, virtual=job.checked.virtual_time) if job.engines is None else TaskRun(main)
 
 
 def _options(
@@ -266,7 +267,7 @@ def _options(
     output: str | Path | None,
     resume: bool,
 ) -> dict[str, Any]:
-    """Those of `RunOptions` that are the same for every way to name graph, engines and problems."""
+    """The fields of `RunOptions` other than graph, engines and problems; raises `UsageError`."""
     if resume and output is None:
         raise UsageError("resume: name the run folder with output")
     return {
@@ -290,7 +291,7 @@ def _prepared(
     *,
     virtual: bool = False,
 ) -> _Job:
-    """Everything that can be refused before an engine starts; raises `UsageError`. `virtual`: time is, where engines are open."""
+    """Make all checks before an engine starts; raises `UsageError`. `virtual`: whether open engines are on virtual time."""
     opened, plan = _opened(engines), load_graph(graph, engines, params)
     values = {"graph": not isinstance(graph, str | Path), "engines": not isinstance(engines, str | Path | None) or isinstance(graph, Plan)}
     found = _problems(problems, options)
@@ -307,8 +308,8 @@ def _prepared(
     except msgspec.ValidationError as error:
         what, _, where = str(error).partition(" - at `$.")
         raise UsageError(f"{where.rstrip('`')}: {what[0].lower()}{what[1:]}") from error
-    flight = preflight(valid, plan, found, virtual=None if opened is None else virtual, on_disk=False)
-    return _Job(flight=flight, engines=opened)
+    checked = preflight(valid, plan, found, virtual=None if opened is None else virtual, on_disk=False)
+    return _Job(checked=checked, engines=opened)
 
 
 def _problems(problems: Input, options: Mapping[str, Any]) -> Problems:
@@ -322,12 +323,12 @@ def _problems(problems: Input, options: Mapping[str, Any]) -> Problems:
 
 
 def _settings(params: Mapping[str, Any] | None) -> tuple[str, ...]:
-    """As `--set` says them: JSON is YAML."""
+    """`params` in the form of `--set`, whose values are YAML, of which JSON is a part."""
     return tuple(f"{name}={msgspec.json.encode(value).decode()}" for name, value in (params or {}).items())
 
 
 def _opened(engines: Engines | None) -> dict[str, Any] | None:
-    """The engines where they are open already, None where they are specs. Raises `UsageError` where only some of them are open."""
+    """The engines where the caller has opened them, None where they are specs; raises `UsageError` where only some are open."""
     if not isinstance(engines, Mapping):
         return None
     opened = {role: engine for role, engine in engines.items() if not isinstance(engine, Mapping | EngineSpec)}
@@ -338,7 +339,7 @@ def _opened(engines: Engines | None) -> dict[str, Any] | None:
 
 
 def _roles(engines: Mapping[str, Any]) -> dict[str, Any]:
-    """What would stand in an engines file."""
+    """`engines` in the form of an engines file."""
     return {role: _role(role, engine) for role, engine in engines.items()}
 
 
@@ -352,8 +353,8 @@ def _role(role: str, engine: Any) -> Any:
     return {"backend": "open", "model": str(getattr(engine, "model", ""))}
 
 
-class _Kept:
-    """A `RowSink` in memory."""
+class _MemorySink:
+    """A `RowSink` that keeps rows in memory: chains, and with `trace` steps and calls too."""
 
     def __init__(self, *, trace: bool) -> None:
         self._trace = trace
@@ -376,17 +377,17 @@ class _Kept:
         return
 
 
-def _result(run: RunFile, flight: Preflight, kept: _Kept | None) -> Result:
-    """What a caller gets; of a run folder all that is in it, earlier sessions included."""
-    if flight.folder is not None:
-        kept = _Kept(trace=False)
-        kept.chains = read_rows(flight.folder, ChainRow, "chains")
+def _result(run: RunFile, checked: Preflight, kept: _MemorySink | None) -> Result:
+    """The result of a run; where there is a run folder, with all chains in it, those of earlier sessions included."""
+    if checked.folder is not None:
+        kept = _MemorySink(trace=False)
+        kept.chains = read_rows(checked.folder, ChainRow, "chains")
     assert kept is not None, "a run without a folder has one session"
     return Result(
         chains=tuple(sorted(kept.chains, key=lambda row: (row.input_row, row.sample_index))),
         run=run,
-        folder=flight.folder,
-        notices=tuple(notices(flight.plan)),
+        folder=checked.folder,
+        notices=tuple(notices(checked.plan)),
         steps=tuple(kept.steps),
         calls=tuple(kept.calls),
     )

@@ -10,11 +10,12 @@ from typing import Literal
 
 from pipeline.errors import UsageError, did_you_mean
 
-Kind = Literal["graph", "engines file", "reward model", "data set"]
+FileKind = Literal["graph", "engines file", "reward model", "data set"]
+"""The kinds of bundled files."""
 
 _PACKAGE = Path(__file__).parent
 _ROOT = _PACKAGE if (_PACKAGE / "graphs").is_dir() else _PACKAGE.parent
-FOLDERS: dict[Kind, Path] = {
+FOLDERS: dict[FileKind, Path] = {
     "graph": _ROOT / "graphs",
     "engines file": _ROOT / "graphs" / "engines",
     "reward model": _ROOT / "graphs" / "rewards",
@@ -22,16 +23,16 @@ FOLDERS: dict[Kind, Path] = {
 }
 
 
-def bundled_files(*kinds: Kind) -> dict[str, Path]:
-    """The bundled files of these kinds by name; where two kinds share a name the earlier one has it."""
+def bundled_files(*kinds: FileKind) -> dict[str, Path]:
+    """The bundled files of these kinds by name; of two files with one name, that of the kind given first."""
     return {path.stem: path for kind in reversed(kinds) for path in sorted(FOLDERS[kind].glob("*.yaml"))}
 
 
-def find_file(name: Path | str, *kinds: Kind, beside: Path = Path()) -> Path:
+def find_file(name: Path | str, *kinds: FileKind, beside: Path = Path()) -> Path:
     """The file that `name` means: a path as it stands, else the bundled file of one of `kinds` that is called so.
 
-    A path holds a separator, ends in `.yaml`, or names a file that exists: where a file and a bundled file have one name, the
-    former is meant. Relative paths count from the folder `beside`. Raises `UsageError` for a name that is not known; whether
+    `name` is a path where it holds a separator, ends in `.yaml` or names an existing file, which goes before a bundled file of
+    the same name. Relative paths count from the folder `beside`. Raises `UsageError` for a name that is not known; whether
     a path leads to a file is not checked.
     """
     text, path = str(name), beside / name

@@ -1,6 +1,6 @@
-"""What a machine has, which engines could start on it, and what would have to change: everything `pipeline doctor` says.
+"""What `pipeline doctor` reports: what this machine has, which engines could start on it, and what would have to change.
 
-Nothing is started and nothing downloaded; models are looked at, not loaded.
+Nothing is started and nothing is downloaded; files of models are read, but no model is loaded.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,13 +25,13 @@ from pipeline.rewards.spec import load_reward_model
 
 
 class BackendState(Availability, frozen=True, kw_only=True):
-    """Can engines of this backend start here at all?"""
+    """Whether engines of one backend can start on this machine at all."""
 
     backend: str
 
 
 class RoleState(Struct, frozen=True, kw_only=True):
-    """Could one role of an engines file start?"""
+    """Whether the engine of one role could start on this machine."""
 
     role: str
     backend: str
@@ -40,10 +40,11 @@ class RoleState(Struct, frozen=True, kw_only=True):
     checked: bool
     """False where the backend has nothing that could be checked before a start."""
     findings: tuple[Finding, ...] = ()
+    """What speaks against a start, and notes."""
 
 
 class Diagnosis(Struct, frozen=True, kw_only=True):
-    """All that `pipeline doctor` knows."""
+    """The whole report of `pipeline doctor`."""
 
     system: str
     machine: Machine
@@ -56,7 +57,7 @@ class Diagnosis(Struct, frozen=True, kw_only=True):
 
     @property
     def healthy(self) -> bool:
-        """Could every role start?"""
+        """Whether every role could start."""
         return all(role.could_start for role in self.roles)
 
 
@@ -77,7 +78,7 @@ def diagnose(engines: Path | None, settings: Sequence[str] = ()) -> Diagnosis:
 
 
 def load_roles(path: Path, settings: Sequence[str]) -> Mapping[str, EngineSpec]:
-    """The roles of an engines file, those a graph file binds, or the one of a file for `--prm`; by path or bundled name."""
+    """The specs by role in an engines file, a graph file or a file for `--prm`, given by path or bundled name; raises `GraphError`."""
     path = find_file(path, "engines file", "graph", "reward model")
     raw = read_yaml(path)
     if "prompt" in raw:
@@ -92,7 +93,7 @@ def load_roles(path: Path, settings: Sequence[str]) -> Mapping[str, EngineSpec]:
 
 
 async def examine(specs: Mapping[str, EngineSpec], machine: Machine) -> dict[str, Examination | None]:
-    """What each role's backend says of all its roles; null for backends with nothing to check."""
+    """What the backends find out about their roles, by role; None for backends with nothing to check."""
     groups: dict[str, dict[str, EngineSpec]] = {}
     for role, spec in specs.items():
         groups.setdefault(spec.backend, {})[role] = spec
@@ -130,7 +131,7 @@ def backend_states(machine: Machine) -> Iterator[BackendState]:
 
 
 def handover(specs: Mapping[str, EngineSpec]) -> str | None:
-    """Do the roles share token ids? Null where fewer than two tokenizers are on this machine."""
+    """A sentence that says whether the roles share token ids; None where fewer than two tokenizers are on this machine."""
     vocabularies: dict[str, list[str]] = {}
     for role, spec in specs.items():
         vocabulary = _vocabulary(role, spec)

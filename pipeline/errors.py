@@ -1,4 +1,4 @@
-"""Every error this package raises, and the one seam where foreign errors become ours.
+"""Every error that this package raises, and `boundary`, which turns errors of other packages into them.
 
 PipelineError
 ├── UsageError            the graph, the options or the input are wrong; nothing was started (exit code 2)
@@ -50,7 +50,7 @@ class GraphError(UsageError):
 
 
 class MissingExtra(UsageError):
-    """`what` was asked for needs `package`, which comes with the optional `extra` of this package."""
+    """`what` was asked for and needs `package`, which comes with the optional `extra` of this package."""
 
     def __init__(self, what: str, package: str, extra: str) -> None:
         super().__init__(f"{what} needs the package `{package}`, which is not installed: {install_command(extra)}")
@@ -70,7 +70,7 @@ class RunError(PipelineError):
 
 
 class EngineDead(RunError):
-    """The engine that plays `role` is gone; `exit_reason` is what it said before."""
+    """The engine of `role` is gone, for the reason `exit_reason`."""
 
     def __init__(self, role: str, exit_reason: str) -> None:
         super().__init__(f"engine {role!r} died: {exit_reason}")
@@ -81,7 +81,7 @@ class EngineDead(RunError):
 
 
 class RunFolderError(RunError):
-    """The run folder cannot be created or written; `parts` are where and what."""
+    """The run folder cannot be created or written; `parts` say where and what, and are joined by colons."""
 
     def __init__(self, *parts: str) -> None:
         super().__init__(": ".join(parts))
@@ -96,7 +96,7 @@ class Unfinished(RunError):
 
 
 class ExportError(RunError):
-    """What was exported could not be delivered to `where`, for the reason `what`."""
+    """An export could not be written or sent to `where`, for the reason `what`."""
 
     def __init__(self, where: str, what: str) -> None:
         super().__init__(f"{where}: {what}")
@@ -123,8 +123,8 @@ class BadRow(ChainError):
 
 
 class NeverGenerated(ChainError):
-    """A recorded run holds no answer to the request: `why` is the clause that says so. The text names no chain, so that chains
-    which failed alike read alike."""
+    """A recorded run holds no answer to the request, for the reason `why`. The message names no chain, so that equal failures can be
+    grouped."""
 
     def __init__(self, request_id: str, why: str) -> None:
         super().__init__(f"needs text that was never generated: {why}")
@@ -132,8 +132,8 @@ class NeverGenerated(ChainError):
 
 
 class EngineUnavailable(ChainError):
-    """The engine that plays `role` could not answer for the moment: the same request may be sent again, not before
-    `retry_after_s` seconds where the engine said so."""
+    """The engine of `role` could not answer for the moment: the same request may be sent again, where the engine said so not
+    before `retry_after_s` seconds have passed."""
 
     def __init__(self, role: str, what: str, retry_after_s: float | None = None) -> None:
         super().__init__(f"engine {role!r} {what}")
@@ -141,7 +141,7 @@ class EngineUnavailable(ChainError):
 
 
 class BadCompletion(EngineUnavailable):
-    """What the engine that plays `role` gave for a request is no answer to it: `flaw` is the clause that says why."""
+    """The engine of `role` gave something that is no answer to the request, for the reason `flaw`."""
 
     def __init__(self, role: str, request_id: str, flaw: str) -> None:
         super().__init__(role, f"gave no answer to request {request_id!r}: {flaw}")
@@ -149,7 +149,7 @@ class BadCompletion(EngineUnavailable):
 
 
 class RequestRefused(ChainError):
-    """An engine refused a request before it ran."""
+    """An engine refused a request before running it."""
 
 
 class ContextOverflow(RequestRefused):
@@ -165,7 +165,7 @@ class ContextOverflow(RequestRefused):
 
 @contextmanager
 def boundary(ours: type[PipelineError], *parts: str, foreign: type[Exception] | tuple[type[Exception], ...]) -> Iterator[None]:
-    """Turn the `foreign` errors raised inside into `ours(*parts, their text)`, chained to them."""
+    """Turn the `foreign` errors raised in the body into `ours(*parts, reason)`, chained to them."""
     try:
         yield
     except foreign as error:
@@ -173,7 +173,7 @@ def boundary(ours: type[PipelineError], *parts: str, foreign: type[Exception] | 
 
 
 def reason(error: BaseException) -> str:
-    """What an error says went wrong, in one line; of an `OSError` only the system's words, without the name of the file."""
+    """What went wrong according to an error, in one line; of an `OSError` the system's message without the name of the file."""
     if isinstance(error, OSError) and error.errno is not None and error.errno > 0:
         return os.strerror(error.errno).lower()
     lines = str(getattr(error, "strerror", None) or error).strip().splitlines()
@@ -181,7 +181,7 @@ def reason(error: BaseException) -> str:
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """The clause that names the nearest of the `known` names, or all of them when none is near."""
+    """A clause that names the one of the `known` names that is nearest to `name`, or all of them when none is near."""
     known = sorted(known)
     near = get_close_matches(name, known, n=1)
     if near:
@@ -190,7 +190,7 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 
 def first_of(group: BaseExceptionGroup[Any], kind: type[E]) -> E | None:
-    """The first error of `kind` in a group of groups."""
+    """The first error of type `kind` in a group, groups within it included; None where there is none."""
     for error in group.exceptions:
         found = first_of(error, kind) if isinstance(error, BaseExceptionGroup) else error
         if isinstance(found, kind):

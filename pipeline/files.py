@@ -1,4 +1,4 @@
-"""What it takes for bytes and names to outlast the machine: files are flushed, then named, then their folder is flushed."""
+"""Durable files: a file is flushed, then given its name, then its folder is flushed, so that it survives a loss of power."""
 
 import os
 from collections.abc import Iterator
@@ -6,15 +6,15 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 sync_data = getattr(os, "fdatasync", os.fsync)
-"""Flush what was written to an open file; its times may stay behind where the system can tell them apart."""
+"""Flush the data of an open file, given by its descriptor; its times need not be flushed, which is faster."""
 
 
 @contextmanager
 def new_file(path: Path) -> Iterator[Path]:
     """A draft beside `path`, to be written in the body: when that ends well, the draft gets the name `path`, durably.
 
-    However else it ends, what had the name keeps it and no draft is left. What is no regular file, such as `/dev/stdout`, is
-    its own draft.
+    However else it ends, an earlier file of that name stays and the draft is deleted. A `path` that is no regular file, such as
+    `/dev/stdout`, is yielded itself.
     """
     if path.exists() and not path.is_file():
         yield path
@@ -30,14 +30,14 @@ def new_file(path: Path) -> Iterator[Path]:
 
 
 def publish(draft: Path, path: Path) -> None:
-    """Give a finished `draft` the name `path`, so that after a loss of power there is the old file or the new one, whole."""
+    """Rename a finished `draft` to `path`, so that after a loss of power `path` is the old file or the new one, whole."""
     _sync(draft)
     os.replace(draft, path)
     sync_folder(path.parent)
 
 
 def sync_folder(folder: Path) -> None:
-    """Flush the names in `folder`."""
+    """Flush the entries of `folder`, so that new names in it survive a loss of power."""
     _sync(folder)
 
 

@@ -1,8 +1,8 @@
-"""Secrets of the environment kept out of what is written and said: text enters, the same text without them leaves.
+"""Removal of secrets from text that is written or printed: text enters, the same text without secrets leaves.
 
-A secret is the value of a variable whose name says so (`OPENAI_API_KEY`, `HF_TOKEN`, ...), or a password within a URL.
-Servers, workers and libraries repeat such values in their error messages; where errors become rows, files and lines, they
-go through here.
+A secret is the value of an environment variable with a name such as `OPENAI_API_KEY` or `HF_TOKEN`, or a password within a
+URL. Servers, workers and libraries repeat such values in their error messages, so error messages are redacted before they
+are written or printed.
 """
 
 import os
@@ -11,8 +11,9 @@ from collections.abc import Iterator
 from typing import Any
 
 MARK = "***"
+"""What stands in place of a secret."""
 LEAST_CHARACTERS = 8
-"""Shorter values are no secrets, and replacing a `1` would garble every number."""
+"""Shorter values are not taken for secrets: replacing a `1` would garble every number."""
 _SECRET = re.compile(r"(^|_)(KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL)S?($|_)", re.IGNORECASE)
 _URL_PASSWORD = re.compile(r"(?<=://)[^\s/@'\"]+(?=@)")
 
@@ -25,7 +26,7 @@ def redact(text: str) -> str:
 
 
 def without(text: str, secret: str) -> str:
-    """`text` without `secret`, be it as it is or as JSON writes it."""
+    """`text` with `***` in place of `secret`, as it is or as JSON escapes it."""
     escaped = secret.replace("\\", "\\\\").replace('"', '\\"')
     for form in (escaped.replace("/", "\\/"), escaped, secret):
         text = text.replace(form, MARK)
@@ -33,7 +34,7 @@ def without(text: str, secret: str) -> str:
 
 
 def redact_all(value: Any) -> Any:
-    """`value`, made of dicts and lists, with every text in it redacted; keys are ours and stay."""
+    """`value`, made of dicts and lists, with every string in it redacted; keys of dicts stay, as they come from this package."""
     if isinstance(value, str):
         return redact(value)
     if isinstance(value, dict):
@@ -42,7 +43,7 @@ def redact_all(value: Any) -> Any:
 
 
 def is_secret(name: str) -> bool:
-    """Does the name of a variable say that its value is a secret?"""
+    """Whether the name of an environment variable says that its value is a secret."""
     return _SECRET.search(name) is not None
 
 

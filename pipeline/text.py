@@ -1,34 +1,34 @@
-"""Text of others made harmless: for a terminal, which obeys control characters, and for a spreadsheet, which computes formulas.
+"""Untrusted text made safe to show: on a terminal, which obeys control characters, and in a spreadsheet, which computes formulas.
 
-Any text enters, text that can only be read leaves. What is replaced stays visible as `\\uXXXX`, the way JSON writes it, so
-that JSON stays the same JSON. Nothing is printed here.
+Any text enters, text without control characters leaves. They stay visible as `\\uXXXX`, the way JSON writes them, so that JSON
+stays the same JSON. Nothing is printed here.
 """
 
 import re
 
 _OBEYED = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
-"""Control characters but for tab and line feed, what turns the direction of writing, and surrogates, which no stream takes."""
+"""Control characters except tab and line feed, characters that change the direction of writing, and lone surrogates."""
 _FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "\uff1d", "\uff0b", "\uff0d", "\uff20")
-"""A cell of text that begins so would be computed by a spreadsheet (OWASP, CSV injection)."""
+"""Beginnings that make a spreadsheet compute a cell of text (OWASP, CSV injection)."""
 
 
 def sanitize(text: str) -> str:
-    """`text` without anything that a terminal obeys or shows in another place; its lines stay lines."""
+    """`text` with control characters and characters that change the direction of writing shown as `\\uXXXX`; line feeds stay."""
     return _OBEYED.sub(_visible, text)
 
 
 def one_line(text: str) -> str:
-    """The same, on one line: nobody can add lines of their own."""
+    """`text` sanitized and on one line: line feeds are shown as `\\n`, so that untrusted text cannot add lines."""
     return sanitize(text).replace("\n", "\\n")
 
 
 def cell(text: str) -> str:
-    """`text` as a cell that no spreadsheet computes."""
+    """`text` as a cell of a table, with an apostrophe in front where a spreadsheet would compute it."""
     return f"'{text}" if text.startswith(_FORMULA) else text
 
 
 def storable(text: str) -> str:
-    """`text` as UTF-8 can hold it: file names may have bytes that it cannot."""
+    """`text` as valid UTF-8, with escapes for the bytes of file names that are not."""
     return text.encode(errors="backslashreplace").decode()
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline.bundled import FOLDERS, Kind, bundled_files, find_file
+from pipeline.bundled import FOLDERS, FileKind, bundled_files, find_file
 from pipeline.data.recipe import find_recipe
 from pipeline.doctor import load_roles
 from pipeline.errors import GraphError, UsageError
@@ -21,7 +21,7 @@ from pipeline.session.preflight import load_plan
 from pipeline.session.run import run
 
 ROOT = Path(__file__).parent.parent
-NAMES: list[tuple[Kind, str, str]] = [
+NAMES: list[tuple[FileKind, str, str]] = [
     ("graph", "speccot", "graphs/speccot.yaml"),
     ("engines file", "sim-2xh100", "graphs/engines/sim-2xh100.yaml"),
     ("reward model", "prm-tiny", "graphs/rewards/prm-tiny.yaml"),
@@ -30,7 +30,7 @@ NAMES: list[tuple[Kind, str, str]] = [
 
 
 @pytest.mark.parametrize(("kind", "name", "file"), NAMES)
-def test_a_name_means_the_file_of_this_repository(kind: Kind, name: str, file: str) -> None:
+def test_a_name_means_the_file_of_this_repository(kind: FileKind, name: str, file: str) -> None:
     assert find_file(name, kind) == ROOT / file
     assert name in bundled_files(kind)
 
@@ -57,7 +57,7 @@ def test_a_file_of_the_same_name_is_meant_and_a_folder_is_not(tmp_path: Path, mo
         ("x" * 5000, ("reward model",), "there is no such file; known are `prm-math-shepherd`, `prm-rlhflow`, `prm-tiny`"),
     ],
 )
-def test_an_unknown_name_is_one_sentence(name: str, kinds: tuple[Kind, ...], sentence: str) -> None:
+def test_an_unknown_name_is_one_sentence(name: str, kinds: tuple[FileKind, ...], sentence: str) -> None:
     with pytest.raises(UsageError) as caught:
         find_file(name, *kinds)
     assert sentence in str(caught.value)

@@ -1,4 +1,4 @@
-"""Tables and panels by rich, with text of others as text: no markup, no emoji codes, no control characters."""
+"""Tables and panels by rich that show untrusted text as it is: no markup, no emoji codes, no control characters."""
 
 from typing import Any
 
@@ -8,11 +8,11 @@ from rich.text import Text
 from pipeline.text import sanitize
 
 WIDTH = 110
-"""Where there is no terminal that says its own."""
+"""Columns of output that does not go to a terminal."""
 
 
 class PlainConsole(Console):
-    """Every string that is printed, or stands in a cell or a title, comes through `render_str`."""
+    """A rich console that sanitizes every string; rich passes whatever is printed or is in a cell or a title to `render_str`."""
 
     def __init__(self, *, stderr: bool = False) -> None:
         super().__init__(stderr=stderr, markup=False, emoji=False, highlight=False)
@@ -20,4 +20,5 @@ class PlainConsole(Console):
             self.width = WIDTH
 
     def render_str(self, text: str, **options: Any) -> Text:
+        """See `rich.console.Console.render_str`; control characters are shown as `\\uXXXX`."""
         return super().render_str(sanitize(text), **options)

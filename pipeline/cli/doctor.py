@@ -89,9 +89,9 @@ def _backends(diagnosis: Diagnosis) -> Table:
 
 
 def _role(role: RoleState) -> str:
-    verdict = "could start" if role.could_start else "could not start"
+    answer = "could start" if role.could_start else "could not start"
     lines = [
-        f"{role.backend} {role.model}: {verdict if role.checked else 'nothing to check'}",
+        f"{role.backend} {role.model}: {answer if role.checked else 'nothing to check'}",
         *(_line(finding) for finding in role.findings),
     ]
     return "\n".join(lines)
@@ -111,7 +111,7 @@ def _memory(rows: tuple[MemoryRow, ...]) -> Table:
 
 
 def _alike(rows: tuple[MemoryRow, ...]) -> dict[str, list[list[str]]]:
-    """The cells of each device, devices that are alike together."""
+    """The rows of cells of each device; devices with the same rows share one entry."""
     groups: dict[str, tuple[list[str], list[list[str]]]] = {}
     for device in dict.fromkeys(row.device for row in rows):
         here = [row for row in rows if row.device == device]
@@ -121,7 +121,7 @@ def _alike(rows: tuple[MemoryRow, ...]) -> dict[str, list[list[str]]]:
 
 
 def _together(devices: list[str]) -> str:
-    """`GPU 0-3, 5`."""
+    """The devices in short: `GPU 0-3, 5`."""
     numbers = [int(device.removeprefix("GPU ")) for device in devices if device != "CPU"]
     return f"GPU {ranges(numbers)}" if numbers else "CPU"
 
@@ -135,7 +135,7 @@ def _cells(row: MemoryRow) -> list[str]:
 
 
 def _sum(rows: list[MemoryRow]) -> list[str]:
-    """Of a device: what is promised of it, and what is free."""
+    """The cells of a device's last row: what all roles together claim of its memory, and what is free."""
     shares = [row.share for row in rows if row.share is not None]
     total = sum(row.share_bytes if row.share_bytes is not None else _promised(row) for row in rows)
     return ["all", f"{sum(shares):g}" if shares else "", _size(total), f"of {_size(rows[0].free_bytes)}", "free", "", "", ""]

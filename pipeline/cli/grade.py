@@ -18,8 +18,9 @@ from pipeline.rewards.tally import ScoringResult
 from pipeline.session.regrade import Change, Regrade, regrade
 
 SHOWN = 10
+"""Changed verdicts that are printed without `--json`."""
 OF_ANSWERS, OF_STEPS = ("dry_run", "workers", "limit_s"), ("input", "settings")
-"""Options that mean something only without `--prm`, and only with it."""
+"""The options that are for use without `--prm` only, and those for use with it only."""
 _MEANS = {"all": "drafted steps", "accepted": "of these, one selected", "fallback": "of these, none: fallback"}
 _WORDS = {True: "right", False: "wrong", None: "no verdict"}
 
@@ -55,7 +56,7 @@ def grade(ctx: click.Context, /, run: Path, prm: Path | None, as_json: bool, deb
 
 
 def _check(ctx: click.Context, prm: Path | None) -> None:
-    """Refuse options that would mean nothing."""
+    """Raise `UsageError` for options that would be ignored."""
     source = click.core.ParameterSource.COMMANDLINE
     names, what = (OF_STEPS, "without --prm; add it") if prm is None else (OF_ANSWERS, "with --prm; leave one of them out")
     for name in names:
@@ -93,7 +94,7 @@ def _short(text: str) -> str:
 
 @contextmanager
 def watched(run: Path) -> Iterator[OnProgress]:
-    """A bar on stderr, if that is a terminal."""
+    """A progress bar on stderr, if that is a terminal; yields what updates it."""
     console = Console(stderr=True)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
         bar = progress.add_task(f"{run.name}: steps", total=None)
@@ -101,7 +102,7 @@ def watched(run: Path) -> Iterator[OnProgress]:
 
 
 def reward_lines(scored: ScoringResult, run: Path) -> list[str]:
-    """The means, and what has no reward."""
+    """The lines to print: the mean rewards, and how many texts have none."""
     lines = [
         f"{scored.run}: {scored.steps:,} steps and {scored.candidates:,} candidates scored by {scored.model}",
         f"{scored.requests:,} requests in {scored.wall_s:,.1f} s",

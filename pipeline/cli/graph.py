@@ -46,7 +46,7 @@ def check(graph: Path, engines: Path | None, settings: tuple[str, ...], as_json:
 
 
 def _plan_lines(plan: Plan) -> list[str]:
-    """The plan as text: engines by role, then stages, those inside a loop indented."""
+    """The plan as lines of text: engines by role, then stages, those inside a loop indented."""
     roles = [f"  {role}: {spec.__struct_config__.tag} {getattr(spec, 'model', '')}" for role, spec in plan.engines.items()]
     return ["engines:", *roles, "stages, in the order they run:", *_block_lines(plan.block, "  ")]
 

@@ -1,6 +1,6 @@
-"""What a person sees while a run goes on: a panel on a terminal, a plain line now and then elsewhere. All on stderr.
+"""The display of a run's progress on stderr: a panel on a terminal, elsewhere a plain line every few seconds.
 
-A thread of its own looks at counters that only the run changes; the run never waits for the display.
+A thread of its own reads counters that only the run changes; the run never waits for the display.
 """
 
 import sys
@@ -20,11 +20,13 @@ from pipeline.cli.main import print_notice
 from pipeline.session.run import View
 
 PANEL_PER_SECOND = 2
+"""How often the panel is drawn."""
 LINE_EVERY_S = 10.0
+"""Seconds between two plain lines."""
 
 
 def watch(view: View) -> AbstractContextManager[object]:
-    """A display of `view` for as long as the context lasts."""
+    """A context manager that displays `view` until it ends."""
     meter = Meter(view)
     console = PlainConsole(stderr=True)
     if sys.stderr is not None and console.is_terminal:
@@ -52,7 +54,7 @@ def _printed_lines(meter: "Meter") -> Iterator[None]:
 
 
 class Meter:
-    """Counts and rates of a view; rates are over real seconds, and over what happened, since it was made."""
+    """Counts and rates of a view. Rates are over the real seconds since the meter was made, and count what happened since then."""
 
     def __init__(self, view: View) -> None:
         self.view, self._started = view, time.monotonic()
@@ -60,10 +62,12 @@ class Meter:
 
     @property
     def elapsed_s(self) -> float:
+        """Real seconds since the meter was made; never 0."""
         return max(time.monotonic() - self._started, 1e-9)
 
     @property
     def over(self) -> int:
+        """Chains that are done or failed."""
         progress = self.view.progress
         return progress.done + progress.failed
 
@@ -74,26 +78,28 @@ class Meter:
 
     @property
     def eta_s(self) -> float | None:
-        """Seconds until all chains are done at the mean rate so far."""
+        """Seconds until all chains are over at the mean rate so far; None before one is."""
         fresh = self.over - self._over
         return (self.view.chains - self.over) * self.elapsed_s / fresh if fresh else None
 
     @property
     def steps_per_s(self) -> float:
+        """Committed steps a second."""
         return (self.view.progress.steps - self._steps) / self.elapsed_s
 
     @property
     def acceptance(self) -> float | None:
-        """Accepted steps over verified ones."""
+        """Accepted steps over verified ones, 0 to 1; None before any is verified."""
         accepted, fallback = self.view.progress.decisions["accepted"], self.view.progress.decisions["fallback"]
         return accepted / (accepted + fallback) if accepted + fallback else None
 
     def tokens_per_s(self, role: str) -> float:
+        """Output tokens a second of the engine with this role."""
         return (self.view.progress.output_tokens[role] - self._tokens[role]) / self.elapsed_s
 
 
 def line(meter: Meter) -> str:
-    """One line of plain text."""
+    """Progress as one line of plain text."""
     view, progress = meter.view, meter.view.progress
     engines = " · ".join(
         f"{role} {meter.tokens_per_s(role):.0f} tok/s, {lane.in_flight} in flight, {lane.waiting} waiting{_restarted(view, role)}"
@@ -106,7 +112,7 @@ def line(meter: Meter) -> str:
 
 
 def panel(meter: Meter) -> Group:
-    """The same as a small table."""
+    """Progress as a bar and a small table, for a terminal."""
     view, progress = meter.view, meter.view.progress
     head = Text.assemble(
         (view.plan.name, "bold"),
@@ -140,7 +146,7 @@ def _restarted(view: View, role: str) -> str:
 
 
 def _oldest_s(view: View) -> float | None:
-    """Real seconds only: on virtual time nobody waits."""
+    """Seconds since the oldest live chain started; None on virtual time, whose seconds mean nothing to a person who waits."""
     started = next(iter(view.progress.oldest.values()), None)
     return None if started is None or view.virtual_time else time.monotonic() - started
 

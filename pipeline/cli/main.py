@@ -1,6 +1,6 @@
 """The `pipeline` command: which commands there are, how they print, and the exit code that an error becomes.
 
-Commands only read options, call the package and print. A command's module is imported when it is called.
+Commands only read options, call the package and print. The module of a command is imported when the command is called.
 """
 
 import os
@@ -54,7 +54,7 @@ class Commands(click.Group):
 
 
 def print_notice(text: str) -> None:
-    """Print one line on stderr, without secrets; a stderr that is closed or full never stops a run."""
+    """Print one line on stderr, without secrets; does nothing where stderr is closed or full, which must not stop a run."""
     if sys.stderr is not None:
         with suppress(OSError):
             print(one_line(redact(text)), file=sys.stderr, flush=True)
@@ -66,13 +66,13 @@ def print_line(text: str) -> None:
 
 
 def print_page(page: str | bytes) -> None:
-    """Print text of several lines on stdout; JSON stays the same JSON."""
+    """Print text of several lines on stdout, control characters as `\\uXXXX`, which leaves JSON the same JSON."""
     text = page if isinstance(page, str) else page.decode()
     click.echo(sanitize(text), nl=not text.endswith("\n"))
 
 
 def exit_now(code: int) -> NoReturn:
-    """End the process now: an abandoned thread, such as a download that was interrupted, must not hold it."""
+    """End the process at once, without waiting for abandoned threads, such as an interrupted download."""
     with suppress(OSError, AttributeError):
         sys.stdout.flush()
     os._exit(code)
@@ -85,7 +85,7 @@ def cli() -> None:
 
 
 def main() -> None:
-    """The entry point of the console script: run the command of this process, then end it."""
+    """The entry point of the console script: run the command that `sys.argv` names and exit with its code."""
     code = run_command(sys.argv[1:])
     if code in (1, 130):
         exit_now(code)

@@ -1,4 +1,4 @@
-"""`pipeline run GRAPH --input FILE` and `pipeline resume RUN`: options in, a run folder, a live view and a summary out."""
+"""`pipeline run GRAPH --input FILE` and `pipeline resume RUN`: options enter; a run folder, a live display and a summary leave."""
 
 import json
 import os
@@ -95,7 +95,7 @@ def resume(run: Path, retry_failed: bool, as_json: bool, debug: bool) -> None:
 
 
 def solve_and_exit(options: RunOptions, as_json: bool) -> NoReturn:
-    """Solve with a live view, print the summary and how to go on, and end with the run's exit code."""
+    """Solve with a live display, print the summary and how to resume, and exit with the run's exit code."""
     with restored_handlers(), rare_collection():
         result = start(options, Observer(watch=live.watch, tell=print_notice), attend=stop_on_signal, command=sys.argv)
     assert result.folder is not None, "the run of a command has a folder"
@@ -114,7 +114,7 @@ def solve_and_exit(options: RunOptions, as_json: bool) -> NoReturn:
 
 @contextmanager
 def _stdout_may_close() -> Iterator[None]:
-    """Let a reader of stdout go away (`| head`) without changing how the run ended. rich exits by itself when it meets that."""
+    """Ignore that the reader of stdout has closed it (`| head`), so that the exit code stays the run's; rich exits when it meets that."""
     try:
         yield
         sys.stdout.flush()
@@ -125,7 +125,7 @@ def _stdout_may_close() -> Iterator[None]:
 
 
 def _print_summary(result: SessionResult, folder: Path, as_json: bool) -> None:
-    """Print what is in the run folder: as JSON, or as tables and how to open it."""
+    """Print the summary of the run folder: as JSON, or as tables and a command that shows the answers."""
     summary = summarize(folder)
     if as_json:
         print_page(msgspec.json.encode(summary, order="sorted"))
@@ -141,7 +141,7 @@ def _print_summary(result: SessionResult, folder: Path, as_json: bool) -> None:
 
 
 def _facts(table: Table) -> RichTable:
-    """A table of two columns without a head, under its title."""
+    """A table for the terminal: two columns without a head, under its title."""
     shown = RichTable(title=table.title, box=box.SIMPLE, show_header=False)
     shown.add_column(style="bold")
     shown.add_column()
@@ -149,7 +149,7 @@ def _facts(table: Table) -> RichTable:
 
 
 def _numbers(table: Table) -> RichTable:
-    """A table without a title: names, and numbers to their right."""
+    """A table for the terminal without a title: names on the left, numbers on the right."""
     first, *others = table.columns
     shown = RichTable(box=box.SIMPLE_HEAD, pad_edge=False)
     shown.add_column(first, style="bold")

@@ -11,13 +11,13 @@ from pipeline.session.stop import Stop
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 DRAIN_S = 10.0
-"""Longest time that live chains get to end in, by the run's clock. What is not done then is taken up again on resume."""
+"""Most seconds, by the run's clock, that live chains get to end in. Those that do not end are solved further on resume."""
 DRAINING = f"interrupted: live chains get {DRAIN_S:g} s to end; interrupt again to stop now"
 
 
 @contextmanager
 def restored_handlers() -> Iterator[None]:
-    """Leave the handlers of `STOP_SIGNALS` as they were."""
+    """Restore the handlers of `STOP_SIGNALS` at the end."""
     handlers = {number: signal.getsignal(number) for number in STOP_SIGNALS}
     try:
         yield
@@ -27,8 +27,10 @@ def restored_handlers() -> Iterator[None]:
 
 
 async def stop_on_signal(stop: Stop, *, task_status: anyio.abc.TaskStatus[None]) -> None:
-    """Abort the run at a second signal, `DRAIN_S` after the first, or at the first where there is nothing to drain. Until then
-    whoever runs it may cancel it, because the chains are over."""
+    """Drain the run at the first signal; abort it at the second, `DRAIN_S` after the first, or at once where nothing can be drained.
+
+    An `attend` task of `session.run`: it is cancelled when the run is over.
+    """
 
     with anyio.open_signal_receiver(*STOP_SIGNALS) as signals:
         task_status.started()
@@ -41,7 +43,7 @@ async def stop_on_signal(stop: Stop, *, task_status: anyio.abc.TaskStatus[None])
 
 
 async def stop_at_first_signal(stop: Stop, *, task_status: anyio.abc.TaskStatus[None]) -> None:
-    """Abort at the first signal, where what is under way is not worth waiting for: a point of a sweep is run again from its start."""
+    """Abort the run at the first signal: for a sweep, which repeats an interrupted point from its start anyway."""
     with anyio.open_signal_receiver(*STOP_SIGNALS) as signals:
         task_status.started()
         await anext(signals)

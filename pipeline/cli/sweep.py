@@ -1,4 +1,4 @@
-"""`pipeline sweep GRAPH... --input FILE --batch-size 1,8,32`: options in, a folder of points, tables and a report out."""
+"""`pipeline sweep GRAPH... --input FILE --batch-size 1,8,32`: options enter; a folder of points, tables and a report leave."""
 
 import sys
 from pathlib import Path
@@ -23,7 +23,7 @@ from pipeline.sweep.sweep import sweep as start
 
 
 class Listed(click.ParamType[Any]):
-    """Several values of one type, with commas between them."""
+    """The type of an option that takes several values of one type, with commas between them."""
 
     name = "list"
 
@@ -31,6 +31,7 @@ class Listed(click.ParamType[Any]):
         self.each = each
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[Any, ...]:
+        """See `click.ParamType.convert`; a value that is named twice is an error."""
         if isinstance(value, tuple):
             return value
         found = tuple(self.each.convert(part.strip(), param, ctx) for part in str(value).split(","))

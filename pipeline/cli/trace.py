@@ -1,4 +1,4 @@
-"""`pipeline trace export RUN`: a run's trace for other programs' eyes: Perfetto, or whatever understands OpenTelemetry."""
+"""`pipeline trace export RUN`: a run's trace for other programs: Perfetto, or any that read OpenTelemetry."""
 
 from importlib import import_module
 from pathlib import Path
@@ -12,7 +12,7 @@ from pipeline.export.output import check_output
 from pipeline.trace.read import check_folder
 
 FILES = {"perfetto": "trace.pftrace", "otel": "trace.otlp.jsonl"}
-"""Formats, and where each goes by default, within the run folder."""
+"""Formats, and the default name of each one's file in the run folder."""
 
 
 @click.group()
@@ -50,7 +50,7 @@ def export(run: Path, form: str, output: Path | None, endpoint: str | None, text
 
 
 def _check(form: str, output: Path | None, endpoint: str | None, texts: bool, force: bool) -> None:
-    """Refuse options that would mean nothing."""
+    """Raise `UsageError` for options that would be ignored."""
     if form != "otel" and (endpoint is not None or texts):
         raise UsageError(f"--{'texts' if endpoint is None else 'endpoint'} means nothing with --format {form}; add --format otel")
     if endpoint is not None and (output is not None or force):
@@ -58,7 +58,7 @@ def _check(form: str, output: Path | None, endpoint: str | None, texts: bool, fo
 
 
 def _exporter(form: str) -> Any:
-    """The module that knows the format; its packages are an extra."""
+    """The module that exports the format; raises `MissingExtra` where the packages it needs are not installed."""
     try:
         return import_module(f"pipeline.export.{form}")
     except ImportError as error:

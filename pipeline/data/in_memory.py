@@ -1,4 +1,4 @@
-"""Problems that a caller holds in memory: mappings or `Problem`s enter, the same `Problems` leave as of a JSON lines file.
+"""Problems that a caller holds in memory: mappings or `Problem`s enter, the same `Problem`s leave as from a JSON lines file.
 
 They are encoded once and read back line by line, so that a value means what it would mean in a file.
 """
@@ -17,14 +17,14 @@ from pipeline.errors import InputError, RunFolderError, boundary
 
 
 class ProblemList(Problems):
-    """Problems in memory; like those of a file they can be iterated any number of times."""
+    """Problems given in memory; like `Problems` of a file they can be iterated any number of times."""
 
     def __init__(self, problems: Iterable[Mapping[str, Any] | Problem], columns: Mapping[str, str], limit: int | None) -> None:
         super().__init__(Path("problems"), columns, limit)
         self._lines = [_line(row, problem) for row, problem in enumerate(problems, 1)]
 
     def save(self, path: Path) -> None:
-        """Write the same problems as a JSON lines file, with which a run can go on; raises `RunFolderError`."""
+        """Write the problems as a JSON lines file, with which the run can be resumed; raises `RunFolderError`."""
         with boundary(RunFolderError, f"{path}: cannot be written", foreign=OSError):
             path.write_bytes(self._content)
 
@@ -33,20 +33,21 @@ class ProblemList(Problems):
         return b"".join(line + b"\n" for line in self._lines)
 
     def _open(self) -> Source:
-        return Lines(self._lines)
+        return EncodedLines(self._lines)
 
     def _sha256(self) -> str:
         return hashlib.sha256(self._content).hexdigest()
 
 
-class Lines(JsonLines):
-    """JSON lines that are in memory already."""
+class EncodedLines(JsonLines):
+    """A `Source` of JSON lines that are encoded in memory."""
 
     def __init__(self, lines: list[bytes]) -> None:
         super().__init__(Path("problems"))
         self._lines = lines
 
     def records(self, wanted: tuple[str, ...]) -> Iterator[tuple[int, Record]]:
+        """See `Source.records`."""
         for row, line in enumerate(self._lines, 1):
             yield row, self._record(line, wanted)
 
@@ -62,7 +63,7 @@ def _line(row: int, problem: Mapping[str, Any] | Problem) -> bytes:
 
 
 def _plain(value: Any) -> Any:
-    """Numbers and arrays of numpy, pandas and Arrow as what they hold; of anything else its text."""
+    """The builtin value of a number or array of numpy, pandas or Arrow, and the text of a path; raises `TypeError` for other types."""
     for method in ("tolist", "as_py"):
         if callable(found := getattr(value, method, None)):
             return found()

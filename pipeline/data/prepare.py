@@ -1,6 +1,6 @@
 """`pipeline data prepare`: a recipe and the data as published enter, one Parquet file of problems leaves.
 
-All rows are read and checked before a byte is written: what is there afterwards is whole and is what the recipe says.
+All rows are read and checked before a byte is written: the file is whole and holds what the recipe says, or is not written.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,25 +23,25 @@ from pipeline.files import new_file
 from pipeline.text import storable
 
 HUB = "hub"
-"""In place of a path."""
+"""Given in place of a path, it means: download from the Hugging Face hub."""
 
 
 class Prepared(Struct, frozen=True, kw_only=True):
-    """What was prepared."""
+    """The outcome of preparing a data set: what was read, what was written, and how it compares with the recipe."""
 
     name: str
     output: str
     origin: str
     rows: int
     left_out: int
-    """Rows that the recipe's `only` does not let in."""
+    """Rows that the recipe's `only` excludes."""
     digest: str
     mismatch: str | None
-    """How rows or digest differ from the recipe; only with `force`."""
+    """How rows or digest differ from the recipe, which is accepted only with `force`; None where they do not."""
     checked: bool
-    """Whether the recipe knows the digest."""
+    """Whether the recipe has a digest to compare with."""
     written: bool
-    """False where the same was there already."""
+    """False where a file with the same content was there already."""
 
 
 def prepare(recipe: Recipe, origin: str | None, output: Path, force: bool = False) -> Prepared:
@@ -73,12 +73,12 @@ def prepare(recipe: Recipe, origin: str | None, output: Path, force: bool = Fals
 
 
 class _Published(NamedTuple):
-    """The data as they are found."""
+    """A data set as published: its rows, before the recipe is applied."""
 
     where: str
-    """As errors name it."""
+    """The name of the source in error messages."""
     names: Mapping[str, None]
-    """The columns, where the rows hold only those that are asked for."""
+    """All columns of the file, where `records` hold only those that the recipe reads; else empty."""
     records: Iterator[tuple[int, Record]]
 
 
@@ -139,7 +139,7 @@ def _array(path: Path) -> list[Record] | None:
 
 
 def _read(recipe: Recipe, published: _Published) -> tuple[list[CanonicalRow], int]:
-    """All rows of the recipe, and how many are left out; raises `InputError` that names the rows that are wrong."""
+    """The rows made by the recipe, and how many rows it leaves out; raises `InputError` that names the wrong rows."""
     reader, left_out = RowReader(recipe, published.names), 0
     rows: dict[str, CanonicalRow] = {}
     numbers: dict[str, int] = {}
@@ -198,7 +198,7 @@ def _table(recipe: Recipe, rows: Sequence[CanonicalRow], digest: str) -> pa.Tabl
 
 
 def _write(table: pa.Table, output: Path, force: bool) -> bool:
-    """Whole or not at all; False where the same is there already."""
+    """Write `table` to `output`, whole or not at all; False where a file with the same content was there already."""
     if output.exists():
         if _holds(output, table):
             return False

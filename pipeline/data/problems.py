@@ -20,47 +20,50 @@ from pipeline.errors import BadRow, InputError, did_you_mean, reason
 from pipeline.grading.answers import KINDS, Kind
 
 COLUMNS = ("problem", "answer", "problem_id", "options", "grader")
-"""Our names of the columns; only `problem` must be there, unless one is mapped by `--column`."""
+"""Our names of the columns. Only `problem` must be in a file, and every column that `--column` maps."""
 
 MOST_PROBLEM = 1_000_000
-"""Characters of a problem. No context of any model holds as many."""
+"""Most characters of a problem: more than the context of any model holds."""
 MOST_ANSWER = 100_000
-"""Of a reference; a worked solution counts as a whole. It stands in the trace once a sample."""
+"""Most characters of a reference answer, a worked solution included: it is written into the trace once a sample."""
 MOST_ID = 1000
-"""Of a problem_id, which stands in every row of the trace."""
+"""Most characters of a `problem_id`, which is in every row of the trace."""
 MOST_OPTIONS = 100
+"""Most options of a multiple-choice problem."""
 MOST_DIGITS = 4000
-"""Of an integer. Python writes out none of more than 4,300."""
+"""Most digits of an integer: Python converts none of more than 4,300 to text."""
 
 
 class Problem(Struct, frozen=True):
-    """One input row."""
+    """One problem to solve, from one input row."""
 
     row: int
     """From 1: the line of a JSON lines file; the record of a Parquet or CSV file (the header is not counted)."""
     problem_id: str
-    """The row number where the row has none."""
+    """Its name in the run, unique in the file; the row number where the row has none."""
     problem: str
+    """The text that the models are asked about."""
     answer: str | None
-    """The reference, as text; of a worked solution that ends in `#### ANSWER` (GSM8K) only what follows the mark."""
+    """The reference answer as text; of a worked solution that ends in `#### ANSWER` (GSM8K) only what follows the mark."""
     options: tuple[str, ...] = ()
-    """Of a multiple-choice problem, in the order of their letters; the problem's text shows them already."""
+    """The options of a multiple-choice problem in the order of their letters, which `problem` shows already; else empty."""
     grader: Kind | None = None
-    """Where the row does not say, the caller chooses."""
+    """How the answer is to be graded; None where the row does not say, and the caller chooses."""
 
 
 class Fingerprint(Struct, frozen=True):
-    """What tells whether a run is resumed over the same input."""
+    """What identifies an input file: a run is resumed only over the same one."""
 
     sha256: str
-    """Of the file's bytes, hexadecimal."""
+    """SHA-256 of the file's bytes, hexadecimal."""
     rows: int
     """Rows within the limit, bad ones included."""
     bad_rows: int
+    """Rows within the limit that hold no problem."""
 
 
 class Problems:
-    """The rows of one file. It can be iterated any number of times; each iteration reads the file anew."""
+    """The problems of one file, in file order. Can be iterated any number of times; each iteration reads the file anew."""
 
     def __init__(self, path: Path, columns: Mapping[str, str], limit: int | None) -> None:
         for ours in columns.keys() - set(COLUMNS):
@@ -69,7 +72,7 @@ class Problems:
         self._theirs = {ours: columns.get(ours, ours) for ours in COLUMNS}
 
     def check(self) -> Fingerprint:
-        """Read all rows once; raise `InputError` for any fault of the file as a whole: form, columns, repeated ids."""
+        """Read all rows once; raise `InputError` for any fault of the file as a whole: format, columns, repeated ids."""
         source = self._open()
         rows = bad = 0
         first_bad: BadRow | None = None
@@ -144,7 +147,7 @@ class Problems:
         return text or None
 
     def _options(self, record: Mapping[str, Any]) -> tuple[str, ...]:
-        """Data sets write options in many ways: what is no array of texts or numbers is passed over."""
+        """The options of a row; empty where the column holds no array of texts or numbers, as data sets write options in many ways."""
         value = record.get(self._theirs["options"])
         if not isinstance(value, list) or not all(isinstance(each, str | int | float) for each in value):
             return ()
@@ -177,7 +180,7 @@ class Problems:
 
 
 def open_problems(path: Path | str, columns: Mapping[str, str] | None = None, limit: int | None = None) -> Problems:
-    """The first `limit` rows of the file at `path`; `columns` maps our names of columns to the file's.
+    """The problems in the first `limit` rows of the file at `path`; `columns` maps our names of columns to the file's.
 
     Raises `InputError` for an unknown name among `columns`; the file is not touched before `check` or the first row.
     """
@@ -187,9 +190,9 @@ def open_problems(path: Path | str, columns: Mapping[str, str] | None = None, li
 def first_duplicate(
     ids: Callable[[], Iterable[tuple[int, str]]], hashes: "np.ndarray[Any, np.dtype[np.int64]]"
 ) -> tuple[str, int, int] | None:
-    """The first id that occurs twice and its two rows, given the 64-bit hashes of all ids.
+    """The first id that occurs twice, and its two rows; None where all ids differ. `hashes` are the 64-bit hashes of all ids.
 
-    Only when hashes repeat are the `ids` themselves read again, and only those whose hash repeats are kept.
+    The `ids` themselves are read again only when a hash repeats, and only those whose hash repeats are kept in memory.
     """
     ordered = np.sort(hashes)
     repeated = set(ordered[1:][ordered[1:] == ordered[:-1]].tolist())
@@ -207,7 +210,7 @@ def _bounded(name: str, text: str, most: int) -> str:
 
 
 def as_text(name: str, value: Any) -> str | None:
-    """The `value` of column `name` as text: 27.0 is `27`; None where it is null or not a number. Raises `Flaw`."""
+    """The `value` of the column `name` as text, 27.0 as `27`; None where it is null or NaN. Raises `Flaw` for other types."""
     match value:
         case None | str():
             return value
@@ -226,6 +229,6 @@ def as_text(name: str, value: Any) -> str | None:
 
 
 def kind_of(value: Any) -> str:
-    """What a JSON value is, with its article."""
+    """The type of a JSON value as an error message names it, with its article: `a number`, `an array`."""
     kinds: dict[type, str] = {bool: "true or false", int: "a number", float: "a number", list: "an array", dict: "an object"}
     return kinds.get(type(value), f"a {type(value).__name__}")

@@ -1,4 +1,4 @@
-"""Recipes: where a published data set comes from, how its rows become problems, and what is there when all is well.
+"""Recipes: where a published data set comes from, how its rows become problems, and how many rows with which digest to expect.
 
 A YAML file enters, a `Recipe` leaves; one of its published rows enters a `RowReader`, one `CanonicalRow` leaves. No data are
 read or written here. What is wrong with a row is a `Flaw`: a clause that also says what would be right.
@@ -22,41 +22,43 @@ from pipeline.graph.loader import load_struct
 from pipeline.graph.spec import NAME_PATTERN
 
 COLUMNS = ("problem_id", "problem", "answer", "options", "source", "grader")
-"""Of a prepared file, in order; what a recipe keeps besides follows."""
+"""The columns of a prepared file, in order; those of the recipe's `keep` follow."""
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+"""The letters of the options of a multiple-choice problem, in order."""
 HASHES = "####"
-"""Before the final answer of a worked solution, as GSM8K writes it."""
+"""The mark before the final answer of a worked solution, as GSM8K writes it."""
 
 _PATH = re.compile(r"[^.\[\]]+(?:\.[^.\[\]]+|\[\d+\])*")
 _DIGEST = re.compile(r"[0-9a-f]{32}")
 
 Row = Mapping[str, Any]
 Keys = tuple[str | int, ...]
-"""Where a value is in a row: the column, then names within objects and places within arrays."""
+"""The place of a value in a row: the column, then names within objects and indices within arrays."""
 
 
 class Hub(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A data set on the hub, as `datasets.load_dataset` takes it."""
+    """A data set on the Hugging Face hub, by the arguments of `datasets.load_dataset`."""
 
     id: str
     config: str | None = None
     split: str
     revision: str | None = None
     rows: int | None = None
-    """Where the hub's edition is known to hold another number of rows than the recipe's; its digest is then not known."""
+    """The number of rows on the hub, where it is another one than the recipe's; its digest is then not known."""
 
 
 class Choices(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The options of a multiple-choice problem: they are put in an order that depends on `seed`, problem and options alone."""
+    """Where the options of a multiple-choice problem are; `shuffled` puts them in an order that depends on `seed`, problem and options."""
 
     right: str
-    """Path of the right option."""
+    """Path of the right option in a row."""
     wrong: Annotated[tuple[str, ...], Meta(min_length=1, max_length=len(LETTERS) - 1)]
+    """Paths of the wrong options."""
     seed: int = 0
 
 
 class Recipe(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """From rows as published to problems. Columns are given as paths: `answer`, `final_answer[0]`, `meta.answer`."""
+    """How rows as published become problems. Values in a row are named by paths: `answer`, `final_answer[0]`, `meta.answer`."""
 
     name: str
     """The file's name without `.yaml`; problem ids begin with it."""
@@ -67,35 +69,36 @@ class Recipe(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What one should know about the data."""
     hub: Hub | None = None
     file: str | None = None
-    """Of bundled data: where they are, from the recipe on."""
+    """Path of the bundled data file, relative to the recipe; None for data that are not bundled."""
 
     problem: str
+    """Path of the problem's text."""
     problem_prefix: str = ""
-    """Cut off where a problem begins with it: a graph has an instruction of its own."""
+    """A beginning that is cut off every problem that has it, because a graph has an instruction of its own."""
     problem_id: str | None = None
-    """The row's number, from 1, where a data set has no ids."""
+    """Path of the id; null where a data set has none: then the row's number, from 1, is the id."""
     answer: str | None = None
-    """An array is joined with commas. Null for multiple choice."""
+    """Path of the reference answer, an array of which is joined with commas; null for multiple choice."""
     gold: Literal["as_is", "after_hashes", "boxed"] = "as_is"
     """Where the reference is in `answer`: all of it, what follows its last `####` (GSM8K), or its last `\\boxed{}`."""
     answer_marks: tuple[str, ...] = ()
-    """Where `answer` is empty and the problem goes on behind one of these marks, that is the answer, and is cut off it."""
+    """Marks behind which the answer stands in the problem's text where `answer` is empty; it is cut off the problem then."""
     choices: Choices | None = None
     grader: Kind
     source: str | None = None
-    """Path of what says where a row is from; the title where there is none."""
+    """Path of the name of a row's source; null: the recipe's title is used."""
     keep: dict[str, str] = {}
-    """More columns of text: our name and its path. What a row does not have is null."""
+    """More columns of text to keep: path by our name; null in rows that do not have it."""
     only: dict[str, tuple[str | int | bool | None, ...]] = {}
-    """Rows with another value in one of these columns are left out; a column that a row does not have leaves nothing out."""
+    """Accepted values by path: rows with another value are left out; a row without the column is kept."""
 
     rows: Annotated[int, Meta(ge=1)] | None = None
-    """How many there are, once those that `only` leaves out are gone."""
+    """How many rows to expect, those left out by `only` not counted; null where it is not known."""
     digest: str | None = None
-    """Of all problems and answers in order: what `canonical_digest` says; null where it is not known."""
+    """The `canonical_digest` to expect; null where it is not known."""
 
     def paths(self) -> Iterator[tuple[str, str]]:
-        """Each key that names a place in a row, with the path there."""
+        """Every key of this recipe that holds a path, with that path."""
         given = {"problem": self.problem, "problem_id": self.problem_id, "answer": self.answer, "source": self.source}
         yield from ((key, path) for key, path in given.items() if path is not None)
         if self.choices is not None:
@@ -105,24 +108,24 @@ class Recipe(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         yield from ((f"only.{path}", path) for path in self.only)
 
     def columns(self) -> tuple[str, ...]:
-        """The columns of a published row that are read."""
+        """The columns of a published file that the recipe reads."""
         return tuple(dict.fromkeys(str(keys_of(path)[0]) for _, path in self.paths()))
 
 
 def keys_of(path: str) -> Keys:
-    """`final_answer[0]` as a column and a place; raises `ValueError` for what is no path."""
+    """The keys of a path: `final_answer[0]` is `("final_answer", 0)`; raises `ValueError` for what is no path."""
     if not _PATH.fullmatch(path):
         raise ValueError(f"{path!r} is no path; expected a column, then .NAME or [PLACE] for what is inside, such as `final_answer[0]`")
     return tuple(int(place) if place else name for place, name in re.findall(r"\[(\d+)\]|([^.\[\]]+)", path))
 
 
 def find_recipe(name: str) -> Recipe:
-    """The recipe of that name, or in the YAML file at that path; raises `UsageError`."""
+    """The bundled recipe called `name`, or the one in the YAML file at that path; raises `UsageError`."""
     return load_recipe(find_file(name, "data set"))
 
 
 def load_recipe(path: Path) -> Recipe:
-    """The recipe in a file; raises `GraphError` for whatever in it is wrong, with its place."""
+    """The recipe in the file at `path`; raises `GraphError` that says what in it is wrong and where."""
     recipe = load_struct(path, Recipe)
     for key, what in _flaws(recipe, path.stem):
         raise GraphError(f"{path}: $.{key}", what)
@@ -154,18 +157,19 @@ class CanonicalRow(Struct, frozen=True):
 
     problem_id: str
     problem: str
-    """As a model is to see it, options included; a graph adds its instruction."""
+    """The text that a model is asked about, options included; a graph adds its instruction."""
     answer: str
+    """The reference answer."""
     options: tuple[str, ...]
-    """Of a multiple-choice problem, A first; else empty."""
+    """The options of a multiple-choice problem, A first; else empty."""
     source: str
     grader: Kind
     kept: dict[str, str | None]
-    """What else the recipe keeps."""
+    """The columns of the recipe's `keep`, by our name."""
 
 
 class RowReader:
-    """Makes problems of published rows, as one recipe says."""
+    """Turns published rows into problems by one recipe."""
 
     def __init__(self, recipe: Recipe, names: Mapping[str, None]) -> None:
         """`names` are the columns of the file, where rows hold only those that the recipe reads; it may grow meanwhile."""
@@ -173,11 +177,11 @@ class RowReader:
         self._keys = {path: keys_of(path) for _, path in recipe.paths()}
 
     def wanted(self, row: Row) -> bool:
-        """Whether the recipe's `only` lets this row in."""
+        """Whether the recipe's `only` accepts this row."""
         return all(self._keys[path][0] not in row or self._value(path, row) in accepted for path, accepted in self.recipe.only.items())
 
     def read(self, number: int, row: Row) -> CanonicalRow:
-        """The problem in row `number`, from 1; raises `Flaw`."""
+        """The problem in `row`, the `number`th of the file, from 1; raises `Flaw` where it holds none."""
         recipe = self.recipe
         problem = self._text(recipe.problem, row).removeprefix(recipe.problem_prefix.strip()).strip()
         options: tuple[str, ...] = ()
@@ -203,7 +207,7 @@ class RowReader:
         return own if own.startswith(f"{name}-") else f"{name}-{own}"
 
     def _answer(self, path: str, problem: str, row: Row) -> tuple[str, str]:
-        """Problem and answer; the one may stand at the end of the other."""
+        """Problem and answer of a row; the answer may stand at the end of the problem's text, behind one of `answer_marks`."""
         value = self._value(path, row)
         parts = value if isinstance(value, list) else [value]
         text = ", ".join(filter(None, ((as_text(path, part) or "").strip() for part in parts)))
@@ -247,7 +251,7 @@ class RowReader:
         return as_text(path, self._value(path, row)) or None
 
     def _value(self, path: str, row: Row) -> Any:
-        """What stands at `path`; raises `Flaw` where the row does not go there."""
+        """The value at `path`; raises `Flaw` where the row has none there."""
         value: Any = row
         for key in self._keys[path]:
             if isinstance(key, int):
@@ -265,7 +269,7 @@ class RowReader:
         return value
 
     def _instead(self, name: str, place: Row, is_row: bool) -> str:
-        """What is there where `name` is not, as a clause."""
+        """A clause that says what the row or the file has in place of `name`."""
         if not is_row or not self._names:
             return did_you_mean(name, place)
         return "other rows have it" if name in self._names else did_you_mean(name, self._names)
@@ -277,7 +281,7 @@ def shuffled(options: Iterable[str], question: str, seed: int) -> tuple[str, ...
 
 
 def with_options(question: str, options: Sequence[str]) -> str:
-    """The question, its options as the papers print them, and what to answer: graphs then ask for it in a box."""
+    """The question, its options as the papers print them, and the request for a letter; a graph adds that the answer be boxed."""
     lines = [f"({letter}) {option}" for letter, option in zip(LETTERS, options, strict=False)]
     letters = f"{', '.join(LETTERS[: len(lines) - 1])} or {LETTERS[len(lines) - 1]}"
     return "\n".join([question, "", *lines, "", f"One option is right. The final answer is its letter alone: {letters}."])

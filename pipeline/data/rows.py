@@ -1,8 +1,8 @@
-"""Rows as files hold them: a path enters, records leave, one at a time and in file order; nothing is known of problems.
+"""The rows of Parquet, JSON lines and CSV files: a path enters, records leave, one at a time and in file order.
 
 A file is never in memory as a whole and never written. A fault of the file raises `InputError`, or one of `DAMAGE` while
 its rows are read; a fault of one row leaves as a `Flaw` in its place. Text files may be gzipped; a UTF-8 byte order mark
-is skipped.
+is skipped. What the columns mean is decided elsewhere.
 """
 
 import csv
@@ -22,30 +22,31 @@ import msgspec
 from pipeline.errors import InputError, reason
 
 MAX_ROW_BYTES = 16 << 20
-"""A longer row is a bad row."""
+"""Most bytes of a row; a longer one is a `Flaw`."""
 MAX_COLUMNS = 10_000
-"""A table of more is no table of problems."""
+"""Most columns of a file; one with more is refused."""
 BOM = b"\xef\xbb\xbf"
 DAMAGE = (OSError, EOFError, zlib.error)
-"""What a damaged file raises while it is read."""
+"""The errors that a damaged file raises while it is read."""
 
 
 class Flaw(Exception):
-    """What is wrong with one row, as a clause."""
+    """What is wrong with one row; the text is a clause."""
 
 
 Record = Mapping[str, Any] | Flaw
+"""One row: values by column, or what is wrong with it."""
 
 
 class Source(Protocol):
-    """One file in one format."""
+    """An open file of rows, in one format."""
 
     @property
     def names(self) -> Mapping[str, None]:
-        """The columns, in order; of JSON lines those met so far."""
+        """The names of the columns, in order; of JSON lines those met so far."""
 
     def records(self, wanted: tuple[str, ...]) -> Iterator[tuple[int, Record]]:
-        """Row numbers, and of each row the `wanted` columns that are there."""
+        """Every row with its number, from 1: those of the `wanted` columns that it has, or a `Flaw`."""
 
 
 def open_source(path: Path) -> Source:
@@ -58,9 +59,10 @@ def open_source(path: Path) -> Source:
 
 
 class JsonLines:
-    """One JSON object a line; blank lines are passed over."""
+    """A file of one JSON object a line; blank lines are skipped."""
 
     MOST_NAMES = 1000
+    """Most names of columns remembered for error messages."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -68,6 +70,7 @@ class JsonLines:
         self._decode = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
     def records(self, wanted: tuple[str, ...]) -> Iterator[tuple[int, Record]]:
+        """See `Source.records`."""
         with _text_lines(self._path) as lines:
             for row, line in enumerate(lines.each(), 1):
                 if isinstance(line, Flaw):
@@ -102,7 +105,7 @@ class JsonLines:
 
 
 class Csv:
-    """Comma-separated values under a header; quoted fields may hold commas and line breaks."""
+    """A file of comma-separated values under a header; quoted fields may hold commas and line breaks."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -117,6 +120,7 @@ class Csv:
         self.names = _distinct(path, header)
 
     def records(self, wanted: tuple[str, ...]) -> Iterator[tuple[int, Record]]:
+        """See `Source.records`."""
         places = {name: place for place, name in enumerate(self.names) if name in wanted}
         with _text_lines(self._path) as lines:
             for row, fields in enumerate(islice(self._rows(lines), 1, None), 1):
@@ -127,7 +131,7 @@ class Csv:
                 else:
                     yield row, {name: fields[place] for name, place in places.items()}
 
-    def _rows(self, lines: "Lines") -> Iterator[list[str] | Flaw]:
+    def _rows(self, lines: "LineReader") -> Iterator[list[str] | Flaw]:
         reader = csv.reader(map(_escaped, lines), strict=True)
         while True:
             lines.new_row()
@@ -153,19 +157,19 @@ class Parquet:
     BATCH_ROWS = 256
     BATCH_BYTES = 16 << 20
     MAX_EXPANDED_BYTES = 256 << 20
-    """Of rows read together, should each of them be as large as it can be."""
+    """Most bytes of rows read together, if each of them were as large as it can be."""
     MAX_DICTIONARY_BYTES = 2 << 20
-    """Of one column; writers go on without a dictionary from 1 MiB on."""
+    """Largest dictionary of a column that is taken for harmless; writers stop using a dictionary at 1 MiB."""
     MAX_RATIO = 8
-    """Of compression, beyond which a few bytes may stand for large texts."""
+    """Compression ratio beyond which a few bytes may stand for large texts."""
 
     def __init__(self, path: Path) -> None:
-        import pyarrow as pa  # heavy: only who reads Parquet pays for it
+        import pyarrow as pa  # heavy: imported only where Parquet is read
         import pyarrow.parquet as pq
 
         self._pa = pa
         try:
-            # Opened by its bytes: a path need not be UTF-8.
+            # Opened by the bytes of its path, which need not be UTF-8.
             self._file = pq.ParquetFile(pa.OSFile(os.fsencode(path)), pre_buffer=False, buffer_size=1 << 20)
             names = self._file.schema_arrow.names
         except (pa.ArrowException, OSError, ValueError) as error:  # the last for names that are not UTF-8
@@ -173,6 +177,7 @@ class Parquet:
         self.names = _distinct(path, names)
 
     def records(self, wanted: tuple[str, ...]) -> Iterator[tuple[int, Record]]:
+        """See `Source.records`."""
         columns = [name for name in wanted if name in self.names]
         row = 0
         try:
@@ -185,7 +190,7 @@ class Parquet:
             raise OSError(reason(error)) from error
 
     def _at_once(self, group: int, columns: Sequence[str]) -> int:
-        """Rows of a row group to read together: as many as a few MiB hold, fewer where a large text may repeat at no cost."""
+        """How many rows of a row group to read together: `BATCH_BYTES` of them, fewer where repeated texts may take far more memory."""
         for _ in self._file.iter_batches(1, [group], columns):
             break  # a damaged description of a column is an error here; asked for below, it would end the process (std::terminate)
         about, paths = self._file.metadata.row_group(group), self._file.schema
@@ -196,7 +201,7 @@ class Parquet:
         return max(1, min(self.BATCH_ROWS, self.BATCH_BYTES // max(1, size), self.MAX_EXPANDED_BYTES // max(1, largest)))
 
     def _may_explode(self, chunk: Any) -> bool:
-        """A dictionary holds a text once, however many rows say it."""
+        """Whether rows may be far larger in memory than in the file: a dictionary holds a text once, however many rows repeat it."""
         if not chunk.has_dictionary_page or chunk.total_uncompressed_size <= self.MAX_DICTIONARY_BYTES:
             return False
         dictionary = chunk.data_page_offset - (chunk.dictionary_page_offset or 0)
@@ -244,7 +249,7 @@ def _form(path: Path) -> Callable[[Path], Source]:
 
 
 def _distinct(path: Path, names: Sequence[str]) -> dict[str, None]:
-    """The columns of a table; raises `InputError` where there are too many or two have one name."""
+    """`names` as the ordered keys of a dictionary; raises `InputError` where there are too many or two are the same."""
     if len(names) > MAX_COLUMNS:
         raise InputError(str(path), f"has {len(names):,} columns, more than {MAX_COLUMNS:,}")
     twice = next((name for name, count in Counter(names).items() if count > 1), None)
@@ -253,8 +258,8 @@ def _distinct(path: Path, names: Sequence[str]) -> dict[str, None]:
     return dict.fromkeys(names)
 
 
-class Lines:
-    """Lines of a text file; those of one row together are no longer than `MAX_ROW_BYTES`."""
+class LineReader:
+    """Reads the lines of a text file; the lines of one row together have at most `MAX_ROW_BYTES`, or `Flaw` is raised."""
 
     def __init__(self, stream: BufferedReader | gzip.GzipFile) -> None:
         self._stream, self._room = stream, MAX_ROW_BYTES
@@ -262,10 +267,10 @@ class Lines:
             stream.read(3)
 
     def new_row(self) -> None:
-        """What is read next starts a row."""
+        """The next line starts a new row."""
         self._room = MAX_ROW_BYTES
 
-    def __iter__(self) -> "Lines":
+    def __iter__(self) -> "LineReader":
         return self
 
     def __next__(self) -> bytes:
@@ -280,7 +285,7 @@ class Lines:
         return line
 
     def each(self) -> Iterator[bytes | Flaw]:
-        """Lines that are a row each; in place of one that is too long, its flaw."""
+        """All lines, each a row of its own; in place of one that is too long, a `Flaw`."""
         while True:
             self.new_row()
             try:
@@ -292,15 +297,15 @@ class Lines:
 
 
 @contextmanager
-def _text_lines(path: Path) -> Iterator[Lines]:
+def _text_lines(path: Path) -> Iterator[LineReader]:
     zipped = path.suffix.lower() == ".gz"
     with gzip.GzipFile(path) if zipped else path.open("rb") as stream:
         head = stream.peek(64)[:64]
         if head[:2] in (b"\xff\xfe", b"\xfe\xff") or b"\0" in head:
             raise InputError(str(path), "not UTF-8 text, but UTF-16 or something binary")
-        yield Lines(stream)
+        yield LineReader(stream)
 
 
 def _escaped(line: bytes) -> str:
-    """Text of `line`; bytes that are not UTF-8 become lone surrogates, which no encoder lets pass."""
+    """`line` as text; bytes that are not UTF-8 become lone surrogates, which fail when the text is encoded."""
     return line.decode(errors="surrogateescape")

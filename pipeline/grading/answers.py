@@ -1,8 +1,8 @@
-"""Does this answer equal that one, as far as their texts tell without algebra: text enters, a verdict leaves, in time linear in the text.
+"""Whether an answer equals a reference, as far as their texts tell without algebra: two texts enter, right, wrong or undecided leaves.
 
 Equal means equal after light normalisation (spaces, `$`, thousands commas, `\\text{}`, percent signs), equal as rational
 numbers, or the same letter of a multiple choice. Where that decides nothing, `grader` asks a worker process for full
-mathematical equivalence. No expression is evaluated here, and nothing here raises.
+mathematical equivalence. No expression is evaluated here, nothing here raises, and time is linear in the length of the texts.
 """
 
 import re
@@ -13,7 +13,7 @@ Kind = Literal["math", "numeric", "letter"]
 """How a problem's answers are graded: by mathematical equivalence, as the one number in them, or by the letter chosen."""
 KINDS: tuple[Kind, ...] = get_args(Kind)
 LONGEST = 10_000
-"""Longer answers, in characters, are compared as they stand."""
+"""Answers of more characters are compared as they stand, without normalisation."""
 
 _BRACE = re.compile(r"\\boxed\s*\{|\\\\(?!boxed)|\\[{}]|[{}]")
 _GROUPED = re.compile(r"[+-]?\d{1,3}(?:(?:,|\{,\})(?:\\!)?\d{3})+(?:\.\d+)?", re.ASCII)
@@ -39,7 +39,7 @@ _LETTERS = re.compile(
 
 
 def extract_answer(text: str) -> str | None:
-    """What the last balanced, not blank `\\boxed{...}` holds, stripped; None where there is none. Of nested ones the inner."""
+    """The content of the last `\\boxed{...}` that is balanced and not blank, of nested ones the inner; None without one."""
     answer, answer_start = None, -1
     opened: list[tuple[int, bool]] = []
     for brace in _BRACE.finditer(text, max(text.find("\\boxed"), 0)) if "\\boxed" in text else ():
@@ -54,12 +54,12 @@ def extract_answer(text: str) -> str | None:
 
 
 def has_boxed(text: str) -> bool:
-    """Whether `extract_answer` would find one; without a `\\boxed` in the text this is one substring search."""
+    """Whether `extract_answer` finds an answer in `text`; where no `\\boxed` stands in it this costs one substring search."""
     return extract_answer(text) is not None
 
 
 def same_answer(a: str, b: str) -> bool:
-    """Whether two answers are the same; a percent sign, a degree sign and a dollar sign count for nothing."""
+    """Whether two answers are equal after light normalisation or as rational numbers; percent, degree and dollar signs are ignored."""
     if a.strip() == b.strip():
         return True
     if max(len(a), len(b)) > LONGEST:
@@ -72,12 +72,12 @@ def same_answer(a: str, b: str) -> bool:
 
 
 def as_kind(name: str | None) -> Kind:
-    """The kind called `name`; mathematics where there is none of that name."""
+    """The kind of grading called `name`; `math` where `name` is None or no kind is called so."""
     return next((kind for kind in KINDS if kind == name), "math")
 
 
-def quick_verdict(kind: Kind, answer: str, reference: str) -> bool | None:
-    """Whether `answer` is right, or None where that takes mathematics."""
+def quick_grade(kind: Kind, answer: str, reference: str) -> bool | None:
+    """Whether `answer` is right; None where only mathematical equivalence, which takes a worker process, can decide."""
     if kind == "letter":
         letters = choice(reference)
         return same_answer(answer, reference) if letters is None else choice(answer) == letters
@@ -97,7 +97,7 @@ def quick_verdict(kind: Kind, answer: str, reference: str) -> bool | None:
 
 
 def choice(text: str) -> str | None:
-    """The letter chosen in a multiple choice, several in order; None where the text is none.
+    """The letters that `text` chooses in a multiple choice, sorted and without repeats; None where `text` is no such choice.
 
     `B`, `(B)`, `B.`, `\\text{B}`, `**B**`, `option B`, `(B) 12` and, alone, `b` are B; `B, D` and `BD` are BD.
     """
@@ -107,7 +107,7 @@ def choice(text: str) -> str | None:
 
 
 def _figures(answer: str, reference: str) -> tuple[Fraction, Fraction] | None:
-    """The one number of each text; None where one of them has none or several."""
+    """The numbers of both texts; None unless each of the two holds exactly one."""
     left, right = _figure(answer), _figure(reference)
     return None if left is None or right is None else (left, right)
 
@@ -120,7 +120,10 @@ def _figure(text: str) -> Fraction | None:
 
 
 def _as_percentages(answer: Fraction, reference: Fraction, said: str, expected: str) -> bool:
-    """Are they equal: as numbers, or where one alone is a percentage, as what that stands for?"""
+    """Whether two numbers are equal; where one text alone is a percentage, whether it stands for the other number (50% is 0.5).
+
+    `said` and `expected` are the texts of answer and reference.
+    """
     if answer == reference:
         return True
     percent, expected_percent = is_percentage(said), is_percentage(expected)
@@ -130,7 +133,7 @@ def _as_percentages(answer: Fraction, reference: Fraction, said: str, expected: 
 
 
 def is_percentage(text: str) -> bool:
-    """Whether it ends in a percent sign or in the word."""
+    """Whether `text` ends in a percent sign or in the word percent."""
     return _PERCENT.search(text[-20:]) is not None
 
 

@@ -1,7 +1,7 @@
-"""What stands in front of the mathematics: two answers enter, are taken apart alike, and their parts are compared by `leaf`.
+"""The form of two answers, before any mathematics: both are split into parts in the same way, and `leaf` compares the parts.
 
 math-verify compares expressions well, and by design not what answers are wrapped in: several parts in any order, units,
-words, what stands before an equals sign. Only that is settled here, by the text; nothing is evaluated.
+words, a name before an equals sign. Only these forms are handled here, by the text; no expression is evaluated.
 """
 
 import re
@@ -14,8 +14,9 @@ from pipeline.grading.units import differ, split_unit
 Leaf = Callable[[str, str], bool]
 """Whether two expressions without wrapping, the answer and the reference, are mathematically equal."""
 MOST_PARTS = 64
+"""Tuples, unions and matrices of more parts are not compared part by part."""
 DEEPEST = 60
-"""Deeper nested braces are not looked at; parsers recurse."""
+"""Texts with more deeply nested brackets are taken to differ: parsers recurse and would overflow the stack."""
 
 _CHARACTERS = str.maketrans(
     {
@@ -52,7 +53,7 @@ _SAYINGS = {
 
 
 def same_form(answer: str, reference: str, leaf: Leaf) -> bool:
-    """Whether `answer` says the same as `reference`, with `leaf` for expressions."""
+    """Whether `answer` equals `reference`, part by part; `leaf` decides about single expressions."""
     left, right = clean(answer), clean(reference)
     if not left or not right or max(_depth(left), _depth(right)) > DEEPEST:
         return False
@@ -61,7 +62,7 @@ def same_form(answer: str, reference: str, leaf: Leaf) -> bool:
 
 
 def clean(text: str) -> str:
-    """`text` with one way of writing for what means the same: dollars, layout, spaces, arrays, characters outside LaTeX."""
+    """`text` with dollars, layout commands, spaces, arrays and characters outside LaTeX each written in one way."""
     text = _SEPARATING_DOLLARS.sub(r" \1 ", text.translate(_CHARACTERS))
     text = text.replace(r"\$", r"\dollar ").replace("$", "").replace(r"\%", "%").replace("{,}", ",")
     text = text.replace(r"\langle", "(").replace(r"\rangle", ")")
@@ -92,13 +93,13 @@ def _depth(text: str) -> int:
 
 
 def _readings(text: str) -> list[tuple[str, ...]]:
-    """The parts of `text`; where commas without spaces may group digits, read so first."""
+    """Every way to split `text` into parts: first with commas between digits read as thousands separators, then as it stands."""
     grouped = _GROUPED.sub(lambda found: found[0].replace(",", ""), text) if text[:1] not in ("(", "[", "\\") else text
     return [tuple(_parts(each)) for each in dict.fromkeys((grouped, text))]
 
 
 def _parts(text: str) -> list[str]:
-    """What commas, semicolons and the words `and` and `or` part, outside brackets; the elements of a set likewise."""
+    """The parts of `text` between commas, semicolons, `and` and `or` outside brackets; of a set, its elements."""
     text = text.strip()
     if text.startswith(r"\{") and _closes_at_end(text) and not _BUILDER.match(text):
         text = text[2:].removesuffix(r"\}")
@@ -107,7 +108,7 @@ def _parts(text: str) -> list[str]:
 
 
 def _signs(text: str) -> list[str]:
-    """`a \\\\pm b` is two answers; signs in one expression belong together."""
+    """The two answers that `a \\pm b` stands for, all upper signs and all lower ones; any other `text` alone."""
     if r"\pm" not in text and r"\mp" not in text:
         return [text]
     if "=" in text:
@@ -126,7 +127,7 @@ def split(text: str, at: Sequence[str] = (",", ";", "and", "or")) -> Iterator[st
         elif mark in (")", "]", "}", r"\}", r"\end{"):
             depth -= 1
         if mark in (r"\begin{", r"\end{"):
-            depth += 1  # for the brace it took in
+            depth += 1  # the token holds the opening brace, whose closing brace is a token of its own
         if depth == 0 and mark in at:
             yield text[start : token.start()]
             start = token.end()
@@ -134,9 +135,9 @@ def split(text: str, at: Sequence[str] = (",", ";", "and", "or")) -> Iterator[st
 
 
 def _same_parts(answer: Sequence[str], reference: Sequence[str], leaf: Leaf, bare: bool) -> bool:
-    """As many parts, and each has its partner: in any order, unless names are given on one side only.
+    """Whether the parts of both sides are equal one to one: in any order, unless only one side gives names (`x = 1, y = 2`).
 
-    Where no side is a set, a tuple may be written without its brackets.
+    With `bare` (no side is a set) a tuple may be written without its brackets.
     """
     if bare and len(answer) == 1 < len(reference):
         answer = _items(answer[0], "(")
@@ -171,15 +172,15 @@ def _in_any_order(answer: Sequence[str], reference: Sequence[str], leaf: Leaf) -
 
 
 def _same_one(answer: str, reference: str, leaf: Leaf) -> bool:
-    """One part each: a tuple, an interval, a matrix, an equation, words, or an expression with or without a unit."""
+    """Whether two single parts are equal: tuples, intervals, matrices, equations, words, or expressions with or without a unit."""
     a, b = _body(answer), _body(reference)
     if a == b or same_answer(a, b):
         return True
-    if (told := _words(a, b)) is not None:
-        return told
+    if (equal := _words(a, b)) is not None:
+        return equal
     for compare in (_brackets, _matrices, _equations, _unions):
-        if (told := compare(a, b, leaf)) is not None:
-            return told
+        if (equal := compare(a, b, leaf)) is not None:
+            return equal
     (a, unit), (b, other) = split_unit(a), split_unit(b)
     if differ(unit, other) or not a.strip() or not b.strip():
         return False
@@ -187,13 +188,16 @@ def _same_one(answer: str, reference: str, leaf: Leaf) -> bool:
 
 
 def _body(text: str) -> str:
-    """What a set builder or `x \\\\in` says of its variable; anything else as it is."""
+    """The condition of a set builder, or the set behind `x \\in`; any other `text` as it is."""
     found = _BUILDER.match(text)
     return _MEMBER.sub("", found[1].strip() if found else text.strip())
 
 
 def _words(a: str, b: str) -> bool | None:
-    """Of words and prose only the text counts, and well-known sayings: math-verify takes letters for variables."""
+    """Whether two texts of words are equal, by their text or as well-known phrases (`no solution`); None where neither text is words.
+
+    math-verify would take their letters for variables.
+    """
     said, other = (re.sub(r"\s+", " ", text).casefold().replace(", ", ",").strip(". ") for text in (a, b))
     if _SAYINGS.get(said, said) == _SAYINGS.get(other, other):
         return True
@@ -203,7 +207,7 @@ def _words(a: str, b: str) -> bool | None:
 
 
 def _brackets(a: str, b: str, leaf: Leaf) -> bool | None:
-    """Tuples and intervals: the same brackets around the same elements in order."""
+    """Whether two tuples or intervals have the same brackets around equal elements in order; None where one text is neither."""
     mine, theirs = _items(a), _items(b)
     if not mine or not theirs:
         return None
@@ -231,7 +235,7 @@ def _closes_at_end(text: str) -> bool:
 
 
 def _matrices(a: str, b: str, leaf: Leaf) -> bool | None:
-    """Cell by cell; the kind of bracket counts for nothing."""
+    """Whether two matrices are equal cell by cell, whatever their brackets; None where one text is no matrix."""
     mine, theirs = _MATRIX.match(a), _MATRIX.match(b)
     if not mine or not theirs:
         return None
@@ -243,7 +247,7 @@ def _matrices(a: str, b: str, leaf: Leaf) -> bool | None:
 
 
 def _equations(a: str, b: str, leaf: Leaf) -> bool | None:
-    """Where a name is said to be equal to something, that is the answer; of a calculation its end is."""
+    """Whether equations are equal: of `name = value` the value counts, of a calculation its last side; None where there are none."""
     mine, theirs = _sides(a), _sides(b)
     if len(mine) == len(theirs) == 1:
         return None
@@ -259,7 +263,7 @@ def _equations(a: str, b: str, leaf: Leaf) -> bool | None:
 
 
 def _solved(sides: Sequence[str]) -> bool:
-    """Whether a name is said to be equal to a number; an equation that still is to be solved is no answer to what x is."""
+    """Whether the two sides are a name and a number: an equation that is still to be solved is no answer to what x is."""
     return len(sides) == 2 and any(_plain_name(x) and not _has_letters(y) for x, y in (sides, sides[::-1]))
 
 
@@ -277,7 +281,7 @@ def _name(part: str) -> str | None:
 
 
 def _plain_name(text: str) -> str | None:
-    """What stands before an equals sign if it is only a name; `f(x)` and `y` are the same one."""
+    """`text`, normalised, if it is only a name, with `f(x)` and `y` as one name; else None."""
     if not _NAME.match(text):
         return None
     name = re.sub(r"[\s{}]", "", text)
@@ -285,7 +289,7 @@ def _plain_name(text: str) -> str | None:
 
 
 def _unions(a: str, b: str, leaf: Leaf) -> bool | None:
-    """The same intervals in any order; whatever else may be equal is for `leaf` to see."""
+    """True where two unions have equal intervals in any order; None elsewhere, so that `leaf` decides."""
     mine, theirs = (text.split(r"\cup") for text in (a, b))
     if len(mine) != len(theirs) or len(mine) == 1 or len(mine) > MOST_PARTS:
         return None
@@ -293,7 +297,8 @@ def _unions(a: str, b: str, leaf: Leaf) -> bool | None:
 
 
 def _values(a: str, b: str, leaf: Leaf) -> bool:
-    """Two expressions: a percentage on one side only stands for itself or for its hundredth; bases must agree if both are told."""
+    """Whether two expressions are equal. A percentage on one side only counts as its number or a hundredth of it; number bases must
+    agree if both are given."""
     percent, expected = is_percentage(a), is_percentage(b)
     if percent or expected:
         a, b = a.rstrip("% "), b.rstrip("% ")
@@ -307,6 +312,6 @@ def _values(a: str, b: str, leaf: Leaf) -> bool:
 
 
 def _expression(text: str) -> str:
-    """`text` without marks of ours, and `1 1/2` as a sum."""
+    """`text` for math-verify: without the marks that `clean` put in, and with `1 1/2` as a sum."""
     text = re.sub(r"\\unit\{([^{}]*)\}", r" \1 ", text).replace(r"\dollar", "").strip()
     return re.sub(r"^(-?)(\d+) (\d+)/(\d+)$", r"\1(\2+\\frac{\3}{\4})", text)

@@ -1,6 +1,6 @@
-"""Verdicts on answers: a kind, an answer and a reference enter, a `Verdict` leaves, in bounded time, whatever the texts are.
+"""Grading of answers: a kind, an answer and a reference enter, a `Grade` leaves, in bounded time, whatever the texts are.
 
-What is decided at once (`grading.answers.quick_verdict`) starts no process. The rest is asked of worker processes, which alone load
+What is decided at once (`grading.answers.quick_grade`) starts no process. The rest is asked of worker processes, which alone load
 math-verify; each starts when it is first needed. A worker that computes for too long, crashes or is killed is replaced, and
 its question is answered all the same. A `Grader` blocks, and may be used from several threads at once.
 """
@@ -15,41 +15,41 @@ from threading import Lock
 
 from msgspec import Struct
 
-from pipeline.grading.answers import Kind, quick_verdict
+from pipeline.grading.answers import Kind, quick_grade
 from pipeline.worker_process import Program, WorkerProcess, describe
 
 LIMIT_S = 5.0
-"""Most seconds of computing for one verdict."""
+"""Most seconds of computing for one grade."""
 PATIENCE_S = 120.0
-"""A worker that has not answered after so long by the clock is taken for dead: on a busy machine it computes slowly."""
+"""Seconds by the clock after which a worker without an answer is taken for dead; far above `LIMIT_S`, because a busy machine is slow."""
 START_S = 120.0
-"""Longest time for a worker to load, on a machine that is busy with engines."""
+"""Most seconds for a worker to start, on a machine that is busy with engines."""
 MEMORY_BYTES = 4 << 30
 """Most address space of a worker."""
 BESIDE_ENGINES = 10
-"""How nice workers are to engines on the same cores."""
+"""The nice value of workers that share cores with engines."""
 LONGEST = 2000
-"""Longer texts, in characters, that `quick_verdict` does not find equal are taken to differ."""
+"""Texts of more characters that `quick_grade` does not find equal are taken to differ."""
 CACHED = 4096
-"""Verdicts kept: the samples of a problem tend to say the same."""
+"""Most grades kept in memory: the samples of a problem tend to give the same answer."""
 
 
 def default_workers() -> int:
-    """A quarter of the cores: the others have engines to serve."""
+    """How many workers to use beside engines: a quarter of the cores, at least 1 and at most 4."""
     return max(1, min(4, (os.cpu_count() or 1) // 4))
 
 
-class Verdict(Struct, frozen=True):
-    """Whether an answer is right."""
+class Grade(Struct, frozen=True):
+    """Whether an answer is right, and why it could not be said if it could not."""
 
     correct: bool | None
-    """None where the grader itself failed."""
+    """None where there was nothing to compare, or the grader itself failed."""
     why: str | None = None
-    """Where the answers were not compared to the end: what was in the way."""
+    """What kept the answers from being compared to the end (a time limit, a lost grader); None where nothing did."""
 
 
 class Grader:
-    """Up to `workers` worker processes, so and so `nice`, and a bounded memory of verdicts. Close it, or use it as a context."""
+    """Grades answers with up to `workers` worker processes, of the nice value `nice`. Close it, or use it as a context manager."""
 
     def __init__(
         self, workers: int = 1, limit_s: float = LIMIT_S, *, nice: int = 0, patience_s: float = PATIENCE_S, cached: int = CACHED
@@ -61,7 +61,7 @@ class Grader:
         for worker in self.workers:
             self._free.put(worker)
         self._most, self._lock = cached, Lock()
-        self._verdicts: OrderedDict[tuple[Kind, str, str], Verdict] = OrderedDict()
+        self._grades: OrderedDict[tuple[Kind, str, str], Grade] = OrderedDict()
         self._broken: str | None = None
 
     def __enter__(self) -> "Grader":
@@ -72,25 +72,25 @@ class Grader:
 
     @property
     def cached(self) -> int:
-        """How many verdicts are remembered now."""
-        return len(self._verdicts)
+        """How many grades are remembered now."""
+        return len(self._grades)
 
-    def quick_verdict(self, kind: Kind, answer: str, reference: str) -> Verdict | None:
-        """The verdict if it takes no worker, else None. Never waits."""
-        quick = quick_verdict(kind, answer, reference)
+    def quick_grade(self, kind: Kind, answer: str, reference: str) -> Grade | None:
+        """The grade of `answer` if it is known or takes no worker, else None. Never waits."""
+        quick = quick_grade(kind, answer, reference)
         if quick is not None:
-            return Verdict(quick)
+            return Grade(quick)
         if max(len(answer), len(reference)) > LONGEST:
-            return Verdict(False, f"longer than {LONGEST:,} characters")
+            return Grade(False, f"longer than {LONGEST:,} characters")
         with self._lock:
-            known = self._verdicts.get((kind, answer, reference))
+            known = self._grades.get((kind, answer, reference))
             if known is not None:
-                self._verdicts.move_to_end((kind, answer, reference))
+                self._grades.move_to_end((kind, answer, reference))
         return known
 
-    def verdict(self, kind: Kind, answer: str, reference: str) -> Verdict:
-        """Whether `answer` is right. Waits for a worker where it takes one; raises nothing."""
-        found = self.quick_verdict(kind, answer, reference)
+    def grade(self, kind: Kind, answer: str, reference: str) -> Grade:
+        """The grade of `answer`. Waits for a worker where one is needed; raises nothing."""
+        found = self.quick_grade(kind, answer, reference)
         if found is None:
             found = self._ask(answer, reference)
             if found.correct is not None:
@@ -98,60 +98,60 @@ class Grader:
         return found
 
     def close(self) -> None:
-        """End the workers; whoever waits for one gets no verdict. A second call does nothing."""
+        """End the workers; a thread that waits for one gets a grade whose `correct` is None. A second call does nothing."""
         self._broken = self._broken or "grading was stopped"
         for worker in self.workers:
             worker.kill()
-        for worker in [self._free.get() for _ in self.workers]:  # each comes back as soon as nobody asks it any more
+        for worker in [self._free.get() for _ in self.workers]:  # each is put back by the thread that used it
             worker.clear()
             self._free.put(worker)
 
-    def _ask(self, answer: str, reference: str) -> Verdict:
-        """Ask a worker, and once more if it is lost by no fault of the question."""
+    def _ask(self, answer: str, reference: str) -> Grade:
+        """Ask a worker; once more, of a new process, if it was lost for another reason than the time limit."""
         worker = self._free.get()
         lost = None
         try:
             for _ in range(2):
                 if self._broken:
-                    return Verdict(None, self._broken)
+                    return Grade(None, self._broken)
                 try:
                     said = worker.ask(answer, reference)
-                    return Verdict(said == "true", None if said in ("true", "false") else f"the comparison ended with {said}")
+                    return Grade(said == "true", None if said in ("true", "false") else f"the comparison ended with {said}")
                 except TooLong:
-                    return Verdict(False, f"not compared within {self.limit_s:g} s of computing")
+                    return Grade(False, f"not compared within {self.limit_s:g} s of computing")
                 except WorkerLost as error:
                     lost = str(error)
-            return Verdict(None if self._broken else False, self._broken or f"the grader {lost}")
+            return Grade(None if self._broken else False, self._broken or f"the grader {lost}")
         except CannotStart as error:
             self._broken = self._broken or f"the grader {error}"
-            return Verdict(None, self._broken)
+            return Grade(None, self._broken)
         finally:
             self._free.put(worker)
 
-    def _remember(self, question: tuple[Kind, str, str], verdict: Verdict) -> None:
+    def _remember(self, question: tuple[Kind, str, str], grade: Grade) -> None:
         with self._lock:
-            self._verdicts[question] = verdict
-            if len(self._verdicts) > self._most:
-                self._verdicts.popitem(last=False)
+            self._grades[question] = grade
+            if len(self._grades) > self._most:
+                self._grades.popitem(last=False)
 
 
 class TooLong(Exception):
-    """A question took more computing than it may."""
+    """A question took more seconds of computing than the limit."""
 
 
 class WorkerLost(Exception):
-    """A worker is gone or does not answer; how, as a clause."""
+    """A worker process ended or does not answer; the text is a clause that says how."""
 
 
 class CannotStart(Exception):
-    """No worker can be started here; why, as a clause."""
+    """No worker process can be started; the text is a clause that says why."""
 
 
 class _Worker:
     """One worker process, started with its first question, and again with the first one after it was lost."""
 
     def __init__(self, limit_s: float, patience_s: float, nice: int) -> None:
-        # A worker reads what models wrote: keys and passwords are kept from it.
+        # A worker parses what models wrote, so it is started without keys and passwords.
         arguments = (str(limit_s), str(MEMORY_BYTES), str(nice))
         self._program = Program(module="pipeline.grading.worker", arguments=arguments, with_secrets=False)
         self._patience_s = patience_s
@@ -161,11 +161,11 @@ class _Worker:
 
     @property
     def pid(self) -> int | None:
-        """Process id, while there is one."""
+        """The process id; None while there is no process."""
         return self._process.pid if self._process else None
 
     def ask(self, answer: str, reference: str) -> str:
-        """What the worker says; raises `TooLong`, `WorkerLost` or `CannotStart`."""
+        """The worker's reply: `true`, `false` or the name of an error. Raises `TooLong`, `WorkerLost` or `CannotStart`."""
         process = self._process or self._start()
         try:
             process.socket.sendall(json.dumps([answer, reference]).encode() + b"\n")
@@ -174,14 +174,14 @@ class _Worker:
             raise self._why_lost(process) from None
 
     def kill(self) -> None:
-        """End the process, and start no other; whoever waits for it finds it gone."""
+        """End the process and start no other; a thread that waits for its reply gets an error."""
         with self._starting:
             self._closed = True
         if (process := self._process) is not None:
             process.kill()
 
     def clear(self) -> None:
-        """Free what belongs to the process, once nobody asks."""
+        """Wait for the end of the process and close its files; to be called while nobody waits for its reply."""
         if self._process is not None:
             self._process.end()
             self._process.close_files()
@@ -206,7 +206,7 @@ class _Worker:
         return process
 
     def _why_lost(self, process: WorkerProcess) -> TooLong | WorkerLost:
-        """Clear away a process that gave no answer, and say why it did not."""
+        """Close a process that gave no answer; the error that says why it gave none."""
         process.wait(0.2)
         status = process.exit_status
         self.clear()

@@ -1,7 +1,7 @@
-"""The unit at the end of an answer: text enters, the text before the unit and the unit's common name leave.
+"""The unit of an answer: text enters, the text without the unit and the unit's common name leave.
 
-Units are told apart, never converted: 5 cm is not 5 m, and 1 m is not 100 cm. One that is missing on one side counts for
-nothing, as the question names it; so does a noun that is no unit (`25 apples`).
+Units are told apart, never converted: 5 cm is not 5 m, and 1 m is not 100 cm. A unit on one side only is ignored, because the
+question names it; so is a noun that is no unit (`25 apples`).
 """
 
 import re
@@ -59,13 +59,13 @@ _WORD = r"[A-Za-z]+\.?(?:\s?\^\s?\{?[23]\}?)?"
 _BARE = re.compile(rf"(?:(?<=[\d)}}\]])|(?<=\\pi))(\s*)({_WORD}(?:(?:\s|\s?/\s?){_WORD})*)\s*$", re.ASCII)
 _LONGEST_BARE = 60
 _SURE = 4
-"""From this many letters on a word behind a number and a space is no product of variables."""
+"""A word of at least this many letters behind a number and a space is not read as a product of variables."""
 
 
 def split_unit(text: str) -> tuple[str, str | None]:
-    """`text` without its unit, and the unit's name: None where there is none, empty for a word that is no unit we know.
+    """`text` without its unit, and the unit's name: None where there is none, empty for a word that is no known unit.
 
-    `\\\\text{}` is expected as `\\\\unit{}`, an escaped dollar sign as `\\\\dollar`; see `grading_forms.clean`.
+    `\\text{}` is expected as `\\unit{}`, an escaped dollar sign as `\\dollar`; see `forms.clean`.
     """
     if found := _SIGN.match(text):
         return found[1] + text[found.end() :], _SIGNS[found[2]]
@@ -83,14 +83,14 @@ def split_unit(text: str) -> tuple[str, str | None]:
 
 
 def unit_name(words: str) -> str:
-    """The common name of a unit in words or symbols, such as `km/h`, `square meters`, `cm^2`; empty where it is none we know."""
+    """The common name of a unit in words or symbols, such as `km/h`, `square meters`, `cm^2`; empty for an unknown one."""
     parts = re.split(r"\s*/\s*|\s+per\s+", re.sub("[{}.]", "", _POWER.sub(r"\1", words.casefold())).strip())
     names = [_one_name(part.split()) for part in parts]
     return "" if None in names else "/".join(str(name) for name in names)
 
 
 def differ(a: str | None, b: str | None) -> bool:
-    """Whether two units are known and are not the same."""
+    """Whether two units are both known and are not the same."""
     return bool(a) and bool(b) and a != b
 
 
@@ -109,7 +109,7 @@ def _one_name(words: list[str]) -> str | None:
 
 
 def _bare_name(words: str, spaced: bool) -> str | None:
-    """The unit in words without `\\\\text{}`; None where they may as well be variables."""
+    """The name of a unit written without `\\text{}`, empty for an unknown one; None where `words` may as well be variables."""
     first = re.split(r"[\s/^.]", words.strip())[0]
     if len(first) == 1:
         return None

@@ -1,10 +1,10 @@
-"""The worker process of `grader`: reads `[answer, reference]`, a JSON array a line, and says `true`, `false` or
-an error's name.
+"""The worker process of `grader`: reads `[answer, reference]`, a JSON array a line, and replies `true`, `false` or
+the name of an error.
 
-Started as `python -m pipeline.grading.worker FD LIMIT_S MEMORY_BYTES NICE`; FD is its end of the socket. The only place that
-knows math-verify and sympy, which take half a second to load; it says `ready` once they are. It ignores interrupts, has a
+Started as `python -m pipeline.grading.worker FD LIMIT_S MEMORY_BYTES NICE`; FD is its end of the socket. The only module that
+imports math-verify and sympy, which take half a second to load; it replies `ready` once they are loaded. It ignores interrupts, has a
 limit on its memory, and is killed by the system itself when a question takes longer than LIMIT_S of computing: neither a
-busy machine nor code that never looks up changes that. It ends when the other side closes the socket.
+busy machine nor code that never checks for signals changes that. It ends when the other side closes the socket.
 """
 
 import json
@@ -21,13 +21,15 @@ from typing import Any
 from pipeline.grading.forms import Leaf, same_form
 
 PARSED = 256
-"""Expressions kept as parsed: many answers meet the same reference."""
+"""Parsed expressions kept in memory: many answers are compared with the same reference."""
 PROBE_DIGITS = 15
+"""Digits to which two expressions are evaluated at a point before they are compared symbolically."""
 PROBE_TOLERANCE = 1e-6
+"""Relative difference of the two values from which on the expressions are different."""
 
 
 def main() -> None:
-    """Entry point of the process."""
+    """Entry point of the process: limit its resources, load math-verify and answer questions until the socket is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     channel = socket.socket(fileno=int(sys.argv[1]))
     limit_s, memory, nice = float(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
@@ -42,7 +44,7 @@ def main() -> None:
 
 
 def serve(leaf: Leaf, limit_s: float, questions: Iterable[str], say: Callable[[str], Any]) -> None:
-    """Answer every one of `questions`."""
+    """Answer every one of `questions` through `say`; a question that computes for more than `limit_s` seconds ends the process."""
     say("ready")
     for line in questions:
         answer, reference = json.loads(line)
@@ -56,12 +58,12 @@ def serve(leaf: Leaf, limit_s: float, questions: Iterable[str], say: Callable[[s
 
 
 def load_leaf() -> Leaf:
-    """math-verify as a `Leaf`; its own limits of time are off, as they need signals that its C code does not look at."""
+    """math-verify as a `Leaf`. Its own time limits are off: they need signals, which C code does not check."""
     logging.disable(logging.CRITICAL)
     from latex2sympy2_extended import NormalizationConfig  # type: ignore[import-untyped]
     from math_verify import LatexExtractionConfig, parse, verify  # type: ignore[import-untyped]
 
-    # It would drop any unit, and a trailing variable that looks like one; `grading_units` did what there was to do.
+    # It would drop any unit, and a trailing variable that looks like one; `units` has split them off already.
     plain = NormalizationConfig(basic_latex=True, units=False, malformed_operators=True, nits=True, boxed="none", equations=False)
     extraction = [LatexExtractionConfig(normalization_config=plain)]
 
@@ -79,7 +81,7 @@ def load_leaf() -> Leaf:
 
 
 def _complex(parsed: Any) -> Any:
-    """An expression in which `i` is the only letter, with the imaginary unit for it; math-verify takes it for a variable."""
+    """`parsed` with the imaginary unit in place of `i` where that is its only letter; math-verify takes it for a variable."""
     from sympy import Expr, I  # type: ignore[import-untyped]
 
     if isinstance(parsed, Expr) and {str(symbol) for symbol in parsed.free_symbols} == {"i"}:

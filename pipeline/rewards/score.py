@@ -1,8 +1,8 @@
 """`pipeline grade RUN --prm FILE`: scores every drafted and committed step of a run folder with a process reward model
 (SpecCoT A.1, Table 5). A run folder enters, its table `rewards` leaves; nothing else in it is touched.
 
-A text that is drafted several times is asked about once. One of several steps, such as a whole thought, is asked about
-after each of them and has the least of their rewards.
+A candidate text that was drafted several times is scored once. A text of several steps, such as a whole thought, is scored
+after each of them and gets the least of these rewards.
 """
 
 import time
@@ -31,14 +31,15 @@ from pipeline.trace.rewrite import replacing
 from pipeline.trace.run_file import RunFile
 
 WINDOW = 2
-"""Steps under way at once, as a multiple of the engine's `max_in_flight`: most ask for more than one text."""
+"""Steps being scored at once, as a multiple of the engine's `max_in_flight`."""
 WRITE_ROWS = 256
+"""Rows that are collected before they are written."""
 OnProgress = Callable[[int, int], None]
-"""Told how many steps are scored, of how many."""
+"""Called with the number of steps scored so far and the number of all steps."""
 
 
 class Unscored(ChainError):
-    """A text that no reward can be given to."""
+    """A text cannot be given a reward."""
 
 
 def score_run(
@@ -63,7 +64,7 @@ def score_run(
 
 
 async def _score(run: Path, prm: Path, spec: RewardSpec, steps: StepsToScore, tally: RewardTally, watch: OnProgress) -> ScoringResult:
-    """From an open engine to a whole table."""
+    """Open the engine, score all steps and write the table `rewards`."""
     async with open_engines({"reward": spec.reward}) as engines:
         builder = RewardPromptBuilder(engines["reward"].tokenizer, spec.prompt, str(prm))
         scorer = Scorer(engines["reward"], spec.reward, builder)
@@ -86,17 +87,17 @@ async def _score(run: Path, prm: Path, spec: RewardSpec, steps: StepsToScore, ta
 
 
 class Scorer:
-    """Asks one reward model, as much at once as its spec allows."""
+    """Scores steps with one reward model, at most `max_in_flight` requests at once."""
 
     def __init__(self, engine: Engine, spec: EngineSpec, builder: RewardPromptBuilder) -> None:
         self._max_in_flight, self._builder = spec.max_in_flight, builder
         self._slots = anyio.CapacityLimiter(spec.max_in_flight)
         self._caller = RetryingCaller(engine, spec, Clock(time.time_ns()))
         self.requests = 0
-        """Answered ones."""
+        """Requests that were answered."""
 
     async def run(self, steps: Iterable[StepToScore], keep: Callable[[StepToScore, dict[str, Reward]], None]) -> None:
-        """Pass each of `steps` on to `keep`, in order, with the reward of each of its texts. Raises `RunError`."""
+        """Score `steps` and call `keep` with each of them, in order, and the reward of each of its texts. Raises `RunError`."""
         in_progress: deque[tuple[StepToScore, dict[str, Reward]]] = deque()
         room = anyio.Semaphore(WINDOW * self._max_in_flight)
 
@@ -119,7 +120,7 @@ class Scorer:
                 watchers.cancel_scope.cancel()
 
     async def _score_text(self, step: StepToScore, text: str, rewards: dict[str, Reward]) -> None:
-        """The reward of one text: what fails is data, unless the engine is lost."""
+        """Put the reward of one text into `rewards`; a `ChainError` becomes a reward without a value."""
         parts, number = step.steps[text], list(step.steps).index(text)
         try:
             if not parts:
@@ -130,7 +131,7 @@ class Scorer:
             rewards[text] = Reward(None, str(error), type(error).__name__)
 
     async def _ask(self, step: StepToScore, parts: Sequence[str], name: str) -> float:
-        """The probability of the good answer after the last of `parts`, against that of the bad one."""
+        """P(good) / (P(good) + P(bad)) after the last of `parts`."""
         request = Request(
             request_id=f"{step.chain_id}/{step.step_index}/reward.{name}",
             prompt_ids=self._builder.ids(step.problem, [*step.before, *parts]),

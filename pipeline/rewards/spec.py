@@ -1,4 +1,4 @@
-"""What a file for `pipeline grade --prm` may say: a process reward model's engine, and how it is asked about a step.
+"""The fields of a file for `pipeline grade --prm`: a process reward model's engine, and how it is asked about a step.
 
 Such a model is a causal language model that answers with one of two tokens, good or bad. It is asked in plain text with a
 tag after every step (Math-Shepherd, Wang et al. 2023), or in a chat of one turn a step (RLHFlow's). Models that put a
@@ -21,14 +21,14 @@ Text = Annotated[str, Meta(min_length=1)]
 
 
 class PromptSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="form"):
-    """What every form may say. `{problem}`, `{step}` and `{number}` (from 1) stand for a text of the run."""
+    """The fields of every form of prompt. In its texts `{problem}`, `{step}` and `{number}` (of the step, from 1) are filled in."""
 
     good: Text = "+"
     """The answer after a right step, one token of the model."""
     bad: Text = "-"
     """The answer after a wrong one, one token too."""
     thought_end: str = ""
-    """What stands in a step for the `</think>` that ends a thought; by default nothing: reward models have not seen it."""
+    """Text put in place of the `</think>` that ends a thought; by default none, as reward models have not seen that token."""
 
 
 class TextPrompt(PromptSpec, frozen=True, kw_only=True, tag="text"):
@@ -37,9 +37,9 @@ class TextPrompt(PromptSpec, frozen=True, kw_only=True, tag="text"):
     begin: Text
     """Everything before the first step, special tokens included, as text."""
     step: Text
-    """One step up to and including the tag."""
+    """One step, up to and including its tag."""
     between: str = ""
-    """What separates a tag from the next step."""
+    """Text between a tag and the next step."""
 
     def __post_init__(self) -> None:
         _check_holds("begin", self.begin, "{problem}")
@@ -50,9 +50,9 @@ class ChatPrompt(PromptSpec, frozen=True, kw_only=True, tag="chat"):
     """A turn of the user for each step; the assistant's reply is the answer, and after earlier steps `good`."""
 
     first: Text = "{problem} {step}"
-    """The first turn."""
+    """The user's first turn: problem and first step."""
     step: Text = "{step}"
-    """Every later one."""
+    """Every later turn of the user."""
 
     def __post_init__(self) -> None:
         _check_holds("first", self.first, "{problem}", "{step}")
@@ -60,14 +60,19 @@ class ChatPrompt(PromptSpec, frozen=True, kw_only=True, tag="chat"):
 
 
 class RewardSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The whole file."""
+    """A reward model, as a file for `--prm` describes it."""
 
     reward: EngineSpec
+    """The engine that serves it."""
     prompt: TextPrompt | ChatPrompt
+    """How it is asked about a step."""
 
 
 def load_reward_model(path: Path, backends: Backends, settings: Sequence[str] = ()) -> RewardSpec:
-    """A file for `--prm`, by path or bundled name: an engine of the role `reward`, and how it is asked."""
+    """The reward model in a file for `--prm`, which is a path or a bundled name; raises `GraphError`.
+
+    `settings`: `engines.reward.NAME=VALUE`, as of `--set`.
+    """
     path = find_file(path, "reward model")
     raw = read_yaml(path)
     for key in ("reward", "prompt"):
@@ -86,6 +91,6 @@ def load_reward_model(path: Path, backends: Backends, settings: Sequence[str] = 
 
 
 def _check_holds(name: str, text: str, *needed: str) -> None:
-    """Decoding turns the `ValueError` into a `GraphError` that names the file."""
+    """Raise a `ValueError` where a place is missing in `text`; decoding turns it into a `GraphError` that names the file."""
     if missing := [each for each in needed if each not in text]:
         raise ValueError(f"`{name}` is {text!r}, which has no {missing[0]} where that text belongs")

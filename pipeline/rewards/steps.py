@@ -1,5 +1,6 @@
 """The steps of a run folder, each with all that a reward model must know: `run.json`, the steps table and the input file
-enter, one `StepToScore` for each leaves, in the order of the table. Texts are kept only of chains with steps to come. Pure reading.
+enter, one `StepToScore` for each leaves, in the order of the table. Texts are held only of chains with steps to come. Nothing
+is written.
 """
 
 from collections import Counter
@@ -29,12 +30,15 @@ COLUMNS = [
 
 
 class StepText(Struct, frozen=True):
-    """One text of a step: a candidate, or what was written without one."""
+    """One text of a step: a candidate, or the committed text where it is no candidate."""
 
     text: str
     candidate_index: int | None
+    """Index among the step's candidates; None where the text is none of them."""
     selected: bool
+    """Whether it was committed."""
     source_engine: str
+    """The role that wrote it."""
 
 
 class StepToScore(Struct, frozen=True, kw_only=True):
@@ -47,15 +51,15 @@ class StepToScore(Struct, frozen=True, kw_only=True):
     decision: str
     problem: str
     before: tuple[str, ...]
-    """The thought's steps up to here."""
+    """The steps of the thought that precede this one."""
     texts: tuple[StepText, ...]
-    """Its candidates, and what was written where it is none of them."""
+    """Its candidates, and the committed text where it is none of them."""
     steps: dict[str, list[str]]
-    """Of every different text, the steps it is made of, the beginning of the first one included."""
+    """By text: the steps that it is made of, the first one with the beginning that the thought holds already."""
 
 
 def open_input(run: RunFile, now: Path | None) -> Problems:
-    """The input file of a run, which is `now` elsewhere or where it was; raises `InputError` unless it is the very same."""
+    """The problems of a run's input file, which is at `now` or else where it was; raises `InputError` unless its bytes are the same."""
     path = now or Path(run.input.file)
     if now is None and not path.is_file():
         raise InputError(str(path), "the input of this run is not here; say with --input where it is now")
@@ -78,7 +82,7 @@ class StepsToScore:
             self._left.update(batch.column("problem_id").to_pylist())
             self._chains_left.update(batch.column("chain_id").to_pylist())
         self.total = self._left.total()
-        """How many there are."""
+        """How many steps there are."""
         if not self.total:
             raise InputError(str(run), "holds no steps to score; expected rows in steps/part-*.parquet")
         self._problems, self._path = iter(problems), problems.path
@@ -92,7 +96,7 @@ class StepsToScore:
                 yield self._step(row)
 
     def _step(self, row: Mapping[str, Any]) -> StepToScore:
-        """The step of `row`, which joins its thought then."""
+        """The step of `row`; its committed text is then added to its chain's thought."""
         self._check_order(row)
         texts, problem = _texts_of(row, self._roles), self._problem(row["problem_id"])
         thought = self._thoughts.setdefault(row["chain_id"], Thought(self._thought_end))
@@ -115,7 +119,7 @@ class StepsToScore:
         self._last[chain] = index
 
     def _problem(self, problem_id: str) -> str:
-        """The problem's text. Chains begin in the order of the input, so that few are read ahead."""
+        """The text of a problem. Chains begin in the order of the input, so that few problems are read ahead."""
         while problem_id not in self._texts:
             item = next(self._problems, None)
             if item is None:
@@ -125,7 +129,7 @@ class StepsToScore:
         return self._texts[problem_id]
 
     def _forget(self, row: Mapping[str, Any]) -> None:
-        """Drop what no later step needs."""
+        """Drop the texts that no later step needs."""
         problem, chain = row["problem_id"], row["chain_id"]
         self._left[problem] -= 1
         self._chains_left[chain] -= 1
@@ -136,7 +140,7 @@ class StepsToScore:
 
 
 def _texts_of(row: Mapping[str, Any], roles: Sequence[str]) -> tuple[StepText, ...]:
-    """The candidates of a step, and the step itself where it is none of them."""
+    """The candidates of a step, and its committed text where it is none of them; `roles` drafted the candidates."""
     texts, chosen, writer = row["candidate_texts"], row["chosen_candidate"], row["source_engine"]
     each = roles if len(roles) == len(texts) else [roles[0] if roles else writer] * len(texts)
     said = [StepText(text, i, i == chosen, writer if i == chosen else each[i]) for i, text in enumerate(texts)]

@@ -1,4 +1,4 @@
-"""What the rewards of a run come to: scored steps enter, their rows and the means of drafted and committed steps leave."""
+"""Counting rewards: scored steps enter, their rows and the mean rewards of drafted and committed steps leave."""
 
 from collections import Counter
 
@@ -9,46 +9,52 @@ from pipeline.trace.events import RewardRow
 
 
 class Reward(Struct, frozen=True):
-    """Of one text."""
+    """The reward of one text."""
 
     value: float | None
+    """0 to 1; None where the text could not be scored."""
     error: str | None = None
-    """Why there is none."""
+    """Why there is no value."""
     kind: str = ""
-    """The error's name."""
+    """The type of that error; empty where there is a value."""
 
 
-class Quality(Struct, frozen=True):
-    """Mean rewards over steps that were drafted."""
+class MeanRewards(Struct, frozen=True):
+    """RunningMean rewards over steps that were drafted."""
 
     steps: int
     drafted: float | None
-    """Mean over the steps of the mean of their candidates, each as often as it was drafted."""
+    """RunningMean over the steps of the mean of their candidates, each as often as it was drafted."""
     committed: float | None
-    """Mean over the steps of what was committed."""
+    """RunningMean over the steps of what was committed."""
 
 
 class ScoringResult(Struct, frozen=True, kw_only=True):
-    """What scoring a run folder came to."""
+    """The outcome of scoring a run folder."""
 
     run: str
+    """The name of the run folder."""
     model: str
+    """The reward model."""
     steps: int
-    """All that were committed, guidance included."""
+    """Committed steps, guidance included."""
     candidates: int
+    """Drafted candidates of these steps."""
     requests: int
+    """Requests that the reward model answered."""
     wall_s: float
-    """Without the start of the engine."""
-    quality: dict[str, Quality]
-    """Of `all` drafted steps, and by decision: of `accepted` ones what was committed is what the verifier selected, of
-    `fallback` ones what replaced the candidates."""
+    """Seconds of scoring, without the start of the engine."""
+    quality: dict[str, MeanRewards]
+    """Mean rewards of `all` drafted steps, and by decision. The committed text of an `accepted` step is the candidate that the
+    verifier selected, that of a `fallback` step replaced the candidates."""
     errors: dict[str, int]
-    """Texts without a reward, by the kind of error."""
+    """How many texts have no reward, by the type of error."""
     first_error: str | None
+    """The message of the first of these errors."""
 
 
-class Mean:
-    """A mean under way; None does not count."""
+class RunningMean:
+    """The mean of the values added so far; None is not counted."""
 
     def __init__(self, *values: float | None) -> None:
         self._sum, self._count = 0.0, 0
@@ -56,45 +62,49 @@ class Mean:
             self.add(value)
 
     def add(self, value: float | None) -> None:
+        """Count one more value."""
         if value is not None:
             self._sum, self._count = self._sum + value, self._count + 1
 
     @property
     def value(self) -> float | None:
+        """The mean so far; None where nothing was counted."""
         return self._sum / self._count if self._count else None
 
 
-class Means:
-    """A `Quality` under way."""
+class RunningMeans:
+    """The mean rewards of the steps added so far."""
 
     def __init__(self) -> None:
-        self._steps, self._drafted, self._committed = 0, Mean(), Mean()
+        self._steps, self._drafted, self._committed = 0, RunningMean(), RunningMean()
 
     def add(self, drafted: float | None, committed: float | None) -> None:
-        """One more step."""
+        """Count one more step: the mean of its candidates, and its committed text."""
         self._steps += 1
         self._drafted.add(drafted)
         self._committed.add(committed)
 
     @property
-    def quality(self) -> Quality:
-        return Quality(self._steps, self._drafted.value, self._committed.value)
+    def quality(self) -> MeanRewards:
+        """The means so far."""
+        return MeanRewards(self._steps, self._drafted.value, self._committed.value)
 
 
 class RewardTally:
-    """Turns rewards into rows and keeps count."""
+    """Turns rewards into rows of the table `rewards`, and counts them."""
 
     def __init__(self, run: str, run_id: str, model: str) -> None:
         self._run, self._run_id, self._model = run, run_id, model
         self.steps = self.rewards = 0
-        """Steps, and texts of theirs that have a reward."""
+        """Steps so far, and their texts that have a reward."""
         self.first_error: str | None = None
+        """The message of the first text without a reward."""
         self._candidates = 0
         self._errors: Counter[str] = Counter()
-        self._means: dict[str, Means] = {}
+        self._means: dict[str, RunningMeans] = {}
 
     def rows(self, step: StepToScore, rewards: dict[str, Reward]) -> list[RewardRow]:
-        """The rows of one step: each candidate, and the step itself where it is none of them."""
+        """Count one step; its rows, one for each candidate and one for the committed text where it is none of them."""
         self._count(step, rewards)
         return [
             RewardRow(
@@ -115,7 +125,7 @@ class RewardTally:
         ]
 
     def scored(self, requests: int, wall_s: float) -> ScoringResult:
-        """The sum of it all."""
+        """The outcome, after `requests` requests in `wall_s` seconds."""
         return ScoringResult(
             run=self._run,
             model=self._model,
@@ -138,4 +148,4 @@ class RewardTally:
         committed = next(rewards[each.text].value for each in step.texts if each.selected)
         self._candidates += len(candidates)
         for decision in ("all", step.decision) if candidates else ():
-            self._means.setdefault(decision, Means()).add(Mean(*candidates).value, committed)
+            self._means.setdefault(decision, RunningMeans()).add(RunningMean(*candidates).value, committed)

@@ -13,7 +13,7 @@ import anyio.to_thread
 from msgspec import Struct, structs
 
 from pipeline.grading.answers import as_kind
-from pipeline.grading.grader import Grader, Verdict
+from pipeline.grading.grader import Grade, Grader
 from pipeline.runtime.rows import RowSink
 from pipeline.trace.events import UNFINISHED, CallRow, ChainRow, StepRow
 
@@ -55,11 +55,11 @@ class InlineGrader:
 
     def chain(self, row: ChainRow) -> None:
         """See `RowSink.chain`: the row is passed on as soon as the chain is graded."""
-        verdict = self._at_once(row)
-        if verdict is None:
+        grade = self._at_once(row)
+        if grade is None:
             self._rows.send_nowait(row)
         else:
-            self._record(row, verdict)
+            self._record(row, grade)
 
     async def room(self) -> None:
         """See `RowSink.room`: also waits until few enough rows are ungraded."""
@@ -86,36 +86,36 @@ class InlineGrader:
         self._rows.close()
         with suppress(anyio.EndOfStream):
             while True:
-                self._record(self._due.receive_nowait(), Verdict(None, NOT_GRADED))
+                self._record(self._due.receive_nowait(), Grade(None, NOT_GRADED))
         self._due.close()
 
-    def _at_once(self, row: ChainRow) -> Verdict | None:
-        """The verdict where it can be had without waiting for a worker process, else None."""
+    def _at_once(self, row: ChainRow) -> Grade | None:
+        """The grade where it can be had without waiting for a worker process, else None."""
         if row.stop_reason in UNFINISHED or row.reference_answer is None:
-            return Verdict(None)
+            return Grade(None)
         if row.answer is None:
-            return Verdict(False)
-        judge = self._grader.verdict if self._virtual else self._grader.quick_verdict
+            return Grade(False)
+        judge = self._grader.grade if self._virtual else self._grader.quick_grade
         return judge(as_kind(row.grader), row.answer, row.reference_answer)
 
     async def _grade(self, row: ChainRow) -> None:
         assert row.answer is not None
         assert row.reference_answer is not None
         question = as_kind(row.grader), row.answer, row.reference_answer
-        verdict = Verdict(None, NOT_GRADED)
+        grade = Grade(None, NOT_GRADED)
         self._at_work += 1
         try:
-            verdict = await anyio.to_thread.run_sync(self._grader.verdict, *question, abandon_on_cancel=True, limiter=self._limiter)
+            grade = await anyio.to_thread.run_sync(self._grader.grade, *question, abandon_on_cancel=True, limiter=self._limiter)
         finally:
             self._at_work -= 1
-            self._record(row, verdict)
+            self._record(row, grade)
             self._fewer.set()
             self._fewer = anyio.Event()
 
-    def _record(self, row: ChainRow, verdict: Verdict) -> None:
-        self._graded += verdict.correct is not None
-        self._correct += bool(verdict.correct)
-        self._recorder.chain(structs.replace(row, correct=verdict.correct, grading_error=verdict.why))
+    def _record(self, row: ChainRow, grade: Grade) -> None:
+        self._graded += grade.correct is not None
+        self._correct += bool(grade.correct)
+        self._recorder.chain(structs.replace(row, correct=grade.correct, grading_error=grade.why))
 
 
 @asynccontextmanager

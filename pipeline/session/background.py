@@ -1,4 +1,4 @@
-"""A run beside the code that asked for it: in a thread with an event loop of its own, or as a task of the running event loop."""
+"""A run in the background of the calling code: in a thread with an event loop of its own, or as a task of the running event loop."""
 
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -14,17 +14,17 @@ from pipeline.session.run import SessionResult
 from pipeline.session.stop import Stop
 
 Main = Callable[[Stop], Coroutine[Any, Any, SessionResult]]
-"""The run; `Stop` ends it early."""
+"""A coroutine function that carries out the run; its argument can end it early."""
 
 
 class Background(Protocol):
-    """A run that goes on by itself."""
+    """A run in the background, which goes on while the caller does something else."""
 
     async def ended(self) -> SessionResult:
-        """Wait for its end; raises what it raised."""
+        """Wait for the end of the run; its result, or raises what it raised."""
 
     async def aclose(self) -> None:
-        """End it where it still goes on, and wait for that. Raises nothing of the run's."""
+        """End the run if it still goes on, and wait until it has ended. Errors of the run are not raised."""
 
 
 class ThreadRun:
@@ -33,11 +33,11 @@ class ThreadRun:
     def __init__(self, main: Main, *, virtual: bool) -> None:
         self._main, self._stop = main, Stop()
         self._portal: Future[BlockingPortal] = Future()
-        self._threads = ThreadPoolExecutor(2, "pipeline run")  # one for the run, one to reach into it from any thread
+        self._threads = ThreadPoolExecutor(2, "pipeline run")  # one for the run, one for `close`, which waits for the run's event loop
         self._result = self._threads.submit(in_loop, self._work, virtual=virtual)
 
     def result(self) -> SessionResult:
-        """Wait for its end, in whatever thread; raises what it raised."""
+        """Wait for the end of the run in the calling thread; its result, or raises what it raised."""
         return self._result.result()
 
     def close(self) -> None:

@@ -1,6 +1,6 @@
 """The event loop of a run: asyncio where engines are real, trio on a virtual clock where they are simulated.
 
-No signal handler is set here; whoever owns the process does that (`pipeline.cli.signals`).
+No signal handler is set here; the command line does that (`pipeline.cli.signals`).
 """
 
 import asyncio
@@ -16,23 +16,23 @@ from pipeline.runtime.virtual_clock import VirtualClock
 
 T = TypeVar("T")
 GC_THRESHOLDS = (50_000, 20, 100)
-"""New objects before a collection of the youngest, and how many of those before one of the older ones."""
+"""Thresholds for `gc.set_threshold` during a run: new objects before a collection, and collections before one of the older objects."""
 
 
 def in_loop(main: Callable[[], Awaitable[T]], *, virtual: bool) -> T:
-    """Run `main` in an event loop of its own, to its end."""
+    """Run `main` to its end in a new event loop, on virtual or real time; its result."""
     return anyio.run(main, **backend(virtual))
 
 
 def backend(virtual: bool) -> dict[str, Any]:
-    """What `anyio.run` is told for real or for virtual time."""
+    """The arguments of `anyio.run` for virtual or real time."""
     if not virtual:
         return {"backend": "asyncio"}
     return {"backend": "trio", "backend_options": {"clock": VirtualClock()}}
 
 
 def loop_clock(virtual: bool) -> Callable[[], float]:
-    """The clock of the running event loop, seconds, asked directly: it is read several times a call."""
+    """The clock of the running event loop, in seconds; faster than `anyio.current_time`, as it is read several times a call."""
     if not virtual:
         return time.monotonic
     from trio.lowlevel import current_clock
@@ -55,11 +55,11 @@ def spawn(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
 
 
 _TASKS: set[asyncio.Task[None]] = set()
-"""An event loop holds its tasks only weakly."""
+"""Tasks that are running: asyncio itself keeps only weak references to them."""
 
 
 def time_is_virtual() -> bool:
-    """Does the running event loop live on a virtual clock?"""
+    """Whether the running event loop is on a virtual clock."""
     try:
         from trio.lowlevel import current_clock
 
@@ -70,10 +70,10 @@ def time_is_virtual() -> bool:
 
 @contextmanager
 def rare_collection() -> Iterator[None]:
-    """Spare the garbage collector what lives as long as a run. For a process that does nothing else: it holds for all of it.
+    """Let garbage collections be rare, and skip the objects that are there already, until the end. Affects the whole process.
 
-    Imported modules and live chains are millions of objects, almost none of them garbage; looking at them again and again
-    was half of the cost of a call (bench/overhead.py).
+    Imported modules and live chains are millions of objects, almost none of them garbage; scanning them again and again was
+    half of the cost of a call (bench/overhead.py).
     """
     thresholds = gc.get_threshold()
     gc.freeze()

@@ -1,4 +1,4 @@
-"""What a user decides about a run, how it is kept in `run.json`, and whether it fits a run that is to go on."""
+"""The options of a run, their form in `run.json`, and whether they fit a run that is to be resumed."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,37 +17,41 @@ from pipeline.trace.run_file import RunFile
 
 
 class RunOptions(Struct, frozen=True, kw_only=True):
-    """What a user decides about a run."""
+    """The options of a run, as the command line or the Python API gives them."""
 
     graph: Path
-    """A file, or the name of a bundled graph."""
+    """A graph file, or the name of a bundled graph."""
     input: Path
+    """The file of problems."""
     engines: Path | None = None
-    """An engines file, or `replay:RUN`."""
+    """An engines file, the name of a bundled one, or `replay:RUN`; None: the engines that the graph names."""
     settings: tuple[str, ...] = ()
     """`NAME=VALUE` for params, `engines.ROLE.NAME=VALUE` for engines."""
     columns: dict[str, str] = {}
+    """The file's names of columns by ours."""
     batch_size: Annotated[int, Meta(ge=1, le=1_000_000)] = 64
     """Chains that live at once."""
     schedule: ScheduleName = "pipelined"
     samples: Annotated[int, Meta(ge=1, le=10_000)] = 1
     """Attempts at every problem."""
     limit: Annotated[int, Meta(ge=1)] | None = None
+    """Only so many rows of the input, from its start."""
     seed: int = 0
+    """Every random number of the run derives from it."""
     output: Path | None = None
     """The run folder; by default `runs/GRAPH-TIME`."""
     resume: bool = False
     """Go on with the run in `output`, if there is one."""
     retry_failed: bool = False
-    """On resume: chains that failed are taken up again too."""
+    """On resume: solve failed chains again too."""
     allow_drift: tuple[str, ...] = ()
-    """On resume: what may be other than before, of `MAY_DRIFT`."""
+    """On resume: those of `MAY_DRIFT` that may differ from the earlier sessions."""
     in_memory: tuple[str, ...] = ()
-    """Which of `graph` and `engines` stand in no file, because a caller of the Python API gave them as values."""
+    """Which of `graph` and `engines` are in no file, because a caller of the Python API gave them as values."""
 
 
-def kept(options: RunOptions) -> dict[str, Any]:
-    """The options for `run.json`, so that the run can go on from any working folder."""
+def recorded_options(options: RunOptions) -> dict[str, Any]:
+    """The options as `run.json` holds them: with absolute paths, so that the run can be resumed from any working folder."""
     files = {"graph": str(options.graph), "input": str(options.input.absolute())}
     if "graph" not in options.in_memory:
         files["graph"] = str(find_file(options.graph, "graph").absolute())
@@ -61,7 +65,7 @@ def kept(options: RunOptions) -> dict[str, Any]:
 
 
 def resume_options(folder: Path, *, retry_failed: bool = False) -> RunOptions:
-    """The options with which the run in `folder` goes on as it began; raises `InputError` where there is none."""
+    """The options to resume the run in `folder` as it was started; raises `InputError` where there is no such run."""
     kept = RunFile.read(folder).options
     with boundary(InputError, f"{folder / 'run.json'}: $.options", foreign=msgspec.ValidationError):
         options = msgspec.convert(kept, RunOptions, dec_hook=lambda kind, value: kind(value))
@@ -72,7 +76,7 @@ def resume_options(folder: Path, *, retry_failed: bool = False) -> RunOptions:
 
 
 def old_run(options: RunOptions) -> RunFile | None:
-    """The run to go on with, if there is one. Raises `UsageError` where the options do not fit together or to the folder."""
+    """The `run.json` of the run to resume; None for a new run. Raises `UsageError` where options do not fit together or to the folder."""
     if unknown := [name for name in options.allow_drift if name not in MAY_DRIFT]:
         raise UsageError(f"--allow-drift {unknown[0]}: what may be other than before is {', '.join(MAY_DRIFT)}")
     if options.resume and options.output is None:

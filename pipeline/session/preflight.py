@@ -1,4 +1,4 @@
-"""All that can be refused before an engine starts: what the user decided enters, a frozen `Preflight` leaves.
+"""All checks of a run before an engine starts: options enter, a frozen `Preflight` leaves.
 
 Files are read and nothing is written.
 """
@@ -15,7 +15,7 @@ from pipeline.graph.compiler import compile_graph
 from pipeline.graph.loader import load_graph
 from pipeline.graph.plan import Plan
 from pipeline.graph.plugins import engine_specs, stage_specs
-from pipeline.session.options import RunOptions, kept, old_run
+from pipeline.session.options import RunOptions, old_run, recorded_options
 from pipeline.session.replay import announcements, check_replay, resolved
 from pipeline.session.resume import check_drift
 from pipeline.text import storable
@@ -24,7 +24,7 @@ from pipeline.trace.run_file import RunFile, RunInput, host, versions
 
 
 class Preflight(Struct, frozen=True, kw_only=True):
-    """A run that nothing speaks against."""
+    """A run whose options, plan and input have been checked, and may start."""
 
     options: RunOptions
     plan: Plan
@@ -32,9 +32,9 @@ class Preflight(Struct, frozen=True, kw_only=True):
     fingerprint: Fingerprint
     virtual_time: bool
     folder: Path | None
-    """The run folder; None for a run that leaves nothing on the disk."""
+    """The run folder; None for a run that writes nothing to disk."""
     old: RunFile | None = None
-    """The run to go on with, where there is one."""
+    """The `run.json` of the run to resume; None for a new run."""
 
     @property
     def run_id(self) -> str:
@@ -43,12 +43,12 @@ class Preflight(Struct, frozen=True, kw_only=True):
 
     @property
     def chains(self) -> int:
-        """How many there will be."""
+        """The number of chains: one for each row and sample."""
         return self.fingerprint.rows * self.options.samples
 
     @property
     def nothing_to_do(self) -> bool:
-        """Is the run to go on with finished already?"""
+        """Whether the run is to be resumed and is finished already."""
         old = self.old
         again = old is not None and self.options.retry_failed and old.totals.chains_failed
         return old is not None and old.status == "finished" and old.input.limit == self.options.limit and not again
@@ -61,9 +61,10 @@ def load_plan(graph: Path, engines: Path | None = None, settings: tuple[str, ...
 
 
 def preflight(options: RunOptions, plan: Plan, problems: Problems, *, virtual: bool | None = None, on_disk: bool = True) -> Preflight:
-    """The run of `plan` over `problems`. Raises `UsageError` for whatever is wrong with it.
+    """Check a run of `plan` over `problems`; raises `UsageError` for whatever is wrong with it.
 
-    `virtual`: whether time is, where the engines are open already. Without `on_disk` and an output the run leaves no folder.
+    `virtual`: whether time is virtual, where open engines decide that; None: the plan decides. Without `on_disk` a run that has no
+    `output` gets no run folder.
     """
     if virtual is None:
         virtual = virtual_time(plan.engines, str(options.graph))
@@ -78,7 +79,7 @@ def preflight(options: RunOptions, plan: Plan, problems: Problems, *, virtual: b
 
 
 def new_record(run: Preflight, command: Sequence[str] = ()) -> RunFile:
-    """`run.json` as it is before the first session: all that was decided. `command`: how it was started."""
+    """The `run.json` of a new run, before its first session. `command`: the arguments of the process that started it."""
     options = run.options
     return RunFile(
         run_id=run.run_id,
@@ -95,10 +96,10 @@ def new_record(run: Preflight, command: Sequence[str] = ()) -> RunFile:
         host=host(),
         command=[storable(argument) for argument in command],
         started_unix_ns=0,
-        options=kept(options),
+        options=recorded_options(options),
     )
 
 
 def notices(plan: Plan) -> list[str]:
-    """What someone should know before the run: whose code runs, and whose times the times are."""
+    """Sentences for a person before the run: which foreign code runs, and where replayed engines have their times from."""
     return [*cautions(plan.engines), *announcements(plan)]

@@ -1,7 +1,7 @@
-"""`pipeline grade`: a run folder enters, its chains get new verdicts, and what changed leaves.
+"""`pipeline grade`: a run folder enters, its chains are graded again, and what changed leaves.
 
-Answers and references are taken from the folder as they stand; nothing is solved again. What a dead run left in write-ahead
-files becomes parts first; the parts of `chains` that change are replaced whole, then the totals in `run.json`.
+Answers and references are taken from the folder; nothing is solved again. Write-ahead files of a dead run become parts first;
+the parts of `chains` that change are replaced whole, then the totals in `run.json`.
 """
 
 import os
@@ -17,7 +17,7 @@ from msgspec import Struct
 from pipeline.analysis.summary import summarize
 from pipeline.errors import InputError
 from pipeline.grading.answers import as_kind
-from pipeline.grading.grader import LIMIT_S, Grader, Verdict
+from pipeline.grading.grader import LIMIT_S, Grade, Grader
 from pipeline.trace.events import UNFINISHED
 from pipeline.trace.folder import hold
 from pipeline.trace.read import files, read_batches
@@ -26,41 +26,46 @@ from pipeline.trace.run_file import replace_totals
 from pipeline.trace.store import recover
 
 NEEDED = ("chain_id", "answer", "reference_answer", "correct", "stop_reason")
+"""Columns of `chains` that grading reads."""
 LATER = ("grader", "grading_error")
-"""A folder of an earlier version lacks these; then they are not written either."""
+"""Columns that run folders of earlier versions lack; there they are not written either."""
 
 
 class Change(Struct, frozen=True):
-    """One chain whose verdict is another one now."""
+    """One chain whose grade has changed."""
 
     chain_id: str
     answer: str | None
     reference_answer: str
     before: bool | None
+    """Whether the answer was right by the old grade; None where it was not graded."""
     after: bool | None
+    """Whether it is right by the new grade; None where it was not graded."""
     why: str | None
+    """What kept the answers from being compared to the end; None where nothing did."""
 
 
 class Regrade(Struct, frozen=True):
-    """What grading a run folder again came to."""
+    """The outcome of grading a run folder again."""
 
     run: str
+    """The name of the run folder."""
     dry_run: bool
     chains: int
-    """Rows of the table; of a chain that was resumed every attempt."""
+    """Rows of the table `chains`."""
     graded: int
-    """Rows with a verdict now."""
+    """Rows whose answer is now known to be right or wrong."""
     correct: int
     changed: int
     became_right: int
     became_wrong: int
     errors: dict[str, int]
-    """Verdicts that came about without comparing to the end, by reason."""
+    """How many answers were not compared to the end, by reason."""
     changes: list[Change]
 
 
 def regrade(run: Path, *, dry_run: bool = False, workers: int | None = None, limit_s: float = LIMIT_S) -> Regrade:
-    """Grade all chains of the run folder `run` again, and unless it is a `dry_run` write the verdicts there.
+    """Grade all chains of the run folder `run` again, and write the grades there unless it is a `dry_run`.
 
     Raises `InputError` where there are no chains or they cannot be read, `RunFolderError` where they cannot be written.
     """
@@ -95,7 +100,7 @@ def regrade(run: Path, *, dry_run: bool = False, workers: int | None = None, lim
 
 
 class Tally:
-    """Grades rows and keeps count."""
+    """Grades rows of `chains` and counts the outcomes."""
 
     def __init__(self, run: Path, grader: Grader, threads: ThreadPoolExecutor) -> None:
         self._run, self._grader, self._threads = run, grader, threads
@@ -104,24 +109,24 @@ class Tally:
         self.changes: list[Change] = []
 
     def grade(self, rows: Sequence[Row]) -> list[Mapping[str, Any]]:
-        """What changes in each of `rows`."""
+        """Grade `rows`; for each of them the columns that change, with their new values."""
         if rows and (missing := set(NEEDED) - rows[0].keys()):
             raise InputError(str(self._run / "chains"), f"has no column {', '.join(f'`{name}`' for name in sorted(missing))}")
         questions = [_question(row) for row in rows]
         asked = list(dict.fromkeys(question for question in questions if question is not None))
-        verdicts = dict(zip(asked, self._threads.map(lambda question: self._grader.verdict(*question), asked), strict=True))
-        return [self._note(row, question and verdicts[question]) for row, question in zip(rows, questions, strict=True)]
+        grades = dict(zip(asked, self._threads.map(lambda question: self._grader.grade(*question), asked), strict=True))
+        return [self._note(row, question and grades[question]) for row, question in zip(rows, questions, strict=True)]
 
-    def _note(self, row: Row, verdict: Verdict | None) -> Mapping[str, Any]:
-        verdict = verdict or (Verdict(False) if _can_be_graded(row) else Verdict(None))
+    def _note(self, row: Row, grade: Grade | None) -> Mapping[str, Any]:
+        grade = grade or (Grade(False) if _can_be_graded(row) else Grade(None))
         self.chains += 1
-        self.graded += verdict.correct is not None
-        self.correct += bool(verdict.correct)
-        self.errors.update([verdict.why] if verdict.why else [])
-        if verdict.correct != row["correct"]:
+        self.graded += grade.correct is not None
+        self.correct += bool(grade.correct)
+        self.errors.update([grade.why] if grade.why else [])
+        if grade.correct != row["correct"]:
             reference = row["reference_answer"] or ""
-            self.changes.append(Change(row["chain_id"], row["answer"], reference, row["correct"], verdict.correct, verdict.why))
-        new = {"correct": verdict.correct, "grading_error": verdict.why}
+            self.changes.append(Change(row["chain_id"], row["answer"], reference, row["correct"], grade.correct, grade.why))
+        new = {"correct": grade.correct, "grading_error": grade.why}
         return {name: value for name, value in new.items() if name in row and row[name] != value}
 
 
@@ -130,7 +135,7 @@ def _can_be_graded(row: Row) -> bool:
 
 
 def _question(row: Row) -> tuple[Any, str, str] | None:
-    """What to ask the grader; None where there is nothing to compare."""
+    """The arguments of `Grader.grade` for a row; None where there is nothing to compare."""
     if row["answer"] is None or not _can_be_graded(row):
         return None
     return as_kind(row.get("grader")), row["answer"], row["reference_answer"]

@@ -1,6 +1,7 @@
-"""Before and after a run on replayed engines: does it ask what was recorded, what should a person know, what was not there?
+"""Checks and sentences about a run on replayed engines: whether its options fit the recorded run, where its times come from, and
+how many chains needed text that was not recorded.
 
-Plans, options and fingerprints enter, sentences leave; runs on other engines are none of its business.
+Plans, options and fingerprints enter, sentences leave; for a plan without replayed engines there are none.
 """
 
 from collections.abc import Iterator
@@ -19,7 +20,7 @@ from pipeline.trace.run_file import RunFile
 
 
 def resolved(plan: Plan) -> Plan:
-    """The plan with all decided that its replayed engines leave to their recorded runs; raises `UsageError`."""
+    """The plan with the fields of its replayed engines filled in from their recorded runs; raises `UsageError`."""
     engines: dict[str, EngineSpec] = {
         role: as_recorded(role, spec) if isinstance(spec, ReplaySpec) else spec for role, spec in plan.engines.items()
     }
@@ -27,14 +28,14 @@ def resolved(plan: Plan) -> Plan:
 
 
 def check_replay(plan: Plan, options: RunOptions, fingerprint: Fingerprint) -> None:
-    """Raise `UsageError` where the options ask other things than a recorded run was asked."""
+    """Raise `UsageError` where seed, columns, problems, samples or limit ask for what the recorded run was not asked."""
     for run in dict.fromkeys(spec.run for spec in _replayed(plan).values()):
         if needs := next(_needs(read_recording(run).file, options, fingerprint), None):
             raise UsageError(f"replay of {run} needs {needs}")
 
 
 def announcements(plan: Plan) -> list[str]:
-    """Where times are not those of a device that a run shares: one sentence for each kind."""
+    """One sentence for each source of the times of replayed calls (the recording, or a roofline), with the roles that use it."""
     costs: dict[str, list[str]] = {}
     for role, spec in _replayed(plan).items():
         if spec.costs == "recorded":
@@ -49,7 +50,7 @@ def announcements(plan: Plan) -> list[str]:
 
 
 def shortfall(run: RunFile) -> str | None:
-    """How many chains needed text that was never generated, and at which stage first; None where none did."""
+    """The sentence that says how many chains needed text that was never generated, and at which stages; None where none did."""
     missing = run.totals.errors.get(NeverGenerated.__name__)
     if not missing:
         return None

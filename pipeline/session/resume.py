@@ -1,7 +1,7 @@
-"""Going on with a run: its folder enters; what was changed since is refused by name; what is done and what is begun leave.
+"""Resuming a run: its folder enters, changed options are refused by name, and the chains that are over or were begun leave.
 
-Every table is read once, in batches. Of a chain that is over one bit and a hash of its name are kept, of one that was begun
-its calls and steps: as many as were live when the run ended.
+Every table is read once, in batches. Of a chain that is over one bit and a hash of its id are held in memory; of one that was
+begun its calls and steps, which are at most as many chains as were live when the run ended.
 """
 
 from array import array
@@ -24,7 +24,8 @@ from pipeline.trace.run_file import RunFile
 
 Hashes: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
 MAY_DRIFT = ("engines", "batch_size", "schedule", "limit")
-"""What may be other than before, when the user says so; with other params, input or seed it would be another run."""
+"""What may differ from the earlier sessions if the user allows it; with other params, input or seed it would be another run."""
+# Columns that are read of `chains` and `calls`.
 CHAIN = ("chain_id", "input_row", "sample_index", "stop_reason", "correct", "error_type", "error_stage")
 USAGE = ("input_tokens", "cached_input_tokens", "output_tokens")
 ANSWER = ("submit_unix_ns", "end_unix_ns", "output_token_ids", "finish_reason", "stop_reason", "option_logprobs", "scored_logprobs")
@@ -32,7 +33,7 @@ CALL = ("chain_id", "engine", "error_type", "request_id", "client_wait_s", *USAG
 
 
 def check_drift(folder: Path, old: RunFile, new: RunFile, allowed: Sequence[str]) -> None:
-    """Raise `UsageError` that names all that `new` would do otherwise than `old` did, unless it is `allowed`."""
+    """Raise `UsageError` that names everything in which `new` differs from `old`, except differences of the `allowed` names."""
     as_read = RunFile.decode(msgspec.json.decode(new.encode()))
     found = {name: list(differences) for name, differences in _drift(old, as_read).items()}
     refused = [each for name, differences in found.items() if name not in allowed for each in differences]
@@ -44,7 +45,7 @@ def check_drift(folder: Path, old: RunFile, new: RunFile, allowed: Sequence[str]
 
 
 def _drift(old: RunFile, new: RunFile) -> dict[str, Iterator[str]]:
-    """Differences by what they are differences of."""
+    """Differences between two runs, as clauses, by the name under which they may be allowed or are refused."""
     same_params = old.plan.params == new.plan.params
     return {
         "params": _changes("param ", old.plan.params, new.plan.params),
@@ -65,7 +66,7 @@ def _input(run: RunFile) -> dict[str, Any]:
 
 
 def _model_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[str]:
-    """Token ids of another model would mean another text."""
+    """Changed models, which are always refused: recorded token ids would mean another text."""
     for role in old.keys() & new.keys():
         yield from _changes(f"engines.{role}.", *({"model": side[role].get("model")} for side in (old, new)))
 
@@ -83,13 +84,15 @@ def _changes(article: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> It
 
 
 def take_again(stop_reason: str, retry_failed: bool) -> bool:
-    """Is a chain that ended so to be taken up again?"""
+    """Whether a chain with this `stop_reason` is to be solved further or again."""
     return stop_reason == "cancelled" or (retry_failed and stop_reason == "error")
 
 
 def read_resume_state(folder: Path, chains: int, samples: int, retry_failed: bool) -> ResumeState:
-    """What is in the folder of a run of `chains` chains, `samples` for each problem; raises `InputError` where its tables cannot
-    be read."""
+    """What earlier sessions left in the folder of a run of `chains` chains, `samples` for each problem.
+
+    Raises `InputError` where its tables cannot be read.
+    """
     resume_state = ResumeState(over=np.zeros(chains, np.bool_), decisions=Counter(), errors=Counter())
     over = _read_chains(folder, resume_state, samples, retry_failed)
     _read_steps(folder, resume_state, over)
@@ -98,12 +101,12 @@ def read_resume_state(folder: Path, chains: int, samples: int, retry_failed: boo
 
 
 def drop_unfinished(folder: Path, retry_failed: bool) -> int:
-    """Take the rows of chains that are taken up again out of the table `chains`; the bytes that were written for it."""
+    """Remove the rows of chains that are to be solved again from the table `chains`; the number of bytes written for it."""
     return remove(folder, "chains", ["stop_reason"], lambda row: take_again(row["stop_reason"], retry_failed))
 
 
 def _read_chains(folder: Path, resume_state: ResumeState, samples: int, retry_failed: bool) -> Hashes:
-    """Sorted hashes of the `chain_id`s that are over."""
+    """Add the table `chains` to `resume_state`; the sorted hashes of the `chain_id`s of chains that are over."""
     over = array("q")
     assert resume_state.over is not None
     for batch in read_batches(folder, "chains", CHAIN):
@@ -164,7 +167,7 @@ def _resumed(resume_state: ResumeState, row: Mapping[str, Any]) -> ResumedChain:
 
 
 def _begun(batch: pa.RecordBatch, over: Hashes) -> pa.RecordBatch:
-    """The rows of chains that are not over."""
+    """The rows of `batch` that belong to chains which are not over."""
     column = batch.column("chain_id")
     column = column if pa.types.is_dictionary(column.type) else column.dictionary_encode()
     hashes = np.fromiter(map(hash, column.dictionary.to_pylist()), np.int64)

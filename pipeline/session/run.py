@@ -45,12 +45,12 @@ from pipeline.trace.store import TraceStore, recover
 
 
 class View(Struct, frozen=True, kw_only=True):
-    """A running run, for a display: live objects that only the run changes."""
+    """A run that goes on, for a display: live objects that only the run changes."""
 
     plan: Plan
     folder: Path | None
     chains: int
-    """How many there will be."""
+    """The number of chains, those that have not started included."""
     schedule: str
     batch_size: int
     virtual_time: bool
@@ -61,36 +61,43 @@ class View(Struct, frozen=True, kw_only=True):
 
 
 Watch = Callable[[View], AbstractContextManager[Any]]
+"""Displays a run until its context manager ends."""
 Tell = Callable[[str], object]
+"""Shows a sentence to a person."""
 Attend = Callable[..., Coroutine[Any, Any, Any]]
-"""`attend(stop, task_status=...)`: a task that lives beside a run and may stop it; cancelled when the run is over."""
+"""`attend(stop, task_status=...)`: a task beside a run that may stop it; it is cancelled when the run is over."""
 
 
 class Observer(Struct, frozen=True, kw_only=True):
-    """Who looks on while a run goes on."""
+    """What is called while a run goes on; by default nothing."""
 
     watch: Watch = lambda view: nullcontext()
-    """Shows how it goes, for as long as the context lasts."""
+    """Displays the progress of the run."""
     tell: Tell = lambda sentence: None
-    """Gets the few sentences that a person should read in between."""
+    """Gets the sentences that a person should read before the run."""
     sink: RowSink | None = None
-    """Gets every row too."""
+    """Gets every row of the trace, besides the run folder."""
 
 
 class SessionResult(Struct, frozen=True, kw_only=True):
-    """How a run ended."""
+    """How a session of a run ended."""
 
     folder: Path | None
+    """The run folder; None for a run that writes nothing to disk."""
     run: RunFile
+    """The run as `run.json` holds it."""
     done: int
+    """Finished chains of all sessions."""
     failed: int
+    """Failed chains of all sessions."""
     error: PipelineError | None = None
+    """What ended the session before all chains were over."""
     nothing_to_do: bool = False
     """The run was to be resumed and was finished already."""
 
     @property
     def exit_code(self) -> int:
-        """0 all finished · 1 could not go on · 3 some chains failed · 130 interrupted."""
+        """0: all chains finished, 1: the run could not go on, 3: some chains failed, 130: interrupted."""
         if self.run.status == "interrupted":
             return 130
         if self.run.status == "failed":
@@ -99,69 +106,73 @@ class SessionResult(Struct, frozen=True, kw_only=True):
 
 
 class Ready(Struct, frozen=True, kw_only=True):
-    """A run whose folder is held by this process, and what earlier sessions left in it."""
+    """A run whose folder is locked by this process, and what earlier sessions left in it."""
 
-    flight: Preflight
+    checked: Preflight
     record: RunFile
-    """With the sessions so far."""
+    """The content of `run.json`, with the earlier sessions."""
     resume_state: ResumeState
+    """What earlier sessions left; empty for a new run."""
     rewritten_bytes: int = 0
+    """Bytes of write-ahead files that were made parts."""
 
 
 class Opened(Struct, frozen=True, kw_only=True):
-    """A run on open engines, whose chains may start."""
+    """A run whose engines are open and whose chains may start."""
 
     ready: Ready
     record: RunFile
-    """With this session, as it is on the disk."""
+    """The content of `run.json`, with this session."""
     engines: Mapping[str, Engine]
     builders: Mapping[str, PromptBuilder]
     stages: Mapping[str, Stage]
 
     @property
     def session(self) -> Session:
-        """This one."""
+        """The session that is being carried out."""
         return self.record.sessions[-1]
 
 
 def run(
     options: RunOptions, observer: Observer | None = None, *, attend: Attend | None = None, command: Sequence[str] = ()
 ) -> SessionResult:
-    """Solve the input, or what is left of it. What goes wrong before a chain could start is raised; every later end is a `SessionResult`.
+    """Solve the input, or what is left of it. Errors before a chain could start are raised; every later end is a `SessionResult`.
 
-    `attend` lives beside the run and may stop it; `command` is kept in `run.json`. Not inside a running event loop.
+    `attend` is a task beside the run that may stop it; `command` is recorded in `run.json`. Not for use in a running event loop.
     """
     plan, observer = load_plan(options.graph, options.engines, options.settings), observer or Observer()
     for sentence in notices(plan):
         observer.tell(sentence)
-    flight = preflight(options, plan, open_problems(options.input, options.columns, options.limit))
-    if flight.old is not None and flight.nothing_to_do:
-        totals = flight.old.totals
-        return SessionResult(folder=flight.folder, run=flight.old, done=totals.chains_done, failed=totals.chains_failed, nothing_to_do=True)
-    with taken_up(flight, command) as ready:
-        return in_loop(partial(solve, ready, observer, attend=attend), virtual=flight.virtual_time)
+    checked = preflight(options, plan, open_problems(options.input, options.columns, options.limit))
+    if checked.old is not None and checked.nothing_to_do:
+        totals = checked.old.totals
+        return SessionResult(
+            folder=checked.folder, run=checked.old, done=totals.chains_done, failed=totals.chains_failed, nothing_to_do=True
+        )
+    with taken_up(checked, command) as ready:
+        return in_loop(partial(solve, ready, observer, attend=attend), virtual=checked.virtual_time)
 
 
 @contextmanager
-def taken_up(flight: Preflight, command: Sequence[str] = ()) -> Iterator[Ready]:
-    """Keep others out of the run folder, and find what earlier sessions left to do."""
-    record = new_record(flight, command)
-    if flight.folder is None:
-        yield Ready(flight=flight, record=record, resume_state=ResumeState())
+def taken_up(checked: Preflight, command: Sequence[str] = ()) -> Iterator[Ready]:
+    """Lock the run folder against other processes until the end, and read what earlier sessions left in it."""
+    record = new_record(checked, command)
+    if checked.folder is None:
+        yield Ready(checked=checked, record=record, resume_state=ResumeState())
         return
-    with removed_if_unused(flight.folder), hold(flight.folder):
-        if flight.old is None:
-            yield Ready(flight=flight, record=record, resume_state=ResumeState())
+    with removed_if_unused(checked.folder), hold(checked.folder):
+        if checked.old is None:
+            yield Ready(checked=checked, record=record, resume_state=ResumeState())
             return
-        rewritten = recover(flight.folder)
-        options = flight.options
-        state = read_resume_state(flight.folder, flight.chains, options.samples, options.retry_failed)
-        record = structs.replace(record, sessions=_ended_sessions(flight.old, state.last_call_unix_ns))
-        yield Ready(flight=flight, record=record, resume_state=state, rewritten_bytes=rewritten)
+        rewritten = recover(checked.folder)
+        options = checked.options
+        state = read_resume_state(checked.folder, checked.chains, options.samples, options.retry_failed)
+        record = structs.replace(record, sessions=_ended_sessions(checked.old, state.last_call_unix_ns))
+        yield Ready(checked=checked, record=record, resume_state=state, rewritten_bytes=rewritten)
 
 
 async def solve(ready: Ready, observer: Observer, stop: Stop | None = None, *, attend: Attend | None = None) -> SessionResult:
-    """Open the engines of the plan and solve; raises what keeps any chain from starting, `Interrupted` too."""
+    """Open the engines of the plan and solve. Raises the error, or `Interrupted`, that keeps any chain from starting."""
     stop, result = stop or Stop(), None
     with unwrapped():
         async with anyio.create_task_group() as tasks:
@@ -169,7 +180,7 @@ async def solve(ready: Ready, observer: Observer, stop: Stop | None = None, *, a
                 await tasks.start(attend, stop)
             opening = time.monotonic()
             with stop.guard():
-                async with open_engines(ready.flight.plan.engines) as engines:
+                async with open_engines(ready.checked.plan.engines) as engines:
                     result = await solve_on(engines, ready, observer, stop, opening)
             tasks.cancel_scope.cancel()
     if result is None:
@@ -180,27 +191,27 @@ async def solve(ready: Ready, observer: Observer, stop: Stop | None = None, *, a
 async def solve_on(
     engines: Mapping[str, Engine], ready: Ready, observer: Observer, stop: Stop | None = None, opening: float | None = None
 ) -> SessionResult:
-    """Solve on `engines` that are open already, and stay open; of their totals the run's own part counts.
+    """Solve on `engines` that are open already, and stay open; of their totals only what this run adds is recorded.
 
-    `opening`: when their opening began, by `time.monotonic`.
+    `opening`: when their opening began, by `time.monotonic`; None: they were open before.
     """
     now = time.monotonic()
-    engines = {role: engines[role] for role in ready.flight.plan.engines}
+    engines = {role: engines[role] for role in ready.checked.plan.engines}
     return await execute(opened(ready, engines, now - (now if opening is None else opening)), observer, stop or Stop())
 
 
 def opened(ready: Ready, engines: Mapping[str, Engine], startup_s: float) -> Opened:
-    """Everything that a chain needs, and `run.json` on the disk. Raises `GraphError` where a tokenizer does not serve the graph."""
-    flight, record = ready.flight, ready.record
-    instruction = INSTRUCTION if flight.plan.instruction is None else flight.plan.instruction
+    """Build the stages for open engines, and write `run.json`. Raises `GraphError` where a tokenizer cannot be used with the graph."""
+    checked, record = ready.checked, ready.record
+    instruction = INSTRUCTION if checked.plan.instruction is None else checked.plan.instruction
     builders = {role: PromptBuilder(engine.tokenizer, instruction) for role, engine in engines.items()}
-    stages = build_stages(flight.plan, builders, str(flight.options.graph))
+    stages = build_stages(checked.plan, builders, str(checked.options.graph))
     rewritten = ready.rewritten_bytes
-    if flight.folder is not None and flight.old is not None:
-        rewritten += drop_unfinished(flight.folder, flight.options.retry_failed)
+    if checked.folder is not None and checked.old is not None:
+        rewritten += drop_unfinished(checked.folder, checked.options.retry_failed)
     before = record.sessions[-1].ended_unix_ns or 0 if record.sessions else 0
     session = Session(
-        started_unix_ns=max(time.time_ns(), before + 1),  # simulated hours may lie ahead of the clock on the wall
+        started_unix_ns=max(time.time_ns(), before + 1),  # the simulated hours of an earlier session may end after the real time
         startup_s=startup_s,
         rewritten_bytes=rewritten,
         command=record.command,
@@ -208,8 +219,8 @@ def opened(ready: Ready, engines: Mapping[str, Engine], startup_s: float) -> Ope
     )
     facts = {role: _facts(engine) for role, engine in engines.items()}
     record = structs.replace(record, sessions=(*record.sessions, session), engine_facts=facts).with_session(session)
-    if flight.folder is not None:
-        record.write(flight.folder)
+    if checked.folder is not None:
+        record.write(checked.folder)
     return Opened(ready=ready, record=record, engines=engines, builders=builders, stages=stages)
 
 
@@ -218,15 +229,15 @@ def _facts(engine: Engine) -> dict[str, Fact]:
 
 
 async def execute(run: Opened, observer: Observer, stop: Stop) -> SessionResult:
-    """Until all chains are done, an engine or the folder is lost, or the run is stopped. However it ends, `run.json` says so."""
-    flight, cpu = run.ready.flight, time.process_time()
-    clock = Clock(run.session.started_unix_ns, loop_clock(flight.virtual_time))
+    """Run the chains until all are over, an engine or the folder is lost, or the run is stopped; then write the end into `run.json`."""
+    checked, cpu = run.ready.checked, time.process_time()
+    clock = Clock(run.session.started_unix_ns, loop_clock(checked.virtual_time))
     before = {role: engine.statistics() for role, engine in run.engines.items()}
     chains: Chains | None = None
     error: BaseException | None = Interrupted()
     try:
         with stop.guard():
-            async with _open_rows(flight, observer.sink) as rows:
+            async with _open_rows(checked, observer.sink) as rows:
                 chains = Chains(run, rows, clock)
                 stop.drained_by(chains.executor.drain)
                 await chains.run(observer)
@@ -243,45 +254,45 @@ async def execute(run: Opened, observer: Observer, stop: Stop) -> SessionResult:
         ended = clock.now() if chains is None or chains.ended is None else chains.ended
         spent = {role: engine.statistics().since(before[role]) for role, engine in run.engines.items()}
         record = ended_record(run, clock.unix_ns(ended), time.process_time() - cpu, spent, error, chains)
-        if flight.folder is not None:
-            record.write(flight.folder)
+        if checked.folder is not None:
+            record.write(checked.folder)
     if chains is None:
         raise Interrupted
     progress = chains.executor.progress
     assert error is None or isinstance(error, PipelineError)
-    return SessionResult(folder=flight.folder, run=record, done=progress.done, failed=progress.failed, error=error)
+    return SessionResult(folder=checked.folder, run=record, done=progress.done, failed=progress.failed, error=error)
 
 
 class Chains:
-    """The executor of a session, and when its engines became idle."""
+    """The executor of a session, and the moment at which its last chain was over."""
 
     def __init__(self, run: Opened, rows: InlineGrader, clock: Clock) -> None:
-        flight = run.ready.flight
-        options = flight.options
-        settings = Settings(run_id=flight.run_id, seed=options.seed, samples=options.samples, virtual_time=flight.virtual_time)
+        checked = run.ready.checked
+        options = checked.options
+        settings = Settings(run_id=checked.run_id, seed=options.seed, samples=options.samples, virtual_time=checked.virtual_time)
         schedule = SCHEDULES[options.schedule](options.batch_size)
         self.executor = Executor(
-            flight.plan, run.stages, run.engines, run.builders, schedule, rows, clock, settings, run.ready.resume_state
+            checked.plan, run.stages, run.engines, run.builders, schedule, rows, clock, settings, run.ready.resume_state
         )
         self.ended: float | None = None
-        """By the run's clock: what still is graded or written then is no part of the engines' time."""
+        """When the last chain was over, by the run's clock; grading and writing that go on after it are no part of the run's time."""
         self._run, self._rows, self._clock = run, rows, clock
 
     @property
     def graded(self) -> GradingStatistics:
-        """Verdicts of this session."""
+        """Counts of graded chains of this session."""
         return self._rows.statistics()
 
     async def run(self, observer: Observer) -> None:
-        """Solve; raises `RunError` when an engine or the run folder is lost."""
-        flight, executor = self._run.ready.flight, self.executor
+        """Run all chains while `observer` displays them; raises `RunError` when an engine or the run folder is lost."""
+        checked, executor = self._run.ready.checked, self.executor
         view = View(
-            plan=flight.plan,
-            folder=flight.folder,
-            chains=flight.chains,
-            schedule=flight.options.schedule,
-            batch_size=flight.options.batch_size,
-            virtual_time=flight.virtual_time,
+            plan=checked.plan,
+            folder=checked.folder,
+            chains=checked.chains,
+            schedule=checked.options.schedule,
+            batch_size=checked.options.batch_size,
+            virtual_time=checked.virtual_time,
             progress=executor.progress,
             lanes=executor.lanes,
             engines=self._run.engines,
@@ -289,7 +300,7 @@ class Chains:
         )
         try:
             with observer.watch(view):
-                await executor.run(iter(flight.problems))
+                await executor.run(iter(checked.problems))
         finally:
             self.ended = self._clock.now()
 
@@ -302,7 +313,7 @@ def ended_record(
     error: BaseException | None,
     chains: Chains | None,
 ) -> RunFile:
-    """`run.json` at the end of the session. What cancels a run from outside interrupts it."""
+    """The content of `run.json` at the end of the session; a run that was cancelled from outside is `interrupted`."""
     stopped = isinstance(error, Interrupted) or (error is not None and not isinstance(error, Exception))
     status: Status = "finished" if error is None else "interrupted" if stopped else "failed"
     session = structs.replace(
@@ -319,21 +330,21 @@ def ended_record(
 
 
 @asynccontextmanager
-async def _open_rows(flight: Preflight, sink: RowSink | None) -> AsyncIterator[InlineGrader]:
-    """Where rows go: through the graders into the run folder, where there is one, and to the caller's `sink`."""
-    virtual = flight.virtual_time
+async def _open_rows(checked: Preflight, sink: RowSink | None) -> AsyncIterator[InlineGrader]:
+    """Open what takes the rows of the trace: they are graded, then written into the run folder, if there is one, and given to `sink`."""
+    virtual = checked.virtual_time
     sinks: list[RowSink] = [] if sink is None else [sink]
     with Grader() if virtual else Grader(default_workers(), nice=BESIDE_ENGINES) as grader:
         async with AsyncExitStack() as stack:
-            if flight.folder is not None:
-                store = TraceStore(flight.folder, sync_every_s=WRITE_EVERY_S if virtual else 0.0)
+            if checked.folder is not None:
+                store = TraceStore(checked.folder, sync_every_s=WRITE_EVERY_S if virtual else 0.0)
                 sinks.insert(0, await stack.enter_async_context(open_recorder(store, virtual=virtual)))
             target = sinks[0] if len(sinks) == 1 else Tee(*sinks)
             yield await stack.enter_async_context(open_inline_grader(target, grader, virtual))
 
 
 def _ended_sessions(old: RunFile, last_ns: int | None) -> tuple[Session, ...]:
-    """The sessions of `old`; one that was killed ends with the last call of the trace."""
+    """The sessions of `old`; a session that was killed gets the end of the last call in the trace as its own."""
     *before, last = old.sessions
     if last.status == "running":
         ended = max(last.started_unix_ns, last_ns or 0)
@@ -342,7 +353,7 @@ def _ended_sessions(old: RunFile, last_ns: int | None) -> tuple[Session, ...]:
 
 
 def _sentence(error: BaseException | None) -> str:
-    """The sentence of an error, or of the first one in a group of foreign ones."""
+    """The message of an error, or of the first error in a group."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return str(error) if isinstance(error, PipelineError) else f"{type(error).__name__}: {error}"
@@ -363,7 +374,7 @@ def _totals(progress: Progress, graded: GradingStatistics, resume_state: ResumeS
 
 
 def _by_type(errors: Mapping[tuple[str, str], int]) -> dict[str, dict[str, int]]:
-    """Failed chains: error, stage, number."""
+    """Numbers of failed chains by type of error and stage, sorted."""
     found: dict[str, dict[str, int]] = {}
     for (error, stage), count in sorted(errors.items()):
         found.setdefault(error, {})[stage] = count

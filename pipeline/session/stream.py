@@ -1,6 +1,6 @@
-"""Finished chains on their way from a run to whoever reads them, in whatever thread and event loop either of them lives.
+"""A bounded queue of finished chains between a run and its reader, which may be in different threads and event loops.
 
-The run drops rows and is held back, before a new chain, while too many of them are unread; the reader waits for the next one.
+The run adds rows and waits, before a new chain, while too many of them are unread; the reader waits for the next row.
 """
 
 import math
@@ -15,10 +15,10 @@ from pipeline.trace.events import CallRow, ChainRow, StepRow
 
 
 class ChainStream:
-    """A `pipeline.runtime.rows.RowSink` that passes chains on. At most `most` are unread before new chains wait.
+    """A `pipeline.runtime.rows.RowSink` that passes chains on to one reader. While `most` chains are unread no new chain starts.
 
-    `inline`: the run's event loop lives on a virtual clock in a thread of its own, which stands still while the run is held
-    back; elsewhere a thread waits, so that the event loop goes on.
+    `inline`: the run's event loop is on a virtual clock in a thread of its own, and that thread itself waits, so that the clock
+    stands still; otherwise another thread waits, so that the event loop goes on.
     """
 
     def __init__(self, most: float = math.inf, *, inline: bool = False) -> None:
@@ -34,7 +34,7 @@ class ChainStream:
         """Steps are not passed on."""
 
     def chain(self, row: ChainRow) -> None:
-        """Pass on one finished chain."""
+        """Add one finished chain for the reader."""
         with self._changed:
             if not self._closed:
                 self._rows.append(row)
@@ -64,7 +64,7 @@ class ChainStream:
             self._changed.notify_all()
 
     async def next(self) -> ChainRow | None:
-        """The next chain; None when there will be none."""
+        """Wait for the next chain; None when no more will come."""
         await anyio.lowlevel.checkpoint()  # a reader that is never kept waiting can be cancelled, and lets others run
         with self._changed:
             if self._rows or self._over or self._closed:

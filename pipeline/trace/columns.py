@@ -19,14 +19,14 @@ def schema_of(row: type[Struct]) -> pa.Schema:
 
 
 def columns_of(schema: pa.Schema, rows: Sequence[Struct]) -> pa.RecordBatch:
-    """`rows`, of the Struct of that `schema`, as columns."""
+    """`rows` as one record batch; their Struct is the one that `schema` was made of."""
     columns = zip(*map(astuple, rows), strict=True)
     arrays = [_array(column, field.type) for column, field in zip(columns, schema, strict=True)]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
 def table_of(row: type[Struct], rows: Sequence[Struct]) -> pa.Table:
-    """`rows`, which are of the Struct `row`, as a table; none of them as an empty one."""
+    """`rows` of the Struct type `row` as a table, which has the same columns where there are no rows."""
     schema = schema_of(row)
     return pa.Table.from_batches([columns_of(schema, rows)] if rows else [], schema=schema)
 
@@ -50,7 +50,7 @@ def _kind(hint: Any) -> tuple[pa.DataType, bool]:
 
 
 def _array(column: Sequence[Any], kind: pa.DataType) -> pa.Array:
-    """A column; lists are flattened first, which is several times faster than to let Arrow walk them."""
+    """A column as an Arrow array; lists are flattened first, which is several times faster than letting Arrow walk them."""
     if not pa.types.is_list(kind):
         return _flat_array(column, kind)
     offsets = np.zeros(len(column) + 1, np.int32)

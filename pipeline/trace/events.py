@@ -1,4 +1,4 @@
-"""What is recorded: one Struct per table of the run folder, one field per column.
+"""The tables of a run folder: one Struct per table, one field per column.
 
 The Structs are the schema: `store` builds Arrow types from the annotations and puts unit and foreign names
 (`otel`: OpenTelemetry GenAI attribute or metric, `vllm`: its Prometheus name) into the Parquet field metadata.
@@ -11,12 +11,12 @@ from msgspec import Meta, Struct
 
 
 def column(unit: str = "", otel: str = "", vllm: str = "") -> Any:
-    """Annotation of a column: its unit and what others call it."""
+    """Annotation of a column: its unit, and its names in OpenTelemetry and vLLM."""
     return Meta(extra={key: value for key, value in (("unit", unit), ("otel", otel), ("vllm", vllm)) if value})
 
 
 def names_in(row: type[Struct], system: Literal["otel", "vllm"]) -> dict[str, str]:
-    """What `system` calls the columns of a table, by our names; columns that it has no name for are left out."""
+    """The names that `system` has for the columns of a table, by our names; columns without one are left out."""
     hints = get_type_hints(row, include_extras=True)
     extras = {name: meta.extra or {} for name, hint in hints.items() for meta in get_args(hint) if isinstance(meta, Meta)}
     return {name: str(extra[system]) for name, extra in extras.items() if system in extra}
@@ -24,16 +24,15 @@ def names_in(row: type[Struct], system: Literal["otel", "vllm"]) -> dict[str, st
 
 Tokens = Annotated[int, column("{token}")]
 Seconds = Annotated[float, column("s")]
-MaybeSeconds = Annotated[float | None, column("s")]
 Instant = Annotated[int, column("ns since 1970-01-01 UTC")]
 
 
 UNFINISHED = ("error", "cancelled")
-"""`stop_reason`s of chains that gave no answer."""
+"""The values of `stop_reason` of chains that gave no answer."""
 
 
 class CallRow(Struct, frozen=True, kw_only=True):
-    """One engine request, every attempt of it."""
+    """One attempt of one request to an engine."""
 
     run_id: str
     problem_id: str
@@ -44,11 +43,13 @@ class CallRow(Struct, frozen=True, kw_only=True):
     """Order of the chain's calls, from 0."""
     attempt: int
     stage: Annotated[str, column(otel="gen_ai.prompt.name")]
+    """The name of the stage in the graph."""
     kind: str
+    """The kind of that stage, such as `draft` or `choose`."""
     purpose: str
-    """What it was for: `guide`, `draft`, `judge`, `write` or `answer`."""
+    """What the call was for: `guide`, `draft`, `judge`, `write` or `answer`."""
     engine: Annotated[str, column(otel="server.address")]
-    """The role."""
+    """The role of the engine."""
     operation_name: Annotated[str, column(otel="gen_ai.operation.name")]
     request_model: Annotated[str, column(otel="gen_ai.request.model")]
     request_id: Annotated[str, column(otel="gen_ai.response.id", vllm="request_id")]
@@ -59,13 +60,13 @@ class CallRow(Struct, frozen=True, kw_only=True):
     choice_count: Annotated[int, column(otel="gen_ai.request.choice.count")]
     stop_sequences: Annotated[tuple[str, ...], column(otel="gen_ai.request.stop_sequences")]
     prompt_digest: int | None
-    """`Request.digest`: the same where the same was asked about. Null where no answer came."""
+    """`Request.digest`: equal where prompts are equal. Null where no answer came."""
     input_tokens: Annotated[int, column("{token}", otel="gen_ai.usage.input_tokens", vllm="vllm:prompt_tokens_total")]
     cached_input_tokens: Annotated[int, column("{token}", otel="gen_ai.usage.cache_read.input_tokens", vllm="num_cached_tokens")]
     output_tokens: Annotated[int, column("{token}", otel="gen_ai.usage.output_tokens", vllm="vllm:generation_tokens_total")]
     """Sampled tokens, end-of-sequence ones included; those are not among `output_token_ids`."""
     eos_tokens: Tokens
-    """The end-of-sequence ones: candidates that stopped, and not at a stop that was asked for."""
+    """End-of-sequence tokens among them: one of each candidate that stopped, unless at a stop sequence that was asked for."""
     candidate_index: tuple[int, ...]
     """Index of each candidate of this call, aligned with the three lists below."""
     output_token_ids: tuple[tuple[int, ...], ...]
@@ -73,9 +74,9 @@ class CallRow(Struct, frozen=True, kw_only=True):
     stop_reason: Annotated[tuple[str | None, ...], column(vllm="stop_reason")]
     option_ids: tuple[int, ...]
     option_logprobs: tuple[float, ...]
-    """Natural log, before masking; empty when the call was no choice."""
+    """Natural log of the probability of each option, before masking; empty when the call was no choice."""
     scored_logprobs: tuple[float, ...]
-    """Natural log of each token that was to be scored; empty when none was."""
+    """Natural log of the probability of each token that was to be scored; empty when none was."""
     submit_unix_ns: Instant
     end_unix_ns: Instant
     client_wait_s: Seconds
@@ -88,21 +89,21 @@ class CallRow(Struct, frozen=True, kw_only=True):
     inference_time_s: Annotated[
         float | None, column("s", otel="gen_ai.latency.time_in_model_inference", vllm="vllm:request_inference_time_seconds")
     ]
-    """Prefill and decode together."""
+    """Prefill and decode time together."""
     time_to_first_token_s: Annotated[
         float | None, column("s", otel="gen_ai.server.time_to_first_token", vllm="vllm:time_to_first_token_seconds")
     ]
-    """From arrival, not from scheduling."""
+    """From the arrival of the request at the engine, queue time included."""
     time_per_output_token_s: Annotated[
         float | None, column("s", otel="gen_ai.server.time_per_output_token", vllm="vllm:inter_token_latency_seconds")
     ]
-    """Decode time over output tokens of the longest candidate less one; null for one token."""
+    """Decode time divided by the output tokens of the longest candidate less one; null for one token."""
     e2e_latency_s: Annotated[float, column("s", otel="gen_ai.client.operation.duration", vllm="vllm:e2e_request_latency_seconds")]
-    """From leaving for the engine until the whole answer was here."""
+    """From the request's leaving for the engine until its whole answer had arrived."""
     in_flight_engine: Annotated[int, column("{request}", vllm="vllm:num_requests_running")]
     """Requests at this engine when this one left, itself included."""
     in_flight_stage: Annotated[int, column("{request}")]
-    """Those of them that belong to the same stage."""
+    """Those of `in_flight_engine` that belong to the same stage."""
     waiting_engine: Annotated[int, column("{request}", vllm="vllm:num_requests_waiting")]
     """Requests that stayed in the lane when this one left."""
     error_type: Annotated[str | None, column(otel="error.type")]
@@ -117,38 +118,39 @@ class StepRow(Struct, frozen=True, kw_only=True):
     chain_id: Annotated[str, column(otel="gen_ai.conversation.id")]
     sample_index: int
     step_index: int
-    """Guidance is 0."""
+    """From 0; guidance, where a graph has it, is step 0."""
     stage: str
-    """The stage that wrote it."""
+    """The stage that wrote the step."""
     source_engine: str
+    """The role of the engine that wrote it."""
     decision: str
     """`guidance`, `accepted`, `fallback` or `first_steps`."""
     verify_kind: Annotated[str | None, column(otel="gen_ai.evaluation.name")]
     """The kind of stage that gave the verdict, such as `choose`, `score` or `likelihood`; null when nothing was verified."""
     verify_stage: str | None
-    """The name of that stage in the graph."""
+    """The name of the verifying stage in the graph."""
     score_value: Annotated[float | None, column(otel="gen_ai.evaluation.score.value")]
-    """What the verdict goes by, on the scale that the five columns below describe; a `threshold` is on the same scale."""
+    """The value that the verdict depends on, on the scale that the five columns below describe; `threshold` is on the same scale."""
     score_scale: str | None
     """What the value means: `score`, `probability of the chosen option`."""
     score_unit: str | None
-    """Its unit; empty where it has none."""
+    """The unit of the value; empty where it has none."""
     score_low: float | None
     """Least possible value; null where there is none."""
     score_high: float | None
     """Greatest possible value; null where there is none."""
     score_integers: bool | None
-    """Only whole numbers are possible."""
+    """Whether only whole numbers are possible."""
     score_label: Annotated[str | None, column(otel="gen_ai.evaluation.score.label")]
     """The option that was chosen, one of `score_options`."""
     score_options: tuple[str, ...]
-    """What could be chosen, in order."""
+    """The options that could be chosen, in order."""
     score_of_candidates: bool | None
-    """The options are candidates: option k is the k-th distinct one, from 1, and 0 none of them."""
+    """Whether the options are candidates: option k is the k-th distinct candidate, from 1, and option 0 none of them."""
     score_probs: tuple[float, ...]
     """Probability of each option, in order, renormalised."""
     score_mass: float | None
-    """Probability on the options before renormalising; of a `likelihood` that of writing one of the candidates."""
+    """Total probability of the options before renormalising; of a `likelihood` stage that of writing one of the candidates."""
     threshold: float | None
     num_candidates: int
     num_distinct_candidates: int
@@ -156,7 +158,7 @@ class StepRow(Struct, frozen=True, kw_only=True):
     """Index among the drafted candidates; null when none was accepted."""
     step_text: str
     step_token_ids: tuple[int, ...]
-    """In the vocabulary of `source_engine`."""
+    """Its token ids in the vocabulary of `source_engine`."""
     candidate_texts: tuple[str, ...]
     candidate_tokens: Annotated[tuple[int, ...], column("{token}")]
     draft_tokens: Tokens
@@ -166,7 +168,7 @@ class StepRow(Struct, frozen=True, kw_only=True):
     verify_tokens: Tokens
     fallback_tokens: Tokens
     step_time_s: Seconds
-    """From the commit before it until its own."""
+    """From the commit of the step before it until its own."""
     wait_time_s: Seconds
     """The part of `step_time_s` in which its calls waited in lanes."""
     start_unix_ns: Instant
@@ -183,18 +185,18 @@ class ChainRow(Struct, frozen=True, kw_only=True):
     input_row: int
     """Row of the input file, from 1."""
     answer: str | None
-    """What the last `\\boxed{}` holds, or else the answer's text."""
+    """The content of the last `\\boxed{}`, or else the whole text of the answer."""
     answer_text: str | None
-    """All that was written after the thought."""
+    """The whole text that was written after the thought."""
     reference_answer: str | None
     correct: Annotated[bool | None, column(otel="gen_ai.evaluation.score.label")]
-    """Null where the input has no answer, the chain failed, or there is no verdict; then `grading_error` says why."""
+    """Null where the input has no answer, the chain failed, or the grader failed; then `grading_error` says why."""
     grader: Annotated[str, column(otel="gen_ai.evaluation.name")]
     """How the answer is compared with the reference: `math`, `numeric` or `letter`."""
     grading_error: Annotated[str | None, column(otel="gen_ai.evaluation.explanation")]
-    """Where the two were not compared to the end, what was in the way: a time limit, a lost grader."""
+    """What kept answer and reference from being compared to the end: a time limit, a lost grader. Null where nothing did."""
     stop_reason: str
-    """The `until` that ended the thought, or `error`, `cancelled`."""
+    """The exit of the loop's `until` that ended the thought, or `error` or `cancelled`."""
     error_type: Annotated[str | None, column(otel="error.type")]
     error_message: str | None
     error_stage: str | None
@@ -209,25 +211,25 @@ class ChainRow(Struct, frozen=True, kw_only=True):
     output_tokens: Annotated[tuple[int, ...], column("{token}")]
     """Tokens that each engine sampled for this chain, end-of-sequence ones included."""
     draft_input_tokens: Tokens
-    """Of the role `draft`, as are the next ones of theirs; 0 in a graph that names its roles otherwise."""
+    """Tokens of the role `draft`, like the next column; the two after them are of the role `target`. 0 where a graph has no such role."""
     draft_output_tokens: Tokens
     target_input_tokens: Tokens
     target_output_tokens: Tokens
     wasted_draft_tokens: Tokens
-    """Sampled for candidates that were not committed, whatever engine drafted."""
+    """Tokens sampled for candidates that were not committed, whatever engine drafted them."""
     calls: Annotated[int, column("{request}")]
     chain_time_s: Seconds
-    """From admission to the end."""
+    """From the chain's admission to its end."""
     active_time_s: Seconds
-    """The part in which a call was at an engine."""
+    """The part of `chain_time_s` in which a call was at an engine."""
     wait_time_s: Seconds
-    """The part in which its calls waited in lanes."""
+    """The part of `chain_time_s` in which its calls waited in lanes."""
     start_unix_ns: Instant
     end_unix_ns: Instant
 
 
 class RewardRow(Struct, frozen=True, kw_only=True):
-    """What a process reward model made of one drafted candidate, or of a step that was written without drafting."""
+    """The reward of one drafted candidate, or of a committed step that is none of the candidates."""
 
     run_id: str
     problem_id: str
@@ -237,14 +239,14 @@ class RewardRow(Struct, frozen=True, kw_only=True):
     candidate_index: int | None
     """Index among the step's drafted candidates; null for a step that an engine wrote."""
     selected: bool
-    """It was committed; of candidates that say the same, the one that the step names."""
+    """Whether it was committed; of candidates with the same text only the one that the step names."""
     decision: str
-    """Of the step: `guidance`, `accepted`, `fallback`, `first_steps` or `written`."""
+    """The decision of the step: `guidance`, `accepted`, `fallback`, `first_steps` or `written`."""
     source_engine: str
     """The role that wrote it."""
     reward: Annotated[float | None, column("1", otel="gen_ai.evaluation.score.value")]
-    """P(good) / (P(good) + P(bad)) after it, 0 to 1. Where it is several steps, such as a whole thought, the least of theirs
-    (Math-Shepherd's rule for a solution). Null: not scored."""
+    """P(good) / (P(good) + P(bad)) after the text, 0 to 1; for a text of several steps, such as a whole thought, the least of their
+    rewards (Math-Shepherd's rule for a solution). Null where it was not scored."""
     reward_error: Annotated[str | None, column(otel="error.message")]
     """Why there is no reward."""
     model: str

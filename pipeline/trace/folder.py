@@ -1,4 +1,4 @@
-"""The run folder as a place: its name, whether it may be used, and that one process at a time is at work in it."""
+"""The run folder itself: a name for a new one, whether it may be used, and a lock that admits one process at a time."""
 
 import os
 import time
@@ -13,10 +13,11 @@ from filelock import FileLock, Timeout
 from pipeline.errors import RunFolderError, UsageError, reason
 
 LOCK = "run.lock"
+"""The lock file in a run folder; it holds the pid of the process that has it."""
 PROBLEMS = "problems.jsonl"
-"""The input of a run whose problems were given as values."""
+"""The file in a run folder that holds the problems of a run to which they were given as values."""
 BEFORE_A_RUN = {LOCK, PROBLEMS}
-"""What stands in the folder of a run whose engines are not open yet; more than that is somebody's."""
+"""The files that a run writes into its folder before its engines are open; a folder with others is in use."""
 
 
 def check_output(folder: Path) -> None:
@@ -33,7 +34,10 @@ def check_output(folder: Path) -> None:
 
 
 def _check_writable(folder: Path) -> None:
-    """Make `folder` and a file in it, and take both back: permissions alone say nothing to root, nor of `/proc`."""
+    """Raise `UsageError` unless `folder` and a file in it can be made, by making them and removing them again.
+
+    Permission bits would not tell: root is not bound by them, and `/proc` refuses files whatever they say.
+    """
     missing = [place for place in (folder, *folder.absolute().parents) if not place.exists()]
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -53,7 +57,7 @@ def _is_unused(folder: Path) -> bool:
 
 
 def new_folder(graph: str) -> Path:
-    """A folder under `runs` that is not there yet."""
+    """The path of a new folder under `runs`, named after `graph` and the time; it is not created."""
     name = f"{graph}-{time.strftime('%Y%m%d-%H%M%S')}"
     names = (Path("runs") / (name if i == 1 else f"{name}-{i}") for i in count(1))
     return next(folder for folder in names if not folder.exists())
@@ -61,7 +65,7 @@ def new_folder(graph: str) -> Path:
 
 @contextmanager
 def removed_if_unused(folder: Path) -> Iterator[None]:
-    """Take back the folders that were made for `folder` where nothing has been written into it: no engine could start."""
+    """At the end, remove the folders that were made for `folder` if nothing was written into it, because no engine could start."""
     made = [place for place in (folder, *folder.absolute().parents) if not place.exists()]
     try:
         yield
@@ -76,7 +80,7 @@ def removed_if_unused(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def hold(folder: Path) -> Iterator[None]:
-    """Create `folder` where it is missing, and keep others out of it until the end, however this process ends.
+    """Create `folder` where it is missing, and lock it against other processes until the end, however this process ends.
 
     Raises `UsageError` while another process is at work in it, `RunFolderError` where it cannot be created or written.
     """

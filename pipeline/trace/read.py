@@ -1,6 +1,6 @@
-"""The tables of a run folder, read back: finished parts, then what a run that goes on or died has in write-ahead files.
+"""Reading the tables of a run folder: finished parts, then the write-ahead files of a run that goes on or was killed.
 
-Nothing is written, no lock is taken: a run may go on meanwhile.
+Nothing is written and no lock is taken, so a run may go on meanwhile.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -19,16 +19,16 @@ from pipeline.trace.wal import read_wal
 
 Row = TypeVar("Row", bound=Struct)
 Value = Callable[[int], Any]
-"""The value of a column at a row."""
+"""Finds the value of a column by the index of the row."""
 BATCH_ROWS = 8192
 BATCH_BYTES = 16 << 20
-"""Batches of write-ahead files are joined up to so many rows or bytes."""
+"""Batches of write-ahead files are joined until they have this many rows (`BATCH_ROWS`) or bytes (`BATCH_BYTES`)."""
 GROUPS = 8
-"""Row groups that are read backwards at a time: as many as a part has."""
+"""How many row groups `read_backwards` reads together: as many as a full part has."""
 
 
 def check_folder(run: Path) -> None:
-    """Raise `InputError` where there is no folder `run`."""
+    """Raise `InputError` unless `run` is a folder."""
     if not run.is_dir():
         raise InputError(str(run), "is no folder; name a run folder")
 
@@ -36,7 +36,7 @@ def check_folder(run: Path) -> None:
 def read_batches(run: Path, table: str, columns: Sequence[str], maybe: Sequence[str] = ()) -> Iterator[pa.RecordBatch]:
     """Record batches of a table in the order in which its rows were written, a few thousand rows each.
 
-    They have `columns`, and of the columns `maybe`, which earlier versions did not write, those that are there. A run that
+    They have `columns`, and those of the columns `maybe`, which earlier versions did not write, that the file has. A run that
     was cut short may have no rows. Raises `InputError` for a file that cannot be read or lacks a column.
     """
     for file in files(run, table):
@@ -67,10 +67,10 @@ def read_file(file: Path, columns: Sequence[str], maybe: Sequence[str] = ()) -> 
 def read_backwards(
     run: Path, table: str, columns: Sequence[str], encoded: Sequence[str] = (), maybe: Sequence[str] = ()
 ) -> Iterator[pa.Table]:
-    """The `columns` of a table from its last rows to its first, some ten thousand rows each, which stand in written order, and
-    of the columns `maybe` those that are there.
+    """The `columns` of a table, and those of `maybe` that it has, in pieces of some ten thousand rows: the last piece first, the rows
+    within a piece in written order.
 
-    Strings of the columns `encoded` come as dictionaries, which is faster; `NAME.list.element` are those in the lists of NAME.
+    Strings of the columns `encoded` come as Arrow dictionaries, which is faster; `NAME.list.element` means the strings in lists of NAME.
     Raises `InputError` as `read_batches` does.
     """
     for file in reversed(files(run, table)):
@@ -82,7 +82,7 @@ def read_backwards(
 
 
 def files(run: Path, table: str) -> list[Path]:
-    """What holds a table's rows, in order: its parts, and each write-ahead file that is no part yet."""
+    """The files that hold a table's rows, in order: its parts, and each write-ahead file that is no part yet."""
     folder = run / table
     ahead = {file.stem[4:]: file for file in folder.glob("wal-*.arrows")}  # first: they become parts, never the reverse
     held = ahead | {file.stem[5:]: file for file in folder.glob("part-*.parquet")}
@@ -90,7 +90,7 @@ def files(run: Path, table: str) -> list[Path]:
 
 
 def count_rows(run: Path, table: str) -> int:
-    """Rows in the finished parts of a table, by what their footers say; parts that cannot be read count nothing."""
+    """The number of rows in the finished parts of a table, from their footers; parts that cannot be read are not counted."""
     rows = 0
     for part in (run / table).glob("part-*.parquet"):
         with suppress(OSError, pa.ArrowException):
@@ -100,7 +100,7 @@ def count_rows(run: Path, table: str) -> int:
 
 @contextmanager
 def readable(file: Path) -> Iterator[None]:
-    """Turn what goes wrong with reading `file` into an `InputError`."""
+    """Turn errors of reading `file` into an `InputError`."""
     try:
         yield
     except (OSError, pa.ArrowException) as error:
@@ -155,7 +155,7 @@ def _present(file: Path, schema: pa.Schema, columns: Sequence[str], maybe: Seque
 
 
 class RowGroups:
-    """The row groups of one table, by their number, in the order in which they were written.
+    """Random access to the row groups of one table, numbered from 0 in written order.
 
     Raises `InputError` for a file that cannot be read or lacks one of the `columns`.
     """
@@ -171,12 +171,12 @@ class RowGroups:
         return len(self._groups)
 
     def read(self, number: int, columns: Sequence[str]) -> dict[str, Value]:
-        """These `columns` of a group: their values by row."""
+        """The values of `columns` in the row group `number`, each by the index of the row in the group."""
         batch = self._batch(number, list(columns))
         return {name: value_of(batch.column(name)) for name in columns}
 
     def column(self, number: int, name: str) -> list[Any]:
-        """One column of a group."""
+        """All values of the column `name` in the row group `number`."""
         found: list[Any] = self._batch(number, [name]).column(name).to_pylist()
         return found
 
@@ -199,7 +199,7 @@ class RowGroups:
 
 
 def value_of(column: pa.Array) -> Value:
-    """What finds the value at a row without looking at other rows; lists become tuples."""
+    """A function from a row's index to its value in `column`, which converts that row alone; lists become tuples."""
     if not pa.types.is_list(column.type):
         found: Value = column.to_pylist().__getitem__
         return found
@@ -208,7 +208,7 @@ def value_of(column: pa.Array) -> Value:
 
 
 def _between(values: pa.Array) -> Callable[[int, int], tuple[Any, ...]]:
-    """What gives the values from one place to another."""
+    """A function from two indices to the values between them, as a tuple."""
     if pa.types.is_list(values.type):
         one = value_of(values)
         return lambda start, end: tuple(map(one, range(start, end)))

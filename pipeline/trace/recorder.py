@@ -1,8 +1,8 @@
-"""Rows of the trace on their way to the store: chains drop them here in microseconds, one background task writes them.
+"""A queue of trace rows before the store: chains add rows in microseconds, one background task writes them.
 
 In real time the task hands batches to a thread, one at a time, so that the slower the disk is the more rows share a sync; in
 virtual time, where the clock would jump while a thread works, it writes inline. A row is on disk within two seconds of being
-dropped. Dropping it never waits; only `room`, before a new chain, may.
+added. Adding it never waits; only `room`, before a new chain, may.
 """
 
 import math
@@ -19,28 +19,28 @@ from pipeline.trace.events import CallRow, ChainRow, StepRow
 from pipeline.trace.store import TraceStore
 
 WRITE_EVERY_S = 1.0
-"""A row waits no longer than this for its turn to be written; by the real clock also in virtual time, while rows come."""
+"""Most seconds that a row waits before writing begins, by the real clock; on virtual time this holds while rows come."""
 WRITE_ROWS = 1024
-"""This many waiting rows are written at once, without waiting for the second to pass."""
+"""When this many rows wait they are written at once, before `WRITE_EVERY_S` has passed."""
 MOST_ROWS = 8192
-"""From this many rows on that are not yet written, `room` waits."""
+"""`room` waits while at least this many rows are unwritten."""
 CLOSE_S = 60.0
-"""Longest time for the last rows and the footers."""
+"""Most seconds for writing the last rows and the footers at the end."""
 
 
 class RecorderStatistics(Struct, frozen=True):
-    """A moment's view of the recorder."""
+    """Counts of the recorder at one moment."""
 
     waiting: int
-    """Rows not yet handed to the store, those being written included."""
+    """Rows not yet written, those being written included."""
     written: int
-    """Rows the store has taken."""
+    """Rows that the store has written."""
     write_s: float
-    """Seconds the store worked, in the thread or inline."""
+    """Seconds of writing by the store, in the thread or inline."""
 
 
 class Recorder:
-    """Where every row of a run is dropped. Use it through `open_recorder`; not for use from several threads."""
+    """Collects the rows of a run and writes them to a store. Made by `open_recorder`; not for use from several threads."""
 
     def __init__(self, store: TraceStore, virtual: bool) -> None:
         self._store, self._virtual = store, virtual
@@ -79,7 +79,7 @@ class Recorder:
             raise self.error
 
     def statistics(self) -> RecorderStatistics:
-        """Rows waiting and written since the start."""
+        """Counts of rows since the start."""
         return RecorderStatistics(self._waiting + self._being_written, self._written, self._write_s)
 
     async def write(self) -> None:
@@ -88,11 +88,11 @@ class Recorder:
             await self._any_waiting.wait()
             with anyio.move_on_after(math.inf if self._virtual else max(0.0, self._due - time.monotonic())):
                 await self._enough_waiting.wait()
-            with CancelScope(shield=True) as self._shield:  # rows that were taken out are written before the task may end
+            with CancelScope(shield=True) as self._shield:  # rows taken from the queue are written before the task may end
                 await self._drain()
 
     async def aclose(self) -> None:
-        """Write what is left and close the store, also while being cancelled; a second call does nothing.
+        """Write the remaining rows and close the store, also while being cancelled; a second call does nothing.
 
         Raises `RunFolderError` when that fails or takes longer than `CLOSE_S`.
         """
@@ -157,9 +157,9 @@ class Recorder:
 
 @asynccontextmanager
 async def open_recorder(store: TraceStore, virtual: bool) -> AsyncIterator[Recorder]:
-    """A recorder over `store`, which it closes at the end, whatever the end is; `virtual`: the clock is simulated.
+    """A recorder over `store`, which is closed at the end, however the body ends; `virtual`: the clock is simulated.
 
-    A write that fails cancels the body and raises `RunFolderError`, alone. Any other error leaves as the body raised it.
+    A write that fails cancels the body and raises `RunFolderError` without a group; other errors are raised as the body raised them.
     """
     recorder = Recorder(store, virtual)
     error: BaseException | None = None

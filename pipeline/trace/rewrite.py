@@ -1,7 +1,7 @@
-"""New values for columns of finished parts: rows are read, what changes is computed by the caller, parts are replaced whole.
+"""Changing what a run folder holds: values in finished parts, rows taken out, or a whole table written anew.
 
-A part is either the old one or the new one, never half of it; one in which nothing changes is not touched. The same holds
-of a table that is written anew. Rows that a dead run left in a write-ahead file are reached after `store.recover`.
+A part is replaced whole: a reader sees the old one or the new one, never half of it; a part in which nothing changes is not
+touched. The same holds for a table. Rows that a dead run left in a write-ahead file are changed only after `store.recover`.
 """
 
 import math
@@ -23,11 +23,11 @@ from pipeline.trace.read import readable
 from pipeline.trace.store import TraceStore
 
 Row = dict[str, Any]
-Change = Callable[[Sequence[Row]], Sequence[Mapping[str, Any]]]
-"""Rows enter; for each of them the columns that change leave, and their new values."""
+ChangeRows = Callable[[Sequence[Row]], Sequence[Mapping[str, Any]]]
+"""Takes rows; gives, for each of them, the new values of the columns that change."""
 
 
-def rewrite(run: Path, table: str, columns: Sequence[str], change: Change) -> None:
+def rewrite(run: Path, table: str, columns: Sequence[str], change: ChangeRows) -> None:
     """Pass the `columns` of every part's rows through `change`, one part at a time, and replace the parts that it changes.
 
     Raises `InputError` for a part that cannot be read, `RunFolderError` for one that cannot be written.
@@ -43,7 +43,7 @@ def rewrite(run: Path, table: str, columns: Sequence[str], change: Change) -> No
 
 
 def remove(run: Path, table: str, columns: Sequence[str], gone: Callable[[Row], bool]) -> int:
-    """Take the rows out of which `gone` says so, given their `columns`; the bytes of the parts that were written anew."""
+    """Remove the rows for which `gone`, called with their `columns`, is true; the number of bytes of the parts written anew for it."""
     written = 0
     for part in parts(run, table):
         with readable(part), pq.ParquetFile(part) as file:
@@ -62,9 +62,9 @@ def parts(run: Path, table: str) -> list[Path]:
 
 @contextmanager
 def replacing(run: Path, table: str, row: type[Struct]) -> Iterator[Callable[[Sequence[Struct]], None]]:
-    """Write a whole `table` of the run folder anew: yields what takes over its rows, of the Struct `row`.
+    """Write a whole `table` of the run folder anew: yields a function that appends rows of the Struct `row`.
 
-    When the body ends well they take the place of the old table; however else it ends, that stays, and nothing of the new one.
+    When the body ends well the rows replace the old table; however else it ends, the old table stays and the new rows are deleted.
     Raises `RunFolderError` where the folder cannot be written.
     """
     draft = run / f".{table}"
@@ -86,7 +86,7 @@ def replacing(run: Path, table: str, row: type[Struct]) -> Iterator[Callable[[Se
 
 
 def _changed(content: pa.Table, rows: Sequence[Row], changes: Sequence[Mapping[str, Any]]) -> pa.Table:
-    """`content` itself where no change concerns a column that it has."""
+    """`content` with the `changes` of its `rows` applied; `content` itself where no change concerns a column that it has."""
     named = {name for change in changes for name in change} & set(content.column_names)
     for name in sorted(named):
         values = [change.get(name, row[name]) for row, change in zip(rows, changes, strict=True)]

@@ -1,6 +1,6 @@
 """`run.json`: everything that was decided about a run, and how it ended. Written whole or not at all.
 
-`RunFile` is its only form: what writes a run folder makes one, what reads a run folder reads one.
+`RunFile` is its only form in Python: whatever writes or reads `run.json` uses it.
 """
 
 import os
@@ -24,6 +24,7 @@ from pipeline.redaction import redact_all
 
 FILE = "run.json"
 Status = Literal["running", "finished", "failed", "interrupted"]
+"""`failed` means that the run could not go on; single chains that failed do not make it so."""
 Instant = Annotated[int, Meta(ge=0)]
 PACKAGES = (
     "pipeline",
@@ -40,6 +41,7 @@ PACKAGES = (
     "math-verify",
     "sympy",
 )
+"""Packages whose versions are recorded."""
 
 
 class RunInput(Struct, frozen=True, kw_only=True):
@@ -47,24 +49,24 @@ class RunInput(Struct, frozen=True, kw_only=True):
 
     file: str
     columns: dict[str, str] = {}
-    """Our names to the file's, where the user named any."""
+    """The file's names of columns by ours, where the user mapped any."""
     limit: int | None = None
     sha256: str
-    """Of the file's bytes, hexadecimal."""
+    """SHA-256 of the file's bytes, hexadecimal."""
     rows: int
-    """Within the limit, bad ones included."""
+    """Rows within the limit, bad ones included."""
     bad_rows: int = 0
 
 
 class Host(Struct, frozen=True, kw_only=True):
-    """A machine, without its name."""
+    """The machine of a run; its host name is not recorded."""
 
     system: str = "unknown"
     machine: str = "unknown"
-    """Its architecture."""
+    """The architecture, such as `x86_64`."""
     processor: str = "unknown"
     cores: int | None = None
-    """That this process may use."""
+    """The cores that this process may use."""
     memory_bytes: int | None = None
 
 
@@ -81,70 +83,70 @@ class Totals(Struct, frozen=True, kw_only=True):
     steps: int = 0
     decisions: dict[str, int] = {}
     output_tokens: dict[str, int] = {}
-    """By role."""
+    """Tokens sampled, by role."""
 
     @property
     def chains(self) -> int:
-        """All that are over."""
+        """Chains that are over, however they ended."""
         return self.chains_done + self.chains_failed + self.chains_cancelled
 
 
 class Session(Struct, frozen=True, kw_only=True):
-    """One process that worked on the run: the first, or one that took it up again."""
+    """One process that worked on the run: the one that started it, or one that resumed it."""
 
     started_unix_ns: Instant
-    """When the first chain could start: engines were open."""
+    """When the engines were open and the first chain could start."""
     status: Status | Literal["killed"] = "running"
-    """`killed`: it left no word of its end; then its times are those of the trace."""
+    """`killed`: the process ended without recording it; its end is then that of the last call in the trace."""
     ended_unix_ns: Instant | None = None
     startup_s: float = 0.0
     wall_time_s: float | None = None
     orchestrator_cpu_s: float | None = None
     rewritten_bytes: int = 0
-    """Of rows that an earlier session had left: write-ahead files made parts, parts without the rows that are taken up again."""
+    """Bytes that resuming wrote: parts made of write-ahead files, and parts without the chains that are to be solved again."""
     command: list[str] = []
     versions: dict[str, str] = {}
     engine_statistics: dict[str, EngineStatistics] = {}
-    """Each engine's own totals at the end, by its role."""
+    """Each engine's own totals at the end of the session, by role."""
 
 
 class RunFile(Struct, frozen=True, kw_only=True):
-    """The content of `run.json`; times in ns UTC, durations in seconds, added up over the sessions."""
+    """The content of `run.json`. Times are ns UTC; durations are seconds, summed over the sessions."""
 
     run_id: str
     status: Status | Literal["unknown"]
     graph_file: str
     plan: Plan
-    """Stages and engines with all that was decided about them. In the file: the keys of a `RecordedPlan`."""
+    """Stages and engines with all their fields. In the file it is written as the keys of a `RecordedPlan`."""
     schedule: str
     batch_size: Annotated[int, Meta(ge=0)]
     samples: int
     seed: int
     input: RunInput
     virtual_time: bool
-    """Simulated: the times below are those of the simulated clock."""
+    """Whether time was simulated: then all times except `startup_s` and `orchestrator_cpu_s` are those of the simulated clock."""
     versions: dict[str, str] = {}
     host: Host = Host()
     command: list[str] = []
     started_unix_ns: Instant
-    """When the first chain could start: engines were open."""
+    """When the engines of the first session were open and a chain could start."""
     ended_unix_ns: Instant | None = None
     startup_s: float = 0.0
-    """Opening the engines, by the real clock."""
+    """Seconds of opening the engines, by the real clock."""
     wall_time_s: float | None = None
-    """From start to end, by the run's clock."""
+    """Seconds from start to end, by the run's clock."""
     orchestrator_cpu_s: float | None = None
-    """CPU time of this process between start and end: it competes with engines on the same cores."""
+    """CPU seconds of the orchestrating process between start and end, which competes with engines on the same cores."""
     error: str | None = None
     totals: Totals = Totals()
     engine_facts: dict[str, dict[str, Fact]] = {}
-    """What each engine found out about itself when it opened."""
+    """The facts that each engine stated when it was open, by role."""
     engine_statistics: dict[str, EngineStatistics] = {}
-    """Each engine's own totals at the end, by its role; of the last session."""
+    """Each engine's own totals at the end of the last session, by role."""
     sessions: tuple[Session, ...] = ()
-    """One, and one more for every time that the run was taken up again."""
+    """The first session, and one more for every time that the run was resumed."""
     options: dict[str, Any] = {}
-    """What the user decided, with absolute paths: enough to go on."""
+    """The `RunOptions` of the run with absolute paths, from which it can be resumed."""
 
     @classmethod
     def read(cls, folder: Path) -> "RunFile":
@@ -157,9 +159,9 @@ class RunFile(Struct, frozen=True, kw_only=True):
 
     @classmethod
     def read_known(cls, folder: Path) -> "RunFile":
-        """What the `run.json` in `folder` says as far as it can be read: an analysis of a trace does not depend on it.
+        """As much of the `run.json` in `folder` as can be read, for analyses of a trace, which do not depend on it.
 
-        Whatever is missing or of another type is as in `UNKNOWN`: empty, zero or null, the status `unknown`.
+        A field that is missing or of another type is as in `UNKNOWN`: empty, zero or null, the status `unknown`.
         """
         try:
             return _known(_read(folder))
@@ -168,7 +170,7 @@ class RunFile(Struct, frozen=True, kw_only=True):
 
     @classmethod
     def decode(cls, raw: Mapping[str, Any]) -> "RunFile":
-        """From the builtin types of JSON; raises `msgspec.ValidationError`."""
+        """The run file that `raw`, decoded from JSON, describes; raises `msgspec.ValidationError`."""
         recorded = msgspec.convert(raw, RecordedPlan)
         plan = decode_plan(recorded, stage_specs(), engine_specs())
         found = msgspec.convert({**raw, "plan": plan}, cls)
@@ -176,7 +178,7 @@ class RunFile(Struct, frozen=True, kw_only=True):
         return structs.replace(found, plan=structs.replace(plan, name=name))
 
     def encode(self) -> bytes:
-        """As JSON, without secrets."""
+        """This run file as JSON, without secrets of the environment."""
         raw: dict[str, Any] = {}
         for name, value in structs.asdict(self).items():
             raw |= encode_plan(self.plan) if name == "plan" else {name: value}
@@ -198,31 +200,31 @@ class RunFile(Struct, frozen=True, kw_only=True):
 
     @property
     def started(self) -> int | None:
-        """When the first chain could start, ns UTC; null where that is not known."""
+        """When the first chain could start, ns UTC; None where that is not known."""
         return self.sessions[0].started_unix_ns if self.sessions else self.started_unix_ns or None
 
     @property
     def ended(self) -> int | None:
-        """When the last session ended, ns UTC; null while it goes on, or where it left no word."""
+        """When the last session ended, ns UTC; None while it goes on, or where its end was not recorded."""
         return self.sessions[-1].ended_unix_ns if self.sessions else self.ended_unix_ns
 
     @property
     def pauses(self) -> tuple[tuple[int, int], ...]:
-        """Start and end, ns UTC, of the times between sessions: nobody was at work."""
+        """Start and end, ns UTC, of the times between sessions, in which no process worked on the run."""
         pairs = ((one.ended_unix_ns, other.started_unix_ns) for one, other in pairwise(self.sessions))
         return tuple((since, until) for since, until in pairs if since is not None and since < until)
 
     def statistics(self, role: str) -> list[EngineStatistics] | None:
-        """An engine's own totals, one view a session; None where a session left no word of them."""
+        """An engine's own totals of each session; None where a session did not record them."""
         found = [session.engine_statistics[role] for session in self.sessions if role in session.engine_statistics]
         return found if found and len(found) == len(self.sessions) else None
 
     def model(self, role: str) -> str:
-        """The model of a role; the role itself where it has none."""
+        """The name of a role's model; the role itself where its engine has none."""
         return str(getattr(self.plan.engines.get(role), "model", "") or role)
 
     def with_session(self, session: Session) -> "RunFile":
-        """The same with `session` in the place of the last one, and its sums."""
+        """This run file with `session` in place of the last one, and the sums over all sessions."""
         sessions = (*self.sessions[:-1], session)
         return structs.replace(
             self,
@@ -249,13 +251,13 @@ UNKNOWN = RunFile(
     virtual_time=False,
     started_unix_ns=0,
 )
-"""A run of which nothing is known."""
+"""The run file of a run of which nothing is known."""
 
 
 def replace_totals(folder: Path, **counts: int) -> None:
-    """Put `counts` in the place of those among the totals of a run that is over; all else in its `run.json` stays as it is.
+    """Replace these of the `totals` in the `run.json` of a run that is over; all else in it stays as it is.
 
-    Nothing happens where there is none that can be read. Raises `RunFolderError` where it cannot be written.
+    Does nothing where there is no readable `run.json`. Raises `RunFolderError` where it cannot be written.
     """
     try:
         raw = _read(folder)
@@ -272,7 +274,7 @@ def _write(folder: Path, content: bytes) -> None:
 
 
 def _read(folder: Path) -> dict[str, Any]:
-    """Raises `InputError`."""
+    """The raw content of the `run.json` in `folder`; raises `InputError`."""
     path = folder / FILE
     try:
         return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
@@ -283,7 +285,7 @@ def _read(folder: Path) -> dict[str, Any]:
 
 
 def _known(raw: Mapping[str, Any]) -> RunFile:
-    """Field by field: what is missing or of another type is left unknown."""
+    """The run file in `raw`, field by field: a field that is missing or of another type is as in `UNKNOWN`."""
     recorded = _fields(raw, RecordedPlan)
     empty = {"graph": {"levels": []}, "graph_digest": "", "params": {}, "engines": {}}
     try:
@@ -303,7 +305,7 @@ def _session(raw: Mapping[str, Any]) -> Session | None:
 
 
 def _fields(raw: Mapping[str, Any], kind: type[Struct]) -> dict[str, Any]:
-    """Those of a Struct's fields that `raw` has in their type."""
+    """The values in `raw` of those fields of the Struct `kind` that are there with the right type."""
     found = {}
     for field in structs.fields(kind):
         try:
@@ -319,12 +321,12 @@ def _sum(seconds: Iterable[float | None]) -> float | None:
 
 
 def versions() -> dict[str, str]:
-    """Versions of what is installed of the packages that matter; nothing is imported."""
+    """The versions of those of `PACKAGES` that are installed; none of them is imported."""
     return installed(PACKAGES)
 
 
 def host() -> Host:
-    """This machine."""
+    """The machine that this process runs on."""
     return Host(
         system=f"{platform.system()} {platform.release()}",
         machine=platform.machine(),

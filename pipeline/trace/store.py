@@ -24,26 +24,26 @@ from pipeline.trace.wal import Wal, lock_file, read_wal
 
 TABLES: dict[str, type[Struct]] = {"calls": CallRow, "steps": StepRow, "chains": ChainRow}
 BATCH_ROWS = 256
-"""Rows converted in one go: the interpreter's lock is held for about a millisecond a column."""
+"""Rows converted at a time, so that the interpreter's lock is held for about a millisecond a column."""
 GROUP_ROWS = 8192
 GROUP_BYTES = 16 << 20
-"""A row group is written when it has this many rows or bytes (of Arrow arrays): no more are held."""
+"""A row group is written when it has this many rows, or bytes of Arrow arrays; so many are held in memory at most."""
 PART_GROUPS = 8
 """A part is full after this many row groups."""
 
 _UNIQUE = ("_text", "_message", "request_id")
-"""Strings in the columns that end so hardly ever repeat; the others are written by dictionary."""
+"""Endings of the names of columns whose strings hardly ever repeat; the other columns of strings are dictionary-encoded."""
 
 
 class TraceStore:
-    """The three tables of one run folder, or others, open for appending; parts of earlier sessions stay as they are.
+    """The tables of one run folder, by default calls, steps and chains, open for appending; parts of earlier sessions stay as they are.
 
     Not for use from two threads at once. Every method raises `RunFolderError` when the folder cannot be written.
     """
 
     def __init__(self, folder: Path, tables: Mapping[str, type[Struct]] = TABLES, sync_every_s: float = 0.0) -> None:
-        """With `sync_every_s` a table is synced only by an `append` that comes so many seconds after the last sync: for
-        simulated time, in which a day's appends come in a minute. What is not synced outlives the process, not the machine."""
+        """With `sync_every_s` an `append` syncs its table only that many seconds after the last sync: for simulated time, in which
+        a day's appends come within a minute. Rows that are not synced survive the end of the process, but not of the machine."""
         self.folder = folder
         self._tables = {name: _Table(folder / name, schema_of(row), sync_every_s) for name, row in tables.items()}
         with _as_folder_error(folder):
@@ -51,13 +51,13 @@ class TraceStore:
             sync_folder(folder.absolute().parent)
 
     def append(self, table: str, rows: Sequence[Struct]) -> None:
-        """Take over `rows` of `table` and make them durable. Those appended before stay so whatever happens here."""
+        """Append `rows` to `table` and make them durable; an append that fails leaves earlier rows durable."""
         self._tables[table].append(rows)
 
     def close(self) -> None:
-        """Finish all parts; a table without any gets an empty one. Tries every table, then raises the first error.
+        """Finish the parts of all tables; a table without parts gets an empty one. Tries every table, then raises the first error.
 
-        Where a part cannot be finished its rows stay in the write-ahead file.
+        The rows of a part that cannot be finished stay in the write-ahead file.
         """
         errors = []
         for table in self._tables.values():
@@ -70,10 +70,9 @@ class TraceStore:
 
 
 def recover(folder: Path) -> int:
-    """Turn what dead processes left in write-ahead files of a run folder into parts; those of a live one are left alone.
-    The bytes that were written.
+    """Turn the write-ahead files that dead processes left in a run folder into parts; the number of bytes written.
 
-    May be interrupted and repeated. Needs space for the parts; raises `RunFolderError` when they cannot be written.
+    Files of a live process are left alone. May be interrupted and repeated. Raises `RunFolderError` when parts cannot be written.
     """
     written = 0
     for table in TABLES:
@@ -83,7 +82,7 @@ def recover(folder: Path) -> int:
 
 
 class _Table:
-    """One folder: finished parts, and at most one that grows, in two shapes."""
+    """One table's folder: finished parts, and at most one unfinished part beside its write-ahead file."""
 
     def __init__(self, folder: Path, schema: pa.Schema, sync_every_s: float) -> None:
         self._folder, self._schema, self._sync_every_s = folder, schema, sync_every_s
@@ -122,15 +121,15 @@ class _Table:
                 self._add_to_part(None)
 
     def _append_batch(self, batch: pa.RecordBatch) -> None:
-        """First into the write-ahead file, then into the part: at every moment each row is in one of the two."""
+        """Append to the write-ahead file, then to the part, so that at every moment each row is in one of the two."""
         self._wal = self._wal or Wal(self._folder / f"wal-{self._number:05}.arrows", self._schema)
         self._wal.append(batch)
         self._add_to_part(batch)
 
     def _add_to_part(self, batch: pa.RecordBatch | None) -> None:
-        """Add `batch` to the part, and finish that when it is full or no batch is left.
+        """Add `batch` to the part, and finish the part when it is full or `batch` is None, which means that no more will come.
 
-        A part that fails is given up: its rows are in the write-ahead file, which stays; rows to come get the next number.
+        A part that fails is deleted: its rows are in the write-ahead file, which stays; later rows go to the next part.
         """
         self._part = part = self._part or Part(self._folder / f"part-{self._number:05}.parquet", self._schema)
         try:
@@ -146,7 +145,7 @@ class _Table:
             raise
 
     def _close_part(self, keep: bool) -> None:
-        """The part is whole or given up: go on to the next number, and `keep` the write-ahead file or remove it."""
+        """After a part is finished or deleted: go on to the next number, and `keep` the write-ahead file or remove it."""
         wal, self._wal, self._part = self._wal, None, None
         self._number += 1
         if wal and keep:
@@ -156,7 +155,7 @@ class _Table:
 
 
 class Part:
-    """A part that is being written, under a name of its own. Methods raise `OSError` or an Arrow error."""
+    """A part that is being written, under a temporary name until it is finished. Methods raise `OSError` or an Arrow error."""
 
     def __init__(self, path: Path, schema: pa.Schema) -> None:
         self.path, self._schema = path, schema
@@ -167,11 +166,11 @@ class Part:
 
     @property
     def full(self) -> bool:
-        """Is it time to finish it?"""
+        """Whether the part has all its row groups and is to be finished."""
         return self._groups >= PART_GROUPS
 
     def add(self, batch: pa.RecordBatch) -> None:
-        """Take over a batch; a full row group goes to disk."""
+        """Add a batch; a row group that is full then is written."""
         self._pending.append(batch)
         self._rows += batch.num_rows
         self._bytes += batch.get_total_buffer_size()
@@ -179,7 +178,7 @@ class Part:
             self._write_group()
 
     def finish(self) -> None:
-        """Write the rest, without any row an empty table, and give the part its name, durably."""
+        """Write the remaining rows, or an empty table where there were none, and give the part its name, durably."""
         if self._pending or not self._groups:
             self._write_group()
         assert self._writer is not None
@@ -187,7 +186,7 @@ class Part:
         publish(self._draft, self.path)
 
     def drop(self) -> None:
-        """Leave nothing behind; its space may save others."""
+        """Delete the unfinished part: on a full disk its space may let other tables be written."""
         with suppress(OSError, pa.ArrowException):
             if self._writer:
                 self._writer.close()
@@ -218,7 +217,7 @@ def _recover(folder: Path) -> int:
 
 
 def _convert(path: Path, target: Path) -> None:
-    """Write the part `target` of all whole batches in `path`; of none, nothing."""
+    """Write all whole batches of the write-ahead file `path` as the part `target`; where it has none, write nothing."""
     part: Part | None = None
     try:
         for batch in read_wal(path):

@@ -39,10 +39,10 @@ from pipeline.files import sync_data, sync_folder
 _START = b"\xff\xff\xff\xff"
 """Every message begins with this and the size of its metadata, padding included, in four bytes."""
 _SEAL = Struct("<Q4s")
-"""Bytes of the body that follows, and salt: two files with the same first batches have other checksums from the first message
-on, so that an old block of one is no continuation of the other."""
+"""The size of the body in bytes, and four random bytes (salt): two files with the same batches have different checksums from the
+first message on, so that an old block of one file never continues another."""
 _CHECKSUM = Struct("<I")
-"""CRC-32 of the message but for these four bytes."""
+"""CRC-32 of the message without these four bytes, begun with the checksum of the message before."""
 
 
 class Wal:
@@ -61,24 +61,24 @@ class Wal:
             raise
 
     def append(self, batch: pa.RecordBatch) -> None:
-        """Write one batch. It outlives this process from now on; the machine only after `sync`."""
+        """Write one batch: from now on it survives the end of this process, and after `sync` that of the machine."""
         self._write(batch.serialize())
 
     def sync(self) -> None:
         """Make all that was appended durable."""
         if not os.fstat(self._file).st_nlink:
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))  # to write on would go well, and into nothing
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))  # writing to a deleted file would succeed and be lost
         sync_data(self._file)
 
     def close(self) -> None:
-        """Sync it and leave it as it is."""
+        """Sync the file and close it; it stays in the folder."""
         try:
             self.sync()
         finally:
             os.close(self._file)
 
     def remove(self) -> None:
-        """Close and delete it: its rows are elsewhere."""
+        """Close and delete the file, when its rows are in a part."""
         os.close(self._file)
         self.path.unlink(missing_ok=True)
 
@@ -86,7 +86,7 @@ class Wal:
         """Append `message`; when that fails, cut off what was written of it."""
         sealed, checksum = _sealed(memoryview(message), self._checksum)
         data, at = memoryview(sealed), self._size
-        # Always at `_size`, the end of the last whole message: what a failed write left is cut off, or else written over.
+        # Always at `_size`, the end of the last whole message: the rest of a failed write is cut off here or overwritten later.
         try:
             while data:
                 written = os.pwrite(self._file, data, at)
@@ -128,7 +128,7 @@ def _messages(file: BinaryIO) -> Iterator[pa.Message]:
 
 
 def _sealed(message: memoryview, before: int) -> tuple[bytes, int]:
-    """An Arrow message with its seal, and the checksum; `before` is that of the message before."""
+    """An Arrow message with its seal, and its checksum; `before` is the checksum of the message before."""
     end = 8 + int.from_bytes(message[4:8], "little")
     metadata, body = message[8:end], message[end:]
     size = (len(metadata) + _SEAL.size + _CHECKSUM.size).to_bytes(4, "little")
@@ -138,7 +138,7 @@ def _sealed(message: memoryview, before: int) -> tuple[bytes, int]:
 
 
 def _message(file: BinaryIO, left: int, before: int) -> tuple[bytes, int] | None:
-    """The next message of a file with `left` bytes to come, and its checksum; None where it is not whole."""
+    """The next message of a file that has `left` more bytes, and its checksum; None where the message is not whole."""
     head = file.read(8)
     size = int.from_bytes(head[4:], "little")
     if head[:4] != _START or not _SEAL.size + _CHECKSUM.size <= size <= left - 8:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.grading.answers import KINDS, Kind, as_kind, choice, extract_answer, has_boxed, quick_verdict, same_answer
+from pipeline.grading.answers import KINDS, Kind, as_kind, choice, extract_answer, has_boxed, quick_grade, same_answer
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ def test_not_same(a: str, b: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "answer", "reference", "verdict"),
+    ("kind", "answer", "reference", "grade"),
     [
         ("math", "5", "5.0", True),
         ("math", "5", "6", False),
@@ -116,8 +116,8 @@ def test_not_same(a: str, b: str) -> None:
         ("letter", "2.0", "2", True),
     ],
 )
-def test_what_is_decided_without_a_worker(kind: Kind, answer: str, reference: str, verdict: bool | None) -> None:
-    assert quick_verdict(kind, answer, reference) is verdict
+def test_what_is_decided_without_a_worker(kind: Kind, answer: str, reference: str, grade: bool | None) -> None:
+    assert quick_grade(kind, answer, reference) is grade
 
 
 def test_an_unknown_kind_is_mathematics() -> None:
@@ -126,9 +126,9 @@ def test_an_unknown_kind_is_mathematics() -> None:
 
 @settings(max_examples=30, deadline=None)
 @given(st.text(), st.text(), st.sampled_from(KINDS))
-def test_a_quick_verdict_raises_nothing(a: str, b: str, kind: Kind) -> None:
-    assert quick_verdict(kind, a, b) in (True, False, None)
-    assert quick_verdict(kind, a, a) in (True, False) or choice(a) is None
+def test_a_quick_grade_raises_nothing(a: str, b: str, kind: Kind) -> None:
+    assert quick_grade(kind, a, b) in (True, False, None)
+    assert quick_grade(kind, a, a) in (True, False) or choice(a) is None
 
 
 @settings(max_examples=30, deadline=None)
@@ -167,5 +167,5 @@ def test_hostile_text_takes_no_time(text: str) -> None:
     start = time.process_time()
     extract_answer(text)
     for kind in KINDS:
-        quick_verdict(kind, text, text[:-1] + "x")
+        quick_grade(kind, text, text[:-1] + "x")
     assert time.process_time() - start < 0.5

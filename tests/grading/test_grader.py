@@ -1,4 +1,4 @@
-"""Verdicts that take mathematics: equivalent forms, published references, hostile texts, lost workers."""
+"""Grades that take mathematics: equivalent forms, published references, hostile texts, lost workers."""
 
 import json
 import os
@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.grading.answers import Kind
-from pipeline.grading.grader import LONGEST, Grader, Verdict
+from pipeline.grading.grader import LONGEST, Grade, Grader
 from tests.support.grading_pairs import LETTER_RIGHT, LETTER_WRONG, NUMERIC_RIGHT, NUMERIC_WRONG, RIGHT, WRONG
 
 DATA_SETS: dict[str, tuple[Kind, int, int]] = {
@@ -36,23 +36,23 @@ def grader() -> Iterator[Grader]:
 
 @pytest.mark.parametrize("topic", RIGHT)
 def test_what_says_the_same_is_right(grader: Grader, topic: str) -> None:
-    assert [pair for pair in RIGHT[topic] if grader.verdict("math", *pair) != Verdict(True)] == []
+    assert [pair for pair in RIGHT[topic] if grader.grade("math", *pair) != Grade(True)] == []
 
 
 @pytest.mark.parametrize("topic", WRONG)
 def test_what_says_something_else_is_wrong(grader: Grader, topic: str) -> None:
-    assert [pair for pair in WRONG[topic] if grader.verdict("math", *pair) != Verdict(False)] == []
+    assert [pair for pair in WRONG[topic] if grader.grade("math", *pair) != Grade(False)] == []
 
 
 def test_numbers_in_text(grader: Grader) -> None:
-    assert [pair for pair in NUMERIC_RIGHT if not grader.verdict("numeric", *pair).correct] == []
-    assert [pair for pair in NUMERIC_WRONG if grader.verdict("numeric", *pair).correct is not False] == []
+    assert [pair for pair in NUMERIC_RIGHT if not grader.grade("numeric", *pair).correct] == []
+    assert [pair for pair in NUMERIC_WRONG if grader.grade("numeric", *pair).correct is not False] == []
 
 
 def test_letters_take_no_worker() -> None:
     with Grader() as grader:
-        assert [pair for pair in LETTER_RIGHT if grader.verdict("letter", *pair) != Verdict(True)] == []
-        assert [pair for pair in LETTER_WRONG if grader.verdict("letter", *pair) != Verdict(False)] == []
+        assert [pair for pair in LETTER_RIGHT if grader.grade("letter", *pair) != Grade(True)] == []
+        assert [pair for pair in LETTER_WRONG if grader.grade("letter", *pair) != Grade(False)] == []
         assert grader.workers[0].pid is None
 
 
@@ -77,8 +77,8 @@ def test_every_reference_equals_itself(grader: Grader, shared: Path, name: str) 
     kind, rows, _ = DATA_SETS[name]
     own = references(shared, name)
     assert len(own) == rows
-    assert [text for text in own if grader.verdict(kind, text, text) != Verdict(True)] == []
-    assert [text for text in own if grader.verdict(kind, f" {text} ", text) != Verdict(True)] == []
+    assert [text for text in own if grader.grade(kind, text, text) != Grade(True)] == []
+    assert [text for text in own if grader.grade(kind, f" {text} ", text) != Grade(True)] == []
 
 
 @pytest.mark.slow
@@ -91,10 +91,10 @@ def test_hardly_any_reference_equals_its_neighbour(grader: Grader, shared: Path,
     if name == "college_math":
         pairs = pairs[::4]  # two thousand expressions that differ take a minute
     with ThreadPoolExecutor(2) as threads:
-        verdicts = list(threads.map(lambda pair: grader.verdict(kind, *pair), pairs))
-    right = [pair for pair, verdict in zip(pairs, verdicts, strict=True) if verdict.correct]
+        grades = list(threads.map(lambda pair: grader.grade(kind, *pair), pairs))
+    right = [pair for pair, grade in zip(pairs, grades, strict=True) if grade.correct]
     assert len(right) == equal <= 0.02 * len(pairs), right
-    assert all(verdict.correct is not None for verdict in verdicts)
+    assert all(grade.correct is not None for grade in grades)
 
 
 HOSTILE = {
@@ -133,11 +133,11 @@ HOSTILE = {
 def test_hostile_text_is_wrong_in_bounded_time(name: str, quick: Grader) -> None:
     for answer, reference in ((HOSTILE[name], r"\frac{x}{3}+1"), (r"\frac{x}{3}+1", HOSTILE[name]), (HOSTILE[name], HOSTILE[name] + "+1")):
         started = time.monotonic()
-        verdict = quick.verdict("math", answer, reference)
+        grade = quick.grade("math", answer, reference)
         assert time.monotonic() - started < 60, "the limit is 0.5 s of computing; the rest is what a busy machine may add"
-        assert verdict.correct is False, verdict
+        assert grade.correct is False, grade
     side = len(name)
-    assert quick.verdict("math", rf"\sqrt{{{2 * side * side}}}", rf"{side}\sqrt{{2}}") == Verdict(True), "and grading goes on"
+    assert quick.grade("math", rf"\sqrt{{{2 * side * side}}}", rf"{side}\sqrt{{2}}") == Grade(True), "and grading goes on"
 
 
 @pytest.fixture(scope="module")
@@ -149,38 +149,38 @@ def quick() -> Iterator[Grader]:
 @pytest.mark.slow
 def test_why_there_was_no_comparison_is_said() -> None:
     with Grader(limit_s=0.2) as grader:
-        assert grader.verdict("math", HOSTILE["tower"], "x+3") == Verdict(False, "not compared within 0.2 s of computing")
-        assert grader.verdict("math", "x" * (LONGEST + 1), "y") == Verdict(False, "longer than 2,000 characters")
+        assert grader.grade("math", HOSTILE["tower"], "x+3") == Grade(False, "not compared within 0.2 s of computing")
+        assert grader.grade("math", "x" * (LONGEST + 1), "y") == Grade(False, "longer than 2,000 characters")
 
 
 @pytest.mark.slow
 def test_a_worker_that_is_killed_is_replaced_and_its_question_answered() -> None:
     with Grader(limit_s=60) as grader:
-        assert grader.verdict("math", r"\sqrt{8}", r"2\sqrt2").correct
+        assert grader.grade("math", r"\sqrt{8}", r"2\sqrt2").correct
         pid = grader.workers[0].pid
         assert pid is not None
         os.kill(pid, signal.SIGKILL)
-        assert grader.verdict("math", r"\sqrt{18}", r"3\sqrt2") == Verdict(True)
+        assert grader.grade("math", r"\sqrt{18}", r"3\sqrt2") == Grade(True)
         assert grader.workers[0].pid not in (None, pid)
 
 
 @pytest.mark.slow
 def test_a_worker_that_was_stopped_is_replaced() -> None:
     with Grader(limit_s=0.3, patience_s=0.3) as grader:
-        assert grader.verdict("math", r"\sqrt{8}", r"2\sqrt2").correct
+        assert grader.grade("math", r"\sqrt{8}", r"2\sqrt2").correct
         pid = grader.workers[0].pid
         assert pid is not None
         os.kill(pid, signal.SIGSTOP)
-        grader.verdict("math", r"\sqrt{18}", r"3\sqrt2")
+        grader.grade("math", r"\sqrt{18}", r"3\sqrt2")
         assert grader.workers[0].pid != pid
 
 
 @pytest.mark.slow
 def test_a_worker_that_is_killed_at_work_is_given_one_more_chance() -> None:
-    verdicts: list[Verdict] = []
+    grades: list[Grade] = []
     with Grader(limit_s=60) as grader:
-        grader.verdict("math", r"\sqrt{8}", r"2\sqrt2")
-        asking = threading.Thread(target=lambda: verdicts.append(grader.verdict("math", HOSTILE["tower"], "x+3")))
+        grader.grade("math", r"\sqrt{8}", r"2\sqrt2")
+        asking = threading.Thread(target=lambda: grades.append(grader.grade("math", HOSTILE["tower"], "x+3")))
         asking.start()
         killed: set[int] = set()
         while asking.is_alive():
@@ -190,7 +190,7 @@ def test_a_worker_that_is_killed_at_work_is_given_one_more_chance() -> None:
                 killed.add(pid)
             asking.join(0.01)
     assert len(killed) == 2
-    assert verdicts == [Verdict(False, "the grader was lost (killed by SIGKILL)")]
+    assert grades == [Grade(False, "the grader was lost (killed by SIGKILL)")]
 
 
 def _computes(pid: int) -> bool:
@@ -203,40 +203,40 @@ def _computes(pid: int) -> bool:
 
 @pytest.mark.slow
 def test_closing_ends_what_is_computed() -> None:
-    verdicts: list[Verdict] = []
+    grades: list[Grade] = []
     grader = Grader(limit_s=60)
-    grader.verdict("math", r"\sqrt{8}", r"2\sqrt2")
-    asking = threading.Thread(target=lambda: verdicts.append(grader.verdict("math", HOSTILE["tower"], "x+3")))
+    grader.grade("math", r"\sqrt{8}", r"2\sqrt2")
+    asking = threading.Thread(target=lambda: grades.append(grader.grade("math", HOSTILE["tower"], "x+3")))
     asking.start()
     grader.close()
     asking.join(10)
-    assert verdicts == [Verdict(None, "grading was stopped")]
+    assert grades == [Grade(None, "grading was stopped")]
     grader.close()
-    assert grader.verdict("math", r"\sqrt{12}", r"2\sqrt3") == Verdict(None, "grading was stopped")
-    assert grader.verdict("math", "2", "2") == Verdict(True), "what needs no worker has none to lose"
+    assert grader.grade("math", r"\sqrt{12}", r"2\sqrt3") == Grade(None, "grading was stopped")
+    assert grader.grade("math", "2", "2") == Grade(True), "what needs no worker has none to lose"
 
 
 @pytest.mark.slow
-def test_without_math_verify_there_is_no_verdict_and_a_reason(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_without_math_verify_there_is_no_grade_and_a_reason(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "math_verify.py").write_text("raise ImportError('not for this machine')\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     with Grader() as grader:
-        verdict = grader.verdict("math", r"\sqrt{8}", r"2\sqrt2")
-        assert verdict == Verdict(None, "the grader cannot start: ImportError: not for this machine")
-        assert grader.verdict("math", r"\sqrt{18}", r"3\sqrt2") == verdict
+        grade = grader.grade("math", r"\sqrt{8}", r"2\sqrt2")
+        assert grade == Grade(None, "the grader cannot start: ImportError: not for this machine")
+        assert grader.grade("math", r"\sqrt{18}", r"3\sqrt2") == grade
         assert grader.cached == 0
 
 
 @pytest.mark.slow
-def test_verdicts_are_remembered_up_to_a_bound() -> None:
+def test_grades_are_remembered_up_to_a_bound() -> None:
     with Grader(cached=3) as grader:
         for n in range(2, 8):
-            assert grader.verdict("math", rf"\sqrt{{{n * n * 2}}}", rf"{n}\sqrt{{2}}").correct
+            assert grader.grade("math", rf"\sqrt{{{n * n * 2}}}", rf"{n}\sqrt{{2}}").correct
         assert grader.cached == 3
         pid = grader.workers[0].pid
         assert pid is not None
         os.kill(pid, signal.SIGKILL)
-        assert grader.verdict("math", r"\sqrt{98}", r"7\sqrt{2}").correct, "remembered"
+        assert grader.grade("math", r"\sqrt{98}", r"7\sqrt{2}").correct, "remembered"
         assert grader.workers[0].pid == pid
 
 
@@ -244,5 +244,5 @@ def test_verdicts_are_remembered_up_to_a_bound() -> None:
 def test_several_threads_share_workers() -> None:
     questions = [(rf"\sqrt{{{2 * n * n}}}", rf"{n + n % 2}\sqrt{{2}}") for n in range(2, 40)]
     with Grader(2) as grader, ThreadPoolExecutor(8) as threads:
-        verdicts = list(threads.map(lambda question: grader.verdict("math", *question), questions))
-    assert [verdict.correct for verdict in verdicts] == [n % 2 == 0 for n in range(2, 40)]
+        grades = list(threads.map(lambda question: grader.grade("math", *question), questions))
+    assert [grade.correct for grade in grades] == [n % 2 == 0 for n in range(2, 40)]

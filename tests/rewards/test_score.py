@@ -27,7 +27,7 @@ from pipeline.rewards.prompts import RewardPromptBuilder
 from pipeline.rewards.score import Scorer, score_run
 from pipeline.rewards.spec import TextPrompt
 from pipeline.rewards.steps import StepText, StepToScore
-from pipeline.rewards.tally import Quality, Reward, RewardTally, ScoringResult
+from pipeline.rewards.tally import MeanRewards, Reward, RewardTally, ScoringResult
 from pipeline.trace.events import RewardRow
 from pipeline.trace.rewrite import replacing
 from tests.support.commands import pipeline
@@ -226,9 +226,9 @@ def test_means_are_over_steps_and_count_a_text_as_often_as_it_was_drafted() -> N
     tally.rows(step_of(2, "good", chosen=None), rewards)
     drafted = (0.25 + 0.75 + 0.75) / 3
     assert tally.scored(5, 1.0).quality == {
-        "accepted": Quality(1, drafted, 0.75),
-        "all": Quality(2, (drafted + 0.25) / 2, 0.75),
-        "fallback": Quality(1, 0.25, 0.75),
+        "accepted": MeanRewards(1, drafted, 0.75),
+        "all": MeanRewards(2, (drafted + 0.25) / 2, 0.75),
+        "fallback": MeanRewards(1, 0.25, 0.75),
     }
     assert (tally.scored(5, 1.0).steps, tally.scored(5, 1.0).candidates, tally.scored(5, 1.0).errors) == (3, 5, {"Unscored": 3})
 
@@ -375,7 +375,7 @@ def test_what_is_printed() -> None:
         candidates=5000,
         requests=2000,
         wall_s=2.0,
-        quality={"accepted": Quality(1000, 0.5, 0.75), "all": Quality(1001, 0.25, None)},
+        quality={"accepted": MeanRewards(1000, 0.5, 0.75), "all": MeanRewards(1001, 0.25, None)},
         errors={"ContextOverflow": 3},
         first_error="too long",
     )

@@ -39,10 +39,10 @@ def solve(folder: Path, name: str = "run", graph: str = "speccot", **options: An
 async def solve_on(engines: Mapping[str, Engine], options: RunOptions) -> SessionResult:
     """A finished run on engines that are open already, and stay open."""
     plan = load_plan(options.graph, options.engines, options.settings)
-    flight = preflight(options, plan, open_problems(options.input, options.columns, options.limit))
-    with taken_up(flight) as ready:
+    checked = preflight(options, plan, open_problems(options.input, options.columns, options.limit))
+    with taken_up(checked) as ready:
         result = await session.solve_on(engines, ready, Observer())
-    assert (result.exit_code, result.done) == (0, flight.chains), result.error
+    assert (result.exit_code, result.done) == (0, checked.chains), result.error
     return result
 
 

@@ -61,7 +61,7 @@ def sample_statistics(run: Path, problem: Array, sample: Array, correct: Array, 
     most = int(np.unique(problem, return_counts=True)[1].max(initial=0))
     with Grader() as grader:  # starts no process but for answers that are close to a tie and written differently
         votes = read_samples(run, problem, sample, correct, place) if most > 1 else []
-        majority_right = majority(votes, lambda a, b: grader.verdict("math", a, b).correct is True)
+        majority_right = majority(votes, lambda a, b: grader.grade("math", a, b).correct is True)
     return SampleStatistics(interval=interval(problem, correct), samples=most, pass_at=pass_at(problem, correct), majority=majority_right)
 
 

@@ -57,7 +57,7 @@ def read_choices(folder: Path, plan: Plan, place: Mapping[str, int]) -> Choices 
     judges = [node.spec for node in plan.stages() if node.spec.judges]
     if not judges or not _drafts_thoughts(plan):
         return None
-    with Grader() as grader:  # starts no process but for answers that `quick_verdict` cannot decide
+    with Grader() as grader:  # starts no process but for answers that `quick_grade` cannot decide
         rows = list(_choices(folder, place, _references(folder, place), grader))
     problem, right_drafts, rejected, picked_right, agrees = np.array(rows, float).reshape(-1, 5).T
     return Choices(problem.astype(int), right_drafts, rejected, picked_right, agrees, any(spec.may_reject for spec in judges))
@@ -87,7 +87,7 @@ def _choices(folder: Path, place: Mapping[str, int], references: dict[str, Any],
             if row["score_of_candidates"] and row["candidate_texts"] and chain in references:
                 kind, reference, correct = references[chain]
                 answers = [thought_answer(text) for text in row["candidate_texts"]]
-                right = [a is not None and grader.verdict(as_kind(kind), a, reference).correct is True for a in answers]
+                right = [a is not None and grader.grade(as_kind(kind), a, reference).correct is True for a in answers]
                 picked = chosen is not None and right[chosen]
                 agrees = np.nan if chosen is None or correct is None else picked == correct
                 yield float(place[chain]), sum(right) / len(right), float(chosen is None), float(picked), float(agrees)
