@@ -1,6 +1,6 @@
-"""A `RowSink` that grades chains on their way to another one: calls and steps pass through, the row of a chain waits for its verdict.
+"""A `RowSink` that grades chains on their way to another one: calls and steps pass through, the row of a chain waits for its grade.
 
-In real time verdicts that need a worker process are waited for in threads, so that no chain ever waits for one; in virtual
+In real time grades that need a worker process are waited for in threads, so that no chain ever waits for one; in virtual
 time, where the clock would jump, they are computed at once. Adding a row never waits; only `room`, before a new chain, may.
 """
 
@@ -20,16 +20,16 @@ from pipeline.trace.events import UNFINISHED, CallRow, ChainRow, StepRow
 MOST_WAITING = 1024
 """Number of ungraded rows from which on `room` waits."""
 NOT_GRADED = "the run ended before"
-"""The grading error of a chain that the run left without a verdict."""
+"""The grading error of a chain that the run left without a grade."""
 
 
 class GradingStatistics(Struct, frozen=True):
     """How far the grading is at one moment, in chains."""
 
     waiting: int
-    """Chains that are over and have no verdict yet."""
+    """Chains that are over and have no grade yet."""
     graded: int
-    """Chains with a verdict."""
+    """Chains with a grade."""
     correct: int
     """Chains whose answer is right."""
 
@@ -68,7 +68,7 @@ class InlineGrader:
         await self._recorder.room()
 
     def statistics(self) -> GradingStatistics:
-        """How many chains wait for a verdict, and the verdicts since the start."""
+        """How many chains wait for a grade, and the grades since the start."""
         waiting = self._due.statistics().current_buffer_used + self._at_work
         return GradingStatistics(waiting, self._graded, self._correct)
 
@@ -82,7 +82,7 @@ class InlineGrader:
         self._rows.close()
 
     def give_up(self) -> None:
-        """Pass on the rows that are not graded yet without a verdict; `pipeline grade` can grade them later."""
+        """Pass on the rows that are not graded yet without a grade; `pipeline grade` can grade them later."""
         self._rows.close()
         with suppress(anyio.EndOfStream):
             while True:
@@ -121,7 +121,7 @@ class InlineGrader:
 @asynccontextmanager
 async def open_inline_grader(recorder: RowSink, grader: Grader, virtual: bool) -> AsyncIterator[InlineGrader]:
     """An `InlineGrader` that passes rows on to `recorder`. At the end it grades all rows that still wait; after an error they are
-    recorded without a verdict. `virtual`: time is simulated."""
+    recorded without a grade. `virtual`: time is simulated."""
     inline_grader = InlineGrader(recorder, grader, virtual)
     error: BaseException | None = None
     try:
