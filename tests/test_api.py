@@ -271,6 +271,7 @@ def test_a_slow_reader_holds_new_chains_back(monkeypatch: pytest.MonkeyPatch) ->
     asyncio.run(main())
 
 
+@pytest.mark.slow
 def test_a_slow_reader_stops_simulated_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Held back or not, a simulated run is the same run."""
     monkeypatch.setattr(api, "UNREAD", 1)

@@ -43,6 +43,7 @@ values = st.one_of(st.just(0.0), st.just(np.nan), st.floats(SMALLEST, LARGEST), 
 
 @settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(-1, 1), values), max_size=40))
+@pytest.mark.slow
 def test_a_percentile_from_counts_is_within_its_error(rows: list[tuple[int, float]]) -> None:
     stage, seconds = np.array([row[0] for row in rows], np.int32), np.array([row[1] for row in rows], float)
     totals = BinCounts()

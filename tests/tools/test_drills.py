@@ -65,6 +65,7 @@ def test_a_run_that_is_hit_again_and_again_ends_as_if_it_had_not_been(
 
 
 @pytest.mark.slow
+@pytest.mark.torch
 def test_the_same_on_real_models(tmp_path: Path, root: Path) -> None:
     test_set = root / "datasets/arith/test.parquet"
     whole = run(RunOptions(graph=SPECCOT, input=test_set, limit=60, output=tmp_path / "whole")).folder
