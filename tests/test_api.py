@@ -407,7 +407,9 @@ CELLS = (
 
 @pytest.mark.slow
 def test_in_the_kernel_of_a_notebook(tmp_path: Path) -> None:
-    nbclient, nbformat = pytest.importorskip("nbclient"), pytest.importorskip("nbformat")
+    import nbclient
+    import nbformat
+
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in CELLS])
     nbclient.NotebookClient(notebook, timeout=60, resources={"metadata": {"path": str(tmp_path)}}).execute()
     said: list[Mapping[str, Any]] = [output for cell in notebook.cells for output in cell.outputs]
