@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import strategies as st
 
 from pipeline.runtime.virtual_clock import VirtualClock
 from tests.support.chains import World
@@ -41,3 +42,8 @@ def world() -> Callable[..., World]:
 @pytest.fixture(name="blank")
 def _blank() -> Callable[..., Any]:
     return blank
+
+
+def pytest_configure() -> None:
+    """Hypothesis makes its table of characters once for each checkout: no test is to be charged for that."""
+    st.text().validate()
