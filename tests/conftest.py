@@ -44,6 +44,7 @@ def _blank() -> Callable[..., Any]:
     return blank
 
 
-def pytest_configure() -> None:
-    """Hypothesis makes its table of characters once for each checkout: no test is to be charged for that."""
+@pytest.fixture(scope="session", autouse=True)
+def _table_of_characters() -> None:
+    """Hypothesis makes its table of characters once for each checkout: no test is charged for that."""
     st.text().validate()
