@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import anyio
@@ -17,6 +17,9 @@ from pipeline.runtime.lane import Call
 from pipeline.runtime.resume_state import NO_STAGE, ResumedCall, ResumedChain, ResumeState
 from pipeline.runtime.rows import RowSink
 from pipeline.trace.events import CallRow, ChainRow, StepRow
+
+
+NO_TIMING = Timing()
 
 
 class Clock:
@@ -83,7 +86,6 @@ class StageLabel(Struct, frozen=True):
     role: str
     model: str
 
-
 class Attempt(Struct, frozen=True, kw_only=True):
     """A call that is sent to an engine once; a call that fails may have several attempts."""
 
@@ -106,12 +108,8 @@ class ChainRecorder:
     ) -> None:
         self._rows, self._progress, self._clock, self._problem, self._resumed = rows, progress, clock, problem, resumed
         self._chain_id = chain_id(problem.problem_id, sample_index)
-        self._identity: dict[str, Any] = {
-            "run_id": run_id,
-            "problem_id": problem.problem_id,
-            "chain_id": self._chain_id,
-            "sample_index": sample_index,
-        }
+        self._identity = (run_id, problem.problem_id, self._chain_id, sample_index)
+        """The first columns of every table."""
         self._started = self._step_started = clock.now()
         self._before_s = ((resumed.ended_unix_ns or 0) - (resumed.started_unix_ns or 0)) / 1e9
         self.active, self.waiting = CoveredTime(), CoveredTime()
@@ -158,28 +156,28 @@ class ChainRecorder:
         self._progress.decisions[step.decision] += 1
         self._rows.step(
             StepRow(
-                **self._identity,
-                step_index=step.index,
-                stage=step.stage,
-                source_engine=step.span.role,
-                decision=step.decision,
-                verify_stage=step.verify_stage,
-                **(_columns_of(verdict) if verdict else NO_VERDICT),
-                num_candidates=len(step.candidates),
-                num_distinct_candidates=verdict.distinct if verdict else len(step.candidates),
-                step_text=step.span.text,
-                step_token_ids=step.span.ids,
-                candidate_texts=tuple(c.text for c in step.candidates),
-                candidate_tokens=tuple(len(c.ids) for c in step.candidates),
-                draft_tokens=round_.draft_tokens,
-                draft_tokens_wasted=wasted,
-                verify_input_tokens=round_.verify_input_tokens,
-                verify_tokens=round_.verify_tokens,
-                fallback_tokens=round_.written_tokens if step.decision == "fallback" else 0,
-                step_time_s=now - self._step_started,
-                wait_time_s=round_.wait_s,
-                start_unix_ns=self._clock.unix_ns(self._step_started),
-                end_unix_ns=self._clock.unix_ns(now),
+                *self._identity,
+                step.index,
+                step.stage,
+                step.span.role,
+                step.decision,
+                *(NO_VERDICT if verdict is None else _verdict_columns(verdict, step.verify_stage)),
+                len(step.candidates),
+                len(step.candidates) if verdict is None else verdict.distinct,
+                None if verdict is None else verdict.chosen,
+                step.span.text,
+                step.span.ids,
+                tuple([c.text for c in step.candidates]),
+                tuple([len(c.ids) for c in step.candidates]),
+                round_.draft_tokens,
+                wasted,
+                round_.verify_input_tokens,
+                round_.verify_tokens,
+                round_.written_tokens if step.decision == "fallback" else 0,
+                now - self._step_started,
+                round_.wait_s,
+                self._clock.unix_ns(self._step_started),
+                self._clock.unix_ns(now),
             )
         )
         self._step_started, self._round = now, RoundTotals()
@@ -193,7 +191,7 @@ class ChainRecorder:
         said: Span | None = chain.answer if chain else None
         self._rows.chain(
             ChainRow(
-                **self._identity,
+                *self._identity,
                 input_row=problem.row,
                 answer=answer,
                 answer_text=said.text if said else None,
@@ -239,85 +237,94 @@ class ChainRecorder:
         self._round.add(label, usage, wait_s)
 
     def _call_row(self, attempt: Attempt, completion: Completion | None, usage: Usage, error: Exception | None, end: float) -> CallRow:
+        """The row of an attempt; `CallRow` says what each value is, in this order."""
         label, call, ready, submit = attempt.label, attempt.call, attempt.ready, attempt.submit
         request: Request = call.request
-        candidates = completion.candidates if completion else ()
-        timing = completion.timing if completion else Timing()
-        ids = tuple(c.ids for c in candidates)
-        longest = max(map(len, ids), default=0)
+        if completion is None:
+            candidates, timing, digest = (), NO_TIMING, None
+            option_logprobs, scored_logprobs = (), ()
+        else:
+            candidates, timing, digest = completion.candidates, completion.timing, request.digest()
+            option_logprobs, scored_logprobs = completion.option_logprobs, completion.scored_logprobs
+        ids = tuple([c.ids for c in candidates])
         prefill, decode = timing.prefill_time_s, timing.decode_time_s
         return CallRow(
-            **self._identity,
-            step_index=attempt.step_index,
-            call_index=self._calls,
-            attempt=attempt.number,
-            stage=label.name,
-            kind=label.kind,
-            purpose=label.purpose,
-            engine=label.role,
-            operation_name="text_completion",
-            request_model=label.model,
-            request_id=request.request_id,
-            temperature=request.temperature,
-            top_p=request.top_p,
-            max_tokens=request.max_tokens,
-            seed=request.seed,
-            choice_count=request.n,
-            stop_sequences=request.stop,
-            prompt_digest=request.digest() if completion else None,
-            input_tokens=usage.input_tokens,
-            cached_input_tokens=usage.cached_input_tokens,
-            output_tokens=usage.output_tokens,
-            eos_tokens=sum(c.ended for c in candidates),
-            candidate_index=tuple(range(len(candidates))),
-            output_token_ids=ids,
-            finish_reason=tuple(c.finish_reason for c in candidates),
-            stop_reason=tuple(None if c.stop_reason is None else str(c.stop_reason) for c in candidates),
-            option_ids=request.option_ids,
-            option_logprobs=completion.option_logprobs if completion else (),
-            scored_logprobs=completion.scored_logprobs if completion else (),
-            submit_unix_ns=self._clock.unix_ns(submit),
-            end_unix_ns=self._clock.unix_ns(end),
-            client_wait_s=submit - ready,
-            queue_time_s=timing.queue_time_s,
-            prefill_time_s=prefill,
-            decode_time_s=decode,
-            inference_time_s=None if prefill is None or decode is None else prefill + decode,
-            time_to_first_token_s=timing.time_to_first_token_s,
-            time_per_output_token_s=decode / (longest - 1) if decode is not None and longest > 1 else None,
-            e2e_latency_s=end - submit,
-            in_flight_engine=call.in_flight_engine,
-            in_flight_stage=call.in_flight_stage,
-            waiting_engine=call.waiting_engine,
-            error_type=type(error).__name__ if error else None,
-            error_message=redact(str(error)) if error else None,
+            *self._identity,
+            attempt.step_index,
+            self._calls,
+            attempt.number,
+            label.name,
+            label.kind,
+            label.purpose,
+            label.role,
+            "text_completion",
+            label.model,
+            request.request_id,
+            request.temperature,
+            request.top_p,
+            request.max_tokens,
+            request.seed,
+            request.n,
+            request.stop,
+            digest,
+            usage.input_tokens,
+            usage.cached_input_tokens,
+            usage.output_tokens,
+            sum([c.ended for c in candidates]),
+            tuple(range(len(candidates))),
+            ids,
+            tuple([c.finish_reason for c in candidates]),
+            tuple([None if c.stop_reason is None else str(c.stop_reason) for c in candidates]),
+            request.option_ids,
+            option_logprobs,
+            scored_logprobs,
+            self._clock.unix_ns(submit),
+            self._clock.unix_ns(end),
+            submit - ready,
+            timing.queue_time_s,
+            prefill,
+            decode,
+            None if prefill is None or decode is None else prefill + decode,
+            timing.time_to_first_token_s,
+            None if decode is None else _time_per_token_s(decode, ids),
+            end - submit,
+            call.in_flight_engine,
+            call.in_flight_stage,
+            call.waiting_engine,
+            None if error is None else type(error).__name__,
+            None if error is None else redact(str(error)),
         )
 
 
-def _columns_of(verdict: Verdict) -> dict[str, Any]:
-    """The columns of the steps table that describe the verdict which led to the step."""
-    return {
-        "verify_kind": verdict.kind,
-        "score_value": verdict.value,
-        "score_scale": verdict.scale.name,
-        "score_unit": verdict.scale.unit,
-        "score_low": verdict.scale.low,
-        "score_high": verdict.scale.high,
-        "score_integers": verdict.scale.integers,
-        "score_label": verdict.label,
-        "score_options": verdict.options,
-        "score_of_candidates": verdict.of_candidates,
-        "score_probs": verdict.probs,
-        "score_mass": verdict.mass,
-        "threshold": verdict.threshold,
-        "chosen_candidate": verdict.chosen,
-    }
+def _time_per_token_s(decode_s: float, ids: Sequence[Sequence[int]]) -> float | None:
+    """The decode time divided by the tokens of the longest candidate less one; None for one token."""
+    longest = max(map(len, ids), default=0)
+    return decode_s / (longest - 1) if longest > 1 else None
 
 
-NO_VERDICT = {
-    name: () if isinstance(value, tuple) else None
-    for name, value in _columns_of(Verdict(kind="", chosen=None, label="", value=0.0)).items()
-}
+def _verdict_columns(verdict: Verdict, stage: str | None) -> tuple[Any, ...]:
+    """The columns of the steps table from `verify_kind` to `threshold`."""
+    scale = verdict.scale
+    return (
+        verdict.kind,
+        stage,
+        verdict.value,
+        scale.name,
+        scale.unit,
+        scale.low,
+        scale.high,
+        scale.integers,
+        verdict.label,
+        verdict.options,
+        verdict.of_candidates,
+        verdict.probs,
+        verdict.mass,
+        verdict.threshold,
+    )
+
+
+NO_VERDICT = (None,) * 9 + ((), None, (), None, None)
+"""The same columns of a step that was not verified."""
 
 
 class RoundTotals:

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 
-import anyio
 from msgspec import structs
 
 from pipeline.engine import Completion, Engine, Request
@@ -10,6 +9,7 @@ from pipeline.graph.spec import EngineSpec
 from pipeline.runtime.chain_recorder import Attempt, ChainRecorder, Clock, StageLabel
 from pipeline.runtime.lane import Call, Lane
 from pipeline.runtime.retry import RetryingCaller
+from pipeline.runtime.waiting import gate_maker
 
 
 class Dispatcher:
@@ -19,6 +19,7 @@ class Dispatcher:
         self.lane = Lane(engine.role, spec.max_in_flight)
         self._engine, self._clock = engine, clock
         self._caller = RetryingCaller(engine, spec, clock)
+        self._new_gate = gate_maker()
 
     async def call(
         self, record: ChainRecorder, label: StageLabel, order: int, step_index: int, request: Request, ready: float
@@ -52,7 +53,7 @@ class Dispatcher:
         self._start()
         try:
             if not call.started:
-                call.gate = anyio.Event()
+                call.gate = self._new_gate()
                 await call.gate.wait()
             if self._caller.supervisor.down:
                 await self._caller.supervisor.wait_ready()
