@@ -117,6 +117,7 @@ class Chain:
     """
 
     __slots__ = (
+        "_distinct",
         "_last",
         "_limits",
         "_seed_prefix",
@@ -153,6 +154,8 @@ class Chain:
         self.contexts = {role: builder.generation(problem.problem) for role, builder in builders.items()}
         self.steps: list[Step] = []
         self.candidates: tuple[Span, ...] = ()
+        self._distinct: list[int] | None = None
+        """What `distinct_candidates` found for these candidates; None until it is asked."""
         self.verdicts: dict[str, Verdict] = {}
         self.answer: Span | None = None
         self.budget: int | None = None
@@ -180,10 +183,12 @@ class Chain:
 
     def distinct_candidates(self) -> list[int]:
         """Indices of the pending candidates in the order in which they were drafted; of identical ones only the first."""
-        first: dict[tuple[str, tuple[int, ...]], int] = {}
-        for i, candidate in enumerate(self.candidates):
-            first.setdefault((candidate.role, candidate.ids), i)
-        return list(first.values())
+        if self._distinct is None:
+            first: dict[tuple[str, tuple[int, ...]], int] = {}
+            for i, candidate in enumerate(self.candidates):
+                first.setdefault((candidate.role, candidate.ids), i)
+            self._distinct = list(first.values())
+        return self._distinct
 
     def translate(self, span: Span, role: str) -> Sequence[int]:
         """The token ids of `span` in the vocabulary of the engine `role`."""
@@ -218,6 +223,7 @@ class Chain:
         """Carry out the `outcome` of the stage called `stage`; returns the step that this committed, None where it did not."""
         if outcome.candidates:
             self.candidates += outcome.candidates
+            self._distinct = None
         if outcome.answer is not None:
             self.answer = outcome.answer
         if outcome.verdict is not None:
@@ -231,7 +237,7 @@ class Chain:
 
     def begin_round(self) -> None:
         """Begin one pass of a loop's body: drop candidates and verdicts that led to no step."""
-        self.candidates, self.verdicts = (), {}
+        self.candidates, self.verdicts, self._distinct = (), {}, None
 
     def default_stop_reason(self) -> str:
         """The stop reason of a thought that was written without a loop."""
@@ -263,5 +269,5 @@ class Chain:
         said = span.text.strip()
         self.repeats = self.repeats + 1 if said == self._last else 1
         self._last = said
-        self.candidates = ()
+        self.candidates, self._distinct = (), None
         return step

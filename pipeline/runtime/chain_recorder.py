@@ -114,8 +114,8 @@ class ChainRecorder:
         self._before_s = ((resumed.ended_unix_ns or 0) - (resumed.started_unix_ns or 0)) / 1e9
         self.active, self.waiting = CoveredTime(), CoveredTime()
         self._calls, self._steps = resumed.attempts, 0
-        self._input: Counter[str] = Counter()
-        self._output: Counter[str] = Counter()
+        self._input, self._output = dict.fromkeys(progress.output_tokens, 0), dict.fromkeys(progress.output_tokens, 0)
+        """Tokens of its calls, by role."""
         self._wasted = self._accepted = self._fallbacks = 0
         self._round = RoundTotals()
         progress.live += 1
@@ -208,12 +208,12 @@ class ChainRecorder:
                 fallback_steps=self._fallbacks,
                 thought_tokens=chain.thought_tokens if chain else 0,
                 engines=tuple(progress.output_tokens),
-                input_tokens=tuple(self._input[role] for role in progress.output_tokens),
-                output_tokens=tuple(self._output[role] for role in progress.output_tokens),
-                draft_input_tokens=self._input["draft"],
-                draft_output_tokens=self._output["draft"],
-                target_input_tokens=self._input["target"],
-                target_output_tokens=self._output["target"],
+                input_tokens=tuple(self._input.values()),
+                output_tokens=tuple(self._output.values()),
+                draft_input_tokens=self._input.get("draft", 0),
+                draft_output_tokens=self._output.get("draft", 0),
+                target_input_tokens=self._input.get("target", 0),
+                target_output_tokens=self._output.get("target", 0),
                 wasted_draft_tokens=self._wasted + self._round.draft_tokens,
                 calls=self._calls,
                 chain_time_s=self._before_s + now - self._started,

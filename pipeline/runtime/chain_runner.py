@@ -41,6 +41,8 @@ class BoundLevel(Struct, frozen=True):
 
     stages: tuple[BoundStage, ...]
     loops: tuple[BoundLoop, ...]
+    conditional: bool
+    """Whether any of its nodes has a condition."""
 
 
 class BoundBlock(Struct, frozen=True, kw_only=True):
@@ -64,7 +66,8 @@ def bind(plan: Plan, stages: Mapping[str, Stage], dispatchers: Mapping[str, Disp
 
     def level(nodes: Sequence[StageNode | LoopNode]) -> BoundLevel:
         loops = (BoundLoop(until=n.until, body=block(n.body), condition=n.condition) for n in nodes if isinstance(n, LoopNode))
-        return BoundLevel(tuple(stage(n) for n in nodes if isinstance(n, StageNode)), tuple(loops))
+        conditional = any(node.condition is not None for node in nodes)
+        return BoundLevel(tuple(stage(n) for n in nodes if isinstance(n, StageNode)), tuple(loops), conditional)
 
     def block(unbound: Block) -> BoundBlock:
         first = () if unbound.first_writer is None else (stage(unbound.first_writer),)
@@ -88,9 +91,11 @@ class ChainRunner:
     async def block(self, chain: Chain, block: BoundBlock) -> None:
         """Run the levels of `block`, one after the other."""
         for level in block.levels:
-            # What is due is decided before the level begins: its own verdicts do not count.
-            stages = [stage for stage in level.stages if _due(stage.condition, chain)]
-            loops = [loop for loop in level.loops if _due(loop.condition, chain)]
+            stages: Sequence[BoundStage] = level.stages
+            loops: Sequence[BoundLoop] = level.loops
+            if level.conditional:  # decided before the level begins: its own verdicts do not count
+                stages = [stage for stage in stages if _due(stage.condition, chain)]
+                loops = [loop for loop in loops if _due(loop.condition, chain)]
             if stages:
                 await self._level(chain, stages)
             for loop in loops:
