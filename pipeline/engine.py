@@ -28,6 +28,7 @@ class Request(Struct, frozen=True, kw_only=True):
 
     request_id: str
     prompt_ids: Sequence[int]
+    """A run passes an `array` of unsigned integers, which is as compact as it can be and is hashed without being converted."""
     max_tokens: int
     """Most tokens of one candidate; the engine cuts it to what its context leaves."""
     n: int = 1
@@ -56,7 +57,8 @@ class Request(Struct, frozen=True, kw_only=True):
 
     def digest(self) -> int:
         """64 bits of the prompt, `scored_ids` and `stop_ids`: what the answer depends on and the trace has no column for."""
-        state = blake2b(array("I", self.prompt_ids), digest_size=8)
+        ids = self.prompt_ids
+        state = blake2b(ids if isinstance(ids, array) else array("I", ids), digest_size=8)
         if self.stop_ids or self.scored_ids:
             state.update(array("I", (_NO_ID, *self.stop_ids, _NO_ID, *self.scored_ids)))
         return int.from_bytes(state.digest(), "little", signed=True)

@@ -4,6 +4,7 @@ Stages read a chain and return an `Outcome`; only `Chain.apply` changes it.
 """
 
 import hashlib
+from array import array
 from collections.abc import Mapping, Sequence
 
 from msgspec import Struct
@@ -113,7 +114,8 @@ def chain_id(problem_id: str, sample_index: int) -> str:
 class Chain:
     """A problem, its sample, and all that was committed so far.
 
-    `contexts` holds for each role the token ids of its generation prompt and the thought: the state of the chain.
+    `contexts` holds for each role the token ids of its generation prompt and the thought: the state of the chain. Ids take four
+    bytes each, as there are millions of them.
     """
 
     __slots__ = (
@@ -151,7 +153,7 @@ class Chain:
     ) -> None:
         self.problem, self.sample_index, self.order = problem, sample_index, order
         self.chain_id = chain_id(problem.problem_id, sample_index)
-        self.contexts = {role: builder.generation(problem.problem) for role, builder in builders.items()}
+        self.contexts = {role: array("I", builder.generation(problem.problem)) for role, builder in builders.items()}
         self.steps: list[Step] = []
         self.candidates: tuple[Span, ...] = ()
         self._distinct: list[int] | None = None
@@ -262,7 +264,7 @@ class Chain:
             verify_stage=judge,
         )
         for role, context in self.contexts.items():
-            context += self.translate(span, role)
+            context.extend(self.translate(span, role))
         self.steps.append(step)
         self.thought_tokens += len(span.ids)
         self.thought_closed = self.thought_closed or span.closes

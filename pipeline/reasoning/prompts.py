@@ -7,6 +7,7 @@ as R1's drop a thought that stands before `</think>` when they render it).
 """
 
 import string
+from array import array
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -36,7 +37,7 @@ WORDINGS = (INSTRUCTION, CHOOSE_INTRO, CHOOSE_QUESTION, CHOOSE_PREFILL, SCORE_QU
 class OptionPrompt(NamedTuple):
     """A prompt whose next token is one of `option_ids`."""
 
-    ids: list[int]
+    ids: Sequence[int]
     option_ids: tuple[int, ...]
 
 
@@ -100,10 +101,11 @@ class PromptBuilder:
         tail, option_ids = self._question(str(question), prefill, tuple(options))
         if len(option_ids) < len(options):
             raise RequestRefused(f"the engine's tokenizer has no single token for {options[len(option_ids)]!r} after {prefill!r}")
-        ids = [*context, *self._open_turn]
+        ids = array("I", context)
+        ids.extend(self._open_turn)
         for part in parts:
-            ids += self.tokenizer.encode(part) if isinstance(part, str) else part
-        ids += tail
+            ids.extend(self.tokenizer.encode(part) if isinstance(part, str) else part)
+        ids.extend(tail)
         return OptionPrompt(ids, option_ids)
 
     def can_name(self, question: str, prefill: str, options: Sequence[str]) -> bool:

@@ -1,7 +1,6 @@
 """Records a chain while it runs: calls, steps and its end enter, rows of the trace and counts for the display leave. Never waits."""
 
 import math
-from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -9,7 +8,7 @@ import anyio
 from msgspec import Struct
 
 from pipeline.data.problems import Problem
-from pipeline.engine import Completion, Request, Timing, Usage
+from pipeline.engine import Completion, Request, Usage
 from pipeline.graph.spec import Purpose
 from pipeline.reasoning.chain import Chain, Span, Step, Verdict, chain_id
 from pipeline.redaction import redact
@@ -17,9 +16,6 @@ from pipeline.runtime.lane import Call
 from pipeline.runtime.resume_state import NO_STAGE, ResumedCall, ResumedChain, ResumeState
 from pipeline.runtime.rows import RowSink
 from pipeline.trace.events import CallRow, ChainRow, StepRow
-
-
-NO_TIMING = Timing()
 
 
 class Clock:
@@ -38,6 +34,10 @@ class Clock:
     def at(self, unix_ns: int) -> float:
         """The inverse of `unix_ns`: seconds on this clock, also for a moment before this session of the run began."""
         return self._origin + (unix_ns - self.started_unix_ns) / 1e9
+
+
+NO_ANSWER = Completion(candidates=(), usage=Usage(input_tokens=0))
+"""What the row of an attempt without an answer is made of."""
 
 
 class Progress:
@@ -86,6 +86,7 @@ class StageLabel(Struct, frozen=True):
     role: str
     model: str
 
+
 class Attempt(Struct, frozen=True, kw_only=True):
     """A call that is sent to an engine once; a call that fails may have several attempts."""
 
@@ -124,7 +125,7 @@ class ChainRecorder:
     def call(self, attempt: Attempt, completion: Completion | None, error: Exception | None) -> None:
         """Record an attempt that ended, with the `completion` or the `error` that it got."""
         label, end = attempt.label, self._clock.now()
-        usage = completion.usage if completion else Usage(input_tokens=0)
+        usage = (completion or NO_ANSWER).usage
         self._count(label, usage, attempt.submit - attempt.ready)
         self._progress.output_tokens[label.role] += usage.output_tokens
         self._rows.call(self._call_row(attempt, completion, usage, error, end))
@@ -154,6 +155,7 @@ class ChainRecorder:
             return
         self._progress.steps += 1
         self._progress.decisions[step.decision] += 1
+        columns = NO_VERDICT if verdict is None else _verdict_columns(verdict, step.verify_stage)
         self._rows.step(
             StepRow(
                 *self._identity,
@@ -161,7 +163,7 @@ class ChainRecorder:
                 step.stage,
                 step.span.role,
                 step.decision,
-                *(NO_VERDICT if verdict is None else _verdict_columns(verdict, step.verify_stage)),
+                *columns,
                 len(step.candidates),
                 len(step.candidates) if verdict is None else verdict.distinct,
                 None if verdict is None else verdict.chosen,
@@ -239,13 +241,8 @@ class ChainRecorder:
     def _call_row(self, attempt: Attempt, completion: Completion | None, usage: Usage, error: Exception | None, end: float) -> CallRow:
         """The row of an attempt; `CallRow` says what each value is, in this order."""
         label, call, ready, submit = attempt.label, attempt.call, attempt.ready, attempt.submit
-        request: Request = call.request
-        if completion is None:
-            candidates, timing, digest = (), NO_TIMING, None
-            option_logprobs, scored_logprobs = (), ()
-        else:
-            candidates, timing, digest = completion.candidates, completion.timing, request.digest()
-            option_logprobs, scored_logprobs = completion.option_logprobs, completion.scored_logprobs
+        request, answer = call.request, completion or NO_ANSWER
+        candidates, timing = answer.candidates, answer.timing
         ids = tuple([c.ids for c in candidates])
         prefill, decode = timing.prefill_time_s, timing.decode_time_s
         return CallRow(
@@ -266,7 +263,7 @@ class ChainRecorder:
             request.seed,
             request.n,
             request.stop,
-            digest,
+            None if completion is None else request.digest(),
             usage.input_tokens,
             usage.cached_input_tokens,
             usage.output_tokens,
@@ -276,8 +273,8 @@ class ChainRecorder:
             tuple([c.finish_reason for c in candidates]),
             tuple([None if c.stop_reason is None else str(c.stop_reason) for c in candidates]),
             request.option_ids,
-            option_logprobs,
-            scored_logprobs,
+            answer.option_logprobs,
+            answer.scored_logprobs,
             self._clock.unix_ns(submit),
             self._clock.unix_ns(end),
             submit - ready,
@@ -302,7 +299,10 @@ def _time_per_token_s(decode_s: float, ids: Sequence[Sequence[int]]) -> float | 
     return decode_s / (longest - 1) if longest > 1 else None
 
 
-def _verdict_columns(verdict: Verdict, stage: str | None) -> tuple[Any, ...]:
+VerdictColumns = tuple[Any, Any, Any, Any, Any, Any, Any, Any, Any, Any, Any, Any, Any, Any]
+
+
+def _verdict_columns(verdict: Verdict, stage: str | None) -> VerdictColumns:
     """The columns of the steps table from `verify_kind` to `threshold`."""
     scale = verdict.scale
     return (
@@ -323,7 +323,7 @@ def _verdict_columns(verdict: Verdict, stage: str | None) -> tuple[Any, ...]:
     )
 
 
-NO_VERDICT = (None,) * 9 + ((), None, (), None, None)
+NO_VERDICT: VerdictColumns = (None, None, None, None, None, None, None, None, None, (), None, (), None, None)
 """The same columns of a step that was not verified."""
 
 

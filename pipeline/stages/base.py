@@ -4,6 +4,7 @@
 retries or records; the runtime does that once for all stages.
 """
 
+from array import array
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
@@ -64,7 +65,7 @@ class EngineStage:
         """
         return Request(
             request_id=f"{chain.chain_id}/{len(chain.steps)}/{self.name}{part}",
-            prompt_ids=tuple(prompt_ids),
+            prompt_ids=array("I", prompt_ids),
             max_tokens=max_tokens,
             seed=chain.seed(self.name),
             affinity=chain.chain_id,

@@ -186,7 +186,7 @@ def test_a_context_only_grows_at_its_end(world: World, moves: list[tuple[str, st
         act(here, chain, move, text)
         said = "".join(step.span.text for step in chain.steps[committed:])
         for role, ids in chain.contexts.items():
-            assert ids[: len(before[role])] == before[role]
+            assert list(ids[: len(before[role])]) == before[role]
             assert here.tokenizers[role].decode(ids[len(before[role]) :]) == said
     assert chain.thought_tokens == sum(len(step.span.ids) for step in chain.steps)
     assert [step.index for step in chain.steps] == list(range(1, len(chain.steps) + 1))
