@@ -123,12 +123,12 @@ class ChainRunner:
         self.stage = first.label.name
         ready = self._clock.now()
         await self._schedule.turn(first.rank)
-        asked = [(stage, stage.stage.requests(chain)) for stage in stages]
+        requests = [stage.stage.requests(chain) for stage in stages]
         try:
-            if len(asked) == 1 and len(asked[0][1]) == 1:
-                answers = [[await self._call(chain, first, asked[0][1][0], ready)]]
+            if len(stages) == len(requests[0]) == 1:  # most levels: one call
+                answers = [[await self._call(chain, first, requests[0][0], ready)]]
             else:
-                answers = await self._ask(chain, asked, ready)
+                answers = await self._ask(chain, stages, requests, ready)
         except ContextOverflow as overflow:
             chain.overflowed, self.overflow = True, overflow
             return
@@ -137,10 +137,12 @@ class ChainRunner:
             if (step := chain.apply(name, stage.stage.apply(chain, completions))) is not None:
                 self.record.commit(step)
 
-    async def _ask(self, chain: Chain, asked: Sequence[tuple[BoundStage, Sequence[Request]]], ready: float) -> list[list[Completion]]:
+    async def _ask(
+        self, chain: Chain, stages: Sequence[BoundStage], asked: Sequence[Sequence[Request]], ready: float
+    ) -> list[list[Completion]]:
         """All completions, in the order of the requests. Where calls failed, waits for all and raises the first `RunError`, else the
         first error."""
-        results: list[list[Completion | PipelineError | None]] = [[None] * len(requests) for _, requests in asked]
+        results: list[list[Completion | PipelineError | None]] = [[None] * len(requests) for requests in asked]
 
         async def one(stage: BoundStage, request: Request, row: list[Completion | PipelineError | None], place: int) -> None:
             try:
@@ -149,7 +151,7 @@ class ChainRunner:
                 row[place] = error
 
         async with anyio.create_task_group() as calls:
-            for (stage, requests), row in zip(asked, results, strict=True):
+            for stage, requests, row in zip(stages, asked, results, strict=True):
                 for place, request in enumerate(requests):
                     calls.start_soon(one, stage, request, row, place)
         errors = [r for row in results for r in row if isinstance(r, PipelineError)]

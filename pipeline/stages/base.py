@@ -74,5 +74,6 @@ class EngineStage:
 
     def span(self, candidate: Candidate) -> Span:
         """`candidate` as a span of the thought; it closes the thought when it ends in `</think>` or an end-of-sequence token."""
-        closes = candidate.ended or bool(self.close_ids and candidate.ids and candidate.ids[-1] == self.close_ids[0])
-        return Span(self.role, candidate.ids, candidate.text, closes)
+        ids = candidate.ids
+        closes = candidate.ended or (ids[-1:] == self.close_ids != ())
+        return Span(self.role, ids, candidate.text, closes)
