@@ -7,6 +7,7 @@ One test suite, `tests/engines/test_contract.py`, holds every backend to it.
 from array import array
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
+from functools import lru_cache
 from hashlib import blake2b
 from itertools import zip_longest
 from typing import Any, Literal, Protocol, runtime_checkable
@@ -60,8 +61,14 @@ class Request(Struct, frozen=True, kw_only=True):
         ids = self.prompt_ids
         state = blake2b(ids if isinstance(ids, array) else array("I", ids), digest_size=8)
         if self.stop_ids or self.scored_ids:
-            state.update(array("I", (_NO_ID, *self.stop_ids, _NO_ID, *self.scored_ids)))
+            state.update(_separated(self.stop_ids))
+            state.update(_separated(self.scored_ids))
         return int.from_bytes(state.digest(), "little", signed=True)
+
+
+@lru_cache(maxsize=256)
+def _separated(ids: tuple[int, ...]) -> bytes:
+    return array("I", (_NO_ID, *ids)).tobytes()
 
 
 class Candidate(Struct, frozen=True, kw_only=True):

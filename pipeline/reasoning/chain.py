@@ -217,9 +217,7 @@ class Chain:
             return "token_budget"
         if until.max_steps and self.next_index > until.max_steps:
             return "max_steps"
-        if self.overflowed or any(len(ids) + ANSWER_RESERVE >= self._limits[role] for role, ids in self.contexts.items()):
-            return "context_length"
-        return None
+        return "context_length" if self.overflowed or self._is_full(ANSWER_RESERVE) else None
 
     def apply(self, stage: str, outcome: Outcome) -> Step | None:
         """Carry out the `outcome` of the stage called `stage`; returns the step that this committed, None where it did not."""
@@ -245,13 +243,16 @@ class Chain:
         """The stop reason of a thought that was written without a loop."""
         if self.thought_closed:
             return "thought_closed"
-        full = self.overflowed or any(len(ids) >= self._limits[role] for role, ids in self.contexts.items())
-        return "context_length" if full else "max_tokens"
+        return "context_length" if self.overflowed or self._is_full(0) else "max_tokens"
 
     def boxed_answer(self) -> str | None:
         """The content of the last `\\boxed{}` in the answer, else of the last one in the thought, else the answer's whole text."""
         text = self.answer.text.strip() if self.answer else ""
         return extract_answer(text) or extract_answer("".join(step.span.text for step in self.steps)) or text or None
+
+    def _is_full(self, reserve: int) -> bool:
+        """Whether fewer than `reserve` tokens, or none, are left of the context of any role."""
+        return any(len(ids) + reserve >= self._limits[role] for role, ids in self.contexts.items())
 
     def _commit(self, stage: str, span: Span, decision: str, judge: str | None) -> Step:
         step = Step(

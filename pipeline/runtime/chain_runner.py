@@ -160,8 +160,9 @@ class ChainRunner:
         return [[r for r in row if isinstance(r, Completion)] for row in results]
 
     async def _call(self, chain: Chain, stage: BoundStage, request: Request, ready: float) -> Completion:
-        index = 0 if stage.label.purpose == "guide" and not chain.steps else chain.next_index
-        return await stage.dispatcher.call(self.record, stage.label, chain.order, index, request, ready)
+        label = stage.label
+        index = 0 if label.purpose == "guide" and not chain.steps else chain.next_index
+        return await stage.dispatcher.call(self.record, label, chain.order, index, request, ready)
 
 
 def _due(condition: Condition | None, chain: Chain) -> bool:

@@ -49,12 +49,11 @@ class Dispatcher:
     async def _wait(self, call: Call, record: ChainRecorder, ready: float) -> float:
         """Wait until the lane lets `call` start and the engine is up; returns the time at which both hold."""
         record.waiting.begin(ready)
-        self.lane.put(call)
-        self._start()
         try:
-            if not call.started:
+            if not self.lane.start(call):
                 call.gate = self._new_gate()
-                await call.gate.wait()
+                self.lane.put(call)
+                await call.gate
             if self._caller.supervisor.down:
                 await self._caller.supervisor.wait_ready()
         finally:
@@ -63,10 +62,10 @@ class Dispatcher:
         return now
 
     def _start(self) -> None:
-        """Start every call that may be in flight now."""
+        """Start every waiting call that may be in flight now."""
         while (call := self.lane.take()) is not None:
-            if call.gate is not None:
-                call.gate.set()
+            if not call.gate.done():
+                call.gate.set_result(None)
 
 
 class _RecordedAttempts:

@@ -5,7 +5,7 @@ real engines run, a future and the task's own cancellation do the same for a thi
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Generator
 from typing import Any, Generic, Protocol, TypeVar
 
 import anyio
@@ -17,34 +17,37 @@ K = TypeVar("K")
 
 
 class Gate(Protocol):
-    """Lets one task wait until another one opens it. Made by what `gate_maker` returns."""
+    """Lets one task wait, by `await gate`, until another one opens it: what an `asyncio.Future` is, made by what `gate_maker` returns."""
 
-    def wait(self) -> Awaitable[object]:
+    def __await__(self) -> Generator[Any, Any, object]:
         """Wait until it is open."""
 
-    def set(self) -> None:
-        """Open it; may be called once more than the waiting task is there for."""
+    def done(self) -> bool:
+        """Whether it is open, or the task that waited was cancelled; then it must not be opened."""
+
+    def set_result(self, result: None, /) -> None:
+        """Open it."""
 
 
-class _FutureGate:
-    """A `Gate` on asyncio."""
-
-    __slots__ = ("_future",)
+class _EventGate:
+    """A `Gate` on any event loop."""
 
     def __init__(self) -> None:
-        self._future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._event = anyio.Event()
 
-    def wait(self) -> Awaitable[object]:
-        return self._future
+    def __await__(self) -> Generator[Any, Any, object]:
+        return self._event.wait().__await__()
 
-    def set(self) -> None:
-        if not self._future.done():  # its task may have been cancelled
-            self._future.set_result(None)
+    def done(self) -> bool:
+        return self._event.is_set()
+
+    def set_result(self, result: None, /) -> None:
+        self._event.set()
 
 
 def gate_maker() -> Callable[[], Gate]:
     """What makes gates in the running event loop."""
-    return _FutureGate if _on_asyncio() else anyio.Event
+    return asyncio.get_running_loop().create_future if _on_asyncio() else _EventGate
 
 
 class Expired(Exception):
