@@ -129,13 +129,14 @@ class Chain:
         "candidates",
         "chain_id",
         "contexts",
+        "next_index",
         "order",
         "overflowed",
         "problem",
         "repeats",
         "sample_index",
-        "steps",
         "stop_reason",
+        "thought",
         "thought_closed",
         "thought_tokens",
         "verdicts",
@@ -154,7 +155,10 @@ class Chain:
         self.problem, self.sample_index, self.order = problem, sample_index, order
         self.chain_id = chain_id(problem.problem_id, sample_index)
         self.contexts = {role: array("I", builder.generation(problem.problem)) for role, builder in builders.items()}
-        self.steps: list[Step] = []
+        self.thought: list[Span] = []
+        """The text of every committed step, guidance included; what was not chosen is not kept."""
+        self.next_index = 1
+        """Index of the step that comes next; guidance, where a chain has it, is step 0."""
         self.candidates: tuple[Span, ...] = ()
         self._distinct: list[int] | None = None
         """What `distinct_candidates` found for these candidates; None until it is asked."""
@@ -169,14 +173,9 @@ class Chain:
         self._translator, self._limits = translator, limits
         self._seed_prefix = f"{seed}\0{problem.problem_id}\0{sample_index}\0"
 
-    @property
-    def next_index(self) -> int:
-        """Index of the step that comes next."""
-        return self.steps[-1].index + 1 if self.steps else 1
-
     def seed(self, stage: str) -> int:
         """63 random bits of (run seed, problem, sample, steps so far, stage): no neighbour changes them."""
-        text = f"{self._seed_prefix}{len(self.steps)}\0{stage}"
+        text = f"{self._seed_prefix}{len(self.thought)}\0{stage}"
         return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest()) >> 1
 
     def room(self, max_tokens: int) -> int:
@@ -207,9 +206,9 @@ class Chain:
     def exit(self, until: UntilSpec) -> str | None:
         """The name of the exit that holds, or None while the thought goes on."""
         # An engine that ended its turn and then has nothing to say would go on saying nothing.
-        if self.thought_closed and (until.thought_closed or not self.steps[-1].span.ids):
+        if self.thought_closed and (until.thought_closed or not self.thought[-1].ids):
             return "thought_closed"
-        if until.answer_boxed and has_boxed("".join(step.span.text for step in self.steps[-2:])):
+        if until.answer_boxed and has_boxed("".join(span.text for span in self.thought[-2:])):
             return "answer_boxed"
         if until.repeated and self.repeats >= until.repeated:
             return "repeated"
@@ -248,7 +247,7 @@ class Chain:
     def boxed_answer(self) -> str | None:
         """The content of the last `\\boxed{}` in the answer, else of the last one in the thought, else the answer's whole text."""
         text = self.answer.text.strip() if self.answer else ""
-        return extract_answer(text) or extract_answer("".join(step.span.text for step in self.steps)) or text or None
+        return extract_answer(text) or extract_answer("".join(span.text for span in self.thought)) or text or None
 
     def _is_full(self, reserve: int) -> bool:
         """Whether fewer than `reserve` tokens, or none, are left of the context of any role."""
@@ -256,7 +255,7 @@ class Chain:
 
     def _commit(self, stage: str, span: Span, decision: str, judge: str | None) -> Step:
         step = Step(
-            index=0 if decision == "guidance" and not self.steps else self.next_index,
+            index=0 if decision == "guidance" and not self.thought else self.next_index,
             stage=stage,
             span=span,
             decision=decision,
@@ -266,7 +265,8 @@ class Chain:
         )
         for role, context in self.contexts.items():
             context.extend(self.translate(span, role))
-        self.steps.append(step)
+        self.thought.append(span)
+        self.next_index = step.index + 1
         self.thought_tokens += len(span.ids)
         self.thought_closed = self.thought_closed or span.closes
         said = span.text.strip()

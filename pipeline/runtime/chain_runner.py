@@ -161,7 +161,7 @@ class ChainRunner:
 
     async def _call(self, chain: Chain, stage: BoundStage, request: Request, ready: float) -> Completion:
         label = stage.label
-        index = 0 if label.purpose == "guide" and not chain.steps else chain.next_index
+        index = 0 if label.purpose == "guide" and not chain.thought else chain.next_index
         return await stage.dispatcher.call(self.record, label, chain.order, index, request, ready)
 
 

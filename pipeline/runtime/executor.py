@@ -122,7 +122,7 @@ class Executor:
                 raise item
             chain = runner.chain = Chain(item, sample_index, order, self._settings.seed, self._builders, self._translator, self._limits)
             await runner.block(chain, self._block)
-            if runner.overflow is not None and not chain.steps:
+            if runner.overflow is not None and not chain.thought:
                 raise runner.overflow  # not even the problem fits
             runner.record.end(chain, chain.stop_reason or chain.default_stop_reason())
         except (anyio.get_cancelled_exc_class(), RunError):

@@ -64,7 +64,7 @@ class EngineStage:
         `fields` are further fields of the `Request`.
         """
         return Request(
-            request_id=f"{chain.chain_id}/{len(chain.steps)}/{self.name}{part}",
+            request_id=f"{chain.chain_id}/{len(chain.thought)}/{self.name}{part}",
             prompt_ids=array("I", prompt_ids),
             max_tokens=max_tokens,
             seed=chain.seed(self.name),

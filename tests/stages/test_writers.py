@@ -125,7 +125,7 @@ def test_no_tokens_are_not_asked_for(world: World, unit: Any) -> None:
     stage = GenerateStage("guidance", GenerateSpec(engine="target", unit=unit, max_tokens=0), here.builders)
     assert stage.requests(chain) == []
     assert chain.apply("guidance", stage.apply(chain, [])) is None
-    assert (chain.steps, chain.next_index) == ([], 1)
+    assert (chain.thought, chain.next_index) == ([], 1)
 
 
 def test_how_a_step_came_about(world: World) -> None:
