@@ -127,7 +127,7 @@ def complete_manifest(folder: Path) -> Manifest:
 
 def misplaced(wal: Path, manifest: Manifest | None) -> bool:
     """Whether a write-ahead file says of itself that it belongs to another run, table or place."""
-    label = _label_of(wal)
+    label = label_of(wal)
     here = (wal.parent.name, int(number_of(wal.name)))
     return label is not None and ((label.table, label.number) != here or (manifest is not None and label.run != manifest.run))
 
@@ -140,11 +140,11 @@ def _entry_of(part: Path) -> Entry | None:
     return None
 
 
-def _label_of(file: Path) -> Label | None:
+def label_of(file: Path) -> Label | None:
     """What a part or write-ahead file says of itself; None where it is irregular or cannot be read, too."""
     with suppress(OSError, pa.ArrowException):
         if flaw_of(file) is None:
-            schema = wal_schema(file) if file.suffix == ".arrows" else read_footer(file)
+            schema = wal_schema(file) if file.name.startswith("wal-") else read_footer(file)
             return None if schema is None else Label.of(schema.metadata)
     return None
 
@@ -251,7 +251,7 @@ class _Judge:
         """Whether the file that belongs at `home` is there, or what it has become."""
         table, _, name = home.partition("/")
         part = self._folder / table / f"part-{number_of(name)}.parquet"
-        label = _label_of(part if part.exists() else self._folder / home)
+        label = label_of(part if part.exists() else self._folder / home)
         return label is not None and (label.run, label.table, label.number) == (self.run, table, int(number_of(name)))
 
     def _lists(self, table: str) -> bool:
@@ -260,6 +260,6 @@ class _Judge:
 
     def _most_common_run(self) -> str:
         """The run that most parts of a folder without a manifest say they belong to; empty where they say nothing."""
-        labels = (_label_of(self._folder / table / name) for table, names in self._all_names.items() for name in names)
+        labels = (label_of(self._folder / table / name) for table, names in self._all_names.items() for name in names)
         runs = Counter(label.run for label in labels if label is not None)
         return runs.most_common(1)[0][0] if runs else ""

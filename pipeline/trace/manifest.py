@@ -79,6 +79,13 @@ class _Line(Struct, omit_defaults=True):
     digest: str = ""
     removed: bool = False
     files: list[Entry] | None = None
+    replaced: bool = False
+    """Whether these files are about to take the place of the whole table."""
+
+    @property
+    def ahead(self) -> bool:
+        """Whether the line is written before what it says happens."""
+        return self.replaced or bool(self.digest)
 
 
 Tables = dict[str, dict[str, Entry]]
@@ -95,7 +102,7 @@ class Manifest:
     def __init__(self, folder: Path, run: str, tables: Tables, undone: tuple[str, dict[str, Entry]] | None = None) -> None:
         self.folder, self.run, self.tables = folder, run, tables
         self._undone = undone
-        """The table of the last line, and its files without that line."""
+        """Where the last line says what is to happen: its table, and the table's files without that line."""
 
     @classmethod
     def read(cls, folder: Path) -> "Manifest | None":
@@ -110,9 +117,9 @@ class Manifest:
         tables: Tables = {}
         for line in lines[:-1]:
             _apply(tables, line)
-        table = lines[-1].table
-        undone = (table, dict(tables.get(table, {})))
-        _apply(tables, lines[-1])
+        last = lines[-1]
+        undone = (last.table, dict(tables.get(last.table, {}))) if last.ahead else None
+        _apply(tables, last)
         return cls(folder, lines[0].run, tables, undone)
 
     @classmethod
@@ -151,9 +158,9 @@ class Manifest:
         if file.name in self.tables.get(file.parent.name, {}):
             self._append(_Line(self.run, file.parent.name, file.name, removed=True))
 
-    def list_all(self, table: str, entries: Iterable[Entry]) -> None:
-        """List all files of a table, in place of those that are listed."""
-        self._append(_Line(self.run, table, files=list(entries)))
+    def list_all(self, table: str, entries: Iterable[Entry], *, replaced: bool = False) -> None:
+        """List all files of a table, in place of those that are listed; `replaced`: they are about to take its place on disk, too."""
+        self._append(_Line(self.run, table, files=list(entries), replaced=replaced))
 
     def _is_there(self, table: str, entries: Mapping[str, Entry]) -> bool:
         """Whether each of these files is there as it is listed."""

@@ -83,7 +83,7 @@ def replacing(run: Path, table: str, row: type[Struct]) -> Iterator[Callable[[Se
         yield partial(store.append, table)
         store.close()
         if manifest is not None:
-            manifest.list_all(table, store.manifest.tables[table].values())
+            manifest.list_all(table, store.manifest.tables[table].values(), replaced=True)
         if (run / table).exists():
             os.replace(run / table, draft / "former")
         os.replace(draft / table, run / table)
