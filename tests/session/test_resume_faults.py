@@ -182,7 +182,7 @@ def test_every_state_between_two_changes_of_the_folder_goes_on(source: Path, tmp
     subprocess.run([sys.executable, "-c", code, str(live), str(tmp_path / "states"), str(problems)], cwd=ROOT, check=True)
     states = sorted((tmp_path / "states").iterdir())
     assert len(states) > 30
-    for state in states[:: max(len(states) // 24, 1)]:
+    for state in states[:: max(len(states) // 12, 1)]:
         assert [str(flaw) for flaw in examine(state).flaws] == [], state
         resumed(state, problems)
         check_hangs_together(state, CHAINS)
