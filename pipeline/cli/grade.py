@@ -10,7 +10,7 @@ import msgspec
 from rich.console import Console
 from rich.progress import Progress
 
-from pipeline.cli.folder_notices import print_flaws
+from pipeline.cli.folder import print_flaws
 from pipeline.cli.main import print_line, print_page
 from pipeline.errors import UsageError
 from pipeline.grading.grader import LIMIT_S

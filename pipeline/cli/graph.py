@@ -7,7 +7,7 @@ import click
 import msgspec
 
 from pipeline.bundled import find_file
-from pipeline.cli.folder_notices import print_flaws
+from pipeline.cli.folder import print_flaws
 from pipeline.cli.main import print_line, print_notice, print_page
 from pipeline.drawing.counts import RunCounts, count_run
 from pipeline.drawing.diagram import diagram

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from pipeline.cli.folder_notices import print_flaws
+from pipeline.cli.folder import print_flaws
 from pipeline.cli.main import print_line
 from pipeline.report.extra import load
 

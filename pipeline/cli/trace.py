@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from pipeline.cli.folder_notices import print_flaws
+from pipeline.cli.folder import print_flaws
 from pipeline.cli.main import print_line
 from pipeline.errors import MissingExtra, UsageError
 from pipeline.export.output import check_output

@@ -100,7 +100,7 @@ def hold(folder: Path) -> Iterator[None]:
         pid = (folder / LOCK).read_text(errors="replace")[:20].strip()
         raise UsageError(f"{folder}: process {pid or 'unknown'} is at work in it; wait for its end") from error
     except NotRegular as error:
-        raise RunFolderError(f"{folder / LOCK}: {error}; remove it") from error
+        raise RunFolderError(f"{folder}: cannot be written: {error}; remove it") from error
     except OSError as error:
         raise RunFolderError(f"{folder}: cannot be written: {reason(error)}") from error
     try:

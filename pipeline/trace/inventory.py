@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from pipeline.errors import InputError, boundary, reason
 from pipeline.trace.manifest import Entry, Label, Manifest, Tables, number_of
-from pipeline.trace.part_file import fingerprint, read_footer
+from pipeline.trace.part_file import Fingerprint, fingerprint, read_footer
 from pipeline.trace.regular import flaw_of
 from pipeline.trace.wal import wal_schema
 
@@ -89,8 +89,8 @@ def flaws(folder: Path) -> list[str]:
 def our_files(folder: Path, table: str) -> list[Path]:
     """The files of a table that hold rows of this run, in order of their numbers: its parts, and each write-ahead file that is no part.
 
-    Raises `InputError` for a file that is a link, a pipe or another irregular one, or where the folder cannot be listed. A part of
-    the listed size is taken for the listed one, and without a manifest every file for the run's own.
+    Raises `InputError` for a pipe or another irregular file, other than a link to a part, or where the folder cannot be listed. A part
+    of the listed size is taken for the listed one, and without a manifest every file for the run's own.
     """
     with boundary(InputError, str(folder), foreign=OSError):
         found = list(_Judge(folder, by_size=True).present(table))
@@ -193,7 +193,7 @@ class _Judge:
 
     def _part(self, table: str, name: str) -> Found:
         path, entry = self._folder / table / name, self.tables.get(table, {}).get(name)
-        if flaw := flaw_of(path):
+        if flaw := flaw_of(path, follow=self._by_size):
             return Found(table, name, "irregular", flaw)
         if self._by_size and (self.manifest is None or (entry is not None and path.stat().st_size == entry.bytes)):
             return Found(table, name, "sound")
@@ -206,7 +206,7 @@ class _Judge:
             label = Label.of(read_footer(path).metadata)
         except (OSError, pa.ArrowException) as error:
             return Found(table, name, "damaged", f"cannot be read: {reason(error)}")
-        if wrong := self._misplaced(table, name, label):
+        if wrong := self._misplaced(table, name, label, there):
             return wrong
         if entry is not None:
             return Found(table, name, "changed", "was changed by another program")
@@ -231,17 +231,18 @@ class _Judge:
         label = Label.of(schema.metadata)
         if label is None and self._lists(table):
             return Found(table, name, "foreign", "is not of this run: nothing in it says so")
-        return self._misplaced(table, name, label) or Found(table, name, "sound")
+        return self._misplaced(table, name, label, None) or Found(table, name, "sound")
 
-    def _misplaced(self, table: str, name: str, label: Label | None) -> Found | None:
-        """The verdict where a file says of itself that it belongs elsewhere; None where it does not."""
+    def _misplaced(self, table: str, name: str, label: Label | None, there: Fingerprint | None) -> Found | None:
+        """The verdict where a file says of itself that it belongs elsewhere; None where it does not, or where another program made the
+        part `there` of one of the run's."""
         if label is None or table not in MAIN:
             return None
         if label.run != self.run:
             return Found(table, name, "foreign", "is of another run")
         kind, ending = ("part", "parquet") if name.startswith("part-") else ("wal", "arrows")
         home = f"{label.table}/{kind}-{label.number:05}.{ending}"
-        if home == f"{table}/{name}":
+        if home == f"{table}/{name}" or (there is not None and self.manifest is not None and there not in self.manifest.parts):
             return None
         if self._is_at_home(home):
             return Found(table, name, "doubled", f"is a copy of {home}", home)

@@ -103,6 +103,8 @@ class Manifest:
         self.folder, self.run, self.tables = folder, run, tables
         self._undone = undone
         """Where the last line says what is to happen: its table, and the table's files without that line."""
+        self.parts: set[Fingerprint] = set()
+        """Every part that was ever listed."""
 
     @classmethod
     def read(cls, folder: Path) -> "Manifest | None":
@@ -120,7 +122,10 @@ class Manifest:
         last = lines[-1]
         undone = (last.table, dict(tables.get(last.table, {}))) if last.ahead else None
         _apply(tables, last)
-        return cls(folder, lines[0].run, tables, undone)
+        found = cls(folder, lines[0].run, tables, undone)
+        found.parts = {Fingerprint(line.bytes, line.digest) for line in lines if line.digest}
+        found.parts |= {Fingerprint(entry.bytes, entry.digest) for line in lines for entry in line.files or () if entry.digest}
+        return found
 
     @classmethod
     def new(cls, folder: Path, run: str | None = None) -> "Manifest":

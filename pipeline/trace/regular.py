@@ -13,19 +13,18 @@ _KINDS = {
     stat.S_IFBLK: "a device",
     stat.S_IFCHR: "a device",
 }
-_WAYS = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 class NotRegular(OSError):
-    """A file that is to be read or replaced is no regular file of its own; the message says what it is."""
+    """A file that is to be read or replaced is no regular file of its own; the message has its name and what it is."""
 
 
-def flaw_of(path: Path) -> str | None:
+def flaw_of(path: Path, *, follow: bool = False) -> str | None:
     """What keeps the file `path` from being a regular one, as a clause such as `is a link, not a regular file`; None where nothing does.
 
-    Raises `OSError` where there is no such file.
+    `follow`: a link to a regular file is as good, because the file is read only. Raises `OSError` where there is no such file.
     """
-    return _flaw(os.lstat(path))
+    return _flaw(os.stat(path) if follow else os.lstat(path))
 
 
 def check_own(path: Path) -> None:
@@ -35,17 +34,18 @@ def check_own(path: Path) -> None:
     except FileNotFoundError:
         return
     if flaw := _flaw(found) or ("has a second name elsewhere (a hard link)" if found.st_nlink > 1 else None):
-        raise NotRegular(flaw)
+        raise NotRegular(f"{path.name} {flaw}")
 
 
-def open_regular(path: Path) -> BinaryIO:
-    """The regular file `path` open for reading; raises `NotRegular` where it is a link, a pipe or other, any `OSError` else."""
-    if flaw := flaw_of(path):
-        raise NotRegular(flaw)
-    file = open(os.open(path, os.O_RDONLY | _WAYS), "rb")  # noqa: SIM115  (the caller closes it)
+def open_regular(path: Path, *, follow: bool = False) -> BinaryIO:
+    """The regular file `path` open for reading; see `flaw_of`. Raises `NotRegular` for a link or a pipe, or another `OSError`."""
+    if flaw := flaw_of(path, follow=follow):
+        raise NotRegular(f"{path.name} {flaw}")
+    ways = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW)
+    file = open(os.open(path, ways), "rb")  # noqa: SIM115  (the caller closes it)
     if flaw := _flaw(os.fstat(file.fileno())):
         file.close()
-        raise NotRegular(flaw)
+        raise NotRegular(f"{path.name} {flaw}")
     return file
 
 

@@ -75,7 +75,7 @@ def replacing(run: Path, table: str, row: type[Struct]) -> Iterator[Callable[[Se
     Raises `RunFolderError` where the folder cannot be written.
     """
     draft = run / f".{table}"
-    with boundary(RunFolderError, f"{run / table}: cannot be written", foreign=OSError):
+    with boundary(RunFolderError, f"{run / table}: cannot write the trace", foreign=OSError):
         manifest = open_manifest(run)
     shutil.rmtree(draft, ignore_errors=True)
     store = TraceStore(draft, {table: row}, sync_every_s=math.inf, run=manifest.run if manifest else uuid.uuid4().hex)

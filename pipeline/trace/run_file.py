@@ -278,7 +278,7 @@ def _read(folder: Path) -> dict[str, Any]:
     """The raw content of the `run.json` in `folder`; raises `InputError`."""
     path = folder / FILE
     try:
-        with open_regular(path) as file:
+        with open_regular(path, follow=True) as file:
             return msgspec.json.decode(file.read(), type=dict[str, Any])
     except OSError as error:
         raise InputError(str(path), f"cannot be read: {reason(error)}; name a run folder") from error

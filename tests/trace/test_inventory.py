@@ -148,8 +148,11 @@ def test_a_file_that_is_no_regular_one_is_named_and_never_opened(runs: tuple[Pat
     path.unlink()
     {"link": lambda: path.symlink_to(other / name), "pipe": lambda: os.mkfifo(path), "folder": path.mkdir}[kind]()
     what = f"is a {'named pipe' if kind == 'pipe' else kind}, not a regular file"
-    with pytest.raises(InputError, match=what):
-        indices(run)
+    if (kind, path.suffix) == ("link", ".parquet"):
+        assert indices(run), "what is only read may lie elsewhere"
+    else:
+        with pytest.raises(InputError, match=what):
+            indices(run)
     with pytest.raises(InputError, match=f"{name} {what}"):
         check_files(run)
 

@@ -1,15 +1,47 @@
-"""`pipeline fsck RUN`: what a run folder has, what is wrong with it, and with `--repair` putting right what can be."""
+"""`pipeline errors RUN` and `pipeline fsck RUN`: what went wrong in a run, and in its folder; other commands say what they leave out."""
 
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 import click
 import msgspec
 
-from pipeline.cli.main import print_line, print_page
+from pipeline.analysis.quality.failures import failures
+from pipeline.cli.main import print_line, print_notice, print_page
 from pipeline.trace.folder import hold
 from pipeline.trace.fsck import Examination, examine
 from pipeline.trace.fsck import repair as repaired
+from pipeline.trace.inventory import flaws
+
+
+def print_flaws(runs: Iterable[Path]) -> None:
+    """Print a sentence for every file of the run folders `runs` that is missing, left out, or not as the run left it."""
+    for run in runs:
+        for sentence in flaws(run):
+            print_notice(sentence)
+
+
+@click.command()
+@click.argument("run", type=click.Path(path_type=Path), metavar="RUN")
+@click.option("--json", "as_json", is_flag=True, help="Print them as JSON.")
+@click.option("--debug", is_flag=True, help="Show tracebacks.")
+def errors(run: Path, as_json: bool, debug: bool) -> None:
+    """Group the failed chains of the run folder RUN by error, stage and message.
+
+    `pipeline resume RUN --retry-failed` tries them again.
+    """
+    print_flaws([run])
+    found = failures(run)
+    if as_json:
+        print_page(msgspec.json.encode(found))
+        return
+    if not found:
+        print_line("no chain failed")
+    for failure in found:
+        chains = ", ".join(failure.examples) + (", ..." if failure.count > len(failure.examples) else "")
+        print_line(f"{failure.count} x {failure.error_type} in {failure.stage or 'no stage'}: {failure.message}")
+        print_line(f"    {chains}")
 
 
 @click.command()
