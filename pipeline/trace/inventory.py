@@ -5,7 +5,7 @@ than that they can be read.
 """
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Literal
@@ -93,7 +93,7 @@ def our_files(folder: Path, table: str) -> list[Path]:
     of the listed size is taken for the listed one, and without a manifest every file for the run's own.
     """
     with boundary(InputError, str(folder), foreign=OSError):
-        found = list(_Judge(folder, by_size=True).present(table))
+        found = list(_Judge(folder, [table], by_size=True).present(table))
     for each in found:
         if each.verdict == "irregular":
             raise InputError(str(folder / table / each.file), each.why)
@@ -166,9 +166,9 @@ def _names(place: Path) -> list[str]:
 class _Judge:
     """Judges the files of one run folder; its manifest is read after the names, so that a live run is never ahead of it."""
 
-    def __init__(self, folder: Path, *, by_size: bool = False) -> None:
+    def __init__(self, folder: Path, tables: Sequence[str] = MAIN, *, by_size: bool = False) -> None:
         self._folder, self._by_size = folder, by_size
-        self._all_names = {table: _names(folder / table) for table in MAIN}
+        self._all_names = {table: _names(folder / table) for table in tables}
         self.manifest = Manifest.read(folder)
         self.tables: Tables = {}
         if self.manifest is not None:
@@ -186,8 +186,8 @@ class _Judge:
 
     def present(self, table: str) -> Iterator[Found]:
         """Every file of a table that is there."""
-        names = self._all_names[table] if table in MAIN else _names(self._folder / table)
-        for name in names:
+        names = self._all_names.get(table)
+        for name in _names(self._folder / table) if names is None else names:
             with suppress(FileNotFoundError):  # it has become a part meanwhile
                 yield self._wal(table, name) if name.startswith("wal-") else self._part(table, name)
 

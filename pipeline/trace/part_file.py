@@ -5,6 +5,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 from msgspec import Struct
 
@@ -12,6 +13,9 @@ from pipeline.trace.regular import open_regular
 
 _STRING_BYTES, _CONTAINERS = 16 << 20, 1 << 20
 """Bounds on the strings and lists that a footer or the head of a page may claim to have."""
+
+GROUP_ROWS = 1 << 20
+"""Most rows of a row group; programs write that many by default, this one far fewer."""
 
 
 class Fingerprint(Struct, frozen=True):
@@ -41,10 +45,16 @@ def fingerprint(part: Path) -> Fingerprint | None:
 def open_part(part: Any, **options: Any) -> pq.ParquetFile:
     """The Parquet file at a path or in an open Arrow file; the checksums of its pages, where it has any, are verified as they are read.
 
-    Raises `OSError` or an Arrow error, also later, when a damaged page is met.
+    Raises `OSError` or an Arrow error, also later, when a damaged page is met; and where a row group claims to have so many rows that
+    no program writes them together by default, which would take gigabytes.
     """
     limits = {"thrift_string_size_limit": _STRING_BYTES, "thrift_container_size_limit": _CONTAINERS}
-    return pq.ParquetFile(part, page_checksum_verification=True, **limits, **options)
+    file = pq.ParquetFile(part, page_checksum_verification=True, **limits, **options)
+    most = max((file.metadata.row_group(number).num_rows for number in range(file.num_row_groups)), default=0)
+    if most > GROUP_ROWS:
+        file.close()
+        raise pa.ArrowInvalid(f"a row group claims {most:,} rows; expected at most {GROUP_ROWS:,}")
+    return file
 
 
 def read_footer(part: Path) -> pq.FileMetaData:

@@ -184,6 +184,17 @@ def test_every_flipped_bit_of_a_part_is_noticed_or_changes_nothing(runs: tuple[P
     assert noticed
 
 
+def test_a_small_file_that_claims_gigabytes_is_a_sentence(tmp_path: Path) -> None:
+    path = tmp_path / "calls/part-00000.parquet"
+    path.parent.mkdir()
+    pq.write_table(pa.table({"call_index": pa.nulls((1 << 20) + 1, pa.int64())}), path, row_group_size=1 << 22)
+    assert path.stat().st_size < 3000
+    before = pa.total_allocated_bytes()
+    with pytest.raises(InputError, match=r"cannot be read: a row group claims 1,048,577 rows; expected at most 1,048,576"):
+        indices(tmp_path)
+    assert pa.total_allocated_bytes() == before
+
+
 def test_a_folder_without_a_manifest_is_read_as_it_is_and_said_to_have_none(runs: tuple[Path, Path]) -> None:
     run, _ = runs
     (run / FILE).unlink()
