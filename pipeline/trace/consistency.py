@@ -59,14 +59,16 @@ def find_broken(run: Path) -> list[Broken]:
 
 
 def take_back(run: Path, broken: Sequence[Broken]) -> int:
-    """Remove the rows that cannot stay, those that rest on others first; the number of bytes written for it.
+    """Remove the rows that cannot stay, those that rest on others first, rewards of steps included; the number of bytes written for it.
 
     May be interrupted and repeated. Write-ahead files must have become parts before, see `store.recover`.
     """
     by_id = {each.chain_id: each for each in broken}
     if not by_id:
         return 0
-    written = remove(run, "chains", CHAIN, _Gone(by_id, lambda chain, row: chain.again, None))
+    again = pa.array([each.chain_id for each in broken if each.again], pa.string())
+    written = remove(run, "rewards", ["chain_id"], lambda rows: pc.is_in(rows.column("chain_id"), again).to_pylist())
+    written += remove(run, "chains", CHAIN, _Gone(by_id, lambda chain, row: chain.again, None))
     written += remove(run, "steps", STEP, _Gone(by_id, lambda chain, row: row["step_index"] not in chain.steps, "step_index"))
     return written + remove(run, "calls", CALL, _Gone(by_id, lambda chain, row: row["call_index"] >= chain.calls, "call_index"))
 

@@ -16,7 +16,7 @@ from pipeline.trace.consistency import Broken, find_broken, take_back
 from pipeline.trace.folder import is_held
 from pipeline.trace.inventory import MAIN, NOT_OURS, Inventory, complete_manifest, label_of, take_inventory
 from pipeline.trace.manifest import FILE as MANIFEST
-from pipeline.trace.manifest import Manifest, number_of
+from pipeline.trace.manifest import Manifest, number_of, stands
 from pipeline.trace.part_file import open_part
 from pipeline.trace.run_file import FILE as RUN_JSON
 from pipeline.trace.run_file import RunFile
@@ -102,8 +102,10 @@ def repair(folder: Path) -> Examination:
         done += [f"{ahead} write-ahead files became parts"] if ahead else []
         for table in MAIN:
             (folder / table).mkdir(exist_ok=True)
+        done += [
+            f"{name} is missing: it is struck off the manifest" for name in lost if not stands((folder / name).parent, Path(name).name)
+        ]
         _strike_missing(complete_manifest(folder))
-        done += [f"{name} is missing: it is struck off the manifest" for name in lost]
     broken = find_broken(folder)
     if any(each.again for each in broken):
         _set_interrupted(folder)
@@ -249,6 +251,5 @@ def _strike_missing(manifest: Manifest) -> None:
     """Strike off the manifest what is neither there itself nor as the part or write-ahead file of the same number."""
     for table, files in list(manifest.tables.items()):
         for name in list(files):
-            number, place = number_of(name), manifest.folder / table
-            if not any((place / other).exists() for other in (name, f"part-{number}.parquet", f"wal-{number}.arrows")):
-                manifest.strike(place / name)
+            if not stands(manifest.folder / table, name):
+                manifest.strike(manifest.folder / table / name)

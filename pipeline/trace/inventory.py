@@ -14,7 +14,7 @@ import pyarrow as pa
 from msgspec import Struct
 
 from pipeline.errors import InputError, boundary, reason
-from pipeline.trace.manifest import Entry, Label, Manifest, Tables, number_of
+from pipeline.trace.manifest import Entry, Label, Manifest, Tables, number_of, stands
 from pipeline.trace.part_file import Fingerprint, fingerprint, read_footer
 from pipeline.trace.regular import flaw_of
 from pipeline.trace.wal import wal_schema
@@ -177,11 +177,9 @@ class _Judge:
 
     def table(self, table: str) -> Iterator[Found]:
         """Every file of a table, missing ones included."""
-        found = list(self.present(table))
-        yield from found
-        numbers = {number_of(each.file) for each in found}
+        yield from self.present(table)
         for entry in self.tables.get(table, {}).values():
-            if entry.number not in numbers:
+            if not stands(self._folder / table, entry.file):
                 yield Found(table, entry.file, "missing", "is missing")
 
     def present(self, table: str) -> Iterator[Found]:

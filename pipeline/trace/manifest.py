@@ -25,7 +25,7 @@ from msgspec import Struct
 
 from pipeline.files import sync_data, sync_folder
 from pipeline.trace.part_file import Fingerprint, fingerprint
-from pipeline.trace.regular import open_regular
+from pipeline.trace.regular import check_own, open_regular
 
 FILE = "manifest.jsonl"
 _LABEL = b"pipeline.file"
@@ -178,6 +178,7 @@ class Manifest:
 
     def _append(self, line: _Line) -> None:
         path = self.folder / FILE
+        check_own(path)
         there = path.exists()
         file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o644)
         try:
@@ -196,6 +197,12 @@ class Manifest:
             sync_folder(self.folder)
         _apply(self.tables, line)
         self._undone = None
+
+
+def stands(place: Path, name: str) -> bool:
+    """Whether a listed file of the table in `place` is there, itself or as the part or write-ahead file with its number."""
+    number = number_of(name)
+    return any(os.path.lexists(place / other) for other in (name, f"part-{number}.parquet", f"wal-{number}.arrows"))
 
 
 def number_of(name: str) -> str:

@@ -149,6 +149,15 @@ def test_nothing_is_deleted(run: Path) -> None:
     assert pipeline("fsck", run).returncode == 0
 
 
+def test_a_repair_that_was_cut_short_goes_on(run: Path) -> None:
+    """It was putting a part back into its own place."""
+    os.rename(run / "calls/part-00001.parquet", run / "calls/part-00000.parquet.moved")
+    done = pipeline("fsck", run, "--repair")
+    assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "sound")
+    assert "repaired: calls/part-00000.parquet is calls/part-00001.parquet again" in done.stdout
+    assert "is missing" not in done.stdout
+
+
 def test_a_folder_of_an_earlier_version_is_said_to_be_one_and_gets_a_manifest(run: Path) -> None:
     (run / FILE).unlink()
     assert "no manifest (of an earlier version, or lost)" in pipeline("fsck", run).stdout

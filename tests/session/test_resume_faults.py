@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 from msgspec import structs
 
+from pipeline.api import solve
 from pipeline.errors import InputError, RunFolderError
 from pipeline.session.options import resume_options
 from pipeline.session.run import Observer, run
@@ -22,7 +23,7 @@ from pipeline.trace.fsck import examine, repair
 from pipeline.trace.manifest import FILE
 from pipeline.trace.rewrite import remove
 from tests.support.hanging_together import check_hangs_together, rows
-from tests.support.paths import ROOT
+from tests.support.paths import ROOT, SIM
 from tests.support.runs import write_problems
 from tests.support.unrepeatable import solve_unrepeatably, speccot
 
@@ -215,3 +216,15 @@ def test_a_finished_run_with_a_missing_part_is_not_said_to_be_finished(source: P
     with pytest.raises(InputError, match=r"calls/part-00000\.parquet is missing; pipeline fsck .*run --repair"):
         run(options)
     assert "chains" in " ".join(repair(tmp_path / "run").repaired)
+
+
+@pytest.mark.slow
+def test_the_python_api_says_what_was_taken_back(source: Path, tmp_path: Path) -> None:
+    given: dict[str, Any] = {"engines": SIM, "batch_size": 8, "output": tmp_path / "run"}
+    solve("speccot", source / "problems.jsonl", limit=6, **given)
+    lose(tmp_path / "run", "steps", 0.2)
+    text = (tmp_path / "run/run.json").read_text()
+    (tmp_path / "run/run.json").write_text(text.replace('"finished"', '"running"'))
+    found = solve("speccot", source / "problems.jsonl", limit=6, resume=True, **given)
+    assert any("chains rows were taken back" in notice for notice in found.notices)
+    check_hangs_together(tmp_path / "run", 6)

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from pipeline.trace import rewrite
 from pipeline.trace.consistency import Broken, find_broken, take_back
-from pipeline.trace.events import CallRow, ChainRow, StepRow
+from pipeline.trace.events import CallRow, ChainRow, RewardRow, StepRow
+from pipeline.trace.inventory import take_inventory
 from pipeline.trace.rewrite import remove
 from pipeline.trace.store import TraceStore
 
@@ -79,6 +80,15 @@ def test_a_finished_chain_whose_steps_are_missing_is_taken_back_and_keeps_its_an
     assert ([(each.chain_id, each.calls) for each in found], left) == ([("c", 4 * ROUND)], [])
     assert [index for name, index in numbers(run, "steps") if name == "c"] == list(range(1, step))
     assert [name for name, _ in numbers(run, "chains")] == ["a", "b"]
+
+
+def test_rewards_of_steps_that_are_made_again_go(run: Path, blank: Blank) -> None:
+    with rewrite.replacing(run, "rewards", RewardRow) as append:
+        append([blank(RewardRow, chain_id=name, step_index=index) for name in "abc" for index in range(1, 5)])
+    drop(run, "steps", lambda name, index: (name, index) == ("c", 3))
+    again(run)
+    assert {row["chain_id"] for row in pq.read_table(run / "rewards").to_pylist()} == {"a", "b"}
+    assert [each for each in take_inventory(run).files if each.verdict != "sound"] == []
 
 
 def test_a_chain_none_of_whose_rows_are_there_but_its_end(run: Path) -> None:

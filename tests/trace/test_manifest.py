@@ -1,5 +1,6 @@
 """The manifest lists a file before it has its name, whatever cuts it short, and tells the run's own files from others."""
 
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -7,12 +8,13 @@ from typing import Any
 
 import pytest
 
-from pipeline.trace.events import CallRow, ChainRow
+from pipeline.errors import RunFolderError
+from pipeline.trace.events import CallRow, ChainRow, RewardRow
 from pipeline.trace.inventory import take_inventory
 from pipeline.trace.manifest import FILE, Label, Manifest, number_of
 from pipeline.trace.part_file import read_footer
 from pipeline.trace.regular import NotRegular
-from pipeline.trace.rewrite import remove
+from pipeline.trace.rewrite import remove, replacing
 from pipeline.trace.store import TraceStore
 
 Blank = Callable[..., Any]
@@ -101,6 +103,30 @@ def test_a_lost_manifest_is_made_again_under_the_same_name(run: Path) -> None:
     assert not take_inventory(run).listed
     TraceStore(run).close()
     assert (read(run).run, read(run).tables) == (before.run, before.tables)
+
+
+def test_it_is_not_written_where_it_has_a_second_name(run: Path, tmp_path: Path, blank: Blank) -> None:
+    os.link(run / FILE, tmp_path / "victim")
+    before = (tmp_path / "victim").read_bytes()
+    with pytest.raises(RunFolderError, match=r"manifest\.jsonl has a second name elsewhere"):
+        TraceStore(run).append("calls", [blank(CallRow)])
+    assert (tmp_path / "victim").read_bytes() == before
+
+
+@pytest.mark.parametrize("replaced", [True, False])
+def test_a_table_that_is_replaced_whole_is_the_old_one_or_the_new_one(run: Path, blank: Blank, replaced: bool) -> None:
+    def rewards(count: int) -> None:
+        with replacing(run, "rewards", RewardRow) as append:
+            append([blank(RewardRow)] * count)
+
+    rewards(2)
+    old = (run / "rewards/part-00000.parquet").read_bytes()
+    rewards(5)
+    if not replaced:  # the process ended before
+        (run / "rewards/part-00000.parquet").write_bytes(old)
+    assert [str(each) for each in take_inventory(run).files if each.verdict != "sound"] == []
+    TraceStore(run).close()
+    assert read(run).tables["rewards"]["part-00000.parquet"].rows == (5 if replaced else 2)
 
 
 @pytest.mark.parametrize("target", ["link", "folder"])
