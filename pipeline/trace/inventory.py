@@ -82,6 +82,8 @@ def flaws(folder: Path) -> list[str]:
     """Sentences about files of a run folder that are missing, and about those that are left out when it is read."""
     said = {"missing": "what is shown lacks its rows", "swapped": "its rows are shown", "changed": "its rows are shown as they are"}
     said |= dict.fromkeys(NOT_OURS, "it is left out")
+    if not folder.is_dir():
+        return []
     found = take_inventory(folder).of("missing", "swapped", "changed", *NOT_OURS)
     return [f"{folder}: {each}; {said[each.verdict]}" for each in found]
 
