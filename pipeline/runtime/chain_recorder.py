@@ -180,6 +180,7 @@ class ChainRecorder:
                 round_.wait_s,
                 self._clock.unix_ns(self._step_started),
                 self._clock.unix_ns(now),
+                self._calls,
             )
         )
         self._step_started, self._round = now, RoundTotals()
