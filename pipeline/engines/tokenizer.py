@@ -1,8 +1,8 @@
 """The `Tokenizer` contract over a Hugging Face model; the only module that loads a tokenizer of transformers."""
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import cached_property
 from typing import Any
 
@@ -53,23 +53,32 @@ class HFTokenizer:
 
     def encode(self, text: str) -> list[int]:
         """See `Tokenizer.encode`. Raises `RequestRefused` where the tokenizer fails on the text."""
-        with self._checked():
+        try:
             ids: list[int] = self._backend.encode(text, add_special_tokens=False).ids
-        return ids
+            return ids
+        except BaseException as error:
+            self._refuse(error)
+            raise
 
     def encode_parts(self, parts: Sequence[str]) -> list[int]:
         """See `Tokenizer.encode_parts`. Raises `RequestRefused` where the tokenizer fails on the text."""
-        with self._checked():
+        try:
             encoding = self._backend.encode("".join(parts), add_special_tokens=False)
             ids: list[int] = encoding.ids
             if self.control_ids.isdisjoint(ids) or self._controls_are_ours(encoding, parts):
                 return ids
             return self._marked.encode(parts)
+        except BaseException as error:
+            self._refuse(error)
+            raise
 
     def decode(self, ids: Sequence[int]) -> str:
         """See `Tokenizer.decode`. Raises `RequestRefused` where the tokenizer fails on the ids."""
-        with self._checked():
+        try:
             return str(self._backend.decode(list(ids), skip_special_tokens=False))
+        except BaseException as error:
+            self._refuse(error)
+            raise
 
     def render(self, messages: Sequence[dict[str, str]]) -> str:
         """See `Tokenizer.render`. Raises `GraphError` where the model has no template, as a reward model may, or the template fails,
@@ -90,29 +99,24 @@ class HFTokenizer:
 
     def _controls_are_ours(self, encoding: Any, parts: Sequence[str]) -> bool:
         """Whether every control token stands within one of the template's `parts`; it may have taken up white space around it."""
-        text, ours, start = "".join(parts), [], 0
+        text, ours, end = "".join(parts), [], 0
         for number, part in enumerate(parts):
-            if not number % 2:
-                ours.append((start, start + len(part)))
-            start += len(part)
-        for id_, (start, end) in zip(encoding.ids, encoding.offsets, strict=True):
-            if id_ in self.control_ids:
-                said = text[start:end]
-                start, end = end - len(said.lstrip()), start + len(said.rstrip())
-                if not any(first <= start and end <= last for first, last in ours):
-                    return False
+            start, end = end, end + len(part)
+            if part and not number % 2:
+                ours.append((start, end))
+        for place in (place for place, id_ in enumerate(encoding.ids) if id_ in self.control_ids):
+            start, end = encoding.token_to_chars(place)
+            said = text[start:end]
+            start, end = end - len(said.lstrip()), start + len(said.rstrip())
+            if not any(first <= start and end <= last for first, last in ours):
+                return False
         return True
 
-    @contextmanager
-    def _checked(self) -> Iterator[None]:
-        """Raise `RequestRefused` where the tokenizer fails. A panic of its Rust code, such as that of a regex that runs over, is no
+    def _refuse(self, error: BaseException) -> None:
+        """Raise `RequestRefused` for a failure of the tokenizer. A panic of its Rust code, such as that of a regex that runs over, is no
         `Exception`."""
-        try:
-            yield
-        except BaseException as error:
-            if isinstance(error, Exception) or _is_panic(error):
-                raise RequestRefused(f"the tokenizer of {self._model} fails: {reason(error)}") from error
-            raise
+        if isinstance(error, Exception) or _is_panic(error):
+            raise RequestRefused(f"the tokenizer of {self._model} fails: {reason(error)}") from error
 
 
 def _is_tag(text: str) -> bool:

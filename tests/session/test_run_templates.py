@@ -1,0 +1,75 @@
+"""Runs with chat templates and tokenizers that fail: one sentence before a chain starts, and an interrupt that is heard."""
+
+import json
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+from pipeline.engines.tokenizer import HFTokenizer
+from tests.support import small_server
+from tests.support.chat_models import chat_model, folder_of, write_config
+from tests.support.commands import COMMAND, pipeline
+from tests.support.paths import ROOT, TEST_SET
+
+ENDLESS = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def loaded() -> HFTokenizer:
+    """Loaded on behalf of all tests."""
+    return chat_model("qwq")
+
+
+@contextmanager
+def arguments(folder: Path, template: str) -> Iterator[list[str]]:
+    """The arguments of a run whose model, behind a server, has the tokenizer of QwQ and another chat template."""
+    (folder / "tokenizer.json").write_bytes((folder_of("qwq") / "tokenizer.json").read_bytes())
+    write_config(folder, template, eos_token="<|im_end|>")
+    with small_server.small_server(small_server.VLLM, chat_model("qwq")) as server:
+        engine = {"backend": "openai", "model": "tiny", "tokenizer": str(folder), "base_url": server.base_url}
+        (folder / "engines.yaml").write_text(json.dumps({"target": engine}))
+        options = ["--engines", str(folder / "engines.yaml"), "--limit", "2", "--output", str(folder / "out")]
+        yield ["run", str(ROOT / "graphs/target.yaml"), "--input", str(TEST_SET), *options]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("template", "what"),
+    [
+        (ENDLESS, "its chat template fails: it computes for more than 2 s"),
+        ("{{ raise_exception('no') }}", "its chat template fails: no"),
+        ("You are good.", "its chat template: leaves out a message of the chat"),
+        (
+            "{% for m in messages %}{{ m.content }}{{ m.content }}{% endfor %}",
+            "its chat template: shows a message of the chat 2 times, not once",
+        ),
+    ],
+)
+def test_a_template_that_fails_is_one_sentence_and_nothing_starts(tmp_path: Path, template: str, what: str) -> None:
+    with arguments(tmp_path, template) as words:
+        done = pipeline(*words)
+    assert done.returncode == 2
+    assert "engine 'target'" in done.stderr
+    assert done.stderr.strip().endswith(what)
+    assert not (tmp_path / "out" / "run.json").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_run_can_be_interrupted_while_a_template_computes(tmp_path: Path, number: signal.Signals) -> None:
+    with arguments(tmp_path, ENDLESS) as words:
+        process = subprocess.Popen([*COMMAND, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        try:
+            while not any("template_worker" in " ".join(child.cmdline()) for child in psutil.Process(process.pid).children()):
+                assert process.poll() is None
+            process.send_signal(number)
+            _, said = process.communicate(timeout=120)
+        finally:
+            process.kill()
+            process.wait()
+    assert (process.returncode, "Traceback" in said) == (130, False)
