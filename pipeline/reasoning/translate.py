@@ -8,7 +8,7 @@ server wrote begins or ends a turn; `</think>` at the end of a span stays what i
 from collections.abc import Mapping, Sequence
 
 from pipeline.engine import Tokenizer
-from pipeline.reasoning.prompts import THINK_CLOSE
+from pipeline.reasoning.prompts import THINK_CLOSE, THINK_OPEN
 
 
 class TokenTranslator:
@@ -32,7 +32,7 @@ class _Pair:
     def __init__(self, source: Tokenizer, target: Tokenizer, *, same: bool) -> None:
         self._target = target
         self._shared = same or source.vocabulary == target.vocabulary
-        self._close = source.special_ids.get(THINK_CLOSE)
+        self._close = source.special_ids.get(THINK_CLOSE) if THINK_OPEN in source.special_ids else None
         self._texts = {id_: text for text, id_ in source.special_ids.items()}
         moved = (id_ for text, id_ in source.special_ids.items() if target.special_ids.get(text) != id_)
         self._changed = source.control_ids.union(moved)
