@@ -18,12 +18,11 @@ from msgspec import Struct, structs
 
 from pipeline.data.problems import open_problems
 from pipeline.engine import Engine, EngineStatistics, Fact
-from pipeline.engines.chat_template import end_rendering
 from pipeline.engines.registry import open_engines
-from pipeline.errors import GraphError, Interrupted, PipelineError, RequestRefused, boundary
+from pipeline.errors import Interrupted, PipelineError
 from pipeline.grading.grader import BESIDE_ENGINES, Grader, default_workers
 from pipeline.graph.plan import Plan
-from pipeline.reasoning.prompts import INSTRUCTION, PromptBuilder
+from pipeline.reasoning.prompts import PromptBuilder
 from pipeline.runtime.chain_recorder import Clock, Progress
 from pipeline.runtime.executor import Executor, Settings
 from pipeline.runtime.inline_grader import GradingStatistics, InlineGrader, open_inline_grader
@@ -31,6 +30,7 @@ from pipeline.runtime.lane import Lane
 from pipeline.runtime.resume_state import ResumeState
 from pipeline.runtime.rows import RowSink, Tee
 from pipeline.runtime.schedule import SCHEDULES
+from pipeline.session.builders import prompt_builders
 from pipeline.session.loop import in_loop, loop_clock
 from pipeline.session.options import RunOptions
 from pipeline.session.preflight import Preflight, load_plan, new_record, notices, preflight
@@ -197,32 +197,9 @@ async def solve_on(
     `opening`: when their opening began, by `time.monotonic`; None: they were open before.
     """
     engines = {role: engines[role] for role in ready.checked.plan.engines}
-    builders = await _prompt_builders(ready.checked, engines)
+    builders = await prompt_builders(ready.checked, engines)
     now = time.monotonic()
     return await execute(opened(ready, engines, builders, now - (now if opening is None else opening)), observer, stop or Stop())
-
-
-async def _prompt_builders(checked: Preflight, engines: Mapping[str, Engine]) -> dict[str, PromptBuilder]:
-    """The prompt builder of each role. Raises `GraphError` for a tokenizer or a chat template that fails."""
-    instruction = INSTRUCTION if checked.plan.instruction is None else checked.plan.instruction
-
-    def build() -> dict[str, PromptBuilder]:
-        builders = {}
-        for role, engine in engines.items():
-            where = f"engine {role!r}"
-            if not hasattr(engine.tokenizer, "encode_parts"):
-                raise GraphError(
-                    where, "its tokenizer has no `encode_parts`; see `pipeline.engine.Tokenizer` for what a tokenizer must have"
-                )
-            with boundary(GraphError, where, foreign=RequestRefused):
-                builders[role] = PromptBuilder(engine.tokenizer, instruction, f"{where}: its chat template")
-        return builders
-
-    try:
-        # A template may compute up to its limit, and a signal is to be heard meanwhile; a virtual clock waits for no thread.
-        return build() if checked.virtual_time else await anyio.to_thread.run_sync(build, abandon_on_cancel=True)
-    finally:
-        end_rendering()
 
 
 def opened(ready: Ready, engines: Mapping[str, Engine], builders: Mapping[str, PromptBuilder], startup_s: float) -> Opened:

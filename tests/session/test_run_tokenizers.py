@@ -4,7 +4,7 @@ import json
 import signal
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
@@ -62,19 +62,29 @@ def test_a_template_that_fails_is_one_sentence_and_nothing_starts(tmp_path: Path
     assert not (tmp_path / "out" / "run.json").exists()
 
 
+def renders(pid: int) -> bool:
+    """Whether the process `pid` has a worker that renders."""
+    found = False
+    for child in psutil.Process(pid).children():
+        with suppress(psutil.Error):  # it ended meanwhile
+            found = found or "template_worker" in " ".join(child.cmdline())
+    return found
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_run_can_be_interrupted_while_a_template_computes(tmp_path: Path, number: signal.Signals) -> None:
-    with arguments(tmp_path, ENDLESS) as words:
-        process = subprocess.Popen([*COMMAND, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    with (
+        arguments(tmp_path, ENDLESS) as words,
+        subprocess.Popen([*COMMAND, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process,
+    ):
         try:
-            while not any("template_worker" in " ".join(child.cmdline()) for child in psutil.Process(process.pid).children()):
+            while not renders(process.pid):
                 assert process.poll() is None
             process.send_signal(number)
             _, said = process.communicate(timeout=120)
         finally:
             process.kill()
-            process.wait()
     assert (process.returncode, "Traceback" in said) == (130, False)
 
 
