@@ -13,6 +13,7 @@ from pipeline.engines import chat_template
 from pipeline.engines.chat_template import ChatTemplate, end_rendering
 from pipeline.errors import GraphError
 
+pytestmark = pytest.mark.slow
 SAID = [{"role": "user", "content": "a"}]
 
 
@@ -40,7 +41,6 @@ def test_a_template_has_what_transformers_gives_it(source: str, text: str) -> No
     assert rendered(source, bos_token="<s>") == text
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("source", "why"),
     [
@@ -62,7 +62,6 @@ def test_a_template_beyond_its_limits_is_one_sentence_and_the_next_one_is_render
     assert rendered("fine") == "fine"
 
 
-@pytest.mark.slow
 def test_a_worker_that_is_killed_is_one_sentence_and_another_one_starts() -> None:
     assert rendered("fine") == "fine"
     process = chat_template._RENDERER._process
@@ -74,7 +73,6 @@ def test_a_worker_that_is_killed_is_one_sentence_and_another_one_starts() -> Non
     assert rendered("fine") == "fine"
 
 
-@pytest.mark.slow
 def test_rendering_can_be_ended_from_another_thread() -> None:
     assert rendered("fine") == "fine"
     failed: list[GraphError] = []
@@ -98,7 +96,6 @@ def test_rendering_can_be_ended_from_another_thread() -> None:
     assert chat_template._RENDERER._process is None
 
 
-@pytest.mark.slow
 def test_a_worker_does_not_run_code_of_the_folder_that_the_user_is_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "jinja2.py").write_text("raise SystemExit('foreign code')")
     monkeypatch.chdir(tmp_path)
