@@ -1,6 +1,7 @@
 """The `Tokenizer` contract over a Hugging Face model; the only module that loads a tokenizer of transformers."""
 
 import hashlib
+import re
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import cached_property
@@ -9,6 +10,9 @@ from typing import Any
 from pipeline.engines.chat_template import ChatTemplate
 from pipeline.engines.plain_text import Marked
 from pipeline.errors import GraphError, RequestRefused, boundary, reason
+
+_MARKUP = re.compile(r"[<>\[\]|#~@^=*_]")
+"""A character that markup has and words have not."""
 
 
 def count_through_stop(ids: Sequence[int], stop: str, decode: Callable[[Sequence[int]], str]) -> int:
@@ -42,13 +46,13 @@ class HFTokenizer:
     def control_ids(self) -> frozenset[int]:
         """See `Tokenizer.control_ids`.
 
-        Tokenizers hold words and white space among their added tokens, too. Control tokens are those that are marked as special, that
-        are written as a tag (`<think>` is not marked in the tokenizers of R1 and Qwen3), or that the chat template names.
+        Tokenizers hold words, digits and white space among their added tokens, too. Control tokens are those that are marked as special,
+        that are written as a tag (`<think>` is not marked in the tokenizers of R1 and Qwen3), or that are markup of the chat template.
         """
         template = str(self._hf.chat_template or "")
-        marked = {id_ for id_, token in self._backend.get_added_tokens_decoder().items() if token.special}
+        marked = {id_ for id_, token in self._backend.get_added_tokens_decoder().items() if token.special and token.content}
         return frozenset(
-            id_ for text, id_ in self.special_ids.items() if id_ in marked or _is_tag(text) or (text.strip() and text in template)
+            id_ for text, id_ in self.special_ids.items() if id_ in marked or _is_tag(text) or (_MARKUP.search(text) and text in template)
         )
 
     def encode(self, text: str) -> list[int]:
@@ -120,7 +124,7 @@ class HFTokenizer:
 
 
 def _is_tag(text: str) -> bool:
-    return len(text) > 2 and text[0] + text[-1] in ("<>", "[]")
+    return text[:1] + text[-1:] in ("<>", "[]") and any(map(str.isalpha, text))
 
 
 def _is_panic(error: BaseException) -> bool:

@@ -30,12 +30,13 @@ class _Pair:
     """Translates what one tokenizer's engine wrote for another tokenizer's, or the same one's."""
 
     def __init__(self, source: Tokenizer, target: Tokenizer, *, same: bool) -> None:
-        self._target = target
+        self._source, self._target = source, target
         self._shared = same or source.vocabulary == target.vocabulary
         self._close = source.special_ids.get(THINK_CLOSE) if THINK_OPEN in source.special_ids else None
         self._texts = {id_: text for text, id_ in source.special_ids.items()}
         moved = (id_ for text, id_ in source.special_ids.items() if target.special_ids.get(text) != id_)
-        self._changed = source.control_ids.union(moved)
+        # An id that the source's tokenizer does not know, as a model has it that was made for more tokens, may control the target's chats.
+        self._changed = source.control_ids.union(target.control_ids, moved)
         """Ids that do not stay as they are."""
         self._controls = source.control_ids
         self._known: dict[int, list[int]] = {}
@@ -60,8 +61,8 @@ class _Pair:
         """The target's ids for a token that does not stay as it is."""
         known = self._known.get(token)
         if known is None:
-            text = self._texts[token]
-            own = self._target.special_ids.get(text)
-            spelled = token in self._controls or own is None
-            known = self._known[token] = self._target.encode_parts(["", text]) if spelled or own is None else [own]
+            text = self._texts.get(token)
+            own = None if text is None or token in self._controls else self._target.special_ids.get(text)
+            said = self._source.decode([token]) if text is None else text
+            known = self._known[token] = self._target.encode_parts(["", said]) if own is None else [own]
         return known

@@ -54,6 +54,18 @@ def test_a_token_that_the_template_names_controls_a_chat_however_it_is_written(t
     assert "~over~" in controls_of(HFTokenizer(str(tmp_path)))
 
 
+def test_no_added_word_or_digit_controls_a_chat_even_where_the_template_holds_it(tmp_path: Path) -> None:
+    for file in folder_of("qwen3").iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    words = ["0", "user", "content", "[1]", "<=>", "{%"]
+    changed = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    changed.add_tokens(words)
+    changed.save(str(tmp_path / "tokenizer.json"))
+    tokenizer = HFTokenizer(str(tmp_path))
+    assert set(words) <= tokenizer.special_ids.keys() - set(controls_of(tokenizer))
+    assert tokenizer.encode_parts(["", "10 user [1]"]) == tokenizer.encode("10 user [1]")
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_every_control_token_is_spelled_out_in_a_text_and_is_none_in_a_template(name: str) -> None:
     tokenizer = chat_model(name)

@@ -166,3 +166,13 @@ def test_a_candidate_keeps_the_ids_that_were_sampled() -> None:
     assert stage.span(Candidate(ids=ids, text="", cumulative_logprob=None, finish_reason="stop", stop_reason="\n\n")).ids == ids
     spelled = TokenTranslator({"draft": tokenizer}).translate("draft", "draft", ids, "")
     assert (tokenizer.decode(spelled), controls_of(tokenizer, spelled)) == ("So <|user|>.\n\n", [])
+
+
+def test_an_id_that_only_the_judge_s_tokenizer_knows_is_no_control_token_there() -> None:
+    """A server may send any id below the size of its model, which is often larger than its tokenizer."""
+    drafter, judge = load("llama-3"), load("r1-distill-llama")
+    assert drafter.vocabulary == judge.vocabulary
+    translator = TokenTranslator({"draft": drafter, "target": judge})
+    for id_ in judge.control_ids:
+        said = translator.translate("draft", "target", (*drafter.encode("So"), id_, id_), "So")
+        assert controls_of(judge, said) == []
