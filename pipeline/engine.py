@@ -187,11 +187,23 @@ class Tokenizer(Protocol):
     """Ids of the end-of-sequence tokens."""
 
     @property
+    def control_ids(self) -> frozenset[int]:
+        """Those of `special_ids` that mean more than their text, such as the beginning of a turn or of a thought."""
+
+    @property
     def vocabulary(self) -> str:
         """Fingerprint of the ordinary (not special) tokens: where two agree, their ids can be shared."""
 
     def encode(self, text: str) -> list[int]:
-        """Ids of `text` with nothing added; the text of special tokens becomes their ids."""
+        """Ids of `text` with nothing added; the text of special tokens becomes their ids. Only for what a template or this program
+        wrote: see `encode_parts`."""
+
+    def encode_parts(self, parts: Sequence[str]) -> list[int]:
+        """Ids of all `parts` as one text, with nothing added. The first, third, ... are a template's, as `encode` takes it; the second,
+        fourth, ... were written by others, and none of their characters becomes part of a token of `control_ids`.
+
+        Where they hold no text of such a token the ids are those of `encode` for the joined parts.
+        """
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of `ids`, special tokens included."""

@@ -4,6 +4,9 @@ A prompt only ever grows at its end. The generation context is the template over
 thought; a verification appends a turn to exactly these ids, so that the engine's prefix cache holds all but the new
 turn. Turns are cut once from the template around sentinels; an earlier turn is never rendered again (templates such
 as R1's drop a thought that stands before `</think>` when they render it).
+
+What users, data and models wrote is text in every prompt: only the template's parts, and the marks of a thought that are written here,
+become control tokens (`Tokenizer.encode_parts`).
 """
 
 import string
@@ -12,7 +15,8 @@ from collections.abc import Sequence
 from typing import NamedTuple, TypeAlias
 
 from pipeline.engine import Tokenizer
-from pipeline.errors import RequestRefused
+from pipeline.errors import GraphError, RequestRefused
+from pipeline.reasoning.template import ASKED, SAID, parts_of, stripped_margins
 
 DELIMITER = "\n\n"
 """The text that ends a step (SpecReason's implementation cuts at blank lines; SpecCoT does not say where)."""
@@ -30,8 +34,6 @@ CHOOSE_ONE_QUESTION = "Which candidate is right and leads on best? Answer with i
 CHOOSE_PREFILL = "Best candidate: "
 SCORE_QUESTION = "Rate the last step of your reasoning from 0 (wrong) to 9 (right and useful). Answer with the digit."
 SCORE_PREFILL = "Score: "
-SAID, ASKED = "q1w2said", "q1w2asked"
-"""Placeholders of an assistant's and a user's text while a template is cut; no template changes or contains them."""
 WORDINGS = (INSTRUCTION, CHOOSE_INTRO, CHOOSE_QUESTION, CHOOSE_PREFILL, SCORE_QUESTION, SCORE_PREFILL)
 """The texts that the bundled models were trained on and the bundled tokenizer has whole; the other texts they have never seen."""
 
@@ -49,16 +51,17 @@ class OptionPrompt(NamedTuple):
 class PromptBuilder:
     """Builds the prompts of one engine with its tokenizer and its chat template."""
 
-    def __init__(self, tokenizer: Tokenizer, instruction: str = INSTRUCTION) -> None:
-        """`instruction` follows every problem as it stands."""
-        self.tokenizer, self.instruction = tokenizer, instruction
+    def __init__(self, tokenizer: Tokenizer, instruction: str = INSTRUCTION, where: str = "its chat template") -> None:
+        """`instruction` follows every problem as it stands. Raises `GraphError` at `where` for a template that cannot ask a problem."""
+        self.tokenizer, self.instruction, self._where = tokenizer, instruction, where
         special = tokenizer.special_ids
         self.thinks = THINK_OPEN in special and THINK_CLOSE in special
         self.think_close_id: int | None = special[THINK_CLOSE] if self.thinks else None
         self.delimiter_ids = tokenizer.encode(DELIMITER)
         self.close_thought_ids = tokenizer.encode(f"{THINK_CLOSE}{DELIMITER}" if self.thinks else DELIMITER)
-        self._open_turn, self._reply = self._cut_turn()
-        self._generation = self._render(SAID).split(SAID)
+        self._before, self._after = self._around()
+        self._margins = stripped_margins(self._around)
+        self._turn: tuple[Array, str] | GraphError = self._cut_turn()
         self._step_ends: dict[tuple[int, ...], bool] = {}
         self._intro_ids = {unit: array("I", tokenizer.encode(intro)) for unit, intro in INTROS.items()}
         self._label_ids = [array("I", tokenizer.encode(f"[{label}] ")) for label in LABELS]
@@ -66,10 +69,8 @@ class PromptBuilder:
 
     def generation(self, problem: str) -> list[int]:
         """The token ids of the prompt that asks `problem`, up to where the thought begins."""
-        content = problem + self.instruction
-        before, after = self._generation
-        text = before + content + after if self._verbatim(content) else self._render(content)
-        return self.tokenizer.encode(text)
+        content = (problem + self.instruction).lstrip(self._margins.left).rstrip(self._margins.right)
+        return self.tokenizer.encode_parts([self._before, content, self._after])
 
     def choose(
         self, context: Sequence[int], candidates: Sequence[Sequence[int]], *, unit: str = "step", reject: bool = True
@@ -98,7 +99,7 @@ class PromptBuilder:
         """`context`, then a turn of the user, then a reply that begins with `prefill` and goes on with one of the `options`.
 
         A verifier's own question is asked with this. `turn` is a text, or texts and token ids in the order in which they are
-        said, the last one a text: texts are encoded one by one, so that ids among them stand in the prompt as they are. The
+        said, the last one a text: texts are encoded one by one and stay text, ids among them stand in the prompt as they are. The
         prompt repeats `context` to the last token, which an engine's prefix cache holds. Raises `RequestRefused` where the
         engine's tokenizer has no single token for one of the `options` at that place; `can_name` tells before.
         """
@@ -107,9 +108,9 @@ class PromptBuilder:
         if len(option_ids) < len(options):
             raise RequestRefused(f"the engine's tokenizer has no single token for {options[len(option_ids)]!r} after {prefill!r}")
         ids = array("I", context)
-        ids += self._open_turn
+        ids += self._cut()[0]
         for part in parts:
-            ids.extend(self.tokenizer.encode(part) if isinstance(part, str) else part)
+            ids.extend(self.tokenizer.encode_parts(["", part]) if isinstance(part, str) else part)
         ids += tail
         return OptionPrompt(ids, option_ids)
 
@@ -118,14 +119,12 @@ class PromptBuilder:
         with `prefill`."""
         return len(self._question(question, prefill, tuple(options))[1]) == len(options)
 
-    def _render(self, content: str) -> str:
-        text = self.tokenizer.render([{"role": "user", "content": content}])
-        return text if not self.thinks or text.rstrip().endswith(THINK_OPEN) else f"{text}{THINK_OPEN}\n"
-
-    @staticmethod
-    def _verbatim(content: str) -> bool:
-        """Whether every template leaves `content` unchanged: some strip it, none changes it in another way."""
-        return content == content.strip()
+    def _around(self, margin: str = "") -> list[str]:
+        """What the template puts before and behind a user's text, between which it leaves of `margin` on either side what it leaves."""
+        text = self.tokenizer.render([{"role": "user", "content": f"{margin}{SAID}{margin}"}])
+        if self.thinks and not text.rstrip().endswith(THINK_OPEN):
+            text += f"{THINK_OPEN}\n"
+        return parts_of(text, SAID, where=self._where)
 
     def _ends_step(self, tail: tuple[int, ...]) -> bool:
         """Does a candidate with these last two ids end in the delimiter?"""
@@ -134,8 +133,14 @@ class PromptBuilder:
             known = self._step_ends[tail] = self.tokenizer.decode(tail).endswith(DELIMITER)
         return known
 
-    def _cut_turn(self) -> tuple[Array, str]:
-        """Ids between an assistant's turn and the user's next one, and the text from the end of that to the reply."""
+    def _cut(self) -> tuple[Array, str]:
+        """Ids between an assistant's turn and the user's next one, and the text from the end of that to the reply. Raises `GraphError`."""
+        if isinstance(self._turn, GraphError):
+            raise self._turn
+        return self._turn
+
+    def _cut_turn(self) -> tuple[Array, str] | GraphError:
+        """See `_cut`; the error of a template without such turns, which only an engine that judges needs."""
         text = self.tokenizer.render(
             [
                 {"role": "user", "content": "q1w2first"},
@@ -143,7 +148,10 @@ class PromptBuilder:
                 {"role": "user", "content": ASKED},
             ]
         )
-        before, _, reply = text.partition(SAID)[2].partition(ASKED)
+        try:
+            _, before, reply = parts_of(text, SAID, ASKED, where=self._where)
+        except GraphError as error:
+            return error
         if self.thinks:
             if reply.rstrip().endswith(THINK_OPEN):
                 reply = reply.rstrip().removesuffix(THINK_OPEN)
@@ -162,7 +170,8 @@ class PromptBuilder:
         return known
 
     def _cut_question(self, question: str, prefill: str, labels: tuple[str, ...]) -> tuple[Array, tuple[int, ...]]:
-        whole = [self.tokenizer.encode(question + self._reply + prefill + label) for label in labels]
+        reply = self._cut()[1] + prefill
+        whole = [self.tokenizer.encode_parts(["", question, reply + label]) for label in labels]
         tail = whole[0][:-1]
         usable: list[int] = []
         for ids in whole:

@@ -22,7 +22,7 @@ from pipeline.engines.registry import open_engines
 from pipeline.errors import Interrupted, PipelineError
 from pipeline.grading.grader import BESIDE_ENGINES, Grader, default_workers
 from pipeline.graph.plan import Plan
-from pipeline.reasoning.prompts import INSTRUCTION, PromptBuilder
+from pipeline.reasoning.prompts import PromptBuilder
 from pipeline.runtime.chain_recorder import Clock, Progress
 from pipeline.runtime.executor import Executor, Settings
 from pipeline.runtime.inline_grader import GradingStatistics, InlineGrader, open_inline_grader
@@ -30,6 +30,7 @@ from pipeline.runtime.lane import Lane
 from pipeline.runtime.resume_state import ResumeState
 from pipeline.runtime.rows import RowSink, Tee
 from pipeline.runtime.schedule import SCHEDULES
+from pipeline.session.builders import prompt_builders
 from pipeline.session.loop import in_loop, loop_clock
 from pipeline.session.options import RunOptions
 from pipeline.session.preflight import Preflight, load_plan, new_record, notices, preflight
@@ -204,16 +205,15 @@ async def solve_on(
 
     `opening`: when their opening began, by `time.monotonic`; None: they were open before.
     """
-    now = time.monotonic()
     engines = {role: engines[role] for role in ready.checked.plan.engines}
-    return await execute(opened(ready, engines, now - (now if opening is None else opening)), observer, stop or Stop())
+    builders = await prompt_builders(ready.checked, engines)
+    now = time.monotonic()
+    return await execute(opened(ready, engines, builders, now - (now if opening is None else opening)), observer, stop or Stop())
 
 
-def opened(ready: Ready, engines: Mapping[str, Engine], startup_s: float) -> Opened:
+def opened(ready: Ready, engines: Mapping[str, Engine], builders: Mapping[str, PromptBuilder], startup_s: float) -> Opened:
     """Build the stages for open engines, and write `run.json`. Raises `GraphError` where a tokenizer cannot be used with the graph."""
     checked, record = ready.checked, ready.record
-    instruction = INSTRUCTION if checked.plan.instruction is None else checked.plan.instruction
-    builders = {role: PromptBuilder(engine.tokenizer, instruction) for role, engine in engines.items()}
     stages = build_stages(checked.plan, builders, str(checked.options.graph))
     rewritten = ready.rewritten_bytes
     if checked.folder is not None and checked.old is not None:

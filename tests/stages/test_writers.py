@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.engine import Request
+from pipeline.engine import Candidate, Completion, Request, Usage
 from pipeline.graph.spec import UntilSpec
 from pipeline.reasoning.chain import Outcome
 from pipeline.stages.answer import AnswerSpec, AnswerStage
@@ -195,3 +195,19 @@ def test_an_answer_is_kept_as_it_was_written(world: World) -> None:
     here = world()
     said = answer(here).apply(here.chain(), [here.said("It is \\boxed{5}", role="target")]).answer
     assert said == here.span("target", "It is \\boxed{5}")
+
+
+def test_a_response_that_spells_out_the_end_of_its_thought_is_split_where_it_ends(world: World) -> None:
+    here = world(target="tiny")
+    tokenizer = here.tokenizers["target"]
+    ids = (
+        *tokenizer.encode_parts(["", "I write </think> and "]),
+        *tokenizer.encode("</think>5 "),
+        *tokenizer.encode_parts(["", "</think>"]),
+    )
+    text = tokenizer.decode(ids)
+    candidate = Candidate(ids=ids, text=text, cumulative_logprob=None, finish_reason="stop")
+    completion = Completion(candidates=(candidate,), usage=Usage(input_tokens=1))
+    outcome = generate(here, "response").apply(here.chain(), [completion])
+    assert (outcome.step.text, outcome.answer.text) == ("I write </think> and </think>", "5 </think>")
+    assert tokenizer.decode(outcome.step.ids) == outcome.step.text

@@ -18,7 +18,7 @@ from pipeline.engines.openai.engine import Deployment, OpenAIEngine, ServedToken
 from pipeline.engines.openai.probe import ProbedServer, ServedModel, context_length, find_model, probe_server
 from pipeline.engines.openai.request import MANY, PRIORITY, SCORING, Capabilities, shared_capabilities
 from pipeline.engines.openai.spec import OpenAISpec
-from pipeline.errors import GraphError, install_command
+from pipeline.errors import GraphError, boundary, install_command
 from pipeline.machine import Machine
 from pipeline.tasks import background_tasks, gather
 
@@ -79,10 +79,13 @@ async def _survey(role: str, spec: OpenAISpec, servers: Sequence[Server]) -> tup
 
 def _load_tokenizer(role: str, spec: OpenAISpec) -> ServedTokenizer:
     try:
-        return ServedTokenizer(resolve(role, spec.tokenizer or spec.model))
+        tokenizer = ServedTokenizer(resolve(role, spec.tokenizer or spec.model))
     except GraphError as error:
         remedy = "" if spec.tokenizer else "; set tokenizer to the folder or the hub name of the model's own"
         raise GraphError(_where(role), f"{error}{remedy}") from error
+    with boundary(GraphError, _where(role), foreign=GraphError):
+        tokenizer.render([{"role": "user", "content": "0 or 1?"}])  # a template that computes up to its limit does so in this thread
+    return tokenizer
 
 
 def facts(deployment: Deployment, can: Capabilities, probed: Sequence[ProbedServer]) -> dict[str, Fact]:

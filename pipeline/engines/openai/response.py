@@ -13,6 +13,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 
 from pipeline.engine import Candidate, Completion, FinishReason, Request, Timing, Tokenizer, Usage
 from pipeline.engines.openai.request import Capabilities, stop_texts
+from pipeline.engines.openai.text_mode import answer_ids
 from pipeline.engines.tokenizer import count_through_stop
 
 _LEAST_LOGPROB = -9998.0
@@ -215,7 +216,7 @@ def _candidate_of_text(request: Request, choice: Choice, can: Capabilities, toke
     if asked and text and not logprobs:
         raise Malformed("has no log probabilities, which were asked for")
     total = math.fsum(logprobs) if asked else None
-    return Candidate(ids=tuple(tokenizer.encode(text)), text=text, cumulative_logprob=total, finish_reason=finish, stop_reason=stop)
+    return Candidate(ids=answer_ids(tokenizer, text), text=text, cumulative_logprob=total, finish_reason=finish, stop_reason=stop)
 
 
 def _end_of_text(

@@ -21,7 +21,8 @@ class OpenAISpec(EngineSpec, frozen=True, kw_only=True, tag="openai"):
     max_model_len: Annotated[int, Meta(ge=16)] | None = None
     """Context length in tokens; by default what the server says."""
     prompts: Literal["auto", "ids", "text"] = "auto"
-    """How prompts are sent; `auto`: as token ids where the server takes them and returns ids, else as text."""
+    """How prompts are sent; `auto`: as token ids where the server takes them and returns ids, else as text. In a text a space follows the
+    first character of a special token that a problem or an answer spells out, or the server would take it for the token."""
     max_retries: Annotated[int, Meta(ge=0, le=100)] = 8
     """See `EngineSpec.max_retries`; servers are often unavailable for a moment."""
     reconnect_s: PositiveSeconds = 180.0
