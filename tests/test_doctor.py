@@ -2,18 +2,20 @@
 
 import json
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 
 import anyio
 import pytest
 
-from pipeline.doctor import BackendState, Diagnosis, RoleState, backend_states, diagnose, examine, handover, load_roles
+from pipeline.doctor import BackendState, Diagnosis, RoleState, backend_states, diagnose, examine, handover, load_roles, read_tokenizers
 from pipeline.engine import Finding
 from pipeline.engines.openai.spec import OpenAISpec
 from pipeline.engines.sim.spec import SimDeviceSpec, SimSpec
 from pipeline.engines.torch.spec import TorchSpec
 from pipeline.engines.vllm.spec import VllmSpec
 from pipeline.errors import GraphError
+from pipeline.graph.spec import EngineSpec
 from pipeline.machine import GIB, Gpu, Machine
 
 ROOT = Path(__file__).parent.parent
@@ -107,9 +109,15 @@ def test_another_file_is_refused(tmp_path: Path, content: str, said: str) -> Non
         load_roles(path, [])
 
 
+def told(specs: Mapping[str, EngineSpec]) -> str | None:
+    vocabularies, broken = read_tokenizers(specs)
+    assert broken == {}
+    return handover(vocabularies)
+
+
 def test_roles_of_one_vocabulary_share_ids(tmp_path: Path) -> None:
     tiny = {role: TorchSpec(model=f"bundled:tiny-{role}") for role in ("draft", "target")}
-    assert handover(tiny) == "draft and target have one vocabulary: steps pass as token ids"
+    assert told(tiny) == "draft and target have one vocabulary: steps pass as token ids"
     other = tmp_path / "other"
     shutil.copytree(ROOT / "pipeline/models/tiny-draft", other)
     tokenizer = json.loads((other / "tokenizer.json").read_text())
@@ -117,9 +125,10 @@ def test_roles_of_one_vocabulary_share_ids(tmp_path: Path) -> None:
     first, second = [token for token in vocabulary if token.isalpha()][:2]
     vocabulary[first], vocabulary[second] = vocabulary[second], vocabulary[first]
     (other / "tokenizer.json").write_text(json.dumps(tokenizer))
-    told = handover(tiny | {"judge": OpenAISpec(model="served", base_url="http://localhost/v1", tokenizer=str(other))})
-    assert told == "different vocabularies (draft and target | judge): steps pass as text, which each side encodes anew"
+    judged = tiny | {"judge": OpenAISpec(model="served", base_url="http://localhost/v1", tokenizer=str(other))}
+    said = "different vocabularies (draft and target | judge): steps pass as text, which each side encodes anew"
+    assert told(judged) == said
 
 
 def test_models_that_are_not_here_tell_nothing_of_their_tokens() -> None:
-    assert handover({"a": TorchSpec(model="nobody/model"), "b": TorchSpec(model="bundled:tiny-draft"), "c": SIM}) is None
+    assert told({"a": TorchSpec(model="nobody/model"), "b": TorchSpec(model="bundled:tiny-draft"), "c": SIM}) is None

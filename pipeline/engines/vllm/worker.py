@@ -171,6 +171,19 @@ class VllmServer:
         return max(0.0, self._gauges.last_s - self._busy_since)
 
 
+def flaw_in_weights(setup: Setup, spec: "VllmSpec") -> tuple[bool, str | None]:
+    """Whether the weights are on this machine, and what is wrong with their tensors: vLLM leaves what it does not find at random."""
+    from pipeline.engines.model_card import local_folder
+    from pipeline.engines.torch.tensors import flaw_in_tensors
+
+    if spec.load_format == "dummy":
+        return True, None
+    inner = spec.speculative_config
+    folders = [local_folder(model) for model in (setup.model, inner.model if inner else None) if model]
+    flaws = (flaw_in_tensors(str(folder), own_class=True) for folder in folders if folder is not None)
+    return None not in folders, next(filter(None, flaws), None)
+
+
 def load(setup: Setup, spec: "VllmSpec", gauges: Gauges) -> "AsyncLLM":
     """Start vLLM with the model of `setup`; raises what vLLM raises."""
     from vllm.engine.arg_utils import AsyncEngineArgs
@@ -226,7 +239,13 @@ async def work(connection: ParentConnection, setup: Setup) -> None:
 
     spec, gauges = setup.spec_as(VllmSpec), Gauges()
     try:
-        engine = load(setup, spec, gauges)
+        here, flaw = flaw_in_weights(setup, spec)
+        if flaw is None:
+            engine = load(setup, spec, gauges)
+            flaw = None if here else flaw_in_weights(setup, spec)[1]
+        if flaw is not None:
+            connection.send(Failed(flaw))
+            return
         server = VllmServer(engine, spec, setup.model, gauges)
     except Exception as error:
         traceback.print_exc()
