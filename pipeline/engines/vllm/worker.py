@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from pipeline.engine import Completion, EngineStatistics, Fact, Request, Speculation
 from pipeline.engines.meter import UsageMeter
 from pipeline.engines.process.wire import Abort, Failed, PrefixCacheIsEmpty, Ready, Report, ResetPrefixCache, Setup, Submit
-from pipeline.engines.process.worker import REPORT_EVERY_S, ParentConnection
+from pipeline.engines.process.worker import REPORT_EVERY_S, ParentConnection, end_with_parent
 
 if TYPE_CHECKING:
     from vllm.v1.engine.async_llm import AsyncLLM
@@ -271,6 +271,7 @@ def main() -> None:
 if __name__ == "__mp_main__":  # one of the processes that vLLM spawns; they load this module first
     from pipeline.engines.vllm.cpu_patch import apply_cpu_patch
 
+    end_with_parent()
     apply_cpu_patch()
 if __name__ == "__main__":
     try:
