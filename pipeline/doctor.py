@@ -113,8 +113,13 @@ async def examine(specs: Mapping[str, EngineSpec], machine: Machine) -> dict[str
 
 
 def with_tensors(examined: Mapping[str, Examination | None], machine: Machine) -> dict[str, Examination | None]:
-    """`examined` with what is wrong with the tensors of the weights that would be loaded; transformers looks in a process of its own."""
-    asked = list(dict.fromkeys(each for found in examined.values() if found is not None for each in found.checkpoints))
+    """`examined` with what is wrong with the tensors of the weights that would be loaded; transformers looks in a process of its own.
+
+    Roles that could not start anyway are left out.
+    """
+    groups = [found for found in examined.values() if found is not None]
+    failing = {finding.role for found in groups for finding in found.findings if finding.fatal}
+    asked = list(dict.fromkeys(each for found in groups for each in found.checkpoints if each.role not in failing))
     flaws = _ask_transformers(asked) if asked and "torch" in machine.versions else []
     found = [(each.role, flaw) for each, flaw in zip(asked, flaws, strict=False) if flaw is not None]
     said = {role: tuple(Finding(role=role, what=what, remedy=_ANEW, fatal=True) for who, what in found if who == role) for role in examined}

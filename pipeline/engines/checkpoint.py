@@ -47,12 +47,8 @@ class Damaged(Exception):
 
 def flaws_in(folder: Path) -> Iterator[Flaw]:
     """What is wrong with the files of the model in `folder`, causes before their consequences."""
-    try:
-        unusual = [f"its {path.name} is {kind}, not a file" for path in sorted(folder.iterdir()) if (kind := _kind(path))]
-    except OSError as error:
-        unusual = [f"its folder cannot be read ({error.strerror})"]
-    if unusual:
-        yield Flaw("config", unusual[0])
+    if (what := unusual_file(folder)) is not None:
+        yield Flaw("config", what)
         return
     if (what := _flaw_in_config(folder)) is not None:
         yield Flaw("config", what)
@@ -60,6 +56,15 @@ def flaws_in(folder: Path) -> Iterator[Flaw]:
         yield Flaw("weights", what)
     if not any((folder / name).is_file() for name in _TOKENIZERS) and not [*folder.glob("*.gguf")]:
         yield Flaw("tokenizer", f"it has no tokenizer, no {', '.join(_TOKENIZERS[:3])} or the like")
+
+
+def unusual_file(folder: Path) -> str | None:
+    """A clause about the first entry of `folder` that is a named pipe, a device or a socket; None without one, or without a folder."""
+    try:
+        found = ((path, _kind(path)) for path in sorted(folder.iterdir())) if folder.is_dir() else iter(())
+        return next((f"its {path.name} is {kind}, not a file" for path, kind in found if kind is not None), None)
+    except OSError as error:
+        return f"its folder cannot be read ({error.strerror})"
 
 
 def weight_files(folder: Path) -> list[Path]:

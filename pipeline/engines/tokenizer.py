@@ -4,8 +4,10 @@ import hashlib
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
+from pipeline.engines.checkpoint import unusual_file
 from pipeline.errors import GraphError, boundary
 
 
@@ -22,6 +24,8 @@ class HFTokenizer:
 
     def __init__(self, model: str, *, trust_remote_code: bool = False) -> None:
         """`model` is a folder or a hub name; raises `GraphError` when its tokenizer cannot be loaded."""
+        if (flaw := unusual_file(Path(model).expanduser())) is not None:
+            raise GraphError(model, flaw)
         with boundary(GraphError, model, foreign=(OSError, ValueError)):
             self._hf: Any = _loaded(model, trust_remote_code)
         self._model = model

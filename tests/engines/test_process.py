@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from pathlib import Path
 
 import anyio
@@ -178,6 +179,8 @@ def test_a_worker_that_loads_and_what_it_started_end_when_the_main_process_is_go
     with subprocess.Popen([sys.executable, "-c", LOADING], cwd=ROOT) as main:
         started: list[psutil.Process] = []
         while len(started) < 2:
+            with suppress(subprocess.TimeoutExpired):
+                main.wait(0.05)
             started = psutil.Process(main.pid).children(recursive=True)
         main.kill()
         assert psutil.wait_procs(started, timeout=20)[1] == []

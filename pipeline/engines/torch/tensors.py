@@ -14,7 +14,8 @@ from typing import Any
 
 import torch
 import transformers
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING as CAUSAL
+from transformers import AutoConfig
 
 from pipeline.engines.checkpoint import Damaged, Tensors, listed, read_tensors, weight_files
 
@@ -27,7 +28,7 @@ def flaw_in_tensors(folder: str, *, own_class: bool) -> str | None:
     try:
         tensors = _tensors(Path(folder))
         config = AutoConfig.from_pretrained(folder)
-        kind = getattr(transformers, (config.architectures or [""])[0], None) if own_class else AutoModelForCausalLM
+        kind = getattr(transformers, (config.architectures or [""])[0], None) if own_class else CAUSAL.get(type(config), None)
     except (Damaged, OSError, ValueError, KeyError, TypeError):
         return None
     if not tensors or kind is None:
