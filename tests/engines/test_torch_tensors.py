@@ -126,6 +126,16 @@ def test_packed_weights_are_weights(tmp_path: Path, name: str, options: dict[str
     assert str(flaw(lacking)) == "1 of the model's tensors is not in its files: model.layers.1.self_attn.k_proj.weight"
 
 
+def test_a_quantization_may_be_described_in_a_file_of_its_own(tmp_path: Path) -> None:
+    folder = quantized(saved(tmp_path / "whole", "LlamaForCausalLM"), without("no such name"))
+    config = json.loads((folder / "config.json").read_text())
+    del config["quantization_config"]
+    (folder / "config.json").write_text(json.dumps(config))
+    assert "of the model's tensors are not in its files" in str(flaw(folder))
+    (folder / "hf_quant_config.json").write_text("{}")
+    assert flaw(folder) is None
+
+
 def test_shards_pickles_and_what_a_checkpoint_has_beside_the_model(tmp_path: Path) -> None:
     import torch
     from safetensors.torch import load_file

@@ -57,7 +57,7 @@ def greedy(greedy_run: Path) -> dict[str, Any]:
     return {row["problem_id"]: row["answer"] for row in chains_of(greedy_run)}
 
 
-GREEDY = ("--limit", "100", "--set", "temperature=0")
+GREEDY = ("--limit", "40", "--set", "temperature=0")
 
 
 LIMITS = [option for role in ("draft", "target") for option in ("--set", f"engines.{role}.timeout_s=16")]
@@ -66,15 +66,15 @@ LIMITS = [option for role in ("draft", "target") for option in ("--set", f"engin
 @pytest.mark.torch
 def test_engines_killed_and_stopped_in_mid_run_are_restarted_and_the_answers_are_the_same(tmp_path: Path, greedy: dict[str, Any]) -> None:
     """One of the two is killed, the other one stands still."""
-    with running(tmp_path / "out", *GREEDY, *LIMITS, chains=100) as process:
+    with running(tmp_path / "out", *GREEDY, *LIMITS, chains=40) as process:
         workers = psutil.Process(process.pid).children(recursive=True)
         workers[0].kill()
         workers[1].send_signal(signal.SIGSTOP)
-        out, error = process.communicate(timeout=120)
+        out, error = process.communicate(timeout=240)
     assert process.returncode == 0, error
     answers = {row["problem_id"]: row["answer"] for row in chains_of(tmp_path / "out")}
-    assert len(answers) == 100
-    assert sum(answers[key] == greedy[key] for key in greedy) >= 98, "more than rounding differs"
+    assert len(answers) == 40
+    assert sum(answers[key] == greedy[key] for key in answers) >= 39, "more than rounding differs"
     found = json.loads((tmp_path / "out/run.json").read_text())["engine_statistics"]
     assert [engine["restarts"] for engine in found.values()] == [1, 1]
     assert all(f"{role} died and was started again once" in out for role in found)
@@ -95,7 +95,7 @@ def test_an_engine_that_does_not_start_again_ends_the_run_with_its_last_words(tm
     model = tmp_path / "model"
     shutil.copytree(ROOT / "pipeline/models/tiny-draft", model)
     both = [option for role in ("draft", "target") for option in ("--set", f"engines.{role}.model={model}")]
-    with running(tmp_path / "out", *GREEDY, *both, chains=100) as process:
+    with running(tmp_path / "out", *GREEDY, *both, chains=40) as process:
         (model / "model.safetensors").unlink()
         workers = psutil.Process(process.pid).children(recursive=True)
         assert len(workers) == 2

@@ -19,6 +19,9 @@ from transformers import AutoConfig
 
 from pipeline.engines.checkpoint import Damaged, Tensors, listed, read_tensors, weight_files
 
+_QUANTIZATIONS = ("hf_quant_config.json", "quantize_config.json", "quant_config.json")
+"""Files beside the `config.json` in which some tools describe a quantization."""
+
 
 def flaw_in_tensors(folder: str, *, own_class: bool) -> str | None:
     """What is wrong with the tensors of the model in `folder`; None where nothing is, and where only loading it would tell.
@@ -27,13 +30,13 @@ def flaw_in_tensors(folder: str, *, own_class: bool) -> str | None:
     """
     try:
         tensors = _tensors(Path(folder))
-        config = AutoConfig.from_pretrained(folder)
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
         kind = getattr(transformers, (config.architectures or [""])[0], None) if own_class else CAUSAL.get(type(config), None)
     except (Damaged, OSError, ValueError, KeyError, TypeError):
         return None
     if not tensors or kind is None:
         return None
-    packed = _without_quantization(config)
+    packed = _without_quantization(config) or any((Path(folder) / name).exists() for name in _QUANTIZATIONS)
     try:
         loaded = _compare(kind, config, tensors)
     except RuntimeError as error:
@@ -82,11 +85,13 @@ def _pickled(files: Iterable[Path]) -> Tensors:
 
 def _without_quantization(config: Any) -> bool:
     """Take the quantization out of `config`, which would need its library; returns whether there was one."""
-    parts = [part for part in (config, config.get_text_config()) if getattr(part, "quantization_config", None)]
-    for part in parts:
-        if hasattr(part, "quantization_config"):
-            del part.quantization_config
-    return bool(parts)
+    found = False
+    for part in (config, config.get_text_config()):
+        for name in ("quantization_config", "compression_config"):
+            if getattr(part, name, None):
+                delattr(part, name)
+                found = True
+    return found
 
 
 def _compare(kind: Any, config: Any, tensors: Tensors) -> Mapping[str, Any]:
