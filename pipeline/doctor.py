@@ -14,6 +14,7 @@ from msgspec import Struct, structs
 
 from pipeline.bundled import find_file
 from pipeline.engine import Availability, Checkpoint, Examination, Finding, MemoryRow
+from pipeline.engines.checkpoint import ANEW
 from pipeline.engines.model_card import local_folder
 from pipeline.engines.models import resolve
 from pipeline.engines.registry import backend_of, cautions
@@ -28,7 +29,6 @@ from pipeline.rewards.spec import load_reward_model
 
 _TENSORS_S = 120.0
 """How long transformers may take to compare the tensors of all roles: seconds to be imported, then less than one for each model."""
-_ANEW = "copy or download the model anew, or name another one"
 
 
 class BackendState(Availability, frozen=True, kw_only=True):
@@ -122,7 +122,7 @@ def with_tensors(examined: Mapping[str, Examination | None], machine: Machine) -
     asked = list(dict.fromkeys(each for found in groups for each in found.checkpoints if each.role not in failing))
     flaws = _ask_transformers(asked) if asked and "torch" in machine.versions else []
     found = [(each.role, flaw) for each, flaw in zip(asked, flaws, strict=False) if flaw is not None]
-    said = {role: tuple(Finding(role=role, what=what, remedy=_ANEW, fatal=True) for who, what in found if who == role) for role in examined}
+    said = {role: tuple(Finding(role=role, what=what, remedy=ANEW, fatal=True) for who, what in found if who == role) for role in examined}
     return {role: made and structs.replace(made, findings=(*made.findings, *said[role])) for role, made in examined.items()}
 
 
@@ -191,5 +191,5 @@ def read_tokenizers(specs: Mapping[str, EngineSpec]) -> tuple[dict[str, str], di
         try:
             vocabularies[role] = HFTokenizer(str(folder)).vocabulary
         except GraphError as error:
-            broken[role] = Finding(role=role, what=f"its tokenizer cannot be loaded: {error}", remedy=_ANEW, fatal=True)
+            broken[role] = Finding(role=role, what=f"its tokenizer cannot be loaded: {error}", remedy=ANEW, fatal=True)
     return vocabularies, broken

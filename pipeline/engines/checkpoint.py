@@ -28,6 +28,9 @@ _MOST_HEADER_BYTES = 100 << 20
 """The safetensors format allows no longer header."""
 _KINDS = ((stat.S_ISFIFO, "a named pipe"), (stat.S_ISCHR, "a device"), (stat.S_ISBLK, "a device"), (stat.S_ISSOCK, "a socket"))
 
+ANEW = "copy or download it anew, or name another model"
+"""What to do about a model whose files are damaged or not its own."""
+
 Part = Literal["config", "weights", "tokenizer"]
 Tensors = dict[str, tuple[int, ...]]
 """The shape of each tensor, by its name."""

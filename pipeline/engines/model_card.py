@@ -14,7 +14,7 @@ from typing import Any, get_args
 from msgspec import Struct, structs
 
 from pipeline.engine import Checkpoint, Finding
-from pipeline.engines.checkpoint import Damaged, Flaw, Part, flaws_in, read_json, read_tensors, weight_files, whole_number
+from pipeline.engines.checkpoint import ANEW, Damaged, Flaw, Part, flaws_in, read_json, read_tensors, weight_files, whole_number
 from pipeline.errors import GraphError
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "F64": 8, "F32": 4, "BF16": 2, "F16": 2, "float8_e4m3fn": 1}
@@ -156,8 +156,7 @@ def missing(role: str, card: ModelCard, needs: Collection[Part] = get_args(Part)
     if card.folder is not None:
         for flaw in card.flaws:
             if flaw.part in needs:
-                remedy = "copy or download it anew, or name another model"
-                yield Finding(role=role, what=f"{card.model} cannot be served: {flaw.what}", remedy=remedy, fatal=True)
+                yield Finding(role=role, what=f"{card.model} cannot be served: {flaw.what}", remedy=ANEW, fatal=True)
         return
     if not is_hub_name(card.model):
         what, remedy = f"there is no folder {card.model}", "name a folder with the model's files, or a model on the hub"

@@ -9,6 +9,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.modeling_utils import AttentionInterface
 
 from pipeline.engine import Fact
+from pipeline.engines.checkpoint import ANEW
 from pipeline.engines.cores import core_facts
 from pipeline.engines.process.wire import Setup
 from pipeline.engines.process.worker import CannotLoad
@@ -77,10 +78,11 @@ def _whole(name: str, **options: Any) -> Any:
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(name, output_loading_info=True, ignore_mismatched_sizes=True, **options)
     except RuntimeError as error:
-        raise CannotLoad(flaw_in_conversion(error) or _first_line(error)) from error
+        flaw = flaw_in_conversion(error)
+        raise CannotLoad(f"{flaw}; {ANEW}" if flaw else _first_line(error)) from error
     model, report = loaded
     if (flaw := flaw_in_loading(report)) is not None:
-        raise CannotLoad(flaw)
+        raise CannotLoad(f"{flaw}; {ANEW}")
     return model
 
 

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from pipeline.engine import Completion, EngineStatistics, Fact, Request, Speculation
+from pipeline.engines.checkpoint import ANEW
 from pipeline.engines.meter import UsageMeter
 from pipeline.engines.process.wire import Abort, Failed, PrefixCacheIsEmpty, Ready, Report, ResetPrefixCache, Setup, Submit
 from pipeline.engines.process.worker import REPORT_EVERY_S, ParentConnection, end_with_parent
@@ -244,7 +245,7 @@ async def work(connection: ParentConnection, setup: Setup) -> None:
             engine = load(setup, spec, gauges)
             flaw = None if here else flaw_in_weights(setup, spec)[1]
         if flaw is not None:
-            connection.send(Failed(flaw))
+            connection.send(Failed(f"{flaw}; {ANEW}"))
             return
         server = VllmServer(engine, spec, setup.model, gauges)
     except Exception as error:
