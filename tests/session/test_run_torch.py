@@ -22,7 +22,7 @@ from tests.support.runs import SolveTestSet, chains_of, status
 def test_ctrl_c_lets_live_chains_end_and_the_run_goes_on_later(tmp_path: Path) -> None:
     with running(tmp_path / "out", "--limit", "60", chains=60) as process:
         os.kill(process.pid, signal.SIGINT)
-        _, error = process.communicate(timeout=60)
+        _, error = process.communicate(timeout=120)
     assert process.returncode == 130, error
     assert "live chains get 10 s to end; interrupt again to stop now" in error
     assert f"interrupted; to go on: pipeline resume {tmp_path / 'out'}" in error
@@ -30,7 +30,7 @@ def test_ctrl_c_lets_live_chains_end_and_the_run_goes_on_later(tmp_path: Path) -
     assert status(tmp_path / "out") == "interrupted"
     before = {row["chain_id"]: row["answer_text"] for row in chains_of(tmp_path / "out") if row["stop_reason"] != "cancelled"}
     assert 0 < len(before) < 60
-    done = subprocess.run([*COMMAND, "resume", str(tmp_path / "out")], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    done = subprocess.run([*COMMAND, "resume", str(tmp_path / "out")], cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     after = {row["chain_id"]: row["answer_text"] for row in chains_of(tmp_path / "out")}
     assert len(after) == len(chains_of(tmp_path / "out")) == 60
@@ -44,7 +44,7 @@ def test_a_second_ctrl_c_stops_now_and_loses_nothing_that_is_finished(tmp_path: 
         for _ in range(20):
             with suppress(ProcessLookupError):
                 os.kill(process.pid, signal.SIGINT)
-        _, error = process.communicate(timeout=60)
+        _, error = process.communicate(timeout=120)
     assert process.returncode == 130, error
     assert "Traceback" not in error
     totals = json.loads((tmp_path / "out/run.json").read_text())["totals"]

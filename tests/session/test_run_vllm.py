@@ -122,7 +122,7 @@ def test_engine_processes_killed_and_stopped_in_mid_run_are_restarted(
         wait([solved], timeout=0.05)
     cores["draft"].kill()
     cores["target"].send_signal(signal.SIGSTOP)
-    solved.result(timeout=300)
+    solved.result(timeout=600)
     assert len({row["problem_id"] for row in chains_of(tmp_path / "out")}) == 60
     found = summarize(tmp_path / "out").engines
     assert (found["draft"].restarts, found["target"].restarts) == (1, 1)
