@@ -319,11 +319,22 @@ class MemoryRow(Struct, frozen=True, kw_only=True):
     """Whole contexts that fit into the cache at once."""
 
 
+class Checkpoint(Struct, frozen=True, kw_only=True):
+    """A folder with the weights of a model that an engine would load."""
+
+    role: str
+    folder: str
+    own_class: bool
+    """Whether the model is computed as the class that its `config.json` names; False: as a causal language model, whatever that says."""
+
+
 class Examination(Struct, frozen=True, kw_only=True):
     """What can be said of the engines of one backend before they start."""
 
     findings: tuple[Finding, ...] = ()
     memory: tuple[MemoryRow, ...] = ()
+    checkpoints: tuple[Checkpoint, ...] = ()
+    """The weights that would be loaded, where they are on this machine and their files are whole: their tensors can be compared."""
 
 
 class Availability(Struct, frozen=True, kw_only=True):

@@ -5,9 +5,11 @@ import re
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 from pipeline.engines.chat_template import ChatTemplate
+from pipeline.engines.checkpoint import unusual_file
 from pipeline.engines.plain_text import Marked
 from pipeline.errors import GraphError, RequestRefused, boundary, reason
 
@@ -28,6 +30,8 @@ class HFTokenizer:
 
     def __init__(self, model: str, *, trust_remote_code: bool = False) -> None:
         """`model` is a folder or a hub name; raises `GraphError` when its tokenizer cannot be loaded."""
+        if (flaw := unusual_file(Path(model).expanduser())) is not None:
+            raise GraphError(model, flaw)
         with boundary(GraphError, model, foreign=(OSError, ValueError)):
             self._hf: Any = _loaded(model, trust_remote_code)
         self._model = model

@@ -47,12 +47,13 @@ class ServedModel(Struct, frozen=True):
     def own_context(self) -> int | None:
         """The context length that the server allows; None where it does not say."""
         meta = self.meta or LlamaMeta()
-        return self.max_model_len or self.context_length or self.context_window or self.max_context_length or meta.n_ctx
+        stated = (self.max_model_len, self.context_length, self.context_window, self.max_context_length, meta.n_ctx)
+        return next((length for length in stated if length and length > 0), None)
 
     @property
     def trained_context(self) -> int | None:
         """The context length that the model was trained for; None where the server does not say."""
-        return self.meta.n_ctx_train if self.meta else None
+        return self.meta.n_ctx_train if self.meta and self.meta.n_ctx_train and self.meta.n_ctx_train > 0 else None
 
 
 class ModelList(Struct, frozen=True):

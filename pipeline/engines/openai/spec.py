@@ -27,3 +27,5 @@ class OpenAISpec(EngineSpec, frozen=True, kw_only=True, tag="openai"):
     """See `EngineSpec.max_retries`; servers are often unavailable for a moment."""
     reconnect_s: PositiveSeconds = 180.0
     """When no replica has answered for this long, the engine counts as dead."""
+    startup_timeout_s: PositiveSeconds = 600.0
+    """Longest time that the servers may take to say what they can do, before the run starts."""
