@@ -137,7 +137,7 @@ def _print_summary(result: SessionResult, folder: Path, as_json: bool) -> None:
     print_line(f"answers: {folder}/chains/*.parquet (steps/ and calls/ beside it). To look at them:")
     place, columns = json.dumps(str(folder / "chains"), ensure_ascii=False), '["problem_id", "answer", "correct"]'
     code = f"import pyarrow.parquet as p; print(p.read_table({place}, columns={columns}))"
-    print_line(f"  {os.path.relpath(sys.executable)} -c {shlex.quote(code)}")
+    print_line(f"  {os.path.relpath(sys.executable)} -P -c {shlex.quote(code)}")
 
 
 def _facts(table: Table) -> RichTable:
