@@ -211,6 +211,8 @@ def _write(table: pa.Table, output: Path, force: bool) -> bool:
 
 
 def _holds(path: Path, table: pa.Table) -> bool:
+    if not path.is_file():
+        return False
     try:
         there: pa.Table = pq.read_table(path)
     except (pa.ArrowException, OSError):

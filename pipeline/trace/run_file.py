@@ -16,7 +16,7 @@ from msgspec import Meta, Struct, structs
 
 from pipeline.engine import EngineStatistics, Fact
 from pipeline.errors import InputError, RunFolderError, boundary, reason
-from pipeline.files import new_file
+from pipeline.files import new_file, open_file
 from pipeline.graph.plan import Block, Plan, RecordedPlan, decode_plan, encode_plan, settings_of
 from pipeline.graph.plugins import engine_specs, stage_specs
 from pipeline.machine import versions as installed
@@ -277,7 +277,8 @@ def _read(folder: Path) -> dict[str, Any]:
     """The raw content of the `run.json` in `folder`; raises `InputError`."""
     path = folder / FILE
     try:
-        return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+        with open_file(path) as file:
+            return msgspec.json.decode(file.read(), type=dict[str, Any])
     except OSError as error:
         raise InputError(str(path), f"cannot be read: {reason(error)}; name a run folder") from error
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
