@@ -5,14 +5,15 @@ Commands only read options, call the package and print. The module of a command 
 
 import os
 import sys
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from importlib import import_module
 from io import StringIO
 from typing import NoReturn
 
 import click
 
+from pipeline.cli.terminal.streams import discard_stdout, guard_streams
 from pipeline.errors import Interrupted, PipelineError, RunError, reason
 from pipeline.redaction import redact
 from pipeline.text import one_line, sanitize
@@ -54,26 +55,34 @@ class Commands(click.Group):
 
 
 def print_notice(text: str) -> None:
-    """Print one line on stderr, without secrets; does nothing where stderr is closed or full, which must not stop a run."""
-    if sys.stderr is not None:
-        with suppress(OSError):
-            print(one_line(redact(text)), file=sys.stderr, flush=True)
+    """Print one line on stderr, without secrets."""
+    print(one_line(redact(text)), file=sys.stderr, flush=True)
 
 
 def print_line(text: str) -> None:
     """Print one line on stdout."""
-    click.echo(one_line(text))
+    print(one_line(text), flush=True)
 
 
 def print_page(page: str | bytes) -> None:
     """Print text of several lines on stdout, control characters as `\\uXXXX`, which leaves JSON the same JSON."""
     text = page if isinstance(page, str) else page.decode()
-    click.echo(sanitize(text), nl=not text.endswith("\n"))
+    print(sanitize(text), end="" if text.endswith("\n") else "\n", flush=True)
+
+
+@contextmanager
+def optional_print(what: str) -> Iterator[None]:
+    """A body that prints `what`, which is also in files: where stdout cannot be written a notice says so, and the command goes on."""
+    try:
+        yield
+    except OSError as error:
+        print_notice(f"{what} could not be printed: {reason(error)}")
+        discard_stdout()
 
 
 def exit_now(code: int) -> NoReturn:
     """End the process at once, without waiting for abandoned threads, such as an interrupted download."""
-    with suppress(OSError, AttributeError):
+    with suppress(OSError):
         sys.stdout.flush()
     os._exit(code)
 
@@ -86,6 +95,7 @@ def cli() -> None:
 
 def main() -> None:
     """The entry point of the console script: run the command that `sys.argv` names and exit with its code."""
+    guard_streams()
     code = run_command(sys.argv[1:])
     if code in (1, 130):
         exit_now(code)

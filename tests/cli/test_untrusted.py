@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline.cli.console import PlainConsole
+from pipeline.cli.terminal.console import PlainConsole
 from pipeline.engines.tokenizer import HFTokenizer
 from tests.support import small_server
 from tests.support.commands import spawned
