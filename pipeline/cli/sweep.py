@@ -20,6 +20,7 @@ from pipeline.session.loop import rare_collection
 from pipeline.session.run import Observer
 from pipeline.sweep.plan import SweepOptions
 from pipeline.sweep.sweep import sweep as start
+from pipeline.text import in_markdown
 
 
 class Listed(click.ParamType[Any]):
@@ -100,7 +101,8 @@ def sweep(graphs: tuple[Path, ...], input_: Path, debug: bool, **options: Any) -
         result = start(SweepOptions(graphs=graphs, input=input_, **options), observer, _print_point, attend=stop_at_first_signal)
     if result.points:
         with optional_print("the tables"):
-            print_page("\n\n".join(map(markdown_table, sweep_tables(result.points))) + "\n\n" + "\n".join(crossings(result.points)) + "\n")
+            tables, found = map(markdown_table, sweep_tables(result.points)), map(in_markdown, crossings(result.points))
+            print_page("\n\n".join([*tables, "\n".join(found)]) + "\n")
         _write_report(result.folder)
     print_notice(f"{len(result.points)} of {result.planned} points in {result.folder}")
     if result.error is not None:
