@@ -13,8 +13,10 @@ from typing import NoReturn
 
 import click
 
+from pipeline.cli.terminal.defects import sentence_of
+from pipeline.cli.terminal.limits import TO_RUN, TO_START, fit_address_space
 from pipeline.cli.terminal.streams import discard_stdout, guard_streams
-from pipeline.errors import Interrupted, PipelineError, RunError, reason
+from pipeline.errors import Interrupted, OutOfMemory, PipelineError, RunError, is_out_of_memory, reason
 from pipeline.redaction import redact
 from pipeline.text import one_line, sanitize
 
@@ -45,6 +47,7 @@ class Commands(click.Group):
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
         if name not in COMMANDS:
             return None
+        fit_address_space(TO_START if name in ("check", "data", "doctor", "graph") else TO_RUN)
         module, _ = COMMANDS[name]
         command: click.Command = getattr(import_module(f"pipeline.cli.{module}"), name)
         return command
@@ -96,7 +99,13 @@ def cli() -> None:
 def main() -> None:
     """The entry point of the console script: run the command that `sys.argv` names and exit with its code."""
     guard_streams()
-    code = run_command(sys.argv[1:])
+    try:
+        code = run_command(sys.argv[1:])
+    except Exception as error:
+        if "--debug" in sys.argv:
+            raise
+        print_notice(f"error: {OutOfMemory() if is_out_of_memory(error) else sentence_of(error)}")
+        code = 1
     if code in (1, 130):
         exit_now(code)
     sys.exit(code)
