@@ -3,6 +3,7 @@
 Commands only read options, call the package and print. The module of a command is imported when the command is called.
 """
 
+import errno
 import os
 import sys
 from collections.abc import Iterator, Sequence
@@ -36,6 +37,10 @@ COMMANDS = {
     "trace": ("trace", "hand a run's trace to other programs"),
 }
 """Each command with the module of this folder that holds a function of its name, and what it does."""
+
+
+NO_NAMES = (errno.ENAMETOOLONG, errno.ELOOP)
+"""Errors of the system that only the name of a file has, which the user gave."""
 
 
 class Commands(click.Group):
@@ -136,5 +141,6 @@ def run_command(arguments: Sequence[str]) -> int:
     except OSError as error:
         if "--debug" in arguments:
             raise
-        print_notice(f"error: {error.filename or 'output'}: {reason(error)}")
-        return 1
+        gone = isinstance(error, FileNotFoundError) and error.filename is None
+        print_notice(f"error: {'the working folder' if gone else error.filename or 'output'}: {reason(error)}")
+        return 2 if gone or error.errno in NO_NAMES else 1
