@@ -15,10 +15,10 @@ from secrets import token_hex
 sync_data = getattr(os, "fdatasync", os.fsync)
 """Flush the data of an open file, given by its descriptor; its times need not be flushed, which is faster."""
 _OTHER = {
-    stat.S_IFIFO: "a named pipe, not a file",
-    stat.S_IFSOCK: "a socket, not a file",
-    stat.S_IFCHR: "a device, not a file",
-    stat.S_IFBLK: "a device, not a file",
+    stat.S_IFIFO: "a named pipe, not a regular file",
+    stat.S_IFSOCK: "a socket, not a regular file",
+    stat.S_IFCHR: "a device, not a regular file",
+    stat.S_IFBLK: "a device, not a regular file",
     stat.S_IFDIR: "a directory",
 }
 """What a path may lead to that is no regular file."""
@@ -28,7 +28,7 @@ class NotRegular(OSError):
     """The file at `path`, which is to be read or replaced, is none: its text says what it is, as a clause."""
 
     def __init__(self, path: Path, kind: int) -> None:
-        super().__init__(f"is {_OTHER.get(kind, 'something else, not a file')}")
+        super().__init__(f"is {_OTHER.get(kind, 'something else, not a regular file')}")
         self.filename = str(path)
 
     def __str__(self) -> str:

@@ -56,7 +56,7 @@ def test_a_device_is_written_as_it_is() -> None:
     assert Path("/dev/null").is_char_device()
 
 
-@pytest.fixture(params=["a directory", "a named pipe, not a file", "a socket, not a file"])
+@pytest.fixture(params=["a directory", "a named pipe, not a regular file", "a socket, not a regular file"])
 def irregular(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[tuple[Path, str]]:
     path, kind = tmp_path / "it", request.param
     with socket.socket(socket.AF_UNIX) as server:
