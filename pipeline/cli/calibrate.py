@@ -28,7 +28,7 @@ def calibrate(runs: tuple[Path, ...], output: Path | None, calls: int, debug: bo
     path = output or runs[0] / "calibration.yaml"
     try:
         with new_file(path) as draft:
-            draft.write_text(engines_file(found))
+            draft.write_text(engines_file(found), encoding="utf-8")
     except OSError as error:
         raise UsageError(f"--output {path}: cannot be written: {reason(error)}") from error
     for line in fit_lines(found):

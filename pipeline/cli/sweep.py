@@ -10,9 +10,9 @@ from pipeline.analysis.compare.tables import markdown_table
 from pipeline.analysis.points import Point
 from pipeline.analysis.sweep_tables import crossings, sweep_tables
 from pipeline.cli import live
-from pipeline.cli.main import print_notice, print_page
+from pipeline.cli.main import optional_print, print_notice, print_page
 from pipeline.cli.run import column_option
-from pipeline.cli.signals import restored_handlers, stop_at_first_signal
+from pipeline.cli.terminal.signals import restored_handlers, stop_at_first_signal
 from pipeline.errors import MissingExtra
 from pipeline.report.extra import load
 from pipeline.runtime.schedule import ScheduleName
@@ -20,6 +20,7 @@ from pipeline.session.loop import rare_collection
 from pipeline.session.run import Observer
 from pipeline.sweep.plan import SweepOptions
 from pipeline.sweep.sweep import sweep as start
+from pipeline.text import in_markdown
 
 
 class Listed(click.ParamType[Any]):
@@ -99,7 +100,9 @@ def sweep(graphs: tuple[Path, ...], input_: Path, debug: bool, **options: Any) -
     with restored_handlers(), rare_collection():
         result = start(SweepOptions(graphs=graphs, input=input_, **options), observer, _print_point, attend=stop_at_first_signal)
     if result.points:
-        print_page("\n\n".join(map(markdown_table, sweep_tables(result.points))) + "\n\n" + "\n".join(crossings(result.points)) + "\n")
+        with optional_print("the tables"):
+            tables, found = map(markdown_table, sweep_tables(result.points)), map(in_markdown, crossings(result.points))
+            print_page("\n\n".join([*tables, "\n".join(found)]) + "\n")
         _write_report(result.folder)
     print_notice(f"{len(result.points)} of {result.planned} points in {result.folder}")
     if result.error is not None:

@@ -16,12 +16,11 @@ from msgspec import Meta, Struct, structs
 
 from pipeline.engine import EngineStatistics, Fact
 from pipeline.errors import InputError, RunFolderError, boundary, reason
-from pipeline.files import new_file
+from pipeline.files import new_file, open_file
 from pipeline.graph.plan import Block, Plan, RecordedPlan, decode_plan, encode_plan, settings_of
 from pipeline.graph.plugins import engine_specs, stage_specs
 from pipeline.machine import versions as installed
 from pipeline.redaction import redact_all
-from pipeline.trace.regular import open_regular
 
 FILE = "run.json"
 Status = Literal["running", "finished", "failed", "interrupted"]
@@ -278,7 +277,7 @@ def _read(folder: Path) -> dict[str, Any]:
     """The raw content of the `run.json` in `folder`; raises `InputError`."""
     path = folder / FILE
     try:
-        with open_regular(path, follow=True) as file:
+        with open_file(path) as file:
             return msgspec.json.decode(file.read(), type=dict[str, Any])
     except OSError as error:
         raise InputError(str(path), f"cannot be read: {reason(error)}; name a run folder") from error
