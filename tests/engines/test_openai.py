@@ -22,7 +22,7 @@ import pytest
 from pipeline.engine import Candidate, Completion, Request
 from pipeline.engines.openai import client as openai_client
 from pipeline.engines.openai.backend import open_openai
-from pipeline.engines.openai.engine import OpenAIEngine, Router
+from pipeline.engines.openai.engine import OpenAIEngine
 from pipeline.engines.openai.request import Capabilities, shared_capabilities
 from pipeline.engines.openai.spec import OpenAISpec
 from pipeline.engines.tokenizer import HFTokenizer
@@ -740,30 +740,6 @@ def test_all_roles_open_together_and_close_together() -> None:
 
     with small_server(VLLM, TOKENIZER) as one, small_server(SGLANG, TOKENIZER) as other:
         anyio.run(main)
-
-
-def test_the_router_forgets_the_chain_that_asked_longest_ago() -> None:
-    router = Router(2, max_chains=2)
-    homes = []
-    for chain in "abcda":
-        home = router.take(chain)
-        assert home is not None
-        router.leave(home)
-        homes.append(home)
-    assert homes == [0, 1, 0, 0, 1]  # `a` was at home in 0
-
-
-def test_the_router_sends_a_new_chain_where_least_is_in_flight() -> None:
-    router = Router(3)
-    assert [router.take(chain) for chain in ("a", "b", "c", "")] == [0, 1, 2, 0]
-    router.leave(1)
-    assert router.take("d") == 1
-    router.up[:] = [False, False, True]
-    assert [router.take(chain) for chain in "ab"] == [2, 2]
-    router.up[2] = False
-    assert router.take("a") is None
-    router.up[:] = [True, True, True]
-    assert router.take("b") == 2
 
 
 def test_two_servers_can_do_what_both_can() -> None:

@@ -20,7 +20,8 @@ from pipeline.errors import GraphError, did_you_mean
 
 _MAX_NAMES = 20
 FIRST_DELAY_S, LONGEST_DELAY_S = 0.25, 5.0
-"""First and longest wait between two questions to a server that does not answer; each wait is twice as long as the one before."""
+"""First and longest wait between two questions to a server that is still loading, whatever it asks for; each wait is twice as long as
+the one before."""
 
 
 class LlamaMeta(Struct, frozen=True):
@@ -68,12 +69,6 @@ class ProbedServer(NamedTuple):
     can: Capabilities
     version: str
     """The server's version; empty where it does not say."""
-
-
-async def listed_model(server: Server, model: str) -> ServedModel | None:
-    """What the server says about `model`, or None where it does not list it now; raises `Broken`."""
-    reply = await server.get("/models")
-    return next((each for each in _model_list(reply) or () if each.id == model), None)
 
 
 def _model_list(reply: Reply) -> tuple[ServedModel, ...] | None:
@@ -135,7 +130,7 @@ async def probe_server(where: str, server: Server, model: ServedModel, spec: Ope
     """
     reply: Reply | None = None
     for level in capability_levels(spec.prompts):
-        answer = await _try(where, server, spec, level, _probe_request(tokenizer, level), tokenizer)
+        answer = await _try(where, server, spec, level, probe_request(tokenizer, level), tokenizer)
         if isinstance(answer, ResponseBody):
             can = await _refine(where, server, spec, _observed(level, answer, tokenizer), tokenizer)
             return ProbedServer(model, can, await _version(server, model, answer))
@@ -153,7 +148,7 @@ def _why_not(server: Server, spec: OpenAISpec, reply: Reply | None) -> str:
     return f"{server.url} does not answer a completion of {spec.model!r} ({said})"
 
 
-def _probe_request(tokenizer: Tokenizer, level: Capabilities) -> Request:
+def probe_request(tokenizer: Tokenizer, level: Capabilities) -> Request:
     """The request that is tried: one token after a short chat, a choice between two where `level` has log probabilities."""
     prompt = tokenizer.encode(tokenizer.render([{"role": "user", "content": "0 or 1?"}]))
     options = tuple(dict.fromkeys(tokenizer.encode(digit)[-1] for digit in "01")) if level.top_logprobs else ()
@@ -182,7 +177,7 @@ async def _try(
 
 def _observed(level: Capabilities, answer: ResponseBody, tokenizer: Tokenizer) -> Capabilities:
     """`level` with what `answer` shows beyond that the server answers: whether it reports stops and adds a BOS token."""
-    prompt = _probe_request(tokenizer, level).prompt_ids
+    prompt = probe_request(tokenizer, level).prompt_ids
     counted = answer.usage.prompt_tokens if answer.usage else None
     special = prompt[0] in tokenizer.special_ids.values()
     return structs.replace(
@@ -194,7 +189,7 @@ def _observed(level: Capabilities, answer: ResponseBody, tokenizer: Tokenizer) -
 
 async def _refine(where: str, server: Server, spec: OpenAISpec, can: Capabilities, tokenizer: Tokenizer) -> Capabilities:
     """`can` with what further questions show: whether the server samples several candidates at once and scores a prompt's tokens."""
-    question = structs.replace(_probe_request(tokenizer, can), option_ids=())
+    question = structs.replace(probe_request(tokenizer, can), option_ids=())
     many = structs.replace(can, fields=can.fields | {MANY})
     if isinstance(await _try(where, server, spec, many, structs.replace(question, n=2, temperature=1.0), tokenizer), ResponseBody):
         can = many
@@ -228,7 +223,7 @@ async def _send_until_loaded(send: Callable[[], Awaitable[Reply]], most_s: float
             reply = await send()
             if reply.status not in (429, 503):
                 return reply
-            await anyio.sleep(reply.retry_after_s or delay)
+            await anyio.sleep(min(reply.retry_after_s or delay, LONGEST_DELAY_S))
             delay = min(2 * delay, LONGEST_DELAY_S)
     if reply is None:
         raise Broken(f"has not answered for {most_s:g} s")
