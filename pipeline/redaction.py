@@ -9,6 +9,7 @@ import html
 import os
 import re
 from collections.abc import Iterator
+from functools import cache
 from typing import Any
 from urllib.parse import quote, quote_plus
 
@@ -37,16 +38,16 @@ def redact(text: str) -> str:
 
 def without(text: str, secret: str) -> str:
     """`text` with `***` in place of `secret`, as it is or as JSON, Python, a URL or HTML writes it."""
-    for form in _forms(secret):
-        text = text.replace(form, MARK)
-    return text
+    return _pattern(secret).sub(MARK, text)
 
 
-def _forms(secret: str) -> list[str]:
-    """How `secret` may be written, the longest form first: a shorter one may be part of it."""
+@cache
+def _pattern(secret: str) -> re.Pattern[str]:
+    """Every form in which `secret` may be written, the longest first: a shorter one may be part of it."""
     escaped = secret.replace("\\", "\\\\").replace('"', '\\"')
     quoted = {escaped.replace("/", "\\/"), escaped, repr(secret)[1:-1], quote(secret), quote(secret, safe=""), quote_plus(secret)}
-    return sorted({secret, html.escape(secret), *quoted}, key=len, reverse=True)
+    forms = sorted({secret, html.escape(secret), *quoted}, key=len, reverse=True)
+    return re.compile("|".join(map(re.escape, forms)))
 
 
 def redact_all(value: Any) -> Any:

@@ -94,8 +94,8 @@ def odd_json(draw: st.DrawFn, originals: Sequence[bytes], key: str) -> bytes:
     value = [members_of(draw(st.sampled_from(originals)))]
     tokens = st.one_of(NUMBERS, texts(key), STRUCTURES)
     for _ in range(draw(st.sampled_from([1, 1, 2, 3]))):
-        places = list(_places(value))
-        holder, index = draw(st.sampled_from(places))
+        found = list(places(value))
+        holder, index = draw(st.sampled_from(found))
         name, child = holder[index] if isinstance(holder, Members) else (None, holder[index])
         match draw(st.sampled_from(["replace", "replace", "replace", "drop", "rename", "double", "swap"])):
             case "replace":
@@ -108,20 +108,20 @@ def odd_json(draw: st.DrawFn, originals: Sequence[bytes], key: str) -> bytes:
             case "double":
                 holder.append(holder[index])
             case _:
-                other, place = draw(st.sampled_from(places))
+                other, place = draw(st.sampled_from(found))
                 if place < len(other):
-                    found = other[place][1] if isinstance(other, Members) else other[place]
-                    child = Token(_encoded(found))
+                    child = Token(_encoded(other[place][1] if isinstance(other, Members) else other[place]))
         holder[index] = (name or "x", child) if isinstance(holder, Members) else child
     return encoded(value[0]) if value else b""
 
 
-def _places(value: Any) -> Iterator[tuple[Any, int]]:
+def places(value: Any) -> Iterator[tuple[Any, int]]:
+    """Every list or object within `value`, with each index of it."""
     for index, child in enumerate(value):
         yield value, index
         inner = child[1] if isinstance(value, Members) else child
         if isinstance(inner, list):
-            yield from _places(inner)
+            yield from places(inner)
 
 
 ENCODINGS: list[Callable[[bytes], bytes]] = [

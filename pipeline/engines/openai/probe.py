@@ -25,8 +25,8 @@ ContextLength = Annotated[int, Meta(ge=16, lt=1 << 31)]
 """Tokens; some servers state numbers such as -1 or 10^30 for a length that they do not know."""
 _MAX_NAMES = 20
 FIRST_DELAY_S, LONGEST_DELAY_S = 0.25, 5.0
-"""First and longest wait between two questions to a server that does not answer; each wait is twice as long as the one before."""
-
+"""First and longest wait between two questions to a server that is still loading, whatever it asks for; each wait is twice as long as
+the one before."""
 
 _OWN_CONTEXT = ("max_model_len", "context_length", "context_window", "max_context_length")
 """Every key under which servers state the context length of a model, in the order in which they are asked."""
@@ -46,7 +46,7 @@ class ServedModel(Struct, frozen=True):
 class ModelList(Struct, frozen=True):
     """The answer to GET /models."""
 
-    data: tuple[dict[str, Raw], ...]
+    data: tuple[Raw, ...]
 
 
 class ProbedServer(NamedTuple):
@@ -58,20 +58,15 @@ class ProbedServer(NamedTuple):
     """The server's version; empty where it does not say."""
 
 
-async def listed_model(server: Server, model: str) -> ServedModel | None:
-    """What the server says about `model`, or None where it does not list it now; raises `Broken`."""
-    reply = await server.get("/models")
-    return next((each for each in _model_list(server, reply) or () if each.id == model), None)
-
-
 def _model_list(server: Server, reply: Reply) -> list[ServedModel] | None:
     """The models that a reply lists, or None where it is no list of models. What is odd about one model does not matter to another, and
     a field of a wrong type is as one that is not there."""
-    cards = _readable(reply.content, ModelList) if reply.ok else None
-    return None if cards is None else [model for card in cards.data if (model := _model_of(server, card)) is not None]
+    listed = _readable(reply.content, ModelList) if reply.ok else None
+    return None if listed is None else [model for card in listed.data if (model := _model_of(server, card)) is not None]
 
 
-def _model_of(server: Server, card: Mapping[str, Raw]) -> ServedModel | None:
+def _model_of(server: Server, raw: Raw) -> ServedModel | None:
+    card = _readable(raw, dict[str, Raw]) or {}
     name = _field(card, "id", str)
     if name is None:
         return None
@@ -147,7 +142,7 @@ async def probe_server(where: str, server: Server, model: ServedModel, spec: Ope
     """
     reply: Reply | None = None
     for level in capability_levels(spec.prompts):
-        answer = await _try(where, server, spec, level, _probe_request(tokenizer, level), tokenizer)
+        answer = await _try(where, server, spec, level, probe_request(tokenizer, level), tokenizer)
         if isinstance(answer, ResponseBody):
             can = await _refine(where, server, spec, _observed(level, answer, tokenizer), tokenizer)
             return ProbedServer(model, can, await _version(server, model, answer))
@@ -165,7 +160,7 @@ def _why_not(server: Server, spec: OpenAISpec, reply: Reply | None) -> str:
     return f"{server.url} does not answer a completion of {spec.model!r} ({said})"
 
 
-def _probe_request(tokenizer: Tokenizer, level: Capabilities) -> Request:
+def probe_request(tokenizer: Tokenizer, level: Capabilities) -> Request:
     """The request that is tried: one token after a short chat, a choice between two where `level` has log probabilities."""
     prompt = tokenizer.encode(tokenizer.render([{"role": "user", "content": "0 or 1?"}]))
     options = tuple(dict.fromkeys(tokenizer.encode(digit)[-1] for digit in "01")) if level.top_logprobs else ()
@@ -194,7 +189,7 @@ async def _try(
 
 def _observed(level: Capabilities, answer: ResponseBody, tokenizer: Tokenizer) -> Capabilities:
     """`level` with what `answer` shows beyond that the server answers: whether it reports stops and adds a BOS token."""
-    prompt = _probe_request(tokenizer, level).prompt_ids
+    prompt = probe_request(tokenizer, level).prompt_ids
     counted = read_usage(answer.usage).prompt_tokens
     special = prompt[0] in tokenizer.special_ids.values()
     return structs.replace(
@@ -206,7 +201,7 @@ def _observed(level: Capabilities, answer: ResponseBody, tokenizer: Tokenizer) -
 
 async def _refine(where: str, server: Server, spec: OpenAISpec, can: Capabilities, tokenizer: Tokenizer) -> Capabilities:
     """`can` with what further questions show: whether the server samples several candidates at once and scores a prompt's tokens."""
-    question = structs.replace(_probe_request(tokenizer, can), option_ids=())
+    question = structs.replace(probe_request(tokenizer, can), option_ids=())
     many = structs.replace(can, fields=can.fields | {MANY})
     if isinstance(await _try(where, server, spec, many, structs.replace(question, n=2, temperature=1.0), tokenizer), ResponseBody):
         can = many

@@ -5,7 +5,7 @@ probabilities that are missing, a token that was never an option. Whatever the b
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Annotated, NamedTuple
 
 import msgspec
@@ -131,6 +131,27 @@ def completion_of(request: Request, answers: Sequence[ResponseBody], can: Capabi
     usage = usage_of(request, stated, sum(len(candidate.ids) for candidate in candidates))
     candidates *= request.n // asked
     return Completion(candidates=tuple(candidates), usage=usage, timing=timing)
+
+
+def scrubbed(completion: Completion, scrub: Callable[[str], str], tokenizer: Tokenizer) -> Completion:
+    """`completion` with the text of each candidate as `scrub` leaves it, which removes secrets that the server repeats.
+
+    A text that changes gets the token ids of what is left of it: the ids that a run records, resumes and shows to other models are then
+    those of a text without secrets. Others keep theirs, which is almost always all of them.
+    """
+    texts = [scrub(candidate.text) for candidate in completion.candidates]
+    if texts == [candidate.text for candidate in completion.candidates]:
+        return completion
+    pairs = zip(texts, completion.candidates, strict=True)
+    changed = (each if text == each.text else _rewritten(each, text, tokenizer) for text, each in pairs)
+    return structs.replace(completion, candidates=tuple(changed))
+
+
+def _rewritten(candidate: Candidate, text: str, tokenizer: Tokenizer) -> Candidate:
+    """The candidate with another text, which ends with the same stop id, if any."""
+    end = candidate.ids[-1:] if isinstance(candidate.stop_reason, int) else ()
+    ids = (*tokenizer.encode(text.removesuffix(tokenizer.decode(end))), *end)
+    return structs.replace(candidate, ids=ids, text=tokenizer.decode(ids))
 
 
 def _choices(answer: ResponseBody, asked: int) -> list[Choice]:
