@@ -147,23 +147,25 @@ HEADERS = [
     *("Location: https://user:pass@elsewhere.invalid/", "Set-Cookie: a=b; Domain=.com; Expires=x; Max-Age=-9e9", "Set-Cookie: =;;;\x01"),
     *("X: " + "y" * 60_000, "X-Odd", ": x", " folded", "Connection: close", "Upgrade: h2c", "Trailer: X", "Date: " + "9" * 500),
 ]
-FRAMES = ["length"] * 6 + ["chunked", "close", "short", "long", "both", "odd", "huge"]
-STATUSES = [*[200] * 8, 100, 101, 199, 201, 204, 206, 301, 302, 304, 307, 308, 400, 401, 404, 408, 413, 418, 422, 429, 499, 500, 503, 999]
+FRAMES = ["length", "chunked", "close", "short", "long", "both", "odd", "huge"]
+STATUSES = [200, 100, 101, 199, 201, 204, 206, 301, 302, 304, 307, 308, 400, 401, 404, 408, 413, 418, 422, 429, 499, 500, 503, 999]
 
 
 @st.composite
-def odd_replies(draw: st.DrawFn, originals: Sequence[bytes], key: str) -> OddReply:
-    """A reply of which some part is odd; the others are those of one of the valid `originals`."""
-    form = draw(st.sampled_from(["json", "json", "json", "json", "bytes", "encoding", "valid"]))
-    body = draw({"json": odd_json(originals, key), "bytes": mutated(originals)}.get(form, st.sampled_from(originals)))
-    if form == "encoding":
+def odd_replies(draw: st.DrawFn, answers: Sequence[bytes], refusals: Sequence[bytes], key: str) -> OddReply:
+    """A valid reply, one of `answers` or `refusals`, of which one part is odd, or all are: its JSON, its bytes, its status, its headers,
+    the way in which its length is given."""
+    part = draw(st.sampled_from(["json"] * 6 + ["bytes", "encoding", "status", "refusal", "headers", "frame", "all", "all"]))
+    originals = refusals if part in ("status", "refusal") else answers
+    body = draw(odd_json(originals, key) if part in ("json", "refusal", "all") else st.sampled_from(originals))
+    if part == "bytes":
+        body = draw(mutated([body]))
+    if part == "encoding":
         body = draw(st.sampled_from(ENCODINGS))(body)
-    status = draw(st.sampled_from(STATUSES if form != "valid" else STATUSES[8:]))
-    headers = draw(st.lists(st.sampled_from(HEADERS), max_size=2)) if draw(st.booleans()) else []
-    frame, content, whole = framed(
-        draw(st.sampled_from(["length"] * 6 + ["chunked", "close", "short", "long", "both", "odd", "huge"])), body
-    )
-    reason = draw(st.sampled_from(["OK", "OK", "", "\xff", "x" * 500]))
+    status = draw(st.sampled_from(STATUSES)) if part in ("status", "refusal", "all") else 200
+    headers = draw(st.lists(st.sampled_from(HEADERS), min_size=1, max_size=2)) if part in ("headers", "status", "all") else []
+    frame, content, whole = framed(draw(st.sampled_from(FRAMES)) if part in ("frame", "all") else "length", body)
+    reason = draw(st.sampled_from(["OK", "OK", "", "\xff", "x" * 500])) if part == "all" else "OK"
     whole = whole and status == 200 and not headers
     lines = [f"HTTP/1.1 {status} {reason}", *headers, *frame, *([] if whole else ["Connection: close"])]
     return OddReply("\r\n".join([*lines, "", ""]).encode("latin-1"), content, not whole)
