@@ -27,6 +27,7 @@ from pipeline.engines.openai.request import Capabilities, shared_capabilities
 from pipeline.engines.openai.spec import OpenAISpec
 from pipeline.engines.tokenizer import HFTokenizer
 from pipeline.errors import BadCompletion, ContextOverflow, EngineDead, EngineUnavailable, GraphError, PipelineError, RequestRefused
+from pipeline.session.preflight import load_plan
 from tests.support.paths import ROOT
 from tests.support.small_server import (
     HOSTED,
@@ -505,27 +506,39 @@ def test_a_key_goes_into_a_header_and_nowhere_else(monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.slow
 def test_a_run_leaves_no_key_behind(tmp_path: Path) -> None:
-    """Chains that fail with words of the server, and one that a retry saves: in folder, report and log there is no key."""
-    with small_server(VLLM, TOKENIZER, key=CANARY) as server:
-        engine = f"{{backend: openai, model: tiny, base_url: {server.base_url}, tokenizer: 'bundled:tiny-target', api_key_env: SMALL_KEY}}"
+    """Chains that fail with words of the server, one that a retry saves, one whose text repeats the key, and a server that is named after
+    it: in folder, report and log there is no key, whatever the name of its variable."""
+    with small_server(replace(VLLM, card={"max_model_len": 512, "owned_by": f"{CANARY} Inc."}), TOKENIZER, key=CANARY) as server:
+        engine = (
+            f"{{backend: openai, model: tiny, base_url: {server.base_url}, tokenizer: 'bundled:tiny-target', api_key_env: SMALL_LOGIN}}"
+        )
         (tmp_path / "engines.yaml").write_text(f"draft: &one {engine}\ntarget: *one\n")
-        echo = status(400, f"no {CANARY}"), status(429, f"later {CANARY}", headers={"Retry-After": "0.01"}), status(400, f"no {CANARY}")
-        server.faults.extend([well] * 6 + [*echo])
-        words = (
-            f"run {ROOT}/graphs/speccot.yaml --input {ROOT}/datasets/arith/test.parquet --engines {tmp_path}/engines.yaml --limit 3 --debug"
+        server.faults.extend(
+            [well] * 6 + [status(400, f"no {CANARY}"), well, status(429, f"later {CANARY}", headers={"Retry-After": "0.01"})]
         )
-        run = subprocess.run(
-            [sys.executable, "-c", "from pipeline.cli.main import main; main()", *words.split(), "--output", str(tmp_path / "run")],
-            env=os.environ | {"SMALL_KEY": CANARY},
-            capture_output=True,
-            text=True,
-        )
-    tables = [str(pyarrow.parquet.read_table(path).to_pylist()) for path in (tmp_path / "run").rglob("*.parquet")]
-    assert run.returncode == 3, run.stderr
-    assert any("refused it with status 400: no ***" in table for table in tables)
-    assert any("answered 429: later ***" in table for table in tables)
-    said = [run.stdout, run.stderr, (tmp_path / "run/run.json").read_text(), *tables]
+        server.script = lambda prompt, draw: f"Key {CANARY}.\n\n</think>\n\nThe answer is \\boxed{{{CANARY}}}.<|end|>"
+        words = f"{ROOT}/graphs/speccot.yaml --input {ROOT}/datasets/arith/test.parquet --engines {tmp_path}/engines.yaml --limit 3"
+        run = command("run", *words.split(), "--batch-size", "1", "--debug", "--output", str(tmp_path / "run"))
+    report = command("report", str(tmp_path / "run"), "--output", str(tmp_path / "report.html"))
+    assert (run.returncode, report.returncode) == (3, 0), run.stderr + report.stderr
+    tables = {path.parent.name: pyarrow.parquet.read_table(path).to_pylist() for path in (tmp_path / "run").rglob("*.parquet")}
+    said = str(tables)
+    for expected in ("refused it with status 400: no ***", "answered 429: later ***", "The answer is \\\\boxed{***}.", "Key ***.\\n\\n"):
+        assert expected in said
+    decoded = [TOKENIZER.decode(ids) for row in tables["calls"] for ids in row["output_token_ids"]]
+    page = (tmp_path / "report.html").read_text()
+    assert "*** Inc." in (tmp_path / "run/run.json").read_text()
+    said = [run.stdout, run.stderr, report.stderr, page, (tmp_path / "run/run.json").read_text(), said, *decoded]
     assert not [text for text in said if CANARY in text]
+
+
+def command(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", "from pipeline.cli.main import main; main()", *words],
+        env=os.environ | {"SMALL_LOGIN": CANARY},
+        capture_output=True,
+        text=True,
+    )
 
 
 def well(handler: Any, reply: Any) -> None:
@@ -546,6 +559,14 @@ def test_a_wrong_key_is_named_by_its_variable(monkeypatch: pytest.MonkeyPatch, e
         talk(spec_of(server, api_key_env=env), untouched)
     assert CANARY not in "".join(traceback.format_exception(caught.value))
     assert env or "Authorization" not in server.seen[0].headers
+
+
+def test_a_key_in_place_of_its_variables_name_is_refused_and_not_repeated(tmp_path: Path) -> None:
+    engine = f"{{backend: openai, model: tiny, base_url: 'http://127.0.0.1:9/v1', api_key_env: '{CANARY}'}}"
+    (tmp_path / "engines.yaml").write_text(f"draft: &one {engine}\ntarget: *one\n")
+    with pytest.raises(GraphError, match="is the name of the environment variable that holds the key, such as OPENAI_API_KEY") as caught:
+        load_plan(ROOT / "graphs/speccot.yaml", tmp_path / "engines.yaml")
+    assert CANARY not in "".join(traceback.format_exception(caught.value))
 
 
 @pytest.mark.parametrize("value", ["", "  \n", "two words", "schlüssel"])

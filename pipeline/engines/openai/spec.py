@@ -1,5 +1,6 @@
 """The keys that an engines file may hold for an engine `openai`."""
 
+import re
 from typing import Annotated, Literal
 
 from msgspec import Meta
@@ -17,7 +18,7 @@ class OpenAISpec(EngineSpec, frozen=True, kw_only=True, tag="openai"):
     tokenizer: str | None = None
     """Folder, hub name or `bundled:NAME` of the model's tokenizer and chat template; by default `model`."""
     api_key_env: str | None = None
-    """Environment variable that holds the key; by default no key is sent."""
+    """Name of the environment variable that holds the key, never the key itself; by default no key is sent."""
     max_model_len: Annotated[int, Meta(ge=16)] | None = None
     """Context length in tokens; by default what the server says."""
     prompts: Literal["auto", "ids", "text"] = "auto"
@@ -26,3 +27,8 @@ class OpenAISpec(EngineSpec, frozen=True, kw_only=True, tag="openai"):
     """See `EngineSpec.max_retries`; servers are often unavailable for a moment."""
     reconnect_s: PositiveSeconds = 180.0
     """When no replica has answered for this long, the engine counts as dead."""
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be the name of a variable, and may be the key itself, without repeating it."""
+        if self.api_key_env is not None and not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", self.api_key_env):
+            raise ValueError("api_key_env is the name of the environment variable that holds the key, such as OPENAI_API_KEY")
