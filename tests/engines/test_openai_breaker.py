@@ -1,6 +1,7 @@
 """The circuit breaker of one replica, on given times."""
 
 import math
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -48,7 +49,7 @@ def test_half_of_the_window_failing_opens_it() -> None:
 def test_pauses_double_up_to_a_bound_and_are_short_again_after_a_window_of_successes() -> None:
     breaker = broken()
     times = [0.0] + [probe(breaker, "errors") for _ in range(12)]
-    pauses = [after - before for before, after in zip(times, times[1:], strict=False)]
+    pauses = [after - before for before, after in pairwise(times)]
     assert pauses == [min(FIRST_PAUSE_S * 2**i, LONGEST_PAUSE_S) for i in range(12)]
     probe(breaker, None)
     for _ in range(FAILURES_IN_ROW):
