@@ -31,6 +31,8 @@ from pipeline.tasks import gather
 T = TypeVar("T")
 BUSY_S = 1.0
 """A replica that has too many requests (429) gets no new ones for this long, or as long as it asks, where others take them."""
+_OF_THE_SERVER = (401, 403, 404)
+"""No key, no right, no such model: not the request's fault, even where a probe is answered, as several servers may be behind an address."""
 _TIMED_OUT = 0.9
 """A call that is cancelled after this share of `timeout_s` was given up because it took too long."""
 
@@ -227,6 +229,8 @@ class OpenAIEngine:
             return Failed(cause, what, EngineUnavailable(self.role, what, reply.retry_after_s))
         if reply.status in (400, 413, 422) and is_context_overflow(error):
             return ContextOverflow(len(request.prompt_ids) + len(request.scored_ids), error.context or self.max_model_len)
+        if reply.status in _OF_THE_SERVER:
+            return Failed("refusal", what, EngineUnavailable(self.role, what))
         words = f"request {request.request_id!r}: engine {self.role!r} refused it with status {reply.status}: {error.text}"
         return Failed("refusal", what, RequestRefused(words))
 
