@@ -68,14 +68,14 @@ def asked_and_stopped(engine: Late, spec: SimSpec = SPEC) -> Completion | Except
                 tasks.cancel_scope.cancel()
 
     async def stop() -> None:
-        await anyio.sleep(0.1)
+        await anyio.sleep(0.4)  # the engine has been looked at
         time.sleep(STOPPED_S)  # noqa: ASYNC251
 
     return anyio.run(main)
 
 
 def test_a_call_that_is_in_flight_while_the_process_is_suspended_goes_on() -> None:
-    assert asked_and_stopped(Late(answer_s=STOPPED_S + 0.4)) == ANSWER
+    assert asked_and_stopped(Late(answer_s=STOPPED_S + 0.6)) == ANSWER
 
 
 def test_what_takes_too_long_without_that_is_given_up_all_the_same() -> None:
@@ -83,7 +83,7 @@ def test_what_takes_too_long_without_that_is_given_up_all_the_same() -> None:
 
 
 def test_an_engine_is_not_killed_for_what_it_did_not_do_meanwhile() -> None:
-    engine = Late(answer_s=STOPPED_S + 0.3)
+    engine = Late(answer_s=STOPPED_S + 0.6)
     assert asked_and_stopped(engine, structs.replace(SPEC, max_restarts=1, timeout_s=2.0)) == ANSWER
     assert not engine.killed
 
