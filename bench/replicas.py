@@ -28,7 +28,7 @@ from pipeline.session.run import run
 from pipeline.trace.run_file import host, versions
 
 ROOT = Path(__file__).parent.parent
-SERVICE_S, CAPACITY, SLOW_TIMES = 0.1, 4, 20
+SERVICE_S, CAPACITY, SLOW_TIMES = 0.2, 4, 20
 """Each server answers `CAPACITY` requests at once, each in `SERVICE_S` seconds; a slow one takes `SLOW_TIMES` as long."""
 MAX_STEPS = 3
 STATUSES = ("500", "503", "429", "400", "401", "403", "404")

@@ -1,8 +1,10 @@
 """Whole runs on replicas one of which is bad, or all of them are: nothing is lost, and a run that cannot go on can be resumed."""
 
+import math
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import pyarrow.parquet as pq
@@ -164,17 +166,18 @@ def test_a_request_that_no_server_takes_fails_its_own_chain_only(tmp_path: Path,
 
 @pytest.mark.slow
 def test_a_server_that_is_away_longer_than_the_retries_costs_no_chain(tmp_path: Path, calm: list[tuple[str, str]]) -> None:
-    """503 for a while, though no call may be sent again: it is asked whether it answers anybody, and waited for."""
+    """503 for two seconds, though a call may be sent again only once: it is asked whether it answers anybody, and waited for."""
 
     class Away:
-        probes = 0
+        until = math.inf
 
         def __call__(self, handler: Handler, reply: Reply) -> None:
-            self.probes += bool(self.probes) or handler.body.get("max_tokens", 0) > 1
-            (status(503) if 0 < self.probes < 5 else Handler.send)(handler, reply)
+            if self.until == math.inf and handler.body.get("max_tokens", 0) > 1:
+                self.until = monotonic() + 2.0
+            (status(503) if self.until - 2.0 < monotonic() < self.until else Handler.send)(handler, reply)
 
     with replicas(1) as [server]:
         server.always = Away()
-        result = solve(tmp_path, [server], ", max_retries: 0")
+        result = solve(tmp_path, [server], ", max_retries: 1")
     assert (result.exit_code, result.done) == (0, CHAINS)
     assert texts(tmp_path / "run") == calm

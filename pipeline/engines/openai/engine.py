@@ -70,13 +70,15 @@ class Failed(PipelineError):
 class Sent:
     """A call while it is in flight; `replica` is None before it has one."""
 
-    __slots__ = ("began", "moved", "replica", "request")
+    __slots__ = ("began", "moved", "replica", "request", "sent")
 
     def __init__(self, request: Request, began: float) -> None:
         self.request, self.began = request, began
         self.replica: int | None = None
-        self.moved = False
-        """Whether it was taken from a replica that does not answer."""
+        self.sent = 0.0
+        """When it was sent to that replica."""
+        self.moved = ""
+        """Why it was taken from the replica; empty: it was not."""
 
 
 class OpenAIEngine:
@@ -156,13 +158,13 @@ class OpenAIEngine:
         """The answer of one replica; raises the error to raise where there is none."""
         request = call.request
         replica = await self._recovery.place(request.affinity, self._tried.get(request.request_id, ()))
-        call.replica, sent = replica, anyio.current_time()
+        call.replica, call.sent = replica, anyio.current_time()
         try:
             completion = await self._answer(request, self._servers[replica], self._bodies(request))
         except Failed as failure:
             failed = failure
         else:
-            self._recovery.answered(replica, sent)
+            self._recovery.answered(replica, call.sent)
             self._tried.pop(request.request_id, None)
             return completion
         finally:
@@ -273,15 +275,16 @@ class OpenAIEngine:
 
     def _interrupted(self, call: Sent) -> PipelineError:
         """The error for a call that the engine itself has ended."""
-        if call.moved and self._exit_reason is None and call.replica is not None:
-            return EngineUnavailable(self.role, self._router.replicas[call.replica].breaker.words, moved=True)
+        if call.moved and self._exit_reason is None:
+            return EngineUnavailable(self.role, call.moved, moved=True)
         return EngineDead(self.role, self._exit_reason or "it was closed")
 
-    def _abandon(self, replica: int) -> None:
-        """Let the calls in flight at a replica that does not answer go to others, as far as they have not failed there."""
+    def _abandon(self, replica: int, since_s: float) -> None:
+        """Let those calls go to other replicas that have been in flight at this one for `since_s`, as far as they have not failed there."""
+        latest = anyio.current_time() - since_s
         for scope, call in list(self._calls.items()):
-            if call is not None and call.replica == replica and self._goes_elsewhere(call.request, replica):
-                call.moved = True
+            if call is not None and call.replica == replica and call.sent <= latest and self._goes_elsewhere(call.request, replica):
+                call.moved = f"at {self._servers[replica].url} has not answered for {anyio.current_time() - call.sent:.3g} s"
                 scope.cancel()
 
     async def _probe(self, replica: int) -> Probe:
