@@ -290,8 +290,8 @@ class OpenAIEngine:
     async def _probe(self, replica: int) -> Probe:
         """Send a small request and see what comes of it."""
         server, request = self._servers[replica], probe_request(self.tokenizer, self.can)
-        others = self._router.has_other((replica,))
-        limit_s = min(self._spec.timeout_s, max(self._router.silence_s, 0.0 if others else ASK_S))
+        patience_s = self._router.probe_s if self._router.has_other((replica,)) else max(ASK_S, self._router.silence_s)
+        limit_s = min(self._spec.timeout_s, patience_s)
         try:
             with anyio.move_on_after(limit_s):
                 await self._answer(request, server, self._bodies(request))

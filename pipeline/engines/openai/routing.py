@@ -20,7 +20,7 @@ _FEW_ANSWERS = 3
 """A mean over fewer answers is not compared."""
 SILENT_S = 2.0
 """A replica that has calls is silent at the earliest when it has answered none of them for this long."""
-SILENT_TIMES = 4.0
+SILENT_TIMES = 3.0
 """And not before this many times the longest time that any answer took."""
 
 
@@ -127,6 +127,11 @@ class Router:
     def silence_s(self) -> float:
         """How long a replica that has calls may answer none of them."""
         return _patience_s(self.replicas)
+
+    @property
+    def probe_s(self) -> float:
+        """How long a probe may take while others answer: as long as any call has."""
+        return max(SILENT_S, *(replica.longest_s for replica in self.replicas))
 
     def skip(self, seconds: float) -> None:
         """For `seconds` nothing could be heard of any replica: they are nobody's silence."""
