@@ -258,7 +258,7 @@ class Remote(Engine, Protocol):
     """An engine whose servers may be away for a while, without being started again from here."""
 
     async def wait_answering(self) -> bool:
-        """Ask the servers now. False: one of them answers. True: none did, and by now one answers again.
+        """Ask the servers now. False: one of them answers, as before. True: none did, and by now one answers again.
 
         Raises `EngineDead` when none will.
         """

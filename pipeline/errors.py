@@ -145,7 +145,7 @@ class EngineUnavailable(ChainError):
         if retry_after_s is not None and not math.isfinite(retry_after_s):
             retry_after_s = None
         if retry_after_s is not None and retry_after_s > LONGEST_RETRY_AFTER_S:
-            what += f" (it asks to wait {retry_after_s:.3g} s; {LONGEST_RETRY_AFTER_S:g} s are waited)"
+            what += f" (it asks to wait {retry_after_s:,.0f} s; {LONGEST_RETRY_AFTER_S:g} s are waited)"
             retry_after_s = LONGEST_RETRY_AFTER_S
         super().__init__(f"engine {role!r} {what}")
         self.role, self.what, self.retry_after_s, self.moved = role, what, retry_after_s, moved

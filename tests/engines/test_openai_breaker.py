@@ -1,9 +1,10 @@
 """The circuit breaker of one replica, on given times."""
 
 import math
+from itertools import pairwise
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.engines.openai.breaker import FAILURES_IN_ROW, FIRST_PAUSE_S, LONGEST_PAUSE_S, WINDOW, Breaker, Cause
@@ -48,7 +49,7 @@ def test_half_of_the_window_failing_opens_it() -> None:
 def test_pauses_double_up_to_a_bound_and_are_short_again_after_a_window_of_successes() -> None:
     breaker = broken()
     times = [0.0] + [probe(breaker, "errors") for _ in range(12)]
-    pauses = [after - before for before, after in zip(times, times[1:], strict=False)]
+    pauses = [after - before for before, after in pairwise(times)]
     assert pauses == [min(FIRST_PAUSE_S * 2**i, LONGEST_PAUSE_S) for i in range(12)]
     probe(breaker, None)
     for _ in range(FAILURES_IN_ROW):
@@ -119,6 +120,7 @@ def test_a_refusal_outweighs_errors_and_a_confirmed_silence_stays() -> None:
     assert breaker.cause == "silence"
 
 
+@settings(deadline=None)
 @given(st.lists(st.floats(0, 1e6), max_size=200))
 def test_a_replica_that_always_answers_is_never_left_out(times: list[float]) -> None:
     breaker = Breaker()
@@ -131,6 +133,7 @@ def test_a_replica_that_always_answers_is_never_left_out(times: list[float]) -> 
 EVENTS = st.sampled_from(["succeed", "fail", "suspect", "hasten", "begin", "end", "end well"])
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(EVENTS, st.floats(0, 30), st.sampled_from(["errors", "silence", "refusal"])), max_size=200))
 def test_whatever_happens_there_is_one_probe_at_most_and_a_way_back(events: list[tuple[str, float, Cause]]) -> None:
     breaker, now, on_the_way = Breaker(), 0.0, False

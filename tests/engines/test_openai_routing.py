@@ -103,6 +103,18 @@ def test_differences_of_milliseconds_and_means_over_few_answers_mean_nothing() -
     assert [router.take(chain, 0.0) for chain in "abcd"] == [0, 1, 0, 1]
 
 
+def test_a_call_at_a_slow_replica_is_overdue_when_another_one_would_have_answered_it_long_ago() -> None:
+    router = Router(2)
+    router.take("a", 0.0), router.take("b", 0.0)
+    answer(router, 1, 1.0, 1.0, 2.0)
+    answer(router, 0, 2.5, 2.5, 2.5)
+    assert router.overdue() == []
+    answer(router, 0, *[9.0] * 30)
+    assert router.overdue() == [(0, SILENT_TIMES * 2.0)]
+    shut(router, 1)
+    assert router.overdue() == []
+
+
 def silent(router: Router, times: Sequence[float]) -> list[list[int]]:
     return [router.silent(now) for now in times]
 

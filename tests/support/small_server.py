@@ -91,6 +91,34 @@ def edited(edit: Callable[[dict[str, Any]], object]) -> Fault:
     return fault
 
 
+class Sick:
+    """Answers as if nothing were until the first call of a run comes, and from then on does this. Questions at the opening and probes
+    are about one token, as only later calls of a run are."""
+
+    def __init__(self, fault: Fault) -> None:
+        self.fault, self.calls = fault, 0
+        """How many requests of the run it met."""
+
+    def __call__(self, handler: "Handler", reply: Reply) -> None:
+        self.calls += bool(self.calls) or handler.body.get("max_tokens", 0) > 1
+        (self.fault if self.calls else Handler.send)(handler, reply)
+
+
+def refuse_connections(handler: "Handler", reply: Reply) -> None:
+    """Be gone."""
+    handler.small.stop()
+
+
+def late(seconds: float) -> Fault:
+    """Answer after so many seconds."""
+
+    def fault(handler: "Handler", reply: Reply) -> None:
+        threading.Event().wait(seconds)
+        handler.send(reply)
+
+    return fault
+
+
 @dataclass(frozen=True)
 class Seen:
     """A request that came in."""
@@ -317,6 +345,7 @@ class Handler(BaseHTTPRequestHandler):
         self.respond(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
 
     def respond(self, body: dict[str, Any]) -> None:
+        self.body = body
         reply = self.small.answer(Seen(self.command, self.path, self.headers, body))
         fault = self.small.always
         if self.command == "POST" and self.small.faults:

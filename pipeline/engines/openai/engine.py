@@ -33,6 +33,8 @@ BUSY_S = 1.0
 """A replica that has too many requests (429) gets no new ones for this long, or as long as it asks, where others take them."""
 PADDING_IDS = 4096
 """Most ids that a model has beyond those of its tokenizer: vocabularies are padded to sizes that suit a processor."""
+_OF_THE_SERVER = (401, 403, 404)
+"""No key, no right, no such model: not the request's fault, even where a probe is answered, as several servers may be behind an address."""
 _TIMED_OUT = 0.9
 """A call that is cancelled after this share of `timeout_s` was given up because it took too long."""
 
@@ -70,13 +72,15 @@ class Failed(PipelineError):
 class Sent:
     """A call while it is in flight; `replica` is None before it has one."""
 
-    __slots__ = ("began", "moved", "replica", "request")
+    __slots__ = ("began", "moved", "replica", "request", "sent")
 
     def __init__(self, request: Request, began: float) -> None:
         self.request, self.began = request, began
         self.replica: int | None = None
-        self.moved = False
-        """Whether it was taken from a replica that does not answer."""
+        self.sent = 0.0
+        """When it was sent to that replica."""
+        self.moved = ""
+        """Why it was taken from the replica; empty: it was not."""
 
 
 class OpenAIEngine:
@@ -157,13 +161,13 @@ class OpenAIEngine:
         """The answer of one replica; raises the error to raise where there is none."""
         request = call.request
         replica = await self._recovery.place(request.affinity, self._tried.get(request.request_id, ()))
-        call.replica, sent = replica, anyio.current_time()
+        call.replica, call.sent = replica, anyio.current_time()
         try:
             completion = await self._answer(request, self._servers[replica], self._bodies(request))
         except Failed as failure:
             failed = failure
         else:
-            self._recovery.answered(replica, sent)
+            self._recovery.answered(replica, call.sent)
             self._tried.pop(request.request_id, None)
             return completion
         finally:
@@ -234,6 +238,8 @@ class OpenAIEngine:
             return Failed(cause, what, EngineUnavailable(self.role, what, reply.retry_after_s))
         if reply.status in (400, 413, 422) and is_context_overflow(error):
             return ContextOverflow(len(request.prompt_ids) + len(request.scored_ids), error.context or self.max_model_len)
+        if reply.status in _OF_THE_SERVER:
+            return Failed("refusal", what, EngineUnavailable(self.role, what))
         words = f"request {request.request_id!r}: engine {self.role!r} refused it with status {reply.status}: {error.text}"
         return Failed("refusal", what, RequestRefused(words))
 
@@ -276,22 +282,23 @@ class OpenAIEngine:
 
     def _interrupted(self, call: Sent) -> PipelineError:
         """The error for a call that the engine itself has ended."""
-        if call.moved and self._exit_reason is None and call.replica is not None:
-            return EngineUnavailable(self.role, self._router.replicas[call.replica].breaker.words, moved=True)
+        if call.moved and self._exit_reason is None:
+            return EngineUnavailable(self.role, call.moved, moved=True)
         return EngineDead(self.role, self._exit_reason or "it was closed")
 
-    def _abandon(self, replica: int) -> None:
-        """Let the calls in flight at a replica that does not answer go to others, as far as they have not failed there."""
+    def _abandon(self, replica: int, since_s: float) -> None:
+        """Let those calls go to other replicas that have been in flight at this one for `since_s`, as far as they have not failed there."""
+        latest = anyio.current_time() - since_s
         for scope, call in list(self._calls.items()):
-            if call is not None and call.replica == replica and self._goes_elsewhere(call.request, replica):
-                call.moved = True
+            if call is not None and call.replica == replica and call.sent <= latest and self._goes_elsewhere(call.request, replica):
+                call.moved = f"at {self._servers[replica].url} has not answered for {anyio.current_time() - call.sent:.3g} s"
                 scope.cancel()
 
     async def _probe(self, replica: int) -> Probe:
         """Send a small request and see what comes of it."""
         server, request = self._servers[replica], probe_request(self.tokenizer, self.can)
-        others = self._router.has_other((replica,))
-        limit_s = min(self._spec.timeout_s, max(self._router.silence_s, 0.0 if others else ASK_S))
+        patience_s = self._router.probe_s if self._router.has_other((replica,)) else max(ASK_S, self._router.silence_s)
+        limit_s = min(self._spec.timeout_s, patience_s)
         try:
             with anyio.move_on_after(limit_s):
                 await self._answer(request, server, self._bodies(request))

@@ -38,8 +38,8 @@ class Owner(NamedTuple):
     """Starts a task that lives no longer than the engine."""
     probe: Callable[[int], Awaitable[Probe]]
     """Sends the replica a small request."""
-    abandon: Callable[[int], None]
-    """Takes the calls away from a replica that does not answer."""
+    abandon: Callable[[int, float], None]
+    """Takes those calls away from a replica that have been there for so many seconds."""
     die: Callable[[str], None]
     """Makes every call fail from now on, for this reason."""
 
@@ -90,24 +90,23 @@ class Recovery:
         return breaker.cause
 
     async def wait_answering(self) -> bool:
-        """Ask all replicas now. False: one of them answers. True: none did, and one answers again."""
-        now = anyio.current_time()
-        probes = [replica.breaker.probes for replica in self._router.replicas]
-        for index, replica in enumerate(self._router.replicas):
-            replica.breaker.suspect(now, "errors", "")
-            replica.breaker.hasten(now)
+        """Ask all replicas now. False: one of them answers, as before. True: none did, and one answers again."""
+        now, away = anyio.current_time(), not self._router.any_closed
+        breakers = [replica.breaker for replica in self._router.replicas]
+        probes = [breaker.probes for breaker in breakers]
+        for index, breaker in enumerate(breakers):
+            breaker.suspect(now, "errors", breaker.words)
+            breaker.hasten(now)
             self.begin(index)
         self._change()
-        breakers = [replica.breaker for replica in self._router.replicas]
         while not self._router.any_closed and any(each.probes == before for each, before in zip(breakers, probes, strict=True)):
             await self._changed.wait()
-        if self._router.any_closed:
-            return False
+        away = away or not self._router.any_closed
         await self._until(lambda: self._router.any_closed)
-        return True
+        return away
 
     async def watch(self) -> None:
-        """Suspect replicas that have calls and answer none of them; runs until it is cancelled."""
+        """Suspect replicas that have calls and answer none of them, and free calls that wait for a slow one; runs until it is cancelled."""
         while True:
             asleep = anyio.current_time()
             await anyio.sleep(LOOK_EVERY_S)
@@ -118,6 +117,8 @@ class Recovery:
                 words = f"has answered nothing for {self._router.silence_s:.3g} s though it had calls"
                 self._router.replicas[index].breaker.suspect(now, "silence", words)
                 self.begin(index)
+            for index, overdue_s in self._router.overdue():
+                self._owner.abandon(index, overdue_s)
 
     async def _recover(self, index: int) -> None:
         """Probe a replica, after pauses that grow, until it answers."""
@@ -131,7 +132,7 @@ class Recovery:
             found = await self._owner.probe(index)
             breaker.end_probe(anyio.current_time(), found.cause, found.words)
             if found.cause == "silence" and not breaker.closed:
-                self._owner.abandon(index)
+                self._owner.abandon(index, 0.0)
             self._change()
             self.begin(index)
         self._recovering.discard(index)

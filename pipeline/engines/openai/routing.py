@@ -6,7 +6,7 @@ flight. A replica that answers several times as slowly as another one counts its
 
 import math
 from collections import OrderedDict
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 
 from pipeline.engines.openai.breaker import Breaker
 
@@ -20,7 +20,7 @@ _FEW_ANSWERS = 3
 """A mean over fewer answers is not compared."""
 SILENT_S = 2.0
 """A replica that has calls is silent at the earliest when it has answered none of them for this long."""
-SILENT_TIMES = 4.0
+SILENT_TIMES = 3.0
 """And not before this many times the longest time that any answer took."""
 
 
@@ -37,6 +37,8 @@ class Replica:
         """Until when it has asked for no more calls."""
         self.mean_s = 0.0
         """Running mean of the time that its answers take."""
+        self.longest_s = 0.0
+        """Longest time that an answer took."""
         self.answers = 0
         """How many calls it has answered."""
         self.heard_s = -math.inf
@@ -50,8 +52,6 @@ class Router:
 
     def __init__(self, replicas: int, max_chains: int = MAX_CHAINS) -> None:
         self.replicas = [Replica() for _ in range(replicas)]
-        self.longest_s = 0.0
-        """Longest time that an answer took."""
         self._homes: OrderedDict[str, int] = OrderedDict()
         """The replica of each chain; the chain with the latest call stands last."""
         self._max_chains = max_chains
@@ -98,7 +98,7 @@ class Router:
         replica.heard_s = now
         replica.answers += 1
         replica.mean_s += (took_s - replica.mean_s) * max(0.1, 1 / replica.answers)
-        self.longest_s = max(self.longest_s, took_s)
+        replica.longest_s = max(replica.longest_s, took_s)
 
     def has_other(self, tried: Collection[int]) -> bool:
         """Whether a replica that is not in `tried` takes calls."""
@@ -114,10 +114,24 @@ class Router:
                 found.append(index)
         return found
 
+    def overdue(self) -> list[tuple[int, float]]:
+        """Slow replicas, each with the seconds after which a call there would sooner be answered by another one."""
+        fastest_s = self._fastest_s
+        return [
+            (index, _patience_s(other for other in self.replicas if other is not replica and other.breaker.closed))
+            for index, replica in enumerate(self.replicas)
+            if replica.in_flight and self._slowness(index, fastest_s) > 1 and self.has_other((index,))
+        ]
+
     @property
     def silence_s(self) -> float:
         """How long a replica that has calls may answer none of them."""
-        return max(SILENT_S, SILENT_TIMES * self.longest_s)
+        return _patience_s(self.replicas)
+
+    @property
+    def probe_s(self) -> float:
+        """How long a probe may take while others answer: as long as any call has."""
+        return max(SILENT_S, *(replica.longest_s for replica in self.replicas))
 
     def skip(self, seconds: float) -> None:
         """For `seconds` nothing could be heard of any replica: they are nobody's silence."""
@@ -134,11 +148,15 @@ class Router:
         candidates = [index for index in candidates if ranks[index] == foremost]
         if len(candidates) == 1:
             return candidates[0]
-        fastest_s = min((replica.mean_s for replica in self.replicas if replica.answers >= _FEW_ANSWERS), default=0.0)
+        fastest_s = self._fastest_s
         loads = {index: self._load(index, fastest_s) for index in candidates}
         best = min(candidates, key=lambda index: (loads[index], self.replicas[index].chains))
         stays = home in loads and (loads[home] <= loads[best] or self._slowness(home, fastest_s) == 1.0)
         return home if stays else best
+
+    @property
+    def _fastest_s(self) -> float:
+        return min((replica.mean_s for replica in self.replicas if replica.answers >= _FEW_ANSWERS), default=0.0)
 
     def _load(self, index: int, fastest_s: float) -> float:
         return (self.replicas[index].in_flight + 1) * self._slowness(index, fastest_s)
@@ -158,3 +176,8 @@ class Router:
         if len(self._homes) > self._max_chains:
             _, forgotten = self._homes.popitem(last=False)
             self.replicas[forgotten].chains -= 1
+
+
+def _patience_s(replicas: Iterable[Replica]) -> float:
+    """How long to wait for an answer at most, from how long these have taken for theirs."""
+    return max(SILENT_S, SILENT_TIMES * max((replica.longest_s for replica in replicas), default=0.0))
