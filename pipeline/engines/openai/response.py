@@ -64,6 +64,9 @@ class PromptLogprob(Struct, frozen=True):
     logprob: float
 
 
+_NULL = Raw(b"null")
+
+
 class Choice(Struct, frozen=True):
     """One candidate as the server sent it (OpenAI's word for it is choice)."""
 
@@ -77,14 +80,13 @@ class Choice(Struct, frozen=True):
     matched_stop: str | int | UnsetType | None = UNSET
     """SGLang's field for it, which also holds the id of an end of sequence."""
     prompt_logprobs: tuple[dict[str, PromptLogprob] | None, ...] | None = None
+    prompt_token_ids: Raw = _NULL
+    """The prompt, which vLLM repeats with every candidate."""
 
     @property
     def reported_stop(self) -> str | int | UnsetType | None:
         """The stop that ended it as the server says; `UNSET` where it does not say."""
         return self.matched_stop if self.stop_reason is UNSET else self.stop_reason
-
-
-_NULL = Raw(b"null")
 
 
 class ResponseBody(Struct, frozen=True):
@@ -99,6 +101,7 @@ class ResponseBody(Struct, frozen=True):
 
 
 _decode_answer = msgspec.json.Decoder(ResponseBody).decode
+_decode_ids = msgspec.json.Decoder(list[int] | None).decode
 
 
 def decode_response(content: bytes) -> ResponseBody:
@@ -121,6 +124,8 @@ def completion_of(request: Request, answers: Sequence[ResponseBody], can: Capabi
     # Candidates that were computed in several answers at once have no times of their own.
     timing = timing_of(answers[0].metrics, answers[0].timings) if len(answers) == 1 else Timing()
     choices = [choice for answer in answers for choice in _choices(answer, asked // len(answers))]
+    if can.prompts == "ids":
+        _check_prompts(request, [answer.choices[0] for answer in answers])
     if request.scored_ids:
         return Completion(candidates=(), scored_logprobs=_scored(request, choices[0]), usage=usage_of(request, stated, 0))
     if request.option_ids:
@@ -169,6 +174,18 @@ def _choices(answer: ResponseBody, asked: int) -> list[Choice]:
         if choice.finish_reason not in ("stop", "length"):
             raise Malformed(f"ended a candidate with finish_reason {choice.finish_reason!r}")
     return choices
+
+
+def _check_prompts(request: Request, choices: Sequence[Choice]) -> None:
+    """Raise `Malformed` where a server repeats a prompt other than that of `request`: a proxy that mixes connections up gives the answers
+    to other requests."""
+    for choice in choices:
+        try:
+            repeated = _decode_ids(choice.prompt_token_ids)
+        except UNREADABLE:
+            continue
+        if repeated is not None and repeated != [*request.prompt_ids, *request.scored_ids]:
+            raise Malformed("is that to another prompt")
 
 
 # Answers of servers that return token ids.
