@@ -54,7 +54,7 @@ LLAMA = Kind("llamacpp", many=False, newer_logprobs=True, card={"meta": {"n_ctx_
 HOSTED = Kind("someone", takes_ids=False, unknown_fields=False, max_logprobs=5)
 
 
-def status(number: int, message: str = "not now", /, headers: Mapping[str, str] | None = None, **error: Any) -> Fault:
+def status(number: int, message: object = "not now", /, headers: Mapping[str, str] | None = None, **error: Any) -> Fault:
     """Answer with an error."""
 
     def fault(handler: "Handler", reply: Reply) -> None:

@@ -20,7 +20,7 @@ from pipeline.engines.openai.client import ASK_S, Broken, Oversized, Reply, Serv
 from pipeline.engines.openai.probe import probe_request
 from pipeline.engines.openai.recovery import Owner, Probe, Recovery
 from pipeline.engines.openai.request import SCORING, Capabilities, request_bodies
-from pipeline.engines.openai.response import Aborted, Malformed, ResponseBody, completion_of, decode_response
+from pipeline.engines.openai.response import Aborted, Malformed, ResponseBody, Withheld, completion_of, decode_response, scrubbed
 from pipeline.engines.openai.routing import Router
 from pipeline.engines.openai.spec import OpenAISpec
 from pipeline.engines.tokenizer import HFTokenizer
@@ -33,6 +33,8 @@ BUSY_S = 1.0
 """A replica that has too many requests (429) gets no new ones for this long, or as long as it asks, where others take them."""
 _OF_THE_SERVER = (401, 403, 404)
 """No key, no right, no such model: not the request's fault, even where a probe is answered, as several servers may be behind an address."""
+PADDING_IDS = 4096
+"""Most ids that a model has beyond those of its tokenizer: vocabularies are padded to sizes that suit a processor."""
 _TIMED_OUT = 0.9
 """A call that is cancelled after this share of `timeout_s` was given up because it took too long."""
 
@@ -95,6 +97,7 @@ class OpenAIEngine:
         self.can, self._tasks = can, tasks
         self._spec, self._servers = deployment.spec, deployment.servers
         self.vocab_size = tokenizer.vocab_size
+        self._most_ids = tokenizer.vocab_size + PADDING_IDS
         self._router = Router(len(deployment.servers))
         self._recovery = Recovery(self._router, self._spec.reconnect_s, Owner(self._start, self._probe, self._abandon, self._die))
         self._tried: dict[str, set[int]] = {}
@@ -183,8 +186,9 @@ class OpenAIEngine:
         else:
             answers = await gather([partial(self._post, request, server, body) for body in bodies])
         completion = self._understand(request, server, lambda: completion_of(request, answers, self.can, self.tokenizer))
+        completion = scrubbed(completion, server.scrub_answer, self.tokenizer)
         for candidate in completion.candidates:  # an id that the model has and its tokenizer lacks comes back in a prompt
-            self.vocab_size = max(self.vocab_size, 1 + max(candidate.ids, default=0))
+            self.vocab_size = max(self.vocab_size, min(1 + max(candidate.ids, default=0), self._most_ids))
         if flaw := validate_completion(completion, request, self.vocab_size):
             error = BadCompletion(self.role, request.request_id, flaw)
             raise Failed("errors", f"at {server.url} gave no answer to request {request.request_id!r}: {flaw}", error)
@@ -194,8 +198,7 @@ class OpenAIEngine:
         try:
             reply = await server.post(body)
         except Oversized as error:
-            refused = RequestRefused(f"request {request.request_id!r}: engine {self.role!r} {error}")
-            raise Failed("errors", str(error), refused) from None
+            raise Failed("errors", str(error), BadCompletion(self.role, request.request_id, str(error))) from None
         except Broken as error:
             self._check_alive()
             raise Failed("silence", str(error), EngineUnavailable(self.role, str(error))) from None
@@ -211,16 +214,20 @@ class OpenAIEngine:
 
     def _understand(self, request: Request, server: Server, read: Callable[[], T]) -> T:
         """The result of `read`, which decodes an answer; its errors become `Failed`, without the key that they may hold."""
+        cause: Literal["refusal", "errors"] = "errors"
         error: PipelineError
         try:
             return read()
         except Aborted as flaw:
-            words = server.scrub(str(flaw))
+            words = server.quote(str(flaw))
             error = EngineUnavailable(self.role, words)
+        except Withheld as flaw:
+            cause, words = "refusal", f"sent an answer that {server.quote(str(flaw))}"
+            error = RequestRefused(f"request {request.request_id!r}: the answer of engine {self.role!r} {server.quote(str(flaw))}")
         except Malformed as flaw:
-            words = f"sent an answer that {server.scrub(str(flaw))}"
-            error = RequestRefused(f"request {request.request_id!r}: the answer of engine {self.role!r} {server.scrub(str(flaw))}")
-        raise Failed("errors", f"at {server.url} {words}", error)
+            words = f"sent an answer that {server.quote(str(flaw))}"
+            error = BadCompletion(self.role, request.request_id, f"its answer {server.quote(str(flaw))}")
+        raise Failed(cause, f"at {server.url} {words}", error)
 
     def _refusal(self, request: Request, server: Server, reply: Reply) -> PipelineError:
         """The error to raise for a reply whose status is not 200."""

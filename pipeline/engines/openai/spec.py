@@ -1,5 +1,6 @@
 """The keys that an engines file may hold for an engine `openai`."""
 
+import re
 from typing import Annotated, Literal
 
 from msgspec import Meta
@@ -18,7 +19,7 @@ class OpenAISpec(EngineSpec, frozen=True, kw_only=True, tag="openai"):
     tokenizer: str | None = None
     """Folder, hub name or `bundled:NAME` of the model's tokenizer and chat template; by default `model`."""
     api_key_env: str | None = None
-    """Environment variable that holds the key; by default no key is sent."""
+    """Name of the environment variable that holds the key, never the key itself; by default no key is sent."""
     max_model_len: Annotated[int, Meta(ge=16)] | None = None
     """Context length in tokens; by default what the server says."""
     prompts: Literal["auto", "ids", "text"] = "auto"
@@ -29,3 +30,8 @@ class OpenAISpec(EngineSpec, frozen=True, kw_only=True, tag="openai"):
     reconnect_s: PositiveSeconds = 180.0
     """When no replica has answered for this long, or all have refused everything (a key that has expired) for this long or 5 s, the
     engine counts as dead: the run stops and can be resumed."""
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be the name of a variable, and may be the key itself, without repeating it."""
+        if self.api_key_env is not None and not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", self.api_key_env):
+            raise ValueError("api_key_env is the name of the environment variable that holds the key, such as OPENAI_API_KEY")
