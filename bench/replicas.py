@@ -28,8 +28,8 @@ from pipeline.session.run import run
 from pipeline.trace.run_file import host, versions
 
 ROOT = Path(__file__).parent.parent
-SERVICE_S, CAPACITY, SLOW_TIMES = 0.2, 4, 20
-"""Each server answers `CAPACITY` requests at once, each in `SERVICE_S` seconds; a slow one takes `SLOW_TIMES` as long."""
+CAPACITY, SLOW_TIMES = 4, 20
+"""Each server answers `CAPACITY` requests at once; a slow one takes `SLOW_TIMES` as long for each."""
 MAX_STEPS = 3
 STATUSES = ("500", "503", "429", "400", "401", "403", "404")
 WAYS = (*STATUSES, "html", "cut", "hangs", "refuses connections", "slow")
@@ -43,7 +43,9 @@ LENGTH = 4096
 class Replica:
     """One server; `way` says how it is bad, from the first request for more than one token on."""
 
-    def __init__(self) -> None:
+    def __init__(self, service_s: float) -> None:
+        """`service_s`: seconds that it takes for a request."""
+        self.service_s = service_s
         self.way: str | None = None
         self.bad = False
         self.port = 0
@@ -92,7 +94,7 @@ class Replica:
             self._close()
             return False
         async with self._free:
-            await asyncio.sleep(SERVICE_S * (SLOW_TIMES if way == "slow" else 1))
+            await asyncio.sleep(self.service_s * (SLOW_TIMES if way == "slow" else 1))
         reply = response(200, b"<html>Bad gateway</html>" if way == "html" else completion(body))
         writer.write(reply[: len(reply) - 20] if way == "cut" else reply)
         return way != "cut"
@@ -128,9 +130,9 @@ def written(body: dict[str, Any], index: int) -> dict[str, Any]:
     return {"text": text, "logprobs": {"tokens": [text], "token_logprobs": [-1.0], "top_logprobs": [top | {text: -0.5}]}}
 
 
-async def serve(count: int) -> None:
+async def serve(count: int, service_s: float) -> None:
     """Run `count` servers; a line of stdin, `INDEX WAY`, makes one of them bad or, without a way, well."""
-    replicas = [Replica() for _ in range(count)]
+    replicas = [Replica(service_s) for _ in range(count)]
     for replica in replicas:
         await replica.start()
     print(*(replica.port for replica in replicas), flush=True)
@@ -162,9 +164,9 @@ class Servers:
 
 
 @contextmanager
-def servers(count: int) -> Iterator[Servers]:
+def servers(count: int, service_s: float) -> Iterator[Servers]:
     """`count` servers, until the block is left."""
-    command = [sys.executable, __file__, "--serve", str(count)]
+    command = [sys.executable, __file__, "--serve", str(count), "--service-s", str(service_s)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         try:
             yield Servers(process)
@@ -224,21 +226,22 @@ def rows(found: list[dict[str, Any]]) -> Iterator[str]:
 @click.option("--replicas", default="2,4", help="How many there are, one of them bad.")
 @click.option("--ways", default=",".join(WAYS), help="How it is bad.")
 @click.option("--chains", default=60, help="Chains of a run, for each healthy replica.")
+@click.option("--service-s", default=0.2, help="Seconds that a server takes for a request.")
 @click.option("--output", type=click.Path(path_type=Path), help="A file for the JSON.")
 @click.option("--serve", "count", type=int, hidden=True)
-def main(replicas: str, ways: str, chains: int, output: Path | None, count: int | None) -> None:
+def main(replicas: str, ways: str, chains: int, service_s: float, output: Path | None, count: int | None) -> None:
     """Measure every way, with each number of replicas."""
     if count is not None:
-        asyncio.run(serve(count))
+        asyncio.run(serve(count, service_s))
         return
     found = []
     for number in map(int, replicas.split(",")):
-        with servers(number) as started:
+        with servers(number, service_s) as started:
             for way in ways.split(","):
                 found.append(measure(started, way, chains * (number - 1)))
                 click.echo(list(rows(found[-1:]))[-1], err=True)
     click.echo("\n".join(rows(found)))
-    facts = {"host": host(), "versions": versions(), "service_s": SERVICE_S, "capacity": CAPACITY}
+    facts = {"host": host(), "versions": versions(), "service_s": service_s, "capacity": CAPACITY}
     line = msgspec.json.encode(facts | {"runs": found}).decode()
     if output is not None:
         output.write_text(line + "\n")

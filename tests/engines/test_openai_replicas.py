@@ -93,7 +93,7 @@ def test_a_replica_that_fails_fast_does_not_draw_the_calls() -> None:
     [
         (status(503), EngineUnavailable),
         (raw(b"<html>"), EngineUnavailable),
-        (raw(b"{}"), RequestRefused),
+        (raw(b"{}"), BadCompletion),
         (edited(lambda answer: answer["choices"][0].update(token_ids=[], finish_reason="length")), BadCompletion),
     ],
     ids=["503", "HTML", "another JSON", "no token"],

@@ -247,8 +247,8 @@ class OpenAIEngine:
 
     async def _settle(self, request: Request, replica: int, failed: Failed) -> PipelineError:
         """Tell the replica's breaker of a failure; the error to raise for it."""
-        state, now = self._router.replicas[replica], anyio.current_time()
         sick = await self._recovery.examine(replica, failed.what) if failed.cause == "refusal" else None
+        state, now = self._router.replicas[replica], anyio.current_time()
         if failed.cause == "busy":
             asked_s = failed.error.retry_after_s if isinstance(failed.error, EngineUnavailable) else None
             state.busy_until = now + (BUSY_S if asked_s is None else asked_s)
