@@ -275,6 +275,17 @@ class Restartable(Engine, Protocol):
 
 
 @runtime_checkable
+class Remote(Engine, Protocol):
+    """An engine whose servers may be away for a while, without being started again from here."""
+
+    async def wait_answering(self) -> bool:
+        """Ask the servers now. False: one of them answers, as before. True: none did, and by now one answers again.
+
+        Raises `EngineDead` when none will.
+        """
+
+
+@runtime_checkable
 class PrefixCacheReset(Engine, Protocol):
     """An engine whose prefix cache can be emptied, so that a measurement does not profit from prompts of the one before it."""
 

@@ -20,6 +20,7 @@ PipelineError
         └── ContextOverflow   the prompt leaves no room for an output
 """
 
+import math
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -139,13 +140,23 @@ class NeverGenerated(ChainError):
         self.request_id, self.why = request_id, why
 
 
+LONGEST_RETRY_AFTER_S = 300.0
+"""Longest pause that an engine may ask for: a waiting call holds a place in flight, so after a longer one it is sent all the same."""
+
+
 class EngineUnavailable(ChainError):
     """The engine of `role` could not answer for the moment: the same request may be sent again, where the engine said so not
-    before `retry_after_s` seconds have passed."""
+    before `retry_after_s` seconds have passed. If it was `moved` it is sent again at once, as often as that happens: the engine
+    itself sees to it that another server gets it, and that one is there."""
 
-    def __init__(self, role: str, what: str, retry_after_s: float | None = None) -> None:
+    def __init__(self, role: str, what: str, retry_after_s: float | None = None, *, moved: bool = False) -> None:
+        if retry_after_s is not None and not math.isfinite(retry_after_s):
+            retry_after_s = None
+        if retry_after_s is not None and retry_after_s > LONGEST_RETRY_AFTER_S:
+            what += f" (it asks to wait {retry_after_s:,.0f} s; {LONGEST_RETRY_AFTER_S:g} s are waited)"
+            retry_after_s = LONGEST_RETRY_AFTER_S
         super().__init__(f"engine {role!r} {what}")
-        self.role, self.what, self.retry_after_s = role, what, retry_after_s
+        self.role, self.what, self.retry_after_s, self.moved = role, what, retry_after_s, moved
 
 
 class BadCompletion(EngineUnavailable):

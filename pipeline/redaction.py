@@ -1,14 +1,17 @@
 """Removal of secrets from text that is written or printed: text enters, the same text without secrets leaves.
 
-A secret is the value of an environment variable with a name such as `OPENAI_API_KEY` or `HF_TOKEN`, or a password within a
-URL. Servers, workers and libraries repeat such values in their error messages, so error messages are redacted before they
-are written or printed.
+A secret is the value of an environment variable with a name such as `OPENAI_API_KEY` or `HF_TOKEN`, or one that was declared to
+hold a secret, or a password or key within a URL. Servers, workers and libraries repeat such values in their messages, so messages
+are redacted before they are written or printed.
 """
 
+import html
 import os
 import re
 from collections.abc import Iterator
+from functools import cache
 from typing import Any
+from urllib.parse import quote, quote_plus
 
 MARK = "***"
 """What stands in place of a secret."""
@@ -16,21 +19,35 @@ LEAST_CHARACTERS = 8
 """Shorter values are not taken for secrets: replacing a `1` would garble every number."""
 _SECRET = re.compile(r"(^|_)(KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL)S?($|_)", re.IGNORECASE)
 _URL_PASSWORD = re.compile(r"(?<=://)[^\s/@'\"]+(?=@)")
+_URL_KEY = re.compile(r"(?<=[?&])((?:[\w.-]+[_-])?(?:key|token|secret|password|signature)=)[^\s&#'\"]+", re.IGNORECASE)
+_declared: set[str] = set()
+"""Names of environment variables that hold secrets though their names do not say so."""
+
+
+def declare_secret(name: str) -> None:
+    """From now on the value of the environment variable `name` is a secret, whatever its name."""
+    _declared.add(name)
 
 
 def redact(text: str) -> str:
-    """`text` with every secret of the environment, and what stands before the `@` of a URL, replaced by `***`."""
+    """`text` with `***` in place of every secret of the environment, of what stands before the `@` of a URL, and of keys in its query."""
     for secret in sorted(_secrets(), key=len, reverse=True):
         text = without(text, secret)
-    return _URL_PASSWORD.sub(MARK, text)
+    return _URL_KEY.sub(rf"\g<1>{MARK}", _URL_PASSWORD.sub(MARK, text))
 
 
 def without(text: str, secret: str) -> str:
-    """`text` with `***` in place of `secret`, as it is or as JSON escapes it."""
+    """`text` with `***` in place of `secret`, as it is or as JSON, Python, a URL or HTML writes it."""
+    return _pattern(secret).sub(MARK, text)
+
+
+@cache
+def _pattern(secret: str) -> re.Pattern[str]:
+    """Every form in which `secret` may be written, the longest first: a shorter one may be part of it."""
     escaped = secret.replace("\\", "\\\\").replace('"', '\\"')
-    for form in (escaped.replace("/", "\\/"), escaped, secret):
-        text = text.replace(form, MARK)
-    return text
+    quoted = {escaped.replace("/", "\\/"), escaped, repr(secret)[1:-1], quote(secret), quote(secret, safe=""), quote_plus(secret)}
+    forms = sorted({secret, html.escape(secret), *quoted}, key=len, reverse=True)
+    return re.compile("|".join(map(re.escape, forms)))
 
 
 def redact_all(value: Any) -> Any:
@@ -43,8 +60,8 @@ def redact_all(value: Any) -> Any:
 
 
 def is_secret(name: str) -> bool:
-    """Whether the name of an environment variable says that its value is a secret."""
-    return _SECRET.search(name) is not None
+    """Whether the value of an environment variable of this name is a secret."""
+    return name in _declared or _SECRET.search(name) is not None
 
 
 def _secrets() -> Iterator[str]:

@@ -2,7 +2,8 @@
 
 import pytest
 
-from pipeline.redaction import is_secret, redact, redact_all, without
+from pipeline import redaction
+from pipeline.redaction import declare_secret, is_secret, redact, redact_all, without
 
 KEY = 'sk-canary/"\\42'
 
@@ -23,6 +24,11 @@ def _environment(monkeypatch: pytest.MonkeyPatch) -> None:
         ('{"error": "sk-canary\\/\\"\\\\42"}', '{"error": "***"}'),
         ("hf_canary_token and hf_canary_token", "*** and ***"),
         ("http://user:pass@host/v1 and https://token@host", "http://***@host/v1 and https://***@host"),
+        ("location: /x?k=sk-canary%2F%22%5C42, sk-canary/%22%5C42", "location: /x?k=***, ***"),
+        ("<b>sk-canary/&quot;\\42</b>", "<b>***</b>"),
+        (f"got {KEY!r}", "got '***'"),
+        ("http://host/v1?a=1&api_key=abc&b=2 and ?Token=xyz#end", "http://host/v1?a=1&api_key=***&b=2 and ?Token=***#end"),
+        ("is it ok?key=", "is it ok?key="),
         ("1 of 11, some-editor, mail me@home, http://host/a@b", "1 of 11, some-editor, mail me@home, http://host/a@b"),
     ],
 )
@@ -37,6 +43,14 @@ def test_texts_within_are_redacted_and_keys_stay() -> None:
 def test_a_name_says_whether_its_value_is_a_secret() -> None:
     names = ("AWS_SECRET_ACCESS_KEY", "db_password", "HF_TOKEN", "TOKENIZERS_PARALLELISM", "MONKEY")
     assert [is_secret(name) for name in names] == [True, True, True, False, False]
+
+
+def test_a_variable_whose_name_says_nothing_can_be_declared_a_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(redaction, "_declared", set())
+    monkeypatch.setenv("LOGIN", "open sesame")
+    assert (is_secret("LOGIN"), redact("an open sesame")) == (False, "an open sesame")
+    declare_secret("LOGIN")
+    assert (is_secret("LOGIN"), redact("an open sesame")) == (True, "an ***")
 
 
 def test_a_given_secret_may_be_short() -> None:

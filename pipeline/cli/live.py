@@ -6,7 +6,7 @@ A thread of its own reads counters that only the run changes; the run never wait
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 
 from rich.console import Group
@@ -23,6 +23,10 @@ PANEL_PER_SECOND = 2
 """How often the panel is drawn."""
 LINE_EVERY_S = 10.0
 """Seconds between two plain lines."""
+SILENT_S = 10.0
+"""An engine that has calls is silent at the earliest when it has answered none of them for this long."""
+SILENT_TIMES = 2.0
+"""And not before this many times the longest time between two of its answers so far."""
 
 
 def watch(view: View) -> AbstractContextManager[object]:
@@ -53,17 +57,43 @@ def _printed_lines(meter: "Meter") -> Iterator[None]:
         thread.join()
 
 
+class Silence:
+    """For how long one engine has had calls and answered none of them; told of its calls again and again."""
+
+    def __init__(self, now: float) -> None:
+        """`now` and all later times are in seconds of one clock."""
+        self._since, self._answers, self._longest_s = now, 0, 0.0
+
+    def seconds(self, now: float, answers: int, in_flight: int) -> float | None:
+        """How long it is silent already; None where it has no calls or may well be at work. `answers` grows with every answer."""
+        if answers != self._answers:
+            self._longest_s = max(self._longest_s, now - self._since)
+        if answers != self._answers or not in_flight:
+            self._since, self._answers = now, answers
+        silent_s = now - self._since
+        return silent_s if silent_s >= max(SILENT_S, SILENT_TIMES * self._longest_s) else None
+
+
 class Meter:
     """Counts and rates of a view. Rates are over the real seconds since the meter was made, and count what happened since then."""
 
-    def __init__(self, view: View) -> None:
-        self.view, self._started = view, time.monotonic()
+    def __init__(self, view: View, now: Callable[[], float] = time.monotonic) -> None:
+        """`now` is the clock, in seconds."""
+        self.view, self._now, self._started = view, now, now()
         self._over, self._steps, self._tokens = self.over, view.progress.steps, dict(view.progress.output_tokens)
+        self._silences = {role: Silence(self._started) for role in view.lanes}
 
     @property
     def elapsed_s(self) -> float:
         """Real seconds since the meter was made; never 0."""
-        return max(time.monotonic() - self._started, 1e-9)
+        return max(self._now() - self._started, 1e-9)
+
+    def silent_s(self, role: str) -> float | None:
+        """For how many real seconds the engine with this role has been silent; None where it is not, and on virtual time."""
+        if self.view.virtual_time:
+            return None
+        answers = self.view.engines[role].statistics().requests + self.view.progress.output_tokens[role]
+        return self._silences[role].seconds(self._now(), answers, self.view.lanes[role].in_flight)
 
     @property
     def over(self) -> int:
@@ -78,7 +108,9 @@ class Meter:
 
     @property
     def eta_s(self) -> float | None:
-        """Seconds until all chains are over at the mean rate so far; None before one is."""
+        """Seconds until all chains are over at the mean rate so far; None before one is, and while an engine is silent."""
+        if any(self.silent_s(role) is not None for role in self.view.lanes):
+            return None
         fresh = self.over - self._over
         return (self.view.chains - self.over) * self.elapsed_s / fresh if fresh else None
 
@@ -102,7 +134,7 @@ def line(meter: Meter) -> str:
     """Progress as one line of plain text."""
     view, progress = meter.view, meter.view.progress
     engines = " · ".join(
-        f"{role} {meter.tokens_per_s(role):.0f} tok/s, {lane.in_flight} in flight, {lane.waiting} waiting{_restarted(view, role)}"
+        f"{role} {meter.tokens_per_s(role):.0f} tok/s, {lane.in_flight} in flight, {lane.waiting} waiting{_notes(meter, role)}"
         for role, lane in view.lanes.items()
     )
     return (
@@ -128,7 +160,7 @@ def panel(meter: Meter) -> Group:
     for role, lane in view.lanes.items():
         statistics = view.engines[role].statistics()
         table.add_row(
-            f"{role}{_restarted(view, role)}",
+            f"{role}{_notes(meter, role)}",
             f"{meter.tokens_per_s(role):,.0f}",
             f"{lane.in_flight}/{lane.max_in_flight}",
             f"{lane.waiting + statistics.waiting}",
@@ -140,9 +172,11 @@ def panel(meter: Meter) -> Group:
     return Group(head, bar, Text(facts), table)
 
 
-def _restarted(view: View, role: str) -> str:
-    restarts = view.engines[role].statistics().restarts
-    return f", restarted {restarts}x" if restarts else ""
+def _notes(meter: Meter, role: str) -> str:
+    """What is unusual about an engine."""
+    restarts, silent_s = meter.view.engines[role].statistics().restarts, meter.silent_s(role)
+    restarted = f", restarted {restarts}x" if restarts else ""
+    return restarted + (f", no answer for {_duration(silent_s)}" if silent_s is not None else "")
 
 
 def _oldest_s(view: View) -> float | None:

@@ -83,11 +83,13 @@ class JsonLines:
             raw = self._decode(line.decode())
             if len(self.names) < self.MOST_NAMES:
                 self.names.update(dict.fromkeys(raw))
-            return {name: msgspec.json.decode(raw[name]) for name in wanted if name in raw}
+            return {name: _value(name, raw[name]) for name in wanted if name in raw}
         except UnicodeDecodeError:
             return Flaw("not UTF-8")
         except RecursionError:
             return Flaw("nested too deeply")
+        except Flaw as flaw:
+            return flaw
         except msgspec.ValidationError:
             return self._no_object(line)
         except msgspec.DecodeError as error:
@@ -102,6 +104,14 @@ class JsonLines:
         if self.names:
             return Flaw("not JSON (an array that is not closed)")
         raise InputError(str(self._path), "one JSON array over many lines; write one object a line, as `jq -c '.[]'` does")
+
+
+def _value(name: str, raw: msgspec.Raw) -> Any:
+    """The value of a field; raises `Flaw` for JSON whose numbers no computer holds, which is all that it can be refused for."""
+    try:
+        return msgspec.json.decode(raw)
+    except msgspec.ValidationError:
+        raise Flaw(f"`{name}` holds a number that is out of range") from None
 
 
 class Csv:

@@ -7,15 +7,26 @@ answered, before any stage sees it.
 import math
 from array import array
 from collections.abc import Sequence
+from operator import index
+from typing import get_args
 
 import numpy as np
 
-from pipeline.engine import Candidate, Completion, Request
+from pipeline.engine import Candidate, Completion, FinishReason, Request, Timing, Usage
 from pipeline.errors import ContextOverflow, RequestRefused
 
+_FINISH_REASONS = get_args(FinishReason)
 _MOST_SEED = (1 << 63) - 1
 _ROUNDING = 0.01
 """A log probability may be this much above 0, nats a token: half-precision engines round."""
+_MOST_COUNTED = 16
+"""Most tokens that a server's own tokenizer may count for one of the engine's; the two differ where texts are sent."""
+_SPARE_TOKENS = 64
+"""Tokens that a server may put around a prompt."""
+_MOST_SECONDS = 1e9
+"""A longer time is none: its nanoseconds must be a number of 64 bits, and a sum of such times as well."""
+_MANY_IDS = 128
+"""From this many on, numpy finds the largest one faster."""
 
 
 def validate_request(request: Request, max_model_len: int, vocab_size: int) -> None:
@@ -42,11 +53,12 @@ def _flaw_in_ids(request: Request, vocab_size: int) -> str | None:
 
 
 def _all_in(ids: Sequence[int], vocab_size: int) -> bool:
-    """Whether all `ids` are from 0 to below `vocab_size`; for long prompts several times as fast as `min` and `max`."""
+    """Whether all `ids`, at least one, are from 0 to below `vocab_size`; raises `TypeError` where one is no whole number."""
     try:
-        return bool(np.frombuffer(array("I", ids), np.uint32).max() < vocab_size)
+        packed = array("I", ids)
     except OverflowError:
         return False
+    return bool((max(packed) if len(packed) < _MANY_IDS else np.frombuffer(packed, np.uint32).max()) < vocab_size)
 
 
 def _flaw_in_options(request: Request) -> str | None:
@@ -74,32 +86,68 @@ def _flaw_in_sampling(request: Request) -> str | None:
 def validate_completion(completion: Completion, request: Request, vocab_size: int) -> str | None:
     """Why `completion` is no valid answer to `request`, in one clause; None where it is valid.
 
-    A valid answer has as many candidates and log probabilities as were asked for, ids below `vocab_size`, a choice among the
-    options, and log probabilities that are numbers not above 0. A candidate may be without tokens only where the engine says that
-    it ended its turn: otherwise a chain could go on forever.
+    A valid answer has as many candidates and log probabilities as were asked for, none of more than `max_tokens` tokens, ids below
+    `vocab_size`, a choice among the options, and log probabilities that are numbers not above 0. What it says of its tokens and times
+    can be true (`flaw_in_usage`, `flaw_in_timing`). A candidate may be without tokens only where the engine says that it ended its
+    turn: otherwise a chain could go on forever.
     """
+    try:
+        return _flaw_in_completion(completion, request, vocab_size)
+    except (TypeError, OverflowError) as error:  # of an engine that is no part of this package
+        return f"it holds a value of a wrong type: {error}"
+
+
+def _flaw_in_completion(completion: Completion, request: Request, vocab_size: int) -> str | None:
     wanted = 0 if request.scored_ids else request.n
     if len(completion.candidates) != wanted:
         return f"it has {_many(len(completion.candidates), 'candidate')}, not {wanted}"
     for candidate in completion.candidates:
-        if flaw := _flaw_in_candidate(candidate, vocab_size):
+        if flaw := _flaw_in_candidate(candidate, request.max_tokens, vocab_size):
             return flaw
     if request.option_ids and (flaw := _flaw_in_choice(completion.candidates[0], request.option_ids)):
         return flaw
-    return _flaw_in_logprobs(completion.option_logprobs, len(request.option_ids), "option") or _flaw_in_logprobs(
-        completion.scored_logprobs, len(request.scored_ids), "scored token"
+    return (
+        _flaw_in_logprobs(completion.option_logprobs, len(request.option_ids), "option")
+        or _flaw_in_logprobs(completion.scored_logprobs, len(request.scored_ids), "scored token")
+        or flaw_in_usage(completion.usage, request)
+        or flaw_in_timing(completion.timing)
     )
 
 
-def _flaw_in_candidate(candidate: Candidate, vocab_size: int) -> str | None:
+def flaw_in_usage(usage: Usage, request: Request) -> str | None:
+    """Why `usage` cannot be that of `request`, in one clause; None where it can be. Raises `TypeError` for what is no whole number."""
+    read, cached, sampled = index(usage.input_tokens), index(usage.cached_input_tokens), index(usage.output_tokens)
+    given = len(request.prompt_ids) + len(request.scored_ids)
+    if not 0 <= cached <= read <= request.n * (_MOST_COUNTED * given + _SPARE_TOKENS):
+        return f"it counts {_shown(read)} prompt tokens, {_shown(cached)} of them cached, for a prompt of {given}"
+    if not 0 <= sampled <= request.n * (request.max_tokens + 1):
+        return f"it counts {_shown(sampled)} sampled tokens where {request.n * request.max_tokens} may be sampled"
+    return None
+
+
+def flaw_in_timing(timing: Timing) -> str | None:
+    """Why `timing` cannot be that of any request, in one clause; None where it can be."""
+    for seconds in (timing.queue_time_s, timing.prefill_time_s, timing.decode_time_s, timing.time_to_first_token_s):
+        if seconds is not None and not 0 <= seconds <= _MOST_SECONDS:
+            return f"{_shown(seconds)} s is no time"
+    return None
+
+
+def _flaw_in_candidate(candidate: Candidate, max_tokens: int, vocab_size: int) -> str | None:
     ids, total = candidate.ids, candidate.cumulative_logprob
-    if ids and not (min(ids) >= 0 and max(ids) < vocab_size):
+    if ids and not _all_in(ids, vocab_size):
         wrong = next(i for i in ids if not 0 <= i < vocab_size)
-        return f"token id {wrong} is not in the model's vocabulary of {vocab_size}"
+        return f"token id {_shown(wrong)} is not in the model's vocabulary of {vocab_size}"
+    if len(ids) > max_tokens:
+        return f"a candidate has {len(ids)} tokens, more than max_tokens={max_tokens}"
     if not ids and (candidate.text or candidate.finish_reason != "stop" or candidate.stop_reason is not None):
         return "a candidate has no tokens and did not end its turn"
+    if candidate.finish_reason not in _FINISH_REASONS:
+        return f"it ended a candidate with finish reason {candidate.finish_reason!r}"
     if total is not None and not total <= _ROUNDING * max(1, len(ids)):
-        return f"{total} is no log probability"
+        return f"{_shown(total)} is no log probability"
+    if not isinstance(candidate.text, str):
+        raise TypeError(f"a text is expected, not {type(candidate.text).__name__!r}")
     return None
 
 
@@ -112,8 +160,17 @@ def _flaw_in_choice(candidate: Candidate, options: Sequence[int]) -> str | None:
 def _flaw_in_logprobs(logprobs: Sequence[float], wanted: int, what: str) -> str | None:
     if len(logprobs) != wanted:
         return f"it has {_many(len(logprobs), 'log probability', 'log probabilities')} for {_many(wanted, what)}"
-    wrong = [logprob for logprob in logprobs if not logprob <= _ROUNDING]
+    if not logprobs:
+        return None
+    wrong = [logprob for logprob in array("d", logprobs) if not logprob <= _ROUNDING]
     return f"{wrong[0]} is no log probability" if wrong else None
+
+
+def _shown(number: float) -> str:
+    """A number of any size, in few characters."""
+    if isinstance(number, float) or abs(number) < 1 << 63:
+        return str(number)
+    return f"about {'-' if number < 0 else ''}2^{abs(number).bit_length()}"
 
 
 def _many(count: int, one: str, several: str | None = None) -> str:

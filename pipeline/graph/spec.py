@@ -113,10 +113,11 @@ class EngineSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, 
     max_in_flight: Annotated[int, Meta(ge=1, le=65536)] = 64
     """Most requests sent to the engine at once; the others wait in its lane."""
     timeout_s: PositiveSeconds = 600.0
-    """An attempt at a call that takes longer than this many seconds is given up."""
+    """An attempt at a call that takes longer than this many seconds is given up; time in which this process is suspended does not count."""
     max_retries: Annotated[int, Meta(ge=0, le=100)] = 0
     """Times that a call is sent again after its attempt timed out, the engine was unavailable for the moment, or its answer was
-    invalid; after that many its chain fails."""
+    invalid; after that many its chain fails. Pauses between them double from half a second to 30 s, or are as long as the engine
+    asks for (`Retry-After`), but no longer than 300 s."""
 
     @property
     def backend(self) -> str:

@@ -7,15 +7,20 @@ from collections.abc import Awaitable
 from typing import Protocol
 
 import anyio
+import anyio.lowlevel
 
-from pipeline.engine import Completion, Engine, Request
+from pipeline.engine import Completion, Engine, Remote, Request
 from pipeline.engines.validate import validate_completion
 from pipeline.errors import BadCompletion, ChainError, EngineDead, EngineUnavailable
 from pipeline.graph.spec import EngineSpec
 from pipeline.runtime.backoff import backoff_s
 from pipeline.runtime.chain_recorder import Clock
 from pipeline.runtime.supervisor import Supervisor
+from pipeline.runtime.suspension import sleep_noticing
 from pipeline.runtime.waiting import Expired, new_deadlines
+
+CHECKS = 32
+"""How many times in every `timeout_s` it is checked whether this process ran."""
 
 
 class CallTimeout(EngineUnavailable):
@@ -83,9 +88,11 @@ class RetryingCaller:
         """The engine's answer to `request`, checked to be valid; raises what the engine raises.
 
         After an `EngineUnavailable` (the engine is busy, the attempt timed out, or the answer was invalid) the request is sent again,
-        up to `max_retries` times, after pauses that grow. After an `EngineDead` it is sent again as often as the engine is restarted.
+        up to `max_retries` times, after pauses that grow; at once and as often as it is `moved`. When no repetition is left and a
+        `Remote` engine answers nobody, one more is made as soon as it does. After an `EngineDead` it is sent again as often as the
+        engine is restarted.
         """
-        failures = 0
+        failures, spared = 0, False
         while True:
             restarts = self.supervisor.restarts
             try:
@@ -93,10 +100,15 @@ class RetryingCaller:
             except EngineDead as death:
                 pause: Awaitable[None] = self.supervisor.wait_restarted(restarts, death)
             except EngineUnavailable as refusal:
-                if failures >= self._max_retries:
+                if refusal.moved:
+                    pause = anyio.lowlevel.checkpoint()
+                elif failures < self._max_retries:
+                    pause = anyio.sleep(backoff_s(request.request_id, failures, refusal.retry_after_s))
+                    failures += 1
+                elif spared or not isinstance(self._engine, Remote):
                     raise
-                pause = anyio.sleep(backoff_s(request.request_id, failures, refusal.retry_after_s))
-                failures += 1
+                else:
+                    pause, spared = _wait_answering(self._engine, refusal), True
             observer.begin_pause(self._clock.now())
             try:
                 await pause
@@ -111,8 +123,9 @@ class RetryingCaller:
             while True:
                 now = self._clock.now()
                 deadline = self._deadlines.next
-                if deadline is None or deadline > now:
-                    await anyio.sleep(self._timeout_s if deadline is None else deadline - now)
+                left_s = self._timeout_s if deadline is None else deadline - now
+                if left_s > 0 and (lost_s := await sleep_noticing(min(left_s, self._timeout_s / CHECKS), self._clock)):
+                    self._deadlines.postpone(lost_s)
                 self._deadlines.expire(self._clock.now())
 
     async def _attempt(self, request: Request, observer: Observer) -> Completion:
@@ -139,3 +152,9 @@ class RetryingCaller:
         """When the oldest attempt in flight was sent; None while none is in flight."""
         deadline = self._deadlines.next
         return None if deadline is None else deadline - self._timeout_s
+
+
+async def _wait_answering(engine: Remote, refusal: EngineUnavailable) -> None:
+    """Wait until an engine that answers nobody does so again; raises `refusal` where it has answered others all along."""
+    if not await engine.wait_answering():
+        raise refusal

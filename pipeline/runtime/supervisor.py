@@ -14,6 +14,7 @@ from pipeline.errors import EngineDead
 from pipeline.graph.spec import EngineSpec, RestartableSpec
 from pipeline.runtime.backoff import backoff_s
 from pipeline.runtime.chain_recorder import Clock
+from pipeline.runtime.suspension import sleep_noticing
 
 CHECKS = 8
 """How many times in every `timeout_s` it is checked whether the engine computes."""
@@ -94,7 +95,7 @@ class Supervisor:
         """Kill an engine that has calls and computes nothing."""
         busy_s, since = math.nan, self._clock.now()
         while True:
-            await anyio.sleep(self._timeout_s / CHECKS)
+            since += await sleep_noticing(self._timeout_s / CHECKS, self._clock)
             now, before, oldest_s = self._clock.now(), busy_s, self._oldest_s()
             busy_s = engine.statistics().busy_s
             if busy_s != before:

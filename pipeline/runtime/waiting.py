@@ -64,6 +64,9 @@ class Deadlines(Protocol):
     def next(self) -> float | None:
         """The deadline that comes first; None while no answer is awaited."""
 
+    def postpone(self, seconds: float) -> None:
+        """Let all deadlines be so much later."""
+
     def expire(self, now: float) -> None:
         """Give up the answers whose deadline is not after `now`."""
 
@@ -77,6 +80,10 @@ class _Deadlines(Generic[K]):
     @property
     def next(self) -> float | None:
         return next(iter(self._awaited.values()), None)
+
+    def postpone(self, seconds: float) -> None:
+        for key in self._awaited:
+            self._awaited[key] += seconds
 
     def expire(self, now: float) -> None:
         for key, deadline in list(self._awaited.items()):

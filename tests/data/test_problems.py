@@ -144,6 +144,8 @@ BAD_LINES = [
     (b"nonsense", "not JSON (JSON is malformed: invalid character (byte 4))"),
     (b'{"problem":"x"', "not JSON (Input data was truncated)"),
     (b'"text"', "not a JSON object"),
+    (b'{"problem":"x","answer":1e400}', "`answer` holds a number that is out of range"),
+    (b'{"problem":' + b"9" * 5000 + b"}", "`problem` holds a number that is out of range"),
     (b'[{"problem":"x"}]', "not a JSON object, but an array: write one object a line"),
     (b'[{"problem":"x"},', "not JSON (an array that is not closed)"),
     (b'{"problem":null}', "`problem` is empty"),

@@ -3,15 +3,16 @@
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 
-from pipeline.engine import Candidate, Completion, Request, Usage
+from pipeline.engine import Candidate, Completion, Request, Timing, Usage
 from pipeline.engines.validate import validate_completion
 
 NAN = math.nan
 
 
-def said(*ids: int, text: str = "x", **fields: Any) -> Candidate:
+def said(*ids: Any, text: Any = "x", **fields: Any) -> Candidate:
     defaults: dict[str, Any] = {"cumulative_logprob": -1.0, "finish_reason": "stop", "stop_reason": None}
     return Candidate(ids=ids, text=text, **defaults | fields)
 
@@ -34,6 +35,10 @@ SCORING = {"scored_ids": (3, 4)}
         (TWO, {"candidates": (said(1, cumulative_logprob=None), said(1, cumulative_logprob=0.004))}),
         (CHOICE, {"candidates": (said(4),), "option_logprobs": (-math.inf, 0.0)}),
         (SCORING, {"scored_logprobs": (-math.inf, -2.0)}),
+        (TWO, {"candidates": (said(1, 2, 3, 4),) * 2, "usage": Usage(input_tokens=160, cached_input_tokens=160, output_tokens=8)}),
+        (TWO, {"candidates": (said(1),) * 2, "timing": Timing(queue_time_s=0.0, decode_time_s=3e8)}),
+        (TWO, {"candidates": (said(1),) * 2, "usage": Usage(input_tokens=np.int64(1), output_tokens=np.int64(2))}),
+        ({"max_tokens": 300}, {"candidates": (said(*[9] * 300),)}),
     ],
 )
 def test_an_answer_is_one(asked: dict[str, Any], given: dict[str, Any]) -> None:
@@ -56,14 +61,65 @@ def test_an_answer_is_one(asked: dict[str, Any], given: dict[str, Any]) -> None:
         (CHOICE, {"option_logprobs": (-1.0, -1.0)}, "it has 0 candidates, not 1"),
         (CHOICE, {"candidates": (said(5),), "option_logprobs": (-1.0, -1.0)}, "it chose [5], which is none of the options"),
         (CHOICE, {"candidates": (said(text=""),), "option_logprobs": (-1.0, -1.0)}, "it chose [], which is none of the options"),
-        (CHOICE, {"candidates": (said(3, 4),), "option_logprobs": (-1.0, -1.0)}, "it chose [3, 4], which is none of the options"),
+        (CHOICE, {"candidates": (said(3, 4),), "option_logprobs": (-1.0, -1.0)}, "a candidate has 2 tokens, more than max_tokens=1"),
         (CHOICE, {"candidates": (said(3),), "option_logprobs": (-1.0,)}, "it has 1 log probability for 2 options"),
         (CHOICE, {"candidates": (said(3),), "option_logprobs": (-1.0, NAN)}, "nan is no log probability"),
         (CHOICE, {"candidates": (said(3),), "option_logprobs": (-1.0, math.inf)}, "inf is no log probability"),
         (SCORING, {"candidates": (said(3),), "scored_logprobs": (-1.0, -1.0)}, "it has 1 candidate, not 0"),
         (SCORING, {"scored_logprobs": (-1.0,) * 3}, "it has 3 log probabilities for 2 scored tokens"),
         (SCORING, {"scored_logprobs": (-1.0, NAN)}, "nan is no log probability"),
+        (TWO, {"candidates": (said(1), said(1, 1 << 80))}, "token id about 2^81 is not in the model's vocabulary of 10"),
+        (TWO, {"candidates": (said(1), said(1, 2, 3, 4, 5))}, "a candidate has 5 tokens, more than max_tokens=4"),
+        ({"max_tokens": 200}, {"candidates": (said(*[9] * 199, 10),)}, "token id 10 is not in the model's vocabulary of 10"),
+        (TWO, {"candidates": (said(1), said(1, finish_reason="error"))}, "it ended a candidate with finish reason 'error'"),
     ],
 )
 def test_what_is_no_answer_is_told_in_one_clause(asked: dict[str, Any], given: dict[str, Any], says: str) -> None:
     assert flaw(asked, **given) == says
+
+
+PLAIN: dict[str, Any] = {"candidates": (said(1),)}
+
+
+@pytest.mark.parametrize(
+    ("usage", "says"),
+    [
+        ({"input_tokens": -5}, "it counts -5 prompt tokens, 0 of them cached, for a prompt of 1"),
+        ({"input_tokens": 1, "cached_input_tokens": 2}, "it counts 1 prompt tokens, 2 of them cached, for a prompt of 1"),
+        ({"input_tokens": 81}, "it counts 81 prompt tokens, 0 of them cached, for a prompt of 1"),
+        ({"input_tokens": 10**30}, "it counts about 2^100 prompt tokens, 0 of them cached, for a prompt of 1"),
+        ({"input_tokens": 1 << 62}, f"it counts {1 << 62} prompt tokens, 0 of them cached, for a prompt of 1"),
+        ({"input_tokens": 1, "output_tokens": -1}, "it counts -1 sampled tokens where 4 may be sampled"),
+        ({"input_tokens": 1, "output_tokens": 6}, "it counts 6 sampled tokens where 4 may be sampled"),
+        ({"input_tokens": 1, "output_tokens": 10**5000}, "it counts about 2^16610 sampled tokens where 4 may be sampled"),
+    ],
+)
+def test_counts_that_cannot_be_true_are_no_answer(usage: dict[str, int], says: str) -> None:
+    assert flaw({}, **PLAIN, usage=Usage(**usage)) == says
+
+
+@pytest.mark.parametrize("seconds", [-1.0, NAN, math.inf, 1e300])
+@pytest.mark.parametrize("field", ["queue_time_s", "prefill_time_s", "decode_time_s", "time_to_first_token_s"])
+def test_times_that_cannot_be_true_are_no_answer(field: str, seconds: float) -> None:
+    assert flaw({}, **PLAIN, timing=Timing(**{field: seconds})) == f"{seconds} s is no time"
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"candidates": (said(1.5),)},
+        {"candidates": (said("a"),)},
+        {"candidates": (said(1, text=5),)},
+        {"candidates": (said(1, cumulative_logprob="x"),)},
+        {**PLAIN, "usage": Usage(input_tokens=1.5)},
+        {**PLAIN, "usage": Usage(input_tokens=1, output_tokens=None)},
+        {**PLAIN, "timing": Timing(queue_time_s="1")},
+    ],
+)
+def test_values_of_wrong_types_are_no_answer(given: Any) -> None:
+    assert str(flaw({}, **given)).startswith("it holds a value of a wrong type: ")
+
+
+def test_a_log_probability_beyond_all_numbers_is_of_a_wrong_type() -> None:
+    given: Any = (-(10**400), -1.0)
+    assert str(flaw(CHOICE, candidates=(said(3),), option_logprobs=given)).startswith("it holds a value of a wrong type: ")

@@ -1,5 +1,6 @@
 """The retry loop by itself: what is sent again and when, to the second, and what an observer is told."""
 
+import math
 from collections.abc import Callable
 
 import anyio
@@ -9,7 +10,7 @@ from msgspec import structs
 from pipeline.engine import Candidate, Completion, EngineStatistics, Request, Usage
 from pipeline.engines.sim.spec import SimDeviceSpec, SimSpec
 from pipeline.engines.sim.tokenizer import VOCAB_SIZE, SimTokenizer
-from pipeline.errors import BadCompletion, EngineDead, EngineUnavailable, RequestRefused
+from pipeline.errors import LONGEST_RETRY_AFTER_S, BadCompletion, EngineDead, EngineUnavailable, RequestRefused
 from pipeline.runtime.backoff import backoff_s
 from pipeline.runtime.chain_recorder import Clock
 from pipeline.runtime.retry import UNOBSERVED, CallTimeout, Observer, RetryingCaller
@@ -157,3 +158,53 @@ async def test_an_engine_that_breaks_the_contract_is_told_too() -> None:
     log = Log(anyio.current_time)
     assert isinstance(await outcome(Scripted(ZeroDivisionError()), log), ZeroDivisionError)
     assert [name for name, _ in log.lines] == ["attempt", "ZeroDivisionError"]
+
+
+async def test_what_was_moved_is_sent_again_at_once_and_does_not_count() -> None:
+    moved = EngineUnavailable("draft", "is gone", moved=True)
+    engine, log = Scripted(*[moved] * 9, ANSWER), Log(anyio.current_time)
+    start = anyio.current_time()
+    assert await outcome(engine, log, structs.replace(SPEC, max_retries=0)) == ANSWER
+    assert [name for name, _ in log.lines] == ["attempt", "EngineUnavailable", "pause", "go on"] * 9 + ["attempt", "answer"]
+    assert {at for _, at in log.lines} == {start}
+
+
+class Faraway(Scripted):
+    """A scripted engine whose servers were away when it is asked, for so many seconds each time; 0: they were not."""
+
+    def __init__(self, away_s: list[float], *reactions: Reaction) -> None:
+        super().__init__(*reactions)
+        self.away_s = away_s
+
+    async def wait_answering(self) -> bool:
+        away_s = self.away_s.pop(0)
+        await anyio.sleep(away_s)
+        return away_s > 0
+
+
+async def test_a_call_without_retries_left_gets_one_more_if_nobody_was_answered_either() -> None:
+    spec, start = structs.replace(SPEC, max_retries=0), anyio.current_time()
+    assert await outcome(Faraway([40.0], BUSY, ANSWER), spec=spec) == ANSWER
+    assert anyio.current_time() - start == pytest.approx(40.0)
+    assert await outcome(Faraway([0.0], BUSY, ANSWER), spec=spec) is BUSY
+    engine = Faraway([40.0, 40.0], BUSY, BUSY, ANSWER)
+    assert await outcome(engine, spec=spec) is BUSY
+    assert (len(engine.sent), len(engine.away_s)) == (2, 1)
+
+
+@pytest.mark.parametrize(
+    ("asked_s", "waited_s", "says"),
+    [
+        (7.0, 7.0, "is busy"),
+        (LONGEST_RETRY_AFTER_S, LONGEST_RETRY_AFTER_S, "is busy"),
+        (86400.0, LONGEST_RETRY_AFTER_S, "is busy (it asks to wait 86,400 s; 300 s are waited)"),
+        (math.inf, None, "is busy"),
+        (math.nan, None, "is busy"),
+    ],
+)
+async def test_no_engine_makes_a_call_wait_without_bound(asked_s: float, waited_s: float | None, says: str) -> None:
+    refusal = EngineUnavailable("draft", "is busy", asked_s)
+    assert (refusal.retry_after_s, str(refusal)) == (waited_s, f"engine 'draft' {says}")
+    start = anyio.current_time()
+    assert await outcome(Scripted(refusal, ANSWER)) == ANSWER
+    assert anyio.current_time() - start == pytest.approx(waited_s or backoff_s("r", 0))

@@ -5,6 +5,7 @@ import signal
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pyarrow.parquet as pq
@@ -148,3 +149,18 @@ def test_a_server_that_never_answers_meets_timeout_s(tmp_path: Path, small: smal
     timed_out = [row for row in calls_of(tmp_path / "out") if row["error_type"] == "CallTimeout"]
     assert sorted(row["attempt"] for row in timed_out) == [0, 1]
     assert all("timeout_s=0.2" in row["error_message"] for row in timed_out)
+
+
+@pytest.mark.slow
+def test_a_run_that_is_suspended_for_longer_than_timeout_s_goes_on(tmp_path: Path, small: small_server.SmallServer) -> None:
+    small.always = small_server.late(1.0)
+    engines = engines_file(tmp_path, model="tiny", more=", timeout_s: 2, max_retries: 0", **both(small))
+    limits = ["--engines", str(engines), "--limit", "4", "--set", "max_steps=1"]
+    with running(tmp_path / "out", *limits, chains=4) as process:
+        small.wait_for(lambda seen: small.bodies[-1]["max_tokens"] > 1)
+        os.kill(process.pid, signal.SIGSTOP)
+        Event().wait(3.0)
+        os.kill(process.pid, signal.SIGCONT)
+        _, error = process.communicate(timeout=100)
+    assert process.returncode == 0, error
+    assert {row["error_type"] for row in calls_of(tmp_path / "out")} <= {None, "EngineUnavailable"}  # a connection may have been closed

@@ -54,7 +54,7 @@ LLAMA = Kind("llamacpp", many=False, newer_logprobs=True, card={"meta": {"n_ctx_
 HOSTED = Kind("someone", takes_ids=False, unknown_fields=False, max_logprobs=5)
 
 
-def status(number: int, message: str = "not now", /, headers: Mapping[str, str] | None = None, **error: Any) -> Fault:
+def status(number: int, message: object = "not now", /, headers: Mapping[str, str] | None = None, **error: Any) -> Fault:
     """Answer with an error."""
 
     def fault(handler: "Handler", reply: Reply) -> None:
@@ -87,6 +87,34 @@ def edited(edit: Callable[[dict[str, Any]], object]) -> Fault:
         answer = json.loads(reply[2])
         edit(answer)
         handler.send((reply[0], {}, json.dumps(answer).encode()))
+
+    return fault
+
+
+class Sick:
+    """Answers as if nothing were until the first call of a run comes, and from then on does this. Questions at the opening and probes
+    are about one token, as only later calls of a run are."""
+
+    def __init__(self, fault: Fault) -> None:
+        self.fault, self.calls = fault, 0
+        """How many requests of the run it met."""
+
+    def __call__(self, handler: "Handler", reply: Reply) -> None:
+        self.calls += bool(self.calls) or handler.body.get("max_tokens", 0) > 1
+        (self.fault if self.calls else Handler.send)(handler, reply)
+
+
+def refuse_connections(handler: "Handler", reply: Reply) -> None:
+    """Be gone."""
+    handler.small.stop()
+
+
+def late(seconds: float) -> Fault:
+    """Answer after so many seconds."""
+
+    def fault(handler: "Handler", reply: Reply) -> None:
+        threading.Event().wait(seconds)
+        handler.send(reply)
 
     return fault
 
@@ -223,6 +251,7 @@ class Writer:
             choice[self.kind.tells] = stop if not (self.kind.tells == "stop_reason" and stop in self.tokenizer.eos_ids) else None
         if self.kind.ids:
             choice["token_ids"] = ids if self.body.get("return_token_ids") else None
+            choice["prompt_token_ids"] = self.prompt if self.body.get("return_token_ids") else None
             choice["prompt_logprobs"] = self.scored() if self.kind.exact else None
         if self.body.get("logprobs") is not None:
             choice["logprobs"] = self.logprobs(ids)
@@ -317,6 +346,7 @@ class Handler(BaseHTTPRequestHandler):
         self.respond(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
 
     def respond(self, body: dict[str, Any]) -> None:
+        self.body = body
         reply = self.small.answer(Seen(self.command, self.path, self.headers, body))
         fault = self.small.always
         if self.command == "POST" and self.small.faults:

@@ -14,10 +14,11 @@ from urllib.parse import urlsplit
 
 import anyio
 import msgspec
-from msgspec import Struct
+from msgspec import Raw, Struct
 
+from pipeline.engines.openai.request import longest_answer
 from pipeline.errors import GraphError, install_command
-from pipeline.redaction import without
+from pipeline.redaction import LEAST_CHARACTERS, declare_secret, redact, without
 
 if TYPE_CHECKING:
     import httpx2
@@ -27,21 +28,30 @@ CONNECT_S = 10.0
 ASK_S = 30.0
 """Longest wait for an answer about the server itself; without one it counts as gone."""
 MAX_BODY_BYTES = 64 << 20
-"""Longest answer that is read: 35 candidates of 8,192 tokens, with log probabilities, are half of that."""
+"""Longest answer that is read, whatever was asked: 35 candidates of 8,192 tokens, with log probabilities, are half of that."""
+MAX_FACTS_BYTES = 16 << 20
+"""Longest answer that is read to a question about the server itself: some list thousands of models."""
+MAX_RETRY_AFTER_S = 3600.0
+"""A server that asks to wait for longer, or for no time that there is, counts as one that does not say."""
+UNREADABLE = (ValueError, RecursionError)
+"""What msgspec raises for bytes that are not the JSON asked for: its own errors are `ValueError`s, as are those of UTF-8 and of integers
+with thousands of digits; JSON that is too deep is a `RecursionError`."""
 _KEEPALIVE_S = 3.0
 """Shorter than the 5 s after which uvicorn closes an idle connection: one that is being closed is not taken again."""
 _MAX_MESSAGE_CHARS = 300
 _UNAUTHORIZED = (401, 403)
 _TRANSIENT = (408, 425, 429)
 _JSON = {"Content-Type": "application/json"}
+_MOST_BYTES = "most_bytes"
+"""The longest answer that is read to a request, among the extensions of the request."""
 
 
 class Broken(Exception):
-    """The connection failed before a reply was complete; the text says where and how."""
+    """There is no complete reply of this server; the text says where and why."""
 
 
 class Oversized(Broken):
-    """A reply was longer than `MAX_BODY_BYTES`, or compressed and so of unknown length; it was not read to its end."""
+    """A reply was longer than any answer to the request, or compressed and so of unknown length; it was not read to its end."""
 
 
 class Reply(NamedTuple):
@@ -68,14 +78,15 @@ class Reply(NamedTuple):
 
     @property
     def retry_after_s(self) -> float | None:
-        """Seconds that the server asks to wait, as a number or a date in the header `Retry-After`; None where it does not."""
+        """Seconds that the server asks to wait, as a number or a date in the header `Retry-After`, at most `MAX_RETRY_AFTER_S`; None
+        where it does not say, or nothing sensible."""
         value = self.headers.get("retry-after", "").strip()
-        if re.fullmatch(r"\d+(\.\d+)?", value):
-            return float(value)
         try:
-            return max(0.0, parsedate_to_datetime(value).timestamp() - time())
-        except ValueError:
+            number = re.fullmatch(r"\d+(\.\d+)?", value, re.ASCII)
+            seconds = float(value) if number else max(0.0, parsedate_to_datetime(value).timestamp() - time())
+        except (ValueError, OverflowError, TypeError, LookupError, OSError):  # the parser of dates raises what its parts raise
             return None
+        return seconds if seconds <= MAX_RETRY_AFTER_S else None
 
 
 class ServerError(NamedTuple):
@@ -90,22 +101,22 @@ class ServerError(NamedTuple):
 
 
 class _Error(Struct):
-    message: Any = None
-    code: Any = None
-    type: Any = None
-    n_ctx: int | None = None
+    message: Raw = Raw()
+    code: Raw = Raw()
+    type: Raw = Raw()
+    n_ctx: Raw = Raw()
     """llama.cpp: the context length."""
 
 
 class _Refusal(Struct):
     """The body of a refusal: OpenAI, vLLM and llama.cpp put an object or a text into `error`, SGLang a `message` beside it,
-    FastAPI a `detail`."""
+    FastAPI a `detail`. Each may hold anything, so that its JSON is kept as it is."""
 
-    error: Any = None
-    message: Any = None
-    detail: Any = None
-    code: Any = None
-    type: Any = None
+    error: Raw = Raw()
+    message: Raw = Raw()
+    detail: Raw = Raw()
+    code: Raw = Raw()
+    type: Raw = Raw()
 
 
 def server_error_of(reply: Reply) -> ServerError:
@@ -113,14 +124,36 @@ def server_error_of(reply: Reply) -> ServerError:
     nothing = f"status {reply.status}"
     try:
         body = msgspec.json.decode(reply.content, type=_Refusal)
-        error = msgspec.convert(body.error, _Error) if isinstance(body.error, dict) else _Error(body.error, body.code, body.type)
-    except msgspec.DecodeError:
-        return ServerError(_one_line(reply.content.decode(errors="replace")) or nothing, "", None)
-    said = next((words for words in (error.message, body.message, body.detail) if words), nothing)
-    text = _one_line(said if isinstance(said, str) else msgspec.json.encode(said).decode())
-    named = re.search(r"(?:context (?:length|size|window)|max_model_len)[^0-9]{0,40}(\d+)", text)
-    context = error.n_ctx or (int(named[1]) if named else None)
-    return ServerError(text, f"{error.code or ''} {error.type or ''}".strip(), context)
+    except UNREADABLE:
+        return ServerError(_one_line(redact(_text(reply.content))) or nothing, "", None)
+    try:
+        error = msgspec.json.decode(body.error, type=_Error)
+    except UNREADABLE:
+        error = _Error(body.error, body.code, body.type)
+    said = next((words for each in (error.message, body.message, body.detail) if (words := _said(each))), nothing)
+    text = _one_line(redact(said))
+    named = re.search(r"(?:context (?:length|size|window)|max_model_len)[^0-9]{0,40}([0-9]+)", text)
+    context = _context(_said(error.n_ctx)) or (_context(named[1]) if named else None)
+    return ServerError(text, _one_line(f"{_said(error.code)} {_said(error.type)}"), context)
+
+
+def _said(value: Raw) -> str:
+    """A JSON value as text: a string without its quotes, null and nothing as an empty one."""
+    try:
+        return msgspec.json.decode(value, type=str)
+    except UNREADABLE:
+        words = _text(bytes(value))
+        return "" if words in ("null", "{}", "[]") else words
+
+
+def _text(content: bytes) -> str:
+    """Bytes as text, whatever they are; the charset that a server names is not asked, as not every charset is one of text."""
+    return content.decode(errors="replace")
+
+
+def _context(digits: str) -> int | None:
+    """A context length out of its digits; None where they are none, or too many."""
+    return int(digits) if re.fullmatch(r"[1-9][0-9]{0,8}", digits) else None
 
 
 def is_context_overflow(error: ServerError) -> bool:
@@ -131,6 +164,7 @@ def is_context_overflow(error: ServerError) -> bool:
 
 
 def _one_line(words: str) -> str:
+    """`words` on one line, cut where they are too many."""
     line = " ".join(words.split())
     return line if len(line) <= _MAX_MESSAGE_CHARS else f"{line[:_MAX_MESSAGE_CHARS]}..."
 
@@ -156,6 +190,7 @@ def read_key(where: str, api_key_env: str | None) -> str | None:
         raise GraphError(where, f"the environment variable {api_key_env}, named by api_key_env, is not set or is empty")
     if not re.fullmatch(r"[!-~]+", key):
         raise GraphError(where, f"what the environment variable {api_key_env} holds is no key: it has spaces or odd characters in it")
+    declare_secret(api_key_env)
     return key
 
 
@@ -171,6 +206,7 @@ class Server:
         self.url = url
         self._closed = False
         self._key = key
+        self._key_in_texts = key if key is not None and len(key) >= LEAST_CHARACTERS else None
         self._failures = (httpx2.HTTPError, httpx2.InvalidURL, httpx2.StreamError, OSError, RuntimeError)
         self._unreachable = (httpx2.ConnectError, httpx2.ConnectTimeout)
         self._client = httpx2.AsyncClient(
@@ -181,17 +217,18 @@ class Server:
             # No bound of its own: the lane already bounds what is in flight, and a call may be sent as several requests.
             limits=httpx2.Limits(max_connections=None, max_keepalive_connections=max_in_flight, keepalive_expiry=_KEEPALIVE_S),
             follow_redirects=True,
-            event_hooks={"response": [_bounding()]},
+            event_hooks={"request": [_staying_at(httpx2.URL(url))], "response": [_bounding()]},
         )
 
     async def post(self, body: Mapping[str, Any]) -> Reply:
         """The reply to the `body` of a request for a completion; raises `Broken`."""
-        return await self._send("POST", "/completions", msgspec.json.encode(body))
+        longest = min(longest_answer(body), MAX_BODY_BYTES)
+        return await self._send("POST", "/completions", longest, msgspec.json.encode(body))
 
     async def get(self, path: str) -> Reply:
         """The reply to a question about the server itself; `path` stands below its base URL or is a full address. Raises `Broken`."""
         with anyio.move_on_after(ASK_S):
-            return await self._send("GET", path)
+            return await self._send("GET", path, MAX_FACTS_BYTES)
         raise Broken(f"at {self.url} has not answered GET {path} for {ASK_S:g} s")
 
     async def aclose(self) -> None:
@@ -199,25 +236,47 @@ class Server:
         self._closed = True
         await self._client.aclose()
 
-    async def _send(self, method: str, path: str, content: bytes | None = None) -> Reply:
+    async def _send(self, method: str, path: str, longest: int, content: bytes | None = None) -> Reply:
         if self._closed:
             raise Broken(f"at {self.url} is no longer asked")
+        headers, extensions = _JSON if content else None, {_MOST_BYTES: longest}
         try:
-            response = await self._client.request(method, path, content=content, headers=_JSON if content else None)
-        except Oversized as error:
-            raise Oversized(f"at {self.url} {error}") from None
+            response = await self._client.request(method, path, content=content, headers=headers, extensions=extensions)
+        except Broken as error:
+            failure: type[Broken] = type(error)
+            words = f"at {self.url} {self.quote(str(error))}"
         except self._failures as error:
+            failure = Broken
             fate = "cannot be reached" if isinstance(error, self._unreachable) else "broke the connection"
-            words = f"at {self.url} {fate}: {self.scrub(_cause(error))}"
+            words = f"at {self.url} {fate}: {self.quote(_cause(error))}"
         else:
             # Of an answer nothing is replaced: a key such as `1`, for servers that take any, would garble it.
-            content = response.content if response.is_success else self.scrub(response.text).encode()
+            content = response.content if response.status_code == 200 else self.scrub(_text(response.content)).encode()
             return Reply(response.status_code, response.headers, content)
-        raise Broken(words)
+        raise failure(words)
 
     def scrub(self, words: str) -> str:
         """`words` that the server said, with the key removed."""
         return without(words, self._key) if self._key else words
+
+    def quote(self, words: str) -> str:
+        """`words` that the server said, as they may be part of a message: with no secret in them, on one line and not too long."""
+        return _one_line(redact(self.scrub(words)))
+
+    def scrub_answer(self, text: str) -> str:
+        """The `text` of an answer, with the key removed unless it is so short that it may well be a part of the text."""
+        return without(text, self._key_in_texts) if self._key_in_texts else text
+
+
+def _staying_at(home: "httpx2.URL") -> "Callable[[httpx2.Request], Awaitable[None]]":
+    """A hook, called before a request is sent, that keeps prompts and key from any other server than `home`, wherever that redirects."""
+
+    async def stay(request: "httpx2.Request") -> None:
+        url = request.url
+        if (url.host, url.port, url.scheme) != (home.host, home.port, home.scheme):
+            raise Broken(f"redirects to {url}, to which nothing is sent; if that is the right server, name it in base_url")
+
+    return stay
 
 
 def _bounding() -> "Callable[[httpx2.Response], Awaitable[None]]":
@@ -225,25 +284,25 @@ def _bounding() -> "Callable[[httpx2.Response], Awaitable[None]]":
     import httpx2
 
     class Bounded(httpx2.AsyncByteStream):
-        def __init__(self, stream: httpx2.AsyncByteStream) -> None:
-            self._stream = stream
+        def __init__(self, stream: httpx2.AsyncByteStream, longest: int) -> None:
+            self._stream, self._longest = stream, longest
 
         async def __aiter__(self) -> AsyncIterator[bytes]:
             length = 0
             async for chunk in self._stream:
                 length += len(chunk)
-                if length > MAX_BODY_BYTES:
-                    raise Oversized(f"sent an answer of more than {MAX_BODY_BYTES >> 20} MiB")
+                if length > self._longest:
+                    raise Oversized(f"sent an answer of more than {self._longest >> 10:,} KiB, the most that this request can have")
                 yield chunk
 
         async def aclose(self) -> None:
             await self._stream.aclose()
 
     async def bound(response: httpx2.Response) -> None:
-        if response.headers.get("content-encoding", "identity") != "identity":
+        if response.headers.get("content-encoding", "").lower() not in ("", "identity"):
             raise Oversized("sent a compressed answer, which nobody asked for")  # a few bytes of it may stand for gigabytes
         assert isinstance(response.stream, httpx2.AsyncByteStream)
-        response.stream = Bounded(response.stream)
+        response.stream = Bounded(response.stream, response.request.extensions[_MOST_BYTES])
 
     return bound
 

@@ -1,33 +1,42 @@
 """The `Engine` contract over servers with OpenAI's completions endpoint that are replicas of one another.
 
-Requests enter and completions leave; nothing is computed here and nothing is sent twice (`pipeline.runtime.retry` does that). A
-chain stays with the replica that has its prefix. A replica whose connection failed gets no calls until it answers a question
-about its models; when no replica has answered for `reconnect_s` the engine is dead.
+Requests enter and completions leave; nothing is computed here and nothing is sent twice (`pipeline.runtime.retry` does that). What a
+reply says of its replica is told to `pipeline.engines.openai.recovery`: a replica that fails gets no calls until it answers a probe,
+its calls go to another one, and when no replica answers any more the engine is dead.
 """
 
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import anyio
 from anyio.abc import TaskGroup
 
 from pipeline.engine import Completion, EngineStatistics, Fact, Request, Tokenizer
 from pipeline.engines.meter import UsageMeter
-from pipeline.engines.openai.client import Broken, Oversized, Reply, Server, is_context_overflow, server_error_of
-from pipeline.engines.openai.probe import FIRST_DELAY_S, LONGEST_DELAY_S, listed_model
+from pipeline.engines.openai.breaker import Cause
+from pipeline.engines.openai.client import ASK_S, Broken, Oversized, Reply, Server, is_context_overflow, server_error_of
+from pipeline.engines.openai.probe import probe_request
+from pipeline.engines.openai.recovery import Owner, Probe, Recovery
 from pipeline.engines.openai.request import SCORING, Capabilities, request_bodies
-from pipeline.engines.openai.response import Aborted, Malformed, ResponseBody, completion_of, decode_response
+from pipeline.engines.openai.response import Aborted, Malformed, ResponseBody, Withheld, completion_of, decode_response, scrubbed
+from pipeline.engines.openai.routing import Router
 from pipeline.engines.openai.spec import OpenAISpec
 from pipeline.engines.tokenizer import HFTokenizer
-from pipeline.engines.validate import validate_request
-from pipeline.errors import ContextOverflow, EngineDead, EngineUnavailable, PipelineError, RequestRefused
+from pipeline.engines.validate import validate_completion, validate_request
+from pipeline.errors import BadCompletion, ContextOverflow, EngineDead, EngineUnavailable, PipelineError, RequestRefused
 from pipeline.tasks import gather
 
 T = TypeVar("T")
-MAX_CHAINS = 65536
-"""How many chains' replicas are remembered; the chain whose last call is longest ago is forgotten first."""
+BUSY_S = 1.0
+"""A replica that has too many requests (429) gets no new ones for this long, or as long as it asks, where others take them."""
+PADDING_IDS = 4096
+"""Most ids that a model has beyond those of its tokenizer: vocabularies are padded to sizes that suit a processor."""
+_OF_THE_SERVER = (401, 403, 404)
+"""No key, no right, no such model: not the request's fault, even where a probe is answered, as several servers may be behind an address."""
+_TIMED_OUT = 0.9
+"""A call that is cancelled after this share of `timeout_s` was given up because it took too long."""
 
 
 class ServedTokenizer(HFTokenizer):
@@ -51,6 +60,29 @@ class Deployment(NamedTuple):
     """The least context length of the servers, in tokens."""
 
 
+class Failed(PipelineError):
+    """A replica gave no answer to a request."""
+
+    def __init__(self, cause: Cause | Literal["busy"], what: str, error: PipelineError) -> None:
+        """`what` says how, after the name of the engine; `error` is raised where no other replica can be asked."""
+        super().__init__(what)
+        self.cause, self.what, self.error = cause, what, error
+
+
+class Sent:
+    """A call while it is in flight; `replica` is None before it has one."""
+
+    __slots__ = ("began", "moved", "replica", "request", "sent")
+
+    def __init__(self, request: Request, began: float) -> None:
+        self.request, self.began = request, began
+        self.replica: int | None = None
+        self.sent = 0.0
+        """When it was sent to that replica."""
+        self.moved = ""
+        """Why it was taken from the replica; empty: it was not."""
+
+
 class OpenAIEngine:
     """The `Engine` contract over the servers of a deployment; open it with `open_openai`."""
 
@@ -65,36 +97,55 @@ class OpenAIEngine:
         self.can, self._tasks = can, tasks
         self._spec, self._servers = deployment.spec, deployment.servers
         self.vocab_size = tokenizer.vocab_size
+        self._most_ids = tokenizer.vocab_size + PADDING_IDS
         self._router = Router(len(deployment.servers))
-        self._any_up = anyio.Event()
-        self._any_up.set()
+        self._recovery = Recovery(self._router, self._spec.reconnect_s, Owner(self._start, self._probe, self._abandon, self._die))
+        self._tried: dict[str, set[int]] = {}
+        """Replicas at which a request, by its id, has failed since it was sent for the first time or had to wait."""
         self._exit_reason: str | None = None
-        self._scopes: set[anyio.CancelScope] = set()
+        self._calls: dict[anyio.CancelScope, Sent | None] = {}
+        """Everything that ends with the engine: calls, and None for its other tasks."""
         self._meter = UsageMeter()
+        if len(deployment.servers) > 1:
+            self._start(self._recovery.watch)
 
     async def generate(self, request: Request) -> Completion:
         """See `Engine.generate`."""
         self._check_alive()
         validate_request(request, self.max_model_len, self.vocab_size)
         self._check_possible(request)
-        max_tokens = min(request.max_tokens, self.max_model_len - len(request.prompt_ids))
-        contents = request_bodies(request, self.can, self._spec.model, self.tokenizer, max_tokens)
-        answers: list[ResponseBody] | None = None
+        call = Sent(request, anyio.current_time())
+        completion: Completion | None = None
         self._meter.begin()
         try:
             with anyio.CancelScope() as scope:
-                self._scopes.add(scope)
-                answers = await self._ask(request, contents)
+                self._calls[scope] = call
+                completion = await self._ask(call)
+        except anyio.get_cancelled_exc_class():
+            self._given_up(call)
+            raise
         finally:
-            self._scopes.discard(scope)
+            del self._calls[scope]
             self._meter.end()
-        if answers is None:
-            raise EngineDead(self.role, self._exit_reason or "it was closed")
-        return self._read(request, answers)
+        if completion is None:
+            raise self._interrupted(call)
+        self._meter.count(completion.usage)
+        return completion
+
+    async def wait_answering(self) -> bool:
+        """See `Remote.wait_answering`."""
+        self._check_alive()
+        with anyio.CancelScope() as scope:
+            self._calls[scope] = None
+            try:
+                return await self._recovery.wait_answering()
+            finally:
+                del self._calls[scope]
+        raise EngineDead(self.role, self._exit_reason or "it was closed")
 
     def statistics(self) -> EngineStatistics:
-        """See `EngineStatistics`, counted on this side of the connection: a request waits while no replica is up."""
-        running = sum(self._router.in_flight)
+        """See `EngineStatistics`, counted on this side of the connection: a request waits while no replica takes calls."""
+        running = self._router.in_flight
         return self._meter.statistics(running=running, waiting=self._meter.open_calls - running)
 
     async def aclose(self) -> None:
@@ -106,42 +157,54 @@ class OpenAIEngine:
 
     # One request.
 
-    async def _ask(self, request: Request, contents: Sequence[Mapping[str, Any]]) -> list[ResponseBody]:
-        """The answers to all bodies, from one replica."""
-        while (replica := self._router.take(request.affinity)) is None:
-            await self._any_up.wait()
+    async def _ask(self, call: Sent) -> Completion:
+        """The answer of one replica; raises the error to raise where there is none."""
+        request = call.request
+        replica = await self._recovery.place(request.affinity, self._tried.get(request.request_id, ()))
+        call.replica, call.sent = replica, anyio.current_time()
         try:
-            if len(contents) == 1:
-                return [await self._answer(request, replica, contents[0])]
-            return await gather([partial(self._answer, request, replica, body) for body in contents])
+            completion = await self._answer(request, self._servers[replica], self._bodies(request))
+        except Failed as failure:
+            failed = failure
+        else:
+            self._recovery.answered(replica, call.sent)
+            self._tried.pop(request.request_id, None)
+            return completion
         finally:
             self._router.leave(replica)
+        call.replica = None
+        raise await self._settle(request, replica, failed) from None
 
-    async def _answer(self, request: Request, replica: int, body: Mapping[str, Any]) -> ResponseBody:
-        server = self._servers[replica]
+    def _bodies(self, request: Request) -> list[dict[str, Any]]:
+        max_tokens = min(request.max_tokens, self.max_model_len - len(request.prompt_ids))
+        return request_bodies(request, self.can, self._spec.model, self.tokenizer, max_tokens)
+
+    async def _answer(self, request: Request, server: Server, bodies: Sequence[Mapping[str, Any]]) -> Completion:
+        """What the server makes of all bodies; raises `Failed`, or `ContextOverflow`."""
+        if len(bodies) == 1:
+            answers = [await self._post(request, server, bodies[0])]
+        else:
+            answers = await gather([partial(self._post, request, server, body) for body in bodies])
+        completion = self._understand(request, server, lambda: completion_of(request, answers, self.can, self.tokenizer))
+        completion = scrubbed(completion, server.scrub_answer, self.tokenizer)
+        for candidate in completion.candidates:  # an id that the model has and its tokenizer lacks comes back in a prompt
+            self.vocab_size = max(self.vocab_size, min(1 + max(candidate.ids, default=0), self._most_ids))
+        if flaw := validate_completion(completion, request, self.vocab_size):
+            error = BadCompletion(self.role, request.request_id, flaw)
+            raise Failed("errors", f"at {server.url} gave no answer to request {request.request_id!r}: {flaw}", error)
+        return completion
+
+    async def _post(self, request: Request, server: Server, body: Mapping[str, Any]) -> ResponseBody:
         try:
             reply = await server.post(body)
         except Oversized as error:
-            raise RequestRefused(f"request {request.request_id!r}: engine {self.role!r} {error}") from None
+            raise Failed("errors", str(error), BadCompletion(self.role, request.request_id, str(error))) from None
         except Broken as error:
-            words = str(error)
-        else:
-            return self._accept(request, server, reply)
-        self._check_alive()
-        self._mark_down(replica, words)
-        raise EngineUnavailable(self.role, words)
-
-    def _accept(self, request: Request, server: Server, reply: Reply) -> ResponseBody:
+            self._check_alive()
+            raise Failed("silence", str(error), EngineUnavailable(self.role, str(error))) from None
         if not reply.ok:
             raise self._refusal(request, server, reply)
-        return self._understand(request, lambda: decode_response(reply.content))
-
-    def _read(self, request: Request, answers: Sequence[ResponseBody]) -> Completion:
-        completion = self._understand(request, lambda: completion_of(request, answers, self.can, self.tokenizer))
-        for candidate in completion.candidates:  # an id that the model has and its tokenizer lacks comes back in a prompt
-            self.vocab_size = max(self.vocab_size, 1 + max(candidate.ids, default=0))
-        self._meter.count(completion.usage)
-        return completion
+        return self._understand(request, server, lambda: decode_response(reply.content))
 
     def _check_possible(self, request: Request) -> None:
         if request.scored_ids and SCORING not in self.can.fields:
@@ -149,120 +212,122 @@ class OpenAIEngine:
         if request.option_ids and not self.can.top_logprobs:
             raise RequestRefused(f"request {request.request_id!r}: the server of {self.role!r} gives no log probabilities to choose by")
 
-    def _understand(self, request: Request, read: Callable[[], T]) -> T:
-        """The result of `read`, which decodes an answer; its errors become errors of the engine, without the key that they may hold."""
-        failure: PipelineError
+    def _understand(self, request: Request, server: Server, read: Callable[[], T]) -> T:
+        """The result of `read`, which decodes an answer; its errors become `Failed`, without the key that they may hold."""
+        cause: Literal["refusal", "errors"] = "errors"
+        error: PipelineError
         try:
             return read()
-        except Aborted as error:
-            failure = EngineUnavailable(self.role, self._scrub(error))
-        except Malformed as error:
-            failure = RequestRefused(f"request {request.request_id!r}: the answer of engine {self.role!r} {self._scrub(error)}")
-        raise failure
+        except Aborted as flaw:
+            words = server.quote(str(flaw))
+            error = EngineUnavailable(self.role, words)
+        except Withheld as flaw:
+            cause, words = "refusal", f"sent an answer that {server.quote(str(flaw))}"
+            error = RequestRefused(f"request {request.request_id!r}: the answer of engine {self.role!r} {server.quote(str(flaw))}")
+        except Malformed as flaw:
+            words = f"sent an answer that {server.quote(str(flaw))}"
+            error = BadCompletion(self.role, request.request_id, f"its answer {server.quote(str(flaw))}")
+        raise Failed(cause, f"at {server.url} {words}", error)
 
-    def _scrub(self, error: Exception) -> str:
-        return self._servers[0].scrub(str(error))
-
-    def _refusal(self, request: Request, server: Server, reply: Reply) -> Exception:
+    def _refusal(self, request: Request, server: Server, reply: Reply) -> PipelineError:
         """The error to raise for a reply whose status is not 200."""
         error = server_error_of(reply)
+        what = f"at {server.url} answered {reply.status}: {error.text}"
         if reply.transient:
-            return EngineUnavailable(self.role, f"at {server.url} answered {reply.status}: {error.text}", reply.retry_after_s)
+            cause: Literal["busy", "errors"] = "busy" if reply.status == 429 else "errors"
+            return Failed(cause, what, EngineUnavailable(self.role, what, reply.retry_after_s))
         if reply.status in (400, 413, 422) and is_context_overflow(error):
             return ContextOverflow(len(request.prompt_ids) + len(request.scored_ids), error.context or self.max_model_len)
-        return RequestRefused(f"request {request.request_id!r}: engine {self.role!r} refused it with status {reply.status}: {error.text}")
+        if reply.status in _OF_THE_SERVER:
+            return Failed("refusal", what, EngineUnavailable(self.role, what))
+        words = f"request {request.request_id!r}: engine {self.role!r} refused it with status {reply.status}: {error.text}"
+        return Failed("refusal", what, RequestRefused(words))
 
     # Replicas that fail and come back.
 
-    def _mark_down(self, replica: int, words: str) -> None:
-        """After a connection to `replica` failed: send no more calls there until it answers again; `words` say how it failed."""
-        if not self._router.up[replica]:
-            return
-        self._router.up[replica] = False
-        self._tasks.start_soon(self._until_dead, self._await_replica, replica)
-        if not any(self._router.up):
-            self._any_up = anyio.Event()
-            self._tasks.start_soon(self._until_dead, self._await_any_replica, words)
+    async def _settle(self, request: Request, replica: int, failed: Failed) -> PipelineError:
+        """Tell the replica's breaker of a failure; the error to raise for it."""
+        sick = await self._recovery.examine(replica, failed.what) if failed.cause == "refusal" else None
+        state, now = self._router.replicas[replica], anyio.current_time()
+        if failed.cause == "busy":
+            asked_s = failed.error.retry_after_s if isinstance(failed.error, EngineUnavailable) else None
+            state.busy_until = now + (BUSY_S if asked_s is None else asked_s)
+        elif sick is None:
+            state.breaker.fail(now, failed.what)
+        if failed.cause == "silence":
+            state.breaker.suspect(now, "silence", failed.what)
+        self._recovery.begin(replica)
+        if self._goes_elsewhere(request, replica):
+            return EngineUnavailable(self.role, failed.what, moved=True)
+        del self._tried[request.request_id]
+        return failed.error if sick is None else EngineUnavailable(self.role, failed.what, moved=sick == "refusal")
 
-    async def _until_dead(self, job: Callable[[T], Awaitable[None]], argument: T) -> None:
+    def _goes_elsewhere(self, request: Request, replica: int) -> bool:
+        """Whether there is a replica at which a request that has failed at `replica` has not been tried."""
+        tried = self._tried.setdefault(request.request_id, set())
+        tried.add(replica)
+        return self._router.has_other(tried)
+
+    def _given_up(self, call: Sent) -> None:
+        """A call was cancelled; one that took too long speaks against its replica, and is sent to another one next time."""
+        now = anyio.current_time()
+        elapsed_s = now - call.began
+        if call.replica is None or elapsed_s < _TIMED_OUT * self._spec.timeout_s:
+            self._tried.pop(call.request.request_id, None)
+            return
+        words = f"at {self._servers[call.replica].url} has not answered for {elapsed_s:.3g} s"
+        self._router.replicas[call.replica].breaker.suspect(now, "silence", words)
+        self._recovery.begin(call.replica)
+        self._goes_elsewhere(call.request, call.replica)
+
+    def _interrupted(self, call: Sent) -> PipelineError:
+        """The error for a call that the engine itself has ended."""
+        if call.moved and self._exit_reason is None:
+            return EngineUnavailable(self.role, call.moved, moved=True)
+        return EngineDead(self.role, self._exit_reason or "it was closed")
+
+    def _abandon(self, replica: int, since_s: float) -> None:
+        """Let those calls go to other replicas that have been in flight at this one for `since_s`, as far as they have not failed there."""
+        latest = anyio.current_time() - since_s
+        for scope, call in list(self._calls.items()):
+            if call is not None and call.replica == replica and call.sent <= latest and self._goes_elsewhere(call.request, replica):
+                call.moved = f"at {self._servers[replica].url} has not answered for {anyio.current_time() - call.sent:.3g} s"
+                scope.cancel()
+
+    async def _probe(self, replica: int) -> Probe:
+        """Send a small request and see what comes of it."""
+        server, request = self._servers[replica], probe_request(self.tokenizer, self.can)
+        patience_s = self._router.probe_s if self._router.has_other((replica,)) else max(ASK_S, self._router.silence_s)
+        limit_s = min(self._spec.timeout_s, patience_s)
+        try:
+            with anyio.move_on_after(limit_s):
+                await self._answer(request, server, self._bodies(request))
+                return Probe(None)
+        except Failed as failed:
+            return Probe("errors" if failed.cause == "busy" else failed.cause, failed.what)
+        except ContextOverflow as overflow:
+            return Probe("refusal", f"at {server.url} refuses a prompt of a few tokens: {overflow}")
+        return Probe("silence", f"at {server.url} has not answered a small request for {limit_s:.3g} s")
+
+    def _start(self, job: Callable[[], Awaitable[None]]) -> None:
+        self._tasks.start_soon(self._until_dead, job)
+
+    async def _until_dead(self, job: Callable[[], Awaitable[None]]) -> None:
         """Run `job`, but no longer than the engine lives."""
         with anyio.CancelScope() as scope:
-            self._scopes.add(scope)
-            await job(argument)
-        self._scopes.discard(scope)
-
-    async def _await_replica(self, replica: int) -> None:
-        """Ask a replica that is down until it serves the model again; then it gets calls again."""
-        delay = FIRST_DELAY_S
-        while not await self._serves(replica):
-            await anyio.sleep(delay)
-            delay = min(2 * delay, LONGEST_DELAY_S)
-        self._router.up[replica] = True
-        self._any_up.set()
-
-    async def _serves(self, replica: int) -> bool:
-        try:
-            return await listed_model(self._servers[replica], self._spec.model) is not None
-        except Broken:
-            return False
-
-    async def _await_any_replica(self, words: str) -> None:
-        """Give the engine up when no replica has come back within `reconnect_s`; `words` say how the last one failed."""
-        with anyio.move_on_after(self._spec.reconnect_s):
-            await self._any_up.wait()
-            return
-        self._die(f"{words}; no server of it has answered for reconnect_s={self._spec.reconnect_s:g}")
+            self._calls[scope] = None
+            if self._exit_reason is None:
+                with suppress(EngineDead):  # closed while it asks
+                    await job()
+        del self._calls[scope]
 
     def _die(self, exit_reason: str) -> None:
         """Make every call raise `EngineDead` from now on, the waiting ones first."""
         if self._exit_reason is None:
             self._exit_reason = exit_reason
-        for scope in self._scopes:
+        for scope in self._calls:
             scope.cancel()
 
     def _check_alive(self) -> None:
         if self._exit_reason is not None:
             raise EngineDead(self.role, self._exit_reason)
-
-
-class Router:
-    """Chooses the replica for each call: a chain stays with the replica that has its prefix, as long as that is up; a new chain goes
-    where the fewest calls are in flight."""
-
-    def __init__(self, replicas: int, max_chains: int = MAX_CHAINS) -> None:
-        self.up = [True] * replicas
-        self.in_flight = [0] * replicas
-        self._chains = [0] * replicas
-        self._replicas: OrderedDict[str, int] = OrderedDict()
-        """The replica of each chain; the chain with the latest call stands last."""
-        self._max_chains = max_chains
-
-    def take(self, affinity: str) -> int | None:
-        """The replica for one more call of the chain `affinity`, or None while none is up."""
-        replica = self._replicas.get(affinity)
-        if replica is None or not self.up[replica]:
-            replica = self._least_loaded()
-            if replica is None:
-                return None
-        if affinity:
-            self._assign(affinity, replica)
-        self.in_flight[replica] += 1
-        return replica
-
-    def leave(self, replica: int) -> None:
-        """Count the end of a call to `replica`."""
-        self.in_flight[replica] -= 1
-
-    def _least_loaded(self) -> int | None:
-        alive = [replica for replica, up in enumerate(self.up) if up]
-        return min(alive, key=lambda replica: (self.in_flight[replica], self._chains[replica]), default=None)
-
-    def _assign(self, affinity: str, replica: int) -> None:
-        before = self._replicas.pop(affinity, None)
-        if before is not None:
-            self._chains[before] -= 1
-        self._replicas[affinity] = replica
-        self._chains[replica] += 1
-        if len(self._replicas) > self._max_chains:
-            _, forgotten = self._replicas.popitem(last=False)
-            self._chains[forgotten] -= 1

@@ -3,63 +3,50 @@
 The questions are ordinary requests, built and read as those of a run are.
 """
 
-from collections.abc import Awaitable, Callable
-from typing import Any, NamedTuple
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from typing import Annotated, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
 import anyio
 import msgspec
-from msgspec import UNSET, Struct, structs
+from msgspec import UNSET, Meta, Raw, Struct, structs
 
 from pipeline.engine import Request, Tokenizer
-from pipeline.engines.openai.client import Broken, Reply, Server, server_error_of
+from pipeline.engines.openai.client import UNREADABLE, Broken, Reply, Server, server_error_of
 from pipeline.engines.openai.request import MANY, SCORING, Capabilities, capability_levels, request_bodies
 from pipeline.engines.openai.response import Aborted, Malformed, ResponseBody, completion_of, decode_response
 from pipeline.engines.openai.spec import OpenAISpec
+from pipeline.engines.openai.stated import read_usage
 from pipeline.errors import GraphError, did_you_mean
 
+T = TypeVar("T")
+ContextLength = Annotated[int, Meta(ge=16, lt=1 << 31)]
+"""Tokens; some servers state numbers such as -1 or 10^30 for a length that they do not know."""
 _MAX_NAMES = 20
 FIRST_DELAY_S, LONGEST_DELAY_S = 0.25, 5.0
-"""First and longest wait between two questions to a server that does not answer; each wait is twice as long as the one before."""
+"""First and longest wait between two questions to a server that is still loading, whatever it asks for; each wait is twice as long as
+the one before."""
 
-
-class LlamaMeta(Struct, frozen=True):
-    """What llama.cpp says about a model."""
-
-    n_ctx: int | None = None
-    """The context length that it is served with."""
-    n_ctx_train: int | None = None
-    """The context length that it was trained for."""
+_OWN_CONTEXT = ("max_model_len", "context_length", "context_window", "max_context_length")
+"""Every key under which servers state the context length of a model, in the order in which they are asked."""
 
 
 class ServedModel(Struct, frozen=True):
-    """One model in a server's list, with every key under which servers state its context length."""
+    """One model in a server's list."""
 
     id: str
     owned_by: str | None = None
-    max_model_len: int | None = None
-    context_length: int | None = None
-    context_window: int | None = None
-    max_context_length: int | None = None
-    meta: LlamaMeta | None = None
-
-    @property
-    def own_context(self) -> int | None:
-        """The context length that the server allows; None where it does not say."""
-        meta = self.meta or LlamaMeta()
-        stated = (self.max_model_len, self.context_length, self.context_window, self.max_context_length, meta.n_ctx)
-        return next((length for length in stated if length and length > 0), None)
-
-    @property
-    def trained_context(self) -> int | None:
-        """The context length that the model was trained for; None where the server does not say."""
-        return self.meta.n_ctx_train if self.meta and self.meta.n_ctx_train and self.meta.n_ctx_train > 0 else None
+    own_context: int | None = None
+    """The context length that the server allows; None where it does not say."""
+    trained_context: int | None = None
+    """The context length that the model was trained for; None where the server does not say."""
 
 
 class ModelList(Struct, frozen=True):
     """The answer to GET /models."""
 
-    data: tuple[ServedModel, ...]
+    data: tuple[Raw, ...]
 
 
 class ProbedServer(NamedTuple):
@@ -71,19 +58,38 @@ class ProbedServer(NamedTuple):
     """The server's version; empty where it does not say."""
 
 
-async def listed_model(server: Server, model: str) -> ServedModel | None:
-    """What the server says about `model`, or None where it does not list it now; raises `Broken`."""
-    reply = await server.get("/models")
-    return next((each for each in _model_list(reply) or () if each.id == model), None)
+def _model_list(server: Server, reply: Reply) -> list[ServedModel] | None:
+    """The models that a reply lists, or None where it is no list of models. What is odd about one model does not matter to another, and
+    a field of a wrong type is as one that is not there."""
+    listed = _readable(reply.content, ModelList) if reply.ok else None
+    return None if listed is None else [model for card in listed.data if (model := _model_of(server, card)) is not None]
 
 
-def _model_list(reply: Reply) -> tuple[ServedModel, ...] | None:
-    """The models that a reply lists, or None where it is no list of models."""
-    if not reply.ok:
+def _model_of(server: Server, raw: Raw) -> ServedModel | None:
+    card = _readable(raw, dict[str, Raw]) or {}
+    name = _field(card, "id", str)
+    if name is None:
         return None
+    meta = _field(card, "meta", dict[str, Raw]) or {}  # of llama.cpp
+    stated = (_field(card, key, ContextLength) for key in _OWN_CONTEXT)
+    owner = _field(card, "owned_by", str)
+    return ServedModel(
+        id=name,
+        owned_by=None if owner is None else server.quote(owner),
+        own_context=next((length for length in stated if length is not None), None) or _field(meta, "n_ctx", ContextLength),
+        trained_context=_field(meta, "n_ctx_train", ContextLength),
+    )
+
+
+def _field(card: Mapping[str, Raw], name: str, kind: type[T]) -> T | None:
+    """A field of a card; None where it is not there or not of this kind."""
+    return _readable(card[name], kind) if name in card else None
+
+
+def _readable(content: bytes | Raw, kind: type[T]) -> T | None:
     try:
-        return msgspec.json.decode(reply.content, type=ModelList).data
-    except msgspec.DecodeError:
+        return msgspec.json.decode(content, type=kind)
+    except UNREADABLE:
         return None
 
 
@@ -94,14 +100,14 @@ async def find_model(where: str, server: Server, spec: OpenAISpec) -> ServedMode
     except Broken as error:
         raise GraphError(where, f"the server {error}; start it, or correct base_url") from None
     refuse_unauthorized(where, server, spec, reply)
-    models = _model_list(reply)
+    models = _model_list(server, reply)
     if models is None:
         said = server_error_of(reply).text if not reply.ok else "something else"
         what = f"{server.url}/models gives no list of models ({said}); base_url goes up to and including /v1"
         raise GraphError(where, what)
     model = next((each for each in models if each.id == spec.model), None)
     if model is None:
-        names = [each.id for each in models]
+        names = [server.quote(each.id) for each in models]
         near = did_you_mean(spec.model, names) if len(names) <= _MAX_NAMES else f"it serves {len(names)} others"
         raise GraphError(where, f"{server.url} does not serve {spec.model!r}; {near}")
     return model
@@ -136,7 +142,7 @@ async def probe_server(where: str, server: Server, model: ServedModel, spec: Ope
     """
     reply: Reply | None = None
     for level in capability_levels(spec.prompts):
-        answer = await _try(where, server, spec, level, _probe_request(tokenizer, level), tokenizer)
+        answer = await _try(where, server, spec, level, probe_request(tokenizer, level), tokenizer)
         if isinstance(answer, ResponseBody):
             can = await _refine(where, server, spec, _observed(level, answer, tokenizer), tokenizer)
             return ProbedServer(model, can, await _version(server, model, answer))
@@ -154,7 +160,7 @@ def _why_not(server: Server, spec: OpenAISpec, reply: Reply | None) -> str:
     return f"{server.url} does not answer a completion of {spec.model!r} ({said})"
 
 
-def _probe_request(tokenizer: Tokenizer, level: Capabilities) -> Request:
+def probe_request(tokenizer: Tokenizer, level: Capabilities) -> Request:
     """The request that is tried: one token after a short chat, a choice between two where `level` has log probabilities."""
     prompt = tokenizer.encode(tokenizer.render([{"role": "user", "content": "0 or 1?"}]))
     options = tuple(dict.fromkeys(tokenizer.encode(digit)[-1] for digit in "01")) if level.top_logprobs else ()
@@ -183,8 +189,8 @@ async def _try(
 
 def _observed(level: Capabilities, answer: ResponseBody, tokenizer: Tokenizer) -> Capabilities:
     """`level` with what `answer` shows beyond that the server answers: whether it reports stops and adds a BOS token."""
-    prompt = _probe_request(tokenizer, level).prompt_ids
-    counted = answer.usage.prompt_tokens if answer.usage else None
+    prompt = probe_request(tokenizer, level).prompt_ids
+    counted = read_usage(answer.usage).prompt_tokens
     special = prompt[0] in tokenizer.special_ids.values()
     return structs.replace(
         level,
@@ -195,7 +201,7 @@ def _observed(level: Capabilities, answer: ResponseBody, tokenizer: Tokenizer) -
 
 async def _refine(where: str, server: Server, spec: OpenAISpec, can: Capabilities, tokenizer: Tokenizer) -> Capabilities:
     """`can` with what further questions show: whether the server samples several candidates at once and scores a prompt's tokens."""
-    question = structs.replace(_probe_request(tokenizer, can), option_ids=())
+    question = structs.replace(probe_request(tokenizer, can), option_ids=())
     many = structs.replace(can, fields=can.fields | {MANY})
     if isinstance(await _try(where, server, spec, many, structs.replace(question, n=2, temperature=1.0), tokenizer), ResponseBody):
         can = many
@@ -208,15 +214,13 @@ async def _refine(where: str, server: Server, spec: OpenAISpec, can: Capabilitie
 
 async def _version(server: Server, model: ServedModel, answer: ResponseBody) -> str:
     """The server's version: of vLLM from its page `/version`, else the `system_fingerprint` of its answers, else empty."""
+    said: str | None = None
     if model.owned_by == "vllm":
         parts = urlsplit(server.url)
-        try:
+        with suppress(Broken):
             reply = await server.get(f"{parts.scheme}://{parts.netloc}{parts.path.removesuffix('/v1')}/version")
-            said: Any = msgspec.json.decode(reply.content)
-            return server.scrub(str(said["version"]))
-        except (Broken, msgspec.DecodeError, TypeError, KeyError):
-            pass
-    return server.scrub(answer.system_fingerprint or "")
+            said = _field(_readable(reply.content, dict[str, Raw]) or {}, "version", str)
+    return server.quote(said or _readable(answer.system_fingerprint, str) or "")
 
 
 async def _send_until_loaded(send: Callable[[], Awaitable[Reply]], most_s: float) -> Reply:
@@ -229,7 +233,7 @@ async def _send_until_loaded(send: Callable[[], Awaitable[Reply]], most_s: float
             reply = await send()
             if reply.status not in (429, 503):
                 return reply
-            await anyio.sleep(reply.retry_after_s or delay)
+            await anyio.sleep(min(reply.retry_after_s or delay, LONGEST_DELAY_S))
             delay = min(2 * delay, LONGEST_DELAY_S)
     if reply is None:
         raise Broken(f"has not answered for {most_s:g} s")

@@ -37,6 +37,13 @@ VLLM = frozenset({*NEUTRAL, *IDS, *EXACT, STOP_IDS})
 _SEEDS_64, _SEEDS_32 = 1 << 62, 1 << 31
 """Bounds of a seed: candidate j of vLLM draws from seed + j, which must stay below 2^63; other servers keep a seed in 32 bits."""
 
+_ANSWER_BYTES = 1 << 20
+"""Of an answer without any token."""
+_SAMPLED_BYTES = 1024
+"""Of a sampled token: its text, perhaps escaped, its id, and log probabilities."""
+_PROMPT_BYTES = 512
+"""Of a token, or a character, of the prompt: its text, its id and its log probability."""
+
 
 class Capabilities(Struct, frozen=True, kw_only=True):
     """What a server can do, found out by asking it."""
@@ -96,6 +103,13 @@ def shared_capabilities(one: Capabilities, other: Capabilities) -> Capabilities:
         reports_stop=one.reports_stop and other.reports_stop,
         adds_bos=one.adds_bos and other.adds_bos,
     )
+
+
+def longest_answer(body: Mapping[str, Any]) -> int:
+    """Most bytes that an answer to `body` can have: several times what servers write for its candidates, and for a prompt that they repeat
+    or score."""
+    sampled: int = body["max_tokens"] * body.get("n", 1)
+    return _ANSWER_BYTES + _SAMPLED_BYTES * sampled + _PROMPT_BYTES * len(body["prompt"])
 
 
 def prompt_of(request: Request, can: Capabilities, tokenizer: Tokenizer) -> list[int] | str:

@@ -1,28 +1,41 @@
 """Decodes the answers of completions endpoints (vLLM, SGLang, llama.cpp and hosted ones) and makes a `Completion` of them.
 
 Bytes enter, a `Completion` leaves, or `Malformed` says what is wrong with the answer: fewer candidates than asked for, log
-probabilities that are missing, a token that was never an option. Pure.
+probabilities that are missing, a token that was never an option. Whatever the bytes are, nothing else is raised. Pure.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Annotated, NamedTuple
 
 import msgspec
-from msgspec import UNSET, Meta, Struct, UnsetType
+from msgspec import UNSET, Meta, Raw, Struct, UnsetType, structs
 
-from pipeline.engine import Candidate, Completion, FinishReason, Request, Timing, Tokenizer, Usage
+from pipeline.engine import Candidate, Completion, FinishReason, Request, Timing, Tokenizer
+from pipeline.engines.openai.client import UNREADABLE
 from pipeline.engines.openai.request import Capabilities, stop_texts
+from pipeline.engines.openai.stated import read_usage, timing_of, usage_of
 from pipeline.engines.openai.text_mode import answer_ids
 from pipeline.engines.tokenizer import count_through_stop
 
 _LEAST_LOGPROB = -9998.0
 """A log probability below this stands for minus infinity: vLLM writes -9999, because JSON has no infinity."""
+_GREATEST_LOGPROB = 0.01
+"""A log probability may be this much above 0: half-precision servers round."""
 _ID_LABEL = "token_id:"
+_ID_DIGITS = 10
+"""Most digits of a token id."""
+_MOST_CHARS = 256
+"""Most characters of a token, those of long runs of spaces included: a text is cut at as many for each of `max_tokens` before it is
+encoded."""
 
 
 class Malformed(Exception):
     """An answer does not fit the request; the text says why."""
+
+
+class Withheld(Malformed):
+    """The server keeps its answer to itself, as it would if it were asked again."""
 
 
 class Aborted(Exception):
@@ -41,7 +54,6 @@ class TokenLogprob(Struct, frozen=True):
 class Logprobs(Struct, frozen=True):
     """Log probabilities of one candidate's tokens: in lists, one entry a token, or in the newer form, `content`."""
 
-    tokens: tuple[str | None, ...] | None = None
     token_logprobs: tuple[float | None, ...] | None = None
     top_logprobs: tuple[dict[str, float | None] | None, ...] | None = None
     content: tuple[TokenLogprob, ...] | None = None
@@ -51,6 +63,9 @@ class PromptLogprob(Struct, frozen=True):
     """The log probability of one token at one place of the prompt, as vLLM gives it."""
 
     logprob: float
+
+
+_NULL = Raw(b"null")
 
 
 class Choice(Struct, frozen=True):
@@ -66,6 +81,8 @@ class Choice(Struct, frozen=True):
     matched_stop: str | int | UnsetType | None = UNSET
     """SGLang's field for it, which also holds the id of an end of sequence."""
     prompt_logprobs: tuple[dict[str, PromptLogprob] | None, ...] | None = None
+    prompt_token_ids: Raw = _NULL
+    """The prompt, which vLLM repeats with every candidate."""
 
     @property
     def reported_stop(self) -> str | int | UnsetType | None:
@@ -73,47 +90,19 @@ class Choice(Struct, frozen=True):
         return self.matched_stop if self.stop_reason is UNSET else self.stop_reason
 
 
-class PromptDetails(Struct, frozen=True):
-    """Details of the prompt's tokens."""
-
-    cached_tokens: int | None = None
-    """Those that were in the server's prefix cache."""
-
-
-class UsageBody(Struct, frozen=True):
-    """The server's token counts of one answer."""
-
-    prompt_tokens: int | None = None
-    completion_tokens: int | None = None
-    prompt_tokens_details: PromptDetails | None = None
-
-
-class Metrics(Struct, frozen=True):
-    """vLLM's times of one request, where it is started with `--enable-per-request-metrics`."""
-
-    time_to_first_token_ms: float | None = None
-    generation_time_ms: float | None = None
-    queue_time_ms: float | None = None
-
-
-class Timings(Struct, frozen=True):
-    """llama.cpp's times of one request."""
-
-    prompt_ms: float | None = None
-    predicted_ms: float | None = None
-
-
 class ResponseBody(Struct, frozen=True):
     """The body of an answer; fields that are not used are not decoded."""
 
     choices: tuple[Choice, ...]
-    usage: UsageBody | None = None
-    system_fingerprint: str | None = None
-    metrics: Metrics | None = None
-    timings: Timings | None = None
+    usage: Raw = _NULL
+    """What is not the answer itself is decoded in `pipeline.engines.openai.stated`."""
+    system_fingerprint: Raw = _NULL
+    metrics: Raw = _NULL
+    timings: Raw = _NULL
 
 
 _decode_answer = msgspec.json.Decoder(ResponseBody).decode
+_decode_ids = msgspec.json.Decoder(list[int] | None).decode
 
 
 def decode_response(content: bytes) -> ResponseBody:
@@ -121,26 +110,54 @@ def decode_response(content: bytes) -> ResponseBody:
     try:
         return _decode_answer(content)
     except msgspec.ValidationError as error:
-        flaw = f"is not a completion: {error}"
-    except msgspec.DecodeError as error:
-        raise Aborted(f"sent an answer that is not JSON: {error}") from None
-    raise Malformed(flaw)
+        failure: Exception = Malformed(f"is not a completion: {error}")
+    except RecursionError:
+        failure = Malformed("is not a completion: it is nested too deeply")
+    except UNREADABLE as error:
+        failure = Aborted(f"sent an answer that is not JSON: {error}")
+    raise failure
 
 
 def completion_of(request: Request, answers: Sequence[ResponseBody], can: Capabilities, tokenizer: Tokenizer) -> Completion:
     """The completion that `answers`, one for each body of `request`, hold; raises `Malformed` or `Aborted`."""
     asked = 1 if request.temperature == 0 else request.n
+    stated = [read_usage(answer.usage) for answer in answers]
+    # Candidates that were computed in several answers at once have no times of their own.
+    timing = timing_of(answers[0].metrics, answers[0].timings) if len(answers) == 1 else Timing()
     choices = [choice for answer in answers for choice in _choices(answer, asked // len(answers))]
+    if can.prompts == "ids":
+        _check_prompts(request, [answer.choices[0] for answer in answers])
     if request.scored_ids:
-        return Completion(candidates=(), scored_logprobs=_scored(request, choices[0]), usage=_usage(request, answers, 0))
+        return Completion(candidates=(), scored_logprobs=_scored(request, choices[0]), usage=usage_of(request, stated, 0))
     if request.option_ids:
         chosen, options = _choice(request, choices[0], can, tokenizer)
-        return Completion(candidates=(chosen,), option_logprobs=options, usage=_usage(request, answers, 1), timing=_timing(answers))
+        return Completion(candidates=(chosen,), option_logprobs=options, usage=usage_of(request, stated, 1), timing=timing)
     read = _candidate_of_ids if can.returns_ids else _candidate_of_text
     candidates = [read(request, choice, can, tokenizer) for choice in choices]
-    usage = _usage(request, answers, sum(len(candidate.ids) for candidate in candidates))
+    usage = usage_of(request, stated, sum(len(candidate.ids) for candidate in candidates))
     candidates *= request.n // asked
-    return Completion(candidates=tuple(candidates), usage=usage, timing=_timing(answers))
+    return Completion(candidates=tuple(candidates), usage=usage, timing=timing)
+
+
+def scrubbed(completion: Completion, scrub: Callable[[str], str], tokenizer: Tokenizer) -> Completion:
+    """`completion` with the text of each candidate as `scrub` leaves it, which removes secrets that the server repeats.
+
+    A text that changes gets the token ids of what is left of it: the ids that a run records, resumes and shows to other models are then
+    those of a text without secrets. Others keep theirs, which is almost always all of them.
+    """
+    texts = [scrub(candidate.text) for candidate in completion.candidates]
+    if texts == [candidate.text for candidate in completion.candidates]:
+        return completion
+    pairs = zip(texts, completion.candidates, strict=True)
+    changed = (each if text == each.text else _rewritten(each, text, tokenizer) for text, each in pairs)
+    return structs.replace(completion, candidates=tuple(changed))
+
+
+def _rewritten(candidate: Candidate, text: str, tokenizer: Tokenizer) -> Candidate:
+    """The candidate with another text, which ends with the same stop id, if any."""
+    end = candidate.ids[-1:] if isinstance(candidate.stop_reason, int) else ()
+    ids = (*tokenizer.encode_parts(["", text.removesuffix(tokenizer.decode(end))]), *end)
+    return structs.replace(candidate, ids=ids, text=tokenizer.decode(ids))
 
 
 def _choices(answer: ResponseBody, asked: int) -> list[Choice]:
@@ -153,9 +170,23 @@ def _choices(answer: ResponseBody, asked: int) -> list[Choice]:
     for choice in choices:
         if choice.finish_reason == "abort":
             raise Aborted("gave up the request")
+        if choice.finish_reason == "content_filter":
+            raise Withheld("was withheld: the server ended a candidate with finish_reason 'content_filter'")
         if choice.finish_reason not in ("stop", "length"):
             raise Malformed(f"ended a candidate with finish_reason {choice.finish_reason!r}")
     return choices
+
+
+def _check_prompts(request: Request, choices: Sequence[Choice]) -> None:
+    """Raise `Malformed` where a server repeats a prompt other than that of `request`: a proxy that mixes connections up gives the answers
+    to other requests."""
+    for choice in choices:
+        try:
+            repeated = _decode_ids(choice.prompt_token_ids)
+        except UNREADABLE:
+            continue
+        if repeated is not None and repeated != [*request.prompt_ids, *request.scored_ids]:
+            raise Malformed("is that to another prompt")
 
 
 # Answers of servers that return token ids.
@@ -210,13 +241,20 @@ class _End(NamedTuple):
 def _candidate_of_text(request: Request, choice: Choice, can: Capabilities, tokenizer: Tokenizer) -> Candidate:
     if choice.text is None:
         raise Malformed("has no text")
-    text, finish, stop = _end_of_text(request, choice, choice.text, can, tokenizer)
+    most = _MOST_CHARS * request.max_tokens
+    if len(choice.text) > most:
+        choice = structs.replace(choice, text=choice.text[:most], finish_reason="length")
+    text, finish, stop = _end_of_text(request, choice, choice.text or "", can, tokenizer)
     logprobs = _sampled_logprobs(choice)
     asked = request.logprobs and can.top_logprobs
     if asked and text and not logprobs:
         raise Malformed("has no log probabilities, which were asked for")
+    ids = answer_ids(tokenizer, text)
+    if len(ids) > request.max_tokens:  # not every server keeps to it
+        ids = ids[: request.max_tokens]
+        text, finish, stop, logprobs = tokenizer.decode(ids), "length", None, logprobs[: request.max_tokens]
     total = math.fsum(logprobs) if asked else None
-    return Candidate(ids=answer_ids(tokenizer, text), text=text, cumulative_logprob=total, finish_reason=finish, stop_reason=stop)
+    return Candidate(ids=tuple(ids), text=text, cumulative_logprob=total, finish_reason=finish, stop_reason=stop)
 
 
 def _end_of_text(
@@ -293,12 +331,12 @@ def _first_place(choice: Choice) -> dict[str | int, float]:
 
 def _label(text: str) -> str | int:
     number = text.removeprefix(_ID_LABEL)
-    return int(number) if number != text and number.isdecimal() else text
+    return int(number) if number != text and number.isdecimal() and len(number) <= _ID_DIGITS else text
 
 
 def _logprob(value: float | None) -> float:
-    if value is None or math.isnan(value):
-        raise Malformed("has a log probability that is no number")
+    if value is None or not value <= _GREATEST_LOGPROB:
+        raise Malformed(f"has a log probability of {value}")
     return -math.inf if value <= _LEAST_LOGPROB else value
 
 
@@ -319,41 +357,3 @@ def _scored(request: Request, choice: Choice) -> tuple[float, ...]:
     if len(found) != len(request.scored_ids):
         raise Malformed("lacks the log probabilities of some scored tokens")
     return found
-
-
-# Counts and times.
-
-
-def _usage(request: Request, answers: Sequence[ResponseBody], sampled: int) -> Usage:
-    """The server's counts; where it gives none, those of the request and of the `sampled` tokens. The prompt counts once, however
-    often it was sent."""
-    used = [answer.usage or UsageBody() for answer in answers]
-    input_tokens = used[0].prompt_tokens or len(request.prompt_ids) + len(request.scored_ids)
-    details = [one.prompt_tokens_details for one in used]
-    cached = max((one.cached_tokens or 0 for one in details if one is not None), default=0)
-    counted = [one.completion_tokens for one in used if one.completion_tokens is not None]
-    output_tokens = sum(counted) if len(counted) == len(used) else sampled
-    return Usage(
-        input_tokens=input_tokens,
-        cached_input_tokens=min(cached, input_tokens),
-        output_tokens=0 if request.scored_ids else output_tokens,
-    )
-
-
-def _timing(answers: Sequence[ResponseBody]) -> Timing:
-    """The times that vLLM or llama.cpp reports; empty for other servers, and for candidates from several answers."""
-    if len(answers) != 1:
-        return Timing()
-    if (metrics := answers[0].metrics) is not None:
-        queue, first = _seconds(metrics.queue_time_ms), _seconds(metrics.time_to_first_token_ms)
-        prefill = None if queue is None or first is None else max(0.0, first - queue)
-        return Timing(
-            queue_time_s=queue, prefill_time_s=prefill, decode_time_s=_seconds(metrics.generation_time_ms), time_to_first_token_s=first
-        )
-    if (timings := answers[0].timings) is not None:
-        return Timing(prefill_time_s=_seconds(timings.prompt_ms), decode_time_s=_seconds(timings.predicted_ms))
-    return Timing()
-
-
-def _seconds(milliseconds: float | None) -> float | None:
-    return None if milliseconds is None else max(0.0, milliseconds / 1000)

@@ -1,5 +1,6 @@
 """The keys that an engines file may hold for an engine `openai`."""
 
+import re
 from typing import Annotated, Literal
 
 from msgspec import Meta
@@ -13,19 +14,27 @@ class OpenAISpec(EngineSpec, frozen=True, kw_only=True, tag="openai"):
     model: str
     """The name under which the server serves the model."""
     base_url: str | tuple[str, ...]
-    """Up to and including `/v1`; several are replicas of one another."""
+    """Up to and including `/v1`; several are replicas of one another: each gets calls as long as it answers, and a call that fails at one
+    goes to another at once."""
     tokenizer: str | None = None
     """Folder, hub name or `bundled:NAME` of the model's tokenizer and chat template; by default `model`."""
     api_key_env: str | None = None
-    """Environment variable that holds the key; by default no key is sent."""
+    """Name of the environment variable that holds the key, never the key itself; by default no key is sent."""
     max_model_len: Annotated[int, Meta(ge=16)] | None = None
     """Context length in tokens; by default what the server says."""
     prompts: Literal["auto", "ids", "text"] = "auto"
     """How prompts are sent; `auto`: as token ids where the server takes them and returns ids, else as text. In a text a space follows the
     first character of a special token that a problem or an answer spells out, or the server would take it for the token."""
     max_retries: Annotated[int, Meta(ge=0, le=100)] = 8
-    """See `EngineSpec.max_retries`; servers are often unavailable for a moment."""
+    """See `EngineSpec.max_retries`; servers are often unavailable for a moment. Moves to other replicas do not count. A chain fails only if
+    some replica answers other requests; else its call waits for that."""
     reconnect_s: PositiveSeconds = 180.0
-    """When no replica has answered for this long, the engine counts as dead."""
+    """When no replica has answered for this long, or all have refused everything (a key that has expired) for this long or 5 s, the
+    engine counts as dead: the run stops and can be resumed."""
     startup_timeout_s: PositiveSeconds = 600.0
     """Longest time that the servers may take to say what they can do, before the run starts."""
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be the name of a variable, and may be the key itself, without repeating it."""
+        if self.api_key_env is not None and not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", self.api_key_env):
+            raise ValueError("api_key_env is the name of the environment variable that holds the key, such as OPENAI_API_KEY")

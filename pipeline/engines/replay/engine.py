@@ -81,7 +81,7 @@ def output_of(call: RecordedCall, request: Request, limit: int, tokenizer: Token
     candidates, lengths = [], []
     for ids, finish, stop in each:
         sampled = len(ids) + (finish == "stop" and stop is None)  # the end of the sequence was sampled and is not kept
-        if request.max_tokens != call.max_tokens:
+        if request.max_tokens != call.max_tokens or len(ids) > limit:
             if finish == "length" and len(ids) < limit:
                 return None
             if sampled > limit:

@@ -1,0 +1,114 @@
+"""What a server states about its answer: token counts and times. Raw JSON enters, `Usage` and `Timing` leave.
+
+None of it is the answer, so that none of it makes an answer invalid: a count or a time that is missing, of a wrong type or cannot be
+true is set aside, and the tokens are counted here. Pure.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Annotated, TypeVar
+
+import msgspec
+from msgspec import Meta, Raw, Struct
+
+from pipeline.engine import Request, Timing, Usage
+from pipeline.engines.openai.client import UNREADABLE
+from pipeline.engines.validate import flaw_in_timing, flaw_in_usage
+
+T = TypeVar("T")
+Count = Annotated[int, Meta(ge=0, lt=1 << 31)]
+
+
+class PromptDetails(Struct, frozen=True):
+    """Details of the prompt's tokens."""
+
+    cached_tokens: Count | None = None
+    """Those that were in the server's prefix cache."""
+
+
+class UsageBody(Struct, frozen=True):
+    """The server's token counts of one answer."""
+
+    prompt_tokens: Count | None = None
+    completion_tokens: Count | None = None
+    prompt_tokens_details: PromptDetails | None = None
+
+    @property
+    def cached_tokens(self) -> int:
+        """Tokens of the prompt that were in the server's prefix cache; 0 where it does not say."""
+        return (self.prompt_tokens_details and self.prompt_tokens_details.cached_tokens) or 0
+
+
+class Metrics(Struct, frozen=True):
+    """vLLM's times of one request, where it is started with `--enable-per-request-metrics`."""
+
+    time_to_first_token_ms: float | None = None
+    generation_time_ms: float | None = None
+    queue_time_ms: float | None = None
+
+    @property
+    def timing(self) -> Timing:
+        """The same in seconds."""
+        queue, first = _seconds(self.queue_time_ms), _seconds(self.time_to_first_token_ms)
+        return Timing(
+            queue_time_s=queue,
+            prefill_time_s=None if queue is None or first is None else max(0.0, first - queue),
+            decode_time_s=_seconds(self.generation_time_ms),
+            time_to_first_token_s=first,
+        )
+
+
+class Timings(Struct, frozen=True):
+    """llama.cpp's times of one request."""
+
+    prompt_ms: float | None = None
+    predicted_ms: float | None = None
+
+    @property
+    def timing(self) -> Timing:
+        """The same in seconds."""
+        return Timing(prefill_time_s=_seconds(self.prompt_ms), decode_time_s=_seconds(self.predicted_ms))
+
+
+_decode_usage = msgspec.json.Decoder(UsageBody | None).decode
+_decode_metrics = msgspec.json.Decoder(Metrics | None).decode
+_decode_timings = msgspec.json.Decoder(Timings | None).decode
+
+
+def read_usage(raw: Raw) -> UsageBody:
+    """The token counts of one answer; empty where they cannot be read."""
+    return _readable(_decode_usage, raw) or UsageBody()
+
+
+def usage_of(request: Request, stated: Sequence[UsageBody], sampled: int) -> Usage:
+    """The counts that the server stated with its answers to `request`; where it states none, or some that cannot be true, those of the
+    request and of the `sampled` tokens. The prompt counts once, however often it was sent."""
+    given = len(request.prompt_ids) + len(request.scored_ids)
+    own = Usage(input_tokens=given, output_tokens=0 if request.scored_ids else sampled)
+    read = stated[0].prompt_tokens or given
+    counted = [one.completion_tokens for one in stated if one.completion_tokens is not None]
+    usage = Usage(
+        input_tokens=read,
+        cached_input_tokens=min(max(one.cached_tokens for one in stated), read),
+        output_tokens=own.output_tokens if request.scored_ids or len(counted) < len(stated) else sum(counted),
+    )
+    return own if usage.output_tokens < own.output_tokens or flaw_in_usage(usage, request) else usage
+
+
+def timing_of(metrics: Raw, timings: Raw) -> Timing:
+    """The times that vLLM or llama.cpp states with one answer; empty for other servers, and where they cannot be true."""
+    stated = _readable(_decode_metrics, metrics) or _readable(_decode_timings, timings)
+    if stated is None:
+        return Timing()
+    timing = stated.timing
+    return Timing() if flaw_in_timing(timing) else timing
+
+
+def _readable(decode: Callable[[Raw], T | None], raw: Raw) -> T | None:
+    try:
+        return decode(raw)
+    except UNREADABLE:
+        return None
+
+
+def _seconds(milliseconds: float | None) -> float | None:
+    return None if milliseconds is None else max(0.0, milliseconds / 1000)
