@@ -3,6 +3,7 @@
 Nothing is written and no lock is taken, so a run may go on meanwhile.
 """
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -13,8 +14,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from msgspec import Struct
 
-from pipeline.errors import InputError
+from pipeline.errors import InputError, reason
 from pipeline.trace.columns import schema_of
+from pipeline.trace.conform import conformed
 from pipeline.trace.wal import read_wal
 
 Row = TypeVar("Row", bound=Struct)
@@ -58,10 +60,9 @@ def read_rows(run: Path, row: type[Row], table: str) -> list[Row]:
 
 def read_file(file: Path, columns: Sequence[str], maybe: Sequence[str] = ()) -> Iterator[pa.RecordBatch]:
     """Record batches of one of a table's `files`, as `read_batches` gives them; foreign errors are left to `readable`."""
-    if file.suffix == ".parquet":
-        yield from _part_batches(file, columns, maybe)
-    else:
-        yield from _wal_batches(file, columns, maybe)
+    found = _part_batches if file.suffix == ".parquet" else _wal_batches
+    for batch in found(file, columns, maybe):
+        yield conformed(batch, file)
 
 
 def read_backwards(
@@ -70,20 +71,22 @@ def read_backwards(
     """The `columns` of a table, and those of `maybe` that it has, in pieces of some ten thousand rows: the last piece first, the rows
     within a piece in written order.
 
-    Strings of the columns `encoded` come as Arrow dictionaries, which is faster; `NAME.list.element` means the strings in lists of NAME.
-    Raises `InputError` as `read_batches` does.
+    Strings of the columns `encoded` come as Arrow dictionaries, which is faster. Raises `InputError` as `read_batches` does.
     """
     for file in reversed(files(run, table)):
         with readable(file):
-            if file.suffix == ".parquet":
-                yield from _part_tables(file, columns, encoded, maybe)
-            else:
-                yield from reversed([pa.Table.from_batches([batch]) for batch in _wal_batches(file, columns, maybe)])
+            for piece in _pieces_backwards(file, columns, encoded, maybe):
+                yield conformed(piece, file, encoded)
 
 
 def files(run: Path, table: str) -> list[Path]:
-    """The files that hold a table's rows, in order: its parts, and each write-ahead file that is no part yet."""
+    """The files that hold a table's rows, in order: its parts, and each write-ahead file that is no part yet.
+
+    None where the folder of the table is not there. Raises `InputError` where it cannot be read.
+    """
     folder = run / table
+    with readable(folder), suppress(FileNotFoundError):
+        os.scandir(folder).close()  # which says why it cannot be read: `glob` then finds nothing
     ahead = {file.stem[4:]: file for file in folder.glob("wal-*.arrows")}  # first: they become parts, never the reverse
     held = ahead | {file.stem[5:]: file for file in folder.glob("part-*.parquet")}
     return [held[number] for number in sorted(held)]
@@ -104,9 +107,16 @@ def readable(file: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, pa.ArrowException) as error:
-        raise InputError(str(file), f"cannot be read: {str(error).splitlines()[0]}") from error
+        raise InputError(str(file), f"cannot be read: {reason(error)}") from error
     except UnicodeEncodeError as error:
         raise InputError(str(file), "cannot be read: its path is not UTF-8; rename the folder") from error
+
+
+def _pieces_backwards(file: Path, columns: Sequence[str], encoded: Sequence[str], maybe: Sequence[str]) -> Iterator[pa.Table]:
+    if file.suffix == ".parquet":
+        yield from _part_tables(file, columns, encoded, maybe)
+    else:
+        yield from reversed([pa.Table.from_batches([batch]) for batch in _wal_batches(file, columns, maybe)])
 
 
 def _part_batches(part: Path, columns: Sequence[str], maybe: Sequence[str]) -> Iterator[pa.RecordBatch]:
@@ -195,7 +205,7 @@ class RowGroups:
             return group.select(columns)
         file, place = group
         with readable(file), pq.ParquetFile(file, pre_buffer=False) as part:
-            return part.read_row_group(place, columns).combine_chunks().to_batches()[0]
+            return conformed(part.read_row_group(place, columns), file).combine_chunks().to_batches()[0]
 
 
 def value_of(column: pa.Array) -> Value:

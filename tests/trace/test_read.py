@@ -48,9 +48,9 @@ def test_parts_come_first_and_small_batches_are_joined(run: tuple[Path, TraceSto
 def test_backwards_the_last_rows_come_first(run: tuple[Path, TraceStore], monkeypatch: pytest.MonkeyPatch) -> None:
     folder, store = run
     monkeypatch.setattr(read, "BATCH_ROWS", 2)
-    found = list(read_backwards(folder, "calls", ["call_index", "stage", "finish_reason"], ["stage", "finish_reason.list.element"]))
+    found = list(read_backwards(folder, "calls", ["call_index", "stage"], ["stage"]))
     assert indices(found) == [[4], [2, 3], [0, 1]]
-    assert [str(found[-1].schema.field(name).type).count("dictionary") for name in ("call_index", "stage", "finish_reason")] == [0, 1, 1]
+    assert [str(piece.schema.field("stage").type).count("dictionary") for piece in found] == [1, 1, 1]
     with pytest.raises(InputError, match="no column `nothing`"):
         list(read_backwards(folder, "calls", ["nothing"]))
     store.close()
