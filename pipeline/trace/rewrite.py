@@ -19,6 +19,7 @@ from msgspec import Struct
 
 from pipeline.errors import RunFolderError, reason
 from pipeline.files import new_file, sync_folder
+from pipeline.trace.conform import conformed
 from pipeline.trace.read import readable
 from pipeline.trace.store import TraceStore
 
@@ -36,7 +37,7 @@ def rewrite(run: Path, table: str, columns: Sequence[str], change: ChangeRows) -
         with readable(part), pq.ParquetFile(part) as file:
             content = file.read()
         there = [name for name in columns if name in content.column_names]
-        rows = content.select(there).to_pylist()
+        rows = conformed(content.select(there), part).to_pylist()
         changed = _changed(content, rows, change(rows))
         if changed is not content:
             _replace(part, changed)
@@ -48,7 +49,7 @@ def remove(run: Path, table: str, columns: Sequence[str], gone: Callable[[Row], 
     for part in parts(run, table):
         with readable(part), pq.ParquetFile(part) as file:
             content = file.read()
-        keep = [not gone(row) for row in content.select(list(columns)).to_pylist()]
+        keep = [not gone(row) for row in conformed(content.select(list(columns)), part).to_pylist()]
         if not all(keep):
             _replace(part, content.filter(pa.array(keep)))
             written += part.stat().st_size
