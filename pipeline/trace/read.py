@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from msgspec import Struct
 
+from pipeline.data.rows import PARQUET_LIMITS
 from pipeline.errors import InputError, reason
 from pipeline.trace.columns import schema_of
 from pipeline.trace.conform import conformed
@@ -25,6 +26,8 @@ Value = Callable[[int], Any]
 BATCH_ROWS = 8192
 BATCH_BYTES = 16 << 20
 """Batches of write-ahead files are joined until they have this many rows (`BATCH_ROWS`) or bytes (`BATCH_BYTES`)."""
+GROUP_BYTES = 1 << 30
+"""Most bytes of one row group; those that a run writes have some 16 MiB, and a part as a whole is rewritten as one."""
 GROUPS = 8
 """How many row groups `read_backwards` reads together: as many as a full part has."""
 
@@ -110,6 +113,8 @@ def readable(file: Path) -> Iterator[None]:
         raise InputError(str(file), f"cannot be read: {reason(error)}") from error
     except UnicodeEncodeError as error:
         raise InputError(str(file), "cannot be read: its path is not UTF-8; rename the folder") from error
+    except UnicodeDecodeError as error:
+        raise InputError(str(file), "cannot be read: it is damaged, the names of its columns are not UTF-8") from error
 
 
 def _pieces_backwards(file: Path, columns: Sequence[str], encoded: Sequence[str], maybe: Sequence[str]) -> Iterator[pa.Table]:
@@ -120,18 +125,28 @@ def _pieces_backwards(file: Path, columns: Sequence[str], encoded: Sequence[str]
 
 
 def _part_batches(part: Path, columns: Sequence[str], maybe: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    with pq.ParquetFile(part, pre_buffer=False, buffer_size=1 << 20) as file:
+    # Without a buffer: Arrow would make it as large as a damaged file says that a page is, up to 2 GiB.
+    with pq.ParquetFile(part, pre_buffer=False, **PARQUET_LIMITS) as file:
+        _check_sizes(part, file.metadata)
         yield from file.iter_batches(BATCH_ROWS, columns=_present(part, file.schema_arrow, columns, maybe))
 
 
 def _part_tables(part: Path, columns: Sequence[str], encoded: Sequence[str], maybe: Sequence[str]) -> Iterator[pa.Table]:
     with pa.OSFile(str(part)) as source:
-        metadata = pq.read_metadata(source)
+        metadata = pq.ParquetFile(source, **PARQUET_LIMITS).metadata
+        _check_sizes(part, metadata)
         there = {metadata.schema.column(place).path for place in range(metadata.num_columns)}  # others cannot be read as dictionaries
         file = pq.ParquetFile(source, metadata=metadata, read_dictionary=[name for name in encoded if name in there], pre_buffer=False)
         names = _present(part, file.schema_arrow, columns, maybe)
         for end in range(file.num_row_groups, 0, -GROUPS):
             yield file.read_row_groups(range(max(end - GROUPS, 0), end), columns=names)
+
+
+def _check_sizes(part: Path, metadata: pq.FileMetaData) -> None:
+    """Raise `InputError` for a part whose footer says that more is to be read together than any part has."""
+    largest = max((metadata.row_group(number).total_byte_size for number in range(metadata.num_row_groups)), default=0)
+    if largest > GROUP_BYTES:
+        raise InputError(str(part), f"is damaged: it names {largest:,} bytes of rows to be read together, more than {GROUP_BYTES:,}")
 
 
 def _wal_batches(path: Path, columns: Sequence[str], maybe: Sequence[str]) -> Iterator[pa.RecordBatch]:
