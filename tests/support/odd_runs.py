@@ -1,14 +1,17 @@
 """A small run folder, the changes that another program or a person may make to it, and the commands that read it."""
 
+import io
 import json
 import shutil
 from collections.abc import Callable, Iterator
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from pipeline.cli.main import run_command
 from tests.support.paths import ROOT
 from tests.support.runs import solve, write_problems
 
@@ -134,6 +137,14 @@ def commands(run: Path, other: Path, folder: Path) -> dict[str, tuple[str | Path
         "grade": ("grade", run),
         "resume": ("resume", run),
     }  # fmt: skip
+
+
+def run_replayed(run: Path, other: Path, folder: Path) -> None:
+    """Replay `run`: what is wrong with its calls is met while its engines open, which is exit code 1."""
+    with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()) as said:
+        code = run_command([str(argument) for argument in commands(run, other, folder)["replay"]])
+    assert code in (0, 1, 3), said.getvalue()
+    assert "Traceback" not in said.getvalue()
 
 
 def copy_of(run: Path, target: Path) -> Path:
