@@ -71,7 +71,12 @@ def filled(number: int, text: str) -> Callable[[pa.ChunkedArray], pa.Array]:
 
 def nulls_in_lists(column: pa.ChunkedArray) -> pa.Array:
     values = column.to_pylist()
-    return pa.array([[None] * len(value) if isinstance(value, list) else value for value in values], column.type)
+    return pa.array([[None] * len(value) if isinstance(value, list) else value for value in values], _nullable(column.type))
+
+
+def _nullable(kind: pa.DataType) -> pa.DataType:
+    """The type, with nulls allowed in its lists."""
+    return pa.list_(_nullable(kind.value_type)) if pa.types.is_list(kind) else kind
 
 
 def longer_lists(column: pa.ChunkedArray) -> pa.Array:

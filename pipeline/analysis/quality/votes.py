@@ -69,12 +69,14 @@ def _majority_right(samples: Sequence[Sample], same: Same) -> bool:
 
 def _wrong_answers(voters: Iterable[Sample]) -> list[WrongAnswer]:
     """The wrong answers in the order in which they were first given; one with a percent sign is another one than without it."""
-    found: dict[tuple[Canonical, bool], WrongAnswer] = {}
+    texts: dict[str, list[int]] = {}
     for place, voter in enumerate(voters):
         if not voter.correct and voter.answer is not None:
-            form = canonical(voter.answer)
-            new = WrongAnswer(voter.answer, form, [])
-            found.setdefault((form, is_percentage(voter.answer)), new).places.append(place)
+            texts.setdefault(voter.answer, []).append(place)
+    found: dict[tuple[Canonical, bool], WrongAnswer] = {}
+    for answer, places in texts.items():
+        form = canonical(answer)
+        found.setdefault((form, is_percentage(answer)), WrongAnswer(answer, form, [])).places += places
     return list(found.values())
 
 
