@@ -26,13 +26,17 @@ ALIGNED = {
 }
 """Columns of each table whose lists are of equal length in every row."""
 COUNTS = (0, 10**12)
-"""Numbers of things and indices: the sum of nine million of the largest ones still fits into 64 bits."""
+"""Numbers of things and rows of the input: the sum of nine million of the largest ones still fits into 64 bits."""
+INDICES = (0, 10**6)
+"""Indices within a problem, a chain or a step: analyses hold an entry for each up to the greatest one."""
 INSTANTS = (0, 4 * 10**18)
 """Nanoseconds UTC, up to the year 2096: the difference of any two, less any duration, fits into 64 bits."""
 DURATIONS = (-(10**9), 10**9)
 """Seconds, up to 31 years; a little less than nothing where two clocks were read."""
 IDS = (0, 2**31 - 1)
 """Token ids."""
+LARGE, SMALL = ("input_row",), ("candidate_tokens",)
+"""Columns whose range is not that of their unit, by which all others have theirs."""
 UNBOUNDED = ("seed", "prompt_digest")
 """Whole numbers of 64 bits that may be any."""
 
@@ -153,7 +157,9 @@ def _range(field: pa.Field) -> tuple[int, int] | None:
         return None
     if unit.startswith(b"ns"):
         return INSTANTS
-    return IDS if field.name.endswith("_ids") else COUNTS
+    if field.name.endswith("_ids"):
+        return IDS
+    return COUNTS if field.name in LARGE or (unit and field.name not in SMALL) else INDICES
 
 
 def _check_lengths(columns: dict[str, Any], table: str, file: Path) -> None:
