@@ -42,7 +42,7 @@ def read_batches(run: Path, table: str, columns: Sequence[str], maybe: Sequence[
     """Record batches of a table in the order in which its rows were written, a few thousand rows each.
 
     They have `columns`, and those of the columns `maybe`, which earlier versions did not write, that the file has. A run that
-    was cut short may have no rows. Raises `InputError` for a file that cannot be read or lacks a column.
+    was cut short may have no rows. Raises `InputError` for a file that cannot be read, lacks a column, or has one that `conformed` refuses.
     """
     for file in files(run, table):
         with readable(file):
