@@ -7,6 +7,7 @@ One test suite, `tests/engines/test_contract.py`, holds every backend to it.
 from array import array
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
+from functools import lru_cache
 from hashlib import blake2b
 from itertools import zip_longest
 from typing import Any, Literal, Protocol, runtime_checkable
@@ -28,6 +29,7 @@ class Request(Struct, frozen=True, kw_only=True):
 
     request_id: str
     prompt_ids: Sequence[int]
+    """A run passes an `array` of unsigned integers, which is as compact as it can be and is hashed without being converted."""
     max_tokens: int
     """Most tokens of one candidate; the engine cuts it to what its context leaves."""
     n: int = 1
@@ -56,10 +58,17 @@ class Request(Struct, frozen=True, kw_only=True):
 
     def digest(self) -> int:
         """64 bits of the prompt, `scored_ids` and `stop_ids`: what the answer depends on and the trace has no column for."""
-        state = blake2b(array("I", self.prompt_ids), digest_size=8)
+        ids = self.prompt_ids
+        state = blake2b(ids if isinstance(ids, array) else array("I", ids), digest_size=8)
         if self.stop_ids or self.scored_ids:
-            state.update(array("I", (_NO_ID, *self.stop_ids, _NO_ID, *self.scored_ids)))
+            state.update(_separated(self.stop_ids))
+            state.update(_separated(self.scored_ids))
         return int.from_bytes(state.digest(), "little", signed=True)
+
+
+@lru_cache(maxsize=256)
+def _separated(ids: tuple[int, ...]) -> bytes:
+    return array("I", (_NO_ID, *ids)).tobytes()
 
 
 class Candidate(Struct, frozen=True, kw_only=True):

@@ -82,8 +82,10 @@ def validate_completion(completion: Completion, request: Request, vocab_size: in
     if len(completion.candidates) != wanted:
         return f"it has {_many(len(completion.candidates), 'candidate')}, not {wanted}"
     for candidate in completion.candidates:
-        if flaw := _flaw_in_candidate(candidate, vocab_size) or _flaw_in_choice(candidate, request.option_ids):
+        if flaw := _flaw_in_candidate(candidate, vocab_size):
             return flaw
+    if request.option_ids and (flaw := _flaw_in_choice(completion.candidates[0], request.option_ids)):
+        return flaw
     return _flaw_in_logprobs(completion.option_logprobs, len(request.option_ids), "option") or _flaw_in_logprobs(
         completion.scored_logprobs, len(request.scored_ids), "scored token"
     )
@@ -102,7 +104,7 @@ def _flaw_in_candidate(candidate: Candidate, vocab_size: int) -> str | None:
 
 
 def _flaw_in_choice(candidate: Candidate, options: Sequence[int]) -> str | None:
-    if options and (len(candidate.ids) != 1 or candidate.ids[0] not in options):
+    if len(candidate.ids) != 1 or candidate.ids[0] not in options:
         return f"it chose {list(candidate.ids)}, which is none of the options"
     return None
 
@@ -110,8 +112,8 @@ def _flaw_in_choice(candidate: Candidate, options: Sequence[int]) -> str | None:
 def _flaw_in_logprobs(logprobs: Sequence[float], wanted: int, what: str) -> str | None:
     if len(logprobs) != wanted:
         return f"it has {_many(len(logprobs), 'log probability', 'log probabilities')} for {_many(wanted, what)}"
-    wrong = next((logprob for logprob in logprobs if not logprob <= _ROUNDING), None)
-    return None if wrong is None else f"{wrong} is no log probability"
+    wrong = [logprob for logprob in logprobs if not logprob <= _ROUNDING]
+    return f"{wrong[0]} is no log probability" if wrong else None
 
 
 def _many(count: int, one: str, several: str | None = None) -> str:

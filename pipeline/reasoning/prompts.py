@@ -7,8 +7,9 @@ as R1's drop a thought that stands before `</think>` when they render it).
 """
 
 import string
+from array import array
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from pipeline.engine import Tokenizer
 from pipeline.errors import RequestRefused
@@ -22,6 +23,8 @@ LABELS = string.digits + string.ascii_uppercase
 INSTRUCTION = "\nPlease reason step by step, and put your final answer within \\boxed{}."
 CHOOSE_INTRO = "Candidates for the next step of your reasoning:\n\n"
 CHOOSE_THOUGHT_INTRO = "Candidates for your whole reasoning:\n\n"
+INTROS = {"step": CHOOSE_INTRO, "thought": CHOOSE_THOUGHT_INTRO}
+"""What stands before the candidates, by what they are."""
 CHOOSE_QUESTION = "Which candidate is right and leads on best? Answer with its number, or with 0 if none of them is right."
 CHOOSE_ONE_QUESTION = "Which candidate is right and leads on best? Answer with its number."
 CHOOSE_PREFILL = "Best candidate: "
@@ -33,10 +36,13 @@ WORDINGS = (INSTRUCTION, CHOOSE_INTRO, CHOOSE_QUESTION, CHOOSE_PREFILL, SCORE_QU
 """The texts that the bundled models were trained on and the bundled tokenizer has whole; the other texts they have never seen."""
 
 
+Array: TypeAlias = "array[int]"
+
+
 class OptionPrompt(NamedTuple):
     """A prompt whose next token is one of `option_ids`."""
 
-    ids: list[int]
+    ids: Sequence[int]
     option_ids: tuple[int, ...]
 
 
@@ -54,9 +60,9 @@ class PromptBuilder:
         self._open_turn, self._reply = self._cut_turn()
         self._generation = self._render(SAID).split(SAID)
         self._step_ends: dict[tuple[int, ...], bool] = {}
-        self._intro_ids = {"step": tokenizer.encode(CHOOSE_INTRO), "thought": tokenizer.encode(CHOOSE_THOUGHT_INTRO)}
-        self._label_ids = [tokenizer.encode(f"[{label}] ") for label in LABELS]
-        self._questions: dict[tuple[str, str, tuple[str, ...]], tuple[list[int], tuple[int, ...]]] = {}
+        self._intro_ids = {unit: array("I", tokenizer.encode(intro)) for unit, intro in INTROS.items()}
+        self._label_ids = [array("I", tokenizer.encode(f"[{label}] ")) for label in LABELS]
+        self._questions: dict[tuple[str, str, tuple[str, ...]], tuple[Array, tuple[int, ...]]] = {}
 
     def generation(self, problem: str) -> list[int]:
         """The token ids of the prompt that asks `problem`, up to where the thought begins."""
@@ -72,12 +78,12 @@ class PromptBuilder:
 
         `unit` says what the candidates are, `step` or `thought`; with `reject` option 0 is offered, which means none of them.
         """
-        shown = self._intro_ids[unit].copy()
+        shown = self._intro_ids[unit][:]
         for label, candidate in zip(self._label_ids[1:], candidates, strict=False):
             shown += label
-            shown += candidate
+            shown.extend(candidate)
             if not self._ends_step(tuple(candidate[-2:])):
-                shown += self.delimiter_ids
+                shown.extend(self.delimiter_ids)
         question = CHOOSE_QUESTION if reject else CHOOSE_ONE_QUESTION
         return self.ask(context, [shown, question], CHOOSE_PREFILL, LABELS[not reject : len(candidates) + 1])
 
@@ -100,9 +106,10 @@ class PromptBuilder:
         tail, option_ids = self._question(str(question), prefill, tuple(options))
         if len(option_ids) < len(options):
             raise RequestRefused(f"the engine's tokenizer has no single token for {options[len(option_ids)]!r} after {prefill!r}")
-        ids = [*context, *self._open_turn]
+        ids = array("I", context)
+        ids += self._open_turn
         for part in parts:
-            ids += self.tokenizer.encode(part) if isinstance(part, str) else part
+            ids.extend(self.tokenizer.encode(part) if isinstance(part, str) else part)
         ids += tail
         return OptionPrompt(ids, option_ids)
 
@@ -127,7 +134,7 @@ class PromptBuilder:
             known = self._step_ends[tail] = self.tokenizer.decode(tail).endswith(DELIMITER)
         return known
 
-    def _cut_turn(self) -> tuple[list[int], str]:
+    def _cut_turn(self) -> tuple[Array, str]:
         """Ids between an assistant's turn and the user's next one, and the text from the end of that to the reply."""
         text = self.tokenizer.render(
             [
@@ -141,9 +148,9 @@ class PromptBuilder:
             if reply.rstrip().endswith(THINK_OPEN):
                 reply = reply.rstrip().removesuffix(THINK_OPEN)
             reply += f"{THINK_OPEN}{DELIMITER}{THINK_CLOSE}{DELIMITER}"
-        return self.tokenizer.encode(before), reply
+        return array("I", self.tokenizer.encode(before)), reply
 
-    def _question(self, question: str, prefill: str, labels: tuple[str, ...]) -> tuple[list[int], tuple[int, ...]]:
+    def _question(self, question: str, prefill: str, labels: tuple[str, ...]) -> tuple[Array, tuple[int, ...]]:
         """Ids from the question to just before the one token that names an option, and those tokens.
 
         Labels whose token would change the ids before it are left out from the first such on.
@@ -154,7 +161,7 @@ class PromptBuilder:
             known = self._questions[key] = self._cut_question(*key)
         return known
 
-    def _cut_question(self, question: str, prefill: str, labels: tuple[str, ...]) -> tuple[list[int], tuple[int, ...]]:
+    def _cut_question(self, question: str, prefill: str, labels: tuple[str, ...]) -> tuple[Array, tuple[int, ...]]:
         whole = [self.tokenizer.encode(question + self._reply + prefill + label) for label in labels]
         tail = whole[0][:-1]
         usable: list[int] = []
@@ -162,7 +169,7 @@ class PromptBuilder:
             if ids[:-1] != tail or ids[-1] in usable:
                 break
             usable.append(ids[-1])
-        return tail, tuple(usable)
+        return array("I", tail), tuple(usable)
 
     @property
     def most_candidates(self) -> int:

@@ -79,7 +79,7 @@ class GenerateStage(EngineStage):
         return Outcome(step=self.span(candidate), decision=self._decision(chain))
 
     def _decision(self, chain: Chain) -> str:
-        if self.spec.unit == "tokens" and not chain.steps:
+        if self.spec.unit == "tokens" and not chain.thought:
             return "guidance"
         if chain.candidates:
             return "fallback"

@@ -23,7 +23,7 @@ from pipeline.trace.events import CallRow, ChainRow, StepRow
 from pipeline.trace.wal import Wal, lock_file, read_wal
 
 TABLES: dict[str, type[Struct]] = {"calls": CallRow, "steps": StepRow, "chains": ChainRow}
-BATCH_ROWS = 256
+BATCH_ROWS = 512
 """Rows converted at a time, so that the interpreter's lock is held for about a millisecond a column."""
 GROUP_ROWS = 8192
 GROUP_BYTES = 16 << 20

@@ -64,7 +64,7 @@ def test_a_choice_starts_with_exactly_the_ids_of_the_context(builder: PromptBuil
     context = context_of(builder)
     candidates = [builder.tokenizer.encode(text) for text in ("Tom buys 2.\n\n", "</think>", "cut off")]
     prompt = builder.choose(context, candidates)
-    assert prompt.ids[: len(context)] == context
+    assert list(prompt.ids[: len(context)]) == context
     turn = builder.tokenizer.decode(prompt.ids[len(context) :])
     assert turn.startswith("<|end|><|user|>")
     assert "[1] Tom buys 2.\n\n[2] </think>\n\n[3] cut off\n\n" in turn
@@ -76,7 +76,7 @@ def test_a_score_shows_the_candidate_in_its_place(builder: PromptBuilder) -> Non
     context = context_of(builder)
     candidate = builder.tokenizer.encode("Tom buys 2.\n\n")
     prompt = builder.score(context, candidate)
-    assert prompt.ids[: len(context) + len(candidate)] == context + candidate
+    assert list(prompt.ids[: len(context) + len(candidate)]) == context + candidate
     assert builder.tokenizer.decode(prompt.ids).endswith(SCORE_PREFILL)
     assert [builder.tokenizer.decode([id_]) for id_ in prompt.option_ids] == list("0123456789")
 
@@ -102,7 +102,7 @@ def test_r1_s_template_keeps_the_thought_in_a_verification(r1: PromptBuilder) ->
     reply = f"{ASSISTANT}<think>\n\n</think>\n\n"
     choice = r1.choose(context, [encode("Tom buys 2.\n\n")])
     said = f"{asked}{EOS}{USER}{CHOOSE_INTRO}[1] Tom buys 2.\n\n{CHOOSE_QUESTION}{reply}{CHOOSE_PREFILL}"
-    assert (choice.ids[: len(context)], decode(choice.ids)) == (context, said)
+    assert (list(choice.ids[: len(context)]), decode(choice.ids)) == (context, said)
     score = r1.score(context, encode("Tom buys 2.\n\n"))
     assert decode(score.ids) == f"{asked}Tom buys 2.\n\n{EOS}{USER}{SCORE_QUESTION}{reply}{SCORE_PREFILL}"
 

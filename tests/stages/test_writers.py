@@ -43,7 +43,7 @@ def test_a_draft_continues_the_context(world: World, unit: Any) -> None:
     [request] = draft(here, unit=unit, candidates=3, temperature=0.5, top_p=0.9).requests(chain)
     assert request == Request(
         request_id="p#0/0/draft",
-        prompt_ids=tuple(chain.contexts["draft"]),
+        prompt_ids=chain.contexts["draft"],
         max_tokens=20,
         n=3,
         temperature=0.5,
@@ -59,7 +59,7 @@ def test_a_request_does_not_change_with_its_chain(world: World) -> None:
     here = world()
     chain = here.chain()
     [request] = draft(here).requests(chain)
-    before = tuple(request.prompt_ids)
+    before = request.prompt_ids[:]
     here.write(chain, "more\n\n")
     assert request.prompt_ids == before
 
@@ -125,7 +125,7 @@ def test_no_tokens_are_not_asked_for(world: World, unit: Any) -> None:
     stage = GenerateStage("guidance", GenerateSpec(engine="target", unit=unit, max_tokens=0), here.builders)
     assert stage.requests(chain) == []
     assert chain.apply("guidance", stage.apply(chain, [])) is None
-    assert (chain.steps, chain.next_index) == ([], 1)
+    assert (chain.thought, chain.next_index) == ([], 1)
 
 
 def test_how_a_step_came_about(world: World) -> None:
@@ -179,7 +179,7 @@ def test_the_thought_is_closed_before_the_answer_unless_it_closed_itself(world: 
     [request] = answer(here).requests(chain)
     context = chain.contexts["target"]
     appended = "" if text.endswith("</think>") else "</think>\n\n"
-    assert request.prompt_ids == (*context, *here.tokenizers["target"].encode(appended))
+    assert tuple(request.prompt_ids) == (*context, *here.tokenizers["target"].encode(appended))
     assert (request.stop, request.stop_ids) == ((), ())
 
 

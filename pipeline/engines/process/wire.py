@@ -91,7 +91,7 @@ class Report(Struct, frozen=True, tag=True, array_like=True):
 ToWorker = Setup | Submit | Abort | ResetPrefixCache
 FromWorker = Ready | Failed | Report | PrefixCacheIsEmpty
 
-_encoder = msgpack.Encoder()
+_encoder = msgpack.Encoder(enc_hook=list)
 
 
 def frame(message: ToWorker | FromWorker) -> bytes:
