@@ -11,7 +11,7 @@ from tempfile import TemporaryFile
 from filelock import FileLock, Timeout
 
 from pipeline.errors import RunFolderError, UsageError, reason
-from pipeline.trace.regular import NotRegular, check_own, open_regular
+from pipeline.files import NotRegular, check_own, open_regular
 from pipeline.trace.wal import lock_file
 
 LOCK = "run.lock"

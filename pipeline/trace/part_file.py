@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from msgspec import Struct
 
-from pipeline.trace.regular import open_regular
+from pipeline.files import open_regular
 
 _STRING_BYTES, _CONTAINERS = 16 << 20, 1 << 20
 """Bounds on the strings and lists that a footer or the head of a page may claim to have."""

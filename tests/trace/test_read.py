@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipeline.errors import InputError
-from pipeline.trace import read
+from pipeline.trace import part_file
 from pipeline.trace.events import CallRow
 from pipeline.trace.read import files, read_backwards, read_batches
 from pipeline.trace.store import TraceStore, recover
@@ -114,9 +114,9 @@ def test_a_page_that_claims_two_gigabytes_takes_no_memory(run: tuple[Path, Trace
 
 def test_row_groups_larger_than_any_are_refused(run: tuple[Path, TraceStore], monkeypatch: pytest.MonkeyPatch) -> None:
     folder, store = run
-    monkeypatch.setattr(read, "GROUP_BYTES", 100)
+    monkeypatch.setattr(part_file, "GROUP_BYTES", 100)
     for found in (read_batches(folder, "calls", ["stage"]), read_backwards(folder, "calls", ["stage"])):
-        with pytest.raises(InputError, match=r"part-0000\d\.parquet: is damaged: it names [\d,]+ bytes of rows to be read together"):
+        with pytest.raises(InputError, match=r"part-0000\d\.parquet: cannot be read: a row group claims [\d,]+ rows and [\d,]+ bytes"):
             list(found)
         store.close()
 

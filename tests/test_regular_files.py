@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from pipeline.errors import InputError, RunFolderError
+from pipeline.files import NotRegular, check_own, create_own, flaw_of, open_regular
 from pipeline.trace.events import CallRow
 from pipeline.trace.folder import LOCK, hold, is_held
 from pipeline.trace.read import read_batches
-from pipeline.trace.regular import NotRegular, check_own, create_own, flaw_of, open_regular
 from pipeline.trace.run_file import RunFile
 from pipeline.trace.store import TraceStore, recover
 
