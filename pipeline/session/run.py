@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import anyio.to_thread
 from msgspec import Struct, structs
 
 from pipeline.data.problems import open_problems
@@ -240,6 +241,7 @@ async def execute(run: Opened, observer: Observer, stop: Stop) -> SessionResult:
                 stop.drained_by(chains.executor.drain)
                 await chains.run(observer)
             if chains.executor.exhausted:
+                await check_input(checked)
                 error = None
     except PipelineError as failure:
         error = failure
@@ -259,6 +261,14 @@ async def execute(run: Opened, observer: Observer, stop: Stop) -> SessionResult:
     progress = chains.executor.progress
     assert error is None or isinstance(error, PipelineError)
     return SessionResult(folder=checked.folder, run=record, done=progress.done, failed=progress.failed, error=error)
+
+
+async def check_input(checked: Preflight) -> None:
+    """Raise `InputChanged` where the input is not what it was at preflight, although every chain was of the input as it was."""
+    if checked.virtual_time:
+        checked.problems.check_unchanged()
+    else:
+        await anyio.to_thread.run_sync(checked.problems.check_unchanged)
 
 
 class Chains:
@@ -298,7 +308,7 @@ class Chains:
         )
         try:
             with observer.watch(view):
-                await executor.run(iter(checked.problems))
+                await executor.run(checked.problems.unchanged())
         finally:
             self.ended = self._clock.now()
 
