@@ -2,6 +2,7 @@
 
 import random
 import sys
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -17,11 +18,12 @@ from pipeline.engines.tokenizer import HFTokenizer
 ROOT = Path(__file__).parent.parent.parent
 sys.path.append(str(ROOT))
 
-from tests.support.small_server import VLLM, SmallServer, small_server, story  # noqa: E402
+from tests.support.small_server import VLLM, Handler, Reply, SmallServer, small_server, story  # noqa: E402
 
 SIM = ROOT / "graphs/engines/sim-2xh100.yaml"
 ARITH = ROOT / "datasets/arith/test.parquet"
 SERVER = "{role}: {{backend: openai, model: tiny, base_url: [{urls}], tokenizer: 'bundled:tiny-target', timeout_s: {timeout_s}}}\n"
+END = "</think>\n\nThe answer is 7.<|end|>"
 SAME, VARYING, SERVED, TORCH = "simulated, same answers", "simulated, varying answers", "servers, varying answers", "torch, same answers"
 
 
@@ -50,6 +52,19 @@ def compared(engines: str, begin: tuple[str, ...], chains: frozenset[str], whole
     return Ground(engines=engines, begin=begin, chains=chains, whole=whole)
 
 
+class Paced:
+    """Answers after `takes_s` seconds, and not before `gate` is open."""
+
+    def __init__(self, takes_s: float) -> None:
+        self.takes_s, self.gate = takes_s, threading.Event()
+        self.gate.set()
+
+    def __call__(self, handler: Handler, reply: Reply) -> None:
+        time.sleep(self.takes_s)
+        self.gate.wait()
+        handler.send(reply)
+
+
 @contextmanager
 def served(
     folder: Path, rows: int, replicas: int, timeout_s: float = 60.0, takes_s: float = 0.0
@@ -58,13 +73,12 @@ def served(
     tokenizer, luck = HFTokenizer(str(ROOT / "pipeline/models/tiny-target")), random.Random(0)
 
     def script(prompt: Sequence[int], draw: int) -> str:
-        time.sleep(takes_s)
-        return story(prompt, luck.getrandbits(48))
+        return story(prompt, luck.getrandbits(48)) if luck.random() < 0.8 else END
 
     with ExitStack() as stack:
         servers = [stack.enter_context(small_server(VLLM, tokenizer)) for _ in range(replicas)]
         for server in servers:
-            server.script = script
+            server.script, server.always = script, Paced(takes_s)
         urls = ", ".join(server.base_url for server in servers)
         folder.mkdir(parents=True, exist_ok=True)
         engines = folder / "servers.yaml"

@@ -5,8 +5,9 @@ import signal
 import time
 from contextlib import suppress
 from pathlib import Path
+from threading import Event
 
-from drills.command import Command, carried_out
+from drills.command import Command
 from drills.toll import Ground, Said, Toll, card, over, summed, toll
 
 
@@ -74,21 +75,25 @@ def rows_bytes(run: Path) -> int:
     return size
 
 
-def suspended(ground: Ground, folder: Path, strikes: int, luck: random.Random, pause_s: float) -> Toll:
-    """Runs that are suspended for `pause_s` while their calls are on the way: longer than the engines' `timeout_s`."""
+def suspended(ground: Ground, gate: Event, folder: Path, strikes: int, luck: random.Random, pause_s: float) -> Toll:
+    """Runs that are suspended for `pause_s` while their calls are on the way: longer than the engines' `timeout_s`.
+
+    The servers, whose answers wait for `gate`, stand still meanwhile, as those of the same terminal do.
+    """
     tolls = []
     for place in range(strikes):
         run, log = folder / f"suspended-{place}", folder / f"suspended-{place}.log"
         command, _ = started(ground, run, log, wait=True)
-        command.process.join(luck.uniform(0.1, 0.5))
+        command.process.join(luck.uniform(0.2, 0.6))
         struck = not command.over
+        gate.clear()
         command.strike(signal.SIGSTOP)
         time.sleep(pause_s)
         command.strike(signal.SIGCONT)
+        command.process.join(0.2)
+        gate.set()
         wrong = command.wait() != 0
-        if wrong:
-            carried_out([*ground.command(run), "--retry-failed"], log)
-        tolls.append(toll("suspended for longer than timeout_s", ground, run, log, faults=struck, wrong_ends=int(wrong)))
+        tolls.append(toll("suspended for longer than timeout_s", ground, run, log, faults=int(struck), wrong_ends=int(wrong)))
     return summed(tolls)
 
 

@@ -96,12 +96,12 @@ def mute(ground: Ground, folder: Path) -> Toll:
     """Nobody takes what a run prints: its standard output is closed, full, or read by nobody."""
     folder.mkdir(parents=True)
     tolls = [_mute(ground, folder, "closed", None), _mute(ground, folder, "full", "/dev/full")]
-    os.mkfifo(pipe := folder / "pipe")
+    os.mkfifo(pipe := folder / "fifo")
     reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)  # so that it can be opened for writing
-    command = _begun(ground, folder, "pipe", str(pipe))
+    command = _begun(ground, folder, "unread", str(pipe))
     command.process.join(0.2)
     os.close(reader)
-    return summed([*tolls, _judged(ground, folder, "pipe", command)])
+    return summed([*tolls, _judged(ground, folder, "unread", command)])
 
 
 def _mute(ground: Ground, folder: Path, name: str, stdout: str | None) -> Toll:

@@ -83,9 +83,10 @@ def toll(fault: str, ground: Ground, folder: Path, log: Path, *, faults: int = 1
     calls = _rows(folder, "calls", ("chain_id", "request_id", "error_type"))
     answered = Counter((row["chain_id"], row["request_id"]) for row in calls if row["error_type"] is None)
     attempts = Counter(row["chain_id"] for row in calls)
-    asked = {request.rpartition("/")[0] for _, request in answered}
+    asked = Counter(chain for chain, _ in {(chain, request.rpartition("/")[0]) for chain, request in answered})
+    # A step that is counted needs an answered call; guidance, step 0, is not counted.
     whole = (
-        attempts[chain] == row["calls"] and all((chain, i) in steps and f"{chain}/{i}" in asked for i in range(row["steps"]))
+        attempts[chain] == row["calls"] and asked[chain] >= row["steps"] and all((chain, 1 + i) in steps for i in range(row["steps"]))
         for chain, row in ours.items()
     )
     return Toll(
@@ -147,6 +148,8 @@ def sentence(log: Path) -> str:
 
 
 def _rows(folder: Path, table: str, columns: Iterable[str]) -> list[dict[str, Any]]:
+    if not (folder / table).exists():
+        return []
     rows: list[dict[str, Any]] = pq.read_table(folder / table, columns=list(columns)).to_pylist()
     return rows
 
