@@ -134,6 +134,8 @@ def _locked(folder: Path) -> FileLock:
     """A lock of `folder`, which is created where it is missing. Raises `UsageError` while another process has it, and `OSError`."""
 
     def sign(file: int) -> None:
+        if os.fstat(file).st_nlink > 1:
+            raise OSError(f"{LOCK} is a second name of another file")
         os.truncate(file, 0)
         os.pwrite(file, f"{os.getpid()}\n".encode(), 0)
 
