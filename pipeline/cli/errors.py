@@ -6,6 +6,7 @@ import click
 import msgspec
 
 from pipeline.analysis.quality.failures import failures
+from pipeline.cli.folder_notices import print_flaws
 from pipeline.cli.main import print_line, print_page
 
 
@@ -18,6 +19,7 @@ def errors(run: Path, as_json: bool, debug: bool) -> None:
 
     `pipeline resume RUN --retry-failed` tries them again.
     """
+    print_flaws([run])
     found = failures(run)
     if as_json:
         print_page(msgspec.json.encode(found))

@@ -25,6 +25,7 @@ COMMANDS = {
     "data": ("data", "prepare data sets"),
     "grade": ("grade", "grade a run's answers again, or its steps"),
     "errors": ("errors", "group a run's failed chains by cause"),
+    "fsck": ("fsck", "examine a run folder and repair it"),
     "compare": ("compare", "put runs side by side"),
     "report": ("report", "write tables, plots and chains of runs into one HTML file"),
     "calibrate": ("calibrate", "fit simulated engines to a run"),

@@ -180,6 +180,7 @@ class ChainRecorder:
                 wait_time_s=round_.wait_s,
                 start_unix_ns=self._clock.unix_ns(self._step_started),
                 end_unix_ns=self._clock.unix_ns(now),
+                calls=self._calls,
             )
         )
         self._step_started, self._round = now, RoundTotals()

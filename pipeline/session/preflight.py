@@ -20,6 +20,7 @@ from pipeline.session.options import RunOptions, recorded_options
 from pipeline.session.replay import announcements, check_replay, resolved
 from pipeline.session.resume import check_drift
 from pipeline.text import storable
+from pipeline.trace.inventory import check_files
 from pipeline.trace.run_file import RunFile, RunInput, host, versions
 
 
@@ -73,6 +74,8 @@ def preflight(options: RunOptions, plan: Plan, problems: Problems, claim: Claim,
     found = Preflight(options=options, plan=plan, problems=problems, fingerprint=fingerprint, virtual_time=virtual, claim=claim)
     if claim.old is not None and claim.folder is not None:
         check_drift(claim.folder, claim.old, new_record(found), options.allow_drift)
+        if claim.nothing_to_do:
+            check_files(claim.folder)  # of a run that goes on they are checked when it is taken up
     return found
 
 

@@ -35,11 +35,12 @@ from pipeline.session.claim import Claim, claimed
 from pipeline.session.loop import in_loop, loop_clock
 from pipeline.session.options import RunOptions
 from pipeline.session.preflight import Preflight, load_plan, new_record, notices, preflight
-from pipeline.session.resume import drop_unfinished, read_resume_state
+from pipeline.session.resume import drop_unfinished, mend_chains, read_resume_state
 from pipeline.session.stop import Stop
 from pipeline.stages.base import Stage
 from pipeline.stages.build import build_stages
 from pipeline.tasks import unwrapped
+from pipeline.trace.inventory import check_files
 from pipeline.trace.recorder import WRITE_EVERY_S, open_recorder
 from pipeline.trace.run_file import RunFile, Session, Status, Totals, versions
 from pipeline.trace.store import TraceStore, recover
@@ -115,7 +116,9 @@ class Ready(Struct, frozen=True, kw_only=True):
     resume_state: ResumeState
     """What earlier sessions left; empty for a new run."""
     rewritten_bytes: int = 0
-    """Bytes of write-ahead files that were made parts."""
+    """Bytes of write-ahead files that were made parts, and of parts without rows that did not hang together."""
+    remarks: tuple[str, ...] = ()
+    """Sentences for a person about what was found in the folder."""
 
 
 class Opened(Struct, frozen=True, kw_only=True):
@@ -148,7 +151,10 @@ def run(
         checked = preflight(options, plan, open_problems(options.input, options.columns, options.limit), claim)
         if claim.nothing_to_do:
             return nothing_to_do(claim)
-        return in_loop(partial(solve, take_up(checked, command), observer, attend=attend), virtual=checked.virtual_time)
+        ready = take_up(checked, command)
+        for sentence in ready.remarks:
+            observer.tell(sentence)
+        return in_loop(partial(solve, ready, observer, attend=attend), virtual=checked.virtual_time)
 
 
 def nothing_to_do(claim: Claim) -> SessionResult:
@@ -163,11 +169,15 @@ def take_up(checked: Preflight, command: Sequence[str] = ()) -> Ready:
     record = new_record(checked, command)
     if checked.folder is None or checked.old is None:
         return Ready(checked=checked, record=record, resume_state=ResumeState())
+    remarks = check_files(checked.folder)
     rewritten = recover(checked.folder)
+    taken_back = mend_chains(checked.folder, checked.old)
     options = checked.options
     state = read_resume_state(checked.folder, checked.chains, options.samples, options.retry_failed)
     record = structs.replace(record, sessions=_ended_sessions(checked.old, state.last_call_unix_ns))
-    return Ready(checked=checked, record=record, resume_state=state, rewritten_bytes=rewritten)
+    remarks += [taken_back.sentence] if taken_back.sentence else []
+    rewritten += taken_back.written_bytes
+    return Ready(checked=checked, record=record, resume_state=state, rewritten_bytes=rewritten, remarks=tuple(remarks))
 
 
 async def solve(ready: Ready, observer: Observer, stop: Stop | None = None, *, attend: Attend | None = None) -> SessionResult:

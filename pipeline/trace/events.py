@@ -173,6 +173,8 @@ class StepRow(Struct, frozen=True, kw_only=True):
     """The part of `step_time_s` in which its calls waited in lanes."""
     start_unix_ns: Instant
     end_unix_ns: Instant
+    calls: Annotated[int | None, column("{request}")] = None
+    """The chain's calls when the step was committed: those with a smaller `call_index`. Null in traces of earlier versions."""
 
 
 class ChainRow(Struct, frozen=True, kw_only=True):

@@ -13,6 +13,8 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from pipeline.errors import RunFolderError, UsageError, reason
+from pipeline.trace.regular import NotRegular, check_own, open_regular
+from pipeline.trace.wal import lock_file
 
 LOCK = "run.lock"
 """The lock file in a run folder; it holds the pid of the process that has it."""
@@ -143,8 +145,11 @@ def _locked(folder: Path) -> FileLock:
     for attempt in range(1, ATTEMPTS + 1):
         try:
             folder.mkdir(parents=True, exist_ok=True)
+            check_own(folder / LOCK)
             lock.acquire()
             return lock
+        except NotRegular as error:
+            raise RunFolderError(f"{folder / LOCK}: {error}; remove it") from error
         except (FileNotFoundError, FileExistsError):  # the second where it is removed between two looks at it
             if attempt == ATTEMPTS:
                 raise
@@ -168,3 +173,15 @@ def _released_at_the_end(lock: FileLock, folder: Path, made: list[Path]) -> Iter
                 for place in made:
                     place.rmdir()
         lock.release()
+
+
+def is_held(folder: Path) -> bool:
+    """Whether a process is at work in `folder`."""
+    try:
+        with open_regular(folder / LOCK) as file:
+            lock_file(file.fileno())
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
