@@ -100,12 +100,13 @@ def suspended(ground: Ground, gate: Event, folder: Path, strikes: int, luck: ran
 def half_done(ground: Ground, folder: Path, luck: random.Random, longest_s: float) -> Path:
     """A run folder with parts and write-ahead files of all tables, as two processes left it that were killed."""
     log = folder.with_suffix(".log")
+    folder.parent.mkdir(parents=True, exist_ok=True)
     for _ in range(2):
         command, _ = started(ground, folder, log, wait=True)
         while not command.over and not [*folder.glob("chains/wal-*")]:
             time.sleep(0.002)
         command.process.join(luck.uniform(0, longest_s))
         command.strike(signal.SIGKILL)
-        if command.wait() == 0:
-            raise RuntimeError(f"{folder}: the run was over before it could be killed; give it more problems")
+        if command.wait() != -signal.SIGKILL:
+            raise RuntimeError(f"{folder}: the run was over before it could be killed; give it more problems, or see {log}")
     return folder
