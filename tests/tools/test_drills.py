@@ -26,14 +26,14 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module", params=["same", "varying"])
 def ground(request: pytest.FixtureRequest, place: Path) -> Ground:
-    """70 problems on engines that answer the same twice, and on some that never do."""
-    return grounds.simulated(place, 70) if request.param == "same" else grounds.varying(place, 70)
+    """40 problems on engines that answer the same twice, and on some that never do."""
+    return grounds.simulated(place, 40) if request.param == "same" else grounds.varying(place, 40)
 
 
 @pytest.fixture(scope="module")
 def target(place: Path) -> Ground:
-    """600 problems in one call each, on engines that never answer the same twice."""
-    return grounds.varying(place, 600, "target")
+    """More problems than are read ahead, in one call each, on engines that never answer the same twice."""
+    return grounds.varying(place, 300, "target")
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def assert_harmless(toll: Toll) -> None:
     assert toll.harmless, toll
 
 
-@pytest.mark.parametrize(("number", "strikes"), [(signal.SIGKILL, 8), (signal.SIGTERM, 2), (signal.SIGINT, 2)])
+@pytest.mark.parametrize(("number", "strikes"), [(signal.SIGKILL, 5), (signal.SIGTERM, 1), (signal.SIGINT, 1)])
 def test_a_run_that_is_hit_again_and_again(
     tmp_path: Path, ground: Ground, luck: random.Random, number: signal.Signals, strikes: int
 ) -> None:
@@ -56,34 +56,33 @@ def test_a_run_that_is_hit_again_and_again(
 
 @pytest.mark.torch
 def test_a_run_on_real_models_that_is_killed(tmp_path: Path, luck: random.Random) -> None:
-    toll = signals.killed(grounds.torch(tmp_path, 24), tmp_path / "struck", 2, luck, 3.0)
-    assert toll.faults == 2
+    toll = signals.killed(grounds.torch(tmp_path, 12), tmp_path / "struck", 1, luck, 2.0)
+    assert toll.faults == 1
     assert (toll.lost, toll.doubled, toll.torn, toll.failed, toll.tracebacks, toll.wrong_ends) == (0, 0, 0, 0, 0, 0)
     assert (toll.changed or 0) <= 1  # other batches round differently
 
 
 def test_a_disk_that_is_full_and_later_larger(tmp_path: Path, ground: Ground) -> None:
     try:
-        toll = disk.full(ground, tmp_path, [16 << 10, 256 << 10, 448 << 10])
+        toll = disk.full(ground, tmp_path, [16 << 10, 192 << 10])
     except disk.CannotMount as error:
         pytest.skip(f"a small file system cannot be mounted here: {error}")
-    assert toll.faults == 3
+    assert toll.faults == 2
     assert_harmless(toll)
 
 
 @pytest.fixture(scope="module")
-def halves(ground: Ground, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """Two half-done runs of the same command."""
-    folder, luck = tmp_path_factory.mktemp("halves"), random.Random(0)
-    return signals.half_done(ground, folder / "one", luck, 0.1), signals.half_done(ground, folder / "other", luck, 0.1)
+def halves(place: Path) -> tuple[Ground, Path, Path]:
+    """Two half-done runs of the same command, on engines that never answer the same twice."""
+    ground, luck = grounds.varying(place, 70), random.Random(0)
+    return ground, *(signals.half_done(ground, place / "halves" / name, luck, 0.1) for name in ("one", "other"))
 
 
 @pytest.mark.parametrize("damage", garbage.DAMAGES, ids=lambda damage: damage.__name__)
-def test_garbage_in_the_folder(
-    tmp_path: Path, ground: Ground, halves: tuple[Path, Path], luck: random.Random, damage: garbage.Damage
-) -> None:
+def test_garbage_in_the_folder(tmp_path: Path, halves: tuple[Ground, Path, Path], luck: random.Random, damage: garbage.Damage) -> None:
     """Refused with a sentence and repaired, or everything is there once."""
-    assert_harmless(garbage.damaged(damage, ground, tmp_path, *halves, 1, luck))
+    ground, one, other = halves
+    assert_harmless(garbage.damaged(damage, ground, tmp_path, one, other, 1, luck))
 
 
 @pytest.mark.parametrize("change", surroundings.CHANGES, ids=lambda change: change.__name__)
@@ -105,19 +104,19 @@ def test_output_that_nobody_takes(tmp_path: Path, place: Path) -> None:
 
 @pytest.mark.parametrize("fault", engines.FAULTS)
 def test_simulated_engines_that_fail(tmp_path: Path, place: Path, fault: str) -> None:
-    toll = engines.failing(fault, grounds.varying(place, 70), tmp_path)
+    toll = engines.failing(fault, grounds.varying(place, 40), tmp_path)
     assert toll.faults > 0
     assert_harmless(toll)
 
 
-@pytest.mark.parametrize("way", ["503", "cut"])
+@pytest.mark.parametrize("way", ["cut"])
 def test_a_server_that_misbehaves_at_times(tmp_path: Path, luck: random.Random, way: str) -> None:
-    assert_harmless(servers.moody(way, tmp_path, 4, luck))
+    assert_harmless(servers.moody(way, tmp_path, 3, luck))
 
 
-@pytest.mark.parametrize("way", ["500", "401", "hang"])
+@pytest.mark.parametrize("way", ["401", "hang"])
 def test_one_of_two_servers_that_always_misbehaves(tmp_path: Path, luck: random.Random, way: str) -> None:
-    toll = servers.one_of_two(way, tmp_path, 4, luck)
+    toll = servers.one_of_two(way, tmp_path, 3, luck)
     assert toll.faults > 0
     assert_harmless(toll)
 

@@ -10,8 +10,8 @@ from drills.signals import rows_bytes
 from drills.toll import Ground, Toll, card, toll
 
 FAULTS: Mapping[str, tuple[str, ...]] = {
-    "engine dies": ("faults.dies_after_calls=400", "max_restarts=1000"),
-    "engine hangs": ("faults.hangs_after_calls=600", "max_restarts=1000", "timeout_s=20"),
+    "engine dies": ("faults.dies_after_calls=200", "max_restarts=1000"),
+    "engine hangs": ("faults.hangs_after_calls=200", "max_restarts=1000", "timeout_s=20"),
     "engine answers with garbage": ("faults.garbage_share=0.05", "max_retries=20"),
 }
 """Settings of the draft that make it fail."""

@@ -1,6 +1,6 @@
 """The run folder is struck: its files are copied, swapped, deleted, cut, emptied, flipped, or come from another run.
 
-What must come of it: the folder is refused with a sentence and left as it is, or everything is there once.
+What must come of it: the folder is refused with a sentence and keeps what it holds, or everything is there once.
 """
 
 import random
@@ -15,6 +15,7 @@ from pipeline.trace.folder import LOCK
 
 Damage = Callable[[Path, Path, random.Random], None]
 """Breaks the run in the first folder, with what it needs of a run in the second one."""
+MANIFEST = "manifest.jsonl"
 SOUND, REFUSED = (0, 3), (1, 2)
 """Exit codes."""
 
@@ -92,7 +93,7 @@ def _taken_up(damage: Damage, ground: Ground, folder: Path, run: Path, other: Pa
     code = carried_out(ground.command(folder), log)
     refused, wrong = code in REFUSED, int(code not in (*SOUND, *REFUSED))
     if refused:
-        wrong += not sentence(log) or _contents(folder) != before
+        wrong += not sentence(log) or not _kept(before, _contents(folder))
         code = _repaired(ground, folder, log)
     elif code == SOUND[1]:
         code = carried_out([*ground.command(folder), "--retry-failed"], log)
@@ -126,3 +127,10 @@ def _contents(run: Path) -> dict[str, bytes]:
     """A digest of every file but the lock."""
     paths = (path for path in run.rglob("*") if path.is_file() and path.name != LOCK)
     return {str(path.relative_to(run)): blake2b(path.read_bytes()).digest() for path in paths}
+
+
+def _kept(before: dict[str, bytes], after: dict[str, bytes]) -> bool:
+    """Whether every file is as it was, or a write-ahead file that was made a part; the manifest says what became of which."""
+    gone = {name for name, digest in before.items() if after.get(name) != digest and name != MANIFEST}
+    made = {name.replace("/part-", "/wal-").replace(".parquet", ".arrows") for name in after.keys() - before.keys()}
+    return gone <= made
