@@ -118,3 +118,20 @@ def test_a_second_run_in_the_same_folder_is_refused_before_its_engines_start(tmp
 
     assert run(options, beside(second)).exit_code == 0
     assert len(chains_of(tmp_path / "run")) == 12
+
+
+@pytest.mark.parametrize("place", ["link", "a/" * 1500 + "run", "x" * 3000])
+def test_a_place_where_no_folder_can_be_is_named_before_engines_start(tmp_path: Path, place: str) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    with pytest.raises(UsageError, match=r"cannot be created in|is no name for a folder"), hold_output(tmp_path / place):
+        pass
+    assert [path.name for path in tmp_path.iterdir()] == ["link"]
+
+
+def test_a_file_called_runs_is_in_the_way_of_default_names(tmp_path: Path) -> None:
+    (tmp_path / "runs").touch()
+    with (
+        pytest.raises(UsageError, match=r"cannot be created in .*; name another folder with --output"),
+        hold_default(tmp_path / "runs", "x"),
+    ):
+        pass
