@@ -4,10 +4,10 @@ import random
 from collections.abc import Mapping
 from pathlib import Path
 
-from drills.command import carried_out
 from drills.grounds import served
-from drills.toll import Ground, Toll, card, toll
-from tests.support.small_server import Fault, Handler, Reply, cut, hang, raw, status
+from drills.signals import started
+from drills.toll import Ground, Toll, toll
+from tests.support.small_server import Fault, Handler, Reply, SmallServer, cut, hang, raw, status
 
 HTML = raw(b"<!doctype html><title>502 Bad Gateway</title>")
 FOR_A_MOMENT: Mapping[str, Fault] = {
@@ -30,10 +30,6 @@ FOR_EVER: Mapping[str, Fault] = FOR_A_MOMENT | {
 """What one of two replicas may do all the time: the other one takes over."""
 
 
-BEGINS = 5
-"""How often a run is begun again whose first questions to the server already met the fault: it is refused with a sentence."""
-
-
 class Sometimes:
     """A fault that meets a `share` of the requests for completions, and counts them."""
 
@@ -51,29 +47,19 @@ class Sometimes:
 def moody(way: str, folder: Path, rows: int, luck: random.Random, share: float = 0.1) -> Toll:
     """The only server misbehaves at a share of the requests."""
     with served(folder, rows, replicas=1) as (ground, [server]):
-        server.always = fault = Sometimes(FOR_A_MOMENT[way], share, luck)
-        return _solved(f"server: {way}, at times", ground, folder / "run", fault)
+        return _solved(f"server: {way}, at times", ground, folder / "run", server, Sometimes(FOR_A_MOMENT[way], share, luck))
 
 
 def one_of_two(way: str, folder: Path, rows: int, luck: random.Random) -> Toll:
     """One of two replicas misbehaves all the time, the models it lists excepted."""
-    with served(folder, rows, replicas=2, timeout_s=2.0) as (ground, [_, server]):
-        server.always = fault = Sometimes(FOR_EVER[way], 1.0, luck)
-        return _solved(f"one of two servers: {way}, always", ground, folder / "run", fault)
+    with served(folder, rows, replicas=2, timeout_s=2.0, takes_s=0.05) as (ground, [_, server]):
+        return _solved(f"one of two servers: {way}, always", ground, folder / "run", server, Sometimes(FOR_EVER[way], 1.0, luck))
 
 
-def _solved(name: str, ground: Ground, run: Path, fault: Sometimes) -> Toll:
+def _solved(name: str, ground: Ground, run: Path, server: SmallServer, fault: Sometimes) -> Toll:
+    """A run whose `server` has the `fault` once chains can start."""
     log = run.with_suffix(".log")
-    code = carried_out(ground.command(run), log)
-    for _ in range(BEGINS):
-        if card(run):
-            break
-        code = carried_out(ground.command(run), log)
+    command, _ = started(ground, run, log, wait=True)
+    server.always = fault
+    code = command.wait()
     return toll(name, ground, run, log, faults=fault.count, wrong_ends=int(code != 0))
-
-
-def every_way(folder: Path, rows: int, luck: random.Random) -> list[Toll]:
-    """One run for each way: the sums of those that may be another time, and of those of one of two replicas."""
-    moments = [moody(way, folder / f"moody-{i}", rows, luck) for i, way in enumerate(FOR_A_MOMENT)]
-    always = [one_of_two(way, folder / f"one-of-two-{i}", rows, luck) for i, way in enumerate(FOR_EVER)]
-    return [*moments, *always]
