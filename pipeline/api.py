@@ -81,7 +81,8 @@ class Result(Struct, frozen=True, kw_only=True):
     folder: Path | None
     """The run folder, where `output` was given."""
     notices: tuple[str, ...] = ()
-    """Sentences that a person should read: which foreign code ran, and where replayed engines had their times from."""
+    """Sentences that a person should read: which foreign code ran, where replayed engines had their times from, and what was found in the
+    run folder that a run went on in."""
     steps: tuple[StepRow, ...] = ()
     """The committed steps, of a run without a run folder that was given `trace=True`; else empty."""
     calls: tuple[CallRow, ...] = ()
@@ -177,7 +178,7 @@ def solve(
             ended = run.result()
         finally:
             run.close()
-    result = _result(ended.run, job.checked, kept)
+    result = _result(ended.run, job.checked, kept, ready.remarks)
     if ended.error is not None:
         raise Unfinished(ended.error, result) from ended.error
     return result
@@ -377,7 +378,7 @@ class _MemorySink:
         return
 
 
-def _result(run: RunFile, checked: Preflight, kept: _MemorySink | None) -> Result:
+def _result(run: RunFile, checked: Preflight, kept: _MemorySink | None, remarks: Sequence[str] = ()) -> Result:
     """The result of a run; where there is a run folder, with all chains in it, those of earlier sessions included."""
     if checked.folder is not None:
         kept = _MemorySink(trace=False)
@@ -387,7 +388,7 @@ def _result(run: RunFile, checked: Preflight, kept: _MemorySink | None) -> Resul
         chains=tuple(sorted(kept.chains, key=lambda row: (row.input_row, row.sample_index))),
         run=run,
         folder=checked.folder,
-        notices=tuple(notices(checked.plan)),
+        notices=(*notices(checked.plan), *remarks),
         steps=tuple(kept.steps),
         calls=tuple(kept.calls),
     )

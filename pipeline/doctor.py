@@ -3,6 +3,9 @@
 Nothing is started and nothing is downloaded; files of models are read, but no model is loaded.
 """
 
+import json
+import subprocess
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -10,7 +13,8 @@ import anyio
 from msgspec import Struct, structs
 
 from pipeline.bundled import find_file
-from pipeline.engine import Availability, Examination, Finding, MemoryRow
+from pipeline.engine import Availability, Checkpoint, Examination, Finding, MemoryRow
+from pipeline.engines.checkpoint import ANEW
 from pipeline.engines.model_card import local_folder
 from pipeline.engines.models import resolve
 from pipeline.engines.registry import backend_of, cautions
@@ -22,6 +26,9 @@ from pipeline.graph.spec import EngineSpec
 from pipeline.graph.yaml_file import read_yaml
 from pipeline.machine import Machine, look, system
 from pipeline.rewards.spec import load_reward_model
+
+_TENSORS_S = 120.0
+"""How long transformers may take to compare the tensors of all roles: seconds to be imported, then less than one for each model."""
 
 
 class BackendState(Availability, frozen=True, kw_only=True):
@@ -65,15 +72,16 @@ def diagnose(engines: Path | None, settings: Sequence[str] = ()) -> Diagnosis:
     """Look at this machine, and at an engines file or the engines of a graph; raises `GraphError` for a bad file."""
     specs = {} if engines is None else load_roles(engines, settings)
     machine = look(deep=True)
-    examined = anyio.run(examine, specs, machine)
+    examined = with_tensors(anyio.run(examine, specs, machine), machine)
+    vocabularies, broken = read_tokenizers(specs)
     return Diagnosis(
         system=system(),
         machine=machine,
         backends=tuple(backend_states(machine)),
         engines_file=None if engines is None else str(engines),
-        roles=tuple(_role_state(role, spec, examined[role]) for role, spec in specs.items()),
+        roles=tuple(_role_state(role, spec, examined[role], broken.get(role)) for role, spec in specs.items()),
         memory=tuple(row for role in specs for row in (examined[role] or Examination()).memory if row.role == role),
-        handover=handover(specs),
+        handover=handover(vocabularies),
     )
 
 
@@ -104,8 +112,36 @@ async def examine(specs: Mapping[str, EngineSpec], machine: Machine) -> dict[str
     return examined
 
 
-def _role_state(role: str, spec: EngineSpec, examined: Examination | None) -> RoleState:
+def with_tensors(examined: Mapping[str, Examination | None], machine: Machine) -> dict[str, Examination | None]:
+    """`examined` with what is wrong with the tensors of the weights that would be loaded; transformers looks in a process of its own.
+
+    Roles that could not start anyway are left out.
+    """
+    groups = [found for found in examined.values() if found is not None]
+    failing = {finding.role for found in groups for finding in found.findings if finding.fatal}
+    asked = list(dict.fromkeys(each for found in groups for each in found.checkpoints if each.role not in failing))
+    flaws = _ask_transformers(asked) if asked and "torch" in machine.versions else []
+    found = [(each.role, flaw) for each, flaw in zip(asked, flaws, strict=False) if flaw is not None]
+    said = {role: tuple(Finding(role=role, what=what, remedy=ANEW, fatal=True) for who, what in found if who == role) for role in examined}
+    return {role: made and structs.replace(made, findings=(*made.findings, *said[role])) for role, made in examined.items()}
+
+
+def _ask_transformers(checkpoints: Sequence[Checkpoint]) -> list[str | None]:
+    """For each checkpoint what is wrong with its tensors; an empty list where transformers does not load, or does not come to an end."""
+    command = [sys.executable, "-P", "-m", "pipeline.engines.torch.tensors"]
+    asked = json.dumps([(each.folder, each.own_class) for each in checkpoints])
+    try:
+        done = subprocess.run(command, input=asked, capture_output=True, timeout=_TENSORS_S, check=True, text=True)
+        told: list[str | None] = json.loads(done.stdout.splitlines()[-1])
+    except (OSError, subprocess.SubprocessError, ValueError, IndexError):
+        return []
+    return told
+
+
+def _role_state(role: str, spec: EngineSpec, examined: Examination | None, tokenizer: Finding | None) -> RoleState:
     found = tuple(finding for finding in (examined or Examination()).findings if finding.role == role)
+    if tokenizer is not None and examined is not None and not any(finding.fatal for finding in found):
+        found += (tokenizer,)
     found += tuple(_caution(role, what) for what in cautions({role: spec}))
     return RoleState(
         role=role,
@@ -130,29 +166,30 @@ def backend_states(machine: Machine) -> Iterator[BackendState]:
         yield BackendState(backend=name, **structs.asdict(found))
 
 
-def handover(specs: Mapping[str, EngineSpec]) -> str | None:
-    """A sentence that says whether the roles share token ids; None where fewer than two tokenizers are on this machine."""
-    vocabularies: dict[str, list[str]] = {}
+def handover(vocabularies: Mapping[str, str]) -> str | None:
+    """A sentence that says whether the roles share token ids, given the fingerprints of their vocabularies; None for fewer than two."""
+    if len(vocabularies) < 2:
+        return None
+    groups: dict[str, list[str]] = {}
+    for role, vocabulary in vocabularies.items():
+        groups.setdefault(vocabulary, []).append(role)
+    if len(groups) == 1:
+        return f"{' and '.join(vocabularies)} have one vocabulary: steps pass as token ids"
+    named = " | ".join(" and ".join(roles) for roles in groups.values())
+    return f"different vocabularies ({named}): steps pass as text, which each side encodes anew"
+
+
+def read_tokenizers(specs: Mapping[str, EngineSpec]) -> tuple[dict[str, str], dict[str, Finding]]:
+    """By role, of the tokenizers that are on this machine as a `tokenizer.json`: the fingerprint of the vocabulary, or what is wrong."""
+    vocabularies: dict[str, str] = {}
+    broken: dict[str, Finding] = {}
     for role, spec in specs.items():
-        vocabulary = _vocabulary(role, spec)
-        if vocabulary is not None:
-            vocabularies.setdefault(vocabulary, []).append(role)
-    known = [role for roles in vocabularies.values() for role in roles]
-    if len(known) < 2:
-        return None
-    if len(vocabularies) == 1:
-        return f"{' and '.join(known)} have one vocabulary: steps pass as token ids"
-    groups = " | ".join(" and ".join(roles) for roles in vocabularies.values())
-    return f"different vocabularies ({groups}): steps pass as text, which each side encodes anew"
-
-
-def _vocabulary(role: str, spec: EngineSpec) -> str | None:
-    """Fingerprint of a role's tokenizer, if it is on this machine as `tokenizer.json`."""
-    model = getattr(spec, "tokenizer", None) or getattr(spec, "model", None)
-    folder = local_folder(resolve(role, model)) if isinstance(model, str) else None
-    if folder is None or not (folder / "tokenizer.json").is_file():
-        return None
-    try:
-        return HFTokenizer(str(folder)).vocabulary
-    except GraphError:
-        return None
+        model = getattr(spec, "tokenizer", None) or getattr(spec, "model", None)
+        folder = local_folder(resolve(role, model)) if isinstance(model, str) else None
+        if folder is None or not (folder / "tokenizer.json").is_file():
+            continue
+        try:
+            vocabularies[role] = HFTokenizer(str(folder)).vocabulary
+        except GraphError as error:
+            broken[role] = Finding(role=role, what=f"its tokenizer cannot be loaded: {error}", remedy=ANEW, fatal=True)
+    return vocabularies, broken

@@ -7,6 +7,7 @@ One test suite, `tests/engines/test_contract.py`, holds every backend to it.
 from array import array
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
+from functools import lru_cache
 from hashlib import blake2b
 from itertools import zip_longest
 from typing import Any, Literal, Protocol, runtime_checkable
@@ -28,6 +29,7 @@ class Request(Struct, frozen=True, kw_only=True):
 
     request_id: str
     prompt_ids: Sequence[int]
+    """A run passes an `array` of unsigned integers, which is as compact as it can be and is hashed without being converted."""
     max_tokens: int
     """Most tokens of one candidate; the engine cuts it to what its context leaves."""
     n: int = 1
@@ -56,10 +58,17 @@ class Request(Struct, frozen=True, kw_only=True):
 
     def digest(self) -> int:
         """64 bits of the prompt, `scored_ids` and `stop_ids`: what the answer depends on and the trace has no column for."""
-        state = blake2b(array("I", self.prompt_ids), digest_size=8)
+        ids = self.prompt_ids
+        state = blake2b(ids if isinstance(ids, array) else array("I", ids), digest_size=8)
         if self.stop_ids or self.scored_ids:
-            state.update(array("I", (_NO_ID, *self.stop_ids, _NO_ID, *self.scored_ids)))
+            state.update(_separated(self.stop_ids))
+            state.update(_separated(self.scored_ids))
         return int.from_bytes(state.digest(), "little", signed=True)
+
+
+@lru_cache(maxsize=256)
+def _separated(ids: tuple[int, ...]) -> bytes:
+    return array("I", (_NO_ID, *ids)).tobytes()
 
 
 class Candidate(Struct, frozen=True, kw_only=True):
@@ -178,11 +187,23 @@ class Tokenizer(Protocol):
     """Ids of the end-of-sequence tokens."""
 
     @property
+    def control_ids(self) -> frozenset[int]:
+        """Those of `special_ids` that mean more than their text, such as the beginning of a turn or of a thought."""
+
+    @property
     def vocabulary(self) -> str:
         """Fingerprint of the ordinary (not special) tokens: where two agree, their ids can be shared."""
 
     def encode(self, text: str) -> list[int]:
-        """Ids of `text` with nothing added; the text of special tokens becomes their ids."""
+        """Ids of `text` with nothing added; the text of special tokens becomes their ids. Only for what a template or this program
+        wrote: see `encode_parts`."""
+
+    def encode_parts(self, parts: Sequence[str]) -> list[int]:
+        """Ids of all `parts` as one text, with nothing added. The first, third, ... are a template's, as `encode` takes it; the second,
+        fourth, ... were written by others, and none of their characters becomes part of a token of `control_ids`.
+
+        Where they hold no text of such a token the ids are those of `encode` for the joined parts.
+        """
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of `ids`, special tokens included."""
@@ -309,11 +330,22 @@ class MemoryRow(Struct, frozen=True, kw_only=True):
     """Whole contexts that fit into the cache at once."""
 
 
+class Checkpoint(Struct, frozen=True, kw_only=True):
+    """A folder with the weights of a model that an engine would load."""
+
+    role: str
+    folder: str
+    own_class: bool
+    """Whether the model is computed as the class that its `config.json` names; False: as a causal language model, whatever that says."""
+
+
 class Examination(Struct, frozen=True, kw_only=True):
     """What can be said of the engines of one backend before they start."""
 
     findings: tuple[Finding, ...] = ()
     memory: tuple[MemoryRow, ...] = ()
+    checkpoints: tuple[Checkpoint, ...] = ()
+    """The weights that would be loaded, where they are on this machine and their files are whole: their tensors can be compared."""
 
 
 class Availability(Struct, frozen=True, kw_only=True):

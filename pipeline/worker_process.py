@@ -58,7 +58,7 @@ class WorkerProcess:
         try:
             # A process group of its own: an interrupt at the terminal reaches only the main process.
             self._process = subprocess.Popen(
-                [sys.executable, "-m", program.module, str(theirs.fileno()), *program.arguments],
+                [sys.executable, "-P", "-m", program.module, str(theirs.fileno()), *program.arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=their_stderr,
                 stderr=their_stderr,
@@ -144,8 +144,11 @@ def last_error(stderr: str) -> str:
 
 
 def _environment(program: Program) -> dict[str, str]:
-    """The worker's environment: this process's variables, those of `program`, and this package on `PYTHONPATH`."""
+    """The worker's environment: this process's variables, those of `program`, and this package on `PYTHONPATH`.
+
+    Like `-P` for the worker, `PYTHONSAFEPATH` keeps modules of the working folder out of all Python programs that it starts.
+    """
     inherited = {name: value for name, value in os.environ.items() if program.with_secrets or not is_secret(name)}
     home, path = str(Path(pipeline.__file__).parent.parent), os.environ.get("PYTHONPATH")
-    found = {"PYTHONPATH": f"{home}{os.pathsep}{path}" if path else home}
+    found = {"PYTHONPATH": f"{home}{os.pathsep}{path}" if path else home, "PYTHONSAFEPATH": "1"}
     return program.defaults | inherited | found | program.environment

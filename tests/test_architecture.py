@@ -35,7 +35,7 @@ DOORS = {
     "httpx2": ["engines/openai/"],
     "numba": ["analysis/compiled"],
     "plotly": ["report/"],
-    "jinja2": ["report/"],
+    "jinja2": ["report/", "engines/template_worker"],
     "perfetto": ["export/"],
     "opentelemetry": ["export/"],
     "scipy": ["calibration/"],

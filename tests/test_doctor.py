@@ -1,20 +1,24 @@
 """What `pipeline doctor` decides, without printing it."""
 
 import json
+import os
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 
 import anyio
 import pytest
 
-from pipeline.doctor import BackendState, Diagnosis, RoleState, backend_states, diagnose, examine, handover, load_roles
+from pipeline.doctor import BackendState, Diagnosis, RoleState, backend_states, diagnose, examine, handover, load_roles, read_tokenizers
 from pipeline.engine import Finding
 from pipeline.engines.openai.spec import OpenAISpec
 from pipeline.engines.sim.spec import SimDeviceSpec, SimSpec
 from pipeline.engines.torch.spec import TorchSpec
 from pipeline.engines.vllm.spec import VllmSpec
 from pipeline.errors import GraphError
+from pipeline.graph.spec import EngineSpec
 from pipeline.machine import GIB, Gpu, Machine
+from tests.support.checkpoints import rewrite
 
 ROOT = Path(__file__).parent.parent
 GPU = Gpu(index=0, cuda_name="0", name="H100", memory_bytes=80 * GIB, free_bytes=79 * GIB)
@@ -87,6 +91,35 @@ def test_an_engines_file_is_diagnosed(tmp_path: Path) -> None:
     assert found.machine.mps is not None
 
 
+@pytest.mark.torch
+def test_models_that_no_engine_could_serve_are_said(tmp_path: Path) -> None:
+    """Each broken in another way; the last one is whole."""
+    roles = ("empty", "tensors", "shape", "inner", "tokenizer", "piped", "whole")
+    models = {role: shutil.copytree(ROOT / "pipeline/models/tiny-draft", tmp_path / role) for role in roles}
+    os.truncate(models["empty"] / "model.safetensors", 0)
+    rewrite(models["tensors"], lambda name, tensor: None if "k_proj" in name else tensor)
+    rewrite(models["shape"], lambda name, tensor: tensor[:3] if name == "model.norm.weight" else tensor)
+    rewrite(models["inner"], lambda name, tensor: None if "down_proj" in name else tensor)
+    (models["tokenizer"] / "tokenizer.json").write_text('{"model": 5}')
+    (models["piped"] / "config.json").unlink()
+    os.mkfifo(models["piped"] / "config.json")
+    path = tmp_path / "engines.yaml"
+    specs: dict[str, dict[str, object]] = {role: {"backend": "torch", "model": str(model)} for role, model in models.items()}
+    speculation = {"method": "draft_model", "model": str(models["inner"])}
+    specs["inner"] = {"backend": "vllm", "model": "bundled:tiny-target", "speculative_config": speculation, "kv_cache_gib": 0.1}
+    path.write_text(json.dumps(specs))
+    found = diagnose(path)
+    said = {role.role: [finding.what for finding in role.findings if finding.fatal] for role in found.roles}
+    layers = "model.layers.0.self_attn.k_proj.weight, model.layers.1.self_attn.k_proj.weight"
+    assert said["empty"] == [f"{models['empty']} cannot be served: its model.safetensors is empty"]
+    assert said["tensors"] == [f"2 of the model's tensors are not in its files: {layers}"]
+    assert said["shape"] == ["1 of its tensors is of another shape than the model's: model.norm.weight has 3, not 64"]
+    assert "2 of the model's tensors are not in its files: model.layers.0.mlp.down_proj.weight" in said["inner"][-1]
+    assert said["tokenizer"][0].startswith("its tokenizer cannot be loaded: ")
+    assert said["piped"] == [f"{models['piped']} cannot be served: its config.json is a named pipe, not a file"]
+    assert said["whole"] == []
+
+
 def test_a_graph_stands_for_its_engines() -> None:
     assert set(load_roles(ROOT / "graphs/speccot.yaml", ["engines.draft.threads=2"])) == {"draft", "target"}
 
@@ -107,9 +140,15 @@ def test_another_file_is_refused(tmp_path: Path, content: str, said: str) -> Non
         load_roles(path, [])
 
 
+def told(specs: Mapping[str, EngineSpec]) -> str | None:
+    vocabularies, broken = read_tokenizers(specs)
+    assert broken == {}
+    return handover(vocabularies)
+
+
 def test_roles_of_one_vocabulary_share_ids(tmp_path: Path) -> None:
     tiny = {role: TorchSpec(model=f"bundled:tiny-{role}") for role in ("draft", "target")}
-    assert handover(tiny) == "draft and target have one vocabulary: steps pass as token ids"
+    assert told(tiny) == "draft and target have one vocabulary: steps pass as token ids"
     other = tmp_path / "other"
     shutil.copytree(ROOT / "pipeline/models/tiny-draft", other)
     tokenizer = json.loads((other / "tokenizer.json").read_text())
@@ -117,9 +156,10 @@ def test_roles_of_one_vocabulary_share_ids(tmp_path: Path) -> None:
     first, second = [token for token in vocabulary if token.isalpha()][:2]
     vocabulary[first], vocabulary[second] = vocabulary[second], vocabulary[first]
     (other / "tokenizer.json").write_text(json.dumps(tokenizer))
-    told = handover(tiny | {"judge": OpenAISpec(model="served", base_url="http://localhost/v1", tokenizer=str(other))})
-    assert told == "different vocabularies (draft and target | judge): steps pass as text, which each side encodes anew"
+    judged = tiny | {"judge": OpenAISpec(model="served", base_url="http://localhost/v1", tokenizer=str(other))}
+    said = "different vocabularies (draft and target | judge): steps pass as text, which each side encodes anew"
+    assert told(judged) == said
 
 
 def test_models_that_are_not_here_tell_nothing_of_their_tokens() -> None:
-    assert handover({"a": TorchSpec(model="nobody/model"), "b": TorchSpec(model="bundled:tiny-draft"), "c": SIM}) is None
+    assert told({"a": TorchSpec(model="nobody/model"), "b": TorchSpec(model="bundled:tiny-draft"), "c": SIM}) is None

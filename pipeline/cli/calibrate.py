@@ -7,6 +7,7 @@ import click
 from pipeline.calibration.calibrate import MOST_CALLS
 from pipeline.calibration.calibrate import calibrate as calibrated
 from pipeline.calibration.engines_file import engines_file, fit_lines
+from pipeline.cli.folder import print_flaws
 from pipeline.cli.main import print_line
 from pipeline.errors import UsageError, reason
 from pipeline.files import new_file
@@ -22,6 +23,7 @@ def calibrate(runs: tuple[Path, ...], output: Path | None, calls: int, debug: bo
 
     Runs at small and at large batch sizes together tell all the rates apart: at one of them alone, some hardly matter.
     """
+    print_flaws(runs)
     found = calibrated(runs, calls)
     path = output or runs[0] / "calibration.yaml"
     try:

@@ -11,6 +11,7 @@ from pipeline.analysis.compare.runs import read_runs
 from pipeline.analysis.compare.tables import as_csv, as_json, markdown
 from pipeline.analysis.quality.invariance import invariance as compare_chains
 from pipeline.analysis.quality.invariance import invariance_json, invariance_markdown
+from pipeline.cli.folder import print_flaws
 from pipeline.cli.main import print_page
 from pipeline.errors import UsageError, reason
 from pipeline.files import new_file
@@ -46,6 +47,7 @@ def compare(runs: tuple[Path, ...], baseline: str | None, invariance: bool, form
     forms = INVARIANCE_FORMATS if invariance else FORMATS
     if "csv" not in forms and "csv" in (form, *(SUFFIXES[path.suffix] for path in output)):
         raise UsageError("--invariance: has the formats markdown and json")
+    print_flaws(runs)
     found: Any = _invariance(runs, baseline) if invariance else compared(read_runs(runs), baseline)
     for path in output:
         try:

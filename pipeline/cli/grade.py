@@ -10,6 +10,7 @@ import msgspec
 from rich.console import Console
 from rich.progress import Progress
 
+from pipeline.cli.folder import print_flaws
 from pipeline.cli.main import print_line, print_page
 from pipeline.errors import UsageError
 from pipeline.grading.grader import LIMIT_S
@@ -46,6 +47,7 @@ def grade(ctx: click.Context, /, run: Path, prm: Path | None, as_json: bool, deb
     cannot be read, or an option or FILE is wrong; 130 interrupted, and an earlier table of rewards is as it was.
     """
     _check(ctx, prm)
+    print_flaws([run])
     if prm is not None:
         with watched(run) as watch:
             scored = score_run(run, prm, input_file=options["input"], settings=options["settings"], watch=watch)

@@ -7,6 +7,7 @@ import click
 import msgspec
 
 from pipeline.bundled import find_file
+from pipeline.cli.folder import print_flaws
 from pipeline.cli.main import print_line, print_notice, print_page
 from pipeline.drawing.counts import RunCounts, count_run
 from pipeline.drawing.diagram import diagram
@@ -101,6 +102,7 @@ def _form(output: Path | None) -> str:
 def _page(plan: Plan, run: Path | None, form: str) -> str:
     played, counts = engines_of(plan), None
     if run is not None:
+        print_flaws([run])
         plan, played, counts = _with_run(plan, run)
     if form == "text":
         return text(plan, played, counts)

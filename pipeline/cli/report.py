@@ -4,6 +4,7 @@ from pathlib import Path
 
 import click
 
+from pipeline.cli.folder import print_flaws
 from pipeline.cli.main import print_line
 from pipeline.report.extra import load
 
@@ -28,5 +29,6 @@ def report(runs: tuple[Path, ...], output: Path | None, chains: int, bins: int, 
     """
     page = load("report")
     place = page.report_path(runs, output)
+    print_flaws(runs)
     page.write(place, page.report(runs, page.ReportOptions(chains=chains, bins=bins)))
     print_line(f"report: {place} ({place.stat().st_size / 1e6:.1f} MB), to open in a browser")

@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from pipeline.cli.folder import print_flaws
 from pipeline.cli.main import print_line
 from pipeline.errors import MissingExtra, UsageError
 from pipeline.export.output import check_output
@@ -41,6 +42,7 @@ def export(run: Path, form: str, output: Path | None, endpoint: str | None, text
     check_folder(run)
     _check(form, output, endpoint, texts, force)
     exporter = _exporter(form)
+    print_flaws([run])
     if endpoint is not None:
         _send(exporter, run, endpoint, texts)
         return

@@ -4,22 +4,24 @@ Looks, in this order, at the model's folder, the local Hugging Face cache, the p
 as a last resort, the model's name; never at the network.
 """
 
-import json
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from msgspec import Struct, structs
 
-from pipeline.engine import Finding
+from pipeline.engine import Checkpoint, Finding
+from pipeline.engines.checkpoint import ANEW, Damaged, Flaw, Part, flaws_in, read_json, read_tensors, weight_files, whole_number
+from pipeline.errors import GraphError
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "F64": 8, "F32": 4, "BF16": 2, "F16": 2, "float8_e4m3fn": 1}
 _QUANTIZED_BYTES = (("mxfp8", 1.03), ("mxfp4", 0.54), ("nvfp4", 0.57), ("fp8", 1.01), ("int8", 1.01), ("w8a8", 1.01))
 _FOUR_BIT_BYTES = 0.54
 """Bytes of a quantized weight with the scales of its group, an estimate: 4 bits, and 16 + 4 bits for each 128 weights."""
+_MOST_PARAMETERS = 10**15
 _FOUR_BIT = ("awq", "gptq", "bitsandbytes", "marlin", "4bit", "int4")
 
 
@@ -80,6 +82,8 @@ class ModelCard(Struct, frozen=True, kw_only=True):
     """Whether its configuration scales the positions, so that longer contexts may work too."""
     architecture: str | None = None
     """The name of its class in transformers."""
+    flaws: tuple[Flaw, ...] = ()
+    """What is wrong with its files, where they are on this machine."""
 
     def weights_bytes(self, dtype: str, quantization: str | None = None) -> int | None:
         """Bytes of the weights when served in `dtype`; quantized sizes are estimates unless the model was saved that way."""
@@ -144,14 +148,20 @@ def parameters_in(name: str) -> int | None:
     return round(int(found[1] or 1) * float(found[2]) * (1e9 if found[3] in "Bb" else 1e6))
 
 
-def missing(role: str, card: ModelCard) -> Iterator[Finding]:
-    """What to say of a model that is not on this machine: nothing provides it, a download is forbidden, or one is needed first."""
+def missing(role: str, card: ModelCard, needs: Collection[Part] = get_args(Part)) -> Iterator[Finding]:
+    """What to say of a model that is not on this machine: nothing provides it, a download is forbidden, or one is needed first.
+
+    Of one that is here: what is wrong with its files, as far as the role `needs` them.
+    """
     if card.folder is not None:
+        for flaw in card.flaws:
+            if flaw.part in needs:
+                yield Finding(role=role, what=f"{card.model} cannot be served: {flaw.what}", remedy=ANEW, fatal=True)
         return
     if not is_hub_name(card.model):
         what, remedy = f"there is no folder {card.model}", "name a folder with the model's files, or a model on the hub"
         yield Finding(role=role, what=what, remedy=remedy, fatal=True)
-    elif os.environ.get("HF_HUB_OFFLINE", "0").lower() in ("1", "true", "yes", "on"):
+    elif _is_offline():
         what = f"{card.model} is not in the local Hugging Face cache, and HF_HUB_OFFLINE forbids a download"
         yield Finding(role=role, what=what, remedy="unset HF_HUB_OFFLINE, or name a folder with the model's files", fatal=True)
     else:
@@ -159,14 +169,34 @@ def missing(role: str, card: ModelCard) -> Iterator[Finding]:
         yield Finding(role=role, what=what, remedy="the first start downloads it from the hub", fatal=False)
 
 
+def refuse(findings: Iterable[Finding]) -> None:
+    """Raise `GraphError` for the first reason why an engine cannot start."""
+    for finding in findings:
+        if finding.fatal:
+            raise GraphError(f"engine {finding.role!r}", f"{finding.what}; {finding.remedy}")
+
+
+def checkpoint_of(role: str, card: ModelCard, *, own_class: bool) -> Checkpoint | None:
+    """The weights of a model whose tensors can be compared; None where they are not on this machine, or are damaged."""
+    if card.folder is None or card.file_bytes is None or any(flaw.part != "tokenizer" for flaw in card.flaws):
+        return None
+    return Checkpoint(role=role, folder=card.folder, own_class=own_class)
+
+
+def _is_offline() -> bool:
+    return os.environ.get("HF_HUB_OFFLINE", "0").lower() in ("1", "true", "yes", "on")
+
+
 def shape_of(config: Mapping[str, Any]) -> Shape | None:
-    """The shape that a `config.json` describes; None where it lacks the usual keys."""
+    """The shape that a `config.json` describes; None where it lacks the usual keys, or its numbers are those of no model."""
     inner = config.get("text_config")
     config = {**config, **inner} if isinstance(inner, dict) else config
     try:
-        return _shape(config)
-    except (KeyError, TypeError, ValueError, ZeroDivisionError):
+        shape = _shape(config)
+    except (KeyError, TypeError, ValueError, ZeroDivisionError, OverflowError):
         return None
+    sizes = (shape.layers, shape.heads, shape.kv_heads, shape.head_dim, shape.hidden_size, shape.intermediate_size, shape.vocab_size)
+    return shape if min(sizes) > 0 and max(*sizes, shape.parameters) < _MOST_PARAMETERS else None
 
 
 def _shape(config: Mapping[str, Any]) -> Shape:
@@ -209,7 +239,10 @@ def _expert_parameters(config: Mapping[str, Any], hidden: int) -> int | None:
 
 
 def _from_folder(model: str, folder: Path) -> ModelCard:
-    card = structs.replace(_from_config(model, _read_json(folder / "config.json"), "its config.json"), folder=str(folder))
+    # Of a model on the hub, what is missing in the cache is downloaded at the start.
+    flaws = tuple(flaws_in(folder)) if _is_offline() or folder == Path(model).expanduser() else ()
+    card = _from_config(model, read_json(folder / "config.json"), "its config.json")
+    card = structs.replace(card, folder=str(folder), flaws=flaws)
     size, parameters = _files(folder, DTYPE_BYTES.get(card.dtype or ""))
     if size is None:
         return card
@@ -224,18 +257,18 @@ def _from_config(model: str, config: Mapping[str, Any], source: str) -> ModelCar
     inner = config.get("text_config") if isinstance(config.get("text_config"), dict) else None
     context = (inner or config).get("max_position_embeddings")
     quantized = config.get("quantization_config")
-    dtype = config.get("dtype") or config.get("torch_dtype")
+    dtype, classes = config.get("dtype") or config.get("torch_dtype"), config.get("architectures")
     return ModelCard(
         model=model,
         source=source if shape else "its name" if guess else "nothing is known",
         rough=shape is None,
         parameters=shape.parameters if shape else guess,
-        dtype=dtype if dtype in DTYPE_BYTES else None,
+        dtype=dtype if isinstance(dtype, str) and dtype in DTYPE_BYTES else None,
         quantization=str(quantized.get("quant_method")) if isinstance(quantized, dict) else None,
         shape=shape,
-        max_model_len=context if isinstance(context, int) else None,
+        max_model_len=whole_number(context),
         stretched=_is_stretched(inner or config),
-        architecture=next(iter(config.get("architectures") or []), None),
+        architecture=classes[0] if isinstance(classes, list) and classes and isinstance(classes[0], str) else None,
     )
 
 
@@ -246,40 +279,22 @@ def _is_stretched(config: Mapping[str, Any]) -> bool:
 
 def _files(folder: Path, saved_bytes: int | None) -> tuple[int | None, int | None]:
     """Size in bytes of the weights on disk, and their number; None where files are missing or do not tell."""
-    index = _read_json(folder / "model.safetensors.index.json")
-    names = sorted(set(index.get("weight_map", {}).values())) or [path.name for path in sorted(folder.glob("model*.safetensors"))]
-    names = names or [path.name for path in sorted(folder.glob("*.safetensors"))]
-    if names and all((folder / name).is_file() for name in names):
-        headers = [_tensors(folder / name) for name in names]
-        return sum((folder / name).stat().st_size for name in names), sum(headers)
-    total = index.get("metadata", {}).get("total_size")
-    total = total or sum(path.stat().st_size for path in folder.glob("pytorch_model*.bin"))
-    return (int(total), int(total) // saved_bytes if saved_bytes else None) if total else (None, None)
-
-
-def _tensors(path: Path) -> int:
-    """How many numbers the tensors of a safetensors file hold, by its header."""
-    with path.open("rb") as file:
-        length = int.from_bytes(file.read(8), "little")
-        if length > min(path.stat().st_size, 100 << 20):
-            return 0
-        header = _decode(file.read(length))
-    return sum(prod(tensor["shape"]) for tensor in header.values() if isinstance(tensor, dict) and "shape" in tensor)
-
-
-def _read_json(path: Path) -> dict[str, Any]:
+    files = weight_files(folder)
     try:
-        return _decode(path.read_bytes())
-    except OSError:
-        return {}
+        if files and all(path.suffix == ".safetensors" for path in files):
+            count = sum(prod(shape) for path in files for shape in read_tensors(path).values())
+            return sum(path.stat().st_size for path in files), count
+        total = sum(path.stat().st_size for path in files)
+    except (Damaged, OSError):
+        total = 0
+    total = total or _indexed_bytes(folder)
+    return (total, total // saved_bytes if saved_bytes else None) if total else (None, None)
 
 
-def _decode(content: bytes) -> dict[str, Any]:
-    try:
-        value = json.loads(content)
-    except ValueError:
-        return {}
-    return value if isinstance(value, dict) else {}
+def _indexed_bytes(folder: Path) -> int:
+    """Size of the weights as the index tells it; 0 where it does not."""
+    metadata = read_json(folder / "model.safetensors.index.json").get("metadata")
+    return whole_number(metadata.get("total_size")) or 0 if isinstance(metadata, dict) else 0
 
 
 def _qwen2(layers: int, heads: int, kv_heads: int, hidden: int, inner: int, vocab: int, context: int) -> dict[str, Any]:

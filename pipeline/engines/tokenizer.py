@@ -1,12 +1,20 @@
 """The `Tokenizer` contract over a Hugging Face model; the only module that loads a tokenizer of transformers."""
 
 import hashlib
+import re
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
-from pipeline.errors import GraphError, boundary
+from pipeline.engines.chat_template import ChatTemplate
+from pipeline.engines.checkpoint import unusual_file
+from pipeline.engines.plain_text import Marked
+from pipeline.errors import GraphError, RequestRefused, boundary, reason
+
+_MARKUP = re.compile(r"[<>\[\]|#~@^=*_]")
+"""A character that markup has and words have not."""
 
 
 def count_through_stop(ids: Sequence[int], stop: str, decode: Callable[[Sequence[int]], str]) -> int:
@@ -22,6 +30,8 @@ class HFTokenizer:
 
     def __init__(self, model: str, *, trust_remote_code: bool = False) -> None:
         """`model` is a folder or a hub name; raises `GraphError` when its tokenizer cannot be loaded."""
+        if (flaw := unusual_file(Path(model).expanduser())) is not None:
+            raise GraphError(model, flaw)
         with boundary(GraphError, model, foreign=(OSError, ValueError)):
             self._hf: Any = _loaded(model, trust_remote_code)
         self._model = model
@@ -36,22 +46,93 @@ class HFTokenizer:
         ordinary = sorted(item for item in self._hf.get_vocab().items() if item[0] not in self.special_ids)
         return hashlib.blake2b(repr(ordinary).encode(), digest_size=16).hexdigest()
 
+    @cached_property
+    def control_ids(self) -> frozenset[int]:
+        """See `Tokenizer.control_ids`.
+
+        Tokenizers hold words, digits and white space among their added tokens, too. Control tokens are those that are marked as special,
+        that are written as a tag (`<think>` is not marked in the tokenizers of R1 and Qwen3), or that are markup of the chat template.
+        """
+        template = str(self._hf.chat_template or "")
+        marked = {id_ for id_, token in self._backend.get_added_tokens_decoder().items() if token.special and token.content}
+        return frozenset(
+            id_ for text, id_ in self.special_ids.items() if id_ in marked or _is_tag(text) or (_MARKUP.search(text) and text in template)
+        )
+
     def encode(self, text: str) -> list[int]:
-        """See `Tokenizer.encode`."""
-        ids: list[int] = self._backend.encode(text, add_special_tokens=False).ids
-        return ids
+        """See `Tokenizer.encode`. Raises `RequestRefused` where the tokenizer fails on the text."""
+        try:
+            ids: list[int] = self._backend.encode(text, add_special_tokens=False).ids
+            return ids
+        except BaseException as error:
+            self._refuse(error)
+            raise
+
+    def encode_parts(self, parts: Sequence[str]) -> list[int]:
+        """See `Tokenizer.encode_parts`. Raises `RequestRefused` where the tokenizer fails on the text."""
+        try:
+            encoding = self._backend.encode("".join(parts), add_special_tokens=False)
+            ids: list[int] = encoding.ids
+            if self.control_ids.isdisjoint(ids) or self._controls_are_ours(encoding, parts):
+                return ids
+            return self._marked.encode(parts)
+        except BaseException as error:
+            self._refuse(error)
+            raise
 
     def decode(self, ids: Sequence[int]) -> str:
-        """See `Tokenizer.decode`."""
-        return str(self._backend.decode(list(ids), skip_special_tokens=False))
+        """See `Tokenizer.decode`. Raises `RequestRefused` where the tokenizer fails on the ids."""
+        try:
+            return str(self._backend.decode(list(ids), skip_special_tokens=False))
+        except BaseException as error:
+            self._refuse(error)
+            raise
 
     def render(self, messages: Sequence[dict[str, str]]) -> str:
         """See `Tokenizer.render`. Raises `GraphError` where the model has no template, as a reward model may, or the template fails,
-        which it may do in any way: transformers runs it in a sandbox of Jinja."""
+        which it may do in any way, or takes more time or memory than it may."""
         if not self._hf.chat_template:
             raise GraphError(self._model, "its tokenizer has no chat template; use an instruction or reasoning model")
-        with boundary(GraphError, f"{self._model}: its chat template fails", foreign=Exception):
-            return str(self._hf.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True))
+        return self._template.render(messages)
+
+    @cached_property
+    def _template(self) -> ChatTemplate:
+        with boundary(GraphError, f"{self._model}: its chat template fails", foreign=ValueError):
+            source = str(self._hf.get_chat_template())
+        return ChatTemplate(self._model, source, self._hf.special_tokens_map)
+
+    @cached_property
+    def _marked(self) -> Marked:
+        return Marked(self._backend, {text: id_ for text, id_ in self.special_ids.items() if id_ in self.control_ids})
+
+    def _controls_are_ours(self, encoding: Any, parts: Sequence[str]) -> bool:
+        """Whether every control token stands within one of the template's `parts`; it may have taken up white space around it."""
+        text, ours, end = "".join(parts), [], 0
+        for number, part in enumerate(parts):
+            start, end = end, end + len(part)
+            if part and not number % 2:
+                ours.append((start, end))
+        for place in (place for place, id_ in enumerate(encoding.ids) if id_ in self.control_ids):
+            start, end = encoding.token_to_chars(place)
+            said = text[start:end]
+            start, end = end - len(said.lstrip()), start + len(said.rstrip())
+            if not any(first <= start and end <= last for first, last in ours):
+                return False
+        return True
+
+    def _refuse(self, error: BaseException) -> None:
+        """Raise `RequestRefused` for a failure of the tokenizer. A panic of its Rust code, such as that of a regex that runs over, is no
+        `Exception`."""
+        if isinstance(error, Exception) or _is_panic(error):
+            raise RequestRefused(f"the tokenizer of {self._model} fails: {reason(error)}") from error
+
+
+def _is_tag(text: str) -> bool:
+    return text[:1] + text[-1:] in ("<>", "[]") and any(map(str.isalpha, text))
+
+
+def _is_panic(error: BaseException) -> bool:
+    return type(error).__name__ == "PanicException"
 
 
 def _loaded(model: str, trust_remote_code: bool) -> Any:
@@ -60,7 +141,9 @@ def _loaded(model: str, trust_remote_code: bool) -> Any:
         return _load(model, trust_remote_code)
     except (OSError, ValueError):
         raise
-    except Exception as error:
+    except BaseException as error:
+        if not isinstance(error, Exception) and not _is_panic(error):
+            raise
         raise ValueError(f"its tokenizer cannot be read ({type(error).__name__}: {error})") from error
 
 

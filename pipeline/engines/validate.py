@@ -102,8 +102,10 @@ def _flaw_in_completion(completion: Completion, request: Request, vocab_size: in
     if len(completion.candidates) != wanted:
         return f"it has {_many(len(completion.candidates), 'candidate')}, not {wanted}"
     for candidate in completion.candidates:
-        if flaw := _flaw_in_candidate(candidate, request.max_tokens, vocab_size) or _flaw_in_choice(candidate, request.option_ids):
+        if flaw := _flaw_in_candidate(candidate, request.max_tokens, vocab_size):
             return flaw
+    if request.option_ids and (flaw := _flaw_in_choice(completion.candidates[0], request.option_ids)):
+        return flaw
     return (
         _flaw_in_logprobs(completion.option_logprobs, len(request.option_ids), "option")
         or _flaw_in_logprobs(completion.scored_logprobs, len(request.scored_ids), "scored token")
@@ -150,7 +152,7 @@ def _flaw_in_candidate(candidate: Candidate, max_tokens: int, vocab_size: int) -
 
 
 def _flaw_in_choice(candidate: Candidate, options: Sequence[int]) -> str | None:
-    if options and (len(candidate.ids) != 1 or candidate.ids[0] not in options):
+    if len(candidate.ids) != 1 or candidate.ids[0] not in options:
         return f"it chose {list(candidate.ids)}, which is none of the options"
     return None
 

@@ -131,6 +131,8 @@ class RestartableSpec(EngineSpec, frozen=True, kw_only=True):
     max_restarts: Annotated[int, Meta(ge=0, le=1000)] = 2
     """Times in a run that the engine is started again after it died, or computed nothing for half of `timeout_s` though it
     had calls; its calls are sent again, which `max_retries` does not count. The next death ends the run."""
+    startup_timeout_s: PositiveSeconds = 3600.0
+    """A start that takes longer than this many seconds, with the download of the model where that is needed, is given up."""
 
 
 class GraphSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -4,6 +4,7 @@ Stages read a chain and return an `Outcome`; only `Chain.apply` changes it.
 """
 
 import hashlib
+from array import array
 from collections.abc import Mapping, Sequence
 
 from msgspec import Struct
@@ -113,10 +114,12 @@ def chain_id(problem_id: str, sample_index: int) -> str:
 class Chain:
     """A problem, its sample, and all that was committed so far.
 
-    `contexts` holds for each role the token ids of its generation prompt and the thought: the state of the chain.
+    `contexts` holds for each role the token ids of its generation prompt and the thought: the state of the chain. Ids take four
+    bytes each, as there are millions of them.
     """
 
     __slots__ = (
+        "_distinct",
         "_last",
         "_limits",
         "_seed_prefix",
@@ -126,13 +129,14 @@ class Chain:
         "candidates",
         "chain_id",
         "contexts",
+        "next_index",
         "order",
         "overflowed",
         "problem",
         "repeats",
         "sample_index",
-        "steps",
         "stop_reason",
+        "thought",
         "thought_closed",
         "thought_tokens",
         "verdicts",
@@ -150,9 +154,14 @@ class Chain:
     ) -> None:
         self.problem, self.sample_index, self.order = problem, sample_index, order
         self.chain_id = chain_id(problem.problem_id, sample_index)
-        self.contexts = {role: builder.generation(problem.problem) for role, builder in builders.items()}
-        self.steps: list[Step] = []
+        self.contexts = {role: array("I", builder.generation(problem.problem)) for role, builder in builders.items()}
+        self.thought: list[Span] = []
+        """The text of every committed step, guidance included; what was not chosen is not kept."""
+        self.next_index = 1
+        """Index of the step that comes next; guidance, where a chain has it, is step 0."""
         self.candidates: tuple[Span, ...] = ()
+        self._distinct: list[int] | None = None
+        """What `distinct_candidates` found for these candidates; None until it is asked."""
         self.verdicts: dict[str, Verdict] = {}
         self.answer: Span | None = None
         self.budget: int | None = None
@@ -164,14 +173,9 @@ class Chain:
         self._translator, self._limits = translator, limits
         self._seed_prefix = f"{seed}\0{problem.problem_id}\0{sample_index}\0"
 
-    @property
-    def next_index(self) -> int:
-        """Index of the step that comes next."""
-        return self.steps[-1].index + 1 if self.steps else 1
-
     def seed(self, stage: str) -> int:
         """63 random bits of (run seed, problem, sample, steps so far, stage): no neighbour changes them."""
-        text = f"{self._seed_prefix}{len(self.steps)}\0{stage}"
+        text = f"{self._seed_prefix}{len(self.thought)}\0{stage}"
         return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest()) >> 1
 
     def room(self, max_tokens: int) -> int:
@@ -180,10 +184,12 @@ class Chain:
 
     def distinct_candidates(self) -> list[int]:
         """Indices of the pending candidates in the order in which they were drafted; of identical ones only the first."""
-        first: dict[tuple[str, tuple[int, ...]], int] = {}
-        for i, candidate in enumerate(self.candidates):
-            first.setdefault((candidate.role, candidate.ids), i)
-        return list(first.values())
+        if self._distinct is None:
+            first: dict[tuple[str, tuple[int, ...]], int] = {}
+            for i, candidate in enumerate(self.candidates):
+                first.setdefault((candidate.role, candidate.ids), i)
+            self._distinct = list(first.values())
+        return self._distinct
 
     def translate(self, span: Span, role: str) -> Sequence[int]:
         """The token ids of `span` in the vocabulary of the engine `role`."""
@@ -200,9 +206,9 @@ class Chain:
     def exit(self, until: UntilSpec) -> str | None:
         """The name of the exit that holds, or None while the thought goes on."""
         # An engine that ended its turn and then has nothing to say would go on saying nothing.
-        if self.thought_closed and (until.thought_closed or not self.steps[-1].span.ids):
+        if self.thought_closed and (until.thought_closed or not self.thought[-1].ids):
             return "thought_closed"
-        if until.answer_boxed and has_boxed("".join(step.span.text for step in self.steps[-2:])):
+        if until.answer_boxed and has_boxed("".join(span.text for span in self.thought[-2:])):
             return "answer_boxed"
         if until.repeated and self.repeats >= until.repeated:
             return "repeated"
@@ -210,14 +216,13 @@ class Chain:
             return "token_budget"
         if until.max_steps and self.next_index > until.max_steps:
             return "max_steps"
-        if self.overflowed or any(len(ids) + ANSWER_RESERVE >= self._limits[role] for role, ids in self.contexts.items()):
-            return "context_length"
-        return None
+        return "context_length" if self.overflowed or self._is_full(ANSWER_RESERVE) else None
 
     def apply(self, stage: str, outcome: Outcome) -> Step | None:
         """Carry out the `outcome` of the stage called `stage`; returns the step that this committed, None where it did not."""
         if outcome.candidates:
             self.candidates += outcome.candidates
+            self._distinct = None
         if outcome.answer is not None:
             self.answer = outcome.answer
         if outcome.verdict is not None:
@@ -231,23 +236,26 @@ class Chain:
 
     def begin_round(self) -> None:
         """Begin one pass of a loop's body: drop candidates and verdicts that led to no step."""
-        self.candidates, self.verdicts = (), {}
+        self.candidates, self.verdicts, self._distinct = (), {}, None
 
     def default_stop_reason(self) -> str:
         """The stop reason of a thought that was written without a loop."""
         if self.thought_closed:
             return "thought_closed"
-        full = self.overflowed or any(len(ids) >= self._limits[role] for role, ids in self.contexts.items())
-        return "context_length" if full else "max_tokens"
+        return "context_length" if self.overflowed or self._is_full(0) else "max_tokens"
 
     def boxed_answer(self) -> str | None:
         """The content of the last `\\boxed{}` in the answer, else of the last one in the thought, else the answer's whole text."""
         text = self.answer.text.strip() if self.answer else ""
-        return extract_answer(text) or extract_answer("".join(step.span.text for step in self.steps)) or text or None
+        return extract_answer(text) or extract_answer("".join(span.text for span in self.thought)) or text or None
+
+    def _is_full(self, reserve: int) -> bool:
+        """Whether fewer than `reserve` tokens, or none, are left of the context of any role."""
+        return any(len(ids) + reserve >= self._limits[role] for role, ids in self.contexts.items())
 
     def _commit(self, stage: str, span: Span, decision: str, judge: str | None) -> Step:
         step = Step(
-            index=0 if decision == "guidance" and not self.steps else self.next_index,
+            index=0 if decision == "guidance" and not self.thought else self.next_index,
             stage=stage,
             span=span,
             decision=decision,
@@ -256,12 +264,13 @@ class Chain:
             verify_stage=judge,
         )
         for role, context in self.contexts.items():
-            context += self.translate(span, role)
-        self.steps.append(step)
+            context.extend(self.translate(span, role))
+        self.thought.append(span)
+        self.next_index = step.index + 1
         self.thought_tokens += len(span.ids)
         self.thought_closed = self.thought_closed or span.closes
         said = span.text.strip()
         self.repeats = self.repeats + 1 if said == self._last else 1
         self._last = said
-        self.candidates = ()
+        self.candidates, self._distinct = (), None
         return step

@@ -1,48 +1,68 @@
-"""How token ids that one engine wrote become those of another.
+"""How token ids that one engine wrote become text in the prompts of another one, or in its own.
 
 Engines whose ordinary vocabularies agree share ids span by span, and only the special tokens are mapped by their
-text; for all others the text of a span is encoded once.
+text; for all others the text of a span is encoded once. A token that controls a chat is spelled out, so that nothing that a model or a
+server wrote begins or ends a turn; `</think>` at the end of a span stays what it is, the end of the thought.
 """
 
 from collections.abc import Mapping, Sequence
 
 from pipeline.engine import Tokenizer
+from pipeline.reasoning.prompts import THINK_CLOSE, THINK_OPEN
 
 
 class TokenTranslator:
     """Translates spans of ids between the engines of one run, by role."""
 
     def __init__(self, tokenizers: Mapping[str, Tokenizer]) -> None:
-        self._tokenizers = tokenizers
-        self._special_maps = {
-            (source, target): _special_map(tokenizers[source], tokenizers[target])
+        self._pairs = {
+            (source, target): _Pair(tokenizers[source], tokenizers[target], same=source == target)
             for source in tokenizers
             for target in tokenizers
-            if source != target
         }
 
     def translate(self, source: str, target: str, ids: Sequence[int], text: str) -> Sequence[int]:
         """The ids that the engine `target` has for what the engine `source` wrote as `ids`, whose text is `text`."""
-        if source == target:
+        return self._pairs[source, target].translate(ids, text)
+
+
+class _Pair:
+    """Translates what one tokenizer's engine wrote for another tokenizer's, or the same one's."""
+
+    def __init__(self, source: Tokenizer, target: Tokenizer, *, same: bool) -> None:
+        self._source, self._target = source, target
+        self._shared = same or source.vocabulary == target.vocabulary
+        self._close = source.special_ids.get(THINK_CLOSE) if THINK_OPEN in source.special_ids else None
+        self._texts = {id_: text for text, id_ in source.special_ids.items()}
+        moved = (id_ for text, id_ in source.special_ids.items() if target.special_ids.get(text) != id_)
+        # An id that the source's tokenizer does not know, as a model has it that was made for more tokens, may control the target's chats.
+        self._changed = source.control_ids.union(target.control_ids, moved)
+        """Ids that do not stay as they are."""
+        self._controls = source.control_ids
+        self._known: dict[int, list[int]] = {}
+
+    def translate(self, ids: Sequence[int], text: str) -> Sequence[int]:
+        """See `TokenTranslator.translate`."""
+        if self._shared and self._changed.isdisjoint(ids):
             return ids
-        special = self._special_maps[source, target]
-        if special is None:
-            return self._tokenizers[target].encode(text)
-        if not special or special.keys().isdisjoint(ids):
-            return ids
+        closes = bool(ids) and ids[-1] == self._close
+        end = THINK_CLOSE if closes else ""
+        if not self._shared:
+            return self._target.encode_parts(["", text.removesuffix(end), end])
         out: list[int] = []
-        for token in ids:
-            out += special.get(token, (token,))
-        return out
+        for token in ids[:-1] if closes else ids:
+            if token in self._changed:
+                out += self._ids_of(token)
+            else:
+                out.append(token)
+        return out + self._target.encode(end)
 
-
-def _special_map(source: Tokenizer, target: Tokenizer) -> dict[int, tuple[int, ...]] | None:
-    """The target's ids for each special token of the source that has another id there; None when the ordinary vocabularies
-    differ."""
-    if source.vocabulary != target.vocabulary:
-        return None
-    return {
-        id_: (target.special_ids[text],) if text in target.special_ids else tuple(target.encode(text))
-        for text, id_ in source.special_ids.items()
-        if target.special_ids.get(text) != id_
-    }
+    def _ids_of(self, token: int) -> list[int]:
+        """The target's ids for a token that does not stay as it is."""
+        known = self._known.get(token)
+        if known is None:
+            text = self._texts.get(token)
+            own = None if text is None or token in self._controls else self._target.special_ids.get(text)
+            said = self._source.decode([token]) if text is None else text
+            known = self._known[token] = self._target.encode_parts(["", said]) if own is None else [own]
+        return known

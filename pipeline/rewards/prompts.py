@@ -1,15 +1,18 @@
 """The prompts of a process reward model: the text of a thought enters, its steps and prompts as token ids leave. Pure.
 
 A step ends at a blank line, whoever wrote its parts: guidance and the candidate that continues it are one step. A prompt is
-encoded whole, so that it has the tokens that the model was trained with; it begins with the prompt of the step before.
+encoded whole, so that it has the tokens that the model was trained with; it begins with the prompt of the step before. Problems and steps
+are text in it: special tokens come from the reward model's file and its chat template alone.
 """
 
 import re
 from collections.abc import Sequence
+from functools import cached_property, partial
 
 from pipeline.engine import Tokenizer
 from pipeline.errors import GraphError
 from pipeline.reasoning.prompts import DELIMITER, THINK_CLOSE
+from pipeline.reasoning.template import Margins, parts_of, stripped_margins
 from pipeline.rewards.spec import ChatPrompt, TextPrompt
 
 _PLACE = re.compile(r"\{(problem|step|number)\}")
@@ -46,7 +49,8 @@ class RewardPromptBuilder:
 
     def __init__(self, tokenizer: Tokenizer, prompt: TextPrompt | ChatPrompt, where: str) -> None:
         """Raises `GraphError` where `good` or `bad` is not one token; `where` is the file of the reward model, for the message."""
-        self._tokenizer, self._prompt = tokenizer, prompt
+        self._tokenizer, self._prompt, self._where = tokenizer, prompt, where
+        self._rendered: dict[tuple[int, str], list[str]] = {}
         self.option_ids = _one_token(tokenizer, prompt, "good", where), _one_token(tokenizer, prompt, "bad", where)
         """Token ids of the answers good and bad."""
         if self.option_ids[0] == self.option_ids[1]:
@@ -55,29 +59,86 @@ class RewardPromptBuilder:
     def ids(self, problem: str, steps: Sequence[str]) -> list[int]:
         """The prompt, as token ids, that asks about the last of `steps`, which are all of the thought so far."""
         prompt = self._prompt
-        text = text_of(prompt, problem, steps) if isinstance(prompt, TextPrompt) else self._tokenizer.render(turns(prompt, problem, steps))
-        return self._tokenizer.encode(text)
+        parts = text_of(prompt, problem, steps) if isinstance(prompt, TextPrompt) else self._chat(prompt, problem, steps)
+        return self._tokenizer.encode_parts(parts)
+
+    def _chat(self, prompt: ChatPrompt, problem: str, steps: Sequence[str]) -> list[str]:
+        """The parts of the prompt as a chat, up to and including the user's turn with the last step."""
+        before, *after = self._around(len(steps))
+        parts = [before]
+        for turn, behind in zip(turns(prompt, problem, steps), after, strict=True):
+            parts = joined(parts, stripped(turn, self._margins), [behind])
+        return parts
+
+    def _around(self, count: int, margin: str = "") -> list[str]:
+        """What the chat template puts before, between and behind `count` turns of the user, to which the assistant says `good`; it leaves
+        of the `margin` of each turn what it leaves."""
+        known = self._rendered.get((count, margin))
+        if known is None:
+            names = [f"q1w2turn{number}x" for number in range(count)]
+            chat = [{"role": role, "content": text} for name in names for role, text in (("user", name), ("assistant", self._prompt.good))]
+            for message in chat[::2]:
+                message["content"] = f"{margin}{message['content']}{margin}"
+            where = f"{self._where}: the model's chat template"
+            known = self._rendered[count, margin] = parts_of(self._tokenizer.render(chat[:-1]), *names, where=where)
+        return known
+
+    @cached_property
+    def _margins(self) -> Margins:
+        return stripped_margins(partial(self._around, 1))
 
 
-def text_of(prompt: TextPrompt, problem: str, steps: Sequence[str]) -> str:
-    """The prompt in plain text, up to and including the tag of the last step."""
-    filled = (_filled(prompt.step, problem, step, number) for number, step in enumerate(steps, 1))
-    return _filled(prompt.begin, problem) + prompt.between.join(filled)
-
-
-def turns(prompt: ChatPrompt, problem: str, steps: Sequence[str]) -> list[dict[str, str]]:
-    """The prompt as a chat, up to and including the user's turn with the last step."""
-    said: list[dict[str, str]] = []
+def text_of(prompt: TextPrompt, problem: str, steps: Sequence[str]) -> list[str]:
+    """The parts of the prompt in plain text, up to and including the tag of the last step, as `Tokenizer.encode_parts` takes them."""
+    parts = _filled(prompt.begin, problem)
     for number, step in enumerate(steps, 1):
-        filled = _filled(prompt.first if number == 1 else prompt.step, problem, step, number)
-        said += [{"role": "user", "content": filled}, {"role": "assistant", "content": prompt.good}]
-    return said[:-1]
+        between = [prompt.between] if number > 1 else [""]
+        parts = joined(parts, between, _filled(prompt.step, problem, step, number, prompt.thought_end))
+    return parts
 
 
-def _filled(template: str, problem: str, step: str = "", number: int = 0) -> str:
-    """`template` with its places filled, in one pass, so that braces in a problem or step are left alone."""
-    texts = {"problem": problem, "step": step, "number": str(number)}
-    return _PLACE.sub(lambda place: texts[place[1]], template)
+def turns(prompt: ChatPrompt, problem: str, steps: Sequence[str]) -> list[list[str]]:
+    """The parts of each turn of the user; the last one has the last step."""
+    templates = [prompt.first, *[prompt.step] * (len(steps) - 1)]
+    filled = enumerate(zip(templates, steps, strict=True), 1)
+    return [_filled(template, problem, step, number, prompt.thought_end) for number, (template, step) in filled]
+
+
+def joined(*texts: Sequence[str]) -> list[str]:
+    """The parts of several texts as those of one text: where two of them meet, the model's own parts become one."""
+    whole = list(texts[0])
+    for parts in texts[1:]:
+        whole[-1:] = [whole[-1] + parts[0], *parts[1:]]
+    return whole
+
+
+def stripped(parts: Sequence[str], margins: Margins) -> list[str]:
+    """The parts of one text without the white space that a template strips from it."""
+    kept = list(parts)
+    for place in range(len(kept)):
+        kept[place] = kept[place].lstrip(margins.left)
+        if kept[place]:
+            break
+    for place in reversed(range(len(kept))):
+        kept[place] = kept[place].rstrip(margins.right)
+        if kept[place]:
+            break
+    return kept
+
+
+def _filled(template: str, problem: str, step: str = "", number: int = 0, end: str = "") -> list[str]:
+    """The parts of `template` and of what its places are filled with, by turns, so that braces in a problem or step are left alone.
+
+    The mark `end` of a thought at the end of `step` is a part of the template.
+    """
+    texts = {"problem": problem, "step": step.removesuffix(end), "number": str(number)}
+    mark = end if step.endswith(end) else ""
+    parts = _PLACE.split(template)
+    for place in range(1, len(parts), 2):
+        if parts[place] == "step":
+            parts[place + 1] = mark + parts[place + 1]
+        parts[place] = texts[parts[place]]
+    return parts
 
 
 def _cut(text: str) -> tuple[list[str], str]:

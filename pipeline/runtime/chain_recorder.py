@@ -1,15 +1,14 @@
 """Records a chain while it runs: calls, steps and its end enter, rows of the trace and counts for the display leave. Never waits."""
 
 import math
-from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import anyio
 from msgspec import Struct
 
 from pipeline.data.problems import Problem
-from pipeline.engine import Completion, Request, Timing, Usage
+from pipeline.engine import Completion, Request, Usage
 from pipeline.graph.spec import Purpose
 from pipeline.reasoning.chain import Chain, Span, Step, Verdict, chain_id
 from pipeline.redaction import redact
@@ -35,6 +34,10 @@ class Clock:
     def at(self, unix_ns: int) -> float:
         """The inverse of `unix_ns`: seconds on this clock, also for a moment before this session of the run began."""
         return self._origin + (unix_ns - self.started_unix_ns) / 1e9
+
+
+NO_ANSWER = Completion(candidates=(), usage=Usage(input_tokens=0))
+"""What the row of an attempt without an answer is made of."""
 
 
 class Progress:
@@ -106,18 +109,14 @@ class ChainRecorder:
     ) -> None:
         self._rows, self._progress, self._clock, self._problem, self._resumed = rows, progress, clock, problem, resumed
         self._chain_id = chain_id(problem.problem_id, sample_index)
-        self._identity: dict[str, Any] = {
-            "run_id": run_id,
-            "problem_id": problem.problem_id,
-            "chain_id": self._chain_id,
-            "sample_index": sample_index,
-        }
+        self._identity = (run_id, problem.problem_id, self._chain_id, sample_index)
+        """The first columns of every table."""
         self._started = self._step_started = clock.now()
         self._before_s = ((resumed.ended_unix_ns or 0) - (resumed.started_unix_ns or 0)) / 1e9
         self.active, self.waiting = CoveredTime(), CoveredTime()
         self._calls, self._steps = resumed.attempts, 0
-        self._input: Counter[str] = Counter()
-        self._output: Counter[str] = Counter()
+        self._input, self._output = dict.fromkeys(progress.output_tokens, 0), dict.fromkeys(progress.output_tokens, 0)
+        """Tokens of its calls, by role."""
         self._wasted = self._accepted = self._fallbacks = 0
         self._round = RoundTotals()
         progress.live += 1
@@ -126,7 +125,7 @@ class ChainRecorder:
     def call(self, attempt: Attempt, completion: Completion | None, error: Exception | None) -> None:
         """Record an attempt that ended, with the `completion` or the `error` that it got."""
         label, end = attempt.label, self._clock.now()
-        usage = completion.usage if completion else Usage(input_tokens=0)
+        usage = (completion or NO_ANSWER).usage
         self._count(label, usage, attempt.submit - attempt.ready)
         self._progress.output_tokens[label.role] += usage.output_tokens
         self._rows.call(self._call_row(attempt, completion, usage, error, end))
@@ -156,30 +155,32 @@ class ChainRecorder:
             return
         self._progress.steps += 1
         self._progress.decisions[step.decision] += 1
+        columns = NO_VERDICT if verdict is None else _verdict_columns(verdict, step.verify_stage)
         self._rows.step(
             StepRow(
-                **self._identity,
-                step_index=step.index,
-                stage=step.stage,
-                source_engine=step.span.role,
-                decision=step.decision,
-                verify_stage=step.verify_stage,
-                **(_columns_of(verdict) if verdict else NO_VERDICT),
-                num_candidates=len(step.candidates),
-                num_distinct_candidates=verdict.distinct if verdict else len(step.candidates),
-                step_text=step.span.text,
-                step_token_ids=step.span.ids,
-                candidate_texts=tuple(c.text for c in step.candidates),
-                candidate_tokens=tuple(len(c.ids) for c in step.candidates),
-                draft_tokens=round_.draft_tokens,
-                draft_tokens_wasted=wasted,
-                verify_input_tokens=round_.verify_input_tokens,
-                verify_tokens=round_.verify_tokens,
-                fallback_tokens=round_.written_tokens if step.decision == "fallback" else 0,
-                step_time_s=now - self._step_started,
-                wait_time_s=round_.wait_s,
-                start_unix_ns=self._clock.unix_ns(self._step_started),
-                end_unix_ns=self._clock.unix_ns(now),
+                *self._identity,
+                step.index,
+                step.stage,
+                step.span.role,
+                step.decision,
+                *columns,
+                len(step.candidates),
+                len(step.candidates) if verdict is None else verdict.distinct,
+                None if verdict is None else verdict.chosen,
+                step.span.text,
+                step.span.ids,
+                tuple([c.text for c in step.candidates]),
+                tuple([len(c.ids) for c in step.candidates]),
+                round_.draft_tokens,
+                wasted,
+                round_.verify_input_tokens,
+                round_.verify_tokens,
+                round_.written_tokens if step.decision == "fallback" else 0,
+                now - self._step_started,
+                round_.wait_s,
+                self._clock.unix_ns(self._step_started),
+                self._clock.unix_ns(now),
+                self._calls,
             )
         )
         self._step_started, self._round = now, RoundTotals()
@@ -193,7 +194,7 @@ class ChainRecorder:
         said: Span | None = chain.answer if chain else None
         self._rows.chain(
             ChainRow(
-                **self._identity,
+                *self._identity,
                 input_row=problem.row,
                 answer=answer,
                 answer_text=said.text if said else None,
@@ -205,17 +206,17 @@ class ChainRecorder:
                 error_type=type(error).__name__ if error else None,
                 error_message=redact(str(error)) if error else None,
                 error_stage=stage,
-                steps=sum(step.index > 0 for step in chain.steps) if chain else 0,
+                steps=chain.next_index - 1 if chain else 0,
                 accepted_steps=self._accepted,
                 fallback_steps=self._fallbacks,
                 thought_tokens=chain.thought_tokens if chain else 0,
                 engines=tuple(progress.output_tokens),
-                input_tokens=tuple(self._input[role] for role in progress.output_tokens),
-                output_tokens=tuple(self._output[role] for role in progress.output_tokens),
-                draft_input_tokens=self._input["draft"],
-                draft_output_tokens=self._output["draft"],
-                target_input_tokens=self._input["target"],
-                target_output_tokens=self._output["target"],
+                input_tokens=tuple(self._input.values()),
+                output_tokens=tuple(self._output.values()),
+                draft_input_tokens=self._input.get("draft", 0),
+                draft_output_tokens=self._output.get("draft", 0),
+                target_input_tokens=self._input.get("target", 0),
+                target_output_tokens=self._output.get("target", 0),
                 wasted_draft_tokens=self._wasted + self._round.draft_tokens,
                 calls=self._calls,
                 chain_time_s=self._before_s + now - self._started,
@@ -239,85 +240,92 @@ class ChainRecorder:
         self._round.add(label, usage, wait_s)
 
     def _call_row(self, attempt: Attempt, completion: Completion | None, usage: Usage, error: Exception | None, end: float) -> CallRow:
+        """The row of an attempt; `CallRow` says what each value is, in this order."""
         label, call, ready, submit = attempt.label, attempt.call, attempt.ready, attempt.submit
-        request: Request = call.request
-        candidates = completion.candidates if completion else ()
-        timing = completion.timing if completion else Timing()
-        ids = tuple(c.ids for c in candidates)
-        longest = max(map(len, ids), default=0)
+        request, answer = call.request, completion or NO_ANSWER
+        candidates, timing = answer.candidates, answer.timing
+        ids = tuple([c.ids for c in candidates])
         prefill, decode = timing.prefill_time_s, timing.decode_time_s
         return CallRow(
-            **self._identity,
-            step_index=attempt.step_index,
-            call_index=self._calls,
-            attempt=attempt.number,
-            stage=label.name,
-            kind=label.kind,
-            purpose=label.purpose,
-            engine=label.role,
-            operation_name="text_completion",
-            request_model=label.model,
-            request_id=request.request_id,
-            temperature=request.temperature,
-            top_p=request.top_p,
-            max_tokens=request.max_tokens,
-            seed=request.seed,
-            choice_count=request.n,
-            stop_sequences=request.stop,
-            prompt_digest=request.digest() if completion else None,
-            input_tokens=usage.input_tokens,
-            cached_input_tokens=usage.cached_input_tokens,
-            output_tokens=usage.output_tokens,
-            eos_tokens=sum(c.ended for c in candidates),
-            candidate_index=tuple(range(len(candidates))),
-            output_token_ids=ids,
-            finish_reason=tuple(c.finish_reason for c in candidates),
-            stop_reason=tuple(None if c.stop_reason is None else str(c.stop_reason) for c in candidates),
-            option_ids=request.option_ids,
-            option_logprobs=completion.option_logprobs if completion else (),
-            scored_logprobs=completion.scored_logprobs if completion else (),
-            submit_unix_ns=self._clock.unix_ns(submit),
-            end_unix_ns=self._clock.unix_ns(end),
-            client_wait_s=submit - ready,
-            queue_time_s=timing.queue_time_s,
-            prefill_time_s=prefill,
-            decode_time_s=decode,
-            inference_time_s=None if prefill is None or decode is None else prefill + decode,
-            time_to_first_token_s=timing.time_to_first_token_s,
-            time_per_output_token_s=decode / (longest - 1) if decode is not None and longest > 1 else None,
-            e2e_latency_s=end - submit,
-            in_flight_engine=call.in_flight_engine,
-            in_flight_stage=call.in_flight_stage,
-            waiting_engine=call.waiting_engine,
-            error_type=type(error).__name__ if error else None,
-            error_message=redact(str(error)) if error else None,
+            *self._identity,
+            attempt.step_index,
+            self._calls,
+            attempt.number,
+            label.name,
+            label.kind,
+            label.purpose,
+            label.role,
+            "text_completion",
+            label.model,
+            request.request_id,
+            request.temperature,
+            request.top_p,
+            request.max_tokens,
+            request.seed,
+            request.n,
+            request.stop,
+            None if completion is None else request.digest(),
+            usage.input_tokens,
+            usage.cached_input_tokens,
+            usage.output_tokens,
+            sum([c.ended for c in candidates]),
+            tuple(range(len(candidates))),
+            ids,
+            tuple([c.finish_reason for c in candidates]),
+            tuple([None if c.stop_reason is None else str(c.stop_reason) for c in candidates]),
+            request.option_ids,
+            answer.option_logprobs,
+            answer.scored_logprobs,
+            self._clock.unix_ns(submit),
+            self._clock.unix_ns(end),
+            submit - ready,
+            timing.queue_time_s,
+            prefill,
+            decode,
+            None if prefill is None or decode is None else prefill + decode,
+            timing.time_to_first_token_s,
+            None if decode is None else _time_per_token_s(decode, ids),
+            end - submit,
+            call.in_flight_engine,
+            call.in_flight_stage,
+            call.waiting_engine,
+            None if error is None else type(error).__name__,
+            None if error is None else redact(str(error)),
         )
 
 
-def _columns_of(verdict: Verdict) -> dict[str, Any]:
-    """The columns of the steps table that describe the verdict which led to the step."""
-    return {
-        "verify_kind": verdict.kind,
-        "score_value": verdict.value,
-        "score_scale": verdict.scale.name,
-        "score_unit": verdict.scale.unit,
-        "score_low": verdict.scale.low,
-        "score_high": verdict.scale.high,
-        "score_integers": verdict.scale.integers,
-        "score_label": verdict.label,
-        "score_options": verdict.options,
-        "score_of_candidates": verdict.of_candidates,
-        "score_probs": verdict.probs,
-        "score_mass": verdict.mass,
-        "threshold": verdict.threshold,
-        "chosen_candidate": verdict.chosen,
-    }
+def _time_per_token_s(decode_s: float, ids: Sequence[Sequence[int]]) -> float | None:
+    """The decode time divided by the tokens of the longest candidate less one; None for one token."""
+    longest = max(map(len, ids), default=0)
+    return decode_s / (longest - 1) if longest > 1 else None
 
 
-NO_VERDICT = {
-    name: () if isinstance(value, tuple) else None
-    for name, value in _columns_of(Verdict(kind="", chosen=None, label="", value=0.0)).items()
-}
+VerdictColumns = tuple[Any, Any, Any, Any, Any, Any, Any, Any, Any, Any, Any, Any, Any, Any]
+
+
+def _verdict_columns(verdict: Verdict, stage: str | None) -> VerdictColumns:
+    """The columns of the steps table from `verify_kind` to `threshold`."""
+    scale = verdict.scale
+    return (
+        verdict.kind,
+        stage,
+        verdict.value,
+        scale.name,
+        scale.unit,
+        scale.low,
+        scale.high,
+        scale.integers,
+        verdict.label,
+        verdict.options,
+        verdict.of_candidates,
+        verdict.probs,
+        verdict.mass,
+        verdict.threshold,
+    )
+
+
+NO_VERDICT: VerdictColumns = (None, None, None, None, None, None, None, None, None, (), None, (), None, None)
+"""The same columns of a step that was not verified."""
 
 
 class RoundTotals:

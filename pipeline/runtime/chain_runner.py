@@ -3,10 +3,12 @@
 from collections.abc import Mapping, Sequence
 
 import anyio
+from msgspec import Struct
 
 from pipeline.engine import Completion, Request
 from pipeline.errors import ContextOverflow, PipelineError, RunError
-from pipeline.graph.plan import Block, LoopNode, StageNode
+from pipeline.graph.plan import Block, Condition, LoopNode, Plan, StageNode
+from pipeline.graph.spec import UntilSpec
 from pipeline.reasoning.chain import Chain
 from pipeline.runtime.chain_recorder import ChainRecorder, Clock, StageLabel
 from pipeline.runtime.dispatch import Dispatcher
@@ -14,90 +16,142 @@ from pipeline.runtime.schedule import Schedule
 from pipeline.stages.base import Stage
 
 
-class RunContext:
-    """What all chain runners of a run share: stages, their labels, dispatchers, schedule and clock."""
+class BoundStage(Struct, frozen=True, kw_only=True):
+    """A stage of the plan with all that a run needs to carry it out."""
 
-    def __init__(
-        self,
-        stages: Mapping[str, Stage],
-        labels: Mapping[str, StageLabel],
-        dispatchers: Mapping[str, Dispatcher],
-        schedule: Schedule,
-        clock: Clock,
-    ) -> None:
-        self.stages, self.labels, self.dispatchers, self.schedule, self.clock = stages, labels, dispatchers, schedule, clock
+    stage: Stage
+    label: StageLabel
+    dispatcher: Dispatcher
+    condition: Condition | None
+    rank: int
+    answers: bool
+    """Whether it writes the answer, which it does also where the thought has filled the context."""
+
+
+class BoundLoop(Struct, frozen=True, kw_only=True):
+    """A loop of the plan with bound stages."""
+
+    until: UntilSpec
+    body: "BoundBlock"
+    condition: Condition | None
+
+
+class BoundLevel(Struct, frozen=True):
+    """The nodes of one level, of which the stages run first."""
+
+    stages: tuple[BoundStage, ...]
+    loops: tuple[BoundLoop, ...]
+    conditional: bool
+    """Whether any of its nodes has a condition."""
+
+
+class BoundBlock(Struct, frozen=True, kw_only=True):
+    """A block of the plan with bound stages."""
+
+    levels: tuple[BoundLevel, ...]
+    first_writer: tuple[BoundStage, ...]
+    """The stage that writes the first steps; empty where there is none."""
+    first_steps: int
+
+
+def bind(plan: Plan, stages: Mapping[str, Stage], dispatchers: Mapping[str, Dispatcher]) -> BoundBlock:
+    """The block of `plan` with its stages, and the dispatchers of their engines, by name and by role."""
+
+    def stage(node: StageNode) -> BoundStage:
+        built, spec = stages[node.name], node.spec
+        model = str(getattr(plan.engines[built.role], "model", built.role))
+        label = StageLabel(name=node.name, kind=spec.kind, purpose=spec.purpose, role=built.role, model=model)
+        dispatcher = dispatchers[built.role]
+        return BoundStage(stage=built, label=label, dispatcher=dispatcher, condition=node.condition, rank=node.rank, answers=spec.answers)
+
+    def level(nodes: Sequence[StageNode | LoopNode]) -> BoundLevel:
+        loops = (BoundLoop(until=n.until, body=block(n.body), condition=n.condition) for n in nodes if isinstance(n, LoopNode))
+        conditional = any(node.condition is not None for node in nodes)
+        return BoundLevel(tuple(stage(n) for n in nodes if isinstance(n, StageNode)), tuple(loops), conditional)
+
+    def block(unbound: Block) -> BoundBlock:
+        first = () if unbound.first_writer is None else (stage(unbound.first_writer),)
+        return BoundBlock(levels=tuple(map(level, unbound.levels)), first_writer=first, first_steps=unbound.first_steps)
+
+    return block(plan.block)
 
 
 class ChainRunner:
     """Runs one chain; `stage` is the name of the stage that it is in, for the record of an error."""
 
-    __slots__ = ("_context", "chain", "overflow", "record", "stage")
+    __slots__ = ("_clock", "_schedule", "chain", "overflow", "record", "stage")
 
-    def __init__(self, context: RunContext, record: ChainRecorder) -> None:
-        self._context, self.record = context, record
+    def __init__(self, schedule: Schedule, clock: Clock, record: ChainRecorder) -> None:
+        self._schedule, self._clock, self.record = schedule, clock, record
         self.chain: Chain | None = None
         self.stage: str | None = None
         self.overflow: ContextOverflow | None = None
         """The error of a prompt that did not fit into the context; None while all fit."""
 
-    async def block(self, chain: Chain, block: Block) -> None:
+    async def block(self, chain: Chain, block: BoundBlock) -> None:
         """Run the levels of `block`, one after the other."""
         for level in block.levels:
-            due = [node for node in level if _due(node, chain)]
-            if stages := [node for node in due if isinstance(node, StageNode)]:
+            stages: Sequence[BoundStage] = level.stages
+            loops: Sequence[BoundLoop] = level.loops
+            if level.conditional:  # decided before the level begins: its own verdicts do not count
+                stages = [stage for stage in stages if _due(stage.condition, chain)]
+                loops = [loop for loop in loops if _due(loop.condition, chain)]
+            if stages:
                 await self._level(chain, stages)
-            for node in due:
-                if isinstance(node, LoopNode):
-                    await self._loop(chain, node)
+            for loop in loops:
+                await self._loop(chain, loop)
 
-    async def _loop(self, chain: Chain, loop: LoopNode) -> None:
+    async def _loop(self, chain: Chain, loop: BoundLoop) -> None:
         chain.enter(loop.until)
         body = loop.body
         while (reason := chain.exit(loop.until)) is None:
             chain.begin_round()
-            if body.first_writer is not None and chain.next_index <= body.first_steps:
-                await self._level(chain, [body.first_writer])
+            if body.first_writer and chain.next_index <= body.first_steps:
+                await self._level(chain, body.first_writer)
             else:
                 await self.block(chain, body)
         chain.leave(reason)
 
-    async def _level(self, chain: Chain, stages: Sequence[StageNode]) -> None:
+    async def _level(self, chain: Chain, stages: Sequence[BoundStage]) -> None:
         """Run `stages` concurrently and apply their outcomes in plan order, so that timing never changes an answer.
 
         When one of their prompts does not fit, the thought is over and none of the outcomes is applied.
         """
-        if chain.overflowed and not any(stage.spec.answers for stage in stages):
+        if chain.overflowed and not any(stage.answers for stage in stages):
             return
-        context, self.stage = self._context, stages[0].name
-        ready = context.clock.now()
-        await context.schedule.turn(stages[0].rank)
-        built = [context.stages[stage.name] for stage in stages]
+        first = stages[0]
+        self.stage = first.label.name
+        ready = self._clock.now()
+        await self._schedule.turn(first.rank)
+        requests = [stage.stage.requests(chain) for stage in stages]
         try:
-            answers = await self._ask(chain, [(stage, stage.requests(chain)) for stage in built], ready)
+            if len(stages) == len(requests[0]) == 1:  # most levels: one call
+                answers = [[await self._call(chain, first, requests[0][0], ready)]]
+            else:
+                answers = await self._ask(chain, stages, requests, ready)
         except ContextOverflow as overflow:
             chain.overflowed, self.overflow = True, overflow
             return
-        for stage, completions in zip(built, answers, strict=True):
-            self.stage = stage.name
-            if (step := chain.apply(stage.name, stage.apply(chain, completions))) is not None:
+        for stage, completions in zip(stages, answers, strict=True):
+            self.stage = name = stage.label.name
+            if (step := chain.apply(name, stage.stage.apply(chain, completions))) is not None:
                 self.record.commit(step)
 
-    async def _ask(self, chain: Chain, asked: Sequence[tuple[Stage, Sequence[Request]]], ready: float) -> list[list[Completion]]:
+    async def _ask(
+        self, chain: Chain, stages: Sequence[BoundStage], asked: Sequence[Sequence[Request]], ready: float
+    ) -> list[list[Completion]]:
         """All completions, in the order of the requests. Where calls failed, waits for all and raises the first `RunError`, else the
         first error."""
-        if len(asked) == 1 and len(asked[0][1]) == 1:
-            stage, [request] = asked[0]
-            return [[await self._call(chain, stage, request, ready)]]
-        results: list[list[Completion | PipelineError | None]] = [[None] * len(requests) for _, requests in asked]
+        results: list[list[Completion | PipelineError | None]] = [[None] * len(requests) for requests in asked]
 
-        async def one(stage: Stage, request: Request, row: list[Completion | PipelineError | None], place: int) -> None:
+        async def one(stage: BoundStage, request: Request, row: list[Completion | PipelineError | None], place: int) -> None:
             try:
                 row[place] = await self._call(chain, stage, request, ready)
             except PipelineError as error:
                 row[place] = error
 
         async with anyio.create_task_group() as calls:
-            for (stage, requests), row in zip(asked, results, strict=True):
+            for stage, requests, row in zip(stages, asked, results, strict=True):
                 for place, request in enumerate(requests):
                     calls.start_soon(one, stage, request, row, place)
         errors = [r for row in results for r in row if isinstance(r, PipelineError)]
@@ -105,15 +159,15 @@ class ChainRunner:
             raise next((error for error in errors if isinstance(error, RunError)), errors[0])
         return [[r for r in row if isinstance(r, Completion)] for row in results]
 
-    async def _call(self, chain: Chain, stage: Stage, request: Request, ready: float) -> Completion:
-        label = self._context.labels[stage.name]
-        index = 0 if label.purpose == "guide" and not chain.steps else chain.next_index
-        return await self._context.dispatchers[stage.role].call(self.record, label, chain.order, index, request, ready)
+    async def _call(self, chain: Chain, stage: BoundStage, request: Request, ready: float) -> Completion:
+        label = stage.label
+        index = 0 if label.purpose == "guide" and not chain.thought else chain.next_index
+        return await stage.dispatcher.call(self.record, label, chain.order, index, request, ready)
 
 
-def _due(node: StageNode | LoopNode, chain: Chain) -> bool:
-    """Whether the node's condition holds; without a verdict neither `accepted` nor `rejected` does."""
-    if node.condition is None:
+def _due(condition: Condition | None, chain: Chain) -> bool:
+    """Whether the condition of a node holds; without a verdict neither `accepted` nor `rejected` does."""
+    if condition is None:
         return True
-    verdict = chain.verdicts.get(node.condition.stage)
-    return verdict is not None and verdict.accepted == node.condition.accepted
+    verdict = chain.verdicts.get(condition.stage)
+    return verdict is not None and verdict.accepted == condition.accepted

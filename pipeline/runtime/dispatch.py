@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 
-import anyio
 from msgspec import structs
 
 from pipeline.engine import Completion, Engine, Request
@@ -10,6 +9,7 @@ from pipeline.graph.spec import EngineSpec
 from pipeline.runtime.chain_recorder import Attempt, ChainRecorder, Clock, StageLabel
 from pipeline.runtime.lane import Call, Lane
 from pipeline.runtime.retry import RetryingCaller
+from pipeline.runtime.waiting import gate_maker
 
 
 class Dispatcher:
@@ -19,6 +19,7 @@ class Dispatcher:
         self.lane = Lane(engine.role, spec.max_in_flight)
         self._engine, self._clock = engine, clock
         self._caller = RetryingCaller(engine, spec, clock)
+        self._new_gate = gate_maker()
 
     async def call(
         self, record: ChainRecorder, label: StageLabel, order: int, step_index: int, request: Request, ready: float
@@ -48,12 +49,11 @@ class Dispatcher:
     async def _wait(self, call: Call, record: ChainRecorder, ready: float) -> float:
         """Wait until the lane lets `call` start and the engine is up; returns the time at which both hold."""
         record.waiting.begin(ready)
-        self.lane.put(call)
-        self._start()
         try:
-            if not call.started:
-                call.gate = anyio.Event()
-                await call.gate.wait()
+            if not self.lane.start(call):
+                call.gate = self._new_gate()
+                self.lane.put(call)
+                await call.gate
             if self._caller.supervisor.down:
                 await self._caller.supervisor.wait_ready()
         finally:
@@ -62,10 +62,10 @@ class Dispatcher:
         return now
 
     def _start(self) -> None:
-        """Start every call that may be in flight now."""
+        """Start every waiting call that may be in flight now."""
         while (call := self.lane.take()) is not None:
-            if call.gate is not None:
-                call.gate.set()
+            if not call.gate.done():
+                call.gate.set_result(None)
 
 
 class _RecordedAttempts:

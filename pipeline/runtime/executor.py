@@ -13,12 +13,12 @@ from msgspec import Struct
 from pipeline.data.problems import Problem
 from pipeline.engine import Engine
 from pipeline.errors import BadRow, RunError
-from pipeline.graph.plan import Plan, StageNode
+from pipeline.graph.plan import Plan
 from pipeline.reasoning.chain import Chain, chain_id
 from pipeline.reasoning.prompts import PromptBuilder
 from pipeline.reasoning.translate import TokenTranslator
-from pipeline.runtime.chain_recorder import ChainRecorder, Clock, Progress, StageLabel
-from pipeline.runtime.chain_runner import ChainRunner, RunContext
+from pipeline.runtime.chain_recorder import ChainRecorder, Clock, Progress
+from pipeline.runtime.chain_runner import ChainRunner, bind
 from pipeline.runtime.dispatch import Dispatcher
 from pipeline.runtime.resume_state import ResumeState
 from pipeline.runtime.rows import RowSink
@@ -61,9 +61,8 @@ class Executor:
         self.dispatchers = {role: Dispatcher(engines[role], spec, clock) for role, spec in specs.items()}
         self.lanes = {role: dispatcher.lane for role, dispatcher in self.dispatchers.items()}
         self.progress = Progress(list(specs), self._resume_state)
-        labels = {stage.name: _label(stage, plan) for stage in plan.stages()}
-        self._context = RunContext(stages, labels, self.dispatchers, schedule, clock)
-        self._plan, self._settings, self._builders = plan, settings, builders
+        self._block = bind(plan, stages, self.dispatchers)
+        self._settings, self._builders = settings, builders
         self._limits = {role: engine.max_model_len for role, engine in engines.items()}
         self._translator = TokenTranslator({role: builder.tokenizer for role, builder in builders.items()})
         self._schedule, self._recorder, self._clock = schedule, recorder, clock
@@ -110,7 +109,7 @@ class Executor:
         problem = Problem(row=item.row, problem_id=f"(row {item.row})", problem="", answer=None) if isinstance(item, BadRow) else item
         resumed = self._resume_state.chain(chain_id(problem.problem_id, sample_index))
         record = ChainRecorder(self._settings.run_id, self._recorder, self.progress, self._clock, problem, sample_index, resumed)
-        runner = ChainRunner(self._context, record)
+        runner = ChainRunner(self._schedule, self._clock, record)
         try:
             await self._run_chain(runner, item, sample_index, order)
         finally:
@@ -122,8 +121,8 @@ class Executor:
             if isinstance(item, BadRow):
                 raise item
             chain = runner.chain = Chain(item, sample_index, order, self._settings.seed, self._builders, self._translator, self._limits)
-            await runner.block(chain, self._plan.block)
-            if runner.overflow is not None and not chain.steps:
+            await runner.block(chain, self._block)
+            if runner.overflow is not None and not chain.thought:
                 raise runner.overflow  # not even the problem fits
             runner.record.end(chain, chain.stop_reason or chain.default_stop_reason())
         except (anyio.get_cancelled_exc_class(), RunError):
@@ -131,10 +130,3 @@ class Executor:
             raise
         except Exception as error:  # whatever one chain meets, the others go on
             runner.record.end(runner.chain, "error", error, runner.stage)
-
-
-def _label(stage: StageNode, plan: Plan) -> StageLabel:
-    spec, role = stage.spec, stage.spec.role
-    assert role is not None, "the compiler leaves only stages that call an engine"
-    model = str(getattr(plan.engines[role], "model", role))
-    return StageLabel(name=stage.name, kind=spec.kind, purpose=spec.purpose, role=role, model=model)

@@ -72,6 +72,13 @@ class Lane:
         """Every call that waits, oldest first, and with it how many calls had started before it came."""
         self._arrived = self._departed = 0
 
+    def start(self, call: Call) -> bool:
+        """Start `call` at once, where none waits and there is room; whether it was started."""
+        if self.waiting or self.in_flight >= self.max_in_flight:
+            return False
+        self._begin(call)
+        return True
+
     def put(self, call: Call) -> None:
         """Add `call` to those that wait."""
         self._arrived += 1
@@ -85,12 +92,8 @@ class Lane:
         if not self.waiting or self.in_flight >= self.max_in_flight:
             return None
         call = self._overdue() or self._shortest()
-        call.started = True
         self.waiting -= 1
-        self.in_flight += 1
-        self._departed += 1
-        self._stages[call.stage] = self._stages.get(call.stage, 0) + 1
-        call.in_flight_engine, call.in_flight_stage, call.waiting_engine = self.in_flight, self._stages[call.stage], self.waiting
+        self._begin(call)
         return call
 
     def leave(self, call: Call, output_tokens: int | None = None) -> None:
@@ -118,6 +121,13 @@ class Lane:
     def statistics(self) -> LaneStatistics:
         """How many calls are in flight and waiting now."""
         return LaneStatistics(self.in_flight, self.waiting, self.max_in_flight)
+
+    def _begin(self, call: Call) -> None:
+        call.started = True
+        self._departed += 1
+        call.in_flight_engine = self.in_flight = self.in_flight + 1
+        call.in_flight_stage = self._stages[call.stage] = self._stages.get(call.stage, 0) + 1
+        call.waiting_engine = self.waiting
 
     def _overdue(self) -> Call | None:
         """The call that has waited longest, if it was overtaken too often; else None."""

@@ -8,7 +8,6 @@ from typing import Protocol
 
 import anyio
 import anyio.lowlevel
-from anyio import CancelScope
 
 from pipeline.engine import Completion, Engine, Remote, Request
 from pipeline.engines.validate import validate_completion
@@ -18,6 +17,7 @@ from pipeline.runtime.backoff import backoff_s
 from pipeline.runtime.chain_recorder import Clock
 from pipeline.runtime.supervisor import Supervisor
 from pipeline.runtime.suspension import sleep_noticing
+from pipeline.runtime.waiting import Expired, new_deadlines
 
 CHECKS = 32
 """How many times in every `timeout_s` it is checked whether this process ran."""
@@ -79,10 +79,9 @@ class RetryingCaller:
     """
 
     def __init__(self, engine: Engine, spec: EngineSpec, clock: Clock) -> None:
-        """`clock` must show the event loop's time."""
+        """`clock` must show the event loop's time, which must be running."""
         self._engine, self._timeout_s, self._max_retries, self._clock = engine, spec.timeout_s, spec.max_retries, clock
-        self._in_flight: dict[CancelScope, float] = {}
-        """When each attempt is given up, by its scope; attempts stand in the order in which they were sent."""
+        self._deadlines = new_deadlines()
         self.supervisor = Supervisor(engine, spec, clock, self._oldest_s)
 
     async def ask(self, request: Request, observer: Observer = UNOBSERVED) -> Completion:
@@ -123,45 +122,35 @@ class RetryingCaller:
             tasks.start_soon(self.supervisor.watch)
             while True:
                 now = self._clock.now()
-                deadline = next(iter(self._in_flight.values()), now + self._timeout_s)
-                if deadline > now and (lost_s := await sleep_noticing(min(deadline - now, self._timeout_s / CHECKS), self._clock)):
-                    self._in_flight = {scope: deadline + lost_s for scope, deadline in self._in_flight.items()}
-                self._expire(self._clock.now())
+                deadline = self._deadlines.next
+                wait_s = min(self._timeout_s / CHECKS, self._timeout_s if deadline is None else deadline - now)
+                if wait_s > 0 and (lost_s := await sleep_noticing(wait_s, self._clock)):
+                    self._deadlines.postpone(lost_s)
+                self._deadlines.expire(self._clock.now())
 
     async def _attempt(self, request: Request, observer: Observer) -> Completion:
         """Send `request` once; the observer is told how that ended, whatever happens."""
-        completion: Completion | None = None
-        sent = observer.begin_attempt(request)
-        scope = CancelScope()
+        sent, role = observer.begin_attempt(request), self._engine.role
         try:
-            with scope:
-                self._in_flight[scope] = self._clock.now() + self._timeout_s
-                completion = await self._engine.generate(sent)
-            if completion is None:
-                raise CallTimeout(self._engine.role, self._timeout_s)
+            completion = await self._deadlines.wait_for(self._engine.generate(sent), self._clock.now() + self._timeout_s)
             if flaw := validate_completion(completion, request, self._engine.vocab_size):
-                raise BadCompletion(self._engine.role, request.request_id, flaw)
+                raise BadCompletion(role, request.request_id, flaw)
+        except Expired:
+            timeout = CallTimeout(role, self._timeout_s)
+            observer.end_attempt(None, timeout)
+            raise timeout from None
         except Exception as error:
             observer.end_attempt(None, error)
             raise
         except anyio.get_cancelled_exc_class():
             observer.end_attempt(None, CallCancelled("cancelled before the answer came"))
             raise
-        finally:
-            self._in_flight.pop(scope, None)
         observer.end_attempt(completion, None)
         return completion
 
-    def _expire(self, now: float) -> None:
-        for scope, deadline in list(self._in_flight.items()):
-            if deadline > now:
-                return
-            del self._in_flight[scope]
-            scope.cancel()
-
     def _oldest_s(self) -> float | None:
         """When the oldest attempt in flight was sent; None while none is in flight."""
-        deadline = next(iter(self._in_flight.values()), None)
+        deadline = self._deadlines.next
         return None if deadline is None else deadline - self._timeout_s
 
 

@@ -15,7 +15,7 @@ import anyio
 from pipeline.runtime.virtual_clock import VirtualClock
 
 T = TypeVar("T")
-GC_THRESHOLDS = (50_000, 20, 100)
+GC_THRESHOLDS = (200_000, 20, 100)
 """Thresholds for `gc.set_threshold` during a run: new objects before a collection, and collections before one of the older objects."""
 
 

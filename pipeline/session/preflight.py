@@ -20,6 +20,7 @@ from pipeline.session.replay import announcements, check_replay, resolved
 from pipeline.session.resume import check_drift
 from pipeline.text import storable
 from pipeline.trace.folder import new_folder
+from pipeline.trace.inventory import check_files
 from pipeline.trace.run_file import RunFile, RunInput, host, versions
 
 
@@ -75,6 +76,8 @@ def preflight(options: RunOptions, plan: Plan, problems: Problems, *, virtual: b
     found = Preflight(options=options, plan=plan, problems=problems, fingerprint=fingerprint, virtual_time=virtual, folder=folder, old=old)
     if old is not None and folder is not None:
         check_drift(folder, old, new_record(found), options.allow_drift)
+        if found.nothing_to_do:
+            check_files(folder)  # of a run that goes on they are checked once its folder is locked
     return found
 
 

@@ -14,10 +14,12 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from msgspec import Struct, structs
 
 from pipeline.engine import Usage
 from pipeline.errors import UsageError
 from pipeline.runtime.resume_state import NO_STAGE, ResumedCall, ResumedChain, ResumeState
+from pipeline.trace.consistency import find_broken, take_back
 from pipeline.trace.read import read_batches
 from pipeline.trace.rewrite import remove
 from pipeline.trace.run_file import RunFile
@@ -102,7 +104,37 @@ def read_resume_state(folder: Path, chains: int, samples: int, retry_failed: boo
 
 def drop_unfinished(folder: Path, retry_failed: bool) -> int:
     """Remove the rows of chains that are to be solved again from the table `chains`; the number of bytes written for it."""
-    return remove(folder, "chains", ["stop_reason"], lambda row: take_again(row["stop_reason"], retry_failed))
+
+    def gone(rows: pa.Table) -> list[bool]:
+        return [take_again(reason, retry_failed) for reason in rows.column("stop_reason").to_pylist()]
+
+    return remove(folder, "chains", ["stop_reason"], gone)
+
+
+class TakenBack(Struct, frozen=True):
+    """What was taken back in a run folder so that the rows of every chain hang together."""
+
+    chains: int = 0
+    written_bytes: int = 0
+    sentence: str = ""
+    """Says how many chains were taken back, and why; empty where none was."""
+
+
+def mend_chains(folder: Path, run: RunFile | None) -> TakenBack:
+    """Take back what does not hang together in a locked run folder whose write-ahead files have become parts.
+
+    The `run.json` of a finished `run` says first that it was interrupted, so that the run goes on whenever this is cut short.
+    Raises `InputError` where a table cannot be read, `RunFolderError` where it cannot be written.
+    """
+    broken = find_broken(folder)
+    if not broken:
+        return TakenBack()
+    if run is not None and run.status == "finished" and any(each.again for each in broken):
+        structs.replace(run, status="interrupted").write(folder)
+    written = take_back(folder, broken)
+    counts = Counter(each.why for each in broken)
+    said = [f"{count:,} because {why}" for why, count in counts.most_common()]
+    return TakenBack(len(broken), written, f"{folder}: of {len(broken):,} chains rows were taken back: {', '.join(said)}")
 
 
 def _read_chains(folder: Path, resume_state: ResumeState, samples: int, retry_failed: bool) -> Hashes:

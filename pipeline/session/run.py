@@ -22,7 +22,7 @@ from pipeline.engines.registry import open_engines
 from pipeline.errors import Interrupted, PipelineError
 from pipeline.grading.grader import BESIDE_ENGINES, Grader, default_workers
 from pipeline.graph.plan import Plan
-from pipeline.reasoning.prompts import INSTRUCTION, PromptBuilder
+from pipeline.reasoning.prompts import PromptBuilder
 from pipeline.runtime.chain_recorder import Clock, Progress
 from pipeline.runtime.executor import Executor, Settings
 from pipeline.runtime.inline_grader import GradingStatistics, InlineGrader, open_inline_grader
@@ -30,15 +30,17 @@ from pipeline.runtime.lane import Lane
 from pipeline.runtime.resume_state import ResumeState
 from pipeline.runtime.rows import RowSink, Tee
 from pipeline.runtime.schedule import SCHEDULES
+from pipeline.session.builders import prompt_builders
 from pipeline.session.loop import in_loop, loop_clock
 from pipeline.session.options import RunOptions
 from pipeline.session.preflight import Preflight, load_plan, new_record, notices, preflight
-from pipeline.session.resume import drop_unfinished, read_resume_state
+from pipeline.session.resume import drop_unfinished, mend_chains, read_resume_state
 from pipeline.session.stop import Stop
 from pipeline.stages.base import Stage
 from pipeline.stages.build import build_stages
 from pipeline.tasks import unwrapped
 from pipeline.trace.folder import hold, removed_if_unused
+from pipeline.trace.inventory import check_files
 from pipeline.trace.recorder import WRITE_EVERY_S, open_recorder
 from pipeline.trace.run_file import RunFile, Session, Status, Totals, versions
 from pipeline.trace.store import TraceStore, recover
@@ -114,7 +116,9 @@ class Ready(Struct, frozen=True, kw_only=True):
     resume_state: ResumeState
     """What earlier sessions left; empty for a new run."""
     rewritten_bytes: int = 0
-    """Bytes of write-ahead files that were made parts."""
+    """Bytes of write-ahead files that were made parts, and of parts without rows that did not hang together."""
+    remarks: tuple[str, ...] = ()
+    """Sentences for a person about what was found in the folder."""
 
 
 class Opened(Struct, frozen=True, kw_only=True):
@@ -150,6 +154,8 @@ def run(
             folder=checked.folder, run=checked.old, done=totals.chains_done, failed=totals.chains_failed, nothing_to_do=True
         )
     with taken_up(checked, command) as ready:
+        for sentence in ready.remarks:
+            observer.tell(sentence)
         return in_loop(partial(solve, ready, observer, attend=attend), virtual=checked.virtual_time)
 
 
@@ -164,11 +170,15 @@ def taken_up(checked: Preflight, command: Sequence[str] = ()) -> Iterator[Ready]
         if checked.old is None:
             yield Ready(checked=checked, record=record, resume_state=ResumeState())
             return
+        remarks = check_files(checked.folder)
         rewritten = recover(checked.folder)
+        taken_back = mend_chains(checked.folder, checked.old)
         options = checked.options
         state = read_resume_state(checked.folder, checked.chains, options.samples, options.retry_failed)
         record = structs.replace(record, sessions=_ended_sessions(checked.old, state.last_call_unix_ns))
-        yield Ready(checked=checked, record=record, resume_state=state, rewritten_bytes=rewritten)
+        remarks += [taken_back.sentence] if taken_back.sentence else []
+        rewritten += taken_back.written_bytes
+        yield Ready(checked=checked, record=record, resume_state=state, rewritten_bytes=rewritten, remarks=tuple(remarks))
 
 
 async def solve(ready: Ready, observer: Observer, stop: Stop | None = None, *, attend: Attend | None = None) -> SessionResult:
@@ -195,16 +205,15 @@ async def solve_on(
 
     `opening`: when their opening began, by `time.monotonic`; None: they were open before.
     """
-    now = time.monotonic()
     engines = {role: engines[role] for role in ready.checked.plan.engines}
-    return await execute(opened(ready, engines, now - (now if opening is None else opening)), observer, stop or Stop())
+    builders = await prompt_builders(ready.checked, engines)
+    now = time.monotonic()
+    return await execute(opened(ready, engines, builders, now - (now if opening is None else opening)), observer, stop or Stop())
 
 
-def opened(ready: Ready, engines: Mapping[str, Engine], startup_s: float) -> Opened:
+def opened(ready: Ready, engines: Mapping[str, Engine], builders: Mapping[str, PromptBuilder], startup_s: float) -> Opened:
     """Build the stages for open engines, and write `run.json`. Raises `GraphError` where a tokenizer cannot be used with the graph."""
     checked, record = ready.checked, ready.record
-    instruction = INSTRUCTION if checked.plan.instruction is None else checked.plan.instruction
-    builders = {role: PromptBuilder(engine.tokenizer, instruction) for role, engine in engines.items()}
     stages = build_stages(checked.plan, builders, str(checked.options.graph))
     rewritten = ready.rewritten_bytes
     if checked.folder is not None and checked.old is not None:

@@ -27,7 +27,7 @@ class AnswerStage(EngineStage):
 
     def requests(self, chain: Chain) -> list[Request]:
         """See `Stage.requests`."""
-        prompt = chain.contexts[self.role]
+        prompt: Sequence[int] = chain.contexts[self.role]
         if not self.close_ids or prompt[-1] != self.close_ids[0]:
             prompt = [*prompt, *self.builder.close_thought_ids]
         return [self.request(chain, prompt, self.spec.max_tokens, temperature=self.spec.temperature, top_p=self.spec.top_p)]

@@ -4,6 +4,7 @@
 retries or records; the runtime does that once for all stages.
 """
 
+from array import array
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
@@ -63,8 +64,8 @@ class EngineStage:
         `fields` are further fields of the `Request`.
         """
         return Request(
-            request_id=f"{chain.chain_id}/{len(chain.steps)}/{self.name}{part}",
-            prompt_ids=tuple(prompt_ids),
+            request_id=f"{chain.chain_id}/{len(chain.thought)}/{self.name}{part}",
+            prompt_ids=array("I", prompt_ids),
             max_tokens=max_tokens,
             seed=chain.seed(self.name),
             affinity=chain.chain_id,
@@ -73,5 +74,6 @@ class EngineStage:
 
     def span(self, candidate: Candidate) -> Span:
         """`candidate` as a span of the thought; it closes the thought when it ends in `</think>` or an end-of-sequence token."""
-        closes = candidate.ended or bool(self.close_ids and candidate.ids and candidate.ids[-1] == self.close_ids[0])
-        return Span(self.role, candidate.ids, candidate.text, closes)
+        ids = candidate.ids
+        closes = candidate.ended or (ids[-1:] == self.close_ids != ())
+        return Span(self.role, ids, candidate.text, closes)

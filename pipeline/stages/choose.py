@@ -91,7 +91,7 @@ def probabilities(logprobs: Sequence[float]) -> tuple[tuple[float, ...], float]:
         return (0.0,) * len(logprobs), 0.0
     weights = [math.exp(logprob - top) for logprob in logprobs]
     total = sum(weights)
-    return tuple(weight / total for weight in weights), min(1.0, total * math.exp(top))
+    return tuple([weight / total for weight in weights]), min(1.0, total * math.exp(top))
 
 
 KIND = StageKind(spec=ChooseSpec, build=ChooseStage)

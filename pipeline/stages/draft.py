@@ -52,7 +52,7 @@ class DraftStage(EngineStage):
 
     def apply(self, chain: Chain, completions: Sequence[Completion]) -> Outcome:
         """See `Stage.apply`."""
-        return Outcome(candidates=tuple(map(self.span, completions[0].candidates)))
+        return Outcome(candidates=tuple([self.span(candidate) for candidate in completions[0].candidates]))
 
 
 KIND = StageKind(spec=DraftSpec, build=DraftStage)

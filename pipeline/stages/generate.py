@@ -79,7 +79,7 @@ class GenerateStage(EngineStage):
         return Outcome(step=self.span(candidate), decision=self._decision(chain))
 
     def _decision(self, chain: Chain) -> str:
-        if self.spec.unit == "tokens" and not chain.steps:
+        if self.spec.unit == "tokens" and not chain.thought:
             return "guidance"
         if chain.candidates:
             return "fallback"
@@ -94,8 +94,10 @@ class GenerateStage(EngineStage):
             answers = finished and not self.close_ids
             return Span(self.role, ids, text, finished), Span(self.role, ids, text) if answers else None
         cut = ids.index(self.close_ids[0]) + 1
-        thought, close, answer = text.partition(THINK_CLOSE)
-        return Span(self.role, ids[:cut], thought + close, True), Span(self.role, ids[cut:], answer)
+        closed = self.builder.tokenizer.decode(ids[:cut]).count(THINK_CLOSE)  # the thought may spell it out before
+        parts = text.split(THINK_CLOSE)
+        thought, answer = THINK_CLOSE.join([*parts[:closed], ""]), THINK_CLOSE.join(parts[closed:])
+        return Span(self.role, ids[:cut], thought, True), Span(self.role, ids[cut:], answer)
 
 
 KIND = StageKind(spec=GenerateSpec, build=GenerateStage)

@@ -42,7 +42,7 @@ class LikelihoodStage(EngineStage):
 
     def requests(self, chain: Chain) -> list[Request]:
         """See `Stage.requests`."""
-        context = tuple(chain.contexts[self.role])
+        context = chain.contexts[self.role]
         return [self.request(chain, context, 1, part=f"/{i}", scored_ids=ids) for i, ids in self._distinct(chain).items() if ids]
 
     def apply(self, chain: Chain, completions: Sequence[Completion]) -> Outcome:

@@ -11,6 +11,8 @@ from tempfile import TemporaryFile
 from filelock import FileLock, Timeout
 
 from pipeline.errors import RunFolderError, UsageError, reason
+from pipeline.trace.regular import NotRegular, check_own, open_regular
+from pipeline.trace.wal import lock_file
 
 LOCK = "run.lock"
 """The lock file in a run folder; it holds the pid of the process that has it."""
@@ -92,13 +94,28 @@ def hold(folder: Path) -> Iterator[None]:
     lock = FileLock(folder / LOCK, mode=0o644, blocking=False, on_acquired=sign)
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        check_own(folder / LOCK)
         lock.acquire()
     except Timeout as error:
         pid = (folder / LOCK).read_text(errors="replace")[:20].strip()
         raise UsageError(f"{folder}: process {pid or 'unknown'} is at work in it; wait for its end") from error
+    except NotRegular as error:
+        raise RunFolderError(f"{folder}: cannot be written: {error}; remove it") from error
     except OSError as error:
         raise RunFolderError(f"{folder}: cannot be written: {reason(error)}") from error
     try:
         yield
     finally:
         lock.release()
+
+
+def is_held(folder: Path) -> bool:
+    """Whether a process is at work in `folder`."""
+    try:
+        with open_regular(folder / LOCK) as file:
+            lock_file(file.fileno())
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False

@@ -11,10 +11,12 @@ from typing import Any, TypeVar
 import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from pipeline.errors import InputError
 from pipeline.trace.columns import schema_of
+from pipeline.trace.inventory import our_files
+from pipeline.trace.part_file import open_part, read_footer
 from pipeline.trace.wal import read_wal
 
 Row = TypeVar("Row", bound=Struct)
@@ -45,10 +47,13 @@ def read_batches(run: Path, table: str, columns: Sequence[str], maybe: Sequence[
 
 
 def read_table(run: Path, row: type[Struct], table: str) -> pa.Table:
-    """A whole table in memory, with the columns of the Struct `row`. Raises `InputError` as `read_batches` does."""
-    schema = schema_of(row)
-    batches = read_batches(run, table, schema.names)
-    return pa.Table.from_batches((batch.select(schema.names).cast(schema) for batch in batches), schema=schema)
+    """A whole table in memory, with the columns of the Struct `row`; those with a default that earlier versions did not write are null.
+
+    Raises `InputError` as `read_batches` does.
+    """
+    schema, later = schema_of(row), {field.name for field in structs.fields(row) if not field.required}
+    batches = read_batches(run, table, [name for name in schema.names if name not in later], sorted(later))
+    return pa.Table.from_batches((_with_all(batch, schema) for batch in batches), schema=schema)
 
 
 def read_rows(run: Path, row: type[Row], table: str) -> list[Row]:
@@ -82,19 +87,19 @@ def read_backwards(
 
 
 def files(run: Path, table: str) -> list[Path]:
-    """The files that hold a table's rows, in order: its parts, and each write-ahead file that is no part yet."""
-    folder = run / table
-    ahead = {file.stem[4:]: file for file in folder.glob("wal-*.arrows")}  # first: they become parts, never the reverse
-    held = ahead | {file.stem[5:]: file for file in folder.glob("part-*.parquet")}
-    return [held[number] for number in sorted(held)]
+    """The files that hold a table's rows, in order: its parts, and each write-ahead file that is no part yet.
+
+    Files of other runs and second copies are left out; `inventory.flaws` names them. Raises `InputError` for a link or a pipe.
+    """
+    return our_files(run, table)
 
 
 def count_rows(run: Path, table: str) -> int:
     """The number of rows in the finished parts of a table, from their footers; parts that cannot be read are not counted."""
     rows = 0
-    for part in (run / table).glob("part-*.parquet"):
+    for file in files(run, table):
         with suppress(OSError, pa.ArrowException):
-            rows += pq.read_metadata(part).num_rows
+            rows += read_footer(file).num_rows if file.suffix == ".parquet" else 0
     return rows
 
 
@@ -110,7 +115,7 @@ def readable(file: Path) -> Iterator[None]:
 
 
 def _part_batches(part: Path, columns: Sequence[str], maybe: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    with pq.ParquetFile(part, pre_buffer=False, buffer_size=1 << 20) as file:
+    with open_part(part, pre_buffer=False, buffer_size=1 << 20) as file:
         yield from file.iter_batches(BATCH_ROWS, columns=_present(part, file.schema_arrow, columns, maybe))
 
 
@@ -118,7 +123,7 @@ def _part_tables(part: Path, columns: Sequence[str], encoded: Sequence[str], may
     with pa.OSFile(str(part)) as source:
         metadata = pq.read_metadata(source)
         there = {metadata.schema.column(place).path for place in range(metadata.num_columns)}  # others cannot be read as dictionaries
-        file = pq.ParquetFile(source, metadata=metadata, read_dictionary=[name for name in encoded if name in there], pre_buffer=False)
+        file = open_part(source, metadata=metadata, read_dictionary=[name for name in encoded if name in there], pre_buffer=False)
         names = _present(part, file.schema_arrow, columns, maybe)
         for end in range(file.num_row_groups, 0, -GROUPS):
             yield file.read_row_groups(range(max(end - GROUPS, 0), end), columns=names)
@@ -134,6 +139,13 @@ def _wal_batches(path: Path, columns: Sequence[str], maybe: Sequence[str]) -> It
     if first is not None:
         names = _present(path, first.schema, columns, maybe)
         yield from (batch.select(names) for batch in _joined(first, batches))
+
+
+def _with_all(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """`batch` with the columns of `schema`, null where it lacks them."""
+    there = set(batch.schema.names)
+    columns = [batch.column(field.name).cast(field.type) if field.name in there else pa.nulls(len(batch), field.type) for field in schema]
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
 def _joined(first: pa.RecordBatch, others: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -184,7 +196,7 @@ class RowGroups:
         if file.suffix != ".parquet":
             self._groups += read_file(file, self._columns)
             return
-        with pq.ParquetFile(file) as part:
+        with open_part(file) as part:
             if missing := set(self._columns) - set(part.schema_arrow.names):
                 raise InputError(str(file), f"has no column {', '.join(f'`{name}`' for name in sorted(missing))}")
             self._groups += [(file, number) for number in range(part.num_row_groups) if part.metadata.row_group(number).num_rows]
@@ -194,7 +206,7 @@ class RowGroups:
         if isinstance(group, pa.RecordBatch):
             return group.select(columns)
         file, place = group
-        with readable(file), pq.ParquetFile(file, pre_buffer=False) as part:
+        with readable(file), open_part(file, pre_buffer=False) as part:
             return part.read_row_group(place, columns).combine_chunks().to_batches()[0]
 
 

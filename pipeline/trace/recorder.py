@@ -136,17 +136,16 @@ class Recorder:
         return rows
 
     def _store_rows(self, rows: dict[str, Sequence[Struct]]) -> None:
-        """Append to every table, also after one of them has failed; raise the first error."""
+        """Append calls, then steps, then chains. After a write that failed nothing more is written, so that no table gets ahead of the
+        calls that its rows rest on."""
+        if self.error is not None:
+            return
         started = time.perf_counter()
-        errors = []
-        for table, its_rows in rows.items():
-            try:
+        try:
+            for table, its_rows in rows.items():
                 self._store.append(table, its_rows)
-            except RunFolderError as error:
-                errors.append(error)
-        self._write_s += time.perf_counter() - started
-        if errors:
-            raise errors[0]
+        finally:
+            self._write_s += time.perf_counter() - started
 
     async def _call_store(self, call: Callable[..., None], *args: object) -> None:
         if self._virtual:

@@ -7,6 +7,7 @@ touched. The same holds for a table. Rows that a dead run left in a write-ahead 
 import math
 import os
 import shutil
+import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -14,13 +15,16 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from msgspec import Struct
 
-from pipeline.errors import RunFolderError, reason
+from pipeline.errors import RunFolderError, boundary, reason
 from pipeline.files import new_file, sync_folder
-from pipeline.trace.read import readable
-from pipeline.trace.store import TraceStore
+from pipeline.trace.inventory import open_manifest
+from pipeline.trace.part_file import open_part
+from pipeline.trace.read import files, readable
+from pipeline.trace.store import GROUP_ROWS, TraceStore
 
 Row = dict[str, Any]
 ChangeRows = Callable[[Sequence[Row]], Sequence[Mapping[str, Any]]]
@@ -33,31 +37,34 @@ def rewrite(run: Path, table: str, columns: Sequence[str], change: ChangeRows) -
     Raises `InputError` for a part that cannot be read, `RunFolderError` for one that cannot be written.
     """
     for part in parts(run, table):
-        with readable(part), pq.ParquetFile(part) as file:
+        with readable(part), open_part(part) as file:
             content = file.read()
         there = [name for name in columns if name in content.column_names]
         rows = content.select(there).to_pylist()
         changed = _changed(content, rows, change(rows))
         if changed is not content:
-            _replace(part, changed)
+            _replace(run, part, changed)
 
 
-def remove(run: Path, table: str, columns: Sequence[str], gone: Callable[[Row], bool]) -> int:
-    """Remove the rows for which `gone`, called with their `columns`, is true; the number of bytes of the parts written anew for it."""
+def remove(run: Path, table: str, columns: Sequence[str], gone: Callable[[pa.Table], Sequence[bool]]) -> int:
+    """Remove the rows for which `gone`, called with the `columns` of one part after the other, is true.
+
+    The number of bytes of the parts written anew for it; of the others only the `columns` are read.
+    """
     written = 0
     for part in parts(run, table):
-        with readable(part), pq.ParquetFile(part) as file:
-            content = file.read()
-        keep = [not gone(row) for row in content.select(list(columns)).to_pylist()]
-        if not all(keep):
-            _replace(part, content.filter(pa.array(keep)))
+        with readable(part), open_part(part) as file:
+            leave = gone(file.read(list(columns)))
+            content = file.read() if any(leave) else None
+        if content is not None:
+            _replace(run, part, content.filter(pc.invert(pa.array(leave, pa.bool_()))))
             written += part.stat().st_size
     return written
 
 
 def parts(run: Path, table: str) -> list[Path]:
-    """The finished parts of a table, in order."""
-    return sorted((run / table).glob("part-*.parquet"))
+    """The finished parts of a table that are the run's own, in order."""
+    return [file for file in files(run, table) if file.suffix == ".parquet"]
 
 
 @contextmanager
@@ -68,11 +75,15 @@ def replacing(run: Path, table: str, row: type[Struct]) -> Iterator[Callable[[Se
     Raises `RunFolderError` where the folder cannot be written.
     """
     draft = run / f".{table}"
+    with boundary(RunFolderError, f"{run / table}: cannot write the trace", foreign=OSError):
+        manifest = open_manifest(run)
     shutil.rmtree(draft, ignore_errors=True)
-    store = TraceStore(draft, {table: row}, sync_every_s=math.inf)
+    store = TraceStore(draft, {table: row}, sync_every_s=math.inf, run=manifest.run if manifest else uuid.uuid4().hex)
     try:
         yield partial(store.append, table)
         store.close()
+        if manifest is not None:
+            manifest.list_all(table, store.manifest.tables[table].values(), replaced=True)
         if (run / table).exists():
             os.replace(run / table, draft / "former")
         os.replace(draft / table, run / table)
@@ -95,10 +106,13 @@ def _changed(content: pa.Table, rows: Sequence[Row], changes: Sequence[Mapping[s
     return content
 
 
-def _replace(part: Path, content: pa.Table) -> None:
+def _replace(run: Path, part: Path, content: pa.Table) -> None:
     repeating = [field.name for field in content.schema if pa.types.is_string(field.type)]
-    try:
+    with boundary(RunFolderError, f"{part}: cannot be written", foreign=(OSError, pa.ArrowException)):
+        manifest = open_manifest(run)
         with new_file(part) as draft:
-            pq.write_table(content, draft, compression="zstd", use_dictionary=repeating)
-    except (OSError, pa.ArrowException) as error:
-        raise RunFolderError(f"{part}: cannot be written: {reason(error)}") from error
+            pq.write_table(
+                content, draft, row_group_size=GROUP_ROWS, compression="zstd", use_dictionary=repeating, write_page_checksum=True
+            )
+            if manifest is not None:
+                manifest.list_part(part, content.num_rows, draft)

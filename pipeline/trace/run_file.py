@@ -21,6 +21,7 @@ from pipeline.graph.plan import Block, Plan, RecordedPlan, decode_plan, encode_p
 from pipeline.graph.plugins import engine_specs, stage_specs
 from pipeline.machine import versions as installed
 from pipeline.redaction import redact_all
+from pipeline.trace.regular import open_regular
 
 FILE = "run.json"
 Status = Literal["running", "finished", "failed", "interrupted"]
@@ -277,7 +278,8 @@ def _read(folder: Path) -> dict[str, Any]:
     """The raw content of the `run.json` in `folder`; raises `InputError`."""
     path = folder / FILE
     try:
-        return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+        with open_regular(path, follow=True) as file:
+            return msgspec.json.decode(file.read(), type=dict[str, Any])
     except OSError as error:
         raise InputError(str(path), f"cannot be read: {reason(error)}; name a run folder") from error
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:

@@ -2,7 +2,7 @@
 
 A row is written to its table's write-ahead file at once and durable when `append` returns; beside it a part is filled, and
 when the part is whole the write-ahead file goes. At every moment each row is in one of the two. A part is never read here,
-a write-ahead file only after the process that wrote it is dead.
+a write-ahead file only after the process that wrote it is dead. Both are listed in the folder's `manifest`.
 """
 
 import errno
@@ -20,10 +20,13 @@ from pipeline.errors import RunFolderError, reason
 from pipeline.files import publish, sync_folder
 from pipeline.trace.columns import columns_of, schema_of
 from pipeline.trace.events import CallRow, ChainRow, StepRow
-from pipeline.trace.wal import Wal, lock_file, read_wal
+from pipeline.trace.inventory import complete_manifest, misplaced, open_manifest
+from pipeline.trace.manifest import Label, Manifest
+from pipeline.trace.regular import create_own
+from pipeline.trace.wal import Wal, locked, read_wal
 
 TABLES: dict[str, type[Struct]] = {"calls": CallRow, "steps": StepRow, "chains": ChainRow}
-BATCH_ROWS = 256
+BATCH_ROWS = 512
 """Rows converted at a time, so that the interpreter's lock is held for about a millisecond a column."""
 GROUP_ROWS = 8192
 GROUP_BYTES = 16 << 20
@@ -41,11 +44,16 @@ class TraceStore:
     Not for use from two threads at once. Every method raises `RunFolderError` when the folder cannot be written.
     """
 
-    def __init__(self, folder: Path, tables: Mapping[str, type[Struct]] = TABLES, sync_every_s: float = 0.0) -> None:
+    def __init__(
+        self, folder: Path, tables: Mapping[str, type[Struct]] = TABLES, sync_every_s: float = 0.0, run: str | None = None
+    ) -> None:
         """With `sync_every_s` an `append` syncs its table only that many seconds after the last sync: for simulated time, in which
-        a day's appends come within a minute. Rows that are not synced survive the end of the process, but not of the machine."""
+        a day's appends come within a minute. Rows that are not synced survive the end of the process, but not of the machine.
+        A folder without a manifest gets one, of the files that are there; `run` gives a new folder's its name."""
         self.folder = folder
-        self._tables = {name: _Table(folder / name, schema_of(row), sync_every_s) for name, row in tables.items()}
+        with _as_folder_error(folder):
+            self.manifest = complete_manifest(folder) if run is None else Manifest.new(folder, run)
+        self._tables = {name: _Table(folder / name, schema_of(row), sync_every_s, self.manifest) for name, row in tables.items()}
         with _as_folder_error(folder):
             sync_folder(folder)
             sync_folder(folder.absolute().parent)
@@ -74,18 +82,20 @@ def recover(folder: Path) -> int:
 
     Files of a live process are left alone. May be interrupted and repeated. Raises `RunFolderError` when parts cannot be written.
     """
+    with _as_folder_error(folder):
+        manifest = open_manifest(folder)
     written = 0
     for table in TABLES:
         with _as_folder_error(folder / table):
-            written += _recover(folder / table)
+            written += _recover(folder / table, manifest)
     return written
 
 
 class _Table:
     """One table's folder: finished parts, and at most one unfinished part beside its write-ahead file."""
 
-    def __init__(self, folder: Path, schema: pa.Schema, sync_every_s: float) -> None:
-        self._folder, self._schema, self._sync_every_s = folder, schema, sync_every_s
+    def __init__(self, folder: Path, schema: pa.Schema, sync_every_s: float, manifest: Manifest) -> None:
+        self._folder, self._schema, self._sync_every_s, self._manifest = folder, schema, sync_every_s, manifest
         self._wal: Wal | None = None
         self._part: Part | None = None
         self._synced = time.monotonic()
@@ -94,7 +104,7 @@ class _Table:
             folder.mkdir(parents=True, exist_ok=True)
             if not os.access(folder, os.W_OK):
                 raise PermissionError(errno.EACCES, "not writable")
-            _recover(folder)
+            _recover(folder, manifest)
             if any(folder.glob("wal-*.arrows")):
                 raise RunFolderError(f"{folder}: another process is writing the trace; wait for its end")
             for unfinished in folder.glob("part-*.parquet.tmp"):
@@ -115,6 +125,7 @@ class _Table:
         self._closed = True
         with _as_folder_error(self._folder):
             if self._wal and not self._part:  # its first batch failed
+                self._manifest.strike(self._wal.path)
                 self._wal.remove()
                 self._wal = None
             if self._wal or not self._number:
@@ -122,21 +133,33 @@ class _Table:
 
     def _append_batch(self, batch: pa.RecordBatch) -> None:
         """Append to the write-ahead file, then to the part, so that at every moment each row is in one of the two."""
-        self._wal = self._wal or Wal(self._folder / f"wal-{self._number:05}.arrows", self._schema)
+        self._wal = self._wal or self._new_wal()
         self._wal.append(batch)
         self._add_to_part(batch)
+
+    def _new_wal(self) -> Wal:
+        wal = Wal(self._folder / f"wal-{self._number:05}.arrows", self._labelled())
+        try:
+            self._manifest.list_wal(wal.path)
+        except OSError:
+            wal.remove()
+            raise
+        return wal
+
+    def _labelled(self) -> pa.Schema:
+        return Label(self._manifest.run, self._folder.name, self._number).put_on(self._schema)
 
     def _add_to_part(self, batch: pa.RecordBatch | None) -> None:
         """Add `batch` to the part, and finish the part when it is full or `batch` is None, which means that no more will come.
 
         A part that fails is deleted: its rows are in the write-ahead file, which stays; later rows go to the next part.
         """
-        self._part = part = self._part or Part(self._folder / f"part-{self._number:05}.parquet", self._schema)
+        self._part = part = self._part or Part(self._folder / f"part-{self._number:05}.parquet", self._labelled())
         try:
             if batch is not None:
                 part.add(batch)
             if part.full or batch is None:
-                part.finish()
+                part.finish(self._manifest)
                 self._close_part(keep=False)
         except BaseException:
             part.drop()
@@ -163,6 +186,7 @@ class Part:
         self._writer: pq.ParquetWriter | None = None
         self._pending: list[pa.RecordBatch] = []
         self._rows = self._bytes = self._groups = 0
+        self._written_rows = 0
 
     @property
     def full(self) -> bool:
@@ -177,12 +201,14 @@ class Part:
         if self._rows >= GROUP_ROWS or self._bytes >= GROUP_BYTES:
             self._write_group()
 
-    def finish(self) -> None:
-        """Write the remaining rows, or an empty table where there were none, and give the part its name, durably."""
+    def finish(self, manifest: Manifest | None = None) -> None:
+        """Write the remaining rows, or an empty table where there were none, list the part, and give it its name, durably."""
         if self._pending or not self._groups:
             self._write_group()
         assert self._writer is not None
         self._writer.close()
+        if manifest is not None:
+            manifest.list_part(self.path, self._written_rows, self._draft)
         publish(self._draft, self.path)
 
     def drop(self) -> None:
@@ -198,33 +224,41 @@ class Part:
         self._pending, self._rows, self._bytes = [], 0, 0
         if self._writer is None:
             repeating = [field.name for field in self._schema if pa.types.is_string(field.type) and not field.name.endswith(_UNIQUE)]
-            self._writer = pq.ParquetWriter(self._draft, self._schema, compression="zstd", use_dictionary=repeating)
+            os.close(create_own(self._draft))
+            self._writer = pq.ParquetWriter(
+                self._draft, self._schema, compression="zstd", use_dictionary=repeating, write_page_checksum=True
+            )
         self._writer.write_table(group, row_group_size=max(group.num_rows, 1))
+        self._written_rows += group.num_rows
         self._groups += 1
 
 
-def _recover(folder: Path) -> int:
+def _recover(folder: Path, manifest: Manifest | None) -> int:
     written = 0
     for path in sorted(folder.glob("wal-*.arrows")):
-        with suppress(FileNotFoundError, BlockingIOError), path.open("rb") as file:
-            lock_file(file.fileno())
+        with suppress(FileNotFoundError, BlockingIOError), locked(path):
+            if misplaced(path, manifest):
+                continue  # nothing of it is to become rows of this run
             part = path.with_name(path.name.replace("wal-", "part-", 1)).with_suffix(".parquet")
             if not part.exists():
-                _convert(path, part)
-                written += part.stat().st_size if part.exists() else 0
+                written += _convert(path, part, manifest)
             path.unlink(missing_ok=True)
     return written
 
 
-def _convert(path: Path, target: Path) -> None:
-    """Write all whole batches of the write-ahead file `path` as the part `target`; where it has none, write nothing."""
+def _convert(path: Path, target: Path, manifest: Manifest | None) -> int:
+    """Write all whole batches of the write-ahead file `path` as the part `target`; where it has none, write nothing. The part's size."""
     part: Part | None = None
     try:
         for batch in read_wal(path):
             part = part or Part(target, batch.schema)
             part.add(batch)
         if part:
-            part.finish()
+            part.finish(manifest)
+            return target.stat().st_size
+        if manifest is not None:
+            manifest.strike(path)
+        return 0
     except BaseException:
         if part:
             part.drop()

@@ -25,7 +25,7 @@ the checksum would not be c3. Were batch 2 a copy of batch 1, its checksum would
 import errno
 import os
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from struct import Struct
 from typing import BinaryIO
@@ -35,6 +35,7 @@ import pyarrow as pa
 from filelock import lock_descriptor
 
 from pipeline.files import sync_data, sync_folder
+from pipeline.trace.regular import open_regular
 
 _START = b"\xff\xff\xff\xff"
 """Every message begins with this and the size of its metadata, padding included, in four bytes."""
@@ -107,9 +108,24 @@ def lock_file(file: int) -> None:
         raise BlockingIOError(errno.EWOULDBLOCK, os.strerror(errno.EWOULDBLOCK))
 
 
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold the lock of a write-ahead file; raises `BlockingIOError` while a live process writes it."""
+    with open_regular(path) as file:
+        lock_file(file.fileno())
+        yield
+
+
+def wal_schema(path: Path) -> pa.Schema | None:
+    """The schema at the start of a write-ahead file; None where that is not whole. Raises `OSError` where it cannot be read."""
+    with open_regular(path) as file:
+        header = next(_messages(file), None)
+        return None if header is None else pa.ipc.read_schema(header)
+
+
 def read_wal(path: Path) -> Iterator[pa.RecordBatch]:
     """The batches of a write-ahead file, up to the first one that is not whole; raises `OSError` where it cannot be read."""
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         messages = _messages(file)
         header = next(messages, None)
         if header is None:

@@ -89,6 +89,21 @@ def thinking(engine: Engine, problem: str = PROBLEM, **options: object) -> Reque
     return Request(**defaults | options)  # type: ignore[arg-type]
 
 
+def test_its_tokenizer_makes_control_tokens_of_its_template_s_parts_alone(converse: Converse) -> None:
+    async def talk(engine: Engine) -> None:
+        tokenizer = engine.tokenizer
+        assert tokenizer.control_ids
+        assert tokenizer.control_ids <= set(tokenizer.special_ids.values())
+        for text, id_ in tokenizer.special_ids.items():
+            if id_ in tokenizer.control_ids:
+                ids = tokenizer.encode_parts([text, f"a{text}b", text])
+                assert (ids[0], ids[-1]) == (id_, id_)
+                assert tokenizer.control_ids.isdisjoint(ids[1:-1])
+                assert tokenizer.decode(ids) == f"{text}a{text}b{text}"
+
+    converse(talk)
+
+
 def test_gives_as_many_candidates_as_asked_for(converse: Converse) -> None:
     async def talk(engine: Engine) -> None:
         answer = await engine.generate(thinking(engine, n=4, logprobs=True))

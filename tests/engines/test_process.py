@@ -4,7 +4,9 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from pathlib import Path
 
 import anyio
@@ -12,9 +14,11 @@ import psutil
 import pytest
 
 from pipeline.engine import Engine, PrefixCacheReset, Request, Restartable
-from pipeline.engines.process.engine import WorkerEngine
+from pipeline.engines.process.engine import WorkerEngine, open_workers
+from pipeline.engines.process.wire import Setup
 from pipeline.engines.sim.tokenizer import SimTokenizer
 from pipeline.errors import ContextOverflow, EngineDead, GraphError, RequestRefused
+from pipeline.worker_process import Program
 from tests.support.echo_engine import BACKEND, EchoSpec
 
 pytestmark = pytest.mark.slow  # each test starts an interpreter
@@ -129,6 +133,76 @@ def test_an_interrupt_at_the_terminal_does_not_end_a_worker_that_loads() -> None
         assert (await engine.generate(asked())).candidates
 
     talk_to(talk, interrupts=True)
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_a_start_that_takes_too_long_is_killed_and_said(backend: str) -> None:
+    async def talk(engine: WorkerEngine) -> None:
+        raise AssertionError("it started")
+
+    with pytest.raises(EngineDead, match=r"^engine 'echo' died: it did not start within startup_timeout_s=0\.5; set more where"):
+        talk_to(talk, backend=backend, loads="never", startup_timeout_s=0.5)
+    assert psutil.wait_procs(psutil.Process().children(recursive=True), timeout=10)[1] == []
+
+
+def test_a_tokenizer_that_never_loads_is_said() -> None:
+    never = threading.Event()
+
+    def load_tokenizer() -> SimTokenizer:
+        never.wait(20)
+        return SimTokenizer()
+
+    async def main() -> None:
+        spec = EchoSpec(startup_timeout_s=2)
+        engine = WorkerEngine(Setup.of("echo", spec, "echo"), Program(module="tests.support.echo_engine"), load_tokenizer)
+        async with open_workers([[engine]]):
+            raise AssertionError("it started")
+
+    with pytest.raises(EngineDead, match=r"it did not load its tokenizer within startup_timeout_s=2"):
+        anyio.run(main)
+    never.set()
+
+
+LOADING = """
+import anyio
+from tests.support.echo_engine import BACKEND, EchoSpec
+
+async def main():
+    async with BACKEND.open({"echo": EchoSpec(loads="never")}):
+        pass
+
+anyio.run(main)
+"""
+
+
+def test_a_worker_that_loads_and_what_it_started_end_when_the_main_process_is_gone() -> None:
+    with subprocess.Popen([sys.executable, "-c", LOADING], cwd=ROOT) as main:
+        started: list[psutil.Process] = []
+        while len(started) < 2:
+            with suppress(subprocess.TimeoutExpired):
+                main.wait(0.05)
+            started = psutil.Process(main.pid).children(recursive=True)
+        main.kill()
+        assert psutil.wait_procs(started, timeout=20)[1] == []
+
+
+PARENT = """
+import subprocess, sys
+child = "from pipeline.engines.process.worker import end_with_parent; import time; end_with_parent(); print(1, flush=True); time.sleep(600)"
+started = subprocess.Popen([sys.executable, "-c", child], stdout=subprocess.PIPE)
+started.stdout.readline()
+print(started.pid, flush=True)
+started.wait()
+"""
+
+
+def test_what_a_worker_started_ends_with_it() -> None:
+    with subprocess.Popen([sys.executable, "-c", PARENT], cwd=ROOT, stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        child = psutil.Process(int(parent.stdout.readline()))
+        parent.kill()
+        child.wait(20)
+    assert not child.is_running()
 
 
 MAIN = """

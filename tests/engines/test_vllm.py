@@ -5,7 +5,7 @@ import math
 import os
 import shutil
 import signal
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -23,6 +23,7 @@ from pipeline.engines.process.engine import WorkerEngine
 from pipeline.engines.vllm.backend import open_vllm
 from pipeline.engines.vllm.spec import VllmSpec
 from pipeline.errors import EngineDead, GraphError
+from tests.support.checkpoints import rewrite
 from tests.support.engines import PLAIN, ask_all, prompt_of
 
 pytestmark = [pytest.mark.vllm, pytest.mark.skipif(find_spec("vllm") is None, reason="vllm is not installed here")]
@@ -166,17 +167,34 @@ def test_an_adapter_is_part_of_every_request_and_a_killed_engine_leaves_nothing_
     assert alive(found) == []
 
 
-def test_a_failed_start_says_why_and_leaves_nothing_behind(portal: BlockingPortal, tmp_path: Path) -> None:
+def without_keys(folder: Path) -> None:
+    """vLLM alone would start, with whatever is in the memory of those weights."""
+    rewrite(folder, lambda name, tensor: None if "k_proj" in name else tensor)
+
+
+def with_an_odd_activation(folder: Path) -> None:
+    """Only the process that computes finds out."""
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"hidden_act": "nobodys"}))
+
+
+@pytest.mark.parametrize(
+    ("damage", "says"),
+    [(without_keys, "2 of the model's tensors are not in its files: .*k_proj"), (with_an_odd_activation, r".*\w")],
+)
+def test_a_failed_start_says_why_and_leaves_nothing_behind(
+    portal: BlockingPortal, tmp_path: Path, damage: Callable[[Path], None], says: str
+) -> None:
     folder = tmp_path / "half"
     shutil.copytree(resolve("draft", "bundled:tiny-draft"), folder)
-    (folder / "model.safetensors").write_bytes(b"no weights at all")
+    damage(folder)
     before = set(psutil.Process().children(recursive=True))
 
     async def scene() -> None:
         async with open_vllm({"draft": VllmSpec(model=str(folder), dtype="float32", max_model_len=256, kv_cache_gib=0.25)}):
             raise AssertionError("it started")
 
-    with pytest.raises(GraphError, match=r"^engine 'draft': cannot load the model '.*half': .*\w") as refused:
+    with pytest.raises(GraphError, match=f"^engine 'draft': cannot load the model '.*half': {says}") as refused:
         portal.call(scene)
     assert "root cause" not in str(refused.value)
     assert alive(list(set(psutil.Process().children(recursive=True)) - before)) == []

@@ -66,11 +66,11 @@ def test_exits_are_asked_in_this_order(world: World) -> None:
 def test_guidance_is_no_step(world: World) -> None:
     here = world()
     chain = here.chain()
-    here.write(chain, "Well", decision="guidance")
-    assert chain.steps[0].index == 0
+    [guidance] = here.write(chain, "Well", decision="guidance")
+    assert guidance.index == 0
     assert chain.exit(UntilSpec(max_steps=1)) is None
-    here.write(chain, " then\n\n")
-    assert chain.steps[1].index == 1
+    [step] = here.write(chain, " then\n\n")
+    assert step.index == 1
     assert chain.exit(UntilSpec(max_steps=1)) == "max_steps"
 
 
@@ -148,7 +148,7 @@ def test_a_step_joins_the_context_of_every_role(world: World, target: str) -> No
     assert (step.index, step.stage, step.decision, len(step.candidates)) == (1, "verify", "accepted", 2)
     assert chain.candidates == ()
     for role, ids in chain.contexts.items():
-        assert ids == before[role] + here.tokenizers[role].encode("So 5 </think>")
+        assert list(ids) == [*before[role], *here.tokenizers[role].encode("So 5 </think>")]
 
 
 def test_a_fallback_remembers_what_was_rejected(world: World) -> None:
@@ -156,12 +156,11 @@ def test_a_fallback_remembers_what_was_rejected(world: World) -> None:
     chain = here.chain()
     here.draft(chain, "a\n\n", "b\n\n")
     assert chain.apply("verify", Outcome(verdict=verdict(None))) is None
-    here.write(chain, "c\n\n")
-    step = chain.steps[-1]
+    [step] = here.write(chain, "c\n\n")
     assert (step.decision, [c.text for c in step.candidates]) == ("fallback", ["a\n\n", "b\n\n"])
     assert (step.verdict, step.verify_stage) == (verdict(None), "verify")
-    here.write(chain, "d\n\n", decision="written")
-    assert (chain.steps[-1].verdict, chain.steps[-1].verify_stage, chain.steps[-1].candidates) == (None, None, ())
+    [step] = here.write(chain, "d\n\n", decision="written")
+    assert (step.verdict, step.verify_stage, step.candidates) == (None, None, ())
 
 
 def test_a_round_forgets_the_one_before(world: World) -> None:
@@ -182,14 +181,14 @@ def test_a_context_only_grows_at_its_end(world: World, moves: list[tuple[str, st
     here = world(draft="sim", target=target)
     chain = here.chain()
     for move, text in moves:
-        before, committed = {role: list(ids) for role, ids in chain.contexts.items()}, len(chain.steps)
+        before, committed = {role: list(ids) for role, ids in chain.contexts.items()}, len(chain.thought)
         act(here, chain, move, text)
-        said = "".join(step.span.text for step in chain.steps[committed:])
+        said = "".join(span.text for span in chain.thought[committed:])
         for role, ids in chain.contexts.items():
-            assert ids[: len(before[role])] == before[role]
+            assert list(ids[: len(before[role])]) == before[role]
             assert here.tokenizers[role].decode(ids[len(before[role]) :]) == said
-    assert chain.thought_tokens == sum(len(step.span.ids) for step in chain.steps)
-    assert [step.index for step in chain.steps] == list(range(1, len(chain.steps) + 1))
+    assert chain.thought_tokens == sum(len(span.ids) for span in chain.thought)
+    assert chain.next_index == len(chain.thought) + 1
 
 
 def act(here: Any, chain: Chain, move: str, text: str) -> None:

@@ -1,7 +1,5 @@
 """Prompts as token ids, over the bundled tokenizer and over a template that drops thoughts."""
 
-import json
-import re
 from pathlib import Path
 
 import pytest
@@ -18,6 +16,7 @@ from pipeline.reasoning.prompts import (
     SCORE_QUESTION,
     PromptBuilder,
 )
+from tests.support.chat_models import R1_BOS, R1_EOS, R1_SAYS, R1_USER, chat_model, folder_of, write_config
 
 R1_STYLE = (
     "{% for m in messages %}{% if m['role'] == 'user' %}<|user|>{{ m['content'] }}{% else %}"
@@ -25,15 +24,6 @@ R1_STYLE = (
     "<|assistant|>{{ c }}<|end|>{% endif %}"
     "{% endfor %}{% if add_generation_prompt %}<|assistant|><think>\n{% endif %}"
 )
-
-
-BOS, USER, ASSISTANT, EOS = "<｜begin▁of▁sentence｜>", "<｜User｜>", "<｜Assistant｜>", "<｜end▁of▁sentence｜>"  # noqa: RUF001
-R1 = (
-    "{{ bos_token }}{% for m in messages %}{% if m['role'] == 'user' %}{{ '" + USER + "' + m['content'] }}{% else %}"
-    "{{ '" + ASSISTANT + "' + m['content'].split('</think>')[-1] + '" + EOS + "' }}{% endif %}{% endfor %}"
-    "{% if add_generation_prompt %}{{ '" + ASSISTANT + "<think>\\n' }}{% endif %}"
-)
-"""Renders what the template of the R1-Distill models does (their tokenizer_config.json on the hub, tools aside)."""
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +54,7 @@ def test_a_choice_starts_with_exactly_the_ids_of_the_context(builder: PromptBuil
     context = context_of(builder)
     candidates = [builder.tokenizer.encode(text) for text in ("Tom buys 2.\n\n", "</think>", "cut off")]
     prompt = builder.choose(context, candidates)
-    assert prompt.ids[: len(context)] == context
+    assert list(prompt.ids[: len(context)]) == context
     turn = builder.tokenizer.decode(prompt.ids[len(context) :])
     assert turn.startswith("<|end|><|user|>")
     assert "[1] Tom buys 2.\n\n[2] </think>\n\n[3] cut off\n\n" in turn
@@ -76,20 +66,14 @@ def test_a_score_shows_the_candidate_in_its_place(builder: PromptBuilder) -> Non
     context = context_of(builder)
     candidate = builder.tokenizer.encode("Tom buys 2.\n\n")
     prompt = builder.score(context, candidate)
-    assert prompt.ids[: len(context) + len(candidate)] == context + candidate
+    assert list(prompt.ids[: len(context) + len(candidate)]) == context + candidate
     assert builder.tokenizer.decode(prompt.ids).endswith(SCORE_PREFILL)
     assert [builder.tokenizer.decode([id_]) for id_ in prompt.option_ids] == list("0123456789")
 
 
 @pytest.fixture
-def r1(root: Path) -> PromptBuilder:
-    """The bundled tokenizer with the special tokens and the template of R1-Distill."""
-    tokenizer = HFTokenizer(str(root / "pipeline/models/tiny-target"))
-    hf = tokenizer._hf
-    hf.add_special_tokens({"bos_token": BOS, "eos_token": EOS, "additional_special_tokens": [USER, ASSISTANT, "<think>", "</think>"]})
-    hf.chat_template = R1
-    tokenizer.special_ids = dict(hf.get_added_vocab())
-    return PromptBuilder(tokenizer)
+def r1() -> PromptBuilder:
+    return PromptBuilder(chat_model("r1-distill-qwen"))
 
 
 def test_r1_s_template_keeps_the_thought_in_a_verification(r1: PromptBuilder) -> None:
@@ -98,13 +82,13 @@ def test_r1_s_template_keeps_the_thought_in_a_verification(r1: PromptBuilder) ->
     context = r1.generation("Tom has 3 pens.") + encode("Tom has 3.\n\nSo 3.\n\n</think>\n\nThe")
     lost = r1.tokenizer.render([{"role": "user", "content": "q"}, {"role": "assistant", "content": "Tom has 3.</think>\n\nThe"}])
     assert "Tom has 3" not in lost
-    asked = f"{BOS}{USER}Tom has 3 pens.{r1.instruction}{ASSISTANT}<think>\nTom has 3.\n\nSo 3.\n\n</think>\n\nThe"
-    reply = f"{ASSISTANT}<think>\n\n</think>\n\n"
+    asked = f"{R1_BOS}{R1_USER}Tom has 3 pens.{r1.instruction}{R1_SAYS}<think>\nTom has 3.\n\nSo 3.\n\n</think>\n\nThe"
+    reply = f"{R1_SAYS}<think>\n\n</think>\n\n"
     choice = r1.choose(context, [encode("Tom buys 2.\n\n")])
-    said = f"{asked}{EOS}{USER}{CHOOSE_INTRO}[1] Tom buys 2.\n\n{CHOOSE_QUESTION}{reply}{CHOOSE_PREFILL}"
-    assert (choice.ids[: len(context)], decode(choice.ids)) == (context, said)
+    said = f"{asked}{R1_EOS}{R1_USER}{CHOOSE_INTRO}[1] Tom buys 2.\n\n{CHOOSE_QUESTION}{reply}{CHOOSE_PREFILL}"
+    assert (list(choice.ids[: len(context)]), decode(choice.ids)) == (context, said)
     score = r1.score(context, encode("Tom buys 2.\n\n"))
-    assert decode(score.ids) == f"{asked}Tom buys 2.\n\n{EOS}{USER}{SCORE_QUESTION}{reply}{SCORE_PREFILL}"
+    assert decode(score.ids) == f"{asked}Tom buys 2.\n\n{R1_EOS}{R1_USER}{SCORE_QUESTION}{reply}{SCORE_PREFILL}"
 
 
 def test_every_label_and_digit_is_one_token(tokenizer: HFTokenizer) -> None:
@@ -128,10 +112,10 @@ def test_any_text_is_encoded_and_decoded_back(tokenizer: HFTokenizer, text: str)
     assert tokenizer.decode(tokenizer.encode(text)) == text
 
 
-def copied(root: Path, folder: Path) -> Path:
-    """The bundled tokenizer, to be spoilt."""
-    for name in ("tokenizer.json", "tokenizer_config.json", "config.json"):
-        (folder / name).write_bytes((root / "pipeline/models/tiny-target" / name).read_bytes())
+def folder_with(folder: Path, template: str) -> Path:
+    """A model folder whose tokenizer is that of QwQ, with another template."""
+    (folder / "tokenizer.json").write_bytes((folder_of("qwq") / "tokenizer.json").read_bytes())
+    write_config(folder, template, eos_token="<|im_end|>")
     return folder
 
 
@@ -147,18 +131,58 @@ def copied(root: Path, folder: Path) -> Path:
         "{% include '/etc/passwd' %}",
     ],
 )
-def test_a_template_runs_in_a_sandbox_and_its_failure_is_one_sentence(root: Path, tmp_path: Path, template: str) -> None:
-    config = json.loads((copied(root, tmp_path) / "tokenizer_config.json").read_text())
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config | {"chat_template": template}))
+def test_a_template_runs_in_a_sandbox_and_its_failure_is_one_sentence(tmp_path: Path, template: str) -> None:
     with pytest.raises(GraphError, match="its chat template fails: ") as caught:
-        PromptBuilder(HFTokenizer(str(tmp_path)))
+        PromptBuilder(HFTokenizer(str(folder_with(tmp_path, template))))
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.torch
-@pytest.mark.parametrize("content", ["{", "{}", "[]", '{"version": "1.0", "model": {"type": "BPE", "vocab": {"a": -1}}}'])
-def test_a_damaged_tokenizer_is_one_sentence(root: Path, tmp_path: Path, content: str) -> None:
-    (copied(root, tmp_path) / "tokenizer.json").write_text(content)
-    with pytest.raises(GraphError, match=re.escape(str(tmp_path))) as caught:
-        HFTokenizer(str(tmp_path))
-    assert "\n" not in str(caught.value)
+@pytest.mark.parametrize(
+    ("template", "what"),
+    [
+        ("You are good.", "leaves out a message of the chat"),
+        ("{% for m in messages %}{{ m.role }}{% endfor %}", "leaves out a message of the chat"),
+        ("{% for m in messages %}{{ m.content }}{{ m.content }}{% endfor %}", "shows a message of the chat 2 times, not once"),
+        ("{% for m in messages %}{{ m.content | upper }}{% endfor %}", "leaves out a message of the chat"),
+    ],
+)
+def test_a_template_that_drops_or_doubles_a_problem_is_refused_at_the_start(tmp_path: Path, template: str, what: str) -> None:
+    with pytest.raises(GraphError, match=f"engine 'draft': its chat template: {what}"):
+        PromptBuilder(HFTokenizer(str(folder_with(tmp_path, template))), where="engine 'draft': its chat template")
+
+
+@pytest.mark.parametrize(
+    ("template", "what"),
+    [
+        ("{{ messages[0].content }}", "leaves out a message of the chat"),
+        ("{% for m in messages | reverse %}{{ m.content }}{% endfor %}", "changes the order of the messages"),
+    ],
+)
+def test_a_template_without_turns_can_draft_and_cannot_judge(tmp_path: Path, template: str, what: str) -> None:
+    builder = PromptBuilder(HFTokenizer(str(folder_with(tmp_path, template))))
+    assert builder.tokenizer.decode(builder.generation("Hi")) == f"Hi{builder.instruction}<think>\n"
+    for judge in (lambda: builder.most_candidates, lambda: builder.can_score, lambda: builder.choose([], [[1]])):
+        with pytest.raises(GraphError, match=f"its chat template: {what}"):
+            judge()
+
+
+REFERENCE = {
+    "stripped": "{{ m.content | trim }}",
+    "of lines": "{{ m.content.strip('\\n') }}",
+    "behind": "{{ m.content.rstrip() }}",
+    "kept": "{{ m.content }}",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", REFERENCE)
+def test_a_problem_has_the_ids_that_transformers_would_give_it(tmp_path: Path, name: str) -> None:
+    """Also with white space around it, which some templates strip, some keep and some strip in part."""
+    template = f"{{% for m in messages %}}<|im_start|>{REFERENCE[name]}<|im_end|>{{% endfor %}}"
+    tokenizer = HFTokenizer(str(folder_with(tmp_path, template)))
+    builder = PromptBuilder(tokenizer, "")
+    for margin in ("", " ", "\n", "\n\n", " \n ", "\t", "\xa0", "\u2003\n"):
+        for problem in (f"{margin}Tom has  3\npens.", f"Tom has 3{margin}", f"{margin}pens{margin}"):
+            chat = [{"role": "user", "content": problem}]
+            text = tokenizer._hf.apply_chat_template(chat, tokenize=False, add_generation_prompt=True) + "<think>\n"
+            assert builder.generation(problem) == tokenizer.encode(text)

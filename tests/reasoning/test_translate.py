@@ -8,53 +8,53 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.reasoning.translate import TokenTranslator
+from tests.support.chains import TOKENIZERS
 
-TEXT = "Tom has 3.\n\nSo <5 汉</think>\n\n"
+TEXT = "Tom has 3.\n\nSo <5 汉</think>"
 
 
 @pytest.fixture
-def translator(world: Callable[..., Any]) -> TokenTranslator:
-    tokenizers = {name: world(draft=name).tokenizers["draft"] for name in ("sim", "shifted", "plain", "tiny")}
-    return TokenTranslator(tokenizers)
+def translator() -> TokenTranslator:
+    return TokenTranslator({name: load() for name, load in TOKENIZERS.items()})
 
 
-def encoded(translator: TokenTranslator, role: str, text: str = TEXT) -> list[int]:
-    return translator._tokenizers[role].encode(text)
+def encoded(role: str, text: str = TEXT) -> list[int]:
+    return TOKENIZERS[role]().encode(text)
 
 
 def test_the_same_engine_keeps_its_ids(translator: TokenTranslator) -> None:
-    ids = (1, 2, 3)
+    ids = tuple(encoded("sim", "Tom has 3."))
     assert translator.translate("sim", "sim", ids, "any") is ids
 
 
 def test_ordinary_ids_are_shared_where_vocabularies_agree(translator: TokenTranslator) -> None:
-    ids = encoded(translator, "sim", "Tom has 3.\n\n")
+    ids = encoded("sim", "Tom has 3.\n\n")
     assert translator.translate("sim", "shifted", ids, "not looked at") is ids
 
 
 @pytest.mark.parametrize(("source", "target"), [("sim", "shifted"), ("shifted", "sim")])
 def test_only_special_ids_are_mapped_where_only_they_differ(translator: TokenTranslator, source: str, target: str) -> None:
-    ids = encoded(translator, source)
-    assert list(translator.translate(source, target, ids, "not looked at")) == encoded(translator, target)
-    assert sum(a != b for a, b in zip(ids, encoded(translator, target), strict=True)) == 1
+    ids = encoded(source)
+    assert list(translator.translate(source, target, ids, "not looked at")) == encoded(target)
+    assert sum(a != b for a, b in zip(ids, encoded(target), strict=True)) == 1
 
 
 def test_ids_are_shared_even_where_the_text_would_be_cut_otherwise(translator: TokenTranslator) -> None:
-    sim = translator._tokenizers["sim"]
+    sim = TOKENIZERS["sim"]()
     ids = [*sim.encode("a"), *sim.encode("b")]
     assert sim.encode("ab") != ids
     assert translator.translate("sim", "shifted", ids, "ab") == ids
 
 
 def test_a_special_token_that_the_target_lacks_becomes_its_text(translator: TokenTranslator) -> None:
-    ids = translator.translate("sim", "plain", encoded(translator, "sim"), TEXT)
-    assert translator._tokenizers["plain"].decode(ids) == TEXT
+    ids = translator.translate("sim", "plain", encoded("sim"), TEXT)
+    assert TOKENIZERS["plain"]().decode(ids) == TEXT
     assert not set(ids) & set(range(2))
 
 
 @pytest.mark.parametrize(("source", "target"), [("sim", "tiny"), ("tiny", "sim"), ("tiny", "shifted")])
 def test_text_is_encoded_where_vocabularies_differ(translator: TokenTranslator, source: str, target: str) -> None:
-    assert translator.translate(source, target, encoded(translator, source), TEXT) == encoded(translator, target)
+    assert translator.translate(source, target, encoded(source), TEXT) == encoded(target)
 
 
 @settings(deadline=None, max_examples=50)  # the first example loads a tokenizer

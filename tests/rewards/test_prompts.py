@@ -12,6 +12,7 @@ from pipeline.graph.plugins import engine_specs
 from pipeline.reasoning.prompts import PromptBuilder
 from pipeline.rewards.prompts import RewardPromptBuilder, Thought, text_of, turns
 from pipeline.rewards.spec import ChatPrompt, TextPrompt, load_reward_model
+from tests.support.chat_models import chat_model
 
 ROOT = Path(__file__).parent.parent.parent
 TINY = HFTokenizer(str(ROOT / "pipeline/models/tiny-prm"))
@@ -26,7 +27,7 @@ def prompt_of(name: str) -> TextPrompt | ChatPrompt:
 def test_math_shepherd_is_asked_as_on_its_model_card() -> None:
     prompt = prompt_of("prm-math-shepherd")
     assert isinstance(prompt, TextPrompt)
-    assert text_of(prompt, DUCKS, STEPS) == (
+    assert "".join(text_of(prompt, DUCKS, STEPS)) == (
         "<s>How many eggs are left? Step 1: Janet's ducks lay 16 eggs. ки\nStep 2: She eats 3, so 16 - 3 = 13 are left. ки"
     )
     assert (prompt.good, prompt.bad) == ("+", "-")
@@ -35,12 +36,8 @@ def test_math_shepherd_is_asked_as_on_its_model_card() -> None:
 def test_rlhflow_is_asked_as_in_its_own_evaluation() -> None:
     prompt = prompt_of("prm-rlhflow")
     assert isinstance(prompt, ChatPrompt)
-    assert turns(prompt, DUCKS, STEPS[:1]) == [{"role": "user", "content": f"{DUCKS} {STEPS[0]}"}]
-    assert turns(prompt, DUCKS, STEPS) == [
-        {"role": "user", "content": f"{DUCKS} {STEPS[0]}"},
-        {"role": "assistant", "content": "+"},
-        {"role": "user", "content": STEPS[1]},
-    ]
+    assert ["".join(turn) for turn in turns(prompt, DUCKS, STEPS[:1])] == [f"{DUCKS} {STEPS[0]}"]
+    assert ["".join(turn) for turn in turns(prompt, DUCKS, STEPS)] == [f"{DUCKS} {STEPS[0]}", STEPS[1]]
 
 
 def test_the_tiny_model_is_asked_in_the_words_that_its_body_reasons_in() -> None:
@@ -59,8 +56,48 @@ def test_a_chat_ends_where_the_assistant_answers() -> None:
 
 
 def test_what_a_problem_or_step_says_is_no_template() -> None:
-    assert text_of(PLAIN, "{step} {number}", ["{problem}", "b"]) == "{step} {number}\n{problem}\n\nb\n\n"
-    assert turns(ChatPrompt(), "{step}", ["{problem}"])[0]["content"] == "{step} {problem}"
+    assert "".join(text_of(PLAIN, "{step} {number}", ["{problem}", "b"])) == "{step} {number}\n{problem}\n\nb\n\n"
+    assert turns(ChatPrompt(), "{step}", ["{problem}"]) == [["", "{step}", " ", "{problem}", ""]]
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        ChatPrompt(),
+        ChatPrompt(first="  {problem}\n{step}\n", step="\n{step} "),
+        TextPrompt(begin="<|user|>{problem}<|end|>", step="{number}: {step}\n\n", between="<|user|>", thought_end="</think>"),
+    ],
+)
+@pytest.mark.parametrize("name", ["tiny-prm", "llama-3", "qwq"])
+def test_special_tokens_in_problems_and_steps_stay_text(name: str, prompt: TextPrompt | ChatPrompt) -> None:
+    tokenizer = chat_model(name)
+    builder = RewardPromptBuilder(tokenizer, prompt, "test")
+    clean = builder.ids("Why?", ["So.", "Thus."])
+    for text, id_ in tokenizer.special_ids.items():
+        if id_ in tokenizer.control_ids:
+            for problem, steps in ((f"Why{text}?", ["So.", "Thus."]), ("Why?", [f"{text}So.", f"Thus{text}."])):
+                ids = builder.ids(problem, steps)
+                assert [each for each in ids if each in tokenizer.control_ids] == [each for each in clean if each in tokenizer.control_ids]
+
+
+@pytest.mark.parametrize("name", ["tiny-prm", "llama-3", "qwq"])
+def test_a_chat_has_the_ids_that_transformers_would_give_it(name: str) -> None:
+    tokenizer = chat_model(name)
+    builder = RewardPromptBuilder(tokenizer, ChatPrompt(first=" {problem} {step}\n", step="{step} "), "test")
+    for problem in ("Why?", "\n Why?"):
+        chat = [
+            {"role": "user", "content": f" {problem} So.\n"},
+            {"role": "assistant", "content": "+"},
+            {"role": "user", "content": "Thus. "},
+        ]
+        text = tokenizer._hf.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
+        assert builder.ids(problem, ["So.", "Thus."]) == tokenizer.encode(text)
+
+
+def test_the_mark_of_the_end_of_a_thought_is_the_reward_model_s_own() -> None:
+    prompt = TextPrompt(begin="{problem}", step="{step}\n\n", thought_end="</think>")
+    close = TINY.special_ids["</think>"]
+    assert RewardPromptBuilder(TINY, prompt, "test").ids("a", ["b</think>"]) == [*TINY.encode("ab"), close, *TINY.encode("\n\n")]
 
 
 @pytest.mark.parametrize(

@@ -66,7 +66,7 @@ def test_what_changed_is_said_and_written(run: Path) -> None:
     assert found.changes[0] == Change("c4", "1/2", "0.5", False, True, None)
     assert correct(run) == [True, False, None, True, False, True, None, False]
     after = content(run)
-    assert {name for name in before if before[name] != after[name]} == {"chains/part-00001.parquet", "run.json"}
+    assert {name for name in before if before[name] != after[name]} == {"chains/part-00001.parquet", "manifest.jsonl", "run.json"}
     assert json.loads(after["run.json"]) == {"status": "finished", "totals": {"graded": 6, "correct": 3, "steps": 7}}
 
 
@@ -127,7 +127,7 @@ def test_a_run_that_was_killed(tmp_path: Path, blank: Blank) -> None:
     found = regrade(dead)
     assert (found.chains, found.changed) == (2, 1)
     assert correct(dead) == [True, True]
-    assert list(content(dead)) == ["chains/part-00000.parquet"]
+    assert sorted(content(dead)) == ["chains/part-00000.parquet", "manifest.jsonl"]
     before = content(tmp_path / "live")
     assert regrade(tmp_path / "live").chains == 0, "only its own process may finish its parts"
     assert content(tmp_path / "live") == before

@@ -388,6 +388,7 @@ def test_what_a_killed_run_left_is_replayed_and_the_rest_is_missing(recorded: Ca
     [part] = (killed / "calls").glob("*.parquet")
     calls = pq.read_table(part).sort_by("end_unix_ns")
     part.unlink()
+    (killed / "manifest.jsonl").unlink()
     wal = Wal(killed / "calls/wal-00000.arrows", schema_of(CallRow))
     for batch in calls.slice(0, calls.num_rows // 2).cast(schema_of(CallRow)).to_batches(max_chunksize=50):
         wal.append(batch)

@@ -20,20 +20,20 @@ from tests.support.runs import SolveTestSet, chains_of, status
 
 @pytest.mark.torch
 def test_ctrl_c_lets_live_chains_end_and_the_run_goes_on_later(tmp_path: Path) -> None:
-    with running(tmp_path / "out", "--limit", "150", chains=150) as process:
+    with running(tmp_path / "out", "--limit", "60", chains=60) as process:
         os.kill(process.pid, signal.SIGINT)
-        _, error = process.communicate(timeout=60)
+        _, error = process.communicate(timeout=120)
     assert process.returncode == 130, error
     assert "live chains get 10 s to end; interrupt again to stop now" in error
     assert f"interrupted; to go on: pipeline resume {tmp_path / 'out'}" in error
     assert "Traceback" not in error
     assert status(tmp_path / "out") == "interrupted"
     before = {row["chain_id"]: row["answer_text"] for row in chains_of(tmp_path / "out") if row["stop_reason"] != "cancelled"}
-    assert 0 < len(before) < 150
-    done = subprocess.run([*COMMAND, "resume", str(tmp_path / "out")], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert 0 < len(before) < 60
+    done = subprocess.run([*COMMAND, "resume", str(tmp_path / "out")], cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     after = {row["chain_id"]: row["answer_text"] for row in chains_of(tmp_path / "out")}
-    assert len(after) == len(chains_of(tmp_path / "out")) == 150
+    assert len(after) == len(chains_of(tmp_path / "out")) == 60
     assert {chain: after[chain] for chain in before} == before
     assert status(tmp_path / "out") == "finished"
 
@@ -44,27 +44,11 @@ def test_a_second_ctrl_c_stops_now_and_loses_nothing_that_is_finished(tmp_path: 
         for _ in range(20):
             with suppress(ProcessLookupError):
                 os.kill(process.pid, signal.SIGINT)
-        _, error = process.communicate(timeout=60)
+        _, error = process.communicate(timeout=120)
     assert process.returncode == 130, error
     assert "Traceback" not in error
     totals = json.loads((tmp_path / "out/run.json").read_text())["totals"]
     assert len(chains_of(tmp_path / "out")) == totals["chains_done"] + totals["chains_cancelled"]
-
-
-@pytest.mark.torch
-def test_an_engine_killed_in_mid_run_ends_it_with_what_is_finished_on_disk(tmp_path: Path) -> None:
-    with running(tmp_path / "out", "--set", "engines.draft.max_restarts=0", "--set", "engines.target.max_restarts=0") as process:
-        workers = psutil.Process(process.pid).children(recursive=True)
-        assert len(workers) == 2
-        workers[0].kill()
-        _, error = process.communicate(timeout=60)
-    assert process.returncode == 1, error
-    assert "error: engine '" in error
-    assert "' died: " in error
-    assert "Traceback" not in error
-    assert status(tmp_path / "out") == "failed"
-    assert pq.read_table(tmp_path / "out/calls").num_rows >= 0
-    assert not [worker for worker in workers if worker.is_running() and worker.status() != psutil.STATUS_ZOMBIE]
 
 
 @pytest.fixture(scope="module")
@@ -73,33 +57,33 @@ def greedy(greedy_run: Path) -> dict[str, Any]:
     return {row["problem_id"]: row["answer"] for row in chains_of(greedy_run)}
 
 
-GREEDY = ("--limit", "100", "--set", "temperature=0")
+GREEDY = ("--limit", "40", "--set", "temperature=0")
 
 
 LIMITS = [option for role in ("draft", "target") for option in ("--set", f"engines.{role}.timeout_s=16")]
 
 
 @pytest.mark.torch
-@pytest.mark.parametrize(("stop", "words"), [(signal.SIGKILL, "killed by SIGKILL"), (signal.SIGSTOP, "it computed nothing for")])
-def test_an_engine_killed_or_stopped_in_mid_run_is_restarted_and_the_answers_are_the_same(
-    tmp_path: Path, greedy: dict[str, Any], stop: signal.Signals, words: str
-) -> None:
-    with running(tmp_path / "out", *GREEDY, *LIMITS, chains=100) as process:
+def test_engines_killed_and_stopped_in_mid_run_are_restarted_and_the_answers_are_the_same(tmp_path: Path, greedy: dict[str, Any]) -> None:
+    """One of the two is killed, the other one stands still."""
+    with running(tmp_path / "out", *GREEDY, *LIMITS, chains=40) as process:
         workers = psutil.Process(process.pid).children(recursive=True)
-        workers[0].send_signal(stop)
-        out, error = process.communicate(timeout=120)
+        workers[0].kill()
+        workers[1].send_signal(signal.SIGSTOP)
+        out, error = process.communicate(timeout=240)
     assert process.returncode == 0, error
     answers = {row["problem_id"]: row["answer"] for row in chains_of(tmp_path / "out")}
-    assert len(answers) == 100
-    assert sum(answers[key] == greedy[key] for key in greedy) >= 98, "more than rounding differs"
+    assert len(answers) == 40
+    assert sum(answers[key] == greedy[key] for key in answers) >= 39, "more than rounding differs"
     found = json.loads((tmp_path / "out/run.json").read_text())["engine_statistics"]
-    role = max(found, key=lambda name: found[name]["restarts"])
-    assert sorted(engine["restarts"] for engine in found.values()) == [0, 1]
-    assert f"{role} died and was started again once" in out
+    assert [engine["restarts"] for engine in found.values()] == [1, 1]
+    assert all(f"{role} died and was started again once" in out for role in found)
     calls = pq.read_table(tmp_path / "out/calls").to_pylist()
     lost = [row for row in calls if row["error_type"]]
-    assert {(row["engine"], row["error_type"], row["attempt"]) for row in lost} == {(role, "EngineDead", 0)}
-    assert all(row["error_message"].startswith(f"engine '{role}' died: {words}") for row in lost)
+    assert {(row["engine"], row["error_type"], row["attempt"]) for row in lost} == {(role, "EngineDead", 0) for role in found}
+    said = {row["engine"]: row["error_message"].removeprefix(f"engine '{row['engine']}' died: ") for row in lost}
+    assert sorted(words.startswith("killed by SIGKILL") for words in said.values()) == [False, True]
+    assert sorted(words.startswith("it computed nothing for") for words in said.values()) == [False, True]
     assert {row["request_id"] for row in calls if row["attempt"] == 1} == {row["request_id"] for row in lost}
     for name in ("draft", "target"):
         assert found[name]["output_tokens"] >= sum(row["output_tokens"] for row in calls if row["engine"] == name)
@@ -111,16 +95,21 @@ def test_an_engine_that_does_not_start_again_ends_the_run_with_its_last_words(tm
     model = tmp_path / "model"
     shutil.copytree(ROOT / "pipeline/models/tiny-draft", model)
     both = [option for role in ("draft", "target") for option in ("--set", f"engines.{role}.model={model}")]
-    with running(tmp_path / "out", *GREEDY, *both, chains=100) as process:
+    with running(tmp_path / "out", *GREEDY, *both, chains=40) as process:
         (model / "model.safetensors").unlink()
-        psutil.Process(process.pid).children(recursive=True)[0].kill()
+        workers = psutil.Process(process.pid).children(recursive=True)
+        assert len(workers) == 2
+        workers[0].kill()
         _, error = process.communicate(timeout=120)
     assert process.returncode == 1, error
+    assert "error: engine '" in error
     assert "' died: cannot load the model" in error
     assert "; it was restarted 2 times, and max_restarts=2 allows no more" in error
     assert "Traceback" not in error
     assert status(tmp_path / "out") == "failed"
     assert "cancelled" in {row["stop_reason"] for row in chains_of(tmp_path / "out")}
+    assert pq.read_table(tmp_path / "out/calls").num_rows >= 0
+    assert not [worker for worker in workers if worker.is_running() and worker.status() != psutil.STATUS_ZOMBIE]
 
 
 @pytest.fixture(scope="module")

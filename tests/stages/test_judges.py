@@ -42,7 +42,7 @@ def test_a_choice_shows_distinct_candidates_after_the_context(world: World, targ
     here.draft(chain, "It is 5.\n\n", "It is 6.\n\n", "It is 5.\n\n", "Done.</think>")
     [request] = choose(here).requests(chain)
     context = chain.contexts["target"]
-    assert request.prompt_ids[: len(context)] == tuple(context)
+    assert request.prompt_ids[: len(context)] == context
     turn = here.tokenizers["target"].decode(request.prompt_ids[len(context) :])
     assert "[1] It is 5.\n\n[2] It is 6.\n\n[3] Done.</think>\n\n" in turn
     assert (request.max_tokens, len(request.option_ids), request.temperature) == (1, 4, 0.0)
@@ -80,7 +80,7 @@ def test_a_choice_of_thoughts_says_so_and_offers_0_only_where_it_may_reject(worl
     here.draft(chain, "One.\n\nIt is 5.</think>", "It is 6.</think>")
     [request] = choose(here, unit="thought", reject=reject).requests(chain)
     decode, context = here.tokenizers["target"].decode, chain.contexts["target"]
-    assert request.prompt_ids[: len(context)] == tuple(context)
+    assert request.prompt_ids[: len(context)] == context
     shown = "[1] One.\n\nIt is 5.</think>\n\n[2] It is 6.</think>\n\n"
     asked = CHOOSE_THOUGHT_INTRO + shown + (CHOOSE_QUESTION if reject else CHOOSE_ONE_QUESTION)
     assert asked in decode(request.prompt_ids[len(context) :])
@@ -132,7 +132,7 @@ def test_a_score_asks_as_if_the_candidate_were_committed(world: World, target: s
     [request] = score(here).requests(chain)
     here.write(chain, "It is 5.\n\n", role="draft")
     committed = chain.contexts["target"]
-    assert request.prompt_ids[: len(committed)] == tuple(committed)
+    assert request.prompt_ids[: len(committed)] == committed
     assert (request.max_tokens, len(request.option_ids)) == (1, 10)
 
 
@@ -174,7 +174,7 @@ def test_a_likelihood_scores_distinct_candidates_after_the_context_and_asks_noth
     assert likelihood(here).requests(chain) == [
         Request(
             request_id=f"p#0/0/verify/{index}",
-            prompt_ids=tuple(chain.contexts["target"]),
+            prompt_ids=chain.contexts["target"],
             max_tokens=1,
             seed=chain.seed("verify"),
             scored_ids=tuple(encode(text)),

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.engine import Request
+from pipeline.engine import Candidate, Completion, Request, Usage
 from pipeline.graph.spec import UntilSpec
 from pipeline.reasoning.chain import Outcome
 from pipeline.stages.answer import AnswerSpec, AnswerStage
@@ -43,7 +43,7 @@ def test_a_draft_continues_the_context(world: World, unit: Any) -> None:
     [request] = draft(here, unit=unit, candidates=3, temperature=0.5, top_p=0.9).requests(chain)
     assert request == Request(
         request_id="p#0/0/draft",
-        prompt_ids=tuple(chain.contexts["draft"]),
+        prompt_ids=chain.contexts["draft"],
         max_tokens=20,
         n=3,
         temperature=0.5,
@@ -59,7 +59,7 @@ def test_a_request_does_not_change_with_its_chain(world: World) -> None:
     here = world()
     chain = here.chain()
     [request] = draft(here).requests(chain)
-    before = tuple(request.prompt_ids)
+    before = request.prompt_ids[:]
     here.write(chain, "more\n\n")
     assert request.prompt_ids == before
 
@@ -125,7 +125,7 @@ def test_no_tokens_are_not_asked_for(world: World, unit: Any) -> None:
     stage = GenerateStage("guidance", GenerateSpec(engine="target", unit=unit, max_tokens=0), here.builders)
     assert stage.requests(chain) == []
     assert chain.apply("guidance", stage.apply(chain, [])) is None
-    assert (chain.steps, chain.next_index) == ([], 1)
+    assert (chain.thought, chain.next_index) == ([], 1)
 
 
 def test_how_a_step_came_about(world: World) -> None:
@@ -179,7 +179,7 @@ def test_the_thought_is_closed_before_the_answer_unless_it_closed_itself(world: 
     [request] = answer(here).requests(chain)
     context = chain.contexts["target"]
     appended = "" if text.endswith("</think>") else "</think>\n\n"
-    assert request.prompt_ids == (*context, *here.tokenizers["target"].encode(appended))
+    assert tuple(request.prompt_ids) == (*context, *here.tokenizers["target"].encode(appended))
     assert (request.stop, request.stop_ids) == ((), ())
 
 
@@ -195,3 +195,19 @@ def test_an_answer_is_kept_as_it_was_written(world: World) -> None:
     here = world()
     said = answer(here).apply(here.chain(), [here.said("It is \\boxed{5}", role="target")]).answer
     assert said == here.span("target", "It is \\boxed{5}")
+
+
+def test_a_response_that_spells_out_the_end_of_its_thought_is_split_where_it_ends(world: World) -> None:
+    here = world(target="tiny")
+    tokenizer = here.tokenizers["target"]
+    ids = (
+        *tokenizer.encode_parts(["", "I write </think> and "]),
+        *tokenizer.encode("</think>5 "),
+        *tokenizer.encode_parts(["", "</think>"]),
+    )
+    text = tokenizer.decode(ids)
+    candidate = Candidate(ids=ids, text=text, cumulative_logprob=None, finish_reason="stop")
+    completion = Completion(candidates=(candidate,), usage=Usage(input_tokens=1))
+    outcome = generate(here, "response").apply(here.chain(), [completion])
+    assert (outcome.step.text, outcome.answer.text) == ("I write </think> and </think>", "5 </think>")
+    assert tokenizer.decode(outcome.step.ids) == outcome.step.text

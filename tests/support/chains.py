@@ -9,7 +9,7 @@ from pipeline.data.problems import Problem
 from pipeline.engine import Candidate, Completion, FinishReason, Tokenizer, Usage
 from pipeline.engines.sim.tokenizer import SimTokenizer
 from pipeline.engines.tokenizer import HFTokenizer
-from pipeline.reasoning.chain import Chain, Outcome, Span
+from pipeline.reasoning.chain import Chain, Outcome, Span, Step
 from pipeline.reasoning.prompts import PromptBuilder
 from pipeline.reasoning.translate import TokenTranslator
 from tests.support.paths import ROOT
@@ -70,10 +70,10 @@ class World:
     def span(self, role: str, text: str, closes: bool = False) -> Span:
         return Span(role, tuple(self.tokenizers[role].encode(text)), text, closes)
 
-    def write(self, chain: Chain, *texts: str, role: str = "target", decision: str = "fallback", closes: bool = False) -> None:
+    def write(self, chain: Chain, *texts: str, role: str = "target", decision: str = "fallback", closes: bool = False) -> list[Step]:
         """Commit each of `texts` as a step."""
-        for text in texts:
-            chain.apply("write", Outcome(step=self.span(role, text, closes), decision=decision))
+        outcomes = [Outcome(step=self.span(role, text, closes), decision=decision) for text in texts]
+        return [step for outcome in outcomes if (step := chain.apply("write", outcome)) is not None]
 
     def draft(self, chain: Chain, *texts: str) -> None:
         chain.apply("draft", Outcome(candidates=tuple(self.span("draft", text) for text in texts)))

@@ -34,12 +34,23 @@ def spawned(*arguments: str | Path, cwd: Path = ROOT) -> CompletedProcess[str]:
 @contextmanager
 def running(out: Path, *arguments: str, chains: int = 500) -> Iterator[subprocess.Popen[str]]:
     """A run that has begun: its engines are open and its chains live."""
-    command = [*COMMAND, "run", "graphs/speccot.yaml", "--input", str(TEST_SET), "--output", str(out), *arguments]
+    with begun("run", "graphs/speccot.yaml", "--input", TEST_SET, "--output", out, *arguments, chains=chains) as process:
+        yield process
+
+
+@contextmanager
+def begun(*arguments: str | Path, chains: int | None) -> Iterator[subprocess.Popen[str]]:
+    """A command that carries out or resumes a run of so many chains, once they are live; with `None` from its start on."""
+    command = [*COMMAND, *map(str, arguments)]
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None
     assert process.stderr is not None
     try:
-        assert f" {chains} chains" in process.stderr.readline()
+        if chains is not None:
+            assert f" {chains} chains" in process.stderr.readline()
         yield process
     finally:
         process.kill()
         process.wait()
+        process.stdout.close()
+        process.stderr.close()

@@ -5,9 +5,10 @@ Its backend and its worker program stand in one file; nothing of it is known to 
 
 import os
 import signal
+import subprocess
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from typing import Annotated
+from typing import Annotated, Literal
 
 from msgspec import Meta
 
@@ -29,6 +30,8 @@ class EchoSpec(RestartableSpec, frozen=True, kw_only=True, tag="echo"):
     """More than 1,000 cannot be loaded."""
     interrupts: bool = False
     """Its worker interrupts itself while it loads, as somebody at the terminal would."""
+    loads: Literal["at once", "never"] = "at once"
+    """`never`: its worker starts a process of its own, and waits for that."""
 
 
 class EchoModel:
@@ -86,6 +89,8 @@ def load(setup: Setup) -> EchoModel:
     spec = setup.spec_as(EchoSpec)
     if spec.interrupts:
         os.kill(os.getpid(), signal.SIGINT)
+    if spec.loads == "never":
+        subprocess.run(["sleep", "600"], check=False)
     if spec.max_model_len > 1000:
         raise CannotLoad(f"an echo of {spec.max_model_len} tokens is too long")
     return EchoModel(spec)

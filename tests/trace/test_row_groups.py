@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from pipeline.errors import InputError
 from pipeline.trace.columns import columns_of, schema_of
 from pipeline.trace.events import CallRow
+from pipeline.trace.manifest import Label, Manifest
 from pipeline.trace.read import RowGroups, value_of
 from pipeline.trace.store import TraceStore
 from pipeline.trace.wal import Wal
@@ -39,7 +40,9 @@ def test_every_value_is_found_in_parts_and_in_what_a_dead_run_left(tmp_path: Pat
     store = TraceStore(tmp_path)
     store.append("calls", rows(blank, 0))
     store.close()
-    wal = Wal(tmp_path / "calls/wal-00001.arrows", schema_of(CallRow))
+    manifest = Manifest.read(tmp_path)
+    assert manifest is not None
+    wal = Wal(tmp_path / "calls/wal-00001.arrows", Label(manifest.run, "calls", 1).put_on(schema_of(CallRow)))
     wal.append(columns_of(schema_of(CallRow), rows(blank, 10)))
     wal.append(columns_of(schema_of(CallRow), rows(blank, 20)))
     wal.close()

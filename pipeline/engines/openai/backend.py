@@ -3,10 +3,11 @@
 Specs enter, open engines leave: every server is asked what it is and what it can do before anything is run.
 """
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial, reduce
 from importlib.metadata import version
+from typing import TypeVar
 
 import anyio
 from anyio.abc import TaskGroup
@@ -18,9 +19,11 @@ from pipeline.engines.openai.engine import Deployment, OpenAIEngine, ServedToken
 from pipeline.engines.openai.probe import ProbedServer, ServedModel, context_length, find_model, probe_server
 from pipeline.engines.openai.request import MANY, PRIORITY, SCORING, Capabilities, shared_capabilities
 from pipeline.engines.openai.spec import OpenAISpec
-from pipeline.errors import GraphError, install_command
+from pipeline.errors import GraphError, boundary, install_command
 from pipeline.machine import Machine
 from pipeline.tasks import background_tasks, gather
+
+T = TypeVar("T")
 
 
 @asynccontextmanager
@@ -42,15 +45,24 @@ async def _open_all(specs: Mapping[str, OpenAISpec], stack: AsyncExitStack, task
     """The engines of all roles, with what fails fast done first: addresses and keys, then the lists of models, then the
     tokenizers, which load slowly."""
     connected = [(role, spec, _connect(role, spec, stack)) for role, spec in specs.items()]
-    surveyed = await gather([partial(_survey, role, spec, servers) for role, spec, servers in connected])
+    surveyed = await gather([partial(_within, role, spec, partial(_survey, role, spec, servers)) for role, spec, servers in connected])
     engines: dict[str, OpenAIEngine] = {}
     for deployment, models in surveyed:
         tokenizer = await anyio.to_thread.run_sync(_load_tokenizer, deployment.role, deployment.spec, abandon_on_cancel=True)
         where, spec, servers = _where(deployment.role), deployment.spec, zip(deployment.servers, models, strict=True)
-        probed = await gather([partial(probe_server, where, server, model, spec, tokenizer) for server, model in servers])
+        probes = [partial(probe_server, where, server, model, spec, tokenizer) for server, model in servers]
+        probed = await _within(deployment.role, spec, partial(gather, probes))
         can = reduce(shared_capabilities, (one.can for one in probed))
         engines[deployment.role] = OpenAIEngine(deployment, tokenizer, can, facts(deployment, can, probed), tasks)
     return engines
+
+
+async def _within(role: str, spec: OpenAISpec, ask: Callable[[], Awaitable[T]]) -> T:
+    """What `ask` finds out about the servers of a role; raises `GraphError` where that takes longer than the spec allows."""
+    with anyio.move_on_after(spec.startup_timeout_s):
+        return await ask()
+    what = f"its servers did not say what they can do within startup_timeout_s={spec.startup_timeout_s:g}; set more where they need more"
+    raise GraphError(_where(role), what)
 
 
 def _where(role: str) -> str:
@@ -79,10 +91,13 @@ async def _survey(role: str, spec: OpenAISpec, servers: Sequence[Server]) -> tup
 
 def _load_tokenizer(role: str, spec: OpenAISpec) -> ServedTokenizer:
     try:
-        return ServedTokenizer(resolve(role, spec.tokenizer or spec.model))
+        tokenizer = ServedTokenizer(resolve(role, spec.tokenizer or spec.model))
     except GraphError as error:
         remedy = "" if spec.tokenizer else "; set tokenizer to the folder or the hub name of the model's own"
         raise GraphError(_where(role), f"{error}{remedy}") from error
+    with boundary(GraphError, _where(role), foreign=GraphError):
+        tokenizer.render([{"role": "user", "content": "0 or 1?"}])  # a template that computes up to its limit does so in this thread
+    return tokenizer
 
 
 def facts(deployment: Deployment, can: Capabilities, probed: Sequence[ProbedServer]) -> dict[str, Fact]:

@@ -10,6 +10,7 @@ from typing import Any, Literal
 from msgspec import Struct
 
 from pipeline.engine import Request, Tokenizer
+from pipeline.engines.openai.text_mode import prompt_text
 
 Prompts = Literal["ids", "text"]
 
@@ -117,7 +118,7 @@ def prompt_of(request: Request, can: Capabilities, tokenizer: Tokenizer) -> list
     if can.prompts == "ids":
         return ids
     first = 1 if can.adds_bos and ids[0] in tokenizer.special_ids.values() else 0
-    return tokenizer.decode(ids[first:])
+    return prompt_text(tokenizer, ids[first:])
 
 
 def stop_texts(request: Request, can: Capabilities, tokenizer: Tokenizer) -> tuple[str, ...]:

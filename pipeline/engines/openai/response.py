@@ -15,6 +15,7 @@ from pipeline.engine import Candidate, Completion, FinishReason, Request, Timing
 from pipeline.engines.openai.client import UNREADABLE
 from pipeline.engines.openai.request import Capabilities, stop_texts
 from pipeline.engines.openai.stated import read_usage, timing_of, usage_of
+from pipeline.engines.openai.text_mode import answer_ids
 from pipeline.engines.tokenizer import count_through_stop
 
 _LEAST_LOGPROB = -9998.0
@@ -231,12 +232,12 @@ def _candidate_of_text(request: Request, choice: Choice, can: Capabilities, toke
     asked = request.logprobs and can.top_logprobs
     if asked and text and not logprobs:
         raise Malformed("has no log probabilities, which were asked for")
-    ids = tokenizer.encode(text)
+    ids = answer_ids(tokenizer, text)
     if len(ids) > request.max_tokens:  # not every server keeps to it
         ids = ids[: request.max_tokens]
         text, finish, stop, logprobs = tokenizer.decode(ids), "length", None, logprobs[: request.max_tokens]
     total = math.fsum(logprobs) if asked else None
-    return Candidate(ids=tuple(ids), text=text, cumulative_logprob=total, finish_reason=finish, stop_reason=stop)
+    return Candidate(ids=ids, text=text, cumulative_logprob=total, finish_reason=finish, stop_reason=stop)
 
 
 def _end_of_text(

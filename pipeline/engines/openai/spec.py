@@ -23,13 +23,16 @@ class OpenAISpec(EngineSpec, frozen=True, kw_only=True, tag="openai"):
     max_model_len: Annotated[int, Meta(ge=16)] | None = None
     """Context length in tokens; by default what the server says."""
     prompts: Literal["auto", "ids", "text"] = "auto"
-    """How prompts are sent; `auto`: as token ids where the server takes them and returns ids, else as text."""
+    """How prompts are sent; `auto`: as token ids where the server takes them and returns ids, else as text. In a text a space follows the
+    first character of a special token that a problem or an answer spells out, or the server would take it for the token."""
     max_retries: Annotated[int, Meta(ge=0, le=100)] = 8
     """See `EngineSpec.max_retries`; servers are often unavailable for a moment. Moves to other replicas do not count. A chain fails only if
     some replica answers other requests; else its call waits for that."""
     reconnect_s: PositiveSeconds = 180.0
     """When no replica has answered for this long, or all have refused everything (a key that has expired) for this long or 5 s, the
     engine counts as dead: the run stops and can be resumed."""
+    startup_timeout_s: PositiveSeconds = 600.0
+    """Longest time that the servers may take to say what they can do, before the run starts."""
 
     def __post_init__(self) -> None:
         """Refuse what cannot be the name of a variable, and may be the key itself, without repeating it."""

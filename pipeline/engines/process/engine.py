@@ -132,6 +132,7 @@ class Worker:
         self.statistics = NO_STATISTICS
         """The statistics that the worker last reported; they include every request whose completion has arrived."""
         self._model_name = setup.spec.get("model", setup.model)
+        self._startup_timeout_s = setup.startup_timeout_s
         self._process = WorkerProcess(structs.replace(program, environment=_QUIET | program.environment))
         self._ends_slowly = program.shutdown_s > 0
         self._connection = Connection(self._process)
@@ -156,9 +157,12 @@ class Worker:
     async def ready(self) -> Ready:
         """Wait until the worker has loaded the model.
 
-        Raises `GraphError` when the model cannot be loaded here, `EngineDead` when the worker dies while loading.
+        Raises `GraphError` when the model cannot be loaded here, `EngineDead` when the worker dies while loading or takes too long.
         """
-        await self._answered.wait()
+        with anyio.move_on_after(self._startup_timeout_s) as patience:
+            await self._answered.wait()
+        if patience.cancelled_caught:
+            self.kill(_too_slow("start", self._startup_timeout_s))
         if isinstance(self._answer, Failed):
             why = self._answer.what or await self._why_it_ended()
             raise GraphError(f"engine {self.role!r}", f"cannot load the model {self._model_name!r}: {why}")
@@ -263,6 +267,7 @@ class WorkerEngine:
         self.tokenizer: Tokenizer
         self.max_model_len = self.vocab_size = 0
         self.facts: dict[str, Fact] = {}
+        self.startup_timeout_s = setup.startup_timeout_s
         self._setup, self._program, self._load_tokenizer = setup, program, load_tokenizer
         self._tasks: anyio.abc.TaskGroup | None = None
         self._worker: Worker | None = None
@@ -392,12 +397,19 @@ async def open_workers(queues: Sequence[Sequence[WorkerEngine]]) -> AsyncIterato
             engine.close_files()
 
 
+def _too_slow(what: str, startup_timeout_s: float) -> str:
+    return f"it did not {what} within startup_timeout_s={startup_timeout_s:g}; set more where it needs more"
+
+
 async def _all_ready(queues: Sequence[Sequence[WorkerEngine]], tasks: anyio.abc.TaskGroup) -> None:
     """Load all tokenizers, one after the other (importing transformers is not thread-safe), while the workers load."""
 
     async def load_tokenizers() -> None:
         for engine in (engine for queue in queues for engine in queue):
-            await anyio.to_thread.run_sync(engine.load_tokenizer, abandon_on_cancel=True)
+            with anyio.move_on_after(engine.startup_timeout_s) as patience:
+                await anyio.to_thread.run_sync(engine.load_tokenizer, abandon_on_cancel=True)
+            if patience.cancelled_caught:
+                raise EngineDead(engine.role, _too_slow("load its tokenizer", engine.startup_timeout_s))
 
     async def start_one_by_one(queue: Sequence[WorkerEngine]) -> None:
         for engine in queue:

@@ -6,6 +6,7 @@ the worker program decodes it: neither a backend nor a model nor a socket is kno
 """
 
 from collections.abc import Iterator
+from math import inf
 from typing import Any, Literal, TypeVar
 
 from msgspec import Struct, convert, msgpack, to_builtins
@@ -36,6 +37,11 @@ class Setup(Struct, frozen=True, tag=True, array_like=True):
     def of(cls, role: str, spec: EngineSpec, model: str, cores: tuple[int, ...] = ()) -> "Setup":
         """The setup of the engine `role` with this `spec`."""
         return cls(role, to_builtins(spec), model, cores)
+
+    @property
+    def startup_timeout_s(self) -> float:
+        """Longest time that the start may take, in seconds; unlimited where the spec has no such field."""
+        return float(self.spec.get("startup_timeout_s", inf))
 
     def spec_as(self, kind: type[S]) -> S:
         """The spec decoded; `kind` must be its class."""
@@ -91,7 +97,7 @@ class Report(Struct, frozen=True, tag=True, array_like=True):
 ToWorker = Setup | Submit | Abort | ResetPrefixCache
 FromWorker = Ready | Failed | Report | PrefixCacheIsEmpty
 
-_encoder = msgpack.Encoder()
+_encoder = msgpack.Encoder(enc_hook=list)
 
 
 def frame(message: ToWorker | FromWorker) -> bytes:

@@ -10,6 +10,7 @@ import select
 import signal
 import socket
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -33,6 +34,9 @@ from pipeline.errors import RequestRefused
 
 REPORT_EVERY_S = 0.25
 """Statistics are sent at least this often, in seconds, while anything is computed: the main process kills a silent worker."""
+SHUTDOWN_S = 2.0
+"""How long a worker whose main process is gone may take to shut down, in seconds; then it is killed with all that it started."""
+_PARENT_S = 0.5
 _RECEIVE_BYTES = 1 << 20
 
 
@@ -72,12 +76,15 @@ class ParentConnection:
     """The worker's end of the socket to the main process, whose file descriptor is the program's first argument.
 
     When the main process has closed its own end, or is gone, this process ends at once; with `exit_on_close=False` only
-    `closed` is set, for programs that must shut something down.
+    `closed` is set, for programs that must shut something down, and they have `SHUTDOWN_S` for it once the main process is gone.
     """
 
     def __init__(self, *, exit_on_close: bool = True) -> None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # the main process decides when a worker ends
         self.socket = socket.socket(fileno=int(sys.argv[1]))
+        # Whatever this process is at then, loading for minutes or waiting for one of its own: the socket is read in between alone.
+        watch = (self.socket.fileno(), 0.0 if exit_on_close else SHUTDOWN_S)
+        threading.Thread(target=_end_with_main_process, args=watch, name="main process", daemon=True).start()
         self.closed = False
         self._unframer, self._exit_on_close = Unframer("worker"), exit_on_close
 
@@ -114,6 +121,29 @@ class ParentConnection:
         if self._exit_on_close:
             os._exit(0)
         self.closed = True
+
+
+def _end_with_main_process(descriptor: int, shutdown_s: float) -> None:
+    """Wait until the main process has neither end of the socket any more, and kill this process group `shutdown_s` later."""
+    hang_up = select.poll()
+    hang_up.register(descriptor, 0)  # no more than POLLHUP, which both directions must be closed for, and errors
+    hang_up.poll()
+    time.sleep(shutdown_s)
+    if os.getpgid(0) == os.getpid():
+        os.killpg(0, signal.SIGKILL)
+    os._exit(1)
+
+
+def end_with_parent() -> None:
+    """Have this process, which a worker started, end within a second of that worker, however that ended."""
+    parent = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(_PARENT_S)
+        os._exit(1)
+
+    threading.Thread(target=watch, name="parent", daemon=True).start()
 
 
 class WorkerServer:

@@ -16,11 +16,10 @@ _LENGTH_SHIFT = 24
 VOCAB_SIZE = 4 << _LENGTH_SHIFT
 """One more than the largest id."""
 _REMEMBERED = 1 << 20
-_PIECE = re.compile(
-    "|".join(map(re.escape, (*SPECIALS, DELIMITER))).encode()
-    # A piece never reaches over a digit, a capital, a line feed, a `<` or the first byte of a character.
-    + rb"|[0-9A-Z\n]|[^0-9A-Z\n][^0-9A-Z\n<\xc0-\xff]{0,2}"
-)
+# A piece never reaches over a digit, a capital, a line feed, a `<` or the first byte of a character.
+_TEXT = re.escape(DELIMITER).encode() + rb"|[0-9A-Z\n]|[^0-9A-Z\n][^0-9A-Z\n<\xc0-\xff]{0,2}"
+_TEXT_PIECE = re.compile(_TEXT)
+_PIECE = re.compile("|".join(map(re.escape, SPECIALS)).encode() + b"|" + _TEXT)
 
 
 class _Ids(dict[bytes, int]):
@@ -62,9 +61,21 @@ class SimTokenizer:
         self.special_ids = {text: number for number, text in enumerate(SPECIALS)}
         self.eos_ids = frozenset({self.special_ids[END]})
 
+    @property
+    def control_ids(self) -> frozenset[int]:
+        """See `Tokenizer.control_ids`."""
+        return frozenset(self.special_ids.values())
+
     def encode(self, text: str) -> list[int]:
         """See `Tokenizer.encode`."""
         return list(map(_ids.__getitem__, _PIECE.findall(text.encode("utf-8", "replace"))))
+
+    def encode_parts(self, parts: Sequence[str]) -> list[int]:
+        """See `Tokenizer.encode_parts`."""
+        ids: list[int] = []
+        for number, part in enumerate(parts):
+            ids += map(_ids.__getitem__, _TEXT_PIECE.findall(part.encode("utf-8", "replace"))) if number % 2 else self.encode(part)
+        return ids
 
     def decode(self, ids: Sequence[int]) -> str:
         """See `Tokenizer.decode`."""

@@ -10,8 +10,9 @@ from contextlib import asynccontextmanager
 from functools import partial
 
 from pipeline.engine import Availability, Backend, Examination, Finding, MemoryRow
+from pipeline.engines.checkpoint import Part
 from pipeline.engines.cores import CoreRequest, core_findings, share_cores
-from pipeline.engines.model_card import DTYPE_BYTES, ModelCard, missing, read_card
+from pipeline.engines.model_card import DTYPE_BYTES, ModelCard, checkpoint_of, missing, read_card, refuse
 from pipeline.engines.models import resolve
 from pipeline.engines.process.engine import WorkerEngine, open_workers
 from pipeline.engines.process.wire import Setup
@@ -32,6 +33,7 @@ async def open_torch(specs: Mapping[str, TorchSpec]) -> AsyncIterator[Mapping[st
     Raises `GraphError` when a model cannot be loaded here, `EngineDead` when a worker dies while loading.
     """
     for role, spec in specs.items():
+        refuse(missing(role, read_card(resolve(role, spec.model)), _needs(spec)))
         if (flaw := _flaw_in_slots(spec)) is not None:
             raise GraphError(f"engine {role!r}", flaw)
     core_requests = {role: CoreRequest(spec.core, spec.threads, not spec.device.startswith("cuda")) for role, spec in specs.items()}
@@ -50,6 +52,11 @@ def _program(spec: TorchSpec) -> Program:
     # Memory that one iteration frees is kept for the next, not given back to the system: some percent faster on a CPU.
     keep_memory = {"MALLOC_MMAP_THRESHOLD_": str(1 << 30), "MALLOC_TRIM_THRESHOLD_": str(1 << 32), "MALLOC_TOP_PAD_": str(1 << 26)}
     return Program(module="pipeline.engines.torch.worker", environment={"OMP_NUM_THREADS": str(spec.threads)}, defaults=keep_memory)
+
+
+def _needs(spec: TorchSpec) -> tuple[Part, ...]:
+    """The parts of a model's folder that an engine reads."""
+    return ("config", "tokenizer") if spec.load_format == "dummy" else ("config", "tokenizer", "weights")
 
 
 def _flaw_in_slots(spec: TorchSpec) -> str | None:
@@ -82,7 +89,8 @@ def torch_examination(specs: Mapping[str, TorchSpec], machine: Machine, cards: M
     rows = [row for role, spec in specs.items() if (row := _row(role, spec, machine, cards[role])) is not None]
     core_requests = {role: CoreRequest(spec.core, spec.threads, True) for role, spec in specs.items() if gpu_of(spec, machine) is None}
     found += [*core_findings(core_requests, machine.cores), *_memory(rows)]
-    return Examination(findings=tuple(found), memory=tuple(rows))
+    weights = [checkpoint_of(role, cards[role], own_class=False) for role, spec in specs.items() if spec.load_format != "dummy"]
+    return Examination(findings=tuple(found), memory=tuple(rows), checkpoints=tuple(filter(None, weights)))
 
 
 def gpu_of(spec: TorchSpec, machine: Machine) -> int | None:
@@ -100,7 +108,7 @@ def cuda_build(machine: Machine) -> bool:
 
 
 def _spec(role: str, spec: TorchSpec, machine: Machine, card: ModelCard) -> Iterator[Finding]:
-    yield from missing(role, card)
+    yield from missing(role, card, _needs(spec))
     if machine.gpus and not cuda_build(machine):
         what = f"torch {machine.versions.get('torch', '')} cannot use the {machine.gpus[0].name}"
         yield Finding(

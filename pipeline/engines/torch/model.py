@@ -9,6 +9,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.modeling_utils import AttentionInterface
 
 from pipeline.engine import Fact
+from pipeline.engines.checkpoint import ANEW
 from pipeline.engines.cores import core_facts
 from pipeline.engines.process.wire import Setup
 from pipeline.engines.process.worker import CannotLoad
@@ -17,6 +18,7 @@ from pipeline.engines.torch.cache import AttentionShape, BatchLayout, KVCache, P
 from pipeline.engines.torch.runner import BatchRunner, LoadedModel
 from pipeline.engines.torch.slots import Slots
 from pipeline.engines.torch.spec import SMALL_PARAMETERS, TorchSpec
+from pipeline.engines.torch.tensors import flaw_in_conversion, flaw_in_loading
 from pipeline.errors import PipelineError
 
 _FIRST_CAPACITY = 256
@@ -65,15 +67,30 @@ def _module(name: str, spec: TorchSpec, device: str) -> Any:
         torch.manual_seed(0)
         model = AutoModelForCausalLM.from_config(config, dtype=dtype, **options)  # type: ignore[no-untyped-call]
     else:
-        model = AutoModelForCausalLM.from_pretrained(name, dtype=dtype, **options)
+        model = _whole(name, dtype=dtype, **options)
     if device == "cpu" and spec.dtype == "auto" and model.num_parameters() < SMALL_PARAMETERS:
         model = model.float()
     return model.to(device).eval()
 
 
+def _whole(name: str, **options: Any) -> Any:
+    """The model with every one of its weights from its files; raises `CannotLoad` where transformers would make some up."""
+    try:
+        loaded: Any = AutoModelForCausalLM.from_pretrained(name, output_loading_info=True, ignore_mismatched_sizes=True, **options)
+    except RuntimeError as error:
+        flaw = flaw_in_conversion(error)
+        raise CannotLoad(f"{flaw}; {ANEW}" if flaw else _first_line(error)) from error
+    model, report = loaded
+    if (flaw := flaw_in_loading(report)) is not None:
+        raise CannotLoad(f"{flaw}; {ANEW}")
+    return model
+
+
 def _runner(module: Any, tokenizer: HFTokenizer, setup: Setup, spec: TorchSpec) -> BatchRunner:
     config = module.config.get_text_config()
     longest = int(config.max_position_embeddings)
+    if longest < 1:
+        raise CannotLoad(f"its config.json says max_position_embeddings: {longest}, which is no number of tokens")
     if spec.max_model_len is not None and spec.max_model_len > longest:
         raise CannotLoad(f"max_model_len is {spec.max_model_len}, but the model was made for {longest} tokens")
     max_model_len, slots = spec.max_model_len or longest, spec.kv_cache_slots or 2 * spec.max_num_seqs

@@ -7,9 +7,10 @@
 import math
 from collections.abc import Iterator, Mapping
 
-from pipeline.engine import Availability, Examination, Finding, MemoryRow
+from pipeline.engine import Availability, Checkpoint, Examination, Finding, MemoryRow
+from pipeline.engines.checkpoint import Part
 from pipeline.engines.cores import CoreRequest, core_findings
-from pipeline.engines.model_card import ModelCard, missing, read_card
+from pipeline.engines.model_card import ModelCard, checkpoint_of, missing, read_card, refuse
 from pipeline.engines.models import resolve
 from pipeline.engines.vllm.memory_plan import (
     CONTEXT_BYTES,
@@ -26,7 +27,7 @@ from pipeline.engines.vllm.memory_plan import (
     token_bytes,
 )
 from pipeline.engines.vllm.spec import VllmSpec
-from pipeline.errors import GraphError, install_command
+from pipeline.errors import install_command
 from pipeline.machine import GIB, Machine, gib
 
 VERSIONS = ((0, 24), (0, 34))
@@ -41,9 +42,7 @@ _LEAST_SHARE = 0.1
 
 def check(specs: Mapping[str, VllmSpec], machine: Machine) -> None:
     """Raise `GraphError` for the first reason why these roles cannot start on `machine`."""
-    for finding in findings(look_up(specs, machine)):
-        if finding.fatal:
-            raise GraphError(f"engine {finding.role!r}", f"{finding.what}; {finding.remedy}")
+    refuse(findings(look_up(specs, machine)))
 
 
 def vllm_available(machine: Machine) -> Availability:
@@ -58,12 +57,19 @@ def vllm_available(machine: Machine) -> Availability:
 async def examine_vllm(specs: Mapping[str, VllmSpec], machine: Machine) -> Examination:
     """Check whether these roles would start on `machine`, and plan their memory; raises `GraphError` for an unknown bundled model."""
     made = look_up(specs, machine)
-    return Examination(findings=findings(made), memory=made.rows)
+    return Examination(findings=findings(made), memory=made.rows, checkpoints=checkpoints(made))
+
+
+def checkpoints(plan: MemoryPlan) -> tuple[Checkpoint, ...]:
+    """The weights that the roles of a plan would load from this machine."""
+    loading = [(role, spec) for role, spec in plan.specs.items() if spec.load_format != "dummy"]
+    found = [checkpoint_of(role, plan.cards[model], own_class=True) for role, spec in loading for model in _models(spec)]
+    return tuple(filter(None, found))
 
 
 def look_up(specs: Mapping[str, VllmSpec], machine: Machine) -> MemoryPlan:
     """The memory plan of `specs`, with what is known of their models on this machine."""
-    named = {role: [spec.model, *_inner_model(spec)] for role, spec in specs.items()}
+    named = {role: _models(spec) for role, spec in specs.items()}
     cards = {model: read_card(resolve(role, model)) for role, models in named.items() for model in models}
     return memory_plan(specs, machine, cards)
 
@@ -109,13 +115,17 @@ def _numbers(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in version.partition("+")[0].split(".")[:2] if part.isdecimal())
 
 
-def _inner_model(spec: VllmSpec) -> list[str]:
-    return [spec.speculative_config.model] if spec.speculative_config and spec.speculative_config.model else []
+def _models(spec: VllmSpec) -> list[str]:
+    """The model of a role, and the draft model inside its engine, if there is one."""
+    inner = spec.speculative_config
+    return [spec.model, *([inner.model] if inner is not None and inner.model is not None else [])]
 
 
 def _model(plan: MemoryPlan, role: str, spec: VllmSpec) -> Iterator[Finding]:
-    for model in [spec.model, *_inner_model(spec)]:
-        yield from missing(role, plan.cards[model])
+    weights: tuple[Part, ...] = () if spec.load_format == "dummy" else ("weights",)
+    yield from missing(role, plan.cards[spec.model], ("config", "tokenizer", *weights))
+    for inner in _models(spec)[1:]:
+        yield from missing(role, plan.cards[inner], ("config", *weights))
     card = plan.cards[spec.model]
     if spec.max_model_len and card.max_model_len and not card.stretched and spec.max_model_len > card.max_model_len:
         what = f"max_model_len is {spec.max_model_len}, but {spec.model} was made for {card.max_model_len} tokens"

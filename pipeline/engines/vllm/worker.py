@@ -13,9 +13,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from pipeline.engine import Completion, EngineStatistics, Fact, Request, Speculation
+from pipeline.engines.checkpoint import ANEW
 from pipeline.engines.meter import UsageMeter
 from pipeline.engines.process.wire import Abort, Failed, PrefixCacheIsEmpty, Ready, Report, ResetPrefixCache, Setup, Submit
-from pipeline.engines.process.worker import REPORT_EVERY_S, ParentConnection
+from pipeline.engines.process.worker import REPORT_EVERY_S, ParentConnection, end_with_parent
 
 if TYPE_CHECKING:
     from vllm.v1.engine.async_llm import AsyncLLM
@@ -171,6 +172,19 @@ class VllmServer:
         return max(0.0, self._gauges.last_s - self._busy_since)
 
 
+def flaw_in_weights(setup: Setup, spec: "VllmSpec") -> tuple[bool, str | None]:
+    """Whether the weights are on this machine, and what is wrong with their tensors: vLLM leaves what it does not find at random."""
+    from pipeline.engines.model_card import local_folder
+    from pipeline.engines.torch.tensors import flaw_in_tensors
+
+    if spec.load_format == "dummy":
+        return True, None
+    inner = spec.speculative_config
+    folders = [local_folder(model) for model in (setup.model, inner.model if inner else None) if model]
+    flaws = (flaw_in_tensors(str(folder), own_class=True) for folder in folders if folder is not None)
+    return None not in folders, next(filter(None, flaws), None)
+
+
 def load(setup: Setup, spec: "VllmSpec", gauges: Gauges) -> "AsyncLLM":
     """Start vLLM with the model of `setup`; raises what vLLM raises."""
     from vllm.engine.arg_utils import AsyncEngineArgs
@@ -226,7 +240,13 @@ async def work(connection: ParentConnection, setup: Setup) -> None:
 
     spec, gauges = setup.spec_as(VllmSpec), Gauges()
     try:
-        engine = load(setup, spec, gauges)
+        here, flaw = flaw_in_weights(setup, spec)
+        if flaw is None:
+            engine = load(setup, spec, gauges)
+            flaw = None if here else flaw_in_weights(setup, spec)[1]
+        if flaw is not None:
+            connection.send(Failed(f"{flaw}; {ANEW}"))
+            return
         server = VllmServer(engine, spec, setup.model, gauges)
     except Exception as error:
         traceback.print_exc()
@@ -252,6 +272,7 @@ def main() -> None:
 if __name__ == "__mp_main__":  # one of the processes that vLLM spawns; they load this module first
     from pipeline.engines.vllm.cpu_patch import apply_cpu_patch
 
+    end_with_parent()
     apply_cpu_patch()
 if __name__ == "__main__":
     try:

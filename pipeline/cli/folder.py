@@ -1,0 +1,87 @@
+"""`pipeline errors RUN` and `pipeline fsck RUN`: what went wrong in a run, and in its folder; other commands say what they leave out."""
+
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+import click
+import msgspec
+
+from pipeline.analysis.quality.failures import failures
+from pipeline.cli.main import print_line, print_notice, print_page
+from pipeline.trace.folder import hold
+from pipeline.trace.fsck import Examination, examine
+from pipeline.trace.fsck import repair as repaired
+from pipeline.trace.inventory import flaws
+
+
+def print_flaws(runs: Iterable[Path]) -> None:
+    """Print a sentence for every file of the run folders `runs` that is missing, left out, or not as the run left it."""
+    for run in runs:
+        for sentence in flaws(run):
+            print_notice(sentence)
+
+
+@click.command()
+@click.argument("run", type=click.Path(path_type=Path), metavar="RUN")
+@click.option("--json", "as_json", is_flag=True, help="Print them as JSON.")
+@click.option("--debug", is_flag=True, help="Show tracebacks.")
+def errors(run: Path, as_json: bool, debug: bool) -> None:
+    """Group the failed chains of the run folder RUN by error, stage and message.
+
+    `pipeline resume RUN --retry-failed` tries them again.
+    """
+    print_flaws([run])
+    found = failures(run)
+    if as_json:
+        print_page(msgspec.json.encode(found))
+        return
+    if not found:
+        print_line("no chain failed")
+    for failure in found:
+        chains = ", ".join(failure.examples) + (", ..." if failure.count > len(failure.examples) else "")
+        print_line(f"{failure.count} x {failure.error_type} in {failure.stage or 'no stage'}: {failure.message}")
+        print_line(f"    {chains}")
+
+
+@click.command()
+@click.argument("run", type=click.Path(path_type=Path), metavar="RUN")
+@click.option("--repair", is_flag=True, help="Put right what can be; no file is deleted.")
+@click.option("--json", "as_json", is_flag=True, help="Print what was found as JSON.")
+@click.option("--debug", is_flag=True, help="Show tracebacks.")
+def fsck(run: Path, repair: bool, as_json: bool, debug: bool) -> None:
+    """Examine the run folder RUN: tables, files that are missing, doubled, foreign or damaged, and chains that do not hang together.
+
+    --repair makes parts of write-ahead files, takes back rows that do not hang together, and puts files that are not the run's own
+    into the subfolder `aside`. What was lost is solved again by `pipeline resume`.
+
+    Exit codes: 0 sound, 1 something is wrong, or is left after repairing, 2 RUN is no run folder or is in use.
+    """
+    if repair:
+        examine(run)  # refuses what is no run folder, before a lock is made in it
+        with hold(run):
+            found = repaired(run)
+    else:
+        found = examine(run)
+    if as_json:
+        print_page(msgspec.json.encode(found, order="sorted"))
+    else:
+        for line in _lines(found, repair):
+            print_line(line)
+    sys.exit(0 if found.sound else 1)
+
+
+def _lines(found: Examination, repair: bool) -> list[str]:
+    sessions = f"{found.sessions} session{'' if found.sessions == 1 else 's'}"
+    manifest = "" if found.manifest else ", no manifest (of an earlier version, or lost): missing and foreign files cannot be told"
+    lines = [f"{found.folder}: {found.status}, {sessions}{', a process is at work in it' if found.held else ''}{manifest}"]
+    lines += ["{:<10}{:>8}{:>14}{:>14}{:>12}".format("table", "parts", "write-ahead", "rows", "MB")]
+    for table in found.tables:
+        size = f"{table.bytes / 1e6:,.2f}"
+        lines.append(f"{table.table:<10}{table.parts:>8,}{table.write_ahead:>14,}{table.rows:>14,}{size:>12}")
+    lines += [f"repaired: {each}" for each in found.repaired]
+    lines += [f"wrong: {flaw}" for flaw in found.flaws]
+    if found.sound:
+        return [*lines, "sound" + (": its chains are checked once the process has ended" if found.held else "")]
+    remedy = "the rest cannot be repaired" if repair else f"pipeline fsck {found.folder} --repair puts right what can be"
+    return [*lines, f"unsound: {remedy}"]

@@ -1,0 +1,50 @@
+"""Cuts what a chat template renders into its own parts and the places of the texts that users, data and models wrote.
+
+Placeholders are rendered in place of the texts, so that a template is rendered a few times at the start and never for a problem.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from pipeline.errors import GraphError
+
+SAID, ASKED = "q1w2said", "q1w2asked"
+"""Placeholders of an assistant's and a user's text while a template is cut; no template changes or contains them."""
+_WHITE_SPACE = " \t\n\v\f\r\x1c\x1d\x1e\x1f\x85\xa0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a"
+WHITE_SPACE = f"{_WHITE_SPACE}\u2028\u2029\u202f\u205f\u3000"
+"""All that `str.strip`, which templates use, takes for white space."""
+
+
+class Margins(NamedTuple):
+    """The white space that a template strips from a text, as the characters that `str.lstrip` and `str.rstrip` take."""
+
+    left: str
+    right: str
+
+
+def parts_of(text: str, *placeholders: str, where: str) -> list[str]:
+    """The parts of the rendered `text` around the `placeholders`, one more than there are of these.
+
+    Raises `GraphError` at `where` for a template that leaves one of them out, says it twice, or says them in another order.
+    """
+    parts, rest = [], text
+    for placeholder in placeholders:
+        if (count := text.count(placeholder)) != 1:
+            raise GraphError(where, f"shows a message of the chat {count} times, not once" if count else "leaves out a message of the chat")
+        before, found, rest = rest.partition(placeholder)
+        if not found:
+            raise GraphError(where, "changes the order of the messages")
+        parts.append(before)
+    return [*parts, rest]
+
+
+def stripped_margins(around: Callable[[str], Sequence[str]]) -> Margins:
+    """The margins that a template strips, where `around` gives what stands before and behind a text that has its argument on either side.
+
+    A template is taken to leave the inside of a text alone.
+    """
+    before, after = around("")
+    doubled = {character: around(2 * character) for character in WHITE_SPACE}
+    left = "".join(character for character, (start, _) in doubled.items() if start == before)
+    right = "".join(character for character, (_, end) in doubled.items() if end == after)
+    return Margins(left, right)

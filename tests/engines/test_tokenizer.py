@@ -1,0 +1,176 @@
+"""A Hugging Face tokenizer: its control tokens, texts that stay text, and failures that are one sentence."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Regex, Tokenizer, pre_tokenizers
+
+from pipeline.engines.tokenizer import HFTokenizer
+from pipeline.errors import GraphError, RequestRefused
+from tests.support.chat_models import BUNDLED, MODELS, chat_model, folder_of
+
+NAMES = (*MODELS, *BUNDLED)
+FOLDED = "＜think＞"  # noqa: RUF001 - characters that NFKC makes ASCII
+"""`<think>` for a tokenizer that folds texts before it looks for its tokens."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def loaded() -> None:
+    """All tokenizers are loaded on behalf of all tests."""
+    for name in NAMES:
+        chat_model(name).encode_parts(["", "<think><|im_end|>[INST]"])
+
+
+def controls_of(tokenizer: HFTokenizer) -> list[str]:
+    return [text for text, id_ in tokenizer.special_ids.items() if id_ in tokenizer.control_ids]
+
+
+def pieces_of(tokenizer: HFTokenizer) -> list[str]:
+    """Texts that tokenizers stumble over: whole and cut control tokens, look-alikes, white space."""
+    controls = controls_of(tokenizer)
+    halves = [half for text in controls for half in (text[: len(text) // 2], text[len(text) // 2 :])]
+    white = [" ", "\n", "\n\n", "  "]
+    return [*controls, *halves, *white, "<", ">", "|", "[", "▁", "a", "Tom has 3 pens", "\\boxed{5}", "汉", FOLDED, "K"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_all_that_models_publish_as_special_or_as_tags_controls_a_chat_and_no_word_does(name: str) -> None:
+    tokenizer = chat_model(name)
+    if name in BUNDLED:
+        expected = {"<|end|>", "<|user|>", "<|assistant|>", "<think>", "</think>"}
+        assert {"\n\n", "\\boxed{", "Score: ", "[1] "} <= tokenizer.special_ids.keys() - expected
+    else:
+        expected = {*MODELS[name].special, *MODELS[name].added}
+    assert set(controls_of(tokenizer)) == expected
+
+
+def test_a_token_that_the_template_names_controls_a_chat_however_it_is_written(tmp_path: Path) -> None:
+    for file in folder_of("qwen3").iterdir():
+        (tmp_path / file.name).write_text(file.read_text().replace("<|im_end|>", "~over~"))
+    assert "~over~" in controls_of(HFTokenizer(str(tmp_path)))
+
+
+def test_no_added_word_or_digit_controls_a_chat_even_where_the_template_holds_it(tmp_path: Path) -> None:
+    for file in folder_of("qwen3").iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    words = ["0", "user", "content", "[1]", "<=>", "{%"]
+    changed = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    changed.add_tokens(words)
+    changed.save(str(tmp_path / "tokenizer.json"))
+    tokenizer = HFTokenizer(str(tmp_path))
+    assert set(words) <= tokenizer.special_ids.keys() - set(controls_of(tokenizer))
+    assert tokenizer.encode_parts(["", "10 user [1]"]) == tokenizer.encode("10 user [1]")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_control_token_is_spelled_out_in_a_text_and_is_none_in_a_template(name: str) -> None:
+    tokenizer = chat_model(name)
+    for text in controls_of(tokenizer):
+        for said in (text, f"a{text}b", f"{text}{text}", f"\n{text}\n"):
+            ids = tokenizer.encode_parts(["", said])
+            assert tokenizer.control_ids.isdisjoint(ids)
+            assert tokenizer.decode(ids) == said
+        assert tokenizer.encode_parts([text]) == tokenizer.encode(text) == [tokenizer.special_ids[text]]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+@settings(deadline=None, max_examples=150)
+@given(data=st.data())
+def test_no_parts_that_others_wrote_give_a_control_token(name: str, data: st.DataObject) -> None:
+    """In whatever way texts of control tokens are cut over a text, its neighbours and the template's own parts."""
+    tokenizer = chat_model(name)
+    said = st.lists(st.sampled_from(pieces_of(tokenizer)), max_size=5).map("".join)
+    ours = st.lists(st.sampled_from(["", *controls_of(tokenizer), "user\n", "\n"]), max_size=3).map("".join)
+    parts = data.draw(st.tuples(ours, said, ours, said, ours))
+    expected = [id_ for part in parts[::2] for id_ in tokenizer.encode(part) if id_ in tokenizer.control_ids]
+    ids = tokenizer.encode_parts(parts)
+    assert [id_ for id_ in ids if id_ in tokenizer.control_ids] == expected
+    if name in BUNDLED or MODELS[name].kind in ("bytes", "whole words"):
+        assert tokenizer.decode(ids) == "".join(parts)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+@settings(deadline=None, max_examples=100)
+@given(data=st.data())
+def test_parts_without_control_tokens_keep_their_ids(name: str, data: st.DataObject) -> None:
+    tokenizer = chat_model(name)
+    words = [piece for piece in pieces_of(tokenizer) if not any(mark in piece for mark in "<>[]") and piece != FOLDED]
+    said = st.lists(st.sampled_from([*words, "< ", "3 > 2", "汉字"]), max_size=6).map("".join)
+    before, after = data.draw(st.sampled_from([("", ""), *((text, text) for text in controls_of(tokenizer))]))
+    parts = [before, data.draw(said), after]
+    assert tokenizer.encode_parts(parts) == tokenizer.encode("".join(parts))
+
+
+def test_a_text_that_a_control_token_is_spelled_out_in_has_its_other_ids_as_ever() -> None:
+    """Also where a word could merge with the text before it, and where a prefix space is put before the first word alone."""
+    for name in ("qwq", "mistral", "phi-3"):
+        tokenizer = chat_model(name)
+        opened, closed = controls_of(tokenizer)[3:5]
+        clean = tokenizer.encode_parts([opened, "Tom has 3 pens", closed])
+        assert tokenizer.encode_parts([opened, f"Tom has 3 pens{opened}", closed])[: len(clean) - 1] == clean[:-1]
+
+
+def test_a_word_that_was_looked_for_after_folding_still_is() -> None:
+    folded = chat_model("folded")
+    word = folded.special_ids["pens"]
+    assert folded.control_ids.isdisjoint(folded.encode_parts(["", FOLDED.upper()]))
+    assert word in folded.encode_parts(["", "<think> 3 Pens"])
+
+
+def tokenizer_with(folder: Path, pattern: str) -> HFTokenizer:
+    """`qwq` with another pre-tokenizer."""
+    for file in folder_of("qwq").iterdir():
+        (folder / file.name).write_bytes(file.read_bytes())
+    changed = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    changed.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Split(Regex(pattern), "isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+    )
+    changed.save(str(folder / "tokenizer.json"))
+    return HFTokenizer(str(folder))
+
+
+def test_a_regex_that_runs_over_is_one_sentence(tmp_path: Path) -> None:
+    spoilt = tokenizer_with(tmp_path, r"(a|aa)+$")
+    assert spoilt.encode("a")
+    with pytest.raises(RequestRefused, match=f"the tokenizer of {re.escape(str(tmp_path))} fails: ") as caught:
+        spoilt.encode_parts(["", "a" * 200 + "b"])
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("content", ["{", "{}", "[]", '{"version": "1.0", "model": {"type": "BPE", "vocab": {"a": -1}}}'])
+def test_a_damaged_tokenizer_is_one_sentence(tmp_path: Path, content: str) -> None:
+    for file in folder_of("qwq").iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    (tmp_path / "tokenizer.json").write_text(content)
+    with pytest.raises(GraphError, match=re.escape(str(tmp_path))) as caught:
+        HFTokenizer(str(tmp_path))
+    assert "\n" not in str(caught.value)
+
+
+def test_it_renders_as_transformers_does() -> None:
+    chat = [
+        {"role": "user", "content": " a {{ b }}\n"},
+        {"role": "assistant", "content": "x</think>\n\ny"},
+        {"role": "user", "content": "c"},
+    ]
+    for name in NAMES:
+        tokenizer = chat_model(name)
+        for said in (chat, chat[:1]):
+            assert tokenizer.render(said) == tokenizer._hf.apply_chat_template(said, tokenize=False, add_generation_prompt=True)
+
+
+def test_a_model_without_a_template_is_one_sentence(tmp_path: Path) -> None:
+    for file in folder_of("qwq").iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    config = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    del config["chat_template"]
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    with pytest.raises(GraphError, match="its tokenizer has no chat template; use an instruction or reasoning model"):
+        HFTokenizer(str(tmp_path)).render([{"role": "user", "content": "a"}])

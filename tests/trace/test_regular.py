@@ -1,0 +1,105 @@
+"""Only regular files of a run folder are opened and replaced: nothing is written through a link, no pipe is waited for."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.errors import InputError, RunFolderError
+from pipeline.trace.events import CallRow
+from pipeline.trace.folder import LOCK, hold, is_held
+from pipeline.trace.read import read_batches
+from pipeline.trace.regular import NotRegular, check_own, create_own, flaw_of, open_regular
+from pipeline.trace.run_file import RunFile
+from pipeline.trace.store import TraceStore, recover
+
+Blank = Callable[..., Any]
+
+
+@pytest.fixture
+def victim(tmp_path: Path) -> Path:
+    """A file outside of the run folder."""
+    path = tmp_path / "victim"
+    path.write_text("precious")
+    return path
+
+
+def test_kinds_are_told_apart_without_opening_them(tmp_path: Path, victim: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to(victim)
+    (tmp_path / "dangling").symlink_to(tmp_path / "nothing")
+    found = {path.name: flaw_of(path) for path in tmp_path.iterdir()}
+    link, pipe = "is a link, not a regular file", "is a named pipe, not a regular file"
+    assert found == {"victim": None, "pipe": pipe, "link": link, "dangling": link}
+    for name in ("pipe", "link", "dangling"):
+        with pytest.raises(NotRegular, match=f"^{name} is a"):
+            open_regular(tmp_path / name)
+    with open_regular(tmp_path / "link", follow=True) as file:
+        assert file.read() == b"precious"
+    with pytest.raises(NotRegular, match="named pipe"):
+        open_regular(tmp_path / "pipe", follow=True)
+
+
+def test_a_new_file_takes_the_place_of_a_link_and_not_of_its_target(tmp_path: Path, victim: Path) -> None:
+    for make in (os.symlink, os.link):
+        draft = tmp_path / "draft"
+        make(victim, draft)
+        os.close(create_own(draft))
+        assert (draft.stat().st_size, draft.is_symlink(), victim.read_text()) == (0, False, "precious")
+        draft.unlink()
+
+
+@pytest.mark.parametrize("make", [os.symlink, os.link])
+def test_the_lock_is_not_written_through_a_link(tmp_path: Path, victim: Path, make: Callable[..., None]) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    make(victim, run / LOCK)
+    with pytest.raises(RunFolderError, match=r"run: cannot be written: run\.lock (is a link|has a second name)"), hold(run):
+        pass
+    with pytest.raises(NotRegular):
+        check_own(run / LOCK)
+    assert victim.read_text() == "precious"
+    assert not is_held(run)
+
+
+def test_a_part_is_not_written_through_a_link(tmp_path: Path, victim: Path, blank: Blank) -> None:
+    run = tmp_path / "run"
+    store = TraceStore(run)
+    store.append("calls", [blank(CallRow)])
+    (run / "calls/part-00000.parquet.tmp").symlink_to(victim)
+    store.close()
+    assert victim.read_text() == "precious"
+    assert [batch.num_rows for batch in read_batches(run, "calls", ["call_index"])] == [1]
+
+
+def test_a_part_made_of_a_dead_run_is_not_written_through_a_link(tmp_path: Path, victim: Path, blank: Blank) -> None:
+    run = tmp_path / "run"
+    store = TraceStore(run)
+    store.append("calls", [blank(CallRow)])
+    content = (run / "calls/wal-00000.arrows").read_bytes()
+    store.close()
+    (run / "calls/part-00000.parquet").unlink()
+    (run / "calls/wal-00000.arrows").write_bytes(content)
+    (run / "calls/part-00000.parquet.tmp").symlink_to(victim)
+    recover(run)
+    assert victim.read_text() == "precious"
+    assert [batch.num_rows for batch in read_batches(run, "calls", ["call_index"])] == [1]
+
+
+@pytest.mark.parametrize("kind", ["pipe", "link"])
+def test_a_write_ahead_file_that_is_no_regular_file_is_a_sentence(tmp_path: Path, victim: Path, kind: str) -> None:
+    path = tmp_path / "run/calls/wal-00000.arrows"
+    path.parent.mkdir(parents=True)
+    os.mkfifo(path) if kind == "pipe" else path.symlink_to(victim)
+    with pytest.raises(RunFolderError, match=r"calls: cannot write the trace: wal-0*\.arrows is a (named pipe|link), not a regular file"):
+        recover(tmp_path / "run")
+    assert os.path.lexists(path)
+    assert victim.read_text() == "precious"
+
+
+def test_a_run_json_that_is_a_pipe_is_a_sentence(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "run.json")
+    with pytest.raises(InputError, match=r"run\.json: cannot be read: run\.json is a named pipe, not a regular file; name a run folder"):
+        RunFile.read(tmp_path)
