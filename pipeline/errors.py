@@ -8,6 +8,7 @@ PipelineError
 ├── RunError              the run could not go on; what is finished is on disk (exit code 1)
 │   ├── EngineDead        an engine's process or server is gone
 │   ├── RunFolderError    the run folder cannot be written
+│   ├── OutOfMemory       this process may have no more memory
 │   ├── Unfinished        a run of the Python API could not go on; it holds what was finished
 │   └── ExportError       an export could not be delivered
 └── ChainError            one chain failed; it is recorded as such and the others go on (exit code 3)
@@ -86,6 +87,13 @@ class RunFolderError(RunError):
 
     def __init__(self, *parts: str) -> None:
         super().__init__(": ".join(parts))
+
+
+class OutOfMemory(RunError):
+    """The memory that this process may have is used up."""
+
+    def __init__(self) -> None:
+        super().__init__("out of memory; free some, raise the limit (`ulimit -v`, or the container's), or take a smaller batch size")
 
 
 class Unfinished(RunError):
@@ -189,6 +197,14 @@ def reason(error: BaseException) -> str:
         return os.strerror(error.errno).lower()
     lines = str(getattr(error, "strerror", None) or error).strip().splitlines()
     return lines[0] if lines else type(error).__name__
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error, or one in a group, says that there was no memory: one of Python, of the system, or of a library it loads."""
+    if isinstance(error, BaseExceptionGroup):
+        return any(map(is_out_of_memory, error.exceptions))
+    text = str(error)
+    return isinstance(error, MemoryError) or "annot allocate memory" in text or "failed to map segment" in text
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

@@ -1,25 +1,63 @@
-"""Durable files: a file is flushed, then given its name, then its folder is flushed, so that it survives a loss of power."""
+"""Files that are opened or made with care: a new one is durable, and never written over somebody else's through a link.
+
+A durable file is flushed, then given its name, then its folder is flushed, so that it survives a loss of power. A file that is read is
+a regular one: opening a pipe would wait for its other end, for ever where there is none.
+"""
 
 import os
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from io import BufferedReader
 from pathlib import Path
+from secrets import token_hex
 
 sync_data = getattr(os, "fdatasync", os.fsync)
 """Flush the data of an open file, given by its descriptor; its times need not be flushed, which is faster."""
+_OTHER = {
+    stat.S_IFIFO: "a named pipe, not a regular file",
+    stat.S_IFSOCK: "a socket, not a regular file",
+    stat.S_IFCHR: "a device, not a regular file",
+    stat.S_IFBLK: "a device, not a regular file",
+    stat.S_IFDIR: "a directory",
+}
+"""What a path may lead to that is no regular file."""
+
+
+class NotRegular(OSError):
+    """The file at `path`, which is to be read or replaced, is none: its text says what it is, as a clause."""
+
+    def __init__(self, path: Path, kind: int) -> None:
+        super().__init__(f"is {_OTHER.get(kind, 'something else, not a regular file')}")
+        self.filename = str(path)
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+def open_file(path: Path) -> BufferedReader:
+    """Open the regular file at `path` for reading, or the open file that a path such as `/dev/stdin` names; raises `OSError` for others."""
+    if not _is_stream(path):
+        _check(path, os.stat(path))
+    file = open(path, "rb", opener=_opened_at_once)  # noqa: SIM115 - the caller closes it
+    os.set_blocking(file.fileno(), True)
+    return file
 
 
 @contextmanager
 def new_file(path: Path) -> Iterator[Path]:
     """A draft beside `path`, to be written in the body: when that ends well, the draft gets the name `path`, durably.
 
-    However else it ends, an earlier file of that name stays and the draft is deleted. A `path` that is no regular file, such as
-    `/dev/stdout`, is yielded itself.
+    However else it ends, an earlier file of that name stays and the draft is deleted. Where `path` is a link, the link is replaced,
+    not what it leads to. A path such as `/dev/stdout`, which names an open file or a device, is yielded itself. Raises `NotRegular`
+    for anything else that is no regular file.
     """
-    if path.exists() and not path.is_file():
+    if _is_stream(path):
         yield path
         return
-    draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    with suppress(FileNotFoundError):
+        _check(path, os.lstat(path), links=True)
+    draft = _new_draft(path.parent)
     try:
         yield draft
         publish(draft, path)
@@ -39,6 +77,32 @@ def publish(draft: Path, path: Path) -> None:
 def sync_folder(folder: Path) -> None:
     """Flush the entries of `folder`, so that new names in it survive a loss of power."""
     _sync(folder)
+
+
+def _is_stream(path: Path) -> bool:
+    """Whether `path` names a device, or an open file of a process (`/dev/stdout`, `/dev/fd/63`), that is no regular file.
+
+    Only by its own name: what a link elsewhere leads to was not chosen by the user who named the link's folder.
+    """
+    return os.path.abspath(path).startswith(("/dev/", "/proc/")) and path.exists() and not path.is_file() and not path.is_dir()
+
+
+def _check(path: Path, found: os.stat_result, *, links: bool = False) -> None:
+    kind = stat.S_IFMT(found.st_mode)
+    if kind != stat.S_IFREG and not (links and kind == stat.S_IFLNK):
+        raise NotRegular(path, kind)
+
+
+def _opened_at_once(path: str, flags: int) -> int:
+    """An opener for `open` that waits for nobody, also where the file became a pipe since it was looked at."""
+    return os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY)
+
+
+def _new_draft(folder: Path) -> Path:
+    """An empty new file of a name that nobody knows before, so that no link can wait there."""
+    draft = folder / f".{token_hex(8)}.tmp"
+    os.close(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666))
+    return draft
 
 
 def _sync(path: Path) -> None:

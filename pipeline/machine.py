@@ -185,7 +185,7 @@ def _gpu_memory(nvml: Any, handle: Any) -> tuple[int, int] | tuple[None, None]:
 
 def _ask_torch() -> Mapping[str, Any]:
     """What torch says about CUDA and Apple's GPU (`_ASK_TORCH`); empty where torch is missing or does not load."""
-    command = [sys.executable, "-c", _ASK_TORCH]
+    command = [sys.executable, "-P", "-c", _ASK_TORCH]
     try:
         done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=_TORCH_S, check=True)
         told: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])

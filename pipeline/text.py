@@ -1,4 +1,5 @@
-"""Untrusted text made safe to show: on a terminal, which obeys control characters, and in a spreadsheet, which computes formulas.
+"""Untrusted text made safe to show: on a terminal, which obeys control characters, in a spreadsheet, which computes formulas, and in
+Markdown, which makes links and pictures of it.
 
 Any text enters, text without control characters leaves. They stay visible as `\\uXXXX`, the way JSON writes them, so that JSON
 stays the same JSON. Nothing is printed here.
@@ -8,6 +9,8 @@ import re
 
 _OBEYED = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 """Control characters except tab and line feed, characters that change the direction of writing, and lone surrogates."""
+_MARKDOWN = re.compile(r"<|&(?=#?\w+;)|\||\](?=[(:])|\\(?=[!-/:-@\[-`{-~])")
+"""What begins HTML or an entity, ends a cell or the text of a link or picture, and backslashes that would make the next character plain."""
 _FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "\uff1d", "\uff0b", "\uff0d", "\uff20")
 """Beginnings that make a spreadsheet compute a cell of text (OWASP, CSV injection)."""
 
@@ -27,9 +30,18 @@ def cell(text: str) -> str:
     return f"'{text}" if text.startswith(_FORMULA) else text
 
 
+def in_markdown(text: str) -> str:
+    """`text` on one line of Markdown, or in a cell of a table: without links, pictures, HTML and bars. Emphasis and code stay."""
+    return " ".join(_MARKDOWN.sub(_escaped, text).split())
+
+
 def storable(text: str) -> str:
     """`text` as valid UTF-8, with escapes for the bytes of file names that are not."""
     return text.encode(errors="backslashreplace").decode()
+
+
+def _escaped(found: "re.Match[str]") -> str:
+    return {"<": "&lt;", "&": "&amp;"}.get(found[0], f"\\{found[0]}")
 
 
 def _visible(found: "re.Match[str]") -> str:

@@ -3,8 +3,9 @@
 import json
 
 import pytest
+from markdown_it import MarkdownIt
 
-from pipeline.text import cell, one_line, sanitize, storable
+from pipeline.text import cell, in_markdown, one_line, sanitize, storable
 
 
 @pytest.mark.parametrize(
@@ -40,6 +41,35 @@ def test_a_formula_is_text(text: str) -> None:
 
 def test_other_cells_stay() -> None:
     assert [cell(text) for text in ("", "1", "a=b", " =")] == ["", "1", "a=b", " ="]
+
+
+LINKS = [
+    "![x](javascript:alert(1))",
+    "[x](javascript:alert(1))",
+    "\\[x\\](javascript:alert(1))",
+    "[x]: javascript:alert(1)",
+    "<script>alert(1)</script>",
+    "<javascript:alert(1)>",
+    "&lt;b&gt; &#106;",
+    "a|b\\|c\\\\|d",
+    "[0.1, 0.2]",
+    "C:\\new \\!",
+]
+
+
+@pytest.mark.parametrize("text", LINKS)
+def test_markdown_makes_nothing_of_text(text: str) -> None:
+    """By another reader of Markdown: in a line, in an item of a list, and in a cell."""
+    shown, parser = in_markdown(text), MarkdownIt("commonmark").enable("table")
+    for page in (f"of {shown} [x]", f"- {shown} [x]", f"| [x] |\n|---|\n| {shown} |"):
+        lines = [token.children or [] for token in parser.parse(page) if token.type == "inline"]
+        assert {piece.type for line in lines for piece in line} <= {"text", "text_special"}
+        assert text in {"".join(piece.content for piece in line).removeprefix("of ").removesuffix(" [x]") for line in lines}
+
+
+def test_emphasis_and_brackets_of_ours_stay_in_markdown() -> None:
+    assert in_markdown("**holds** `busy` 0.8 [0.7, 0.9] r1_1.5b") == "**holds** `busy` 0.8 [0.7, 0.9] r1_1.5b"
+    assert in_markdown("two\nlines") == "two lines"
 
 
 def test_a_name_of_odd_bytes_can_be_stored() -> None:

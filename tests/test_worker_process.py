@@ -95,3 +95,38 @@ def test_the_files_of_a_worker_that_cannot_be_started_are_closed(monkeypatch: py
     with pytest.raises(OSError, match="No such file"):
         WorkerProcess(Program(module="program"))
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+PROGRAM = """
+import importlib.util, multiprocessing, os, subprocess, sys
+
+
+def looked():
+    return b"found " if importlib.util.find_spec("trap") else b"none "
+
+
+def send(pipe):
+    pipe.send_bytes(looked())
+
+
+if __name__ == "__main__":
+    say = int(sys.argv[1])
+    os.write(say, looked())
+    subprocess.run([sys.executable, "-c", f"import os, program; os.write({say}, program.looked())"], pass_fds=[say])
+    spawning = multiprocessing.get_context("spawn")
+    ours, theirs = spawning.Pipe()
+    spawning.Process(target=send, args=(theirs,)).start()
+    os.write(say, ours.recv_bytes())
+"""
+
+
+def test_neither_it_nor_what_it_starts_imports_from_the_working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plain Python programs, and processes of `multiprocessing`, which is how vLLM starts its own."""
+    (tmp_path / "work").mkdir()
+    (tmp_path / "work/trap.py").touch()
+    (tmp_path / "program.py").write_text(PROGRAM)
+    monkeypatch.chdir(tmp_path / "work")
+    worker = WorkerProcess(Program(module="program", environment={"PYTHONPATH": str(tmp_path)}))
+    assert received(worker) == "none none none "
+    worker.wait(60)
+    worker.close_files()

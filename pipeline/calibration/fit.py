@@ -14,7 +14,7 @@ import numpy as np
 from msgspec import Struct, structs
 
 from pipeline.analysis.time.timeline import Array
-from pipeline.calibration.recorded import TimedCall, durations, undisturbed
+from pipeline.calibration.recorded import RESOLUTION_S, TimedCall, durations, undisturbed
 from pipeline.engines.sim.cache import Node, PrefixCache
 from pipeline.engines.sim.device import Share, SimDevice
 from pipeline.engines.sim.scheduler import Job, Scheduler
@@ -91,7 +91,7 @@ def error_of(specs: Mapping[str, SimSpec], traces: Sequence[Calls]) -> float:
 
 def _logs(specs: Mapping[str, SimSpec], calls: Calls) -> list[Array]:
     simulated, counted = simulate(specs, calls), undisturbed(calls)
-    return [np.log(simulated[role] / durations(calls[role]))[counted[role]] for role in simulated]
+    return [np.log(simulated[role][counted[role]] / durations(calls[role])[counted[role]]) for role in simulated]
 
 
 def simulate(specs: Mapping[str, SimSpec], calls: Calls) -> dict[str, Array]:
@@ -110,7 +110,7 @@ def simulate(specs: Mapping[str, SimSpec], calls: Calls) -> dict[str, Array]:
         device.add(shares[role], jobs[role][number], arrival)
     while (event := device.next_event()) < math.inf:
         device.advance(event)
-    return {role: np.array([max(job.finished - job.arrived, 1e-9) for job in listed]) for role, listed in jobs.items()}
+    return {role: np.array([max(job.finished - job.arrived, RESOLUTION_S) for job in listed]) for role, listed in jobs.items()}
 
 
 def _share(device: SimDevice, spec: SimSpec) -> Share:
@@ -127,7 +127,8 @@ def _job(number: int, call: TimedCall) -> Job:
 
 def _grid(specs: Mapping[str, SimSpec], traces: Sequence[Calls]) -> list[Array]:
     """Logarithms of rates at which a short call takes about as long as the shortest ones did, with different rates as its bottleneck."""
-    quick = [np.quantile(durations(listed) / [max(call.lengths) for call in listed], 0.1) for calls in traces for listed in calls.values()]
+    timed = [[call for call in listed if call.duration_s >= RESOLUTION_S] for calls in traces for listed in calls.values()]
+    quick = [np.quantile(durations(listed) / [max(call.lengths) for call in listed], 0.1) for listed in timed]
     iteration_s = float(np.mean(quick))
     largest = max(spec.parameters for spec in specs.values())
     weights = max(spec.parameters * spec.bytes_per_parameter for spec in specs.values())
@@ -151,7 +152,7 @@ def _by_stage(specs: Mapping[str, SimSpec], traces: Sequence[Calls]) -> dict[str
             for call, seconds, counts in zip(calls[role], ours, counted[role], strict=True):
                 both = sums.setdefault(role, {}).setdefault(call.stage, np.zeros(2))
                 both += counts * np.array([seconds, call.duration_s])
-    return {role: {stage: float(ours / theirs) for stage, (ours, theirs) in stages.items()} for role, stages in sums.items()}
+    return {role: {stage: float(ours / theirs) for stage, (ours, theirs) in stages.items() if theirs} for role, stages in sums.items()}
 
 
 def _scipy() -> Any:

@@ -20,6 +20,8 @@ from pipeline.trace.read import read_batches
 
 ROUNDING_NS = 2
 """How much earlier calls arrive than recorded: one that arrived at the end of an iteration would miss the next if rounded up."""
+RESOLUTION_S = 1e-9
+"""Calls that took fewer seconds are taken to have taken none: instants of a trace are whole nanoseconds."""
 COLUMNS = (
     "engine",
     "stage",
@@ -53,7 +55,7 @@ class TimedCall(Struct, frozen=True):
 def read_calls(run: Path, most: int) -> dict[str, list[TimedCall]]:
     """Answered calls of each engine, in the order in which they were sent, up to the moment at which one engine has `most` of them.
 
-    Up to then no call is missing. Raises `InputError` where there are none.
+    Up to then no call is missing. Raises `InputError` where there are none, or none of an engine took time.
     """
     rows: list[dict[str, Any]] = []
     for batch in read_batches(run, "calls", COLUMNS):
@@ -70,14 +72,20 @@ def read_calls(run: Path, most: int) -> dict[str, list[TimedCall]]:
         if len(calls) == most:
             break
         calls.append(_timed_call(row, start))
+    if timeless := [role for role, calls in found.items() if not any(call.duration_s >= RESOLUTION_S for call in calls)]:
+        raise InputError(str(run), f"no call of engine {timeless[0]!r} took time: there is nothing to calibrate by")
     return found
 
 
 def undisturbed(calls: Mapping[str, Sequence[TimedCall]]) -> dict[str, Array]:
-    """For each call, whether it ended before the last of `calls` was sent: later ones met calls that are not among these."""
+    """For each call, whether it took time, and ended before the last of `calls` was sent: later ones met calls that are not among these.
+
+    Where no call of a role did, all of them that took time.
+    """
     last = max(call.submit_s for listed in calls.values() for call in listed)
-    ended = {role: np.array([call.submit_s + call.duration_s <= last for call in listed], bool) for role, listed in calls.items()}
-    return {role: which if which.any() else ~which for role, which in ended.items()}
+    took = {role: durations(listed) >= RESOLUTION_S for role, listed in calls.items()}
+    ended = {role: took[role] & [call.submit_s + call.duration_s <= last for call in listed] for role, listed in calls.items()}
+    return {role: which if which.any() else took[role] for role, which in ended.items()}
 
 
 def _timed_call(row: Mapping[str, Any], start_ns: int) -> TimedCall:

@@ -52,7 +52,7 @@ def compare(runs: tuple[Path, ...], baseline: str | None, invariance: bool, form
     for path in output:
         try:
             with new_file(path) as draft:
-                draft.write_text(sanitize(forms[SUFFIXES[path.suffix]](found)))
+                draft.write_text(sanitize(forms[SUFFIXES[path.suffix]](found)), encoding="utf-8")
         except OSError as error:
             raise UsageError(f"--output {path}: cannot be written: {reason(error)}") from error
     print_page(forms[form](found))

@@ -7,8 +7,8 @@ import msgspec
 from rich import box
 from rich.table import Table
 
-from pipeline.cli.console import PlainConsole
 from pipeline.cli.main import print_page
+from pipeline.cli.terminal.console import PlainConsole
 from pipeline.doctor import Diagnosis, RoleState, diagnose
 from pipeline.engine import Finding, MemoryRow
 from pipeline.engines.cores import ranges

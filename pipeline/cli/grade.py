@@ -7,16 +7,18 @@ from typing import Any
 
 import click
 import msgspec
-from rich.console import Console
+from rich.markup import escape
 from rich.progress import Progress
 
 from pipeline.cli.folder import print_flaws
 from pipeline.cli.main import print_line, print_page
+from pipeline.cli.terminal.console import PlainConsole
 from pipeline.errors import UsageError
 from pipeline.grading.grader import LIMIT_S
 from pipeline.rewards.score import OnProgress, score_run
 from pipeline.rewards.tally import ScoringResult
 from pipeline.session.regrade import Change, Regrade, regrade
+from pipeline.text import one_line
 
 SHOWN = 10
 """Changed verdicts that are printed without `--json`."""
@@ -43,8 +45,8 @@ def grade(ctx: click.Context, /, run: Path, prm: Path | None, as_json: bool, deb
     With --prm FILE (graphs/rewards/*.yaml) a process reward model scores every drafted and committed step, in the table
     rewards/*.parquet of RUN.
 
-    Exit codes: 0 graded, whatever changed; 1 the folder cannot be written, or the reward model is lost; 2 it is no run folder,
-    cannot be read, or an option or FILE is wrong; 130 interrupted, and an earlier table of rewards is as it was.
+    Exit codes: 0 graded, whatever changed; 1 the folder cannot be written, the grader cannot start, or the reward model is lost; 2 it is
+    no run folder, cannot be read, or an option or FILE is wrong; 130 interrupted, and an earlier table of rewards is as it was.
     """
     _check(ctx, prm)
     print_flaws([run])
@@ -97,9 +99,9 @@ def _short(text: str) -> str:
 @contextmanager
 def watched(run: Path) -> Iterator[OnProgress]:
     """A progress bar on stderr, if that is a terminal; yields what updates it."""
-    console = Console(stderr=True)
+    console = PlainConsole(stderr=True)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
-        bar = progress.add_task(f"{run.name}: steps", total=None)
+        bar = progress.add_task(escape(f"{one_line(run.name)}: steps"), total=None)
         yield lambda done, total: progress.update(bar, completed=done, total=total)
 
 

@@ -15,8 +15,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from pipeline.cli.console import PlainConsole
 from pipeline.cli.main import print_notice
+from pipeline.cli.terminal.console import PlainConsole
 from pipeline.session.run import View
 
 PANEL_PER_SECOND = 2

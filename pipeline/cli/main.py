@@ -3,17 +3,21 @@
 Commands only read options, call the package and print. The module of a command is imported when the command is called.
 """
 
+import errno
 import os
 import sys
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from importlib import import_module
 from io import StringIO
 from typing import NoReturn
 
 import click
 
-from pipeline.errors import Interrupted, PipelineError, RunError, reason
+from pipeline.cli.terminal.defects import sentence_of
+from pipeline.cli.terminal.limits import TO_RUN, TO_START, fit_address_space
+from pipeline.cli.terminal.streams import discard_stdout, guard_streams
+from pipeline.errors import Interrupted, OutOfMemory, PipelineError, RunError, is_out_of_memory, reason
 from pipeline.redaction import redact
 from pipeline.text import one_line, sanitize
 
@@ -36,6 +40,10 @@ COMMANDS = {
 """Each command with the module of this folder that holds a function of its name, and what it does."""
 
 
+NO_NAMES = (errno.ENAMETOOLONG, errno.ELOOP)
+"""Errors of the system that only the name of a file has, which the user gave."""
+
+
 class Commands(click.Group):
     """Commands whose modules are imported when they are called, so that `--help` loads none of them."""
 
@@ -45,6 +53,7 @@ class Commands(click.Group):
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
         if name not in COMMANDS:
             return None
+        fit_address_space(TO_START if name in ("check", "data", "doctor", "graph") else TO_RUN)
         module, _ = COMMANDS[name]
         command: click.Command = getattr(import_module(f"pipeline.cli.{module}"), name)
         return command
@@ -55,26 +64,34 @@ class Commands(click.Group):
 
 
 def print_notice(text: str) -> None:
-    """Print one line on stderr, without secrets; does nothing where stderr is closed or full, which must not stop a run."""
-    if sys.stderr is not None:
-        with suppress(OSError):
-            print(one_line(redact(text)), file=sys.stderr, flush=True)
+    """Print one line on stderr, without secrets."""
+    print(one_line(redact(text)), file=sys.stderr, flush=True)
 
 
 def print_line(text: str) -> None:
     """Print one line on stdout."""
-    click.echo(one_line(text))
+    print(one_line(text), flush=True)
 
 
 def print_page(page: str | bytes) -> None:
     """Print text of several lines on stdout, control characters as `\\uXXXX`, which leaves JSON the same JSON."""
     text = page if isinstance(page, str) else page.decode()
-    click.echo(sanitize(text), nl=not text.endswith("\n"))
+    print(sanitize(text), end="" if text.endswith("\n") else "\n", flush=True)
+
+
+@contextmanager
+def optional_print(what: str) -> Iterator[None]:
+    """A body that prints `what`, which is also in files: where stdout cannot be written a notice says so, and the command goes on."""
+    try:
+        yield
+    except OSError as error:
+        print_notice(f"{what} could not be printed: {reason(error)}")
+        discard_stdout()
 
 
 def exit_now(code: int) -> NoReturn:
     """End the process at once, without waiting for abandoned threads, such as an interrupted download."""
-    with suppress(OSError, AttributeError):
+    with suppress(OSError):
         sys.stdout.flush()
     os._exit(code)
 
@@ -87,7 +104,14 @@ def cli() -> None:
 
 def main() -> None:
     """The entry point of the console script: run the command that `sys.argv` names and exit with its code."""
-    code = run_command(sys.argv[1:])
+    guard_streams()
+    try:
+        code = run_command(sys.argv[1:])
+    except Exception as error:
+        if "--debug" in sys.argv:
+            raise
+        print_notice(f"error: {OutOfMemory() if is_out_of_memory(error) else sentence_of(error)}")
+        code = 1
     if code in (1, 130):
         exit_now(code)
     sys.exit(code)
@@ -118,5 +142,6 @@ def run_command(arguments: Sequence[str]) -> int:
     except OSError as error:
         if "--debug" in arguments:
             raise
-        print_notice(f"error: {error.filename or 'output'}: {reason(error)}")
-        return 1
+        gone = isinstance(error, FileNotFoundError) and error.filename is None
+        print_notice(f"error: {'the working folder' if gone else error.filename or 'output'}: {reason(error)}")
+        return 2 if gone or error.errno in NO_NAMES else 1

@@ -4,8 +4,6 @@ import json
 import os
 import shlex
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import NoReturn
 
@@ -19,13 +17,12 @@ from pipeline.analysis.resources import answers, engine_facts
 from pipeline.analysis.summary import summarize
 from pipeline.analysis.summary_tables import engines, facts, stages
 from pipeline.cli import live
-from pipeline.cli.console import PlainConsole
-from pipeline.cli.main import print_line, print_notice, print_page
-from pipeline.cli.signals import restored_handlers, stop_on_signal
-from pipeline.errors import reason
+from pipeline.cli.main import optional_print, print_line, print_notice, print_page
+from pipeline.cli.terminal.console import PlainConsole
+from pipeline.cli.terminal.signals import restored_handlers, stop_on_signal
 from pipeline.runtime.schedule import SCHEDULES
 from pipeline.session.loop import rare_collection
-from pipeline.session.options import RunOptions, resume_options
+from pipeline.session.options import MOST_ROWS, RunOptions, resume_options
 from pipeline.session.replay import shortfall
 from pipeline.session.resume import MAY_DRIFT
 from pipeline.session.run import Observer, SessionResult
@@ -63,7 +60,7 @@ column_option = click.option(
 @click.option("--batch-size", type=click.IntRange(1, 1_000_000), default=64, show_default=True, help="Chains that live at once.")
 @click.option("--schedule", type=click.Choice(list(SCHEDULES)), default="pipelined", show_default=True, help="Who waits for whom.")
 @click.option("--samples", type=click.IntRange(1, 10_000), default=1, show_default=True, help="Attempts at every problem.")
-@click.option("--limit", type=click.IntRange(min=1), help="Only the first N rows.")
+@click.option("--limit", type=click.IntRange(1, MOST_ROWS), help="Only the first N rows.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Every random number derives from it.")
 @click.option("--output", type=click.Path(path_type=Path), metavar="DIR", help="Run folder.  [default: runs/GRAPH-TIME]")
 @click.option("--resume", is_flag=True, help="Go on with the run in --output, if there is one.")
@@ -101,7 +98,7 @@ def solve_and_exit(options: RunOptions, as_json: bool) -> NoReturn:
     assert result.folder is not None, "the run of a command has a folder"
     if result.nothing_to_do:
         print_notice(f"{result.folder} is finished: there is nothing to resume")
-    with _stdout_may_close():
+    with optional_print("the summary"):
         _print_summary(result, result.folder, as_json)
     if sentence := shortfall(result.run):
         print_notice(sentence)
@@ -110,18 +107,6 @@ def solve_and_exit(options: RunOptions, as_json: bool) -> NoReturn:
             print_notice(f"error: {result.error}")
         print_notice(f"{result.run.status}; to go on: pipeline resume {result.folder}")
     sys.exit(result.exit_code)
-
-
-@contextmanager
-def _stdout_may_close() -> Iterator[None]:
-    """Ignore that the reader of stdout has closed it (`| head`), so that the exit code stays the run's; rich exits when it meets that."""
-    try:
-        yield
-        sys.stdout.flush()
-    except (OSError, SystemExit) as error:
-        if isinstance(error, OSError) and not isinstance(error, BrokenPipeError):
-            print_notice(f"the summary could not be printed: {reason(error)}")
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _print_summary(result: SessionResult, folder: Path, as_json: bool) -> None:
@@ -137,7 +122,7 @@ def _print_summary(result: SessionResult, folder: Path, as_json: bool) -> None:
     print_line(f"answers: {folder}/chains/*.parquet (steps/ and calls/ beside it). To look at them:")
     place, columns = json.dumps(str(folder / "chains"), ensure_ascii=False), '["problem_id", "answer", "correct"]'
     code = f"import pyarrow.parquet as p; print(p.read_table({place}, columns={columns}))"
-    print_line(f"  {os.path.relpath(sys.executable)} -c {shlex.quote(code)}")
+    print_line(f"  {os.path.relpath(sys.executable)} -P -c {shlex.quote(code)}")
 
 
 def _facts(table: Table) -> RichTable:

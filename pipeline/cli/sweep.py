@@ -10,16 +10,18 @@ from pipeline.analysis.compare.tables import markdown_table
 from pipeline.analysis.points import Point
 from pipeline.analysis.sweep_tables import crossings, sweep_tables
 from pipeline.cli import live
-from pipeline.cli.main import print_notice, print_page
+from pipeline.cli.main import optional_print, print_notice, print_page
 from pipeline.cli.run import column_option
-from pipeline.cli.signals import restored_handlers, stop_at_first_signal
+from pipeline.cli.terminal.signals import restored_handlers, stop_at_first_signal
 from pipeline.errors import MissingExtra
 from pipeline.report.extra import load
 from pipeline.runtime.schedule import ScheduleName
 from pipeline.session.loop import rare_collection
+from pipeline.session.options import MOST_ROWS
 from pipeline.session.run import Observer
 from pipeline.sweep.plan import SweepOptions
 from pipeline.sweep.sweep import sweep as start
+from pipeline.text import in_markdown
 
 
 class Listed(click.ParamType[Any]):
@@ -84,7 +86,7 @@ def _vary(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -
 @click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="A param of any of the graphs, or engines.ROLE.NAME=VALUE.")
 @column_option
 @click.option("--samples", type=click.IntRange(1, 10_000), default=1, show_default=True, help="Attempts at every problem.")
-@click.option("--limit", type=click.IntRange(min=1), help="Only the first N rows.")
+@click.option("--limit", type=click.IntRange(1, MOST_ROWS), help="Only the first N rows.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Every random number derives from it.")
 @click.option("--output", type=click.Path(path_type=Path), metavar="DIR", help="The sweep's folder.  [default: sweeps/GRAPH-TIME]")
 @click.option("--resume", is_flag=True, help="Go on with the sweep in --output: finished points are kept.")
@@ -99,7 +101,9 @@ def sweep(graphs: tuple[Path, ...], input_: Path, debug: bool, **options: Any) -
     with restored_handlers(), rare_collection():
         result = start(SweepOptions(graphs=graphs, input=input_, **options), observer, _print_point, attend=stop_at_first_signal)
     if result.points:
-        print_page("\n\n".join(map(markdown_table, sweep_tables(result.points))) + "\n\n" + "\n".join(crossings(result.points)) + "\n")
+        with optional_print("the tables"):
+            tables, found = map(markdown_table, sweep_tables(result.points)), map(in_markdown, crossings(result.points))
+            print_page("\n\n".join([*tables, "\n".join(found)]) + "\n")
         _write_report(result.folder)
     print_notice(f"{len(result.points)} of {result.planned} points in {result.folder}")
     if result.error is not None:

@@ -14,6 +14,7 @@ from msgspec import Struct
 from pipeline.data.problems import Problem, Problems
 from pipeline.data.rows import JsonLines, Record, Source
 from pipeline.errors import InputError, RunFolderError, boundary
+from pipeline.files import new_file
 
 
 class ProblemList(Problems):
@@ -25,8 +26,8 @@ class ProblemList(Problems):
 
     def save(self, path: Path) -> None:
         """Write the problems as a JSON lines file, with which the run can be resumed; raises `RunFolderError`."""
-        with boundary(RunFolderError, f"{path}: cannot be written", foreign=OSError):
-            path.write_bytes(self._content)
+        with boundary(RunFolderError, f"{path}: cannot be written", foreign=OSError), new_file(path) as draft:
+            draft.write_bytes(self._content)
 
     @property
     def _content(self) -> bytes:

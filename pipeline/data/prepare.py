@@ -204,13 +204,18 @@ def _write(table: pa.Table, output: Path, force: bool) -> bool:
             return False
         if not force:
             raise UsageError(f"{output}: is there already and holds something else; name another file with --output, or pass --force")
-    output.parent.mkdir(parents=True, exist_ok=True)
-    with new_file(output) as draft:
-        pq.write_table(table, draft, compression="zstd")
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        with new_file(output) as draft:
+            pq.write_table(table, draft, compression="zstd")
+    except OSError as error:
+        raise UsageError(f"{output}: cannot be written: {reason(error)}; name another file with --output") from error
     return True
 
 
 def _holds(path: Path, table: pa.Table) -> bool:
+    if not path.is_file():
+        return False
     try:
         there: pa.Table = pq.read_table(path)
     except (pa.ArrowException, OSError):

@@ -160,8 +160,10 @@ def _flaw_in_choice(candidate: Candidate, options: Sequence[int]) -> str | None:
 def _flaw_in_logprobs(logprobs: Sequence[float], wanted: int, what: str) -> str | None:
     if len(logprobs) != wanted:
         return f"it has {_many(len(logprobs), 'log probability', 'log probabilities')} for {_many(wanted, what)}"
-    wrong = next((logprob for logprob in array("d", logprobs) if not logprob <= _ROUNDING), None) if logprobs else None
-    return None if wrong is None else f"{wrong} is no log probability"
+    if not logprobs:
+        return None
+    wrong = [logprob for logprob in array("d", logprobs) if not logprob <= _ROUNDING]
+    return f"{wrong[0]} is no log probability" if wrong else None
 
 
 def _shown(number: float) -> str:

@@ -12,6 +12,7 @@ from typing import Any
 import yaml
 
 from pipeline.errors import GraphError, reason
+from pipeline.files import open_file
 
 MAX_BYTES = 1 << 20
 """Largest graph or engines file."""
@@ -27,7 +28,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
     """The mapping in a YAML file; raises `GraphError` for anything else: several documents, duplicate keys, a file that is too
     large or whose aliases expand to too many values."""
     try:
-        with path.open("rb") as file:
+        with open_file(path) as file:
             content = file.read(MAX_BYTES + 1)
     except (OSError, ValueError) as error:
         raise GraphError(str(path), f"cannot be read: {reason(error)}") from error

@@ -99,7 +99,7 @@ def _digest(script: str) -> str:
 
 
 def _text(name: str) -> str:
-    return (_HERE / name).read_text()
+    return (_HERE / name).read_text(encoding="utf-8")
 
 
 @cache

@@ -13,7 +13,7 @@ from pipeline.analysis.compare.tables import INTERVALS, SIMULATED, tables
 from pipeline.analysis.points import Point, read_points
 from pipeline.analysis.sweep_tables import crossings, sweep_tables
 from pipeline.errors import InputError, UsageError, reason
-from pipeline.files import new_file
+from pipeline.files import new_file, open_file
 from pipeline.report.figures.runs import latency_and_accuracy, sweep_figures
 from pipeline.report.page import Figure, Section, is_page, page
 from pipeline.report.run_sections import ReportOptions, run_sections
@@ -21,7 +21,7 @@ from pipeline.trace.read import check_folder
 
 NAME = "report.html"
 _START = 4096
-"""How many characters of a file are read to see whether it is a report."""
+"""How many bytes of a file are read to see whether it is a report."""
 CACHE_KEPT = (
     "An engine of this sweep could not be told to forget between points: prompts of one point may have been in its prefix cache from "
     "points before, so that later points look faster than they are."
@@ -113,8 +113,8 @@ def report_path(runs: Sequence[Path], output: Path | None) -> Path:
     if not path.absolute().parent.is_dir():
         raise UsageError(f"--output {path}: there is no folder {path.absolute().parent}")
     try:
-        with path.open(encoding="utf-8", errors="replace") as file:
-            ours = is_page(file.read(_START))
+        with open_file(path) as file:
+            ours = is_page(file.read(_START).decode(errors="replace"))
     except FileNotFoundError:
         return path
     except OSError as error:

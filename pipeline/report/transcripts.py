@@ -15,6 +15,7 @@ from msgspec import Struct
 from pipeline.analysis.capabilities import is_share, read_steps, scale_of
 from pipeline.data.problems import open_problems
 from pipeline.errors import BadRow, InputError
+from pipeline.files import open_file
 from pipeline.report.chain_list import ChainList
 from pipeline.text import sanitize
 from pipeline.trace.read import read_batches
@@ -158,7 +159,7 @@ def _problems(run: RunFile, rows: Sequence[int]) -> dict[int, str]:
     """Texts of the problems in these rows of the input file; empty where that file is gone or has changed."""
     path = Path(run.options.get("input") or run.input.file)
     try:
-        with path.open("rb") as file:
+        with open_file(path) as file:
             if hashlib.file_digest(file, "sha256").hexdigest() != run.input.sha256:
                 return {}
         left, found = set(rows), {}

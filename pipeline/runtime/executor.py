@@ -125,7 +125,7 @@ class Executor:
             if runner.overflow is not None and not chain.thought:
                 raise runner.overflow  # not even the problem fits
             runner.record.end(chain, chain.stop_reason or chain.default_stop_reason())
-        except (anyio.get_cancelled_exc_class(), RunError):
+        except (anyio.get_cancelled_exc_class(), RunError, MemoryError):  # none of these is the chain's own
             runner.record.end(runner.chain, "cancelled")
             raise
         except Exception as error:  # whatever one chain meets, the others go on

@@ -123,8 +123,8 @@ class RetryingCaller:
             while True:
                 now = self._clock.now()
                 deadline = self._deadlines.next
-                wait_s = min(self._timeout_s / CHECKS, self._timeout_s if deadline is None else deadline - now)
-                if wait_s > 0 and (lost_s := await sleep_noticing(wait_s, self._clock)):
+                left_s = self._timeout_s if deadline is None else deadline - now
+                if left_s > 0 and (lost_s := await sleep_noticing(min(left_s, self._timeout_s / CHECKS), self._clock)):
                     self._deadlines.postpone(lost_s)
                 self._deadlines.expire(self._clock.now())
 

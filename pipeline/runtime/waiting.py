@@ -64,11 +64,11 @@ class Deadlines(Protocol):
     def next(self) -> float | None:
         """The deadline that comes first; None while no answer is awaited."""
 
+    def postpone(self, seconds: float) -> None:
+        """Let all deadlines be so much later."""
+
     def expire(self, now: float) -> None:
         """Give up the answers whose deadline is not after `now`."""
-
-    def postpone(self, seconds: float) -> None:
-        """Make every deadline so much later."""
 
 
 class _Deadlines(Generic[K]):
@@ -81,16 +81,16 @@ class _Deadlines(Generic[K]):
     def next(self) -> float | None:
         return next(iter(self._awaited.values()), None)
 
+    def postpone(self, seconds: float) -> None:
+        for key in self._awaited:
+            self._awaited[key] += seconds
+
     def expire(self, now: float) -> None:
         for key, deadline in list(self._awaited.items()):
             if deadline > now:
                 return
             del self._awaited[key]
             self._interrupt(key)
-
-    def postpone(self, seconds: float) -> None:
-        for key in self._awaited:
-            self._awaited[key] += seconds
 
     def _interrupt(self, key: K) -> None:
         raise NotImplementedError

@@ -1,6 +1,6 @@
 """The event loop of a run: asyncio where engines are real, trio on a virtual clock where they are simulated.
 
-No signal handler is set here; the command line does that (`pipeline.cli.signals`).
+No signal handler is set here; the command line does that (`pipeline.cli.terminal.signals`).
 """
 
 import asyncio

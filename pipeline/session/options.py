@@ -15,6 +15,9 @@ from pipeline.text import storable
 from pipeline.trace.folder import check_output
 from pipeline.trace.run_file import RunFile
 
+MOST_ROWS = 1_000_000_000_000
+"""Greatest limit of rows: far more than any file has, and far less than what Python can count in a slice."""
+
 
 class RunOptions(Struct, frozen=True, kw_only=True):
     """The options of a run, as the command line or the Python API gives them."""
@@ -34,7 +37,7 @@ class RunOptions(Struct, frozen=True, kw_only=True):
     schedule: ScheduleName = "pipelined"
     samples: Annotated[int, Meta(ge=1, le=10_000)] = 1
     """Attempts at every problem."""
-    limit: Annotated[int, Meta(ge=1)] | None = None
+    limit: Annotated[int, Meta(ge=1, le=MOST_ROWS)] | None = None
     """Only so many rows of the input, from its start."""
     seed: int = 0
     """Every random number of the run derives from it."""

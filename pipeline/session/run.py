@@ -19,7 +19,7 @@ from msgspec import Struct, structs
 from pipeline.data.problems import open_problems
 from pipeline.engine import Engine, EngineStatistics, Fact
 from pipeline.engines.registry import open_engines
-from pipeline.errors import Interrupted, PipelineError
+from pipeline.errors import Interrupted, OutOfMemory, PipelineError, is_out_of_memory
 from pipeline.grading.grader import BESIDE_ENGINES, Grader, default_workers
 from pipeline.graph.plan import Plan
 from pipeline.reasoning.prompts import PromptBuilder
@@ -257,8 +257,12 @@ async def execute(run: Opened, observer: Observer, stop: Stop) -> SessionResult:
         if chains is None:
             raise
     except BaseException as failure:
-        error = failure
-        raise
+        if not is_out_of_memory(failure):
+            error = failure
+            raise
+        error = OutOfMemory()
+        if chains is None:
+            raise error from failure
     finally:
         ended = clock.now() if chains is None or chains.ended is None else chains.ended
         spent = {role: engine.statistics().since(before[role]) for role, engine in run.engines.items()}

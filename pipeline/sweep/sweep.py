@@ -295,6 +295,8 @@ class SweepRunner:
         """Run one point and, in the first repeat, measure the lower bound of its calls; write it to `points.parquet`."""
         coordinates, prepared = planned.coordinates, self._prepared
         folder = prepared.folder / "runs" / planned.name
+        if folder.is_symlink():
+            folder.unlink()
         shutil.rmtree(folder, ignore_errors=True)
         kept = await reset_caches(engines, planned.system.plan.engines)
         recording = {role: RecordingEngine(engines[role], MOST_REPLAYED) for role in planned.system.plan.engines}

@@ -88,6 +88,8 @@ def hold(folder: Path) -> Iterator[None]:
     """
 
     def sign(file: int) -> None:
+        if os.fstat(file).st_nlink > 1:
+            raise OSError(f"{LOCK} is a second name of another file")
         os.truncate(file, 0)
         os.pwrite(file, f"{os.getpid()}\n".encode(), 0)
 

@@ -174,3 +174,16 @@ def test_a_model_that_is_not_here_has_no_size(recorded: list[Path], tmp_path: Pa
         (copy / table).symlink_to(recorded[0] / table)
     with pytest.raises(InputError, match=r"engine 'target': the size of 'nobody/nothing' is not known on this machine"):
         calibrate([copy])
+
+
+def test_a_run_whose_calls_took_no_time_is_refused(tmp_path: Path) -> None:
+    instant = ROOT / "graphs/engines/sim-instant.yaml"
+    run(RunOptions(graph=SPECCOT, engines=instant, input=write_problems(tmp_path, 2), output=tmp_path / "out"))
+    with pytest.raises(InputError, match=r"out: no call of engine '\w+' took time: there is nothing to calibrate by$"):
+        calibrate([tmp_path / "out"])
+
+
+def test_calls_that_took_no_time_are_left_out_of_the_fit() -> None:
+    calls = {"a": [TimedCall("s", start, took, 10, 0, (5,)) for start, took in ((0.0, 0.0), (1.0, 0.5), (2.0, 0.5))]}
+    assert undisturbed(calls)["a"].tolist() == [False, True, False]
+    assert undisturbed({"a": calls["a"][1:2]})["a"].tolist() == [True]

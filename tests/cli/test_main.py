@@ -1,8 +1,6 @@
 """The command line: what is printed where, and the exit codes."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pyarrow as pa
@@ -67,42 +65,6 @@ def test_json_goes_to_stdout_alone(tmp_path: Path, problems: Path) -> None:
     )
     summary = json.loads(done.stdout)
     assert (summary["done"], summary["graded"], summary["accuracy"]) == (2, 0, None)
-
-
-@pytest.mark.slow
-def test_a_reader_that_has_gone_changes_nothing(tmp_path: Path, problems: Path) -> None:
-    program = "from pipeline.cli.main import main; main()"
-    arguments = [
-        "run",
-        SPECCOT,
-        "--engines",
-        SIM,
-        "--input",
-        str(problems),
-        "--column",
-        "problem=question",
-        "--output",
-        str(tmp_path / "out"),
-    ]
-    process = subprocess.Popen(
-        [sys.executable, "-c", program, *arguments], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-    assert process.stdout is not None
-    assert process.stderr is not None
-    process.stdout.close()
-    assert "Traceback" not in process.stderr.read()
-    process.stderr.close()
-    assert process.wait(60) == 0
-
-
-@pytest.mark.slow
-def test_a_stderr_that_is_closed_does_not_stop_a_run(tmp_path: Path, problems: Path) -> None:
-    program = "from pipeline.cli.main import main; main()"
-    command = f'exec "$0" -c "{program}" run {SPECCOT} --engines {SIM} --input "$1" --output "$2" "${{@:3}}" 2>&-'
-    arguments = [sys.executable, str(problems), str(tmp_path / "out"), "--column", "problem=question"]
-    done = subprocess.run(["bash", "-c", command, *arguments], cwd=ROOT, stdout=subprocess.PIPE, text=True)
-    assert done.returncode == 0
-    assert "2 done" in done.stdout
 
 
 def test_why_chains_failed_is_printed(tmp_path: Path, problems: Path) -> None:

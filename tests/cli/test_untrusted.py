@@ -10,7 +10,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline.cli.console import PlainConsole
+from pipeline.cli.grade import watched
+from pipeline.cli.terminal.console import PlainConsole
 from pipeline.engines.tokenizer import HFTokenizer
 from tests.support import small_server
 from tests.support.commands import spawned
@@ -30,12 +31,12 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> Path:
     rows = [{"problem": f"{ESCAPES} 1 + {i}?", "problem_id": f"=cmd()|{ESCAPES}{i}", "answer": f"{ESCAPES}{i}"} for i in range(3)]
     rows.append({"problem": "x", "problem_id": "y", "grader": ESCAPES})
     (folder / "p.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    out = folder / "=1 \x1b[31m<script>[bold]"
+    out = folder / "=1 \x1b[31m<script>![bold](javascript:x)"
     done = command("run", TARGET, "--engines", SIM, "--input", folder / "p.jsonl", "--output", out)
     assert done.code == 3, done.stderr
     assert "3 done, 1 failed (1 BadRow)" in done.stdout
     assert "owned" in done.stdout, "the error is shown, and obeyed by nothing"
-    assert "=1 \\u001b[31m<script>[bold]: finished" in done.stdout
+    assert "=1 \\u001b[31m<script>![bold](javascript:x): finished" in done.stdout
     return out
 
 
@@ -63,6 +64,7 @@ def test_comparing_prints_names_of_folders_as_text(hostile: Path, tmp_path: Path
         assert next(iter(csv.DictReader(written.splitlines())))["run"].startswith("'=1 ")
     if form == "markdown":
         assert "<script>" not in done.stdout + written
+        assert "=1 \\u001b[31m&lt;script>![bold\\](javascript:x)" in written
 
 
 def test_grading_again_prints_ids_as_text(hostile: Path) -> None:
@@ -97,6 +99,13 @@ def test_errors_quote_what_was_given_as_text(arguments: tuple[str | Path, ...]) 
 
 def test_a_table_takes_every_string_as_it_is() -> None:
     assert PlainConsole().render_str("[bold]x[/] :smile: \x1b[2J").plain == "[bold]x[/] :smile: \\u001b[2J"
+
+
+def test_the_progress_of_grading_shows_names_as_text(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")  # what makes rich take a stream for a terminal
+    with watched(Path("[bold]\x1b[2Jx")) as update:
+        update(1, 2)
+    assert "[bold]\\u001b[2Jx: steps" in capsys.readouterr().err
 
 
 def test_a_column_of_hostile_name(tmp_path: Path) -> None:

@@ -513,12 +513,10 @@ def test_a_run_leaves_no_key_behind(tmp_path: Path) -> None:
             f"{{backend: openai, model: tiny, base_url: {server.base_url}, tokenizer: 'bundled:tiny-target', api_key_env: SMALL_LOGIN}}"
         )
         (tmp_path / "engines.yaml").write_text(f"draft: &one {engine}\ntarget: *one\n")
-        server.faults.extend(
-            [well] * 6 + [status(400, f"no {CANARY}"), well, status(429, f"later {CANARY}", headers={"Retry-After": "0.01"})]
-        )
+        server.always = Echo()
         server.script = lambda prompt, draw: f"Key {CANARY}.\n\n</think>\n\nThe answer is \\boxed{{{CANARY}}}.<|end|>"
         words = f"{ROOT}/graphs/speccot.yaml --input {ROOT}/datasets/arith/test.parquet --engines {tmp_path}/engines.yaml --limit 3"
-        run = command("run", *words.split(), "--batch-size", "1", "--debug", "--output", str(tmp_path / "run"))
+        run = command("run", *words.split(), "--debug", "--output", str(tmp_path / "run"))
     report = command("report", str(tmp_path / "run"), "--output", str(tmp_path / "report.html"))
     assert (run.returncode, report.returncode) == (3, 0), run.stderr + report.stderr
     tables = {path.parent.name: pyarrow.parquet.read_table(path).to_pylist() for path in (tmp_path / "run").rglob("*.parquet")}
@@ -541,9 +539,21 @@ def command(*words: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def well(handler: Any, reply: Any) -> None:
-    """Answer as if nothing were."""
-    handler.send(reply)
+class Echo:
+    """Refuses the first and the third call of a run with the key in its words, and turns the second one away."""
+
+    def __init__(self) -> None:
+        self.faults = [
+            status(400, f"no {CANARY}"),
+            status(429, f"later {CANARY}", headers={"Retry-After": "0.01"}),
+            status(400, f"no {CANARY}"),
+        ]
+
+    def __call__(self, handler: Any, reply: Any) -> None:
+        if handler.body.get("max_tokens", 0) > 1 and self.faults:
+            self.faults.pop(0)(handler, reply)
+        else:
+            handler.send(reply)
 
 
 def hang_up(handler: Any, reply: Any) -> None:

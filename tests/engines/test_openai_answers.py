@@ -258,6 +258,21 @@ def test_an_absurd_time_to_come_back_is_none(cases: dict[str, Case], value: str)
     assert outcome.retry_after_s is None
 
 
+def test_the_answer_to_another_request_is_none(cases: dict[str, Case]) -> None:
+    """A reply that was sent twice is read as the answer to the next request on its connection."""
+    case = cases["ids"]
+
+    def twice(handler: Handler, reply: Reply) -> None:
+        handler.wfile.write((b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(reply[2]) + reply[2]) * 2)
+
+    assert isinstance(case.outcome(twice), Completion)
+    outcome = case.outcome(lambda handler, reply: handler.send(reply), prompt_ids=PROMPT[:-1])
+    assert type(outcome) is BadCompletion
+    assert str(outcome).endswith("its answer is that to another prompt")
+    for odd in ("null", '"x"', "[1.5]", MANY_DIGITS):
+        assert isinstance(case.outcome(in_json("prompt_token_ids", odd)), Completion)
+
+
 # Text that is too long.
 
 

@@ -7,10 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from pipeline.analysis.summary import summarize
-from pipeline.session.run import SessionResult
-from tests.support.runs import rows, said, solve
+from pipeline.session.options import RunOptions
+from pipeline.session.run import Observer, SessionResult, run
+from tests.support.paths import ROOT, SIM
+from tests.support.runs import rows, said, solve, write_problems
 
 
 @pytest.fixture(scope="module")
@@ -108,3 +111,31 @@ def test_a_chain_that_gets_no_answer_fails_alone_and_the_others_say_what_they_wo
     assert {key: words for key, words in said(result).items() if key not in failed} == {
         key: words for key, words in said(calm).items() if key not in failed
     }
+
+
+class Hoard:
+    """A sink of rows that has no more memory after some of them."""
+
+    def __init__(self, rows: int) -> None:
+        self._left = rows
+
+    def call(self, row: object) -> None:
+        self._left -= 1
+        if self._left < 0:
+            raise MemoryError
+
+    step = chain = call
+
+    async def room(self) -> None: ...
+
+
+def test_a_run_that_has_no_more_memory_ends_in_a_sentence_and_goes_on_later(tmp_path: Path, calm: SessionResult) -> None:
+    options = RunOptions(graph=ROOT / "graphs/speccot.yaml", engines=SIM, input=write_problems(tmp_path), output=tmp_path / "run")
+    result = run(options, Observer(sink=Hoard(40)))
+    assert result.exit_code == 1
+    assert str(result.error).startswith("out of memory; ")
+    kept = json.loads((tmp_path / "run/run.json").read_text())
+    assert (kept["status"], kept["error"]) == ("failed", str(result.error))
+    resumed = run(structs.replace(options, resume=True))
+    assert resumed.exit_code == 0
+    assert said(resumed) == said(calm)

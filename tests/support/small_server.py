@@ -251,6 +251,7 @@ class Writer:
             choice[self.kind.tells] = stop if not (self.kind.tells == "stop_reason" and stop in self.tokenizer.eos_ids) else None
         if self.kind.ids:
             choice["token_ids"] = ids if self.body.get("return_token_ids") else None
+            choice["prompt_token_ids"] = self.prompt if self.body.get("return_token_ids") else None
             choice["prompt_logprobs"] = self.scored() if self.kind.exact else None
         if self.body.get("logprobs") is not None:
             choice["logprobs"] = self.logprobs(ids)

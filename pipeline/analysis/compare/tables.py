@@ -12,7 +12,7 @@ from pipeline.analysis.compare.cells import Table, number, percent, plain, plain
 from pipeline.analysis.compare.compare import Comparison, Group, Member
 from pipeline.analysis.compare.figures import Compared, Difference
 from pipeline.analysis.quality.estimates import Estimate
-from pipeline.text import cell
+from pipeline.text import cell, in_markdown
 
 INTERVALS = (
     "Brackets: 95 % intervals. Of an accuracy: Wilson's, or with several samples a problem that of problems as clusters; of all "
@@ -43,20 +43,20 @@ def tables(c: Comparison) -> tuple[Table, ...]:
 def markdown(comparison: Comparison) -> str:
     """The tables as Markdown, with what an interval is before them and the flags after them."""
     simulated = [SIMULATED] if any(run.simulated for run in comparison.runs) else []
-    parts = [f"Baseline: {_cell(comparison.baseline)}. {INTERVALS}", *simulated, *map(markdown_table, tables(comparison))]
+    parts = [f"Baseline: {in_markdown(comparison.baseline)}. {INTERVALS}", *simulated, *map(markdown_table, tables(comparison))]
     if comparison.flags:
-        flags = (f"- {_cell(flag.run)}: {_cell(flag.what)}" for flag in comparison.flags)
+        flags = (f"- {in_markdown(f'{flag.run}: {flag.what}')}" for flag in comparison.flags)
         parts.append("\n".join(["Not the same in all runs:", "", *flags]))
     return "\n\n".join(parts) + "\n"
 
 
 def markdown_table(table: Table) -> str:
     """One table as Markdown, with its title above and its note below."""
-    lines = [f"**{_cell(table.title)}**", ""]
-    lines.append("| " + " | ".join(map(_cell, table.columns)) + " |")
+    lines = [f"**{in_markdown(table.title)}**", ""]
+    lines.append("| " + " | ".join(map(in_markdown, table.columns)) + " |")
     lines.append("|" + "---|" * len(table.columns))
-    lines += ["| " + " | ".join(map(_cell, row)) + " |" for row in table.rows]
-    return "\n".join([*lines, "", _cell(table.note)] if table.note else lines)
+    lines += ["| " + " | ".join(map(in_markdown, row)) + " |" for row in table.rows]
+    return "\n".join([*lines, "", in_markdown(table.note)] if table.note else lines)
 
 
 def as_json(comparison: Comparison) -> str:
@@ -85,11 +85,6 @@ def _flat(path: str, value: Any) -> Iterator[tuple[str, Any]]:
             yield from _flat(f"{path}.{name}".removeprefix("."), inner)
     else:
         yield path, value
-
-
-def _cell(text: str) -> str:
-    """Text escaped for a cell of a Markdown table: on one line, without bars and HTML."""
-    return " ".join(text.replace("|", "\\|").replace("<", "&lt;").split())
 
 
 def _sanitized(value: Any) -> Any:

@@ -17,6 +17,7 @@ from pipeline.analysis.quality.estimates import Estimate, difference
 from pipeline.analysis.quality.samples import Interval, wilson
 from pipeline.analysis.time.timeline import Array
 from pipeline.errors import UsageError
+from pipeline.text import in_markdown
 from pipeline.trace.events import UNFINISHED
 from pipeline.trace.read import read_batches
 
@@ -153,8 +154,9 @@ def _share(right: Array, graded: Array) -> float | None:
 def invariance_markdown(found: Invariance) -> str:
     """The comparison as a few lines of Markdown."""
     low, high = found.equal_interval.low, found.equal_interval.high
+    which = in_markdown(f"{found.runs[0]} against {found.runs[1]}")
     lines = [
-        f"{found.runs[0]} against {found.runs[1]}, {found.chains} chains that ended in both ({found.only_in_one} in one only):",
+        f"{which}, {found.chains} chains that ended in both ({found.only_in_one} in one only):",
         "",
         f"- equal to the last token: {found.equal} ({found.equal_share:.1%}; 95 % interval {low:.1%} to {high:.1%})",
         f"- the same answer: {found.equal_answers} ({found.equal_answers / found.chains:.1%})",
@@ -169,7 +171,7 @@ def invariance_markdown(found: Invariance) -> str:
         between = f", 95 % interval {gain.low:+.2%} to {gain.high:+.2%}" if gain.low is not None and gain.high is not None else ""
         lines.append(f"- accuracy {a:.2%} and {b:.2%}, difference {gain.value:+.2%}{between}")
     if found.differing:
-        lines.append("- they differ in: " + "; ".join(f"{name} {a} and {b}" for name, (a, b) in found.differing.items()))
+        lines.append(in_markdown("- they differ in: " + "; ".join(f"{name} {a} and {b}" for name, (a, b) in found.differing.items())))
     return "\n".join(lines) + "\n"
 
 

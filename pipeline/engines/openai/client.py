@@ -251,7 +251,7 @@ class Server:
             words = f"at {self.url} {fate}: {self.quote(_cause(error))}"
         else:
             # Of an answer nothing is replaced: a key such as `1`, for servers that take any, would garble it.
-            content = response.content if response.is_success else self.scrub(_text(response.content)).encode()
+            content = response.content if response.status_code == 200 else self.scrub(_text(response.content)).encode()
             return Reply(response.status_code, response.headers, content)
         raise failure(words)
 

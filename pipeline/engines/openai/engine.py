@@ -31,10 +31,10 @@ from pipeline.tasks import gather
 T = TypeVar("T")
 BUSY_S = 1.0
 """A replica that has too many requests (429) gets no new ones for this long, or as long as it asks, where others take them."""
-_OF_THE_SERVER = (401, 403, 404)
-"""No key, no right, no such model: not the request's fault, even where a probe is answered, as several servers may be behind an address."""
 PADDING_IDS = 4096
 """Most ids that a model has beyond those of its tokenizer: vocabularies are padded to sizes that suit a processor."""
+_OF_THE_SERVER = (401, 403, 404)
+"""No key, no right, no such model: not the request's fault, even where a probe is answered, as several servers may be behind an address."""
 _TIMED_OUT = 0.9
 """A call that is cancelled after this share of `timeout_s` was given up because it took too long."""
 

@@ -65,6 +65,9 @@ class PromptLogprob(Struct, frozen=True):
     logprob: float
 
 
+_NULL = Raw(b"null")
+
+
 class Choice(Struct, frozen=True):
     """One candidate as the server sent it (OpenAI's word for it is choice)."""
 
@@ -78,14 +81,13 @@ class Choice(Struct, frozen=True):
     matched_stop: str | int | UnsetType | None = UNSET
     """SGLang's field for it, which also holds the id of an end of sequence."""
     prompt_logprobs: tuple[dict[str, PromptLogprob] | None, ...] | None = None
+    prompt_token_ids: Raw = _NULL
+    """The prompt, which vLLM repeats with every candidate."""
 
     @property
     def reported_stop(self) -> str | int | UnsetType | None:
         """The stop that ended it as the server says; `UNSET` where it does not say."""
         return self.matched_stop if self.stop_reason is UNSET else self.stop_reason
-
-
-_NULL = Raw(b"null")
 
 
 class ResponseBody(Struct, frozen=True):
@@ -100,6 +102,7 @@ class ResponseBody(Struct, frozen=True):
 
 
 _decode_answer = msgspec.json.Decoder(ResponseBody).decode
+_decode_ids = msgspec.json.Decoder(list[int] | None).decode
 
 
 def decode_response(content: bytes) -> ResponseBody:
@@ -122,6 +125,8 @@ def completion_of(request: Request, answers: Sequence[ResponseBody], can: Capabi
     # Candidates that were computed in several answers at once have no times of their own.
     timing = timing_of(answers[0].metrics, answers[0].timings) if len(answers) == 1 else Timing()
     choices = [choice for answer in answers for choice in _choices(answer, asked // len(answers))]
+    if can.prompts == "ids":
+        _check_prompts(request, [answer.choices[0] for answer in answers])
     if request.scored_ids:
         return Completion(candidates=(), scored_logprobs=_scored(request, choices[0]), usage=usage_of(request, stated, 0))
     if request.option_ids:
@@ -151,7 +156,7 @@ def scrubbed(completion: Completion, scrub: Callable[[str], str], tokenizer: Tok
 def _rewritten(candidate: Candidate, text: str, tokenizer: Tokenizer) -> Candidate:
     """The candidate with another text, which ends with the same stop id, if any."""
     end = candidate.ids[-1:] if isinstance(candidate.stop_reason, int) else ()
-    ids = (*tokenizer.encode(text.removesuffix(tokenizer.decode(end))), *end)
+    ids = (*tokenizer.encode_parts(["", text.removesuffix(tokenizer.decode(end))]), *end)
     return structs.replace(candidate, ids=ids, text=tokenizer.decode(ids))
 
 
@@ -170,6 +175,18 @@ def _choices(answer: ResponseBody, asked: int) -> list[Choice]:
         if choice.finish_reason not in ("stop", "length"):
             raise Malformed(f"ended a candidate with finish_reason {choice.finish_reason!r}")
     return choices
+
+
+def _check_prompts(request: Request, choices: Sequence[Choice]) -> None:
+    """Raise `Malformed` where a server repeats a prompt other than that of `request`: a proxy that mixes connections up gives the answers
+    to other requests."""
+    for choice in choices:
+        try:
+            repeated = _decode_ids(choice.prompt_token_ids)
+        except UNREADABLE:
+            continue
+        if repeated is not None and repeated != [*request.prompt_ids, *request.scored_ids]:
+            raise Malformed("is that to another prompt")
 
 
 # Answers of servers that return token ids.
@@ -237,7 +254,7 @@ def _candidate_of_text(request: Request, choice: Choice, can: Capabilities, toke
         ids = ids[: request.max_tokens]
         text, finish, stop, logprobs = tokenizer.decode(ids), "length", None, logprobs[: request.max_tokens]
     total = math.fsum(logprobs) if asked else None
-    return Candidate(ids=ids, text=text, cumulative_logprob=total, finish_reason=finish, stop_reason=stop)
+    return Candidate(ids=tuple(ids), text=text, cumulative_logprob=total, finish_reason=finish, stop_reason=stop)
 
 
 def _end_of_text(

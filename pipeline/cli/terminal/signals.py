@@ -1,8 +1,12 @@
-"""Signals that ask a run to stop. The first lets live chains end, for a bounded time; the second stops at once."""
+"""Signals that ask a run to stop. The first lets live chains end, for a bounded time; the second stops at once.
+
+A signal that was ignored when the program started stays ignored, as POSIX wants it: `nohup` ignores SIGHUP, and a shell that is not
+interactive ignores SIGINT in what it starts in the background.
+"""
 
 import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import anyio
 
@@ -32,7 +36,7 @@ async def stop_on_signal(stop: Stop, *, task_status: anyio.abc.TaskStatus[None])
     An `attend` task of `session.run`: it is cancelled when the run is over.
     """
 
-    with anyio.open_signal_receiver(*STOP_SIGNALS) as signals:
+    with _received() as signals:
         task_status.started()
         await anext(signals)
         if stop.drain():
@@ -44,10 +48,21 @@ async def stop_on_signal(stop: Stop, *, task_status: anyio.abc.TaskStatus[None])
 
 async def stop_at_first_signal(stop: Stop, *, task_status: anyio.abc.TaskStatus[None]) -> None:
     """Abort the run at the first signal: for a sweep, which repeats an interrupted point from its start anyway."""
-    with anyio.open_signal_receiver(*STOP_SIGNALS) as signals:
+    with _received() as signals:
         task_status.started()
         await anext(signals)
     _abort(stop)
+
+
+def _received() -> AbstractContextManager[AsyncIterator[signal.Signals]]:
+    """Those of `STOP_SIGNALS` that come and were not ignored before; nothing where all of them were."""
+    heeded = [number for number in STOP_SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+    return anyio.open_signal_receiver(*heeded) if heeded else nullcontext(_nothing())
+
+
+async def _nothing() -> AsyncIterator[signal.Signals]:
+    await anyio.sleep_forever()
+    yield signal.SIGTERM  # never
 
 
 def _abort(stop: Stop) -> None:

@@ -1,0 +1,24 @@
+"""What is said of an error that nobody foresaw: one sentence, and a file with its traceback for whoever mends it."""
+
+import traceback
+from tempfile import NamedTemporaryFile
+
+from pipeline.redaction import redact
+
+
+def sentence_of(error: BaseException) -> str:
+    """A sentence for a person about an unforeseen error, whose traceback is kept in a new file, without secrets."""
+    lines = [*str(error).strip().splitlines(), ""]
+    what = f"unforeseen {type(error).__name__}{': ' if lines[0] else ''}{lines[0]}"
+    return f"{what}; this is a defect of pipeline: please report it with {_kept(error)}"
+
+
+def _kept(error: BaseException) -> str:
+    try:
+        with NamedTemporaryFile(
+            "w", prefix="pipeline-error-", suffix=".txt", delete=False, encoding="utf-8", errors="backslashreplace"
+        ) as file:
+            file.write(redact("".join(traceback.format_exception(error))))
+    except OSError:
+        return "the traceback that --debug shows"
+    return f"{file.name} (or the traceback that --debug shows)"

@@ -1,0 +1,54 @@
+"""An error that nobody foresaw is one sentence, and its traceback is kept."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pipeline.cli.terminal.defects import sentence_of
+from tests.support.paths import ROOT
+
+FAIL = "import pipeline.bundled as b\ndef fail(*kinds):\n    raise {}\nb.bundled_files = fail\n"
+START = "from pipeline.cli.main import main; main()"
+
+
+def failing(error: str, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """`pipeline data list` where an error is raised in the middle of it."""
+    words = [sys.executable, "-c", FAIL.format(error) + START, "data", "list", *arguments]
+    variables = os.environ | {"TMPDIR": str(folder), "MY_API_KEY": "sk-canary-7f3a9c"}
+    return subprocess.run(words, cwd=ROOT, env=variables, capture_output=True, text=True, timeout=60)
+
+
+@pytest.mark.slow
+def test_the_traceback_is_in_a_file_that_the_sentence_names(tmp_path: Path) -> None:
+    done = failing("KeyError('sk-canary-7f3a9c')", tmp_path)
+    (kept,) = tmp_path.iterdir()
+    said = f"this is a defect of pipeline: please report it with {kept} (or the traceback that --debug shows)"
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", f"error: unforeseen KeyError: '***'; {said}\n")
+    assert "in fail\nKeyError: '***'\n" in kept.read_text()
+
+
+@pytest.mark.slow
+def test_debug_shows_it(tmp_path: Path) -> None:
+    done = failing("KeyError('x')", tmp_path, "--debug")
+    assert done.returncode == 1
+    assert "Traceback" in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("error", ["MemoryError()", "ExceptionGroup('g', [MemoryError()])", "ImportError('x.so: failed to map segment')"])
+def test_want_of_memory_is_no_defect(tmp_path: Path, error: str) -> None:
+    done = failing(error, tmp_path)
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: out of memory; ")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_where_no_file_can_be_written_the_way_to_see_it_again_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", "/nowhere")
+    assert sentence_of(ZeroDivisionError()) == (
+        "unforeseen ZeroDivisionError; this is a defect of pipeline: please report it with the traceback that --debug shows"
+    )

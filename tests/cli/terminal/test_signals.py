@@ -1,0 +1,92 @@
+"""Signals ask a run to stop, except those that were ignored when it started."""
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+
+import anyio
+import anyio.lowlevel
+import pytest
+
+from pipeline.cli.terminal.signals import DRAINING, STOP_SIGNALS, restored_handlers, stop_at_first_signal, stop_on_signal
+from pipeline.session.stop import Stop
+
+
+@pytest.fixture(autouse=True)
+def restored() -> Iterator[None]:
+    with restored_handlers():
+        yield
+
+
+async def send(number: signal.Signals, has_effect: Callable[[], bool]) -> None:
+    """Send the signal to this process and wait for its effect."""
+    os.kill(os.getpid(), number)
+    with anyio.fail_after(60):
+        while not has_effect():
+            await anyio.lowlevel.checkpoint()
+
+
+class Drained(Stop):
+    """What becomes of a run that can be drained."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.drained = False
+        self.drained_by(self.note)
+
+    def note(self) -> None:
+        self.drained = True
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+@pytest.mark.parametrize("number", STOP_SIGNALS)
+def test_the_first_drains_and_the_second_aborts(backend: str, number: signal.Signals, capsys: pytest.CaptureFixture[str]) -> None:
+    async def main() -> None:
+        stop = Drained()
+        async with anyio.create_task_group() as tasks:
+            await tasks.start(stop_on_signal, stop)
+            await send(number, lambda: stop.drained)
+            assert not stop.aborted
+            await send(number, lambda: stop.aborted)
+
+    anyio.run(main, backend=backend)
+    assert capsys.readouterr().err == DRAINING + "\n"
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+@pytest.mark.parametrize("ignored", [[signal.SIGHUP], [signal.SIGINT], [signal.SIGHUP, signal.SIGINT], list(STOP_SIGNALS)])
+def test_what_was_ignored_at_the_start_stays_ignored(backend: str, ignored: list[signal.Signals]) -> None:
+    """SIGHUP under nohup, SIGINT in the background of a script."""
+    for number in ignored:
+        signal.signal(number, signal.SIG_IGN)
+
+    async def main() -> None:
+        stop = Drained()
+        async with anyio.create_task_group() as tasks:
+            await tasks.start(stop_on_signal, stop)
+            for number in ignored:
+                assert signal.getsignal(number) is signal.SIG_IGN
+                os.kill(os.getpid(), number)
+            await anyio.wait_all_tasks_blocked()
+            assert not stop.drained
+            if signal.SIGTERM not in ignored:
+                await send(signal.SIGTERM, lambda: stop.drained)
+            tasks.cancel_scope.cancel()
+
+    anyio.run(main, backend=backend)
+    assert all(signal.getsignal(number) is signal.SIG_IGN for number in ignored)
+
+
+def test_a_sweep_stops_at_the_first_one_that_is_not_ignored() -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    stop = Stop()
+
+    async def main() -> None:
+        async with anyio.create_task_group() as tasks:
+            await tasks.start(stop_at_first_signal, stop)
+            os.kill(os.getpid(), signal.SIGHUP)
+            await anyio.wait_all_tasks_blocked()
+            assert not stop.aborted
+            await send(signal.SIGTERM, lambda: stop.aborted)
+
+    anyio.run(main)
