@@ -58,7 +58,7 @@ def _all_in(ids: Sequence[int], vocab_size: int) -> bool:
         packed = array("I", ids)
     except OverflowError:
         return False
-    return bool((max(packed) if len(packed) < _MANY_IDS else np.frombuffer(packed, np.uint32).max()) < vocab_size)
+    return bool((max(ids) if len(packed) < _MANY_IDS else np.frombuffer(packed, np.uint32).max()) < vocab_size)
 
 
 def _flaw_in_options(request: Request) -> str | None:
