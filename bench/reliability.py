@@ -1,17 +1,21 @@
 """What faults do to a run, and what it costs that they do nothing.
 
-    python bench/reliability.py
+    python bench/reliability.py             every kind, about 20 minutes on two quiet cores; root, for the small file systems
+    python bench/reliability.py --share 0.05 --no-vllm --no-torch --output /tmp/reliability.md
 
-Injects faults into runs on simulated and on real engines, takes each up until it is done, and compares it with a run that
-nothing disturbed; puts batch sizes beside each other; and writes bench/reliability.md, with the figures that
-`bench/memory.py` and `bench/durability.py` left in bench/results.
+Strikes runs on engines that answer the same twice and on engines that never do, takes each up until it is done, and looks at what
+is left (`tools/drills`); puts batch sizes beside each other; and writes bench/reliability.md and results/reliability.json, with
+the figures that `bench/memory.py` and `bench/durability.py` left in bench/results.
 """
 
+import random
 import shlex
 import shutil
 import signal
 import statistics
+import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,127 +23,176 @@ from typing import Any
 import click
 import msgspec
 import psutil
-import pyarrow.parquet as pq
 
 from pipeline.analysis.quality.invariance import Invariance, invariance
-from pipeline.engines.sim.text import sim_answer
 from pipeline.session.options import RunOptions
 from pipeline.session.run import run
-from pipeline.trace.run_file import RunFile
+from pipeline.trace.run_file import host, versions
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "tools"))
 
-import drills  # noqa: E402
+from drills import disk, engines, garbage, grounds, servers, signals, surroundings  # noqa: E402
+from drills.toll import Ground, Toll  # noqa: E402
 
-SIM = ROOT / "graphs/engines/sim-2xh100.yaml"
-ARITH = ROOT / "datasets/arith/test.parquet"
-SPECCOT = ROOT / "graphs/speccot.yaml"
 RESULTS = ROOT / "bench/results"
+LONGEST_S = 0.8
+"""A process is struck at most so long after it began, its chains could start, or rows were written."""
+DISK_SIZES = [16 << 10, 32 << 10, 64 << 10, *range(128 << 10, (3 << 20) + 1, 128 << 10)]
+NOT_COVERED = {
+    "loss of power": "a process that dies leaves what the kernel has; that blocks were flushed is tested by what is called, not by a plug",
+    "disks that lie or fail": "EIO, silent corruption while writing, network file systems and their locks",
+    "GPUs": "engines on a GPU; on vLLM's CPU build a SIGKILL of the whole program is a test (`make test`), and no part of this table",
+    "another machine or user": "a folder shared by hosts, clocks that differ, another user's files",
+    "memory that runs out": "the kernel's OOM killer looks like SIGKILL here; limits of memory are tests, and no part of this table",
+    "a network between": "servers are on the same machine: no packet is lost, delayed or reordered",
+    "answers that are wrong but valid": "a server that swaps the answers of two requests cannot be told from one that is right",
+}
+"""Kinds of faults that no drill injects, and what is known of them."""
 
 
 class Bench:
-    """Runs in one folder; what they are compared with is made once."""
+    """Every drill in one folder. `share` of the strikes are carried out, of each kind at least one."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, share: float, torch: bool) -> None:
         folder.mkdir(parents=True)
-        problems = folder / "simulated.jsonl"
-        texts = [f"Problem number {i}?" for i in range(500)]
-        problems.write_bytes(b"\n".join(msgspec.json.encode({"problem": text, "answer": sim_answer(text)}) for text in texts))
-        self.sim = ["--input", str(problems), "--engines", str(SIM)]
-        self.torch = ["--input", str(ARITH), "--limit", "120"]
-        self.whole_sim = self.solve("sim", RunOptions(graph=SPECCOT, engines=SIM, input=problems))
-        self.whole_torch = self.solve("torch", RunOptions(graph=SPECCOT, input=ARITH, limit=120))
+        self.folder, self.share, self.luck = folder, share, random.Random(0)
+        self.same, self.varying = grounds.simulated(folder, 150), grounds.varying(folder, 150)
+        self.both = {"same": self.same, "varying": self.varying}
+        self.torch = grounds.torch(folder, 120) if torch else None
 
-    def solve(self, name: str, options: RunOptions) -> Path:
-        """A whole run in process."""
-        click.echo(f"  {name}", err=True)
-        result = run(msgspec.structs.replace(options, output=self.folder / name))
-        if result.exit_code:
-            raise click.ClickException(f"{name}: {result.error}")
-        return result.folder
+    def tolls(self) -> Iterator[Toll]:
+        """What each kind of fault did, one row for each kind and kind of engines."""
+        for drill in (self.hit, self.ordered, self.full_disk, self.broken_folders, self.changed_input, self.rivals, self.mute):
+            for name, ground in self.both.items():
+                yield from told(drill(ground, self.folder / f"{drill.__name__}-{name}"))
+        yield from told(self.failing_engines())
+        yield from told(self.misbehaving_servers())
+        if self.torch is not None:
+            yield from told(self.real_engines(self.torch))
 
-    def struck(self, fault: str, whole: Path, arguments: list[str], strikes: int, longest_s: float, number: int) -> drills.Toll:
-        """Runs that are hit by a signal at random moments, and taken up each time."""
-        click.echo(f"  {fault}", err=True)
-        folder = self.folder / fault.replace(" ", "-").replace(",", "")
-        folder.mkdir()
-        return drills.campaign(
-            fault, lambda out: ["run", str(SPECCOT), *arguments, "--output", str(out)], folder, whole, strikes, longest_s, number
+    def strikes(self, count: int) -> int:
+        """So many of the whole bench, or fewer in a shorter one."""
+        return max(1, round(count * self.share))
+
+    def hit(self, ground: Ground, folder: Path) -> Iterator[Toll]:
+        """The process is killed."""
+        yield signals.killed(ground, folder, self.strikes(120 if ground is self.same else 180), self.luck, LONGEST_S)
+
+    def ordered(self, ground: Ground, folder: Path) -> Iterator[Toll]:
+        """The process is told to stop."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            yield signals.killed(ground, folder, self.strikes(15), self.luck, LONGEST_S, number)
+
+    def full_disk(self, ground: Ground, folder: Path) -> Iterator[Toll]:
+        """The disk is full."""
+        large = grounds.simulated(self.folder, 300) if ground is self.same else grounds.varying(self.folder, 300)
+        try:
+            yield disk.full(large, folder, DISK_SIZES[:: len(DISK_SIZES) // self.strikes(len(DISK_SIZES))])
+        except disk.CannotMount as error:
+            click.echo(f"  full disk: skipped, a small file system cannot be mounted here: {error}", err=True)
+
+    def broken_folders(self, ground: Ground, folder: Path) -> Iterator[Toll]:
+        """The run folder holds garbage."""
+        one, other = (signals.half_done(ground, folder / name, self.luck, 0.3) for name in ("one", "other"))
+        for damage in garbage.DAMAGES:
+            yield garbage.damaged(damage, ground, folder, one, other, self.strikes(4 if ground is self.same else 6), self.luck)
+
+    def changed_input(self, ground: Ground, folder: Path) -> Iterator[Toll]:
+        """The input changes."""
+        large = (grounds.simulated if ground is self.same else grounds.varying)(self.folder, 600, "target")
+        for change in surroundings.CHANGES:
+            yield surroundings.input_changed(change, large, folder, self.strikes(3), self.luck, 0.5)
+
+    def rivals(self, ground: Ground, folder: Path) -> Iterator[Toll]:
+        """Several runs want one folder."""
+        yield surroundings.same_output(ground, folder, self.strikes(4))
+        yield surroundings.same_name(ground, folder, self.strikes(3))
+
+    def mute(self, ground: Ground, folder: Path) -> Iterator[Toll]:
+        """Nobody takes what is printed."""
+        yield surroundings.mute(ground, folder)
+
+    def failing_engines(self) -> Iterator[Toll]:
+        """Simulated engines fail."""
+        for fault in engines.FAULTS:
+            yield engines.failing(fault, self.same, self.folder / "failing")
+
+    def misbehaving_servers(self) -> Iterator[Toll]:
+        """Servers misbehave, or stand still with the whole terminal."""
+        folder, rows = self.folder / "servers", self.strikes(12)
+        yield from (servers.moody(way, folder / f"moody-{i}", rows, self.luck) for i, way in enumerate(servers.FOR_A_MOMENT))
+        yield from (servers.one_of_two(way, folder / f"one-of-two-{i}", rows, self.luck) for i, way in enumerate(servers.FOR_EVER))
+        with grounds.served(folder / "suspended", 6, replicas=1, timeout_s=1.0, takes_s=0.1) as (ground, [server]):
+            gate = server.always.gate
+            yield signals.suspended(ground, gate, folder / "suspended", self.strikes(4), self.luck, pause_s=1.5)
+
+    def real_engines(self, ground: Ground) -> Iterator[Toll]:
+        """Runs on real models are killed, and so are their engines."""
+        yield signals.killed(ground, self.folder / "torch", self.strikes(10), self.luck, 6.0)
+        yield engines.killed_workers(ground, self.folder, self.strikes(4))
+
+
+def told(tolls: Iterator[Toll]) -> Iterator[Toll]:
+    """The `tolls`, each shown when it is there."""
+    began = time.monotonic()
+    for toll in tolls:
+        click.echo(
+            f"  {time.monotonic() - began:6.0f} s  {toll.fault}, {toll.engines}: {toll.faults}" + (" HARM" if not toll.harmless else ""),
+            err=True,
         )
-
-    def failing(self, fault: str, *settings: str) -> drills.Toll:
-        """A run whose simulated draft fails as it is told."""
-        name = fault.replace(" ", "-").replace(",", "")
-        problems, given = Path(self.sim[1]), tuple(f"engines.draft.{setting}" for setting in settings)
-        out = self.solve(name, RunOptions(graph=SPECCOT, engines=SIM, input=problems, settings=given))
-        errors = pq.read_table(out / "calls", columns=["error_type"]).column(0)
-        restarts = RunFile.read(out).engine_statistics["draft"].restarts
-        return drills.toll(fault, restarts or len(errors) - errors.null_count, out, self.whole_sim)
-
-    def killed_engines(self, kills: int) -> drills.Toll:
-        """A run on real models whose engine processes are killed one after the other."""
-        click.echo("  engine processes", err=True)
-        out = self.folder / "torch-engines"
-        limits = [argument for role in ("draft", "target") for argument in ("--set", f"engines.{role}.max_restarts={kills}")]
-        command = drills.Command(["run", str(SPECCOT), *self.torch, *limits, "--output", str(out)], out.with_suffix(".log"))
-        killed = sum(self._kill_one(command, out) for _ in range(kills))
-        command.process.join()
-        command.close()
-        return drills.toll("SIGKILL of an engine process, torch", killed, out, self.whole_torch)
-
-    @staticmethod
-    def _kill_one(command: drills.Command, out: Path) -> bool:
-        """Once more is written, one engine process goes; has one?"""
-        size = _size(out)
-        while not command.over and _size(out) < size + 20_000:
-            command.process.join(0.01)
-        engines = [child for child in command.children() if "torch_worker" in " ".join(child.cmdline())]
-        for engine in engines[:1]:
-            engine.kill()
-        return bool(engines)
+        began = time.monotonic()
+        yield toll
 
 
-def _size(run: Path) -> int:
-    return sum(path.stat().st_size for path in run.glob("calls/wal-*"))
-
-
-def faults(bench: Bench) -> Iterator[drills.Toll]:
-    """Every kind of fault."""
-    yield bench.struck("SIGKILL, simulated engines", bench.whole_sim, bench.sim, 100, 0.8, signal.SIGKILL)
-    yield bench.struck("SIGINT, simulated engines", bench.whole_sim, bench.sim, 20, 0.8, signal.SIGINT)
-    yield bench.failing("engine dies, simulated", "faults.dies_after_calls=400", "max_restarts=1000")
-    yield bench.failing("engine hangs, simulated", "faults.hangs_after_calls=600", "max_restarts=1000", "timeout_s=20")
-    yield bench.failing("garbage, simulated", "faults.garbage_share=0.05", "max_retries=20")
-    yield bench.struck("SIGKILL, torch", bench.whole_torch, bench.torch, 10, 6.0, signal.SIGKILL)
-    yield bench.killed_engines(4)
-
-
-def batches(bench: Bench, engines: Path | None) -> Invariance:
+def batches(folder: Path, own: Path | None) -> Invariance:
     """The same problems at batch size 1 and 32."""
-    name = engines.stem if engines else "tiny"
-    options = RunOptions(graph=SPECCOT, input=ARITH, limit=100, engines=engines)
-    pair = [bench.solve(f"{name}-batch-{size}", msgspec.structs.replace(options, batch_size=size)) for size in (1, 32)]
+    options = RunOptions(graph=ROOT / "graphs/speccot.yaml", input=grounds.ARITH, limit=100, engines=own)
+    pair = []
+    for size in (1, 32):
+        result = run(msgspec.structs.replace(options, batch_size=size, output=folder / f"{own.stem if own else 'tiny'}-batch-{size}"))
+        if result.exit_code or result.folder is None:
+            raise click.ClickException(f"batch size {size}: {result.error}")
+        pair.append(result.folder)
     return invariance(*pair)
 
 
-def faults_part(tolls: list[drills.Toll]) -> Iterator[str]:
+COLUMNS: tuple[tuple[str, Callable[[Toll], object]], ...] = (
+    ("fault", lambda toll: toll.fault),
+    ("engines", lambda toll: toll.engines),
+    ("faults", lambda toll: f"{toll.faults:,}"),
+    ("runs", lambda toll: toll.runs),
+    ("chains", lambda toll: f"{toll.chains:,}"),
+    ("lost", lambda toll: toll.lost),
+    ("doubled", lambda toll: toll.doubled),
+    ("torn", lambda toll: toll.torn),
+    ("changed", lambda toll: "-" if toll.changed is None else toll.changed),
+    ("failed", lambda toll: toll.failed),
+    ("tracebacks", lambda toll: toll.tracebacks),
+    ("wrong ends", lambda toll: toll.wrong_ends),
+    ("refused", lambda toll: toll.refused or ""),
+    ("resume s", lambda toll: f"{statistics.median(toll.resume_s):.2f}" if toll.resume_s else ""),
+)
+"""Columns of the table of faults."""
+
+
+def faults_part(tolls: list[Toll]) -> Iterator[str]:
     yield "## Faults"
+    varying = sum(toll.faults for toll in tolls if "varying" in toll.engines)
+    total = sum(toll.faults for toll in tolls)
+    yield f"{total:,} faults, {varying:,} of them on engines that never answer the same twice; {sum(t.runs for t in tolls):,} runs."
     yield (
-        "A struck run is taken up until it is done, then compared with one that nothing disturbed: a chain is changed when its answer's "
-        "text or its end differs. Real models may round differently in other batches; on simulated engines nothing may differ. Resume: "
-        "median seconds from the start of the process until chains could start, engines loaded."
+        "A struck run is taken up until it is done. *Lost*: chains that are missing. *Doubled*: rows of a chain, a step or an answered "
+        "call that are there twice. *Torn*: chains without some of the steps or calls that they rest on. *Changed*: chains that say "
+        "something else than an undisturbed run or, where engines vary, than they had said before; `-`: cannot be told. *Failed*: chains "
+        "that ended in an error. *Wrong ends*: commands with another exit code than they should have, or without a sentence. *Refused*: "
+        "run folders that were refused with a sentence, kept what they held, and were repaired. *Resume*: median seconds from the start of "
+        "the process until chains could start. Real models may round differently in other batches, which may change a chain."
     )
-    head = "| fault | injected | chains | lost | doubled | changed | processes | resume s | rewritten KiB |"
-    rows = [_fault_row(toll) for toll in tolls]
-    yield "\n".join([head, "|---|---|---|---|---|---|---|---|---|", *rows])
-
-
-def _fault_row(toll: drills.Toll) -> str:
-    resume = f"{statistics.median(toll.resume_s):.2f}" if toll.resume_s else ""
-    counts = f"{toll.faults} | {toll.chains} | {toll.lost} | {toll.doubled} | {toll.changed} | {toll.sessions}"
-    return f"| {toll.fault} | {counts} | {resume} | {toll.rewritten_bytes / 1024:,.0f} |"
+    head = ["| " + " | ".join(name for name, _ in COLUMNS) + " |", "|---" * len(COLUMNS) + "|"]
+    yield "\n".join([*head, *("| " + " | ".join(str(show(toll)) for _, show in COLUMNS) + " |" for toll in tolls)])
+    yield "## What is not covered"
+    yield "\n".join(["| fault | what is known |", "|---|---|", *(f"| {name} | {about} |" for name, about in NOT_COVERED.items())])
 
 
 def batches_part(found: dict[str, Invariance]) -> Iterator[str]:
@@ -181,24 +234,42 @@ def part(name: str, show: Callable[[dict[str, Any]], Iterator[str]]) -> list[str
     return list(show(msgspec.json.decode(path.read_bytes()))) if path.exists() else [f"`bench/{name}.py` was not run."]
 
 
+def environment() -> dict[str, Any]:
+    """What was measured, where and when."""
+    commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout.strip()
+    dirty = bool(subprocess.run(["git", "status", "--porcelain"], cwd=ROOT, capture_output=True, text=True).stdout)
+    about = {"commit": commit, "dirty": dirty, "date": time.strftime("%Y-%m-%d"), "processor": host().processor}
+    return {
+        **about,
+        "cores": psutil.cpu_count(),
+        "versions": versions(),
+        "command": shlex.join(["python", "bench/reliability.py", *sys.argv[1:]]),
+    }
+
+
 @click.command()
+@click.option("--share", type=click.FloatRange(0, 1, min_open=True), default=1.0, show_default=True, help="Of the strikes of each kind.")
+@click.option("--torch/--no-torch", default=True, show_default=True, help="With faults and batch sizes on real models.")
 @click.option("--vllm/--no-vllm", default=True, show_default=True, help="With batch sizes on vLLM.")
 @click.option("--folder", type=click.Path(path_type=Path), default=ROOT / "build/reliability", show_default=True)
 @click.option("--output", type=click.Path(path_type=Path), default=ROOT / "bench/reliability.md", show_default=True)
-def main(vllm: bool, folder: Path, output: Path) -> None:
-    """Inject the faults and write the page."""
+def main(share: float, torch: bool, vllm: bool, folder: Path, output: Path) -> None:
+    """Inject the faults and write the page, and beside it the figures as results/reliability.json."""
     shutil.rmtree(folder, ignore_errors=True)
-    bench = Bench(folder)
-    tolls = list(faults(bench))
-    found = {"torch": batches(bench, None)}
+    began, about = time.monotonic(), environment()
+    tolls = list(Bench(folder, share, torch).tolls())
+    about |= {"seconds": round(time.monotonic() - began), "faults": sum(toll.faults for toll in tolls)}
+    found = {"torch": batches(folder, None)} if torch else {}
     if vllm:
-        found["vllm"] = batches(bench, ROOT / "graphs/engines/tiny-vllm.yaml")
-    card = RunFile.read(bench.whole_torch)
-    about = f"{psutil.cpu_count()} cores of {card.host.processor}; " + ", ".join(f"{k} {v}" for k, v in card.versions.items())
-    parts = [f"`{shlex.join(['python', 'bench/reliability.py', *sys.argv[1:]])}`", "# Faults, memory, and what does not change", about]
-    parts += [*faults_part(tolls), *batches_part(found), *part("memory", memory_part), *part("durability", durability_part)]
+        found["vllm"] = batches(folder, ROOT / "graphs/engines/tiny-vllm.yaml")
+    machine = f"{about['cores']} cores of {about['processor']}; " + ", ".join(f"{k} {v}" for k, v in about["versions"].items())
+    parts = [f"`{about['command']}` at {about['commit'][:7]}, {about['date']}, {about['seconds'] / 60:.0f} minutes"]
+    parts += ["# Faults, memory, and what does not change", machine, *faults_part(tolls), *batches_part(found)]
+    parts += [*part("memory", memory_part), *part("durability", durability_part)]
     output.write_text("\n\n".join(parts) + "\n")
-    click.echo(f"{output}: {sum(toll.faults for toll in tolls)} faults", err=True)
+    (results := output.parent / "results").mkdir(exist_ok=True)
+    (results / "reliability.json").write_bytes(msgspec.json.format(msgspec.json.encode({**about, "tolls": tolls}), indent=2) + b"\n")
+    click.echo(f"{output}: {about['faults']} faults, {sum(not toll.harmless for toll in tolls)} kinds did harm", err=True)
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ that. `solve` and `solve_async` carry out the same session as `pipeline run` and
 
 import math
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -33,11 +34,12 @@ from pipeline.graph.spec import EngineSpec
 from pipeline.runtime.rows import RowSink
 from pipeline.runtime.schedule import ScheduleName
 from pipeline.session.background import Background, TaskRun, ThreadRun
+from pipeline.session.claim import claimed
 from pipeline.session.loop import time_is_virtual
 from pipeline.session.options import RunOptions
 from pipeline.session.preflight import Preflight, notices, preflight
 from pipeline.session.replay import resolved
-from pipeline.session.run import Observer, Ready, SessionResult, solve_on, taken_up
+from pipeline.session.run import Observer, Ready, SessionResult, nothing_to_do, solve_on, take_up
 from pipeline.session.run import solve as open_and_solve
 from pipeline.session.stop import Stop
 from pipeline.session.stream import ChainStream
@@ -168,17 +170,16 @@ def solve(
     `Unfinished`, which holds what was finished, where the run could not go on.
     """
     options = _options(batch_size, schedule, samples, limit, seed, columns, output, resume)
-    job = _prepared(graph, problems, engines, params, options)
-    if (done := job.checked.old) is not None and job.checked.nothing_to_do:
-        return _result(done, job.checked, None)
     kept = _MemorySink(trace=trace)
-    with taken_up(job.checked) as ready:
-        run = ThreadRun(partial(job.carry_out, ready, kept), virtual=job.checked.virtual_time)
+    with _prepared(graph, problems, engines, params, options) as job:
+        if job.ready is None:
+            return _result(nothing_to_do(job.checked.claim).run, job.checked, None)
+        run = ThreadRun(partial(job.carry_out, job.ready, kept), virtual=job.checked.virtual_time)
         try:
             ended = run.result()
         finally:
             run.close()
-    result = _result(ended.run, job.checked, kept, ready.remarks)
+    result = _result(ended.run, job.checked, kept, job.ready.remarks)
     if ended.error is not None:
         raise Unfinished(ended.error, result) from ended.error
     return result
@@ -209,14 +210,15 @@ async def solve_async(
     """
     options = _options(batch_size, schedule, samples, limit, seed, columns, output, resume)
     virtual = time_is_virtual() and _opened(engines) is not None
-    prepare = partial(_prepared, graph, problems, engines, params, options, virtual=virtual)
-    job = prepare() if virtual else await anyio.to_thread.run_sync(prepare)
-    if job.checked.old is not None and job.checked.nothing_to_do:
-        return
-    # Where the reader is on the same virtual clock, the clock would jump while the run waits for the reader.
-    chains = ChainStream(math.inf if virtual else UNREAD, inline=job.checked.virtual_time)
-    with taken_up(job.checked) as ready:
-        run = _started(job, ready, chains)
+    prepared = _prepared(graph, problems, engines, params, options, virtual=virtual)
+    with ExitStack() as stack:
+        prepare = partial(stack.enter_context, prepared)
+        job = prepare() if virtual else await anyio.to_thread.run_sync(prepare)
+        if job.ready is None:
+            return
+        # Where the reader is on the same virtual clock, the clock would jump while the run waits for the reader.
+        chains = ChainStream(math.inf if virtual else UNREAD, inline=job.checked.virtual_time)
+        run = _started(job, job.ready, chains)
         try:
             while (row := await chains.next()) is not None:
                 yield row
@@ -233,6 +235,8 @@ class _Job(Struct, frozen=True, kw_only=True):
     """A checked call of `solve` or `solve_async`."""
 
     checked: Preflight
+    ready: Ready | None
+    """What the run starts from; None for one that is to be resumed and is finished."""
     engines: Mapping[str, Any] | None
     """Engines that the caller has opened, by role; None where the run opens its own."""
 
@@ -283,6 +287,7 @@ def _options(
     }
 
 
+@contextmanager
 def _prepared(
     graph: Graph,
     problems: Input,
@@ -291,8 +296,11 @@ def _prepared(
     options: dict[str, Any],
     *,
     virtual: bool = False,
-) -> _Job:
-    """Make all checks before an engine starts; raises `UsageError`. `virtual`: whether open engines are on virtual time."""
+) -> Iterator[_Job]:
+    """Hold the run folder until the end, and make all checks before an engine starts; raises `UsageError`.
+
+    `virtual`: whether open engines are on virtual time.
+    """
     opened, plan = _opened(engines), load_graph(graph, engines, params)
     values = {"graph": not isinstance(graph, str | Path), "engines": not isinstance(engines, str | Path | None) or isinstance(graph, Plan)}
     found = _problems(problems, options)
@@ -309,8 +317,9 @@ def _prepared(
     except msgspec.ValidationError as error:
         what, _, where = str(error).partition(" - at `$.")
         raise UsageError(f"{where.rstrip('`')}: {what[0].lower()}{what[1:]}") from error
-    checked = preflight(valid, plan, found, virtual=None if opened is None else virtual, on_disk=False)
-    return _Job(checked=checked, engines=opened)
+    with claimed(valid, plan.name, on_disk=False) as claim:
+        checked = preflight(valid, plan, found, claim, virtual=None if opened is None else virtual)
+        yield _Job(checked=checked, ready=None if claim.nothing_to_do else take_up(checked), engines=opened)
 
 
 def _problems(problems: Input, options: Mapping[str, Any]) -> Problems:

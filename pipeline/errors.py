@@ -9,6 +9,7 @@ PipelineError
 │   ├── EngineDead        an engine's process or server is gone
 │   ├── RunFolderError    the run folder cannot be written
 │   ├── OutOfMemory       this process may have no more memory
+│   ├── InputChanged      the problems file is not what it was when the run started
 │   ├── Unfinished        a run of the Python API could not go on; it holds what was finished
 │   └── ExportError       an export could not be delivered
 └── ChainError            one chain failed; it is recorded as such and the others go on (exit code 3)
@@ -96,6 +97,15 @@ class OutOfMemory(RunError):
         super().__init__("out of memory; free some, raise the limit (`ulimit -v`, or the container's), or take a smaller batch size")
 
 
+class InputChanged(RunError):
+    """The problems file `where` is not what it was when the run started, as `what` says."""
+
+    def __init__(self, where: str, what: str) -> None:
+        remedy = "the run is of the file as it was: put that back and resume, or start a new run"
+        super().__init__(f"{where}: was changed while the run went on: {what}; {remedy}")
+        self.where, self.what = where, what
+
+
 class Unfinished(RunError):
     """A run of the Python API could not go on, for the reason `error`; `result` is a `pipeline.Result` of what was finished."""
 
@@ -124,11 +134,12 @@ class ChainError(PipelineError):
 
 
 class BadRow(ChainError):
-    """Row `row` (counted from 1) of `where` holds no problem to solve."""
+    """Row `row` (counted from 1) of `where` holds no problem to solve; in the run it is called `problem_id`."""
 
-    def __init__(self, where: str, row: int, what: str) -> None:
+    def __init__(self, where: str, row: int, what: str, problem_id: str | None = None) -> None:
         super().__init__(f"{where}, row {row}: {what}")
         self.where, self.row, self.what = where, row, what
+        self.problem_id = problem_id or f"(row {row})"
 
 
 class NeverGenerated(ChainError):

@@ -8,37 +8,63 @@ import os
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from io import BufferedReader
 from pathlib import Path
 from secrets import token_hex
 
 sync_data = getattr(os, "fdatasync", os.fsync)
 """Flush the data of an open file, given by its descriptor; its times need not be flushed, which is faster."""
-_OTHER = {
-    stat.S_IFIFO: "a named pipe, not a regular file",
-    stat.S_IFSOCK: "a socket, not a regular file",
-    stat.S_IFCHR: "a device, not a regular file",
-    stat.S_IFBLK: "a device, not a regular file",
-    stat.S_IFDIR: "a directory",
+_KINDS = {
+    stat.S_IFLNK: "a link",
+    stat.S_IFIFO: "a named pipe",
+    stat.S_IFDIR: "a folder",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFBLK: "a device",
+    stat.S_IFCHR: "a device",
 }
-"""What a path may lead to that is no regular file."""
 
 
 class NotRegular(OSError):
-    """The file at `path`, which is to be read or replaced, is none: its text says what it is, as a clause."""
+    """A file that is to be read or replaced is no regular file of its own; the message has its name and says what it is."""
 
-    def __init__(self, path: Path, kind: int) -> None:
-        super().__init__(f"is {_OTHER.get(kind, 'something else, not a regular file')}")
-        self.filename = str(path)
 
-    def __str__(self) -> str:
-        return str(self.args[0])
+def flaw_of(path: Path, *, follow: bool = False) -> str | None:
+    """What keeps the file `path` from being a regular one, as a clause such as `is a link, not a regular file`; None where nothing does.
+
+    `follow`: a link to a regular file is as good, because the file is read only. Raises `OSError` where there is no such file.
+    """
+    return _flaw(os.stat(path) if follow else os.lstat(path))
+
+
+def check_own(path: Path) -> None:
+    """Raise `NotRegular` where `path` is there and writing to it would change another file: where it is a link or has a second name."""
+    with suppress(FileNotFoundError):
+        found = os.lstat(path)
+        _refuse(path, _flaw(found) or ("has a second name elsewhere (a hard link)" if found.st_nlink > 1 else None))
+
+
+def open_regular(path: Path, *, follow: bool = False) -> BufferedReader:
+    """The regular file `path` open for reading; see `flaw_of`. Raises `NotRegular` for a link or a pipe, or another `OSError`."""
+    _refuse(path, flaw_of(path, follow=follow))
+    file = open(path, "rb", opener=partial(_opened_at_once, links=follow))  # noqa: SIM115 - the caller closes it
+    if flaw := _flaw(os.fstat(file.fileno())):
+        file.close()
+        _refuse(path, flaw)
+    os.set_blocking(file.fileno(), True)
+    return file
+
+
+def create_own(path: Path) -> int:
+    """A new file `path` open for writing, in place of whatever had the name; its descriptor. A link with that name goes, not its target."""
+    path.unlink(missing_ok=True)
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
 
 
 def open_file(path: Path) -> BufferedReader:
     """Open the regular file at `path` for reading, or the open file that a path such as `/dev/stdin` names; raises `OSError` for others."""
     if not _is_stream(path):
-        _check(path, os.stat(path))
+        return open_regular(path, follow=True)
     file = open(path, "rb", opener=_opened_at_once)  # noqa: SIM115 - the caller closes it
     os.set_blocking(file.fileno(), True)
     return file
@@ -56,7 +82,8 @@ def new_file(path: Path) -> Iterator[Path]:
         yield path
         return
     with suppress(FileNotFoundError):
-        _check(path, os.lstat(path), links=True)
+        found = os.lstat(path)
+        _refuse(path, None if stat.S_ISLNK(found.st_mode) else _flaw(found))
     draft = _new_draft(path.parent)
     try:
         yield draft
@@ -87,15 +114,19 @@ def _is_stream(path: Path) -> bool:
     return os.path.abspath(path).startswith(("/dev/", "/proc/")) and path.exists() and not path.is_file() and not path.is_dir()
 
 
-def _check(path: Path, found: os.stat_result, *, links: bool = False) -> None:
+def _refuse(path: Path, flaw: str | None) -> None:
+    if flaw:
+        raise NotRegular(f"{path.name} {flaw}")
+
+
+def _flaw(found: os.stat_result) -> str | None:
     kind = stat.S_IFMT(found.st_mode)
-    if kind != stat.S_IFREG and not (links and kind == stat.S_IFLNK):
-        raise NotRegular(path, kind)
+    return None if kind == stat.S_IFREG else f"is {_KINDS.get(kind, 'something else')}, not a regular file"
 
 
-def _opened_at_once(path: str, flags: int) -> int:
+def _opened_at_once(path: str, flags: int, *, links: bool = True) -> int:
     """An opener for `open` that waits for nobody, also where the file became a pipe since it was looked at."""
-    return os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY)
+    return os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC | (0 if links else os.O_NOFOLLOW))
 
 
 def _new_draft(folder: Path) -> Path:

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
+from pipeline.errors import InputError, reason
 from pipeline.trace.run_file import RunFile
 
 REQUIRED = ("answers", "devices", "servers")
@@ -74,8 +75,8 @@ def engine_facts(run: RunFile) -> dict[str, EngineFacts]:
 
 
 def facts_of(engines: Mapping[str, Mapping[str, Any]], stated: Mapping[str, Mapping[str, Any]]) -> dict[str, EngineFacts]:
-    """The facts of engines by role, from the `engines` (their settings) and `engine_facts` of a `run.json`."""
-    return {role: _facts_of_one(role, settings, stated.get(role, {})) for role, settings in engines.items()}
+    """The facts of engines by role, from the `engines` (their settings) and `engine_facts` of a `run.json`; raises `InputError`."""
+    return {role: _checked_facts(role, settings, stated.get(role, {})) for role, settings in engines.items()}
 
 
 def resources(engines: Iterable[EngineFacts]) -> Resources:
@@ -113,6 +114,16 @@ def answers(engines: Iterable[EngineFacts]) -> str | None:
 def devices_of(role: str, engine: EngineFacts) -> tuple[str, ...]:
     """Names of the devices of the engine `role`, such as `GPU 0`; its role where they are not known, as a device of its own."""
     return engine.devices or (role,)
+
+
+def _checked_facts(role: str, settings: Mapping[str, Any], stated: Mapping[str, Any]) -> EngineFacts:
+    try:
+        return _facts_of_one(role, settings, stated)
+    except msgspec.ValidationError as error:
+        raise InputError(f"run.json: $.engine_facts.{role}", str(error)) from error
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        what = f"the settings of the backend {settings.get('backend')!r} are not whole ({reason(error)})"
+        raise InputError(f"run.json: $.engines.{role}", what) from error
 
 
 def _facts_of_one(role: str, settings: Mapping[str, Any], stated: Mapping[str, Any]) -> EngineFacts:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.compute as pc
 from msgspec import Struct
 
@@ -88,6 +89,8 @@ class Summary(Struct, frozen=True, kw_only=True):
     """Chains whose answer was graded."""
     correct: int
     """Chains whose answer was graded as right."""
+    grading_errors: dict[str, int] = {}
+    """Chains whose answer was not compared with the reference to the end, by the reason, most frequent first; some are graded as wrong."""
     accuracy: float | None
     """`correct` over `graded`, 0 to 1; of several samples a problem this is pass@1."""
     accuracy_interval: Interval | None
@@ -272,20 +275,24 @@ def _step_counts(totals: Counter[str], wall_s: float | None) -> dict[str, Any]:
 def _read_chains(run: Path) -> dict[str, Any]:
     """Columns of the chains table, with only the last row of each chain.
 
-    `stop_reason` and `error_type` are indices into the lists `reasons` and `types`; `place` is the row's index in the table.
+    `stop_reason`, `error_type` and `grading_error` are indices into the lists `reasons`, `types` and `whys`; `place` is the row's index
+    in the table.
     """
-    reasons, types = Names(), Names()
+    reasons, types, whys = Names(), Names(), Names()
     numbers = ("input_row", "sample_index", "start_unix_ns", "end_unix_ns")
     makers: dict[str, Callable[[Any], Array]] = {name: lambda column: column.to_numpy() for name in numbers}
     makers |= {"stop_reason": reasons.codes, "error_type": types.codes}
     makers |= {"correct": lambda column: column.cast("int8").fill_null(-1).to_numpy()}
-    parts: dict[str, list[Array]] = {name: [np.empty(0, np.int8)] for name in makers}
-    for batch in read_batches(run, "chains", list(makers)):
+    parts: dict[str, list[Array]] = {name: [np.empty(0, np.int8)] for name in (*makers, "grading_error")}
+    for batch in read_batches(run, "chains", list(makers), ["grading_error"]):
         for name, make in makers.items():
             parts[name].append(make(batch.column(name)))
-    columns = {name: np.concatenate(parts.pop(name)) for name in makers}
+        written = "grading_error" in batch.schema.names  # which earlier versions did not
+        parts["grading_error"].append(whys.codes(batch.column("grading_error") if written else pa.nulls(batch.num_rows, pa.string())))
+    columns = {name: np.concatenate(column) for name, column in parts.items()}
     last = _last_rows(columns)
-    return {name: column[last] for name, column in columns.items()} | {"place": last, "reasons": list(reasons), "types": list(types)}
+    names = {"reasons": list(reasons), "types": list(types), "whys": list(whys)}
+    return {name: column[last] for name, column in columns.items()} | {"place": last} | names
 
 
 def _error_examples(run: Path) -> dict[str, str]:
@@ -310,8 +317,9 @@ def _chain_counts(chains: dict[str, Any], wall_s: float | None) -> dict[str, Any
     failed, cancelled = reasons.get("error", 0), reasons.get("cancelled", 0)
     unfinished = [place for place, name in enumerate(chains["reasons"]) if name in UNFINISHED]
     done = ~np.isin(chains["stop_reason"], unfinished)
-    errors = _counted(chains["error_type"], chains["types"])
-    errors.pop("", None)
+    errors, grading_errors = _counted(chains["error_type"], chains["types"]), _counted(chains["grading_error"], chains["whys"])
+    for found in (errors, grading_errors):
+        found.pop("", None)
     graded, correct = int((chains["correct"] >= 0).sum()), int((chains["correct"] == 1).sum())
     return {
         "problems": len(np.unique(chains["input_row"])),
@@ -321,6 +329,7 @@ def _chain_counts(chains: dict[str, Any], wall_s: float | None) -> dict[str, Any
         "cancelled": cancelled,
         "graded": graded,
         "correct": correct,
+        "grading_errors": grading_errors,
         "accuracy": _over(correct, graded),
         "problems_per_s": _over(len(np.unique(chains["input_row"][done])), wall_s),
         "chains_per_s": _over(int(done.sum()), wall_s),

@@ -3,6 +3,9 @@
 from pipeline.analysis.compare.cells import Table
 from pipeline.analysis.summary import Summary
 
+MOST_REASONS = 3
+"""How many reasons for missing grades are told."""
+
 
 def facts(summary: Summary, *, simulated: bool, answers: str | None) -> Table:
     """The main figures of a run, one row each. `simulated`: its clock was simulated; `answers`: see `resources.answers`."""
@@ -60,7 +63,8 @@ def _fact_rows(s: Summary, made: str | None) -> list[tuple[str, str]]:
         *([("retries", f"{retried:,} attempts were repetitions of failed ones")] if retried else []),
         *([("restarts", restarts)] if (restarts := _restarts(s)) else []),
         *((kind, f"for example: {message}") for kind, message in s.error_examples.items()),
-        ("accuracy", _accuracy(s, made) if s.graded else "no reference answers"),
+        ("accuracy", _accuracy(s, made) if s.graded else _why_not_graded(s)),
+        *([("grading", _grading_errors(s))] if s.graded and s.grading_errors else []),
         *_sample_rows(s),
         ("wall time", f"{_number(s.wall_time_s)} s, of that {_number(s.tail_time_s)} s tail (fewer live chains than the batch size)"),
         (
@@ -96,6 +100,21 @@ def _accuracy(s: Summary, made: str | None) -> str:
         return said
     low, high = s.accuracy_interval.low, s.accuracy_interval.high
     return f"{said}, 95% interval {low:.1%} to {high:.1%}{', problems as clusters' if s.accuracy_interval.method == 'clusters' else ''}"
+
+
+def _why_not_graded(s: Summary) -> str:
+    """Why no answer of the run was graded."""
+    if s.grading_errors:
+        return f"not graded, which `pipeline grade` can do later: {_grading_errors(s)}"
+    return "no reference answers" if s.done else "no chain finished"
+
+
+def _grading_errors(s: Summary) -> str:
+    """What kept answers from being compared, the most frequent reasons."""
+    first = dict(list(s.grading_errors.items())[:MOST_REASONS])
+    more = len(s.grading_errors) - len(first)
+    said = [f"{count:,} not compared to the end: {why}" for why, count in first.items()]
+    return "; ".join(said) + (f"; and {more} other reasons" if more else "")
 
 
 def _sample_rows(s: Summary) -> list[tuple[str, str]]:

@@ -45,8 +45,8 @@ def grade(ctx: click.Context, /, run: Path, prm: Path | None, as_json: bool, deb
     With --prm FILE (graphs/rewards/*.yaml) a process reward model scores every drafted and committed step, in the table
     rewards/*.parquet of RUN.
 
-    Exit codes: 0 graded, whatever changed; 1 the folder cannot be written, or the reward model is lost; 2 it is no run folder,
-    cannot be read, or an option or FILE is wrong; 130 interrupted, and an earlier table of rewards is as it was.
+    Exit codes: 0 graded, whatever changed; 1 the folder cannot be written, the grader cannot start, or the reward model is lost; 2 it is
+    no run folder, cannot be read, or an option or FILE is wrong; 130 interrupted, and an earlier table of rewards is as it was.
     """
     _check(ctx, prm)
     print_flaws([run])

@@ -22,7 +22,7 @@ from pipeline.cli.terminal.console import PlainConsole
 from pipeline.cli.terminal.signals import restored_handlers, stop_on_signal
 from pipeline.runtime.schedule import SCHEDULES
 from pipeline.session.loop import rare_collection
-from pipeline.session.options import RunOptions, resume_options
+from pipeline.session.options import MOST_ROWS, RunOptions, resume_options
 from pipeline.session.replay import shortfall
 from pipeline.session.resume import MAY_DRIFT
 from pipeline.session.run import Observer, SessionResult
@@ -60,7 +60,7 @@ column_option = click.option(
 @click.option("--batch-size", type=click.IntRange(1, 1_000_000), default=64, show_default=True, help="Chains that live at once.")
 @click.option("--schedule", type=click.Choice(list(SCHEDULES)), default="pipelined", show_default=True, help="Who waits for whom.")
 @click.option("--samples", type=click.IntRange(1, 10_000), default=1, show_default=True, help="Attempts at every problem.")
-@click.option("--limit", type=click.IntRange(min=1), help="Only the first N rows.")
+@click.option("--limit", type=click.IntRange(1, MOST_ROWS), help="Only the first N rows.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Every random number derives from it.")
 @click.option("--output", type=click.Path(path_type=Path), metavar="DIR", help="Run folder.  [default: runs/GRAPH-TIME]")
 @click.option("--resume", is_flag=True, help="Go on with the run in --output, if there is one.")

@@ -17,6 +17,7 @@ from pipeline.errors import MissingExtra
 from pipeline.report.extra import load
 from pipeline.runtime.schedule import ScheduleName
 from pipeline.session.loop import rare_collection
+from pipeline.session.options import MOST_ROWS
 from pipeline.session.run import Observer
 from pipeline.sweep.plan import SweepOptions
 from pipeline.sweep.sweep import sweep as start
@@ -85,7 +86,7 @@ def _vary(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -
 @click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="A param of any of the graphs, or engines.ROLE.NAME=VALUE.")
 @column_option
 @click.option("--samples", type=click.IntRange(1, 10_000), default=1, show_default=True, help="Attempts at every problem.")
-@click.option("--limit", type=click.IntRange(min=1), help="Only the first N rows.")
+@click.option("--limit", type=click.IntRange(1, MOST_ROWS), help="Only the first N rows.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Every random number derives from it.")
 @click.option("--output", type=click.Path(path_type=Path), metavar="DIR", help="The sweep's folder.  [default: sweeps/GRAPH-TIME]")
 @click.option("--resume", is_flag=True, help="Go on with the sweep in --output: finished points are kept.")

@@ -36,6 +36,9 @@ class ProblemList(Problems):
     def _open(self) -> Source:
         return EncodedLines(self._lines)
 
+    def _version(self) -> tuple[int, ...]:
+        return ()
+
     def _sha256(self) -> str:
         return hashlib.sha256(self._content).hexdigest()
 

@@ -16,7 +16,7 @@ import numpy as np
 from msgspec import Struct
 
 from pipeline.data.rows import DAMAGE, Flaw, Record, Source, open_source
-from pipeline.errors import BadRow, InputError, did_you_mean, reason
+from pipeline.errors import BadRow, InputChanged, InputError, boundary, did_you_mean, reason
 from pipeline.grading.answers import KINDS, Kind
 
 COLUMNS = ("problem", "answer", "problem_id", "options", "grader")
@@ -63,25 +63,34 @@ class Fingerprint(Struct, frozen=True):
 
 
 class Problems:
-    """The problems of one file, in file order. Can be iterated any number of times; each iteration reads the file anew."""
+    """The problems of one file, in file order. Can be iterated any number of times; each iteration reads the file anew.
+
+    After `check`, `unchanged` gives the same items again or raises: 8 bytes a row are held to tell.
+    """
 
     def __init__(self, path: Path, columns: Mapping[str, str], limit: int | None) -> None:
         for ours in columns.keys() - set(COLUMNS):
             raise InputError(f"--column {ours}={columns[ours]}", f"no column of ours is named `{ours}`; {did_you_mean(ours, COLUMNS)}")
         self.path, self.limit, self._mapped = path, limit, columns
         self._theirs = {ours: columns.get(ours, ours) for ours in COLUMNS}
+        self._taken: set[str] = set()
+        self._items_before, self._sha256_before = array("q"), ""
+        self._version_before: tuple[int, ...] = ()
 
     def check(self) -> Fingerprint:
         """Read all rows once; raise `InputError` for any fault of the file as a whole: format, columns, repeated ids."""
-        source = self._open()
+        before, source = self._version(), self._open()
         rows = bad = 0
         first_bad: BadRow | None = None
-        hashes = array("q")
+        hashes, items, taken = array("q"), array("q"), set[str]()
         for rows, item in enumerate(self._items(source), 1):  # noqa: B007
+            items.append(_hash(item))
             if isinstance(item, BadRow):
                 bad, first_bad = bad + 1, first_bad or item
-            else:
-                hashes.append(hash(item.problem_id))
+                continue
+            hashes.append(hash(item.problem_id))
+            if item.problem_id.startswith("(row "):
+                taken.add(item.problem_id)
         self._check_columns(source.names)
         if first_bad and bad == rows:
             raise InputError(str(self.path), f"no row holds a problem; row {first_bad.row}: {first_bad.what}")
@@ -91,7 +100,38 @@ class Problems:
         if twice:
             problem_id, row, again = twice
             raise InputError(f"{self.path}, row {again}", f"problem_id {problem_id!r} is taken by row {row} already")
-        return Fingerprint(self._sha256(), rows, bad)
+        sha256 = self._sha256()
+        if self._version() != before:
+            raise InputError(str(self.path), "is being written; start the run when it is complete")
+        self._taken = taken if bad else set()
+        self._items_before, self._version_before, self._sha256_before = items, before, sha256
+        return Fingerprint(sha256, rows, bad)
+
+    def unchanged(self) -> Iterator[Problem | BadRow]:
+        """The items that `check` read, read anew; raises `InputChanged` in place of the first that is another one."""
+        rows = len(self._items_before)
+        try:
+            items = iter(self)
+            for place, before in enumerate(self._items_before):
+                item = next(items, None)
+                if item is None:
+                    raise InputChanged(str(self.path), f"it had {rows:,} rows and has {place:,}")
+                if _hash(item) != before:
+                    raise InputChanged(str(self.path), f"row {item.row} is another one")
+                yield item
+            if next(items, None) is not None:
+                raise InputChanged(str(self.path), f"it had {rows:,} rows and has more")
+        except InputError as error:
+            raise InputChanged(str(self.path), error.what) from error
+
+    def check_unchanged(self) -> None:
+        """Raise `InputChanged` where the file is not what it was at `check`: its rows first, then its bytes."""
+        if self._version() == self._version_before:
+            return
+        for _ in self.unchanged():
+            pass  # it raises for what it misses
+        if self._sha256() != self._sha256_before:
+            raise InputChanged(str(self.path), "its rows are the same, and its bytes are not")
 
     def __iter__(self) -> Iterator[Problem | BadRow]:
         return self._items(self._open())
@@ -118,7 +158,14 @@ class Problems:
                 row, self._id(row, record), self._problem(record), self._answer(record), self._options(record), self._grader(record)
             )
         except Flaw as flaw:
-            return BadRow(str(self.path), row, str(flaw))
+            return BadRow(str(self.path), row, str(flaw), self._bad_row_id(row))
+
+    def _bad_row_id(self, row: int) -> str:
+        """The name in the run of a row that holds no problem: `(row 7)`, with a mark where a problem of the file has that name."""
+        name = f"(row {row})"
+        while name in self._taken:
+            name += "*"
+        return name
 
     def _id(self, row: int, record: Mapping[str, Any]) -> str:
         theirs = self._theirs["problem_id"]
@@ -174,8 +221,16 @@ class Problems:
     def _ids(self) -> Iterator[tuple[int, str]]:
         return ((item.row, item.problem_id) for item in self if isinstance(item, Problem))
 
+    def _version(self) -> tuple[int, ...]:
+        """What differs after the file was written, or another one took its name; empty where it cannot be seen."""
+        try:
+            about = self.path.stat()
+        except OSError:
+            return ()
+        return about.st_dev, about.st_ino, about.st_size, about.st_mtime_ns, about.st_ctime_ns
+
     def _sha256(self) -> str:
-        with self.path.open("rb") as file:
+        with boundary(InputError, str(self.path), foreign=OSError), self.path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
 
 
@@ -201,6 +256,11 @@ def first_duplicate(
         if hash(problem_id) in repeated and rows.setdefault(problem_id, row) != row:
             return problem_id, rows[problem_id], row
     return None
+
+
+def _hash(item: Problem | BadRow) -> int:
+    """Tells items apart, within this process."""
+    return hash((item.row, item.what)) if isinstance(item, BadRow) else hash(item)
 
 
 def _bounded(name: str, text: str, most: int) -> str:

@@ -31,6 +31,7 @@ HASHES = "####"
 _PATH = re.compile(r"[^.\[\]]+(?:\.[^.\[\]]+|\[\d+\])*")
 _DIGEST = re.compile(r"[0-9a-f]{32}")
 
+Rows = Annotated[int, Meta(ge=1, le=1_000_000_000_000)]
 Row = Mapping[str, Any]
 Keys = tuple[str | int, ...]
 """The place of a value in a row: the column, then names within objects and indices within arrays."""
@@ -43,7 +44,7 @@ class Hub(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     config: str | None = None
     split: str
     revision: str | None = None
-    rows: int | None = None
+    rows: Rows | None = None
     """The number of rows on the hub, where it is another one than the recipe's; its digest is then not known."""
 
 
@@ -92,7 +93,7 @@ class Recipe(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     only: dict[str, tuple[str | int | bool | None, ...]] = {}
     """Accepted values by path: rows with another value are left out; a row without the column is kept."""
 
-    rows: Annotated[int, Meta(ge=1)] | None = None
+    rows: Rows | None = None
     """How many rows to expect, those left out by `only` not counted; null where it is not known."""
     digest: str | None = None
     """The `canonical_digest` to expect; null where it is not known."""

@@ -8,6 +8,7 @@ is skipped. What the columns mean is decided elsewhere.
 import csv
 import gzip
 import os
+import re
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,6 +27,8 @@ MAX_ROW_BYTES = 16 << 20
 MAX_COLUMNS = 10_000
 """Most columns of a file; one with more is refused."""
 BOM = b"\xef\xbb\xbf"
+PARQUET_LIMITS = {"thrift_string_size_limit": 32 << 20, "thrift_container_size_limit": 100_000}
+"""Options of `pyarrow.parquet.ParquetFile`: a footer that asks for longer texts or lists (of columns, row groups) is refused unread."""
 DAMAGE = (OSError, EOFError, zlib.error)
 """The errors that a damaged file raises while it is read."""
 
@@ -61,6 +64,7 @@ def open_source(path: Path) -> Source:
 class JsonLines:
     """A file of one JSON object a line; blank lines are skipped."""
 
+    BLANK = re.compile(rb"\s*")
     MOST_NAMES = 1000
     """Most names of columns remembered for error messages."""
 
@@ -72,11 +76,13 @@ class JsonLines:
     def records(self, wanted: tuple[str, ...]) -> Iterator[tuple[int, Record]]:
         """See `Source.records`."""
         with _text_lines(self._path) as lines:
-            for row, line in enumerate(lines.each(), 1):
+            for line in lines.each():
                 if isinstance(line, Flaw):
-                    yield row, line
-                elif not line.isspace():
-                    yield row, self._record(line, wanted)
+                    yield lines.number, line
+                elif line.isspace():
+                    lines.skip(self.BLANK)
+                else:
+                    yield lines.number, self._record(line, wanted)
 
     def _record(self, line: bytes, wanted: tuple[str, ...]) -> Record:
         try:
@@ -117,6 +123,8 @@ def _value(name: str, raw: msgspec.Raw) -> Any:
 class Csv:
     """A file of comma-separated values under a header; quoted fields may hold commas and line breaks."""
 
+    BLANK = re.compile(rb"[\r\n]*")
+
     def __init__(self, path: Path) -> None:
         self._path = path
         # A limit of the process, only ever raised: the default refuses fields over 128 KiB.
@@ -150,6 +158,8 @@ class Csv:
                 "".join(fields).encode()
                 if fields:
                     yield fields
+                else:
+                    lines.skip(self.BLANK)
             except StopIteration:
                 return
             except UnicodeEncodeError:
@@ -172,6 +182,8 @@ class Parquet:
     """Largest dictionary of a column that is taken for harmless; writers stop using a dictionary at 1 MiB."""
     MAX_RATIO = 8
     """Compression ratio beyond which a few bytes may stand for large texts."""
+    LARGE_BYTES = 64 << 20
+    """A larger file is read through a buffer, which Arrow makes as large as a damaged file says that a page is, up to 2 GiB."""
 
     def __init__(self, path: Path) -> None:
         import pyarrow as pa  # heavy: imported only where Parquet is read
@@ -180,9 +192,13 @@ class Parquet:
         self._pa = pa
         try:
             # Opened by the bytes of its path, which need not be UTF-8.
-            self._file = pq.ParquetFile(pa.OSFile(os.fsencode(path)), pre_buffer=False, buffer_size=1 << 20)
+            buffer = 1 << 20 if path.stat().st_size > self.LARGE_BYTES else 0
+            self._file = pq.ParquetFile(pa.OSFile(os.fsencode(path)), pre_buffer=False, buffer_size=buffer, **PARQUET_LIMITS)
             names = self._file.schema_arrow.names
         except (pa.ArrowException, OSError, ValueError) as error:  # the last for names that are not UTF-8
+            if "Exceeded size limit" in str(error):
+                most = f"{PARQUET_LIMITS['thrift_container_size_limit']:,}"
+                raise InputError(str(path), f"has more than {most} columns or row groups, or is damaged") from error
             raise InputError(str(path), f"not a whole Parquet file: {reason(error)}") from error
         self.names = _distinct(path, names)
 
@@ -273,6 +289,8 @@ class LineReader:
 
     def __init__(self, stream: BufferedReader | gzip.GzipFile) -> None:
         self._stream, self._room = stream, MAX_ROW_BYTES
+        self.number = 0
+        """The number of the last line that was read, from 1."""
         if stream.peek(3)[:3] == BOM:
             stream.read(3)
 
@@ -288,11 +306,21 @@ class LineReader:
         self._room -= len(line)
         if not line:
             raise StopIteration
+        self.number += 1
         if self._room < 0:
             while line and not line.endswith(b"\n"):
                 line = self._stream.readline(1 << 16)
             raise Flaw(f"longer than {MAX_ROW_BYTES >> 20} MiB")
         return line
+
+    def skip(self, blank: re.Pattern[bytes]) -> None:
+        """Skip the lines that are next and `blank`, many at once: a few bytes of a compressed file may stand for millions of them."""
+        while found := blank.match(ahead := self._stream.peek(1)):
+            whole = ahead.rfind(b"\n", 0, found.end()) + 1
+            if not whole:
+                return
+            self._stream.read(whole)
+            self.number += ahead.count(b"\n", 0, whole)
 
     def each(self) -> Iterator[bytes | Flaw]:
         """All lines, each a row of its own; in place of one that is too long, a `Flaw`."""

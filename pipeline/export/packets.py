@@ -31,7 +31,8 @@ def identity(*parts: object) -> int:
 
 
 class Packets:
-    """Writes a trace to `file`. Times are nanoseconds since `origin_unix_ns`; tracks are referred to by their `uuid`."""
+    """Writes a trace to `file`. Times are nanoseconds since `origin_unix_ns`, 0 where they are before it; tracks are referred to by
+    their `uuid`."""
 
     def __init__(self, file: BinaryIO, origin_unix_ns: int) -> None:
         self._file, self._trace, self._held = file, pb.Trace(), 0
@@ -64,14 +65,14 @@ class Packets:
     def value(self, track: int, time: int, value: int) -> None:
         """Set the counter `track` to `value` from `time` on."""
         packet = self._packet()
-        packet.timestamp = time
+        packet.timestamp = max(0, time)
         event = packet.track_event
         event.type, event.track_uuid, event.counter_value = COUNTER, track, value
 
     def begin(self, track: int, time: int, name: str, category: str, arguments: Mapping[str, Value], flow: int | None = None) -> None:
         """Begin a slice on `track`; slices with the same `flow` are joined by arrows in the order of their times."""
         packet = self._packet()
-        packet.timestamp = time
+        packet.timestamp = max(0, time)
         event = packet.track_event
         event.type, event.track_uuid = BEGIN, track
         event.name_iid = self._number(packet, NAME, name)
@@ -85,7 +86,7 @@ class Packets:
     def end(self, track: int, time: int) -> None:
         """End the slice that began last on `track`."""
         packet = self._packet()
-        packet.timestamp = time
+        packet.timestamp = max(0, time)
         event = packet.track_event
         event.type, event.track_uuid = END, track
 

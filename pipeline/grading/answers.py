@@ -12,6 +12,7 @@ from typing import Literal, get_args
 Kind = Literal["math", "numeric", "letter"]
 """How a problem's answers are graded: by mathematical equivalence, as the one number in them, or by the letter chosen."""
 KINDS: tuple[Kind, ...] = get_args(Kind)
+Canonical = Fraction | str
 LONGEST = 10_000
 """Answers of more characters are compared as they stand, without normalisation."""
 
@@ -60,15 +61,19 @@ def has_boxed(text: str) -> bool:
 
 def same_answer(a: str, b: str) -> bool:
     """Whether two answers are equal after light normalisation or as rational numbers; percent, degree and dollar signs are ignored."""
-    if a.strip() == b.strip():
-        return True
-    if max(len(a), len(b)) > LONGEST:
-        return False
-    a, b = _normal(a), _normal(b)
-    if a == b:
-        return a != ""
-    left, right = _rational(a), _rational(b)
-    return left is not None and left == right
+    return a.strip() == b.strip() or canonical(a) == canonical(b)
+
+
+def canonical(text: str) -> Canonical:
+    """What answers have in common that are the same by `same_answer`, and no others: the number that they are, or their text."""
+    plain = text.strip()
+    if len(plain) > LONGEST:
+        return plain
+    normal = _normal(plain)
+    number = _rational(normal)
+    if number is not None:
+        return number
+    return normal or f"\0{plain}"
 
 
 def as_kind(name: str | None) -> Kind:

@@ -106,7 +106,7 @@ class Executor:
 
     async def _solve(self, item: Problem | BadRow, sample_index: int, order: int) -> None:
         """Run one chain from its first call to its row."""
-        problem = Problem(row=item.row, problem_id=f"(row {item.row})", problem="", answer=None) if isinstance(item, BadRow) else item
+        problem = Problem(row=item.row, problem_id=item.problem_id, problem="", answer=None) if isinstance(item, BadRow) else item
         resumed = self._resume_state.chain(chain_id(problem.problem_id, sample_index))
         record = ChainRecorder(self._settings.run_id, self._recorder, self.progress, self._clock, problem, sample_index, resumed)
         runner = ChainRunner(self._schedule, self._clock, record)

@@ -12,8 +12,10 @@ from pipeline.errors import InputError, UsageError, boundary
 from pipeline.runtime.schedule import ScheduleName
 from pipeline.session.resume import MAY_DRIFT
 from pipeline.text import storable
-from pipeline.trace.folder import check_output
 from pipeline.trace.run_file import RunFile
+
+MOST_ROWS = 1_000_000_000_000
+"""Greatest limit of rows: far more than any file has, and far less than what Python can count in a slice."""
 
 
 class RunOptions(Struct, frozen=True, kw_only=True):
@@ -34,7 +36,7 @@ class RunOptions(Struct, frozen=True, kw_only=True):
     schedule: ScheduleName = "pipelined"
     samples: Annotated[int, Meta(ge=1, le=10_000)] = 1
     """Attempts at every problem."""
-    limit: Annotated[int, Meta(ge=1)] | None = None
+    limit: Annotated[int, Meta(ge=1, le=MOST_ROWS)] | None = None
     """Only so many rows of the input, from its start."""
     seed: int = 0
     """Every random number of the run derives from it."""
@@ -75,20 +77,11 @@ def resume_options(folder: Path, *, retry_failed: bool = False) -> RunOptions:
     return structs.replace(options, output=folder, resume=True, retry_failed=retry_failed)
 
 
-def old_run(options: RunOptions) -> RunFile | None:
-    """The `run.json` of the run to resume; None for a new run. Raises `UsageError` where options do not fit together or to the folder."""
+def check_resume(options: RunOptions) -> None:
+    """Raise `UsageError` where options about resuming do not fit together."""
     if unknown := [name for name in options.allow_drift if name not in MAY_DRIFT]:
         raise UsageError(f"--allow-drift {unknown[0]}: what may be other than before is {', '.join(MAY_DRIFT)}")
     if options.resume and options.output is None:
         raise UsageError("--resume: name the run folder with --output")
     if (options.retry_failed or options.allow_drift) and not options.resume:
         raise UsageError(f"--{'retry-failed' if options.retry_failed else 'allow-drift'}: only where a run is resumed; add --resume")
-    if options.output is None:
-        return None
-    if options.resume and (options.output / "run.json").is_file():
-        old = RunFile.read(options.output)
-        if not old.sessions:
-            raise InputError(str(options.output / "run.json"), "is of an earlier version, whose runs cannot go on; start a new run")
-        return old
-    check_output(options.output)
-    return None

@@ -15,11 +15,11 @@ from pipeline.graph.compiler import compile_graph
 from pipeline.graph.loader import load_graph
 from pipeline.graph.plan import Plan
 from pipeline.graph.plugins import engine_specs, stage_specs
-from pipeline.session.options import RunOptions, old_run, recorded_options
+from pipeline.session.claim import Claim
+from pipeline.session.options import RunOptions, recorded_options
 from pipeline.session.replay import announcements, check_replay, resolved
 from pipeline.session.resume import check_drift
 from pipeline.text import storable
-from pipeline.trace.folder import new_folder
 from pipeline.trace.inventory import check_files
 from pipeline.trace.run_file import RunFile, RunInput, host, versions
 
@@ -32,10 +32,18 @@ class Preflight(Struct, frozen=True, kw_only=True):
     problems: Problems
     fingerprint: Fingerprint
     virtual_time: bool
-    folder: Path | None
-    """The run folder; None for a run that writes nothing to disk."""
-    old: RunFile | None = None
-    """The `run.json` of the run to resume; None for a new run."""
+    claim: Claim
+    """The run folder, and the run in it that is to be resumed."""
+
+    @property
+    def folder(self) -> Path | None:
+        """The run folder; None for a run that writes nothing to disk."""
+        return self.claim.folder
+
+    @property
+    def old(self) -> RunFile | None:
+        """The `run.json` of the run to resume; None for a new run."""
+        return self.claim.old
 
     @property
     def run_id(self) -> str:
@@ -47,13 +55,6 @@ class Preflight(Struct, frozen=True, kw_only=True):
         """The number of chains: one for each row and sample."""
         return self.fingerprint.rows * self.options.samples
 
-    @property
-    def nothing_to_do(self) -> bool:
-        """Whether the run is to be resumed and is finished already."""
-        old = self.old
-        again = old is not None and self.options.retry_failed and old.totals.chains_failed
-        return old is not None and old.status == "finished" and old.input.limit == self.options.limit and not again
-
 
 def load_plan(graph: Path, engines: Path | None = None, settings: tuple[str, ...] = ()) -> Plan:
     """The compiled plan of a graph file on an engines file or `replay:RUN`; raises `UsageError`."""
@@ -61,23 +62,20 @@ def load_plan(graph: Path, engines: Path | None = None, settings: tuple[str, ...
     return resolved(compile_graph(spec, str(graph)))
 
 
-def preflight(options: RunOptions, plan: Plan, problems: Problems, *, virtual: bool | None = None, on_disk: bool = True) -> Preflight:
-    """Check a run of `plan` over `problems`; raises `UsageError` for whatever is wrong with it.
+def preflight(options: RunOptions, plan: Plan, problems: Problems, claim: Claim, *, virtual: bool | None = None) -> Preflight:
+    """Check a run of `plan` over `problems` in the folder of `claim`; raises `UsageError` for whatever is wrong with it.
 
-    `virtual`: whether time is virtual, where open engines decide that; None: the plan decides. Without `on_disk` a run that has no
-    `output` gets no run folder.
+    `virtual`: whether time is virtual, where open engines decide that; None: the plan decides.
     """
     if virtual is None:
         virtual = virtual_time(plan.engines, str(options.graph))
-    old = old_run(options)
     fingerprint = problems.check()
     check_replay(plan, options, fingerprint)
-    folder = options.output or (new_folder(plan.name) if on_disk else None)
-    found = Preflight(options=options, plan=plan, problems=problems, fingerprint=fingerprint, virtual_time=virtual, folder=folder, old=old)
-    if old is not None and folder is not None:
-        check_drift(folder, old, new_record(found), options.allow_drift)
-        if found.nothing_to_do:
-            check_files(folder)  # of a run that goes on they are checked once its folder is locked
+    found = Preflight(options=options, plan=plan, problems=problems, fingerprint=fingerprint, virtual_time=virtual, claim=claim)
+    if claim.old is not None and claim.folder is not None:
+        check_drift(claim.folder, claim.old, new_record(found), options.allow_drift)
+        if claim.nothing_to_do:
+            check_files(claim.folder)  # of a run that goes on they are checked when it is taken up
     return found
 
 

@@ -15,7 +15,7 @@ from typing import Any
 from msgspec import Struct
 
 from pipeline.analysis.summary import summarize
-from pipeline.errors import InputError
+from pipeline.errors import InputError, RunError
 from pipeline.grading.answers import as_kind
 from pipeline.grading.grader import LIMIT_S, Grade, Grader
 from pipeline.trace.events import UNFINISHED
@@ -67,7 +67,8 @@ class Regrade(Struct, frozen=True):
 def regrade(run: Path, *, dry_run: bool = False, workers: int | None = None, limit_s: float = LIMIT_S) -> Regrade:
     """Grade all chains of the run folder `run` again, and write the grades there unless it is a `dry_run`.
 
-    Raises `InputError` where there are no chains or they cannot be read, `RunFolderError` where they cannot be written.
+    Raises `InputError` where there are no chains or they cannot be read, `RunFolderError` where they cannot be written, `RunError` where
+    the grader cannot start.
     """
     if not files(run, "chains"):
         raise InputError(str(run), "is not a run folder with finished chains; expected chains/part-*.parquet in it")
@@ -115,6 +116,8 @@ class Tally:
         questions = [_question(row) for row in rows]
         asked = list(dict.fromkeys(question for question in questions if question is not None))
         grades = dict(zip(asked, self._threads.map(lambda question: self._grader.grade(*question), asked), strict=True))
+        if broken := next((grade.why for grade in grades.values() if grade.correct is None), None):
+            raise RunError(f"{self._run}: cannot be graded: {broken}; the grades that it has stay")
         return [self._note(row, question and grades[question]) for row, question in zip(rows, questions, strict=True)]
 
     def _note(self, row: Row, grade: Grade | None) -> Mapping[str, Any]:

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from msgspec import Struct, structs
 
 from pipeline.engine import Usage
-from pipeline.errors import UsageError
+from pipeline.errors import InputError, UsageError
 from pipeline.runtime.resume_state import NO_STAGE, ResumedCall, ResumedChain, ResumeState
 from pipeline.trace.consistency import find_broken, take_back
 from pipeline.trace.read import read_batches
@@ -145,6 +145,9 @@ def _read_chains(folder: Path, resume_state: ResumeState, samples: int, retry_fa
         for row in batch.to_pylist():
             if take_again(row["stop_reason"], retry_failed):
                 continue
+            if row["input_row"] < 1 or row["sample_index"] >= samples:
+                what = f"{row['chain_id']!r} is sample {row['sample_index']} of row {row['input_row']}, in a run of {samples} a row, from 1"
+                raise InputError(str(folder / "chains"), f"holds a chain that the run does not have: {what}")
             place = (row["input_row"] - 1) * samples + row["sample_index"]
             if place < len(resume_state.over):
                 resume_state.over[place] = True

@@ -1,19 +1,20 @@
 """One session of a run, in four phases: preflight, open, execute, finish. Each takes what the one before it made, frozen.
 
-    options --preflight--> Preflight --taken_up--> Ready --opened--> Opened --execute--> SessionResult
+    options --claimed, preflight--> Preflight --take_up--> Ready --opened--> Opened --execute--> SessionResult
 
 Nothing is printed, no signal is handled and no argument of the process is read: the command line and the Python API do what
 each of them needs around it.
 """
 
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager, contextmanager, nullcontext
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import anyio
+import anyio.to_thread
 from msgspec import Struct, structs
 
 from pipeline.data.problems import open_problems
@@ -31,6 +32,7 @@ from pipeline.runtime.resume_state import ResumeState
 from pipeline.runtime.rows import RowSink, Tee
 from pipeline.runtime.schedule import SCHEDULES
 from pipeline.session.builders import prompt_builders
+from pipeline.session.claim import Claim, claimed
 from pipeline.session.loop import in_loop, loop_clock
 from pipeline.session.options import RunOptions
 from pipeline.session.preflight import Preflight, load_plan, new_record, notices, preflight
@@ -39,7 +41,6 @@ from pipeline.session.stop import Stop
 from pipeline.stages.base import Stage
 from pipeline.stages.build import build_stages
 from pipeline.tasks import unwrapped
-from pipeline.trace.folder import hold, removed_if_unused
 from pipeline.trace.inventory import check_files
 from pipeline.trace.recorder import WRITE_EVERY_S, open_recorder
 from pipeline.trace.run_file import RunFile, Session, Status, Totals, versions
@@ -108,7 +109,7 @@ class SessionResult(Struct, frozen=True, kw_only=True):
 
 
 class Ready(Struct, frozen=True, kw_only=True):
-    """A run whose folder is locked by this process, and what earlier sessions left in it."""
+    """A run whose folder is held by this process, and what earlier sessions left in it."""
 
     checked: Preflight
     record: RunFile
@@ -147,38 +148,37 @@ def run(
     plan, observer = load_plan(options.graph, options.engines, options.settings), observer or Observer()
     for sentence in notices(plan):
         observer.tell(sentence)
-    checked = preflight(options, plan, open_problems(options.input, options.columns, options.limit))
-    if checked.old is not None and checked.nothing_to_do:
-        totals = checked.old.totals
-        return SessionResult(
-            folder=checked.folder, run=checked.old, done=totals.chains_done, failed=totals.chains_failed, nothing_to_do=True
-        )
-    with taken_up(checked, command) as ready:
+    with claimed(options, plan.name) as claim:
+        checked = preflight(options, plan, open_problems(options.input, options.columns, options.limit), claim)
+        if claim.nothing_to_do:
+            return nothing_to_do(claim)
+        ready = take_up(checked, command)
         for sentence in ready.remarks:
             observer.tell(sentence)
         return in_loop(partial(solve, ready, observer, attend=attend), virtual=checked.virtual_time)
 
 
-@contextmanager
-def taken_up(checked: Preflight, command: Sequence[str] = ()) -> Iterator[Ready]:
-    """Lock the run folder against other processes until the end, and read what earlier sessions left in it."""
+def nothing_to_do(claim: Claim) -> SessionResult:
+    """The result of resuming a run that is finished."""
+    assert claim.old is not None, "only what is there can be finished"
+    totals = claim.old.totals
+    return SessionResult(folder=claim.folder, run=claim.old, done=totals.chains_done, failed=totals.chains_failed, nothing_to_do=True)
+
+
+def take_up(checked: Preflight, command: Sequence[str] = ()) -> Ready:
+    """Read what earlier sessions left in the run folder, which this process holds; write-ahead files are made parts first."""
     record = new_record(checked, command)
-    if checked.folder is None:
-        yield Ready(checked=checked, record=record, resume_state=ResumeState())
-        return
-    with removed_if_unused(checked.folder), hold(checked.folder):
-        if checked.old is None:
-            yield Ready(checked=checked, record=record, resume_state=ResumeState())
-            return
-        remarks = check_files(checked.folder)
-        rewritten = recover(checked.folder)
-        taken_back = mend_chains(checked.folder, checked.old)
-        options = checked.options
-        state = read_resume_state(checked.folder, checked.chains, options.samples, options.retry_failed)
-        record = structs.replace(record, sessions=_ended_sessions(checked.old, state.last_call_unix_ns))
-        remarks += [taken_back.sentence] if taken_back.sentence else []
-        rewritten += taken_back.written_bytes
-        yield Ready(checked=checked, record=record, resume_state=state, rewritten_bytes=rewritten, remarks=tuple(remarks))
+    if checked.folder is None or checked.old is None:
+        return Ready(checked=checked, record=record, resume_state=ResumeState())
+    remarks = check_files(checked.folder)
+    rewritten = recover(checked.folder)
+    taken_back = mend_chains(checked.folder, checked.old)
+    options = checked.options
+    state = read_resume_state(checked.folder, checked.chains, options.samples, options.retry_failed)
+    record = structs.replace(record, sessions=_ended_sessions(checked.old, state.last_call_unix_ns))
+    remarks += [taken_back.sentence] if taken_back.sentence else []
+    rewritten += taken_back.written_bytes
+    return Ready(checked=checked, record=record, resume_state=state, rewritten_bytes=rewritten, remarks=tuple(remarks))
 
 
 async def solve(ready: Ready, observer: Observer, stop: Stop | None = None, *, attend: Attend | None = None) -> SessionResult:
@@ -251,6 +251,7 @@ async def execute(run: Opened, observer: Observer, stop: Stop) -> SessionResult:
                 stop.drained_by(chains.executor.drain)
                 await chains.run(observer)
             if chains.executor.exhausted:
+                await check_input(checked)
                 error = None
     except PipelineError as failure:
         error = failure
@@ -274,6 +275,14 @@ async def execute(run: Opened, observer: Observer, stop: Stop) -> SessionResult:
     progress = chains.executor.progress
     assert error is None or isinstance(error, PipelineError)
     return SessionResult(folder=checked.folder, run=record, done=progress.done, failed=progress.failed, error=error)
+
+
+async def check_input(checked: Preflight) -> None:
+    """Raise `InputChanged` where the input is not what it was at preflight, although every chain was of the input as it was."""
+    if checked.virtual_time:
+        checked.problems.check_unchanged()
+    else:
+        await anyio.to_thread.run_sync(checked.problems.check_unchanged)
 
 
 class Chains:
@@ -313,7 +322,7 @@ class Chains:
         )
         try:
             with observer.watch(view):
-                await executor.run(iter(checked.problems))
+                await executor.run(checked.problems.unchanged())
         finally:
             self.ended = self._clock.now()
 

@@ -5,8 +5,8 @@ written to `points.parquet` when it is finished. Loading and warm-up are in no f
 """
 
 import shutil
-import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -25,16 +25,17 @@ from pipeline.errors import GraphError, Interrupted, PipelineError, UsageError
 from pipeline.files import new_file
 from pipeline.graph.plan import Plan, settings_of
 from pipeline.graph.spec import EngineSpec
+from pipeline.session.claim import Claim
 from pipeline.session.loop import in_loop
 from pipeline.session.options import RunOptions
 from pipeline.session.preflight import Preflight, load_plan, notices
 from pipeline.session.replay import check_replay
-from pipeline.session.run import Attend, Observer, solve_on, taken_up
+from pipeline.session.run import Attend, Observer, solve_on, take_up
 from pipeline.session.stop import Stop
 from pipeline.sweep.lower_bound import RecordingEngine, all_requests, replay_s
 from pipeline.sweep.plan import PlannedPoint, SweepOptions, System, check_varied, combinations, planned_points
 from pipeline.tasks import unwrapped
-from pipeline.trace.folder import check_output, hold
+from pipeline.trace.folder import hold, hold_default, hold_output
 from pipeline.trace.run_file import Host, RunFile, host, versions
 
 WARM_UP_PROBLEMS = 32
@@ -90,12 +91,12 @@ def sweep(
 
     `observer` observes each run, `done` is called after each point. `attend` runs beside the sweep and may stop it.
     """
-    prepared = prepare(options)
-    observer = observer or Observer()
-    for sentence in dict.fromkeys(each for system in prepared.systems for each in notices(system.plan)):
-        observer.tell(sentence)
+    systems, observer = read_systems(options), observer or Observer()
     error: PipelineError | None = None
-    with hold(prepared.folder):
+    with held_folder(options, systems) as folder:
+        prepared = prepare(options, systems, folder)
+        for sentence in dict.fromkeys(each for system in systems for each in notices(system.plan)):
+            observer.tell(sentence)
         runner = SweepRunner(prepared, start_or_resume(prepared), observer, done or (lambda *about: None))
         missing = [each for each in prepared.planned_points if each.name not in runner.points]
         try:
@@ -125,7 +126,7 @@ class Prepared(Struct, frozen=True, kw_only=True):
     """All points, in the order in which they are run."""
 
     def preflight(self, system: System, folder: Path, **changes: Any) -> Preflight:
-        """The preflight of one run of `system` in `folder`; `changes` are options of that run alone."""
+        """The preflight of one run of `system` in `folder`, a new one that is the sweep's; `changes` are options of that run alone."""
         options = run_options(self.options, system, folder, **changes)
         problems, fingerprint = self.problems, self.fingerprint
         if options.limit != self.options.limit:
@@ -137,20 +138,27 @@ class Prepared(Struct, frozen=True, kw_only=True):
             problems=problems,
             fingerprint=fingerprint,
             virtual_time=self.virtual_time,
-            folder=folder,
+            claim=Claim(folder=folder),
         )
 
 
-def prepare(options: SweepOptions) -> Prepared:
+@contextmanager
+def held_folder(options: SweepOptions, systems: list[System]) -> Iterator[Path]:
+    """Hold the folder of a sweep until the end, by default a new one; raises `UsageError` where it is in use or cannot be made."""
+    if options.output is not None:
+        with hold_output(options.output, SWEEP, resume=options.resume):
+            yield options.output
+        return
+    if options.resume:
+        raise UsageError("--resume: name the sweep's folder with --output")
+    with hold_default(Path("sweeps"), systems[-1].plan.name) as folder:
+        yield folder
+
+
+def prepare(options: SweepOptions, systems: list[System], folder: Path) -> Prepared:
     """Check everything that can be checked before an engine starts; raises `GraphError`, `InputError` and `UsageError`."""
-    systems = read_systems(options)
     engines = shared_engines(systems)
     virtual = virtual_time(engines, str(options.graphs[0]))
-    folder = options.output or Path("sweeps") / f"{systems[-1].plan.name}-{time.strftime('%Y%m%d-%H%M%S')}"
-    if options.resume and options.output is None:
-        raise UsageError("--resume: name the sweep's folder with --output")
-    if not (options.resume and (folder / SWEEP).is_file()):
-        check_output(folder)
     if known := [each for each in options.settings if not any(each in system.settings for system in systems)]:
         raise UsageError(f"--set {known[0]}: none of the graphs has such a param")
     problems = open_problems(options.input, options.columns, options.limit)
@@ -311,8 +319,9 @@ class SweepRunner:
 
     async def _solved(self, preflight: Preflight, engines: Mapping[str, Engine]) -> RunFile:
         """Carry out a run and return its `run.json`; raises the error that ends it early."""
-        with taken_up(preflight) as ready:
-            result = await solve_on(engines, ready, self._observer)
+        assert preflight.folder is not None, "every point has a folder"
+        with hold(preflight.folder):
+            result = await solve_on(engines, take_up(preflight), self._observer)
         if result.error is not None:
             raise result.error
         return result.run

@@ -1,4 +1,7 @@
-"""The run folder itself: a name for a new one, whether it may be used, and a lock that admits one process at a time."""
+"""The run folder itself: whether it may be used, a name for a new one, and a lock that admits one process at a time.
+
+A folder is checked under its lock, so that what was found to be so stays so until the lock is released.
+"""
 
 import os
 import time
@@ -6,12 +9,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
-from tempfile import TemporaryFile
 
 from filelock import FileLock, Timeout
 
 from pipeline.errors import RunFolderError, UsageError, reason
-from pipeline.trace.regular import NotRegular, check_own, open_regular
+from pipeline.files import NotRegular, check_own, open_regular
 from pipeline.trace.wal import lock_file
 
 LOCK = "run.lock"
@@ -20,64 +22,8 @@ PROBLEMS = "problems.jsonl"
 """The file in a run folder that holds the problems of a run to which they were given as values."""
 BEFORE_A_RUN = {LOCK, PROBLEMS}
 """The files that a run writes into its folder before its engines are open; a folder with others is in use."""
-
-
-def check_output(folder: Path) -> None:
-    """Raise `UsageError` where `folder` cannot become a new run folder, before anything is started."""
-    try:
-        str(folder).encode()
-        if (folder / "run.json").is_file():
-            raise UsageError(f"{folder}: is a run already; add --resume to go on with it, or name another folder with --output")
-        if folder.exists() and not (folder.is_dir() and _is_unused(folder)):
-            raise UsageError(f"{folder}: is there already; name another folder with --output")
-        _check_writable(folder)
-    except (UnicodeEncodeError, OSError) as error:
-        raise UsageError(f"{str(folder)!r}: is no name for a folder; name another one with --output") from error
-
-
-def _check_writable(folder: Path) -> None:
-    """Raise `UsageError` unless `folder` and a file in it can be made, by making them and removing them again.
-
-    Permission bits would not tell: root is not bound by them, and `/proc` refuses files whatever they say.
-    """
-    missing = [place for place in (folder, *folder.absolute().parents) if not place.exists()]
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        TemporaryFile(dir=folder).close()
-    except OSError as error:
-        parent = next(place for place in folder.absolute().parents if place not in missing)
-        what = f"{folder}: cannot be created in {parent}: {reason(error)}; name another folder with --output"
-        raise UsageError(what) from error
-    finally:
-        for place in missing:
-            with suppress(OSError):
-                place.rmdir()
-
-
-def _is_unused(folder: Path) -> bool:
-    return {place.name for place in folder.iterdir()} <= BEFORE_A_RUN
-
-
-def new_folder(graph: str) -> Path:
-    """The path of a new folder under `runs`, named after `graph` and the time; it is not created."""
-    name = f"{graph}-{time.strftime('%Y%m%d-%H%M%S')}"
-    names = (Path("runs") / (name if i == 1 else f"{name}-{i}") for i in count(1))
-    return next(folder for folder in names if not folder.exists())
-
-
-@contextmanager
-def removed_if_unused(folder: Path) -> Iterator[None]:
-    """At the end, remove the folders that were made for `folder` if nothing was written into it, because no engine could start."""
-    made = [place for place in (folder, *folder.absolute().parents) if not place.exists()]
-    try:
-        yield
-    finally:
-        with suppress(OSError):
-            if made and _is_unused(folder):
-                for name in BEFORE_A_RUN:
-                    (folder / name).unlink(missing_ok=True)
-                for place in made:
-                    place.rmdir()
+ATTEMPTS = 20
+"""How often a folder is made again when another process, which found no use for it, removes it in the same moment."""
 
 
 @contextmanager
@@ -86,6 +32,108 @@ def hold(folder: Path) -> Iterator[None]:
 
     Raises `UsageError` while another process is at work in it, `RunFolderError` where it cannot be created or written.
     """
+    try:
+        lock = _locked(folder)
+    except OSError as error:
+        raise RunFolderError(f"{folder}: cannot be written: {reason(error)}") from error
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+@contextmanager
+def hold_output(folder: Path, card: str = "run.json", *, resume: bool = False) -> Iterator[None]:
+    """Hold the folder of a new run, or with `resume` also of one whose file `card` is there, until the end.
+
+    A folder that was made for it and in which no run has begun is removed at the end. Raises `UsageError` where the folder is in
+    use, by a process or by other files, or cannot be created; `RunFolderError` where that of a run cannot be written.
+    """
+    _check_output(folder, card, resume)
+    missing = _missing(folder)
+    try:
+        lock = _locked(folder)
+    except (OSError, RecursionError) as error:
+        if not missing and (folder / card).is_file():
+            raise RunFolderError(f"{folder}: cannot be written: {reason(error)}") from error
+        raise _cannot_be_created(folder, missing, error) from error
+    with _released_at_the_end(lock, folder, missing):
+        _check_output(folder, card, resume)
+        yield
+
+
+@contextmanager
+def hold_default(parent: Path, name: str) -> Iterator[Path]:
+    """Make a folder in `parent` that nobody else has, named after `name` and the time, and hold it until the end; as `hold_output`."""
+    stamped = f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    for folder in (parent / (stamped if i == 1 else f"{stamped}-{i}") for i in count(1)):
+        missing = _missing(folder)
+        try:
+            _make(folder)
+            lock = _locked(folder)
+        except FileExistsError as error:
+            if not parent.is_dir():
+                raise _cannot_be_created(folder, missing, error) from error
+            continue
+        except OSError as error:
+            raise _cannot_be_created(folder, missing, error) from error
+        with _released_at_the_end(lock, folder, missing):
+            yield folder
+        return
+
+
+def _check_output(folder: Path, card: str, resume: bool) -> None:
+    """Raise `UsageError` where `folder` can neither become a new run folder nor, with `resume`, is one that can go on."""
+    try:
+        str(folder).encode()
+        found = _found(folder)
+    except (UnicodeEncodeError, OSError) as error:
+        raise UsageError(f"{str(folder)!r}: is no name for a folder; name another one with --output") from error
+    if resume and card in found:
+        return
+    if "run.json" in found:
+        raise UsageError(f"{folder}: is a run already; add --resume to go on with it, or name another folder with --output")
+    if not found <= BEFORE_A_RUN:
+        raise UsageError(f"{folder}: is there already; name another folder with --output")
+
+
+def _found(folder: Path) -> set[str]:
+    """The names in `folder`, by one look, as other processes make and remove it; of a file its own, of what is missing none."""
+    try:
+        return {entry.name for entry in os.scandir(folder)}
+    except FileNotFoundError:
+        return set()
+    except NotADirectoryError:
+        return {folder.name} if folder.exists() else set()
+
+
+def _missing(folder: Path) -> list[Path]:
+    """The folders that are to be made for `folder`, itself first."""
+    return [place for place in (folder, *folder.absolute().parents) if not place.exists()]
+
+
+def _cannot_be_created(folder: Path, missing: list[Path], error: BaseException) -> UsageError:
+    for place in missing:
+        with suppress(OSError):
+            place.rmdir()
+    parent = next(place for place in folder.absolute().parents if place not in missing)
+    why = "too many folders in one another" if isinstance(error, RecursionError) else reason(error)
+    return UsageError(f"{folder}: cannot be created in {parent}: {why}; name another folder with --output")
+
+
+def _make(folder: Path) -> None:
+    """Create `folder`; of several processes that do so one succeeds. Raises `FileExistsError` in the others, and `OSError`."""
+    for attempt in range(1, ATTEMPTS + 1):
+        try:
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            return folder.mkdir()
+        except FileNotFoundError:
+            if attempt == ATTEMPTS:
+                raise
+
+
+def _locked(folder: Path) -> FileLock:
+    """A lock of `folder`, which is created where it is missing. Raises `UsageError` while another process has it, and `OSError`."""
 
     def sign(file: int) -> None:
         if os.fstat(file).st_nlink > 1:
@@ -93,21 +141,37 @@ def hold(folder: Path) -> Iterator[None]:
         os.truncate(file, 0)
         os.pwrite(file, f"{os.getpid()}\n".encode(), 0)
 
-    lock = FileLock(folder / LOCK, mode=0o644, blocking=False, on_acquired=sign)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        check_own(folder / LOCK)
-        lock.acquire()
-    except Timeout as error:
-        pid = (folder / LOCK).read_text(errors="replace")[:20].strip()
-        raise UsageError(f"{folder}: process {pid or 'unknown'} is at work in it; wait for its end") from error
-    except NotRegular as error:
-        raise RunFolderError(f"{folder}: cannot be written: {error}; remove it") from error
-    except OSError as error:
-        raise RunFolderError(f"{folder}: cannot be written: {reason(error)}") from error
+    lock = FileLock(folder / LOCK, mode=0o644, blocking=False, thread_local=False, on_acquired=sign)
+    for attempt in range(1, ATTEMPTS + 1):
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            check_own(folder / LOCK)
+            lock.acquire()
+            return lock
+        except NotRegular as error:
+            raise RunFolderError(f"{folder / LOCK}: {error}; remove it") from error
+        except (FileNotFoundError, FileExistsError):  # the second where it is removed between two looks at it
+            if attempt == ATTEMPTS:
+                raise
+        except Timeout as error:
+            with suppress(FileNotFoundError):  # its holder has just removed it
+                pid = (folder / LOCK).read_text(errors="replace")[:20].strip()
+                raise UsageError(f"{folder}: process {pid or 'unknown'} is at work in it; wait for its end") from error
+    raise UsageError(f"{folder}: other processes are at work in it; wait for their end")
+
+
+@contextmanager
+def _released_at_the_end(lock: FileLock, folder: Path, made: list[Path]) -> Iterator[None]:
+    """Release `lock` at the end; before that, if no run has begun in `folder`, remove the lock file and the folders `made` for it."""
     try:
         yield
     finally:
+        with suppress(OSError):
+            if _found(folder) <= BEFORE_A_RUN:
+                for name in BEFORE_A_RUN if made else (LOCK,):
+                    (folder / name).unlink(missing_ok=True)
+                for place in made:
+                    place.rmdir()
         lock.release()
 
 

@@ -14,9 +14,9 @@ import pyarrow as pa
 from msgspec import Struct
 
 from pipeline.errors import InputError, boundary, reason
+from pipeline.files import flaw_of
 from pipeline.trace.manifest import Entry, Label, Manifest, Tables, number_of, stands
 from pipeline.trace.part_file import Fingerprint, fingerprint, read_footer
-from pipeline.trace.regular import flaw_of
 from pipeline.trace.wal import wal_schema
 
 MAIN = ("calls", "steps", "chains")

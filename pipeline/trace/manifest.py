@@ -23,9 +23,8 @@ import msgspec
 import pyarrow as pa
 from msgspec import Struct
 
-from pipeline.files import sync_data, sync_folder
+from pipeline.files import check_own, open_regular, sync_data, sync_folder
 from pipeline.trace.part_file import Fingerprint, fingerprint
-from pipeline.trace.regular import check_own, open_regular
 
 FILE = "manifest.jsonl"
 _LABEL = b"pipeline.file"

@@ -9,13 +9,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from msgspec import Struct
 
-from pipeline.trace.regular import open_regular
+from pipeline.files import open_regular
 
 _STRING_BYTES, _CONTAINERS = 16 << 20, 1 << 20
 """Bounds on the strings and lists that a footer or the head of a page may claim to have."""
 
-GROUP_ROWS = 1 << 20
-"""Most rows of a row group; programs write that many by default, this one far fewer."""
+GROUP_ROWS, GROUP_BYTES = 1 << 20, 1 << 30
+"""Most rows and bytes of a row group; programs write that many rows by default, this one far fewer."""
 
 
 class Fingerprint(Struct, frozen=True):
@@ -45,15 +45,17 @@ def fingerprint(part: Path) -> Fingerprint | None:
 def open_part(part: Any, **options: Any) -> pq.ParquetFile:
     """The Parquet file at a path or in an open Arrow file; the checksums of its pages, where it has any, are verified as they are read.
 
-    Raises `OSError` or an Arrow error, also later, when a damaged page is met; and where a row group claims to have so many rows that
-    no program writes them together by default, which would take gigabytes.
+    Raises `OSError` or an Arrow error, also later, when a damaged page is met; and where a row group claims more rows or bytes than
+    any program writes together by default.
     """
     limits = {"thrift_string_size_limit": _STRING_BYTES, "thrift_container_size_limit": _CONTAINERS}
     file = pq.ParquetFile(part, page_checksum_verification=True, **limits, **options)
-    most = max((file.metadata.row_group(number).num_rows for number in range(file.num_row_groups)), default=0)
-    if most > GROUP_ROWS:
+    groups = [file.metadata.row_group(number) for number in range(file.num_row_groups)]
+    rows, size = max((group.num_rows for group in groups), default=0), max((group.total_byte_size for group in groups), default=0)
+    if rows > GROUP_ROWS or size > GROUP_BYTES:
         file.close()
-        raise pa.ArrowInvalid(f"a row group claims {most:,} rows; expected at most {GROUP_ROWS:,}")
+        most = f"{GROUP_ROWS:,} rows and {GROUP_BYTES:,} bytes"
+        raise pa.ArrowInvalid(f"a row group claims {rows:,} rows and {size:,} bytes; expected at most {most}")
     return file
 
 

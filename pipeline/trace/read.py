@@ -3,6 +3,7 @@
 Nothing is written and no lock is taken, so a run may go on meanwhile.
 """
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -10,11 +11,11 @@ from typing import Any, TypeVar
 
 import msgspec
 import pyarrow as pa
-import pyarrow.parquet as pq
 from msgspec import Struct, structs
 
-from pipeline.errors import InputError
+from pipeline.errors import InputError, reason
 from pipeline.trace.columns import schema_of
+from pipeline.trace.conform import conformed
 from pipeline.trace.inventory import our_files
 from pipeline.trace.part_file import open_part, read_footer
 from pipeline.trace.wal import read_wal
@@ -39,7 +40,7 @@ def read_batches(run: Path, table: str, columns: Sequence[str], maybe: Sequence[
     """Record batches of a table in the order in which its rows were written, a few thousand rows each.
 
     They have `columns`, and those of the columns `maybe`, which earlier versions did not write, that the file has. A run that
-    was cut short may have no rows. Raises `InputError` for a file that cannot be read or lacks a column.
+    was cut short may have no rows. Raises `InputError` for a file that cannot be read, lacks a column, or has one that `conformed` refuses.
     """
     for file in files(run, table):
         with readable(file):
@@ -63,10 +64,9 @@ def read_rows(run: Path, row: type[Row], table: str) -> list[Row]:
 
 def read_file(file: Path, columns: Sequence[str], maybe: Sequence[str] = ()) -> Iterator[pa.RecordBatch]:
     """Record batches of one of a table's `files`, as `read_batches` gives them; foreign errors are left to `readable`."""
-    if file.suffix == ".parquet":
-        yield from _part_batches(file, columns, maybe)
-    else:
-        yield from _wal_batches(file, columns, maybe)
+    found = _part_batches if file.suffix == ".parquet" else _wal_batches
+    for batch in found(file, columns, maybe):
+        yield conformed(batch, file)
 
 
 def read_backwards(
@@ -75,22 +75,22 @@ def read_backwards(
     """The `columns` of a table, and those of `maybe` that it has, in pieces of some ten thousand rows: the last piece first, the rows
     within a piece in written order.
 
-    Strings of the columns `encoded` come as Arrow dictionaries, which is faster; `NAME.list.element` means the strings in lists of NAME.
-    Raises `InputError` as `read_batches` does.
+    Strings of the columns `encoded` come as Arrow dictionaries, which is faster. Raises `InputError` as `read_batches` does.
     """
     for file in reversed(files(run, table)):
         with readable(file):
-            if file.suffix == ".parquet":
-                yield from _part_tables(file, columns, encoded, maybe)
-            else:
-                yield from reversed([pa.Table.from_batches([batch]) for batch in _wal_batches(file, columns, maybe)])
+            for piece in _pieces_backwards(file, columns, encoded, maybe):
+                yield conformed(piece, file, encoded)
 
 
 def files(run: Path, table: str) -> list[Path]:
     """The files that hold a table's rows, in order: its parts, and each write-ahead file that is no part yet.
 
-    Files of other runs and second copies are left out; `inventory.flaws` names them. Raises `InputError` for a link or a pipe.
+    None where its folder is not there. Files of other runs and second copies are left out; `inventory.flaws` names them. Raises
+    `InputError` for a link or a pipe, and where the folder cannot be read.
     """
+    with readable(run / table), suppress(FileNotFoundError):
+        os.scandir(run / table).close()  # which says why it cannot be read: a listing then finds nothing
     return our_files(run, table)
 
 
@@ -109,19 +109,29 @@ def readable(file: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, pa.ArrowException) as error:
-        raise InputError(str(file), f"cannot be read: {str(error).splitlines()[0]}") from error
+        raise InputError(str(file), f"cannot be read: {reason(error)}") from error
     except UnicodeEncodeError as error:
         raise InputError(str(file), "cannot be read: its path is not UTF-8; rename the folder") from error
+    except UnicodeDecodeError as error:
+        raise InputError(str(file), "cannot be read: it is damaged, the names of its columns are not UTF-8") from error
+
+
+def _pieces_backwards(file: Path, columns: Sequence[str], encoded: Sequence[str], maybe: Sequence[str]) -> Iterator[pa.Table]:
+    if file.suffix == ".parquet":
+        yield from _part_tables(file, columns, encoded, maybe)
+    else:
+        yield from reversed([pa.Table.from_batches([batch]) for batch in _wal_batches(file, columns, maybe)])
 
 
 def _part_batches(part: Path, columns: Sequence[str], maybe: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    with open_part(part, pre_buffer=False, buffer_size=1 << 20) as file:
+    # Without a buffer: Arrow would make it as large as a damaged file says that a page is, up to 2 GiB.
+    with open_part(part, pre_buffer=False) as file:
         yield from file.iter_batches(BATCH_ROWS, columns=_present(part, file.schema_arrow, columns, maybe))
 
 
 def _part_tables(part: Path, columns: Sequence[str], encoded: Sequence[str], maybe: Sequence[str]) -> Iterator[pa.Table]:
     with pa.OSFile(str(part)) as source:
-        metadata = pq.read_metadata(source)
+        metadata = open_part(source).metadata
         there = {metadata.schema.column(place).path for place in range(metadata.num_columns)}  # others cannot be read as dictionaries
         file = open_part(source, metadata=metadata, read_dictionary=[name for name in encoded if name in there], pre_buffer=False)
         names = _present(part, file.schema_arrow, columns, maybe)
@@ -207,7 +217,7 @@ class RowGroups:
             return group.select(columns)
         file, place = group
         with readable(file), open_part(file, pre_buffer=False) as part:
-            return part.read_row_group(place, columns).combine_chunks().to_batches()[0]
+            return conformed(part.read_row_group(place, columns), file).combine_chunks().to_batches()[0]
 
 
 def value_of(column: pa.Array) -> Value:

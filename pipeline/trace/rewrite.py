@@ -21,6 +21,7 @@ from msgspec import Struct
 
 from pipeline.errors import RunFolderError, boundary, reason
 from pipeline.files import new_file, sync_folder
+from pipeline.trace.conform import conformed
 from pipeline.trace.inventory import open_manifest
 from pipeline.trace.part_file import open_part
 from pipeline.trace.read import files, readable
@@ -40,7 +41,7 @@ def rewrite(run: Path, table: str, columns: Sequence[str], change: ChangeRows) -
         with readable(part), open_part(part) as file:
             content = file.read()
         there = [name for name in columns if name in content.column_names]
-        rows = content.select(there).to_pylist()
+        rows = conformed(content.select(there), part).to_pylist()
         changed = _changed(content, rows, change(rows))
         if changed is not content:
             _replace(run, part, changed)
@@ -54,7 +55,7 @@ def remove(run: Path, table: str, columns: Sequence[str], gone: Callable[[pa.Tab
     written = 0
     for part in parts(run, table):
         with readable(part), open_part(part) as file:
-            leave = gone(file.read(list(columns)))
+            leave = gone(conformed(file.read(list(columns)), part))
             content = file.read() if any(leave) else None
         if content is not None:
             _replace(run, part, content.filter(pc.invert(pa.array(leave, pa.bool_()))))

@@ -25,7 +25,9 @@ from pipeline.redaction import redact_all
 FILE = "run.json"
 Status = Literal["running", "finished", "failed", "interrupted"]
 """`failed` means that the run could not go on; single chains that failed do not make it so."""
-Instant = Annotated[int, Meta(ge=0)]
+Instant = Annotated[int, Meta(ge=0, le=4 * 10**18)]
+"""Nanoseconds UTC, up to the year 2096, so that rows of later sessions have room in 64 bits."""
+Count = Annotated[int, Meta(ge=0, le=10**18)]
 PACKAGES = (
     "pipeline",
     "anyio",
@@ -50,12 +52,12 @@ class RunInput(Struct, frozen=True, kw_only=True):
     file: str
     columns: dict[str, str] = {}
     """The file's names of columns by ours, where the user mapped any."""
-    limit: int | None = None
+    limit: Count | None = None
     sha256: str
     """SHA-256 of the file's bytes, hexadecimal."""
-    rows: int
+    rows: Count
     """Rows within the limit, bad ones included."""
-    bad_rows: int = 0
+    bad_rows: Count = 0
 
 
 class Host(Struct, frozen=True, kw_only=True):
@@ -73,16 +75,16 @@ class Host(Struct, frozen=True, kw_only=True):
 class Totals(Struct, frozen=True, kw_only=True):
     """Counts at the end of a run, over all its sessions; zero while it goes on."""
 
-    chains_done: int = 0
-    chains_failed: int = 0
-    chains_cancelled: int = 0
-    graded: int = 0
-    correct: int = 0
-    errors: dict[str, dict[str, int]] = {}
+    chains_done: Count = 0
+    chains_failed: Count = 0
+    chains_cancelled: Count = 0
+    graded: Count = 0
+    correct: Count = 0
+    errors: dict[str, dict[str, Count]] = {}
     """Failed chains by the type of their error and the stage that met it."""
-    steps: int = 0
-    decisions: dict[str, int] = {}
-    output_tokens: dict[str, int] = {}
+    steps: Count = 0
+    decisions: dict[str, Count] = {}
+    output_tokens: dict[str, Count] = {}
     """Tokens sampled, by role."""
 
     @property
@@ -102,7 +104,7 @@ class Session(Struct, frozen=True, kw_only=True):
     startup_s: float = 0.0
     wall_time_s: float | None = None
     orchestrator_cpu_s: float | None = None
-    rewritten_bytes: int = 0
+    rewritten_bytes: Count = 0
     """Bytes that resuming wrote: parts made of write-ahead files, and parts without the chains that are to be solved again."""
     command: list[str] = []
     versions: dict[str, str] = {}
@@ -119,8 +121,8 @@ class RunFile(Struct, frozen=True, kw_only=True):
     plan: Plan
     """Stages and engines with all their fields. In the file it is written as the keys of a `RecordedPlan`."""
     schedule: str
-    batch_size: Annotated[int, Meta(ge=0)]
-    samples: int
+    batch_size: Count
+    samples: Count
     seed: int
     input: RunInput
     virtual_time: bool

@@ -17,12 +17,11 @@ import pyarrow.parquet as pq
 from msgspec import Struct
 
 from pipeline.errors import RunFolderError, reason
-from pipeline.files import publish, sync_folder
+from pipeline.files import create_own, publish, sync_folder
 from pipeline.trace.columns import columns_of, schema_of
 from pipeline.trace.events import CallRow, ChainRow, StepRow
 from pipeline.trace.inventory import complete_manifest, misplaced, open_manifest
 from pipeline.trace.manifest import Label, Manifest
-from pipeline.trace.regular import create_own
 from pipeline.trace.wal import Wal, locked, read_wal
 
 TABLES: dict[str, type[Struct]] = {"calls": CallRow, "steps": StepRow, "chains": ChainRow}

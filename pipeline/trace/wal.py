@@ -34,8 +34,7 @@ from zlib import crc32
 import pyarrow as pa
 from filelock import lock_descriptor
 
-from pipeline.files import sync_data, sync_folder
-from pipeline.trace.regular import open_regular
+from pipeline.files import open_regular, sync_data, sync_folder
 
 _START = b"\xff\xff\xff\xff"
 """Every message begins with this and the size of its metadata, padding included, in four bytes."""

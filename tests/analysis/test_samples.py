@@ -1,21 +1,11 @@
 """Shares and their uncertainty against values worked out by hand."""
 
 from math import sqrt
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-from pipeline.analysis.quality.samples import Interval, Sample, interval, majority, pass_at, wilson
-
-
-def never(a: str, b: str) -> bool:
-    raise AssertionError(f"nobody needed to know whether {a} is {b}")
-
-
-def samples(*said: str | None) -> list[Sample]:
-    """A sample for each answer; `5` is right, `5.0` too."""
-    return [Sample(answer in ("5", "5.0"), answer) for answer in said]
+from pipeline.analysis.quality.samples import Interval, interval, pass_at, wilson
 
 
 def test_one_sample_a_problem_gives_wilsons_interval() -> None:
@@ -71,38 +61,3 @@ def test_pass_at_k_takes_problems_with_k_samples() -> None:
 
 def test_of_many_samples_pass_at_k_stays_exact() -> None:
     assert pass_at(np.zeros(2000), np.arange(2000) < 1)[1024] == pytest.approx(1024 / 2000)
-
-
-@pytest.mark.parametrize(
-    ("said", "share"),
-    [
-        (("5", "5.0", "7"), 1.0),
-        (("7", "5", "7"), 0.0),
-        (("5", "7"), 1.0),
-        (("7", "5"), 0.0),
-        (("7", "5", "8", "5.0"), 1.0),
-        (("1/2", "5", "0.5", "5", "5"), 1.0),
-        (("1/2", "5", "0.5", "5"), 0.0),
-        ((None, None, "5"), 1.0),
-        ((None, "7"), 0.0),
-        ((None,), 0.0),
-    ],
-)
-def test_the_most_frequent_answer_and_of_a_tie_the_first(said: tuple[str | None, ...], share: float) -> None:
-    assert majority([samples(*said)], lambda a, b: False) == share
-
-
-def test_the_grader_is_asked_only_where_it_matters() -> None:
-    assert majority([samples("5", "5", "a", "b"[:1], "5"), samples("a", "b"), samples("5"), samples("a", "a", "5")], never) == 0.5
-    asked = []
-
-    def same(a: str, b: str) -> bool:
-        asked.append((a, b))
-        return {a, b} == {r"\sqrt8", r"2\sqrt2"}
-
-    assert majority([samples("5", r"\sqrt8", r"2\sqrt2")], same) == 0.0
-    assert asked == [(r"2\sqrt2", r"\sqrt8")]
-
-
-def test_no_problems_no_majority(tmp_path: Path) -> None:
-    assert majority([], never) is None

@@ -80,7 +80,7 @@ def test_another_seed_is_flagged_and_compared_all_the_same(compare: Compare) -> 
         (["target", "--baseline", "scot"], "--baseline scot: no such run or graph here; there are target"),
         (["speccot", "seed", "--baseline", "graph"], "--baseline graph: no such run or graph here"),
         (["target", "--output", "nowhere/x.md"], "--output nowhere/x.md: cannot be written: no such file or directory"),
-        (["target", "--output", "folder.md"], "--output folder.md: cannot be written: is a directory"),
+        (["target", "--output", "folder.md"], "--output folder.md: cannot be written: folder.md is a folder, not a regular file"),
         (["target", "--output", "tables.xlsx"], "--output tables.xlsx: its name must end in .md, .csv, .json"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",

@@ -82,14 +82,14 @@ def test_a_pipe_in_place_of_a_file_is_named_and_nobody_waits_for_it(folder: Path
     for each in (*asked, ("run", "graphs/speccot.yaml", "--engines", f"replay:{folder}", *given)):
         done = pipeline(*each)
         assert done.returncode == 2
-        assert "run.json: cannot be read: is a named pipe, not a regular file" in done.stderr
+        assert "run.json: cannot be read: run.json is a named pipe, not a regular file" in done.stderr
 
 
 @pytest.mark.parametrize(
     ("option", "expected"),
     [
-        ("GRAPH", "pipe.yaml: cannot be read: is a named pipe, not a regular file"),
-        ("--engines", "pipe.yaml: cannot be read: is a named pipe, not a regular file"),
+        ("GRAPH", "pipe.yaml: cannot be read: pipe.yaml is a named pipe, not a regular file"),
+        ("--engines", "pipe.yaml: cannot be read: pipe.yaml is a named pipe, not a regular file"),
         ("--input", "pipe.csv: is not a regular file"),
     ],
 )

@@ -3,6 +3,7 @@
 import gzip
 import json
 import os
+import time
 import tracemalloc
 from collections.abc import Callable
 from decimal import Decimal
@@ -305,6 +306,35 @@ def test_damaged_gzip(tmp_path: Path, name: str) -> None:
     assert ", after row " in wrong(path)
     path.write_bytes(b"plain text")
     assert "Not a gzipped file" in wrong(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "first", "blank", "last"),
+    [
+        ("p.jsonl", b'{"problem": "1"}\n', b"\n", b'{"problem": "2"}\n'),
+        ("p.jsonl.gz", b'{"problem": "1"}\n', b"\n", b'\t{"problem": "2"}'),
+        ("p.jsonl.gz", b'{"problem": "1"}\r\n', b" \r\n", b'{"problem": "2"}\r\n'),
+        ("p.csv.gz", b"problem\n1\n", b"\n", b"2\n"),
+        ("p.csv.gz", b"problem\r\n1\r\n", b"\r\n", b"2"),
+    ],
+)
+def test_a_few_bytes_that_are_millions_of_blank_lines_take_little_time(
+    write: Write, name: str, first: bytes, blank: bytes, last: bytes
+) -> None:
+    path = write(name, first + blank * 4_000_000 + last)
+    began = time.process_time()
+    assert [(item.row, item.problem) for item in read(path)] == [(1, "1"), (2 if "csv" in name else 4_000_002, "2")]
+    assert time.process_time() - began < 0.5
+
+
+def test_a_line_of_csv_that_is_one_blank_field_is_a_row(write: Write) -> None:
+    assert [item.row for item in read(write("p.csv", "problem\n1\n\n  \n\n\n2\n"))] == [1, 2, 3]
+
+
+def test_a_footer_with_too_long_lists_is_refused_unread(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(rows.PARQUET_LIMITS, "thrift_container_size_limit", 50)
+    path = write("p.parquet", [{f"c{place}": 1 for place in range(60)}])
+    assert wrong(path) == "p.parquet: has more than 50 columns or row groups, or is damaged"
 
 
 def test_truncated_parquet(write: Write) -> None:

@@ -13,10 +13,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline.errors import InputError, RunFolderError
+from pipeline.analysis.summary import summarize
+from pipeline.analysis.summary_tables import facts
+from pipeline.errors import InputError, RunError, RunFolderError
 from pipeline.session.regrade import Change, regrade
 from pipeline.trace.events import ChainRow
 from pipeline.trace.store import TraceStore
+from tests.support.runs import solve
 
 Blank = Callable[..., Any]
 ROOT = Path(__file__).parent.parent.parent
@@ -174,3 +177,30 @@ def test_the_command(run: Path) -> None:
     nothing = pipeline("grade", run.parent)
     assert (nothing.returncode, nothing.stdout) == (2, "")
     assert nothing.stderr.count("\n") == 1
+
+
+@pytest.mark.slow
+def test_a_grader_that_cannot_start_is_said_and_grading_is_made_up_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """math-verify is installed without sympy: the run finishes as ever, its answers have no grade, and the summary says why."""
+    lines = [json.dumps({"problem": f"Problem number {number}?", "answer": r"\sqrt{x}"}) for number in range(3)]
+    (tmp_path / "p.jsonl").write_text("\n".join(lines))
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken/math_verify.py").write_text("raise ModuleNotFoundError(\"No module named 'sympy'\")")
+    with monkeypatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(tmp_path / "broken"))
+        result = solve(tmp_path, "run", graph="target", input=tmp_path / "p.jsonl")
+        assert result.folder is not None
+        run = result.folder
+        before = content(run)
+        with pytest.raises(
+            RunError, match=r"run: cannot be graded: the grader cannot start: .*No module named 'sympy'; the grades that it has"
+        ):
+            regrade(run)
+        assert content(run) == before
+    assert (result.exit_code, result.done, result.run.totals.graded) == (0, 3, 0)
+    why = "the grader cannot start: ModuleNotFoundError: No module named 'sympy'"
+    summary = summarize(run)
+    assert summary.grading_errors == {why: 3}
+    accuracy = dict(facts(summary, simulated=True, answers=None).rows)["accuracy"]
+    assert accuracy == f"not graded, which `pipeline grade` can do later: 3 not compared to the end: {why}"
+    assert (regrade(run).graded, summarize(run).grading_errors) == (3, {})

@@ -12,9 +12,10 @@ from pipeline.data.problems import open_problems
 from pipeline.engine import Engine
 from pipeline.engines.sim.text import sim_answer
 from pipeline.session import run as session
+from pipeline.session.claim import claimed
 from pipeline.session.options import RunOptions
 from pipeline.session.preflight import load_plan, preflight
-from pipeline.session.run import Observer, SessionResult, run, taken_up
+from pipeline.session.run import Observer, SessionResult, run, take_up
 from tests.support.paths import ROOT, SIM
 
 SolveTestSet = Callable[..., SessionResult]
@@ -39,9 +40,9 @@ def solve(folder: Path, name: str = "run", graph: str = "speccot", **options: An
 async def solve_on(engines: Mapping[str, Engine], options: RunOptions) -> SessionResult:
     """A finished run on engines that are open already, and stay open."""
     plan = load_plan(options.graph, options.engines, options.settings)
-    checked = preflight(options, plan, open_problems(options.input, options.columns, options.limit))
-    with taken_up(checked) as ready:
-        result = await session.solve_on(engines, ready, Observer())
+    with claimed(options, plan.name) as claim:
+        checked = preflight(options, plan, open_problems(options.input, options.columns, options.limit), claim)
+        result = await session.solve_on(engines, take_up(checked), Observer())
     assert (result.exit_code, result.done) == (0, checked.chains), result.error
     return result
 

@@ -14,10 +14,11 @@ from msgspec import structs
 from pipeline.data.problems import open_problems
 from pipeline.engine import Completion, Engine, Request
 from pipeline.engines.registry import open_engines
+from pipeline.session.claim import claimed
 from pipeline.session.loop import in_loop
 from pipeline.session.options import RunOptions
-from pipeline.session.preflight import Preflight, load_plan, preflight
-from pipeline.session.run import Observer, Ready, SessionResult, solve_on, taken_up
+from pipeline.session.preflight import load_plan, preflight
+from pipeline.session.run import Observer, Ready, SessionResult, solve_on, take_up
 from tests.support.paths import ROOT, SIM
 
 
@@ -34,15 +35,12 @@ class Unrepeatable:
         return getattr(self._engine, name)
 
 
-def checked_options(options: RunOptions) -> Preflight:
-    plan = load_plan(options.graph, options.engines, options.settings)
-    return preflight(options, plan, open_problems(options.input, options.columns, options.limit))
-
-
 def solve_unrepeatably(options: RunOptions, observer: Observer | None = None) -> SessionResult:
     """One session; what was said about the run folder goes to `observer`."""
-    checked, observer = checked_options(options), observer or Observer()
-    with taken_up(checked) as ready:
+    plan, observer = load_plan(options.graph, options.engines, options.settings), observer or Observer()
+    with claimed(options, plan.name) as claim:
+        checked = preflight(options, plan, open_problems(options.input, options.columns, options.limit), claim)
+        ready = take_up(checked)
         for sentence in ready.remarks:
             observer.tell(sentence)
         return in_loop(lambda: _solve(ready, observer), virtual=checked.virtual_time)

@@ -203,7 +203,7 @@ def test_real_engines_are_started_once_and_forget_between_points(tmp_path: Path)
 
 def test_what_the_points_share_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
     """Another file takes the name: the one that had it is not written into."""
-    prepared = prepare(options(tmp_path))
+    prepared = prepare(options(tmp_path), read_systems(options(tmp_path)), tmp_path / "sweep")
     prepared.folder.mkdir()
     start_or_resume(prepared)
     first = (prepared.folder / "sweep.json").read_bytes()

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from pipeline.errors import RunFolderError
+from pipeline.files import NotRegular
 from pipeline.trace.events import CallRow, ChainRow, RewardRow
 from pipeline.trace.inventory import take_inventory
 from pipeline.trace.manifest import FILE, Label, Manifest, number_of
 from pipeline.trace.part_file import read_footer
-from pipeline.trace.regular import NotRegular
 from pipeline.trace.rewrite import remove, replacing
 from pipeline.trace.store import TraceStore
 

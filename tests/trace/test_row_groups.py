@@ -26,7 +26,7 @@ def rows(blank: Blank, start: int) -> list[CallRow]:
         blank(
             CallRow,
             request_id=f"r{i}",
-            output_token_ids=((i, 1 << 40), (), (2,)) if i % 3 else (),
+            output_token_ids=((i, (1 << 31) - 1), (), (2,)) if i % 3 else (),
             stop_reason=(None, "7", "\n\n") if i % 3 else (),
             option_logprobs=(-0.5, float("-inf")),
             prompt_digest=None if i % 2 else -i,

@@ -128,7 +128,7 @@ class RunTable(Struct, frozen=True, kw_only=True):
     @property
     def models(self) -> dict[str, str]:
         """The model of each of the `roles`, without its folder."""
-        names = {role: str(self.engines[role].get("model", role)).removeprefix("bundled:") for role in self.roles}
+        names = {role: str(self.engines.get(role, {}).get("model", role)).removeprefix("bundled:") for role in self.roles}
         return {role: name.rstrip("/").rpartition("/")[2] for role, name in names.items()}
 
 

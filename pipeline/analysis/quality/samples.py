@@ -5,20 +5,17 @@ problem without any is left out.
 """
 
 import math
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 from msgspec import Struct
 
+from pipeline.analysis.quality.votes import Sample, majority
 from pipeline.analysis.time.timeline import Array
-from pipeline.grading.answers import same_answer
 from pipeline.grading.grader import Grader
 from pipeline.trace.read import read_batches
 
-Same = Callable[[str, str], bool]
-"""A function that decides whether two answers mean the same."""
 Z_95 = 1.959963984540054
 """95 % of a normal distribution lie within this many standard deviations."""
 
@@ -43,14 +40,6 @@ class SampleStatistics(Struct, frozen=True, kw_only=True):
     """pass@k by k; see `pass_at`."""
     majority: float | None
     """Share of problems whose most frequent answer is right, 0 to 1; null with one sample a problem."""
-
-
-class Sample(Struct, frozen=True):
-    """One graded chain."""
-
-    correct: bool
-    answer: str | None
-    """Null where it gave none; then it does not count in the majority vote."""
 
 
 def sample_statistics(run: Path, problem: Array, sample: Array, correct: Array, place: Array) -> SampleStatistics:
@@ -128,39 +117,3 @@ def read_samples(run: Path, problem: Array, sample: Array, correct: Array, place
     for each in np.lexsort((sample, problem)).tolist():
         problems.setdefault(int(problem[each]), []).append(Sample(bool(correct[each]), answers[int(place[each])]))
     return list(problems.values())
-
-
-def majority(problems: Sequence[Sequence[Sample]], same: Same) -> float | None:
-    """The share of problems whose most frequent answer is right; among equally frequent ones the first one counts. None without problems.
-
-    Answers are grouped by `same`, and those that are right are one group: they all equal the reference.
-    """
-    votes = [_majority_right(samples, same) for samples in problems]
-    return sum(votes) / len(votes) if votes else None
-
-
-def _majority_right(samples: Sequence[Sample], same: Same) -> bool:
-    """Whether the most frequent answer is right. Calls `same`, which may need a process, only where it can change the outcome."""
-    voters = [sample for sample in samples if sample.answer is not None]
-    right = [place for place, sample in enumerate(voters) if sample.correct]
-    if not right or len(right) * 2 > len(voters):
-        return bool(right)
-    mine = len(right), -right[0]
-    if max(_wrong_groups(voters, same_answer), default=(0, 0)) > mine:
-        return False  # other ways to write an answer can only make its group larger
-    return mine > max(_wrong_groups(voters, same), default=(0, 0))
-
-
-def _wrong_groups(voters: Sequence[Sample], same: Same) -> list[tuple[int, int]]:
-    """For each group of wrong answers that mean the same: their number, and the negative index of the first one, to sort by both."""
-    groups: list[tuple[str, list[int]]] = []
-    for place, voter in enumerate(voters):
-        if voter.correct or voter.answer is None:
-            continue
-        answer = voter.answer
-        own = next((places for known, places in groups if same_answer(answer, known) or same(answer, known)), None)
-        if own is None:
-            groups.append((answer, [place]))
-        else:
-            own.append(place)
-    return [(len(places), -places[0]) for _, places in groups]

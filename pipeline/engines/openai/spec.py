@@ -20,7 +20,7 @@ class OpenAISpec(EngineSpec, frozen=True, kw_only=True, tag="openai"):
     """Folder, hub name or `bundled:NAME` of the model's tokenizer and chat template; by default `model`."""
     api_key_env: str | None = None
     """Name of the environment variable that holds the key, never the key itself; by default no key is sent."""
-    max_model_len: Annotated[int, Meta(ge=16)] | None = None
+    max_model_len: Annotated[int, Meta(ge=16, le=1_000_000_000)] | None = None
     """Context length in tokens; by default what the server says."""
     prompts: Literal["auto", "ids", "text"] = "auto"
     """How prompts are sent; `auto`: as token ids where the server takes them and returns ids, else as text. In a text a space follows the

@@ -67,13 +67,13 @@ class SimSpec(RestartableSpec, frozen=True, kw_only=True, tag="sim"):
     bytes_per_parameter: Annotated[float, Meta(gt=0, le=1e15)] = 2.0
     kv_bytes_per_token: Annotated[float, Meta(ge=0, le=1e12)]
     """Bytes of the keys and values of one token over all layers."""
-    kv_cache_tokens: Annotated[int, Meta(ge=1)] = 1_000_000
+    kv_cache_tokens: Annotated[int, Meta(ge=1, le=1_000_000_000_000)] = 1_000_000
     """Tokens whose keys and values fit into the cache."""
-    max_num_seqs: Annotated[int, Meta(ge=1)] = 256
+    max_num_seqs: Annotated[int, Meta(ge=1, le=1_000_000)] = 256
     """Most sequences computed together."""
-    max_num_batched_tokens: Annotated[int, Meta(ge=16)] = 8192
+    max_num_batched_tokens: Annotated[int, Meta(ge=16, le=1_000_000_000)] = 8192
     """Most tokens computed in one iteration."""
-    max_model_len: Annotated[int, Meta(ge=16)] = 32768
+    max_model_len: Annotated[int, Meta(ge=16, le=1_000_000_000)] = 32768
     """Context length in tokens."""
     text: SimTextSpec = SimTextSpec()
     faults: SimFaultsSpec = SimFaultsSpec()

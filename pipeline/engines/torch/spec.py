@@ -21,13 +21,13 @@ class TorchSpec(RestartableSpec, frozen=True, kw_only=True, tag="torch"):
     """`auto`: what the model was saved in; below 20M parameters on a CPU float32, which is faster there and rounds less."""
     max_num_seqs: Annotated[int, Meta(ge=1, le=4096)] = 64
     """Sequences computed together; a request of n candidates takes n."""
-    max_model_len: Annotated[int, Meta(ge=16)] | None = None
+    max_model_len: Annotated[int, Meta(ge=16, le=1_000_000_000)] | None = None
     """Context length in tokens; by default the model's own."""
-    max_num_batched_tokens: Annotated[int, Meta(ge=16)] = 2048
+    max_num_batched_tokens: Annotated[int, Meta(ge=16, le=1_000_000_000)] = 2048
     """Most prompt tokens computed in one iteration; longer prompts are prefilled in chunks."""
-    kv_cache_slots: Annotated[int, Meta(ge=1)] | None = None
+    kv_cache_slots: Annotated[int, Meta(ge=1, le=1_000_000_000)] | None = None
     """Sequences whose keys and values are kept, running or cached; by default twice `max_num_seqs`."""
-    core: Annotated[int, Meta(ge=0)] | None = None
+    core: Annotated[int, Meta(ge=0, le=65535)] | None = None
     """CPU core the worker is pinned to."""
     threads: Annotated[int, Meta(ge=1, le=1024)] = 1
     """CPU threads of one operation."""

@@ -32,13 +32,13 @@ class VllmSpec(RestartableSpec, frozen=True, kw_only=True, tag="vllm"):
     """As vLLM names it (`fp8`, `awq`, `gptq`, ...); by default what the model's own configuration says."""
     load_format: Literal["auto", "dummy", "safetensors", "pt"] = "auto"
     """`dummy`: random weights of the model's shape, for throughput work without a download."""
-    max_model_len: Annotated[int, Meta(ge=16)] | None = None
+    max_model_len: Annotated[int, Meta(ge=16, le=1_000_000_000)] | None = None
     """Context length in tokens; by default the model's own."""
     max_num_seqs: Annotated[int, Meta(ge=1, le=65536)] = 256
     """Sequences computed together; a request of n candidates takes n."""
-    max_num_batched_tokens: Annotated[int, Meta(ge=16)] | None = None
+    max_num_batched_tokens: Annotated[int, Meta(ge=16, le=1_000_000_000)] | None = None
     """Most tokens computed in one iteration; by default vLLM's choice."""
-    devices: tuple[Annotated[int, Meta(ge=0)], ...] = ()
+    devices: tuple[Annotated[int, Meta(ge=0, le=65535)], ...] = ()
     """GPUs by their index; by default the first `tensor_parallel_size` of them."""
     tensor_parallel_size: Annotated[int, Meta(ge=1, le=64)] = 1
     """GPUs that share every layer."""
@@ -56,7 +56,7 @@ class VllmSpec(RestartableSpec, frozen=True, kw_only=True, tag="vllm"):
     lora_path: str | None = None
     """Folder of a LoRA adapter that every request uses."""
     speculative_config: SpeculativeSpec | None = None
-    core: Annotated[int, Meta(ge=0)] | None = None
+    core: Annotated[int, Meta(ge=0, le=65535)] | None = None
     """Without a GPU: the first of the `threads` cores the engine computes on; by default cores of its own where there are enough."""
     threads: Annotated[int, Meta(ge=1, le=1024)] = 1
     """Without a GPU: cores it computes on."""

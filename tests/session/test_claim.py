@@ -1,0 +1,137 @@
+"""One run, one folder: whoever comes second gets another name, or is refused before an engine starts."""
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Barrier
+
+import pytest
+
+import pipeline
+from pipeline.errors import UsageError
+from pipeline.session.options import RunOptions
+from pipeline.session.run import Observer, View, run
+from pipeline.trace.folder import hold_default, hold_output
+from tests.support.paths import ROOT, SIM
+from tests.support.runs import chains_of, write_problems
+
+RIVALS = 12
+TARGET = ROOT / "graphs/target.yaml"
+
+
+def raced(enter: Callable[[], str]) -> list[str]:
+    """What each of the `RIVALS` got that began at the same moment."""
+    start = Barrier(RIVALS)
+
+    def rival(_: int) -> str:
+        start.wait()
+        return enter()
+
+    with ThreadPoolExecutor(RIVALS) as threads:
+        return list(threads.map(rival, range(RIVALS)))
+
+
+def test_a_default_name_that_is_taken_gets_another(tmp_path: Path) -> None:
+    together = Barrier(RIVALS)
+
+    def enter() -> str:
+        with hold_default(tmp_path / "runs", "graph") as folder:
+            together.wait()
+            return folder.name
+
+    names = raced(enter)
+    assert len(set(names)) == RIVALS
+    assert [*tmp_path.glob("runs/*")] == []  # none of them was used
+
+
+def test_of_those_who_want_the_same_folder_one_gets_it(tmp_path: Path) -> None:
+    """Whether the others come while it is held or after its run has ended, and although some remove it again unused."""
+
+    def enter() -> str:
+        try:
+            with hold_output(tmp_path / "deep/run"):
+                (tmp_path / "deep/run/run.json").touch()
+                return "in"
+        except UsageError as error:
+            return str(error)
+
+    found = sorted(raced(enter))
+    assert found[-1] == "in"
+    assert [each for each in found[:-1] if not ("is at work in it; wait" in each or "is a run already; add --resume" in each)] == []
+
+
+def test_a_folder_that_was_not_used_is_free_for_the_next(tmp_path: Path) -> None:
+    def enter() -> str:
+        with hold_output(tmp_path / "deep/run"):
+            return "in"
+
+    def patient() -> str:
+        said = ""
+        while not said or "at work in it; wait" in said:
+            try:
+                return enter()
+            except UsageError as error:
+                said = str(error)
+        return said
+
+    assert raced(patient) == ["in"] * RIVALS
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+    (tmp_path / "empty").mkdir()
+    with hold_output(tmp_path / "empty"):
+        pass
+    assert list((tmp_path / "empty").iterdir()) == []
+
+
+def beside(second: Callable[[], object]) -> Observer:
+    """Carries out `second` while the run that is observed goes on; what it raised is raised."""
+
+    @contextmanager
+    def watch(view: View) -> Iterator[None]:
+        with ThreadPoolExecutor(1) as thread:
+            thread.submit(second).result()
+        yield
+
+    return Observer(watch=watch)
+
+
+def test_a_second_run_in_the_same_second_has_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    options = RunOptions(graph=TARGET, engines=SIM, input=write_problems(tmp_path))
+    assert run(options, beside(lambda: run(options))).exit_code == 0
+    folders = [*(tmp_path / "runs").iterdir()]
+    assert len(folders) == 2
+    for folder in folders:
+        assert len({row["chain_id"] for row in chains_of(folder)}) == len(chains_of(folder)) == 12
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_a_second_run_in_the_same_folder_is_refused_before_its_engines_start(tmp_path: Path, resume: bool) -> None:
+    problems = write_problems(tmp_path)
+    options = RunOptions(graph=TARGET, engines=SIM, input=problems, output=tmp_path / "run", resume=resume)
+
+    def second() -> None:
+        with pytest.raises(UsageError, match=r"run: process \d+ is at work in it; wait for its end$|is a run already; add --resume"):
+            run(options)
+        with pytest.raises(UsageError, match=r"run: process \d+ is at work in it; wait for its end$|is a run already; add --resume"):
+            pipeline.solve(TARGET, problems, engines=SIM, output=tmp_path / "run", resume=resume)
+
+    assert run(options, beside(second)).exit_code == 0
+    assert len(chains_of(tmp_path / "run")) == 12
+
+
+@pytest.mark.parametrize("place", ["link", "a/" * 1500 + "run", "x" * 3000])
+def test_a_place_where_no_folder_can_be_is_named_before_engines_start(tmp_path: Path, place: str) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    with pytest.raises(UsageError, match=r"cannot be created in|is no name for a folder"), hold_output(tmp_path / place):
+        pass
+    assert [path.name for path in tmp_path.iterdir()] == ["link"]
+
+
+def test_a_file_called_runs_is_in_the_way_of_default_names(tmp_path: Path) -> None:
+    (tmp_path / "runs").touch()
+    with (
+        pytest.raises(UsageError, match=r"cannot be created in .*; name another folder with --output"),
+        hold_default(tmp_path / "runs", "x"),
+    ):
+        pass

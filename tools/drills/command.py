@@ -1,0 +1,79 @@
+"""The command `pipeline` in a process of its own, that begins in milliseconds because its modules are loaded already."""
+
+import multiprocessing
+import os
+import signal
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+
+from pipeline.cli.main import main
+
+VARYING = Path(__file__).parent / "varying"
+"""A package with engines that never answer the same twice, for `sys.path`."""
+PRELOADED = ["pipeline.cli.run", "pipeline.engines.sim.engine", "pipeline.engines.openai.backend", "pipeline.runtime.virtual_clock"]
+LONGEST_S = 300.0
+"""No command takes longer; one that does is killed, and has ended wrongly."""
+
+
+class Command:
+    """A command that goes on; `log` gets what it prints, `stdout` says where else its standard output goes: a path, or None for closed."""
+
+    def __init__(self, arguments: list[str], log: Path, *, cwd: Path | None = None, stdout: str | None = "log") -> None:
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(PRELOADED)
+        self.process = context.Process(target=_main, args=(arguments, str(log.absolute()), cwd, stdout))
+        self.process.start()
+
+    @property
+    def over(self) -> bool:
+        """Has it ended?"""
+        return not self.process.is_alive()
+
+    def strike(self, number: int) -> None:
+        """Send the signal to the command alone; it does not matter when it has ended already."""
+        with suppress(ProcessLookupError):
+            assert self.process.pid
+            os.kill(self.process.pid, number)
+
+    def children(self) -> list[psutil.Process]:
+        """Its engines and graders."""
+        with suppress(psutil.NoSuchProcess):
+            return psutil.Process(self.process.pid).children(recursive=True)
+        return []
+
+    def wait(self) -> int:
+        """Wait for its end, and leave nothing behind; the exit code."""
+        self.process.join(LONGEST_S)
+        return self.close()
+
+    def close(self) -> int:
+        """Leave nothing behind, also of a command that could not end its workers; the exit code."""
+        for child in self.children():
+            with suppress(psutil.NoSuchProcess):
+                child.kill()
+        self.process.kill()
+        self.process.join()
+        return self.process.exitcode or 0
+
+
+def carried_out(arguments: list[str], log: Path) -> int:
+    """Carry a command out to its end; the exit code."""
+    return Command(arguments, log).wait()
+
+
+def _main(arguments: list[str], log: str, cwd: Path | None, stdout: str | None) -> None:
+    out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(out, 2)
+    if stdout is None:
+        os.close(1)
+    else:
+        os.dup2(out if stdout == "log" else os.open(stdout, os.O_WRONLY), 1)
+    if cwd is not None:
+        os.chdir(cwd)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # the server that forks ignores it
+    sys.path.insert(0, str(VARYING))
+    sys.argv = ["pipeline", *arguments]
+    main()

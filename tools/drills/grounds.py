@@ -1,0 +1,105 @@
+"""What faults strike: runs over problems made for it, on simulated, varying and real engines, and on servers of this process."""
+
+import random
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import msgspec
+from msgspec import structs
+
+from drills.command import carried_out
+from drills.toll import Ground, over
+from pipeline.engines.sim.text import sim_answer
+from pipeline.engines.tokenizer import HFTokenizer
+
+ROOT = Path(__file__).parent.parent.parent
+sys.path.append(str(ROOT))
+
+from tests.support.small_server import VLLM, Handler, Reply, SmallServer, small_server, story  # noqa: E402
+
+SIM = ROOT / "graphs/engines/sim-2xh100.yaml"
+ARITH = ROOT / "datasets/arith/test.parquet"
+SERVER = "{role}: {{backend: openai, model: tiny, base_url: [{urls}], tokenizer: 'bundled:tiny-target', timeout_s: {timeout_s}}}\n"
+END = "</think>\n\nThe answer is 7.<|end|>"
+SAME, VARYING, SERVED, TORCH = "simulated, same answers", "simulated, varying answers", "servers, varying answers", "torch, same answers"
+
+
+def simulated(folder: Path, rows: int, graph: str = "speccot") -> Ground:
+    """Engines that answer the same twice, and a run that nothing disturbed."""
+    return compared(SAME, (*_given(_problems(folder, rows), graph), "--engines", str(SIM)), ids(rows), folder / f"whole-{graph}-{rows}")
+
+
+def varying(folder: Path, rows: int, graph: str = "speccot") -> Ground:
+    """Engines that never answer the same twice."""
+    engines = folder / "varying.yaml"
+    engines.write_text(SIM.read_text().replace("backend: sim", "backend: varying"))
+    return Ground(engines=VARYING, begin=(*_given(_problems(folder, rows), graph), "--engines", str(engines)), chains=ids(rows))
+
+
+def torch(folder: Path, rows: int) -> Ground:
+    """The bundled models, and a run that nothing disturbed."""
+    ground = compared(TORCH, (*_given(ARITH, "speccot"), "--limit", str(rows)), frozenset(), folder / "whole-torch")
+    return structs.replace(ground, chains=frozenset(over(folder / "whole-torch")))
+
+
+def compared(engines: str, begin: tuple[str, ...], chains: frozenset[str], whole: Path) -> Ground:
+    """A ground whose run is carried out once, as `whole`."""
+    code = carried_out([*begin, "--output", str(whole)], whole.with_suffix(".log"))
+    if code:
+        raise RuntimeError(f"the undisturbed run ended with {code}, see {whole.with_suffix('.log')}")
+    return Ground(engines=engines, begin=begin, chains=chains, whole=whole)
+
+
+class Paced:
+    """Answers after `takes_s` seconds, and not before `gate` is open."""
+
+    def __init__(self, takes_s: float) -> None:
+        self.takes_s, self.gate = takes_s, threading.Event()
+        self.gate.set()
+
+    def __call__(self, handler: Handler, reply: Reply) -> None:
+        time.sleep(self.takes_s)
+        self.gate.wait()
+        handler.send(reply)
+
+
+@contextmanager
+def served(
+    folder: Path, rows: int, replicas: int, timeout_s: float = 60.0, takes_s: float = 0.0
+) -> Iterator[tuple[Ground, list[SmallServer]]]:
+    """Servers of this process, which are replicas of one another, take `takes_s` for an answer and never give the same one twice."""
+    tokenizer, luck = HFTokenizer(str(ROOT / "pipeline/models/tiny-target")), random.Random(0)
+
+    def script(prompt: Sequence[int], draw: int) -> str:
+        return story(prompt, luck.getrandbits(48)) if luck.random() < 0.8 else END
+
+    with ExitStack() as stack:
+        servers = [stack.enter_context(small_server(VLLM, tokenizer)) for _ in range(replicas)]
+        for server in servers:
+            server.script, server.always = script, Paced(takes_s)
+        urls = ", ".join(server.base_url for server in servers)
+        folder.mkdir(parents=True, exist_ok=True)
+        engines = folder / "servers.yaml"
+        engines.write_text("".join(SERVER.format(role=role, urls=urls, timeout_s=timeout_s) for role in ("draft", "target")))
+        begin = (*_given(_problems(folder, rows), "speccot"), "--engines", str(engines))
+        yield Ground(engines=SERVED, begin=begin, chains=ids(rows)), servers
+
+
+def ids(rows: int) -> frozenset[str]:
+    """The chains of so many problems without ids of their own."""
+    return frozenset(f"{row}#0" for row in range(1, rows + 1))
+
+
+def _given(problems: Path, graph: str) -> tuple[str, ...]:
+    return ("run", str(ROOT / f"graphs/{graph}.yaml"), "--input", str(problems))
+
+
+def _problems(folder: Path, rows: int) -> Path:
+    path = folder / f"problems-{rows}.jsonl"
+    texts = [f"Problem number {i}?" for i in range(rows)]
+    path.write_bytes(b"\n".join(msgspec.json.encode({"problem": text, "answer": sim_answer(text)}) for text in texts) + b"\n")
+    return path

@@ -1,0 +1,117 @@
+"""What is around a run is struck: its input changes, a second run wants its folder, nobody takes what it prints."""
+
+import os
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+from msgspec import structs
+
+from drills.command import Command, carried_out
+from drills.signals import started
+from drills.toll import Ground, Toll, sentence, summed, toll
+
+Change = Callable[[bytes], bytes]
+"""Changes the content of a file of one problem a line."""
+
+
+def cut(content: bytes) -> bytes:
+    """The last third of the rows is gone."""
+    lines = content.splitlines(keepends=True)
+    return b"".join(lines[: 2 * len(lines) // 3])
+
+
+def appended(content: bytes) -> bytes:
+    """Rows are there twice."""
+    return content * 2
+
+
+def edited(content: bytes) -> bytes:
+    """Every problem is another one."""
+    return content.replace(b"Problem", b"Question")
+
+
+def reversed_(content: bytes) -> bytes:
+    """The rows have another order."""
+    return b"".join(reversed(content.splitlines(keepends=True)))
+
+
+CHANGES: tuple[Change, ...] = (cut, appended, edited, reversed_)
+
+
+def input_changed(change: Change, ground: Ground, folder: Path, strikes: int, luck: random.Random, longest_s: float) -> Toll:
+    """The input changes at a random moment of the run; put back, the run is taken up."""
+    fault = f"input {change.__name__.rstrip('_')} while the run goes on"
+    return summed([_changed(fault, change, ground, folder / f"{change.__name__}-{i}", luck, longest_s) for i in range(strikes)])
+
+
+def _changed(fault: str, change: Change, ground: Ground, folder: Path, luck: random.Random, longest_s: float) -> Toll:
+    folder.mkdir(parents=True)
+    place = ground.begin.index("--input") + 1
+    content, problems = Path(ground.begin[place]).read_bytes(), folder / "problems.jsonl"
+    problems.write_bytes(content)
+    own = structs.replace(ground, begin=(*ground.begin[:place], str(problems), *ground.begin[place + 1 :]))
+    run, log = folder / "run", folder / "log"
+    command, _ = started(own, run, log, wait=True)
+    command.process.join(luck.uniform(0, longest_s))
+    problems.write_bytes(change(content))
+    code = command.wait()
+    wrong = int(code not in (0, 1) or (code == 1 and "was changed while the run went on" not in sentence(log)))
+    problems.write_bytes(content)
+    wrong += carried_out(own.command(run), log) != 0
+    return toll(fault, own, run, log, faults=int(code != 0), wrong_ends=wrong)
+
+
+def same_output(ground: Ground, folder: Path, strikes: int, rivals: int = 3) -> Toll:
+    """Several runs begin at the same moment with the same `--output`: one is carried out, the others are refused."""
+    tolls = []
+    for i in range(strikes):
+        run = folder / f"same-{i}"
+        logs = [folder / f"same-{i}-{rival}.log" for rival in range(rivals)]
+        folder.mkdir(parents=True, exist_ok=True)
+        commands = [Command([*ground.begin, "--output", str(run)], log) for log in logs]
+        codes = [command.wait() for command in commands]
+        told = sum(bool(sentence(log)) for log in logs)
+        wrong = int(sorted(codes) != [0] + [2] * (rivals - 1) or told != rivals - 1)
+        tolls.append(toll("several runs with one --output", ground, run, logs[0], faults=rivals - 1, wrong_ends=wrong))
+    return summed(tolls)
+
+
+def same_name(ground: Ground, folder: Path, strikes: int, rivals: int = 3) -> Toll:
+    """Several runs begin at the same moment without `--output`: each has a folder of its own."""
+    tolls = []
+    for i in range(strikes):
+        (place := folder / f"name-{i}").mkdir(parents=True)
+        logs = [place / f"{rival}.log" for rival in range(rivals)]
+        codes = [command.wait() for command in [Command([*ground.begin], log, cwd=place) for log in logs]]
+        runs = sorted((place / "runs").iterdir())
+        wrong = int(any(codes) or len(runs) != rivals)
+        fault = "several runs with one default name"
+        found = summed([toll(fault, ground, run, log, faults=1) for run, log in zip(runs, logs, strict=False)])
+        tolls.append(structs.replace(found, wrong_ends=wrong))
+    return summed(tolls)
+
+
+def mute(ground: Ground, folder: Path) -> Toll:
+    """Nobody takes what a run prints: its standard output is closed, full, or read by nobody."""
+    folder.mkdir(parents=True)
+    tolls = [_mute(ground, folder, "closed", None), _mute(ground, folder, "full", "/dev/full")]
+    os.mkfifo(pipe := folder / "fifo")
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)  # so that it can be opened for writing
+    command = _begun(ground, folder, "unread", str(pipe))
+    command.process.join(0.2)
+    os.close(reader)
+    return summed([*tolls, _judged(ground, folder, "unread", command)])
+
+
+def _mute(ground: Ground, folder: Path, name: str, stdout: str | None) -> Toll:
+    return _judged(ground, folder, name, _begun(ground, folder, name, stdout))
+
+
+def _begun(ground: Ground, folder: Path, name: str, stdout: str | None) -> Command:
+    return Command([*ground.begin, "--output", str(folder / name)], folder / f"{name}.log", stdout=stdout)
+
+
+def _judged(ground: Ground, folder: Path, name: str, command: Command) -> Toll:
+    wrong = command.wait() != 0
+    return toll("standard output that nobody takes", ground, folder / name, folder / f"{name}.log", wrong_ends=int(wrong))

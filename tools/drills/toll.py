@@ -1,0 +1,158 @@
+"""What faults left of a run: is every chain there, once, whole, and does it say what it said before?"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pyarrow.parquet as pq
+from msgspec import Struct
+
+from pipeline.errors import InputError
+from pipeline.trace.read import read_batches
+
+CHAIN = ("chain_id", "answer_text", "stop_reason", "steps", "calls")
+Said = dict[str, tuple[str | None, str]]
+"""The answer's text and the end of each chain."""
+
+
+class Ground(Struct, frozen=True, kw_only=True):
+    """What is struck: a run, and what it should leave."""
+
+    engines: str
+    """How the report calls the engines."""
+    begin: tuple[str, ...]
+    """The arguments of the command, without the run folder."""
+    chains: frozenset[str]
+    """The ids of all chains."""
+    whole: Path | None = None
+    """A run that nothing disturbed; None where engines never answer the same twice."""
+
+    def command(self, folder: Path) -> list[str]:
+        """The arguments of the command that starts the run, or goes on with it where it has begun."""
+        return ["resume", str(folder)] if (folder / "run.json").exists() else [*self.begin, "--output", str(folder)]
+
+
+class Toll(Struct, frozen=True, kw_only=True):
+    """What faults did to runs. All from `lost` to `wrong_ends` should be 0."""
+
+    fault: str
+    engines: str
+    faults: int
+    """How often the fault struck."""
+    runs: int = 1
+    chains: int = 0
+    """That the runs should have."""
+    lost: int = 0
+    """Chains that are missing."""
+    doubled: int = 0
+    """Rows of a chain, a step or an answered call that are there more than once, and of chains that are none of the run's."""
+    torn: int = 0
+    """Chains without some of the steps or calls that they rest on."""
+    changed: int | None = None
+    """Chains that say something else than an undisturbed run, or than they had said already; None where that cannot be told."""
+    failed: int = 0
+    """Chains that ended in an error, and should not have."""
+    tracebacks: int = 0
+    """Printed by a command."""
+    wrong_ends: int = 0
+    """Commands that ended with another exit code than they should, or without a sentence."""
+    refused: int = 0
+    """Run folders that were refused with a sentence, kept what they held, and were repaired."""
+    sessions: int = 0
+    """Processes that worked on the runs."""
+    resume_s: tuple[float, ...] = ()
+    """Real seconds from the start of a process that goes on until its chains could start."""
+    rewritten_bytes: int = 0
+    """What going on wrote of rows that were there already."""
+
+    @property
+    def harmless(self) -> bool:
+        """Did the faults do nothing?"""
+        return not (self.lost or self.doubled or self.torn or self.changed or self.failed or self.tracebacks or self.wrong_ends)
+
+
+def toll(fault: str, ground: Ground, folder: Path, log: Path, *, faults: int = 1, said: Said | None = None, **more: Any) -> Toll:
+    """Look at a finished run; `said` is what chains had said before a fault struck. Without either, what changed cannot be told."""
+    rows = _rows(folder, "chains", CHAIN)
+    ours = {row["chain_id"]: row for row in rows}
+    before = said if ground.whole is None else {row["chain_id"]: _said(row) for row in _rows(ground.whole, "chains", CHAIN)}
+    changed = None if before is None else sum(_said(ours[chain]) != words for chain, words in before.items() if chain in ours)
+    steps = Counter((row["chain_id"], row["step_index"]) for row in _rows(folder, "steps", ("chain_id", "step_index")))
+    calls = _rows(folder, "calls", ("chain_id", "request_id", "error_type"))
+    answered = Counter((row["chain_id"], row["request_id"]) for row in calls if row["error_type"] is None)
+    attempts = Counter(row["chain_id"] for row in calls)
+    asked = Counter(chain for chain, _ in {(chain, request.rpartition("/")[0]) for chain, request in answered})
+    # A step that is counted needs an answered call; guidance, step 0, is not counted.
+    whole = (
+        attempts[chain] == row["calls"] and asked[chain] >= row["steps"] and all((chain, 1 + i) in steps for i in range(row["steps"]))
+        for chain, row in ours.items()
+    )
+    return Toll(
+        fault=fault,
+        engines=ground.engines,
+        faults=faults,
+        chains=len(ground.chains),
+        lost=len(ground.chains - ours.keys()),
+        doubled=len(rows) - len(ours.keys() & ground.chains) + sum(each.total() - len(each) for each in (steps, answered)),
+        torn=len(ours) - sum(whole),
+        changed=changed,
+        failed=sum(row["stop_reason"] == "error" for row in ours.values()),
+        tracebacks=tracebacks(log),
+        sessions=len(card(folder).get("sessions", [])),
+        rewritten_bytes=sum(session["rewritten_bytes"] for session in card(folder).get("sessions", [])),
+        **more,
+    )
+
+
+def summed(tolls: Sequence[Toll]) -> Toll:
+    """The sums of runs that the same fault struck."""
+    counts = ("faults", "runs", "chains", "lost", "doubled", "torn", "failed", "tracebacks", "wrong_ends", "refused", "sessions")
+    changed = [each.changed for each in tolls if each.changed is not None]
+    return msgspec.structs.replace(
+        tolls[0],
+        **{name: sum(getattr(each, name) for each in tolls) for name in (*counts, "rewritten_bytes")},
+        changed=sum(changed) if changed else None,
+        resume_s=tuple(second for each in tolls for second in each.resume_s),
+    )
+
+
+def over(folder: Path) -> Said:
+    """What the chains say that are over in a folder that a dead process left."""
+    try:
+        rows = [row for batch in read_batches(folder, "chains", CHAIN) for row in batch.to_pylist()]
+    except InputError:
+        return {}
+    return {row["chain_id"]: _said(row) for row in rows if row["stop_reason"] not in ("cancelled", "error")}
+
+
+def card(folder: Path) -> Mapping[str, Any]:
+    """The content of `run.json`; empty where there is none."""
+    try:
+        found: Mapping[str, Any] = msgspec.json.decode((folder / "run.json").read_bytes())
+    except FileNotFoundError:
+        return {}
+    return found
+
+
+def tracebacks(log: Path) -> int:
+    """How many tracebacks commands printed."""
+    return log.read_text(errors="replace").count("Traceback (most recent call last)") if log.exists() else 0
+
+
+def sentence(log: Path) -> str:
+    """The last error that a command printed; empty where it printed none."""
+    errors = [line for line in log.read_text(errors="replace").splitlines() if line.startswith("error: ")] if log.exists() else []
+    return errors[-1] if errors else ""
+
+
+def _rows(folder: Path, table: str, columns: Iterable[str]) -> list[dict[str, Any]]:
+    if not (folder / table).exists():
+        return []
+    rows: list[dict[str, Any]] = pq.read_table(folder / table, columns=list(columns)).to_pylist()
+    return rows
+
+
+def _said(row: Mapping[str, Any]) -> tuple[str | None, str]:
+    return row["answer_text"], row["stop_reason"]

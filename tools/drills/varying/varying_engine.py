@@ -1,0 +1,40 @@
+"""Simulated engines that never answer the same twice, as servers with a batch, a seed and a version of their own do.
+
+An engine of an installed package: the folder of this file is put on `sys.path`. Its spec is that of `sim`.
+"""
+
+import os
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+
+from msgspec import structs
+
+from pipeline.engine import Backend, Engine, Request
+from pipeline.engines.sim.engine import open_devices
+from pipeline.engines.sim.spec import SimSpec
+from pipeline.engines.sim.text import Output, SeededText
+
+
+class VaryingSpec(SimSpec, frozen=True, kw_only=True, tag="varying"):
+    """The keys of `sim`."""
+
+
+class VaryingText(SeededText):
+    """Text by seeds that nobody gave: another one in every process and for every request."""
+
+    def __init__(self, spec: VaryingSpec) -> None:
+        super().__init__(structs.replace(spec, model=f"{spec.model}/{os.urandom(8).hex()}"))
+
+    def output(self, request: Request, max_model_len: int) -> Output:
+        """See `TextSource.output`."""
+        return super().output(structs.replace(request, seed=int.from_bytes(os.urandom(6))), max_model_len)
+
+
+@asynccontextmanager
+async def open_varying(specs: Mapping[str, VaryingSpec]) -> AsyncIterator[Mapping[str, Engine]]:
+    """Open the engines of all roles."""
+    async with open_devices(specs, {role: VaryingText(spec) for role, spec in specs.items()}) as engines:
+        yield engines
+
+
+BACKEND = Backend(spec=VaryingSpec, open=open_varying, virtual_time=True)
