@@ -13,6 +13,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AsyncExitStack
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -28,10 +29,12 @@ from pipeline.data.problems import Problem, open_problems
 from pipeline.engine import Engine, Request
 from pipeline.engines.registry import open_engines, virtual_time
 from pipeline.engines.sim.text import sim_answer
+from pipeline.grading.grader import Grader
 from pipeline.graph.plan import Plan
 from pipeline.reasoning.prompts import PromptBuilder
 from pipeline.runtime.chain_recorder import Clock
 from pipeline.runtime.executor import Executor, Settings
+from pipeline.runtime.inline_grader import open_inline_grader
 from pipeline.runtime.schedule import SCHEDULES, Pipelined, Schedule
 from pipeline.runtime.virtual_clock import VirtualClock
 from pipeline.session.preflight import load_plan
@@ -97,9 +100,12 @@ class Bench(Struct, kw_only=True):
         builders = {role: PromptBuilder(engine.tokenizer) for role, engine in engines.items()}
         stages = build_stages(plan, builders, "bench")
         settings = Settings(run_id="bench", seed=self.seed, virtual_time=self.virtual)
-        async with open_recorder(TraceStore(folder), virtual=self.virtual) as recorder:
+        async with AsyncExitStack() as stack:
+            grader = stack.enter_context(Grader())
+            recorder = await stack.enter_async_context(open_recorder(TraceStore(folder), virtual=self.virtual))
+            rows = await stack.enter_async_context(open_inline_grader(recorder, grader, self.virtual))
             clock = Clock(time.time_ns()) if self.virtual else Clock(time.time_ns(), time.monotonic)
-            await Executor(plan, stages, engines, builders, schedule, recorder, clock, settings).run(iter(problems))
+            await Executor(plan, stages, engines, builders, schedule, rows, clock, settings).run(iter(problems))
 
     async def _warm_up(self, engines: Mapping[str, Engine]) -> None:
         """Each engine answers a few requests that the run will not make."""
