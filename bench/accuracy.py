@@ -43,7 +43,7 @@ def rows(seeds: list[int], limit: int) -> Iterator[dict[str, Any]]:
             "accuracy": statistics.mean(s.accuracy or 0 for s in runs),
             "accuracies": [s.accuracy for s in runs],
             "fallback_rate": statistics.mean(s.fallback_rate or 0 for s in runs) if runs[0].verified_steps else None,
-            "draft_share": statistics.mean(s.draft_share or 0 for s in runs),
+            "draft_share": statistics.mean(s.draft_share or 0 for s in runs) if runs[0].draft_share is not None else None,
             "output_tokens": {role: round(statistics.mean(s.engines[role].output_tokens for s in runs)) for role in runs[0].engines},
             "wall_s": statistics.median(s.wall_time_s or 0 for s in runs),
         }
