@@ -36,7 +36,8 @@ ROOT = Path(__file__).parent.parent
 class NoWal:
     """A write-ahead file that takes nothing."""
 
-    def __init__(self, path: Path, schema: pa.Schema) -> None: ...
+    def __init__(self, path: Path, schema: pa.Schema) -> None:
+        self.path = path
 
     def append(self, batch: pa.RecordBatch) -> None: ...
 
@@ -147,7 +148,7 @@ def refills(rows: dict[str, list[Struct]], count: int, sizes: Sequence[int], rep
 @click.option("--rows", default=200_000, show_default=True)
 @click.option("--at-once", default="1024,64", show_default=True, help="Rows of one append, separated by commas.")
 @click.option("--limit", default=200, show_default=True, help="Problems of a run.")
-@click.option("--rounds", "count", default=4, show_default=True, help="Pairs of runs.")
+@click.option("--rounds", "count", type=click.IntRange(1), default=4, show_default=True, help="Pairs of runs.")
 @click.option("--repeats", default=3, show_default=True)
 @click.option("--output", type=click.Path(path_type=Path), default=ROOT / "bench/results/durability.json")
 def main(rows: int, at_once: str, limit: int, count: int, repeats: int, output: Path) -> None:

@@ -95,7 +95,7 @@ def durability(results: Results) -> str:
     slowest = max(row["with"]["slowest_append_s"] for row in results["rows"])
     return (
         grid(("problems/s, with over without write-ahead files, by round", "median"), [by_round])
-        + f"\n\nThe orchestrator of a run spends {min(more):.2f} to {max(more):.2f} s more CPU. Straight into a store, "
+        + f"\n\nCPU of the orchestrator of a run, with minus without: {min(more):.2f} to {max(more):.2f} s. Straight into a store, "
         + f"{results['rows'][0]['rows']:,} rows; the slowest append of all took {slowest:.2f} s:\n\n"
         + grid(columns, rows)
     )
