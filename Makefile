@@ -13,7 +13,7 @@ BIN := .venv/bin
 LONG := slow or torch or vllm or browser
 WORKERS ?= 2
 
-.PHONY: run check test test-vllm test-long lint bench vllm clean
+.PHONY: run check test test-vllm test-long lint bench-quick figures-check vllm clean
 
 run: .venv/ready
 	$(BIN)/pipeline run graphs/speccot.yaml --input datasets/arith/test.parquet
@@ -21,6 +21,7 @@ run: .venv/ready
 # Lint, types, and the tests that load no model: minutes are for `make test`.
 check: lint
 	$(BIN)/python -m pytest -n $(WORKERS) -m "not ($(LONG))"
+	@$(BIN)/python bench/figures.py --stale
 
 # vLLM's engines are opened once, in a process that has all that needs them; all else that takes long runs beside it.
 test: .venv/vllm check
@@ -37,9 +38,13 @@ lint: .venv/ready
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-bench: .venv/ready
-	$(BIN)/python bench/overhead.py
-	$(BIN)/python bench/schedules.py
+# All quick figures of the docs, measured again and written there: on a machine that does nothing else.
+bench-quick: .venv/ready
+	$(BIN)/python bench/figures.py
+
+# Before a release: fails where a figure of the docs is older than the code it measures, which `make check` only says.
+figures-check: .venv/ready
+	$(BIN)/python bench/figures.py --check
 
 .venv/ready: pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed, this is " + sys.version.split()[0] if sys.version_info < (3, 11) else 0)'

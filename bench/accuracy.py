@@ -2,10 +2,9 @@
 
     python bench/accuracy.py [--seeds 0,1,2] [--limit 500]
 
-Temperature 0.6 throughout, as in the papers. Prints a table and one JSON line.
+Temperature 0.6 throughout, as in the papers. Prints a table and writes bench/results/accuracy.json.
 """
 
-import json
 import statistics
 import tempfile
 from collections.abc import Iterator
@@ -13,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import click
-from msgspec import structs
+from recording import begin
+from tables import accuracy as table
 
 from pipeline.analysis.summary import Summary, summarize
 from pipeline.session.options import RunOptions
 from pipeline.session.run import run
-from pipeline.trace.run_file import host, versions
 
 ROOT = Path(__file__).parent.parent
 GRAPHS = ("draft", "target", "specreason", "speccot")
@@ -44,7 +43,7 @@ def rows(seeds: list[int], limit: int) -> Iterator[dict[str, Any]]:
             "accuracy": statistics.mean(s.accuracy or 0 for s in runs),
             "accuracies": [s.accuracy for s in runs],
             "fallback_rate": statistics.mean(s.fallback_rate or 0 for s in runs) if runs[0].verified_steps else None,
-            "draft_share": statistics.mean(s.draft_share or 0 for s in runs),
+            "draft_share": statistics.mean(s.draft_share or 0 for s in runs) if runs[0].draft_share is not None else None,
             "output_tokens": {role: round(statistics.mean(s.engines[role].output_tokens for s in runs)) for role in runs[0].engines},
             "wall_s": statistics.median(s.wall_time_s or 0 for s in runs),
         }
@@ -53,18 +52,12 @@ def rows(seeds: list[int], limit: int) -> Iterator[dict[str, Any]]:
 @click.command()
 @click.option("--seeds", default="0,1,2", show_default=True)
 @click.option("--limit", default=500, show_default=True)
-def main(seeds: str, limit: int) -> None:
+@click.option("--output", type=click.Path(path_type=Path), default=ROOT / "bench/results/accuracy.json")
+def main(seeds: str, limit: int, output: Path) -> None:
     """Solve the test set with every graph and print accuracies."""
+    recording = begin(__file__)
     results = list(rows([int(seed) for seed in seeds.split(",")], limit))
-    click.echo(f"{'graph':<11} {'accuracy':>9} {'by seed':>20} {'fallback':>9} {'by draft':>9}   output tokens")
-    for row in results:
-        by_seed = " ".join(f"{accuracy:.1%}" for accuracy in row["accuracies"])
-        fallback = "-" if row["fallback_rate"] is None else f"{row['fallback_rate']:.1%}"
-        tokens = ", ".join(f"{role} {count:,}" for role, count in row["output_tokens"].items())
-        click.echo(f"{row['graph']:<11} {row['accuracy']:>9.1%} {by_seed:>20} {fallback:>9} {row['draft_share']:>9.1%}   {tokens}")
-    click.echo(
-        json.dumps({"bench": "accuracy", "problems": limit, "results": results, "host": structs.asdict(host()), "versions": versions()})
-    )
+    click.echo(table(recording.write(output, {"bench": "accuracy", "problems": limit, "results": results})))
 
 
 if __name__ == "__main__":

@@ -26,10 +26,10 @@ from typing import Any
 import click
 from analysis_rivals import Figures, in_duckdb, in_pandas, ours
 from analysis_trace import write_trace
-from msgspec import structs
+from recording import begin
+from tables import analysis as table
 
 from pipeline.trace.read import count_rows
-from pipeline.trace.run_file import host, versions
 
 ROOT = Path(__file__).parent.parent
 SYSTEMS: dict[str, Callable[[Path], Figures]] = {"pipeline": ours, "pandas": in_pandas, "duckdb": in_duckdb}
@@ -104,6 +104,7 @@ def main(calls: int, live: int, repeats: int, trace: Path | None, output: Path, 
     if only:
         work(only[0], Path(only[1]))
         return
+    recording = begin(__file__)
     with tempfile.TemporaryDirectory() as folder:
         run = trace or Path(folder) / "run"
         if not run.exists():  # in a process of its own: a child's peak memory begins with its parent's
@@ -114,20 +115,7 @@ def main(calls: int, live: int, repeats: int, trace: Path | None, output: Path, 
         click.echo(f"{written:,} calls, {size / (1 << 20):.0f} MiB, load {os.getloadavg()[0]:.1f}")
         rows, compile_s = rows_of(run, repeats, Path(folder) / "cache")
     facts = {"calls": written, "bytes": size, "live": live, "cores": CORES, "compile_cpu_s": compile_s}
-    result = json.dumps({"bench": "analysis", **facts, "results": rows, "host": structs.asdict(host()), "versions": versions()})
-    click.echo(table(rows, repeats, compile_s))
-    output.write_text(result + "\n")
-    click.echo(result)
-
-
-def table(rows: list[dict[str, Any]], repeats: int, compile_s: float) -> str:
-    """For people."""
-    head = f"{'':>10} {'work s':>8} {'process s':>10} {'cpu s':>8} {'peak MiB':>9}   (medians of {repeats})"
-    lines = [
-        f"{row['system']:>10} {row['work_s']:>8.1f} {row['process_s']:>10.1f} {row['cpu_s']:>8.1f} {row['peak_mib']:>9.0f}" for row in rows
-    ]
-    loads = [each["load"] for row in rows for each in row["runs"]]
-    return "\n".join([head, *lines, f"compiling, once: {compile_s:.1f} s of CPU time; load {min(loads):.1f} to {max(loads):.1f}"])
+    click.echo(table(recording.write(output, {"bench": "analysis", **facts, "results": rows})))
 
 
 if __name__ == "__main__":

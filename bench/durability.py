@@ -4,10 +4,9 @@
 
 First whole runs, with and without at the same time on the same cores, so that whatever else the machine does slows both; then
 the rows of such a run again and again, straight into a store, with and without in turns. "Without" is the same store over
-write-ahead files that take nothing. Prints tables and one JSON line.
+write-ahead files that take nothing. Prints tables and writes bench/results/durability.json.
 """
 
-import json
 import statistics
 import tempfile
 import time
@@ -22,11 +21,12 @@ from unittest.mock import patch
 
 import click
 import pyarrow as pa
-from msgspec import Struct, structs
+from msgspec import Struct
+from recording import begin
+from tables import durability as table
 
 from pipeline.session.options import RunOptions
 from pipeline.session.run import run
-from pipeline.trace.run_file import host, versions
 from pipeline.trace.store import TraceStore
 from pipeline.trace.wal import Wal
 
@@ -36,7 +36,8 @@ ROOT = Path(__file__).parent.parent
 class NoWal:
     """A write-ahead file that takes nothing."""
 
-    def __init__(self, path: Path, schema: pa.Schema) -> None: ...
+    def __init__(self, path: Path, schema: pa.Schema) -> None:
+        self.path = path
 
     def append(self, batch: pa.RecordBatch) -> None: ...
 
@@ -131,52 +132,35 @@ def refill(table: str, rows: Sequence[Struct], at_once: int, kind: str) -> dict[
 
 def refills(rows: dict[str, list[Struct]], count: int, sizes: Sequence[int], repeats: int) -> Iterator[dict[str, Any]]:
     """Medians for each table and size of an append, with and without in turns."""
-    for table in ("calls", "steps", "chains"):
-        many = list(islice(cycle(rows[table]), count))
+    for name in ("calls", "steps", "chains"):
+        many = list(islice(cycle(rows[name]), count))
         for at_once in sizes:
             found: dict[str, list[dict[str, float]]] = {"with": [], "without": []}
             for _ in range(repeats):
                 for kind, results in found.items():
-                    results.append(refill(table, many, at_once, kind))
-            plain = refill(table, rows[table], at_once, "without")["part_bytes"]  # repeated rows would make smaller parts
+                    results.append(refill(name, many, at_once, kind))
+            plain = refill(name, rows[name], at_once, "without")["part_bytes"]  # repeated rows would make smaller parts
             medians = {kind: {key: statistics.median(r[key] for r in results) for key in results[0]} for kind, results in found.items()}
-            yield {"table": table, "rows": count, "at_once": at_once, "part_bytes": plain} | medians
+            yield {"table": name, "rows": count, "at_once": at_once, "part_bytes": plain} | medians
 
 
 @click.command()
 @click.option("--rows", default=200_000, show_default=True)
 @click.option("--at-once", default="1024,64", show_default=True, help="Rows of one append, separated by commas.")
 @click.option("--limit", default=200, show_default=True, help="Problems of a run.")
-@click.option("--rounds", "count", default=4, show_default=True, help="Pairs of runs.")
+@click.option("--rounds", "count", type=click.IntRange(1), default=4, show_default=True, help="Pairs of runs.")
 @click.option("--repeats", default=3, show_default=True)
-def main(rows: int, at_once: str, limit: int, count: int, repeats: int) -> None:
+@click.option("--output", type=click.Path(path_type=Path), default=ROOT / "bench/results/durability.json")
+def main(rows: int, at_once: str, limit: int, count: int, repeats: int, output: Path) -> None:
     """Print throughput and cost per row."""
+    recording = begin(__file__)
     kept = kept_rows(limit)
     runs = []
-    click.echo(f"{'round':>5} {'with /s':>9} {'without /s':>11} {'ratio':>6} {'cpu with s':>11} {'without s':>10}")
-    for number, row in enumerate(rounds(limit, count)):
+    for row in rounds(limit, count):
         runs.append(row)
-        there, bare = row["with"], row["without"]
-        click.echo(
-            f"{number:>5} {there['problems_per_s']:>9.1f} {bare['problems_per_s']:>11.1f} {row['ratio']:>6.3f}"
-            f" {there['cpu_s']:>11.2f} {bare['cpu_s']:>10.2f}"
-        )
-    ratios = [row["ratio"] for row in runs]
-    if ratios:
-        click.echo(f"throughput with over without: median {statistics.median(ratios):.3f}, {min(ratios):.3f} to {max(ratios):.3f}\n")
-    click.echo(
-        f"{'table':>7} {'at once':>8} {'us/row with':>12} {'without':>8} {'cpu us with':>12} {'without':>8}"
-        f" {'wal B/row':>10} {'part B/row':>11} {'syncs':>6} {'slowest append ms':>18}"
-    )
-    table = []
-    for row in refills(kept, rows, [int(size) for size in at_once.split(",")], repeats):
-        table.append(row)
-        there, bare = row["with"], row["without"]
-        click.echo(
-            f"{row['table']:>7} {row['at_once']:>8} {there['us']:>12.2f} {bare['us']:>8.2f} {there['cpu_us']:>12.2f} {bare['cpu_us']:>8.2f}"
-            f" {there['wal_bytes']:>10.0f} {row['part_bytes']:>11.0f} {there['syncs']:>6.0f} {1000 * there['slowest_append_s']:>18.1f}"
-        )
-    click.echo(json.dumps({"bench": "durability", "runs": runs, "rows": table, "host": structs.asdict(host()), "versions": versions()}))
+        click.echo(f"  with over without: {row['ratio']:.3f}", err=True)
+    refilled = list(refills(kept, rows, [int(size) for size in at_once.split(",")], repeats))
+    click.echo(table(recording.write(output, {"bench": "durability", "runs": runs, "rows": refilled})))
 
 
 if __name__ == "__main__":

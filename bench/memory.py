@@ -21,10 +21,10 @@ import click
 import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
-from msgspec import structs
+from recording import begin
+from tables import memory as table
 
 from pipeline.engines.sim.text import sim_answer
-from pipeline.trace.run_file import host, versions
 
 ROOT = Path(__file__).parent.parent
 ENGINES = ROOT / "graphs/engines/sim-instant.yaml"
@@ -96,13 +96,6 @@ def _thinned(points: Sequence[tuple[float, float]]) -> Sequence[tuple[float, flo
     return points[:: max(1, len(points) // MOST_POINTS)]
 
 
-def _line(row: dict[str, Any]) -> str:
-    phases = " ".join(f"{row['most_mib'][phase]:>8.0f}" for phase in PHASES)
-    return (
-        f"{row['graph']:>10} {row['rows']:>10,} {row['peak_mib']:>9.0f} {phases} {row['cpu_us_per_problem']:>13.0f} {row['wall_s']:>8.0f}"
-    )
-
-
 def _sizes(graph: str, rows: str) -> tuple[str, list[int]]:
     name, _, own = graph.partition(":")
     return name, [int(size) for size in (own or rows).split(",")]
@@ -114,19 +107,15 @@ def _sizes(graph: str, rows: str) -> tuple[str, list[int]]:
 @click.option("--output", type=click.Path(path_type=Path), default=ROOT / "bench/results/memory.json")
 def main(rows: str, graphs: tuple[str, ...], output: Path) -> None:
     """Print memory and CPU time against the number of problems."""
-    results = []
-    phases = " ".join(f"{phase:>8}" for phase in PHASES)
-    click.echo(f"{'graph':>10} {'problems':>10} {'peak MiB':>9} {phases} {'CPU us a prob':>13} {'wall s':>8}")
+    recording, results = begin(__file__), []
     for graph, sizes in (_sizes(graph, rows) for graph in graphs):
         for size in sizes:
             with tempfile.TemporaryDirectory() as folder:
                 write_problems(Path(folder) / "problems.parquet", size)
                 row = measure(graph, Path(folder) / "problems.parquet", size, Path(folder) / "run")
             results.append(row)
-            click.echo(_line(row))
-    output.write_text(
-        json.dumps({"bench": "memory", "results": results, "host": structs.asdict(host()), "versions": versions()}, indent=1) + "\n"
-    )
+            click.echo(f"  {graph}, {size:,} problems: {row['peak_mib']:.0f} MiB, {row['wall_s']:.0f} s", err=True)
+    click.echo(table(recording.write(output, {"bench": "memory", "results": results})))
 
 
 if __name__ == "__main__":

@@ -3,11 +3,10 @@
     python bench/overhead.py [--live 1000,10000] [--repeats 3]
 
 The bare loop makes the same calls with one semaphore for each engine and records nothing. Both run in this process,
-in turns. Prints a table and one JSON line.
+in turns. Prints a table and writes bench/results/overhead.json.
 """
 
 import gc
-import json
 import resource
 import statistics
 import tempfile
@@ -19,7 +18,8 @@ from typing import Any
 import anyio
 import anyio.lowlevel
 import click
-from msgspec import structs
+from recording import begin
+from tables import overhead as table
 
 from pipeline.data.problems import Problem
 from pipeline.engine import Candidate, Completion, EngineStatistics, Request, Usage
@@ -32,7 +32,6 @@ from pipeline.session.loop import rare_collection
 from pipeline.session.preflight import load_plan
 from pipeline.stages.build import build_stages
 from pipeline.trace.recorder import open_recorder
-from pipeline.trace.run_file import host, versions
 from pipeline.trace.store import TraceStore
 
 ROOT = Path(__file__).parent.parent
@@ -127,21 +126,19 @@ def measure(engines: dict[str, Instant], live: int, repeats: int) -> Iterator[di
 @click.command()
 @click.option("--live", default="1000,10000", show_default=True, help="Live chains, separated by commas.")
 @click.option("--repeats", default=3, show_default=True)
-def main(live: str, repeats: int) -> None:
+@click.option("--output", type=click.Path(path_type=Path), default=ROOT / "bench/results/overhead.json")
+def main(live: str, repeats: int, output: Path) -> None:
     """Print the cost per call."""
+    recording = begin(__file__)
     tokenizer = HFTokenizer(str(ROOT / "pipeline/models/tiny-target"))
     engines = {role: Instant(role, tokenizer) for role in ("draft", "target")}
     results = []
-    click.echo(f"{'live chains':>12} {'calls':>8} {'bare loop us':>13} {'pipeline us':>12} {'ratio':>6}   (medians of {repeats})")
     for count in map(int, live.split(",")):
         rows = list(measure(engines, count, repeats))
         row = {**rows[0], **{key: statistics.median(r[key] for r in rows) for key in ("bare_us", "ours_us")}}
         row["peak_memory_mib"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
         results.append(row)
-        ratio = row["ours_us"] / row["bare_us"]
-        click.echo(f"{count:>12,} {row['calls']:>8,} {row['bare_us']:>13.1f} {row['ours_us']:>12.1f} {ratio:>6.1f}")
-    click.echo(f"peak memory: {results[-1]['peak_memory_mib']} MiB")
-    click.echo(json.dumps({"bench": "overhead", "results": results, "host": structs.asdict(host()), "versions": versions()}))
+    click.echo(table(recording.write(output, {"bench": "overhead", "repeats": repeats, "results": results})))
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ systems run again in the middle and at the end, and what they differ from themse
 times. vLLM's runs are compared with vLLM's alone, simulated ones with simulated ones.
 """
 
-import shlex
 import shutil
 import subprocess
 import sys
@@ -23,6 +22,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from claims import CLAIMS, Found, judge, noise_of
 from msgspec import Struct
+from recording import go_on
+from tables import origin
 
 from pipeline.analysis.compare.cells import Table
 from pipeline.analysis.compare.compare import Comparison, compare
@@ -34,6 +35,7 @@ from pipeline.session.preflight import load_plan
 from pipeline.session.run import run
 
 ROOT = Path(__file__).parent.parent
+PAGE = ROOT / "bench/papers.md"
 ARITH = ROOT / "datasets/arith/test.parquet"
 ENGINES = ROOT / "graphs/engines"
 REWARD_MODEL = ROOT / "graphs/rewards/prm-tiny.yaml"
@@ -224,9 +226,9 @@ def score_steps(run_folder: Path) -> str:
     return "" if done.returncode == 0 else done.stderr.strip().splitlines()[-1]
 
 
-def page(command: str, runs: Mapping[str, RunTable], cards: Mapping[str, Any], unscored: str) -> str:
+def page(about: str, runs: Mapping[str, RunTable], cards: Mapping[str, Any], unscored: str) -> str:
     """All of papers.md."""
-    parts = [f"`{command}`", "# The papers' tables with the bundled models", _about(cards), INTERVALS]
+    parts = [about, "# The papers' tables with the bundled models", _about(cards), INTERVALS]
     repeats = [[runs[name] for name in (graph, *(job.name for job in again)) if name in runs] for graph, again in REPEATED.items()]
     noise = noise_of(repeats)
     parts += claims_part([judge(claim, runs, noise) for claim in CLAIMS])
@@ -309,12 +311,13 @@ def repeats_part(repeats: list[list[RunTable]], noise: float) -> Iterator[str]:
 @click.option("--vllm/--no-vllm", default=True, show_default=True, help="With the runs that need vLLM.")
 @click.option("--only", multiple=True, metavar="NAME", help="Make these runs alone, and write no page.")
 @click.option("--folder", type=click.Path(path_type=Path), default=ROOT / "build/papers", show_default=True, help="Where runs are kept.")
-@click.option("--output", type=click.Path(path_type=Path), default=ROOT / "bench/papers.md", show_default=True)
+@click.option("--output", type=click.Path(path_type=Path), default=PAGE, show_default=True)
 def main(problems: int, vllm: bool, only: tuple[str, ...], folder: Path, output: Path) -> None:
     """Make the runs that are missing and write the page."""
     jobs = in_order(list({job.name: job for section in SECTIONS for job in section.jobs if vllm or not job.needs_vllm}.values()))
     if unknown := set(only) - {job.name for job in jobs}:
         raise click.ClickException(f"--only {min(unknown)}: no such run; there are {', '.join(job.name for job in jobs)}")
+    recording = go_on(__file__, folder)
     simulated_problems(folder)
     run_all([job for job in jobs if not only or job.name in only], folder, problems)
     if only:
@@ -322,8 +325,11 @@ def main(problems: int, vllm: bool, only: tuple[str, ...], folder: Path, output:
     unscored = score_steps(folder / "speccot")
     cards = {job.name: msgspec.json.decode((folder / job.name / "run.json").read_bytes()) for job in jobs}
     runs = {table.name: table for table in read_runs([folder / job.name for job in jobs])}
-    command = shlex.join(["python", "bench/papers.py", *sys.argv[1:]])
-    output.write_text(page(command, runs, cards, unscored))
+    text = page(origin(recording.measured)[:-1], runs, cards, unscored)
+    if output == PAGE:
+        recording.write(ROOT / "bench/results/papers.json", {"bench": "papers", "runs": sorted(runs)}, text)
+    else:
+        output.write_text(text)
     click.echo(f"{output}: {len(runs)} runs", err=True)
 
 

@@ -9,11 +9,9 @@ the figures that `bench/memory.py` and `bench/durability.py` left in bench/resul
 """
 
 import random
-import shlex
 import shutil
 import signal
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -22,12 +20,12 @@ from typing import Any
 
 import click
 import msgspec
-import psutil
+from recording import begin
+from tables import origin
 
 from pipeline.analysis.quality.invariance import Invariance, invariance
 from pipeline.session.options import RunOptions
 from pipeline.session.run import run
-from pipeline.trace.run_file import host, versions
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "tools"))
@@ -35,7 +33,7 @@ sys.path.insert(0, str(ROOT / "tools"))
 from drills import disk, engines, garbage, grounds, servers, signals, surroundings  # noqa: E402
 from drills.toll import Ground, Toll  # noqa: E402
 
-RESULTS = ROOT / "bench/results"
+RESULTS, PAGE = ROOT / "bench/results", ROOT / "bench/reliability.md"
 LONGEST_S = 0.8
 """A process is struck at most so long after it began, its chains could start, or rows were written."""
 DISK_SIZES = [16 << 10, 32 << 10, 64 << 10, *range(128 << 10, (3 << 20) + 1, 128 << 10)]
@@ -234,42 +232,28 @@ def part(name: str, show: Callable[[dict[str, Any]], Iterator[str]]) -> list[str
     return list(show(msgspec.json.decode(path.read_bytes()))) if path.exists() else [f"`bench/{name}.py` was not run."]
 
 
-def environment() -> dict[str, Any]:
-    """What was measured, where and when."""
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout.strip()
-    dirty = bool(subprocess.run(["git", "status", "--porcelain"], cwd=ROOT, capture_output=True, text=True).stdout)
-    about = {"commit": commit, "dirty": dirty, "date": time.strftime("%Y-%m-%d"), "processor": host().processor}
-    return {
-        **about,
-        "cores": psutil.cpu_count(),
-        "versions": versions(),
-        "command": shlex.join(["python", "bench/reliability.py", *sys.argv[1:]]),
-    }
-
-
 @click.command()
 @click.option("--share", type=click.FloatRange(0, 1, min_open=True), default=1.0, show_default=True, help="Of the strikes of each kind.")
 @click.option("--torch/--no-torch", default=True, show_default=True, help="With faults and batch sizes on real models.")
 @click.option("--vllm/--no-vllm", default=True, show_default=True, help="With batch sizes on vLLM.")
 @click.option("--folder", type=click.Path(path_type=Path), default=ROOT / "build/reliability", show_default=True)
-@click.option("--output", type=click.Path(path_type=Path), default=ROOT / "bench/reliability.md", show_default=True)
+@click.option("--output", type=click.Path(path_type=Path), default=PAGE, show_default=True)
 def main(share: float, torch: bool, vllm: bool, folder: Path, output: Path) -> None:
     """Inject the faults and write the page, and beside it the figures as results/reliability.json."""
     shutil.rmtree(folder, ignore_errors=True)
-    began, about = time.monotonic(), environment()
+    recording = begin(__file__)
     tolls = list(Bench(folder, share, torch).tolls())
-    about |= {"seconds": round(time.monotonic() - began), "faults": sum(toll.faults for toll in tolls)}
     found = {"torch": batches(folder, None)} if torch else {}
     if vllm:
         found["vllm"] = batches(folder, ROOT / "graphs/engines/tiny-vllm.yaml")
-    machine = f"{about['cores']} cores of {about['processor']}; " + ", ".join(f"{k} {v}" for k, v in about["versions"].items())
-    parts = [f"`{about['command']}` at {about['commit'][:7]}, {about['date']}, {about['seconds'] / 60:.0f} minutes"]
-    parts += ["# Faults, memory, and what does not change", machine, *faults_part(tolls), *batches_part(found)]
-    parts += [*part("memory", memory_part), *part("durability", durability_part)]
-    output.write_text("\n\n".join(parts) + "\n")
-    (results := output.parent / "results").mkdir(exist_ok=True)
-    (results / "reliability.json").write_bytes(msgspec.json.format(msgspec.json.encode({**about, "tolls": tolls}), indent=2) + b"\n")
-    click.echo(f"{output}: {about['faults']} faults, {sum(not toll.harmless for toll in tolls)} kinds did harm", err=True)
+    parts = [origin(recording.measured)[:-1], "# Faults, memory, and what does not change", *faults_part(tolls), *batches_part(found)]
+    text = "\n\n".join([*parts, *part("memory", memory_part), *part("durability", durability_part)]) + "\n"
+    faults = sum(toll.faults for toll in tolls)
+    if output == PAGE:
+        recording.write(RESULTS / "reliability.json", {"bench": "reliability", "faults": faults, "tolls": tolls}, text)
+    else:
+        output.write_text(text)
+    click.echo(f"{output}: {faults} faults, {sum(not toll.harmless for toll in tolls)} kinds did harm", err=True)
 
 
 if __name__ == "__main__":

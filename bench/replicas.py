@@ -4,7 +4,7 @@
 
 The servers run in a process of their own on 127.0.0.1. Each answers a request after a fixed time and a fixed number of them at once, so
 that its rate is known, and turns bad when the first call of a run reaches it. Every run on all replicas follows one on the healthy
-replicas alone; `rate` is the throughput of the former over that of the latter. Prints a table and one JSON line.
+replicas alone; `rate` is the throughput of the former over that of the latter. Prints a table and writes bench/results/replicas-2.json.
 """
 
 import asyncio
@@ -20,12 +20,12 @@ from pathlib import Path
 from typing import Any
 
 import click
-import msgspec
 import pyarrow.parquet as pq
+from recording import begin
+from tables import replicas as table
 
 from pipeline.session.options import RunOptions
 from pipeline.session.run import run
-from pipeline.trace.run_file import host, versions
 
 ROOT = Path(__file__).parent.parent
 CAPACITY, SLOW_TIMES = 4, 20
@@ -212,40 +212,26 @@ def measure(found: Servers, way: str, chains: int) -> dict[str, Any]:
     }
 
 
-def rows(found: list[dict[str, Any]]) -> Iterator[str]:
-    """The table as Markdown."""
-    yield "| bad replica | of | failed chains | attempts without an answer | wall s | healthy ones alone | rate |"
-    yield "|---|---|---|---|---|---|---|"
-    for each in found:
-        unanswered = f"{each['unanswered']} of {each['bad']['attempts']}"
-        walls = f"{each['bad']['wall_s']:.1f} | {each['healthy']['wall_s']:.1f}"
-        yield f"| {each['way']} | {each['replicas']} | {each['failed']} | {unanswered} | {walls} | {each['rate']:.2f} |"
-
-
 @click.command()
-@click.option("--replicas", default="2,4", help="How many there are, one of them bad.")
+@click.option("--replicas", default="2", show_default=True, help="How many there are, one of them bad.")
 @click.option("--ways", default=",".join(WAYS), help="How it is bad.")
 @click.option("--chains", default=60, help="Chains of a run, for each healthy replica.")
 @click.option("--service-s", default=0.2, help="Seconds that a server takes for a request.")
-@click.option("--output", type=click.Path(path_type=Path), help="A file for the JSON.")
+@click.option("--output", type=click.Path(path_type=Path), default=ROOT / "bench/results/replicas-2.json")
 @click.option("--serve", "count", type=int, hidden=True)
-def main(replicas: str, ways: str, chains: int, service_s: float, output: Path | None, count: int | None) -> None:
+def main(replicas: str, ways: str, chains: int, service_s: float, output: Path, count: int | None) -> None:
     """Measure every way, with each number of replicas."""
     if count is not None:
         asyncio.run(serve(count, service_s))
         return
-    found = []
+    recording, found = begin(__file__), []
     for number in map(int, replicas.split(",")):
         with servers(number, service_s) as started:
             for way in ways.split(","):
                 found.append(measure(started, way, chains * (number - 1)))
-                click.echo(list(rows(found[-1:]))[-1], err=True)
-    click.echo("\n".join(rows(found)))
-    facts = {"host": host(), "versions": versions(), "service_s": service_s, "capacity": CAPACITY}
-    line = msgspec.json.encode(facts | {"runs": found}).decode()
-    if output is not None:
-        output.write_text(line + "\n")
-    click.echo(line)
+                click.echo(f"  {way}, one of {number}: rate {found[-1]['rate']:.2f}", err=True)
+    facts = {"bench": "replicas", "service_s": service_s, "capacity": CAPACITY, "runs": found}
+    click.echo(table(recording.write(output, facts)))
 
 
 if __name__ == "__main__":

@@ -22,11 +22,11 @@ import click
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from msgspec import structs
+from recording import begin
+from tables import report as table
 
 from pipeline.session.options import RunOptions
 from pipeline.session.run import run
-from pipeline.trace.run_file import host, versions
 
 ROOT = Path(__file__).parent.parent
 PROGRAM = "from pipeline.cli.main import main; main()"
@@ -135,9 +135,7 @@ def browse(page_file: Path) -> dict[str, float]:
 @click.option("--output", type=click.Path(path_type=Path), default=ROOT / "bench/results/report.json")
 def main(calls: str, output: Path) -> None:
     """Print what a report costs."""
-    heads = ("calls", "report s", "CPU s", "peak MiB", "file MB", "load s", "chains s", "open s")
-    click.echo(" ".join(f"{head:>10}" for head in heads))
-    results = []
+    recording, results = begin(__file__), []
     with tempfile.TemporaryDirectory() as folder:
         seed = seed_run(Path(folder))
         each = sum(pq.read_metadata(part).num_rows for part in (seed / "calls").glob("*.parquet"))
@@ -146,11 +144,9 @@ def main(calls: str, output: Path) -> None:
             row = {"calls": repeated(seed, place, max(1, round(wanted / each))), **report(place)}
             row |= browse(place / "report.html")
             results.append(row)
-            click.echo(" ".join(f"{value:>10,.2f}" if isinstance(value, float) else f"{value:>10,}" for value in row.values()))
+            click.echo(f"  {row['calls']:,} calls: {row['report_s']:.1f} s", err=True)
             shutil.rmtree(place)
-    output.write_text(
-        json.dumps({"bench": "report", "results": results, "host": structs.asdict(host()), "versions": versions()}, indent=1) + "\n"
-    )
+    click.echo(table(recording.write(output, {"bench": "report", "results": results})))
 
 
 if __name__ == "__main__":

@@ -5,14 +5,15 @@
 Same graph, problems and seeds; engines are opened anew and warmed up for every run, runs are interleaved, and only
 the time from the first chain's start to the last one's end counts. `limit` replays the calls that each engine got in the
 pipelined run, alone and all ready at once, with the same `max_in_flight`: the longer of the two is what no schedule of
-these calls can beat. With a simulated engines file all times are simulated, and exact. Prints a table and one JSON line.
+these calls can beat. With a simulated engines file all times are simulated, and exact. Prints a table and writes
+bench/results/schedules-ENGINES.json.
 """
 
-import json
 import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AsyncExitStack
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -20,23 +21,26 @@ from typing import Any
 import anyio
 import click
 from msgspec import Struct, structs
+from recording import begin
+from tables import schedules as table
 
 from pipeline.analysis.summary import summarize
 from pipeline.data.problems import Problem, open_problems
 from pipeline.engine import Engine, Request
 from pipeline.engines.registry import open_engines, virtual_time
 from pipeline.engines.sim.text import sim_answer
+from pipeline.grading.grader import Grader
 from pipeline.graph.plan import Plan
 from pipeline.reasoning.prompts import PromptBuilder
 from pipeline.runtime.chain_recorder import Clock
 from pipeline.runtime.executor import Executor, Settings
+from pipeline.runtime.inline_grader import open_inline_grader
 from pipeline.runtime.schedule import SCHEDULES, Pipelined, Schedule
 from pipeline.runtime.virtual_clock import VirtualClock
 from pipeline.session.preflight import load_plan
 from pipeline.stages.build import build_stages
 from pipeline.sweep.lower_bound import RecordingEngine, replay_s
 from pipeline.trace.recorder import open_recorder
-from pipeline.trace.run_file import host, versions
 from pipeline.trace.store import TraceStore
 
 ROOT = Path(__file__).parent.parent
@@ -96,9 +100,12 @@ class Bench(Struct, kw_only=True):
         builders = {role: PromptBuilder(engine.tokenizer) for role, engine in engines.items()}
         stages = build_stages(plan, builders, "bench")
         settings = Settings(run_id="bench", seed=self.seed, virtual_time=self.virtual)
-        async with open_recorder(TraceStore(folder), virtual=self.virtual) as recorder:
+        async with AsyncExitStack() as stack:
+            grader = stack.enter_context(Grader())
+            recorder = await stack.enter_async_context(open_recorder(TraceStore(folder), virtual=self.virtual))
+            rows = await stack.enter_async_context(open_inline_grader(recorder, grader, self.virtual))
             clock = Clock(time.time_ns()) if self.virtual else Clock(time.time_ns(), time.monotonic)
-            await Executor(plan, stages, engines, builders, schedule, recorder, clock, settings).run(iter(problems))
+            await Executor(plan, stages, engines, builders, schedule, rows, clock, settings).run(iter(problems))
 
     async def _warm_up(self, engines: Mapping[str, Engine]) -> None:
         """Each engine answers a few requests that the run will not make."""
@@ -143,7 +150,7 @@ def rounds(bench: Bench, batch_sizes: list[int], repeats: int, sequential_repeat
                     yield batch_size, system, bench.run(system, batch_size)
 
 
-def table(results: dict[tuple[int, str], list[Outcome]]) -> Iterator[dict[str, Any]]:
+def medians(results: dict[tuple[int, str], list[Outcome]]) -> Iterator[dict[str, Any]]:
     """Medians, and ratios over the pipelined runs of the same batch size."""
     for (batch_size, system), outcomes in sorted(results.items()):
         base = results[batch_size, "pipelined"]
@@ -174,16 +181,6 @@ def _same(a: dict[str, str | None], b: dict[str, str | None]) -> float:
     return sum(a[key] == b[key] for key in b) / len(b)
 
 
-def line(row: dict[str, Any]) -> str:
-    """One row of the printed table."""
-    busy = " ".join(f"{role} {share:.0%}" for role, share in row["busy"].items())
-    cells = [f"{row['batch_size']:>5} {row['system']:<13} {row['wall_s']:>9.2f} {row['over_pipelined']:>9.2f}"]
-    cells += [f"{row['over_limit']:>9.2f}" if row["over_limit"] else f"{'-':>9}", f"{row['orchestrator_cpu_s']:>8.2f}"]
-    cells += [f"{row['accuracy']:>8.1%}" if row["accuracy"] is not None else f"{'-':>8}"]
-    cells += [f"{row['same_answers']:>7.1%}" if row["same_answers"] is not None else f"{'-':>7}", f"  {busy}"]
-    return " ".join(cells)
-
-
 @click.command()
 @click.option("--engines", type=click.Path(path_type=Path), default=ROOT / "graphs/engines/tiny.yaml", show_default=True)
 @click.option("--input", "input_", type=click.Path(path_type=Path), default=ROOT / "datasets/arith/test.parquet", show_default=True)
@@ -193,6 +190,7 @@ def line(row: dict[str, Any]) -> str:
 @click.option("--sequential-repeats", default=1, show_default=True, help="The slow one need not be repeated as often.")
 @click.option("--set", "settings", multiple=True, help="engines.ROLE.NAME=VALUE")
 @click.option("--seed", default=0, show_default=True)
+@click.option("--output", type=click.Path(path_type=Path), help="By default bench/results/schedules-ENGINES.json.")
 def main(
     engines: Path,
     input_: Path,
@@ -202,8 +200,10 @@ def main(
     sequential_repeats: int,
     settings: tuple[str, ...],
     seed: int,
+    output: Path | None,
 ) -> None:
     """Run all systems and print their times as ratios."""
+    recording = begin(__file__)
     chosen = [p for p in islice(open_problems(input_), problems) if isinstance(p, Problem)]
     bench = Bench(engines=engines, problems=chosen, seed=seed, settings=settings)
     plan = load_plan(ROOT / "graphs/speccot.yaml", engines, settings)
@@ -215,16 +215,12 @@ def main(
     for size, system, outcome in rounds(bench, sizes, repeats, sequential_repeats):
         results.setdefault((size, system), []).append(outcome)
         click.echo(f"  {size} {system}: {outcome.wall_s:.2f} s", err=True)
-    simulated = " (simulated time)" if bench.virtual else ""
-    click.echo(f"{engines.stem}{simulated}, {len(chosen)} problems, medians of up to {repeats} interleaved runs")
-    click.echo(f"{'batch':>5} {'system':<13} {'wall s':>9} {'/pipelined':>9} {'/limit':>8} {'cpu s':>8} {'accuracy':>8} {'same':>7}   busy")
-    rows = list(table(results))
-    for row in rows:
-        click.echo(line(row))
+    rows = list(medians(results))
     about = {"bench": "schedules", "engines": engines.stem, "simulated": bench.virtual, "problems": len(chosen), "settings": settings}
     specs = {role: structs.asdict(spec) for role, spec in plan.engines.items()}
     specs = {role: {key: str(value) for key, value in spec.items()} for role, spec in specs.items()}
-    click.echo(json.dumps({**about, "results": rows, "specs": specs, "host": structs.asdict(host()), "versions": versions()}))
+    output = output or ROOT / f"bench/results/schedules-{engines.stem}.json"
+    click.echo(table(recording.write(output, {**about, "results": rows, "specs": specs})))
 
 
 if __name__ == "__main__":

@@ -18,9 +18,8 @@ from typing import Any
 
 import click
 from memory import PROGRAM, ROOT, write_problems
-from msgspec import structs
-
-from pipeline.trace.run_file import host, versions
+from recording import begin
+from tables import study as table
 
 
 def measure(*arguments: str) -> tuple[dict[str, float], str]:
@@ -37,10 +36,6 @@ def measure(*arguments: str) -> tuple[dict[str, float], str]:
     return spent | {"load": os.getloadavg()[0]}, printed
 
 
-def line(name: str, row: dict[str, float]) -> str:
-    return f"{name:>8} {row['wall_s']:>8.1f} {row['cpu_s']:>8.1f} {row['peak_mib']:>9.0f} {row['load']:>6.1f}"
-
-
 @click.command()
 @click.option("--problems", type=click.IntRange(1), default=100_000, show_default=True)
 @click.option("--graph", default="speccot", show_default=True, help="Name of one of graphs/.")
@@ -49,6 +44,7 @@ def line(name: str, row: dict[str, float]) -> str:
 @click.option("--output", type=click.Path(path_type=Path), default=ROOT / "bench/results/study.json")
 def main(problems: int, graph: str, engines: str, batch_size: int, output: Path) -> None:
     """Print what a long simulated run and its report take."""
+    recording = begin(__file__)
     with tempfile.TemporaryDirectory() as folder:
         data, run = Path(folder) / "problems.parquet", Path(folder) / "run"
         write_problems(data, problems)
@@ -58,13 +54,9 @@ def main(problems: int, graph: str, engines: str, batch_size: int, output: Path)
         reported, _ = measure("report", str(run))
     summary: dict[str, Any] = json.loads(printed)
     calls = sum(stage["calls"] for stage in summary["stages"].values())
-    click.echo(f"{problems:,} chains, {calls:,} calls, {written / 2**20:,.0f} MiB; simulated {summary['wall_time_s'] / 3600:.1f} h")
-    click.echo(f"{'':>8} {'wall s':>8} {'CPU s':>8} {'peak MiB':>9} {'load':>6}\n{line('run', solved)}\n{line('report', reported)}")
     settings = {"problems": problems, "graph": graph, "engines": engines, "batch_size": batch_size}
     found = {"calls": calls, "parquet_bytes": written, "simulated_s": summary["wall_time_s"], "run": solved, "report": reported}
-    output.write_text(
-        json.dumps({"bench": "study", **settings, **found, "host": structs.asdict(host()), "versions": versions()}, indent=1) + "\n"
-    )
+    click.echo(table(recording.write(output, {"bench": "study", **settings, **found})))
 
 
 if __name__ == "__main__":

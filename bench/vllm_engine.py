@@ -4,11 +4,10 @@
 
 Both are open at once with the same engine arguments on the same cores, and take turns on the same requests: drafts of five
 candidates and one-token choices, new problems in every round, at most `max_in_flight` at a time. The bare loop lives in a
-process of its own, sends vLLM's own objects and drops the outputs. Prints medians and one JSON line.
+process of its own, sends vLLM's own objects and drops the outputs. Prints medians and writes bench/results/vllm-engine.json.
 """
 
 import asyncio
-import json
 import os
 import signal
 import statistics
@@ -22,7 +21,8 @@ from typing import Any
 import anyio
 import click
 import msgspec
-from msgspec import structs
+from recording import begin
+from tables import vllm_engine as table
 
 from pipeline.data.problems import Problem, open_problems
 from pipeline.engine import Engine, Request
@@ -35,7 +35,6 @@ from pipeline.graph.loader import load_engines
 from pipeline.graph.plugins import engine_specs
 from pipeline.machine import look
 from pipeline.reasoning.prompts import PromptBuilder
-from pipeline.trace.run_file import host, versions
 
 ROOT = Path(__file__).parent.parent
 
@@ -160,22 +159,21 @@ async def measure(engines: Path, role: str, problems: list[Problem], repeats: in
 @click.option("--input", "input_", type=click.Path(path_type=Path), default=ROOT / "datasets/arith/test.parquet", show_default=True)
 @click.option("--problems", default=480, show_default=True)
 @click.option("--repeats", default=5, show_default=True)
+@click.option("--output", type=click.Path(path_type=Path), default=ROOT / "bench/results/vllm-engine.json")
 @click.option("--bare", type=int, help="Be the bare loop, with so many requests at a time.")
-def main(engines: Path, role: str, input_: Path, problems: int, repeats: int, bare: int | None) -> None:
+def main(engines: Path, role: str, input_: Path, problems: int, repeats: int, output: Path, bare: int | None) -> None:
     """Measure and print."""
     if bare is not None:
         asyncio.run(_bare_loop(bare))
         return
+    recording = begin(__file__)
     chosen = [p for p in islice(open_problems(input_), problems) if isinstance(p, Problem)]
     times = anyio.run(measure, engines, role, chosen, repeats)
     count = 2 * (len(chosen) // (repeats + 1))
     rates = {name: count / statistics.median(took) for name, took in times.items()}
     ratios = [bare / ours for ours, bare in zip(times["engine"], times["bare"], strict=True)]
-    for name, rate in rates.items():
-        click.echo(f"{name:>7}: {rate:7.1f} requests/s")
-    click.echo(f"engine over bare: median {statistics.median(ratios):.3f}, from {min(ratios):.3f} to {max(ratios):.3f}")
     about = {"bench": "vllm_engine", "engines": engines.stem, "role": role, "requests_per_round": count, "seconds": times, "ratios": ratios}
-    click.echo(json.dumps({**about, "requests_per_s": rates, "host": structs.asdict(host()), "versions": versions()}))
+    click.echo(table(recording.write(output, {**about, "requests_per_s": rates})))
 
 
 if __name__ == "__main__":

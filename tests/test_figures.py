@@ -1,0 +1,191 @@
+"""Figures of the docs are those of their results files, and say when the code that they measure has changed."""
+
+import json
+import re
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from tests.support.paths import ROOT
+
+sys.path.insert(0, str(ROOT / "bench"))
+import figures
+import recording
+import tables
+
+UNITS = r"(?:%|s|us|ms|MB|MiB|GiB|times|points|minutes|tokens/s|problems/s|requests/s)"
+FIGURE = re.compile(rf"(?<![\w@=<>.-])\d[\d.,]*\s?{UNITS}(?![\w/])")
+MINI = """
+[mini]
+files = ["code/*.py"]
+tables.mini = { quick = true, minutes = 0 }
+tables.foreign = { quick = true, minutes = 0, needs = "no_such_package" }
+
+[page]
+files = ["code/*.py"]
+tables.page = { page = "page.md", minutes = 0 }
+"""
+SCRIPT = """
+import sys
+from pathlib import Path
+sys.path.insert(0, {bench!r})
+from recording import Recording
+Recording("mini", Path.cwd()).write(Path(sys.argv[-1]), {{"printed": ["it took 3 s"]}})
+"""
+
+
+def typed_in(text: str, sentences: bool = True) -> list[str]:
+    """Lines with measured figures outside of the markers: of tables, and of sentences; aims and code blocks are none."""
+    text = re.sub(r"```.*?```", "", figures.BLOCK.sub("", text), flags=re.DOTALL)
+    lines = [line for line in text.splitlines() if not line.startswith("Aim")]
+    return [line for line in lines if re.search(r"^\|.*\| *\d", line) or (sentences and FIGURE.search(line))]
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    """A repository with one script, its code and a page of documentation."""
+    for folder in ("bench/results", "code"):
+        (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / "bench/figures.toml").write_text(MINI)
+    (tmp_path / "bench/mini.py").write_text(SCRIPT.format(bench=str(ROOT / "bench")))
+    (tmp_path / "code/engine.py").write_text("SPEED = 1\n")
+    (tmp_path / "README.md").write_text("# Speed\n\n<!-- figures: mini -->\ntyped in: 2 s\n<!-- /figures -->\n\nThe end.\n")
+    return tmp_path
+
+
+@pytest.fixture
+def command(repository: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[int, str]]:
+    """bench/figures.py in that repository: its exit code and what it printed."""
+    monkeypatch.setitem(tables.TABLES, "mini", tables.bundled_run)
+
+    def run(*arguments: str) -> tuple[int, str]:
+        result = CliRunner().invoke(figures.main, [*arguments, "--root", str(repository)])
+        return result.exit_code, result.output
+
+    return run
+
+
+@pytest.mark.parametrize("name", figures.DOCS)
+def test_docs_have_what_the_results_files_have(name: str) -> None:
+    text = (ROOT / name).read_text()
+    assert figures.rendered(text) == text, "`python bench/figures.py --render` writes it"
+    assert text.count("<!-- figures:") == len(figures.BLOCK.findall(text)), "a marker is not closed"
+
+
+@pytest.mark.parametrize("name", figures.DOCS)
+def test_no_figure_is_typed_in(name: str) -> None:
+    manual = name in ("CONTRIBUTING.md", "graphs/README.md")  # their sentences say what is set, such as limits
+    assert typed_in((ROOT / name).read_text(), sentences=not manual) == []
+
+
+@pytest.mark.parametrize("line", ["It takes 7.3 s.", "| run | 1,815 |", "with 410 MiB at most", "91.3% of the time", "1.21 times as fast"])
+def test_a_figure_that_is_typed_in_is_found(line: str) -> None:
+    assert typed_in(f"Before.\n{line}\nAfter.") == [line]
+    assert typed_in(f"<!-- figures: mini -->\n{line}\n<!-- /figures -->") == []
+
+
+def test_every_results_file_and_script_is_declared_and_every_table_shown() -> None:
+    known = figures.scripts()
+    shown = [name for doc in figures.DOCS for name in figures.BLOCK.findall((ROOT / doc).read_text())]
+    assert sorted({path.stem for path in (ROOT / recording.RESULTS).iterdir()} - known.keys()) == []
+    assert sorted(set(shown) ^ {name for name, (key, _) in known.items() if key in tables.TABLES}) == []
+    for name, (key, script) in known.items():
+        assert (ROOT / f"bench/{key}.py").exists()
+        assert key in tables.TABLES or script.tables[name].page, f"{name} has neither a table nor a page"
+
+
+def test_every_glob_finds_a_file() -> None:
+    patterns = {pattern for _, script in figures.scripts().values() for pattern in script.files}
+    patterns |= {pattern for name, (_, script) in figures.scripts().items() for pattern in script.tables[name].files}
+    assert [pattern for pattern in sorted(patterns) if not any(path.is_file() for path in ROOT.glob(pattern))] == []
+
+
+def test_pages_are_as_their_scripts_wrote_them() -> None:
+    edited = {name: recording.changed(script, name) for name, (_, script) in figures.scripts().items() if script.tables[name].page}
+    assert [name for name, flaws in edited.items() if any("not as it was written" in flaw for flaw in flaws)] == []
+
+
+def test_a_change_of_the_real_code_is_noticed(tmp_path: Path) -> None:
+    script = recording.declared()["overhead"]
+    for path in ["bench/figures.toml", *(path.relative_to(ROOT) for pattern in script.files for path in ROOT.glob(pattern))]:
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / path, tmp_path / path)
+    (tmp_path / recording.RESULTS).mkdir()
+    recording.Recording("overhead", tmp_path).write(tmp_path / recording.RESULTS / "overhead.json", {})
+    assert recording.changed(script, "overhead", tmp_path) == []
+    (tmp_path / "pipeline/runtime/dispatch.py").write_text("")
+    assert recording.changed(script, "overhead", tmp_path) == ["pipeline/runtime/*.py"]
+    assert "overhead: changed since: pipeline/runtime/*.py" in list(figures.stale(tmp_path))
+
+
+@pytest.mark.slow
+def test_measuring_writes_the_docs_and_a_change_of_the_code_is_said(repository: Path, command: Callable[..., tuple[int, str]]) -> None:
+    assert command("mini")[0] == 0
+    text = (repository / "README.md").read_text()
+    assert "it took 3 s\n```\n<!-- /figures -->\n\nThe end.\n" in text
+    assert "typed in" not in text
+    assert "`python bench/mini.py` at no commit" in text
+    assert command("--stale") == (0, command("--stale")[1])
+    for change in (
+        lambda: (repository / "code/engine.py").write_text("SPEED = 2\n"),
+        lambda: (repository / "code/more.py").write_text(""),
+        lambda: (repository / "code/engine.py").rename(repository / "code/motor.py"),
+    ):
+        assert "mini:" not in command("--check")[1]
+        change()
+        code, said = command("--check")
+        assert code == 1
+        assert "mini: changed since: code/*.py" in said
+        assert command("--stale") == (0, said), "an edit is no failure of a check"
+        assert command("mini")[0] == 0
+
+
+def test_what_is_not_measured_is_said(repository: Path, command: Callable[..., tuple[int, str]]) -> None:
+    code, said = command("foreign")
+    assert (code, said) == (0, "foreign: left out, no_such_package is not installed\n")
+    assert "Not measured yet: `python bench/figures.py mini`" in (repository / "README.md").read_text()
+    code, said = command("nonsense")
+    assert code == 2
+    assert "nonsense: no such table; bench/figures.toml has foreign, mini, page" in said
+    (repository / "README.md").write_text("<!-- figures: nonsense -->\n<!-- /figures -->\n")
+    assert "figures: nonsense: no such table" in command("--render")[1]
+    assert [line.split()[0] for line in command("--list")[1].splitlines()] == ["mini", "foreign", "page"]
+
+
+@pytest.mark.slow
+def test_a_script_that_fails_is_named_and_the_others_are_measured(repository: Path, command: Callable[..., tuple[int, str]]) -> None:
+    (repository / "bench/page.py").write_text("raise SystemExit(3)\n")
+    code, said = command("page", "mini")
+    assert code == 1
+    assert "not measured: page; why stands above" in said
+    assert "it took 3 s" in (repository / "README.md").read_text()
+
+
+def test_a_page_that_was_edited_is_noticed(repository: Path) -> None:
+    output = repository / recording.RESULTS / "page.json"
+    recording.Recording("page", repository).write(output, {}, "# Speed\n")
+    script = recording.declared(repository)["page"]
+    assert recording.changed(script, "page", repository) == []
+    (repository / "page.md").write_text("# Speed!\n")
+    assert recording.changed(script, "page", repository) == ["page.md, which is not as it was written"]
+    measured = json.loads(output.read_bytes())["measured"]
+    del measured["files"]
+    output.write_text(json.dumps({"measured": measured}))
+    assert recording.changed(script, "page", repository)[-1] == recording.UNRECORDED
+
+
+def test_what_is_continued_is_as_old_as_its_beginning(tmp_path: Path) -> None:
+    folder = tmp_path / "runs"
+    first = recording.go_on("bench/papers.py", folder)
+    kept = json.loads((folder / recording.KEPT).read_bytes())
+    (folder / recording.KEPT).write_text(json.dumps([kept[0] | {"commit": "abc"}, dict.fromkeys(kept[1], "old")]))
+    again = recording.go_on("bench/papers.py", folder)
+    assert (first.measured["commit"], again.measured["commit"], set(again.digests.values())) == (kept[0]["commit"], "abc", {"old"})
+    (folder / recording.KEPT).unlink()
+    (folder / "target").mkdir()
+    with pytest.raises(recording.click.ClickException, match="of a state of the code that is not recorded: move it away"):
+        recording.go_on("bench/papers.py", folder)
