@@ -140,9 +140,10 @@ def test_a_start_that_takes_too_long_is_killed_and_said(backend: str) -> None:
     async def talk(engine: WorkerEngine) -> None:
         raise AssertionError("it started")
 
+    before = set(psutil.Process().children(recursive=True))
     with pytest.raises(EngineDead, match=r"^engine 'echo' died: it did not start within startup_timeout_s=0\.5; set more where"):
         talk_to(talk, backend=backend, loads="never", startup_timeout_s=0.5)
-    assert psutil.wait_procs(psutil.Process().children(recursive=True), timeout=10)[1] == []
+    assert psutil.wait_procs(set(psutil.Process().children(recursive=True)) - before, timeout=10)[1] == []
 
 
 def test_a_tokenizer_that_never_loads_is_said() -> None:

@@ -40,8 +40,10 @@ async def _scored(engines: Mapping[str, Engine]) -> None:
     drafts = DraftStage("draft", DraftSpec(engine="draft", candidates=6, max_tokens=64, temperature=1.6), builders)
     [request] = drafts.requests(chain)
     drafted = await engines["draft"].generate(structs.replace(request, logprobs=True))
-    # An end of sequence is in the sum of its candidate and not among its ids.
-    kept = tuple(each for each in drafted.candidates if each.stop_reason is not None or each.finish_reason == "length")
+    # An end of sequence is in the sum of its candidate and not among its ids; a control token is spelled out where it is shown.
+    controls = engines["draft"].tokenizer.control_ids
+    ended = (each for each in drafted.candidates if each.stop_reason is not None or each.finish_reason == "length")
+    kept = tuple(each for each in ended if controls.isdisjoint(each.ids[:-1]))
     drafted, written = structs.replace(drafted, candidates=kept), [each.cumulative_logprob for each in kept]
     chain.apply("draft", Outcome(candidates=drafts.apply(chain, [drafted]).candidates))
     judge = LikelihoodStage("verify", LikelihoodSpec(engine="draft", threshold=-math.inf), builders)

@@ -28,8 +28,8 @@ def copied(run: Path, other: Path, luck: random.Random) -> None:
 
 def swapped(run: Path, other: Path, luck: random.Random) -> None:
     """A file of one table has the place of one of another table, which has its place."""
-    kind = luck.choice(("part-", "wal-"))
-    one, two = luck.sample([path for path in _files(run) if path.name.startswith(kind)], 2)
+    kinds = [[path for path in _files(run) if path.name.startswith(kind)] for kind in ("part-", "wal-")]
+    one, two = luck.sample(luck.choice([paths for paths in kinds if len(paths) > 1]), 2)
     between = one.with_suffix(".between")
     one.rename(between)
     two.rename(one)

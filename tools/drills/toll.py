@@ -148,10 +148,8 @@ def sentence(log: Path) -> str:
 
 
 def _rows(folder: Path, table: str, columns: Iterable[str]) -> list[dict[str, Any]]:
-    if not (folder / table).exists():
-        return []
-    rows: list[dict[str, Any]] = pq.read_table(folder / table, columns=list(columns)).to_pylist()
-    return rows
+    parts = sorted((folder / table).glob("part-*.parquet"))
+    return [row for part in parts for row in pq.read_table(part, columns=list(columns)).to_pylist()]
 
 
 def _said(row: Mapping[str, Any]) -> tuple[str | None, str]:
