@@ -31,7 +31,7 @@ test-vllm: .venv/vllm
 	$(BIN)/python -m pytest -m vllm
 
 test-long: .venv/ready
-	$(BIN)/python -m pytest -n $(WORKERS) -m "($(LONG)) and not vllm"
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m "($(LONG)) and not vllm"
 
 lint: .venv/ready
 	$(BIN)/ruff check .

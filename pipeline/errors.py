@@ -210,6 +210,13 @@ def reason(error: BaseException) -> str:
     return lines[0] if lines else type(error).__name__
 
 
+def is_interrupt(error: BaseException) -> bool:
+    """Whether an error, or every one in a group, says that the user interrupted."""
+    if isinstance(error, BaseExceptionGroup):
+        return all(map(is_interrupt, error.exceptions))
+    return isinstance(error, KeyboardInterrupt | Interrupted)
+
+
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether an error, or one in a group, says that there was no memory: one of Python, of the system, or of a library it loads."""
     if isinstance(error, BaseExceptionGroup):

@@ -17,7 +17,7 @@ import click
 from pipeline.cli.terminal.defects import sentence_of
 from pipeline.cli.terminal.limits import TO_RUN, TO_START, fit_address_space
 from pipeline.cli.terminal.streams import discard_stdout, guard_streams
-from pipeline.errors import Interrupted, OutOfMemory, PipelineError, RunError, is_out_of_memory, reason
+from pipeline.errors import Interrupted, OutOfMemory, PipelineError, RunError, is_interrupt, is_out_of_memory, reason
 from pipeline.redaction import redact
 from pipeline.text import one_line, sanitize
 
@@ -127,6 +127,10 @@ def run_command(arguments: Sequence[str]) -> int:
     except SystemExit as ending:
         return int(ending.code or 0)
     except (click.exceptions.Abort, Interrupted):
+        return 130
+    except BaseExceptionGroup as group:  # trio raises what came as its loop ended
+        if not is_interrupt(group):
+            raise
         return 130
     except click.ClickException as error:
         usage = StringIO()

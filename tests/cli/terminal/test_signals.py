@@ -9,6 +9,7 @@ import anyio.lowlevel
 import pytest
 
 from pipeline.cli.terminal.signals import DRAINING, STOP_SIGNALS, restored_handlers, stop_at_first_signal, stop_on_signal
+from pipeline.errors import is_interrupt
 from pipeline.session.stop import Stop
 
 
@@ -90,3 +91,18 @@ def test_a_sweep_stops_at_the_first_one_that_is_not_ignored() -> None:
             await send(signal.SIGTERM, lambda: stop.aborted)
 
     anyio.run(main)
+
+
+def test_an_interrupt_as_the_loop_ends_is_told_from_errors() -> None:
+    """trio delivers once more what came when its receiver closed, and raises it in a group."""
+
+    async def main() -> None:
+        async with anyio.create_task_group() as tasks:
+            await tasks.start(stop_on_signal, Stop())
+            tasks.cancel_scope.cancel()
+            signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(BaseException) as raised:  # noqa: PT011 - a group, or the interrupt itself
+        anyio.run(main, backend="trio")
+    assert is_interrupt(raised.value)
+    assert not is_interrupt(BaseExceptionGroup("", [raised.value, ValueError()]))
