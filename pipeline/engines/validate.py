@@ -23,6 +23,8 @@ _MOST_COUNTED = 16
 """Most tokens that a server's own tokenizer may count for one of the engine's; the two differ where texts are sent."""
 _SPARE_TOKENS = 64
 """Tokens that a server may put around a prompt."""
+_ROUNDING_S = 1e-6
+"""A time may be this much below 0, as a difference of two rounded times."""
 _MOST_SECONDS = 1e9
 """A longer time is none: its nanoseconds must be a number of 64 bits, and a sum of such times as well."""
 _MANY_IDS = 128
@@ -128,7 +130,7 @@ def flaw_in_usage(usage: Usage, request: Request) -> str | None:
 def flaw_in_timing(timing: Timing) -> str | None:
     """Why `timing` cannot be that of any request, in one clause; None where it can be."""
     for seconds in (timing.queue_time_s, timing.prefill_time_s, timing.decode_time_s, timing.time_to_first_token_s):
-        if seconds is not None and not 0 <= seconds <= _MOST_SECONDS:
+        if seconds is not None and not -_ROUNDING_S <= seconds <= _MOST_SECONDS:
             return f"{_shown(seconds)} s is no time"
     return None
 

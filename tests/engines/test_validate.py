@@ -36,7 +36,7 @@ SCORING = {"scored_ids": (3, 4)}
         (CHOICE, {"candidates": (said(4),), "option_logprobs": (-math.inf, 0.0)}),
         (SCORING, {"scored_logprobs": (-math.inf, -2.0)}),
         (TWO, {"candidates": (said(1, 2, 3, 4),) * 2, "usage": Usage(input_tokens=160, cached_input_tokens=160, output_tokens=8)}),
-        (TWO, {"candidates": (said(1),) * 2, "timing": Timing(queue_time_s=0.0, decode_time_s=3e8)}),
+        (TWO, {"candidates": (said(1),) * 2, "timing": Timing(queue_time_s=-5e-324, decode_time_s=3e8)}),
         (TWO, {"candidates": (said(1),) * 2, "usage": Usage(input_tokens=np.int64(1), output_tokens=np.int64(2))}),
         ({"max_tokens": 300}, {"candidates": (said(*[9] * 300),)}),
     ],
