@@ -23,9 +23,8 @@ check: lint
 	$(BIN)/python -m pytest -n $(WORKERS) -m "not ($(LONG))"
 	@$(BIN)/python bench/figures.py --stale
 
-# vLLM's engines are opened once, in a process that has all that needs them; all else that takes long runs beside it.
-test: .venv/vllm check
-	$(MAKE) --jobs=2 --output-sync=target test-vllm test-long
+# vLLM's engines are opened once, in a process that has all that needs them and computes on all cores; all else that takes long follows.
+test: .venv/vllm check test-vllm test-long
 
 test-vllm: .venv/vllm
 	$(BIN)/python -m pytest -m vllm
