@@ -84,7 +84,7 @@ class Bare:
     def _say(self, message: Any) -> str:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        self._process.stdin.write(msgspec.json.encode(message).decode() + "\n")
+        self._process.stdin.write(msgspec.json.encode(message, enc_hook=list).decode() + "\n")
         self._process.stdin.flush()
         while not (line := self._process.stdout.readline()).startswith("bare: "):
             if not line:

@@ -11,6 +11,7 @@ some steps on the problem and the step alone (`SimTextSpec`).
 import math
 import re
 import struct
+from array import array
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from hashlib import blake2b
@@ -99,8 +100,10 @@ def sim_answer(problem: str) -> str:
 
 
 @lru_cache(maxsize=65536)
-def _problem_asked(ids: tuple[int, ...]) -> SimProblem:
-    """The problem in the ids of a user's first turn; what follows its first line is taken for the instruction."""
+def _problem_asked(packed: bytes) -> SimProblem:
+    """The problem in the ids of a user's first turn, which are packed, as so many are kept; what follows its first line is taken for the
+    instruction."""
+    ids = array("I", packed)
     ends = [ids.index(line) for line in (_LINE, _BLANK_LINE) if line in ids]
     return _problem(_TOKENIZER.decode(ids[: min(ends, default=len(ids))]).strip())
 
@@ -247,7 +250,7 @@ class TextModel:
 
     def _question(self, prompt: tuple[int, ...]) -> SimProblem | None:
         try:
-            return _problem_asked(prompt[1 : prompt.index(_ASSISTANT)]) if prompt[0] == _USER else None
+            return _problem_asked(array("I", prompt[1 : prompt.index(_ASSISTANT)]).tobytes()) if prompt[0] == _USER else None
         except ValueError:
             return None
 
