@@ -13,7 +13,6 @@ import sniffio
 from anyio import CancelScope
 
 T = TypeVar("T")
-K = TypeVar("K")
 
 
 class Gate(Protocol):
@@ -71,8 +70,15 @@ class Deadlines(Protocol):
         """Give up the answers whose deadline is not after `now`."""
 
 
+class _Cancellable(Protocol):
+    def cancel(self) -> object: ...
+
+
+K = TypeVar("K", bound=_Cancellable)
+
+
 class _Deadlines(Generic[K]):
-    """What is awaited, by what interrupts it; answers stand in the order of their deadlines."""
+    """Deadlines by what is cancelled when they pass, in their order."""
 
     def __init__(self) -> None:
         self._awaited: dict[K, float] = {}
@@ -90,10 +96,7 @@ class _Deadlines(Generic[K]):
             if deadline > now:
                 return
             del self._awaited[key]
-            self._interrupt(key)
-
-    def _interrupt(self, key: K) -> None:
-        raise NotImplementedError
+            key.cancel()
 
 
 class _TaskDeadlines(_Deadlines["asyncio.Task[Any]"]):
@@ -113,9 +116,6 @@ class _TaskDeadlines(_Deadlines["asyncio.Task[Any]"]):
         finally:
             self._awaited.pop(task, None)
 
-    def _interrupt(self, key: "asyncio.Task[Any]") -> None:
-        key.cancel()
-
 
 class _ScopeDeadlines(_Deadlines[CancelScope]):
     """`Deadlines` on any event loop."""
@@ -129,9 +129,6 @@ class _ScopeDeadlines(_Deadlines[CancelScope]):
         finally:
             self._awaited.pop(scope, None)
         raise Expired
-
-    def _interrupt(self, key: CancelScope) -> None:
-        key.cancel()
 
 
 def new_deadlines() -> Deadlines:
