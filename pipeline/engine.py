@@ -17,7 +17,7 @@ from msgspec import Struct, structs
 from pipeline.graph.spec import EngineSpec
 from pipeline.machine import Machine
 
-FinishReason = Literal["stop", "length"]
+FinishReason = Literal["stop", "length", "interrupted"]
 Fact = str | int | float | bool | tuple[str, ...]
 """One entry of `Engine.facts`; all of them can be written as JSON."""
 _NO_ID = (1 << 32) - 1
@@ -55,6 +55,8 @@ class Request(Struct, frozen=True, kw_only=True):
     """Lower goes first, in engines that order their own queue."""
     affinity: str = ""
     """The chain: requests of one chain share a prefix and belong on one replica."""
+    interruptible: bool = False
+    """Whether `Interruptible.interrupt` may end it early; never set for choices and scorings."""
 
     def digest(self) -> int:
         """64 bits of the prompt, `scored_ids` and `stop_ids`: what the answer depends on and the trace has no column for."""
@@ -80,7 +82,7 @@ class Candidate(Struct, frozen=True, kw_only=True):
     """Sum over the sampled tokens, natural log, under the model's own distribution at temperature 1. None where nobody asked
     and the engine does not work it out anyway, or cannot."""
     finish_reason: FinishReason
-    """`length`: cut at `max_tokens` or at the end of the context."""
+    """`length`: cut at `max_tokens` or at the end of the context; `interrupted`: cut because the caller asked for it."""
     stop_reason: str | int | None = None
     """The stop string or stop id that ended it; None for an end-of-sequence token or `length`."""
 
@@ -164,6 +166,8 @@ class EngineStatistics(Struct, frozen=True, kw_only=True):
     output_tokens: int
     busy_s: float
     """Seconds in which the engine computed."""
+    written_tokens: int | None = None
+    """Tokens sampled since it opened, those of running requests included; null where the engine does not know."""
     speculation: Speculation | None = None
     """Null where the engine does not speculate."""
     restarts: int = 0
@@ -283,6 +287,16 @@ class Remote(Engine, Protocol):
 
         Raises `EngineDead` when none will.
         """
+
+
+@runtime_checkable
+class Interruptible(Engine, Protocol):
+    """An engine that can end a request early and give back what it wrote."""
+
+    def interrupt(self, request_id: str) -> None:
+        """Let the `generate` of this request, which is `interruptible`, return soon: every candidate that is not finished has the finish
+        reason `interrupted` and the tokens that were sampled so far, none where it had not started. Does nothing where no such
+        request is open."""
 
 
 @runtime_checkable

@@ -1,0 +1,62 @@
+"""What decides, at every step boundary, in which mode a chain goes on: facts enter, a mode leaves. No I/O, no clock, no task."""
+
+from collections.abc import Sequence
+from typing import Literal, Protocol
+
+from msgspec import Struct
+
+from pipeline.graph.spec import Purpose
+
+Mode = Literal["speculative", "direct"]
+"""`speculative`: the body of the loop writes the next step; `direct`: the target writes on in one request, as it does alone."""
+
+
+class CallFacts(Struct, frozen=True, kw_only=True):
+    """A call that was answered. Times are seconds of the run's clock."""
+
+    role: str
+    purpose: Purpose
+    direct: bool
+    """Whether it wrote in direct mode."""
+    n: int
+    """Candidates that were sampled."""
+    input_tokens: int
+    cached_input_tokens: int
+    output_tokens: int
+    """Over all candidates."""
+    submit: float
+    end: float
+    in_flight: int
+    """Calls in flight at its engine when it was sent, itself included."""
+
+
+class ModeControl(Protocol):
+    """Decides synchronously in which mode each chain goes on.
+
+    A chain is named by its `order`, the number of its start in the input; `now` is the time of the run's clock in seconds.
+    """
+
+    def enter(self, order: int, now: float) -> None:
+        """A chain began its loop."""
+
+    def leave(self, order: int, now: float) -> None:
+        """A chain left its loop."""
+
+    def exhausted(self) -> None:
+        """No more chains will enter."""
+
+    def mode(self, order: int, context_tokens: int, now: float) -> Mode:
+        """The mode of the chain's next step, asked at every step boundary; `context_tokens` are those of the target."""
+
+    def wrote(self, order: int, mode: Mode, tokens: int, accepted: bool, now: float) -> None:
+        """The chain committed `tokens` of its thought: a step of a round, `accepted` where a candidate was, or all that a direct request
+        wrote until its end or its interruption."""
+
+    def called(self, call: CallFacts) -> None:
+        """A call of a chain in its loop was answered."""
+
+    def interrupts(self, now: float) -> Sequence[int]:
+        """The chains whose direct request is to be interrupted now; asked after every event, and at `wake`."""
+
+    def wake(self) -> float:
+        """When to ask for `interrupts` again though nothing happens; infinite: never."""
