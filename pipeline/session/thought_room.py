@@ -45,16 +45,20 @@ def room_notices(plan: Plan) -> list[str]:
     if not texts:
         return []
     text = texts[0]
-    limits = [
-        *_limits(plan.block),
-        *((f"max_model_len of {role}", spec.max_model_len, "tokens") for role, spec in _simulated(plan).items()),
-    ]
-    shares = {f"{name} ({limit:,})": _share_cut(text, limit, tokens) for name, limit, tokens in limits}
-    cuts = " and ".join(f"{name} cuts {share:.0%}" for name, share in shares.items() if share >= MANY)
+    limits = [*_limits(plan.block), *(("max_model_len", spec.max_model_len, "tokens") for spec in _simulated(plan).values())]
+    cut = {(name, limit): share for name, limit, unit in limits if (share := _share_cut(text, limit, unit)) >= MANY}
+    if not cut:
+        return []
+    cuts = " and ".join(f"{name} ({limit:,}) cuts {share:.0%}" for (name, limit), share in cut.items())
     which = f"preset `{text.preset}`" if text.preset is not None else "`text.lengths`"
-    settings = " ".join(f"--set {name}={value}" for name, value in ROOM.items() if name in plan.params)
-    remedy = f"{settings} has room for every preset" if settings else "set it higher"
-    return [f"warning: {cuts} of the simulated thoughts, whose lengths are those of {which}; {remedy}"] if cuts else []
+    return [f"warning: {cuts} of the simulated thoughts, whose lengths are those of {which}; {_remedy(plan, text, cut)}"]
+
+
+def _remedy(plan: Plan, text: SimTextSpec, cut: Mapping[tuple[str, int], float]) -> str:
+    """What would leave room, as a clause."""
+    settings = [f"--set {name}={value}" for name, value in ROOM.items() if name in plan.params]
+    settings += ["--set 'engines.*.max_model_len=32768'"] if any(name == "max_model_len" for name, _ in cut) else []
+    return f"{' '.join(settings)} leaves room for those of every preset" if text.preset is not None and settings else "set it higher"
 
 
 def _limits(block: Block) -> Iterator[tuple[str, int, Unit]]:
