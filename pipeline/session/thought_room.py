@@ -21,7 +21,7 @@ from pipeline.stages.generate import GenerateSpec
 Unit = Literal["steps", "tokens"]
 MANY = 0.1
 """A limit that cuts this share of the thoughts, or more, is named."""
-ROOM = {"token_budget": 30720, "max_steps": 1000}
+ROOM = {"token_budget": 30720, "max_steps": 1000, "draft_tokens": 30720}
 """Params of the bundled graphs that have room for the thoughts of every preset."""
 _PARTS = 1000
 """Distributions are looked at in so many equally likely parts."""
@@ -56,7 +56,8 @@ def room_notices(plan: Plan) -> list[str]:
 
 def _remedy(plan: Plan, text: SimTextSpec, cut: Mapping[tuple[str, int], float]) -> str:
     """What would leave room, as a clause."""
-    settings = [f"--set {name}={value}" for name, value in ROOM.items() if name in plan.params]
+    less = (name for name, value in ROOM.items() if isinstance(now := plan.params.get(name), int) and now < value)
+    settings = [f"--set {name}={ROOM[name]}" for name in less]
     settings += ["--set 'engines.*.max_model_len=32768'"] if any(name == "max_model_len" for name, _ in cut) else []
     return f"{' '.join(settings)} leaves room for those of every preset" if text.preset is not None and settings else "set it higher"
 

@@ -24,7 +24,7 @@ from pipeline.graph.plugins import engine_specs
 from pipeline.reasoning.prompts import DELIMITER, THINK_CLOSE, PromptBuilder
 from tests.support.engines import SIM
 from tests.support.paths import ROOT
-from tests.support.runs import rows, solve
+from tests.support.runs import rows, solve, write_problems
 
 TOKENIZER = SimTokenizer()
 DIALECT = PromptBuilder(TOKENIZER)
@@ -275,7 +275,8 @@ def test_what_holds_no_lengths_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize("graph", ["target", "specreason"])
 def test_a_recorded_run_gives_the_lengths_of_its_thoughts(tmp_path: Path, graph: str) -> None:
     """Written at once or step by step: steps are counted by their markers here."""
-    result = solve(tmp_path, graph=graph, settings=("engines.*.text.preset=gsm8k", "engines.*.text.step_accuracy=1"))
+    settings = ("engines.*.text.preset=gsm8k", "engines.*.text.step_accuracy=1")
+    result = solve(tmp_path, graph=graph, settings=settings, input=write_problems(tmp_path, 4))
     texts: dict[str, str] = {}
     for row in rows(result, "steps"):
         texts[row["chain_id"]] = texts.get(row["chain_id"], "") + row["step_text"]
