@@ -26,7 +26,6 @@ from pipeline.data.problems import Problem, Problems, open_problems
 from pipeline.engine import Engine
 from pipeline.engines.replay.recording import bindings
 from pipeline.errors import Unfinished, UsageError
-from pipeline.graph.compiler import compile_graph
 from pipeline.graph.loader import load_graph as load_spec
 from pipeline.graph.plan import Plan
 from pipeline.graph.plugins import engine_specs, stage_specs
@@ -37,8 +36,7 @@ from pipeline.session.background import Background, TaskRun, ThreadRun
 from pipeline.session.claim import claimed
 from pipeline.session.loop import time_is_virtual
 from pipeline.session.options import RunOptions
-from pipeline.session.preflight import Preflight, notices, preflight
-from pipeline.session.replay import resolved
+from pipeline.session.preflight import Preflight, compiled, notices, preflight
 from pipeline.session.run import Observer, Ready, SessionResult, nothing_to_do, solve_on, take_up
 from pipeline.session.run import solve as open_and_solve
 from pipeline.session.stop import Stop
@@ -134,7 +132,7 @@ def load_graph(graph: Graph, engines: Engines | None = None, params: Mapping[str
     bound = bindings(Path(engines)) if isinstance(engines, str | Path) else engines and _roles(engines)
     backends = engine_specs() | {"open": OpenSpec}
     spec = load_spec(source, stage_specs(), backends, engines=bound, settings=_settings(params))
-    return resolved(compile_graph(spec, str(source) if isinstance(source, Path) else "graph"))
+    return compiled(spec, str(source) if isinstance(source, Path) else "graph")
 
 
 def solve(

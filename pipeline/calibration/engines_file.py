@@ -3,6 +3,8 @@
 from collections.abc import Iterator
 from typing import Any
 
+from msgspec import structs
+
 from pipeline.calibration.calibrate import Calibration
 from pipeline.calibration.fit import Fit
 from pipeline.engines.sim.spec import SimSpec
@@ -53,7 +55,7 @@ def _role(role: str, spec: SimSpec, found: Calibration) -> Iterator[str]:
         yield f"  {name}: {_number(getattr(spec, name))}"
     for name in ("kv_cache_tokens", "max_num_seqs", "max_num_batched_tokens", "max_model_len"):
         yield f"  {name}: {getattr(spec, name)}"
-    fields = [f"{name}: {_number(getattr(text, name))}" for name in text.__struct_fields__]
+    fields = [f"{name}: {_number(value)}" for name, value in structs.asdict(text).items() if isinstance(value, int | float)]
     yield f"  text: {{{', '.join(fields[:5])},"
     yield f"         {', '.join(fields[5:])}}}"
 

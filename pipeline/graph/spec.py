@@ -6,7 +6,8 @@ compiler, the trace and the analyses need to know of a stage they learn from the
 """
 
 from collections.abc import Iterator, Mapping
-from typing import Annotated, ClassVar, Literal
+from pathlib import Path
+from typing import Annotated, ClassVar, Literal, Self
 
 from msgspec import Meta, Struct
 
@@ -123,6 +124,10 @@ class EngineSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, 
     def backend(self) -> str:
         """The word under `backend` in an engines file."""
         return str(self.__struct_config__.tag)
+
+    def located(self, folder: Path) -> Self:
+        """The spec with absolute paths in place of those that count from `folder`, which is that of the file it stands in."""
+        return self
 
 
 class RestartableSpec(EngineSpec, frozen=True, kw_only=True):

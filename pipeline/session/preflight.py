@@ -15,10 +15,12 @@ from pipeline.graph.compiler import compile_graph
 from pipeline.graph.loader import load_graph
 from pipeline.graph.plan import Plan
 from pipeline.graph.plugins import engine_specs, stage_specs
+from pipeline.graph.spec import GraphSpec
 from pipeline.session.claim import Claim
 from pipeline.session.options import RunOptions, recorded_options
 from pipeline.session.replay import announcements, check_replay, resolved
 from pipeline.session.resume import check_drift
+from pipeline.session.thought_room import room_notices, with_thoughts
 from pipeline.text import storable
 from pipeline.trace.inventory import check_files
 from pipeline.trace.run_file import RunFile, RunInput, host, versions
@@ -58,8 +60,12 @@ class Preflight(Struct, frozen=True, kw_only=True):
 
 def load_plan(graph: Path, engines: Path | None = None, settings: tuple[str, ...] = ()) -> Plan:
     """The compiled plan of a graph file on an engines file or `replay:RUN`; raises `UsageError`."""
-    spec = load_graph(graph, stage_specs(), engine_specs(), engines=bindings(engines), settings=settings)
-    return resolved(compile_graph(spec, str(graph)))
+    return compiled(load_graph(graph, stage_specs(), engine_specs(), engines=bindings(engines), settings=settings), str(graph))
+
+
+def compiled(spec: GraphSpec, where: str) -> Plan:
+    """The plan of a graph, whose file is `where`, with all that its engines take from recorded runs and files; raises `UsageError`."""
+    return with_thoughts(resolved(compile_graph(spec, where)))
 
 
 def preflight(options: RunOptions, plan: Plan, problems: Problems, claim: Claim, *, virtual: bool | None = None) -> Preflight:
@@ -102,5 +108,6 @@ def new_record(run: Preflight, command: Sequence[str] = ()) -> RunFile:
 
 
 def notices(plan: Plan) -> list[str]:
-    """Sentences for a person before the run: which foreign code runs, and where replayed engines have their times from."""
-    return [*cautions(plan.engines), *announcements(plan)]
+    """Sentences for a person before the run: which foreign code runs, where replayed engines have their times from, which limits cut
+    simulated thoughts."""
+    return [*cautions(plan.engines), *announcements(plan), *room_notices(plan)]

@@ -21,6 +21,7 @@ from pipeline.engine import Backend, Completion, Engine, EngineStatistics, Fact,
 from pipeline.engines.meter import UsageMeter
 from pipeline.engines.sim.cache import PrefixCache
 from pipeline.engines.sim.device import Share, SimDevice
+from pipeline.engines.sim.lengths_file import with_lengths
 from pipeline.engines.sim.scheduler import Job, Scheduler
 from pipeline.engines.sim.spec import SimFaultsSpec, SimSpec
 from pipeline.engines.sim.text import Output, SeededText, TextSource
@@ -289,7 +290,8 @@ def _devices(specs: Mapping[str, SimSpec]) -> dict[str, SimDevice]:
 
 @asynccontextmanager
 async def open_sim(specs: Mapping[str, SimSpec]) -> AsyncIterator[Mapping[str, Engine]]:
-    """Open the simulated engines of all roles; those that name the same device share it."""
+    """Open the simulated engines of all roles; those that name the same device share it. Raises `UsageError`."""
+    specs = {role: with_lengths(role, spec) for role, spec in specs.items()}
     async with open_devices(specs, {role: SeededText(spec) for role, spec in specs.items()}) as engines:
         yield engines
 

@@ -6,6 +6,9 @@ marker's last word says whether the step is right (`ok`), wrong (`no`), or right
 boxed answer is right if the last step says `ok`. The draws depend on the model's name, the seed, the candidate's
 number, the problem and the step alone; at temperature 0 on neither seed nor number. Whether a step is right depends for
 some steps on the problem and the step alone (`SimTextSpec`).
+
+With measured lengths a step has exactly the tokens that were drawn, which may be fewer than that marker needs. It then ends in a
+marker of three tokens, such as `aacaam ok`: three letters are the step's number in base 26, three that of all steps.
 """
 
 import math
@@ -22,6 +25,7 @@ from typing import Protocol
 from msgspec import Struct
 
 from pipeline.engine import Candidate, FinishReason, Request, Tokenizer
+from pipeline.engines.sim.difficulty import chances
 from pipeline.engines.sim.spec import SimSpec, SimTextSpec
 from pipeline.engines.sim.tokenizer import ASSISTANT, END, USER, VOCAB_SIZE, SimTokenizer
 from pipeline.reasoning.prompts import CHOOSE_PREFILL, DELIMITER, LABELS, SCORE_PREFILL, THINK_CLOSE, THINK_OPEN
@@ -39,6 +43,7 @@ _VERDICTS = frozenset((_OK, _NO, _EH))
 _ANCHORS = _VERDICTS | {_OPEN, _ASSISTANT, _USER}
 _CHOOSE_TAIL, _SCORE_TAIL = (tuple(_encode(f"{DELIMITER}{text}")[1:]) for text in (CHOOSE_PREFILL, SCORE_PREFILL))
 _MARKER = re.compile(r"; step (\d+) of (\d+) (ok|no|eh)$")
+_SHORT_MARKER = re.compile(r"([a-z]{3})([a-z]{3}) (ok|no|eh)$")
 _MARKER_REACH = 20
 _LAST_STOP_IDS = frozenset((_CLOSE, _END))
 _NORMAL = NormalDist()
@@ -118,6 +123,27 @@ def _marker(step: int, total: int, word: str) -> Piece:
     return _piece(f"; step {step} of {total} {word}{THINK_CLOSE if step == total else DELIMITER}")
 
 
+@lru_cache(maxsize=65536)
+def _short_marker(step: int, total: int, word: str) -> Piece:
+    """What stands for `_marker` in a step that is too short for it, in `SHORTEST_STEP` tokens."""
+    return _piece(f"{_letters(step)}{_letters(total)} {word}{THINK_CLOSE if step == total else DELIMITER}")
+
+
+def _letters(number: int) -> str:
+    """A number below 17,576 in base 26, as three letters: one token."""
+    return "".join(chr(ord("a") + number // power % 26) for power in (676, 26, 1))
+
+
+def _number(letters: str) -> int:
+    """The inverse of `_letters`."""
+    first, second, third = (ord(letter) - ord("a") for letter in letters)
+    return first * 676 + second * 26 + third
+
+
+SHORTEST_STEP = 4
+"""Tokens of the shortest simulated step where lengths are measured ones; where fewer were drawn it has these."""
+
+
 def _normal(uniform: float) -> float:
     return _NORMAL.inv_cdf(min(max(uniform, 1e-12), 1 - 1e-12))
 
@@ -133,11 +159,6 @@ def _difficulty(problem: str, step: int) -> tuple[float, float]:
     """Two uniform numbers for a step: the first decides whether all its candidates share one draw, the second is that draw."""
     share, common, _, _ = _draws(f"{problem}/{step}")
     return share, common
-
-
-def _mean_of_log(mean: float, sigma: float) -> float:
-    """Mean of the logarithm of a log-normal number whose mean is `mean`; `sigma` is the logarithm's standard deviation."""
-    return math.log(mean) - sigma * sigma / 2
 
 
 def _padded(end: Piece, tokens: int, uniform: float) -> Piece:
@@ -156,6 +177,15 @@ def _option_logprobs(options: int, chosen: int) -> tuple[float, ...]:
     weights = [0.5 ** abs(option - chosen) if option != chosen else 0.0 for option in range(options)]
     spread = sum(weights) or 1.0
     return tuple(math.log(0.85 if option == chosen else 0.14 * weight / spread) for option, weight in enumerate(weights))
+
+
+def _progress(tail: str) -> tuple[int, int, str] | None:
+    """The step's number, that of all steps and the word of the marker at the end of `tail`; None where none is there."""
+    if found := _MARKER.search(tail):
+        return int(found[1]), int(found[2]), found[3]
+    if found := _SHORT_MARKER.search(tail):
+        return _number(found[1]), _number(found[2]), found[3]
+    return None
 
 
 def _verdict(prompt: Sequence[int], end: int) -> int | None:
@@ -193,8 +223,9 @@ class TextModel:
 
     def __init__(self, name: str, spec: SimTextSpec) -> None:
         self.name, self.spec = name, spec
-        self._step_mean = _mean_of_log(spec.step_tokens_mean, spec.step_tokens_sigma)
-        self._steps_mean = _mean_of_log(spec.steps_mean, spec.steps_sigma)
+        self._thought, self._step = spec.distribution("steps"), spec.distribution("step_tokens")
+        graded = spec.difficulty == "beta" and 0 < spec.step_correlation < 1 and 0 < spec.step_accuracy < 1
+        self._chances = chances(spec.step_accuracy, spec.step_correlation) if graded else ()
 
     def read(self, prompt: tuple[int, ...]) -> ThoughtState:
         """How far the thought in `prompt` has come, read from the marker at its end and the problem at its beginning."""
@@ -207,9 +238,9 @@ class TextModel:
                 if prompt[position] not in _VERDICTS:
                     break
                 tail = _TOKENIZER.decode(prompt[max(0, position + 1 - _MARKER_REACH) : position + 1])
-                if found := _MARKER.search(tail):
-                    step, total, word = found.groups()
-                    return ThoughtState(self._question(prompt), int(step), int(total), word == "ok", closed, has_blank_line)
+                if found := _progress(tail):
+                    step, total, word = found
+                    return ThoughtState(self._question(prompt), step, total, word == "ok", closed, has_blank_line)
             position -= 1
         problem = self._question(prompt) if position >= 0 else None
         return ThoughtState(problem, 0, self._steps(problem) if problem else 0, True, closed, has_blank_line)
@@ -255,12 +286,14 @@ class TextModel:
             return None
 
     def _steps(self, problem: SimProblem) -> int:
-        return max(1, round(math.exp(self._steps_mean + self.spec.steps_sigma * problem.normal)))
+        return max(1, round(self._thought.at(problem.normal)))
 
-    def _draw_of_step(self, problem: SimProblem, step: int, own: float) -> float:
-        """The number that decides whether a step is right: a draw that all candidates share, or the candidate's `own`."""
+    def _is_right(self, problem: SimProblem, step: int, own: float) -> bool:
+        """Whether a candidate of a step is right: `own` is its draw, and there is one that all candidates share (`SimTextSpec`)."""
         share, common = _difficulty(problem.key, step)
-        return common if share < self.spec.step_correlation else own
+        if self._chances:
+            return own < self._chances[int(common * len(self._chances))]
+        return (common if share < self.spec.step_correlation else own) < self.spec.step_accuracy
 
     def _judges_right(self, right: bool, ids: tuple[int, ...]) -> bool:
         """The verifier's opinion of a step: `right`, which is the truth, or its opposite where the verifier is mistaken."""
@@ -289,10 +322,10 @@ class TextModel:
         while step < state.total and not state.closed:
             step += 1
             length, place, own, _ = _draws(f"{key}/{problem.key}/{step}")
-            right = self._draw_of_step(problem, step, own) < self.spec.step_accuracy
+            right = self._is_right(problem, step, own)
             word = "no" if not right else "ok" if all_right else "eh"
             all_right = all_right and right
-            yield _padded(_marker(step, state.total, word), self._tokens(length), place)
+            yield self._ended(step, state.total, word, self._tokens(length), place)
         if not (state.closed or state.done < state.total):
             yield _piece(THINK_CLOSE)
         if not state.has_blank_line:
@@ -302,7 +335,14 @@ class TextModel:
 
     def _tokens(self, uniform: float) -> int:
         """The number of tokens of a step, unless its marker alone needs more."""
-        return round(math.exp(self._step_mean + self.spec.step_tokens_sigma * _normal(uniform)))
+        return round(self._step.at(_normal(uniform)))
+
+    def _ended(self, step: int, total: int, word: str, tokens: int, place: float) -> Piece:
+        """A step of so many `tokens`; where lengths are those of `SimTextSpec` its marker may make it longer."""
+        marker = _marker(step, total, word)
+        if self.spec.measured and tokens < len(marker[0]):
+            marker = _short_marker(step, total, word)
+        return _padded(marker, tokens, place)
 
     def _answer(self, problem: SimProblem, key: str, all_right: bool, share: float) -> Piece:
         """The boxed answer: right if no step was wrong and, for a thought cut off, with the chance of the `share` that is done."""
