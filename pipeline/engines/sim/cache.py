@@ -13,7 +13,7 @@ class Node:
 
     __slots__ = ("children", "parent", "pins", "tokens", "used")
 
-    def __init__(self, tokens: tuple[int, ...], parent: "Node | None") -> None:
+    def __init__(self, tokens: Sequence[int], parent: "Node | None") -> None:
         self.tokens, self.parent = tokens, parent
         self.children: dict[int, Node] = {}
         """The nodes that continue this one, by their first token."""
@@ -40,19 +40,19 @@ class PrefixCache:
         """Share of the room that is cached or reserved, 0 to 1."""
         return (self.cached + self.reserved) / self.capacity
 
-    def match(self, tokens: tuple[int, ...], most: int) -> tuple[Node, int]:
+    def match(self, tokens: Sequence[int], most: int) -> tuple[Node, int]:
         """The node at which the longest cached prefix of `tokens`, at most `most` long, ends, and the prefix's length; pins the node."""
         node, length = self._walk(self._root, tokens, 0, most)
         self.pin(node)
         return node, length
 
-    def insert(self, node: Node, tokens: tuple[int, ...]) -> None:
+    def insert(self, node: Node, tokens: Sequence[int]) -> None:
         """Add `tokens` after `node`."""
         end, start = self._walk(node, tokens, 0, len(tokens))
         if start < len(tokens):
             self._touch(self._add(end, tokens[start:]))
 
-    def extend(self, node: Node, tokens: tuple[int, ...]) -> Node:
+    def extend(self, node: Node, tokens: Sequence[int]) -> Node:
         """Add `tokens` after `node`, and move a pin from `node` to the node at which they end, which is returned."""
         end, start = self._walk(node, tokens, 0, len(tokens))
         if start < len(tokens):
@@ -82,13 +82,13 @@ class PrefixCache:
         """Give back room for so many tokens that was reserved."""
         self.reserved -= tokens
 
-    def _add(self, node: Node, tokens: tuple[int, ...]) -> Node:
+    def _add(self, node: Node, tokens: Sequence[int]) -> Node:
         """A new leaf after `node`."""
         leaf = node.children[tokens[0]] = Node(tokens, node)
         self.cached += len(tokens)
         return leaf
 
-    def _walk(self, node: Node, tokens: tuple[int, ...], start: int, most: int) -> tuple[Node, int]:
+    def _walk(self, node: Node, tokens: Sequence[int], start: int, most: int) -> tuple[Node, int]:
         """Follow `tokens[start:most]` below `node`, splitting the run in which they part from the tree."""
         while start < most:
             child = node.children.get(tokens[start])

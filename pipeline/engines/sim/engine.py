@@ -7,6 +7,7 @@ results to the last bit; on a real clock the engines take real time. The only cl
 
 import asyncio
 import math
+from array import array
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -17,7 +18,7 @@ from typing import Literal, TypeAlias
 
 from msgspec import structs
 
-from pipeline.engine import Backend, Completion, Engine, EngineStatistics, Fact, Request, Timing, Tokenizer, Usage
+from pipeline.engine import Backend, Completion, Engine, EngineStatistics, Fact, Request, Timing, Tokenizer, Usage, packed
 from pipeline.engines.meter import UsageMeter
 from pipeline.engines.sim.cache import PrefixCache
 from pipeline.engines.sim.device import Share, SimDevice
@@ -91,7 +92,7 @@ class SimEngine:
     async def generate(self, request: Request) -> Completion:
         """Answer `request`; see `Engine.generate`."""
         self._check_alive()
-        prompt = tuple(request.prompt_ids)
+        prompt = packed(request.prompt_ids)
         validate_request(request, self.max_model_len, self.vocab_size)
         self._fail(self._faults.next_call())
         output = self._source.output(request, self.max_model_len)
@@ -174,15 +175,15 @@ class SimEngine:
         if not self._alive:
             raise EngineDead(self.role, self._exit_reason)
 
-    def _jobs(self, request: Request, prompt: tuple[int, ...], output: Output) -> dict[Job, Done]:
+    def _jobs(self, request: Request, prompt: "array[int]", output: Output) -> dict[Job, Done]:
         """The jobs of a request, each with the future that has a result when it is over: one for the first `max_num_seqs` candidates, and one
         for each further candidate."""
-        computed = prompt + request.scored_ids
+        computed = prompt + packed(request.scored_ids)
         need = len(computed) + sum(output.lengths)
         if need > self.spec.kv_cache_tokens:
             raise RequestRefused(f"{need} tokens of keys and values do not fit; kv_cache_tokens is {self.spec.kv_cache_tokens}")
         now = self._clock.now()
-        cached, jobs = output.cached, {}
+        cached, jobs = tuple(map(packed, output.cached)), {}
         for start, end in pairwise((0, *range(self.spec.max_num_seqs, len(output.lengths)), len(output.lengths))):
             key, done = (request.priority, now, request.request_id, next(self._numbers)), self._clock.loop.create_future()
             job = Job(key, computed, len(prompt) - 1, output.lengths[start:end], cached[start:end], partial(_end, done))
