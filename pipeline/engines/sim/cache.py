@@ -23,6 +23,13 @@ class Node:
         """When it was last used, as the number of that use among all uses of nodes."""
 
 
+LONG = 512
+"""Prompts of so many tokens have hundreds of nodes in the tree: the way to where the last one ended is not gone again."""
+_KEY = slice(LONG - 32, LONG)
+MOST_ENDS = 4096
+"""Of so many long prompts it is known at most where they ended."""
+
+
 class PrefixCache:
     """Room for the keys and values of `capacity` tokens, cached or reserved: together never more than that."""
 
@@ -34,6 +41,8 @@ class PrefixCache:
         self._tick = 0
         self._unused: list[tuple[int, int, Node]] = []
         self._entries = 0
+        self._ends: dict[Sequence[int], tuple[Node, Sequence[int]]] = {}
+        """Where the last long prompt with these tokens at `_KEY` ended in the tree, and its tokens up to there."""
 
     @property
     def usage(self) -> float:
@@ -42,9 +51,25 @@ class PrefixCache:
 
     def match(self, tokens: Sequence[int], most: int) -> tuple[Node, int]:
         """The node at which the longest cached prefix of `tokens`, at most `most` long, ends, and the prefix's length; pins the node."""
-        node, length = self._walk(self._root, tokens, 0, most)
+        if most < LONG:
+            node, length = self._walk(self._root, tokens, 0, most)
+        else:
+            key = tuple(tokens[_KEY])
+            node, length = self._walk(*self._known_end(key, tokens, most), most)
+            self._note_end(key, node, tokens[:length])
         self.pin(node)
         return node, length
+
+    def _known_end(self, key: Sequence[int], tokens: Sequence[int], most: int) -> tuple[Node, Sequence[int], int]:
+        """A node on the way of `tokens[:most]`, the tokens, and how many of them lead there."""
+        node, prefix = self._ends.get(key, (self._root, ()))
+        known = node.parent is not None and len(prefix) <= most and tokens[: len(prefix)] == prefix
+        return (node, tokens, len(prefix)) if known else (self._root, tokens, 0)
+
+    def _note_end(self, key: Sequence[int], node: Node, prefix: Sequence[int]) -> None:
+        if len(self._ends) >= MOST_ENDS and key not in self._ends:
+            self._ends.clear()
+        self._ends[key] = node, prefix
 
     def insert(self, node: Node, tokens: Sequence[int]) -> None:
         """Add `tokens` after `node`."""
