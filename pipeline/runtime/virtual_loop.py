@@ -32,9 +32,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         """The virtual time in seconds."""
         return self._now
 
-    def call_later(
-        self, delay: float, callback: Callable[..., object], *args: Any, context: Context | None = None
-    ) -> asyncio.TimerHandle:
+    def call_later(self, delay: float, callback: Callable[..., object], *args: Any, context: Context | None = None) -> asyncio.TimerHandle:
         """See `asyncio.loop.call_later`."""
         return self.call_at(self._now + delay, callback, *args, context=context)
 
