@@ -12,7 +12,7 @@ bench/results/schedules-ENGINES.json.
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import AsyncExitStack
 from functools import partial
 from itertools import islice

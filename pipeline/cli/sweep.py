@@ -100,8 +100,8 @@ def _vary(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -
 def sweep(graphs: tuple[Path, ...], input_: Path, debug: bool, **options: Any) -> None:
     """Solve the same problems with GRAPH... at several batch sizes, and with the target alone.
 
-    Real engines are started once, simulated points run side by side; every point is a run folder of its own under DIR/runs, all points are rows of DIR/points.parquet.
-    Exit codes as of `run`.
+    Real engines are started once, simulated points run side by side. Every point is a run folder of its own under DIR/runs, all points
+    are rows of DIR/points.parquet. Exit codes as of `run`.
     """
     observer = Observer(watch=live.watch, tell=print_notice) if sys.stderr.isatty() else Observer(tell=print_notice)
     with restored_handlers(), rare_collection():

@@ -10,8 +10,9 @@ import selectors
 from collections.abc import Callable
 from contextvars import Context, copy_context
 from itertools import count
-from typing import Any
+from typing import Any, TypeVarTuple, Unpack
 
+Ts = TypeVarTuple("Ts")
 _Timer = tuple[float, int, asyncio.TimerHandle, Callable[..., object], tuple[Any, ...], Context]
 """When it is due, its number among all timers, the handle that may cancel it, and what it calls with which arguments in which context."""
 FEW_TIMERS = 128
@@ -28,15 +29,24 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         self._most_timers = FEW_TIMERS
         super().__init__(_JumpingSelector(self._jump))
 
+    @property
+    def timers(self) -> int:
+        """How many timers are kept, some of which may be cancelled."""
+        return len(self._timers)
+
     def time(self) -> float:
         """The virtual time in seconds."""
         return self._now
 
-    def call_later(self, delay: float, callback: Callable[..., object], *args: Any, context: Context | None = None) -> asyncio.TimerHandle:
+    def call_later(
+        self, delay: float, callback: Callable[[Unpack[Ts]], object], *args: *Ts, context: Context | None = None
+    ) -> asyncio.TimerHandle:
         """See `asyncio.loop.call_later`."""
         return self.call_at(self._now + delay, callback, *args, context=context)
 
-    def call_at(self, when: float, callback: Callable[..., object], *args: Any, context: Context | None = None) -> asyncio.TimerHandle:
+    def call_at(
+        self, when: float, callback: Callable[[Unpack[Ts]], object], *args: *Ts, context: Context | None = None
+    ) -> asyncio.TimerHandle:
         """See `asyncio.loop.call_at`."""
         context = copy_context() if context is None else context
         handle = asyncio.TimerHandle(when, callback, args, self, context)

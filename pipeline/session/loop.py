@@ -40,12 +40,18 @@ _TASKS: set[asyncio.Task[None]] = set()
 """Tasks that are running: asyncio itself keeps only weak references to them."""
 
 
-def time_is_virtual() -> bool:
-    """Whether the running event loop is on virtual time."""
+def on_asyncio() -> bool:
+    """Whether an event loop of asyncio is running in this thread."""
     try:
-        return isinstance(asyncio.get_running_loop(), VirtualLoop)
+        asyncio.get_running_loop()
     except RuntimeError:
         return False
+    return True
+
+
+def time_is_virtual() -> bool:
+    """Whether the running event loop is on virtual time."""
+    return on_asyncio() and isinstance(asyncio.get_running_loop(), VirtualLoop)
 
 
 @contextmanager

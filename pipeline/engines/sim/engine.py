@@ -92,11 +92,10 @@ class SimEngine:
     async def generate(self, request: Request) -> Completion:
         """Answer `request`; see `Engine.generate`."""
         self._check_alive()
-        prompt = packed(request.prompt_ids)
         validate_request(request, self.max_model_len, self.vocab_size)
         self._fail(self._faults.next_call())
         output = self._source.output(request, self.max_model_len)
-        jobs = self._jobs(request, prompt, output)
+        jobs = self._jobs(request, packed(request.prompt_ids), output)
         await self._computed(jobs)
         first, *others = jobs
         usage = Usage(
@@ -176,8 +175,8 @@ class SimEngine:
             raise EngineDead(self.role, self._exit_reason)
 
     def _jobs(self, request: Request, prompt: "array[int]", output: Output) -> dict[Job, Done]:
-        """The jobs of a request, each with the future that has a result when it is over: one for the first `max_num_seqs` candidates, and one
-        for each further candidate."""
+        """The jobs of a request, each with the future that has a result when it is over: one for the first `max_num_seqs` candidates,
+        and one for each further candidate."""
         computed = prompt + packed(request.scored_ids)
         need = len(computed) + sum(output.lengths)
         if need > self.spec.kv_cache_tokens:
