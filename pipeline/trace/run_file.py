@@ -120,6 +120,10 @@ class RunFile(Struct, frozen=True, kw_only=True):
     plan: Plan
     """Stages and engines with all their fields. In the file it is written as the keys of a `RecordedPlan`."""
     schedule: str
+    admission: str = ""
+    """`cache` or `batch`; empty in files of earlier versions, which are as `batch`."""
+    order: str = ""
+    """`input`, `longest` or `longest:RUN`; empty in files of earlier versions, which are as `input`."""
     batch_size: Count
     samples: Count
     seed: int
