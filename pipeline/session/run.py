@@ -255,6 +255,8 @@ async def execute(run: Opened, observer: Observer, stop: Stop) -> SessionResult:
     try:
         with stop.guard():
             async with _open_rows(checked, observer.sink) as rows:
+                for sentence in unknown_caches(run):
+                    observer.tell(sentence)
                 chains = Chains(run, rows, clock)
                 stop.drained_by(chains.executor.drain)
                 await chains.run(observer)
@@ -299,6 +301,14 @@ def admission_of(run: Opened) -> Admission | None:
         return None
     limits = [limit for limit in run.cache_limits.values() if limit is not None]
     return Admission(limits) if limits else None
+
+
+def unknown_caches(run: Opened) -> list[str]:
+    """A sentence for each engine whose cache should limit the live chains and which does not state the size of it."""
+    if run.ready.checked.options.admission == "batch":
+        return []
+    unknown = [role for role, limit in run.cache_limits.items() if limit is None]
+    return [f"engine {role!r} does not state the size of its cache: no chain pauses to make room in it" for role in unknown]
 
 
 class Chains:
@@ -363,6 +373,8 @@ def ended_record(
         engine_statistics=dict(statistics),
     )
     totals = _totals(chains.executor.progress, chains.graded, run.ready.resume_state) if chains is not None else Totals()
+    if chains is not None and chains.admission is not None:
+        totals = structs.replace(totals, pauses=chains.admission.pauses)
     record = structs.replace(run.record, status=status, error=_sentence(error) if status == "failed" else None, totals=totals)
     return record.with_session(session)
 
