@@ -32,7 +32,7 @@ def spearman(one: Floats, other: Floats) -> float | None:
     ranks = [_ranks(values) for values in (one, other)]
     if any(np.ptp(each) == 0 for each in ranks):
         return None
-    return float(np.corrcoef(*ranks)[0, 1])
+    return float(np.corrcoef(np.array(ranks))[0, 1])
 
 
 def _ranks(values: Floats) -> Floats:
