@@ -35,8 +35,6 @@ class EngineSummary(Struct, frozen=True, kw_only=True):
     """Prompt tokens, cached ones included."""
     cached_input_tokens: int
     """Prompt tokens that were in the prefix cache."""
-    recomputed_input_tokens: int | None = None
-    """Prompt tokens that were computed again after they had been evicted from the cache, at least; null where no call says."""
     output_tokens: int
     output_tokens_per_s: float | None
     """`output_tokens` over the wall time."""
@@ -56,6 +54,8 @@ class EngineSummary(Struct, frozen=True, kw_only=True):
     """Those of `speculated_tokens` that were accepted."""
     speculations: int | None
     """Times that it proposed tokens for a sequence; each time the sequence grows by the accepted ones and one more."""
+    recomputed_input_tokens: int | None = None
+    """Prompt tokens that were computed again after they had been evicted from the cache, at least; null where no call says."""
 
 
 class StageSummary(Struct, frozen=True):
