@@ -307,7 +307,8 @@ def unknown_caches(run: Opened) -> list[str]:
     """A sentence for each engine whose cache should limit the live chains and which does not state the size of it."""
     if run.ready.checked.options.admission == "batch":
         return []
-    unknown = [role for role, limit in run.cache_limits.items() if limit is None]
+    facts = run.record.engine_facts  # a recording, whose times stay as they are, has no cache
+    unknown = [role for role, limit in run.cache_limits.items() if limit is None and "replay" not in facts[role]]
     return [f"engine {role!r} does not state the size of its cache: no chain pauses to make room in it" for role in unknown]
 
 
