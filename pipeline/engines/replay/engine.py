@@ -125,6 +125,7 @@ class ReplayEngine:
             scored_logprobs=output.scored_logprobs,
             usage=usage,
             timing=call.timing,
+            cache_stated=False,  # what was cached is recorded of another run's cache
         )
 
     def statistics(self) -> EngineStatistics:
