@@ -90,7 +90,7 @@ class Bench(Struct, kw_only=True):
                 await self._execute(plan, recording, schedule, Path(folder), self.problems)
                 wall, cpu = anyio.current_time() - started, time.process_time() - cpu
                 outcome = _outcome(Path(folder), wall, cpu)
-        return outcome, {role: engine.requests for role, engine in recording.items()}
+        return outcome, {role: [call.request for call in engine.calls] for role, engine in recording.items()}
 
     async def _execute(self, plan: Plan, engines: Mapping[str, Any], schedule: Schedule, folder: Path, problems: list[Problem]) -> None:
         builders = {role: PromptBuilder(engine.tokenizer) for role, engine in engines.items()}

@@ -5,7 +5,7 @@ One test suite, `tests/engines/test_contract.py`, holds every backend to it.
 """
 
 from array import array
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from functools import lru_cache
 from hashlib import blake2b
@@ -155,6 +155,13 @@ class Speculation(Struct, frozen=True, kw_only=True):
             accepted_tokens=self.accepted_tokens - before.accepted_tokens,
             accepted_by_position=tuple(now - then for now, then in pairs),
         )
+
+
+class AnsweredCall(Struct, frozen=True, kw_only=True):
+    """A request and its answer."""
+
+    request: Request
+    completion: Completion
 
 
 class EngineStatistics(Struct, frozen=True, kw_only=True):
@@ -397,3 +404,11 @@ class Backend(Struct, frozen=True, kw_only=True):
     examine: Callable[[Mapping[str, Any], Machine], Awaitable[Examination]] | None = None
     """What `pipeline doctor` asks before anything starts: would these roles, role to spec, start on this machine? None: there
     is nothing that could be checked before a start."""
+    least_s: Callable[[Mapping[str, Any], Mapping[str, Sequence[AnsweredCall]], Mapping[str, int]], Mapping[str, float]] | None = None
+    """The least seconds that each device (`Engine.facts`) has to compute for given calls, whatever their schedule; no run of these calls is
+    faster. Takes by role the specs, the answered calls, and the most sequences that may ever be computed together. Empty where that
+    cannot be worked out for these specs. None: for none."""
+    widened: Callable[[Mapping[str, Any], Collection[str]], Mapping[str, Mapping[str, Any]]] | None = None
+    """What to change where only some of the engines in an engines file are opened, so that these have the memory which the others would
+    have taken of their devices. Takes the specs by role and the roles that are opened; returns fields and their new values, by role.
+    Raises `GraphError` where the specs do not fit together. None: its engines take no more memory than they need, or it does not know."""

@@ -85,7 +85,19 @@ def _vary(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -
     metavar="GRAPH",
     help="The target alone.  [default: target.yaml beside GRAPH, else the bundled one]",
 )
-@click.option("--engines", type=click.Path(path_type=Path), metavar="FILE", help="Engines file instead of the graphs' own.")
+@click.option(
+    "--engines",
+    type=click.Path(path_type=Path),
+    multiple=True,
+    metavar="FILE",
+    help="Engines file instead of the graphs' own; several are compared, each with the target alone on it.",
+)
+@click.option(
+    "--baseline-engines",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Engines file of the target alone, to which --set engines.ROLE.NAME does not apply.  [default: that of the others]",
+)
 @click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="A param of any of the graphs, or engines.ROLE.NAME=VALUE.")
 @column_option
 @click.option("--samples", type=click.IntRange(1, 10_000), default=1, show_default=True, help="Attempts at every problem.")
@@ -103,8 +115,9 @@ def _vary(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -
 def sweep(graphs: tuple[Path, ...], input_: Path, debug: bool, **options: Any) -> None:
     """Solve the same problems with GRAPH... at several batch sizes, and with the target alone.
 
-    Real engines are started once, simulated points run side by side. Every point is a run folder of its own under DIR/runs, all points
-    are rows of DIR/points.parquet. Exit codes as of `run`.
+    Real engines are started once, and the target alone anew where it gets memory that the others' engines would take of its devices;
+    simulated points run side by side. Every point is a run folder of its own under DIR/runs, all points are rows of DIR/points.parquet.
+    Exit codes as of `run`.
     """
     observer = Observer(watch=live.watch, tell=print_notice) if sys.stderr.isatty() else Observer(tell=print_notice)
     with restored_handlers(), rare_collection():

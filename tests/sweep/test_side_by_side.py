@@ -27,7 +27,7 @@ WAIT_S = 60
 
 
 def options(folder: Path, name: str = "sweep", **changes: Any) -> SweepOptions:
-    given: dict[str, Any] = {"graphs": (SPECCOT,), "input": write_problems(folder), "engines": SIM, "batch_sizes": (1, 4)}
+    given: dict[str, Any] = {"graphs": (SPECCOT,), "input": write_problems(folder), "engines": (SIM,), "batch_sizes": (1, 4)}
     return SweepOptions(**given | {"output": folder / name, "processes": 2} | changes)
 
 
@@ -44,7 +44,7 @@ def test_an_error_travels_as_what_it_is() -> None:
 
 def test_real_engines_run_no_points_side_by_side(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="--processes 2: only points on simulated engines run side by side"):
-        sweep(options(tmp_path, engines=None))
+        sweep(options(tmp_path, engines=()))
 
 
 @pytest.mark.slow
@@ -65,7 +65,7 @@ def test_points_side_by_side_are_those_of_one_after_the_other(tmp_path: Path) ->
 def test_an_error_in_a_point_lets_the_others_under_way_end_and_is_raised(tmp_path: Path) -> None:
     engines = tmp_path / "engines.yaml"
     engines.write_text(SIM.read_text().replace("draft:\n", "draft:\n  faults: {dies_after_calls: 100}\n", 1))
-    result = sweep(options(tmp_path, engines=engines, settings=("engines.draft.max_restarts=0",)))
+    result = sweep(options(tmp_path, engines=(engines,), settings=("engines.draft.max_restarts=0",)))
     assert (result.points[0].curve, result.points[0].batch_size) == ("target", 1)
     assert {point.curve for point in result.points} == {"target"}
     assert result.exit_code == 1

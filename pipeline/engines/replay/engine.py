@@ -5,18 +5,19 @@ simulated device would have finished it. A request that was never answered is ne
 `NeverGenerated`.
 """
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import cache
 from pathlib import Path
 
 import anyio
 
-from pipeline.engine import Backend, Candidate, Completion, Engine, EngineStatistics, Fact, Request, Tokenizer, Usage
+from pipeline.engine import AnsweredCall, Backend, Candidate, Completion, Engine, EngineStatistics, Fact, Request, Tokenizer, Usage
 from pipeline.engines.meter import UsageMeter
 from pipeline.engines.replay.calls import RecordedCall, RecordedCalls
 from pipeline.engines.replay.recording import CALIBRATION, Recording, read_recording, sim_spec, tokenizer_of
 from pipeline.engines.replay.spec import ReplaySpec
+from pipeline.engines.sim.bound import least_s
 from pipeline.engines.sim.engine import open_devices
 from pipeline.engines.sim.text import Output
 from pipeline.engines.validate import validate_request
@@ -168,4 +169,13 @@ def _facts(role: str, spec: ReplaySpec, recording: Recording) -> dict[str, Fact]
     return {"answers": answers, "replay": spec.run, "replayed_backend": recording.engine(role).backend, "costs": costs}
 
 
-BACKEND = Backend(spec=ReplaySpec, open=open_replay, virtual_time=True)
+def least_replay_s(
+    specs: Mapping[str, ReplaySpec], calls: Mapping[str, Sequence[AnsweredCall]], sequences: Mapping[str, int]
+) -> Mapping[str, float]:
+    """See `Backend.least_s`; recorded times say nothing about other batches, so that all costs must be simulated."""
+    if any(spec.costs != "simulated" for spec in specs.values()):
+        return {}
+    return least_s({role: sim_spec(role, spec, read_recording(spec.run)) for role, spec in specs.items()}, calls, sequences)
+
+
+BACKEND = Backend(spec=ReplaySpec, open=open_replay, virtual_time=True, least_s=least_replay_s)

@@ -20,15 +20,17 @@ from msgspec import structs
 
 from pipeline.engine import Backend, Completion, Engine, EngineStatistics, Fact, Request, Timing, Tokenizer, Usage, packed
 from pipeline.engines.meter import UsageMeter
+from pipeline.engines.sim.bound import least_s
 from pipeline.engines.sim.cache import PrefixCache
 from pipeline.engines.sim.device import Share, SimDevice
 from pipeline.engines.sim.lengths_file import with_lengths
+from pipeline.engines.sim.placement import devices_of, widened
 from pipeline.engines.sim.scheduler import Job, Scheduler
 from pipeline.engines.sim.spec import SimFaultsSpec, SimSpec
 from pipeline.engines.sim.text import Output, SeededText, TextSource
 from pipeline.engines.sim.tokenizer import VOCAB_SIZE
 from pipeline.engines.validate import validate_request
-from pipeline.errors import EngineDead, GraphError, RequestRefused
+from pipeline.errors import EngineDead, RequestRefused
 from pipeline.tasks import background_tasks
 
 Done: TypeAlias = "asyncio.Future[None]"
@@ -294,19 +296,6 @@ def _timing(first: Job, others: list[Job]) -> Timing:
     )
 
 
-def _devices(specs: Mapping[str, SimSpec]) -> dict[str, SimDevice]:
-    """The devices that `specs` name, each once."""
-    devices: dict[str, SimDevice] = {}
-    for role, spec in specs.items():
-        device = devices.setdefault(spec.device.name, SimDevice(spec.device))
-        if device.spec != spec.device:
-            raise GraphError(f"$.{role}.device", f"device `{spec.device.name}` is described in two ways; engines that share it must agree")
-        if spec.max_num_batched_tokens < spec.max_num_seqs:
-            what = f"{spec.max_num_batched_tokens} is less than max_num_seqs, {spec.max_num_seqs}; each sequence needs a token"
-            raise GraphError(f"$.{role}.max_num_batched_tokens", what)
-    return devices
-
-
 @asynccontextmanager
 async def open_sim(specs: Mapping[str, SimSpec]) -> AsyncIterator[Mapping[str, Engine]]:
     """Open the simulated engines of all roles; those that name the same device share it. Raises `UsageError`."""
@@ -318,7 +307,7 @@ async def open_sim(specs: Mapping[str, SimSpec]) -> AsyncIterator[Mapping[str, E
 @asynccontextmanager
 async def open_devices(specs: Mapping[str, SimSpec], sources: Mapping[str, TextSource]) -> AsyncIterator[Mapping[str, SimEngine]]:
     """Open an engine for each role, which takes the time that its spec gives and answers what its source of text gives."""
-    clocks = {name: DeviceClock(device) for name, device in _devices(specs).items()}
+    clocks = {name: DeviceClock(SimDevice(device)) for name, device in devices_of(specs).items()}
     engines = {role: SimEngine(role, spec, clocks[spec.device.name], sources[role]) for role, spec in specs.items()}
     async with background_tasks() as tasks:
         for clock in clocks.values():
@@ -330,4 +319,4 @@ async def open_devices(specs: Mapping[str, SimSpec], sources: Mapping[str, TextS
                 await engine.aclose()
 
 
-BACKEND = Backend(spec=SimSpec, open=open_sim, virtual_time=True)
+BACKEND = Backend(spec=SimSpec, open=open_sim, virtual_time=True, least_s=least_s, widened=widened)

@@ -23,6 +23,12 @@ class SimDeviceSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """Memory bandwidth that is reached in practice, bytes/s."""
     overhead_s: Annotated[float, Meta(ge=0, le=1e6)] = 0.0
     """Seconds added to every iteration, for launches, sampling and scheduling."""
+    sharing: Literal["time_slices", "mps"] = "time_slices"
+    """How engines that are busy at the same time share it. `time_slices`, as processes on one GPU do: whole iterations take turns, so
+    that of k engines each runs at 1/k of its rate. `mps`, as under CUDA MPS: kernels run side by side and share bandwidth and multipliers
+    in proportion to what each takes alone, while `overhead_s` runs beside."""
+    sharing_efficiency: Annotated[float, Meta(gt=0, le=1)] = 1.0
+    """Share of these rates that is reached while two or more engines are busy: a factor to measure."""
 
 
 class SimTextSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -18,7 +18,7 @@ from pipeline.engines.process.engine import WorkerEngine, open_workers
 from pipeline.engines.process.wire import Setup
 from pipeline.engines.tokenizer import HFTokenizer
 from pipeline.engines.vllm.check import check, examine_vllm, vllm_available
-from pipeline.engines.vllm.memory_plan import build, devices_of
+from pipeline.engines.vllm.memory_plan import build, devices_of, widened
 from pipeline.engines.vllm.spec import VllmSpec
 from pipeline.machine import Machine, look
 from pipeline.worker_process import Program
@@ -90,4 +90,4 @@ def program(spec: VllmSpec, cores: tuple[int, ...] | None, machine: Machine) -> 
     )
 
 
-BACKEND = Backend(spec=VllmSpec, open=open_vllm, available=vllm_available, examine=examine_vllm)
+BACKEND = Backend(spec=VllmSpec, open=open_vllm, available=vllm_available, examine=examine_vllm, widened=widened)
