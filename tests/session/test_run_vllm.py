@@ -149,7 +149,7 @@ def under_test(mark: str) -> list[psutil.Process]:
 
 def loading(process: subprocess.Popen[str]) -> bool:
     """Whether vLLM's front end has started the process that computes."""
-    return any("spawn_main" in " ".join(p.cmdline()) for p in psutil.Process(process.pid).children(recursive=True))
+    return any("EngineCore" in " ".join(p.cmdline()) for p in psutil.Process(process.pid).children(recursive=True))
 
 
 ONE = """

@@ -18,9 +18,9 @@ START_S = 240.0
 FLAGS = (
     "--dtype float32 --max-model-len 512 --enforce-eager --no-enable-chunked-prefill --max-num-batched-tokens 8192 --block-size 32"
     " --max-num-seqs 64 --scheduling-policy priority --generation-config vllm --enable-prompt-tokens-details --enable-per-request-metrics"
-    " --disable-uvicorn-access-log"
+    " --disable-uvicorn-access-log --distributed-executor-backend uni"
 )
-"""Seeded requests need unsplit prefills on the CPU, and blocks there are multiples of 32."""
+"""Seeded requests need unsplit prefills on the CPU, and blocks there are multiples of 32. One process computes and schedules."""
 
 
 class Running(NamedTuple):
@@ -50,6 +50,8 @@ def vllm_server(model_folder: Path, name: str, core: int = 0, *flags: str, port:
         "TORCHDYNAMO_DISABLE": "1",
         "VLLM_LOGGING_LEVEL": "WARNING",
         "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # without this the CPU build takes two processes whatever the flag says
+        "OMP_NUM_THREADS": "1",
         "HF_HUB_OFFLINE": "1",
     }
     process = subprocess.Popen(command, env=os.environ | settings, start_new_session=True, stdin=subprocess.DEVNULL)
