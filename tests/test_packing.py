@@ -13,13 +13,7 @@ FILES = {"test_a": ["test_vllm", "test_first", "test_second"], "test_b_vllm": ["
 
 
 def test_a_file_is_a_piece_and_all_of_vllm_is_one() -> None:
-    ids = [
-        "a/test_it.py::test_one",
-        "a/test_it.py::test_two[0]",
-        "b/test_it.py::test_one",
-        "b/test_it.py::test_all[vllm]",
-        "test_vllm.py::test",
-    ]
+    ids = ["a/test_it.py::test_one", "a/test_it.py::test_two[0]", "b/test_it.py::test_all[vllm]", "test_vllm.py::test"]
     assert [piece(each) for each in ids] == ["a/test_it.py", "a/test_it.py", "vllm", "vllm"]
 
 
