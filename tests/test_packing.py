@@ -8,6 +8,7 @@ import pytest
 
 from tests.support.packing import piece
 from tests.support.paths import ROOT
+from tests.support.patience import HANGS_S
 
 FILES = {"test_a": ["test_vllm", "test_first", "test_second"], "test_b_vllm": ["test_one"], "test_c": ["test_this", "test_that"]}
 
@@ -24,7 +25,7 @@ def test_each_piece_has_one_worker(tmp_path: Path) -> None:
         (tmp_path / f"{name}.py").write_text("".join(f"def {test}(request, worker_id): {body}\n" for test in tests))
     options = ["-n", "2", "--dist", "loadscope", "-p", "tests.support.packing", "-p", "no:cacheprovider"]
     code = f"import sys, pytest; sys.path.insert(0, {str(ROOT)!r}); sys.exit(pytest.main(sys.argv[1:]))"
-    subprocess.run([sys.executable, "-c", code, *options], cwd=tmp_path, check=True, capture_output=True, timeout=120)
+    subprocess.run([sys.executable, "-c", code, *options], cwd=tmp_path, check=True, capture_output=True, timeout=HANGS_S)
     done = [line.split() for line in (tmp_path / "done").read_text().splitlines()]
     workers = {name: {worker for nodeid, worker in done if piece(nodeid) == name} for name in ("test_a.py", "vllm", "test_c.py")}
     assert len(done) == 6

@@ -13,6 +13,7 @@ from pipeline.engines.tokenizer import HFTokenizer
 from tests.support import small_server
 from tests.support.commands import running
 from tests.support.paths import MODELS
+from tests.support.patience import HANGS_S
 from tests.support.runs import calls_of, chains_of, servers_file, solve_with
 
 
@@ -81,6 +82,6 @@ def test_a_run_that_is_suspended_for_longer_than_timeout_s_goes_on(tmp_path: Pat
         os.kill(process.pid, signal.SIGSTOP)
         Event().wait(3.0)
         os.kill(process.pid, signal.SIGCONT)
-        _, error = process.communicate(timeout=100)
+        _, error = process.communicate(timeout=HANGS_S)
     assert process.returncode == 0, error
     assert {row["error_type"] for row in calls_of(tmp_path / "out")} <= {None, "EngineUnavailable"}  # a connection may have been closed

@@ -10,6 +10,7 @@ import pytest
 from pipeline.analysis.summary import Summary, summarize
 from tests.support.commands import running
 from tests.support.paths import MODELS
+from tests.support.patience import HANGS_S
 from tests.support.runs import calls_of, chains_of, servers_file, solve_with
 from tests.support.servers import Running, vllm_server
 
@@ -51,7 +52,7 @@ def test_a_server_that_is_killed_and_started_again_costs_its_calls_one_attempt(s
         os.killpg(served_draft.process.pid, signal.SIGKILL)
         served_draft.process.wait()
         with vllm_server(MODELS / "tiny-draft", "draft", port=port):
-            _, error = process.communicate(timeout=400)
+            _, error = process.communicate(timeout=HANGS_S)
     assert process.returncode == 0, error
     chains = chains_of(tmp_path / "out")
     assert len({row["chain_id"] for row in chains}) == len(chains) == 120
