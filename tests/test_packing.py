@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.packing import piece
+from tests.support.packing import LARGEST, VLLM, piece
 from tests.support.paths import ROOT
 from tests.support.patience import HANGS_S
 
@@ -16,6 +16,10 @@ FILES = {"test_a": ["test_vllm", "test_first", "test_second"], "test_b_vllm": ["
 def test_a_file_is_a_piece_and_all_of_vllm_is_one() -> None:
     ids = ["a/test_it.py::test_one", "a/test_it.py::test_two[0]", "b/test_it.py::test_all[vllm]", "test_vllm.py::test"]
     assert [piece(each) for each in ids] == ["a/test_it.py", "a/test_it.py", "vllm", "vllm"]
+
+
+def test_the_largest_files_are_there() -> None:
+    assert [name for name in LARGEST if name != VLLM and not (ROOT / name).is_file()] == []
 
 
 @pytest.mark.slow
