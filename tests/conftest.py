@@ -12,7 +12,7 @@ from tests.support.chains import World
 from tests.support.paths import ROOT, SHARED
 from tests.support.rows import blank
 
-pytest_plugins = ["tests.support.markers", "tests.support.open_engines"]
+pytest_plugins = ["tests.support.markers", "tests.support.open_engines", "tests.support.packing"]
 
 
 @pytest.fixture

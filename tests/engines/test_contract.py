@@ -74,9 +74,9 @@ BACKENDS: dict[str, Callable[[pytest.FixtureRequest], Converse]] = {
     "torch": torch_converse,
     "sim": sim_converse,
     "vllm": vllm_converse,
-    "openai": openai_converse,
+    "openai-vllm": openai_converse,
 }
-MARKS = {"torch": pytest.mark.torch, "vllm": pytest.mark.vllm, "openai": pytest.mark.vllm}
+MARKS = {"torch": pytest.mark.torch, "vllm": pytest.mark.vllm, "openai-vllm": pytest.mark.vllm}
 
 
 @pytest.fixture(params=[pytest.param(name, marks=MARKS.get(name, ())) for name in BACKENDS])

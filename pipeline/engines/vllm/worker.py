@@ -1,7 +1,7 @@
 """The worker process of engine `vllm`: one `AsyncLLM`, fed from the socket until the socket closes.
 
 Started by `pipeline.engines.vllm.backend` as `python -m pipeline.engines.vllm.worker FD`; `AsyncLLM` starts processes of its own.
-This, `terms` and `cpu_patch` are the only modules that know vLLM.
+This, `terms`, `processes` and `cpu_patch` are the only modules that know vLLM.
 """
 
 import asyncio
@@ -191,10 +191,16 @@ def load(setup: Setup, spec: "VllmSpec", gauges: Gauges) -> "AsyncLLM":
     from vllm.platforms import current_platform
     from vllm.v1.engine.async_llm import AsyncLLM
 
+    from pipeline.engines.vllm.cpu_patch import apply_cpu_patch
+    from pipeline.engines.vllm.processes import compute_in_one_fork, one_thread
     from pipeline.engines.vllm.terms import arguments, stat_logger
 
-    options = arguments(setup.role, spec, setup.model, on_cpu=current_platform.is_cpu())
-    return AsyncLLM.from_engine_args(AsyncEngineArgs(**options), stat_loggers=[stat_logger(gauges)])
+    apply_cpu_patch()
+    on_cpu = current_platform.is_cpu()
+    config = AsyncEngineArgs(**arguments(setup.role, spec, setup.model, on_cpu=on_cpu)).create_engine_config()
+    if on_cpu and one_thread(spec):
+        compute_in_one_fork(config, setup.cores)
+    return AsyncLLM.from_vllm_config(config, stat_loggers=[stat_logger(gauges)])
 
 
 def facts(engine: "AsyncLLM", setup: Setup, spec: "VllmSpec") -> dict[str, Fact]:
@@ -263,7 +269,9 @@ async def work(connection: ParentConnection, setup: Setup) -> None:
 def main() -> None:
     """The main function of the worker process."""
     connection = ParentConnection(exit_on_close=False)
-    os.register_at_fork(after_in_child=connection.socket.close)  # in vLLM's processes it would outlive this one
+    # In vLLM's processes the socket would outlive this one, and they would, too.
+    os.register_at_fork(after_in_child=connection.socket.close)
+    os.register_at_fork(after_in_child=end_with_parent)
     setup = connection.setup()
     if setup is not None:
         asyncio.run(work(connection, setup))
