@@ -78,6 +78,21 @@ class SimDevice:
         if math.isnan(job.finished) and not job.cancelled and share.scheduler.drop(job):
             self._reconsider(share, now)
 
+    def interrupt(self, share: Share, job: Job, now: float) -> None:
+        """End `job` at `now` with what was computed for it; its sequences leave the batch after the iteration under way."""
+        self.advance(now)
+        if not math.isnan(job.finished) or job.cancelled:
+            return
+        work = self._caught_up(share, now)
+        if share.scheduler.interrupt(job, work):
+            self._reconsider(share, now)
+        job.finished = now
+        job.notify()
+
+    def sampled(self, share: Share, now: float) -> int:
+        """Tokens that the engine had sampled by `now`."""
+        return share.scheduler.sampled(self._caught_up(share, now))
+
     def advance(self, now: float) -> None:
         """Bring all engines to time `now`, event by event."""
         while True:
@@ -102,6 +117,12 @@ class SimDevice:
                 earliest = min(earliest, math.nextafter(share.boundary_clock, math.inf))
         return earliest
 
+    def _caught_up(self, share: Share, now: float) -> float:
+        """The device's work at `now`, up to which the engine's boundary is moved over whole segments."""
+        work = self._work_at(now)
+        share.scheduler.catch_up(work, self._time)
+        return work
+
     def _reconsider(self, share: Share, now: float) -> None:
         """Have the engine decide again at its next boundary between iterations, which may be this moment."""
         scheduler = share.scheduler
@@ -112,8 +133,7 @@ class SimDevice:
         elif scheduler.forecast and share.boundary_clock == now and scheduler.decoding_only:
             scheduler.discard_forecast()
         elif scheduler.forecast and not share.is_cut:
-            work = self._work_at(now)
-            scheduler.catch_up(work, self._time)
+            work = self._caught_up(share, now)
             share.is_cut = scheduler.cut(work)
             if not share.is_cut:
                 share.boundary_clock = share.boundary_time = now

@@ -7,7 +7,7 @@ results to the last bit; on a real clock the engines take real time. The only cl
 
 import math
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from contextlib import asynccontextmanager, suppress
 from hashlib import blake2b
 from itertools import count, pairwise
@@ -67,6 +67,8 @@ class SimEngine:
         self._join_device()
         self._numbers = count()
         self._open_jobs: dict[Job, anyio.Event] = {}
+        self._interruptible: dict[str, Collection[Job]] = {}
+        """The open jobs of each request that may be interrupted."""
         self._alive, self._computes, self._closed = True, True, False
         self._exit_reason = ""
         self._meter = UsageMeter()
@@ -79,12 +81,19 @@ class SimEngine:
         self._fail(self._faults.next_call())
         output = self._source.output(request, self.max_model_len)
         jobs = self._jobs(request, prompt, output)
-        await self._computed(jobs)
+        if request.interruptible:
+            self._interruptible[request.request_id] = jobs
+        try:
+            await self._computed(jobs)
+        finally:
+            self._interruptible.pop(request.request_id, None)
         first, *others = jobs
+        if any(job.interrupted for job in jobs):
+            output = output.cut([length for job in jobs for length in job.lengths], self.tokenizer)
         usage = Usage(
             input_tokens=len(first.prompt),
             cached_input_tokens=first.cached,
-            output_tokens=0 if request.scored_ids else sum(output.lengths),
+            output_tokens=output.sampled,
         )
         self._meter.count(usage)
         completion = Completion(
@@ -96,8 +105,14 @@ class SimEngine:
         )
         return self._faults.garble(request, completion)
 
+    def interrupt(self, request_id: str) -> None:
+        """See `Interruptible.interrupt`."""
+        for job in self._interruptible.get(request_id, ()):
+            self._clock.device.interrupt(self._share, job, anyio.current_time())
+        self._clock.adjust()
+
     def statistics(self) -> EngineStatistics:
-        """See `Engine.statistics`; outside of an event loop `busy_s` is that of the last change."""
+        """See `Engine.statistics`; outside of an event loop times and tokens are those of the last change."""
         now = -math.inf
         with suppress(RuntimeError):
             now = anyio.current_time()
@@ -106,6 +121,7 @@ class SimEngine:
             waiting=self._scheduler.waiting,
             kv_cache_usage=self._scheduler.cache.usage,
             busy_s=sum(share.busy_s(now) for share in self._shares),
+            written_tokens=sum(self._clock.device.sampled(share, now) for share in self._shares),
             restarts=len(self._shares) - 1,
         )
 
@@ -268,11 +284,16 @@ def _facts(spec: SimSpec) -> dict[str, Fact]:
 def _timing(first: Job, others: list[Job]) -> Timing:
     finished = max([first.finished, *(job.finished for job in others)])
     return Timing(
-        queue_time_s=first.scheduled - first.arrived,
-        prefill_time_s=first.first_token - first.scheduled,
-        decode_time_s=finished - first.first_token,
-        time_to_first_token_s=first.first_token - first.arrived,
+        queue_time_s=_known(first.scheduled - first.arrived),
+        prefill_time_s=_known(first.first_token - first.scheduled),
+        decode_time_s=_known(finished - first.first_token),
+        time_to_first_token_s=_known(first.first_token - first.arrived),
     )
+
+
+def _known(seconds: float) -> float | None:
+    """None for NaN: of an interrupted job that did not come so far."""
+    return None if math.isnan(seconds) else seconds
 
 
 def _devices(specs: Mapping[str, SimSpec]) -> dict[str, SimDevice]:
