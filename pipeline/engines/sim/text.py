@@ -1,11 +1,12 @@
 """The text of a simulated model: seeded steps that state their number and quality, verdicts on them, and a boxed answer.
 
 A prompt enters, and what the model would write leaves; nothing here knows of time. Like a language model it keeps no
-state: every step ends in a marker such as `; step 3 of 12 ok`, and the next step reads it at the prompt's tail. A step of
-which the prompt holds the beginning is written on, where it would be this model's. The marker's last word says whether the step is right (`ok`), wrong (`no`), or right after an earlier wrong one (`eh`); the
-boxed answer is right if the last step says `ok`. The draws depend on the model's name, the seed, the candidate's
-number, the problem and the step alone; at temperature 0 on neither seed nor number. Whether a step is right depends for
-some steps on the problem and the step alone (`SimTextSpec`).
+state: every step ends in a marker such as `; step 3 of 12 ok`, and the next step reads it at the prompt's tail. A step
+of which the prompt holds the beginning is written on, where it would be this model's. The marker's last word says
+whether the step is right (`ok`), wrong (`no`), or right after an earlier wrong one (`eh`); the boxed answer is right if
+the last step says `ok`. The draws depend on the model's name, the seed, the candidate's number, the problem and the
+step alone; at temperature 0 on neither seed nor number. Whether a step is right depends for some steps on the problem
+and the step alone (`SimTextSpec`).
 
 With measured lengths a step has exactly the tokens that were drawn, which may be fewer than that marker needs. It then ends in a
 marker of three tokens, such as `aacaam ok`: three letters are the step's number in base 26, three that of all steps.
@@ -384,7 +385,8 @@ class Output(Struct, frozen=True):
 
     candidates: tuple[Candidate, ...]
     lengths: tuple[int, ...]
-    """Number of tokens that are sampled for each candidate, at least one before it is cut; a request that only scores samples one, which is dropped."""
+    """Number of tokens that are sampled for each candidate, at least one until it is cut; a request that only scores samples one, which
+    is dropped."""
     option_logprobs: tuple[float, ...] = ()
     scored_logprobs: tuple[float, ...] = ()
 
