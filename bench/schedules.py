@@ -39,7 +39,7 @@ from pipeline.runtime.schedule import SCHEDULES, Pipelined, Schedule
 from pipeline.runtime.virtual_clock import VirtualClock
 from pipeline.session.preflight import load_plan
 from pipeline.stages.build import build_stages
-from pipeline.sweep.lower_bound import RecordingEngine, replay_s
+from pipeline.sweep.lower_bound import recording, replay_s
 from pipeline.trace.recorder import open_recorder
 from pipeline.trace.store import TraceStore
 
@@ -88,13 +88,13 @@ class Bench(Struct, kw_only=True):
         schedule = SCHEDULES.get(system, Pipelined)(batch_size)
         async with open_engines(plan.engines) as opened:
             await self._warm_up(opened)
-            recording = {role: RecordingEngine(engine, most=len(self.problems) * 10_000) for role, engine in opened.items()}
+            recorders = {role: recording(engine, most=len(self.problems) * 10_000) for role, engine in opened.items()}
             with tempfile.TemporaryDirectory() as folder:
                 cpu, started = time.process_time(), anyio.current_time()
-                await self._execute(plan, recording, schedule, Path(folder), self.problems)
+                await self._execute(plan, recorders, schedule, Path(folder), self.problems)
                 wall, cpu = anyio.current_time() - started, time.process_time() - cpu
                 outcome = _outcome(Path(folder), wall, cpu)
-        return outcome, {role: engine.requests for role, engine in recording.items()}
+        return outcome, {role: engine.requests for role, engine in recorders.items()}
 
     async def _execute(self, plan: Plan, engines: Mapping[str, Any], schedule: Schedule, folder: Path, problems: list[Problem]) -> None:
         builders = {role: PromptBuilder(engine.tokenizer) for role, engine in engines.items()}

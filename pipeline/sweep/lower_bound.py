@@ -6,12 +6,14 @@ It is the time that an engine takes for its requests when all are ready at once 
 from collections.abc import Mapping
 
 import anyio
+from msgspec import structs
 
-from pipeline.engine import Completion, Engine, EngineStatistics, Request
+from pipeline.engine import Completion, Engine, EngineStatistics, Interruptible, Request
 
 
 class RecordingEngine:
-    """An engine that records its requests, up to `most`. It cannot be restarted: a run in which an engine died is no measurement."""
+    """An engine that records its requests, up to `most`; make it with `recording`. It cannot be restarted: a run in which an engine died
+    is no measurement."""
 
     def __init__(self, engine: Engine, most: int) -> None:
         self._engine, self._most = engine, most
@@ -22,9 +24,13 @@ class RecordingEngine:
 
     async def generate(self, request: Request) -> Completion:
         """See `Engine.generate`."""
-        if len(self.requests) < self._most:
+        place = len(self.requests)
+        if place < self._most:
             self.requests.append(request)
-        return await self._engine.generate(request)
+        completion = await self._engine.generate(request)
+        if place < self._most:
+            self.requests[place] = _as_answered(request, completion)
+        return completion
 
     def statistics(self) -> EngineStatistics:
         """See `Engine.statistics`."""
@@ -33,6 +39,27 @@ class RecordingEngine:
     async def aclose(self) -> None:
         """See `Engine.aclose`."""
         await self._engine.aclose()
+
+
+def _as_answered(request: Request, completion: Completion) -> Request:
+    """`request` or, where it was interrupted, one that asks for no more than it was given."""
+    if all(candidate.finish_reason != "interrupted" for candidate in completion.candidates):
+        return request
+    longest = max(len(candidate.ids) for candidate in completion.candidates)
+    return structs.replace(request, max_tokens=max(longest, 1), interruptible=False)
+
+
+class InterruptibleRecordingEngine(RecordingEngine):
+    """A `RecordingEngine` over an engine whose requests can be ended early."""
+
+    def __init__(self, engine: Interruptible, most: int) -> None:
+        super().__init__(engine, most)
+        self.interrupt = engine.interrupt
+
+
+def recording(engine: Engine, most: int) -> RecordingEngine:
+    """`engine` with its requests recorded, up to `most`; it can be interrupted where `engine` can."""
+    return InterruptibleRecordingEngine(engine, most) if isinstance(engine, Interruptible) else RecordingEngine(engine, most)
 
 
 async def replay_s(engine: Engine, requests: list[Request], max_in_flight: int) -> float:

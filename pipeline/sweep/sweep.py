@@ -32,7 +32,7 @@ from pipeline.session.preflight import Preflight, load_plan, notices
 from pipeline.session.replay import check_replay
 from pipeline.session.run import Attend, Observer, solve_on, take_up
 from pipeline.session.stop import Stop
-from pipeline.sweep.lower_bound import RecordingEngine, all_requests, replay_s
+from pipeline.sweep.lower_bound import RecordingEngine, all_requests, recording, replay_s
 from pipeline.sweep.plan import PlannedPoint, SweepOptions, System, check_varied, combinations, planned_points
 from pipeline.tasks import unwrapped
 from pipeline.trace.folder import hold, hold_default, hold_output
@@ -307,10 +307,10 @@ class SweepRunner:
             folder.unlink()
         shutil.rmtree(folder, ignore_errors=True)
         kept = await reset_caches(engines, planned.system.plan.engines)
-        recording = {role: RecordingEngine(engines[role], MOST_REPLAYED) for role in planned.system.plan.engines}
+        recorders = {role: recording(engines[role], MOST_REPLAYED) for role in planned.system.plan.engines}
         preflight = prepared.preflight(planned.system, folder, batch_size=coordinates.batch_size, schedule=coordinates.schedule)
-        record = await self._solved(preflight, recording)
-        bound_s = {} if coordinates.repeat else await self._lower_bound(engines, recording, record, coordinates.batch_size)
+        record = await self._solved(preflight, recorders)
+        bound_s = {} if coordinates.repeat else await self._lower_bound(engines, recorders, record, coordinates.batch_size)
         cpu_s = record.orchestrator_cpu_s
         point = point_of_run(folder, coordinates, simulated=prepared.virtual_time, limit_s=bound_s, cpu_s=cpu_s, cache_kept=kept)
         self.points[planned.name] = point
@@ -327,12 +327,12 @@ class SweepRunner:
         return result.run
 
     async def _lower_bound(
-        self, engines: Mapping[str, Engine], recording: Mapping[str, RecordingEngine], record: RunFile, batch_size: int
+        self, engines: Mapping[str, Engine], recorders: Mapping[str, RecordingEngine], record: RunFile, batch_size: int
     ) -> dict[str, float]:
         """Seconds that each engine takes for its calls alone, by role; empty where they were too many to hold."""
         calls = {role: found.requests for role, found in record.engine_statistics.items()}
         bound_s = {}
-        for role, requests in all_requests(recording, calls).items():
+        for role, requests in all_requests(recorders, calls).items():
             await reset_caches(engines, [role])
             bound_s[role] = await replay_s(engines[role], requests, min(self._prepared.engines[role].max_in_flight, batch_size))
         return bound_s
