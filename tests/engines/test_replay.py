@@ -135,7 +135,13 @@ def test_an_interrupted_answer_is_a_text_that_was_cut_to_what_may_not_be_interru
 
 @pytest.mark.parametrize(
     ("elapsed_s", "first_s", "counts"),
-    [(0.0, 0.05, [0, 0]), (0.04, 0.05, [0, 0]), (0.05, 0.05, [1, 1]), (0.15, 0.05, [5, 3]), (0.1, None, [3, 3]), (0.24, None, [8, 3])],
+    [
+        (0.0, 0.0625, [0, 0]),
+        (0.0625, 0.0625, [1, 1]),
+        (0.15625, 0.0625, [5, 3]),
+        (0.1, None, [3, 3]),
+        (0.24, None, [8, 3]),
+    ],
 )
 def test_the_tokens_of_a_recorded_call_come_at_a_steady_pace(elapsed_s: float, first_s: float | None, counts: list[int]) -> None:
     recorded = call(timing=Timing(time_to_first_token_s=first_s))

@@ -128,7 +128,7 @@ def pieces(reply: Reply) -> list[bytes]:
 
 
 def streamed(count: int | None = None, *, then: bytes | None = None) -> Fault:
-    """Answer in pieces. Of them only the first `count`, after which nothing comes until the other side has closed, or `then`, and the end."""
+    """Answer in pieces. Of them only the first `count`, after which comes `then` and the end, or nothing until the other side closes."""
 
     def fault(handler: "Handler", reply: Reply) -> None:
         if not handler.body.get("stream"):
