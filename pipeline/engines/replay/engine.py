@@ -19,7 +19,7 @@ from pipeline.engines.replay.calls import RecordedCall, RecordedCalls
 from pipeline.engines.replay.recording import CALIBRATION, Recording, read_recording, sim_spec, tokenizer_of
 from pipeline.engines.replay.spec import ReplaySpec
 from pipeline.engines.sim.engine import open_devices
-from pipeline.engines.sim.text import Output
+from pipeline.engines.sim.output import Output
 from pipeline.engines.validate import validate_request
 from pipeline.errors import EngineDead, InputError, NeverGenerated
 

@@ -22,9 +22,10 @@ from pipeline.engines.meter import UsageMeter
 from pipeline.engines.sim.cache import PrefixCache
 from pipeline.engines.sim.device import Share, SimDevice
 from pipeline.engines.sim.lengths_file import with_lengths
+from pipeline.engines.sim.output import Output
 from pipeline.engines.sim.scheduler import Job, Scheduler
 from pipeline.engines.sim.spec import SimFaultsSpec, SimSpec
-from pipeline.engines.sim.text import Output, SeededText, TextSource
+from pipeline.engines.sim.text import SeededText, TextSource
 from pipeline.engines.sim.tokenizer import VOCAB_SIZE
 from pipeline.engines.validate import validate_request
 from pipeline.errors import EngineDead, GraphError, RequestRefused

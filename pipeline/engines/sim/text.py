@@ -23,10 +23,11 @@ from random import Random
 from statistics import NormalDist
 from typing import Protocol
 
-from msgspec import Struct, structs
+from msgspec import Struct
 
 from pipeline.engine import Candidate, FinishReason, Request, Tokenizer
 from pipeline.engines.sim.difficulty import chances
+from pipeline.engines.sim.output import Output
 from pipeline.engines.sim.spec import SimSpec, SimTextSpec
 from pipeline.engines.sim.tokenizer import ASSISTANT, END, USER, VOCAB_SIZE, SimTokenizer
 from pipeline.reasoning.prompts import CHOOSE_PREFILL, DELIMITER, LABELS, SCORE_PREFILL, THINK_CLOSE, THINK_OPEN
@@ -380,34 +381,6 @@ class TextModel:
         return _padded(_piece(f"; so it is \\boxed{{{number}}}."), self.spec.answer_tokens, place)
 
 
-class Output(Struct, frozen=True):
-    """The answer to a request without its timing: text, log probabilities, and the lengths that decide how long it takes."""
-
-    candidates: tuple[Candidate, ...]
-    lengths: tuple[int, ...]
-    """Number of tokens that are sampled for each candidate, at least one until it is cut; a request that only scores samples one, which
-    is dropped."""
-    option_logprobs: tuple[float, ...] = ()
-    scored_logprobs: tuple[float, ...] = ()
-
-    @property
-    def cached(self) -> tuple[tuple[int, ...], ...]:
-        """The output tokens of each candidate whose keys and values the cache will hold: all but the last sampled one."""
-        each = zip(self.candidates, self.lengths, strict=True)
-        return tuple(candidate.ids[: length - 1] for candidate, length in each) if self.candidates else ((),)
-
-    @property
-    def sampled(self) -> int:
-        """Tokens that were sampled for the candidates."""
-        return sum(len(candidate.ids) + candidate.ended for candidate in self.candidates)
-
-    def cut(self, counts: Sequence[int], tokenizer: Tokenizer) -> "Output":
-        """What there is of it once so many tokens of each candidate were sampled and the request is interrupted."""
-        each = zip(self.candidates, self.lengths, counts, strict=True)
-        candidates = tuple(_interrupted(one, length, count, tokenizer) for one, length, count in each)
-        return structs.replace(self, candidates=candidates, lengths=tuple(counts))
-
-
 class TextSource(Protocol):
     """Where a simulated engine's text comes from: a seeded model (`SeededText`), or a recorded run."""
 
@@ -453,19 +426,6 @@ def _written(whole: Piece, limit: int, request: Request, stops_are_last: bool) -
     finish: FinishReason = "length" if reason is None and not ended else "stop"
     logprob = -(count + ended) * (0.25 + hash(kept) % 1024 / 2048)
     return Candidate(ids=kept, text=text, cumulative_logprob=logprob, finish_reason=finish, stop_reason=reason)
-
-
-def _interrupted(candidate: Candidate, length: int, count: int, tokenizer: Tokenizer) -> Candidate:
-    """`candidate`, of `length` sampled tokens, once `count` of them were there: with that share of its log probability."""
-    if count == length:
-        return candidate
-    ids, total = candidate.ids[:count], candidate.cumulative_logprob
-    return Candidate(
-        ids=ids,
-        text=tokenizer.decode(ids),
-        cumulative_logprob=None if total is None else total * count / length,
-        finish_reason="interrupted",
-    )
 
 
 def _ended(ids: tuple[int, ...], request: Request) -> tuple[int, str | int | None]:
