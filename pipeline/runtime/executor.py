@@ -23,11 +23,15 @@ from pipeline.runtime.dispatch import Dispatcher
 from pipeline.runtime.resume_state import ResumeState
 from pipeline.runtime.rows import RowSink
 from pipeline.runtime.schedule import Schedule
+from pipeline.runtime.speculation.modes import Mode, ModeControl
+from pipeline.runtime.speculation.switch import ModeSwitch
 from pipeline.stages.base import Stage
 from pipeline.tasks import unwrapped
 
 READ_AHEAD = 256
 """How many problems are read from the input at a time."""
+MODES: dict[str | None, Mode] = {"always": "speculative", "never": "direct"}
+"""The mode of all steps, by what the graph says under `speculate`; none where that changes, or where nothing is drafted."""
 
 
 class Settings(Struct, frozen=True, kw_only=True):
@@ -56,12 +60,16 @@ class Executor:
         clock: Clock,
         settings: Settings,
         resume_state: ResumeState | None = None,
+        control: ModeControl | None = None,
     ) -> None:
+        """`control` decides where the plan has `speculate: auto`."""
         specs, self._resume_state = plan.engines, resume_state or ResumeState()
         self.dispatchers = {role: Dispatcher(engines[role], spec, clock) for role, spec in specs.items()}
         self.lanes = {role: dispatcher.lane for role, dispatcher in self.dispatchers.items()}
         self.progress = Progress(list(specs), self._resume_state)
-        self._block = bind(plan, stages, self.dispatchers)
+        self._switch = self._new_switch(plan, control, clock)
+        self._block = bind(plan, stages, self.dispatchers, self._switch)
+        self._mode = MODES.get(plan.speculate)
         self._settings, self._builders = settings, builders
         self._limits = {role: engine.max_model_len for role, engine in engines.items()}
         self._translator = TokenTranslator({role: builder.tokenizer for role, builder in builders.items()})
@@ -69,6 +77,12 @@ class Executor:
         self._feeding = anyio.CancelScope()
         self.exhausted = False
         """Whether every chain of the input was started."""
+
+    def _new_switch(self, plan: Plan, control: ModeControl | None, clock: Clock) -> ModeSwitch | None:
+        if control is None or (direct := plan.direct) is None:
+            return None
+        role = str(direct.response.spec.role)
+        return ModeSwitch(control, self.dispatchers[role], role, clock)
 
     def drain(self) -> None:
         """Start no more chains; the live ones go on to their ends, and then `run` returns."""
@@ -80,11 +94,15 @@ class Executor:
             async with anyio.create_task_group() as watchers:
                 for dispatcher in self.dispatchers.values():
                     watchers.start_soon(dispatcher.watch)
+                if self._switch is not None:
+                    watchers.start_soon(self._switch.watch)
                 async with anyio.create_task_group() as chains:
                     with self._feeding:
                         await self._feed(problems, chains)
                         self.exhausted = True
                     self._schedule.exhausted()
+                    if self._switch is not None:
+                        self._switch.exhausted()
                 watchers.cancel_scope.cancel()
 
     async def _feed(self, problems: Iterator[Problem | BadRow], chains: anyio.abc.TaskGroup) -> None:
@@ -120,7 +138,8 @@ class Executor:
         try:
             if isinstance(item, BadRow):
                 raise item
-            chain = runner.chain = Chain(item, sample_index, order, self._settings.seed, self._builders, self._translator, self._limits)
+            seed, limits = self._settings.seed, self._limits
+            chain = runner.chain = Chain(item, sample_index, order, seed, self._builders, self._translator, limits, self._mode)
             await runner.block(chain, self._block)
             if runner.overflow is not None and not chain.thought:
                 raise runner.overflow  # not even the problem fits

@@ -63,9 +63,7 @@ class GenerateStage(EngineStage):
             return []
         stop = self.step_stop if spec.unit == "step" else ()
         stop_ids = () if spec.unit == "response" else self.close_ids
-        # The budget is the thought's; a response holds the answer too.
-        max_tokens = spec.max_tokens if spec.unit == "response" else chain.room(spec.max_tokens)
-        prompt = chain.contexts[self.role]
+        max_tokens, prompt = chain.room(spec.max_tokens), chain.contexts[self.role]
         return [self.request(chain, prompt, max_tokens, temperature=spec.temperature, top_p=spec.top_p, stop=stop, stop_ids=stop_ids)]
 
     def apply(self, chain: Chain, completions: Sequence[Completion]) -> Outcome:
@@ -74,8 +72,7 @@ class GenerateStage(EngineStage):
             return Outcome()
         [candidate] = completions[0].candidates
         if self.spec.unit == "response":
-            thought, answer = self._split(candidate)
-            return Outcome(step=thought, decision="written", answer=answer)
+            return self._response(candidate)
         return Outcome(step=self.span(candidate), decision=self._decision(chain))
 
     def _decision(self, chain: Chain) -> str:
@@ -85,9 +82,16 @@ class GenerateStage(EngineStage):
             return "fallback"
         return "first_steps" if self.spec.first_steps else "written"
 
+    def _response(self, candidate: Candidate) -> Outcome:
+        """The outcome of a response; one that was interrupted leaves what it wrote, and the chain goes on."""
+        thought, answer = self._split(candidate)
+        if candidate.finish_reason != "interrupted":
+            return Outcome(step=thought, decision="written", answer=answer, finishes=True)
+        return Outcome(step=thought, decision="interrupted", answer=answer) if thought.ids else Outcome()
+
     def _split(self, candidate: Candidate) -> tuple[Span, Span | None]:
-        """The thought and the answer of a response. Without `</think>` there is no answer, unless the model marks no thoughts at all:
-        then a finished response is both."""
+        """The thought and the answer of a response, as far as it came. Without `</think>` there is no answer, unless the model marks no
+        thoughts at all: then a finished response is both."""
         ids, text = candidate.ids, candidate.text
         finished = candidate.finish_reason == "stop"
         if not self.close_ids or self.close_ids[0] not in ids:

@@ -126,7 +126,8 @@ class StepRow(Struct, frozen=True):
     source_engine: str
     """The role of the engine that wrote it."""
     decision: str
-    """`guidance`, `accepted`, `fallback` or `first_steps`."""
+    """`guidance`, `accepted`, `fallback`, `first_steps`, `written`, or `interrupted`: what the target had written when the chain was
+    switched to speculation."""
     verify_kind: Annotated[str | None, column(otel="gen_ai.evaluation.name")]
     """The kind of stage that gave the verdict, such as `choose`, `score` or `likelihood`; null when nothing was verified."""
     verify_stage: str | None
@@ -177,6 +178,9 @@ class StepRow(Struct, frozen=True):
     end_unix_ns: Instant
     calls: Annotated[int | None, column("{request}")] = None
     """The chain's calls when the step was committed: those with a smaller `call_index`. Null in traces of earlier versions."""
+    mode: str | None = None
+    """`speculative`: the loop wrote it, or the guidance before it; `direct`: the target alone. Null of graphs in whose loops nothing
+    is drafted, and in traces of earlier versions."""
 
 
 class ChainRow(Struct, frozen=True):

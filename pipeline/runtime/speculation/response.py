@@ -1,0 +1,40 @@
+"""The response of a chain that may be switched: the stage's own request, made interruptible, or cut where it was interrupted before."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from msgspec import structs
+
+from pipeline.engine import Completion, Request
+from pipeline.reasoning.chain import Chain, Outcome
+from pipeline.runtime.speculation.switch import ModeSwitch
+from pipeline.stages.base import Stage
+
+
+class SwitchedResponse:
+    """A `Stage` around the response of a `switch`."""
+
+    def __init__(self, stage: Stage, switch: ModeSwitch) -> None:
+        self._stage, self._switch = stage, switch
+        self.name: str = stage.name
+        self.spec: Any = stage.spec
+        self.role: str = stage.role
+
+    def requests(self, chain: Chain) -> list[Request]:
+        """See `Stage.requests`."""
+        limit, requests = self._switch.limit(chain), self._stage.requests(chain)
+        if limit is not None:
+            return [structs.replace(request, max_tokens=min(limit, request.max_tokens)) for request in requests]
+        return [structs.replace(request, interruptible=True) for request in requests] if self._switch.interrupts else requests
+
+    def apply(self, chain: Chain, completions: Sequence[Completion]) -> Outcome:
+        """See `Stage.apply`: what is as long as it was when it was interrupted is interrupted again."""
+        limit, [completion] = self._switch.limit(chain), completions
+        [candidate] = completion.candidates
+        if candidate.finish_reason == "length" and len(candidate.ids) == limit:
+            completion = structs.replace(completion, candidates=(structs.replace(candidate, finish_reason="interrupted"),))
+        return self._stage.apply(chain, [completion])
+
+    def check(self, candidates: int) -> str | None:
+        """See `Stage.check`."""
+        return self._stage.check(candidates)
