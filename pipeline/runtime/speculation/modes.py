@@ -1,7 +1,7 @@
 """What decides, at every step boundary, in which mode a chain goes on: facts enter, a mode leaves. No I/O, no clock, no task."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal, NamedTuple, Protocol
 
 from msgspec import Struct
@@ -55,7 +55,7 @@ class ModeControl(Protocol):
     """
 
     @property
-    def changes(self) -> Sequence[Change]:
+    def changes(self) -> Iterable[Change]:
         """The decisions so far, oldest first, so many that `run.json` can hold them."""
 
     def enter(self, order: int, now: float) -> None:
@@ -96,12 +96,12 @@ class Recorded:
     """The `ModeControl` that repeats recorded decisions, so that the same chains come out; it interrupts nothing.
 
     A direct request that was interrupted after some tokens is to ask for no more than those (`limit`). A chain that goes on after its
-    recorded decisions keeps the last mode.
+    recorded decisions keeps the last mode; one that has none keeps `otherwise`.
     """
 
-    def __init__(self, decisions: Mapping[int, Sequence[Decision]]) -> None:
-        """`decisions`: those of each chain, by its order, in turn; a chain without any is speculated."""
-        self._decisions = decisions
+    def __init__(self, decisions: Mapping[int, Sequence[Decision]], otherwise: Mode = "speculative") -> None:
+        """`decisions`: those of each chain, by its order, in turn."""
+        self._decisions, self._otherwise = decisions, otherwise
         self._next: dict[int, int] = {}
         self.changes: tuple[Change, ...] = ()
 
@@ -120,7 +120,7 @@ class Recorded:
         """See `ModeControl.mode`."""
         decisions, place = self._decisions.get(order, ()), self._next[order]
         self._next[order] = place + 1
-        return decisions[min(place, len(decisions) - 1)].mode if decisions else "speculative"
+        return decisions[min(place, len(decisions) - 1)].mode if decisions else self._otherwise
 
     def limit(self, order: int) -> int | None:
         """After how many tokens the direct request that was decided upon last was interrupted; None: it was not."""
