@@ -63,7 +63,9 @@ class GenerateStage(EngineStage):
             return []
         stop = self.step_stop if spec.unit == "step" else ()
         stop_ids = () if spec.unit == "response" else self.close_ids
-        max_tokens, prompt = chain.room(spec.max_tokens), chain.contexts[self.role]
+        # The budget is the thought's; a response holds the answer too.
+        max_tokens = spec.max_tokens if spec.unit == "response" else chain.room(spec.max_tokens)
+        prompt = chain.contexts[self.role]
         return [self.request(chain, prompt, max_tokens, temperature=spec.temperature, top_p=spec.top_p, stop=stop, stop_ids=stop_ids)]
 
     def apply(self, chain: Chain, completions: Sequence[Completion]) -> Outcome:

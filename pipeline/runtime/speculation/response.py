@@ -1,4 +1,4 @@
-"""The response of a chain that may be switched: the stage's own request, made interruptible, or cut where it was interrupted before."""
+"""The response of a chain that may be switched: the stage's own request for what is left, interruptible, or cut where it was before."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -22,10 +22,10 @@ class SwitchedResponse:
 
     def requests(self, chain: Chain) -> list[Request]:
         """See `Stage.requests`."""
-        limit, requests = self._switch.limit(chain), self._stage.requests(chain)
-        if limit is not None:
-            return [structs.replace(request, max_tokens=min(limit, request.max_tokens)) for request in requests]
-        return [structs.replace(request, interruptible=True) for request in requests] if self._switch.interrupts else requests
+        limit, [request] = self._switch.limit(chain), self._stage.requests(chain)
+        most = chain.room(request.max_tokens)  # what a whole response may have, less the steps before it
+        most = most if limit is None else min(most, limit)
+        return [structs.replace(request, max_tokens=most, interruptible=self._switch.interrupts)]
 
     def apply(self, chain: Chain, completions: Sequence[Completion]) -> Outcome:
         """See `Stage.apply`: what is as long as it was when it was interrupted is interrupted again."""
