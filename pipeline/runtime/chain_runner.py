@@ -154,7 +154,6 @@ class ChainRunner:
         """Run a loop whose mode is decided anew at every step boundary; a direct response may finish the chain."""
         switch, reason = direct.switch, None
         chain.enter(loop.until)
-        switch.enter(chain)
         self.record.called = switch.called
         try:
             while not chain.finished and (reason := chain.exit(loop.until)) is None:
@@ -165,7 +164,7 @@ class ChainRunner:
                     await self._step(chain, loop, direct)
         finally:
             self.record.called = None
-            switch.leave(chain)
+            switch.leave(chain.order)
         chain.leave(reason or chain.default_stop_reason())
 
     async def _step(self, chain: Chain, loop: BoundLoop, direct: BoundDirect) -> None:

@@ -113,6 +113,8 @@ class Executor:
                 if not self._resume_state.is_over(order):
                     await self._recorder.room()
                     await self._schedule.enter()
+                    if self._switch is not None:
+                        self._switch.enter(order)
                     chains.start_soon(self._solve, item, sample_index, order)
                 order += 1
 
@@ -132,6 +134,8 @@ class Executor:
             await self._run_chain(runner, item, sample_index, order)
         finally:
             self._schedule.leave()
+            if self._switch is not None:
+                self._switch.leave(order)
 
     async def _run_chain(self, runner: ChainRunner, item: Problem | BadRow, sample_index: int, order: int) -> None:
         """Run the chain itself; the one place where its end is recorded, whatever that is."""

@@ -29,6 +29,8 @@ class ModeSwitch:
         self.control = control
         self._target, self._role, self._clock = target, role, clock
         self._recorded = control if isinstance(control, Recorded) else None
+        self._inside: set[int] = set()
+        """The chains that have begun and have not left their loop."""
         self._sleep = anyio.CancelScope()
 
     async def watch(self) -> None:
@@ -38,17 +40,20 @@ class ModeSwitch:
                 await anyio.sleep_forever()
             self._carry_out(self._clock.now())
 
-    def enter(self, chain: Chain) -> None:
-        """`chain` begins its loop."""
+    def enter(self, order: int) -> None:
+        """A chain begins, which is in its loop from its first call on."""
         now = self._clock.now()
-        self.control.enter(chain.order, now)
+        self._inside.add(order)
+        self.control.enter(order, now)
         self._carry_out(now)
 
-    def leave(self, chain: Chain) -> None:
-        """`chain` has left its loop."""
-        now = self._clock.now()
-        self.control.leave(chain.order, now)
-        self._carry_out(now)
+    def leave(self, order: int) -> None:
+        """A chain has left its loop, or ended otherwise; does nothing where it had left before."""
+        if order in self._inside:
+            now = self._clock.now()
+            self._inside.remove(order)
+            self.control.leave(order, now)
+            self._carry_out(now)
 
     def exhausted(self) -> None:
         """No more chains will enter."""
