@@ -75,11 +75,10 @@ class Block(Struct, frozen=True):
                 if isinstance(node, StageNode):
                     yield node
                     continue
-                if node.direct is not None and node.direct.guidance is not None:
-                    yield node.direct.guidance
+                direct = node.direct
+                yield from () if direct is None or direct.guidance is None else (direct.guidance,)
                 yield from node.body.stages()
-                if node.direct is not None:
-                    yield from (node.direct.response, node.direct.boundary)
+                yield from () if direct is None else (direct.response, direct.boundary)
 
 
 class Plan(Struct, frozen=True):

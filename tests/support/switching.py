@@ -60,7 +60,9 @@ class AtTimes:
         for order in found:
             self.live[order] = None
         if found:
-            self.changes.append(Change(time=now, what="speculation on", speculating=len(self.live), live=len(self.live), speculative=None, direct=None))
+            self.changes.append(
+                Change(time=now, what="speculation on", speculating=len(self.live), live=len(self.live), speculative=None, direct=None)
+            )
         return found
 
     def wake(self) -> float:

@@ -1,0 +1,64 @@
+"""Figures of the modes of chains over time: a `ModesOverTime` enters, a plotly figure and tables leave. Pure."""
+
+import numpy as np
+import plotly.graph_objects as go
+from plotly.subplots import make_subplots
+
+from pipeline.analysis.compare.cells import Table, plain, plain_percent
+from pipeline.analysis.time.modes import ModesOverTime
+from pipeline.report.figures.style import BLUE, GREEN, axes, layout
+
+LOOKS = {"speculative": ("speculated", GREEN), "direct": ("by the target alone", BLUE)}
+"""Plain words and a colour for each mode."""
+MOST_CHANGES = 40
+"""Most decisions in the table."""
+
+
+def modes(found: ModesOverTime) -> go.Figure:
+    """How many live chains were in each mode, and the tokens a second of a chain in it beside what the control expected."""
+    middle = (found.edges_s[1:] + found.edges_s[:-1]) / 2
+    figure = make_subplots(rows=2, shared_xaxes=True, vertical_spacing=0.07)
+    figure.update_layout(layout(480, hovermode="x unified"))
+    for mode, (words, colour) in LOOKS.items():
+        each, line = found.modes[mode], {"width": 0, "color": colour}
+        area = go.Scatter(x=middle, y=each.chains, name=words, stackgroup="chains", mode="lines", line=line, hovertemplate="%{y:.1f}")
+        figure.add_trace(area, row=1, col=1)
+        speed = go.Scatter(x=middle, y=each.speed, name=f"{words}: happened", line={"color": colour}, hovertemplate="%{y:.3g}")
+        figure.add_trace(speed, row=2, col=1)
+        known = [(change.at_s, value) for change in found.changes if (value := getattr(change, mode)) is not None]
+        if known:
+            x, y = np.transpose(known)
+            mark = {"color": colour, "symbol": "x", "size": 8}
+            expected = go.Scatter(x=x, y=y, name=f"{words}: expected", mode="markers", marker=mark, hovertemplate="%{y:.3g}")
+            figure.add_trace(expected, row=2, col=1)
+    figure.update_yaxes(title="live chains", rangemode="tozero", row=1, col=1)
+    figure.update_yaxes(title="tokens a second<br>of a chain", rangemode="tozero", row=2, col=1)
+    figure.update_xaxes(range=[0, float(found.edges_s[-1])])
+    figure.update_xaxes(title="seconds since the run began", row=2, col=1)
+    return axes(figure)
+
+
+def modes_table(found: ModesOverTime) -> Table:
+    """Steps, tokens, time and speed by mode."""
+    total = sum(each.chain_s for each in found.modes.values())
+    rows = []
+    for mode, (words, _) in LOOKS.items():
+        each = found.modes[mode]
+        speed = each.tokens / each.chain_s if each.chain_s else None
+        share = plain_percent(each.chain_s / total if total else None)
+        rows.append((words, f"{each.steps:,}", f"{each.tokens:,}", f"{plain(each.chain_s)} s ({share})", plain(speed)))
+    return Table("Modes", ("", "steps", "tokens of thoughts", "time of chains", "tokens a second of a chain"), tuple(rows))
+
+
+def changes_table(found: ModesOverTime) -> Table:
+    """What the control decided, and what it expected."""
+    shown = found.changes[:MOST_CHANGES]
+    rows = tuple(
+        (f"{each.at_s:.3f}", each.what, f"{each.speculating:,} of {each.live:,}", plain(each.speculative), plain(each.direct))
+        for each in shown
+    )
+    columns = ("seconds", "decision", "chains that speculate", "expected tokens a second, speculated", "by the target alone")
+    left_out = len(found.changes) - len(shown)
+    return Table(
+        "Decisions of the control", columns, rows, f"The first {len(shown)}; {left_out:,} more are in run.json." if left_out else ""
+    )
