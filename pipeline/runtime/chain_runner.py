@@ -158,33 +158,33 @@ class ChainRunner:
         try:
             while not chain.finished and (reason := chain.exit(loop.until)) is None:
                 chain.begin_round()
-                if chain.cut:
-                    await self._level(chain, direct.boundary)
-                else:
-                    await self._step(chain, loop, direct)
+                await self._step(chain, loop, direct)
         finally:
             self.record.called = None
             switch.leave(chain.order)
         chain.leave(reason or chain.default_stop_reason())
 
     async def _step(self, chain: Chain, loop: BoundLoop, direct: BoundDirect) -> None:
-        """Write on from a step boundary, in the mode that is decided here."""
-        switch, written = direct.switch, chain.thought_tokens
-        before = self.record.mode_before(len(chain.thought))
-        chain.mode = mode = switch.mode(chain, before)
+        """Finish a step that was cut, or write on from its end in the mode that is decided here."""
+        written, before = chain.thought_tokens, self.record.mode_before(len(chain.thought))
+        cut = chain.cut
+        chain.mode = mode = "direct" if cut else direct.switch.mode(chain, before)
         if mode == "direct":
-            await self._level(chain, direct.response)
-            if chain.thought_tokens == written and not (chain.finished or chain.overflowed):
-                mode = "speculative"  # it was interrupted before its first token, for the sake of this
+            await self._level(chain, direct.boundary if cut else direct.response)
+            if chain.thought_tokens == written and not (cut or chain.finished or chain.overflowed):
+                chain.mode = mode = "speculative"  # it was interrupted before its first token, for the sake of this
         if mode == "speculative":
-            chain.mode = mode
-            if direct.guidance and not chain.thought:
-                await self._level(chain, direct.guidance)
-            if chain.exit(loop.until) is None:
-                await self._round(chain, loop.body)
+            await self._speculate(chain, loop, direct)
         if before is None:
             accepted = any(verdict.accepted for verdict in chain.verdicts.values())
-            switch.wrote(chain, mode, chain.thought_tokens - written, accepted)
+            direct.switch.wrote(chain, mode, chain.thought_tokens - written, accepted)
+
+    async def _speculate(self, chain: Chain, loop: BoundLoop, direct: BoundDirect) -> None:
+        """One round of the body; before the first step of the thought guidance."""
+        if direct.guidance and not chain.thought:
+            await self._level(chain, direct.guidance)
+        if chain.exit(loop.until) is None:
+            await self._round(chain, loop.body)
 
     async def _level(self, chain: Chain, stages: Sequence[BoundStage]) -> None:
         """Run `stages` concurrently and apply their outcomes in plan order, so that timing never changes an answer.

@@ -23,7 +23,7 @@ class AtTimes:
         """The mode in which each chain in its loop writes; None before it asked."""
         self.calls: list[CallFacts] = []
         self.written: list[tuple[int, Mode, int, bool]] = []
-        self.entered = self.left = 0
+        self.entered = self.left = self.entered_late = 0
         self.changes: list[Change] = []
         self.no_more = False
         self._now = 0.0
@@ -32,6 +32,7 @@ class AtTimes:
         self.began = now if self.began is None else self.began
         self.live[order] = None
         self.entered += 1
+        self.entered_late += self.no_more
         self._now = now
 
     def leave(self, order: int, now: float) -> None:

@@ -53,12 +53,9 @@ def modes_table(found: ModesOverTime) -> Table:
 def changes_table(found: ModesOverTime) -> Table:
     """What the control decided, and what it expected."""
     shown = found.changes[:MOST_CHANGES]
-    rows = tuple(
-        (f"{each.at_s:.3f}", each.what, f"{each.speculating:,} of {each.live:,}", plain(each.speculative), plain(each.direct))
-        for each in shown
-    )
+    said = [(f"{each.at_s:.3f}", each.what, f"{each.speculating:,} of {each.live:,}") for each in shown]
+    expected = [(plain(each.speculative), plain(each.direct)) for each in shown]
+    rows = tuple((*left, *right) for left, right in zip(said, expected, strict=True))
     columns = ("seconds", "decision", "chains that speculate", "expected tokens a second, speculated", "by the target alone")
-    left_out = len(found.changes) - len(shown)
-    return Table(
-        "Decisions of the control", columns, rows, f"The first {len(shown)}; {left_out:,} more are in run.json." if left_out else ""
-    )
+    more = len(found.changes) - len(shown)
+    return Table("Decisions of the control", columns, rows, f"The first {len(shown)}; {more:,} more are in run.json." if more else "")

@@ -21,7 +21,9 @@ class SwitchedResponse:
         self.role: str = stage.role
 
     def requests(self, chain: Chain) -> list[Request]:
-        """See `Stage.requests`."""
+        """See `Stage.requests`; none where the chain is to speculate by now."""
+        if not self._switch.send(chain):
+            return []
         limit, [request] = self._switch.limit(chain), self._stage.requests(chain)
         most = chain.room(request.max_tokens)  # what a whole response may have, less the steps before it
         most = most if limit is None else min(most, limit)
@@ -29,6 +31,8 @@ class SwitchedResponse:
 
     def apply(self, chain: Chain, completions: Sequence[Completion]) -> Outcome:
         """See `Stage.apply`: what is as long as it was when it was interrupted is interrupted again."""
+        if not completions:
+            return Outcome()
         limit, [completion] = self._switch.limit(chain), completions
         [candidate] = completion.candidates
         if candidate.finish_reason == "length" and len(candidate.ids) == limit:

@@ -31,6 +31,8 @@ class ModeSwitch:
         self._recorded = control if isinstance(control, Recorded) else None
         self._inside: set[int] = set()
         """The chains that have begun and have not left their loop."""
+        self._unsent: dict[int, bool] = {}
+        """The chains that are to write directly and have not asked yet, and whether each still is to."""
         self._sleep = anyio.CancelScope()
 
     async def watch(self) -> None:
@@ -67,8 +69,14 @@ class ModeSwitch:
             return before
         now = self._clock.now()
         mode = self.control.mode(chain.order, len(chain.contexts[self._role]), now)
+        if mode == "direct":
+            self._unsent[chain.order] = True
         self._carry_out(now)
         return mode
+
+    def send(self, chain: Chain) -> bool:
+        """The direct request of `chain` is about to be sent; whether it still is to be."""
+        return self._unsent.pop(chain.order, True)
 
     def wrote(self, chain: Chain, mode: Mode, tokens: int, accepted: bool) -> None:
         """`chain` committed `tokens` of its thought, see `ModeControl.wrote`."""
@@ -105,7 +113,10 @@ class ModeSwitch:
 
     def _carry_out(self, now: float) -> None:
         for order in self.control.interrupts(now):
-            self._target.interrupt(order)
+            if order in self._unsent:
+                self._unsent[order] = False
+            else:
+                self._target.interrupt(order)
         wake = self.control.wake()
         if wake != self._sleep.deadline:
             self._sleep.deadline = wake
