@@ -13,7 +13,7 @@ from tests.support.hanging_together import check_hangs_together
 from tests.support.runs import rows, said, solve, write_problems
 from tests.support.switching import AtTimes, solve_switched
 
-COUNT = 4
+COUNT = 3
 LOOPS = ("speccot", "speccot-decode", "specreason", "specreason-decode", "likelihood")
 RACE = ("in_flight_engine", "in_flight_stage", "waiting_engine")
 """What calls of one moment met depends on the order in which they were sent."""
@@ -30,14 +30,14 @@ def steps(result: SessionResult, *names: str) -> Counter[Any]:
     return Counter(tuple(row[name] for name in names) for row in rows(result, "steps"))
 
 
-def four(folder: Path) -> Path:
+def problems(folder: Path) -> Path:
     return write_problems(folder, COUNT)
 
 
 @pytest.mark.parametrize("graph", LOOPS)
 def test_never_asks_what_the_target_alone_is_asked(tmp_path: Path, graph: str) -> None:
-    never = solve(tmp_path, "never", graph, settings=("speculate=never",), input=four(tmp_path))
-    target = solve(tmp_path, "target", "target", input=four(tmp_path))
+    never = solve(tmp_path, "never", graph, settings=("speculate=never",), input=problems(tmp_path))
+    target = solve(tmp_path, "target", "target", input=problems(tmp_path))
     assert calls(never) == calls(target)
     assert len(calls(never)) == COUNT
     assert (said(never), never.run.wall_time_s) == (said(target), target.run.wall_time_s)
@@ -47,19 +47,20 @@ def test_never_asks_what_the_target_alone_is_asked(tmp_path: Path, graph: str) -
 
 @pytest.mark.parametrize("graph", LOOPS)
 def test_a_chain_that_is_never_switched_on_is_asked_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, graph: str) -> None:
-    direct = solve_switched(monkeypatch, Recorded({}, "direct"), tmp_path, "direct", graph=graph, input=four(tmp_path))
-    target = solve(tmp_path, "target", "target", input=four(tmp_path))
+    direct = solve_switched(monkeypatch, Recorded({}, "direct"), tmp_path, "direct", graph=graph, input=problems(tmp_path))
+    target = solve(tmp_path, "target", "target", input=problems(tmp_path))
     assert calls(direct) == calls(target)
     assert said(direct) == said(target)
     assert steps(direct, "mode", "decision") == {("direct", "written"): COUNT}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("graph", ["speccot", "likelihood"])
 def test_a_chain_that_is_never_switched_off_is_asked_what_it_always_was(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, graph: str
 ) -> None:
-    auto = solve_switched(monkeypatch, Recorded({}), tmp_path, "auto", graph=graph, input=four(tmp_path))
-    always = solve(tmp_path, "always", graph, input=four(tmp_path))
+    auto = solve_switched(monkeypatch, Recorded({}), tmp_path, "auto", graph=graph, input=problems(tmp_path))
+    always = solve(tmp_path, "always", graph, input=problems(tmp_path))
     assert calls(auto) == calls(always)
     assert said(auto) == said(always)
     assert steps(auto, "mode").keys() == steps(always, "mode").keys() == {("speculative",)}
@@ -75,14 +76,14 @@ def test_a_graph_whose_loop_drafts_nothing_has_no_modes(tmp_path: Path, graph: s
 
 def test_switching_on_keeps_what_was_written_and_finishes_the_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     control = AtTimes(0.6)
-    result = solve_switched(monkeypatch, control, tmp_path, graph="specreason", input=four(tmp_path))
+    result = solve_switched(monkeypatch, control, tmp_path, graph="specreason", input=problems(tmp_path))
     found = steps(result, "step_index", "mode", "decision", "stage")
     assert found[1, "direct", "interrupted", "response"] == found[2, "direct", "written", "boundary"] == COUNT
     assert {key[1:] for key in found if key[0] > 2} == {
         ("speculative", "accepted", "verify"),
         ("speculative", "fallback", "fallback"),
     }
-    target = {row["chain_id"]: row["step_text"] for row in rows(solve(tmp_path, "target", "target", input=four(tmp_path)), "steps")}
+    target = {row["chain_id"]: row["step_text"] for row in rows(solve(tmp_path, "target", "target", input=problems(tmp_path)), "steps")}
     for row in rows(result, "steps"):
         if row["decision"] == "interrupted":
             assert target[row["chain_id"]].startswith(row["step_text"])
@@ -97,7 +98,7 @@ def test_switching_on_keeps_what_was_written_and_finishes_the_step(tmp_path: Pat
 
 def test_a_direct_request_goes_on_where_speculation_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     control = AtTimes(0.0, 1.0)
-    result = solve_switched(monkeypatch, control, tmp_path, graph="speccot", input=four(tmp_path))
+    result = solve_switched(monkeypatch, control, tmp_path, graph="speccot", input=problems(tmp_path))
     order = {row["chain_id"]: [] for row in rows(result, "chains")}
     for row in rows(result, "steps"):
         order[row["chain_id"]].append((row["decision"], row["mode"]))
@@ -117,7 +118,7 @@ def test_a_direct_request_goes_on_where_speculation_ended(tmp_path: Path, monkey
 
 def test_a_request_that_waits_in_its_lane_is_taken_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     control, narrow = AtTimes(0.5), ("engines.target.max_in_flight=1",)
-    result = solve_switched(monkeypatch, control, tmp_path, graph="speccot", settings=narrow, input=four(tmp_path))
+    result = solve_switched(monkeypatch, control, tmp_path, graph="speccot", settings=narrow, input=problems(tmp_path))
     first = {row["chain_id"]: row["decision"] for row in reversed(rows(result, "steps"))}
     assert Counter(first.values()) == {"guidance": COUNT - 1, "interrupted": 1}
     assert Counter(row["stage"] for row in rows(result, "calls"))["response"] == 1
@@ -128,9 +129,9 @@ def test_a_request_that_waits_in_its_lane_is_taken_out(tmp_path: Path, monkeypat
 def test_an_answer_that_was_begun_is_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Interrupted after the thought: nothing is left to speculate, and nothing that was written is lost."""
     long = ("engines.target.text.answer_tokens=400", "engines.target.text.steps_mean=2", "engines.target.text.steps_sigma=0")
-    whole = solve(tmp_path, "target", "target", settings=long, input=four(tmp_path))
+    whole = solve(tmp_path, "target", "target", settings=long, input=problems(tmp_path))
     control = AtTimes(0.9 * (whole.run.wall_time_s or 0.0))
-    result = solve_switched(monkeypatch, control, tmp_path, graph="specreason", settings=long, input=four(tmp_path))
+    result = solve_switched(monkeypatch, control, tmp_path, graph="specreason", settings=long, input=problems(tmp_path))
     texts = {row["chain_id"]: row["answer_text"] for row in rows(whole, "chains")}
     cut = [row for row in rows(result, "calls") if row["stage"] == "response" and row["finish_reason"] == ["interrupted"]]
     ended = {row["chain_id"]: row for row in rows(result, "steps") if row["decision"] == "interrupted"}
@@ -145,10 +146,11 @@ def test_an_answer_that_was_begun_is_finished(tmp_path: Path, monkeypatch: pytes
         assert row["answer_text"].startswith(texts[row["chain_id"]][:20])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("schedule", ["lockstep", "sequential"])
 def test_every_schedule_switches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, schedule: Any) -> None:
     control = AtTimes(0.4, 1.0, 1.5)
-    result = solve_switched(monkeypatch, control, tmp_path, graph="speccot", schedule=schedule, input=four(tmp_path))
+    result = solve_switched(monkeypatch, control, tmp_path, graph="speccot", schedule=schedule, input=problems(tmp_path))
     assert (result.exit_code, result.done) == (0, COUNT)
     assert {mode for (mode,) in steps(result, "mode")} == {"speculative", "direct"}
     check_hangs_together(tmp_path / "run", COUNT)
@@ -156,7 +158,7 @@ def test_every_schedule_switches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 def test_the_control_is_told_everything_and_in_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     control = AtTimes(0.6)
-    result = solve_switched(monkeypatch, control, tmp_path, graph="specreason", input=four(tmp_path))
+    result = solve_switched(monkeypatch, control, tmp_path, graph="specreason", input=problems(tmp_path))
     assert (control.entered, control.left, control.live, control.no_more) == (COUNT, COUNT, {}, True)
     assert control.entered_late == 0
     inside = [row for row in rows(result, "calls") if row["stage"] != "answer"]
@@ -173,12 +175,13 @@ def test_the_control_is_told_everything_and_in_turn(tmp_path: Path, monkeypatch:
     assert wrote == tokens
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("times", [(0.5,), (0.0, 0.7, 1.1), (0.3, 0.4, 0.5, 0.9)])
 def test_recorded_modes_give_the_same_chains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, times: tuple[float, ...]) -> None:
-    first = solve_switched(monkeypatch, AtTimes(*times), tmp_path, "first", graph="speccot", input=four(tmp_path), batch_size=4)
+    first = solve_switched(monkeypatch, AtTimes(*times), tmp_path, "first", graph="speccot", input=problems(tmp_path), batch_size=4)
     monkeypatch.undo()
     replay = {"settings": ("speculate=auto", "engines.target.max_in_flight=2"), "modes": tmp_path / "first", "batch_size": 2}
-    again = solve(tmp_path, "again", "speccot", input=four(tmp_path), **replay)
+    again = solve(tmp_path, "again", "speccot", input=problems(tmp_path), **replay)
     assert said(again) == said(first)
     assert [row["answer_text"] for row in sorted(rows(again, "chains"), key=lambda row: row["chain_id"])] == [
         row["answer_text"] for row in sorted(rows(first, "chains"), key=lambda row: row["chain_id"])
@@ -209,6 +212,6 @@ class AtItsTurn(AtTimes):
 
 
 def test_a_chain_that_waits_for_its_turn_is_switched_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    result = solve_switched(monkeypatch, AtItsTurn(9.0), tmp_path, graph="specreason", schedule="lockstep", input=four(tmp_path))
+    result = solve_switched(monkeypatch, AtItsTurn(9.0), tmp_path, graph="specreason", schedule="lockstep", input=problems(tmp_path))
     assert steps(result, "mode") == {("speculative",): sum(row["steps"] for row in rows(result, "chains"))}
     assert "response" not in {row["stage"] for row in rows(result, "calls")}
