@@ -249,7 +249,7 @@ class RewardRow(Struct, frozen=True, kw_only=True):
     selected: bool
     """Whether it was committed; of candidates with the same text only the one that the step names."""
     decision: str
-    """The decision of the step: `guidance`, `accepted`, `fallback`, `first_steps` or `written`."""
+    """The decision of the step, as in `StepRow`."""
     source_engine: str
     """The role that wrote it."""
     reward: Annotated[float | None, column("1", otel="gen_ai.evaluation.score.value")]
