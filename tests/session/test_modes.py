@@ -68,6 +68,16 @@ def test_modes_of_a_run_that_goes_on_are_refused(switched: Path, tmp_path: Path)
         solve(tmp_path, input=write_problems(tmp_path, 3), settings=AUTO, modes=tmp_path / "killed")
 
 
+def test_a_replay_repeats_what_was_interrupted(switched: Path, tmp_path: Path) -> None:
+    problems, engines = switched.parent / "problems.jsonl", Path(f"replay:{switched}")
+    graph, output = ROOT / "graphs/speccot.yaml", tmp_path / "run"
+    result = run(RunOptions(graph=graph, engines=engines, settings=AUTO, modes=switched, input=problems, output=output, batch_size=2))
+    assert (result.exit_code, result.done) == (0, 3)
+    names = ("chain_id", "step_index", "mode", "decision", "step_text")
+    told = [sorted(tuple(row[name] for name in names) for row in rows_of(folder, "steps")) for folder in (switched, output)]
+    assert told[0] == told[1]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("share", [0.1, 0.3, 0.5, 0.7, 0.9])
 def test_a_killed_run_goes_on_where_its_chains_were(switched: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, share: float) -> None:

@@ -26,8 +26,9 @@ class SwitchedResponse:
             return []
         limit, [request] = self._switch.limit(chain), self._stage.requests(chain)
         most = chain.room(request.max_tokens)  # what a whole response may have, less the steps before it
-        most = most if limit is None else min(most, limit)
-        return [structs.replace(request, max_tokens=most, interruptible=self._switch.interrupts)]
+        if limit is None:
+            return [structs.replace(request, max_tokens=most, interruptible=self._switch.interrupts)]
+        return [structs.replace(request, max_tokens=min(most, limit), interruptible=True)]  # a recorded answer may be an interrupted one
 
     def apply(self, chain: Chain, completions: Sequence[Completion]) -> Outcome:
         """See `Stage.apply`: what is as long as it was when it was interrupted is interrupted again."""
