@@ -92,8 +92,8 @@ def _modes(folder: Path, run: RunFile, bins: int) -> Iterator[Section]:
     if found is None:
         return
     note = (
-        "A chain is in the mode of a step from the commit of the step before it until its own. Expected is what the control reckoned with "
-        "when it decided: the speed of a chain where all speculate, and where none does."
+        "A chain is in the mode of a step from the commit of the step before it until its own, and a step's tokens are spread evenly over "
+        "that time. Expected is what the control reckoned with when it decided: of all live chains together."
     )
     yield Section(
         title="Modes over time",

@@ -117,15 +117,15 @@ class ModeChange(Struct, frozen=True, kw_only=True):
 
     unix_ns: Instant
     what: str
-    """What was decided, in one clause."""
+    """What was decided, in a word or a few."""
     speculating: Count
     """Chains that were to speculate from then on."""
     live: Count
     """Chains in their loop."""
     speculative: float | None = None
-    """Expected tokens a second of a chain where all speculate; null where that was not known yet."""
+    """Expected thought tokens a second of all live chains together, if as many speculate as was decided about; null: not known."""
     direct: float | None = None
-    """The same where none does."""
+    """The same if none speculates."""
 
 
 class RunFile(Struct, frozen=True, kw_only=True):

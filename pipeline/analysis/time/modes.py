@@ -31,12 +31,6 @@ class ModeTime(Struct, frozen=True, kw_only=True):
     chain_s: float
     """Seconds that chains spent in the mode, added up over the chains."""
 
-    @property
-    def speed(self) -> Array:
-        """Tokens a second of a chain in the mode; NaN in bins in which none was."""
-        with np.errstate(divide="ignore", invalid="ignore"):
-            return np.asarray(np.where(self.chains > 1e-9, self.tokens_per_s / self.chains, np.nan))
-
 
 class ChangeAt(Struct, frozen=True, kw_only=True):
     """A decision of the run's control, as `run.json` has it."""
@@ -47,9 +41,9 @@ class ChangeAt(Struct, frozen=True, kw_only=True):
     speculating: int
     live: int
     speculative: float | None
-    """Expected tokens a second of a chain where all speculate."""
+    """Expected thought tokens a second of all live chains together, if as many speculate as was decided about."""
     direct: float | None
-    """The same where none does."""
+    """The same if none speculates."""
 
 
 class ModesOverTime(Struct, frozen=True, kw_only=True):

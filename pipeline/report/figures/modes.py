@@ -6,33 +6,36 @@ from plotly.subplots import make_subplots
 
 from pipeline.analysis.compare.cells import Table, plain, plain_percent
 from pipeline.analysis.time.modes import ModesOverTime
-from pipeline.report.figures.style import BLUE, GREEN, axes, layout
+from pipeline.report.figures.style import BLUE, GREEN, ORANGE, RED, axes, layout
 
 LOOKS = {"speculative": ("speculated", GREEN), "direct": ("by the target alone", BLUE)}
 """Plain words and a colour for each mode."""
+EXPECTED = {"speculative": ("expected with what was decided", ORANGE), "direct": ("expected of the target alone", RED)}
+"""The same for the estimates that a decision was based on."""
 MOST_CHANGES = 40
 """Most decisions in the table."""
 
 
 def modes(found: ModesOverTime) -> go.Figure:
-    """How many live chains were in each mode, and the tokens a second of a chain in it beside what the control expected."""
+    """How many live chains were in each mode, and the tokens a second of all together beside what the control expected of them."""
     middle = (found.edges_s[1:] + found.edges_s[:-1]) / 2
     figure = make_subplots(rows=2, shared_xaxes=True, vertical_spacing=0.07)
     figure.update_layout(layout(480, hovermode="x unified"))
     for mode, (words, colour) in LOOKS.items():
-        each, line = found.modes[mode], {"width": 0, "color": colour}
-        area = go.Scatter(x=middle, y=each.chains, name=words, stackgroup="chains", mode="lines", line=line, hovertemplate="%{y:.1f}")
-        figure.add_trace(area, row=1, col=1)
-        speed = go.Scatter(x=middle, y=each.speed, name=f"{words}: happened", line={"color": colour}, hovertemplate="%{y:.3g}")
-        figure.add_trace(speed, row=2, col=1)
+        each = found.modes[mode]
+        for row, values in ((1, each.chains), (2, each.tokens_per_s)):
+            look = {"name": words, "legendgroup": words, "showlegend": row == 1, "stackgroup": f"{row}", "mode": "lines"}
+            line = {"width": 0, "color": colour}
+            figure.add_trace(go.Scatter(x=middle, y=values, line=line, hovertemplate="%{y:,.3g}", **look), row=row, col=1)
+    for mode, (words, colour) in EXPECTED.items():
         known = [(change.at_s, value) for change in found.changes if (value := getattr(change, mode)) is not None]
         if known:
             x, y = np.transpose(known)
             mark = {"color": colour, "symbol": "x", "size": 8}
-            expected = go.Scatter(x=x, y=y, name=f"{words}: expected", mode="markers", marker=mark, hovertemplate="%{y:.3g}")
-            figure.add_trace(expected, row=2, col=1)
+            points = go.Scatter(x=x, y=y, name=words, mode="markers", marker=mark, hovertemplate="%{y:,.3g}")
+            figure.add_trace(points, row=2, col=1)
     figure.update_yaxes(title="live chains", rangemode="tozero", row=1, col=1)
-    figure.update_yaxes(title="tokens a second<br>of a chain", rangemode="tozero", row=2, col=1)
+    figure.update_yaxes(title="thought tokens<br>a second", rangemode="tozero", row=2, col=1)
     figure.update_xaxes(range=[0, float(found.edges_s[-1])])
     figure.update_xaxes(title="seconds since the run began", row=2, col=1)
     return axes(figure)
@@ -51,11 +54,11 @@ def modes_table(found: ModesOverTime) -> Table:
 
 
 def changes_table(found: ModesOverTime) -> Table:
-    """What the control decided, and what it expected."""
+    """What the control decided, and the tokens a second that it expected."""
     shown = found.changes[:MOST_CHANGES]
     said = [(f"{each.at_s:.3f}", each.what, f"{each.speculating:,} of {each.live:,}") for each in shown]
     expected = [(plain(each.speculative), plain(each.direct)) for each in shown]
     rows = tuple((*left, *right) for left, right in zip(said, expected, strict=True))
-    columns = ("seconds", "decision", "chains that speculate", "expected tokens a second, speculated", "by the target alone")
+    columns = ("seconds", "decision", "chains that speculate", "tokens a second expected with that", "of the target alone")
     more = len(found.changes) - len(shown)
     return Table("Decisions of the control", columns, rows, f"The first {len(shown)}; {more:,} more are in run.json." if more else "")

@@ -32,20 +32,20 @@ class CallFacts(Struct, frozen=True, kw_only=True):
 
 
 class Change(Struct, frozen=True, kw_only=True):
-    """A decision of a control, with what it was based on."""
+    """A decision of a control, with the estimates that it was based on."""
 
     time: float
     """Seconds of the run's clock."""
     what: str
-    """What was decided, in one clause."""
+    """What was decided, in a word or a few."""
     speculating: int
     """Chains that are to speculate from then on."""
     live: int
     """Chains in their loop."""
     speculative: float | None
-    """Expected tokens a second of a chain where all speculate; None: not known yet."""
+    """Expected thought tokens a second of all live chains together, if as many speculate as was decided about; None: not known."""
     direct: float | None
-    """The same where none does."""
+    """The same if none speculates."""
 
 
 class ModeControl(Protocol):
