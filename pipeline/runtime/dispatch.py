@@ -27,11 +27,6 @@ class Dispatcher:
         self._interruptible: dict[int, Call] = {}
         """Interruptible calls that wait or are in flight, by the order of their chains."""
 
-    @property
-    def interrupts(self) -> bool:
-        """Whether requests that are at the engine can be interrupted."""
-        return isinstance(self._engine, Interruptible)
-
     async def call(
         self, record: ChainRecorder, label: StageLabel, order: int, step_index: int, request: Request, ready: float
     ) -> Completion:
