@@ -12,8 +12,9 @@ bench/results/schedules-ENGINES.json.
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import AsyncExitStack
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -36,7 +37,7 @@ from pipeline.runtime.chain_recorder import Clock
 from pipeline.runtime.executor import Executor, Settings
 from pipeline.runtime.inline_grader import open_inline_grader
 from pipeline.runtime.schedule import SCHEDULES, Pipelined, Schedule
-from pipeline.runtime.virtual_clock import VirtualClock
+from pipeline.session.loop import in_loop
 from pipeline.session.preflight import load_plan
 from pipeline.stages.build import build_stages
 from pipeline.sweep.lower_bound import recording, replay_s
@@ -74,15 +75,10 @@ class Bench(Struct, kw_only=True):
     def run(self, system: str, batch_size: int) -> Outcome:
         """One run of one system; a pipelined one with its limit."""
         plan = load_plan(ROOT / f"graphs/{SYSTEMS[system]}.yaml", self.engines, self.settings)
-        outcome, requests = self._loop(lambda: self._solve(plan, system, batch_size))
+        outcome, requests = in_loop(lambda: self._solve(plan, system, batch_size), virtual=self.virtual)
         if system == "pipelined":
-            outcome.limit_s = max(self._loop(lambda role=role: self._replay(plan, role, requests[role])) for role in requests)
+            outcome.limit_s = max(in_loop(partial(self._replay, plan, role, requests[role]), virtual=self.virtual) for role in requests)
         return outcome
-
-    def _loop(self, play: Callable[[], Any]) -> Any:
-        if not self.virtual:
-            return anyio.run(play, backend="asyncio")
-        return anyio.run(play, backend="trio", backend_options={"clock": VirtualClock()})
 
     async def _solve(self, plan: Plan, system: str, batch_size: int) -> tuple[Outcome, dict[str, list[Request]]]:
         schedule = SCHEDULES.get(system, Pipelined)(batch_size)

@@ -4,7 +4,8 @@ No signal is handled, no argument of the process is read, nothing is printed and
 that. `solve` and `solve_async` carry out the same session as `pipeline run` and, with `output`, leave the same run folder.
 
     solve           waits for all chains; may be called in any thread, also in one whose event loop runs, such as a notebook's
-    solve_async     gives chains as they finish, on asyncio or trio; how far the run may be ahead of its reader is bounded
+    solve_async     gives chains as they finish, on asyncio or trio (with open engines: on asyncio); how far the run may be ahead of its
+                    reader is bounded
     load_graph      the compiled plan of a graph, to look at or to solve with
 """
 
@@ -34,7 +35,7 @@ from pipeline.runtime.rows import RowSink
 from pipeline.runtime.schedule import ScheduleName
 from pipeline.session.background import Background, TaskRun, ThreadRun
 from pipeline.session.claim import claimed
-from pipeline.session.loop import time_is_virtual
+from pipeline.session.loop import on_asyncio, time_is_virtual
 from pipeline.session.options import RunOptions
 from pipeline.session.preflight import Preflight, compiled, notices, preflight
 from pipeline.session.run import Observer, Ready, SessionResult, nothing_to_do, solve_on, take_up
@@ -210,7 +211,10 @@ async def solve_async(
     the first chain, and at the end the `RunError` that kept the run from its own. Of a resumed run only new chains are given.
     """
     options = _options(batch_size, schedule, samples, limit, seed, columns, modes, output, resume)
-    virtual = time_is_virtual() and _opened(engines) is not None
+    opened = _opened(engines) is not None
+    if opened and not on_asyncio():
+        raise UsageError("engines: open engines are called in the running event loop, which has to be asyncio's; elsewhere give specs")
+    virtual = opened and time_is_virtual()
     prepared = _prepared(graph, problems, engines, params, options, virtual=virtual)
     with ExitStack() as stack:
         prepare = partial(stack.enter_context, prepared)

@@ -60,12 +60,16 @@ class Request(Struct, frozen=True, kw_only=True):
 
     def digest(self) -> int:
         """64 bits of the prompt, `scored_ids` and `stop_ids`: what the answer depends on and the trace has no column for."""
-        ids = self.prompt_ids
-        state = blake2b(ids if isinstance(ids, array) else array("I", ids), digest_size=8)
+        state = blake2b(packed(self.prompt_ids), digest_size=8)
         if self.stop_ids or self.scored_ids:
             state.update(_separated(self.stop_ids))
             state.update(_separated(self.scored_ids))
         return int.from_bytes(state.digest(), "little", signed=True)
+
+
+def packed(ids: Sequence[int]) -> "array[int]":
+    """`ids` as an array of unsigned integers, which most prompts are already; raises `OverflowError` and `TypeError` for what are none."""
+    return ids if isinstance(ids, array) and ids.typecode == "I" else array("I", ids)
 
 
 @lru_cache(maxsize=256)

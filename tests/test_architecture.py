@@ -46,7 +46,6 @@ DOORS = {
     "datasets": ["data/prepare"],
     "pynvml": ["machine"],
     "filelock": ["trace/"],
-    "trio": ["session/"],
     "rich": ["cli/"],
     "yaml": ["graph/yaml_file"],
 }

@@ -89,13 +89,19 @@ def _vary(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -
 @click.option("--limit", type=click.IntRange(1, MOST_ROWS), help="Only the first N rows.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Every random number derives from it.")
 @click.option("--output", type=click.Path(path_type=Path), metavar="DIR", help="The sweep's folder.  [default: sweeps/GRAPH-TIME]")
+@click.option(
+    "--processes",
+    type=click.IntRange(1, 1024),
+    metavar="N",
+    help="Most simulated points that run side by side.  [default: the cores; real engines: 1]",
+)
 @click.option("--resume", is_flag=True, help="Go on with the sweep in --output: finished points are kept.")
 @click.option("--debug", is_flag=True, help="Show tracebacks.")
 def sweep(graphs: tuple[Path, ...], input_: Path, debug: bool, **options: Any) -> None:
     """Solve the same problems with GRAPH... at several batch sizes, and with the target alone.
 
-    Engines are started once; every point is a run folder of its own under DIR/runs, all points are rows of DIR/points.parquet.
-    Exit codes as of `run`.
+    Real engines are started once, simulated points run side by side. Every point is a run folder of its own under DIR/runs, all points
+    are rows of DIR/points.parquet. Exit codes as of `run`.
     """
     observer = Observer(watch=live.watch, tell=print_notice) if sys.stderr.isatty() else Observer(tell=print_notice)
     with restored_handlers(), rare_collection():

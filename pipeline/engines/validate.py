@@ -12,7 +12,7 @@ from typing import get_args
 
 import numpy as np
 
-from pipeline.engine import Candidate, Completion, FinishReason, Request, Timing, Usage
+from pipeline.engine import Candidate, Completion, FinishReason, Request, Timing, Usage, packed
 from pipeline.errors import ContextOverflow, RequestRefused
 
 _FINISH_REASONS = get_args(FinishReason)
@@ -47,20 +47,20 @@ def validate_request(request: Request, max_model_len: int, vocab_size: int) -> N
 def _flaw_in_ids(request: Request, vocab_size: int) -> str | None:
     if not request.prompt_ids:
         return "its prompt is empty"
-    ids = (*request.prompt_ids, *request.option_ids, *request.scored_ids)
-    if _all_in(ids, vocab_size):
-        return None
-    wrong = next(i for i in ids if not 0 <= i < vocab_size)
-    return f"token id {wrong} is not in the model's vocabulary of {vocab_size}"
+    for ids in (request.prompt_ids, request.option_ids, request.scored_ids):
+        if ids and not _all_in(ids, vocab_size):
+            wrong = next(i for i in ids if not 0 <= i < vocab_size)
+            return f"token id {wrong} is not in the model's vocabulary of {vocab_size}"
+    return None
 
 
 def _all_in(ids: Sequence[int], vocab_size: int) -> bool:
     """Whether all `ids`, at least one, are from 0 to below `vocab_size`; raises `TypeError` where one is no whole number."""
     try:
-        packed = array("I", ids)
+        numbers = packed(ids)
     except OverflowError:
         return False
-    return bool((max(ids) if len(packed) < _MANY_IDS else np.frombuffer(packed, np.uint32).max()) < vocab_size)
+    return bool((max(ids) if len(numbers) < _MANY_IDS else np.frombuffer(numbers, np.uint32).max()) < vocab_size)
 
 
 def _flaw_in_options(request: Request) -> str | None:

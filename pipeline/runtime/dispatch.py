@@ -9,7 +9,7 @@ from pipeline.graph.spec import EngineSpec
 from pipeline.runtime.chain_recorder import Attempt, ChainRecorder, Clock, StageLabel
 from pipeline.runtime.lane import Call, Lane
 from pipeline.runtime.retry import RetryingCaller
-from pipeline.runtime.waiting import gate_maker
+from pipeline.runtime.waiting import new_gate
 
 
 class _CallInterrupted(Exception):
@@ -23,7 +23,6 @@ class Dispatcher:
         self.lane = Lane(engine.role, spec.max_in_flight)
         self._engine, self._clock = engine, clock
         self._caller = RetryingCaller(engine, spec, clock)
-        self._new_gate = gate_maker()
         self._interruptible: dict[int, Call] = {}
         """Interruptible calls that wait or are in flight, by the order of their chains."""
 
@@ -77,7 +76,7 @@ class Dispatcher:
         record.waiting.begin(ready)
         try:
             if not self.lane.start(call):
-                call.gate = self._new_gate()
+                call.gate = new_gate()
                 self.lane.put(call)
                 await call.gate
             if self._caller.supervisor.down:

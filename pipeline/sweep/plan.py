@@ -39,6 +39,9 @@ class SweepOptions(Struct, frozen=True, kw_only=True):
     """The sweep's folder; by default `sweeps/GRAPH-TIME`."""
     resume: bool = False
     """Go on with the sweep in `output`: points that are finished are not run again."""
+    processes: int | None = None
+    """Most points on simulated engines that run side by side, each in a process; None: as many as there are cores. 1: one after the
+    other in this process, as points on real engines always run."""
 
 
 class System(Struct, frozen=True, kw_only=True):

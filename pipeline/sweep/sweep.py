@@ -1,11 +1,11 @@
 """Runs a sweep: options enter, a run for each point and a file of points leave. All runs have the same problems, engines and seeds.
 
-Engines are opened once, and their prefix caches are emptied between points; a finished point is never run again. Every point is
-written to `points.parquet` when it is finished. Loading and warm-up are in no figure.
+Real engines are opened once, and their prefix caches are emptied between points; on simulated ones points run side by side. A finished
+point is never run again. Every point is written to `points.parquet` when it is finished. Loading and warm-up are in no figure.
 """
 
 import shutil
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -25,6 +25,7 @@ from pipeline.errors import GraphError, Interrupted, PipelineError, UsageError
 from pipeline.files import new_file
 from pipeline.graph.plan import Plan, settings_of
 from pipeline.graph.spec import EngineSpec
+from pipeline.machine import cores
 from pipeline.session.claim import Claim
 from pipeline.session.loop import in_loop
 from pipeline.session.options import RunOptions
@@ -34,6 +35,7 @@ from pipeline.session.run import Attend, Observer, solve_on, take_up
 from pipeline.session.stop import Stop
 from pipeline.sweep.lower_bound import RecordingEngine, all_requests, recording, replay_s
 from pipeline.sweep.plan import PlannedPoint, SweepOptions, System, check_varied, combinations, planned_points
+from pipeline.sweep.side_by_side import Keep, run_side_by_side
 from pipeline.tasks import unwrapped
 from pipeline.trace.folder import hold, hold_default, hold_output
 from pipeline.trace.run_file import Host, RunFile, host, versions
@@ -97,18 +99,42 @@ def sweep(
         prepared = prepare(options, systems, folder)
         for sentence in dict.fromkeys(each for system in systems for each in notices(system.plan)):
             observer.tell(sentence)
-        runner = SweepRunner(prepared, start_or_resume(prepared), observer, done or (lambda *about: None))
-        missing = [each for each in prepared.planned_points if each.name not in runner.points]
+        finished = FinishedPoints(prepared, start_or_resume(prepared), done or (lambda *about: None))
         try:
-            # Each point on simulated engines has engines and a clock of its own, so that it does not depend on the order.
-            for part in [[each] for each in missing] if prepared.virtual_time else filter(None, [missing]):
-                in_loop(partial(runner.run, part, attend), virtual=prepared.virtual_time)
+            run_missing(prepared, finished, observer, attend)
         except PipelineError as failure:
-            if not runner.points:
+            if not finished.points:
                 raise
             error = failure
-    points = [runner.points[each.name] for each in prepared.planned_points if each.name in runner.points]
+    points = [finished.points[each.name] for each in prepared.planned_points if each.name in finished.points]
     return SweepResult(folder=prepared.folder, points=points, planned=len(prepared.planned_points), error=error)
+
+
+def run_missing(prepared: "Prepared", finished: "FinishedPoints", observer: Observer, attend: Attend | None) -> None:
+    """Run the points that are not finished yet; raises the error that ends a run early, `Interrupted` included."""
+    missing = [each for each in prepared.planned_points if each.name not in finished.points]
+    processes = min(prepared.processes, len(missing))
+    if processes > 1:
+        in_loop(partial(attended, attend, partial(run_side_by_side, prepared, missing, processes, finished.add)), virtual=False)
+        return
+    runner = SweepRunner(prepared, observer, finished.add)
+    # Each point on simulated engines has engines and a clock of its own, so that it does not depend on the order.
+    for part in [[each] for each in missing] if prepared.virtual_time else filter(None, [missing]):
+        in_loop(partial(attended, attend, partial(runner.run, part)), virtual=prepared.virtual_time)
+
+
+async def attended(attend: Attend | None, body: Callable[[], Awaitable[None]]) -> None:
+    """Carry out `body` with `attend` beside it; raises its `PipelineError`, or `Interrupted` where `attend` aborted it."""
+    stop = Stop()
+    with unwrapped():
+        async with anyio.create_task_group() as tasks:
+            if attend is not None:
+                await tasks.start(attend, stop)
+            with stop.guard():
+                await body()
+            tasks.cancel_scope.cancel()
+    if stop.aborted:
+        raise Interrupted
 
 
 class Prepared(Struct, frozen=True, kw_only=True):
@@ -124,6 +150,11 @@ class Prepared(Struct, frozen=True, kw_only=True):
     folder: Path
     planned_points: list[PlannedPoint]
     """All points, in the order in which they are run."""
+
+    @property
+    def processes(self) -> int:
+        """Most points that run side by side."""
+        return (self.options.processes or len(cores())) if self.virtual_time else 1
 
     def preflight(self, system: System, folder: Path, **changes: Any) -> Preflight:
         """The preflight of one run of `system` in `folder`, a new one that is the sweep's; `changes` are options of that run alone."""
@@ -159,6 +190,8 @@ def prepare(options: SweepOptions, systems: list[System], folder: Path) -> Prepa
     """Check everything that can be checked before an engine starts; raises `GraphError`, `InputError` and `UsageError`."""
     engines = shared_engines(systems)
     virtual = virtual_time(engines, str(options.graphs[0]))
+    if not virtual and (options.processes or 1) > 1:
+        raise UsageError(f"--processes {options.processes}: only points on simulated engines run side by side; leave it out, or take 1")
     if known := [each for each in options.settings if not any(each in system.settings for system in systems)]:
         raise UsageError(f"--set {known[0]}: none of the graphs has such a param")
     problems = open_problems(options.input, options.columns, options.limit)
@@ -264,28 +297,34 @@ def shared_engines(systems: list[System]) -> dict[str, EngineSpec]:
     return specs
 
 
-class SweepRunner:
-    """Runs points on engines that are open for all of them; `points` are the finished ones, by name."""
+class FinishedPoints:
+    """The finished points of a sweep, by name, which are on disk as soon as they are here."""
 
-    def __init__(self, prepared: Prepared, points: dict[str, Point], observer: Observer, done: Done) -> None:
+    def __init__(self, prepared: Prepared, points: dict[str, Point], done: Done) -> None:
         self.points = points
-        self._prepared, self._observer, self._done = prepared, observer, done
+        self._folder, self._done = prepared.folder, done
+        self._places = {each.name: place for place, each in enumerate(prepared.planned_points)}
 
-    async def run(self, part: list[PlannedPoint], attend: Attend | None) -> None:
-        """Run the points of `part` one after the other; raises the error that ends a run early, `Interrupted` included."""
-        stop = Stop()
-        with unwrapped():
-            async with anyio.create_task_group() as tasks:
-                if attend is not None:
-                    await tasks.start(attend, stop)
-                with stop.guard():
-                    async with open_engines(self._prepared.engines) as engines:
-                        await self._warm_up(engines)
-                        for planned in part:
-                            await self._point(engines, planned)
-                tasks.cancel_scope.cancel()
-        if stop.aborted:
-            raise Interrupted
+    def add(self, planned: PlannedPoint, point: Point) -> None:
+        """Take in `point`, and write all points to `points.parquet`, in the order in which they were planned."""
+        self.points[planned.name] = point
+        self.points = dict(sorted(self.points.items(), key=lambda item: self._places.get(item[0], -1)))
+        write_points(self._folder / POINTS, list(self.points.values()))
+        self._done(sum(name in self._places for name in self.points), len(self._places), point)
+
+
+class SweepRunner:
+    """Runs points on engines that are open for all of them, and has each kept when it is finished."""
+
+    def __init__(self, prepared: Prepared, observer: Observer, keep: Keep) -> None:
+        self._prepared, self._observer, self._keep = prepared, observer, keep
+
+    async def run(self, part: list[PlannedPoint]) -> None:
+        """Run the points of `part` one after the other; raises the error that ends a run early."""
+        async with open_engines(self._prepared.engines) as engines:
+            await self._warm_up(engines)
+            for planned in part:
+                await self._point(engines, planned)
 
     async def _warm_up(self, engines: Mapping[str, Engine]) -> None:
         """Let every system solve a few problems at the largest batch size, so that kernels are compiled and buffers have their size."""
@@ -300,7 +339,7 @@ class SweepRunner:
                 await self._solved(preflight, engines)
 
     async def _point(self, engines: Mapping[str, Engine], planned: PlannedPoint) -> None:
-        """Run one point and, in the first repeat, measure the lower bound of its calls; write it to `points.parquet`."""
+        """Run one point and, in the first repeat, measure the lower bound of its calls."""
         coordinates, prepared = planned.coordinates, self._prepared
         folder = prepared.folder / "runs" / planned.name
         if folder.is_symlink():
@@ -313,9 +352,7 @@ class SweepRunner:
         bound_s = {} if coordinates.repeat else await self._lower_bound(engines, recorders, record, coordinates.batch_size)
         cpu_s = record.orchestrator_cpu_s
         point = point_of_run(folder, coordinates, simulated=prepared.virtual_time, limit_s=bound_s, cpu_s=cpu_s, cache_kept=kept)
-        self.points[planned.name] = point
-        write_points(prepared.folder / POINTS, list(self.points.values()))
-        self._done(sum(each.name in self.points for each in prepared.planned_points), len(prepared.planned_points), point)
+        self._keep(planned, point)
 
     async def _solved(self, preflight: Preflight, engines: Mapping[str, Engine]) -> RunFile:
         """Carry out a run and return its `run.json`; raises the error that ends it early."""

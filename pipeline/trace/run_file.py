@@ -31,7 +31,6 @@ Count = Annotated[int, Meta(ge=0, le=10**18)]
 PACKAGES = (
     "pipeline",
     "anyio",
-    "trio",
     "msgspec",
     "pyarrow",
     "torch",

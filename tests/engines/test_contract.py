@@ -16,7 +16,7 @@ from anyio.from_thread import BlockingPortal
 from pipeline.engine import Candidate, Completion, Engine, Fact, Interruptible, PrefixCacheReset, Request
 from pipeline.engines.validate import validate_completion
 from pipeline.errors import ContextOverflow, RequestRefused
-from pipeline.runtime.virtual_clock import VirtualClock
+from pipeline.session.loop import in_loop
 from tests.support.engines import SIM, Converse, Talk, ask_all, prompt_of
 
 PROBLEM = "Lily has 19 pens. Lily sells 5 packs of 2. Lily drops 9. How many pens has Lily now?"
@@ -47,7 +47,7 @@ def sim_converse(request: pytest.FixtureRequest) -> Converse:
             async with sim.BACKEND.open({"draft": SIM}) as engines:
                 await talk(engines["draft"])
 
-        anyio.run(main, backend="trio", backend_options={"clock": VirtualClock()})
+        in_loop(main, virtual=True)
 
     return converse
 

@@ -30,6 +30,7 @@ def options(folder: Path, **changes: Any) -> SweepOptions:
         "engines": SIM,
         "batch_sizes": (1, 4),
         "output": folder / "sweep",
+        "processes": 1,
     }
     return SweepOptions(**given | changes)
 

@@ -23,7 +23,7 @@ from pipeline.trace.store import TraceStore
 
 pytestmark = pytest.mark.anyio
 Blank = Callable[..., Any]
-REAL = pytest.mark.parametrize("anyio_backend", ["asyncio", "trio"])
+REAL = pytest.mark.parametrize("anyio_backend", ["asyncio"])
 
 
 def rows_of(folder: Path, table: str) -> int:
@@ -170,7 +170,7 @@ async def test_a_failure_at_the_end_is_raised_too(tmp_path: Path, blank: Blank) 
             shutil.rmtree(tmp_path / "calls")
 
 
-@pytest.mark.parametrize("anyio_backend", ["asyncio", "trio"])
+@REAL
 @pytest.mark.parametrize("virtual", [True, False])
 async def test_an_error_of_the_body_leaves_as_it_was(tmp_path: Path, blank: Blank, virtual: bool) -> None:
     error = ValueError("mine")
@@ -183,7 +183,7 @@ async def test_an_error_of_the_body_leaves_as_it_was(tmp_path: Path, blank: Blan
     assert rows_of(tmp_path, "calls") == 1
 
 
-@pytest.mark.parametrize("anyio_backend", ["asyncio", "trio"])
+@REAL
 @pytest.mark.parametrize("virtual", [True, False])
 async def test_cancellation_loses_nothing(tmp_path: Path, blank: Blank, virtual: bool) -> None:
     with anyio.CancelScope() as scope:

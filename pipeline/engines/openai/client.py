@@ -200,7 +200,7 @@ def read_key(where: str, api_key_env: str | None) -> str | None:
 
 
 class Server:
-    """A server at one base URL, and the connections to it; close it with `aclose`. Works on asyncio and trio."""
+    """A server at one base URL, and the connections to it; close it with `aclose`."""
 
     def __init__(self, where: str, url: str, key: str | None, max_in_flight: int) -> None:
         """Raises `GraphError` at `where` when the HTTP library is missing. `key`, if any, goes with every request."""

@@ -3,7 +3,7 @@
 Requests enter and completions leave; nothing is computed here. The main process shares the machine's cores with the
 engines, so a call must cost it little. A backend gives each of its roles a `Setup` and a `Program`, makes a `WorkerEngine`
 of them and opens all with `open_workers`; the program itself is written with `pipeline.engines.process.worker`. When a worker
-has died, `restart` starts another one on the same cores and devices. Works on asyncio and trio.
+has died, `restart` starts another one on the same cores and devices.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence

@@ -92,8 +92,7 @@ class ParentConnection:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # the main process decides when a worker ends
         self.socket = socket.socket(fileno=int(sys.argv[1]))
         # Whatever this process is at then, loading for minutes or waiting for one of its own: the socket is read in between alone.
-        watch = (self.socket.fileno(), 0.0 if exit_on_close else SHUTDOWN_S)
-        threading.Thread(target=_end_with_main_process, args=watch, name="main process", daemon=True).start()
+        end_with_main_process(self.socket.fileno(), 0.0 if exit_on_close else SHUTDOWN_S)
         self.closed = False
         self._unframer, self._exit_on_close = Unframer("worker"), exit_on_close
 
@@ -132,15 +131,19 @@ class ParentConnection:
         self.closed = True
 
 
-def _end_with_main_process(descriptor: int, shutdown_s: float) -> None:
-    """Wait until the main process has neither end of the socket any more, and kill this process group `shutdown_s` later."""
-    hang_up = select.poll()
-    hang_up.register(descriptor, 0)  # no more than POLLHUP, which both directions must be closed for, and errors
-    hang_up.poll()
-    time.sleep(shutdown_s)
-    if os.getpgid(0) == os.getpid():
-        os.killpg(0, signal.SIGKILL)
-    os._exit(1)
+def end_with_main_process(descriptor: int, shutdown_s: float = 0.0) -> None:
+    """Have this process group be killed `shutdown_s` after the main process has its end of the socket `descriptor` no more."""
+
+    def watch() -> None:
+        hang_up = select.poll()
+        hang_up.register(descriptor, 0)  # no more than POLLHUP, which both directions must be closed for, and errors
+        hang_up.poll()
+        time.sleep(shutdown_s)
+        if os.getpgid(0) == os.getpid():
+            os.killpg(0, signal.SIGKILL)
+        os._exit(1)
+
+    threading.Thread(target=watch, name="main process", daemon=True).start()
 
 
 def end_with_parent() -> None:

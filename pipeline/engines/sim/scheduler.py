@@ -26,7 +26,7 @@ as it would have been, B has its first token at 5 and its second at 6.
 import math
 from bisect import bisect_left, bisect_right, insort
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from heapq import heappop, heappush
 from typing import NamedTuple
 
@@ -53,10 +53,10 @@ class Job:
     def __init__(
         self,
         key: Key,
-        prompt: tuple[int, ...],
+        prompt: Sequence[int],
         reusable: int,
         lengths: tuple[int, ...],
-        cached_outputs: tuple[tuple[int, ...], ...],
+        cached_outputs: Sequence[Sequence[int]],
         notify: Callable[[], object],
     ) -> None:
         self.key, self.prompt = key, prompt

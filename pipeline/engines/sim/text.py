@@ -25,7 +25,7 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from pipeline.engine import Candidate, FinishReason, Request, Tokenizer
+from pipeline.engine import Candidate, FinishReason, Request, Tokenizer, packed
 from pipeline.engines.sim.difficulty import chances
 from pipeline.engines.sim.output import Output
 from pipeline.engines.sim.spec import SimSpec, SimTextSpec
@@ -43,7 +43,7 @@ _LABEL_IDS = [_encode(label)[0] for label in LABELS]
 _OK, _NO, _EH = (_encode(f"1 {word}")[1] for word in ("ok", "no", "eh"))
 _VERDICTS = frozenset((_OK, _NO, _EH))
 _ANCHORS = _VERDICTS | {_OPEN, _ASSISTANT, _USER}
-_CHOOSE_TAIL, _SCORE_TAIL = (tuple(_encode(f"{DELIMITER}{text}")[1:]) for text in (CHOOSE_PREFILL, SCORE_PREFILL))
+_CHOOSE_TAIL, _SCORE_TAIL = (packed(_encode(f"{DELIMITER}{text}")[1:]) for text in (CHOOSE_PREFILL, SCORE_PREFILL))
 _MARKER = re.compile(r"; step (\d+) of (\d+) (ok|no|eh)$")
 _SHORT_MARKER = re.compile(r"([a-z]{3})([a-z]{3}) (ok|no|eh)$")
 _MARKER_REACH = 20
@@ -202,7 +202,7 @@ def _verdict(prompt: Sequence[int], end: int) -> int | None:
     return None
 
 
-def _last(ids: tuple[int, ...], token: int) -> int:
+def _last(ids: "array[int]", token: int) -> int:
     """Position of the last `token`, or -1."""
     try:
         return len(ids) - 1 - ids[::-1].index(token)
@@ -242,8 +242,9 @@ class TextModel:
         graded = spec.difficulty == "beta" and 0 < spec.step_correlation < 1 and 0 < spec.step_accuracy < 1
         self._chances = chances(spec.step_accuracy, spec.step_correlation) if graded else ()
 
-    def read(self, prompt: tuple[int, ...]) -> ThoughtState:
+    def read(self, prompt: Sequence[int]) -> ThoughtState:
         """How far the thought in `prompt` has come, read from the marker at its end and the problem at its beginning."""
+        prompt = packed(prompt)
         position = len(prompt) - 1
         while position >= 0:
             if prompt[position] in _ANCHORS:
@@ -253,13 +254,13 @@ class TextModel:
                 if found := _progress(tail):
                     step, total, word = found
                     lacks_delimiter = position == len(prompt) - 1 and step != total
-                    ending = _ending(prompt[position + 1 :])
+                    ending = _ending(tuple(prompt[position + 1 :]))
                     return ThoughtState(self._question(prompt), step, total, word == "ok", *ending, lacks_delimiter)
             position -= 1
         problem = self._question(prompt) if position >= 0 else None
-        return ThoughtState(problem, 0, self._steps(problem) if problem else 0, True, *_ending(prompt[position + 1 :]))
+        return ThoughtState(problem, 0, self._steps(problem) if problem else 0, True, *_ending(tuple(prompt[position + 1 :])))
 
-    def write(self, request: Request, prompt: tuple[int, ...], limit: int) -> list[Candidate]:
+    def write(self, request: Request, prompt: Sequence[int], limit: int) -> list[Candidate]:
         """All candidates of `request`, each of at most `limit` tokens."""
         state = self.read(prompt)
         greedy = request.temperature == 0
@@ -268,34 +269,34 @@ class TextModel:
         keys = [f"{self.name}/{0 if greedy else request.seed}/{0 if greedy else j}" for j in range(request.n)]
         return [_written(self._text(state, key, limit, ends), limit, request, stops_are_last) for key in keys]
 
-    def choose(self, request: Request, prompt: tuple[int, ...]) -> tuple[int, tuple[float, ...]]:
+    def choose(self, request: Request, prompt: Sequence[int]) -> tuple[int, tuple[float, ...]]:
         """The index of the chosen option, and the log probabilities of all; the temperature makes no difference."""
-        options = len(request.option_ids)
+        prompt, options = packed(prompt), len(request.option_ids)
         if prompt[-len(_CHOOSE_TAIL) :] == _CHOOSE_TAIL:
             turn = prompt[_last(prompt, _USER) : _last(prompt, _ASSISTANT)]
             none = int(request.option_ids[0] == _LABEL_IDS[0])
-            shown = _shown_candidates(turn[: _last(turn, _BLANK_LINE)], options - none)
+            shown = _shown_candidates(tuple(turn[: _last(turn, _BLANK_LINE)]), options - none)
             right = (place for place, ids in enumerate(shown, none) if self._judges_right(_NO not in ids, ids))
             chosen = next(right, 0)
         elif prompt[-len(_SCORE_TAIL) :] == _SCORE_TAIL:
             end = _last(prompt, _USER)
-            step = prompt[max(0, end - 32) : end]
+            step = tuple(prompt[max(0, end - 32) : end])
             spread = int(_draws(f"{self.name}/score/{hash(step)}")[0] * 1000)
             chosen = 7 + spread % 3 if self._judges_right(_verdict(prompt, end) != _NO, step) else spread % 7
         else:
-            chosen = int(_draws(f"{self.name}/option/{hash(prompt[-64:])}")[0] * options)
+            chosen = int(_draws(f"{self.name}/option/{hash(tuple(prompt[-64:]))}")[0] * options)
         chosen = min(chosen, options - 1)
         return chosen, _option_logprobs(options, chosen)
 
-    def score(self, prompt: tuple[int, ...], scored: tuple[int, ...]) -> tuple[float, ...]:
+    def score(self, prompt: Sequence[int], scored: tuple[int, ...]) -> tuple[float, ...]:
         """Log probability of each of the `scored` ids after `prompt`: likelier in a right step than in a wrong one."""
         mean = 0.35 if self._judges_right(_NO not in scored, scored) else 1.1
-        shift = hash((prompt[-8:], scored)) % 97
+        shift = hash((tuple(prompt[-8:]), scored)) % 97
         return tuple(-mean * (0.5 + ((token ^ (position + shift)) * 40503 % 1024) / 1024) for position, token in enumerate(scored))
 
-    def _question(self, prompt: tuple[int, ...]) -> SimProblem | None:
+    def _question(self, prompt: "array[int]") -> SimProblem | None:
         try:
-            return _problem_asked(array("I", prompt[1 : prompt.index(_ASSISTANT)]).tobytes()) if prompt[0] == _USER else None
+            return _problem_asked(prompt[1 : prompt.index(_ASSISTANT)].tobytes()) if prompt[0] == _USER else None
         except ValueError:
             return None
 
@@ -401,7 +402,7 @@ class SeededText:
 
     def output(self, request: Request, max_model_len: int) -> Output:
         """See `TextSource.output`."""
-        prompt = tuple(request.prompt_ids)
+        prompt = packed(request.prompt_ids)
         if request.scored_ids:
             return Output((), (1,), scored_logprobs=self._model.score(prompt, tuple(request.scored_ids)))
         if request.option_ids:
