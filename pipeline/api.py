@@ -31,6 +31,7 @@ from pipeline.graph.loader import load_graph as load_spec
 from pipeline.graph.plan import Plan
 from pipeline.graph.plugins import engine_specs, stage_specs
 from pipeline.graph.spec import EngineSpec
+from pipeline.runtime.admission.admission import AdmissionName
 from pipeline.runtime.rows import RowSink
 from pipeline.runtime.schedule import ScheduleName
 from pipeline.session.background import Background, TaskRun, ThreadRun
@@ -144,6 +145,8 @@ def solve(
     params: Mapping[str, Any] | None = None,
     batch_size: int = 64,
     schedule: ScheduleName = "pipelined",
+    admission: AdmissionName = "cache",
+    order: str = "input",
     samples: int = 1,
     limit: int | None = None,
     seed: int = 0,
@@ -160,6 +163,9 @@ def solve(
         other fields that every engine has are set for them by `params`.
     params: values for the graph's params, and engine fields as `engines.ROLE.NAME`.
     batch_size: chains that live at once. schedule: `pipelined`, `lockstep` or `sequential`.
+    admission: `cache` lets the youngest chains pause where not all contexts fit into the engines' caches; `batch` lets none.
+    order: which chains begin first: `input`, `longest` (of the longest problems), or `longest:RUN` (of the problems whose thoughts
+        were longest in the run folder RUN); with the latter two all problems are held in memory at once.
     samples: attempts at every problem. limit: only the first problems. seed: every random number derives from it.
     columns: the names of columns in `problems` by ours: `{"problem": "question"}`.
     modes: a finished run with `speculate: auto`, in whose modes the steps of this one are written (`pipeline run --modes`).
@@ -170,7 +176,7 @@ def solve(
     Raises `UsageError` before an engine starts where an argument is wrong, `RunError` where no chain could start, and
     `Unfinished`, which holds what was finished, where the run could not go on.
     """
-    options = _options(batch_size, schedule, samples, limit, seed, columns, modes, output, resume)
+    options = _options(batch_size, schedule, admission, order, samples, limit, seed, columns, modes, output, resume)
     kept = _MemorySink(trace=trace)
     with _prepared(graph, problems, engines, params, options) as job:
         if job.ready is None:
@@ -194,6 +200,8 @@ async def solve_async(
     params: Mapping[str, Any] | None = None,
     batch_size: int = 64,
     schedule: ScheduleName = "pipelined",
+    admission: AdmissionName = "cache",
+    order: str = "input",
     samples: int = 1,
     limit: int | None = None,
     seed: int = 0,
@@ -210,7 +218,7 @@ async def solve_async(
     are called in the running event loop; others run in a thread of their own. Raises as `solve` does before
     the first chain, and at the end the `RunError` that kept the run from its own. Of a resumed run only new chains are given.
     """
-    options = _options(batch_size, schedule, samples, limit, seed, columns, modes, output, resume)
+    options = _options(batch_size, schedule, admission, order, samples, limit, seed, columns, modes, output, resume)
     opened = _opened(engines) is not None
     if opened and not on_asyncio():
         raise UsageError("engines: open engines are called in the running event loop, which has to be asyncio's; elsewhere give specs")
@@ -270,6 +278,8 @@ def _started(job: _Job, ready: Ready, chains: ChainStream) -> Background:
 def _options(
     batch_size: int,
     schedule: str,
+    admission: str,
+    order: str,
     samples: int,
     limit: int | None,
     seed: int,
@@ -284,6 +294,8 @@ def _options(
     return {
         "batch_size": batch_size,
         "schedule": schedule,
+        "admission": admission,
+        "order": order,
         "samples": samples,
         "limit": limit,
         "seed": seed,

@@ -130,6 +130,8 @@ class Completion(Struct, frozen=True, kw_only=True):
     """Log probability of each of `scored_ids`, in that order."""
     usage: Usage
     timing: Timing = Timing()
+    cache_stated: bool = True
+    """Whether the engine looked into its prefix cache for this request, and says in `usage` what it found."""
 
 
 class Speculation(Struct, frozen=True, kw_only=True):
@@ -252,7 +254,9 @@ class Engine(Protocol):
         flops_per_s: the matrix rate of a simulated device, FLOP/s. Left out of a simulated engine: without a bound.
         servers: addresses of the servers that compute for it, in place of `devices`.
         replay: the folder of the recorded run that it answers from.
-        kv_cache_tokens: tokens whose keys and values fit into its cache.
+        kv_cache_tokens: tokens whose keys and values fit into its cache, over all replicas.
+        kv_cache_sequences: sequences that fit into its cache, where each takes a place of one size, however short it is.
+        block_size: tokens of a sequence that its cache keeps or evicts together.
         """
 
     async def generate(self, request: Request) -> Completion:

@@ -15,6 +15,7 @@ from pipeline.cli.run import column_option
 from pipeline.cli.terminal.signals import restored_handlers, stop_at_first_signal
 from pipeline.errors import MissingExtra
 from pipeline.report.extra import load
+from pipeline.runtime.admission.admission import AdmissionName
 from pipeline.runtime.schedule import ScheduleName
 from pipeline.session.loop import rare_collection
 from pipeline.session.options import MOST_ROWS
@@ -74,6 +75,8 @@ def _vary(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -
     metavar="NAME,...",
     help=f"Of {', '.join(get_args(ScheduleName))}.",
 )
+@click.option("--admission", type=click.Choice(get_args(AdmissionName)), default="cache", show_default=True, help="As for `run`.")
+@click.option("--order", default="input", show_default=True, metavar="ORDER", help="As for `run`.")
 @click.option("--vary", multiple=True, callback=_vary, metavar="NAME=VALUE,...", help="A param and its values: candidates=1,2,5.")
 @click.option("--repeats", type=click.IntRange(1, 1000), default=3, show_default=True, help="Runs of every point; simulated ones: 1.")
 @click.option(

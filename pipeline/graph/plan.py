@@ -106,6 +106,12 @@ class Plan(Struct, frozen=True):
         return next((node.direct for level in self.block.levels for node in level if isinstance(node, LoopNode)), None)
 
     @property
+    def repeated(self) -> tuple[StageNode, ...]:
+        """The stages inside loops, each of which a chain runs again and again."""
+        loops = (node for level in self.block.levels for node in level if isinstance(node, LoopNode))
+        return tuple(stage for loop in loops for stage in loop.body.stages())
+
+    @property
     def drafters(self) -> tuple[str, ...]:
         """The role that drafts each candidate of a step, in the candidates' order."""
         drafts = [stage.spec for stage in self.stages() if stage.spec.purpose == "draft"]

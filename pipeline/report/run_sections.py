@@ -136,8 +136,11 @@ def _time(analysis: Analysis, stages: Sequence[str]) -> Section:
 
 
 def _tokens(analysis: Analysis) -> Section:
-    plot = Figure("What became of the tokens that each engine sampled", figures_tokens.tokens(analysis.ledger))
-    return Section(title="Tokens and waste", figures=[plot], tables=[figures_tokens.tokens_table(analysis.ledger)])
+    plots = [
+        Figure("What became of the tokens that each engine sampled", figures_tokens.tokens(analysis.ledger)),
+        Figure("Where the prompt tokens that each engine read came from", figures_tokens.prompt_tokens(analysis.ledger)),
+    ]
+    return Section(title="Tokens and waste", figures=plots, tables=[figures_tokens.tokens_table(analysis.ledger)])
 
 
 def _steps(counts: StepCounts) -> Iterator[Section]:
@@ -216,6 +219,8 @@ def _setup_rows(run: RunFile) -> Iterator[tuple[str, str]]:
     yield "stages", ", ".join(f"{node.name} ({node.spec.kind})" for node in run.plan.stages())
     yield "params", _pairs(run.plan.params) or "none"
     yield "batch size", f"{run.batch_size} chains live at once, {run.schedule}"
+    yield "admission", _admission(run)
+    yield "order", run.order or "not recorded"
     yield "samples and seed", f"{run.samples} a problem, seed {run.seed}"
     yield "input", f"{run.input.file}, {run.input.rows:,} rows"
     yield "clock", "simulated" if run.virtual_time else "measured"
@@ -224,6 +229,15 @@ def _setup_rows(run: RunFile) -> Iterator[tuple[str, str]]:
     yield "command", " ".join(run.command)
     if len(run.sessions) > 1:
         yield "sessions", ", ".join(session.status for session in run.sessions)
+
+
+def _admission(run: RunFile) -> str:
+    """What decided which live chains went on."""
+    if run.admission != "cache":
+        return "the batch size alone"
+    if run.totals.pauses is None:
+        return "the batch size alone: there is no loop, or no engine in one that states the size of its cache"
+    return f"the engines' caches; chains paused {run.totals.pauses:,} times"
 
 
 def _engine_row(role: str, settings: Mapping[str, Any], facts: EngineFacts) -> tuple[str, ...]:

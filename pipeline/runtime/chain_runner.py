@@ -10,6 +10,7 @@ from pipeline.errors import ContextOverflow, PipelineError, RunError
 from pipeline.graph.plan import Block, Condition, Direct, LoopNode, Plan, StageNode
 from pipeline.graph.spec import UntilSpec
 from pipeline.reasoning.chain import Chain
+from pipeline.runtime.admission.admission import Member
 from pipeline.runtime.chain_recorder import ChainRecorder, Clock, StageLabel
 from pipeline.runtime.dispatch import Dispatcher
 from pipeline.runtime.schedule import Schedule
@@ -108,14 +109,18 @@ def bind(plan: Plan, stages: Mapping[str, Stage], dispatchers: Mapping[str, Disp
 class ChainRunner:
     """Runs one chain; `stage` is the name of the stage that it is in, for the record of an error."""
 
-    __slots__ = ("_clock", "_schedule", "chain", "overflow", "record", "stage")
+    __slots__ = ("_clock", "_member", "_schedule", "chain", "overflow", "record", "stage")
 
-    def __init__(self, schedule: Schedule, clock: Clock, record: ChainRecorder) -> None:
-        self._schedule, self._clock, self.record = schedule, clock, record
+    def __init__(self, schedule: Schedule, member: Member | None, clock: Clock, record: ChainRecorder) -> None:
+        self._schedule, self._member, self._clock, self.record = schedule, member, clock, record
         self.chain: Chain | None = None
         self.stage: str | None = None
         self.overflow: ContextOverflow | None = None
         """The error of a prompt that did not fit into the context; None while all fit."""
+
+    def begin(self, chain: Chain) -> None:
+        """The chain that is run; to be called before its `block`."""
+        self.chain, self.record.contexts = chain, chain.contexts
 
     async def block(self, chain: Chain, block: BoundBlock) -> None:
         """Run the levels of `block`, one after the other."""
@@ -196,7 +201,7 @@ class ChainRunner:
         first = stages[0]
         self.stage = first.label.name
         ready = self._clock.now()
-        await self._schedule.turn(first.rank)
+        await self._schedule.turn(first.rank, self._member, chain.contexts)
         requests = [stage.stage.requests(chain) for stage in stages]
         try:
             if len(stages) == len(requests[0]) == 1:  # most levels: one call

@@ -4,7 +4,7 @@ Problems enter as an iterator, rows leave into a `RowSink`. A failed chain is a 
 """
 
 from collections.abc import Iterator, Mapping
-from itertools import islice, product
+from itertools import islice
 
 import anyio
 import anyio.to_thread
@@ -17,6 +17,9 @@ from pipeline.graph.plan import Plan
 from pipeline.reasoning.chain import Chain, chain_id
 from pipeline.reasoning.prompts import PromptBuilder
 from pipeline.reasoning.translate import TokenTranslator
+from pipeline.runtime.admission.admission import Member
+from pipeline.runtime.admission.order import InputOrder, Start, StartOrder
+from pipeline.runtime.admission.recomputed import block_tokens
 from pipeline.runtime.chain_recorder import ChainRecorder, Clock, Progress
 from pipeline.runtime.chain_runner import ChainRunner, bind
 from pipeline.runtime.dispatch import Dispatcher
@@ -60,10 +63,13 @@ class Executor:
         clock: Clock,
         settings: Settings,
         resume_state: ResumeState | None = None,
+        start_order: StartOrder | None = None,
         control: ModeControl | None = None,
     ) -> None:
-        """`control` decides where the plan has `speculate: auto`."""
+        """`start_order`: which chain begins next; None: in the order of the input. `control` decides where the plan has
+        `speculate: auto`."""
         specs, self._resume_state = plan.engines, resume_state or ResumeState()
+        self._order = start_order or InputOrder(settings.samples, self._resume_state.is_over)
         self.dispatchers = {role: Dispatcher(engines[role], spec, clock) for role, spec in specs.items()}
         self.lanes = {role: dispatcher.lane for role, dispatcher in self.dispatchers.items()}
         self.progress = Progress(list(specs), self._resume_state)
@@ -71,6 +77,7 @@ class Executor:
         self._block = bind(plan, stages, self.dispatchers, self._switch)
         self._mode = MODES.get(plan.speculate)
         self._settings, self._builders = settings, builders
+        self._blocks = {role: block_tokens(engine.facts) for role, engine in engines.items()}
         self._limits = {role: engine.max_model_len for role, engine in engines.items()}
         self._translator = TokenTranslator({role: builder.tokenizer for role, builder in builders.items()})
         self._schedule, self._recorder, self._clock = schedule, recorder, clock
@@ -107,16 +114,20 @@ class Executor:
 
     async def _feed(self, problems: Iterator[Problem | BadRow], chains: anyio.abc.TaskGroup) -> None:
         """Start chains as the schedule and the row sink admit them."""
-        order = 0
         while items := await self._read(problems):
-            for item, sample_index in product(items, range(self._settings.samples)):
-                if not self._resume_state.is_over(order):
-                    await self._recorder.room()
-                    await self._schedule.enter()
-                    if self._switch is not None:
-                        self._switch.enter(order)
-                    chains.start_soon(self._solve, item, sample_index, order)
-                order += 1
+            self._order.add(items)
+            if not self._order.reads_all:
+                await self._start(chains)
+        await self._start(chains)
+
+    async def _start(self, chains: anyio.abc.TaskGroup) -> None:
+        """Start all chains that the order gives for the problems that were read."""
+        while (start := self._order.take()) is not None:
+            await self._recorder.room()
+            member = await self._schedule.enter()
+            if self._switch is not None:
+                self._switch.enter(start.order)
+            chains.start_soon(self._solve, start, member)
 
     async def _read(self, problems: Iterator[Problem | BadRow]) -> list[Problem | BadRow]:
         """The next problems, an empty list at the end; read in a thread, unless time is virtual."""
@@ -124,30 +135,44 @@ class Executor:
             return list(islice(problems, READ_AHEAD))
         return await anyio.to_thread.run_sync(lambda: list(islice(problems, READ_AHEAD)))
 
-    async def _solve(self, item: Problem | BadRow, sample_index: int, order: int) -> None:
+    async def _solve(self, start: Start, member: Member | None) -> None:
         """Run one chain from its first call to its row."""
+        item, sample_index = start.item, start.sample_index
         problem = Problem(row=item.row, problem_id=item.problem_id, problem="", answer=None) if isinstance(item, BadRow) else item
         resumed = self._resume_state.chain(chain_id(problem.problem_id, sample_index))
-        record = ChainRecorder(self._settings.run_id, self._recorder, self.progress, self._clock, problem, sample_index, resumed)
-        runner = ChainRunner(self._schedule, self._clock, record)
+        record = ChainRecorder(
+            self._settings.run_id,
+            self._recorder,
+            self.progress,
+            self._clock,
+            problem,
+            sample_index,
+            resumed,
+            blocks=self._blocks,
+            expected_length=start.expected_length,
+        )
+        runner = ChainRunner(self._schedule, member, self._clock, record)
         try:
-            await self._run_chain(runner, item, sample_index, order)
+            await self._run_chain(runner, start)
         finally:
-            self._schedule.leave()
+            self._schedule.leave(member)
             if self._switch is not None:
-                self._switch.leave(order)
+                self._switch.leave(start.order)
 
-    async def _run_chain(self, runner: ChainRunner, item: Problem | BadRow, sample_index: int, order: int) -> None:
+    async def _run_chain(self, runner: ChainRunner, start: Start) -> None:
         """Run the chain itself; the one place where its end is recorded, whatever that is."""
+        item, builders = start.item, self._builders
         try:
             if isinstance(item, BadRow):
                 raise item
             seed, limits = self._settings.seed, self._limits
-            chain = runner.chain = Chain(item, sample_index, order, seed, self._builders, self._translator, limits, self._mode)
+            chain = Chain(item, start.sample_index, start.order, seed, builders, self._translator, limits, self._mode)
+            runner.begin(chain)
             await runner.block(chain, self._block)
             if runner.overflow is not None and not chain.thought:
                 raise runner.overflow  # not even the problem fits
             runner.record.end(chain, chain.stop_reason or chain.default_stop_reason())
+            self._order.ended(start, chain.thought_tokens)
         except (anyio.get_cancelled_exc_class(), RunError, MemoryError):  # none of these is the chain's own
             runner.record.end(runner.chain, "cancelled")
             raise

@@ -19,6 +19,7 @@ from pipeline.graph.spec import GraphSpec
 from pipeline.session.claim import Claim
 from pipeline.session.modes import check_modes
 from pipeline.session.options import RunOptions, recorded_options
+from pipeline.session.order import Thoughts, earlier_thoughts
 from pipeline.session.replay import announcements, check_replay, resolved
 from pipeline.session.resume import check_drift
 from pipeline.session.thought_room import room_notices, with_thoughts
@@ -35,6 +36,8 @@ class Preflight(Struct, frozen=True, kw_only=True):
     problems: Problems
     fingerprint: Fingerprint
     virtual_time: bool
+    earlier_thoughts: Thoughts = {}
+    """Lengths of thoughts by which chains are put in order."""
     claim: Claim
     """The run folder, and the run in it that is to be resumed."""
 
@@ -79,7 +82,15 @@ def preflight(options: RunOptions, plan: Plan, problems: Problems, claim: Claim,
     fingerprint = problems.check()
     check_replay(plan, options, fingerprint)
     check_modes(plan, options, fingerprint)
-    found = Preflight(options=options, plan=plan, problems=problems, fingerprint=fingerprint, virtual_time=virtual, claim=claim)
+    found = Preflight(
+        options=options,
+        plan=plan,
+        problems=problems,
+        fingerprint=fingerprint,
+        virtual_time=virtual,
+        earlier_thoughts=earlier_thoughts(options.order),
+        claim=claim,
+    )
     if claim.old is not None and claim.folder is not None:
         check_drift(claim.folder, claim.old, new_record(found), options.allow_drift)
         if claim.nothing_to_do:
@@ -96,6 +107,8 @@ def new_record(run: Preflight, command: Sequence[str] = ()) -> RunFile:
         graph_file=storable(str(options.graph)),
         plan=run.plan,
         schedule=options.schedule,
+        admission=options.admission,
+        order=recorded_options(options)["order"],
         batch_size=options.batch_size,
         samples=options.samples,
         seed=options.seed,

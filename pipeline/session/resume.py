@@ -25,7 +25,7 @@ from pipeline.trace.rewrite import remove
 from pipeline.trace.run_file import RunFile
 
 Hashes: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
-MAY_DRIFT = ("engines", "batch_size", "schedule", "limit")
+MAY_DRIFT = ("engines", "batch_size", "schedule", "admission", "order", "limit")
 """What may differ from the earlier sessions if the user allows it; with other params, input or seed it would be another run."""
 # Columns that are read of `chains` and `calls`.
 CHAIN = ("chain_id", "input_row", "sample_index", "stop_reason", "correct", "error_type", "error_stage")
@@ -61,6 +61,9 @@ def _drift(old: RunFile, new: RunFile) -> dict[str, Iterator[str]]:
         "samples": _changes("", {"samples": old.samples}, {"samples": new.samples}),
         "batch_size": _changes("", {"batch_size": old.batch_size}, {"batch_size": new.batch_size}),
         "schedule": _changes("", {"schedule": old.schedule}, {"schedule": new.schedule}),
+        # Files of earlier versions say nothing of these.
+        "admission": _changes("", {"admission": old.admission or new.admission}, {"admission": new.admission}),
+        "order": _changes("", {"order": old.order or new.order}, {"order": new.order}),
     }
 
 

@@ -24,6 +24,8 @@ from pipeline.errors import Interrupted, OutOfMemory, PipelineError, is_out_of_m
 from pipeline.grading.grader import BESIDE_ENGINES, Grader, default_workers
 from pipeline.graph.plan import Plan
 from pipeline.reasoning.prompts import PromptBuilder
+from pipeline.runtime.admission.admission import Admission
+from pipeline.runtime.admission.cache import CacheLimit, cache_limits
 from pipeline.runtime.chain_recorder import Clock, Progress
 from pipeline.runtime.executor import Executor, Settings
 from pipeline.runtime.inline_grader import GradingStatistics, InlineGrader, open_inline_grader
@@ -36,6 +38,7 @@ from pipeline.session.claim import Claim, claimed
 from pipeline.session.loop import in_loop, loop_clock
 from pipeline.session.modes import MOST_CHANGES, announcements, new_control, recorded_changes
 from pipeline.session.options import RunOptions
+from pipeline.session.order import start_order
 from pipeline.session.preflight import Preflight, load_plan, new_record, notices, preflight
 from pipeline.session.resume import drop_unfinished, mend_chains, read_resume_state
 from pipeline.session.stop import Stop
@@ -134,6 +137,11 @@ class Opened(Struct, frozen=True, kw_only=True):
     engines: Mapping[str, Engine]
     builders: Mapping[str, PromptBuilder]
     stages: Mapping[str, Stage]
+
+    @property
+    def cache_limits(self) -> dict[str, CacheLimit | None]:
+        """How much fits into the cache of each engine that chains come back to, by role; None where it does not say."""
+        return cache_limits(self.ready.checked.plan, self.record.engine_facts)
 
     @property
     def session(self) -> Session:
@@ -255,6 +263,8 @@ async def execute(run: Opened, observer: Observer, stop: Stop) -> SessionResult:
     try:
         with stop.guard():
             async with _open_rows(checked, observer.sink) as rows:
+                for sentence in unknown_caches(run):
+                    observer.tell(sentence)
                 chains = Chains(run, rows, clock)
                 stop.drained_by(chains.executor.drain)
                 await chains.run(observer)
@@ -293,6 +303,23 @@ async def check_input(checked: Preflight) -> None:
         await anyio.to_thread.run_sync(checked.problems.check_unchanged)
 
 
+def admission_of(run: Opened) -> Admission | None:
+    """What decides which chains go on; None where the batch size alone does."""
+    if run.ready.checked.options.admission == "batch":
+        return None
+    limits = [limit for limit in run.cache_limits.values() if limit is not None]
+    return Admission(limits) if limits else None
+
+
+def unknown_caches(run: Opened) -> list[str]:
+    """A sentence for each engine whose cache should limit the live chains and which does not state the size of it."""
+    if run.ready.checked.options.admission == "batch":
+        return []
+    facts = run.record.engine_facts  # a recording, whose times stay as they are, has no cache
+    unknown = [role for role, limit in run.cache_limits.items() if limit is None and "replay" not in facts[role]]
+    return [f"engine {role!r} does not state the size of its cache: no chain pauses to make room in it" for role in unknown]
+
+
 class Chains:
     """The executor of a session, and the moment at which its last chain was over."""
 
@@ -300,10 +327,12 @@ class Chains:
         checked = run.ready.checked
         options = checked.options
         settings = Settings(run_id=checked.run_id, seed=options.seed, samples=options.samples, virtual_time=checked.virtual_time)
-        schedule = SCHEDULES[options.schedule](options.batch_size)
+        self.admission, resume_state = admission_of(run), run.ready.resume_state
+        order = start_order(options.order, options.samples, resume_state.is_over, checked.earlier_thoughts)
+        schedule = SCHEDULES[options.schedule](options.batch_size, self.admission)
         self.control = new_control(checked.plan, options, run.engines)
         self.executor = Executor(
-            checked.plan, run.stages, run.engines, run.builders, schedule, rows, clock, settings, run.ready.resume_state, self.control
+            checked.plan, run.stages, run.engines, run.builders, schedule, rows, clock, settings, resume_state, order, self.control
         )
         self.ended: float | None = None
         """When the last chain was over, by the run's clock; grading and writing that go on after it are no part of the run's time."""
@@ -361,6 +390,8 @@ def ended_record(
         engine_statistics=dict(statistics),
     )
     totals = _totals(chains.executor.progress, chains.graded, run.ready.resume_state) if chains is not None else Totals()
+    if chains is not None and chains.admission is not None:
+        totals = structs.replace(totals, pauses=chains.admission.pauses)
     changes = (*run.record.mode_changes, *(() if chains is None else chains.mode_changes))[-MOST_CHANGES:]
     failure = _sentence(error) if status == "failed" else None
     record = structs.replace(run.record, status=status, error=failure, totals=totals, mode_changes=changes)

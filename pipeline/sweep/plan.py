@@ -10,6 +10,7 @@ from msgspec import Struct
 from pipeline.analysis.points import Coordinates
 from pipeline.errors import UsageError
 from pipeline.graph.plan import Plan
+from pipeline.runtime.admission.admission import AdmissionName
 from pipeline.runtime.schedule import ScheduleName
 
 
@@ -20,6 +21,9 @@ class SweepOptions(Struct, frozen=True, kw_only=True):
     input: Path
     batch_sizes: tuple[int, ...]
     schedules: tuple[ScheduleName, ...] = ("pipelined",)
+    admission: AdmissionName = "cache"
+    order: str = "input"
+    """See `RunOptions.order`."""
     vary: dict[str, tuple[str, ...]] = {}
     """Values of params that vary, by the param's name; every combination is a curve of its own."""
     repeats: int = 3

@@ -29,6 +29,7 @@ from pipeline.machine import cores
 from pipeline.session.claim import Claim
 from pipeline.session.loop import in_loop
 from pipeline.session.options import RunOptions
+from pipeline.session.order import Thoughts, earlier_thoughts
 from pipeline.session.preflight import Preflight, load_plan, notices
 from pipeline.session.replay import check_replay
 from pipeline.session.run import Attend, Observer, solve_on, take_up
@@ -58,6 +59,9 @@ class SweepFile(Struct, frozen=True, kw_only=True):
     limit: int | None
     samples: int
     seed: int
+    admission: str = ""
+    """Empty in files of earlier versions, like `order`."""
+    order: str = ""
     engines: dict[str, dict[str, Any]]
     settings: tuple[str, ...]
     graphs: dict[str, str]
@@ -147,6 +151,8 @@ class Prepared(Struct, frozen=True, kw_only=True):
     problems: Problems
     fingerprint: Fingerprint
     virtual_time: bool
+    earlier_thoughts: Thoughts
+    """Lengths of thoughts by which chains are put in order."""
     folder: Path
     planned_points: list[PlannedPoint]
     """All points, in the order in which they are run."""
@@ -169,6 +175,7 @@ class Prepared(Struct, frozen=True, kw_only=True):
             problems=problems,
             fingerprint=fingerprint,
             virtual_time=self.virtual_time,
+            earlier_thoughts=self.earlier_thoughts,
             claim=Claim(folder=folder),
         )
 
@@ -205,6 +212,7 @@ def prepare(options: SweepOptions, systems: list[System], folder: Path) -> Prepa
         problems=problems,
         fingerprint=fingerprint,
         virtual_time=virtual,
+        earlier_thoughts=earlier_thoughts(options.order),
         folder=folder,
         planned_points=planned_points(systems, options, 1 if virtual else options.repeats),
     )
@@ -221,6 +229,8 @@ def run_options(options: SweepOptions, system: System, folder: Path, **changes: 
         "samples": options.samples,
         "limit": options.limit,
         "seed": options.seed,
+        "admission": options.admission,
+        "order": options.order,
         "output": folder,
     }
     return RunOptions(**own | changes)
@@ -235,6 +245,8 @@ def start_or_resume(prepared: Prepared) -> dict[str, Point]:
         limit=options.limit,
         samples=options.samples,
         seed=options.seed,
+        admission=options.admission,
+        order=options.order,
         engines={role: settings_of(spec) for role, spec in prepared.engines.items()},
         settings=options.settings,
         graphs={system.label: system.plan.digest for system in prepared.systems},
@@ -391,6 +403,9 @@ def _check_same(path: Path, new: SweepFile) -> None:
         raise UsageError(f"{path}: is no sweep.json of this version: {error}") from error
     for name in ("input_sha256", "columns", "limit", "samples", "seed", "engines", "settings"):
         if getattr(old, name) != getattr(new, name):
+            raise UsageError(f"{path}: cannot go on with it: {name} is {getattr(new, name)}, was {getattr(old, name)}; start a new sweep")
+    for name in ("admission", "order"):
+        if getattr(old, name) not in ("", getattr(new, name)):
             raise UsageError(f"{path}: cannot go on with it: {name} is {getattr(new, name)}, was {getattr(old, name)}; start a new sweep")
     for label in old.graphs.keys() & new.graphs.keys():
         if old.graphs[label] != new.graphs[label]:

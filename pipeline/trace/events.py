@@ -110,6 +110,10 @@ class CallRow(Struct, frozen=True):
     """Requests that stayed in the lane when this one left."""
     error_type: Annotated[str | None, column(otel="error.type")]
     error_message: str | None
+    recomputed_input_tokens: Annotated[int | None, column("{token}")] = None
+    """Tokens of the chain's context that this engine had computed for an earlier call of the chain, had evicted since and computed again:
+    at least so many, as only the context of an earlier step counts, in full blocks of the cache (`block_size` in the facts of the
+    engine, else 16 tokens). Null where the engine does not say what was cached, and in traces of earlier versions."""
 
 
 class StepRow(Struct, frozen=True):
@@ -234,6 +238,9 @@ class ChainRow(Struct, frozen=True):
     """The part of `chain_time_s` in which its calls waited in lanes."""
     start_unix_ns: Instant
     end_unix_ns: Instant
+    expected_length: float | None = None
+    """By what its place among the chains was decided where expected-long ones begin first: tokens of the thought that were expected, or,
+    of a first sample without an earlier run, characters of the problem. Null in the order of the input and in earlier versions."""
 
 
 class RewardRow(Struct, frozen=True, kw_only=True):

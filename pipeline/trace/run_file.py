@@ -77,6 +77,8 @@ class Totals(Struct, frozen=True, kw_only=True):
     chains_done: Count = 0
     chains_failed: Count = 0
     chains_cancelled: Count = 0
+    pauses: Count | None = None
+    """Times that a chain had to pause for room in a cache, in the last session; null where the batch size alone decided."""
     graded: Count = 0
     correct: Count = 0
     errors: dict[str, dict[str, Count]] = {}
@@ -136,6 +138,10 @@ class RunFile(Struct, frozen=True, kw_only=True):
     plan: Plan
     """Stages and engines with all their fields. In the file it is written as the keys of a `RecordedPlan`."""
     schedule: str
+    admission: str = ""
+    """`cache` or `batch`; empty in files of earlier versions, which are as `batch`."""
+    order: str = ""
+    """`input`, `longest` or `longest:RUN`; empty in files of earlier versions, which are as `input`."""
     batch_size: Count
     samples: Count
     seed: int

@@ -484,6 +484,8 @@ FACTS: dict[str, type] = {
     "servers": tuple,
     "replay": str,
     "kv_cache_tokens": int,
+    "kv_cache_sequences": int,
+    "block_size": int,
 }
 
 

@@ -117,7 +117,10 @@ def test_failed_chains_are_tried_again_when_asked(tmp_path: Path) -> None:
         ),
         ({"limit": 3}, r"limit is 3, was None; add --allow-drift limit"),
         ({"graph": ROOT / "graphs/specreason.yaml"}, r"param .* is .*, was .*"),
-        ({"allow_drift": ("seed",)}, r"--allow-drift seed: what may be other than before is engines, batch_size, schedule, limit"),
+        (
+            {"allow_drift": ("seed",)},
+            r"--allow-drift seed: what may be other than before is engines, batch_size, schedule, admission, order, limit",
+        ),
     ],
     ids=lambda value: str(value)[:30],
 )

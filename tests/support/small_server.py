@@ -182,6 +182,8 @@ class SmallServer:
         self.always: Fault | None = None
         self.streaming = threading.Semaphore(0)
         """Released whenever what is to come of a stream is sent."""
+        self.metrics = ""
+        """What `/metrics` says; empty: there is no such page."""
         self.script: Callable[[Sequence[int], int], str] = story
         self.seen: list[Seen] = []
         self.changed = threading.Condition()
@@ -244,6 +246,8 @@ class SmallServer:
             return page({"object": "list", "data": [{"id": self.model, "owned_by": self.kind.owned_by, **self.kind.card}]})
         if seen.path == "/version":
             return page({"version": "0.32.0"})
+        if seen.path == "/metrics" and self.metrics:
+            return 200, {"Content-Type": "text/plain"}, self.metrics.encode()
         if seen.path != self.completions:
             return refusal(404, "Not Found")
         return Writer(self, seen.body).reply()

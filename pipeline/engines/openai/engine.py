@@ -13,6 +13,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 
 import anyio
 from anyio.abc import TaskGroup
+from msgspec import structs
 
 from pipeline.engine import Completion, EngineStatistics, Fact, Request, Tokenizer
 from pipeline.engines.meter import UsageMeter
@@ -112,6 +113,8 @@ class OpenAIEngine:
         self._interruptible: dict[str, anyio.CancelScope] = {}
         """What `interrupt` cancels, by the id of the request."""
         self._meter = UsageMeter()
+        self._states_cached = False
+        """Whether an answer said how many tokens of its prompt were cached: vLLM says so only where some were."""
         if len(deployment.servers) > 1:
             self._start(self._recovery.watch)
 
@@ -228,6 +231,9 @@ class OpenAIEngine:
         """The completion that the `answers` of a server hold; raises `Failed`."""
         completion = self._understand(request, server, lambda: completion_of(request, answers, self.can, self.tokenizer))
         completion = scrubbed(completion, server.scrub_answer, self.tokenizer)
+        self._states_cached = self._states_cached or completion.cache_stated
+        if self._states_cached and not request.scored_ids:
+            completion = structs.replace(completion, cache_stated=True)
         for candidate in completion.candidates:  # an id that the model has and its tokenizer lacks comes back in a prompt
             self.vocab_size = max(self.vocab_size, min(1 + max(candidate.ids, default=0), self._most_ids))
         if flaw := validate_completion(completion, request, self.vocab_size):

@@ -129,15 +129,18 @@ def completion_of(request: Request, answers: Sequence[ResponseBody], can: Capabi
     if can.prompts == "ids":
         _check_prompts(request, [answer.choices[0] for answer in answers])
     if request.scored_ids:
-        return Completion(candidates=(), scored_logprobs=_scored(request, choices[0]), usage=usage_of(request, stated, 0))
+        scored, usage = _scored(request, choices[0]), usage_of(request, stated, 0)
+        return Completion(candidates=(), scored_logprobs=scored, usage=usage, cache_stated=False)  # no server reads its cache for this
+    cache_stated = any(one.states_cached for one in stated)
     if request.option_ids:
         chosen, options = _choice(request, choices[0], can, tokenizer)
-        return Completion(candidates=(chosen,), option_logprobs=options, usage=usage_of(request, stated, 1), timing=timing)
+        usage = usage_of(request, stated, 1)
+        return Completion(candidates=(chosen,), option_logprobs=options, usage=usage, timing=timing, cache_stated=cache_stated)
     read = _candidate_of_ids if can.returns_ids else _candidate_of_text
     candidates = [read(request, choice, can, tokenizer) for choice in choices]
     usage = usage_of(request, stated, sum(len(candidate.ids) for candidate in candidates))
     candidates *= request.n // asked
-    return Completion(candidates=tuple(candidates), usage=usage, timing=timing)
+    return Completion(candidates=tuple(candidates), usage=usage, timing=timing, cache_stated=cache_stated)
 
 
 def scrubbed(completion: Completion, scrub: Callable[[str], str], tokenizer: Tokenizer) -> Completion:

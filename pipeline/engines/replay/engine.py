@@ -140,6 +140,7 @@ class ReplayEngine:
             scored_logprobs=output.scored_logprobs,
             usage=usage,
             timing=timing,
+            cache_stated=False,  # what was cached is recorded of another run's cache
         )
 
     def interrupt(self, request_id: str) -> None:

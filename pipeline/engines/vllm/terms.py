@@ -170,7 +170,8 @@ def completion(request: Request, output: Any, decode: Decode, eos: frozenset[int
         output_tokens=0 if request.scored_ids else sum(len(one.token_ids) for one in outputs),
     )
     if request.scored_ids:
-        return Completion(candidates=(), scored_logprobs=_scored(request, output), usage=usage, timing=timing(output.metrics))
+        scored = _scored(request, output)  # for log probabilities of a prompt vLLM computes all of it, whatever is cached
+        return Completion(candidates=(), scored_logprobs=scored, usage=usage, timing=timing(output.metrics), cache_stated=False)
     candidates = [candidate(request, one, decode, eos) for one in outputs]
     if len(candidates) < request.n:  # greedy: all are the same
         candidates *= request.n
