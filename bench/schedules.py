@@ -84,13 +84,13 @@ class Bench(Struct, kw_only=True):
         schedule = SCHEDULES.get(system, Pipelined)(batch_size)
         async with open_engines(plan.engines) as opened:
             await self._warm_up(opened)
-            recording = {role: RecordingEngine(engine, most=len(self.problems) * 10_000) for role, engine in opened.items()}
+            recorders = {role: RecordingEngine(engine, most=len(self.problems) * 10_000) for role, engine in opened.items()}
             with tempfile.TemporaryDirectory() as folder:
                 cpu, started = time.process_time(), anyio.current_time()
-                await self._execute(plan, recording, schedule, Path(folder), self.problems)
+                await self._execute(plan, recorders, schedule, Path(folder), self.problems)
                 wall, cpu = anyio.current_time() - started, time.process_time() - cpu
                 outcome = _outcome(Path(folder), wall, cpu)
-        return outcome, {role: [call.request for call in engine.calls] for role, engine in recording.items()}
+        return outcome, {role: [call.request for call in engine.calls] for role, engine in recorders.items()}
 
     async def _execute(self, plan: Plan, engines: Mapping[str, Any], schedule: Schedule, folder: Path, problems: list[Problem]) -> None:
         builders = {role: PromptBuilder(engine.tokenizer) for role, engine in engines.items()}

@@ -83,8 +83,8 @@ class Result(Struct, frozen=True, kw_only=True):
     folder: Path | None
     """The run folder, where `output` was given."""
     notices: tuple[str, ...] = ()
-    """Sentences that a person should read: which foreign code ran, where replayed engines had their times from, and what was found in the
-    run folder that a run went on in."""
+    """Sentences that a person should read: which foreign code ran, where replayed engines had their times from, what was found in the
+    run folder that a run went on in, and which engine cannot be interrupted."""
     steps: tuple[StepRow, ...] = ()
     """The committed steps, of a run without a run folder that was given `trace=True`; else empty."""
     calls: tuple[CallRow, ...] = ()
@@ -151,6 +151,7 @@ def solve(
     limit: int | None = None,
     seed: int = 0,
     columns: Mapping[str, str] | None = None,
+    modes: str | Path | None = None,
     output: str | Path | None = None,
     resume: bool = False,
     trace: bool = False,
@@ -167,6 +168,7 @@ def solve(
         were longest in the run folder RUN); with the latter two all problems are held in memory at once.
     samples: attempts at every problem. limit: only the first problems. seed: every random number derives from it.
     columns: the names of columns in `problems` by ours: `{"problem": "question"}`.
+    modes: a finished run with `speculate: auto`, in whose modes the steps of this one are written (`pipeline run --modes`).
     output: the run folder to write, as `pipeline run --output` does; without it nothing is written to disk. resume: go on with
         the run in that folder, if there is one.
     trace: keep the rows of steps and calls in memory too, where there is no run folder.
@@ -174,7 +176,7 @@ def solve(
     Raises `UsageError` before an engine starts where an argument is wrong, `RunError` where no chain could start, and
     `Unfinished`, which holds what was finished, where the run could not go on.
     """
-    options = _options(batch_size, schedule, admission, order, samples, limit, seed, columns, output, resume)
+    options = _options(batch_size, schedule, admission, order, samples, limit, seed, columns, modes, output, resume)
     kept = _MemorySink(trace=trace)
     with _prepared(graph, problems, engines, params, options) as job:
         if job.ready is None:
@@ -184,7 +186,7 @@ def solve(
             ended = run.result()
         finally:
             run.close()
-    result = _result(ended.run, job.checked, kept, job.ready.remarks)
+    result = _result(ended.run, job.checked, kept, (*job.ready.remarks, *ended.notices))
     if ended.error is not None:
         raise Unfinished(ended.error, result) from ended.error
     return result
@@ -204,6 +206,7 @@ async def solve_async(
     limit: int | None = None,
     seed: int = 0,
     columns: Mapping[str, str] | None = None,
+    modes: str | Path | None = None,
     output: str | Path | None = None,
     resume: bool = False,
 ) -> AsyncIterator[ChainRow]:
@@ -215,7 +218,7 @@ async def solve_async(
     are called in the running event loop; others run in a thread of their own. Raises as `solve` does before
     the first chain, and at the end the `RunError` that kept the run from its own. Of a resumed run only new chains are given.
     """
-    options = _options(batch_size, schedule, admission, order, samples, limit, seed, columns, output, resume)
+    options = _options(batch_size, schedule, admission, order, samples, limit, seed, columns, modes, output, resume)
     opened = _opened(engines) is not None
     if opened and not on_asyncio():
         raise UsageError("engines: open engines are called in the running event loop, which has to be asyncio's; elsewhere give specs")
@@ -281,6 +284,7 @@ def _options(
     limit: int | None,
     seed: int,
     columns: Mapping[str, str] | None,
+    modes: str | Path | None,
     output: str | Path | None,
     resume: bool,
 ) -> dict[str, Any]:
@@ -296,6 +300,7 @@ def _options(
         "limit": limit,
         "seed": seed,
         "columns": dict(columns or {}),
+        "modes": None if modes is None else str(modes),
         "output": None if output is None else Path(output),
         "resume": resume,
     }

@@ -39,7 +39,7 @@ OUTCOMES = (
 
 - `committed`: in a drafted step that was accepted.
 - `guidance`, `written`, `fallback`: in a step that an engine wrote without a draft: before the first step, to guide the thought;
-  as a first step or in a graph without drafts; or after the drafts were rejected.
+  as a first step, in a graph without drafts or in direct mode; or after the drafts were rejected.
 - `answer`: in the answer after the thought.
 - `verification`: in a verdict.
 - `not_chosen`: in another candidate of a step that was accepted.
@@ -50,7 +50,7 @@ OUTCOMES = (
 - `unfinished`: any of the above, in a chain without a row in the chains table: the run goes on, or was killed.
 - `unrecorded`: tokens in the engine's own count that the trace does not have; see `EngineLedger.why_unrecorded`.
 """
-WRITTEN = {"guidance": ("guidance",), "written": ("first_steps", "written"), "fallback": ("fallback",)}
+WRITTEN = {"guidance": ("guidance",), "written": ("first_steps", "written", "interrupted"), "fallback": ("fallback",)}
 """For each outcome of steps that an engine wrote without a draft: the decisions in the steps table that it stands for."""
 USEFUL = ("committed", "guidance", "written", "fallback", "answer")
 WASTED = ("not_chosen", "rejected", "cut", "retried", "lost_chains", "unrecorded")

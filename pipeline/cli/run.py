@@ -72,6 +72,9 @@ column_option = click.option(
 @click.option("--samples", type=click.IntRange(1, 10_000), default=1, show_default=True, help="Attempts at every problem.")
 @click.option("--limit", type=click.IntRange(1, MOST_ROWS), help="Only the first N rows.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Every random number derives from it.")
+@click.option(
+    "--modes", type=click.Path(path_type=Path), metavar="RUN", help="With speculate=auto: each step in the mode that it had there."
+)
 @click.option("--output", type=click.Path(path_type=Path), metavar="DIR", help="Run folder.  [default: runs/GRAPH-TIME]")
 @click.option("--resume", is_flag=True, help="Go on with the run in --output, if there is one.")
 @click.option("--retry-failed", is_flag=True, help="On resume: failed chains too.")

@@ -237,8 +237,8 @@ def _explain(message: str, raw: Any, to: type[msgspec.Struct], path: Path, where
         return unknown_key(where, unknown[1], struct)
     if missing := re.match(r"Object missing required field `(.*)`", what):
         return GraphError(where, f"the key `{missing[1]}` is missing")
-    if what.startswith("Invalid enum value") and keys:
-        return GraphError(where, f"unknown value `{place}`; {did_you_mean(str(place), _choices(parent, keys[-1]))}")
+    if keys and what.startswith(("Invalid enum value", "Expected `str`")) and (choices := _choices(parent, keys[-1])):
+        return GraphError(where, f"unknown value `{place}`; {did_you_mean(str(place), choices)}")
     got = "" if ", got" in what or isinstance(place, dict | list) else f", got {place!r}"
     return GraphError(where, what[0].lower() + what[1:] + got)
 

@@ -13,8 +13,10 @@ from pipeline.analysis.quality.verdict_values import GOOD, Scores
 from pipeline.analysis.resources import EngineFacts, answers, engine_facts
 from pipeline.analysis.study import Analysis, analyse
 from pipeline.analysis.summary import summarize
+from pipeline.analysis.time.modes import modes_over_time
 from pipeline.analysis.time.outline import Axis
 from pipeline.report.chain_list import ChainList, read_chain_list, worth_reading
+from pipeline.report.figures import modes as figures_modes
 from pipeline.report.figures import steps as figures_steps
 from pipeline.report.figures import time as figures_time
 from pipeline.report.figures import tokens as figures_tokens
@@ -47,7 +49,8 @@ def run_sections(folder: Path, options: ReportOptions) -> list[Section]:
     stages = [node.name for node in run.plan.stages()]
     sections = [overview]
     if any(each.total_busy_s for each in analysis.occupancy.engines.values()):
-        sections += [_engines(analysis), _chains(folder, run, chains), _time(analysis, stages), _tokens(analysis)]
+        sections += [_engines(analysis), *_modes(folder, run, options.bins), _chains(folder, run, chains)]
+        sections += [_time(analysis, stages), _tokens(analysis)]
     sections += _steps(count_steps(folder, chains.grades))
     return [*sections, *_reading(folder, run, chains, options.chains)]
 
@@ -81,6 +84,21 @@ def _engines(analysis: Analysis) -> Section:
                 "An engine is busy while at least one request is at it. A device that serves several engines is busy while one of them is.",
             ),
         ],
+    )
+
+
+def _modes(folder: Path, run: RunFile, bins: int) -> Iterator[Section]:
+    found = modes_over_time(folder, run, bins)
+    if found is None:
+        return
+    note = (
+        "A chain is in the mode of a step from the commit of the step before it until its own, and a step's tokens are spread evenly over "
+        "that time. Expected is what the control reckoned with when it decided: of all live chains together."
+    )
+    yield Section(
+        title="Modes over time",
+        figures=[Figure("Chains in each mode, and how fast they wrote", figures_modes.modes(found), note)],
+        tables=[figures_modes.modes_table(found), *([figures_modes.changes_table(found)] if found.changes else [])],
     )
 
 

@@ -16,6 +16,7 @@ from pipeline.runtime.admission.recomputed import ComputedContexts
 from pipeline.runtime.lane import Call
 from pipeline.runtime.resume_state import NO_STAGE, ResumedCall, ResumedChain, ResumeState
 from pipeline.runtime.rows import RowSink
+from pipeline.runtime.speculation.modes import Mode
 from pipeline.trace.events import CallRow, ChainRow, StepRow
 
 
@@ -134,6 +135,8 @@ class ChainRecorder:
         """Tokens of its calls, by role."""
         self._wasted = self._accepted = self._fallbacks = 0
         self._round = RoundTotals()
+        self.called: Callable[[Attempt, Completion, float], None] | None = None
+        """Is told of every call that is answered, with the time of its end; None: nobody is."""
         progress.live += 1
         progress.oldest[self._chain_id] = self._started
 
@@ -145,6 +148,12 @@ class ChainRecorder:
         self._progress.output_tokens[label.role] += usage.output_tokens
         self._rows.call(self._call_row(attempt, completion, usage, error, end))
         self._calls += 1
+        if self.called is not None and completion is not None:
+            self.called(attempt, completion, end)
+
+    def mode_before(self, index: int) -> Mode | None:
+        """The mode in which the step number `index` (from 0) was begun in an earlier session of the run; None where it was not."""
+        return self._resumed.mode(self._chain_id, index)
 
     def recall(self, label: StageLabel, request: Request) -> ResumedCall | None:
         """The answer that `request` got in an earlier session of the run, or None. Its tokens count; it gets no second row."""
@@ -196,6 +205,7 @@ class ChainRecorder:
                 self._clock.unix_ns(self._step_started),
                 self._clock.unix_ns(now),
                 self._calls,
+                step.mode,
             )
         )
         self._step_started, self._round = now, RoundTotals()

@@ -26,11 +26,15 @@ from pipeline.runtime.dispatch import Dispatcher
 from pipeline.runtime.resume_state import ResumeState
 from pipeline.runtime.rows import RowSink
 from pipeline.runtime.schedule import Schedule
+from pipeline.runtime.speculation.modes import Mode, ModeControl
+from pipeline.runtime.speculation.switch import ModeSwitch
 from pipeline.stages.base import Stage
 from pipeline.tasks import unwrapped
 
 READ_AHEAD = 256
 """How many problems are read from the input at a time."""
+MODES: dict[str | None, Mode] = {"always": "speculative", "never": "direct"}
+"""The mode of all steps, by what the graph says under `speculate`; none where that changes, or where nothing is drafted."""
 
 
 class Settings(Struct, frozen=True, kw_only=True):
@@ -60,14 +64,18 @@ class Executor:
         settings: Settings,
         resume_state: ResumeState | None = None,
         start_order: StartOrder | None = None,
+        control: ModeControl | None = None,
     ) -> None:
-        """`start_order`: which chain begins next; None: in the order of the input."""
+        """`start_order`: which chain begins next; None: in the order of the input. `control` decides where the plan has
+        `speculate: auto`."""
         specs, self._resume_state = plan.engines, resume_state or ResumeState()
         self._order = start_order or InputOrder(settings.samples, self._resume_state.is_over)
         self.dispatchers = {role: Dispatcher(engines[role], spec, clock) for role, spec in specs.items()}
         self.lanes = {role: dispatcher.lane for role, dispatcher in self.dispatchers.items()}
         self.progress = Progress(list(specs), self._resume_state)
-        self._block = bind(plan, stages, self.dispatchers)
+        self._switch = self._new_switch(plan, control, clock)
+        self._block = bind(plan, stages, self.dispatchers, self._switch)
+        self._mode = MODES.get(plan.speculate)
         self._settings, self._builders = settings, builders
         self._blocks = {role: block_tokens(engine.facts) for role, engine in engines.items()}
         self._limits = {role: engine.max_model_len for role, engine in engines.items()}
@@ -76,6 +84,12 @@ class Executor:
         self._feeding = anyio.CancelScope()
         self.exhausted = False
         """Whether every chain of the input was started."""
+
+    def _new_switch(self, plan: Plan, control: ModeControl | None, clock: Clock) -> ModeSwitch | None:
+        if control is None or (direct := plan.direct) is None:
+            return None
+        role = str(direct.response.spec.role)
+        return ModeSwitch(control, self.dispatchers[role], role, clock)
 
     def drain(self) -> None:
         """Start no more chains; the live ones go on to their ends, and then `run` returns."""
@@ -87,11 +101,15 @@ class Executor:
             async with anyio.create_task_group() as watchers:
                 for dispatcher in self.dispatchers.values():
                     watchers.start_soon(dispatcher.watch)
+                if self._switch is not None:
+                    watchers.start_soon(self._switch.watch)
                 async with anyio.create_task_group() as chains:
                     with self._feeding:
                         await self._feed(problems, chains)
                         self.exhausted = True
                     self._schedule.exhausted()
+                    if self._switch is not None:
+                        self._switch.exhausted()
                 watchers.cancel_scope.cancel()
 
     async def _feed(self, problems: Iterator[Problem | BadRow], chains: anyio.abc.TaskGroup) -> None:
@@ -106,7 +124,10 @@ class Executor:
         """Start all chains that the order gives for the problems that were read."""
         while (start := self._order.take()) is not None:
             await self._recorder.room()
-            chains.start_soon(self._solve, start, await self._schedule.enter())
+            member = await self._schedule.enter()
+            if self._switch is not None:
+                self._switch.enter(start.order)
+            chains.start_soon(self._solve, start, member)
 
     async def _read(self, problems: Iterator[Problem | BadRow]) -> list[Problem | BadRow]:
         """The next problems, an empty list at the end; read in a thread, unless time is virtual."""
@@ -135,6 +156,8 @@ class Executor:
             await self._run_chain(runner, start)
         finally:
             self._schedule.leave(member)
+            if self._switch is not None:
+                self._switch.leave(start.order)
 
     async def _run_chain(self, runner: ChainRunner, start: Start) -> None:
         """Run the chain itself; the one place where its end is recorded, whatever that is."""
@@ -142,7 +165,8 @@ class Executor:
         try:
             if isinstance(item, BadRow):
                 raise item
-            chain = Chain(item, start.sample_index, start.order, self._settings.seed, builders, self._translator, self._limits)
+            seed, limits = self._settings.seed, self._limits
+            chain = Chain(item, start.sample_index, start.order, seed, builders, self._translator, limits, self._mode)
             runner.begin(chain)
             await runner.block(chain, self._block)
             if runner.overflow is not None and not chain.thought:

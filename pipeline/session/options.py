@@ -47,6 +47,8 @@ class RunOptions(Struct, frozen=True, kw_only=True):
     """Only so many rows of the input, from its start."""
     seed: int = 0
     """Every random number of the run derives from it."""
+    modes: Path | None = None
+    """A finished run with `speculate: auto`, of the same graph and problems: every step is written in the mode that it had there."""
     output: Path | None = None
     """The run folder; by default `runs/GRAPH-TIME`."""
     resume: bool = False
@@ -68,6 +70,8 @@ def recorded_options(options: RunOptions) -> dict[str, Any]:
         files["engines"] = f"{PREFIX}{run}"
     elif options.engines is not None:
         files["engines"] = str(find_file(options.engines, "engines file").absolute())
+    if options.modes is not None:
+        files["modes"] = str(options.modes.absolute())
     if (run := earlier_run(options.order)) is not None:
         files["order"] = f"{LONGEST}:{run.absolute()}"
     files = {name: storable(path) for name, path in files.items()}

@@ -17,6 +17,7 @@ from pipeline.graph.plan import Plan
 from pipeline.graph.plugins import engine_specs, stage_specs
 from pipeline.graph.spec import GraphSpec
 from pipeline.session.claim import Claim
+from pipeline.session.modes import check_modes
 from pipeline.session.options import RunOptions, recorded_options
 from pipeline.session.order import Thoughts, earlier_thoughts
 from pipeline.session.replay import announcements, check_replay, resolved
@@ -80,6 +81,7 @@ def preflight(options: RunOptions, plan: Plan, problems: Problems, claim: Claim,
         virtual = virtual_time(plan.engines, str(options.graph))
     fingerprint = problems.check()
     check_replay(plan, options, fingerprint)
+    check_modes(plan, options, fingerprint)
     found = Preflight(
         options=options,
         plan=plan,
@@ -112,6 +114,7 @@ def new_record(run: Preflight, command: Sequence[str] = ()) -> RunFile:
         seed=options.seed,
         input=RunInput(file=storable(str(options.input)), columns=options.columns, limit=options.limit, **structs.asdict(run.fingerprint)),
         virtual_time=run.virtual_time,
+        depends_on_timing=run.plan.speculate == "auto" and options.modes is None,
         versions=versions(),
         host=host(),
         command=[storable(argument) for argument in command],

@@ -36,6 +36,7 @@ from pipeline.runtime.schedule import SCHEDULES
 from pipeline.session.builders import prompt_builders
 from pipeline.session.claim import Claim, claimed
 from pipeline.session.loop import in_loop, loop_clock
+from pipeline.session.modes import MOST_CHANGES, announcements, new_control, recorded_changes
 from pipeline.session.options import RunOptions
 from pipeline.session.order import start_order
 from pipeline.session.preflight import Preflight, load_plan, new_record, notices, preflight
@@ -46,7 +47,7 @@ from pipeline.stages.build import build_stages
 from pipeline.tasks import unwrapped
 from pipeline.trace.inventory import check_files
 from pipeline.trace.recorder import WRITE_EVERY_S, open_recorder
-from pipeline.trace.run_file import RunFile, Session, Status, Totals, versions
+from pipeline.trace.run_file import ModeChange, RunFile, Session, Status, Totals, versions
 from pipeline.trace.store import TraceStore, recover
 
 
@@ -98,6 +99,8 @@ class SessionResult(Struct, frozen=True, kw_only=True):
     """Failed chains of all sessions."""
     error: PipelineError | None = None
     """What ended the session before all chains were over."""
+    notices: tuple[str, ...] = ()
+    """Sentences that a person should read, about the engines as they opened."""
     nothing_to_do: bool = False
     """The run was to be resumed and was finished already."""
 
@@ -183,7 +186,8 @@ def take_up(checked: Preflight, command: Sequence[str] = ()) -> Ready:
     taken_back = mend_chains(checked.folder, checked.old)
     options = checked.options
     state = read_resume_state(checked.folder, checked.chains, options.samples, options.retry_failed)
-    record = structs.replace(record, sessions=_ended_sessions(checked.old, state.last_call_unix_ns))
+    sessions = _ended_sessions(checked.old, state.last_call_unix_ns)
+    record = structs.replace(record, sessions=sessions, mode_changes=checked.old.mode_changes)
     remarks += [taken_back.sentence] if taken_back.sentence else []
     rewritten += taken_back.written_bytes
     return Ready(checked=checked, record=record, resume_state=state, rewritten_bytes=rewritten, remarks=tuple(remarks))
@@ -216,7 +220,11 @@ async def solve_on(
     engines = {role: engines[role] for role in ready.checked.plan.engines}
     builders = await prompt_builders(ready.checked, engines)
     now = time.monotonic()
-    return await execute(opened(ready, engines, builders, now - (now if opening is None else opening)), observer, stop or Stop())
+    said = announcements(ready.checked.plan, ready.checked.options, engines)
+    for sentence in said:
+        observer.tell(sentence)
+    result = await execute(opened(ready, engines, builders, now - (now if opening is None else opening)), observer, stop or Stop())
+    return structs.replace(result, notices=said)
 
 
 def opened(ready: Ready, engines: Mapping[str, Engine], builders: Mapping[str, PromptBuilder], startup_s: float) -> Opened:
@@ -322,10 +330,18 @@ class Chains:
         self.admission, resume_state = admission_of(run), run.ready.resume_state
         order = start_order(options.order, options.samples, resume_state.is_over, checked.earlier_thoughts)
         schedule = SCHEDULES[options.schedule](options.batch_size, self.admission)
-        self.executor = Executor(checked.plan, run.stages, run.engines, run.builders, schedule, rows, clock, settings, resume_state, order)
+        self.control = new_control(checked.plan, options, run.engines)
+        self.executor = Executor(
+            checked.plan, run.stages, run.engines, run.builders, schedule, rows, clock, settings, resume_state, order, self.control
+        )
         self.ended: float | None = None
         """When the last chain was over, by the run's clock; grading and writing that go on after it are no part of the run's time."""
         self._run, self._rows, self._clock = run, rows, clock
+
+    @property
+    def mode_changes(self) -> tuple[ModeChange, ...]:
+        """The decisions of this session about which chains are speculated."""
+        return () if self.control is None else recorded_changes(self.control.changes, self._clock)
 
     @property
     def graded(self) -> GradingStatistics:
@@ -376,7 +392,9 @@ def ended_record(
     totals = _totals(chains.executor.progress, chains.graded, run.ready.resume_state) if chains is not None else Totals()
     if chains is not None and chains.admission is not None:
         totals = structs.replace(totals, pauses=chains.admission.pauses)
-    record = structs.replace(run.record, status=status, error=_sentence(error) if status == "failed" else None, totals=totals)
+    changes = (*run.record.mode_changes, *(() if chains is None else chains.mode_changes))[-MOST_CHANGES:]
+    failure = _sentence(error) if status == "failed" else None
+    record = structs.replace(run.record, status=status, error=failure, totals=totals, mode_changes=changes)
     return record.with_session(session)
 
 

@@ -113,6 +113,22 @@ class Session(Struct, frozen=True, kw_only=True):
     """Each engine's own totals at the end of the session, by role."""
 
 
+class ModeChange(Struct, frozen=True, kw_only=True):
+    """A decision about which chains are speculated, of a run with `speculate: auto`."""
+
+    unix_ns: Instant
+    what: str
+    """What was decided, in a word or a few."""
+    speculating: Count
+    """Chains that were to speculate from then on."""
+    live: Count
+    """Chains in their loop."""
+    speculative: float | None = None
+    """Expected thought tokens a second of all live chains together, if as many speculate as was decided about; null: not known."""
+    direct: float | None = None
+    """The same if none speculates."""
+
+
 class RunFile(Struct, frozen=True, kw_only=True):
     """The content of `run.json`. Times are ns UTC; durations are seconds, summed over the sessions."""
 
@@ -132,6 +148,10 @@ class RunFile(Struct, frozen=True, kw_only=True):
     input: RunInput
     virtual_time: bool
     """Whether time was simulated: then all times except `startup_s` and `orchestrator_cpu_s` are those of the simulated clock."""
+    depends_on_timing: bool = False
+    """Whether answers depend on when chains were switched between speculation and the target alone (`speculate: auto`)."""
+    mode_changes: tuple[ModeChange, ...] = ()
+    """The decisions about that of all sessions; of very many the last ones."""
     versions: dict[str, str] = {}
     host: Host = Host()
     command: list[str] = []

@@ -183,6 +183,8 @@ def flags_of(run: RunTable, base: RunTable) -> list[Flag]:
         said.append(f"it is {run.status}: only finished chains count")
     if run.failed:
         said.append(f"{run.failed} chains failed or were cancelled and are in no figure")
+    if run.depends_on_timing:
+        said.append("its answers depend on when chains were switched (`speculate: auto`)")
     for name in ("seed", "samples", "batch_size", "schedule"):
         ours, theirs = getattr(run, name), getattr(base, name)
         if ours != theirs:

@@ -85,6 +85,8 @@ class RunTable(Struct, frozen=True, kw_only=True):
     resources: Resources
     facts: dict[str, EngineFacts] = {}
     """What the engines stated about themselves, by role."""
+    depends_on_timing: bool = False
+    """Whether its answers depend on when chains were switched."""
     host: Host
     params: dict[str, Any]
     schedule: str
@@ -180,7 +182,7 @@ def read_run(folder: Path) -> RunTable:
 
 def _decisions(folder: Path, run: RunFile) -> dict[str, Any]:
     """The fields of a `RunTable` that come from `run.json`."""
-    same = ("graph", "engines", "schedule", "batch_size", "samples", "seed", "status", "input", "host")
+    same = ("graph", "engines", "schedule", "batch_size", "samples", "seed", "status", "input", "host", "depends_on_timing")
     counts = {role: found.speculation for role, found in run.engine_statistics.items()}
     return {name: getattr(run, name) for name in same} | {
         "name": folder.resolve().name,
