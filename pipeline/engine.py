@@ -190,6 +190,8 @@ class EngineStatistics(Struct, frozen=True, kw_only=True):
         """These statistics with only what was counted after `before`, which are earlier ones of the same engine."""
         sums = ("requests", "input_tokens", "cached_input_tokens", "output_tokens", "busy_s", "restarts")
         now = structs.replace(self, **{name: getattr(self, name) - getattr(before, name) for name in sums})
+        if self.written_tokens is not None:
+            now = structs.replace(now, written_tokens=self.written_tokens - (before.written_tokens or 0))
         if self.speculation is None or before.speculation is None:
             return now
         return structs.replace(now, speculation=self.speculation.since(before.speculation))

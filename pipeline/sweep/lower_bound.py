@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping
 
 import anyio
+from msgspec import structs
 
 from pipeline.analysis.resources import devices_of, facts_of
 from pipeline.engine import AnsweredCall, Completion, Engine, EngineStatistics, Interruptible, PrefixCacheReset, Request
@@ -87,10 +88,19 @@ async def _replayed(
     found: Counter[str] = Counter()
     for role, spec in specs.items():
         await reset_caches(engines, [role])
-        requests = [call.request for call in recording[role].calls]
+        requests = [_as_answered(call) for call in recording[role].calls]
         facts = facts_of({role: settings_of(spec)}, {role: engines[role].facts})[role]
         found.update(dict.fromkeys(devices_of(role, facts), await replay_s(engines[role], requests, min(spec.max_in_flight, live))))
     return found
+
+
+def _as_answered(call: AnsweredCall) -> Request:
+    """The request of `call` or, where it was interrupted, one that asks for no more than it was given."""
+    candidates = call.completion.candidates
+    if all(candidate.finish_reason != "interrupted" for candidate in candidates):
+        return call.request
+    longest = max(len(candidate.ids) for candidate in candidates)
+    return structs.replace(call.request, max_tokens=max(longest, 1), interruptible=False)
 
 
 async def replay_s(engine: Engine, requests: list[Request], max_in_flight: int) -> float:

@@ -71,6 +71,8 @@ class CallRow(Struct, frozen=True):
     """Index of each candidate of this call, aligned with the three lists below."""
     output_token_ids: tuple[tuple[int, ...], ...]
     finish_reason: Annotated[tuple[str, ...], column(otel="gen_ai.response.finish_reasons", vllm="finished_reason")]
+    """`stop`, `length` (cut at `max_tokens` or the end of the context), or `interrupted`: cut because the run asked for it, perhaps
+    without any token."""
     stop_reason: Annotated[tuple[str | None, ...], column(vllm="stop_reason")]
     option_ids: tuple[int, ...]
     option_logprobs: tuple[float, ...]

@@ -14,13 +14,14 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from pipeline.engine import Completion, EngineStatistics, Fact, Request
 from pipeline.engines.process.wire import (
     Abort,
     Failed,
     FromWorker,
+    Interrupt,
     PrefixCacheIsEmpty,
     Ready,
     Report,
@@ -70,6 +71,14 @@ class BatchedModel(Protocol):
 
     def statistics(self) -> EngineStatistics:
         """See `Engine.statistics`."""
+
+
+@runtime_checkable
+class InterruptibleModel(BatchedModel, Protocol):
+    """A model whose requests can be ended early; its engine is an `InterruptibleWorkerEngine`."""
+
+    def interrupt(self, number: int) -> Completion | None:
+        """Finish a request, waiting or running, with what is sampled of it; None where it is finished. Called between iterations."""
 
 
 class ParentConnection:
@@ -154,6 +163,8 @@ class WorkerServer:
 
     def __init__(self, connection: ParentConnection, model: BatchedModel) -> None:
         self._connection, self._model = connection, model
+        self._done: list[tuple[int, Completion]] = []
+        """Requests that are finished and not reported yet."""
         self._refused: list[tuple[int, str]] = []
 
     def serve(self) -> None:
@@ -161,12 +172,13 @@ class WorkerServer:
         reported_s = 0.0
         while True:
             aborted = [self._take(message) for message in self._connection.receive(wait=self._model.idle)]
-            done = [] if self._model.idle else self._model.step()
+            if not self._model.idle:
+                self._done += self._model.step()
             now_s = time.monotonic()
-            if done or self._refused or any(aborted) or now_s - reported_s > REPORT_EVERY_S:
+            if self._done or self._refused or any(aborted) or now_s - reported_s > REPORT_EVERY_S:
                 reported_s = now_s
-                self._connection.send(Report(self._model.statistics(), done, self._refused))
-                self._refused = []
+                self._connection.send(Report(self._model.statistics(), self._done, self._refused))
+                self._done, self._refused = [], []
 
     def _take(self, message: object) -> bool:
         """Carry out one message; returns whether it was an abort, after which the main process wants new statistics."""
@@ -177,6 +189,10 @@ class WorkerServer:
                 self._refused.append((message.number, str(refusal)))
         elif isinstance(message, Abort):
             self._model.abort(message.number)
+        elif isinstance(message, Interrupt):
+            assert isinstance(self._model, InterruptibleModel)
+            if (completion := self._model.interrupt(message.number)) is not None:
+                self._done.append((message.number, completion))
         elif isinstance(message, ResetPrefixCache):
             self._model.reset_prefix_cache()
             self._connection.send(PrefixCacheIsEmpty())

@@ -69,6 +69,21 @@ class SimDevice:
         if math.isnan(job.finished) and not job.cancelled and share.scheduler.drop(job):
             self._reconsider(share, now)
 
+    def interrupt(self, share: Share, job: Job, now: float) -> None:
+        """End `job` at `now` with what was computed for it; its sequences leave the batch after the iteration under way."""
+        self.advance(now)
+        if not math.isnan(job.finished) or job.cancelled:
+            return
+        work = self._caught_up(share, now)
+        if share.scheduler.interrupt(job, work):
+            self._reconsider(share, now)
+        job.finished = now
+        job.notify()
+
+    def sampled(self, share: Share, now: float) -> int:
+        """Tokens that the engine had sampled by `now`."""
+        return share.scheduler.sampled(self._caught_up(share, now))
+
     def advance(self, now: float) -> None:
         """Bring all engines to time `now`, event by event."""
         while True:
@@ -94,6 +109,12 @@ class SimDevice:
                 earliest = min(earliest, math.nextafter(share.boundary_clock, math.inf))
         return earliest
 
+    def _caught_up(self, share: Share, now: float) -> float:
+        """The engine's work at `now`, up to which its boundary is moved over whole segments."""
+        work = self._sharing.work_at(share.scheduler, now)
+        share.scheduler.catch_up(work, partial(self._sharing.time, share.scheduler))
+        return work
+
     def _reconsider(self, share: Share, now: float) -> None:
         """Have the engine decide again at its next boundary between iterations, which may be this moment."""
         scheduler = share.scheduler
@@ -104,8 +125,7 @@ class SimDevice:
         elif scheduler.forecast and share.boundary_clock == now and scheduler.decoding_only:
             scheduler.discard_forecast()
         elif scheduler.forecast and not share.is_cut:
-            work = self._sharing.work_at(scheduler, now)
-            scheduler.catch_up(work, partial(self._sharing.time, scheduler))
+            work = self._caught_up(share, now)
             share.is_cut = scheduler.cut(work)
             if not share.is_cut:
                 share.boundary_clock = share.boundary_time = now

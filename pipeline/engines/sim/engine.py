@@ -9,7 +9,7 @@ import asyncio
 import math
 from array import array
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
 from hashlib import blake2b
@@ -24,10 +24,11 @@ from pipeline.engines.sim.bound import least_s
 from pipeline.engines.sim.cache import PrefixCache
 from pipeline.engines.sim.device import Share, SimDevice
 from pipeline.engines.sim.lengths_file import with_lengths
+from pipeline.engines.sim.output import Output
 from pipeline.engines.sim.placement import devices_of, widened
 from pipeline.engines.sim.scheduler import Job, Scheduler
 from pipeline.engines.sim.spec import SimFaultsSpec, SimSpec
-from pipeline.engines.sim.text import Output, SeededText, TextSource
+from pipeline.engines.sim.text import SeededText, TextSource
 from pipeline.engines.sim.tokenizer import VOCAB_SIZE
 from pipeline.engines.validate import validate_request
 from pipeline.errors import EngineDead, RequestRefused
@@ -87,6 +88,8 @@ class SimEngine:
         self._join_device()
         self._numbers = count()
         self._open_jobs: dict[Job, Done] = {}
+        self._interruptible: dict[str, Collection[Job]] = {}
+        """The open jobs of each request that may be interrupted."""
         self._alive, self._computes, self._closed = True, True, False
         self._exit_reason = ""
         self._meter = UsageMeter()
@@ -98,12 +101,19 @@ class SimEngine:
         self._fail(self._faults.next_call())
         output = self._source.output(request, self.max_model_len)
         jobs = self._jobs(request, packed(request.prompt_ids), output)
-        await self._computed(jobs)
+        if request.interruptible:
+            self._interruptible[request.request_id] = jobs
+        try:
+            await self._computed(jobs)
+        finally:
+            self._interruptible.pop(request.request_id, None)
         first, *others = jobs
+        if any(job.interrupted for job in jobs):
+            output = output.cut([length for job in jobs for length in job.lengths], self.tokenizer)
         usage = Usage(
             input_tokens=len(first.prompt),
             cached_input_tokens=first.cached,
-            output_tokens=0 if request.scored_ids else sum(output.lengths),
+            output_tokens=output.sampled,
         )
         self._meter.count(usage)
         completion = Completion(
@@ -115,13 +125,21 @@ class SimEngine:
         )
         return self._faults.garble(request, completion)
 
+    def interrupt(self, request_id: str) -> None:
+        """See `Interruptible.interrupt`."""
+        for job in self._interruptible.get(request_id, ()):
+            self._clock.device.interrupt(self._share, job, self._clock.now())
+        self._clock.adjust()
+
     def statistics(self) -> EngineStatistics:
         """See `Engine.statistics`."""
+        now = self._clock.now()
         return self._meter.statistics(
             running=self._scheduler.running,
             waiting=self._scheduler.waiting,
             kv_cache_usage=self._scheduler.cache.usage,
-            busy_s=sum(share.busy_s(self._clock.now()) for share in self._shares),
+            busy_s=sum(share.busy_s(now) for share in self._shares),
+            written_tokens=sum(self._clock.device.sampled(share, now) for share in self._shares),
             restarts=len(self._shares) - 1,
         )
 
@@ -289,11 +307,16 @@ def _facts(spec: SimSpec) -> dict[str, Fact]:
 def _timing(first: Job, others: list[Job]) -> Timing:
     finished = max([first.finished, *(job.finished for job in others)])
     return Timing(
-        queue_time_s=first.scheduled - first.arrived,
-        prefill_time_s=first.first_token - first.scheduled,
-        decode_time_s=finished - first.first_token,
-        time_to_first_token_s=first.first_token - first.arrived,
+        queue_time_s=_known(first.scheduled - first.arrived),
+        prefill_time_s=_known(first.first_token - first.scheduled),
+        decode_time_s=_known(finished - first.first_token),
+        time_to_first_token_s=_known(first.first_token - first.arrived),
     )
+
+
+def _known(seconds: float) -> float | None:
+    """None for NaN: of an interrupted job that did not come so far."""
+    return None if math.isnan(seconds) else seconds
 
 
 @asynccontextmanager

@@ -1,11 +1,12 @@
 """The text of a simulated model: seeded steps that state their number and quality, verdicts on them, and a boxed answer.
 
 A prompt enters, and what the model would write leaves; nothing here knows of time. Like a language model it keeps no
-state: every step ends in a marker such as `; step 3 of 12 ok`, and the next step reads it at the prompt's tail. The
-marker's last word says whether the step is right (`ok`), wrong (`no`), or right after an earlier wrong one (`eh`); the
-boxed answer is right if the last step says `ok`. The draws depend on the model's name, the seed, the candidate's
-number, the problem and the step alone; at temperature 0 on neither seed nor number. Whether a step is right depends for
-some steps on the problem and the step alone (`SimTextSpec`).
+state: every step ends in a marker such as `; step 3 of 12 ok`, and the next step reads it at the prompt's tail. A step
+of which the prompt holds the beginning is written on, where it would be this model's. The marker's last word says
+whether the step is right (`ok`), wrong (`no`), or right after an earlier wrong one (`eh`); the boxed answer is right if
+the last step says `ok`. The draws depend on the model's name, the seed, the candidate's number, the problem and the
+step alone; at temperature 0 on neither seed nor number. Whether a step is right depends for some steps on the problem
+and the step alone (`SimTextSpec`).
 
 With measured lengths a step has exactly the tokens that were drawn, which may be fewer than that marker needs. It then ends in a
 marker of three tokens, such as `aacaam ok`: three letters are the step's number in base 26, three that of all steps.
@@ -26,6 +27,7 @@ from msgspec import Struct
 
 from pipeline.engine import Candidate, FinishReason, Request, Tokenizer, packed
 from pipeline.engines.sim.difficulty import chances
+from pipeline.engines.sim.output import Output
 from pipeline.engines.sim.spec import SimSpec, SimTextSpec
 from pipeline.engines.sim.tokenizer import ASSISTANT, END, USER, VOCAB_SIZE, SimTokenizer
 from pipeline.reasoning.prompts import CHOOSE_PREFILL, DELIMITER, LABELS, SCORE_PREFILL, THINK_CLOSE, THINK_OPEN
@@ -90,6 +92,10 @@ class ThoughtState(Struct, frozen=True):
     """Whether the thought has ended with `</think>`."""
     has_blank_line: bool
     """Whether the blank line that follows `</think>` is already there."""
+    begun: tuple[int, ...] = ()
+    """What is written of the next step, or of the answer."""
+    lacks_delimiter: bool = False
+    """Whether the last step is written but for the blank line that ends it."""
 
 
 @lru_cache(maxsize=65536)
@@ -204,6 +210,15 @@ def _last(ids: "array[int]", token: int) -> int:
         return -1
 
 
+def _ending(tail: tuple[int, ...]) -> tuple[bool, bool, tuple[int, ...]]:
+    """Of what stands after the last step, or after the beginning of the thought: whether the thought is closed, whether the blank line
+    after that is there, and what is written of the next step or of the answer."""
+    closed = _CLOSE in tail
+    after = tail[tail.index(_CLOSE) + 1 :] if closed else tail
+    begins_line = after[:1] in ((_BLANK_LINE,), (_LINE,))
+    return closed, closed and after[:1] == (_BLANK_LINE,), after[1:] if begins_line else after
+
+
 def _shown_candidates(turn: tuple[int, ...], candidates: int) -> list[tuple[int, ...]]:
     """The candidates that a choose turn shows, cut at their labels `[1] `, `[2] `, ..."""
     starts, at = [], 0
@@ -230,10 +245,7 @@ class TextModel:
     def read(self, prompt: Sequence[int]) -> ThoughtState:
         """How far the thought in `prompt` has come, read from the marker at its end and the problem at its beginning."""
         prompt = packed(prompt)
-        end = len(prompt)
-        has_blank_line = end > 1 and prompt[-1] == _BLANK_LINE and prompt[-2] == _CLOSE
-        closed = has_blank_line or prompt[-1] == _CLOSE
-        position = end - 1
+        position = len(prompt) - 1
         while position >= 0:
             if prompt[position] in _ANCHORS:
                 if prompt[position] not in _VERDICTS:
@@ -241,10 +253,12 @@ class TextModel:
                 tail = _TOKENIZER.decode(prompt[max(0, position + 1 - _MARKER_REACH) : position + 1])
                 if found := _progress(tail):
                     step, total, word = found
-                    return ThoughtState(self._question(prompt), step, total, word == "ok", closed, has_blank_line)
+                    lacks_delimiter = position == len(prompt) - 1 and step != total
+                    ending = _ending(tuple(prompt[position + 1 :]))
+                    return ThoughtState(self._question(prompt), step, total, word == "ok", *ending, lacks_delimiter)
             position -= 1
         problem = self._question(prompt) if position >= 0 else None
-        return ThoughtState(problem, 0, self._steps(problem) if problem else 0, True, closed, has_blank_line)
+        return ThoughtState(problem, 0, self._steps(problem) if problem else 0, True, *_ending(tuple(prompt[position + 1 :])))
 
     def write(self, request: Request, prompt: Sequence[int], limit: int) -> list[Candidate]:
         """All candidates of `request`, each of at most `limit` tokens."""
@@ -305,12 +319,25 @@ class TextModel:
         """What the model writes: at least `limit` tokens, or less where a piece ends in one of `ends` or the response is over."""
         ids: list[int] = []
         texts = []
-        for piece, text in self._pieces(state, key):
+        for piece, text in self._rest(state, key):
             ids += piece
             texts.append(text)
             if len(ids) >= limit or piece[-1] in ends:
                 break
         return tuple(ids), "".join(texts)
+
+    def _rest(self, state: ThoughtState, key: str) -> Iterator[Piece]:
+        """The pieces of `_pieces` without what is written of them already; all of them where that was written in other words."""
+        begun, pieces = state.begun, self._pieces(state, key)
+        while begun:
+            ids, _ = next(pieces, ((), ""))
+            if not ids or ids[: len(begun)] != begun[: len(ids)]:
+                yield from self._pieces(state, key)
+                return
+            if left := ids[len(begun) :]:
+                yield left, _TOKENIZER.decode(left)
+            begun = begun[len(ids) :]
+        yield from pieces
 
     def _pieces(self, state: ThoughtState, key: str) -> Iterator[Piece]:
         """The rest of the response in pieces; a blank line, `</think>` and the end of sequence stand only at the end of a piece."""
@@ -320,6 +347,8 @@ class TextModel:
                 step += 1
                 length, place, _, _ = _draws(f"{key}//{step}")
                 yield _padded(_piece(DELIMITER), self._tokens(length), place)
+        if state.lacks_delimiter:
+            yield _piece(DELIMITER)
         while step < state.total and not state.closed:
             step += 1
             length, place, own, _ = _draws(f"{key}/{problem.key}/{step}")
@@ -351,22 +380,6 @@ class TextModel:
         right = all_right and chance < share
         number = problem.answer if right else str(1 + (int(problem.answer) + int(miss * 997)) % 999)
         return _padded(_piece(f"; so it is \\boxed{{{number}}}."), self.spec.answer_tokens, place)
-
-
-class Output(Struct, frozen=True):
-    """The answer to a request without its timing: text, log probabilities, and the lengths that decide how long it takes."""
-
-    candidates: tuple[Candidate, ...]
-    lengths: tuple[int, ...]
-    """Number of sampled tokens of each candidate; a request that only scores samples one token, which is dropped."""
-    option_logprobs: tuple[float, ...] = ()
-    scored_logprobs: tuple[float, ...] = ()
-
-    @property
-    def cached(self) -> tuple[tuple[int, ...], ...]:
-        """The output tokens of each candidate whose keys and values the cache will hold: all but the last sampled one."""
-        each = zip(self.candidates, self.lengths, strict=True)
-        return tuple(candidate.ids[: length - 1] for candidate, length in each) if self.candidates else ((),)
 
 
 class TextSource(Protocol):

@@ -179,10 +179,13 @@ def completion(request: Request, output: Any, decode: Decode, eos: frozenset[int
     return Completion(candidates=tuple(candidates), option_logprobs=options, usage=usage, timing=timing(output.metrics))
 
 
+_FINISH: dict[str, FinishReason] = {"length": "length", "abort": "interrupted"}
+
+
 def candidate(request: Request, output: Any, decode: Decode, eos: frozenset[int]) -> Candidate:
     """The candidate that a `CompletionOutput` holds: cut after its stop, without an end-of-sequence id that is no stop id."""
     ids, stop = list(output.token_ids), output.stop_reason
-    finish: FinishReason = "length" if output.finish_reason == "length" else "stop"
+    finish = _FINISH.get(output.finish_reason, "stop")
     sampled = len(ids)
     if isinstance(stop, str):
         sampled = count_through_stop(ids, stop, decode)
