@@ -184,6 +184,8 @@ class SmallServer:
         """Released whenever what is to come of a stream is sent."""
         self.metrics = ""
         """What `/metrics` says; empty: there is no such page."""
+        self.streaming = threading.Semaphore(0)
+        """Released whenever what is to come of a stream is sent."""
         self.script: Callable[[Sequence[int], int], str] = story
         self.seen: list[Seen] = []
         self.changed = threading.Condition()
