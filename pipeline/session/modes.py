@@ -15,6 +15,7 @@ from pipeline.errors import UsageError
 from pipeline.graph.direct import BOUNDARY, RESPONSE
 from pipeline.graph.plan import Plan
 from pipeline.runtime.chain_recorder import Clock
+from pipeline.runtime.speculation.adaptive import Adaptive
 from pipeline.runtime.speculation.modes import Change, Decision, ModeControl, Recorded
 from pipeline.session.options import RunOptions
 from pipeline.session.replay import needs
@@ -50,7 +51,8 @@ def new_control(plan: Plan, options: RunOptions, engines: Mapping[str, Engine]) 
         return None
     if options.modes is not None:
         return Recorded(read_decisions(options.modes, options.samples))
-    return Recorded({})  # until the controller is there
+    target = engines[str(plan.direct.response.spec.role)]
+    return Adaptive(written=lambda: target.statistics().written_tokens)
 
 
 def announcements(plan: Plan, options: RunOptions, engines: Mapping[str, Engine]) -> tuple[str, ...]:

@@ -35,6 +35,11 @@ def switched(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "run"
 
 
+def rows_of(folder: Path, table: str) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = pq.read_table(folder / table).to_pylist()
+    return found
+
+
 @pytest.mark.parametrize(
     ("options", "says"),
     [
@@ -155,6 +160,11 @@ def test_nothing_is_said_where_requests_can_be_interrupted(tmp_path: Path, monke
     assert solve_switched(monkeypatch, Recorded({}), tmp_path, input=write_problems(tmp_path, 1)).notices == ()
 
 
-def rows_of(folder: Path, table: str) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = pq.read_table(folder / table).to_pylist()
-    return found
+def test_auto_is_the_controller_and_its_modes_can_be_repeated(tmp_path: Path) -> None:
+    problems = write_problems(tmp_path, 3)
+    auto = solve(tmp_path, "auto", settings=AUTO, input=problems, batch_size=1)
+    again = solve(tmp_path, "again", settings=AUTO, input=problems, batch_size=3, modes=tmp_path / "auto")
+    assert said(again) == said(auto)
+    assert {row["mode"] for row in rows(auto, "steps")} == {"direct", "speculative"}
+    assert auto.run.mode_changes
+    assert again.run.mode_changes == ()
