@@ -18,10 +18,13 @@ DEBIT = 0.015
 """Share of a run that trials and switches may cost."""
 WORTH = 1.05
 """The gain from which speculation is tried."""
-FIRST_SPREAD, TRIED_SPREAD = 0.35, 0.1
-"""Standard deviations of the logarithm of a predicted speed: before and after any round was observed."""
+FIRST_SPREAD, PROBED_SPREAD, GIVEN_SPREAD = 0.35, 0.15, 0.1
+"""Standard deviations of the logarithm of a predicted speed: before any round was observed, after some chains had one, and with a
+given model."""
 PER_CHAINS, PER_CONTEXT, PER_TIME = 0.2, 0.1, 0.1
 """What the spread grows by when number of chains, context or time since the observation grow or shrink e times."""
+PROBED = 8
+"""One of so many chains is in a probe; fewer chains are all tried at once."""
 ITERATIONS = 12
 """Iterations of the target that make an observation."""
 CHANGES = 500
@@ -45,7 +48,7 @@ class Change(Struct, frozen=True, kw_only=True):
 class LiveChain:
     """What is known of a chain in its loop."""
 
-    __slots__ = ("context", "interrupted", "mode", "speculates", "start")
+    __slots__ = ("began", "context", "interrupted", "mode", "speculates", "start")
 
     def __init__(self, speculates: bool) -> None:
         self.speculates = speculates
@@ -53,6 +56,8 @@ class LiveChain:
         self.mode: Mode | None = None
         """The mode of its step under way; None before its first one."""
         self.context = 0
+        self.began = 0.0
+        """When its round began."""
         self.start = 0.0
         """Direct tokens of every chain when its direct request began."""
         self.interrupted = False
@@ -67,6 +72,8 @@ class Window:
         """Seconds that chains spent in each mode, added up over the chains."""
         self.tokens = self.rounds = self.accepted = 0
         """Committed by rounds."""
+        self.round_s = 0.0
+        """Seconds of these rounds, added up."""
         self.other = 0
         """Tokens of the target that were not direct."""
         self.drafts = self.judges = 0
@@ -83,6 +90,8 @@ class Adaptive:
         self._draft_scale = 1.0
         self._interference = model.interference if model else 1.0
         self._round = Round()
+        self._unsure = 0.0 if model else FIRST_SPREAD
+        """What the spread of a prediction is beside `_spread`."""
         self._ratio = 1.0
         """Observed over predicted speed of rounds."""
         self._seen_rounds: tuple[float, float, float] | None = None
@@ -102,7 +111,7 @@ class Adaptive:
         self._began: float | None = None
         self._last = 0.0
         self._tick = math.inf
-        self._window = self._stint = Window(0.0, None)
+        self._window = Window(0.0, None)
         self._fresh = False
         """Whether the window began with the present plan in effect."""
         self._exhausted = False
@@ -118,7 +127,6 @@ class Adaptive:
             self._began = now
             self._tick = now + 0.02
             self._restart(now)
-            self._stint = self._window
         self._live[order] = LiveChain(self._plan is None)
 
     def leave(self, order: int, now: float) -> None:
@@ -142,6 +150,7 @@ class Adaptive:
         chain.context = context_tokens
         chain.mode = mode = "speculative" if chain.speculates else "direct"
         self._counts[mode] += 1
+        chain.began = now
         if mode == "direct":
             chain.start, chain.interrupted = self._direct_tokens, False
             self._starts += chain.start
@@ -153,10 +162,11 @@ class Adaptive:
         """See `ModeControl.wrote`."""
         self._pass(now)
         if mode == "speculative":
-            for window in {self._window, self._stint}:
-                window.tokens += tokens
-                window.rounds += 1
-                window.accepted += accepted
+            window = self._window
+            window.tokens += tokens
+            window.round_s += now - self._live[order].began
+            window.rounds += 1
+            window.accepted += accepted
             if self._plan != 0:
                 self._weigh(now)
 
@@ -193,9 +203,8 @@ class Adaptive:
     def _pass(self, now: float) -> None:
         span, self._last = now - self._last, now
         if span > 0:
-            for window in (self._window, self._stint) if self._stint is not self._window else (self._window,):
-                window.speculative_s += span * self._counts["speculative"]
-                window.direct_s += span * self._counts["direct"]
+            self._window.speculative_s += span * self._counts["speculative"]
+            self._window.direct_s += span * self._counts["direct"]
 
     def _end_step(self, chain: LiveChain) -> None:
         if chain.mode is not None:
@@ -209,10 +218,9 @@ class Adaptive:
         self._window = Window(now, self._written())
 
     def _settle(self, now: float) -> None:
-        """The last round of a stint is over: charge what the stint lost, and observe the target alone from now on."""
-        self._charge(self._stint)
+        """The last round of a stint is over: charge what it lost, and observe the target alone from now on."""
+        self._charge(self._window)
         self._restart(now)
-        self._stint = self._window
         self._fresh = True
         self._tick = now + ITERATIONS * self._fit.seconds(self._chains, self._context_sum) if self._fit.known else now + 0.02
 
@@ -234,6 +242,9 @@ class Adaptive:
     def _charge(self, stint: Window) -> None:
         if self._fit.known:
             lost = stint.speculative_s - stint.tokens / self._direct_speed()
+            written = self._written()
+            if self._plan and written is not None and stint.written is not None:
+                lost += stint.direct_s - (written - stint.written - stint.other) / self._direct_speed()
             self._debit += max(lost, 0.0) / self._chains
 
     # observing the target alone
@@ -290,7 +301,7 @@ class Adaptive:
 
     def _spread(self, seen: tuple[float, float, float] | None, now: float) -> float:
         if seen is None:
-            return TRIED_SPREAD if self._given else FIRST_SPREAD
+            return GIVEN_SPREAD
         chains, context, time = seen
         spread = PER_CHAINS * abs(math.log(self._chains / chains)) + PER_CONTEXT * abs(math.log(self._context / context))
         elapsed, then = now - self._start_time, time - self._start_time
@@ -301,34 +312,45 @@ class Adaptive:
 
     def _consider(self, now: float) -> None:
         """All chains are direct: is it time to try rounds?"""
+        live = len(self._live)
         speed, direct = self._predict().speculative, self._direct_speed()
-        gain, spread = speed / direct, self._spread(self._seen_rounds, now)
+        gain, spread = speed / direct, self._spread(self._seen_rounds, now) + self._unsure
         if gain * math.exp(spread) < WORTH:
             return
-        if not self._affordable(self._round.tokens / speed * max(0.0, 1 - gain * math.exp(-spread)), now):
-            return
-        self._switch(None, "speculate", now, speed)
+        if gain * math.exp(-spread) < 1 and self._unsure >= FIRST_SPREAD and live >= PROBED:
+            if self._affordable(self._probe_cost(live // PROBED), now):
+                self._switch(live // PROBED, "probe", now, speed)
+        elif self._affordable(self._round.tokens / speed * max(0.0, 1 - gain * math.exp(-spread)), now):
+            self._switch(None, "speculate", now, speed)
+
+    def _probe_cost(self, chains: int) -> float:
+        """Seconds that a round of so many chains is expected to cost."""
+        direct, live = self._direct_speed(), len(self._live)
+        speeds = self._model().speeds(chains, live - chains, self._context, self._round)
+        share = (chains * speeds.speculative + (live - chains) * speeds.direct) / (live * direct)
+        return self._round.tokens / speeds.speculative * max(0.0, 1 - share)
 
     def _switch(self, plan: int | None, what: str, now: float, speculative: float | None) -> None:
+        live = len(self._live)
         self._plan = plan
         self.changes.append(
             Change(
-                time=now, what=what, speculating=len(self._live) if plan is None else plan, live=len(self._live),
+                time=now, what=what, speculating=live if plan is None else plan, live=live,
                 speculative=speculative, direct=self._direct_speed() if self._fit.known else None,
             )  # fmt: skip
         )
+        wanted = live if plan is None else plan
         for order, chain in self._live.items():
-            chain.speculates = plan is None
-            if plan is None and chain.mode == "direct" and not chain.interrupted:
+            chain.speculates, wanted = wanted > 0, wanted - 1
+            if chain.speculates and chain.mode == "direct" and not chain.interrupted:
                 chain.interrupted = True
                 self._ending.append(order)
-        if plan is None:
+        self._first = True
+        self._fresh = False
+        if plan != 0:
             self._restart(now)
-            self._stint = Window(now, None)
         elif not self._counts["speculative"]:
             self._settle(now)
-        self._fresh = False
-        self._first = plan is None
 
     def _weigh(self, now: float) -> None:
         """Rounds are under way: do they pay?"""
@@ -336,14 +358,24 @@ class Adaptive:
         if window.speculative_s <= 0:
             return
         step = max(window.tokens / window.rounds if window.rounds else 0.0, self._round.tokens)
-        under_way = running * step * (1.0 if self._first else 0.5)
-        if (window.tokens + under_way) / window.speculative_s < direct:
+        under_way = step * (running + 3 * math.sqrt(running))
+        losing = (window.tokens + under_way) / window.speculative_s < direct
+        if self._plan is not None:
+            if losing or window.rounds >= self._plan:
+                self._record(now)
+                self._unsure = PROBED_SPREAD
+                speed = self._predict().speculative
+                if speed / direct * math.exp(-PROBED_SPREAD) > 1:
+                    self._switch(None, "speculate", now, speed)
+                else:
+                    self._switch(0, "probed", now, speed)
+        elif losing:
             self._record(now)
             self._switch(0, "losing", now, window.tokens / window.speculative_s)
         elif window.rounds >= max(4 * running, 16):
             self._record(now)
+            self._unsure = 0.0
             speed = window.tokens / window.speculative_s
-            self._first = False
             self._restart(now)
             if speed < direct:
                 self._switch(0, "losing", now, speed)
@@ -355,27 +387,51 @@ class Adaptive:
     def _record(self, now: float) -> None:
         """Make the observed rounds the prediction."""
         window = self._window
-        if window.rounds:
-            self._round = Round(
-                tokens=window.tokens / window.rounds,
-                drafted=window.drafted / window.drafts if window.drafts else self._round.drafted,
-                candidates=window.candidates / window.drafts if window.drafts else 1.0,
-                verified=window.verified / window.judges if window.judges else self._round.verified,
-                acceptance=window.accepted / window.rounds,
-            )
-        chains, context = window.speculative_s / max(now - window.start, 1e-9), self._context
+        span = max(now - window.start, 1e-9)
+        self._charge(window)
+        if not window.rounds:
+            return
+        self._round = Round(
+            tokens=window.tokens / window.rounds,
+            drafted=window.drafted / window.drafts if window.drafts else self._round.drafted,
+            candidates=window.candidates / window.drafts if window.drafts else 1.0,
+            verified=window.verified / window.judges if window.judges else self._round.verified,
+            acceptance=(window.accepted + 3) / (window.rounds + 4),
+        )
+        chains, others, context = window.speculative_s / span, window.direct_s / span, self._context
+        if self._plan is None:
+            others = 0.0
+        speed = window.tokens / window.round_s
         if window.drafts:
-            self._fit_draft(window, chains, context)
-        speed = window.tokens / window.speculative_s
-        self._ratio = 1.0
-        predicted = self._model().speeds(chains, 0, context, self._round).speculative
-        self._ratio = max(speed, 1e-9) / predicted
-        self._seen_rounds = (max(chains, 1.0), context, now)
+            self._fit_draft(window, chains, others, context)
+        written = self._written()
+        if others and written is not None and window.written is not None:
+            observed_direct = (written - window.written - window.other) / window.direct_s
+            self._fit_interference(window, chains, others, context, lambda speeds: speeds.direct / observed_direct)
+        elif not others and chains >= 4:
+            self._fit_interference(window, chains, others, context, lambda speeds: speeds.speculative / speed)
+        predicted = self._model().speeds(chains, others, context, self._round).speculative
+        self._ratio = speed / predicted
+        self._seen_rounds = (max(chains + others, 1.0), context, now)
 
-    def _fit_draft(self, window: Window, chains: float, context: float) -> None:
+    def _fit_interference(
+        self, window: Window, chains: float, others: float, context: float, over: Callable[[Speeds], float]
+    ) -> None:
+        """Find the interference with which the model gives what was observed; `over` is predicted over observed."""
+        low, high = 0.0, 1.0
+        for _ in range(6):
+            self._interference = (low + high) / 2
+            if window.drafts:
+                self._fit_draft(window, chains, others, context)
+            if over(self._model().speeds(chains, others, context, self._round)) > 1:
+                low = self._interference
+            else:
+                high = self._interference
+
+    def _fit_draft(self, window: Window, chains: float, others: float, context: float) -> None:
         """Scale the draft's cost so that its calls take as long as they took."""
         model = self._model()
-        load = model.speeds(chains, 0, context, self._round).target_load
+        load = model.speeds(chains, others, context, self._round).target_load
         observed = window.draft_s / window.drafted / (1 + self._interference * load)
         drafting = max(window.draft_s / max(self._last - window.start, 1e-9), 1.0) * self._round.candidates
         self._draft_scale *= observed / model.draft.seconds(drafting * context, drafting)
