@@ -18,7 +18,7 @@ DEBIT = 0.015
 """Share of a run that trials and switches may cost."""
 WORTH = 1.05
 """The gain from which speculation is tried."""
-FIRST_SPREAD, PROBED_SPREAD, GIVEN_SPREAD = 0.35, 0.15, 0.1
+FIRST_SPREAD, PROBED_SPREAD, GIVEN_SPREAD = 0.6, 0.15, 0.1
 """Standard deviations of the logarithm of a predicted speed: before any round was observed, after some chains had one, and with a
 given model."""
 PER_CHAINS, PER_CONTEXT, PER_TIME = 0.2, 0.1, 0.1
@@ -27,6 +27,8 @@ PROBED = 8
 """One of so many chains is in a probe; fewer chains are all tried at once."""
 ITERATIONS = 12
 """Iterations of the target that make an observation."""
+ROUNDS = 24
+"""Fewest rounds that make an observation."""
 CHANGES = 500
 """Most entries of `Adaptive.changes`."""
 
@@ -90,7 +92,7 @@ class Adaptive:
         self._draft_scale = 1.0
         self._interference = model.interference if model else 1.0
         self._round = Round()
-        self._unsure = 0.0 if model else FIRST_SPREAD
+        self._unsure = GIVEN_SPREAD if model else FIRST_SPREAD
         """What the spread of a prediction is beside `_spread`."""
         self._ratio = 1.0
         """Observed over predicted speed of rounds."""
@@ -115,7 +117,12 @@ class Adaptive:
         self._fresh = False
         """Whether the window began with the present plan in effect."""
         self._exhausted = False
+        self._ended = 0
         self._debit = 0.0
+        self._first = True
+        """Whether the window is the first one of a trial."""
+        self._due = ROUNDS
+        """Rounds at which the window is judged."""
         self.changes: deque[Change] = deque(maxlen=CHANGES)
 
     # events
@@ -136,6 +143,7 @@ class Adaptive:
         if chain is not None:
             self._end_step(chain)
             self._contexts -= chain.context
+            self._ended += 1
 
     def exhausted(self) -> None:
         """See `ModeControl.exhausted`."""
@@ -301,14 +309,22 @@ class Adaptive:
 
     def _spread(self, seen: tuple[float, float, float] | None, now: float) -> float:
         if seen is None:
-            return GIVEN_SPREAD
+            return 0.0
         chains, context, time = seen
         spread = PER_CHAINS * abs(math.log(self._chains / chains)) + PER_CONTEXT * abs(math.log(self._context / context))
         elapsed, then = now - self._start_time, time - self._start_time
         return spread + PER_TIME * math.log(max(elapsed, 1e-9) / max(then, 1e-9))
 
     def _affordable(self, cost: float, now: float) -> bool:
-        return self._debit + cost <= DEBIT * 2 * (now - self._start_time)
+        return self._debit + cost <= DEBIT * (now - self._start_time) * self._horizon()
+
+    def _horizon(self) -> float:
+        """How many times as long as until now the run is expected to take at least.
+
+        Where none of n chains has ended yet, the mean thought is longer than what was written by about the ratio of the mean to the
+        least of n draws; this is it for log-normal lengths with a sigma of 0.7. While more chains come, as many are expected again as came.
+        """
+        return (1 if self._exhausted else 2) * float(1 + len(self._live) / (1 + self._ended)) ** 0.45
 
     def _consider(self, now: float) -> None:
         """All chains are direct: is it time to try rounds?"""
@@ -317,9 +333,10 @@ class Adaptive:
         gain, spread = speed / direct, self._spread(self._seen_rounds, now) + self._unsure
         if gain * math.exp(spread) < WORTH:
             return
-        if gain * math.exp(-spread) < 1 and self._unsure >= FIRST_SPREAD and live >= PROBED:
-            if self._affordable(self._probe_cost(live // PROBED), now):
-                self._switch(live // PROBED, "probe", now, speed)
+        if gain * math.exp(-spread) < 1 and self._unsure >= FIRST_SPREAD and live > 1:
+            probing = max(live // PROBED, 1)
+            if self._affordable(self._probe_cost(probing), now):
+                self._switch(probing, "probe", now, speed)
         elif self._affordable(self._round.tokens / speed * max(0.0, 1 - gain * math.exp(-spread)), now):
             self._switch(None, "speculate", now, speed)
 
@@ -346,6 +363,7 @@ class Adaptive:
                 chain.interrupted = True
                 self._ending.append(order)
         self._first = True
+        self._due = max(4 * live, ROUNDS)
         self._fresh = False
         if plan != 0:
             self._restart(now)
@@ -372,17 +390,28 @@ class Adaptive:
         elif losing:
             self._record(now)
             self._switch(0, "losing", now, window.tokens / window.speculative_s)
-        elif window.rounds >= max(4 * running, 16):
+        elif window.rounds >= self._due:
+            speed = self._speed(window)
+            if speed < direct and speed > direct * (1 - 0.5 / math.sqrt(window.rounds)):
+                self._due *= 2
+                return
             self._record(now)
             self._unsure = 0.0
-            speed = window.tokens / window.speculative_s
+            self._first = False
             self._restart(now)
+            self._due = max(4 * running, ROUNDS)
             if speed < direct:
                 self._switch(0, "losing", now, speed)
             elif speed * math.exp(-self._spread(self._seen_direct, now)) < direct and self._affordable(
                 2 * self._round.tokens / speed * (1 - direct / speed), now
             ):
                 self._switch(0, "check", now, speed)
+
+    def _speed(self, window: Window) -> float:
+        """Tokens a second of a chain that speculates. In the first window of a trial short rounds end first, which flatters whole rounds,
+        and all of the time counts rounds that did not end yet as nothing: the truth is between them."""
+        whole = window.tokens / window.round_s
+        return math.sqrt(whole * window.tokens / window.speculative_s) if self._first else whole
 
     def _record(self, now: float) -> None:
         """Make the observed rounds the prediction."""
@@ -401,7 +430,7 @@ class Adaptive:
         chains, others, context = window.speculative_s / span, window.direct_s / span, self._context
         if self._plan is None:
             others = 0.0
-        speed = window.tokens / window.round_s
+        speed = self._speed(window)
         if window.drafts:
             self._fit_draft(window, chains, others, context)
         written = self._written()

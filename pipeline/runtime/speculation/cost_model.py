@@ -48,9 +48,9 @@ class IterationCost(Struct, frozen=True, kw_only=True):
 class Round(Struct, frozen=True, kw_only=True):
     """A round of a chain on average: what is drafted, verified and, after a rejection, written by the target."""
 
-    tokens: float = 40.0
+    tokens: float = 50.0
     """Tokens of the committed step."""
-    drafted: float = 40.0
+    drafted: float = 50.0
     """Tokens of one candidate."""
     candidates: float = 1.0
     verified: float = 100.0

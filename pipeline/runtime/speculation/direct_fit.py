@@ -4,7 +4,7 @@ from pipeline.runtime.speculation.cost_model import IterationCost
 
 KEPT = 0.97
 """Weight of an observation after the next one came."""
-RIDGE = 200.0
+RIDGE = 250.0
 """Sequences whose arithmetic takes as long as reading the weights, where nothing is known; about that of today's accelerators."""
 PRIOR = 0.02
 """Weight of what is assumed before the first observation: that neither contexts nor sequences matter."""
