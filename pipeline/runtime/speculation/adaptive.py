@@ -8,7 +8,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from pipeline.runtime.speculation.cost_model import CostModel, Round, Speeds
 from pipeline.runtime.speculation.direct_fit import DirectFit
@@ -21,14 +21,18 @@ WORTH = 1.05
 FIRST_SPREAD, PROBED_SPREAD, GIVEN_SPREAD = 0.6, 0.15, 0.1
 """Standard deviations of the logarithm of a predicted speed: before any round was observed, after some chains had one, and with a
 given model."""
-PER_CHAINS, PER_CONTEXT, PER_TIME = 0.2, 0.1, 0.1
+PER_CHAINS, PER_CONTEXT, PER_TIME, PER_TIME_DIRECT = 0.2, 0.1, 0.1, 0.03
 """What the spread grows by when number of chains, context or time since the observation grow or shrink e times."""
-PROBED = 8
-"""One of so many chains is in a probe; fewer chains are all tried at once."""
+PROBED = 32
+"""One of so many chains is in a probe, and at least one."""
 ITERATIONS = 12
 """Iterations of the target that make an observation."""
 ROUNDS = 24
 """Fewest rounds that make an observation."""
+SURE = 1.0
+"""Standard deviations by which rounds must have taken too long before they count as losing."""
+ASSUMED, MEMORY = 8, 64
+"""Rounds that what is known of the acceptance weighs: before any was observed, and at most."""
 CHANGES = 500
 """Most entries of `Adaptive.changes`."""
 
@@ -76,6 +80,8 @@ class Window:
         """Committed by rounds."""
         self.round_s = 0.0
         """Seconds of these rounds, added up."""
+        self.excess = self.excess_squared = 0.0
+        """Seconds by which these rounds took longer than direct mode would have for the same tokens, and the squares of these."""
         self.other = 0
         """Tokens of the target that were not direct."""
         self.drafts = self.judges = 0
@@ -119,6 +125,8 @@ class Adaptive:
         self._exhausted = False
         self._ended = 0
         self._debit = 0.0
+        self._rounds = ASSUMED
+        """How many rounds what is known of the acceptance weighs."""
         self._first = True
         """Whether the window is the first one of a trial."""
         self._due = ROUNDS
@@ -172,9 +180,14 @@ class Adaptive:
         if mode == "speculative":
             window = self._window
             window.tokens += tokens
-            window.round_s += now - self._live[order].began
+            seconds = now - self._live[order].began
+            window.round_s += seconds
             window.rounds += 1
             window.accepted += accepted
+            if self._fit.known:
+                excess = seconds - tokens / self._direct_speed()
+                window.excess += excess
+                window.excess_squared += excess * excess
             if self._plan != 0:
                 self._weigh(now)
 
@@ -307,13 +320,13 @@ class Adaptive:
         speeds = self._model().speeds(self._chains, 0, self._context, self._round)
         return Speeds(speeds.speculative * self._ratio, speeds.direct, speeds.target_load)
 
-    def _spread(self, seen: tuple[float, float, float] | None, now: float) -> float:
+    def _spread(self, seen: tuple[float, float, float] | None, now: float, per_time: float) -> float:
         if seen is None:
             return 0.0
         chains, context, time = seen
         spread = PER_CHAINS * abs(math.log(self._chains / chains)) + PER_CONTEXT * abs(math.log(self._context / context))
         elapsed, then = now - self._start_time, time - self._start_time
-        return spread + PER_TIME * math.log(max(elapsed, 1e-9) / max(then, 1e-9))
+        return spread + per_time * math.log(max(elapsed, 1e-9) / max(then, 1e-9))
 
     def _affordable(self, cost: float, now: float) -> bool:
         return self._debit + cost <= DEBIT * (now - self._start_time) * self._horizon()
@@ -330,7 +343,7 @@ class Adaptive:
         """All chains are direct: is it time to try rounds?"""
         live = len(self._live)
         speed, direct = self._predict().speculative, self._direct_speed()
-        gain, spread = speed / direct, self._spread(self._seen_rounds, now) + self._unsure
+        gain, spread = speed / direct, self._spread(self._seen_rounds, now, PER_TIME) + self._unsure
         if gain * math.exp(spread) < WORTH:
             return
         if gain * math.exp(-spread) < 1 and self._unsure >= FIRST_SPREAD and live > 1:
@@ -391,27 +404,30 @@ class Adaptive:
             self._record(now)
             self._switch(0, "losing", now, window.tokens / window.speculative_s)
         elif window.rounds >= self._due:
-            speed = self._speed(window)
-            if speed < direct and speed > direct * (1 - 0.5 / math.sqrt(window.rounds)):
+            losing = window.excess > 0
+            if losing and window.excess**2 < SURE**2 * window.excess_squared:  # by chance, perhaps
                 self._due *= 2
                 return
+            ratio = 1 - window.excess / window.round_s
             self._record(now)
             self._unsure = 0.0
             self._first = False
             self._restart(now)
             self._due = max(4 * running, ROUNDS)
-            if speed < direct:
+            speed = self._predict().speculative
+            if losing:
                 self._switch(0, "losing", now, speed)
-            elif speed * math.exp(-self._spread(self._seen_direct, now)) < direct and self._affordable(
-                2 * self._round.tokens / speed * (1 - direct / speed), now
-            ):
-                self._switch(0, "check", now, speed)
+                return
+            gain = max(ratio, speed / direct)
+            if gain * math.exp(-self._spread(self._seen_direct, now, PER_TIME_DIRECT)) < 1:
+                if self._affordable(2 * self._round.tokens / speed * (1 - 1 / gain), now):
+                    self._switch(0, "check", now, speed)
 
     def _speed(self, window: Window) -> float:
         """Tokens a second of a chain that speculates. In the first window of a trial short rounds end first, which flatters whole rounds,
         and all of the time counts rounds that did not end yet as nothing: the truth is between them."""
         whole = window.tokens / window.round_s
-        return math.sqrt(whole * window.tokens / window.speculative_s) if self._first else whole
+        return math.sqrt(whole * window.tokens / window.speculative_s) if self._first and self._plan is None else whole
 
     def _record(self, now: float) -> None:
         """Make the observed rounds the prediction."""
@@ -420,12 +436,13 @@ class Adaptive:
         self._charge(window)
         if not window.rounds:
             return
+        before, acceptance = self._round.acceptance, window.accepted / window.rounds
         self._round = Round(
             tokens=window.tokens / window.rounds,
             drafted=window.drafted / window.drafts if window.drafts else self._round.drafted,
             candidates=window.candidates / window.drafts if window.drafts else 1.0,
             verified=window.verified / window.judges if window.judges else self._round.verified,
-            acceptance=(window.accepted + 3) / (window.rounds + 4),
+            acceptance=acceptance,
         )
         chains, others, context = window.speculative_s / span, window.direct_s / span, self._context
         if self._plan is None:
@@ -441,6 +458,9 @@ class Adaptive:
             self._fit_interference(window, chains, others, context, lambda speeds: speeds.speculative / speed)
         predicted = self._model().speeds(chains, others, context, self._round).speculative
         self._ratio = speed / predicted
+        smoothed = before + (acceptance - before) * window.rounds / (window.rounds + self._rounds)
+        self._rounds = min(self._rounds + window.rounds, MEMORY)
+        self._round = structs.replace(self._round, acceptance=smoothed)
         self._seen_rounds = (max(chains + others, 1.0), context, now)
 
     def _fit_interference(
