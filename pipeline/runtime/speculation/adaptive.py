@@ -29,8 +29,12 @@ ITERATIONS = 12
 """Iterations of the target that make an observation."""
 ROUNDS = 24
 """Fewest rounds that make an observation."""
-SURE = 1.0
-"""Standard deviations by which rounds must have taken too long before they count as losing."""
+SURE, VERY_SURE = 1.0, 2.5
+"""Standard deviations by which rounds must have taken too long before they count as losing: when a window ends, and before."""
+LEAST = 12
+"""Rounds before which a window is not judged by them."""
+INTERFERENCE = 0.5
+"""What is assumed where nothing is known."""
 ASSUMED, MEMORY = 8, 64
 """Rounds that what is known of the acceptance weighs: before any was observed, and at most."""
 CHANGES = 500
@@ -96,7 +100,7 @@ class Adaptive:
         self._given = model
         self._fit = DirectFit(model.target if model else None)
         self._draft_scale = 1.0
-        self._interference = model.interference if model else 1.0
+        self._interference = model.interference if model else INTERFERENCE
         self._round = Round()
         self._unsure = GIVEN_SPREAD if model else FIRST_SPREAD
         """What the spread of a prediction is beside `_spread`."""
@@ -260,13 +264,17 @@ class Adaptive:
     def _direct_speed(self) -> float:
         return 1 / self._fit.seconds(self._chains, self._context_sum)
 
-    def _charge(self, stint: Window) -> None:
+    def _charge(self, window: Window) -> None:
         if self._fit.known:
-            lost = stint.speculative_s - stint.tokens / self._direct_speed()
-            written = self._written()
-            if self._plan and written is not None and stint.written is not None:
-                lost += stint.direct_s - (written - stint.written - stint.other) / self._direct_speed()
-            self._debit += max(lost, 0.0) / self._chains
+            self._debit += max(self._lost(window), 0.0) / self._chains
+
+    def _lost(self, window: Window) -> float:
+        """Seconds that the chains lost in `window` against direct mode, added up."""
+        lost = window.speculative_s - window.tokens / self._direct_speed()
+        written = self._written()
+        if self._plan and written is not None and window.written is not None:
+            lost += window.direct_s - (written - window.written - window.other) / self._direct_speed()
+        return lost
 
     # observing the target alone
 
@@ -328,8 +336,8 @@ class Adaptive:
         elapsed, then = now - self._start_time, time - self._start_time
         return spread + per_time * math.log(max(elapsed, 1e-9) / max(then, 1e-9))
 
-    def _affordable(self, cost: float, now: float) -> bool:
-        return self._debit + cost <= DEBIT * (now - self._start_time) * self._horizon()
+    def _affordable(self, cost: float, now: float, share: float = DEBIT) -> bool:
+        return self._debit + cost <= share * (now - self._start_time) * self._horizon()
 
     def _horizon(self) -> float:
         """How many times as long as until now the run is expected to take at least.
@@ -350,7 +358,7 @@ class Adaptive:
             probing = max(live // PROBED, 1)
             if self._affordable(self._probe_cost(probing), now):
                 self._switch(probing, "probe", now, speed)
-        elif self._affordable(self._round.tokens / speed * max(0.0, 1 - gain * math.exp(-spread)), now):
+        elif self._affordable(self._round.tokens / speed * max(0.0, 1 - gain * math.exp(-spread)), now, DEBIT * (1 + (gain > WORTH))):
             self._switch(None, "speculate", now, speed)
 
     def _probe_cost(self, chains: int) -> float:
@@ -385,12 +393,12 @@ class Adaptive:
 
     def _weigh(self, now: float) -> None:
         """Rounds are under way: do they pay?"""
-        window, running, direct = self._window, self._counts["speculative"], self._direct_speed()
+        window, running, direct, live = self._window, self._counts["speculative"], self._direct_speed(), len(self._live)
         if window.speculative_s <= 0:
             return
         step = max(window.tokens / window.rounds if window.rounds else 0.0, self._round.tokens)
         under_way = step * (running + 3 * math.sqrt(running))
-        losing = (window.tokens + under_way) / window.speculative_s < direct
+        losing = (window.tokens + under_way) / window.speculative_s < direct or self._surely_losing(window)
         if self._plan is not None:
             if losing or window.rounds >= self._plan:
                 self._record(now)
@@ -405,7 +413,7 @@ class Adaptive:
             self._switch(0, "losing", now, window.tokens / window.speculative_s)
         elif window.rounds >= self._due:
             losing = window.excess > 0
-            if losing and window.excess**2 < SURE**2 * window.excess_squared:  # by chance, perhaps
+            if losing and self._affordable(self._lost(window) / live, now) and window.excess**2 < SURE**2 * window.excess_squared:  # by chance, perhaps
                 self._due *= 2
                 return
             ratio = 1 - window.excess / window.round_s
@@ -422,6 +430,9 @@ class Adaptive:
             if gain * math.exp(-self._spread(self._seen_direct, now, PER_TIME_DIRECT)) < 1:
                 if self._affordable(2 * self._round.tokens / speed * (1 - 1 / gain), now):
                     self._switch(0, "check", now, speed)
+
+    def _surely_losing(self, window: Window) -> bool:
+        return window.rounds >= LEAST and window.excess > 0 and window.excess**2 > VERY_SURE**2 * window.excess_squared
 
     def _speed(self, window: Window) -> float:
         """Tokens a second of a chain that speculates. In the first window of a trial short rounds end first, which flatters whole rounds,
