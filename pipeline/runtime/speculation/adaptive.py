@@ -1,7 +1,7 @@
 """Decides while a run goes on which chains speculate: facts of calls and steps enter, modes and interruptions leave.
 
 Every chain begins in direct mode. The target's speed there is observed; what rounds would make of it is predicted by a cost model,
-tried within a debit account, and then observed too. What is observed replaces what was assumed.
+tried by few chains first, within a debit account, and then observed too. What is observed replaces what was assumed.
 """
 
 import math
@@ -10,152 +10,161 @@ from collections.abc import Callable, Sequence
 
 from msgspec import Struct, structs
 
-from pipeline.runtime.speculation.cost_model import CostModel, Round, Speeds
+from pipeline.runtime.speculation.cost_model import CostModel, Round
 from pipeline.runtime.speculation.direct_fit import DirectFit
+from pipeline.runtime.speculation.expected_rest import ExpectedRest
 from pipeline.runtime.speculation.modes import CallFacts, Mode
+from pipeline.runtime.speculation.window import Window
 
 DEBIT = 0.015
 """Share of a run that trials and switches may cost."""
 WORTH = 1.05
-"""The gain from which speculation is tried."""
+"""The gain from which another share of speculating chains is worth a switch."""
+SHARES = (1.0, 0.75, 0.5, 0.25)
+"""Shares of the live chains that may speculate."""
+MIXED = 4
+"""Fewest chains of which some speculate and some do not."""
+PROBED = 32
+"""One of so many chains is in a probe, and at least one."""
 FIRST_SPREAD, PROBED_SPREAD, GIVEN_SPREAD = 0.6, 0.15, 0.1
 """Standard deviations of the logarithm of a predicted speed: before any round was observed, after some chains had one, and with a
 given model."""
 PER_CHAINS, PER_CONTEXT, PER_TIME, PER_TIME_DIRECT = 0.2, 0.1, 0.1, 0.03
-"""What the spread grows by when number of chains, context or time since the observation grow or shrink e times."""
-PROBED = 32
-"""One of so many chains is in a probe, and at least one."""
+"""What it grows by when number of chains, context or time since the observation grow or shrink e times."""
 ITERATIONS = 12
 """Iterations of the target that make an observation."""
-ROUNDS = 24
-"""Fewest rounds that make an observation."""
+ROUNDS, LEAST = 24, 12
+"""Fewest rounds that make an observation, and before which rounds are not judged at all."""
 SURE, VERY_SURE = 1.0, 2.5
 """Standard deviations by which rounds must have taken too long before they count as losing: when a window ends, and before."""
-LEAST = 12
-"""Rounds before which a window is not judged by them."""
 INTERFERENCE = 0.5
 """What is assumed where nothing is known."""
 ASSUMED, MEMORY = 8, 64
 """Rounds that what is known of the acceptance weighs: before any was observed, and at most."""
+FIRST_LOOK_S, FIRST_SAMPLE_S = 0.02, 2.0
+"""Seconds until the target's tokens are first counted; where they cannot be, until a direct request is first interrupted to count its."""
 CHANGES = 500
 """Most entries of `Adaptive.changes`."""
 
 
 class Change(Struct, frozen=True, kw_only=True):
-    """A decision, with what it was based on."""
+    """A decision, and the estimates that it was based on."""
 
     time: float
     what: str
+    """`probe`: few chains speculate, to learn; `speculate`; `losing`: back to direct mode; `check`: the same, to see how fast it is;
+    `share`: more or fewer chains speculate."""
     speculating: int
     """Chains that are to speculate from now on."""
     live: int
-    speculative: float | None
-    """Expected tokens a second of a chain where all speculate; null where not known yet."""
-    direct: float | None
-    """The same where none does."""
+    speculative: float
+    """Expected tokens a second of all live chains together with the share that is decided about."""
+    direct: float
+    """The same if none speculates."""
 
 
 class LiveChain:
     """What is known of a chain in its loop."""
 
-    __slots__ = ("began", "context", "interrupted", "mode", "speculates", "start")
+    __slots__ = ("began", "context", "interrupted", "mode", "speculates", "start", "written")
 
     def __init__(self, speculates: bool) -> None:
         self.speculates = speculates
         """Whether it is to go on by rounds from its next boundary on."""
         self.mode: Mode | None = None
         """The mode of its step under way; None before its first one."""
-        self.context = 0
+        self.context = self.written = 0
+        """Tokens of its context and of its thought at its last boundary."""
         self.began = 0.0
-        """When its round began."""
+        """When its step began."""
         self.start = 0.0
-        """Direct tokens of every chain when its direct request began."""
+        """`Adaptive._direct_tokens` then."""
         self.interrupted = False
 
 
-class Window:
-    """What was observed since `start`."""
+class State(Struct, frozen=True):
+    """Where something was observed."""
 
-    def __init__(self, start: float, written: int | None) -> None:
-        self.start, self.written = start, written
-        self.speculative_s = self.direct_s = 0.0
-        """Seconds that chains spent in each mode, added up over the chains."""
-        self.tokens = self.rounds = self.accepted = 0
-        """Committed by rounds."""
-        self.round_s = 0.0
-        """Seconds of these rounds, added up."""
-        self.excess = self.excess_squared = 0.0
-        """Seconds by which these rounds took longer than direct mode would have for the same tokens, and the squares of these."""
-        self.other = 0
-        """Tokens of the target that were not direct."""
-        self.drafts = self.judges = 0
-        self.draft_s = self.drafted = self.candidates = self.verified = 0.0
+    chains: float
+    context: float
+    elapsed: float
+
+    def spread(self, now: "State", per_time: float) -> float:
+        """By how much a prediction is less certain `now`."""
+        chains, context, time = (
+            abs(math.log(max(new, 1e-9) / max(old, 1e-9)))
+            for new, old in ((now.chains, self.chains), (now.context, self.context), (now.elapsed, self.elapsed))
+        )
+        return PER_CHAINS * chains + PER_CONTEXT * context + per_time * time
 
 
 class Adaptive:
-    """The `ModeControl` of `speculate: auto`."""
+    """The `ModeControl` of `speculate: auto`.
+
+    `written` says how many tokens the target has sampled so far, those of running requests included, or None where its engine does
+    not know: then a direct request is interrupted now and then to learn how fast it was. `model` is what a calibration found.
+    """
 
     def __init__(self, *, written: Callable[[], int | None] = lambda: None, model: CostModel | None = None) -> None:
-        self._written = written
-        self._given = model
+        self._written, self._given = written, model
+        self.changes: deque[Change] = deque(maxlen=CHANGES)
+        # What is known: of the target alone, of rounds, of lengths.
         self._fit = DirectFit(model.target if model else None)
         self._draft_scale = 1.0
         self._interference = model.interference if model else INTERFERENCE
-        self._round = Round()
-        self._unsure = GIVEN_SPREAD if model else FIRST_SPREAD
-        """What the spread of a prediction is beside `_spread`."""
+        self._round, self._rounds = Round(), ASSUMED
         self._ratio = 1.0
-        """Observed over predicted speed of rounds."""
-        self._seen_rounds: tuple[float, float, float] | None = None
-        """Chains, mean context and time when rounds were last observed."""
-        self._seen_direct: tuple[float, float, float] | None = None
+        """Observed over predicted speed where chains speculate."""
+        self._unsure = GIVEN_SPREAD if model else FIRST_SPREAD
+        self._seen_rounds: State | None = None
+        self._seen_direct: State | None = None
+        self._lengths = ExpectedRest()
+        # The chains.
         self._live: dict[int, LiveChain] = {}
         self._counts: dict[Mode, int] = {"speculative": 0, "direct": 0}
-        self._contexts = 0.0
-        """Context of the live chains at their last boundaries, added up."""
-        self._starts = 0.0
-        """`LiveChain.start` of those in direct mode, added up."""
+        self._speculating = 0
+        self._contexts = self._starts = 0.0
+        """`LiveChain.context` of all, and `LiveChain.start` of those in direct mode, added up."""
         self._direct_tokens = 0.0
         """Tokens that a chain would have that was in direct mode since the beginning."""
-        self._plan: int | None = 0
-        """How many chains are to speculate; None: all."""
+        self._ended, self._exhausted = 0, False
+        # What is decided.
+        self._share = 0.0
         self._ending: list[int] = []
-        self._began: float | None = None
+        self._debit = 0.0
+        # What is being observed.
+        self._start = math.nan
         self._last = 0.0
         self._tick = math.inf
-        self._window = Window(0.0, None)
-        self._fresh = False
-        """Whether the window began with the present plan in effect."""
-        self._exhausted = False
-        self._ended = 0
-        self._debit = 0.0
-        self._rounds = ASSUMED
-        """How many rounds what is known of the acceptance weighs."""
+        self._window = Window(0.0, None, 0)
+        self._settled = False
+        """Whether the window shows the target alone, in its stride."""
         self._first = True
-        """Whether the window is the first one of a trial."""
+        """Whether the window is the first one of a share."""
         self._due = ROUNDS
         """Rounds at which the window is judged."""
-        self.changes: deque[Change] = deque(maxlen=CHANGES)
-
-    # events
 
     def enter(self, order: int, now: float) -> None:
         """See `ModeControl.enter`."""
         self._pass(now)
-        if self._began is None:
-            self._began = now
-            self._tick = now + 0.02
+        if math.isnan(self._start):
+            self._start = now
+            self._tick = now + FIRST_LOOK_S
             self._restart(now)
-        self._live[order] = LiveChain(self._plan is None)
+        speculates = self._speculating < self._share * (len(self._live) + 1)
+        self._speculating += speculates
+        self._live[order] = LiveChain(speculates)
 
     def leave(self, order: int, now: float) -> None:
         """See `ModeControl.leave`."""
         self._pass(now)
-        chain = self._live.pop(order, None)
-        if chain is not None:
-            self._end_step(chain)
-            self._contexts -= chain.context
-            self._ended += 1
+        chain = self._live.pop(order)
+        self._end_step(chain)
+        self._contexts -= chain.context
+        self._speculating -= chain.speculates
+        self._ended += 1
+        self._lengths.ended(chain.written)
+        self._settle(now)
 
     def exhausted(self) -> None:
         """See `ModeControl.exhausted`."""
@@ -167,49 +176,31 @@ class Adaptive:
         chain = self._live[order]
         self._end_step(chain)
         self._contexts += context_tokens - chain.context
-        chain.context = context_tokens
+        chain.context, chain.began, chain.interrupted = context_tokens, now, False
         chain.mode = mode = "speculative" if chain.speculates else "direct"
         self._counts[mode] += 1
-        chain.began = now
         if mode == "direct":
-            chain.start, chain.interrupted = self._direct_tokens, False
+            chain.start = self._direct_tokens
             self._starts += chain.start
-            if not self._counts["speculative"] and not self._fresh and self._plan == 0:
-                self._settle(now)
+            self._settle(now)
         return mode
 
     def wrote(self, order: int, mode: Mode, tokens: int, accepted: bool, now: float) -> None:
         """See `ModeControl.wrote`."""
         self._pass(now)
-        if mode == "speculative":
-            window = self._window
-            window.tokens += tokens
-            seconds = now - self._live[order].began
-            window.round_s += seconds
-            window.rounds += 1
-            window.accepted += accepted
-            if self._fit.known:
-                excess = seconds - tokens / self._direct_speed()
-                window.excess += excess
-                window.excess_squared += excess * excess
-            if self._plan != 0:
-                self._weigh(now)
+        chain = self._live[order]
+        chain.written += tokens
+        if mode == "speculative" and self._fit.known:
+            self._window.wrote(tokens, accepted, now - chain.began, self._direct_speed())
+            if self._share:
+                self._judge(now)
 
     def called(self, call: CallFacts) -> None:
         """See `ModeControl.called`."""
         self._pass(call.end)
-        window = self._window
-        if call.purpose == "draft":
-            window.drafts += 1
-            window.draft_s += call.end - call.submit
-            window.drafted += call.output_tokens / call.n
-            window.candidates += call.n
-            return
-        if call.purpose == "judge":
-            window.judges += 1
-            window.verified += call.input_tokens - call.cached_input_tokens
-        if not call.direct:
-            window.other += call.output_tokens
+        self._window.called(call)
+        if call.direct and self._window.written is None and call.output_tokens >= ITERATIONS:
+            self._observe_direct(self._chains, (call.end - call.submit) / call.output_tokens, call.end)
 
     def interrupts(self, now: float) -> Sequence[int]:
         """See `ModeControl.interrupts`."""
@@ -223,13 +214,15 @@ class Adaptive:
         """See `ModeControl.wake`."""
         return self._tick
 
-    # bookkeeping
+    # The chains.
 
     def _pass(self, now: float) -> None:
+        """Time passed."""
         span, self._last = now - self._last, now
         if span > 0:
-            self._window.speculative_s += span * self._counts["speculative"]
-            self._window.direct_s += span * self._counts["direct"]
+            seconds = self._window.seconds
+            seconds["speculative"] += span * self._counts["speculative"]
+            seconds["direct"] += span * self._counts["direct"]
 
     def _end_step(self, chain: LiveChain) -> None:
         if chain.mode is not None:
@@ -238,106 +231,119 @@ class Adaptive:
                 self._starts -= chain.start
             chain.mode = None
 
-    def _restart(self, now: float) -> None:
-        """Begin a window."""
-        self._window = Window(now, self._written())
-
-    def _settle(self, now: float) -> None:
-        """The last round of a stint is over: charge what it lost, and observe the target alone from now on."""
-        self._charge(self._window)
-        self._restart(now)
-        self._fresh = True
-        self._tick = now + ITERATIONS * self._fit.seconds(self._chains, self._context_sum) if self._fit.known else now + 0.02
-
     @property
-    def _chains(self) -> float:
+    def _chains(self) -> int:
         return max(len(self._live), 1)
 
     @property
     def _context_sum(self) -> float:
-        return self._contexts + self._counts["direct"] * self._direct_tokens - self._starts
+        return max(self._contexts + self._counts["direct"] * self._direct_tokens - self._starts, 1.0)
 
-    @property
-    def _context(self) -> float:
-        return max(self._context_sum / self._chains, 1.0)
+    def _state(self, now: float) -> State:
+        return State(self._chains, self._context_sum / self._chains, now - self._start)
 
     def _direct_speed(self) -> float:
+        """Tokens a second of each chain if none speculates."""
         return 1 / self._fit.seconds(self._chains, self._context_sum)
 
-    def _charge(self, window: Window) -> None:
-        if self._fit.known:
-            self._debit += max(self._lost(window), 0.0) / self._chains
+    # Observing the target alone.
 
-    def _lost(self, window: Window) -> float:
-        """Seconds that the chains lost in `window` against direct mode, added up."""
-        lost = window.speculative_s - window.tokens / self._direct_speed()
-        written = self._written()
-        if self._plan and written is not None and window.written is not None:
-            lost += window.direct_s - (written - window.written - window.other) / self._direct_speed()
-        return lost
+    def _restart(self, now: float) -> None:
+        self._window = Window(now, self._written(), self._counts["speculative"])
 
-    # observing the target alone
+    def _settle(self, now: float) -> None:
+        """Where the last round of a share is over: charge what it lost, and observe the target alone from now on."""
+        if not self._share and not self._counts["speculative"] and not self._settled and self._fit.known:
+            self._charge(now)
+            self._restart(now)
+            self._settled = True
+            self._tick = now + ITERATIONS / self._direct_speed()
 
     def _look(self, now: float) -> None:
+        """The time has come to look at what the engines did."""
+        elapsed = now - self._start
         if not self._live:
             self._tick = math.inf
             return
-        if self._plan != 0:
-            self._weigh(now)
-            self._tick = now + max(ITERATIONS / self._direct_speed(), 0.01 * (now - self._start_time))
-            return
-        self._observe_direct(now)
-        if self._fit.known:
-            self._tick = now + max(ITERATIONS / self._direct_speed(), 0.01 * (now - self._start_time))
+        if self._share:
+            self._judge(now)
+        elif self._window.written is None:
+            self._sample(now)
         else:
-            self._tick = now + max(0.02, 0.1 * (now - self._start_time))
+            self._count(now)
+        pause = ITERATIONS / self._direct_speed() if self._fit.known else FIRST_LOOK_S
+        self._tick = max(now + max(pause, 0.01 * elapsed), self._tick if self._tick > now else now)
 
-    @property
-    def _start_time(self) -> float:
-        return self._began or 0.0
-
-    def _observe_direct(self, now: float) -> None:
+    def _count(self, now: float) -> None:
+        """Observe how many tokens the target wrote."""
         window, written = self._window, self._written()
         if self._counts["speculative"] or written is None or window.written is None:
             return
         tokens, span = written - window.written, now - window.start
-        if not self._fresh:
+        if not self._settled:
             if tokens >= self._chains:  # all prompts are computed
                 self._restart(now)
-                self._fresh = True
-            return
-        if span <= 0 or tokens < ITERATIONS * self._chains / 2:
-            return
-        chains = window.direct_s / span
-        before = self._context_sum
-        self._direct_tokens += tokens / max(chains, 1e-9)
-        self._fit.observe(chains, (before + self._context_sum) / 2, window.direct_s / tokens)
-        self._seen_direct = (self._chains, self._context, now)
-        self._restart(now)
-        self._consider(now)
+                self._settled = True
+        elif span > 0 and tokens >= ITERATIONS * self._chains / 2:
+            chains = window.seconds["direct"] / span
+            self._direct_tokens += tokens / max(chains, 1e-9)
+            self._observe_direct(chains, window.seconds["direct"] / tokens, now)
+            self._restart(now)
 
-    # deciding
+    def _sample(self, now: float) -> None:
+        """Where nobody counts the target's tokens: interrupt one request, to learn how many it wrote."""
+        self._tick = now + max(FIRST_SAMPLE_S, 2 * (now - self._start))
+        if now - self._start >= FIRST_SAMPLE_S:
+            for order, chain in self._live.items():
+                if chain.mode == "direct" and not chain.interrupted:
+                    chain.interrupted = True
+                    self._ending.append(order)
+                    return
+
+    def _observe_direct(self, chains: float, seconds: float, now: float) -> None:
+        if not self._share and not self._counts["speculative"]:
+            self._fit.observe(chains, self._context_sum, seconds)
+            self._seen_direct = self._state(now)
+            self._consider(now)
+
+    # Predicting.
 
     def _model(self) -> CostModel:
         target = self._fit.cost(self._chains)
         draft = self._given.draft if self._given else target.scaled(0.25)
         return CostModel(target=target, draft=draft.scaled(self._draft_scale), interference=self._interference)
 
-    def _predict(self) -> Speeds:
-        """Speeds if all live chains speculate."""
-        speeds = self._model().speeds(self._chains, 0, self._context, self._round)
-        return Speeds(speeds.speculative * self._ratio, speeds.direct, speeds.target_load)
+    def _best(self) -> tuple[float, float, float]:
+        """The best share of speculating chains, its gain over direct mode, and the tokens a second of all chains with it."""
+        live, context, direct = self._chains, self._context_sum / self._chains, self._direct_speed()
+        model, rests = self._model(), self._rests()
+        best = (0.0, 0.0, 0.0)
+        for share in SHARES:
+            count = math.ceil(share * live)
+            if share < 1 and live < MIXED:
+                break
+            speeds = model.speeds(count, live - count, context, self._round)
+            rate = (count * speeds.speculative + (live - count) * speeds.direct) * self._ratio
+            gain = rate / (live * direct)
+            if rests and count < live:
+                gain = _tail_gain(rests, count, speeds.speculative * self._ratio, speeds.direct * self._ratio, direct)
+            if gain > best[1] * WORTH:
+                best = (share, gain, rate)
+        return best
 
-    def _spread(self, seen: tuple[float, float, float] | None, now: float, per_time: float) -> float:
-        if seen is None:
-            return 0.0
-        chains, context, time = seen
-        spread = PER_CHAINS * abs(math.log(self._chains / chains)) + PER_CONTEXT * abs(math.log(self._context / context))
-        elapsed, then = now - self._start_time, time - self._start_time
-        return spread + per_time * math.log(max(elapsed, 1e-9) / max(then, 1e-9))
+    def _rests(self) -> list[float]:
+        """Expected rests of the live chains, longest first, where no more chains come."""
+        if not self._exhausted:
+            return []
+        return sorted(self._lengths.rests([self._thought(chain) for chain in self._live.values()]), reverse=True)
+
+    def _thought(self, chain: LiveChain) -> float:
+        return chain.written + (self._direct_tokens - chain.start if chain.mode == "direct" else 0.0)
+
+    # The account.
 
     def _affordable(self, cost: float, now: float, share: float = DEBIT) -> bool:
-        return self._debit + cost <= share * (now - self._start_time) * self._horizon()
+        return self._debit + cost <= share * (now - self._start) * self._horizon()
 
     def _horizon(self) -> float:
         """How many times as long as until now the run is expected to take at least.
@@ -347,151 +353,214 @@ class Adaptive:
         """
         return (1 if self._exhausted else 2) * float(1 + len(self._live) / (1 + self._ended)) ** 0.45
 
+    def _charge(self, now: float) -> None:
+        self._debit += max(self._lost(now), 0.0) / self._chains
+
+    def _lost(self, now: float) -> float:
+        """Seconds that the chains lost in the window against direct mode, added up."""
+        return sum(self._window.seconds.values()) - self._progress(now) / self._direct_speed()
+
+    def _progress(self, now: float) -> float:
+        """Tokens that all chains got on in the window. A round that is under way counts as half a step, where none was at the start."""
+        window, direct = self._window, self._counts["direct"]
+        step = window.tokens / window.rounds if window.rounds else self._round.tokens
+        committed = window.tokens + step * (self._counts["speculative"] - window.running) / 2
+        if self._share == 1:  # the direct requests are those that complete a step
+            return committed + window.direct_tokens + direct * step / 4
+        most = window.seconds["direct"] * self._direct_speed()
+        written = self._written()
+        if written is None or window.written is None:
+            return committed + most / (1 + self._interference)
+        return committed + min(most, written - window.written - window.other_tokens)
+
+    # Deciding.
+
     def _consider(self, now: float) -> None:
-        """All chains are direct: is it time to try rounds?"""
+        """All chains are direct: is it time for rounds?"""
         live = len(self._live)
-        speed, direct = self._predict().speculative, self._direct_speed()
-        gain, spread = speed / direct, self._spread(self._seen_rounds, now, PER_TIME) + self._unsure
+        if not live:
+            return
+        share, gain, rate = self._best()
+        spread = self._unsure + (self._seen_rounds.spread(self._state(now), PER_TIME) if self._seen_rounds else 0.0)
         if gain * math.exp(spread) < WORTH:
             return
-        if gain * math.exp(-spread) < 1 and self._unsure >= FIRST_SPREAD and live > 1:
-            probing = max(live // PROBED, 1)
-            if self._affordable(self._probe_cost(probing), now):
-                self._switch(probing, "probe", now, speed)
-        elif self._affordable(self._round.tokens / speed * max(0.0, 1 - gain * math.exp(-spread)), now, DEBIT * (1 + (gain > WORTH))):
-            self._switch(None, "speculate", now, speed)
+        risk = max(0.0, 1 - gain * math.exp(-spread))
+        if risk and self._unsure >= FIRST_SPREAD and live > 1:
+            if self._affordable(self._probe_cost(), now):
+                self._switch(max(live // PROBED, 1) / live, "probe", now, rate)
+        elif self._affordable(risk * live * self._round.tokens / rate, now, DEBIT * (1 + (gain > WORTH))):
+            self._switch(share, "speculate", now, rate)
 
-    def _probe_cost(self, chains: int) -> float:
-        """Seconds that a round of so many chains is expected to cost."""
-        direct, live = self._direct_speed(), len(self._live)
-        speeds = self._model().speeds(chains, live - chains, self._context, self._round)
-        share = (chains * speeds.speculative + (live - chains) * speeds.direct) / (live * direct)
+    def _probe_cost(self) -> float:
+        """Seconds that a round of few chains is expected to cost all of them."""
+        live = len(self._live)
+        chains = max(live // PROBED, 1)
+        speeds = self._model().speeds(chains, live - chains, self._context_sum / live, self._round)
+        share = (chains * speeds.speculative + (live - chains) * speeds.direct) / (live * self._direct_speed())
         return self._round.tokens / speeds.speculative * max(0.0, 1 - share)
 
-    def _switch(self, plan: int | None, what: str, now: float, speculative: float | None) -> None:
+    def _switch(self, share: float, what: str, now: float, rate: float) -> None:
+        """Let this share of the live chains speculate from their next boundaries on."""
         live = len(self._live)
-        self._plan = plan
-        self.changes.append(
-            Change(
-                time=now, what=what, speculating=live if plan is None else plan, live=live,
-                speculative=speculative, direct=self._direct_speed() if self._fit.known else None,
-            )  # fmt: skip
-        )
-        wanted = live if plan is None else plan
-        for order, chain in self._live.items():
-            chain.speculates, wanted = wanted > 0, wanted - 1
+        count = math.ceil(share * live)
+        direct = live * self._direct_speed()
+        self.changes.append(Change(time=now, what=what, speculating=count, live=live, speculative=rate, direct=direct))
+        self._share, self._first, self._settled = share, True, False
+        self._due = max(4 * count, ROUNDS)
+        self._assign(count)
+        if share:
+            self._restart(now)
+        self._settle(now)
+
+    def _assign(self, count: int) -> None:
+        """Let `count` chains speculate: of those that change, the ones with the longest expected rest begin and the others end."""
+        change = count - self._speculating
+        if not change:
+            return
+        candidates = [(order, chain) for order, chain in self._live.items() if chain.speculates == (change < 0)]
+        if abs(change) < len(candidates):
+            rests = self._lengths.rests([self._thought(chain) for _, chain in candidates])
+            ranked = sorted(zip(rests, candidates, strict=True), key=lambda item: item[0], reverse=change > 0)
+            candidates = [candidate for _, candidate in ranked[: abs(change)]]
+        for order, chain in candidates:
+            chain.speculates = change > 0
             if chain.speculates and chain.mode == "direct" and not chain.interrupted:
                 chain.interrupted = True
                 self._ending.append(order)
-        self._first = True
-        self._due = max(4 * live, ROUNDS)
-        self._fresh = False
-        if plan != 0:
-            self._restart(now)
-        elif not self._counts["speculative"]:
-            self._settle(now)
+        self._speculating = count
 
-    def _weigh(self, now: float) -> None:
+    def _judge(self, now: float) -> None:
         """Rounds are under way: do they pay?"""
-        window, running, direct, live = self._window, self._counts["speculative"], self._direct_speed(), len(self._live)
-        if window.speculative_s <= 0:
+        window, running = self._window, self._counts["speculative"]
+        if not window.seconds["speculative"]:
             return
         step = max(window.tokens / window.rounds if window.rounds else 0.0, self._round.tokens)
-        under_way = step * (running + 3 * math.sqrt(running))
-        losing = (window.tokens + under_way) / window.speculative_s < direct or self._surely_losing(window)
-        if self._plan is not None:
-            if losing or window.rounds >= self._plan:
-                self._record(now)
-                self._unsure = PROBED_SPREAD
-                speed = self._predict().speculative
-                if speed / direct * math.exp(-PROBED_SPREAD) > 1:
-                    self._switch(None, "speculate", now, speed)
-                else:
-                    self._switch(0, "probed", now, speed)
-        elif losing:
-            self._record(now)
-            self._switch(0, "losing", now, window.tokens / window.speculative_s)
-        elif window.rounds >= self._due:
-            losing = window.excess > 0
-            if losing and self._affordable(self._lost(window) / live, now) and window.excess**2 < SURE**2 * window.excess_squared:  # by chance, perhaps
-                self._due *= 2
-                return
-            ratio = 1 - window.excess / window.round_s
-            self._record(now)
-            self._unsure = 0.0
-            self._first = False
-            self._restart(now)
-            self._due = max(4 * running, ROUNDS)
-            speed = self._predict().speculative
-            if losing:
-                self._switch(0, "losing", now, speed)
-                return
-            gain = max(ratio, speed / direct)
-            if gain * math.exp(-self._spread(self._seen_direct, now, PER_TIME_DIRECT)) < 1:
-                if self._affordable(2 * self._round.tokens / speed * (1 - 1 / gain), now):
-                    self._switch(0, "check", now, speed)
-
-    def _surely_losing(self, window: Window) -> bool:
-        return window.rounds >= LEAST and window.excess > 0 and window.excess**2 > VERY_SURE**2 * window.excess_squared
-
-    def _speed(self, window: Window) -> float:
-        """Tokens a second of a chain that speculates. In the first window of a trial short rounds end first, which flatters whole rounds,
-        and all of the time counts rounds that did not end yet as nothing: the truth is between them."""
-        whole = window.tokens / window.round_s
-        return math.sqrt(whole * window.tokens / window.speculative_s) if self._first and self._plan is None else whole
-
-    def _record(self, now: float) -> None:
-        """Make the observed rounds the prediction."""
-        window = self._window
-        span = max(now - window.start, 1e-9)
-        self._charge(window)
-        if not window.rounds:
+        allowance = step * (running + 3 * math.sqrt(running))
+        hopeless = (window.tokens + allowance) / window.seconds["speculative"] < self._direct_speed()
+        if what := self.changes[-1].what == "probe":
+            if hopeless or window.rounds >= self._speculating:
+                self._end_probe(now)
             return
-        before, acceptance = self._round.acceptance, window.accepted / window.rounds
-        self._round = Round(
-            tokens=window.tokens / window.rounds,
-            drafted=window.drafted / window.drafts if window.drafts else self._round.drafted,
-            candidates=window.candidates / window.drafts if window.drafts else 1.0,
-            verified=window.verified / window.judges if window.judges else self._round.verified,
-            acceptance=acceptance,
-        )
-        chains, others, context = window.speculative_s / span, window.direct_s / span, self._context
-        if self._plan is None:
-            others = 0.0
-        speed = self._speed(window)
-        if window.drafts:
-            self._fit_draft(window, chains, others, context)
-        written = self._written()
-        if others and written is not None and window.written is not None:
-            observed_direct = (written - window.written - window.other) / window.direct_s
-            self._fit_interference(window, chains, others, context, lambda speeds: speeds.direct / observed_direct)
-        elif not others and chains >= 4:
-            self._fit_interference(window, chains, others, context, lambda speeds: speeds.speculative / speed)
-        predicted = self._model().speeds(chains, others, context, self._round).speculative
-        self._ratio = speed / predicted
-        smoothed = before + (acceptance - before) * window.rounds / (window.rounds + self._rounds)
-        self._rounds = min(self._rounds + window.rounds, MEMORY)
-        self._round = structs.replace(self._round, acceptance=smoothed)
-        self._seen_rounds = (max(chains + others, 1.0), context, now)
+        lost = self._lost(now)
+        sure = VERY_SURE * math.sqrt(window.excess_squared) + (self._first * running * step / self._direct_speed() / 2)
+        losing = window.rounds >= LEAST and lost > sure
+        dear = window.rounds >= LEAST and lost > 0 and not self._affordable(lost / self._chains, now, 2 * DEBIT)
+        if hopeless and self._share == 1 or losing or dear:
+            self._stop(now)
+        elif window.rounds >= self._due:
+            if 0 < lost < SURE * math.sqrt(window.excess_squared):  # by chance, perhaps
+                self._due *= 2
+            elif lost > 0:
+                self._stop(now)
+            else:
+                self._go_on(now)
 
-    def _fit_interference(
-        self, window: Window, chains: float, others: float, context: float, over: Callable[[Speeds], float]
-    ) -> None:
+    def _stop(self, now: float) -> None:
+        self._learn(now)
+        self._switch(0.0, "losing", now, self._best()[2])
+
+    def _end_probe(self, now: float) -> None:
+        self._learn(now)
+        self._unsure = PROBED_SPREAD
+        share, gain, rate = self._best()
+        if gain * math.exp(-PROBED_SPREAD) > 1:
+            self._switch(share, "speculate", now, rate)
+        else:
+            self._switch(0.0, "probed", now, rate)
+
+    def _go_on(self, now: float) -> None:
+        """A window ended well: learn from it, see whether another share would be better, and whether direct mode is still known."""
+        window = self._window
+        seconds = sum(window.seconds.values())
+        observed = self._progress(now) / seconds / self._direct_speed()
+        self._learn(now)
+        self._unsure = 0.0
+        share, gain, rate = self._best()
+        self._first = False
+        self._restart(now)
+        self._due = max(4 * self._counts["speculative"], ROUNDS)
+        sure = max(observed, gain) * math.exp(-self._seen_direct.spread(self._state(now), PER_TIME_DIRECT) if self._seen_direct else 0.0)
+        if sure < 1:
+            if self._affordable(2 * self._round.tokens * self._chains / rate * (1 - 1 / max(observed, gain)), now):
+                self._switch(0.0, "check", now, rate)
+        elif share != self._share and gain > WORTH * observed:
+            self._switch(share, "share", now, rate)
+        else:
+            self._assign(math.ceil(self._share * len(self._live)))
+
+    # Learning.
+
+    def _learn(self, now: float) -> None:
+        """Make what the window shows of rounds the prediction."""
+        window = self._window
+        span = now - window.start
+        self._charge(now)
+        if not window.rounds or span <= 0:
+            return
+        before = self._round.acceptance
+        self._round = window.round(self._round)
+        chains, others = (window.seconds[mode] / span for mode in ("speculative", "direct"))
+        context = self._context_sum / self._chains
+        probing = self.changes[-1].what == "probe"
+        if probing:
+            speed, direct = window.tokens / window.round_s, self._direct_in(window)
+            if direct:
+                self._fit_interference(chains, others, context, lambda model: model.speeds(chains, others, context, self._round).direct / direct)
+            self._fit_draft(chains, others, context)
+            self._ratio = speed / self._model().speeds(chains, others, context, self._round).speculative
+        else:
+            rate = self._progress(now) / span
+
+            def over(model: CostModel) -> float:
+                speeds = model.speeds(chains, others, context, self._round)
+                return (chains * speeds.speculative + others * speeds.direct) / rate
+
+            if chains >= 4:
+                self._fit_interference(chains, others, context, over)
+            self._fit_draft(chains, others, context)
+            self._ratio = 1 / over(self._model())
+        weight = window.rounds / (window.rounds + self._rounds)
+        self._round = structs.replace(self._round, acceptance=before + (self._round.acceptance - before) * weight)
+        self._rounds = min(self._rounds + window.rounds, MEMORY)
+        self._seen_rounds = self._state(now)
+
+    def _direct_in(self, window: Window) -> float:
+        """Tokens a second of a direct chain in the window; 0 where nobody knows."""
+        written = self._written()
+        if written is None or window.written is None or not window.seconds["direct"]:
+            return 0.0
+        return max(written - window.written - window.other_tokens, 0) / window.seconds["direct"]
+
+    def _fit_interference(self, chains: float, others: float, context: float, over: Callable[[CostModel], float]) -> None:
         """Find the interference with which the model gives what was observed; `over` is predicted over observed."""
         low, high = 0.0, 1.0
         for _ in range(6):
             self._interference = (low + high) / 2
-            if window.drafts:
-                self._fit_draft(window, chains, others, context)
-            if over(self._model().speeds(chains, others, context, self._round)) > 1:
+            self._fit_draft(chains, others, context)
+            if over(self._model()) > 1:
                 low = self._interference
             else:
                 high = self._interference
 
-    def _fit_draft(self, window: Window, chains: float, others: float, context: float) -> None:
+    def _fit_draft(self, chains: float, others: float, context: float) -> None:
         """Scale the draft's cost so that its calls take as long as they took."""
+        window = self._window
+        if not window.drafts:
+            return
         model = self._model()
         load = model.speeds(chains, others, context, self._round).target_load
         observed = window.draft_s / window.drafted / (1 + self._interference * load)
         drafting = max(window.draft_s / max(self._last - window.start, 1e-9), 1.0) * self._round.candidates
         self._draft_scale *= observed / model.draft.seconds(drafting * context, drafting)
+
+
+def _tail_gain(rests: Sequence[float], count: int, speculative: float, direct: float, alone: float) -> float:
+    """By what factor the last chain ends earlier where the `count` chains with the longest rests speculate, compared with all direct.
+
+    `rests` are tokens, longest first, and the speeds those of a chain. The run ends no earlier than its work is done, nor than its
+    longest chain of each mode.
+    """
+    work, live = sum(rests), len(rests)
+    before = max(work / (live * alone), rests[0] / alone)
+    after = max(work / (count * speculative + (live - count) * direct), rests[0] / speculative, rests[count] / direct)
+    return before / after
