@@ -131,7 +131,10 @@ class Adaptive:
         # What is decided.
         self._share = 0.0
         self._ending: list[int] = []
-        self._debit = 0.0
+        self._debit = self._stint = 0.0
+        """Seconds lost by what is over, and chains' seconds lost since speculation began last; negative where it won."""
+        self._before = self._before_squared = 0.0
+        """Half of what the window before lost, and a quarter of the squares of its rounds' excess."""
         # What is being observed.
         self._start = math.nan
         self._last = 0.0
@@ -254,7 +257,8 @@ class Adaptive:
     def _settle(self, now: float) -> None:
         """Where the last round of a share is over: charge what it lost, and observe the target alone from now on."""
         if not self._share and not self._counts["speculative"] and not self._settled and self._fit.known:
-            self._charge(now)
+            self._debit += max(self._stint + self._lost(now), 0.0) / self._chains
+            self._stint = 0.0
             self._restart(now)
             self._settled = True
             self._tick = now + ITERATIONS / self._direct_speed()
@@ -353,9 +357,6 @@ class Adaptive:
         """
         return (1 if self._exhausted else 2) * float(1 + len(self._live) / (1 + self._ended)) ** 0.45
 
-    def _charge(self, now: float) -> None:
-        self._debit += max(self._lost(now), 0.0) / self._chains
-
     def _lost(self, now: float) -> float:
         """Seconds that the chains lost in the window against direct mode, added up."""
         return sum(self._window.seconds.values()) - self._progress(now) / self._direct_speed()
@@ -407,6 +408,7 @@ class Adaptive:
         self.changes.append(Change(time=now, what=what, speculating=count, live=live, speculative=rate, direct=direct))
         self._share, self._first, self._settled = share, True, False
         self._due = max(4 * count, ROUNDS)
+        self._before = self._before_squared = 0.0
         self._assign(count)
         if share:
             self._restart(now)
@@ -442,17 +444,21 @@ class Adaptive:
                 self._end_probe(now)
             return
         lost = self._lost(now)
-        sure = VERY_SURE * math.sqrt(window.excess_squared) + (self._first * running * step / self._direct_speed() / 2)
-        losing = window.rounds >= LEAST and lost > sure
-        dear = window.rounds >= LEAST and lost > 0 and not self._affordable(lost / self._chains, now, 2 * DEBIT)
+        deviation = math.sqrt(window.excess_squared + self._before_squared)
+        unclear = self._first * self._chains * step / self._direct_speed() / 2
+        likely = lost + self._before
+        losing = window.rounds >= LEAST and likely > VERY_SURE * deviation + unclear
+        net = (lost + self._stint) / self._chains
+        dear = net > unclear / self._chains and not self._affordable(net, now, 2 * DEBIT)
         if hopeless and self._share == 1 or losing or dear:
             self._stop(now)
         elif window.rounds >= self._due:
-            if 0 < lost < SURE * math.sqrt(window.excess_squared):  # by chance, perhaps
+            if 0 < likely < SURE * deviation:  # by chance, perhaps
                 self._due *= 2
-            elif lost > 0:
+            elif likely > 0:
                 self._stop(now)
             else:
+                self._before, self._before_squared = lost / 2, window.excess_squared / 4
                 self._go_on(now)
 
     def _stop(self, now: float) -> None:
@@ -494,7 +500,7 @@ class Adaptive:
         """Make what the window shows of rounds the prediction."""
         window = self._window
         span = now - window.start
-        self._charge(now)
+        self._stint += self._lost(now)
         if not window.rounds or span <= 0:
             return
         before = self._round.acceptance
