@@ -115,6 +115,8 @@ class Adaptive:
         self._round, self._rounds = Round(), ASSUMED
         self._ratio = 1.0
         """Observed over predicted speed where chains speculate."""
+        self._ratios: dict[float, float] = {}
+        """The same by the share of chains that speculate, where it was observed."""
         self._unsure = GIVEN_SPREAD if model else FIRST_SPREAD
         self._seen_rounds: State | None = None
         self._seen_direct: State | None = None
@@ -320,26 +322,19 @@ class Adaptive:
     def _best(self) -> tuple[float, float, float]:
         """The best share of speculating chains, its gain over direct mode, and the tokens a second of all chains with it."""
         live, context, direct = self._chains, self._context_sum / self._chains, self._direct_speed()
-        model, rests = self._model(), self._rests()
+        model = self._model()
         best = (0.0, 0.0, 0.0)
         for share in SHARES:
             count = math.ceil(share * live)
             if share < 1 and live < MIXED:
                 break
             speeds = model.speeds(count, live - count, context, self._round)
-            rate = (count * speeds.speculative + (live - count) * speeds.direct) * self._ratio
+            ratio = self._ratios.get(share, self._ratio)
+            rate = (count * speeds.speculative + (live - count) * speeds.direct) * ratio
             gain = rate / (live * direct)
-            if rests and count < live:
-                gain = _tail_gain(rests, count, speeds.speculative * self._ratio, speeds.direct * self._ratio, direct)
             if gain > best[1] * WORTH:
                 best = (share, gain, rate)
         return best
-
-    def _rests(self) -> list[float]:
-        """Expected rests of the live chains, longest first, where no more chains come."""
-        if not self._exhausted:
-            return []
-        return sorted(self._lengths.rests([self._thought(chain) for chain in self._live.values()]), reverse=True)
 
     def _thought(self, chain: LiveChain) -> float:
         return chain.written + (self._direct_tokens - chain.start if chain.mode == "direct" else 0.0)
@@ -449,7 +444,7 @@ class Adaptive:
         likely = lost + self._before
         losing = window.rounds >= LEAST and likely > VERY_SURE * deviation + unclear
         net = (lost + self._stint) / self._chains
-        dear = net > unclear / self._chains and not self._affordable(net, now, 2 * DEBIT)
+        dear = window.rounds >= LEAST and net > unclear / self._chains and not self._affordable(net, now, 2 * DEBIT)
         if hopeless and self._share == 1 or losing or dear:
             self._stop(now)
         elif window.rounds >= self._due:
@@ -524,7 +519,7 @@ class Adaptive:
             if chains >= 4:
                 self._fit_interference(chains, others, context, over)
             self._fit_draft(chains, others, context)
-            self._ratio = 1 / over(self._model())
+            self._ratio = self._ratios[self._share] = 1 / over(self._model())
         weight = window.rounds / (window.rounds + self._rounds)
         self._round = structs.replace(self._round, acceptance=before + (self._round.acceptance - before) * weight)
         self._rounds = min(self._rounds + window.rounds, MEMORY)
@@ -558,15 +553,3 @@ class Adaptive:
         observed = window.draft_s / window.drafted / (1 + self._interference * load)
         drafting = max(window.draft_s / max(self._last - window.start, 1e-9), 1.0) * self._round.candidates
         self._draft_scale *= observed / model.draft.seconds(drafting * context, drafting)
-
-
-def _tail_gain(rests: Sequence[float], count: int, speculative: float, direct: float, alone: float) -> float:
-    """By what factor the last chain ends earlier where the `count` chains with the longest rests speculate, compared with all direct.
-
-    `rests` are tokens, longest first, and the speeds those of a chain. The run ends no earlier than its work is done, nor than its
-    longest chain of each mode.
-    """
-    work, live = sum(rests), len(rests)
-    before = max(work / (live * alone), rests[0] / alone)
-    after = max(work / (count * speculative + (live - count) * direct), rests[0] / speculative, rests[count] / direct)
-    return before / after
