@@ -144,8 +144,8 @@ class Adaptive:
         self._window = Window(0.0, None, 0)
         self._settled = False
         """Whether the window shows the target alone, in its stride."""
-        self._first = True
-        """Whether the window is the first one of a share."""
+        self._turning = False
+        """Whether chains are on their way to a new share."""
         self._due = ROUNDS
         """Rounds at which the window is judged."""
 
@@ -401,7 +401,7 @@ class Adaptive:
         count = math.ceil(share * live)
         direct = live * self._direct_speed()
         self.changes.append(Change(time=now, what=what, speculating=count, live=live, speculative=rate, direct=direct))
-        self._share, self._first, self._settled = share, True, False
+        self._share, self._turning, self._settled = share, True, False
         self._due = max(4 * count, ROUNDS)
         self._before = self._before_squared = 0.0
         self._assign(count)
@@ -439,13 +439,28 @@ class Adaptive:
                 self._end_probe(now)
             return
         lost = self._lost(now)
-        deviation = math.sqrt(window.excess_squared + self._before_squared)
-        unclear = self._first * self._chains * step / self._direct_speed() / 2
-        likely = lost + self._before
-        losing = window.rounds >= LEAST and likely > VERY_SURE * deviation + unclear
+        lost, trial = self._lost(now), step / self._direct_speed()
         net = (lost + self._stint) / self._chains
-        dear = window.rounds >= LEAST and net > unclear / self._chains and not self._affordable(net, now, 2 * DEBIT)
-        if hopeless and self._share == 1 or losing or dear:
+        if hopeless and self._share == 1 or net > trial and not self._affordable(net, now, 2 * DEBIT):
+            self._stop(now)
+        elif self._turning:
+            self._turn(now)
+        else:
+            self._judge_window(now, lost)
+
+    def _turn(self, now: float) -> None:
+        """A share is new: it is not judged before all chains have begun a round, and then by what follows."""
+        waited = self._window.rounds >= self._speculating * (2 if self._share == 1 else 1)
+        if waited or (self._share == 1 and not self._counts["direct"]):
+            self._stint += self._lost(now)
+            self._turning = False
+            self._restart(now)
+
+    def _judge_window(self, now: float, lost: float) -> None:
+        window = self._window
+        deviation = math.sqrt(window.excess_squared + self._before_squared)
+        likely = lost + self._before
+        if window.rounds >= LEAST and likely > VERY_SURE * deviation:
             self._stop(now)
         elif window.rounds >= self._due:
             if 0 < likely < SURE * deviation:  # by chance, perhaps
@@ -477,7 +492,6 @@ class Adaptive:
         self._learn(now)
         self._unsure = 0.0
         share, gain, rate = self._best()
-        self._first = False
         self._restart(now)
         self._due = max(4 * self._counts["speculative"], ROUNDS)
         sure = max(observed, gain) * math.exp(-self._seen_direct.spread(self._state(now), PER_TIME_DIRECT) if self._seen_direct else 0.0)
