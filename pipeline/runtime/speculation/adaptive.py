@@ -322,7 +322,7 @@ class Adaptive:
     def _best(self) -> tuple[float, float, float]:
         """The best share of speculating chains, its gain over direct mode, and the tokens a second of all chains with it."""
         live, context, direct = self._chains, self._context_sum / self._chains, self._direct_speed()
-        model = self._model()
+        model, rests = self._model(), self._rests()
         best = (0.0, 0.0, 0.0)
         for share in SHARES:
             count = math.ceil(share * live)
@@ -332,9 +332,17 @@ class Adaptive:
             ratio = self._ratios.get(share, self._ratio)
             rate = (count * speeds.speculative + (live - count) * speeds.direct) * ratio
             gain = rate / (live * direct)
+            if rests:
+                gain = _tail_gain(rests, count, speeds.speculative * ratio, speeds.direct * ratio, direct)
             if gain > best[1] * WORTH:
                 best = (share, gain, rate)
         return best
+
+    def _rests(self) -> list[float]:
+        """Expected rests of the live chains, longest first, where no more chains come and some could be left out."""
+        if not self._exhausted or len(self._live) < MIXED:
+            return []
+        return sorted(self._lengths.rests([self._thought(chain) for chain in self._live.values()]), reverse=True)
 
     def _thought(self, chain: LiveChain) -> float:
         return chain.written + (self._direct_tokens - chain.start if chain.mode == "direct" else 0.0)
@@ -516,28 +524,39 @@ class Adaptive:
         self._round = window.round(self._round)
         chains, others = (window.seconds[mode] / span for mode in ("speculative", "direct"))
         context = self._context_sum / self._chains
-        probing = self.changes[-1].what == "probe"
-        if probing:
-            speed, direct = window.tokens / window.round_s, self._direct_in(window)
-            if direct:
-                self._fit_interference(chains, others, context, lambda model: model.speeds(chains, others, context, self._round).direct / direct)
-            self._fit_draft(chains, others, context)
-            self._ratio = speed / self._model().speeds(chains, others, context, self._round).speculative
+        if self.changes[-1].what == "probe":
+            self._learn_from_probe(chains, others, context)
         else:
-            rate = self._progress(now) / span
-
-            def over(model: CostModel) -> float:
-                speeds = model.speeds(chains, others, context, self._round)
-                return (chains * speeds.speculative + others * speeds.direct) / rate
-
-            if chains >= 4:
-                self._fit_interference(chains, others, context, over)
-            self._fit_draft(chains, others, context)
-            self._ratio = self._ratios[self._share] = 1 / over(self._model())
+            self._learn_from_share(chains, others, context, self._progress(now) / span)
         weight = window.rounds / (window.rounds + self._rounds)
         self._round = structs.replace(self._round, acceptance=before + (self._round.acceptance - before) * weight)
         self._rounds = min(self._rounds + window.rounds, MEMORY)
         self._seen_rounds = self._state(now)
+
+    def _learn_from_probe(self, chains: float, others: float, context: float) -> None:
+        """Few chains speculated: how much slower the others were shows the interference."""
+        window = self._window
+        if direct := self._direct_in(window):
+            self._fit_interference(chains, others, context, lambda model: model.speeds(chains, others, context, self._round).direct / direct)
+        self._fit_draft(chains, others, context)
+        speed = window.tokens / window.round_s
+        self._ratio = speed / self._model().speeds(chains, others, context, self._round).speculative
+
+    def _learn_from_share(self, chains: float, others: float, context: float, rate: float) -> None:
+        """So many chains speculated, and all together wrote `rate` tokens a second."""
+
+        def over(model: CostModel) -> float:
+            speeds = model.speeds(chains, others, context, self._round)
+            return (chains * speeds.speculative + others * speeds.direct) / rate
+
+        weight = self._window.rounds / (self._window.rounds + MEMORY)
+        if chains >= MIXED:
+            before = self._interference
+            self._fit_interference(chains, others, context, over)
+            self._interference = before + (self._interference - before) * weight
+        self._fit_draft(chains, others, context)
+        self._ratio *= (1 / over(self._model()) / self._ratio) ** weight
+        self._ratios[self._share] = self._ratio
 
     def _direct_in(self, window: Window) -> float:
         """Tokens a second of a direct chain in the window; 0 where nobody knows."""
@@ -567,3 +586,15 @@ class Adaptive:
         observed = window.draft_s / window.drafted / (1 + self._interference * load)
         drafting = max(window.draft_s / max(self._last - window.start, 1e-9), 1.0) * self._round.candidates
         self._draft_scale *= observed / model.draft.seconds(drafting * context, drafting)
+
+
+def _tail_gain(rests: Sequence[float], count: int, speculative: float, direct: float, alone: float) -> float:
+    """By what factor chains that are the last ones end earlier where the `count` with the longest rests speculate than where none does.
+
+    `rests` are tokens, longest first, and the speeds those of a chain. Two times count alike: that of all the work, and that of the
+    chain which would take longest if speeds stayed as they are.
+    """
+    mean, live = sum(rests) / len(rests), len(rests)
+    rate = (count * speculative + (live - count) * direct) / live
+    slowest = max(rests[0] / speculative, rests[count] / direct if count < live else 0.0)
+    return (mean + rests[0]) / alone / (mean / rate + slowest)
