@@ -20,11 +20,13 @@ DEBIT = 0.015
 """Share of a run that trials and switches may cost."""
 WORTH = 1.05
 """The gain from which another share of speculating chains is worth a switch."""
+MIXED_WORTH = 1.15
+"""By what factor a smaller share must be better, because a mixture is harder to predict."""
 SHARES = (1.0, 0.75, 0.5, 0.25)
 """Shares of the live chains that may speculate."""
 MIXED = 4
 """Fewest chains of which some speculate and some do not."""
-PROBED = 32
+PROBED = 64
 """One of so many chains is in a probe, and at least one."""
 FIRST_SPREAD, PROBED_SPREAD, GIVEN_SPREAD = 0.6, 0.15, 0.1
 """Standard deviations of the logarithm of a predicted speed: before any round was observed, after some chains had one, and with a
@@ -39,6 +41,8 @@ SURE, VERY_SURE = 1.0, 2.5
 """Standard deviations by which rounds must have taken too long before they count as losing: when a window ends, and before."""
 INTERFERENCE = 0.5
 """What is assumed where nothing is known."""
+LOST = 0.5
+"""Least weight of a window that ended because it lost."""
 ASSUMED, MEMORY = 8, 64
 """Rounds that what is known of the acceptance weighs: before any was observed, and at most."""
 FIRST_LOOK_S, FIRST_SAMPLE_S = 0.02, 2.0
@@ -334,7 +338,7 @@ class Adaptive:
             gain = rate / (live * direct)
             if rests:
                 gain = _tail_gain(rests, count, speeds.speculative * ratio, speeds.direct * ratio, direct)
-            if gain > best[1] * WORTH:
+            if gain > best[1] * MIXED_WORTH:
                 best = (share, gain, rate)
         return best
 
@@ -392,7 +396,7 @@ class Adaptive:
         if risk and self._unsure >= FIRST_SPREAD and live > 1:
             if self._affordable(self._probe_cost(), now):
                 self._switch(max(live // PROBED, 1) / live, "probe", now, rate)
-        elif self._affordable(risk * live * self._round.tokens / rate, now, DEBIT * (1 + (gain > WORTH))):
+        elif self._affordable(2 * risk * live * self._round.tokens / rate, now, DEBIT * (1 + (gain > WORTH))):
             self._switch(share, "speculate", now, rate)
 
     def _probe_cost(self) -> float:
@@ -401,7 +405,7 @@ class Adaptive:
         chains = max(live // PROBED, 1)
         speeds = self._model().speeds(chains, live - chains, self._context_sum / live, self._round)
         share = (chains * speeds.speculative + (live - chains) * speeds.direct) / (live * self._direct_speed())
-        return self._round.tokens / speeds.speculative * max(0.0, 1 - share)
+        return 1.5 * self._round.tokens / speeds.speculative * max(0.0, 1 - share)
 
     def _switch(self, share: float, what: str, now: float, rate: float) -> None:
         """Let this share of the live chains speculate from their next boundaries on."""
@@ -480,7 +484,7 @@ class Adaptive:
                 self._go_on(now)
 
     def _stop(self, now: float) -> None:
-        self._learn(now)
+        self._learn(now, surely=True)
         self._switch(0.0, "losing", now, self._best()[2])
 
     def _end_probe(self, now: float) -> None:
@@ -513,7 +517,7 @@ class Adaptive:
 
     # Learning.
 
-    def _learn(self, now: float) -> None:
+    def _learn(self, now: float, surely: bool = False) -> None:
         """Make what the window shows of rounds the prediction."""
         window = self._window
         span = now - window.start
@@ -527,7 +531,7 @@ class Adaptive:
         if self.changes[-1].what == "probe":
             self._learn_from_probe(chains, others, context)
         else:
-            self._learn_from_share(chains, others, context, self._progress(now) / span)
+            self._learn_from_share(chains, others, context, self._progress(now) / span, LOST if surely else 0.0)
         weight = window.rounds / (window.rounds + self._rounds)
         self._round = structs.replace(self._round, acceptance=before + (self._round.acceptance - before) * weight)
         self._rounds = min(self._rounds + window.rounds, MEMORY)
@@ -542,14 +546,14 @@ class Adaptive:
         speed = window.tokens / window.round_s
         self._ratio = speed / self._model().speeds(chains, others, context, self._round).speculative
 
-    def _learn_from_share(self, chains: float, others: float, context: float, rate: float) -> None:
+    def _learn_from_share(self, chains: float, others: float, context: float, rate: float, least: float) -> None:
         """So many chains speculated, and all together wrote `rate` tokens a second."""
 
         def over(model: CostModel) -> float:
             speeds = model.speeds(chains, others, context, self._round)
             return (chains * speeds.speculative + others * speeds.direct) / rate
 
-        weight = self._window.rounds / (self._window.rounds + MEMORY)
+        weight = max(self._window.rounds / (self._window.rounds + MEMORY), least)
         if chains >= MIXED:
             before = self._interference
             self._fit_interference(chains, others, context, over)
