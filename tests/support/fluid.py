@@ -312,3 +312,44 @@ class Fixed:
 
     def wake(self) -> float:
         return math.inf
+
+
+def lengths(count: int, mean: float, sigma: float, seed: int) -> tuple[int, ...]:
+    """Lengths of thoughts, log-normal."""
+    draws = Random(f"lengths {seed}")
+    return tuple(max(30, round(draws.lognormvariate(math.log(mean) - sigma * sigma / 2, sigma))) for _ in range(count))
+
+
+def adverse_world(seed: int) -> World:
+    """A world drawn at random: costs of no particular form, acceptance that may drift or be 0, any interference."""
+    draws = Random(f"world {seed}")
+    fixed = 10 ** draws.uniform(-2.2, -0.8)
+    target = _surface(draws, fixed, room=draws.choice([math.inf, math.inf, 10 ** draws.uniform(4, 5.5)]))
+    draft = _surface(draws, fixed * 10 ** draws.uniform(-1.3, -0.2), room=math.inf)
+    batch = draws.choice([1, 2, 3, 5, 8, 12, 16, 24, 32, 48, 64])
+    chains = max(3, round(batch * draws.choice([1, 1.5, 2, 4])))
+    mean = min(draws.choice([800, 1500, 3000, 6000]), TOTAL / chains)
+    start, end = (draws.choice([0.0, draws.random(), draws.random()]) for _ in range(2))
+    shape = draws.choice(["constant", "drift", "step"])
+
+    def acceptance(progress: float) -> float:
+        if shape == "constant":
+            return start
+        return start + (end - start) * (progress if shape == "drift" else progress > 0.5)
+
+    return World(
+        target=target, draft=draft, interference=draws.choice([0.0, 1.0, draws.random()]), batch=batch, seed=seed,
+        lengths=lengths(chains, mean, draws.choice([0.1, 0.5, 0.9]), seed), step=draws.choice([25, 50, 90]), acceptance=acceptance,
+        question=draws.choice([20, 60, 200]),
+    )  # fmt: skip
+
+
+TOTAL = 110_000
+"""Most tokens of an adverse world, so that a run takes a tenth of a second."""
+
+
+def _surface(draws: Random, fixed: float, room: float) -> Surface:
+    return Surface(
+        fixed=fixed, per_context=fixed * 10 ** draws.uniform(-7, -4.5), per_token=fixed * 10 ** draws.uniform(-3.2, -1.3),
+        overhead=fixed * draws.choice([0.0, 0.1, 0.5]), norm=draws.choice([math.inf, 1.0, 2.0, 4.0]), room=room,
+    )  # fmt: skip

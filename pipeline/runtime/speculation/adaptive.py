@@ -28,9 +28,9 @@ MIXED = 4
 """Fewest chains of which some speculate and some do not."""
 PROBED = 64
 """One of so many chains is in a probe, and at least one."""
-FIRST_SPREAD, PROBED_SPREAD, GIVEN_SPREAD = 0.6, 0.15, 0.1
-"""Standard deviations of the logarithm of a predicted speed: before any round was observed, after some chains had one, and with a
-given model."""
+FIRST_SPREAD, PROBED_SPREAD, PER_PROBED, GIVEN_SPREAD = 0.6, 0.1, 0.05, 0.1
+"""Standard deviations of the logarithm of a predicted speed: before any round was observed, after some chains had one (and
+for each time that all are e times as many), and with a given model."""
 PER_CHAINS, PER_CONTEXT, PER_TIME, PER_TIME_DIRECT = 0.2, 0.1, 0.1, 0.03
 """What it grows by when number of chains, context or time since the observation grow or shrink e times."""
 ITERATIONS = 12
@@ -47,6 +47,8 @@ ASSUMED, MEMORY = 8, 64
 """Rounds that what is known of the acceptance weighs: before any was observed, and at most."""
 FIRST_LOOK_S, FIRST_SAMPLE_S = 0.02, 2.0
 """Seconds until the target's tokens are first counted; where they cannot be, until a direct request is first interrupted to count its."""
+LONGEST = 2.0
+"""How many times as long as until now all live chains are expected to take at most."""
 CHANGES = 500
 """Most entries of `Adaptive.changes`."""
 
@@ -362,7 +364,7 @@ class Adaptive:
         Where none of n chains has ended yet, the mean thought is longer than what was written by about the ratio of the mean to the
         least of n draws; this is it for log-normal lengths with a sigma of 0.7. While more chains come, as many are expected again as came.
         """
-        return (1 if self._exhausted else 2) * float(1 + len(self._live) / (1 + self._ended)) ** 0.45
+        return (1 if self._exhausted else 2) * min(float(1 + len(self._live) / (1 + self._ended)) ** 0.45, LONGEST)
 
     def _lost(self, now: float) -> float:
         """Seconds that the chains lost in the window against direct mode, added up."""
@@ -396,7 +398,7 @@ class Adaptive:
         if risk and self._unsure >= FIRST_SPREAD and live > 1:
             if self._affordable(self._probe_cost(), now):
                 self._switch(max(live // PROBED, 1) / live, "probe", now, rate)
-        elif self._affordable(2 * risk * live * self._round.tokens / rate, now, DEBIT * (1 + (gain > WORTH))):
+        elif self._affordable(2 * risk * live * self._round.tokens / rate, now, DEBIT if self._unsure else 2 * DEBIT):
             self._switch(share, "speculate", now, rate)
 
     def _probe_cost(self) -> float:
@@ -489,9 +491,9 @@ class Adaptive:
 
     def _end_probe(self, now: float) -> None:
         self._learn(now)
-        self._unsure = PROBED_SPREAD
+        self._unsure = PROBED_SPREAD + PER_PROBED * math.log(len(self._live) / self._speculating) if self._speculating else PROBED_SPREAD
         share, gain, rate = self._best()
-        if gain * math.exp(-PROBED_SPREAD) > 1:
+        if gain * math.exp(-self._unsure) > 1:
             self._switch(share, "speculate", now, rate)
         else:
             self._switch(0.0, "probed", now, rate)
