@@ -43,10 +43,14 @@ INTERFERENCE = 0.5
 """What is assumed where nothing is known."""
 LOST = 0.5
 """Least weight of a window that ended because it lost."""
-ASSUMED, MEMORY = 8, 64
+ASSUMED, MEMORY = 3, 64
 """Rounds that what is known of the acceptance weighs: before any was observed, and at most."""
 FIRST_LOOK_S, FIRST_SAMPLE_S = 0.02, 2.0
 """Seconds until the target's tokens are first counted; where they cannot be, until a direct request is first interrupted to count its."""
+VERDICTS = 4
+"""Verdicts of a trial at which its acceptance is looked at first; then at twice as many."""
+UNWORTHY = 0.9
+"""The expected gain below which a trial is given up for its verdicts."""
 LONGEST = 2.0
 """How many times as long as until now all live chains are expected to take at most."""
 CHANGES = 500
@@ -141,6 +145,8 @@ class Adaptive:
         self._ending: list[int] = []
         self._debit = self._stint = 0.0
         """Seconds lost by what is over, and chains' seconds lost since speculation began last; negative where it won."""
+        self._verdicts = VERDICTS
+        """Verdicts at which the acceptance is looked at."""
         self._before = self._before_squared = 0.0
         """Half of what the window before lost, and a quarter of the squares of its rounds' excess."""
         # What is being observed.
@@ -418,6 +424,7 @@ class Adaptive:
         self._share, self._turning, self._settled = share, True, False
         self._due = max(4 * count, ROUNDS)
         self._before = self._before_squared = 0.0
+        self._verdicts = VERDICTS
         self._assign(count)
         if share:
             self._restart(now)
@@ -457,10 +464,21 @@ class Adaptive:
         net = (lost + self._stint) / self._chains
         if hopeless and self._share == 1 or net > trial and not self._affordable(net, now, 2 * DEBIT):
             self._stop(now)
+        elif self._unsure and window.verdicts >= self._verdicts and self._rejected():
+            self._stop(now)
         elif self._turning:
             self._turn(now)
         else:
             self._judge_window(now, lost)
+
+    def _rejected(self) -> bool:
+        """Whether so many candidates are rejected that rounds are not expected to pay, long before the target has replaced them."""
+        self._verdicts *= 2
+        known = self._round
+        self._round = structs.replace(known, acceptance=self._window.acceptance(known.acceptance, self._rounds))
+        gain = self._best()[1]
+        self._round = known
+        return gain < UNWORTHY
 
     def _turn(self, now: float) -> None:
         """A share is new: it is not judged before all chains have begun a round, and then by what follows."""
@@ -524,7 +542,12 @@ class Adaptive:
         window = self._window
         span = now - window.start
         self._stint += self._lost(now)
-        if not window.rounds or span <= 0:
+        if span <= 0:
+            return
+        if not window.rounds:
+            self._round = structs.replace(self._round, acceptance=window.acceptance(self._round.acceptance, self._rounds))
+            self._rounds = min(self._rounds + window.verdicts, MEMORY)
+            self._seen_rounds = self._state(now)
             return
         before = self._round.acceptance
         self._round = window.round(self._round)
@@ -534,9 +557,8 @@ class Adaptive:
             self._learn_from_probe(chains, others, context)
         else:
             self._learn_from_share(chains, others, context, self._progress(now) / span, LOST if surely else 0.0)
-        weight = window.rounds / (window.rounds + self._rounds)
-        self._round = structs.replace(self._round, acceptance=before + (self._round.acceptance - before) * weight)
-        self._rounds = min(self._rounds + window.rounds, MEMORY)
+        self._round = structs.replace(self._round, acceptance=window.acceptance(before, self._rounds))
+        self._rounds = min(self._rounds + window.verdicts, MEMORY)
         self._seen_rounds = self._state(now)
 
     def _learn_from_probe(self, chains: float, others: float, context: float) -> None:

@@ -57,5 +57,15 @@ class Window:
             drafted=self.drafted / self.drafts if self.drafts else before.drafted,
             candidates=self.candidates / self.drafts if self.drafts else before.candidates,
             verified=self.verified / self.judges if self.judges else before.verified,
-            acceptance=self.accepted / self.rounds,
+            acceptance=self.acceptance(before.acceptance, 0.0),
         )
+
+    @property
+    def verdicts(self) -> int:
+        """Rounds whose candidates were judged; after a rejection the step itself may still be under way."""
+        return min(self.judges, self.drafts)
+
+    def acceptance(self, before: float, weight: float) -> float:
+        """The share of accepted rounds, where it was taken to be `before`, with the `weight` of so many verdicts."""
+        verdicts = max(self.verdicts, self.accepted)
+        return (before * weight + self.accepted) / (weight + verdicts) if verdicts else before
