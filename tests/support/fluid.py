@@ -321,14 +321,18 @@ def lengths(count: int, mean: float, sigma: float, seed: int) -> tuple[int, ...]
 
 
 def adverse_world(seed: int) -> World:
-    """A world drawn at random: costs of no particular form, acceptance that may drift or be 0, any interference."""
+    """A world drawn at random: costs of no particular form, acceptance that may drift or be 0, any interference.
+
+    The target alone takes at least the time of some 100 steps: in a shorter run there is nothing to learn from.
+    """
     draws = Random(f"world {seed}")
     fixed = 10 ** draws.uniform(-2.2, -0.8)
     target = _surface(draws, fixed, room=draws.choice([math.inf, math.inf, 10 ** draws.uniform(4, 5.5)]))
     draft = _surface(draws, fixed * 10 ** draws.uniform(-1.3, -0.2), room=math.inf)
-    batch = draws.choice([1, 2, 3, 5, 8, 12, 16, 24, 32, 48, 64])
+    batch = draws.choice([1, 2, 3, 5, 8, 12, 16, 24])
     chains = max(3, round(batch * draws.choice([1, 1.5, 2, 4])))
-    mean = min(draws.choice([800, 1500, 3000, 6000]), TOTAL / chains)
+    step = draws.choice([25, 50, 90])
+    mean = min(draws.uniform(100, 300) * step * batch / chains, TOTAL / chains)
     start, end = (draws.choice([0.0, draws.random(), draws.random()]) for _ in range(2))
     shape = draws.choice(["constant", "drift", "step"])
 
@@ -339,7 +343,7 @@ def adverse_world(seed: int) -> World:
 
     return World(
         target=target, draft=draft, interference=draws.choice([0.0, 1.0, draws.random()]), batch=batch, seed=seed,
-        lengths=lengths(chains, mean, draws.choice([0.1, 0.5, 0.9]), seed), step=draws.choice([25, 50, 90]), acceptance=acceptance,
+        lengths=lengths(chains, mean, draws.choice([0.1, 0.5, 0.9]), seed), step=step, acceptance=acceptance,
         question=draws.choice([20, 60, 200]),
     )  # fmt: skip
 

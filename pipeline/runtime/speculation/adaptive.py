@@ -401,7 +401,7 @@ class Adaptive:
         if gain * math.exp(spread) < WORTH:
             return
         risk = max(0.0, 1 - gain * math.exp(-spread))
-        if risk and self._unsure >= FIRST_SPREAD and live > 1:
+        if live > 1 and (gain < 1 or (risk and self._unsure >= FIRST_SPREAD)):
             if self._affordable(self._probe_cost(), now):
                 self._switch(max(live // PROBED, 1) / live, "probe", now, rate)
         elif self._affordable(2 * risk * live * self._round.tokens / rate, now, DEBIT if self._unsure else 2 * DEBIT):
