@@ -354,6 +354,6 @@ TOTAL = 110_000
 
 def _surface(draws: Random, fixed: float, room: float) -> Surface:
     return Surface(
-        fixed=fixed, per_context=fixed * 10 ** draws.uniform(-7, -4.5), per_token=fixed * 10 ** draws.uniform(-3.2, -1.3),
+        fixed=fixed, per_context=fixed * 10 ** draws.uniform(-7, -4.5), per_token=fixed * 10 ** draws.uniform(-3.2, -1.7),
         overhead=fixed * draws.choice([0.0, 0.1, 0.5]), norm=draws.choice([math.inf, 1.0, 2.0, 4.0]), room=room,
     )  # fmt: skip

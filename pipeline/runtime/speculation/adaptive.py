@@ -401,7 +401,7 @@ class Adaptive:
         if gain * math.exp(spread) < WORTH:
             return
         risk = max(0.0, 1 - gain * math.exp(-spread))
-        if live > 1 and (gain < 1 or (risk and self._unsure >= FIRST_SPREAD)):
+        if live > 1 and (gain < UNWORTHY or (risk and self._unsure >= FIRST_SPREAD)):
             if self._affordable(self._probe_cost(), now):
                 self._switch(max(live // PROBED, 1) / live, "probe", now, rate)
         elif self._affordable(2 * risk * live * self._round.tokens / rate, now, DEBIT if self._unsure else 2 * DEBIT):
@@ -545,9 +545,7 @@ class Adaptive:
         if span <= 0:
             return
         if not window.rounds:
-            self._round = structs.replace(self._round, acceptance=window.acceptance(self._round.acceptance, self._rounds))
-            self._rounds = min(self._rounds + window.verdicts, MEMORY)
-            self._seen_rounds = self._state(now)
+            self._learn_from_nothing(now)
             return
         before = self._round.acceptance
         self._round = window.round(self._round)
@@ -559,6 +557,16 @@ class Adaptive:
             self._learn_from_share(chains, others, context, self._progress(now) / span, LOST if surely else 0.0)
         self._round = structs.replace(self._round, acceptance=window.acceptance(before, self._rounds))
         self._rounds = min(self._rounds + window.verdicts, MEMORY)
+        self._seen_rounds = self._state(now)
+
+    def _learn_from_nothing(self, now: float) -> None:
+        """No round ended in a time in which direct mode writes more than a step: rounds are slower, who knows how much."""
+        window = self._window
+        self._round = structs.replace(self._round, acceptance=window.acceptance(self._round.acceptance, self._rounds))
+        self._rounds = min(self._rounds + window.verdicts, MEMORY)
+        if (gain := self._best()[1]) > UNWORTHY:
+            self._ratio *= UNWORTHY / gain
+            self._ratios.clear()
         self._seen_rounds = self._state(now)
 
     def _learn_from_probe(self, chains: float, others: float, context: float) -> None:
