@@ -71,6 +71,8 @@ class Call:
     submit: float
     in_flight: int
     start: float
+    drafted: int = 0
+    """Of a verification: tokens of the candidate."""
     open: bool = True
 
 
@@ -149,8 +151,6 @@ class Fluid:
         self.coming = deque(Thought(i, n, Random(f"{world.seed} {i}")) for i, n in enumerate(world.lengths))
         self.live: dict[int, Thought] = {}
         self.total, self.finished_tokens = sum(world.lengths), 0
-        self.time_in: dict[str, float] = {"speculative": 0.0, "direct": 0.0}
-        self.modes: dict[int, Mode] = {}
 
     def written(self) -> int:
         """What an engine that knows it would say of the target's tokens."""
@@ -203,8 +203,6 @@ class Fluid:
         wake = max(self.control.wake(), self.now + 1e-9)
         at = min(target_at, draft_at, grown, wake)
         span, self.now = at - self.now, at
-        for mode, share in self._shares():
-            self.time_in[mode] += span * share
         if self.target.calls:
             self.target.advance(span / target_s)
         if self.draft.calls:
@@ -215,10 +213,6 @@ class Fluid:
             self._end(self.draft)
         self._interrupt()
 
-    def _shares(self) -> list[tuple[str, float]]:
-        speculating = self.draft.calls
-        return [("speculative", 1.0)] if speculating else [("direct", 1.0)]
-
     def _end(self, server: Server) -> None:
         _, _, call = heapq.heappop(server.ends)
         server.remove(call)
@@ -227,7 +221,7 @@ class Fluid:
         if call.kind == "draft":
             self._verify(chain, call)
         elif call.kind == "judge" and not self._accepts(chain):
-            self._start(chain, "fallback", self.target, call.iterations_after, 0, 1)  # type: ignore[attr-defined]
+            self._start(chain, "fallback", self.target, call.drafted, 0, 1)
         else:
             self._commit(chain, call)
 
@@ -241,11 +235,11 @@ class Fluid:
         wait = 1.5 if self.target.calls else 1.0
         prefill = (draft.tokens + self.world.question + again) / wait
         call = self._start(chain, "judge", self.target, 1, prefill, 0, iterations=wait)
-        call.iterations_after = draft.tokens  # type: ignore[attr-defined]
+        call.drafted = draft.tokens
 
     def _commit(self, chain: Thought, call: Call) -> None:
         mode: Mode = "direct" if call.kind in ("direct", "boundary") else "speculative"
-        tokens = call.tokens if call.kind != "judge" else call.iterations_after  # type: ignore[attr-defined]
+        tokens = call.tokens if call.kind != "judge" else call.drafted
         chain.written += tokens
         self.finished_tokens += tokens
         self.control.wrote(chain.order, mode, tokens, call.kind == "judge", self.now)
@@ -258,7 +252,6 @@ class Fluid:
 
     def _next(self, chain: Thought) -> None:
         mode = self.control.mode(chain.order, chain.written + self.world.prompt, self.now)
-        self.modes[chain.order] = mode
         if mode == "direct":
             chain.drafted = False
             self._start(chain, "direct", self.target, chain.length - chain.written, 0, 1)
@@ -272,9 +265,17 @@ class Fluid:
         self, chain: Thought, kind: str, server: Server, tokens: int, prefill: float, sequences: int, iterations: float | None = None
     ) -> Call:
         call = Call(
-            chain, kind, tokens, tokens if iterations is None else iterations, prefill, sequences,
-            chain.written + self.world.prompt, self.now, server.calls + 1, server.done,
-        )  # fmt: skip
+            chain,
+            kind,
+            tokens,
+            tokens if iterations is None else iterations,
+            prefill,
+            sequences,
+            chain.written + self.world.prompt,
+            self.now,
+            server.calls + 1,
+            server.done,
+        )
         chain.call = call
         server.add(call)
         return call
@@ -286,10 +287,17 @@ class Fluid:
         prompt = int(call.context + call.prefill * call.iterations)
         self.control.called(
             CallFacts(
-                role="draft" if call.kind == "draft" else "target", purpose=purposes.get(call.kind, "write"),
-                direct=call.kind in ("direct", "boundary"), n=1, input_tokens=prompt, cached_input_tokens=int(call.context),
-                output_tokens=tokens, submit=call.submit, end=self.now, in_flight=call.in_flight,
-            )  # fmt: skip
+                role="draft" if call.kind == "draft" else "target",
+                purpose=purposes.get(call.kind, "write"),
+                direct=call.kind in ("direct", "boundary"),
+                n=1,
+                input_tokens=prompt,
+                cached_input_tokens=int(call.context),
+                output_tokens=tokens,
+                submit=call.submit,
+                end=self.now,
+                in_flight=call.in_flight,
+            )
         )
 
 
@@ -342,10 +350,16 @@ def adverse_world(seed: int) -> World:
         return start + (end - start) * (progress if shape == "drift" else progress > 0.5)
 
     return World(
-        target=target, draft=draft, interference=draws.choice([0.0, 1.0, draws.random()]), batch=batch, seed=seed,
-        lengths=lengths(chains, mean, draws.choice([0.1, 0.5, 0.9]), seed), step=step, acceptance=acceptance,
+        target=target,
+        draft=draft,
+        interference=draws.choice([0.0, 1.0, draws.random()]),
+        batch=batch,
+        seed=seed,
+        lengths=lengths(chains, mean, draws.choice([0.1, 0.5, 0.9]), seed),
+        step=step,
+        acceptance=acceptance,
         question=draws.choice([20, 60, 200]),
-    )  # fmt: skip
+    )
 
 
 TOTAL = 110_000
@@ -354,6 +368,10 @@ TOTAL = 110_000
 
 def _surface(draws: Random, fixed: float, room: float) -> Surface:
     return Surface(
-        fixed=fixed, per_context=fixed * 10 ** draws.uniform(-7, -4.5), per_token=fixed * 10 ** draws.uniform(-3.2, -1.7),
-        overhead=fixed * draws.choice([0.0, 0.1, 0.5]), norm=draws.choice([math.inf, 1.0, 2.0, 4.0]), room=room,
-    )  # fmt: skip
+        fixed=fixed,
+        per_context=fixed * 10 ** draws.uniform(-7, -4.5),
+        per_token=fixed * 10 ** draws.uniform(-3.2, -1.7),
+        overhead=fixed * draws.choice([0.0, 0.1, 0.5]),
+        norm=draws.choice([math.inf, 1.0, 2.0, 4.0]),
+        room=room,
+    )

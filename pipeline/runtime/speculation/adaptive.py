@@ -22,7 +22,7 @@ WORTH = 1.05
 """The gain from which another share of speculating chains is worth a switch."""
 MIXED_WORTH = 1.15
 """By what factor a smaller share must be better, because a mixture is harder to predict."""
-SHARES = (1.0, 0.75, 0.5, 0.25)
+SHARES = (1.0, 0.75, 0.5)
 """Shares of the live chains that may speculate."""
 MIXED = 4
 """Fewest chains of which some speculate and some do not."""
@@ -53,6 +53,8 @@ UNWORTHY = 0.9
 """The expected gain below which a trial is given up for its verdicts."""
 LONGEST = 2.0
 """How many times as long as until now all live chains are expected to take at most."""
+JUDGED = 16
+"""Rounds are judged so often while each of the speculating chains has one."""
 CHANGES = 500
 """Most entries of `Adaptive.changes`."""
 
@@ -62,13 +64,13 @@ class Change(Struct, frozen=True, kw_only=True):
 
     time: float
     what: str
-    """`probe`: few chains speculate, to learn; `speculate`; `losing`: back to direct mode; `check`: the same, to see how fast it is;
-    `share`: more or fewer chains speculate."""
+    """`probe`: few chains speculate, to learn; `probed`: they have; `speculate`; `losing`: back to direct mode; `check`: the same, to see
+    how fast that is now; `share`: more or fewer chains speculate."""
     speculating: int
     """Chains that are to speculate from now on."""
     live: int
     speculative: float
-    """Expected tokens a second of all live chains together with the share that is decided about."""
+    """Expected tokens a second of a chain, on average over all live ones, with the share that is decided about."""
     direct: float
     """The same if none speculates."""
 
@@ -158,6 +160,8 @@ class Adaptive:
         """Whether the window shows the target alone, in its stride."""
         self._turning = False
         """Whether chains are on their way to a new share."""
+        self._pace = 1.0
+        """`_direct_speed`, as it was a few rounds ago."""
         self._due = ROUNDS
         """Rounds at which the window is judged."""
 
@@ -207,9 +211,12 @@ class Adaptive:
         self._pass(now)
         chain = self._live[order]
         chain.written += tokens
-        if mode == "speculative" and self._fit.known:
-            self._window.wrote(tokens, accepted, now - chain.began, self._direct_speed())
-            if self._share:
+        if chain.mode == mode == "speculative" and self._fit.known:
+            due = self._window.rounds % (1 + self._speculating // JUDGED) == 0
+            if due:
+                self._pace = self._direct_speed()
+            self._window.wrote(tokens, accepted, now - chain.began, self._pace)
+            if due and self._share:
                 self._judge(now)
 
     def called(self, call: CallFacts) -> None:
@@ -419,8 +426,8 @@ class Adaptive:
         """Let this share of the live chains speculate from their next boundaries on."""
         live = len(self._live)
         count = math.ceil(share * live)
-        direct = live * self._direct_speed()
-        self.changes.append(Change(time=now, what=what, speculating=count, live=live, speculative=rate, direct=direct))
+        each = rate / max(live, 1)
+        self.changes.append(Change(time=now, what=what, speculating=count, live=live, speculative=each, direct=self._direct_speed()))
         self._share, self._turning, self._settled = share, True, False
         self._due = max(4 * count, ROUNDS)
         self._before = self._before_squared = 0.0
@@ -455,16 +462,18 @@ class Adaptive:
         step = max(window.tokens / window.rounds if window.rounds else 0.0, self._round.tokens)
         allowance = step * (running + 3 * math.sqrt(running))
         hopeless = (window.tokens + allowance) / window.seconds["speculative"] < self._direct_speed()
-        if what := self.changes[-1].what == "probe":
+        if self.changes[-1].what == "probe":
             if hopeless or window.rounds >= self._speculating:
                 self._end_probe(now)
             return
         lost = self._lost(now)
         lost, trial = self._lost(now), step / self._direct_speed()
         net = (lost + self._stint) / self._chains
-        if hopeless and self._share == 1 or net > trial and not self._affordable(net, now, 2 * DEBIT):
-            self._stop(now)
-        elif self._unsure and window.verdicts >= self._verdicts and self._rejected():
+        if (
+            (hopeless and self._share == 1)
+            or (net > trial and not self._affordable(net, now, 2 * DEBIT))
+            or (self._unsure and window.verdicts >= self._verdicts and self._rejected())
+        ):
             self._stop(now)
         elif self._turning:
             self._turn(now)
@@ -573,7 +582,9 @@ class Adaptive:
         """Few chains speculated: how much slower the others were shows the interference."""
         window = self._window
         if direct := self._direct_in(window):
-            self._fit_interference(chains, others, context, lambda model: model.speeds(chains, others, context, self._round).direct / direct)
+            self._fit_interference(
+                chains, others, context, lambda model: model.speeds(chains, others, context, self._round).direct / direct
+            )
         self._fit_draft(chains, others, context)
         speed = window.tokens / window.round_s
         self._ratio = speed / self._model().speeds(chains, others, context, self._round).speculative
