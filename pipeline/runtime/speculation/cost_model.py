@@ -4,11 +4,15 @@ An iteration of an engine takes the longer of its memory traffic and its arithme
 flight follows from how long they take, and the other way round: `speeds` finds where both agree.
 """
 
+import math
+
 from msgspec import Struct
 
 from pipeline.engines.sim.roofline import Roofline
 from pipeline.engines.sim.spec import SimSpec
 
+MPS_INTERFERENCE = 0.2
+"""Assumed where kernels of both engines run side by side; a run's own figures replace it."""
 STEPS = 40
 """Iterations of the fixed point, each of which halves the distance to it."""
 
@@ -110,10 +114,6 @@ class CostModel(Struct, frozen=True, kw_only=True):
         return Speeds(step.tokens / round_s, 1 / target_s, waiting)
 
 
-MPS_INTERFERENCE = 0.2
-"""Assumed where kernels of both engines run side by side; a run's own figures replace it."""
-
-
 def _busy(chains: float, share: float) -> float:
     """The share of the time in which at least one of `chains` is in a phase that takes `share` of its round."""
-    return 1 - (1 - min(share, 1.0)) ** max(chains, 0.0)
+    return 1 - math.pow(1 - min(share, 1.0), max(chains, 0.0))

@@ -30,6 +30,23 @@ class CallFacts(Struct, frozen=True, kw_only=True):
     """Calls in flight at its engine when it was sent, itself included."""
 
 
+class Change(Struct, frozen=True, kw_only=True):
+    """A decision of a control, with the estimates that it was based on."""
+
+    time: float
+    """Seconds of the run's clock."""
+    what: str
+    """What was decided, in a word or a few."""
+    speculating: int
+    """Chains that are to speculate from then on."""
+    live: int
+    """Chains in their loop."""
+    speculative: float | None
+    """Expected thought tokens a second of all live chains together, if as many speculate as was decided about; None: not known."""
+    direct: float | None
+    """The same if none speculates."""
+
+
 class ModeControl(Protocol):
     """Decides synchronously in which mode each chain goes on.
 
