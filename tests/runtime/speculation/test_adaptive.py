@@ -81,6 +81,7 @@ def test_what_trials_cost_stays_within_the_account() -> None:
     assert alone(losing) / seconds >= 0.98
 
 
+@pytest.mark.slow
 def test_speculation_ends_soon_after_drafts_become_useless() -> None:
     drifting = replace(world(8, 40), acceptance=lambda progress: 0.9 if progress < 0.4 else 0.0, interference=1.0)
     seconds, control = adaptive(drifting)
@@ -110,6 +111,7 @@ def test_a_given_model_saves_the_probe() -> None:
     assert informed <= learning * 1.01
 
 
+@pytest.mark.slow
 def test_it_learns_from_interrupted_requests_where_nobody_counts_the_targets_tokens() -> None:
     winning = world(8, 24)
     seconds, control = adaptive(winning, counted=False)

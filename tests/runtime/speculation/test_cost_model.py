@@ -29,7 +29,7 @@ def test_gains_are_about_those_of_the_simulator(chains: int, interference: float
         target=surface(TARGET),
         draft=surface(DRAFT),
         interference=interference,
-        lengths=(1000,) * chains,
+        lengths=(1000,) * 4 * chains,
         batch=chains,
     )
     simulated = Fluid(world, Fixed("direct")).run() / Fluid(world, Fixed("speculative")).run()
