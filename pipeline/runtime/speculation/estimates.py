@@ -112,9 +112,11 @@ class Estimates:
     def learn_from_probe(self, window: Window, chains: int, context: float, span: float, direct: float) -> None:
         """Few chains had rounds in `span` seconds: how much slower the others were shows the interference.
 
-        `direct` are the tokens a second of a direct chain, 0 where nobody knows.
+        `direct` are the tokens a second of a direct chain, 0 where nobody knows. Lengths are not learnt: the first verification of a
+        chain computes all of its context, and a few steps show no mean.
         """
-        acceptance, self.round = self.acceptance(window), window.round(self.round)
+        before, acceptance = self.round, self.acceptance(window)
+        self.round = window.round(before)
         few, others = _loads(window, span)
 
         def speed(model: CostModel) -> float:
@@ -123,7 +125,9 @@ class Estimates:
         if direct:
             self._fit_interference(window, chains, context, span, speed)
         self._fit_draft(window, chains, context, span)
-        self._ratio = window.tokens / window.round_s / self.model(chains).speeds(few, others, context, self.round).speculative
+        observed = window.tokens / window.round_s / self.model(chains).speeds(few, others, context, self.round).speculative
+        self._ratio *= (observed / self._ratio) ** (window.rounds / (window.rounds + ASSUMED))
+        self.round = structs.replace(before, candidates=self.round.candidates)
         self._learn_acceptance(window, acceptance)
 
     def learn_from_share(self, window: Window, chains: int, context: float, span: float, share: float, rate: float, lost: bool) -> None:
