@@ -22,7 +22,8 @@ DRAFT = 0.25
 INTERFERENCE = 0.5
 """The same of `CostModel.interference`."""
 UNWORTHY = 0.9
-"""The gain that is expected, at most, where no round ended in a time in which direct mode writes more than a step."""
+"""The gain below which a trial is given up for its verdicts, and that is expected at most after a trial that showed no more than that it
+loses."""
 LOST = 0.5
 """Least weight of a window that ended because it lost."""
 ASSUMED, MEMORY = 3, 64
@@ -103,7 +104,7 @@ class Estimates:
         return window.acceptance(self.round.acceptance, self._verdicts)
 
     def learn_from_nothing(self, window: Window, gain: float) -> None:
-        """No round ended, though a gain of `gain` was expected: rounds are slower, who knows how much."""
+        """Rounds lost before all chains had one, though a gain of `gain` was expected: they are slower, who knows how much."""
         self._learn_acceptance(window, self.acceptance(window))
         if gain > UNWORTHY:
             self._ratio *= UNWORTHY / gain
