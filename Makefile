@@ -13,24 +13,26 @@ BIN := .venv/bin
 LONG := slow or torch or vllm or browser
 WORKERS ?= 2
 
-.PHONY: run check test test-vllm test-long lint bench-quick figures-check vllm clean
+.PHONY: run check test test-long lint bench-quick figures-check vllm clean
 
 run: .venv/ready
 	$(BIN)/pipeline run graphs/speccot.yaml --input datasets/arith/test.parquet
 
-# Lint, types, and the tests that load no model: minutes are for `make test`.
-check: lint
-	$(BIN)/python -m pytest -n $(WORKERS) -m "not ($(LONG))"
+# Lint, types, and the tests that load no model: minutes are for `make test`. The types are checked beside the tests and told after them.
+check: .venv/ready
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	@mkdir -p build
+	@$(BIN)/mypy > build/mypy.txt 2>&1 & types=$$!; \
+	$(BIN)/python -m pytest -n $(WORKERS) -m "not ($(LONG))"; tests=$$?; \
+	wait $$types; types=$$?; cat build/mypy.txt; exit $$((tests || types))
 	@$(BIN)/python bench/figures.py --stale
 
-# vLLM's engines are opened once, in a process that has all that needs them and computes on all cores; all else that takes long follows.
-test: .venv/vllm check test-vllm test-long
-
-test-vllm: .venv/vllm
-	$(BIN)/python -m pytest -m vllm
+# All else, with vLLM: `tests/support/packing.py` says what shares a worker.
+test: .venv/vllm check test-long
 
 test-long: .venv/ready
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m "($(LONG)) and not vllm"
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadscope -m "$(LONG)"
 
 lint: .venv/ready
 	$(BIN)/ruff check .

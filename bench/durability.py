@@ -77,10 +77,17 @@ def written_by(kind: str) -> AbstractContextManager[Any]:
     return patch("pipeline.trace.store.Wal", {"with": CountingWal, "without": NoWal}[kind])
 
 
+def scratch() -> tempfile.TemporaryDirectory[str]:
+    """A folder on the disk of the repository: `/tmp` may be memory."""
+    place = ROOT / "build"
+    place.mkdir(exist_ok=True)
+    return tempfile.TemporaryDirectory(prefix="durability-", dir=place)
+
+
 def solve(kind: str, limit: int) -> dict[str, float]:
     """One run of the bundled pair, in a folder on this disk."""
     graph, problems = ROOT / "graphs/speccot.yaml", ROOT / "datasets/arith/test.parquet"
-    with tempfile.TemporaryDirectory(dir=ROOT) as folder, written_by(kind):
+    with scratch() as folder, written_by(kind):
         result = run(RunOptions(graph=graph, input=problems, limit=limit, output=Path(folder) / "run"))
     assert result.exit_code == 0, result.error
     assert result.run.wall_time_s
@@ -108,7 +115,7 @@ def kept_rows(limit: int) -> dict[str, list[Struct]]:
 def refill(table: str, rows: Sequence[Struct], at_once: int, kind: str) -> dict[str, float]:
     """Seconds, CPU seconds and bytes of `rows` into a new folder, so many with each `append`."""
     CountingWal.taken = CountingWal.syncs = 0
-    with tempfile.TemporaryDirectory(dir=ROOT) as folder, written_by(kind):
+    with scratch() as folder, written_by(kind):
         wall, cpu = time.perf_counter(), time.process_time()
         store = TraceStore(Path(folder))
         slowest = 0.0

@@ -2,8 +2,9 @@
 
     python bench/overhead.py [--live 1000,10000] [--repeats 3]
 
-The bare loop makes the same calls with one semaphore for each engine and records nothing. Both run in this process,
-in turns. Prints a table and writes bench/results/overhead.json.
+The bare loop makes the same calls with one semaphore for each engine and records nothing. `admission` is the same run with
+caches into which the contexts of two thirds of the live chains fit. All run in this process, in turns. Prints a table and writes
+bench/results/overhead.json.
 """
 
 import gc
@@ -25,6 +26,8 @@ from pipeline.data.problems import Problem
 from pipeline.engine import Candidate, Completion, EngineStatistics, Request, Usage
 from pipeline.engines.tokenizer import HFTokenizer
 from pipeline.reasoning.prompts import PromptBuilder
+from pipeline.runtime.admission.admission import Admission
+from pipeline.runtime.admission.cache import CacheLimit
 from pipeline.runtime.chain_recorder import Clock
 from pipeline.runtime.executor import Executor, Settings
 from pipeline.runtime.schedule import Pipelined
@@ -37,6 +40,8 @@ from pipeline.trace.store import TraceStore
 ROOT = Path(__file__).parent.parent
 STEPS, STEP_TOKENS, MAX_IN_FLIGHT = 10, 12, 256
 CALLS_PER_CHAIN = 2 + 2 * STEPS
+CONTEXT_TOKENS = 120
+"""About the context of a chain in the middle of its thought."""
 
 
 class Instant:
@@ -73,7 +78,18 @@ class Instant:
 
 
 async def ours(engines: dict[str, Instant], live: int, chains: int) -> float:
-    """CPU seconds of a run with everything on: lanes, chains, prompts, grading, Parquet."""
+    """CPU seconds of a run with everything on: lanes, chains, prompts, grading, Parquet; no cache limits the live chains."""
+    return await solved(engines, live, chains, None)
+
+
+async def admission(engines: dict[str, Instant], live: int, chains: int) -> float:
+    """CPU seconds of the same run where the caches do limit the live chains."""
+    tokens = live * CONTEXT_TOKENS * 2 // 3
+    return await solved(engines, live, chains, Admission([CacheLimit(role=role, tokens=tokens) for role in engines]))
+
+
+async def solved(engines: dict[str, Instant], live: int, chains: int, admission: Admission | None) -> float:
+    """CPU seconds of a run."""
     limits = (f"engines.{role}.max_in_flight={MAX_IN_FLIGHT}" for role in engines)
     settings = (f"max_steps={STEPS}", *limits)
     plan = load_plan(ROOT / "bench/graphs/overhead.yaml", None, settings)
@@ -84,7 +100,7 @@ async def ours(engines: dict[str, Instant], live: int, chains: int) -> float:
         async with open_recorder(TraceStore(Path(folder)), virtual=False) as recorder:
             clock = Clock(time.time_ns(), time.monotonic)
             stages = build_stages(plan, builders, "bench")
-            run = Executor(plan, stages, engines, builders, Pipelined(live), recorder, clock, Settings(run_id="bench"))
+            run = Executor(plan, stages, engines, builders, Pipelined(live, admission), recorder, clock, Settings(run_id="bench"))
             await run.run(iter(problems))
         assert run.progress.done == chains
         return time.process_time() - cpu
@@ -111,12 +127,15 @@ async def bare(engines: dict[str, Instant], live: int, chains: int) -> float:
     return time.process_time() - cpu
 
 
+PLAYS = {"bare": bare, "ours": ours, "admission": admission}
+
+
 def measure(engines: dict[str, Instant], live: int, repeats: int) -> Iterator[dict[str, Any]]:
-    """Microseconds per call of both, in turns."""
+    """Microseconds per call of all, in turns."""
     chains = max(2000, live)
     for _ in range(repeats):
         row: dict[str, Any] = {"live": live, "chains": chains, "calls": chains * CALLS_PER_CHAIN}
-        for name, play in (("bare", bare), ("ours", ours)):
+        for name, play in PLAYS.items():
             gc.collect()
             with rare_collection():
                 row[f"{name}_us"] = 1e6 * anyio.run(play, engines, live, chains) / row["calls"]
@@ -135,7 +154,7 @@ def main(live: str, repeats: int, output: Path) -> None:
     results = []
     for count in map(int, live.split(",")):
         rows = list(measure(engines, count, repeats))
-        row = {**rows[0], **{key: statistics.median(r[key] for r in rows) for key in ("bare_us", "ours_us")}}
+        row = {**rows[0], **{key: statistics.median(r[key] for r in rows) for key in (f"{name}_us" for name in PLAYS)}}
         row["peak_memory_mib"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
         results.append(row)
     click.echo(table(recording.write(output, {"bench": "overhead", "repeats": repeats, "results": results})))

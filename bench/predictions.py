@@ -102,7 +102,7 @@ def _simulated(found: dict[str, dict[int, list[Point]]], measured: Path, engines
         batch_sizes=tuple(sorted({point.batch_size for point in every})),
         schedules=tuple(dict.fromkeys(point.schedule for point in every)),  # type: ignore[arg-type]
         vary={param: tuple(values) for param, values in varied.items()},
-        engines=engines,
+        engines=(engines,),
         output=folder / "sweep",
     )
     yield from (((point.curve, point.batch_size), point.wall_s) for point in sweep(options).points)

@@ -90,7 +90,7 @@ def run_sweep(setup: Setup, problems: int, repeats: int) -> list[Point]:
         schedules=("pipelined", "lockstep"),
         vary={"candidates": ("1", "5")},
         repeats=repeats,
-        engines=setup.engines,
+        engines=() if setup.engines is None else (setup.engines,),
         settings=setup.settings,
         limit=None if setup.simulated else problems,
         output=BUILD / setup.name,

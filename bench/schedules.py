@@ -12,8 +12,9 @@ bench/results/schedules-ENGINES.json.
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import AsyncExitStack
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -36,7 +37,7 @@ from pipeline.runtime.chain_recorder import Clock
 from pipeline.runtime.executor import Executor, Settings
 from pipeline.runtime.inline_grader import open_inline_grader
 from pipeline.runtime.schedule import SCHEDULES, Pipelined, Schedule
-from pipeline.runtime.virtual_clock import VirtualClock
+from pipeline.session.loop import in_loop
 from pipeline.session.preflight import load_plan
 from pipeline.stages.build import build_stages
 from pipeline.sweep.lower_bound import RecordingEngine, replay_s
@@ -74,27 +75,22 @@ class Bench(Struct, kw_only=True):
     def run(self, system: str, batch_size: int) -> Outcome:
         """One run of one system; a pipelined one with its limit."""
         plan = load_plan(ROOT / f"graphs/{SYSTEMS[system]}.yaml", self.engines, self.settings)
-        outcome, requests = self._loop(lambda: self._solve(plan, system, batch_size))
+        outcome, requests = in_loop(lambda: self._solve(plan, system, batch_size), virtual=self.virtual)
         if system == "pipelined":
-            outcome.limit_s = max(self._loop(lambda role=role: self._replay(plan, role, requests[role])) for role in requests)
+            outcome.limit_s = max(in_loop(partial(self._replay, plan, role, requests[role]), virtual=self.virtual) for role in requests)
         return outcome
-
-    def _loop(self, play: Callable[[], Any]) -> Any:
-        if not self.virtual:
-            return anyio.run(play, backend="asyncio")
-        return anyio.run(play, backend="trio", backend_options={"clock": VirtualClock()})
 
     async def _solve(self, plan: Plan, system: str, batch_size: int) -> tuple[Outcome, dict[str, list[Request]]]:
         schedule = SCHEDULES.get(system, Pipelined)(batch_size)
         async with open_engines(plan.engines) as opened:
             await self._warm_up(opened)
-            recording = {role: RecordingEngine(engine, most=len(self.problems) * 10_000) for role, engine in opened.items()}
+            recorders = {role: RecordingEngine(engine, most=len(self.problems) * 10_000) for role, engine in opened.items()}
             with tempfile.TemporaryDirectory() as folder:
                 cpu, started = time.process_time(), anyio.current_time()
-                await self._execute(plan, recording, schedule, Path(folder), self.problems)
+                await self._execute(plan, recorders, schedule, Path(folder), self.problems)
                 wall, cpu = anyio.current_time() - started, time.process_time() - cpu
                 outcome = _outcome(Path(folder), wall, cpu)
-        return outcome, {role: engine.requests for role, engine in recording.items()}
+        return outcome, {role: [call.request for call in engine.calls] for role, engine in recorders.items()}
 
     async def _execute(self, plan: Plan, engines: Mapping[str, Any], schedule: Schedule, folder: Path, problems: list[Problem]) -> None:
         builders = {role: PromptBuilder(engine.tokenizer) for role, engine in engines.items()}

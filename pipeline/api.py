@@ -4,7 +4,8 @@ No signal is handled, no argument of the process is read, nothing is printed and
 that. `solve` and `solve_async` carry out the same session as `pipeline run` and, with `output`, leave the same run folder.
 
     solve           waits for all chains; may be called in any thread, also in one whose event loop runs, such as a notebook's
-    solve_async     gives chains as they finish, on asyncio or trio; how far the run may be ahead of its reader is bounded
+    solve_async     gives chains as they finish, on asyncio or trio (with open engines: on asyncio); how far the run may be ahead of its
+                    reader is bounded
     load_graph      the compiled plan of a graph, to look at or to solve with
 """
 
@@ -26,19 +27,18 @@ from pipeline.data.problems import Problem, Problems, open_problems
 from pipeline.engine import Engine
 from pipeline.engines.replay.recording import bindings
 from pipeline.errors import Unfinished, UsageError
-from pipeline.graph.compiler import compile_graph
 from pipeline.graph.loader import load_graph as load_spec
 from pipeline.graph.plan import Plan
 from pipeline.graph.plugins import engine_specs, stage_specs
 from pipeline.graph.spec import EngineSpec
+from pipeline.runtime.admission.admission import AdmissionName
 from pipeline.runtime.rows import RowSink
 from pipeline.runtime.schedule import ScheduleName
 from pipeline.session.background import Background, TaskRun, ThreadRun
 from pipeline.session.claim import claimed
-from pipeline.session.loop import time_is_virtual
+from pipeline.session.loop import on_asyncio, time_is_virtual
 from pipeline.session.options import RunOptions
-from pipeline.session.preflight import Preflight, notices, preflight
-from pipeline.session.replay import resolved
+from pipeline.session.preflight import Preflight, compiled, notices, preflight
 from pipeline.session.run import Observer, Ready, SessionResult, nothing_to_do, solve_on, take_up
 from pipeline.session.run import solve as open_and_solve
 from pipeline.session.stop import Stop
@@ -83,8 +83,8 @@ class Result(Struct, frozen=True, kw_only=True):
     folder: Path | None
     """The run folder, where `output` was given."""
     notices: tuple[str, ...] = ()
-    """Sentences that a person should read: which foreign code ran, where replayed engines had their times from, and what was found in the
-    run folder that a run went on in."""
+    """Sentences that a person should read: which foreign code ran, where replayed engines had their times from, what was found in the
+    run folder that a run went on in, and which engine cannot be interrupted."""
     steps: tuple[StepRow, ...] = ()
     """The committed steps, of a run without a run folder that was given `trace=True`; else empty."""
     calls: tuple[CallRow, ...] = ()
@@ -134,7 +134,7 @@ def load_graph(graph: Graph, engines: Engines | None = None, params: Mapping[str
     bound = bindings(Path(engines)) if isinstance(engines, str | Path) else engines and _roles(engines)
     backends = engine_specs() | {"open": OpenSpec}
     spec = load_spec(source, stage_specs(), backends, engines=bound, settings=_settings(params))
-    return resolved(compile_graph(spec, str(source) if isinstance(source, Path) else "graph"))
+    return compiled(spec, str(source) if isinstance(source, Path) else "graph")
 
 
 def solve(
@@ -145,10 +145,13 @@ def solve(
     params: Mapping[str, Any] | None = None,
     batch_size: int = 64,
     schedule: ScheduleName = "pipelined",
+    admission: AdmissionName = "cache",
+    order: str = "input",
     samples: int = 1,
     limit: int | None = None,
     seed: int = 0,
     columns: Mapping[str, str] | None = None,
+    modes: str | Path | None = None,
     output: str | Path | None = None,
     resume: bool = False,
     trace: bool = False,
@@ -160,8 +163,12 @@ def solve(
         other fields that every engine has are set for them by `params`.
     params: values for the graph's params, and engine fields as `engines.ROLE.NAME`.
     batch_size: chains that live at once. schedule: `pipelined`, `lockstep` or `sequential`.
+    admission: `cache` lets the youngest chains pause where not all contexts fit into the engines' caches; `batch` lets none.
+    order: which chains begin first: `input`, `longest` (of the longest problems), or `longest:RUN` (of the problems whose thoughts
+        were longest in the run folder RUN); with the latter two all problems are held in memory at once.
     samples: attempts at every problem. limit: only the first problems. seed: every random number derives from it.
     columns: the names of columns in `problems` by ours: `{"problem": "question"}`.
+    modes: a finished run with `speculate: auto`, in whose modes the steps of this one are written (`pipeline run --modes`).
     output: the run folder to write, as `pipeline run --output` does; without it nothing is written to disk. resume: go on with
         the run in that folder, if there is one.
     trace: keep the rows of steps and calls in memory too, where there is no run folder.
@@ -169,7 +176,7 @@ def solve(
     Raises `UsageError` before an engine starts where an argument is wrong, `RunError` where no chain could start, and
     `Unfinished`, which holds what was finished, where the run could not go on.
     """
-    options = _options(batch_size, schedule, samples, limit, seed, columns, output, resume)
+    options = _options(batch_size, schedule, admission, order, samples, limit, seed, columns, modes, output, resume)
     kept = _MemorySink(trace=trace)
     with _prepared(graph, problems, engines, params, options) as job:
         if job.ready is None:
@@ -179,7 +186,7 @@ def solve(
             ended = run.result()
         finally:
             run.close()
-    result = _result(ended.run, job.checked, kept, job.ready.remarks)
+    result = _result(ended.run, job.checked, kept, (*job.ready.remarks, *ended.notices))
     if ended.error is not None:
         raise Unfinished(ended.error, result) from ended.error
     return result
@@ -193,10 +200,13 @@ async def solve_async(
     params: Mapping[str, Any] | None = None,
     batch_size: int = 64,
     schedule: ScheduleName = "pipelined",
+    admission: AdmissionName = "cache",
+    order: str = "input",
     samples: int = 1,
     limit: int | None = None,
     seed: int = 0,
     columns: Mapping[str, str] | None = None,
+    modes: str | Path | None = None,
     output: str | Path | None = None,
     resume: bool = False,
 ) -> AsyncIterator[ChainRow]:
@@ -208,8 +218,11 @@ async def solve_async(
     are called in the running event loop; others run in a thread of their own. Raises as `solve` does before
     the first chain, and at the end the `RunError` that kept the run from its own. Of a resumed run only new chains are given.
     """
-    options = _options(batch_size, schedule, samples, limit, seed, columns, output, resume)
-    virtual = time_is_virtual() and _opened(engines) is not None
+    options = _options(batch_size, schedule, admission, order, samples, limit, seed, columns, modes, output, resume)
+    opened = _opened(engines) is not None
+    if opened and not on_asyncio():
+        raise UsageError("engines: open engines are called in the running event loop, which has to be asyncio's; elsewhere give specs")
+    virtual = opened and time_is_virtual()
     prepared = _prepared(graph, problems, engines, params, options, virtual=virtual)
     with ExitStack() as stack:
         prepare = partial(stack.enter_context, prepared)
@@ -265,10 +278,13 @@ def _started(job: _Job, ready: Ready, chains: ChainStream) -> Background:
 def _options(
     batch_size: int,
     schedule: str,
+    admission: str,
+    order: str,
     samples: int,
     limit: int | None,
     seed: int,
     columns: Mapping[str, str] | None,
+    modes: str | Path | None,
     output: str | Path | None,
     resume: bool,
 ) -> dict[str, Any]:
@@ -278,10 +294,13 @@ def _options(
     return {
         "batch_size": batch_size,
         "schedule": schedule,
+        "admission": admission,
+        "order": order,
         "samples": samples,
         "limit": limit,
         "seed": seed,
         "columns": dict(columns or {}),
+        "modes": None if modes is None else str(modes),
         "output": None if output is None else Path(output),
         "resume": resume,
     }

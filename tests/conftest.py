@@ -7,18 +7,18 @@ from typing import Any
 import pytest
 from hypothesis import strategies as st
 
-from pipeline.runtime.virtual_clock import VirtualClock
+from pipeline.runtime.virtual_loop import VirtualLoop
 from tests.support.chains import World
 from tests.support.paths import ROOT, SHARED
 from tests.support.rows import blank
 
-pytest_plugins = ["tests.support.markers", "tests.support.open_engines"]
+pytest_plugins = ["tests.support.markers", "tests.support.open_engines", "tests.support.packing"]
 
 
 @pytest.fixture
 def anyio_backend() -> tuple[str, dict[str, Any]]:
     """Time jumps when every task is blocked."""
-    return "trio", {"clock": VirtualClock()}
+    return "asyncio", {"loop_factory": VirtualLoop}
 
 
 @pytest.fixture(scope="session")

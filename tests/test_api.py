@@ -247,6 +247,14 @@ async def test_engines_of_the_caller_live_in_the_callers_loop_and_stay_open(solv
     assert anyio.current_time() > 1  # the virtual clock of this test, seconds
 
 
+def test_open_engines_are_refused_where_they_could_not_be_called() -> None:
+    async def main() -> None:
+        await anext(pipeline.solve_async("target", PROBLEMS, engines={"target": Echo("target")}))
+
+    with pytest.raises(UsageError, match=r"engines: open engines .* asyncio"):
+        anyio.run(main, backend="trio")
+
+
 def test_engines_of_the_caller_serve_the_plain_call_too() -> None:
     engine = Echo()
     result = pipeline.solve("target", PROBLEMS[:3], engines={"target": engine})

@@ -42,11 +42,10 @@ DOORS = {
     "math_verify": ["grading/worker"],
     "latex2sympy2_extended": ["grading/worker"],
     "sympy": ["grading/worker"],
-    "pyarrow": ["trace/", "data/", "session/resume", "analysis/", "report/", "export/", "api"],
+    "pyarrow": ["trace/", "data/", "session/resume", "session/modes", "analysis/", "report/", "export/", "api"],
     "datasets": ["data/prepare"],
     "pynvml": ["machine"],
     "filelock": ["trace/"],
-    "trio": ["session/"],
     "rich": ["cli/"],
     "yaml": ["graph/yaml_file"],
 }

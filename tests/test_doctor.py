@@ -8,9 +8,21 @@ from pathlib import Path
 
 import anyio
 import pytest
+from msgspec import structs
 
-from pipeline.doctor import BackendState, Diagnosis, RoleState, backend_states, diagnose, examine, handover, load_roles, read_tokenizers
-from pipeline.engine import Finding
+from pipeline.doctor import (
+    BackendState,
+    Diagnosis,
+    RoleState,
+    backend_states,
+    diagnose,
+    examine,
+    handover,
+    load_roles,
+    read_tokenizers,
+    sharing,
+)
+from pipeline.engine import Finding, MemoryRow
 from pipeline.engines.openai.spec import OpenAISpec
 from pipeline.engines.sim.spec import SimDeviceSpec, SimSpec
 from pipeline.engines.torch.spec import TorchSpec
@@ -77,6 +89,41 @@ def test_a_diagnosis_is_healthy_when_every_role_could_start() -> None:
     here = Diagnosis(system="", machine=machine(), backends=(), roles=(fine,))
     assert here.healthy
     assert not Diagnosis(system="", machine=machine(), backends=(), roles=(fine, bad)).healthy
+
+
+@pytest.mark.parametrize("backend", ["vllm", "torch"])
+def test_engines_that_share_a_gpu_are_told_how(backend: str) -> None:
+    model = "bundled:tiny-draft"
+    specs: dict[str, EngineSpec] = {role: TorchSpec(model=model, device="cuda:0") for role in ("draft", "target")}
+    if backend == "vllm":
+        specs = {role: VllmSpec(model=model, gpu_memory_utilization=0.4) for role in specs}
+
+    def said(cuda_mps: bool) -> list[str]:
+        here = structs.replace(machine(GPU, usable=True, torch="2.13.0", vllm="0.32.0"), cuda_mps=cuda_mps)
+        return [*sharing(memory_of(specs, here), here)]
+
+    [turns], [side_by_side] = said(False), said(True)
+    assert turns.startswith("draft and target share GPU 0 in time slices, for no control daemon of CUDA MPS runs")
+    assert "`nvidia-cuda-mps-control -d`" in turns
+    assert side_by_side.startswith("draft and target share GPU 0 under CUDA MPS, whose control daemon runs: their kernels run side by side")
+
+
+def memory_of(specs: Mapping[str, EngineSpec], where: Machine) -> list[MemoryRow]:
+    examined = anyio.run(examine, specs, where)
+    return [row for role, found in examined.items() if found is not None for row in found.memory if row.role == role]
+
+
+def test_engines_on_gpus_of_their_own_or_on_the_cpu_share_nothing() -> None:
+    model = "bundled:tiny-draft"
+    apart: dict[str, EngineSpec] = {
+        "draft": VllmSpec(model=model, devices=(0,)),
+        "target": VllmSpec(model=model, devices=(1,), tensor_parallel_size=1),
+    }
+    two = structs.replace(machine(GPU, structs.replace(GPU, index=1), vllm="0.32.0"), cuda_mps=False)
+    assert [*sharing(memory_of(apart, two), two)] == []
+    here = machine(torch="2.13.0+cpu")
+    together: dict[str, EngineSpec] = {role: TorchSpec(model=model) for role in ("draft", "target")}
+    assert [*sharing(memory_of(together, here), here)] == []
 
 
 @pytest.mark.torch

@@ -1,12 +1,14 @@
 """Which GPUs CUDA would show, what a machine without a driver has, and what a container leaves of the memory."""
 
+import os
+import socket
 import sys
 from pathlib import Path
 
 import psutil
 import pytest
 
-from pipeline.machine import GIB, Gpu, gib, look, memory, versions, visible
+from pipeline.machine import GIB, Gpu, cuda_mps_runs, gib, look, memory, versions, visible
 
 TWO = [
     ("GPU-aaaa-1", Gpu(index=0, cuda_name="0", name="NVIDIA H100 80GB HBM3", memory_bytes=80 * GIB, free_bytes=79 * GIB)),
@@ -48,6 +50,30 @@ def test_a_look_finds_cores_memory_and_packages() -> None:
     assert 0 < machine.free_memory_bytes <= machine.memory_bytes
     assert {"python", "msgspec"} <= set(versions(["msgspec", "no-such-package"]))
     assert (machine.cuda, machine.cuda_usable, machine.mps) == (None, None, None)
+
+
+def test_the_daemon_of_cuda_mps_is_a_process_or_listens_where_programs_look_for_it(tmp_path: Path) -> None:
+    pipes = str(tmp_path)
+    assert cuda_mps_runs({"python", "nvidia-cuda-mps-control"}, pipes)
+    assert not cuda_mps_runs({"python"}, pipes)
+    (tmp_path / "control").write_text("")
+    assert not cuda_mps_runs(set(), pipes)
+    (tmp_path / "control").unlink()
+    for kind in (socket.SOCK_SEQPACKET, socket.SOCK_STREAM):
+        (tmp_path / "control").unlink(missing_ok=True)
+        with socket.socket(socket.AF_UNIX, kind) as listener:
+            listener.bind(str(tmp_path / "control"))
+            listener.listen()
+            assert cuda_mps_runs(set(), pipes)
+    assert not cuda_mps_runs(set(), pipes)  # the socket is left behind
+
+
+def test_a_pipe_counts_while_it_is_read(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "control")
+    assert not cuda_mps_runs(set(), str(tmp_path))
+    reader = os.open(tmp_path / "control", os.O_RDONLY | os.O_NONBLOCK)
+    assert cuda_mps_runs(set(), str(tmp_path))
+    os.close(reader)
 
 
 def test_a_machine_without_a_driver_has_no_gpus() -> None:

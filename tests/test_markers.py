@@ -9,6 +9,7 @@ import pytest
 
 from tests.support.markers import LIMIT_S, TOLERANCE
 from tests.support.paths import ROOT
+from tests.support.patience import HANGS_S
 
 pytestmark = pytest.mark.slow
 BURN = f"import time\nend = time.process_time() + {LIMIT_S * TOLERANCE}\nwhile time.process_time() <= end: pass\n"
@@ -30,7 +31,7 @@ def outcome(folder: Path, text: str) -> str:
     code = f"import sys, pytest; sys.path[:0] = [{str(ROOT)!r}, '.']; sys.exit(pytest.main(sys.argv[1:]))"
     command = [sys.executable, "-c", code, "-q", "-p", "tests.support.markers", "-p", "no:cacheprovider", "--strict-markers", "test_it.py"]
     environment = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120).stdout
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=HANGS_S).stdout
 
 
 def function(name: str, body: str, head: str = "") -> str:

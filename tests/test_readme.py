@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.patience import HANGS_S
+
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
 BLOCKS = [text for language, text in re.findall(r"^```(\w*)\n(.*?)^```$", README, re.MULTILINE | re.DOTALL) if not language]
@@ -30,14 +32,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.torch
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_command_of_the_readme_runs(folder: Path, command: str) -> None:
-    done = subprocess.run([*ENTRY, *command.split()[1:]], cwd=folder, capture_output=True, text=True, timeout=300, env=os.environ)
+    done = subprocess.run([*ENTRY, *command.split()[1:]], cwd=folder, capture_output=True, text=True, timeout=HANGS_S, env=os.environ)
     assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.torch
 def test_the_python_of_the_readme_runs(folder: Path) -> None:
     (program,) = re.findall(r"^```python\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
-    done = subprocess.run([sys.executable, "-c", program], cwd=folder, capture_output=True, text=True, timeout=300)
+    done = subprocess.run([sys.executable, "-c", program], cwd=folder, capture_output=True, text=True, timeout=HANGS_S)
     assert done.returncode == 0, done.stderr
     assert [line.split() for line in done.stdout.splitlines()[:2]] == [["problem_id", "answer"], ["0", "1", "5"]]
 

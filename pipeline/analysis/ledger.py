@@ -39,7 +39,7 @@ OUTCOMES = (
 
 - `committed`: in a drafted step that was accepted.
 - `guidance`, `written`, `fallback`: in a step that an engine wrote without a draft: before the first step, to guide the thought;
-  as a first step or in a graph without drafts; or after the drafts were rejected.
+  as a first step, in a graph without drafts or in direct mode; or after the drafts were rejected.
 - `answer`: in the answer after the thought.
 - `verification`: in a verdict.
 - `not_chosen`: in another candidate of a step that was accepted.
@@ -50,7 +50,7 @@ OUTCOMES = (
 - `unfinished`: any of the above, in a chain without a row in the chains table: the run goes on, or was killed.
 - `unrecorded`: tokens in the engine's own count that the trace does not have; see `EngineLedger.why_unrecorded`.
 """
-WRITTEN = {"guidance": ("guidance",), "written": ("first_steps", "written"), "fallback": ("fallback",)}
+WRITTEN = {"guidance": ("guidance",), "written": ("first_steps", "written", "interrupted"), "fallback": ("fallback",)}
 """For each outcome of steps that an engine wrote without a draft: the decisions in the steps table that it stands for."""
 USEFUL = ("committed", "guidance", "written", "fallback", "answer")
 WASTED = ("not_chosen", "rejected", "cut", "retried", "lost_chains", "unrecorded")
@@ -71,8 +71,9 @@ class EngineLedger(Struct, frozen=True, kw_only=True):
     output: dict[str, int]
     """Sampled tokens by outcome, one of `OUTCOMES`; their sum is `counted_output`, where that is known."""
     input: dict[str, int]
-    """Prompt tokens that were `computed`, found in the prefix cache (`cached`), or are missing in the trace (`unrecorded`); the sum is
-    `counted_input`, where that is known."""
+    """Prompt tokens that were `computed` for the first time, computed again after they had been evicted from the cache (`recomputed`, at
+    least: see the column of the calls table), found in the prefix cache (`cached`), or are missing in the trace (`unrecorded`); the sum
+    is `counted_input`, where that is known. Where the engine does not say what was cached, all is `computed`."""
     speculated: dict[str, int]
     """Tokens that the engine's own token-level speculation proposed, `accepted` and `rejected`, by its own count. Accepted ones are in
     `output` too. Empty where the engine does not speculate."""
@@ -116,10 +117,18 @@ class Ledger(Struct, frozen=True, kw_only=True):
         return self._share(("verification",))
 
     @property
+    def recomputed_share(self) -> float | None:
+        """Share of the prompt tokens that were computed again after an eviction, 0 to 1, which is waste; null where there are none."""
+        return self._input_share("recomputed")
+
+    @property
     def cached_share(self) -> float | None:
         """Share of the prompt tokens that were in a prefix cache, 0 to 1; null where there are none."""
+        return self._input_share("cached")
+
+    def _input_share(self, outcome: str) -> float | None:
         total = sum(sum(each.input.values()) for each in self.engines.values())
-        return sum(each.input["cached"] for each in self.engines.values()) / total if total else None
+        return sum(each.input[outcome] for each in self.engines.values()) / total if total else None
 
     def _share(self, outcomes: tuple[str, ...]) -> float | None:
         return sum(map(self.output, outcomes)) / self.output_tokens if self.output_tokens else None
@@ -149,6 +158,8 @@ class CallSums(NamedTuple):
     """Prompt tokens, cached ones included."""
     cached: int
     """Prompt tokens that were in the prefix cache."""
+    recomputed: int
+    """Prompt tokens that were computed again."""
 
 
 class CallTokens:
@@ -161,6 +172,7 @@ class CallTokens:
         "cached_input_tokens",
         "output_tokens",
         "eos_tokens",
+        "recomputed_input_tokens",
     )
 
     def __init__(self, outline: Outline, first_steps: Mapping[str, int]) -> None:
@@ -183,6 +195,7 @@ class CallTokens:
         shape = tuple(map(len, names))
         keys = np.ravel_multi_index((status, calls.engine, calls.stage, purpose, place), shape)
         numbers = [whole(table, f"{name}_tokens").to_numpy() for name in ("output", "eos", "input", "cached_input")]
+        numbers.append(pc.fill_null(whole(table, "recomputed_input_tokens"), 0).to_numpy())
         found, inverse, counts = np.unique(keys, return_inverse=True, return_counts=True)
         sums = [np.bincount(inverse, column, len(found)).astype(np.int64).tolist() for column in numbers]
         for codes, count, *each in zip(np.transpose(np.unravel_index(found, shape)), counts.tolist(), *sums, strict=True):
@@ -193,7 +206,7 @@ class CallTokens:
             self.failed[key.engine] += count
             self.retried[key.engine] += sums.sampled
         else:
-            self.sums[key] = CallSums(*map(sum, zip(self.sums.get(key, (0, 0, 0, 0)), sums, strict=True)))
+            self.sums[key] = CallSums(*map(sum, zip(self.sums.get(key, (0, 0, 0, 0, 0)), sums, strict=True)))
 
 
 class StepTokens:
@@ -372,8 +385,8 @@ class LedgerAccumulator:
 
     def _engine(self, role: str, output: Counter[str]) -> EngineLedger:
         sums = [sums for key, sums in self._calls.sums.items() if key.engine == role]
-        cached = sum(each.cached for each in sums)
-        read = {"computed": sum(each.read for each in sums) - cached, "cached": cached}
+        cached, recomputed = sum(each.cached for each in sums), sum(each.recomputed for each in sums)
+        read = {"computed": sum(each.read for each in sums) - cached - recomputed, "recomputed": recomputed, "cached": cached}
         counted = self._outline.run.statistics(role)
         counted_output = None if counted is None else sum(each.output_tokens for each in counted)
         counted_input = None if counted is None else sum(each.input_tokens for each in counted)

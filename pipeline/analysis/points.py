@@ -5,7 +5,7 @@ Curves over the batch size, and where two of them cross, are computed from point
 
 import math
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -16,12 +16,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from msgspec import Struct, structs
 
+from pipeline.analysis.resources import EngineFacts, engine_facts, facts_of
 from pipeline.analysis.summary import Summary, summarize
 from pipeline.analysis.time.timeline import Array
 from pipeline.errors import InputError
 from pipeline.files import new_file
 from pipeline.trace.events import UNFINISHED
 from pipeline.trace.read import read_batches, readable
+from pipeline.trace.run_file import RunFile
 
 
 class Coordinates(Struct, frozen=True, kw_only=True):
@@ -38,6 +40,8 @@ class Coordinates(Struct, frozen=True, kw_only=True):
     """Number of the repetition, from 0."""
     baseline: bool = False
     """Whether this is a run of the target alone, with which the others are compared."""
+    engines: str = ""
+    """Name of the engines file where the sweep has several, else empty; `system` ends in ` on NAME` then."""
 
     @property
     def curve(self) -> str:
@@ -84,15 +88,22 @@ class Point(Coordinates, frozen=True, kw_only=True):
     cached_share: dict[str, float]
     """Share of the prompt tokens that were in the prefix cache, by role, 0 to 1."""
     limit_s: dict[str, float]
-    """Lower bound of the wall time by role: seconds that the engine takes for the run's calls when they are all ready at once and no
-    other engine works. Empty where it was not measured."""
+    """Lower bound of the wall time by device: seconds that it has to compute at least for the run's calls, those of all its engines, in
+    the best batches that the live chains allow. Empty where it is not known; in files of earlier versions each engine's own, by role."""
+    facts: dict[str, EngineFacts] = {}
+    """What the engines stated about themselves, by role; empty in files of earlier versions."""
     cache_kept: bool
     """Whether an engine could not empty its prefix cache before this point: it may have held prompts of earlier points."""
 
     @property
     def over_limit(self) -> float | None:
-        """The wall time over the lower bound of the slowest engine: 1 is the best that a schedule can do. None without a bound."""
-        return self.wall_s / max(self.limit_s.values()) if self.limit_s else None
+        """The wall time over the lower bound of the busiest device: 1 is the best that a schedule can do. None without a bound."""
+        return min(self.over_limits.values(), default=None)
+
+    @property
+    def over_limits(self) -> dict[str, float]:
+        """The wall time over the lower bound of each device that has to compute, by its name."""
+        return {device: self.wall_s / limit for device, limit in self.limit_s.items() if limit}
 
 
 class Spread(Struct, frozen=True):
@@ -138,6 +149,7 @@ def point_of_run(
         busy_share={role: engine.busy_share for role, engine in summary.engines.items()},
         cached_share={role: engine.cached_input_tokens / max(engine.input_tokens, 1) for role, engine in summary.engines.items()},
         limit_s=limit_s,
+        facts=engine_facts(RunFile.read(folder)),
         cache_kept=cache_kept,
     )
 
@@ -169,7 +181,7 @@ def _latencies(seconds: Array) -> dict[str, Any]:
 
 
 BY_ROLE = ("busy_share", "cached_share", "limit_s")
-"""Fields of a `Point` by role; the Parquet file has a column for each role, such as `busy_share.draft`."""
+"""Fields of a `Point` by role or device; the Parquet file has a column for each, such as `busy_share.draft`."""
 
 
 def write_points(file: Path, points: Sequence[Point]) -> None:
@@ -191,7 +203,7 @@ def read_points(file: Path) -> list[Point]:
 
 
 def _row(point: Point) -> dict[str, Any]:
-    row = structs.asdict(point) | {"params": msgspec.json.encode(point.params).decode()}
+    row = structs.asdict(point) | {"params": _json(point.params), "facts": _json(point.facts)}
     return row | {f"{name}.{role}": value for name in BY_ROLE for role, value in row.pop(name).items()}
 
 
@@ -200,7 +212,12 @@ def _decoded(row: dict[str, Any]) -> dict[str, Any]:
     for name, _, role in (key.partition(".") for key in row):
         if role and row[f"{name}.{role}"] is not None:
             by_role[name][role] = row[f"{name}.{role}"]
-    return row | by_role | {"params": msgspec.json.decode(row["params"])}
+    facts = msgspec.json.decode(row.get("facts") or "{}")
+    return row | by_role | {"params": msgspec.json.decode(row["params"]), "facts": facts_of({role: {} for role in facts}, facts)}
+
+
+def _json(value: Any) -> str:
+    return msgspec.json.encode(value).decode()
 
 
 def curves(points: Iterable[Point]) -> dict[str, dict[int, list[Point]]]:
@@ -209,6 +226,15 @@ def curves(points: Iterable[Point]) -> dict[str, dict[int, list[Point]]]:
     for point in sorted(points, key=lambda point: not point.baseline):
         found.setdefault(point.curve, {}).setdefault(point.batch_size, []).append(point)
     return {name: dict(sorted(curve.items())) for name, curve in found.items()}
+
+
+def opponents(found: Mapping[str, dict[int, list[Point]]]) -> dict[str, str]:
+    """For each of the curves `found` by `curves` that is not of the target alone, the name of the one that is, on the same engines file
+    where there are several; the first curve where none is."""
+    first = {name: points[0] for name, curve in found.items() for points in list(curve.values())[:1]}
+    alone = [name for name, point in first.items() if point.baseline] or list(first)[:1]
+    beside = {first[name].engines: name for name in alone}
+    return {name: beside.get(point.engines, alone[0]) for name, point in first.items() if name not in alone}
 
 
 def spread(values: Iterable[float | None]) -> Spread | None:

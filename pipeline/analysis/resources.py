@@ -37,6 +37,8 @@ class EngineFacts(Struct, frozen=True, kw_only=True):
     """Addresses of the servers that it sends requests to."""
     replay: str | None = None
     """The run folder whose recorded answers it gives; null for other engines."""
+    kv_cache_tokens: int | None = None
+    """Tokens whose keys and values fit into its cache."""
 
 
 class Resources(Struct, frozen=True, order=True):
@@ -114,6 +116,25 @@ def answers(engines: Iterable[EngineFacts]) -> str | None:
 def devices_of(role: str, engine: EngineFacts) -> tuple[str, ...]:
     """Names of the devices of the engine `role`, such as `GPU 0`; its role where they are not known, as a device of its own."""
     return engine.devices or (role,)
+
+
+def shortfall(few: Mapping[str, EngineFacts], many: Mapping[str, EngineFacts]) -> tuple[str, ...]:
+    """What a run with `few` engines lacked of what one with `many` had, as clauses; both by role. None where it had all of it.
+
+    It lacked devices where it had less of them, and memory where the other engines took some of its devices' and its own caches were no
+    larger for their absence.
+    """
+    less, more = resources(few.values()), resources(many.values())
+    amounts = ((less.gpus, more.gpus), (less.cores, more.cores), (less.flops_per_s, more.flops_per_s), (less.servers, more.servers))
+    said = [f"it had {less.label} instead of {more.label}"] if any(ours < theirs for ours, theirs in amounts) else []
+    for role, engine in few.items():
+        if engine.flops_per_s == math.inf:
+            continue  # a device without bounds lacks nothing
+        cache, beside = engine.kv_cache_tokens, many[role].kv_cache_tokens if role in many else None
+        absent = [other for other in many if other not in few and set(devices_of(other, many[other])) & set(devices_of(role, engine))]
+        if absent and cache is not None and beside is not None and cache <= beside:
+            said.append(f"the cache of its {role} holds {cache:,} tokens, no more than beside {' and '.join(absent)}")
+    return tuple(said)
 
 
 def _checked_facts(role: str, settings: Mapping[str, Any], stated: Mapping[str, Any]) -> EngineFacts:

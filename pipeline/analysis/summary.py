@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from msgspec import Struct
 
+from pipeline.analysis.order import order_correlation
 from pipeline.analysis.quality.samples import Interval, sample_statistics
 from pipeline.analysis.time.timeline import Array, Names, Pauses, Timeline, timeline, worked_s
 from pipeline.engine import EngineStatistics
@@ -23,6 +24,7 @@ from pipeline.trace.read import read_batches
 from pipeline.trace.run_file import RunFile
 
 TABLES = ("calls", "steps", "chains")
+RECOMPUTED = "recomputed_input_tokens"
 
 
 class EngineSummary(Struct, frozen=True, kw_only=True):
@@ -52,6 +54,8 @@ class EngineSummary(Struct, frozen=True, kw_only=True):
     """Those of `speculated_tokens` that were accepted."""
     speculations: int | None
     """Times that it proposed tokens for a sequence; each time the sequence grows by the accepted ones and one more."""
+    recomputed_input_tokens: int | None = None
+    """Prompt tokens that were computed again after they had been evicted from the cache, at least; null where no call says."""
 
 
 class StageSummary(Struct, frozen=True):
@@ -75,6 +79,15 @@ class Summary(Struct, frozen=True, kw_only=True):
     status: str | None
     """As in `run.json`: `finished`, for example; null where there is none."""
     batch_size: int | None
+    admission: str | None = None
+    """As in `run.json`: `cache` or `batch`; null in files of earlier versions."""
+    pauses: int | None = None
+    """Times that a chain had to pause for room in a cache; null where the run does not say."""
+    order: str | None = None
+    """As in `run.json`: `input`, `longest` or `longest:RUN`; null in files of earlier versions."""
+    order_correlation: float | None = None
+    """Spearman's rank correlation, -1 to 1, between what thoughts were expected to come to and what they came to, over the finished chains
+    of each sample number, weighted by their numbers; null where the order is that of the input, or all lengths are equal."""
     wall_time_s: float | None
     """As in `run.json`; without one, from the first chain's start until the last one's end."""
     problems: int
@@ -162,6 +175,10 @@ def summarize(run: Path) -> Summary:
         run=run.resolve().name,
         status=None if file.status == "unknown" else file.status,
         batch_size=batch_size,
+        admission=file.admission or None,
+        pauses=file.totals.pauses,
+        order=file.order or None,
+        order_correlation=order_correlation(run) if file.order not in ("", "input") else None,
         wall_time_s=wall_s,
         **_chain_counts(chains, wall_s),
         **_sample_counts(run, chains),
@@ -202,11 +219,14 @@ class _Calls:
     def __init__(self, run: Path) -> None:
         self.by_engine: dict[str, Counter[str]] = {}
         self.by_stage: dict[str, Counter[str]] = {}
-        for batch in read_batches(run, "calls", ["engine", "stage", "error_type", "attempt", *self.SUMS]):
+        for batch in read_batches(run, "calls", ["engine", "stage", "error_type", "attempt", *self.SUMS], [RECOMPUTED]):
             columns = {name: batch.column(name).to_numpy() for name in self.SUMS}
             columns["retried_calls"] = batch.column("attempt").to_numpy() > 0
             columns["failed_calls"] = batch.column("error_type").is_valid().to_numpy(zero_copy_only=False)
             columns["calls"] = np.ones(batch.num_rows, int)
+            if RECOMPUTED in batch.schema.names:
+                columns[RECOMPUTED] = pc.fill_null(batch.column(RECOMPUTED), 0).to_numpy()
+                columns["stated_calls"] = batch.column(RECOMPUTED).is_valid().to_numpy(zero_copy_only=False)
             self._add(self.by_engine, batch.column("engine"), columns)
             self._add(self.by_stage, batch.column("stage"), columns)
 
@@ -227,6 +247,7 @@ def _engine(totals: Counter[str], times: Timeline, name: str, wall_s: float | No
         calls=calls,
         input_tokens=tokens,
         cached_input_tokens=cached,
+        recomputed_input_tokens=int(totals[RECOMPUTED]) if totals["stated_calls"] else None,
         output_tokens=output,
         output_tokens_per_s=_over(output, wall_s),
         busy_s=time.busy_s,

@@ -15,7 +15,7 @@ def facts(summary: Summary, *, simulated: bool, answers: str | None) -> Table:
 
 def engines(summary: Summary) -> Table:
     """A row for each engine: its calls, tokens and busy time."""
-    columns = ("engine", "calls", "input tokens", "cached", "output tokens", "tokens/s", "busy", "in flight")
+    columns = ("engine", "calls", "input tokens", "cached", "computed again", "output tokens", "tokens/s", "busy", "in flight")
     rows = []
     for name, engine in summary.engines.items():
         cached = engine.cached_input_tokens / engine.input_tokens if engine.input_tokens else None
@@ -25,6 +25,7 @@ def engines(summary: Summary) -> Table:
                 f"{engine.calls:,}",
                 f"{engine.input_tokens:,}",
                 _percent(cached),
+                "-" if engine.recomputed_input_tokens is None else f"{engine.recomputed_input_tokens:,}",
                 f"{engine.output_tokens:,}",
                 _number(engine.output_tokens_per_s),
                 _percent(engine.busy_share),
@@ -80,6 +81,8 @@ def _fact_rows(s: Summary, made: str | None) -> list[tuple[str, str]]:
             f"{s.thought_tokens:,} tokens, {_percent(s.draft_share)} by the draft; {s.wasted_draft_tokens:,} drafted tokens unused",
         ),
         *_speculation_rows(s),
+        *_order_rows(s),
+        *([("admission", f"by cache, chains paused {s.pauses:,} times")] if s.pauses else []),
         ("overlap", f"{_percent(s.overlap_share)} of the time two engines were busy"),
         ("ended by", ", ".join(f"{reason} {count}" for reason, count in s.stop_reasons.items())),
     ]
@@ -125,6 +128,14 @@ def _sample_rows(s: Summary) -> list[tuple[str, str]]:
         ("samples", ", ".join(f"pass@{k} {share:.1%}" for k, share in s.pass_at.items())),
         ("majority vote", f"{_percent(s.majority_accuracy)} of problems right by their most frequent answer, of up to {s.samples}"),
     ]
+
+
+def _order_rows(s: Summary) -> list[tuple[str, str]]:
+    """How good the expectation was by which chains began; no row in the order of the input."""
+    if s.order in (None, "input"):
+        return []
+    known = "not known" if s.order_correlation is None else f"{s.order_correlation:.2f} (1: in this order, 0: by chance)"
+    return [("order", f"{s.order}; rank correlation of expected and actual lengths of thoughts: {known}")]
 
 
 def _speculation_rows(s: Summary) -> list[tuple[str, str]]:

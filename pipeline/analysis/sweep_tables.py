@@ -1,10 +1,12 @@
 """A sweep as tables: points enter, tables with medians over the repeats leave, ready to print. Pure."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from pipeline.analysis.compare.cells import Table, plain, plain_percent, times
-from pipeline.analysis.points import Point, Spread, crossing, curves, spread
+from pipeline.analysis.points import Point, Spread, crossing, curves, opponents, spread
+from pipeline.analysis.resources import shortfall
 
+Curves = dict[str, dict[int, list[Point]]]
 COLUMNS = (
     "batch size",
     "problems/s",
@@ -19,30 +21,46 @@ COLUMNS = (
 )
 NOTE = (
     "Medians over the repeats, in brackets their least and greatest. `before the tail`: problems/s while as many chains live as the batch "
-    "size. `busy`: share of the time in which a call was at the engine. `/ limit`: wall time over that of the slower engine for the "
-    "same calls alone, all ready at once, as many in flight as chains may live."
+    "size. `busy`: share of the time in which a call was at the engine. `/ limit`: wall time over the least that the device needs for the "
+    "calls of all its engines together. For simulated devices that is computed, and no schedule is faster: weights are read once for as "
+    "many sequences as live chains may have, prompts are cached as if nothing were ever evicted, no call waits for another. For others it "
+    "is measured: each engine answers the same calls alone, all ready at once, and engines that share a device take turns."
 )
 ABOVE_LIMIT = "Below 1: the replay gained nothing by having all calls at once, for example because prefixes did not stay in the cache."
 
 
 def sweep_tables(points: Sequence[Point]) -> tuple[Table, ...]:
-    """A table for each curve, the target alone first, then for each curve one in the form of SpecCoT's table 6."""
+    """A table for each curve, the target alone first, then for each curve one in the form of SpecCoT's table 6, and one that compares the
+    engines files where there are several."""
     found = curves(points)
-    alone = found[next(iter(found))] if found else {}
+    against = opponents(found)
     notes = [NOTE, *[""] * len(found)]
-    return (*(_curve(name, found[name], alone, note) for name, note in zip(found, notes, strict=False)), *_table_6(found))
+    tables = (_curve(name, found, against.get(name, name), note) for name, note in zip(found, notes, strict=False))
+    return (*tables, *_table_6(found, against), *_placements(found, against))
 
 
 def crossings(points: Sequence[Point]) -> list[str]:
-    """One sentence for each curve: where it is faster than the target alone, and where not."""
+    """One sentence for each curve: where it is faster than the target alone, and where not; and one for each whose opponent lacked some of
+    its hardware."""
     found = curves(points)
-    name, *others = found
-    compared = ((other, crossing(found[other], found[name])) for other in others)
-    return [f"{other}: {where.sentence}." for other, where in compared if where is not None]
+    against = opponents(found)
+    compared = ((name, crossing(found[name], found[alone])) for name, alone in against.items())
+    said = [f"{name}: {where.sentence}." for name, where in compared if where is not None]
+    return [*said, *_shortfalls(found, against)]
 
 
-def _curve(name: str, curve: dict[int, list[Point]], alone: dict[int, list[Point]], note: str) -> Table:
-    over = crossing(curve, alone)
+def _shortfalls(found: Curves, against: Mapping[str, str]) -> Iterator[str]:
+    lacked: dict[tuple[str, str], None] = {}
+    for name, alone in against.items():
+        few, many = (next(iter(found[curve].values()))[0].facts for curve in (alone, name))
+        lacked |= dict.fromkeys((alone, clause) for clause in (shortfall(few, many) if few and many else ()))
+    for alone, clause in lacked:
+        yield f"{alone} lacked hardware of the systems that it is compared with: {clause}."
+
+
+def _curve(name: str, found: Curves, alone: str, note: str) -> Table:
+    curve = found[name]
+    over = crossing(curve, found[alone])
     ratios = over.ratios if over else {}
     rows = tuple((str(size), *_cells(points, ratios.get(size))) for size, points in curve.items())
     below = any(point.over_limit is not None and point.over_limit < 0.995 for points in curve.values() for point in points)
@@ -67,8 +85,15 @@ def _cells(points: Sequence[Point], ratio: Spread | None) -> tuple[str, ...]:
         plain_percent(_median(spread(point.acceptance_rate for point in points))),
         plain_percent(_median(accuracy)),
         " ".join(f"{role} {plain_percent(_median(share))}" for role, share in zip(roles, busy, strict=True)),
-        plain(_median(spread(point.over_limit for point in points))),
+        _over_limits(points),
     )
+
+
+def _over_limits(points: Sequence[Point]) -> str:
+    """The figure of the one device, or of each of them by its name."""
+    devices = dict.fromkeys(device for point in points for device in point.over_limits)
+    figures = {device: plain(_median(spread(point.over_limits.get(device) for point in points))) for device in devices}
+    return " ".join(figures.values() if len(figures) < 2 else (f"{device} {figure}" for device, figure in figures.items())) or plain(None)
 
 
 def ranged(figure: Spread | None) -> str:
@@ -83,10 +108,10 @@ def _median(figure: Spread | None) -> float | None:
     return figure.median if figure else None
 
 
-def _table_6(found: dict[str, dict[int, list[Point]]]) -> Iterator[Table]:
+def _table_6(found: Curves, against: Mapping[str, str]) -> Iterator[Table]:
     """SpecCoT's table 6 for each curve: wall time, committed tokens/s and speed-up over the smallest batch size and the target alone."""
-    alone = {size: points for name in list(found)[:1] for size, points in found[name].items()}
-    for name, curve in list(found.items())[1:]:
+    for name, opponent in against.items():
+        curve, alone = found[name], found[opponent]
         walls = {size: spread(point.wall_s for point in points) for size, points in curve.items()}
         first = _median(walls[min(walls)])
         rows = tuple(
@@ -102,3 +127,24 @@ def _table_6(found: dict[str, dict[int, list[Point]]]) -> Iterator[Table]:
         if len(rows) > 1:
             columns = ("batch size", "wall time s", "throughput, committed tokens/s", "speed-up", "over target alone")
             yield Table(f"{_titled(name, curve)}: in the form of SpecCoT's table 6", columns, rows)
+
+
+def _placements(found: Curves, against: Mapping[str, str]) -> Iterator[Table]:
+    """Where there are several engines files: each system on all of them, over the target alone on the same and on the best of them."""
+    sizes = {size for curve in found.values() for size in curve}
+    best = {size: max((_rate(found[alone].get(size, ())) for alone in set(against.values())), default=0.0) for size in sizes}
+    alike: dict[tuple[str, int], list[tuple[str, ...]]] = {}
+    for name, alone in against.items():
+        for size, points in found[name].items():
+            system, rate = points[0].curve.replace(f" on {points[0].engines}", ""), _rate(points)
+            cells = (points[0].engines, ranged(spread(point.problems_per_s for point in points)))
+            over = (times(rate, _rate(found[alone].get(size, ())) or None), times(rate, best[size] or None))
+            alike.setdefault((system, size), []).append((*cells, *over))
+    if len({points[0].engines for name in against for points in found[name].values()}) > 1:
+        rows = tuple((system, str(size), *cells) for (system, size), each in sorted(alike.items()) for cells in each)
+        columns = ("system", "batch size", "engines", "problems/s", "of target alone", "of the best target alone")
+        yield Table("The same system on different engines", columns, rows)
+
+
+def _rate(points: Sequence[Point]) -> float:
+    return _median(spread(point.problems_per_s for point in points)) or 0.0

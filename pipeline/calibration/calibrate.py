@@ -21,7 +21,7 @@ from pipeline.trace.run_file import RunFile
 
 MOST_CALLS = 1500
 """Calls of each engine that are fitted by default."""
-UNIT_RATES = {"flops_per_s": 1e12, "bytes_per_s": 1e12, "overhead_s": 1e-3}
+UNIT_RATES: dict[str, Any] = {"flops_per_s": 1e12, "bytes_per_s": 1e12, "overhead_s": 1e-3}
 """Rates of a device before the fit, which does not depend on them."""
 
 

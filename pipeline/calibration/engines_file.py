@@ -3,9 +3,11 @@
 from collections.abc import Iterator
 from typing import Any
 
+from msgspec import structs
+
 from pipeline.calibration.calibrate import Calibration
 from pipeline.calibration.fit import Fit
-from pipeline.engines.sim.spec import SimSpec
+from pipeline.engines.sim.spec import SimDeviceSpec, SimSpec
 from pipeline.text import one_line
 
 
@@ -47,15 +49,22 @@ def _role(role: str, spec: SimSpec, found: Calibration) -> Iterator[str]:
     yield f"  max_in_flight: {spec.max_in_flight}"
     yield (
         f"  device: {{name: {_quoted(device.name)}, flops_per_s: {_number(device.flops_per_s)}, "
-        f"bytes_per_s: {_number(device.bytes_per_s)}, overhead_s: {_number(device.overhead_s)}}}  # fitted"
+        f"bytes_per_s: {_number(device.bytes_per_s)}, overhead_s: {_number(device.overhead_s)}{_shared(device)}}}  # fitted"
     )
     for name in ("parameters", "bytes_per_parameter", "kv_bytes_per_token"):
         yield f"  {name}: {_number(getattr(spec, name))}"
     for name in ("kv_cache_tokens", "max_num_seqs", "max_num_batched_tokens", "max_model_len"):
         yield f"  {name}: {getattr(spec, name)}"
-    fields = [f"{name}: {_number(getattr(text, name))}" for name in text.__struct_fields__]
+    fields = [f"{name}: {_number(value)}" for name, value in structs.asdict(text).items() if isinstance(value, int | float)]
     yield f"  text: {{{', '.join(fields[:5])},"
     yield f"         {', '.join(fields[5:])}}}"
+
+
+def _shared(device: SimDeviceSpec) -> str:
+    """How the device is shared, where the run was simulated and that is not the default; it is not fitted."""
+    if (device.sharing, device.sharing_efficiency) == ("time_slices", 1.0):
+        return ""
+    return f", sharing: {device.sharing}, sharing_efficiency: {_number(device.sharing_efficiency)}"
 
 
 def _number(value: Any) -> str:

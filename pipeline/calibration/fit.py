@@ -44,14 +44,14 @@ class RecordedCache(PrefixCache):
         super().__init__(1 << 60)
         self._all = Node((), None)
 
-    def match(self, tokens: tuple[int, ...], most: int) -> tuple[Node, int]:
+    def match(self, tokens: Sequence[int], most: int) -> tuple[Node, int]:
         """See `PrefixCache.match`; `most` are the tokens that were in the real cache."""
         return self._all, most
 
-    def insert(self, node: Node, tokens: tuple[int, ...]) -> None:
+    def insert(self, node: Node, tokens: Sequence[int]) -> None:
         """See `PrefixCache.insert`."""
 
-    def extend(self, node: Node, tokens: tuple[int, ...]) -> Node:
+    def extend(self, node: Node, tokens: Sequence[int]) -> Node:
         """See `PrefixCache.extend`."""
         return node
 

@@ -141,8 +141,11 @@ def read_lengths(run: Path, plan: Plan) -> Lengths:
     tokens: dict[str, list[int]] = {}
     verified = accepted = drafted = 0
     columns = ["verify_kind", "decision", "source_engine", "step_token_ids", "candidate_tokens"]
-    for batch in read_batches(run, "steps", columns):
+    switched = plan.speculate == "auto"
+    for batch in read_batches(run, "steps", columns, ["mode"]):
         for row in batch.to_pylist():
+            if switched and row["mode"] == "direct":
+                continue  # as much as the target wrote at a stretch, which is no step
             lengths, writer = row["candidate_tokens"], row["source_engine"]
             if row["decision"] != "guidance" and not lengths:
                 tokens.setdefault(writer, []).append(len(row["step_token_ids"]))
@@ -153,7 +156,7 @@ def read_lengths(run: Path, plan: Plan) -> Lengths:
             drafted += len(lengths) if row["verify_kind"] is not None else 0
     return Lengths(
         drafters=frozenset(plan.drafters),
-        steps=moments(_steps(run)),
+        steps=moments(_steps(run, tokens if switched else {})),
         step_tokens={role: found for role, lengths in tokens.items() if (found := moments(lengths)) is not None},
         answer_tokens=_answer_tokens(run, plan),
         acceptance=accepted / verified if verified else None,
@@ -203,10 +206,14 @@ def accuracy_for(acceptance: float, candidates: float) -> float:
     return round(high, 6)
 
 
-def _steps(run: Path) -> list[int]:
+def _steps(run: Path, lengths: Mapping[str, Sequence[int]]) -> list[int]:
+    """The steps of each finished thought. Given `lengths` of some steps, as many steps of their mean length as the thought is long."""
+    known = [length for each in lengths.values() for length in each]
+    mean = max(1.0, float(np.mean(known))) if known else None
     found: list[int] = []
-    for batch in read_batches(run, "chains", ["steps", "stop_reason"]):
-        found += (row["steps"] for row in batch.to_pylist() if row["stop_reason"] not in UNFINISHED)
+    for batch in read_batches(run, "chains", ["steps", "thought_tokens", "stop_reason"]):
+        rows = [row for row in batch.to_pylist() if row["stop_reason"] not in UNFINISHED]
+        found += (row["steps"] if mean is None else max(1, round(row["thought_tokens"] / mean)) for row in rows)
     return found
 
 

@@ -44,6 +44,8 @@ def _print(diagnosis: Diagnosis) -> None:
     if diagnosis.memory:
         console.print(_memory(diagnosis.memory))
         console.print(f"Other (activations, graphs, processes) is assumed. Weights: {_sources(diagnosis.memory)}.")
+    for sentence in diagnosis.sharing:
+        console.print(f"Sharing: {sentence}.")
     if diagnosis.handover:
         console.print(f"Hand-over: {diagnosis.handover}.")
     failing = [role.role for role in diagnosis.roles if not role.could_start]
@@ -59,6 +61,7 @@ def _machine_rows(diagnosis: Diagnosis) -> list[tuple[str, str]]:
         ("memory", f"{gib(machine.memory_bytes)}, {gib(machine.free_memory_bytes)} free"),
         *((f"GPU {gpu.index}", _gpu(gpu)) for gpu in machine.gpus),
         *([] if machine.gpus else [("GPU", "none that the NVIDIA driver and CUDA_VISIBLE_DEVICES show")]),
+        *([] if machine.cuda_mps is None else [("CUDA MPS", f"its control daemon {'runs' if machine.cuda_mps else 'does not run'}")]),
         ("driver", machine.driver or "none"),
         ("torch sees", _torch_sees(diagnosis)),
         ("versions", ", ".join(shown)),
@@ -78,7 +81,7 @@ def _torch_sees(diagnosis: Diagnosis) -> str:
     cuda = (
         f"CUDA {machine.cuda}" if machine.cuda_usable else f"no CUDA device (built for CUDA {machine.cuda})" if machine.cuda else "no CUDA"
     )
-    return f"{cuda}, {'MPS' if machine.mps else 'no MPS'}"
+    return f"{cuda}, {'Apple MPS' if machine.mps else 'no Apple MPS'}"
 
 
 def _backends(diagnosis: Diagnosis) -> Table:

@@ -18,7 +18,7 @@ from pipeline.drawing.text import text
 from pipeline.engines.registry import cautions
 from pipeline.errors import UsageError
 from pipeline.export.output import check_output, whole_file
-from pipeline.graph.plan import Block, LoopNode, Plan
+from pipeline.graph.plan import Block, LoopNode, Plan, StageNode
 from pipeline.redaction import redact, redact_all
 from pipeline.session.preflight import load_plan
 from pipeline.text import sanitize
@@ -59,11 +59,20 @@ def _block_lines(block: Block, indent: str) -> list[str]:
             when = f" when {node.condition.stage} {'accepted' if node.condition.accepted else 'rejected'}" if node.condition else ""
             if isinstance(node, LoopNode):
                 exits = ", ".join(name for name in node.until.__struct_fields__ if getattr(node.until, name))
-                lines += [f"{indent}{node.name}: repeat until {exits}{when}", *_block_lines(node.body, indent + "  ")]
+                body, direct = _block_lines(node.body, indent + "  "), node.direct
+                lines.append(f"{indent}{node.name}: repeat until {exits}{when}")
+                if direct is not None:
+                    before = [] if direct.guidance is None else [f"{indent}  {_stage_line(direct.guidance)}, before the first drafted step"]
+                    alone = [f"{indent}  {_stage_line(stage)}, without speculation" for stage in (direct.response, direct.boundary)]
+                    body = [*before, *body, *alone]
+                lines += body
             else:
-                kind, engine = node.spec.__struct_config__.tag, getattr(node.spec, "engine", "")
-                lines.append(f"{indent}{node.name}: {kind} by {engine}{when}")
+                lines.append(f"{indent}{_stage_line(node)}{when}")
     return lines
+
+
+def _stage_line(node: StageNode) -> str:
+    return f"{node.name}: {node.spec.__struct_config__.tag} by {getattr(node.spec, 'engine', '')}"
 
 
 @click.command()

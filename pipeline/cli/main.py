@@ -128,7 +128,7 @@ def run_command(arguments: Sequence[str]) -> int:
         return int(ending.code or 0)
     except (click.exceptions.Abort, Interrupted):
         return 130
-    except BaseExceptionGroup as group:  # trio raises what came as its loop ended
+    except BaseExceptionGroup as group:  # a task group raises what came as it ended
         if not is_interrupt(group):
             raise
         return 130

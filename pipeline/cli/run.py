@@ -5,7 +5,7 @@ import os
 import shlex
 import sys
 from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, get_args
 
 import click
 import msgspec
@@ -20,6 +20,7 @@ from pipeline.cli import live
 from pipeline.cli.main import optional_print, print_line, print_notice, print_page
 from pipeline.cli.terminal.console import PlainConsole
 from pipeline.cli.terminal.signals import restored_handlers, stop_on_signal
+from pipeline.runtime.admission.admission import AdmissionName
 from pipeline.runtime.schedule import SCHEDULES
 from pipeline.session.loop import rare_collection
 from pipeline.session.options import MOST_ROWS, RunOptions, resume_options
@@ -39,6 +40,7 @@ def _column(ctx: click.Context, param: click.Parameter, values: tuple[str, ...])
     return pairs
 
 
+ORDER_HELP = "input, longest (long problems first; holds them all in memory) or longest:RUN (by the thoughts of an earlier run)."
 column_option = click.option(
     "--column",
     "columns",
@@ -59,9 +61,20 @@ column_option = click.option(
 @column_option
 @click.option("--batch-size", type=click.IntRange(1, 1_000_000), default=64, show_default=True, help="Chains that live at once.")
 @click.option("--schedule", type=click.Choice(list(SCHEDULES)), default="pipelined", show_default=True, help="Who waits for whom.")
+@click.option(
+    "--admission",
+    type=click.Choice(get_args(AdmissionName)),
+    default="cache",
+    show_default=True,
+    help="cache: chains pause where not all contexts fit into the engines' caches; batch: none does.",
+)
+@click.option("--order", default="input", show_default=True, metavar="ORDER", help=ORDER_HELP)
 @click.option("--samples", type=click.IntRange(1, 10_000), default=1, show_default=True, help="Attempts at every problem.")
 @click.option("--limit", type=click.IntRange(1, MOST_ROWS), help="Only the first N rows.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Every random number derives from it.")
+@click.option(
+    "--modes", type=click.Path(path_type=Path), metavar="RUN", help="With speculate=auto: each step in the mode that it had there."
+)
 @click.option("--output", type=click.Path(path_type=Path), metavar="DIR", help="Run folder.  [default: runs/GRAPH-TIME]")
 @click.option("--resume", is_flag=True, help="Go on with the run in --output, if there is one.")
 @click.option("--retry-failed", is_flag=True, help="On resume: failed chains too.")

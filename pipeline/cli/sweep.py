@@ -15,6 +15,7 @@ from pipeline.cli.run import column_option
 from pipeline.cli.terminal.signals import restored_handlers, stop_at_first_signal
 from pipeline.errors import MissingExtra
 from pipeline.report.extra import load
+from pipeline.runtime.admission.admission import AdmissionName
 from pipeline.runtime.schedule import ScheduleName
 from pipeline.session.loop import rare_collection
 from pipeline.session.options import MOST_ROWS
@@ -74,6 +75,8 @@ def _vary(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -
     metavar="NAME,...",
     help=f"Of {', '.join(get_args(ScheduleName))}.",
 )
+@click.option("--admission", type=click.Choice(get_args(AdmissionName)), default="cache", show_default=True, help="As for `run`.")
+@click.option("--order", default="input", show_default=True, metavar="ORDER", help="As for `run`.")
 @click.option("--vary", multiple=True, callback=_vary, metavar="NAME=VALUE,...", help="A param and its values: candidates=1,2,5.")
 @click.option("--repeats", type=click.IntRange(1, 1000), default=3, show_default=True, help="Runs of every point; simulated ones: 1.")
 @click.option(
@@ -82,19 +85,38 @@ def _vary(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -
     metavar="GRAPH",
     help="The target alone.  [default: target.yaml beside GRAPH, else the bundled one]",
 )
-@click.option("--engines", type=click.Path(path_type=Path), metavar="FILE", help="Engines file instead of the graphs' own.")
+@click.option(
+    "--engines",
+    type=click.Path(path_type=Path),
+    multiple=True,
+    metavar="FILE",
+    help="Engines file instead of the graphs' own; several are compared, each with the target alone on it.",
+)
+@click.option(
+    "--baseline-engines",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Engines file of the target alone, to which --set engines.ROLE.NAME does not apply.  [default: that of the others]",
+)
 @click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="A param of any of the graphs, or engines.ROLE.NAME=VALUE.")
 @column_option
 @click.option("--samples", type=click.IntRange(1, 10_000), default=1, show_default=True, help="Attempts at every problem.")
 @click.option("--limit", type=click.IntRange(1, MOST_ROWS), help="Only the first N rows.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Every random number derives from it.")
 @click.option("--output", type=click.Path(path_type=Path), metavar="DIR", help="The sweep's folder.  [default: sweeps/GRAPH-TIME]")
+@click.option(
+    "--processes",
+    type=click.IntRange(1, 1024),
+    metavar="N",
+    help="Most simulated points that run side by side.  [default: the cores; real engines: 1]",
+)
 @click.option("--resume", is_flag=True, help="Go on with the sweep in --output: finished points are kept.")
 @click.option("--debug", is_flag=True, help="Show tracebacks.")
 def sweep(graphs: tuple[Path, ...], input_: Path, debug: bool, **options: Any) -> None:
     """Solve the same problems with GRAPH... at several batch sizes, and with the target alone.
 
-    Engines are started once; every point is a run folder of its own under DIR/runs, all points are rows of DIR/points.parquet.
+    Real engines are started once, and the target alone anew where it gets memory that the others' engines would take of its devices;
+    simulated points run side by side. Every point is a run folder of its own under DIR/runs, all points are rows of DIR/points.parquet.
     Exit codes as of `run`.
     """
     observer = Observer(watch=live.watch, tell=print_notice) if sys.stderr.isatty() else Observer(tell=print_notice)

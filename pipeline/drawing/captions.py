@@ -66,6 +66,7 @@ def verdict_count(counts: RunCounts, judge: str, accepted: bool) -> str:
 def rounds_a_chain(counts: RunCounts, loop: LoopNode) -> float:
     """The mean number of steps that a chain committed in `loop`."""
     own = {node.name for level in loop.body.levels for node in level}
+    own |= set() if loop.direct is None else {loop.direct.response.name, loop.direct.boundary.name}
     return sum(count for stage, count in counts.steps.items() if stage in own) / max(1, counts.chains)
 
 

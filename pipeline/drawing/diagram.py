@@ -23,7 +23,7 @@ from pipeline.drawing.captions import (
     with_share,
 )
 from pipeline.drawing.counts import RunCounts
-from pipeline.graph.plan import Block, Condition, LoopNode, Plan, StageNode
+from pipeline.graph.plan import Block, Condition, Direct, LoopNode, Plan, StageNode
 
 START, END = "problem", "end"
 Way = Literal["next", "verdict", "again", "exit"]
@@ -152,8 +152,21 @@ class _DiagramBuilder:
         self._connect(self._block(body, [_Open(key, lines=("next step",))], loop.name), key, way="again")
         if body.first_writer is not None:
             self._first_steps(key, body.first_writer, loop)
+        if loop.direct is not None:
+            self._direct(key, loop.direct, loop)
         taken = ended_by(self._counts, loop) if self._counts and loop is self._loops[-1] else {}
         return [_Open(key, lines=tuple(f"{reason} {count}" for reason, count in taken.items()) or ("until",), way="exit")]
+
+    def _direct(self, key: str, direct: Direct, loop: LoopNode) -> None:
+        """Draw the stages of a loop that is switched: guidance before the first speculated step, and what the target writes alone."""
+        if direct.guidance is not None:
+            first = next(node for node in loop.body.levels[0] if isinstance(node, StageNode))
+            self._connect([_Open(key, lines=("first step",))], _key(direct.guidance, loop.name))
+            self._connect(self._node(direct.guidance, loop.name), _key(first, loop.name))
+        self._connect([_Open(key, lines=("direct",))], _key(direct.response, loop.name))
+        self._connect(self._node(direct.response, loop.name), END)
+        self._connect([_Open(_key(direct.response, loop.name), lines=("interrupted",))], _key(direct.boundary, loop.name))
+        self._connect(self._node(direct.boundary, loop.name), key, way="again")
 
     def _first_steps(self, key: str, writer: StageNode, loop: LoopNode) -> None:
         """Draw the arrow from the loop's head to the stage that writes the first steps, past the stages before it."""

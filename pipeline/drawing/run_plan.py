@@ -29,7 +29,8 @@ class RunPlan(Struct, frozen=True, kw_only=True):
 def plan_of_run(plan: Plan, folder: Path) -> RunPlan:
     """`plan` as the run in `folder` carried it out; raises `InputError` where that is no run, or one of another graph."""
     run = RunFile.read(folder)
-    if different := _difference(dict(_outline(plan.block)), dict(_outline(run.plan.block))):
+    switched = run.plan.name == plan.name and run.plan.speculate != plan.speculate  # which adds stages and leaves out others
+    if not switched and (different := _difference(dict(_outline(plan.block)), dict(_outline(run.plan.block)))):
         raise InputError(str(folder), f"is a run of {run.graph_file}, which is another graph than `{plan.name}`: {different}")
     for stage in run.plan.stages():
         if isinstance(stage.spec, UnknownStage):
@@ -57,6 +58,8 @@ def _outline(block: Block, inside: str = "") -> Iterator[tuple[str, tuple[str, .
             if isinstance(node, LoopNode):
                 yield path, ("repeat", "", when)
                 yield from _outline(node.body, f"{path}.")
+                if node.direct is not None:
+                    yield from _outline(Block(((node.direct.response, node.direct.boundary),)), f"{path}.")
             else:
                 yield path, (node.spec.kind, str(node.spec.role or ""), when)
 

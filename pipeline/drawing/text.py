@@ -69,7 +69,13 @@ class _Tree:
         taken = ended_by(self._counts, loop) if self._counts and loop is self._last_loop else {}
         until = _Line("until", below=tuple(_Line(f"{said:24} {taken.get(name, '')}".rstrip()) for name, said in exit_lines(loop).items()))
         title = ", ".join(filter(None, ("repeat", condition_line(loop.condition), turns)))
-        return _Line(f"↻ {loop.name}: {title}", below=(*self.block(loop.body), until))
+        if loop.direct is None:
+            return _Line(f"↻ {loop.name}: {title}", below=(*self.block(loop.body), until))
+        guidance, direct = loop.direct.guidance, (loop.direct.response, loop.direct.boundary)
+        first = () if guidance is None else (self._stage(guidance, loop.body),)
+        speculative = _Line("while it speculates", below=(*first, *self.block(loop.body)))
+        alone = _Line("while the target writes alone", below=tuple(self._stage(stage, loop.body) for stage in direct))
+        return _Line(f"↻ {loop.name}: {title}", below=(speculative, alone, until))
 
     def _verdicts(self, stage: StageNode) -> Iterator[_Line]:
         if stage.spec.judges:

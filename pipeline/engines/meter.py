@@ -56,6 +56,7 @@ class UsageMeter:
         waiting: int = 0,
         kv_cache_usage: float = 0.0,
         busy_s: float | None = None,
+        written_tokens: int | None = None,
         speculation: Speculation | None = None,
         restarts: int = 0,
     ) -> EngineStatistics:
@@ -70,6 +71,7 @@ class UsageMeter:
             cached_input_tokens=self._cached_input_tokens,
             output_tokens=self._output_tokens,
             busy_s=self.busy_s if busy_s is None else busy_s,
+            written_tokens=written_tokens,
             speculation=speculation,
             restarts=restarts,
         )

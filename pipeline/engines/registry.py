@@ -15,16 +15,20 @@ def backend_of(spec: EngineSpec) -> Backend:
     return backend
 
 
-@asynccontextmanager
-async def open_engines(specs: Mapping[str, EngineSpec]) -> AsyncIterator[dict[str, Engine]]:
-    """Open an engine for each role of `specs`, backend by backend, and close them in reverse order; raises what the backends raise."""
+def by_backend(specs: Mapping[str, EngineSpec]) -> list[tuple[Backend, dict[str, EngineSpec]]]:
+    """Each backend of `specs`, with its own of them."""
     groups: dict[str, dict[str, EngineSpec]] = {}
     for role, spec in specs.items():
         groups.setdefault(spec.backend, {})[role] = spec
+    return [(backend_of(next(iter(group.values()))), group) for group in groups.values()]
+
+
+@asynccontextmanager
+async def open_engines(specs: Mapping[str, EngineSpec]) -> AsyncIterator[dict[str, Engine]]:
+    """Open an engine for each role of `specs`, backend by backend, and close them in reverse order; raises what the backends raise."""
     async with AsyncExitStack() as stack:
         engines: dict[str, Engine] = {}
-        for group in groups.values():
-            backend = backend_of(next(iter(group.values())))
+        for backend, group in by_backend(specs):
             engines.update(await stack.enter_async_context(backend.open(group)))
         yield {role: engines[role] for role in specs}
 

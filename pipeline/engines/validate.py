@@ -12,7 +12,7 @@ from typing import get_args
 
 import numpy as np
 
-from pipeline.engine import Candidate, Completion, FinishReason, Request, Timing, Usage
+from pipeline.engine import Candidate, Completion, FinishReason, Request, Timing, Usage, packed
 from pipeline.errors import ContextOverflow, RequestRefused
 
 _FINISH_REASONS = get_args(FinishReason)
@@ -47,20 +47,20 @@ def validate_request(request: Request, max_model_len: int, vocab_size: int) -> N
 def _flaw_in_ids(request: Request, vocab_size: int) -> str | None:
     if not request.prompt_ids:
         return "its prompt is empty"
-    ids = (*request.prompt_ids, *request.option_ids, *request.scored_ids)
-    if _all_in(ids, vocab_size):
-        return None
-    wrong = next(i for i in ids if not 0 <= i < vocab_size)
-    return f"token id {wrong} is not in the model's vocabulary of {vocab_size}"
+    for ids in (request.prompt_ids, request.option_ids, request.scored_ids):
+        if ids and not _all_in(ids, vocab_size):
+            wrong = next(i for i in ids if not 0 <= i < vocab_size)
+            return f"token id {wrong} is not in the model's vocabulary of {vocab_size}"
+    return None
 
 
 def _all_in(ids: Sequence[int], vocab_size: int) -> bool:
     """Whether all `ids`, at least one, are from 0 to below `vocab_size`; raises `TypeError` where one is no whole number."""
     try:
-        packed = array("I", ids)
+        numbers = packed(ids)
     except OverflowError:
         return False
-    return bool((max(ids) if len(packed) < _MANY_IDS else np.frombuffer(packed, np.uint32).max()) < vocab_size)
+    return bool((max(ids) if len(numbers) < _MANY_IDS else np.frombuffer(numbers, np.uint32).max()) < vocab_size)
 
 
 def _flaw_in_options(request: Request) -> str | None:
@@ -70,6 +70,8 @@ def _flaw_in_options(request: Request) -> str | None:
         return f"a choice among option_ids is one token of one candidate, not max_tokens={request.max_tokens}, n={request.n}"
     if request.scored_ids and request.n != 1:
         return f"scored_ids are scored once, not n={request.n} times"
+    if request.interruptible and (request.option_ids or request.scored_ids):
+        return "a choice and a scoring cannot be interrupted, so interruptible must not be set"
     return None
 
 
@@ -91,7 +93,7 @@ def validate_completion(completion: Completion, request: Request, vocab_size: in
     A valid answer has as many candidates and log probabilities as were asked for, none of more than `max_tokens` tokens, ids below
     `vocab_size`, a choice among the options, and log probabilities that are numbers not above 0. What it says of its tokens and times
     can be true (`flaw_in_usage`, `flaw_in_timing`). A candidate may be without tokens only where the engine says that it ended its
-    turn: otherwise a chain could go on forever.
+    turn, or that it was interrupted as the request allows: otherwise a chain could go on forever.
     """
     try:
         return _flaw_in_completion(completion, request, vocab_size)
@@ -104,7 +106,7 @@ def _flaw_in_completion(completion: Completion, request: Request, vocab_size: in
     if len(completion.candidates) != wanted:
         return f"it has {_many(len(completion.candidates), 'candidate')}, not {wanted}"
     for candidate in completion.candidates:
-        if flaw := _flaw_in_candidate(candidate, request.max_tokens, vocab_size):
+        if flaw := _flaw_in_candidate(candidate, request, vocab_size):
             return flaw
     if request.option_ids and (flaw := _flaw_in_choice(completion.candidates[0], request.option_ids)):
         return flaw
@@ -135,17 +137,20 @@ def flaw_in_timing(timing: Timing) -> str | None:
     return None
 
 
-def _flaw_in_candidate(candidate: Candidate, max_tokens: int, vocab_size: int) -> str | None:
-    ids, total = candidate.ids, candidate.cumulative_logprob
+def _flaw_in_candidate(candidate: Candidate, request: Request, vocab_size: int) -> str | None:
+    ids, total, max_tokens = candidate.ids, candidate.cumulative_logprob, request.max_tokens
     if ids and not _all_in(ids, vocab_size):
         wrong = next(i for i in ids if not 0 <= i < vocab_size)
         return f"token id {_shown(wrong)} is not in the model's vocabulary of {vocab_size}"
     if len(ids) > max_tokens:
         return f"a candidate has {len(ids)} tokens, more than max_tokens={max_tokens}"
-    if not ids and (candidate.text or candidate.finish_reason != "stop" or candidate.stop_reason is not None):
-        return "a candidate has no tokens and did not end its turn"
     if candidate.finish_reason not in _FINISH_REASONS:
         return f"it ended a candidate with finish reason {candidate.finish_reason!r}"
+    interrupted = candidate.finish_reason == "interrupted"
+    if interrupted and not request.interruptible:
+        return "it interrupted a request that is not interruptible"
+    if not ids and (candidate.text or not (candidate.ended or (interrupted and candidate.stop_reason is None))):
+        return "a candidate has no tokens and did not end its turn"
     if total is not None and not total <= _ROUNDING * max(1, len(ids)):
         return f"{_shown(total)} is no log probability"
     if not isinstance(candidate.text, str):

@@ -3,9 +3,12 @@
 from collections.abc import Iterator, Mapping
 from itertools import count
 
+from msgspec import structs
+
 from pipeline.errors import GraphError, did_you_mean
+from pipeline.graph.direct import BOUNDARY, RESPONSE, direct_stages, speculation
 from pipeline.graph.loader import digest
-from pipeline.graph.plan import Block, Condition, LoopNode, Plan, StageNode
+from pipeline.graph.plan import Block, Condition, Direct, LoopNode, Plan, StageNode
 from pipeline.graph.spec import EngineSpec, GraphSpec, RepeatSpec, StageSpec, UntilSpec
 
 Stages = Mapping[str, StageSpec]
@@ -16,12 +19,15 @@ JUDGES = "a `choose`, `score` or `likelihood` stage"
 
 def compile_graph(graph: GraphSpec, where: str) -> Plan:
     """The plan of `graph`; `where` is its file, for the `GraphError` that names the first flaw found."""
-    ranks = count()
-    block = _block(graph.stages, f"{where}: $.stages", ranks, inside_repeat=False)
-    _check_finish(graph.stages, f"{where}: $.stages")
+    place = f"{where}: $.stages"
+    block = _block(graph.stages, place, count(), inside_repeat=False)
+    _check_finish(graph.stages, place)
     engines = graph.engines
     assert isinstance(engines, dict), "the loader binds the roles"
-    roles = dict.fromkeys(_roles(graph.stages, engines, f"{where}: $.stages"))
+    roles = tuple(dict.fromkeys(_roles(graph.stages, engines, place)))
+    speculate = speculation(graph.stages)
+    if any(isinstance(spec, RepeatSpec) and spec.speculate != "always" for spec in graph.stages.values()):
+        block, roles = _switched(graph.stages, block, roles, place)
     return Plan(
         name=graph.name,
         instruction=graph.instruction,
@@ -29,7 +35,25 @@ def compile_graph(graph: GraphSpec, where: str) -> Plan:
         engines={role: engines[role] for role in roles},
         params=graph.params,
         digest=digest(graph),
+        speculate=speculate,
     )
+
+
+def _switched(stages: Stages, block: Block, roles: tuple[str, ...], where: str) -> tuple[Block, tuple[str, ...]]:
+    """`block` of a loop with `speculate: never` or `auto`, and those of the `roles` that it needs.
+
+    Never: the response alone. Auto: the loop has the response and the boundary too, and the guidance, which is for drafts alone.
+    """
+    specs = direct_stages(stages, where)
+    ranks = count(sum(1 for _ in block.stages()))
+    response, boundary = (StageNode(name, spec, None, next(ranks)) for name, spec in zip((RESPONSE, BOUNDARY), specs, strict=True))
+    if speculation(stages) == "never":
+        return Block(((structs.replace(response, rank=0),),)), (str(response.spec.role),)
+    nodes = [node for level in block.levels for node in level]
+    guidance = next((node for node in nodes if isinstance(node, StageNode) and node.spec.purpose == "guide"), None)
+    direct = Direct(response, boundary, guidance)
+    switched = [structs.replace(node, direct=direct) if isinstance(node, LoopNode) else node for node in nodes if node is not guidance]
+    return Block(tuple((node,) for node in switched)), roles
 
 
 def _block(stages: Stages, where: str, ranks: Iterator[int], *, inside_repeat: bool) -> Block:

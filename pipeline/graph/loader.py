@@ -8,7 +8,7 @@ import hashlib
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import Any, Literal, TypeVar, get_args, get_origin
 
 import msgspec
 import msgspec.structs
@@ -124,7 +124,7 @@ def _role_path(role: str, inline: bool) -> str:
 
 
 def apply_setting(setting: str, params: dict[str, Any], roles: dict[str, Any], path: Path) -> None:
-    """Write the value of a `NAME=VALUE` into `params`, or of an `engines.ROLE.NAME=VALUE` into `roles`.
+    """Write the value of a `NAME=VALUE` into `params`, or of an `engines.ROLE.NAME=VALUE` into `roles`; `*` stands for all roles.
 
     Raises `GraphError` where there is no such param or role; `path` is the graph that it names then.
     """
@@ -135,18 +135,24 @@ def apply_setting(setting: str, params: dict[str, Any], roles: dict[str, Any], p
         value = parse(text)
     except NotYaml as error:
         raise GraphError(f"--set {setting}", f"{text!r} is not a YAML value") from error
-    target, key = params, name
     if name.startswith("engines."):
         _, role, key = [*name.split(".", 2), "", ""][:3]
-        if role not in roles or not key:
+        if role not in (*roles, "*") or not key:
             raise GraphError(f"--set {setting}", f"expected engines.ROLE.NAME=VALUE; {did_you_mean(role, roles)}")
-        target = roles[role]
-        *parents, key = key.split(".")
-        for parent in parents:
-            target[parent] = dict(mapping(target.get(parent, {}), f"--set {setting}"))
-            target = target[parent]
+        for each in roles if role == "*" else [role]:
+            _write(roles[each], key, value, f"--set {setting}")
     elif name not in params:
         raise GraphError(f"--set {setting}", f"{path} has no param `{name}`; {did_you_mean(name, params)}")
+    else:
+        params[name] = value
+
+
+def _write(target: dict[str, Any], key: str, value: Any, where: str) -> None:
+    """Write `value` into `target` under `key`, whose dots separate the keys of mappings within mappings."""
+    *parents, key = key.split(".")
+    for parent in parents:
+        target[parent] = dict(mapping(target.get(parent, {}), where))
+        target = target[parent]
     target[key] = value
 
 
@@ -198,7 +204,7 @@ def _stage(raw: Any, kinds: Kinds, path: Path, where: str) -> StageSpec:
 
 
 def _engine(raw: Any, backends: Backends, path: Path, where: str) -> EngineSpec:
-    return tagged(raw, "backend", backends, path, where)
+    return tagged(raw, "backend", backends, path, where).located(path.parent)
 
 
 def tagged(raw: Any, tag: str, structs: Mapping[str, type[T]], path: Path, where: str) -> T:
@@ -231,15 +237,16 @@ def _explain(message: str, raw: Any, to: type[msgspec.Struct], path: Path, where
         return unknown_key(where, unknown[1], struct)
     if missing := re.match(r"Object missing required field `(.*)`", what):
         return GraphError(where, f"the key `{missing[1]}` is missing")
-    if what.startswith("Invalid enum value") and keys:
-        return GraphError(where, f"unknown value `{place}`; {did_you_mean(str(place), _choices(parent, keys[-1]))}")
+    if keys and what.startswith(("Invalid enum value", "Expected `str`")) and (choices := _choices(parent, keys[-1])):
+        return GraphError(where, f"unknown value `{place}`; {did_you_mean(str(place), choices)}")
     got = "" if ", got" in what or isinstance(place, dict | list) else f", got {place!r}"
     return GraphError(where, what[0].lower() + what[1:] + got)
 
 
 def _choices(struct: type[msgspec.Struct], key: str) -> list[str]:
     """The values that a field of type `Literal` may have, for the message about another one."""
-    return [str(choice) for field in msgspec.structs.fields(struct) if field.encode_name == key for choice in get_args(field.type)]
+    kinds = (kind for field in msgspec.structs.fields(struct) if field.encode_name == key for kind in (field.type, *get_args(field.type)))
+    return [str(choice) for kind in kinds if get_origin(kind) is Literal for choice in get_args(kind)]
 
 
 def unknown_key(where: str, key: str, struct: type[msgspec.Struct]) -> GraphError:

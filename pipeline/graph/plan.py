@@ -14,7 +14,7 @@ from typing import Annotated, Any, TypeVar, get_args, get_origin
 import msgspec
 from msgspec import Struct, structs
 
-from pipeline.graph.spec import EngineSpec, Purpose, StageSpec, UntilSpec
+from pipeline.graph.spec import EngineSpec, Purpose, Speculate, StageSpec, UntilSpec
 
 S = TypeVar("S", bound=Struct)
 
@@ -44,6 +44,19 @@ class LoopNode(Struct, frozen=True, tag="loop", tag_field="node"):
     until: UntilSpec
     body: "Block"
     condition: Condition | None
+    direct: "Direct | None" = None
+    """What writes while the loop does not speculate; None: it always does."""
+
+
+class Direct(Struct, frozen=True):
+    """The stages of a loop that is switched while it runs (`speculate: auto`), beside those of its body."""
+
+    response: StageNode
+    """The target writes on to the end of thought and answer, in one request."""
+    boundary: StageNode
+    """The target finishes the step that was cut where its response was interrupted."""
+    guidance: StageNode | None = None
+    """The target gives the direction, where a thought begins with speculation; None: the graph has no guidance."""
 
 
 class Block(Struct, frozen=True):
@@ -54,6 +67,18 @@ class Block(Struct, frozen=True):
     """In a loop: the stage that writes the first steps alone, while the other stages do not run; None: there is none."""
     first_steps: int = 0
     """How many steps those are."""
+
+    def stages(self) -> Iterator[StageNode]:
+        """Every stage of the block that calls an engine, those of its loops included, in their order."""
+        for level in self.levels:
+            for node in level:
+                if isinstance(node, StageNode):
+                    yield node
+                    continue
+                direct = node.direct
+                yield from () if direct is None or direct.guidance is None else (direct.guidance,)
+                yield from node.body.stages()
+                yield from () if direct is None else (direct.response, direct.boundary)
 
 
 class Plan(Struct, frozen=True):
@@ -68,25 +93,29 @@ class Plan(Struct, frozen=True):
     params: dict[str, bool | int | float | str]
     digest: str
     """Fingerprint of the graph, see `pipeline.graph.loader.digest`."""
+    speculate: Speculate | None = None
+    """Whether its loop speculates; None where no loop of it drafts, and in records of earlier versions."""
 
     def stages(self) -> Iterator[StageNode]:
         """Every stage that calls an engine, in plan order."""
-        yield from _stages(self.block)
+        yield from self.block.stages()
+
+    @property
+    def direct(self) -> Direct | None:
+        """What writes while its loop does not speculate; None where that always or never does."""
+        return next((node.direct for level in self.block.levels for node in level if isinstance(node, LoopNode)), None)
+
+    @property
+    def repeated(self) -> tuple[StageNode, ...]:
+        """The stages inside loops, each of which a chain runs again and again."""
+        loops = (node for level in self.block.levels for node in level if isinstance(node, LoopNode))
+        return tuple(stage for loop in loops for stage in loop.body.stages())
 
     @property
     def drafters(self) -> tuple[str, ...]:
         """The role that drafts each candidate of a step, in the candidates' order."""
         drafts = [stage.spec for stage in self.stages() if stage.spec.purpose == "draft"]
         return tuple(str(spec.role) for spec in drafts for _ in range(spec.drafted))
-
-
-def _stages(block: Block) -> Iterator[StageNode]:
-    for level in block.levels:
-        for node in level:
-            if isinstance(node, LoopNode):
-                yield from _stages(node.body)
-            else:
-                yield node
 
 
 class UnknownStage(StageSpec, frozen=True, kw_only=True):
@@ -184,6 +213,8 @@ class RecordedPlan(Struct, frozen=True, kw_only=True):
     instruction: str | None = None
     params: dict[str, bool | int | float | str]
     engines: dict[str, dict[str, Any]]
+    speculate: Speculate | None = None
+    """None in files of earlier versions."""
 
 
 class _Node(Struct, frozen=True, kw_only=True):
@@ -200,6 +231,13 @@ class _Node(Struct, frozen=True, kw_only=True):
     finishes: bool = False
     until: UntilSpec | None = None
     body: "_Block | None" = None
+    direct: "_Direct | None" = None
+
+
+class _Direct(Struct, frozen=True):
+    response: _Node
+    boundary: _Node
+    guidance: _Node | None = None
 
 
 class _Block(Struct, frozen=True):
@@ -217,6 +255,7 @@ def encode_plan(plan: Plan) -> dict[str, Any]:
         "instruction": plan.instruction,
         "params": plan.params,
         "engines": {role: settings_of(spec) for role, spec in plan.engines.items()},
+        "speculate": plan.speculate,
     }
 
 
@@ -230,6 +269,7 @@ def decode_plan(recorded: RecordedPlan, kinds: Mapping[str, type[StageSpec]], ba
         engines={role: decode_engine(settings, backends) for role, settings in recorded.engines.items()},
         params=recorded.params,
         digest=recorded.graph_digest,
+        speculate=recorded.speculate,
     )
 
 
@@ -255,9 +295,15 @@ def _encode_block(block: Block) -> dict[str, Any]:
 def _encode_node(node: StageNode | LoopNode) -> dict[str, Any]:
     condition = msgspec.to_builtins(node.condition)
     if isinstance(node, LoopNode):
-        return {"name": node.name, "until": msgspec.to_builtins(node.until), "body": _encode_block(node.body), "condition": condition}
+        loop = {"name": node.name, "until": msgspec.to_builtins(node.until), "body": _encode_block(node.body), "condition": condition}
+        return loop if node.direct is None else {**loop, "direct": _encode_direct(node.direct)}
     capabilities = {name: getattr(node.spec, name) for name in ("purpose", "drafted", "may_reject", "finishes")}
     return {"name": node.name, "spec": settings_of(node.spec), "condition": condition, "rank": node.rank, **capabilities}
+
+
+def _encode_direct(direct: Direct) -> dict[str, Any]:
+    guidance = None if direct.guidance is None else _encode_node(direct.guidance)
+    return {"response": _encode_node(direct.response), "boundary": _encode_node(direct.boundary), "guidance": guidance}
 
 
 def _decode_block(block: _Block, kinds: Mapping[str, type[StageSpec]]) -> Block:
@@ -269,7 +315,17 @@ def _decode_block(block: _Block, kinds: Mapping[str, type[StageSpec]]) -> Block:
 
 def _decode_node(node: _Node, kinds: Mapping[str, type[StageSpec]]) -> StageNode | LoopNode:
     if node.body is not None and node.until is not None:
-        return LoopNode(node.name, node.until, _decode_block(node.body, kinds), node.condition)
+        direct = None if node.direct is None else _decode_direct(node.direct, kinds)
+        return LoopNode(node.name, node.until, _decode_block(node.body, kinds), node.condition, direct)
+    return _decode_stage_node(node, kinds)
+
+
+def _decode_direct(direct: _Direct, kinds: Mapping[str, type[StageSpec]]) -> Direct:
+    guidance = None if direct.guidance is None else _decode_stage_node(direct.guidance, kinds)
+    return Direct(_decode_stage_node(direct.response, kinds), _decode_stage_node(direct.boundary, kinds), guidance)
+
+
+def _decode_stage_node(node: _Node, kinds: Mapping[str, type[StageSpec]]) -> StageNode:
     if node.spec is None:
         raise msgspec.ValidationError(f"the node `{node.name}` of the graph has neither `spec` nor `until` and `body`")
     return StageNode(node.name, _decode_stage(node, node.spec, kinds), node.condition, node.rank)

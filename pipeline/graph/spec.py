@@ -6,7 +6,8 @@ compiler, the trace and the analyses need to know of a stage they learn from the
 """
 
 from collections.abc import Iterator, Mapping
-from typing import Annotated, ClassVar, Literal
+from pathlib import Path
+from typing import Annotated, ClassVar, Literal, Self
 
 from msgspec import Meta, Struct
 
@@ -20,6 +21,8 @@ NAME_PATTERN = r"^[a-z][a-z0-9_-]{0,63}$"
 interpreter at its exit: msgspec issue 717)."""
 Name = str
 Param = bool | int | float | str
+Speculate = Literal["always", "never", "auto"]
+"""Whether the steps of a loop are speculated: all of them, none (the target alone writes, in one request), or as it pays."""
 Purpose = Literal["guide", "draft", "judge", "write", "answer"]
 """What a call is for: to give the direction before the first step, to propose candidates, to judge them, to write a step or a
 whole thought, to answer."""
@@ -104,6 +107,10 @@ class RepeatSpec(StageSpec, frozen=True, kw_only=True, tag="repeat"):
     """A block of stages, run again and again until an exit holds."""
 
     until: UntilSpec
+    speculate: Speculate = "always"
+    """`always`: every step is drafted and judged. `never`: the graph is the target's own path, one request a problem, as `target.yaml`
+    makes it; nothing is drafted, judged or guided. `auto`: each chain is switched between the two as it pays (`graph/direct.py` says
+    for which graphs). Then answers depend on when a chain was switched."""
     stages: dict[Name, StageSpec] = {}
 
 
@@ -123,6 +130,10 @@ class EngineSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, 
     def backend(self) -> str:
         """The word under `backend` in an engines file."""
         return str(self.__struct_config__.tag)
+
+    def located(self, folder: Path) -> Self:
+        """The spec with absolute paths in place of those that count from `folder`, which is that of the file it stands in."""
+        return self
 
 
 class RestartableSpec(EngineSpec, frozen=True, kw_only=True):

@@ -12,7 +12,7 @@ from msgspec import Struct
 from pipeline.data.problems import Problem
 from pipeline.grading.answers import extract_answer, has_boxed
 from pipeline.graph.spec import UntilSpec
-from pipeline.reasoning.prompts import PromptBuilder
+from pipeline.reasoning.prompts import DELIMITER, PromptBuilder
 from pipeline.reasoning.translate import TokenTranslator
 
 ANSWER_RESERVE = 64
@@ -85,9 +85,11 @@ class Outcome(Struct, frozen=True, kw_only=True):
     step: Span | None = None
     """A step that is committed without a verdict."""
     decision: str = ""
-    """How `step` came about: `guidance`, `fallback`, `first_steps` or `written`."""
+    """How `step` came about: `guidance`, `fallback`, `first_steps`, `written` or `interrupted`."""
     answer: Span | None = None
-    """What follows the thought."""
+    """What follows the thought; its beginning, where `step` was interrupted."""
+    finishes: bool = False
+    """Whether the chain is over with it: thought and answer came in one response."""
 
 
 class Step(Struct, frozen=True, kw_only=True):
@@ -104,6 +106,8 @@ class Step(Struct, frozen=True, kw_only=True):
     verdict: Verdict | None = None
     verify_stage: str | None = None
     """Name of the stage that gave the verdict; None without one."""
+    mode: str | None = None
+    """The mode of the chain when it was committed."""
 
 
 def chain_id(problem_id: str, sample_index: int) -> str:
@@ -129,6 +133,9 @@ class Chain:
         "candidates",
         "chain_id",
         "contexts",
+        "cut",
+        "finished",
+        "mode",
         "next_index",
         "order",
         "overflowed",
@@ -151,7 +158,9 @@ class Chain:
         builders: Mapping[str, PromptBuilder],
         translator: TokenTranslator,
         limits: Mapping[str, int],
+        mode: str | None = None,
     ) -> None:
+        """`mode`: in which its first steps are written, `speculative` or `direct`; None where nothing is drafted."""
         self.problem, self.sample_index, self.order = problem, sample_index, order
         self.chain_id = chain_id(problem.problem_id, sample_index)
         self.contexts = {role: array("I", builder.generation(problem.problem)) for role, builder in builders.items()}
@@ -166,7 +175,11 @@ class Chain:
         self.answer: Span | None = None
         self.budget: int | None = None
         self.thought_tokens = 0
-        self.thought_closed = self.overflowed = False
+        self.thought_closed = self.overflowed = self.finished = False
+        self.mode = mode
+        """The mode in which its next step is written."""
+        self.cut = False
+        """Whether the last step was interrupted before its end."""
         self.stop_reason: str | None = None
         self.repeats = 0
         self._last = ""
@@ -225,6 +238,7 @@ class Chain:
             self._distinct = None
         if outcome.answer is not None:
             self.answer = outcome.answer
+        self.finished = outcome.finishes
         if outcome.verdict is not None:
             self.verdicts[stage] = outcome.verdict
             if outcome.verdict.chosen is not None:
@@ -262,6 +276,7 @@ class Chain:
             candidates=self.candidates,
             verdict=self.verdicts[judge] if judge is not None else None,
             verify_stage=judge,
+            mode=self.mode,
         )
         for role, context in self.contexts.items():
             context.extend(self.translate(span, role))
@@ -272,5 +287,6 @@ class Chain:
         said = span.text.strip()
         self.repeats = self.repeats + 1 if said == self._last else 1
         self._last = said
+        self.cut = decision == "interrupted" and not (span.closes or span.text.endswith(DELIMITER))
         self.candidates, self._distinct = (), None
         return step

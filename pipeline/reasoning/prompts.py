@@ -93,7 +93,9 @@ class PromptBuilder:
 
         If the candidate is accepted, its keys and values are already in the engine's cache.
         """
-        return self.ask([*context, *candidate], SCORE_QUESTION, SCORE_PREFILL, string.digits)
+        shown = array("I", context)
+        shown.extend(candidate)
+        return self.ask(shown, SCORE_QUESTION, SCORE_PREFILL, string.digits)
 
     def ask(self, context: Sequence[int], turn: str | Sequence[str | Sequence[int]], prefill: str, options: Sequence[str]) -> OptionPrompt:
         """`context`, then a turn of the user, then a reply that begins with `prefill` and goes on with one of the `options`.

@@ -96,7 +96,7 @@ def sweep_section(points: list[Point]) -> Section:
 def _about(points: list[Point]) -> str:
     chains, repeats = max(point.chains for point in points), 1 + max(point.repeat for point in points)
     runs = f"{repeats} interleaved runs each" if repeats > 1 else "one run each"
-    warm = "" if points[0].simulated else "; engines were opened once, warmed up before, and forgot between the points"
+    warm = "" if points[0].simulated else "; engines were warmed up before, and forgot between the points"
     return f"{len(points)} points of {chains:,} chains, {runs}{warm}."
 
 

@@ -13,8 +13,10 @@ from pipeline.analysis.quality.verdict_values import GOOD, Scores
 from pipeline.analysis.resources import EngineFacts, answers, engine_facts
 from pipeline.analysis.study import Analysis, analyse
 from pipeline.analysis.summary import summarize
+from pipeline.analysis.time.modes import modes_over_time
 from pipeline.analysis.time.outline import Axis
 from pipeline.report.chain_list import ChainList, read_chain_list, worth_reading
+from pipeline.report.figures import modes as figures_modes
 from pipeline.report.figures import steps as figures_steps
 from pipeline.report.figures import time as figures_time
 from pipeline.report.figures import tokens as figures_tokens
@@ -47,7 +49,8 @@ def run_sections(folder: Path, options: ReportOptions) -> list[Section]:
     stages = [node.name for node in run.plan.stages()]
     sections = [overview]
     if any(each.total_busy_s for each in analysis.occupancy.engines.values()):
-        sections += [_engines(analysis), _chains(folder, run, chains), _time(analysis, stages), _tokens(analysis)]
+        sections += [_engines(analysis), *_modes(folder, run, options.bins), _chains(folder, run, chains)]
+        sections += [_time(analysis, stages), _tokens(analysis)]
     sections += _steps(count_steps(folder, chains.grades))
     return [*sections, *_reading(folder, run, chains, options.chains)]
 
@@ -81,6 +84,21 @@ def _engines(analysis: Analysis) -> Section:
                 "An engine is busy while at least one request is at it. A device that serves several engines is busy while one of them is.",
             ),
         ],
+    )
+
+
+def _modes(folder: Path, run: RunFile, bins: int) -> Iterator[Section]:
+    found = modes_over_time(folder, run, bins)
+    if found is None:
+        return
+    note = (
+        "A chain is in the mode of a step from the commit of the step before it until its own, and a step's tokens are spread evenly over "
+        "that time. Expected is what the control reckoned with when it decided: of all live chains together."
+    )
+    yield Section(
+        title="Modes over time",
+        figures=[Figure("Chains in each mode, and how fast they wrote", figures_modes.modes(found), note)],
+        tables=[figures_modes.modes_table(found), *([figures_modes.changes_table(found)] if found.changes else [])],
     )
 
 
@@ -118,8 +136,11 @@ def _time(analysis: Analysis, stages: Sequence[str]) -> Section:
 
 
 def _tokens(analysis: Analysis) -> Section:
-    plot = Figure("What became of the tokens that each engine sampled", figures_tokens.tokens(analysis.ledger))
-    return Section(title="Tokens and waste", figures=[plot], tables=[figures_tokens.tokens_table(analysis.ledger)])
+    plots = [
+        Figure("What became of the tokens that each engine sampled", figures_tokens.tokens(analysis.ledger)),
+        Figure("Where the prompt tokens that each engine read came from", figures_tokens.prompt_tokens(analysis.ledger)),
+    ]
+    return Section(title="Tokens and waste", figures=plots, tables=[figures_tokens.tokens_table(analysis.ledger)])
 
 
 def _steps(counts: StepCounts) -> Iterator[Section]:
@@ -198,6 +219,8 @@ def _setup_rows(run: RunFile) -> Iterator[tuple[str, str]]:
     yield "stages", ", ".join(f"{node.name} ({node.spec.kind})" for node in run.plan.stages())
     yield "params", _pairs(run.plan.params) or "none"
     yield "batch size", f"{run.batch_size} chains live at once, {run.schedule}"
+    yield "admission", _admission(run)
+    yield "order", run.order or "not recorded"
     yield "samples and seed", f"{run.samples} a problem, seed {run.seed}"
     yield "input", f"{run.input.file}, {run.input.rows:,} rows"
     yield "clock", "simulated" if run.virtual_time else "measured"
@@ -206,6 +229,15 @@ def _setup_rows(run: RunFile) -> Iterator[tuple[str, str]]:
     yield "command", " ".join(run.command)
     if len(run.sessions) > 1:
         yield "sessions", ", ".join(session.status for session in run.sessions)
+
+
+def _admission(run: RunFile) -> str:
+    """What decided which live chains went on."""
+    if run.admission != "cache":
+        return "the batch size alone"
+    if run.totals.pauses is None:
+        return "the batch size alone: there is no loop, or no engine in one that states the size of its cache"
+    return f"the engines' caches; chains paused {run.totals.pauses:,} times"
 
 
 def _engine_row(role: str, settings: Mapping[str, Any], facts: EngineFacts) -> tuple[str, ...]:

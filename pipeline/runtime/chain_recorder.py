@@ -1,7 +1,7 @@
 """Records a chain while it runs: calls, steps and its end enter, rows of the trace and counts for the display leave. Never waits."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import anyio
@@ -12,9 +12,11 @@ from pipeline.engine import Completion, Request, Usage
 from pipeline.graph.spec import Purpose
 from pipeline.reasoning.chain import Chain, Span, Step, Verdict, chain_id
 from pipeline.redaction import redact
+from pipeline.runtime.admission.recomputed import ComputedContexts
 from pipeline.runtime.lane import Call
 from pipeline.runtime.resume_state import NO_STAGE, ResumedCall, ResumedChain, ResumeState
 from pipeline.runtime.rows import RowSink
+from pipeline.runtime.speculation.modes import Mode
 from pipeline.trace.events import CallRow, ChainRow, StepRow
 
 
@@ -105,9 +107,23 @@ class ChainRecorder:
     """Writes the rows of one chain into `rows` and its counts into `progress`."""
 
     def __init__(
-        self, run_id: str, rows: RowSink, progress: Progress, clock: Clock, problem: Problem, sample_index: int, resumed: ResumedChain
+        self,
+        run_id: str,
+        rows: RowSink,
+        progress: Progress,
+        clock: Clock,
+        problem: Problem,
+        sample_index: int,
+        resumed: ResumedChain,
+        *,
+        blocks: Mapping[str, int] = {},
+        expected_length: float | None = None,
     ) -> None:
+        """`blocks`: see `ComputedContexts`, by role; `expected_length` is a column of the row."""
         self._rows, self._progress, self._clock, self._problem, self._resumed = rows, progress, clock, problem, resumed
+        self.contexts: Mapping[str, Sequence[int]] = {}
+        """The chain's contexts by role, once it has begun: they grow with its thought."""
+        self._computed, self._expected_length = ComputedContexts(blocks), expected_length
         self._chain_id = chain_id(problem.problem_id, sample_index)
         self._identity = (run_id, problem.problem_id, self._chain_id, sample_index)
         """The first columns of every table."""
@@ -119,6 +135,8 @@ class ChainRecorder:
         """Tokens of its calls, by role."""
         self._wasted = self._accepted = self._fallbacks = 0
         self._round = RoundTotals()
+        self.called: Callable[[Attempt, Completion, float], None] | None = None
+        """Is told of every call that is answered, with the time of its end; None: nobody is."""
         progress.live += 1
         progress.oldest[self._chain_id] = self._started
 
@@ -130,6 +148,12 @@ class ChainRecorder:
         self._progress.output_tokens[label.role] += usage.output_tokens
         self._rows.call(self._call_row(attempt, completion, usage, error, end))
         self._calls += 1
+        if self.called is not None and completion is not None:
+            self.called(attempt, completion, end)
+
+    def mode_before(self, index: int) -> Mode | None:
+        """The mode in which the step number `index` (from 0) was begun in an earlier session of the run; None where it was not."""
+        return self._resumed.mode(self._chain_id, index)
 
     def recall(self, label: StageLabel, request: Request) -> ResumedCall | None:
         """The answer that `request` got in an earlier session of the run, or None. Its tokens count; it gets no second row."""
@@ -181,6 +205,7 @@ class ChainRecorder:
                 self._clock.unix_ns(self._step_started),
                 self._clock.unix_ns(now),
                 self._calls,
+                step.mode,
             )
         )
         self._step_started, self._round = now, RoundTotals()
@@ -224,6 +249,7 @@ class ChainRecorder:
                 wait_time_s=self.waiting.total_s,
                 start_unix_ns=self._resumed.started_unix_ns or self._clock.unix_ns(self._started),
                 end_unix_ns=self._clock.unix_ns(now),
+                expected_length=self._expected_length,
             )
         )
         progress.live -= 1
@@ -291,7 +317,14 @@ class ChainRecorder:
             call.waiting_engine,
             None if error is None else type(error).__name__,
             None if error is None else redact(str(error)),
+            self._recomputed(label.role, completion),
         )
+
+    def _recomputed(self, role: str, completion: Completion | None) -> int | None:
+        """The column `recomputed_input_tokens` of a call to the engine `role`."""
+        if completion is None or not completion.cache_stated:
+            return None
+        return self._computed.recomputed(role, len(self.contexts[role]), completion.usage.cached_input_tokens)
 
 
 def _time_per_token_s(decode_s: float, ids: Sequence[Sequence[int]]) -> float | None:

@@ -3,16 +3,19 @@
 from collections.abc import Mapping, Sequence
 
 import anyio
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from pipeline.engine import Completion, Request
 from pipeline.errors import ContextOverflow, PipelineError, RunError
-from pipeline.graph.plan import Block, Condition, LoopNode, Plan, StageNode
+from pipeline.graph.plan import Block, Condition, Direct, LoopNode, Plan, StageNode
 from pipeline.graph.spec import UntilSpec
 from pipeline.reasoning.chain import Chain
+from pipeline.runtime.admission.admission import Member
 from pipeline.runtime.chain_recorder import ChainRecorder, Clock, StageLabel
 from pipeline.runtime.dispatch import Dispatcher
 from pipeline.runtime.schedule import Schedule
+from pipeline.runtime.speculation.response import SwitchedResponse
+from pipeline.runtime.speculation.switch import ModeSwitch
 from pipeline.stages.base import Stage
 
 
@@ -28,12 +31,24 @@ class BoundStage(Struct, frozen=True, kw_only=True):
     """Whether it writes the answer, which it does also where the thought has filled the context."""
 
 
+class BoundDirect(Struct, frozen=True, kw_only=True):
+    """The bound stages of a `Direct`, each as the stages of a level, and what decides when they run."""
+
+    switch: ModeSwitch
+    response: tuple[BoundStage, ...]
+    boundary: tuple[BoundStage, ...]
+    guidance: tuple[BoundStage, ...]
+    """Empty where the graph has none."""
+
+
 class BoundLoop(Struct, frozen=True, kw_only=True):
     """A loop of the plan with bound stages."""
 
     until: UntilSpec
     body: "BoundBlock"
     condition: Condition | None
+    direct: BoundDirect | None
+    """None where the loop always speculates."""
 
 
 class BoundLevel(Struct, frozen=True):
@@ -54,8 +69,9 @@ class BoundBlock(Struct, frozen=True, kw_only=True):
     first_steps: int
 
 
-def bind(plan: Plan, stages: Mapping[str, Stage], dispatchers: Mapping[str, Dispatcher]) -> BoundBlock:
-    """The block of `plan` with its stages, and the dispatchers of their engines, by name and by role."""
+def bind(plan: Plan, stages: Mapping[str, Stage], dispatchers: Mapping[str, Dispatcher], switch: ModeSwitch | None) -> BoundBlock:
+    """The block of `plan` with its stages, and the dispatchers of their engines, by name and by role; `switch`: that of its loop, where
+    that is switched while it runs."""
 
     def stage(node: StageNode) -> BoundStage:
         built, spec = stages[node.name], node.spec
@@ -64,8 +80,22 @@ def bind(plan: Plan, stages: Mapping[str, Stage], dispatchers: Mapping[str, Disp
         dispatcher = dispatchers[built.role]
         return BoundStage(stage=built, label=label, dispatcher=dispatcher, condition=node.condition, rank=node.rank, answers=spec.answers)
 
+    def direct(node: Direct) -> BoundDirect:
+        assert switch is not None, "who runs a plan with `speculate: auto` gives a control"
+        response = stage(node.response)
+        return BoundDirect(
+            switch=switch,
+            response=(structs.replace(response, stage=SwitchedResponse(response.stage, switch)),),
+            boundary=(stage(node.boundary),),
+            guidance=() if node.guidance is None else (stage(node.guidance),),
+        )
+
+    def loop(node: LoopNode) -> BoundLoop:
+        switched = None if node.direct is None else direct(node.direct)
+        return BoundLoop(until=node.until, body=block(node.body), condition=node.condition, direct=switched)
+
     def level(nodes: Sequence[StageNode | LoopNode]) -> BoundLevel:
-        loops = (BoundLoop(until=n.until, body=block(n.body), condition=n.condition) for n in nodes if isinstance(n, LoopNode))
+        loops = (loop(node) for node in nodes if isinstance(node, LoopNode))
         conditional = any(node.condition is not None for node in nodes)
         return BoundLevel(tuple(stage(n) for n in nodes if isinstance(n, StageNode)), tuple(loops), conditional)
 
@@ -79,14 +109,18 @@ def bind(plan: Plan, stages: Mapping[str, Stage], dispatchers: Mapping[str, Disp
 class ChainRunner:
     """Runs one chain; `stage` is the name of the stage that it is in, for the record of an error."""
 
-    __slots__ = ("_clock", "_schedule", "chain", "overflow", "record", "stage")
+    __slots__ = ("_clock", "_member", "_schedule", "chain", "overflow", "record", "stage")
 
-    def __init__(self, schedule: Schedule, clock: Clock, record: ChainRecorder) -> None:
-        self._schedule, self._clock, self.record = schedule, clock, record
+    def __init__(self, schedule: Schedule, member: Member | None, clock: Clock, record: ChainRecorder) -> None:
+        self._schedule, self._member, self._clock, self.record = schedule, member, clock, record
         self.chain: Chain | None = None
         self.stage: str | None = None
         self.overflow: ContextOverflow | None = None
         """The error of a prompt that did not fit into the context; None while all fit."""
+
+    def begin(self, chain: Chain) -> None:
+        """The chain that is run; to be called before its `block`."""
+        self.chain, self.record.contexts = chain, chain.contexts
 
     async def block(self, chain: Chain, block: BoundBlock) -> None:
         """Run the levels of `block`, one after the other."""
@@ -99,18 +133,63 @@ class ChainRunner:
             if stages:
                 await self._level(chain, stages)
             for loop in loops:
-                await self._loop(chain, loop)
+                if loop.direct is None:
+                    await self._loop(chain, loop)
+                else:
+                    await self._switched_loop(chain, loop, loop.direct)
+                    if chain.finished:
+                        return
 
     async def _loop(self, chain: Chain, loop: BoundLoop) -> None:
         chain.enter(loop.until)
         body = loop.body
         while (reason := chain.exit(loop.until)) is None:
             chain.begin_round()
-            if body.first_writer and chain.next_index <= body.first_steps:
-                await self._level(chain, body.first_writer)
-            else:
-                await self.block(chain, body)
+            await self._round(chain, body)
         chain.leave(reason)
+
+    async def _round(self, chain: Chain, body: BoundBlock) -> None:
+        """Run the body of a loop once."""
+        if body.first_writer and chain.next_index <= body.first_steps:
+            await self._level(chain, body.first_writer)
+        else:
+            await self.block(chain, body)
+
+    async def _switched_loop(self, chain: Chain, loop: BoundLoop, direct: BoundDirect) -> None:
+        """Run a loop whose mode is decided anew at every step boundary; a direct response may finish the chain."""
+        switch, reason = direct.switch, None
+        chain.enter(loop.until)
+        self.record.called = switch.called
+        try:
+            while not chain.finished and (reason := chain.exit(loop.until)) is None:
+                chain.begin_round()
+                await self._step(chain, loop, direct)
+        finally:
+            self.record.called = None
+            switch.leave(chain.order)
+        chain.leave(reason or chain.default_stop_reason())
+
+    async def _step(self, chain: Chain, loop: BoundLoop, direct: BoundDirect) -> None:
+        """Finish a step that was cut, or write on from its end in the mode that is decided here."""
+        written, before = chain.thought_tokens, self.record.mode_before(len(chain.thought))
+        cut = chain.cut
+        chain.mode = mode = "direct" if cut else direct.switch.mode(chain, before)
+        if mode == "direct":
+            await self._level(chain, direct.boundary if cut else direct.response)
+            if chain.thought_tokens == written and not (cut or chain.finished or chain.overflowed):
+                chain.mode = mode = "speculative"  # it was interrupted before its first token, for the sake of this
+        if mode == "speculative":
+            await self._speculate(chain, loop, direct)
+        if before is None:
+            accepted = any(verdict.accepted for verdict in chain.verdicts.values())
+            direct.switch.wrote(chain, mode, chain.thought_tokens - written, accepted)
+
+    async def _speculate(self, chain: Chain, loop: BoundLoop, direct: BoundDirect) -> None:
+        """One round of the body; before the first step of the thought guidance."""
+        if direct.guidance and not chain.thought:
+            await self._level(chain, direct.guidance)
+        if chain.exit(loop.until) is None:
+            await self._round(chain, loop.body)
 
     async def _level(self, chain: Chain, stages: Sequence[BoundStage]) -> None:
         """Run `stages` concurrently and apply their outcomes in plan order, so that timing never changes an answer.
@@ -122,7 +201,7 @@ class ChainRunner:
         first = stages[0]
         self.stage = first.label.name
         ready = self._clock.now()
-        await self._schedule.turn(first.rank)
+        await self._schedule.turn(first.rank, self._member, chain.contexts)
         requests = [stage.stage.requests(chain) for stage in stages]
         try:
             if len(stages) == len(requests[0]) == 1:  # most levels: one call

@@ -4,7 +4,7 @@ Problems enter as an iterator, rows leave into a `RowSink`. A failed chain is a 
 """
 
 from collections.abc import Iterator, Mapping
-from itertools import islice, product
+from itertools import islice
 
 import anyio
 import anyio.to_thread
@@ -17,17 +17,24 @@ from pipeline.graph.plan import Plan
 from pipeline.reasoning.chain import Chain, chain_id
 from pipeline.reasoning.prompts import PromptBuilder
 from pipeline.reasoning.translate import TokenTranslator
+from pipeline.runtime.admission.admission import Member
+from pipeline.runtime.admission.order import InputOrder, Start, StartOrder
+from pipeline.runtime.admission.recomputed import block_tokens
 from pipeline.runtime.chain_recorder import ChainRecorder, Clock, Progress
 from pipeline.runtime.chain_runner import ChainRunner, bind
 from pipeline.runtime.dispatch import Dispatcher
 from pipeline.runtime.resume_state import ResumeState
 from pipeline.runtime.rows import RowSink
 from pipeline.runtime.schedule import Schedule
+from pipeline.runtime.speculation.modes import Mode, ModeControl
+from pipeline.runtime.speculation.switch import ModeSwitch
 from pipeline.stages.base import Stage
 from pipeline.tasks import unwrapped
 
 READ_AHEAD = 256
 """How many problems are read from the input at a time."""
+MODES: dict[str | None, Mode] = {"always": "speculative", "never": "direct"}
+"""The mode of all steps, by what the graph says under `speculate`; none where that changes, or where nothing is drafted."""
 
 
 class Settings(Struct, frozen=True, kw_only=True):
@@ -56,19 +63,33 @@ class Executor:
         clock: Clock,
         settings: Settings,
         resume_state: ResumeState | None = None,
+        start_order: StartOrder | None = None,
+        control: ModeControl | None = None,
     ) -> None:
+        """`start_order`: which chain begins next; None: in the order of the input. `control` decides where the plan has
+        `speculate: auto`."""
         specs, self._resume_state = plan.engines, resume_state or ResumeState()
+        self._order = start_order or InputOrder(settings.samples, self._resume_state.is_over)
         self.dispatchers = {role: Dispatcher(engines[role], spec, clock) for role, spec in specs.items()}
         self.lanes = {role: dispatcher.lane for role, dispatcher in self.dispatchers.items()}
         self.progress = Progress(list(specs), self._resume_state)
-        self._block = bind(plan, stages, self.dispatchers)
+        self._switch = self._new_switch(plan, control, clock)
+        self._block = bind(plan, stages, self.dispatchers, self._switch)
+        self._mode = MODES.get(plan.speculate)
         self._settings, self._builders = settings, builders
+        self._blocks = {role: block_tokens(engine.facts) for role, engine in engines.items()}
         self._limits = {role: engine.max_model_len for role, engine in engines.items()}
         self._translator = TokenTranslator({role: builder.tokenizer for role, builder in builders.items()})
         self._schedule, self._recorder, self._clock = schedule, recorder, clock
         self._feeding = anyio.CancelScope()
         self.exhausted = False
         """Whether every chain of the input was started."""
+
+    def _new_switch(self, plan: Plan, control: ModeControl | None, clock: Clock) -> ModeSwitch | None:
+        if control is None or (direct := plan.direct) is None:
+            return None
+        role = str(direct.response.spec.role)
+        return ModeSwitch(control, self.dispatchers[role], role, clock)
 
     def drain(self) -> None:
         """Start no more chains; the live ones go on to their ends, and then `run` returns."""
@@ -80,23 +101,33 @@ class Executor:
             async with anyio.create_task_group() as watchers:
                 for dispatcher in self.dispatchers.values():
                     watchers.start_soon(dispatcher.watch)
+                if self._switch is not None:
+                    watchers.start_soon(self._switch.watch)
                 async with anyio.create_task_group() as chains:
                     with self._feeding:
                         await self._feed(problems, chains)
                         self.exhausted = True
                     self._schedule.exhausted()
+                    if self._switch is not None:
+                        self._switch.exhausted()
                 watchers.cancel_scope.cancel()
 
     async def _feed(self, problems: Iterator[Problem | BadRow], chains: anyio.abc.TaskGroup) -> None:
         """Start chains as the schedule and the row sink admit them."""
-        order = 0
         while items := await self._read(problems):
-            for item, sample_index in product(items, range(self._settings.samples)):
-                if not self._resume_state.is_over(order):
-                    await self._recorder.room()
-                    await self._schedule.enter()
-                    chains.start_soon(self._solve, item, sample_index, order)
-                order += 1
+            self._order.add(items)
+            if not self._order.reads_all:
+                await self._start(chains)
+        await self._start(chains)
+
+    async def _start(self, chains: anyio.abc.TaskGroup) -> None:
+        """Start all chains that the order gives for the problems that were read."""
+        while (start := self._order.take()) is not None:
+            await self._recorder.room()
+            member = await self._schedule.enter()
+            if self._switch is not None:
+                self._switch.enter(start.order)
+            chains.start_soon(self._solve, start, member)
 
     async def _read(self, problems: Iterator[Problem | BadRow]) -> list[Problem | BadRow]:
         """The next problems, an empty list at the end; read in a thread, unless time is virtual."""
@@ -104,27 +135,44 @@ class Executor:
             return list(islice(problems, READ_AHEAD))
         return await anyio.to_thread.run_sync(lambda: list(islice(problems, READ_AHEAD)))
 
-    async def _solve(self, item: Problem | BadRow, sample_index: int, order: int) -> None:
+    async def _solve(self, start: Start, member: Member | None) -> None:
         """Run one chain from its first call to its row."""
+        item, sample_index = start.item, start.sample_index
         problem = Problem(row=item.row, problem_id=item.problem_id, problem="", answer=None) if isinstance(item, BadRow) else item
         resumed = self._resume_state.chain(chain_id(problem.problem_id, sample_index))
-        record = ChainRecorder(self._settings.run_id, self._recorder, self.progress, self._clock, problem, sample_index, resumed)
-        runner = ChainRunner(self._schedule, self._clock, record)
+        record = ChainRecorder(
+            self._settings.run_id,
+            self._recorder,
+            self.progress,
+            self._clock,
+            problem,
+            sample_index,
+            resumed,
+            blocks=self._blocks,
+            expected_length=start.expected_length,
+        )
+        runner = ChainRunner(self._schedule, member, self._clock, record)
         try:
-            await self._run_chain(runner, item, sample_index, order)
+            await self._run_chain(runner, start)
         finally:
-            self._schedule.leave()
+            self._schedule.leave(member)
+            if self._switch is not None:
+                self._switch.leave(start.order)
 
-    async def _run_chain(self, runner: ChainRunner, item: Problem | BadRow, sample_index: int, order: int) -> None:
+    async def _run_chain(self, runner: ChainRunner, start: Start) -> None:
         """Run the chain itself; the one place where its end is recorded, whatever that is."""
+        item, builders = start.item, self._builders
         try:
             if isinstance(item, BadRow):
                 raise item
-            chain = runner.chain = Chain(item, sample_index, order, self._settings.seed, self._builders, self._translator, self._limits)
+            seed, limits = self._settings.seed, self._limits
+            chain = Chain(item, start.sample_index, start.order, seed, builders, self._translator, limits, self._mode)
+            runner.begin(chain)
             await runner.block(chain, self._block)
             if runner.overflow is not None and not chain.thought:
                 raise runner.overflow  # not even the problem fits
             runner.record.end(chain, chain.stop_reason or chain.default_stop_reason())
+            self._order.ended(start, chain.thought_tokens)
         except (anyio.get_cancelled_exc_class(), RunError, MemoryError):  # none of these is the chain's own
             runner.record.end(runner.chain, "cancelled")
             raise

@@ -17,7 +17,7 @@ from pipeline.runtime.backoff import backoff_s
 from pipeline.runtime.chain_recorder import Clock
 from pipeline.runtime.supervisor import Supervisor
 from pipeline.runtime.suspension import sleep_noticing
-from pipeline.runtime.waiting import Expired, new_deadlines
+from pipeline.runtime.waiting import Deadlines, Expired
 
 CHECKS = 32
 """How many times in every `timeout_s` it is checked whether this process ran."""
@@ -81,7 +81,7 @@ class RetryingCaller:
     def __init__(self, engine: Engine, spec: EngineSpec, clock: Clock) -> None:
         """`clock` must show the event loop's time, which must be running."""
         self._engine, self._timeout_s, self._max_retries, self._clock = engine, spec.timeout_s, spec.max_retries, clock
-        self._deadlines = new_deadlines()
+        self._deadlines = Deadlines()
         self.supervisor = Supervisor(engine, spec, clock, self._oldest_s)
 
     async def ask(self, request: Request, observer: Observer = UNOBSERVED) -> Completion:

@@ -1,15 +1,20 @@
 """Decides when chains begin and when they go on: the pipelined, lockstep and sequential schedules over the same executor.
 
-A chain `enter`s before its first call, asks for a `turn` before each level of its plan, and `leave`s at its end. The
-decisions are synchronous (`_advance`); the coroutines only wait for them.
+A chain `enter`s before its first call, asks for a `turn` before each level of its plan, and `leave`s at its end. Where there is an
+`Admission`, only the chains go on that it lets. The decisions are synchronous (`_advance`); the coroutines only wait for them.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, Protocol
 
 import anyio
 
+from pipeline.runtime.admission.admission import Admission, Member
+
 ScheduleName = Literal["pipelined", "lockstep", "sequential"]
+Contexts = Mapping[str, Sequence[int]]
+"""The token ids of a chain's prompt and thought, by role."""
+NO_CONTEXTS: Contexts = {}
 
 
 class Schedule(Protocol):
@@ -20,13 +25,15 @@ class Schedule(Protocol):
     live: int
     """Chains that have entered and have not left."""
 
-    async def enter(self) -> None:
-        """Wait until one more chain may begin, which is live then. Only one caller may wait here at a time."""
+    async def enter(self) -> Member | None:
+        """Wait until one more chain may begin, which is live then, as the member that is returned; None without an admission. Only one
+        caller may wait here at a time."""
 
-    async def turn(self, rank: int) -> None:
-        """Wait until stages of this rank may run; `rank` is the place of the first of them in the plan."""
+    async def turn(self, rank: int, member: Member | None = None, contexts: Contexts = NO_CONTEXTS) -> None:
+        """Wait until stages of this rank may run; `rank` is the place of the first of them in the plan, `contexts` are those of the
+        chain `member`."""
 
-    def leave(self) -> None:
+    def leave(self, member: Member | None = None) -> None:
         """End the life of a chain that entered."""
 
     def exhausted(self) -> None:
@@ -34,33 +41,49 @@ class Schedule(Protocol):
 
 
 class Pipelined:
-    """The `Schedule` in which `batch_size` chains are live at once and none ever waits for another."""
+    """The `Schedule` in which `batch_size` chains are live at once and none waits for another, unless `admission` lets it pause."""
 
-    def __init__(self, batch_size: int) -> None:
-        self.batch_size, self.live = batch_size, 0
+    def __init__(self, batch_size: int, admission: Admission | None = None) -> None:
+        self.batch_size, self.live, self._admission = batch_size, 0, admission
         self._entrance: anyio.Event | None = None
         """Set when the caller that waits in `enter` should check again; None while none waits."""
 
-    async def enter(self) -> None:
+    async def enter(self) -> Member | None:
         """See `Schedule.enter`."""
         while not self._may_enter():
             self._entrance = anyio.Event()
             await self._entrance.wait()
         self.live += 1
+        return None if self._admission is None else self._admission.enter()
 
-    async def turn(self, rank: int) -> None:
-        """See `Schedule.turn`: never waits."""
+    async def turn(self, rank: int, member: Member | None = None, contexts: Contexts = NO_CONTEXTS) -> None:
+        """See `Schedule.turn`: waits only while the chain pauses."""
+        if self._admission is not None and member is not None and not self._admission.turn(member, contexts):
+            await self._pause(member)
 
-    def leave(self) -> None:
+    def leave(self, member: Member | None = None) -> None:
         """See `Schedule.leave`."""
         self.live -= 1
+        if self._admission is not None and member is not None:
+            for resumed in self._admission.leave(member):
+                self._resume(resumed)
         self._open_entrance()
 
     def exhausted(self) -> None:
         """See `Schedule.exhausted`."""
 
+    async def _pause(self, member: Member) -> None:
+        member.gate = anyio.Event()
+        await member.gate.wait()
+
+    def _resume(self, member: Member) -> None:
+        """Let a chain go on that was to pause; one that has not come to its next turn does not wait."""
+        if member.gate is not None:
+            member.gate.set()
+            member.gate = None
+
     def _may_enter(self) -> bool:
-        return self.live < self.batch_size
+        return self.live < self.batch_size and (self._admission is None or self._admission.may_enter())
 
     def _open_entrance(self) -> None:
         if self._entrance is not None:
@@ -71,18 +94,19 @@ class Pipelined:
 class Sequential(Pipelined):
     """The `Schedule` that runs one chain at a time, whatever the batch size, as SpecReason's published code does."""
 
-    def __init__(self, batch_size: int) -> None:
-        super().__init__(1)
+    def __init__(self, batch_size: int, admission: Admission | None = None) -> None:
+        super().__init__(1, admission)
 
 
 class Lockstep(Pipelined):
     """The `Schedule` that runs rounds over all live chains: all draft, then all verify, then all fall back; new chains enter only
     at the start of a round.
 
-    It is the barrier of batched loops such as RSD's and search-and-learn's: a phase starts when every live chain waits.
+    It is the barrier of batched loops such as RSD's and search-and-learn's: a phase starts when every live chain waits. Chains that pause
+    hold nobody up.
 
-    What holds whenever no method runs: each live chain either runs in the phase or waits for a turn, so `live` is `_running`
-    plus the waiting ones; a phase begins only when `_running` is 0, and within a round the ranks of its phases grow. A chain
+    What holds whenever no method runs: each live chain either runs in the phase, or waits for a turn, or pauses, so `live` is
+    `_running` plus the other two; a phase begins only when `_running` is 0, and within a round the ranks of its phases grow. A chain
     that waits for a rank which the round has passed, as one that begins its next step does, waits for the next round.
 
     Example (`tests/runtime/test_schedule.py` runs it): batch size 2; a has one level, of rank 1; b has ranks 1, 2, 1; c has 0, 1.
@@ -92,23 +116,25 @@ class Lockstep(Pipelined):
     waiting. When c waits for rank 1 too, phase 1 begins for both.
     """
 
-    def __init__(self, batch_size: int) -> None:
-        super().__init__(batch_size)
+    def __init__(self, batch_size: int, admission: Admission | None = None) -> None:
+        super().__init__(batch_size, admission)
         self._waiting: dict[int, list[anyio.Event]] = {}
         """One event for each waiting chain, by the rank that it waits for."""
         self._running = 0
-        """How many live chains do not wait."""
+        """How many live chains neither wait nor pause."""
         self._phase = -1
         """Rank of the phase under way; -1 before the first one of a round."""
         self._round_starts, self._no_more = True, False
 
-    async def enter(self) -> None:
+    async def enter(self) -> Member | None:
         """See `Schedule.enter`: only where a round starts."""
-        await super().enter()
+        member = await super().enter()
         self._running += 1
+        return member
 
-    async def turn(self, rank: int) -> None:
+    async def turn(self, rank: int, member: Member | None = None, contexts: Contexts = NO_CONTEXTS) -> None:
         """See `Schedule.turn`: wait for the phase of this rank."""
+        await super().turn(rank, member, contexts)
         gate = anyio.Event()
         self._waiting.setdefault(rank, []).append(gate)
         self._running -= 1
@@ -121,16 +147,31 @@ class Lockstep(Pipelined):
                 self._running += 1
             raise
 
-    def leave(self) -> None:
+    def leave(self, member: Member | None = None) -> None:
         """See `Schedule.leave`."""
         self._running -= 1
-        super().leave()
+        super().leave(member)
         self._advance()
 
     def exhausted(self) -> None:
         """See `Schedule.exhausted`: rounds need not be full any more."""
         self._no_more = True
         self._advance()
+
+    async def _pause(self, member: Member) -> None:
+        self._running -= 1
+        self._advance()
+        try:
+            await super()._pause(member)
+        except BaseException:
+            if member.gate is not None:  # cancelled while it paused: see `turn`
+                member.gate = None
+                self._running += 1
+            raise
+
+    def _resume(self, member: Member) -> None:
+        self._running += member.gate is not None
+        super()._resume(member)
 
     def _may_enter(self) -> bool:
         return self._round_starts and super()._may_enter()
@@ -142,8 +183,8 @@ class Lockstep(Pipelined):
         ahead = self._ranks_ahead()
         if not ahead and not self._round_starts:
             self._round_starts, self._phase = True, -1
+        if self._may_enter() and not self._no_more:
             self._open_entrance()
-        if self._round_starts and self.live < self.batch_size and not self._no_more:
             return
         if ahead := self._ranks_ahead():
             self._round_starts, self._phase = False, min(ahead)
@@ -157,4 +198,4 @@ class Lockstep(Pipelined):
         return [rank for rank, gates in self._waiting.items() if gates and rank > self._phase]
 
 
-SCHEDULES: dict[str, Callable[[int], Schedule]] = {"pipelined": Pipelined, "lockstep": Lockstep, "sequential": Sequential}
+SCHEDULES: dict[str, Callable[..., Schedule]] = {"pipelined": Pipelined, "lockstep": Lockstep, "sequential": Sequential}

@@ -1,4 +1,4 @@
-"""The event loop of a run: asyncio where engines are real, trio on a virtual clock where they are simulated.
+"""The event loop of a run: asyncio, on real time where engines are real and on virtual time where they are simulated.
 
 No signal handler is set here; the command line does that (`pipeline.cli.terminal.signals`).
 """
@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import anyio
 
-from pipeline.runtime.virtual_clock import VirtualClock
+from pipeline.runtime.virtual_loop import VirtualLoop
 
 T = TypeVar("T")
 GC_THRESHOLDS = (200_000, 20, 100)
@@ -21,51 +21,37 @@ GC_THRESHOLDS = (200_000, 20, 100)
 
 def in_loop(main: Callable[[], Awaitable[T]], *, virtual: bool) -> T:
     """Run `main` to its end in a new event loop, on virtual or real time; its result."""
-    return anyio.run(main, **backend(virtual))
-
-
-def backend(virtual: bool) -> dict[str, Any]:
-    """The arguments of `anyio.run` for virtual or real time."""
-    if not virtual:
-        return {"backend": "asyncio"}
-    return {"backend": "trio", "backend_options": {"clock": VirtualClock()}}
+    return anyio.run(main, backend="asyncio", backend_options={"loop_factory": VirtualLoop} if virtual else None)
 
 
 def loop_clock(virtual: bool) -> Callable[[], float]:
     """The clock of the running event loop, in seconds; faster than `anyio.current_time`, as it is read several times a call."""
-    if not virtual:
-        return time.monotonic
-    from trio.lowlevel import current_clock
-
-    return current_clock().current_time
+    return asyncio.get_running_loop().time if virtual else time.monotonic
 
 
 def spawn(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
     """Start `main`, which raises nothing, as a task of the running event loop that outlives the task that calls this."""
-    try:
-        loop = asyncio.get_running_loop()
-    except RuntimeError:
-        from trio.lowlevel import spawn_system_task
-
-        spawn_system_task(main)
-    else:
-        task = loop.create_task(main())
-        _TASKS.add(task)
-        task.add_done_callback(_TASKS.discard)
+    task = asyncio.get_running_loop().create_task(main())
+    _TASKS.add(task)
+    task.add_done_callback(_TASKS.discard)
 
 
 _TASKS: set[asyncio.Task[None]] = set()
 """Tasks that are running: asyncio itself keeps only weak references to them."""
 
 
-def time_is_virtual() -> bool:
-    """Whether the running event loop is on a virtual clock."""
+def on_asyncio() -> bool:
+    """Whether an event loop of asyncio is running in this thread."""
     try:
-        from trio.lowlevel import current_clock
-
-        return isinstance(current_clock(), VirtualClock)
-    except (ImportError, RuntimeError):
+        asyncio.get_running_loop()
+    except RuntimeError:
         return False
+    return True
+
+
+def time_is_virtual() -> bool:
+    """Whether the running event loop is on virtual time."""
+    return on_asyncio() and isinstance(asyncio.get_running_loop(), VirtualLoop)
 
 
 @contextmanager

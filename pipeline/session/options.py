@@ -9,7 +9,9 @@ from msgspec import Meta, Struct, structs
 from pipeline.bundled import find_file
 from pipeline.engines.replay.recording import PREFIX, replayed
 from pipeline.errors import InputError, UsageError, boundary
+from pipeline.runtime.admission.admission import AdmissionName
 from pipeline.runtime.schedule import ScheduleName
+from pipeline.session.order import LONGEST, earlier_run
 from pipeline.session.resume import MAY_DRIFT
 from pipeline.text import storable
 from pipeline.trace.run_file import RunFile
@@ -34,12 +36,19 @@ class RunOptions(Struct, frozen=True, kw_only=True):
     batch_size: Annotated[int, Meta(ge=1, le=1_000_000)] = 64
     """Chains that live at once."""
     schedule: ScheduleName = "pipelined"
+    admission: AdmissionName = "cache"
+    """`cache`: chains pause where the contexts of all live ones do not fit into the engines' caches; `batch`: none ever does."""
+    order: str = "input"
+    """Which chains begin first: `input`: those of the first problems; `longest`: those of the longest problems; `longest:RUN`: those of
+    the problems whose thoughts were longest in the run folder RUN."""
     samples: Annotated[int, Meta(ge=1, le=10_000)] = 1
     """Attempts at every problem."""
     limit: Annotated[int, Meta(ge=1, le=MOST_ROWS)] | None = None
     """Only so many rows of the input, from its start."""
     seed: int = 0
     """Every random number of the run derives from it."""
+    modes: Path | None = None
+    """A finished run with `speculate: auto`, of the same graph and problems: every step is written in the mode that it had there."""
     output: Path | None = None
     """The run folder; by default `runs/GRAPH-TIME`."""
     resume: bool = False
@@ -61,6 +70,10 @@ def recorded_options(options: RunOptions) -> dict[str, Any]:
         files["engines"] = f"{PREFIX}{run}"
     elif options.engines is not None:
         files["engines"] = str(find_file(options.engines, "engines file").absolute())
+    if options.modes is not None:
+        files["modes"] = str(options.modes.absolute())
+    if (run := earlier_run(options.order)) is not None:
+        files["order"] = f"{LONGEST}:{run.absolute()}"
     files = {name: storable(path) for name, path in files.items()}
     own = dict.fromkeys(("output", "resume", "retry_failed", "allow_drift"))
     return {name: value for name, value in (structs.asdict(options) | files).items() if name not in own and value is not None}

@@ -15,10 +15,14 @@ from pipeline.graph.compiler import compile_graph
 from pipeline.graph.loader import load_graph
 from pipeline.graph.plan import Plan
 from pipeline.graph.plugins import engine_specs, stage_specs
+from pipeline.graph.spec import GraphSpec
 from pipeline.session.claim import Claim
+from pipeline.session.modes import check_modes
 from pipeline.session.options import RunOptions, recorded_options
+from pipeline.session.order import Thoughts, earlier_thoughts
 from pipeline.session.replay import announcements, check_replay, resolved
 from pipeline.session.resume import check_drift
+from pipeline.session.thought_room import room_notices, with_thoughts
 from pipeline.text import storable
 from pipeline.trace.inventory import check_files
 from pipeline.trace.run_file import RunFile, RunInput, host, versions
@@ -32,6 +36,8 @@ class Preflight(Struct, frozen=True, kw_only=True):
     problems: Problems
     fingerprint: Fingerprint
     virtual_time: bool
+    earlier_thoughts: Thoughts = {}
+    """Lengths of thoughts by which chains are put in order."""
     claim: Claim
     """The run folder, and the run in it that is to be resumed."""
 
@@ -58,8 +64,12 @@ class Preflight(Struct, frozen=True, kw_only=True):
 
 def load_plan(graph: Path, engines: Path | None = None, settings: tuple[str, ...] = ()) -> Plan:
     """The compiled plan of a graph file on an engines file or `replay:RUN`; raises `UsageError`."""
-    spec = load_graph(graph, stage_specs(), engine_specs(), engines=bindings(engines), settings=settings)
-    return resolved(compile_graph(spec, str(graph)))
+    return compiled(load_graph(graph, stage_specs(), engine_specs(), engines=bindings(engines), settings=settings), str(graph))
+
+
+def compiled(spec: GraphSpec, where: str) -> Plan:
+    """The plan of a graph, whose file is `where`, with all that its engines take from recorded runs and files; raises `UsageError`."""
+    return with_thoughts(resolved(compile_graph(spec, where)))
 
 
 def preflight(options: RunOptions, plan: Plan, problems: Problems, claim: Claim, *, virtual: bool | None = None) -> Preflight:
@@ -71,7 +81,16 @@ def preflight(options: RunOptions, plan: Plan, problems: Problems, claim: Claim,
         virtual = virtual_time(plan.engines, str(options.graph))
     fingerprint = problems.check()
     check_replay(plan, options, fingerprint)
-    found = Preflight(options=options, plan=plan, problems=problems, fingerprint=fingerprint, virtual_time=virtual, claim=claim)
+    check_modes(plan, options, fingerprint)
+    found = Preflight(
+        options=options,
+        plan=plan,
+        problems=problems,
+        fingerprint=fingerprint,
+        virtual_time=virtual,
+        earlier_thoughts=earlier_thoughts(options.order),
+        claim=claim,
+    )
     if claim.old is not None and claim.folder is not None:
         check_drift(claim.folder, claim.old, new_record(found), options.allow_drift)
         if claim.nothing_to_do:
@@ -88,11 +107,14 @@ def new_record(run: Preflight, command: Sequence[str] = ()) -> RunFile:
         graph_file=storable(str(options.graph)),
         plan=run.plan,
         schedule=options.schedule,
+        admission=options.admission,
+        order=recorded_options(options)["order"],
         batch_size=options.batch_size,
         samples=options.samples,
         seed=options.seed,
         input=RunInput(file=storable(str(options.input)), columns=options.columns, limit=options.limit, **structs.asdict(run.fingerprint)),
         virtual_time=run.virtual_time,
+        depends_on_timing=run.plan.speculate == "auto" and options.modes is None,
         versions=versions(),
         host=host(),
         command=[storable(argument) for argument in command],
@@ -102,5 +124,6 @@ def new_record(run: Preflight, command: Sequence[str] = ()) -> RunFile:
 
 
 def notices(plan: Plan) -> list[str]:
-    """Sentences for a person before the run: which foreign code runs, and where replayed engines have their times from."""
-    return [*cautions(plan.engines), *announcements(plan)]
+    """Sentences for a person before the run: which foreign code runs, where replayed engines have their times from, which limits cut
+    simulated thoughts."""
+    return [*cautions(plan.engines), *announcements(plan), *room_notices(plan)]

@@ -30,8 +30,8 @@ def resolved(plan: Plan) -> Plan:
 def check_replay(plan: Plan, options: RunOptions, fingerprint: Fingerprint) -> None:
     """Raise `UsageError` where seed, columns, problems, samples or limit ask for what the recorded run was not asked."""
     for run in dict.fromkeys(spec.run for spec in _replayed(plan).values()):
-        if needs := next(_needs(read_recording(run).file, options, fingerprint), None):
-            raise UsageError(f"replay of {run} needs {needs}")
+        if needed := next(needs(read_recording(run).file, options, fingerprint), None):
+            raise UsageError(f"replay of {run} needs {needed}")
 
 
 def announcements(plan: Plan) -> list[str]:
@@ -62,7 +62,8 @@ def _replayed(plan: Plan) -> dict[str, ReplaySpec]:
     return {role: spec for role, spec in plan.engines.items() if isinstance(spec, ReplaySpec)}
 
 
-def _needs(recording: RunFile, options: RunOptions, fingerprint: Fingerprint) -> Iterator[str]:
+def needs(recording: RunFile, options: RunOptions, fingerprint: Fingerprint) -> Iterator[str]:
+    """What a run needs so that it asks for nothing but what the recorded run was asked, as clauses."""
     then = recording.input
     if options.seed != recording.seed:
         yield f"--seed {recording.seed}"

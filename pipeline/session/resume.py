@@ -25,7 +25,7 @@ from pipeline.trace.rewrite import remove
 from pipeline.trace.run_file import RunFile
 
 Hashes: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
-MAY_DRIFT = ("engines", "batch_size", "schedule", "limit")
+MAY_DRIFT = ("engines", "batch_size", "schedule", "admission", "order", "limit")
 """What may differ from the earlier sessions if the user allows it; with other params, input or seed it would be another run."""
 # Columns that are read of `chains` and `calls`.
 CHAIN = ("chain_id", "input_row", "sample_index", "stop_reason", "correct", "error_type", "error_stage")
@@ -48,10 +48,11 @@ def check_drift(folder: Path, old: RunFile, new: RunFile, allowed: Sequence[str]
 
 def _drift(old: RunFile, new: RunFile) -> dict[str, Iterator[str]]:
     """Differences between two runs, as clauses, by the name under which they may be allowed or are refused."""
-    same_params = old.plan.params == new.plan.params
+    same_params, same_graph = old.plan.params == new.plan.params, old.plan.block == new.plan.block
     return {
-        "params": _changes("param ", old.plan.params, new.plan.params),
-        "graph": iter(["the graph is another one"] if same_params and old.plan.block != new.plan.block else []),
+        # A bundled graph of an earlier version may lack a param; where the stages are the same that makes no difference.
+        "params": iter(()) if same_graph else _changes("param ", old.plan.params, new.plan.params),
+        "graph": iter(["the graph is another one"] if same_params and not same_graph else []),
         "model": _model_changes(old.engines, new.engines),
         "engines": _engine_changes(old.engines, new.engines),
         "input": _changes("input ", _input(old), _input(new)),
@@ -60,6 +61,9 @@ def _drift(old: RunFile, new: RunFile) -> dict[str, Iterator[str]]:
         "samples": _changes("", {"samples": old.samples}, {"samples": new.samples}),
         "batch_size": _changes("", {"batch_size": old.batch_size}, {"batch_size": new.batch_size}),
         "schedule": _changes("", {"schedule": old.schedule}, {"schedule": new.schedule}),
+        # Files of earlier versions say nothing of these.
+        "admission": _changes("", {"admission": old.admission or new.admission}, {"admission": new.admission}),
+        "order": _changes("", {"order": old.order or new.order}, {"order": new.order}),
     }
 
 
@@ -162,11 +166,13 @@ def _read_chains(folder: Path, resume_state: ResumeState, samples: int, retry_fa
 
 
 def _read_steps(folder: Path, resume_state: ResumeState, over: Hashes) -> None:
-    for batch in read_batches(folder, "steps", ["chain_id", "decision", "step_token_ids"]):
+    for batch in read_batches(folder, "steps", ["chain_id", "decision", "step_token_ids"], ["mode"]):
         for count in pc.value_counts(batch.column("decision")).to_pylist():
             resume_state.decisions[count["values"]] += count["counts"]
         for row in _begun(batch, over).to_pylist():
-            _resumed(resume_state, row).steps.append(tuple(row["step_token_ids"]))
+            resumed = _resumed(resume_state, row)
+            resumed.steps.append(tuple(row["step_token_ids"]))
+            resumed.modes.append(row.get("mode"))
 
 
 def _read_calls(folder: Path, resume_state: ResumeState, over: Hashes) -> None:
@@ -197,7 +203,7 @@ def _add_call(resumed: ResumedChain, row: Mapping[str, Any]) -> None:
 def _resumed(resume_state: ResumeState, row: Mapping[str, Any]) -> ResumedChain:
     resumed = resume_state.chains.get(row["chain_id"])
     if resumed is None:
-        resumed = resume_state.chains[row["chain_id"]] = ResumedChain(calls={}, steps=[])
+        resumed = resume_state.chains[row["chain_id"]] = ResumedChain(calls={}, steps=[], modes=[])
     return resumed
 
 

@@ -24,6 +24,8 @@ from pipeline.errors import Interrupted, OutOfMemory, PipelineError, is_out_of_m
 from pipeline.grading.grader import BESIDE_ENGINES, Grader, default_workers
 from pipeline.graph.plan import Plan
 from pipeline.reasoning.prompts import PromptBuilder
+from pipeline.runtime.admission.admission import Admission
+from pipeline.runtime.admission.cache import CacheLimit, cache_limits
 from pipeline.runtime.chain_recorder import Clock, Progress
 from pipeline.runtime.executor import Executor, Settings
 from pipeline.runtime.inline_grader import GradingStatistics, InlineGrader, open_inline_grader
@@ -34,7 +36,9 @@ from pipeline.runtime.schedule import SCHEDULES
 from pipeline.session.builders import prompt_builders
 from pipeline.session.claim import Claim, claimed
 from pipeline.session.loop import in_loop, loop_clock
+from pipeline.session.modes import MOST_CHANGES, announcements, new_control, recorded_changes
 from pipeline.session.options import RunOptions
+from pipeline.session.order import start_order
 from pipeline.session.preflight import Preflight, load_plan, new_record, notices, preflight
 from pipeline.session.resume import drop_unfinished, mend_chains, read_resume_state
 from pipeline.session.stop import Stop
@@ -43,7 +47,7 @@ from pipeline.stages.build import build_stages
 from pipeline.tasks import unwrapped
 from pipeline.trace.inventory import check_files
 from pipeline.trace.recorder import WRITE_EVERY_S, open_recorder
-from pipeline.trace.run_file import RunFile, Session, Status, Totals, versions
+from pipeline.trace.run_file import ModeChange, RunFile, Session, Status, Totals, versions
 from pipeline.trace.store import TraceStore, recover
 
 
@@ -95,6 +99,8 @@ class SessionResult(Struct, frozen=True, kw_only=True):
     """Failed chains of all sessions."""
     error: PipelineError | None = None
     """What ended the session before all chains were over."""
+    notices: tuple[str, ...] = ()
+    """Sentences that a person should read, about the engines as they opened."""
     nothing_to_do: bool = False
     """The run was to be resumed and was finished already."""
 
@@ -131,6 +137,11 @@ class Opened(Struct, frozen=True, kw_only=True):
     engines: Mapping[str, Engine]
     builders: Mapping[str, PromptBuilder]
     stages: Mapping[str, Stage]
+
+    @property
+    def cache_limits(self) -> dict[str, CacheLimit | None]:
+        """How much fits into the cache of each engine that chains come back to, by role; None where it does not say."""
+        return cache_limits(self.ready.checked.plan, self.record.engine_facts)
 
     @property
     def session(self) -> Session:
@@ -175,7 +186,8 @@ def take_up(checked: Preflight, command: Sequence[str] = ()) -> Ready:
     taken_back = mend_chains(checked.folder, checked.old)
     options = checked.options
     state = read_resume_state(checked.folder, checked.chains, options.samples, options.retry_failed)
-    record = structs.replace(record, sessions=_ended_sessions(checked.old, state.last_call_unix_ns))
+    sessions = _ended_sessions(checked.old, state.last_call_unix_ns)
+    record = structs.replace(record, sessions=sessions, mode_changes=checked.old.mode_changes)
     remarks += [taken_back.sentence] if taken_back.sentence else []
     rewritten += taken_back.written_bytes
     return Ready(checked=checked, record=record, resume_state=state, rewritten_bytes=rewritten, remarks=tuple(remarks))
@@ -208,7 +220,11 @@ async def solve_on(
     engines = {role: engines[role] for role in ready.checked.plan.engines}
     builders = await prompt_builders(ready.checked, engines)
     now = time.monotonic()
-    return await execute(opened(ready, engines, builders, now - (now if opening is None else opening)), observer, stop or Stop())
+    said = announcements(ready.checked.plan, ready.checked.options, engines)
+    for sentence in said:
+        observer.tell(sentence)
+    result = await execute(opened(ready, engines, builders, now - (now if opening is None else opening)), observer, stop or Stop())
+    return structs.replace(result, notices=said)
 
 
 def opened(ready: Ready, engines: Mapping[str, Engine], builders: Mapping[str, PromptBuilder], startup_s: float) -> Opened:
@@ -247,6 +263,8 @@ async def execute(run: Opened, observer: Observer, stop: Stop) -> SessionResult:
     try:
         with stop.guard():
             async with _open_rows(checked, observer.sink) as rows:
+                for sentence in unknown_caches(run):
+                    observer.tell(sentence)
                 chains = Chains(run, rows, clock)
                 stop.drained_by(chains.executor.drain)
                 await chains.run(observer)
@@ -285,6 +303,23 @@ async def check_input(checked: Preflight) -> None:
         await anyio.to_thread.run_sync(checked.problems.check_unchanged)
 
 
+def admission_of(run: Opened) -> Admission | None:
+    """What decides which chains go on; None where the batch size alone does."""
+    if run.ready.checked.options.admission == "batch":
+        return None
+    limits = [limit for limit in run.cache_limits.values() if limit is not None]
+    return Admission(limits) if limits else None
+
+
+def unknown_caches(run: Opened) -> list[str]:
+    """A sentence for each engine whose cache should limit the live chains and which does not state the size of it."""
+    if run.ready.checked.options.admission == "batch":
+        return []
+    facts = run.record.engine_facts  # a recording, whose times stay as they are, has no cache
+    unknown = [role for role, limit in run.cache_limits.items() if limit is None and "replay" not in facts[role]]
+    return [f"engine {role!r} does not state the size of its cache: no chain pauses to make room in it" for role in unknown]
+
+
 class Chains:
     """The executor of a session, and the moment at which its last chain was over."""
 
@@ -292,13 +327,21 @@ class Chains:
         checked = run.ready.checked
         options = checked.options
         settings = Settings(run_id=checked.run_id, seed=options.seed, samples=options.samples, virtual_time=checked.virtual_time)
-        schedule = SCHEDULES[options.schedule](options.batch_size)
+        self.admission, resume_state = admission_of(run), run.ready.resume_state
+        order = start_order(options.order, options.samples, resume_state.is_over, checked.earlier_thoughts)
+        schedule = SCHEDULES[options.schedule](options.batch_size, self.admission)
+        self.control = new_control(checked.plan, options, run.engines)
         self.executor = Executor(
-            checked.plan, run.stages, run.engines, run.builders, schedule, rows, clock, settings, run.ready.resume_state
+            checked.plan, run.stages, run.engines, run.builders, schedule, rows, clock, settings, resume_state, order, self.control
         )
         self.ended: float | None = None
         """When the last chain was over, by the run's clock; grading and writing that go on after it are no part of the run's time."""
         self._run, self._rows, self._clock = run, rows, clock
+
+    @property
+    def mode_changes(self) -> tuple[ModeChange, ...]:
+        """The decisions of this session about which chains are speculated."""
+        return () if self.control is None else recorded_changes(self.control.changes, self._clock)
 
     @property
     def graded(self) -> GradingStatistics:
@@ -347,7 +390,11 @@ def ended_record(
         engine_statistics=dict(statistics),
     )
     totals = _totals(chains.executor.progress, chains.graded, run.ready.resume_state) if chains is not None else Totals()
-    record = structs.replace(run.record, status=status, error=_sentence(error) if status == "failed" else None, totals=totals)
+    if chains is not None and chains.admission is not None:
+        totals = structs.replace(totals, pauses=chains.admission.pauses)
+    changes = (*run.record.mode_changes, *(() if chains is None else chains.mode_changes))[-MOST_CHANGES:]
+    failure = _sentence(error) if status == "failed" else None
+    record = structs.replace(run.record, status=status, error=failure, totals=totals, mode_changes=changes)
     return record.with_session(session)
 
 

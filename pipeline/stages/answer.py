@@ -21,7 +21,7 @@ class AnswerSpec(StageSpec, frozen=True, kw_only=True, tag="answer"):
 
 
 class AnswerStage(EngineStage):
-    """Asks for the final answer after the committed thought (SpecCoT 3.1; SCoT 3.4)."""
+    """Asks for the final answer after the committed thought (SpecCoT 3.1; SCoT 3.4), or for the rest of one that was interrupted."""
 
     spec: AnswerSpec
 
@@ -30,12 +30,19 @@ class AnswerStage(EngineStage):
         prompt: Sequence[int] = chain.contexts[self.role]
         if not self.close_ids or prompt[-1] != self.close_ids[0]:
             prompt = [*prompt, *self.builder.close_thought_ids]
-        return [self.request(chain, prompt, self.spec.max_tokens, temperature=self.spec.temperature, top_p=self.spec.top_p)]
+        max_tokens = self.spec.max_tokens
+        if chain.answer is not None:
+            begun = chain.translate(chain.answer, self.role)
+            prompt, max_tokens = [*prompt, *begun], max(1, max_tokens - len(begun))
+        return [self.request(chain, prompt, max_tokens, temperature=self.spec.temperature, top_p=self.spec.top_p)]
 
     def apply(self, chain: Chain, completions: Sequence[Completion]) -> Outcome:
         """See `Stage.apply`."""
         [candidate] = completions[0].candidates
-        return Outcome(answer=Span(self.role, candidate.ids, candidate.text))
+        if chain.answer is None:
+            return Outcome(answer=Span(self.role, candidate.ids, candidate.text))
+        begun = tuple(chain.translate(chain.answer, self.role))
+        return Outcome(answer=Span(self.role, begun + candidate.ids, chain.answer.text + candidate.text))
 
 
 KIND = StageKind(spec=AnswerSpec, build=AnswerStage)

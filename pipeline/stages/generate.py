@@ -74,8 +74,7 @@ class GenerateStage(EngineStage):
             return Outcome()
         [candidate] = completions[0].candidates
         if self.spec.unit == "response":
-            thought, answer = self._split(candidate)
-            return Outcome(step=thought, decision="written", answer=answer)
+            return self._response(candidate)
         return Outcome(step=self.span(candidate), decision=self._decision(chain))
 
     def _decision(self, chain: Chain) -> str:
@@ -85,9 +84,16 @@ class GenerateStage(EngineStage):
             return "fallback"
         return "first_steps" if self.spec.first_steps else "written"
 
+    def _response(self, candidate: Candidate) -> Outcome:
+        """The outcome of a response; one that was interrupted leaves what it wrote, and the chain goes on."""
+        thought, answer = self._split(candidate)
+        if candidate.finish_reason != "interrupted":
+            return Outcome(step=thought, decision="written", answer=answer, finishes=True)
+        return Outcome(step=thought, decision="interrupted", answer=answer) if thought.ids else Outcome()
+
     def _split(self, candidate: Candidate) -> tuple[Span, Span | None]:
-        """The thought and the answer of a response. Without `</think>` there is no answer, unless the model marks no thoughts at all:
-        then a finished response is both."""
+        """The thought and the answer of a response, as far as it came. Without `</think>` there is no answer, unless the model marks no
+        thoughts at all: then a finished response is both."""
         ids, text = candidate.ids, candidate.text
         finished = candidate.finish_reason == "stop"
         if not self.close_ids or self.close_ids[0] not in ids:

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import product
+from itertools import groupby, product
 from pathlib import Path
 
 from msgspec import Struct
@@ -10,6 +10,8 @@ from msgspec import Struct
 from pipeline.analysis.points import Coordinates
 from pipeline.errors import UsageError
 from pipeline.graph.plan import Plan
+from pipeline.graph.spec import EngineSpec
+from pipeline.runtime.admission.admission import AdmissionName
 from pipeline.runtime.schedule import ScheduleName
 
 
@@ -20,14 +22,19 @@ class SweepOptions(Struct, frozen=True, kw_only=True):
     input: Path
     batch_sizes: tuple[int, ...]
     schedules: tuple[ScheduleName, ...] = ("pipelined",)
+    admission: AdmissionName = "cache"
+    order: str = "input"
+    """See `RunOptions.order`."""
     vary: dict[str, tuple[str, ...]] = {}
     """Values of params that vary, by the param's name; every combination is a curve of its own."""
     repeats: int = 3
     """Runs of every point; simulated ones run once, because they would be equal."""
     baseline: Path | None = None
     """The graph of the target alone; by default `target.yaml` beside the first graph, else the bundled one."""
-    engines: Path | None = None
-    """An engines file for all graphs."""
+    engines: tuple[Path, ...] = ()
+    """Engines files for all graphs; several are compared with each other. By default what the graphs name."""
+    baseline_engines: Path | None = None
+    """The engines file of the target alone, to which `settings` of engines do not apply; by default that of the others."""
     settings: tuple[str, ...] = ()
     """Settings for all graphs, as `NAME=VALUE`."""
     columns: dict[str, str] = {}
@@ -39,15 +46,26 @@ class SweepOptions(Struct, frozen=True, kw_only=True):
     """The sweep's folder; by default `sweeps/GRAPH-TIME`."""
     resume: bool = False
     """Go on with the sweep in `output`: points that are finished are not run again."""
+    processes: int | None = None
+    """Most points on simulated engines that run side by side, each in a process; None: as many as there are cores. 1: one after the
+    other in this process, as points on real engines always run."""
 
 
 class System(Struct, frozen=True, kw_only=True):
-    """One graph with one setting of the params that vary."""
+    """One graph on one engines file, with one setting of the params that vary."""
 
     graph: Path
+    engines_file: Path | None
+    """None: the engines that the graph names."""
+    placement: str
+    """The engines file's name where the sweep has several, else empty."""
     settings: tuple[str, ...]
-    """All settings of the graph, as `NAME=VALUE`."""
+    """All settings of graph and engines, as `NAME=VALUE`."""
+    widened: tuple[str, ...] = ()
+    """Those of `settings` that give it the memory of engines that it does not use."""
     plan: Plan
+    engines: dict[str, EngineSpec]
+    """The engines that are open while it runs, by role: those of the plan and, where it shares them with other systems, theirs."""
     varied: dict[str, bool | int | float | str]
     """Values of the params that vary."""
     baseline: bool
@@ -55,8 +73,9 @@ class System(Struct, frozen=True, kw_only=True):
 
     @property
     def label(self) -> str:
-        """The graph's name and the params that vary: `speccot candidates=5`."""
-        return " ".join([self.plan.name, *(f"{name}={value}" for name, value in self.varied.items())])
+        """The graph's name, the params that vary, and the engines file where there are several: `speccot candidates=5 on sim-2xh100`."""
+        place = ["on", self.placement] if self.placement else []
+        return " ".join([self.plan.name, *(f"{name}={value}" for name, value in self.varied.items()), *place])
 
 
 class PlannedPoint(Struct, frozen=True, kw_only=True):
@@ -101,6 +120,24 @@ def planned_points(systems: Sequence[System], options: SweepOptions, repeats: in
     return found
 
 
+def together(points: Sequence[PlannedPoint]) -> list[PlannedPoint]:
+    """`points` with those of one repeat on the same engines behind each other, so that engines are started as rarely as can be; the first
+    are those with most engines, which are likeliest to fail, and every second repeat goes on with the engines of the one before."""
+    counts = {repr(point.system.engines): len(point.system.engines) for point in points}
+    order = {engines: place for place, engines in enumerate(sorted(counts, key=lambda engines: -counts[engines]))}
+
+    def place(point: PlannedPoint) -> tuple[int, int]:
+        repeat, engines = point.coordinates.repeat, order[repr(point.system.engines)]
+        return repeat, engines if repeat % 2 == 0 else -engines
+
+    return sorted(points, key=place)
+
+
+def parts(points: Sequence[PlannedPoint]) -> list[list[PlannedPoint]]:
+    """`points` cut wherever other engines are needed than before."""
+    return [list(part) for _, part in groupby(points, key=lambda point: repr(point.system.engines))]
+
+
 def _round(systems: Sequence[System], options: SweepOptions, repeat: int) -> Iterator[PlannedPoint]:
     for batch_size in options.batch_sizes:
         for system in systems:
@@ -115,6 +152,7 @@ def _round(systems: Sequence[System], options: SweepOptions, repeat: int) -> Ite
                     batch_size=1 if schedule == "sequential" else batch_size,
                     repeat=repeat,
                     baseline=system.baseline,
+                    engines=system.placement,
                 )
                 yield PlannedPoint(system=system, coordinates=coordinates)
 

@@ -56,7 +56,9 @@ def _array(column: Sequence[Any], kind: pa.DataType) -> pa.Array:
     offsets = np.zeros(len(column) + 1, np.int32)
     np.cumsum(np.fromiter(map(len, column), np.int32, len(column)), out=offsets[1:])
     flat = tuple(chain.from_iterable(column))
-    return pa.ListArray.from_arrays(pa.array(offsets), _array(flat, kind.value_type), type=kind)
+    # Through a buffer: `pa.array` of a numpy array imports pandas where that is installed, which takes up to a second.
+    places = pa.Array.from_buffers(pa.int32(), len(offsets), [None, pa.py_buffer(offsets)])
+    return pa.ListArray.from_arrays(places, _array(flat, kind.value_type), type=kind)
 
 
 def _flat_array(column: Sequence[Any], kind: pa.DataType) -> pa.Array:

@@ -51,10 +51,12 @@ def find_broken(run: Path) -> list[Broken]:
         return []
     others: dict[str, _Rows] = defaultdict(_Rows)
     _read_indices(run, over, lambda hashes: ~over.has(hashes), others)
-    wrong = over.wrong()
+    plan = RunFile.read_known(run).plan
+    switched = plan.speculate == "auto"  # a chain that the target began alone has no guidance
+    wrong = over.wrong(switched)
     if len(wrong):
         _read_rows(run, lambda hashes: np.isin(hashes, wrong), others)
-    guided = over.guided or any(stage.spec.purpose == "guide" for stage in RunFile.read_known(run).plan.stages())
+    guided = not switched and (over.guided or any(stage.spec.purpose == "guide" for stage in plan.stages()))
     return [found for chain, rows in others.items() if (found := _judged(chain, rows, over.row(chain), guided)) is not None]
 
 
@@ -161,16 +163,20 @@ class _Over:
         np.add.at(self._steps, places[~guides], _mixed(indices[~guides]))
         self._most_steps += len(indices)
 
-    def wrong(self) -> Numbers:
-        """The hashes of the chains whose rows are not what their row in `chains` counts."""
+    def wrong(self, switched: bool) -> Numbers:
+        """The hashes of the chains whose rows are not what their row in `chains` counts; `switched`: some may be without guidance."""
         _, steps, calls, mismatch = self._rows.T
         calls_sums, steps_sums = _sums(self._most_calls), _sums(self._most_steps + 1)
         right = (calls <= self._most_calls) & (steps <= self._most_steps) & (calls >= 0) & (steps >= 0)
         right &= self._calls == calls_sums[np.where(right, calls, 0)]
         right &= self._steps == steps_sums[np.where(right, steps, 0) + 1] - steps_sums[1]
-        guides = (self._guides == 1) | ((self._guides == 0) & (steps == 0)) if self.guided else self._guides == 0
+        guides = self._guides <= 1 if switched else self._guided_right(steps)
         found: Numbers = self._hashes[~right | ~guides | (mismatch != 0) | self._doubled]
         return found
+
+    def _guided_right(self, steps: Numbers) -> "np.ndarray[Any, np.dtype[np.bool_]]":
+        """Which chains have one guidance, or none where no chain has one; those without `steps` need none."""
+        return (self._guides == 1) | ((self._guides == 0) & (steps == 0)) if self.guided else np.equal(self._guides, 0)
 
     def _places(self, hashes: Numbers) -> Numbers:
         found: Numbers = np.minimum(np.searchsorted(self._hashes, hashes), max(len(self._hashes) - 1, 0))

@@ -71,6 +71,8 @@ class CallRow(Struct, frozen=True):
     """Index of each candidate of this call, aligned with the three lists below."""
     output_token_ids: tuple[tuple[int, ...], ...]
     finish_reason: Annotated[tuple[str, ...], column(otel="gen_ai.response.finish_reasons", vllm="finished_reason")]
+    """`stop`, `length` (cut at `max_tokens` or the end of the context), or `interrupted`: cut because the run asked for it, perhaps
+    without any token."""
     stop_reason: Annotated[tuple[str | None, ...], column(vllm="stop_reason")]
     option_ids: tuple[int, ...]
     option_logprobs: tuple[float, ...]
@@ -108,6 +110,10 @@ class CallRow(Struct, frozen=True):
     """Requests that stayed in the lane when this one left."""
     error_type: Annotated[str | None, column(otel="error.type")]
     error_message: str | None
+    recomputed_input_tokens: Annotated[int | None, column("{token}")] = None
+    """Tokens of the chain's context that this engine had computed for an earlier call of the chain, had evicted since and computed again:
+    at least so many, as only the context of an earlier step counts, in full blocks of the cache (`block_size` in the facts of the
+    engine, else 16 tokens). Null where the engine does not say what was cached, and in traces of earlier versions."""
 
 
 class StepRow(Struct, frozen=True):
@@ -124,7 +130,8 @@ class StepRow(Struct, frozen=True):
     source_engine: str
     """The role of the engine that wrote it."""
     decision: str
-    """`guidance`, `accepted`, `fallback` or `first_steps`."""
+    """`guidance`, `accepted`, `fallback`, `first_steps`, `written`, or `interrupted`: what the target had written when the chain was
+    switched to speculation."""
     verify_kind: Annotated[str | None, column(otel="gen_ai.evaluation.name")]
     """The kind of stage that gave the verdict, such as `choose`, `score` or `likelihood`; null when nothing was verified."""
     verify_stage: str | None
@@ -175,6 +182,9 @@ class StepRow(Struct, frozen=True):
     end_unix_ns: Instant
     calls: Annotated[int | None, column("{request}")] = None
     """The chain's calls when the step was committed: those with a smaller `call_index`. Null in traces of earlier versions."""
+    mode: str | None = None
+    """`speculative`: the loop wrote it, or the guidance before it; `direct`: the target alone. Null of graphs in whose loops nothing
+    is drafted, and in traces of earlier versions."""
 
 
 class ChainRow(Struct, frozen=True):
@@ -228,6 +238,9 @@ class ChainRow(Struct, frozen=True):
     """The part of `chain_time_s` in which its calls waited in lanes."""
     start_unix_ns: Instant
     end_unix_ns: Instant
+    expected_length: float | None = None
+    """By what its place among the chains was decided where expected-long ones begin first: tokens of the thought that were expected, or,
+    of a first sample without an earlier run, characters of the problem. Null in the order of the input and in earlier versions."""
 
 
 class RewardRow(Struct, frozen=True, kw_only=True):
@@ -243,7 +256,7 @@ class RewardRow(Struct, frozen=True, kw_only=True):
     selected: bool
     """Whether it was committed; of candidates with the same text only the one that the step names."""
     decision: str
-    """The decision of the step: `guidance`, `accepted`, `fallback`, `first_steps` or `written`."""
+    """The decision of the step, as in `StepRow`."""
     source_engine: str
     """The role that wrote it."""
     reward: Annotated[float | None, column("1", otel="gen_ai.evaluation.score.value")]

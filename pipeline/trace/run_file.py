@@ -31,7 +31,6 @@ Count = Annotated[int, Meta(ge=0, le=10**18)]
 PACKAGES = (
     "pipeline",
     "anyio",
-    "trio",
     "msgspec",
     "pyarrow",
     "torch",
@@ -78,6 +77,8 @@ class Totals(Struct, frozen=True, kw_only=True):
     chains_done: Count = 0
     chains_failed: Count = 0
     chains_cancelled: Count = 0
+    pauses: Count | None = None
+    """Times that a chain had to pause for room in a cache, in the last session; null where the batch size alone decided."""
     graded: Count = 0
     correct: Count = 0
     errors: dict[str, dict[str, Count]] = {}
@@ -112,6 +113,22 @@ class Session(Struct, frozen=True, kw_only=True):
     """Each engine's own totals at the end of the session, by role."""
 
 
+class ModeChange(Struct, frozen=True, kw_only=True):
+    """A decision about which chains are speculated, of a run with `speculate: auto`."""
+
+    unix_ns: Instant
+    what: str
+    """What was decided, in a word or a few."""
+    speculating: Count
+    """Chains that were to speculate from then on."""
+    live: Count
+    """Chains in their loop."""
+    speculative: float | None = None
+    """Expected thought tokens a second of all live chains together, if as many speculate as was decided about; null: not known."""
+    direct: float | None = None
+    """The same if none speculates."""
+
+
 class RunFile(Struct, frozen=True, kw_only=True):
     """The content of `run.json`. Times are ns UTC; durations are seconds, summed over the sessions."""
 
@@ -121,12 +138,20 @@ class RunFile(Struct, frozen=True, kw_only=True):
     plan: Plan
     """Stages and engines with all their fields. In the file it is written as the keys of a `RecordedPlan`."""
     schedule: str
+    admission: str = ""
+    """`cache` or `batch`; empty in files of earlier versions, which are as `batch`."""
+    order: str = ""
+    """`input`, `longest` or `longest:RUN`; empty in files of earlier versions, which are as `input`."""
     batch_size: Count
     samples: Count
     seed: int
     input: RunInput
     virtual_time: bool
     """Whether time was simulated: then all times except `startup_s` and `orchestrator_cpu_s` are those of the simulated clock."""
+    depends_on_timing: bool = False
+    """Whether answers depend on when chains were switched between speculation and the target alone (`speculate: auto`)."""
+    mode_changes: tuple[ModeChange, ...] = ()
+    """The decisions about that of all sessions; of very many the last ones."""
     versions: dict[str, str] = {}
     host: Host = Host()
     command: list[str] = []

@@ -13,7 +13,7 @@ from pipeline.analysis.quality.estimates import NOTHING, Estimate
 from pipeline.analysis.quality.samples import wilson
 from pipeline.analysis.quality.selection import Choices
 from pipeline.analysis.quality.step_quality import Quality
-from pipeline.analysis.resources import Resources
+from pipeline.analysis.resources import EngineFacts, Resources
 from pipeline.errors import UsageError
 from pipeline.trace.run_file import RunInput
 
@@ -137,6 +137,17 @@ def test_what_else_differs_is_said(table: Make, fields: dict[str, Any], says: st
 def test_one_engine_alone_needs_less_than_two(table: Make) -> None:
     alone = table("target", BASE, engines={"target": {"backend": "torch", "model": "org/large"}}, resources=Resources(cores=1))
     assert compare([alone, table("speccot", ONES)]).flags == ()
+
+
+def test_what_the_baseline_lacked_is_said(table: Make) -> None:
+    both = {role: EngineFacts(devices=("GPU 0",), accelerators=1, kv_cache_tokens=5000) for role in ("draft", "target")}
+    engines = {"target": {"backend": "torch", "model": "org/large"}}
+    ours = table("speccot", ONES, facts=both)
+    alone = table("target", BASE, engines=engines, facts={"target": both["target"]})
+    lacked = "of the baseline: the cache of its target holds 5,000 tokens, no more than beside draft"
+    assert [flag.what for flag in compare([alone, ours]).flags] == [lacked]
+    larger = EngineFacts(devices=("GPU 0",), accelerators=1, kv_cache_tokens=6000)
+    assert compare([table("target", BASE, engines=engines, facts={"target": larger}), ours]).flags == ()
 
 
 def test_other_data_is_refused_by_name(table: Make) -> None:

@@ -1,10 +1,12 @@
 """Points of sweeps: they come back from their file, make curves, and say where a curve crosses the target alone."""
 
+import math
 from pathlib import Path
 
 import pytest
 
-from pipeline.analysis.points import Coordinates, crossing, curves, point_of_run, read_points, spread, write_points
+from pipeline.analysis.points import Coordinates, Point, crossing, curves, opponents, point_of_run, read_points, spread, write_points
+from pipeline.analysis.resources import EngineFacts
 from pipeline.analysis.sweep_tables import crossings, sweep_tables
 from pipeline.errors import InputError
 from pipeline.session.options import RunOptions
@@ -23,6 +25,19 @@ def test_points_come_back_from_their_file(tmp_path: Path) -> None:
     assert read_points(tmp_path / "points.parquet") == points
     write_points(tmp_path / "points.parquet", points[1:])
     assert read_points(tmp_path / "points.parquet") == points[1:]
+
+
+def test_facts_come_back_from_the_file_and_are_none_in_earlier_ones(tmp_path: Path) -> None:
+    import pyarrow.parquet as pq
+
+    facts = {"target": EngineFacts(answers="simulated", devices=("d",), flops_per_s=math.inf, kv_cache_tokens=9)}
+    write_points(tmp_path / "points.parquet", [point(3.0, facts=facts, limit_s={"h100-0.a": 1.0})])
+    [found] = read_points(tmp_path / "points.parquet")
+    assert (found.facts, found.over_limits) == (facts, {"h100-0.a": pytest.approx(10 / 3)})
+    table = pq.read_table(tmp_path / "points.parquet")
+    pq.write_table(table.drop_columns(["facts", "engines"]), tmp_path / "points.parquet")
+    [earlier] = read_points(tmp_path / "points.parquet")
+    assert (earlier.facts, earlier.engines) == ({}, "")
 
 
 def test_another_file_is_no_file_of_points(tmp_path: Path) -> None:
@@ -81,13 +96,50 @@ def test_the_tables_say_what_the_points_do() -> None:
     target, ours, table_6 = sweep_tables(points)
     assert (target.title, ours.title) == ("target", "speccot, pipelined")
     assert ours.rows[0][:3] == ("1", "5 [4, 6]", "2 [1.6, 2.4]")
-    assert ours.rows[0][-1] == "1.25"  # 10 problems at 4 a second, over two seconds
+    assert ours.rows[0][-1] == "draft 2.5 target 1.25"  # 10 problems at 4 a second, over one second and over two
     assert ours.rows[1][:3] == ("8", "8", "0.5")
     assert table_6.rows == (("1", "2.08 [1.67, 2.5]", "50", "1.00", "1.92"), ("8", "1.25", "50", "1.67", "0.50"))
     assert crossings(points) == [
         "speccot, pipelined: faster than the target alone at batch size 1, slower than the target alone at batch size 8; "
         "the curves cross near batch size 2.83."
     ]
+
+
+def on(name: str, rate: float, *, system: str = "speccot", device: str = "card") -> Point:
+    facts = {role: EngineFacts(answers="simulated", devices=(device,), flops_per_s=1e12) for role in {system.partition(" ")[0], "target"}}
+    return point(rate, system=f"{system} on {name}", engines=name, baseline=system == "target", facts=facts)
+
+
+def test_each_engines_file_has_the_opponent_on_it_and_all_are_compared() -> None:
+    points = [on("slices", 4.0), on("own", 6.0, device="two"), on("slices", 4.0, system="target"), on("own", 2.0, system="target")]
+    assert opponents(curves(points)) == {
+        "speccot on slices, pipelined": "target on slices",
+        "speccot on own, pipelined": "target on own",
+    }
+    placements = sweep_tables(points)[-1]
+    assert placements.title == "The same system on different engines"
+    assert placements.rows == (
+        ("speccot, pipelined", "8", "slices", "4", "1.00", "1.00"),
+        ("speccot, pipelined", "8", "own", "6", "3.00", "1.50"),
+    )
+    assert crossings(points) == [
+        "speccot on slices, pipelined: not told apart from the target alone at batch size 8.",
+        "speccot on own, pipelined: faster than the target alone at batch size 8.",
+    ]
+
+
+def test_one_opponent_may_stand_against_all_engines_files() -> None:
+    points = [on("slices", 4.0), on("own", 6.0), on("both", 8.0, system="target")]
+    assert set(opponents(curves(points)).values()) == {"target on both"}
+    assert [row[-2:] for row in sweep_tables(points)[-1].rows] == [("0.50", "0.50"), ("0.75", "0.75")]
+
+
+def test_what_the_opponent_lacked_is_said_once() -> None:
+    two = {role: EngineFacts(answers="simulated", devices=(role,), flops_per_s=1e12) for role in ("draft", "target")}
+    points = [point(2.0, 1, facts=two), point(3.0, 1, system="scot", facts=two)]
+    baseline = point(1.0, 1, system="target", facts={"target": two["target"]})
+    lacked = "it had 1 TFLOP/s, simulated (target) instead of 2 TFLOP/s, simulated (draft, target)"
+    assert crossings([*points, baseline])[2:] == [f"target lacked hardware of the systems that it is compared with: {lacked}."]
 
 
 def test_a_point_is_what_its_run_was(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from pipeline.analysis.resources import EngineFacts, Resources, answers, devices_of, facts_of, resources
+from pipeline.analysis.resources import EngineFacts, Resources, answers, devices_of, facts_of, resources, shortfall
 from pipeline.graph.loader import load_engines
 from pipeline.graph.plan import settings_of
 from pipeline.graph.plugins import engine_specs
@@ -105,3 +105,30 @@ def test_engines_of_any_backend_say_what_they_run_on() -> None:
     replay = facts_of({"a": {}}, {"a": {"answers": "recorded", "replay": "/runs/mine", "devices": ["one"], "flops_per_s": 5.0}})
     assert resources(replay.values()) == Resources(replays=1, names=("one",))
     assert answers(replay.values()) == "recorded"
+
+
+def sim(*devices: str, rate: float = 1e12, tokens: int = 1000) -> EngineFacts:
+    return EngineFacts(answers="simulated", devices=devices, flops_per_s=rate, kv_cache_tokens=tokens)
+
+
+def test_what_an_opponent_lacked_is_said() -> None:
+    draft, beside = sim("card"), sim("card")
+    assert shortfall({"target": sim("card", tokens=1500)}, {"draft": draft, "target": beside}) == ()
+    assert shortfall({"target": beside}, {"draft": draft, "target": beside}) == (
+        "the cache of its target holds 1,000 tokens, no more than beside draft",
+    )
+    assert shortfall({"target": beside}, {"draft": sim("other"), "target": beside}) == (
+        "it had 1 TFLOP/s, simulated (card) instead of 2 TFLOP/s, simulated (card, other)",
+    )
+    # Both cards under one name are no less than each under its own.
+    assert shortfall({"target": sim("card+other", rate=2e12)}, {"draft": sim("other"), "target": beside}) == ()
+    unbound = sim("card", rate=math.inf)
+    assert shortfall({"target": unbound}, {"draft": unbound, "target": unbound}) == ()
+
+
+def test_gpus_and_cores_that_an_opponent_lacked_are_said() -> None:
+    gpus = {f"GPU {index}": EngineFacts(devices=(f"GPU {index}",), accelerators=1) for index in range(2)}
+    assert shortfall({"target": gpus["GPU 0"]}, {"target": gpus["GPU 0"], "draft": gpus["GPU 1"]}) == ("it had 1 GPU instead of 2 GPUs",)
+    cores = {role: EngineFacts(devices=(f"CPU core {core}",), cores=1) for core, role in enumerate(("draft", "target"))}
+    assert shortfall({"target": cores["target"]}, cores) == ("it had 1 core instead of 2 cores",)
+    assert shortfall(cores, cores) == ()

@@ -28,7 +28,8 @@ from pipeline.session.options import RunOptions
 from pipeline.session.preflight import load_plan
 from pipeline.session.run import run
 from pipeline.trace.run_file import RunFile
-from tests.support.runs import write_problems
+from tests.support.runs import solve, write_problems
+from tests.support.switching import AtTimes, solve_switched
 
 ROOT = Path(__file__).parent.parent.parent
 SIM = ROOT / "graphs/engines/sim-2xh100.yaml"
@@ -187,3 +188,15 @@ def test_calls_that_took_no_time_are_left_out_of_the_fit() -> None:
     calls = {"a": [TimedCall("s", start, took, 10, 0, (5,)) for start, took in ((0.0, 0.0), (1.0, 0.5), (2.0, 0.5))]}
     assert undisturbed(calls)["a"].tolist() == [False, True, False]
     assert undisturbed({"a": calls["a"][1:2]})["a"].tolist() == [True]
+
+
+def test_what_the_target_wrote_at_a_stretch_is_no_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that was switched has about as many and as long steps as one that always speculated."""
+    problems = write_problems(tmp_path, 3)
+    switched = solve_switched(monkeypatch, AtTimes(0.5, 1.5, 1.6), tmp_path, "switched", input=problems)
+    always = solve(tmp_path, "always", input=problems)
+    found, expected = (read_lengths(tmp_path / name, run.run.plan) for name, run in (("switched", switched), ("always", always)))
+    assert found.steps is not None
+    assert expected.steps is not None
+    assert found.steps.mean == pytest.approx(expected.steps.mean, rel=0.25)
+    assert found.step_tokens["draft"].mean == pytest.approx(expected.step_tokens["draft"].mean, rel=0.25)

@@ -24,10 +24,50 @@ def test_a_sweep_prints_its_tables_and_the_crossing(tmp_path: Path, capfd: pytes
     assert "**target (simulated)**" in out
     assert "**speccot, pipelined (simulated): in the form of SpecCoT's table 6**" in out
     assert out.splitlines()[-1].startswith("speccot, pipelined: faster than the target alone at batch size")
-    assert "1/4 target, batch size 1, repeat 0: " in err
+    assert "1/4 " in err
+    assert "target has the memory of the engines that it does not use: --set engines.target.kv_cache_tokens=298611" in err
+    assert '"engines.target.kv_cache_tokens=298611"' in (folder / "sweep.json").read_text()
     assert f"4 of 4 points in {folder}" in err
     assert run_command([*arguments, "--resume"]) == 0
     assert "1/4" not in capfd.readouterr().err
+
+
+@pytest.mark.slow
+def test_placements_of_the_engines_are_compared_by_one_command(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    problems = str(write_problems(tmp_path, 6))
+    files = [part for name in ("sim-2xh100", "sim-2xh100-mps", "sim-2xh100-own") for part in ("--engines", name)]
+    arguments = ["sweep", SPECCOT, "--input", problems, *files, "--batch-size", "4", "--output", str(tmp_path / "sweep")]
+    assert run_command(arguments) == 0
+    out, _ = capfd.readouterr()
+    for name in ("sim-2xh100", "sim-2xh100-mps", "sim-2xh100-own"):
+        assert f"**target on {name} (simulated)**" in out
+        assert f"**speccot on {name}, pipelined (simulated)**" in out
+        assert f"| speccot, pipelined | 4 | {name} | " in out
+    lacked = "it had 590 TFLOP/s, simulated (h100-1) instead of 1,180 TFLOP/s, simulated (h100-0, h100-1)."
+    assert f"target on sim-2xh100-own lacked hardware of the systems that it is compared with: {lacked}" in out
+    assert run_command([*arguments, "--baseline-engines", "sim-2xh100", "--resume"]) == 0
+    assert "lacked" not in capfd.readouterr().out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--engines", "sim-2xh100", "--baseline-engines", "nothere"], "no engines file is named `nothere`"),
+        (["--engines", "sim-2xh100", "--set", "engines.draft.device.sharing=mpx"], "unknown value `mpx`; did you mean `mps`?"),
+        (
+            ["--engines", "sim-2xh100", "--set", "engines.draft.device.sharing=mps"],
+            "is described in two ways; engines that share it must agree",
+        ),
+    ],
+)
+def test_wrong_engines_are_one_sentence(tmp_path: Path, capfd: pytest.CaptureFixture[str], options: list[str], message: str) -> None:
+    problems = str(write_problems(tmp_path, 2))
+    assert run_command(["sweep", SPECCOT, "--input", problems, "--batch-size", "2", "--output", str(tmp_path / "s"), *options]) == 2
+    out, err = capfd.readouterr()
+    assert message in err
+    assert (out, err.count("\n")) == ("", 1)
+    assert not (tmp_path / "s").exists()
 
 
 @pytest.mark.parametrize(

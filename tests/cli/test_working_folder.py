@@ -9,6 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.support.paths import ROOT, SIM
+from tests.support.patience import HANGS_S
 
 COMMAND = [sys.executable, "-P", "-c", "from pipeline.cli.main import main; main()"]
 """What the console script does: its `sys.path` does not begin with the working folder either."""
@@ -33,7 +34,7 @@ def marks(folder: Path) -> list[str]:
 
 
 def run(folder: Path, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*COMMAND, *map(str, arguments)], cwd=folder, capture_output=True, text=True, timeout=300)
+    return subprocess.run([*COMMAND, *map(str, arguments)], cwd=folder, capture_output=True, text=True, timeout=HANGS_S)
 
 
 def grades(folder: Path) -> list[tuple[bool | None, str | None]]:

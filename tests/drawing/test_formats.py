@@ -21,6 +21,7 @@ from pipeline.errors import UsageError
 from pipeline.graph.plan import Plan
 from pipeline.session.preflight import load_plan
 from tests.support.paths import ROOT
+from tests.support.patience import HANGS_S
 from tests.support.plans import NASTY
 
 Load = Callable[..., Plan]
@@ -34,7 +35,7 @@ def drawn(plan: Plan) -> Diagram:
 
 def understood(source: str) -> dict[str, Any]:
     """What Graphviz makes of a source."""
-    done = subprocess.run(["dot", "-Tjson0"], input=source, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(["dot", "-Tjson0"], input=source, capture_output=True, text=True, timeout=HANGS_S)
     assert (done.returncode, done.stderr) == (0, "")
     found: dict[str, Any] = json.loads(done.stdout)
     return found

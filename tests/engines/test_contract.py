@@ -13,15 +13,18 @@ import msgspec
 import pytest
 from anyio.from_thread import BlockingPortal
 
-from pipeline.engine import Engine, Fact, PrefixCacheReset, Request
+from pipeline.engine import Candidate, Completion, Engine, Fact, Interruptible, PrefixCacheReset, Request
+from pipeline.engines.validate import validate_completion
 from pipeline.errors import ContextOverflow, RequestRefused
-from pipeline.runtime.virtual_clock import VirtualClock
+from pipeline.session.loop import in_loop
 from tests.support.engines import SIM, Converse, Talk, ask_all, prompt_of
 
 PROBLEM = "Lily has 19 pens. Lily sells 5 packs of 2. Lily drops 9. How many pens has Lily now?"
 LARGEST_BLOCK_TOKENS = 32
 """What a prefix cache may hold is rounded down to blocks; vLLM's CPU build has the largest."""
 LONG = "Mia has 8 apples. Mia buys 3 packs of 4. Mia loses 5. " * 2 + PROBLEM
+ENDLESS = f"What is {' + '.join('1' * 13)}?"
+"""The bundled draft model never ends its greedy answer: it is interrupted in the middle, however slow the machine is."""
 OTHERS = [f"Finn has {n} coins. Finn finds {n // 2 + 1}. Finn loses 3. How many coins has Finn now?" for n in range(5, 19)]
 
 
@@ -44,7 +47,7 @@ def sim_converse(request: pytest.FixtureRequest) -> Converse:
             async with sim.BACKEND.open({"draft": SIM}) as engines:
                 await talk(engines["draft"])
 
-        anyio.run(main, backend="trio", backend_options={"clock": VirtualClock()})
+        in_loop(main, virtual=True)
 
     return converse
 
@@ -74,9 +77,9 @@ BACKENDS: dict[str, Callable[[pytest.FixtureRequest], Converse]] = {
     "torch": torch_converse,
     "sim": sim_converse,
     "vllm": vllm_converse,
-    "openai": openai_converse,
+    "openai-vllm": openai_converse,
 }
-MARKS = {"torch": pytest.mark.torch, "vllm": pytest.mark.vllm, "openai": pytest.mark.vllm}
+MARKS = {"torch": pytest.mark.torch, "vllm": pytest.mark.vllm, "openai-vllm": pytest.mark.vllm}
 
 
 @pytest.fixture(params=[pytest.param(name, marks=MARKS.get(name, ())) for name in BACKENDS])
@@ -251,6 +254,7 @@ def test_a_prompt_that_fills_the_context_overflows(converse: Converse) -> None:
         ({"option_ids": (1, 2), "max_tokens": 2}, "one token of one candidate, not max_tokens=2, n=1"),
         ({"option_ids": (1, 2), "max_tokens": 1, "n": 2}, "one token of one candidate, not max_tokens=1, n=2"),
         ({"option_ids": (1, 2), "max_tokens": 1, "scored_ids": (1,)}, "exclude each other"),
+        ({"option_ids": (1, 2), "max_tokens": 1, "interruptible": True}, "a choice and a scoring cannot be interrupted"),
         ({"scored_ids": (1,), "n": 2}, "scored once, not n=2 times"),
         ({"max_tokens": 0}, "must be at least 1, not 1 and 0"),
         ({"n": 0}, "must be at least 1, not 0 and 12"),
@@ -293,6 +297,121 @@ def test_cancelled_requests_free_their_places(converse: Converse) -> None:
         after = engine.statistics()
         assert (after.running, after.waiting) == (0, 0)
         assert after.requests < before.requests + 60
+
+    converse(talk)
+
+
+async def until_they_wait() -> None:
+    """Let the tasks that were started send their requests."""
+    for _ in range(3):
+        await anyio.lowlevel.checkpoint()
+
+
+async def interrupted(engine: Interruptible, request: Request, after_tokens: int, times: int = 1) -> Completion:
+    """The answer to `request`, which is interrupted when two requests beside it had so many tokens one after the other; 0: at once."""
+    answers: list[Completion] = []
+
+    async def ask() -> None:
+        answers.append(await engine.generate(request))
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(ask)
+        await until_they_wait()
+        for name in ("first", "second") if after_tokens else ():
+            await engine.generate(thinking(engine, request_id=name, max_tokens=after_tokens, temperature=0.0))
+        for _ in range(times):
+            engine.interrupt(request.request_id)
+    return answers[0]
+
+
+def is_cut_from(part: Candidate, whole: Candidate) -> bool:
+    """Whether `part` is `whole`, or what there was of it when it was interrupted."""
+    if part.finish_reason != "interrupted":
+        return (part.ids, part.finish_reason, part.stop_reason) == (whole.ids, whole.finish_reason, whole.stop_reason)
+    return part.ids == whole.ids[: len(part.ids)] and part.stop_reason is None
+
+
+@pytest.mark.parametrize("times", [1, 2])
+@pytest.mark.parametrize("after_tokens", [0, 2, 9])
+def test_an_interrupted_request_gives_what_it_has_and_can_be_continued(converse: Converse, after_tokens: int, times: int) -> None:
+    async def talk(engine: Engine) -> None:
+        assert isinstance(engine, Interruptible)
+        request = thinking(engine, ENDLESS, max_tokens=400, temperature=0.0, logprobs=True)
+        (whole,) = (await engine.generate(request)).candidates
+        answer = await interrupted(engine, msgspec.structs.replace(request, interruptible=True), after_tokens, times)
+        (part,) = answer.candidates
+        assert validate_completion(answer, msgspec.structs.replace(request, interruptible=True), engine.vocab_size) is None
+        assert part.finish_reason == "interrupted"
+        assert is_cut_from(part, whole)
+        assert len(part.ids) < len(whole.ids)
+        if after_tokens == 9:
+            assert part.ids
+        assert part.text == engine.tokenizer.decode(part.ids)
+        assert answer.usage.output_tokens == len(part.ids)
+        left = 400 - len(part.ids)
+        goes_on = thinking(engine, prompt_ids=[*request.prompt_ids, *part.ids], max_tokens=left, temperature=0.0)
+        (rest,) = (await engine.generate(goes_on)).candidates
+        assert part.ids + rest.ids == whole.ids
+        assert (engine.statistics().running, engine.statistics().waiting) == (0, 0)
+
+    converse(talk)
+
+
+def test_of_several_candidates_the_finished_ones_keep_their_reason(converse: Converse) -> None:
+    async def talk(engine: Engine) -> None:
+        assert isinstance(engine, Interruptible)
+        request = thinking(engine, n=12, max_tokens=100, temperature=1.5, stop=(" ", "9"), request_id="several")
+        uncut = await engine.generate(request)
+        answer = await interrupted(engine, msgspec.structs.replace(request, interruptible=True), 6)
+        assert len(answer.candidates) == 12
+        assert all(is_cut_from(part, whole) for part, whole in zip(answer.candidates, uncut.candidates, strict=True))
+        assert sum(len(c.ids) for c in answer.candidates) <= answer.usage.output_tokens <= uncut.usage.output_tokens
+
+    converse(talk)
+
+
+def test_an_interrupted_request_that_still_waits_has_no_tokens(converse: Converse) -> None:
+    async def talk(engine: Engine) -> None:
+        assert isinstance(engine, Interruptible)
+        before = engine.statistics()
+        async with anyio.create_task_group() as tasks:
+            for index in range(10):
+                tasks.start_soon(engine.generate, thinking(engine, OTHERS[index], n=8, max_tokens=400, temperature=1.0, seed=index))
+            await until_they_wait()
+            answer = await interrupted(engine, thinking(engine, request_id="late", n=3, priority=9, interruptible=True), 0)
+            tasks.cancel_scope.cancel()
+        assert [(c.ids, c.text, c.finish_reason) for c in answer.candidates] == [((), "", "interrupted")] * 3
+        assert answer.usage.output_tokens == 0
+        assert answer.timing.decode_time_s is None
+        await engine.generate(thinking(engine, max_tokens=1))
+        after = engine.statistics()
+        assert (after.running, after.waiting, after.requests - before.requests) == (0, 0, 2)
+
+    converse(talk)
+
+
+def test_only_the_interruptible_request_of_that_id_is_interrupted(converse: Converse) -> None:
+    async def talk(engine: Engine) -> None:
+        assert isinstance(engine, Interruptible)
+        request = thinking(engine, request_id="r", max_tokens=40)
+        whole = await engine.generate(request)
+        engine.interrupt("nobody")
+        engine.interrupt("r")
+        again = [await interrupted(engine, request, 2), await engine.generate(msgspec.structs.replace(request, interruptible=True))]
+        assert [answer.candidates[0].ids for answer in again] == [whole.candidates[0].ids] * 2
+
+    converse(talk)
+
+
+def test_tokens_are_counted_while_they_are_written(converse: Converse) -> None:
+    async def talk(engine: Engine) -> None:
+        before = engine.statistics()
+        if before.written_tokens is None:
+            assert engine.statistics().since(before).written_tokens is None
+            return
+        answers = await ask_all(engine, [thinking(engine, problem, n=3, max_tokens=5) for problem in OTHERS])
+        written = engine.statistics().since(before).written_tokens
+        assert written == sum(answer.usage.output_tokens for answer in answers)
 
     converse(talk)
 
@@ -365,6 +484,8 @@ FACTS: dict[str, type] = {
     "servers": tuple,
     "replay": str,
     "kv_cache_tokens": int,
+    "kv_cache_sequences": int,
+    "block_size": int,
 }
 
 

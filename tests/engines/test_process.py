@@ -30,25 +30,24 @@ def asked(**options: object) -> Request:
     return Request(**{"request_id": "r", "prompt_ids": PROMPT, "max_tokens": 3} | options)  # type: ignore[arg-type]
 
 
-def talk_to(talk: Callable[[WorkerEngine], Awaitable[None]], *, backend: str = "asyncio", **options: object) -> None:
+def talk_to(talk: Callable[[WorkerEngine], Awaitable[None]], **options: object) -> None:
     async def main() -> None:
         async with BACKEND.open({"echo": EchoSpec(**options)}) as engines:  # type: ignore[arg-type]
             engine = engines["echo"]
             assert isinstance(engine, WorkerEngine)
             await talk(engine)
 
-    anyio.run(main, backend=backend)
+    anyio.run(main)
 
 
-@pytest.mark.parametrize("backend", ["asyncio", "trio"])
-def test_an_engine_of_another_package_answers(backend: str) -> None:
+def test_an_engine_of_another_package_answers() -> None:
     async def talk(engine: Engine) -> None:
         answer = await engine.generate(asked(n=2))
         assert [candidate.ids for candidate in answer.candidates] == [tuple(PROMPT[:3]), tuple(PROMPT[1:4])]
         assert answer.candidates[0].text == engine.tokenizer.decode(PROMPT[:3])
         assert (engine.role, engine.max_model_len, engine.facts) == ("echo", 99, {"answers": "simulated", "devices": ("echo",)})
 
-    talk_to(talk, backend=backend, max_model_len=99)
+    talk_to(talk, max_model_len=99)
 
 
 def test_what_it_cannot_compute_is_refused_and_the_others_go_on() -> None:
@@ -87,8 +86,7 @@ def test_its_prefix_cache_can_be_emptied() -> None:
     talk_to(talk)
 
 
-@pytest.mark.parametrize("backend", ["asyncio", "trio"])
-def test_it_is_killed_found_dead_and_started_again(backend: str) -> None:
+def test_it_is_killed_found_dead_and_started_again() -> None:
     async def talk(engine: WorkerEngine) -> None:
         assert isinstance(engine, Restartable)
         await engine.generate(asked())
@@ -104,7 +102,7 @@ def test_it_is_killed_found_dead_and_started_again(backend: str) -> None:
         with pytest.raises(EngineDead, match="a test said so"):
             await engine.generate(asked())
 
-    talk_to(talk, backend=backend)
+    talk_to(talk)
 
 
 def test_a_closed_engine_is_gone_for_good() -> None:
@@ -135,14 +133,13 @@ def test_an_interrupt_at_the_terminal_does_not_end_a_worker_that_loads() -> None
     talk_to(talk, interrupts=True)
 
 
-@pytest.mark.parametrize("backend", ["asyncio", "trio"])
-def test_a_start_that_takes_too_long_is_killed_and_said(backend: str) -> None:
+def test_a_start_that_takes_too_long_is_killed_and_said() -> None:
     async def talk(engine: WorkerEngine) -> None:
         raise AssertionError("it started")
 
     before = set(psutil.Process().children(recursive=True))
     with pytest.raises(EngineDead, match=r"^engine 'echo' died: it did not start within startup_timeout_s=0\.5; set more where"):
-        talk_to(talk, backend=backend, loads="never", startup_timeout_s=0.5)
+        talk_to(talk, loads="never", startup_timeout_s=0.5)
     assert psutil.wait_procs(set(psutil.Process().children(recursive=True)) - before, timeout=10)[1] == []
 
 

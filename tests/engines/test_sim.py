@@ -15,7 +15,7 @@ from pipeline.engine import Completion, Engine, Request
 from pipeline.engines.sim.engine import open_sim
 from pipeline.engines.sim.spec import SimDeviceSpec, SimSpec
 from pipeline.errors import EngineDead, GraphError, RequestRefused
-from pipeline.runtime.virtual_clock import VirtualClock
+from pipeline.session.loop import in_loop
 
 pytestmark = pytest.mark.anyio
 DEVICE = SimDeviceSpec(name="d", flops_per_s=2.0**21, bytes_per_s=2.0**18, overhead_s=2.0**-9)
@@ -202,8 +202,7 @@ def test_equal_runs_give_equal_results_to_the_bit() -> None:
             wanted = [request(letter, 5 + i, 7 + i % 3, n=1 + i % 2, temperature=1.0) for i, letter in enumerate("abcdefgh")]
             return await run(engine, *((0.01 * (i // 3), each) for i, each in enumerate(wanted)))
 
-    # Trio runs the tasks of one moment in random order.
-    results = [anyio.run(main, backend="trio", backend_options={"clock": VirtualClock()}) for _ in range(5)]
+    results = [in_loop(main, virtual=True) for _ in range(2)]
     assert all(result == results[0] for result in results)
 
 
@@ -264,7 +263,7 @@ def test_it_also_runs_on_real_time() -> None:
             [(end, _)] = await run(engine, (start, request("a", 8, 3)))
             assert end - start >= iteration(8, 8) + decoding(8, 2) - 1e-3
 
-    anyio.run(main, backend="asyncio")
+    in_loop(main, virtual=False)
 
 
 async def test_it_states_what_simulates_and_no_number_that_json_lacks() -> None:

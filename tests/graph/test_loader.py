@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.engines.sim.spec import SimSpec
 from pipeline.engines.torch.spec import TorchSpec
 from pipeline.errors import GraphError
 from pipeline.graph.loader import load_engines
@@ -66,6 +67,16 @@ def test_names_of_roles_and_what_they_hold_are_checked_in_a_file_alone(tmp_path:
         path.write_text(content)
         with pytest.raises(GraphError, match=message):
             load_engines(path, engine_specs(), ("engines.draft.model=x",))
+
+
+def test_a_setting_of_all_roles(tmp_path: Path) -> None:
+    for name in ("engines.*", "engines.*.", "engines.**.model", "engines.d*.model"):
+        with pytest.raises(GraphError, match=r"expected engines.ROLE.NAME=VALUE"):
+            load_plan(ROOT / "graphs/speccot.yaml", ROOT / "graphs/engines/sim-2xh100.yaml", (f"{name}=x",))
+    settings = ("engines.*.device.name=here", "engines.*.text.answer_tokens=7", "engines.draft.text.answer_tokens=9")
+    found = load_plan(ROOT / "graphs/speccot.yaml", ROOT / "graphs/engines/sim-2xh100.yaml", settings).engines
+    specs = [(role, spec.device.name, spec.text.answer_tokens) for role, spec in found.items() if isinstance(spec, SimSpec)]
+    assert sorted(specs) == [("draft", "here", 9), ("target", "here", 7)]
 
 
 def test_bytes_that_are_not_utf8_are_refused(tmp_path: Path) -> None:

@@ -1,18 +1,11 @@
-"""Gates and deadlines do the same on asyncio and on trio."""
+"""Gates open, and deadlines give up what they must and nothing else."""
 
-from collections.abc import Awaitable, Callable
-from typing import Any
+from collections.abc import Awaitable
 
 import anyio
 import pytest
 
-from pipeline.runtime.waiting import Deadlines, Expired, gate_maker, new_deadlines
-
-pytestmark = pytest.mark.parametrize("backend", ["asyncio", "trio"])
-
-
-def run(main: Callable[[], Awaitable[Any]], backend: str) -> Any:
-    return anyio.run(main, backend=backend)
+from pipeline.runtime.waiting import Deadlines, Expired, new_gate
 
 
 async def outcome(deadlines: Deadlines, answer: Awaitable[str], deadline: float, said: list[str]) -> None:
@@ -29,9 +22,9 @@ async def answered(event: anyio.Event) -> str:
     return "answered"
 
 
-def test_what_is_not_answered_by_its_deadline_is_given_up_and_nothing_else(backend: str) -> None:
+def test_what_is_not_answered_by_its_deadline_is_given_up_and_nothing_else() -> None:
     async def main() -> list[list[str]]:
-        deadlines, event, first, second = new_deadlines(), anyio.Event(), [], []
+        deadlines, event, first, second = Deadlines(), anyio.Event(), [], []
         assert deadlines.next is None
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(outcome, deadlines, answered(anyio.Event()), 1.0, first)
@@ -49,12 +42,12 @@ def test_what_is_not_answered_by_its_deadline_is_given_up_and_nothing_else(backe
         assert deadlines.next is None
         return [first, second]
 
-    assert run(main, backend) == [["expired", "went on"], ["answered", "went on"]]
+    assert anyio.run(main) == [["expired", "went on"], ["answered", "went on"]]
 
 
-def test_deadlines_are_postponed_together(backend: str) -> None:
+def test_deadlines_are_postponed_together() -> None:
     async def main() -> list[str]:
-        deadlines, said = new_deadlines(), []
+        deadlines, said = Deadlines(), []
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(outcome, deadlines, answered(anyio.Event()), 1.0, said)
             await anyio.wait_all_tasks_blocked()
@@ -64,13 +57,13 @@ def test_deadlines_are_postponed_together(backend: str) -> None:
             deadlines.expire(6.0)
         return said
 
-    assert run(main, backend) == ["expired", "went on"]
+    assert anyio.run(main) == ["expired", "went on"]
 
 
 @pytest.mark.parametrize("expires", [False, True])
-def test_a_task_that_is_cancelled_ends_also_where_its_deadline_passes_with_it(backend: str, expires: bool) -> None:
+def test_a_task_that_is_cancelled_ends_also_where_its_deadline_passes_with_it(expires: bool) -> None:
     async def main() -> list[str]:
-        deadlines, said = new_deadlines(), []
+        deadlines, said = Deadlines(), []
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(outcome, deadlines, answered(anyio.Event()), 1.0, said)
             await anyio.wait_all_tasks_blocked()
@@ -80,25 +73,25 @@ def test_a_task_that_is_cancelled_ends_also_where_its_deadline_passes_with_it(ba
         assert deadlines.next is None
         return said
 
-    assert "went on" not in run(main, backend)
+    assert "went on" not in anyio.run(main)
 
 
-def test_an_error_of_the_answer_is_raised_as_it_is(backend: str) -> None:
+def test_an_error_of_the_answer_is_raised_as_it_is() -> None:
     async def wrong() -> str:
         raise ValueError("wrong")
 
     async def main() -> None:
-        deadlines = new_deadlines()
+        deadlines = Deadlines()
         with pytest.raises(ValueError, match="wrong"):
             await deadlines.wait_for(wrong(), 1.0)
         assert deadlines.next is None
 
-    run(main, backend)
+    anyio.run(main)
 
 
-def test_a_gate_lets_its_task_go_on(backend: str) -> None:
+def test_a_gate_lets_its_task_go_on() -> None:
     async def main() -> list[str]:
-        gate, said = gate_maker()(), []
+        gate, said = new_gate(), []
 
         async def wait() -> None:
             await gate
@@ -112,12 +105,12 @@ def test_a_gate_lets_its_task_go_on(backend: str) -> None:
         assert gate.done()
         return said
 
-    assert run(main, backend) == ["through"]
+    assert anyio.run(main) == ["through"]
 
 
-def test_a_gate_whose_task_was_cancelled_is_no_longer_opened(backend: str) -> None:
+def test_a_gate_whose_task_was_cancelled_is_no_longer_opened() -> None:
     async def main() -> None:
-        gate = gate_maker()()
+        gate = new_gate()
 
         async def wait() -> None:
             await gate
@@ -130,4 +123,4 @@ def test_a_gate_whose_task_was_cancelled_is_no_longer_opened(backend: str) -> No
             gate.set_result(None)
         assert gate.done()
 
-    run(main, backend)
+    anyio.run(main)

@@ -22,7 +22,7 @@ from tests.support.runs import rows
 
 ROOT = Path(__file__).parent.parent.parent
 PARAMS = (
-    ("guidance_tokens", "threshold", "method", "statistic", "candidates", "first_steps"),
+    ("guidance_tokens", "threshold", "method", "statistic", "candidates", "first_steps", "speculate"),
     ("temperature", "top_p"),
     ("draft_tokens", "step_tokens", "token_budget", "max_steps", "answer_tokens"),
 )

@@ -19,6 +19,7 @@ from pipeline.errors import InputError, RunError, RunFolderError
 from pipeline.session.regrade import Change, regrade
 from pipeline.trace.events import ChainRow
 from pipeline.trace.store import TraceStore
+from tests.support.patience import HANGS_S
 from tests.support.runs import solve
 
 Blank = Callable[..., Any]
@@ -162,7 +163,7 @@ def test_a_folder_that_cannot_be_written(run: Path) -> None:
 
 def pipeline(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", "from pipeline.cli.main import main; main()", *map(str, arguments)]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=HANGS_S)
 
 
 @pytest.mark.slow

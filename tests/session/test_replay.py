@@ -22,6 +22,7 @@ from pipeline.session.run import Observer, SessionResult, run
 from pipeline.trace.columns import schema_of
 from pipeline.trace.events import CallRow
 from pipeline.trace.wal import Wal
+from tests.support.patience import HANGS_S
 from tests.support.runs import SolveTestSet
 
 ROOT = Path(__file__).parent.parent.parent
@@ -442,7 +443,7 @@ def test_a_run_of_real_models_comes_back_without_them(tmp_path: Path, solve_test
     program = "import sys; from pipeline.cli.main import run_command as run; sys.exit(run(sys.argv[1:]) + 10 * ('torch' in sys.modules))"
     arguments = ["run", "graphs/specreason.yaml", "--engines", f"replay:{before.folder}", "--input", test_set, "--limit", "6"]
     command = [sys.executable, "-c", program, *map(str, arguments), "--output", str(tmp_path / "again")]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=HANGS_S)
     assert done.returncode == 0, done.stderr
     assert "of 6 graded, of recorded answers)" in done.stdout
     assert said(tmp_path / "again") == said(before.folder)

@@ -1,6 +1,5 @@
 """Runs that go on: what a run holds at any moment of its life is enough to end it as if it had never stopped."""
 
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from pipeline.errors import InputError, UsageError
 from pipeline.session.options import RunOptions, resume_options
 from pipeline.session.run import SessionResult, run
 from pipeline.trace.folder import hold
+from tests.support.killed import cut
 from tests.support.opened import opened
 
 ROOT = Path(__file__).parent.parent.parent
@@ -49,22 +49,6 @@ def said(folder: Path) -> dict[str, Any]:
     assert len({row["chain_id"] for row in chains}) == len(chains)
     costs = ("answer", "correct", "stop_reason", "steps", "accepted_steps", "calls", "draft_output_tokens", "target_output_tokens")
     return {row["chain_id"]: ([row[name] for name in costs], steps.get(row["chain_id"])) for row in chains}
-
-
-def cut(whole: Path, folder: Path, share: float) -> None:
-    """Make `folder` what `whole` was when that share of its time had passed, as SIGKILL would have left it."""
-    ends = pc.sort_indices(pq.read_table(whole / "calls").column("end_unix_ns"))
-    times = pq.read_table(whole / "calls").column("end_unix_ns").take(ends).to_pylist()
-    moment = times[min(int(share * len(times)), len(times) - 1)]
-    shutil.copytree(whole, folder)
-    for table in ("calls", "steps", "chains"):
-        for part in (folder / table).glob("*.parquet"):
-            content = pq.read_table(part)
-            pq.write_table(content.filter(pc.less_equal(content.column("end_unix_ns"), moment)), part)
-    card = msgspec.json.decode((whole / "run.json").read_bytes())
-    card |= {"status": "running", "totals": {}}
-    card["sessions"][-1] |= {"status": "running", "ended_unix_ns": None, "wall_time_s": None}
-    (folder / "run.json").write_bytes(msgspec.json.encode(card))
 
 
 @pytest.fixture(scope="module")
@@ -133,7 +117,10 @@ def test_failed_chains_are_tried_again_when_asked(tmp_path: Path) -> None:
         ),
         ({"limit": 3}, r"limit is 3, was None; add --allow-drift limit"),
         ({"graph": ROOT / "graphs/specreason.yaml"}, r"param .* is .*, was .*"),
-        ({"allow_drift": ("seed",)}, r"--allow-drift seed: what may be other than before is engines, batch_size, schedule, limit"),
+        (
+            {"allow_drift": ("seed",)},
+            r"--allow-drift seed: what may be other than before is engines, batch_size, schedule, admission, order, limit",
+        ),
     ],
     ids=lambda value: str(value)[:30],
 )

@@ -17,6 +17,7 @@ from tests.support import small_server
 from tests.support.chat_models import MODELS, chat_model, folder_of, write_config
 from tests.support.commands import COMMAND, pipeline
 from tests.support.paths import ROOT, TEST_SET
+from tests.support.patience import HANGS_S
 
 ENDLESS = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
 
@@ -82,7 +83,7 @@ def test_a_run_can_be_interrupted_while_a_template_computes(tmp_path: Path, numb
             while not renders(process.pid):
                 assert process.poll() is None
             process.send_signal(number)
-            _, said = process.communicate(timeout=120)
+            _, said = process.communicate(timeout=HANGS_S)
         finally:
             process.kill()
     assert (process.returncode, "Traceback" in said) == (130, False)

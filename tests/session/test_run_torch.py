@@ -15,6 +15,7 @@ import pytest
 
 from tests.support.commands import COMMAND, running
 from tests.support.paths import ROOT
+from tests.support.patience import HANGS_S
 from tests.support.runs import SolveTestSet, chains_of, status
 
 
@@ -22,7 +23,7 @@ from tests.support.runs import SolveTestSet, chains_of, status
 def test_ctrl_c_lets_live_chains_end_and_the_run_goes_on_later(tmp_path: Path) -> None:
     with running(tmp_path / "out", "--limit", "120", chains=120) as process:
         os.kill(process.pid, signal.SIGINT)
-        _, error = process.communicate(timeout=120)
+        _, error = process.communicate(timeout=HANGS_S)
     assert process.returncode == 130, error
     assert "live chains get 10 s to end; interrupt again to stop now" in error
     assert f"interrupted; to go on: pipeline resume {tmp_path / 'out'}" in error
@@ -30,7 +31,7 @@ def test_ctrl_c_lets_live_chains_end_and_the_run_goes_on_later(tmp_path: Path) -
     assert status(tmp_path / "out") == "interrupted"
     before = {row["chain_id"]: row["answer_text"] for row in chains_of(tmp_path / "out") if row["stop_reason"] != "cancelled"}
     assert 0 < len(before) < 120
-    done = subprocess.run([*COMMAND, "resume", str(tmp_path / "out")], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    done = subprocess.run([*COMMAND, "resume", str(tmp_path / "out")], cwd=tmp_path, capture_output=True, text=True, timeout=HANGS_S)
     assert done.returncode == 0, done.stderr
     after = {row["chain_id"]: row["answer_text"] for row in chains_of(tmp_path / "out")}
     assert len(after) == len(chains_of(tmp_path / "out")) == 120
@@ -44,7 +45,7 @@ def test_a_second_ctrl_c_stops_now_and_loses_nothing_that_is_finished(tmp_path: 
         for _ in range(20):
             with suppress(ProcessLookupError):
                 os.kill(process.pid, signal.SIGINT)
-        _, error = process.communicate(timeout=120)
+        _, error = process.communicate(timeout=HANGS_S)
     assert process.returncode == 130, error
     assert "Traceback" not in error
     totals = json.loads((tmp_path / "out/run.json").read_text())["totals"]
@@ -70,7 +71,7 @@ def test_engines_killed_and_stopped_in_mid_run_are_restarted_and_the_answers_are
         workers = psutil.Process(process.pid).children(recursive=True)
         workers[0].kill()
         workers[1].send_signal(signal.SIGSTOP)
-        out, error = process.communicate(timeout=240)
+        out, error = process.communicate(timeout=HANGS_S)
     assert process.returncode == 0, error
     answers = {row["problem_id"]: row["answer"] for row in chains_of(tmp_path / "out")}
     assert len(answers) == 40
@@ -100,7 +101,7 @@ def test_an_engine_that_does_not_start_again_ends_the_run_with_its_last_words(tm
         workers = psutil.Process(process.pid).children(recursive=True)
         assert len(workers) == 2
         workers[0].kill()
-        _, error = process.communicate(timeout=120)
+        _, error = process.communicate(timeout=HANGS_S)
     assert process.returncode == 1, error
     assert "error: engine '" in error
     assert "' died: cannot load the model" in error

@@ -22,6 +22,7 @@ from pipeline.session.options import RunOptions
 from tests.support.commands import begun, running, spawned
 from tests.support.engines import DECODE, NGRAM, PLAIN, EnginesFile
 from tests.support.paths import ROOT, TEST_SET
+from tests.support.patience import HANGS_S
 from tests.support.runs import SolveTestSet, chains_of, solve_on, status
 
 pytestmark = [pytest.mark.vllm, pytest.mark.skipif(find_spec("vllm") is None, reason="vllm is not installed here")]
@@ -122,7 +123,7 @@ def test_engine_processes_killed_and_stopped_in_mid_run_are_restarted(
         wait([solved], timeout=0.05)
     cores["draft"].kill()
     cores["target"].send_signal(signal.SIGSTOP)
-    solved.result(timeout=600)
+    solved.result(timeout=HANGS_S)
     assert len({row["problem_id"] for row in chains_of(tmp_path / "out")}) == 60
     found = summarize(tmp_path / "out").engines
     assert (found["draft"].restarts, found["target"].restarts) == (1, 1)
@@ -149,7 +150,7 @@ def under_test(mark: str) -> list[psutil.Process]:
 
 def loading(process: subprocess.Popen[str]) -> bool:
     """Whether vLLM's front end has started the process that computes."""
-    return any("spawn_main" in " ".join(p.cmdline()) for p in psutil.Process(process.pid).children(recursive=True))
+    return any("EngineCore" in " ".join(p.cmdline()) for p in psutil.Process(process.pid).children(recursive=True))
 
 
 ONE = """
@@ -167,7 +168,7 @@ def test_a_program_that_is_interrupted_and_killed_leaves_no_process_and_a_run_th
     engines.write_text(ONE)
     with running(out, "--limit", "80", "--engines", str(engines), chains=80) as process:
         process.send_signal(signal.SIGINT)
-        _, error = process.communicate(timeout=120)
+        _, error = process.communicate(timeout=HANGS_S)
     assert process.returncode == 130, error
     assert "Traceback" not in error
     assert status(out) == "interrupted"

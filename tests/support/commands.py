@@ -10,6 +10,7 @@ from subprocess import CompletedProcess
 
 from pipeline.cli.main import run_command
 from tests.support.paths import ROOT, TEST_SET
+from tests.support.patience import HANGS_S
 
 COMMAND = [sys.executable, "-c", "from pipeline.cli.main import main; main()"]
 
@@ -28,7 +29,7 @@ def pipeline(*arguments: str | Path, cwd: Path = ROOT) -> CompletedProcess[str]:
 
 def spawned(*arguments: str | Path, cwd: Path = ROOT) -> CompletedProcess[str]:
     """Carry a command out in a process of its own."""
-    return subprocess.run([*COMMAND, *map(str, arguments)], cwd=cwd, capture_output=True, text=True, timeout=120)
+    return subprocess.run([*COMMAND, *map(str, arguments)], cwd=cwd, capture_output=True, text=True, timeout=HANGS_S)
 
 
 @contextmanager

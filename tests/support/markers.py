@@ -19,7 +19,7 @@ from tests.support.watch.sitecustomize import NOTES, install
 
 LIMIT_S = 0.25
 """Processor seconds of a test without a marker."""
-TOLERANCE = 6
+TOLERANCE = 12
 """A test fails at this many times the limit: first imports are slow, and so are processors that others use, too."""
 HEAVY = {"torch": ("torch", "vllm"), "vllm": ("vllm",), "browser": ("browser",)}
 """What a test starts, and the markers that announce it: vLLM brings torch."""

@@ -1,4 +1,4 @@
-"""Whole runs on simulated engines, and what their folders hold."""
+"""Whole runs, most of them on simulated engines, and what their folders hold."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -16,7 +16,7 @@ from pipeline.session.claim import claimed
 from pipeline.session.options import RunOptions
 from pipeline.session.preflight import load_plan, preflight
 from pipeline.session.run import Observer, SessionResult, run, take_up
-from tests.support.paths import ROOT, SIM
+from tests.support.paths import ROOT, SIM, TEST_SET
 
 SolveTestSet = Callable[..., SessionResult]
 """What the fixture `solve_test_set` gives."""
@@ -35,6 +35,23 @@ def write_problems(folder: Path, count: int = 12, extra: tuple[bytes, ...] = ())
 def solve(folder: Path, name: str = "run", graph: str = "speccot", **options: Any) -> SessionResult:
     problems = options.pop("input", None) or write_problems(folder)
     return run(RunOptions(graph=ROOT / f"graphs/{graph}.yaml", engines=SIM, input=problems, output=folder / name, **options))
+
+
+def servers_file(folder: Path, *, model: str = "", more: str = "", **urls: str) -> Path:
+    """An engines file in which each role is a server."""
+    path = folder / "engines.yaml"
+    roles = [
+        f"{role}: {{backend: openai, model: {model or role}, base_url: {url}, tokenizer: 'bundled:tiny-{role}'{more}}}\n"
+        for role, url in urls.items()
+    ]
+    path.write_text("".join(roles))
+    return path
+
+
+def solve_with(engines: Path, folder: Path, **options: Any) -> SessionResult:
+    """A run over the bundled test set on the engines of a file."""
+    chosen = {"graph": ROOT / "graphs/speccot.yaml", "input": TEST_SET, "limit": 100, "engines": engines, "output": folder}
+    return run(RunOptions(**chosen | options))
 
 
 async def solve_on(engines: Mapping[str, Engine], options: RunOptions) -> SessionResult:
@@ -62,6 +79,11 @@ def said(result: SessionResult) -> dict[str, Any]:
 
 def chains_of(out: Path) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = pq.read_table(out / "chains").to_pylist()
+    return rows
+
+
+def calls_of(out: Path) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = pq.read_table(out / "calls").to_pylist()
     return rows
 
 

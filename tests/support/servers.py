@@ -13,14 +13,15 @@ from typing import NamedTuple
 from urllib.error import URLError
 from urllib.request import urlopen
 
+from tests.support.patience import HANGS_S
+
 ROOT = Path(__file__).parents[2]
-START_S = 240.0
 FLAGS = (
     "--dtype float32 --max-model-len 512 --enforce-eager --no-enable-chunked-prefill --max-num-batched-tokens 8192 --block-size 32"
     " --max-num-seqs 64 --scheduling-policy priority --generation-config vllm --enable-prompt-tokens-details --enable-per-request-metrics"
-    " --disable-uvicorn-access-log"
+    " --disable-uvicorn-access-log --distributed-executor-backend uni"
 )
-"""Seeded requests need unsplit prefills on the CPU, and blocks there are multiples of 32."""
+"""Seeded requests need unsplit prefills on the CPU, and blocks there are multiples of 32. One process computes and schedules."""
 
 
 class Running(NamedTuple):
@@ -50,6 +51,8 @@ def vllm_server(model_folder: Path, name: str, core: int = 0, *flags: str, port:
         "TORCHDYNAMO_DISABLE": "1",
         "VLLM_LOGGING_LEVEL": "WARNING",
         "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # without this the CPU build takes two processes whatever the flag says
+        "OMP_NUM_THREADS": "1",
         "HF_HUB_OFFLINE": "1",
     }
     process = subprocess.Popen(command, env=os.environ | settings, start_new_session=True, stdin=subprocess.DEVNULL)
@@ -62,13 +65,13 @@ def vllm_server(model_folder: Path, name: str, core: int = 0, *flags: str, port:
 
 def _wait_until_it_answers(base_url: str, process: subprocess.Popen[bytes]) -> None:
     """Ask for the models until they come; the wait between two questions is one for the process to end."""
-    deadline = time.monotonic() + START_S
+    deadline = time.monotonic() + HANGS_S
     while time.monotonic() < deadline:
         with suppress(URLError, ConnectionError, TimeoutError), urlopen(f"{base_url}/models", timeout=5):
             return
         with suppress(subprocess.TimeoutExpired):
             raise RuntimeError(f"the vLLM server ended with {process.wait(timeout=0.3)} before it answered")
-    raise RuntimeError(f"the vLLM server has not answered for {START_S:g} s")
+    raise RuntimeError(f"the vLLM server has not answered for {HANGS_S:g} s")
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

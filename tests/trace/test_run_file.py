@@ -20,6 +20,7 @@ from pipeline.graph.plan import LoopNode, Plan, RecordedPlan, UnknownEngine, Unk
 from pipeline.graph.plugins import engine_specs, stage_specs
 from pipeline.graph.spec import EngineSpec, StageSpec
 from pipeline.trace.run_file import UNKNOWN, Host, RunFile, Session, host
+from tests.support.patience import HANGS_S
 from tests.support.run_files import RUN_JSON, SIM, STAGE, write_run_json
 
 ROOT = Path(__file__).parent.parent.parent
@@ -239,4 +240,4 @@ def test_the_name_is_made_durable_too(tmp_path: Path) -> None:
         [renamed] = [i for i, (event, name) in enumerate(seen) if event == "os.rename" and Path(name).parent == folder]
         sys.exit(("open", str(folder)) not in seen[renamed:])
     """
-    assert subprocess.run([sys.executable, "-c", program, str(tmp_path)], cwd=ROOT, timeout=60).returncode == 0
+    assert subprocess.run([sys.executable, "-c", program, str(tmp_path)], cwd=ROOT, timeout=HANGS_S).returncode == 0

@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from pipeline.analysis.compare.figures import Compared, Difference, differ, figures
 from pipeline.analysis.compare.runs import RunTable
-from pipeline.analysis.resources import Resources
+from pipeline.analysis.resources import Resources, shortfall
 from pipeline.errors import UsageError
 
 Setting = Mapping[str, Any]
@@ -183,6 +183,8 @@ def flags_of(run: RunTable, base: RunTable) -> list[Flag]:
         said.append(f"it is {run.status}: only finished chains count")
     if run.failed:
         said.append(f"{run.failed} chains failed or were cancelled and are in no figure")
+    if run.depends_on_timing:
+        said.append("its answers depend on when chains were switched (`speculate: auto`)")
     for name in ("seed", "samples", "batch_size", "schedule"):
         ours, theirs = getattr(run, name), getattr(base, name)
         if ours != theirs:
@@ -199,6 +201,8 @@ def flags_of(run: RunTable, base: RunTable) -> list[Flag]:
     said += _different("the backend of its ", _backends(run), _backends(base))
     if run.resources.kind != base.resources.kind or (run.models.keys() == base.models.keys() and run.resources != base.resources):
         said.append(f"it had {run.resources.label}, the baseline {base.resources.label}")
+    if base.facts.keys() < run.facts.keys():
+        said += [f"of the baseline: {clause}" for clause in shortfall(base.facts, run.facts)]
     if run.quality and base.quality and run.quality.model != base.quality.model:
         said.append(f"its steps were scored by {run.quality.model}, the baseline's by {base.quality.model}")
     return [Flag(run.name, what) for what in said]

@@ -16,7 +16,7 @@ from pipeline.analysis.quality.samples import SampleStatistics, sample_statistic
 from pipeline.analysis.quality.selection import Choices, read_choices
 from pipeline.analysis.quality.step_quality import Quality, read_quality
 from pipeline.analysis.quality.step_texts import Texts, read_texts
-from pipeline.analysis.resources import Resources, engine_facts, resources
+from pipeline.analysis.resources import EngineFacts, Resources, engine_facts, resources
 from pipeline.analysis.time.timeline import Array, Names
 from pipeline.errors import InputError, UsageError
 from pipeline.graph.plan import Plan
@@ -83,6 +83,10 @@ class RunTable(Struct, frozen=True, kw_only=True):
     drafters: tuple[str, ...]
     """Roles that draft; empty where none does."""
     resources: Resources
+    facts: dict[str, EngineFacts] = {}
+    """What the engines stated about themselves, by role."""
+    depends_on_timing: bool = False
+    """Whether its answers depend on when chains were switched."""
     host: Host
     params: dict[str, Any]
     schedule: str
@@ -178,7 +182,7 @@ def read_run(folder: Path) -> RunTable:
 
 def _decisions(folder: Path, run: RunFile) -> dict[str, Any]:
     """The fields of a `RunTable` that come from `run.json`."""
-    same = ("graph", "engines", "schedule", "batch_size", "samples", "seed", "status", "input", "host")
+    same = ("graph", "engines", "schedule", "batch_size", "samples", "seed", "status", "input", "host", "depends_on_timing")
     counts = {role: found.speculation for role, found in run.engine_statistics.items()}
     return {name: getattr(run, name) for name in same} | {
         "name": folder.resolve().name,
@@ -187,7 +191,8 @@ def _decisions(folder: Path, run: RunFile) -> dict[str, Any]:
         "drafters": tuple(dict.fromkeys(run.plan.drafters)),
         "simulated": run.virtual_time,
         "wall_time_s": run.wall_time_s or 0.0,
-        "resources": resources(engine_facts(run).values()),
+        "facts": (facts := engine_facts(run)),
+        "resources": resources(facts.values()),
         "speculation": {role: Speculation(count.draft_tokens, count.accepted_tokens) for role, count in counts.items() if count},
     }
 

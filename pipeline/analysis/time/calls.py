@@ -25,6 +25,8 @@ BASE = ("chain_id", "engine", "stage", "attempt", "error_type", "submit_unix_ns"
 """Columns of the calls table that `Calls` is made of."""
 LONG = 50_000
 """Number of calls from which compiling the analyses saves time."""
+LATER = ("recomputed_input_tokens",)
+"""Columns that earlier versions did not write: null there."""
 ENCODED = ("chain_id", "engine", "stage", "kind", "purpose", "error_type")
 """Columns that are read as dictionaries, because their values repeat."""
 
@@ -122,11 +124,21 @@ def _at_once(run: Path, outline: Outline, columns: Sequence[str]) -> Iterator[Ca
 
 def _tables(run: Path, columns: Sequence[str]) -> Iterator[pa.Table]:
     """The rows from the last to the first; `purpose`, where asked for, is filled in for runs of earlier versions."""
+    maybe = [name for name in LATER if name in columns]
+    written = dict.fromkeys([*columns, *(PURPOSE_FROM if "purpose" in columns else ())])
+    required = tuple(name for name in written if name != "purpose" and name not in maybe)
     if "purpose" not in columns:
-        return read_backwards(run, "calls", columns, ENCODED)
-    written = dict.fromkeys([*columns, *PURPOSE_FROM])
-    del written["purpose"]
-    return map(with_purpose, read_backwards(run, "calls", tuple(written), ENCODED, maybe=("purpose",)))
+        return (_with_later(table, maybe) for table in read_backwards(run, "calls", required, ENCODED, maybe=maybe))
+    read = read_backwards(run, "calls", required, ENCODED, maybe=("purpose", *maybe))
+    return (_with_later(with_purpose(table), maybe) for table in read)
+
+
+def _with_later(table: pa.Table, names: Sequence[str]) -> pa.Table:
+    """`table` with those of the columns `names`, of whole numbers, that it lacks as nulls."""
+    for name in names:
+        if name not in table.column_names:
+            table = table.append_column(name, pa.nulls(table.num_rows, pa.int64()))
+    return table
 
 
 class _Reader:

@@ -16,7 +16,7 @@ from pipeline.engine import Availability, Backend, Examination, Fact, Finding
 from pipeline.engines.models import resolve
 from pipeline.engines.openai.client import Server, check_url, read_key
 from pipeline.engines.openai.engine import Deployment, OpenAIEngine, ServedTokenizer
-from pipeline.engines.openai.probe import ProbedServer, ServedModel, context_length, find_model, probe_server
+from pipeline.engines.openai.probe import CacheConfig, ProbedServer, ServedModel, context_length, find_model, probe_server
 from pipeline.engines.openai.request import MANY, PRIORITY, SCORING, Capabilities, shared_capabilities
 from pipeline.engines.openai.spec import OpenAISpec
 from pipeline.errors import GraphError, boundary, install_command
@@ -117,6 +117,18 @@ def facts(deployment: Deployment, can: Capabilities, probed: Sequence[ProbedServ
         "candidates": "all in one request" if MANY in can.fields else "a request each",
         "priorities": PRIORITY in can.fields,
         "scoring": SCORING in can.fields,
+        **_cache_facts([server.cache for server in probed]),
+    }
+
+
+def _cache_facts(caches: Sequence[CacheConfig | None]) -> dict[str, Fact]:
+    """The size of the caches of all replicas together; nothing where one of them does not say."""
+    known = [cache for cache in caches if cache is not None]
+    if not known or len(known) < len(caches):
+        return {}
+    return {
+        "kv_cache_tokens": sum(cache.blocks * cache.block_size for cache in known),
+        "block_size": max(cache.block_size for cache in known),
     }
 
 

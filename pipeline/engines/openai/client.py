@@ -67,6 +67,11 @@ class Reply(NamedTuple):
         return self.status == 200
 
     @property
+    def streamed(self) -> bool:
+        """Whether its answer comes in pieces, which are not in `content`."""
+        return self.ok and self.headers.get("content-type", "").lower().startswith("text/event-stream")
+
+    @property
     def unauthorized(self) -> bool:
         """Whether the server refused the key, or the lack of one."""
         return self.status in _UNAUTHORIZED
@@ -195,7 +200,7 @@ def read_key(where: str, api_key_env: str | None) -> str | None:
 
 
 class Server:
-    """A server at one base URL, and the connections to it; close it with `aclose`. Works on asyncio and trio."""
+    """A server at one base URL, and the connections to it; close it with `aclose`."""
 
     def __init__(self, where: str, url: str, key: str | None, max_in_flight: int) -> None:
         """Raises `GraphError` at `where` when the HTTP library is missing. `key`, if any, goes with every request."""
@@ -225,6 +230,15 @@ class Server:
         longest = min(longest_answer(body), MAX_BODY_BYTES)
         return await self._send("POST", "/completions", longest, msgspec.json.encode(body))
 
+    async def stream(self, body: Mapping[str, Any], take: Callable[[bytes], None]) -> Reply | None:
+        """Send the `body` of a request for an answer in pieces, and call `take` with what arrives until it has ended.
+
+        Returns the reply where that is no stream but a refusal, or an answer as a whole. Raises `Broken`.
+        """
+        longest = min(longest_answer(body), MAX_BODY_BYTES)
+        reply = await self._send("POST", "/completions", longest, msgspec.json.encode(body), take)
+        return None if reply.streamed else reply
+
     async def get(self, path: str) -> Reply:
         """The reply to a question about the server itself; `path` stands below its base URL or is a full address. Raises `Broken`."""
         with anyio.move_on_after(ASK_S):
@@ -236,12 +250,20 @@ class Server:
         self._closed = True
         await self._client.aclose()
 
-    async def _send(self, method: str, path: str, longest: int, content: bytes | None = None) -> Reply:
+    async def _send(
+        self, method: str, path: str, longest: int, content: bytes | None = None, take: Callable[[bytes], None] | None = None
+    ) -> Reply:
         if self._closed:
             raise Broken(f"at {self.url} is no longer asked")
         headers, extensions = _JSON if content else None, {_MOST_BYTES: longest}
         try:
-            response = await self._client.request(method, path, content=content, headers=headers, extensions=extensions)
+            async with self._client.stream(method, path, content=content, headers=headers, extensions=extensions) as response:
+                reply = Reply(response.status_code, response.headers, b"")
+                if take is not None and reply.streamed:
+                    async for received in response.aiter_bytes():
+                        take(received)
+                    return reply
+                await response.aread()
         except Broken as error:
             failure: type[Broken] = type(error)
             words = f"at {self.url} {self.quote(str(error))}"

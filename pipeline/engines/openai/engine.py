@@ -8,10 +8,12 @@ its calls go to another one, and when no replica answers any more the engine is 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
+from itertools import zip_longest
 from typing import Any, Literal, NamedTuple, TypeVar
 
 import anyio
 from anyio.abc import TaskGroup
+from msgspec import structs
 
 from pipeline.engine import Completion, EngineStatistics, Fact, Request, Tokenizer
 from pipeline.engines.meter import UsageMeter
@@ -19,10 +21,11 @@ from pipeline.engines.openai.breaker import Cause
 from pipeline.engines.openai.client import ASK_S, Broken, Oversized, Reply, Server, is_context_overflow, server_error_of
 from pipeline.engines.openai.probe import probe_request
 from pipeline.engines.openai.recovery import Owner, Probe, Recovery
-from pipeline.engines.openai.request import SCORING, Capabilities, request_bodies
+from pipeline.engines.openai.request import SCORING, Capabilities, candidates_asked, request_bodies, streamed
 from pipeline.engines.openai.response import Aborted, Malformed, ResponseBody, Withheld, completion_of, decode_response, scrubbed
 from pipeline.engines.openai.routing import Router
 from pipeline.engines.openai.spec import OpenAISpec
+from pipeline.engines.openai.stream import StreamedAnswer
 from pipeline.engines.tokenizer import HFTokenizer
 from pipeline.engines.validate import validate_completion, validate_request
 from pipeline.errors import BadCompletion, ContextOverflow, EngineDead, EngineUnavailable, PipelineError, RequestRefused
@@ -72,13 +75,15 @@ class Failed(PipelineError):
 class Sent:
     """A call while it is in flight; `replica` is None before it has one."""
 
-    __slots__ = ("began", "moved", "replica", "request", "sent")
+    __slots__ = ("arrived", "began", "moved", "replica", "request", "sent")
 
     def __init__(self, request: Request, began: float) -> None:
         self.request, self.began = request, began
         self.replica: int | None = None
         self.sent = 0.0
         """When it was sent to that replica."""
+        self.arrived: Sequence[StreamedAnswer] = ()
+        """Of an interruptible request: what has arrived of each answer."""
         self.moved = ""
         """Why it was taken from the replica; empty: it was not."""
 
@@ -105,7 +110,11 @@ class OpenAIEngine:
         self._exit_reason: str | None = None
         self._calls: dict[anyio.CancelScope, Sent | None] = {}
         """Everything that ends with the engine: calls, and None for its other tasks."""
+        self._interruptible: dict[str, anyio.CancelScope] = {}
+        """What `interrupt` cancels, by the id of the request."""
         self._meter = UsageMeter()
+        self._states_cached = False
+        """Whether an answer said how many tokens of its prompt were cached: vLLM says so only where some were."""
         if len(deployment.servers) > 1:
             self._start(self._recovery.watch)
 
@@ -120,7 +129,7 @@ class OpenAIEngine:
         try:
             with anyio.CancelScope() as scope:
                 self._calls[scope] = call
-                completion = await self._ask(call)
+                completion = await (self._ask_interruptibly(call) if request.interruptible else self._ask(call))
         except anyio.get_cancelled_exc_class():
             self._given_up(call)
             raise
@@ -131,6 +140,11 @@ class OpenAIEngine:
             raise self._interrupted(call)
         self._meter.count(completion.usage)
         return completion
+
+    def interrupt(self, request_id: str) -> None:
+        """See `Interruptible.interrupt`: the stream is closed, from which a server learns that it may stop."""
+        if (scope := self._interruptible.get(request_id)) is not None:
+            scope.cancel()
 
     async def wait_answering(self) -> bool:
         """See `Remote.wait_answering`."""
@@ -157,13 +171,38 @@ class OpenAIEngine:
 
     # One request.
 
+    async def _ask_interruptibly(self, call: Sent) -> Completion:
+        """What `_ask` does, or as much of the answer as has arrived when `interrupt` is called."""
+        request = call.request
+        with anyio.CancelScope() as scope:
+            self._interruptible[request.request_id] = scope
+            try:
+                return await self._ask(call)
+            finally:
+                self._interruptible.pop(request.request_id, None)
+        self._tried.pop(request.request_id, None)
+        return self._arrived(call)
+
+    def _arrived(self, call: Sent) -> Completion:
+        """The completion of an interrupted call; raises the error to raise where what has arrived is none."""
+        request, server, arrived = call.request, self._servers[call.replica or 0], call.arrived or [StreamedAnswer()]
+        asked = candidates_asked(request) // len(arrived)
+        try:
+            answers = [self._understand(request, server, partial(answer.interrupted, asked)) for answer in arrived]
+            return self._completion(request, server, answers)
+        except Failed as failed:
+            raise failed.error from None
+
     async def _ask(self, call: Sent) -> Completion:
         """The answer of one replica; raises the error to raise where there is none."""
         request = call.request
         replica = await self._recovery.place(request.affinity, self._tried.get(request.request_id, ()))
         call.replica, call.sent = replica, anyio.current_time()
         try:
-            completion = await self._answer(request, self._servers[replica], self._bodies(request))
+            bodies = self._bodies(request)
+            if request.interruptible:
+                call.arrived = [StreamedAnswer() for _ in bodies]
+            completion = await self._answer(request, self._servers[replica], bodies, call.arrived)
         except Failed as failure:
             failed = failure
         else:
@@ -179,14 +218,22 @@ class OpenAIEngine:
         max_tokens = min(request.max_tokens, self.max_model_len - len(request.prompt_ids))
         return request_bodies(request, self.can, self._spec.model, self.tokenizer, max_tokens)
 
-    async def _answer(self, request: Request, server: Server, bodies: Sequence[Mapping[str, Any]]) -> Completion:
-        """What the server makes of all bodies; raises `Failed`, or `ContextOverflow`."""
-        if len(bodies) == 1:
-            answers = [await self._post(request, server, bodies[0])]
-        else:
-            answers = await gather([partial(self._post, request, server, body) for body in bodies])
+    async def _answer(
+        self, request: Request, server: Server, bodies: Sequence[Mapping[str, Any]], arriving: Sequence[StreamedAnswer] = ()
+    ) -> Completion:
+        """What the server makes of all bodies; raises `Failed`, or `ContextOverflow`. With `arriving`, one for each body, the answers
+        come in pieces."""
+        posts = [partial(self._post, request, server, body, answer) for body, answer in zip_longest(bodies, arriving)]
+        answers = [await posts[0]()] if len(posts) == 1 else await gather(posts)
+        return self._completion(request, server, answers)
+
+    def _completion(self, request: Request, server: Server, answers: Sequence[ResponseBody]) -> Completion:
+        """The completion that the `answers` of a server hold; raises `Failed`."""
         completion = self._understand(request, server, lambda: completion_of(request, answers, self.can, self.tokenizer))
         completion = scrubbed(completion, server.scrub_answer, self.tokenizer)
+        self._states_cached = self._states_cached or completion.cache_stated
+        if self._states_cached and not request.scored_ids:
+            completion = structs.replace(completion, cache_stated=True)
         for candidate in completion.candidates:  # an id that the model has and its tokenizer lacks comes back in a prompt
             self.vocab_size = max(self.vocab_size, min(1 + max(candidate.ids, default=0), self._most_ids))
         if flaw := validate_completion(completion, request, self.vocab_size):
@@ -194,14 +241,17 @@ class OpenAIEngine:
             raise Failed("errors", f"at {server.url} gave no answer to request {request.request_id!r}: {flaw}", error)
         return completion
 
-    async def _post(self, request: Request, server: Server, body: Mapping[str, Any]) -> ResponseBody:
+    async def _post(self, request: Request, server: Server, body: Mapping[str, Any], arriving: StreamedAnswer | None) -> ResponseBody:
         try:
-            reply = await server.post(body)
+            reply = await (server.post(body) if arriving is None else server.stream(streamed(body, self.can), arriving.feed))
         except Oversized as error:
             raise Failed("errors", str(error), BadCompletion(self.role, request.request_id, str(error))) from None
         except Broken as error:
             self._check_alive()
             raise Failed("silence", str(error), EngineUnavailable(self.role, str(error))) from None
+        if reply is None:
+            assert arriving is not None
+            return self._understand(request, server, arriving.body)
         if not reply.ok:
             raise self._refusal(request, server, reply)
         return self._understand(request, server, lambda: decode_response(reply.content))

@@ -3,6 +3,7 @@
 The questions are ordinary requests, built and read as those of a run are.
 """
 
+import re
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from typing import Annotated, NamedTuple, TypeVar
@@ -56,6 +57,17 @@ class ProbedServer(NamedTuple):
     can: Capabilities
     version: str
     """The server's version; empty where it does not say."""
+    cache: "CacheConfig | None" = None
+    """The size of its cache; None where it does not say."""
+
+
+class CacheConfig(NamedTuple):
+    """What a vLLM server states about the cache of keys and values of its model."""
+
+    block_size: int
+    """Tokens in a block."""
+    blocks: int
+    """Blocks over all of its engines."""
 
 
 def _model_list(server: Server, reply: Reply) -> list[ServedModel] | None:
@@ -145,7 +157,7 @@ async def probe_server(where: str, server: Server, model: ServedModel, spec: Ope
         answer = await _try(where, server, spec, level, probe_request(tokenizer, level), tokenizer)
         if isinstance(answer, ResponseBody):
             can = await _refine(where, server, spec, _observed(level, answer, tokenizer), tokenizer)
-            return ProbedServer(model, can, await _version(server, model, answer))
+            return ProbedServer(model, can, await _version(server, model, answer), await _cache_config(server, model))
         reply = answer or reply
     raise GraphError(where, _why_not(server, spec, reply))
 
@@ -216,11 +228,38 @@ async def _version(server: Server, model: ServedModel, answer: ResponseBody) -> 
     """The server's version: of vLLM from its page `/version`, else the `system_fingerprint` of its answers, else empty."""
     said: str | None = None
     if model.owned_by == "vllm":
-        parts = urlsplit(server.url)
         with suppress(Broken):
-            reply = await server.get(f"{parts.scheme}://{parts.netloc}{parts.path.removesuffix('/v1')}/version")
+            reply = await server.get(_beside(server, "version"))
             said = _field(_readable(reply.content, dict[str, Raw]) or {}, "version", str)
     return server.quote(said or _readable(answer.system_fingerprint, str) or "")
+
+
+async def _cache_config(server: Server, model: ServedModel) -> CacheConfig | None:
+    """The cache of a vLLM server, from its page `/metrics`; None for other servers, and where that page does not say."""
+    if model.owned_by != "vllm":
+        return None
+    with suppress(Broken):
+        reply = await server.get(_beside(server, "metrics"))
+        return cache_config(reply.content.decode(errors="replace")) if reply.ok else None
+    return None
+
+
+def cache_config(metrics: str) -> CacheConfig | None:
+    """What `metrics`, in Prometheus' text format, say in `vllm:cache_config_info`, which has a line for each engine of a server."""
+    sizes, blocks = set(), 0
+    for labels in re.findall(r"^vllm:cache_config_info\{(.*)\}", metrics, re.MULTILINE):
+        found = dict(re.findall(r'(\w+)="(\d{1,12})"', labels))
+        if not int(found.get("block_size", 0)) or not int(found.get("num_gpu_blocks", 0)):
+            return None
+        sizes.add(int(found["block_size"]))
+        blocks += int(found["num_gpu_blocks"])
+    return CacheConfig(sizes.pop(), blocks) if len(sizes) == 1 else None
+
+
+def _beside(server: Server, page: str) -> str:
+    """The address of a page of the server that is beside `/v1`."""
+    parts = urlsplit(server.url)
+    return f"{parts.scheme}://{parts.netloc}{parts.path.removesuffix('/v1')}/{page}"
 
 
 async def _send_until_loaded(send: Callable[[], Awaitable[Reply]], most_s: float) -> Reply:

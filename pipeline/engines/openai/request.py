@@ -136,13 +136,25 @@ def stop_texts(request: Request, can: Capabilities, tokenizer: Tokenizer) -> tup
 
 def request_bodies(request: Request, can: Capabilities, model: str, tokenizer: Tokenizer, max_tokens: int) -> list[dict[str, Any]]:
     """The bodies to send for `request`: one, or one for each candidate where the server gives only one at a time."""
-    copies = 1 if request.temperature == 0 else request.n  # greedy candidates are all the same
+    copies = candidates_asked(request)
     body = _body(request, can, model, tokenizer, max_tokens)
     if copies == 1:
         return [body]
     if MANY in can.fields:
         return [body | {"n": copies}]
     return [body | {"seed": body["seed"] + index} for index in range(copies)]
+
+
+def candidates_asked(request: Request) -> int:
+    """For how many candidates the server is asked: greedy ones are all the same."""
+    return 1 if request.temperature == 0 else request.n
+
+
+def streamed(body: Mapping[str, Any], can: Capabilities) -> dict[str, Any]:
+    """`body` with the wish for an answer in pieces, and for token counts after the last one where the server takes what it does not
+    know."""
+    counts = {"stream_options": {"include_usage": True}} if can.fields >= NEUTRAL.keys() else {}
+    return {**body, "stream": True, **counts}
 
 
 def _body(request: Request, can: Capabilities, model: str, tokenizer: Tokenizer, max_tokens: int) -> dict[str, Any]:

@@ -5,7 +5,7 @@ probabilities that are missing, a token that was never an option. Whatever the b
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Annotated, NamedTuple
 
 import msgspec
@@ -13,7 +13,7 @@ from msgspec import UNSET, Meta, Raw, Struct, UnsetType, structs
 
 from pipeline.engine import Candidate, Completion, FinishReason, Request, Timing, Tokenizer
 from pipeline.engines.openai.client import UNREADABLE
-from pipeline.engines.openai.request import Capabilities, stop_texts
+from pipeline.engines.openai.request import Capabilities, candidates_asked, stop_texts
 from pipeline.engines.openai.stated import read_usage, timing_of, usage_of
 from pipeline.engines.openai.text_mode import answer_ids
 from pipeline.engines.tokenizer import count_through_stop
@@ -74,6 +74,7 @@ class Choice(Struct, frozen=True):
     index: int | None = None
     text: str | None = None
     finish_reason: str | None = None
+    """Ours is `interrupted`."""
     token_ids: tuple[Annotated[int, Meta(ge=0, lt=1 << 31)], ...] | None = None
     logprobs: Logprobs | None = None
     stop_reason: str | int | UnsetType | None = UNSET
@@ -120,23 +121,26 @@ def decode_response(content: bytes) -> ResponseBody:
 
 def completion_of(request: Request, answers: Sequence[ResponseBody], can: Capabilities, tokenizer: Tokenizer) -> Completion:
     """The completion that `answers`, one for each body of `request`, hold; raises `Malformed` or `Aborted`."""
-    asked = 1 if request.temperature == 0 else request.n
+    asked = candidates_asked(request)
     stated = [read_usage(answer.usage) for answer in answers]
     # Candidates that were computed in several answers at once have no times of their own.
     timing = timing_of(answers[0].metrics, answers[0].timings) if len(answers) == 1 else Timing()
-    choices = [choice for answer in answers for choice in _choices(answer, asked // len(answers))]
+    choices = [choice for answer in answers for choice in _choices(request, answer, asked // len(answers))]
     if can.prompts == "ids":
         _check_prompts(request, [answer.choices[0] for answer in answers])
     if request.scored_ids:
-        return Completion(candidates=(), scored_logprobs=_scored(request, choices[0]), usage=usage_of(request, stated, 0))
+        scored, usage = _scored(request, choices[0]), usage_of(request, stated, 0)
+        return Completion(candidates=(), scored_logprobs=scored, usage=usage, cache_stated=False)  # no server reads its cache for this
+    cache_stated = any(one.states_cached for one in stated)
     if request.option_ids:
         chosen, options = _choice(request, choices[0], can, tokenizer)
-        return Completion(candidates=(chosen,), option_logprobs=options, usage=usage_of(request, stated, 1), timing=timing)
+        usage = usage_of(request, stated, 1)
+        return Completion(candidates=(chosen,), option_logprobs=options, usage=usage, timing=timing, cache_stated=cache_stated)
     read = _candidate_of_ids if can.returns_ids else _candidate_of_text
     candidates = [read(request, choice, can, tokenizer) for choice in choices]
     usage = usage_of(request, stated, sum(len(candidate.ids) for candidate in candidates))
     candidates *= request.n // asked
-    return Completion(candidates=tuple(candidates), usage=usage, timing=timing)
+    return Completion(candidates=tuple(candidates), usage=usage, timing=timing, cache_stated=cache_stated)
 
 
 def scrubbed(completion: Completion, scrub: Callable[[str], str], tokenizer: Tokenizer) -> Completion:
@@ -160,7 +164,7 @@ def _rewritten(candidate: Candidate, text: str, tokenizer: Tokenizer) -> Candida
     return structs.replace(candidate, ids=ids, text=tokenizer.decode(ids))
 
 
-def _choices(answer: ResponseBody, asked: int) -> list[Choice]:
+def _choices(request: Request, answer: ResponseBody, asked: int) -> list[Choice]:
     """The `asked` choices in the order of their index, each of them ended as it should."""
     if len(answer.choices) != asked:
         raise Malformed(f"has {len(answer.choices)} choices, not {asked}")
@@ -172,9 +176,13 @@ def _choices(answer: ResponseBody, asked: int) -> list[Choice]:
             raise Aborted("gave up the request")
         if choice.finish_reason == "content_filter":
             raise Withheld("was withheld: the server ended a candidate with finish_reason 'content_filter'")
-        if choice.finish_reason not in ("stop", "length"):
+        if choice.finish_reason not in ("stop", "length") and not _is_interrupted(request, choice):
             raise Malformed(f"ended a candidate with finish_reason {choice.finish_reason!r}")
     return choices
+
+
+def _is_interrupted(request: Request, choice: Choice) -> bool:
+    return request.interruptible and choice.finish_reason == "interrupted"
 
 
 def _check_prompts(request: Request, choices: Sequence[Choice]) -> None:
@@ -187,6 +195,10 @@ def _check_prompts(request: Request, choices: Sequence[Choice]) -> None:
             continue
         if repeated is not None and repeated != [*request.prompt_ids, *request.scored_ids]:
             raise Malformed("is that to another prompt")
+
+
+_CUT: Mapping[str | None, FinishReason] = {"length": "length", "interrupted": "interrupted"}
+"""The finish reasons of candidates that did not end by themselves."""
 
 
 # Answers of servers that return token ids.
@@ -215,8 +227,8 @@ def _ids(choice: Choice) -> tuple[int, ...]:
 
 def _end_of_ids(request: Request, choice: Choice, ids: Sequence[int], tokenizer: Tokenizer) -> tuple[int, FinishReason, str | int | None]:
     """How many of `ids` to keep, and what ended them."""
-    if choice.finish_reason == "length":
-        return len(ids), "length", None
+    if cut := _CUT.get(choice.finish_reason):
+        return len(ids), cut, None
     if ids and ids[-1] in request.stop_ids:
         return len(ids), "stop", ids[-1]
     reported = choice.reported_stop
@@ -265,8 +277,8 @@ def _end_of_text(
     if found := min(_found(text, stops), default=None, key=lambda end: end[:2]):
         kept = found.start if found.reason is None else found.end
         return text[:kept], "stop", found.reason
-    if choice.finish_reason == "length":
-        return text, "length", None
+    if cut := _CUT.get(choice.finish_reason):
+        return text, cut, None
     trimmed = _trimmed(choice.reported_stop, stops, stop_texts(request, can, tokenizer))
     return text + (trimmed or ""), "stop", stops.get(trimmed) if trimmed else None
 

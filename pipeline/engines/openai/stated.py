@@ -37,6 +37,11 @@ class UsageBody(Struct, frozen=True):
         """Tokens of the prompt that were in the server's prefix cache; 0 where it does not say."""
         return (self.prompt_tokens_details and self.prompt_tokens_details.cached_tokens) or 0
 
+    @property
+    def states_cached(self) -> bool:
+        """Whether the server says how many tokens were cached."""
+        return self.prompt_tokens_details is not None and self.prompt_tokens_details.cached_tokens is not None
+
 
 class Metrics(Struct, frozen=True):
     """vLLM's times of one request, where it is started with `--enable-per-request-metrics`."""

@@ -3,7 +3,7 @@
 Requests enter and completions leave; nothing is computed here. The main process shares the machine's cores with the
 engines, so a call must cost it little. A backend gives each of its roles a `Setup` and a `Program`, makes a `WorkerEngine`
 of them and opens all with `open_workers`; the program itself is written with `pipeline.engines.process.worker`. When a worker
-has died, `restart` starts another one on the same cores and devices. Works on asyncio and trio.
+has died, `restart` starts another one on the same cores and devices.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
@@ -21,6 +21,7 @@ from pipeline.engines.process.wire import (
     Abort,
     Failed,
     FromWorker,
+    Interrupt,
     PrefixCacheIsEmpty,
     Ready,
     Report,
@@ -140,6 +141,8 @@ class Worker:
         self._answer: Ready | Failed | None = None
         self._answered, self._ended, self._cache_is_empty = anyio.Event(), anyio.Event(), anyio.Event()
         self._calls: dict[int, _Call] = {}
+        self._interruptible: dict[str, int] = {}
+        """The numbers of the requests that may be interrupted, by their ids."""
         self._numbers = count()
         self._exit_reason: str | None = None
 
@@ -176,9 +179,12 @@ class Worker:
         number, call = next(self._numbers), _Call()
         self._calls[number] = call
         self._connection.send(Submit(number, request))
+        if request.interruptible:
+            self._interruptible[request.request_id] = number
         try:
             await call.settled.wait()
         finally:
+            self._interruptible.pop(request.request_id, None)
             if self._calls.pop(number, None) is not None:
                 self._connection.send(Abort(number))
         if call.refusal is not None:
@@ -186,6 +192,12 @@ class Worker:
         if call.completion is None:
             raise EngineDead(self.role, self._exit_reason or "it was closed")
         return call.completion
+
+    def interrupt(self, request_id: str) -> None:
+        """See `Interruptible.interrupt`; the worker must know `Interrupt`."""
+        number = self._interruptible.pop(request_id, None)
+        if number is not None and number in self._calls:
+            self._connection.send(Interrupt(number))
 
     async def reset_prefix_cache(self) -> None:
         """See `PrefixCacheReset.reset_prefix_cache`."""
@@ -348,6 +360,14 @@ class WorkerEngine:
         return self._worker
 
 
+class InterruptibleWorkerEngine(WorkerEngine):
+    """A `WorkerEngine` whose program can end requests early: it computes an `InterruptibleModel`, or takes `Interrupt` by itself."""
+
+    def interrupt(self, request_id: str) -> None:
+        """See `Interruptible.interrupt`."""
+        self._current().interrupt(request_id)
+
+
 def totals(former: EngineStatistics, now: EngineStatistics) -> EngineStatistics:
     """The statistics `now` of a worker with the totals of the `former` workers of its engine added."""
     if former is NO_STATISTICS:
@@ -359,6 +379,7 @@ def totals(former: EngineStatistics, now: EngineStatistics) -> EngineStatistics:
         cached_input_tokens=former.cached_input_tokens + now.cached_input_tokens,
         output_tokens=former.output_tokens + now.output_tokens,
         busy_s=former.busy_s + now.busy_s,
+        written_tokens=None if now.written_tokens is None else now.written_tokens + (former.written_tokens or 0),
         speculation=_speculation(former.speculation, now.speculation),
         restarts=former.restarts + now.restarts,
     )

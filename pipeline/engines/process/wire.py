@@ -1,6 +1,6 @@
 """The messages between the main process and a worker, and how they go over a socket: as length-prefixed msgpack.
 
-The main process sends `Setup` once, then `Submit`, `Abort` and `ResetPrefixCache`; the worker answers with `Ready` or `Failed`
+The main process sends `Setup` once, then `Submit`, `Abort`, `Interrupt` and `ResetPrefixCache`; the worker answers with `Ready` or `Failed`
 once, then with a `Report` whenever something is finished, and with `PrefixCacheIsEmpty`. A spec is sent as plain data, and only
 the worker program decodes it: neither a backend nor a model nor a socket is known here.
 """
@@ -61,6 +61,12 @@ class Abort(Struct, frozen=True, tag=True, array_like=True):
     number: int
 
 
+class Interrupt(Struct, frozen=True, tag=True, array_like=True):
+    """Finish a request now, with what is sampled of it; does nothing where it is finished."""
+
+    number: int
+
+
 class ResetPrefixCache(Struct, frozen=True, tag=True, array_like=True):
     """Empty the prefix cache; sent only while no request is in flight."""
 
@@ -94,7 +100,7 @@ class Report(Struct, frozen=True, tag=True, array_like=True):
     """Each request that the engine will not compute by its number, with the reason."""
 
 
-ToWorker = Setup | Submit | Abort | ResetPrefixCache
+ToWorker = Setup | Submit | Abort | Interrupt | ResetPrefixCache
 FromWorker = Ready | Failed | Report | PrefixCacheIsEmpty
 
 _encoder = msgpack.Encoder(enc_hook=list)

@@ -14,13 +14,14 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from pipeline.engine import Completion, EngineStatistics, Fact, Request
 from pipeline.engines.process.wire import (
     Abort,
     Failed,
     FromWorker,
+    Interrupt,
     PrefixCacheIsEmpty,
     Ready,
     Report,
@@ -72,6 +73,14 @@ class BatchedModel(Protocol):
         """See `Engine.statistics`."""
 
 
+@runtime_checkable
+class InterruptibleModel(BatchedModel, Protocol):
+    """A model whose requests can be ended early; its engine is an `InterruptibleWorkerEngine`."""
+
+    def interrupt(self, number: int) -> Completion | None:
+        """Finish a request, waiting or running, with what is sampled of it; None where it is finished. Called between iterations."""
+
+
 class ParentConnection:
     """The worker's end of the socket to the main process, whose file descriptor is the program's first argument.
 
@@ -83,8 +92,7 @@ class ParentConnection:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # the main process decides when a worker ends
         self.socket = socket.socket(fileno=int(sys.argv[1]))
         # Whatever this process is at then, loading for minutes or waiting for one of its own: the socket is read in between alone.
-        watch = (self.socket.fileno(), 0.0 if exit_on_close else SHUTDOWN_S)
-        threading.Thread(target=_end_with_main_process, args=watch, name="main process", daemon=True).start()
+        end_with_main_process(self.socket.fileno(), 0.0 if exit_on_close else SHUTDOWN_S)
         self.closed = False
         self._unframer, self._exit_on_close = Unframer("worker"), exit_on_close
 
@@ -123,15 +131,19 @@ class ParentConnection:
         self.closed = True
 
 
-def _end_with_main_process(descriptor: int, shutdown_s: float) -> None:
-    """Wait until the main process has neither end of the socket any more, and kill this process group `shutdown_s` later."""
-    hang_up = select.poll()
-    hang_up.register(descriptor, 0)  # no more than POLLHUP, which both directions must be closed for, and errors
-    hang_up.poll()
-    time.sleep(shutdown_s)
-    if os.getpgid(0) == os.getpid():
-        os.killpg(0, signal.SIGKILL)
-    os._exit(1)
+def end_with_main_process(descriptor: int, shutdown_s: float = 0.0) -> None:
+    """Have this process group be killed `shutdown_s` after the main process has its end of the socket `descriptor` no more."""
+
+    def watch() -> None:
+        hang_up = select.poll()
+        hang_up.register(descriptor, 0)  # no more than POLLHUP, which both directions must be closed for, and errors
+        hang_up.poll()
+        time.sleep(shutdown_s)
+        if os.getpgid(0) == os.getpid():
+            os.killpg(0, signal.SIGKILL)
+        os._exit(1)
+
+    threading.Thread(target=watch, name="main process", daemon=True).start()
 
 
 def end_with_parent() -> None:
@@ -151,6 +163,8 @@ class WorkerServer:
 
     def __init__(self, connection: ParentConnection, model: BatchedModel) -> None:
         self._connection, self._model = connection, model
+        self._done: list[tuple[int, Completion]] = []
+        """Requests that are finished and not reported yet."""
         self._refused: list[tuple[int, str]] = []
 
     def serve(self) -> None:
@@ -158,12 +172,13 @@ class WorkerServer:
         reported_s = 0.0
         while True:
             aborted = [self._take(message) for message in self._connection.receive(wait=self._model.idle)]
-            done = [] if self._model.idle else self._model.step()
+            if not self._model.idle:
+                self._done += self._model.step()
             now_s = time.monotonic()
-            if done or self._refused or any(aborted) or now_s - reported_s > REPORT_EVERY_S:
+            if self._done or self._refused or any(aborted) or now_s - reported_s > REPORT_EVERY_S:
                 reported_s = now_s
-                self._connection.send(Report(self._model.statistics(), done, self._refused))
-                self._refused = []
+                self._connection.send(Report(self._model.statistics(), self._done, self._refused))
+                self._done, self._refused = [], []
 
     def _take(self, message: object) -> bool:
         """Carry out one message; returns whether it was an abort, after which the main process wants new statistics."""
@@ -174,6 +189,10 @@ class WorkerServer:
                 self._refused.append((message.number, str(refusal)))
         elif isinstance(message, Abort):
             self._model.abort(message.number)
+        elif isinstance(message, Interrupt):
+            assert isinstance(self._model, InterruptibleModel)
+            if (completion := self._model.interrupt(message.number)) is not None:
+                self._done.append((message.number, completion))
         elif isinstance(message, ResetPrefixCache):
             self._model.reset_prefix_cache()
             self._connection.send(PrefixCacheIsEmpty())

@@ -5,20 +5,22 @@ simulated device would have finished it. A request that was never answered is ne
 `NeverGenerated`.
 """
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import cache
 from pathlib import Path
 
 import anyio
+from msgspec import structs
 
-from pipeline.engine import Backend, Candidate, Completion, Engine, EngineStatistics, Fact, Request, Tokenizer, Usage
+from pipeline.engine import AnsweredCall, Backend, Candidate, Completion, Engine, EngineStatistics, Fact, Request, Timing, Tokenizer, Usage
 from pipeline.engines.meter import UsageMeter
 from pipeline.engines.replay.calls import RecordedCall, RecordedCalls
 from pipeline.engines.replay.recording import CALIBRATION, Recording, read_recording, sim_spec, tokenizer_of
 from pipeline.engines.replay.spec import ReplaySpec
+from pipeline.engines.sim.bound import least_s
 from pipeline.engines.sim.engine import open_devices
-from pipeline.engines.sim.text import Output
+from pipeline.engines.sim.output import Output
 from pipeline.engines.validate import validate_request
 from pipeline.errors import EngineDead, InputError, NeverGenerated
 
@@ -45,7 +47,8 @@ class RecordedText:
         limit = min(request.max_tokens, max_model_len - len(request.prompt_ids))
         output = output_of(call, request, limit, self.tokenizer)
         if output is None:
-            what = f"the call may have {request.max_tokens} tokens, and a recorded text was cut at {call.max_tokens}"
+            end = "interrupted" if "interrupted" in call.finish_reason else f"cut at {call.max_tokens}"
+            what = f"the call may have {request.max_tokens} tokens, and a recorded text was {end}"
             raise NeverGenerated(request.request_id, what)
         return call, output
 
@@ -70,7 +73,7 @@ def mismatch(call: RecordedCall, request: Request, role: str) -> str | None:
 
 def output_of(call: RecordedCall, request: Request, limit: int, tokenizer: Tokenizer) -> Output | None:
     """The part of the answer in `call` that `request` gets where its candidates may have `limit` tokens; None where a recorded text
-    was cut before that.
+    was cut before that. A text that was interrupted is whole to a request that may be interrupted, and was cut to any other.
 
     A candidate depends on the seed and its own number alone (`Request.seed`), and its text on nothing that comes after. So the
     first few of the recorded candidates, and the beginnings of their texts, are what the model would have written.
@@ -81,7 +84,10 @@ def output_of(call: RecordedCall, request: Request, limit: int, tokenizer: Token
     candidates, lengths = [], []
     for ids, finish, stop in each:
         sampled = len(ids) + (finish == "stop" and stop is None)  # the end of the sequence was sampled and is not kept
-        if request.max_tokens != call.max_tokens or len(ids) > limit:
+        cut_short = finish == "interrupted" and not request.interruptible
+        if cut_short:
+            finish = "length"
+        if cut_short or request.max_tokens != call.max_tokens or len(ids) > limit:
             if finish == "length" and len(ids) < limit:
                 return None
             if sampled > limit:
@@ -100,6 +106,8 @@ class ReplayEngine:
         self.tokenizer, self.vocab_size, self.max_model_len = source.tokenizer, source.vocab_size, max_model_len
         self.facts: dict[str, Fact] = {}
         self._closed = anyio.Event()
+        self._interruptible: dict[str, anyio.CancelScope] = {}
+        """What `interrupt` cancels, by the id of the request."""
         self._meter = UsageMeter(anyio.current_time)
 
     async def generate(self, request: Request) -> Completion:
@@ -107,16 +115,24 @@ class ReplayEngine:
         validate_request(request, self.max_model_len, self.vocab_size)
         call, output = self._source.recall(request, self.max_model_len)
         self._meter.begin()
+        began, timing = anyio.current_time(), call.timing
         try:
-            with anyio.move_on_after(call.e2e_latency_s):
+            with anyio.move_on_after(call.e2e_latency_s) as answering:
+                if request.interruptible:
+                    self._interruptible[request.request_id] = answering
                 await self._closed.wait()
                 raise EngineDead(self.role, "it was closed")
         finally:
+            self._interruptible.pop(request.request_id, None)
             self._meter.end()
+        elapsed_s = anyio.current_time() - began
+        if elapsed_s < call.e2e_latency_s:
+            output = output.cut(written_after(call, output.lengths, elapsed_s), self.tokenizer)
+            timing = timing_until(timing, elapsed_s)
         usage = Usage(
             input_tokens=call.usage.input_tokens,
             cached_input_tokens=call.usage.cached_input_tokens,
-            output_tokens=0 if request.scored_ids else sum(output.lengths),
+            output_tokens=output.sampled,
         )
         self._meter.count(usage)
         return Completion(
@@ -124,8 +140,14 @@ class ReplayEngine:
             option_logprobs=output.option_logprobs,
             scored_logprobs=output.scored_logprobs,
             usage=usage,
-            timing=call.timing,
+            timing=timing,
+            cache_stated=False,  # what was cached is recorded of another run's cache
         )
+
+    def interrupt(self, request_id: str) -> None:
+        """See `Interruptible.interrupt`."""
+        if (answering := self._interruptible.get(request_id)) is not None:
+            answering.cancel()
 
     def statistics(self) -> EngineStatistics:
         """See `Engine.statistics`: it is busy while it has a call; outside of an event loop, until the last call began or ended."""
@@ -134,6 +156,26 @@ class ReplayEngine:
     async def aclose(self) -> None:
         """See `Engine.aclose`."""
         self._closed.set()
+
+
+def written_after(call: RecordedCall, lengths: Sequence[int], elapsed_s: float) -> list[int]:
+    """How many tokens each candidate, in the end of so many, had so long after the call was sent: one with the first token, then one
+    after another at a steady pace, so that the longest is whole when the call ends."""
+    longest, first_s = max(lengths), call.timing.time_to_first_token_s
+    if first_s is None:
+        first_s = call.e2e_latency_s / longest
+    if elapsed_s < first_s:
+        return [0] * len(lengths)
+    count = 1 + int((longest - 1) * (elapsed_s - first_s) / (call.e2e_latency_s - first_s))
+    return [min(length, count) for length in lengths]
+
+
+def timing_until(timing: Timing, elapsed_s: float) -> Timing:
+    """The part of a recorded timing that lies before a call was interrupted."""
+    first_s = timing.time_to_first_token_s
+    if first_s is None or elapsed_s < first_s:
+        return Timing()
+    return structs.replace(timing, decode_time_s=elapsed_s - first_s)
 
 
 @asynccontextmanager
@@ -167,4 +209,13 @@ def _facts(role: str, spec: ReplaySpec, recording: Recording) -> dict[str, Fact]
     return {"answers": answers, "replay": spec.run, "replayed_backend": recording.engine(role).backend, "costs": costs}
 
 
-BACKEND = Backend(spec=ReplaySpec, open=open_replay, virtual_time=True)
+def least_replay_s(
+    specs: Mapping[str, ReplaySpec], calls: Mapping[str, Sequence[AnsweredCall]], sequences: Mapping[str, int]
+) -> Mapping[str, float]:
+    """See `Backend.least_s`; recorded times say nothing about other batches, so that all costs must be simulated."""
+    if any(spec.costs != "simulated" for spec in specs.values()):
+        return {}
+    return least_s({role: sim_spec(role, spec, read_recording(spec.run)) for role, spec in specs.items()}, calls, sequences)
+
+
+BACKEND = Backend(spec=ReplaySpec, open=open_replay, virtual_time=True, least_s=least_replay_s)

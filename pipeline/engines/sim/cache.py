@@ -13,7 +13,7 @@ class Node:
 
     __slots__ = ("children", "parent", "pins", "tokens", "used")
 
-    def __init__(self, tokens: tuple[int, ...], parent: "Node | None") -> None:
+    def __init__(self, tokens: Sequence[int], parent: "Node | None") -> None:
         self.tokens, self.parent = tokens, parent
         self.children: dict[int, Node] = {}
         """The nodes that continue this one, by their first token."""
@@ -21,6 +21,13 @@ class Node:
         """How many running requests need this node; one that has pins or children is not evicted."""
         self.used = 0
         """When it was last used, as the number of that use among all uses of nodes."""
+
+
+LONG = 512
+"""Prompts of so many tokens have hundreds of nodes in the tree: the way to where the last one ended is not gone again."""
+_KEY = slice(LONG - 32, LONG)
+MOST_ENDS = 4096
+"""Of so many long prompts it is known at most where they ended."""
 
 
 class PrefixCache:
@@ -34,25 +41,43 @@ class PrefixCache:
         self._tick = 0
         self._unused: list[tuple[int, int, Node]] = []
         self._entries = 0
+        self._ends: dict[Sequence[int], tuple[Node, Sequence[int]]] = {}
+        """Where the last long prompt with these tokens at `_KEY` ended in the tree, and its tokens up to there."""
 
     @property
     def usage(self) -> float:
         """Share of the room that is cached or reserved, 0 to 1."""
         return (self.cached + self.reserved) / self.capacity
 
-    def match(self, tokens: tuple[int, ...], most: int) -> tuple[Node, int]:
+    def match(self, tokens: Sequence[int], most: int) -> tuple[Node, int]:
         """The node at which the longest cached prefix of `tokens`, at most `most` long, ends, and the prefix's length; pins the node."""
-        node, length = self._walk(self._root, tokens, 0, most)
+        if most < LONG:
+            node, length = self._walk(self._root, tokens, 0, most)
+        else:
+            key = tuple(tokens[_KEY])
+            node, length = self._walk(*self._known_end(key, tokens, most), most)
+            self._note_end(key, node, tokens[:length])
         self.pin(node)
         return node, length
 
-    def insert(self, node: Node, tokens: tuple[int, ...]) -> None:
+    def _known_end(self, key: Sequence[int], tokens: Sequence[int], most: int) -> tuple[Node, Sequence[int], int]:
+        """A node on the way of `tokens[:most]`, the tokens, and how many of them lead there."""
+        node, prefix = self._ends.get(key, (self._root, ()))
+        known = node.parent is not None and len(prefix) <= most and tokens[: len(prefix)] == prefix
+        return (node, tokens, len(prefix)) if known else (self._root, tokens, 0)
+
+    def _note_end(self, key: Sequence[int], node: Node, prefix: Sequence[int]) -> None:
+        if len(self._ends) >= MOST_ENDS and key not in self._ends:
+            self._ends.clear()
+        self._ends[key] = node, prefix
+
+    def insert(self, node: Node, tokens: Sequence[int]) -> None:
         """Add `tokens` after `node`."""
         end, start = self._walk(node, tokens, 0, len(tokens))
         if start < len(tokens):
             self._touch(self._add(end, tokens[start:]))
 
-    def extend(self, node: Node, tokens: tuple[int, ...]) -> Node:
+    def extend(self, node: Node, tokens: Sequence[int]) -> Node:
         """Add `tokens` after `node`, and move a pin from `node` to the node at which they end, which is returned."""
         end, start = self._walk(node, tokens, 0, len(tokens))
         if start < len(tokens):
@@ -82,13 +107,13 @@ class PrefixCache:
         """Give back room for so many tokens that was reserved."""
         self.reserved -= tokens
 
-    def _add(self, node: Node, tokens: tuple[int, ...]) -> Node:
+    def _add(self, node: Node, tokens: Sequence[int]) -> Node:
         """A new leaf after `node`."""
         leaf = node.children[tokens[0]] = Node(tokens, node)
         self.cached += len(tokens)
         return leaf
 
-    def _walk(self, node: Node, tokens: tuple[int, ...], start: int, most: int) -> tuple[Node, int]:
+    def _walk(self, node: Node, tokens: Sequence[int], start: int, most: int) -> tuple[Node, int]:
         """Follow `tokens[start:most]` below `node`, splitting the run in which they part from the tree."""
         while start < most:
             child = node.children.get(tokens[start])

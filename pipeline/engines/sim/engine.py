@@ -1,56 +1,78 @@
 """The `sim` backend: engines that take the time that a roofline gives and write seeded text, on the caller's event loop.
 
 Requests enter as at any engine; the answers leave when a continuous-batching server with this device would have
-finished them. On a virtual clock (`VirtualClock`) hours pass in seconds, and equal requests at equal times give equal
-results to the last bit; on a real clock the engines take real time. The only clock is anyio's.
+finished them. On a virtual clock (`VirtualLoop`) hours pass in seconds, and equal requests at equal times give equal
+results to the last bit; on a real clock the engines take real time. The only clock is that of the running asyncio event loop.
 """
 
+import asyncio
 import math
+from array import array
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
+from contextlib import asynccontextmanager
+from functools import partial
 from hashlib import blake2b
 from itertools import count, pairwise
-from typing import Literal
+from typing import Literal, TypeAlias
 
-import anyio
-from anyio.abc import TaskStatus
 from msgspec import structs
 
-from pipeline.engine import Backend, Completion, Engine, EngineStatistics, Fact, Request, Timing, Tokenizer, Usage
+from pipeline.engine import Backend, Completion, Engine, EngineStatistics, Fact, Request, Timing, Tokenizer, Usage, packed
 from pipeline.engines.meter import UsageMeter
+from pipeline.engines.sim.bound import least_s
 from pipeline.engines.sim.cache import PrefixCache
 from pipeline.engines.sim.device import Share, SimDevice
+from pipeline.engines.sim.lengths_file import with_lengths
+from pipeline.engines.sim.output import Output
+from pipeline.engines.sim.placement import devices_of, widened
 from pipeline.engines.sim.scheduler import Job, Scheduler
 from pipeline.engines.sim.spec import SimFaultsSpec, SimSpec
-from pipeline.engines.sim.text import Output, SeededText, TextSource
+from pipeline.engines.sim.text import SeededText, TextSource
 from pipeline.engines.sim.tokenizer import VOCAB_SIZE
 from pipeline.engines.validate import validate_request
-from pipeline.errors import EngineDead, GraphError, RequestRefused
+from pipeline.errors import EngineDead, RequestRefused
 from pipeline.tasks import background_tasks
+
+Done: TypeAlias = "asyncio.Future[None]"
+"""Has a result when a job is over, be it finished or dropped; also where its task was cancelled."""
 
 
 class DeviceClock:
-    """Runs one device on anyio's clock: sleeps until its next event, handles that, and so on."""
+    """Runs one device on the clock of the running event loop: a timer waits for its next event, handles that, and so on."""
 
     def __init__(self, device: SimDevice) -> None:
         self.device = device
-        self._sleep = anyio.CancelScope()
-        self._never = anyio.Event()
+        self.loop = asyncio.get_running_loop()
+        self.now = self.loop.time
+        """The time in seconds."""
+        self._failed: asyncio.Future[None] = self.loop.create_future()
+        self._timer: asyncio.TimerHandle | None = None
 
-    async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
-        """Handle the device's events; runs until it is cancelled."""
-        task_status.started()
-        while True:
-            with anyio.CancelScope(deadline=self.device.next_event()) as self._sleep:
-                await self._never.wait()
-            self.device.advance(anyio.current_time())
+    async def run(self) -> None:
+        """Raise what went wrong in the device; runs until it is cancelled."""
+        try:
+            await self._failed
+        finally:
+            self._wait_until(math.inf)
 
     def adjust(self) -> None:
-        """Sleep until the device's next event, which may have moved."""
+        """Wait until the device's next event, which may have moved."""
         event = self.device.next_event()
-        if event != self._sleep.deadline:
-            self._sleep.deadline = event
+        if self._timer is None or event != self._timer.when():
+            self._wait_until(event)
+
+    def _wait_until(self, event: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self.loop.call_at(event, self._handle_event) if event < math.inf else None
+
+    def _handle_event(self) -> None:
+        try:
+            self.device.advance(self.now())
+            self._wait_until(self.device.next_event())
+        except Exception as error:
+            self._failed.set_exception(error)
 
 
 class SimEngine:
@@ -65,7 +87,9 @@ class SimEngine:
         self._shares: list[Share] = []
         self._join_device()
         self._numbers = count()
-        self._open_jobs: dict[Job, anyio.Event] = {}
+        self._open_jobs: dict[Job, Done] = {}
+        self._interruptible: dict[str, Collection[Job]] = {}
+        """The open jobs of each request that may be interrupted."""
         self._alive, self._computes, self._closed = True, True, False
         self._exit_reason = ""
         self._meter = UsageMeter()
@@ -73,17 +97,23 @@ class SimEngine:
     async def generate(self, request: Request) -> Completion:
         """Answer `request`; see `Engine.generate`."""
         self._check_alive()
-        prompt = tuple(request.prompt_ids)
         validate_request(request, self.max_model_len, self.vocab_size)
         self._fail(self._faults.next_call())
         output = self._source.output(request, self.max_model_len)
-        jobs = self._jobs(request, prompt, output)
-        await self._computed(jobs)
+        jobs = self._jobs(request, packed(request.prompt_ids), output)
+        if request.interruptible:
+            self._interruptible[request.request_id] = jobs
+        try:
+            await self._computed(jobs)
+        finally:
+            self._interruptible.pop(request.request_id, None)
         first, *others = jobs
+        if any(job.interrupted for job in jobs):
+            output = output.cut([length for job in jobs for length in job.lengths], self.tokenizer)
         usage = Usage(
             input_tokens=len(first.prompt),
             cached_input_tokens=first.cached,
-            output_tokens=0 if request.scored_ids else sum(output.lengths),
+            output_tokens=output.sampled,
         )
         self._meter.count(usage)
         completion = Completion(
@@ -95,16 +125,21 @@ class SimEngine:
         )
         return self._faults.garble(request, completion)
 
+    def interrupt(self, request_id: str) -> None:
+        """See `Interruptible.interrupt`."""
+        for job in self._interruptible.get(request_id, ()):
+            self._clock.device.interrupt(self._share, job, self._clock.now())
+        self._clock.adjust()
+
     def statistics(self) -> EngineStatistics:
-        """See `Engine.statistics`; outside of an event loop `busy_s` is that of the last change."""
-        now = -math.inf
-        with suppress(RuntimeError):
-            now = anyio.current_time()
+        """See `Engine.statistics`."""
+        now = self._clock.now()
         return self._meter.statistics(
             running=self._scheduler.running,
             waiting=self._scheduler.waiting,
             kv_cache_usage=self._scheduler.cache.usage,
             busy_s=sum(share.busy_s(now) for share in self._shares),
+            written_tokens=sum(self._clock.device.sampled(share, now) for share in self._shares),
             restarts=len(self._shares) - 1,
         )
 
@@ -124,7 +159,7 @@ class SimEngine:
             self._alive, self._exit_reason = False, exit_reason
         self._drop_all()
         for done in self._open_jobs.values():
-            done.set()
+            _end(done)
 
     async def restart(self) -> None:
         """See `Restartable.restart`: the cache is empty then, and no time passes."""
@@ -152,29 +187,29 @@ class SimEngine:
     def _drop_all(self) -> None:
         """Drop all jobs from the device, waiting or running."""
         for job in self._open_jobs:
-            self._clock.device.drop(self._share, job, anyio.current_time())
+            self._clock.device.drop(self._share, job, self._clock.now())
         self._clock.adjust()
 
     def _check_alive(self) -> None:
         if not self._alive:
             raise EngineDead(self.role, self._exit_reason)
 
-    def _jobs(self, request: Request, prompt: tuple[int, ...], output: Output) -> dict[Job, anyio.Event]:
-        """The jobs of a request, each with the event that is set when it is done: one for the first `max_num_seqs` candidates, and one
-        for each further candidate."""
-        computed = prompt + request.scored_ids
+    def _jobs(self, request: Request, prompt: "array[int]", output: Output) -> dict[Job, Done]:
+        """The jobs of a request, each with the future that has a result when it is over: one for the first `max_num_seqs` candidates,
+        and one for each further candidate."""
+        computed = prompt + packed(request.scored_ids)
         need = len(computed) + sum(output.lengths)
         if need > self.spec.kv_cache_tokens:
             raise RequestRefused(f"{need} tokens of keys and values do not fit; kv_cache_tokens is {self.spec.kv_cache_tokens}")
-        now = anyio.current_time()
-        cached, jobs = output.cached, {}
+        now = self._clock.now()
+        cached, jobs = tuple(map(packed, output.cached)), {}
         for start, end in pairwise((0, *range(self.spec.max_num_seqs, len(output.lengths)), len(output.lengths))):
-            key, done = (request.priority, now, request.request_id, next(self._numbers)), anyio.Event()
-            job = Job(key, computed, len(prompt) - 1, output.lengths[start:end], cached[start:end], done.set)
+            key, done = (request.priority, now, request.request_id, next(self._numbers)), self._clock.loop.create_future()
+            job = Job(key, computed, len(prompt) - 1, output.lengths[start:end], cached[start:end], partial(_end, done))
             jobs[job] = done
         return jobs
 
-    async def _computed(self, jobs: dict[Job, anyio.Event]) -> None:
+    async def _computed(self, jobs: dict[Job, Done]) -> None:
         """Wait until the device has computed `jobs`; cancelling frees what they hold."""
         self._open_jobs.update(jobs)
         for job in jobs:
@@ -184,13 +219,13 @@ class SimEngine:
                 self._clock.adjust()
         try:
             for done in jobs.values():
-                await done.wait()
+                await done
         finally:
             unfinished = [job for job in jobs if math.isnan(job.finished)]
             for job in jobs:
                 del self._open_jobs[job]
             for job in unfinished:
-                self._clock.device.drop(self._share, job, anyio.current_time())
+                self._clock.device.drop(self._share, job, self._clock.now())
             if unfinished:
                 self._clock.adjust()
         if unfinished:
@@ -225,6 +260,11 @@ class SimFaults:
         digest = blake2b(f"{request.request_id}\0{request.seed}\0{attempt}".encode(), digest_size=8).digest()
         draw, kind = int.from_bytes(digest[:7]) / (1 << 56), digest[7]
         return _GARBAGE[kind % len(_GARBAGE)](completion) if draw < self._spec.garbage_share else completion
+
+
+def _end(done: Done) -> None:
+    if not done.done():
+        done.set_result(None)
 
 
 def _nothing(completion: Completion) -> Completion:
@@ -267,29 +307,22 @@ def _facts(spec: SimSpec) -> dict[str, Fact]:
 def _timing(first: Job, others: list[Job]) -> Timing:
     finished = max([first.finished, *(job.finished for job in others)])
     return Timing(
-        queue_time_s=first.scheduled - first.arrived,
-        prefill_time_s=first.first_token - first.scheduled,
-        decode_time_s=finished - first.first_token,
-        time_to_first_token_s=first.first_token - first.arrived,
+        queue_time_s=_known(first.scheduled - first.arrived),
+        prefill_time_s=_known(first.first_token - first.scheduled),
+        decode_time_s=_known(finished - first.first_token),
+        time_to_first_token_s=_known(first.first_token - first.arrived),
     )
 
 
-def _devices(specs: Mapping[str, SimSpec]) -> dict[str, SimDevice]:
-    """The devices that `specs` name, each once."""
-    devices: dict[str, SimDevice] = {}
-    for role, spec in specs.items():
-        device = devices.setdefault(spec.device.name, SimDevice(spec.device))
-        if device.spec != spec.device:
-            raise GraphError(f"$.{role}.device", f"device `{spec.device.name}` is described in two ways; engines that share it must agree")
-        if spec.max_num_batched_tokens < spec.max_num_seqs:
-            what = f"{spec.max_num_batched_tokens} is less than max_num_seqs, {spec.max_num_seqs}; each sequence needs a token"
-            raise GraphError(f"$.{role}.max_num_batched_tokens", what)
-    return devices
+def _known(seconds: float) -> float | None:
+    """None for NaN: of an interrupted job that did not come so far."""
+    return None if math.isnan(seconds) else seconds
 
 
 @asynccontextmanager
 async def open_sim(specs: Mapping[str, SimSpec]) -> AsyncIterator[Mapping[str, Engine]]:
-    """Open the simulated engines of all roles; those that name the same device share it."""
+    """Open the simulated engines of all roles; those that name the same device share it. Raises `UsageError`."""
+    specs = {role: with_lengths(role, spec) for role, spec in specs.items()}
     async with open_devices(specs, {role: SeededText(spec) for role, spec in specs.items()}) as engines:
         yield engines
 
@@ -297,11 +330,11 @@ async def open_sim(specs: Mapping[str, SimSpec]) -> AsyncIterator[Mapping[str, E
 @asynccontextmanager
 async def open_devices(specs: Mapping[str, SimSpec], sources: Mapping[str, TextSource]) -> AsyncIterator[Mapping[str, SimEngine]]:
     """Open an engine for each role, which takes the time that its spec gives and answers what its source of text gives."""
-    clocks = {name: DeviceClock(device) for name, device in _devices(specs).items()}
+    clocks = {name: DeviceClock(SimDevice(device)) for name, device in devices_of(specs).items()}
     engines = {role: SimEngine(role, spec, clocks[spec.device.name], sources[role]) for role, spec in specs.items()}
     async with background_tasks() as tasks:
         for clock in clocks.values():
-            await tasks.start(clock.run)
+            tasks.start_soon(clock.run)
         try:
             yield engines
         finally:
@@ -309,4 +342,4 @@ async def open_devices(specs: Mapping[str, SimSpec], sources: Mapping[str, TextS
                 await engine.aclose()
 
 
-BACKEND = Backend(spec=SimSpec, open=open_sim, virtual_time=True)
+BACKEND = Backend(spec=SimSpec, open=open_sim, virtual_time=True, least_s=least_s, widened=widened)

@@ -24,9 +24,9 @@ as it would have been, B has its first token at 5 and its second at 6.
 """
 
 import math
-from bisect import bisect_left, insort
+from bisect import bisect_left, bisect_right, insort
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from heapq import heappop, heappush
 from typing import NamedTuple
 
@@ -46,17 +46,17 @@ class Job:
     """One request in a scheduler; its lengths are known when it arrives, because the text source has given its text."""
 
     __slots__ = (
-        "arrived", "cached", "cached_outputs", "cancelled", "computed", "finished", "first_token", "key", "lengths", "node",
-        "notify", "prompt", "queued", "reserved", "reusable", "scheduled", "sequences", "unfinished",
+        "arrived", "cached", "cached_outputs", "cancelled", "computed", "finished", "first_token", "interrupted", "key", "lengths",
+        "node", "notify", "prompt", "queued", "reserved", "reusable", "scheduled", "sequences", "unfinished",
     )  # fmt: skip
 
     def __init__(
         self,
         key: Key,
-        prompt: tuple[int, ...],
+        prompt: Sequence[int],
         reusable: int,
         lengths: tuple[int, ...],
-        cached_outputs: tuple[tuple[int, ...], ...],
+        cached_outputs: Sequence[Sequence[int]],
         notify: Callable[[], object],
     ) -> None:
         self.key, self.prompt = key, prompt
@@ -79,6 +79,8 @@ class Job:
         self.queued = True
         """Whether it waits: it was neither admitted nor cancelled."""
         self.cancelled = False
+        self.interrupted = False
+        """Whether it was cancelled by `Scheduler.interrupt`: `lengths` are then the tokens that it has, and the cache keeps them."""
 
     @property
     def kv_tokens(self) -> int:
@@ -105,6 +107,10 @@ class Segment(Struct, frozen=True):
             return self
         count = 1 + bisect_left(range(1, self.iterations), work - self.start, key=self.cost.duration)
         return self if count == self.iterations else segment(self.start, count, self.cost)
+
+    def completed(self, work: float) -> int:
+        """How many of its iterations are over at `work`; the example above: one at 13, two at 14."""
+        return bisect_right(range(1, self.iterations + 1), work - self.start, key=self.cost.duration)
 
 
 def segment(start: float, iterations: int, cost: BatchCost, chunks: tuple[tuple[Job, int], ...] = ()) -> Segment:
@@ -140,6 +146,8 @@ class Scheduler:
         """Tokens whose keys and values these sequences read in the next iteration."""
         self._iteration = 0
         """How many iterations are over."""
+        self._sampled = 0
+        """Tokens that were sampled in them."""
         self._queue: list[tuple[Key, Job]] = []
         """Waiting jobs, a heap by key; one that was admitted from the other heap, or cancelled, may still be in it."""
         self._by_age: list[tuple[Key, Job]] = []
@@ -191,6 +199,19 @@ class Scheduler:
             return head is job
         job.cancelled = self._dropped = True
         return True
+
+    def interrupt(self, job: Job, work: float) -> bool:
+        """Cancel `job`, which keeps what was computed for it until `work`; returns what `drop` does. The first segment must not end
+        before `work`."""
+        job.lengths = self._written(job, work)
+        job.cached_outputs = tuple(output[: max(length - 1, 0)] for output, length in zip(job.cached_outputs, job.lengths, strict=True))
+        job.interrupted = True
+        return self.drop(job)
+
+    def sampled(self, work: float) -> int:
+        """Tokens that were sampled until `work`. The first segment must not end before `work`."""
+        first = self.forecast[0] if self.forecast else None
+        return self._sampled + (self._samples(first, first.completed(work)) if first else 0)
 
     def decide(self, now: float) -> None:
         """Decide what the next iterations compute, at a boundary that is reached at time `now`."""
@@ -309,6 +330,7 @@ class Scheduler:
     def _advance(self, done: Segment, now: float) -> list[Job]:
         """Move batch and cache to the end of the segment `done`, at time `now`; returns the jobs that finish there."""
         self.work = done.end
+        self._sampled += self._samples(done, done.iterations)
         self._iteration += done.iterations
         self._context += done.iterations * self.size
         for job, tokens in done.chunks:
@@ -330,10 +352,24 @@ class Scheduler:
         del self._finishes[:ended]
         return finished
 
+    def _samples(self, each: Segment, iterations: int) -> int:
+        """Tokens that are sampled in the first `iterations` of the first segment."""
+        ends = sum(job.sequences for job, tokens in each.chunks if job.cached + job.computed + tokens == len(job.prompt))
+        return iterations * (self.size + ends)
+
+    def _written(self, job: Job, work: float) -> tuple[int, ...]:
+        """How many tokens each candidate of `job` has at `work`."""
+        if math.isnan(job.first_token):
+            return (0,) * len(job.lengths)
+        over = self._iteration + (self.forecast[0].completed(work) if self.forecast else 0)
+        left = {finish.candidate: max(finish.iteration - over, 0) for finish in self._finishes if finish.job is job}
+        return tuple(length - left.get(candidate, 0) for candidate, length in enumerate(job.lengths))
+
     def _start_decoding(self, job: Job, now: float) -> None:
         """Put the computed prompt of `job` into the cache, where other jobs may reuse it, and let its sequences decode."""
         assert job.node is not None
-        job.first_token = now
+        if not job.interrupted:
+            job.first_token = now
         self.size += job.sequences
         self._context += job.sequences * (len(job.prompt) + 1)
         job.node = self.cache.extend(job.node, job.prompt[job.cached :])
@@ -341,15 +377,22 @@ class Scheduler:
 
     def _complete(self, job: Job, now: float) -> None:
         """Finish `job`, all of whose sequences have ended: its outputs stay in the cache, in the room that was reserved for them."""
-        assert job.node is not None
-        job.finished = now
-        self._release(job, job.reserved)
-        for output in job.cached_outputs:
-            self.cache.insert(job.node, output)
-        self.cache.unpin(job.node)
-        self.running -= 1
+        if not job.interrupted:
+            job.finished = now
+        self._leave(job, keep=True)
         while self._last_iterations and (self._last_iterations[0][2].cancelled or not self._last_iterations[0][2].unfinished):
             heappop(self._last_iterations)
+
+    def _leave(self, job: Job, *, keep: bool) -> None:
+        """Take out `job`, which runs no more; whether the cache is to `keep` what was computed for it, in the room reserved for that."""
+        assert job.node is not None
+        self.running -= 1
+        self._release(job, job.reserved)
+        if keep and job.cached + job.computed < len(job.prompt):
+            job.node = self.cache.extend(job.node, job.prompt[job.cached : job.cached + job.computed])
+        for output in job.cached_outputs if keep else ():
+            self.cache.insert(job.node, output)
+        self.cache.unpin(job.node)
 
     def _release(self, job: Job, tokens: int) -> None:
         job.reserved -= tokens
@@ -371,9 +414,6 @@ class Scheduler:
                 self._context -= finish.context - (finish.iteration - self._iteration)
         self._finishes = [finish for finish in self._finishes if not finish.job.cancelled]
         for job in gone.values():
-            assert job.node is not None
-            self.running -= 1
-            self._release(job, job.reserved)
-            self.cache.unpin(job.node)
+            self._leave(job, keep=job.interrupted)
         while self._last_iterations and self._last_iterations[0][2].cancelled:
             heappop(self._last_iterations)

@@ -1,11 +1,15 @@
 """The text of a simulated model: seeded steps that state their number and quality, verdicts on them, and a boxed answer.
 
 A prompt enters, and what the model would write leaves; nothing here knows of time. Like a language model it keeps no
-state: every step ends in a marker such as `; step 3 of 12 ok`, and the next step reads it at the prompt's tail. The
-marker's last word says whether the step is right (`ok`), wrong (`no`), or right after an earlier wrong one (`eh`); the
-boxed answer is right if the last step says `ok`. The draws depend on the model's name, the seed, the candidate's
-number, the problem and the step alone; at temperature 0 on neither seed nor number. Whether a step is right depends for
-some steps on the problem and the step alone (`SimTextSpec`).
+state: every step ends in a marker such as `; step 3 of 12 ok`, and the next step reads it at the prompt's tail. A step
+of which the prompt holds the beginning is written on, where it would be this model's. The marker's last word says
+whether the step is right (`ok`), wrong (`no`), or right after an earlier wrong one (`eh`); the boxed answer is right if
+the last step says `ok`. The draws depend on the model's name, the seed, the candidate's number, the problem and the
+step alone; at temperature 0 on neither seed nor number. Whether a step is right depends for some steps on the problem
+and the step alone (`SimTextSpec`).
+
+With measured lengths a step has exactly the tokens that were drawn, which may be fewer than that marker needs. It then ends in a
+marker of three tokens, such as `aacaam ok`: three letters are the step's number in base 26, three that of all steps.
 """
 
 import math
@@ -21,7 +25,9 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from pipeline.engine import Candidate, FinishReason, Request, Tokenizer
+from pipeline.engine import Candidate, FinishReason, Request, Tokenizer, packed
+from pipeline.engines.sim.difficulty import chances
+from pipeline.engines.sim.output import Output
 from pipeline.engines.sim.spec import SimSpec, SimTextSpec
 from pipeline.engines.sim.tokenizer import ASSISTANT, END, USER, VOCAB_SIZE, SimTokenizer
 from pipeline.reasoning.prompts import CHOOSE_PREFILL, DELIMITER, LABELS, SCORE_PREFILL, THINK_CLOSE, THINK_OPEN
@@ -37,8 +43,9 @@ _LABEL_IDS = [_encode(label)[0] for label in LABELS]
 _OK, _NO, _EH = (_encode(f"1 {word}")[1] for word in ("ok", "no", "eh"))
 _VERDICTS = frozenset((_OK, _NO, _EH))
 _ANCHORS = _VERDICTS | {_OPEN, _ASSISTANT, _USER}
-_CHOOSE_TAIL, _SCORE_TAIL = (tuple(_encode(f"{DELIMITER}{text}")[1:]) for text in (CHOOSE_PREFILL, SCORE_PREFILL))
+_CHOOSE_TAIL, _SCORE_TAIL = (packed(_encode(f"{DELIMITER}{text}")[1:]) for text in (CHOOSE_PREFILL, SCORE_PREFILL))
 _MARKER = re.compile(r"; step (\d+) of (\d+) (ok|no|eh)$")
+_SHORT_MARKER = re.compile(r"([a-z]{3})([a-z]{3}) (ok|no|eh)$")
 _MARKER_REACH = 20
 _LAST_STOP_IDS = frozenset((_CLOSE, _END))
 _NORMAL = NormalDist()
@@ -85,6 +92,10 @@ class ThoughtState(Struct, frozen=True):
     """Whether the thought has ended with `</think>`."""
     has_blank_line: bool
     """Whether the blank line that follows `</think>` is already there."""
+    begun: tuple[int, ...] = ()
+    """What is written of the next step, or of the answer."""
+    lacks_delimiter: bool = False
+    """Whether the last step is written but for the blank line that ends it."""
 
 
 @lru_cache(maxsize=65536)
@@ -118,6 +129,27 @@ def _marker(step: int, total: int, word: str) -> Piece:
     return _piece(f"; step {step} of {total} {word}{THINK_CLOSE if step == total else DELIMITER}")
 
 
+@lru_cache(maxsize=65536)
+def _short_marker(step: int, total: int, word: str) -> Piece:
+    """What stands for `_marker` in a step that is too short for it, in `SHORTEST_STEP` tokens."""
+    return _piece(f"{_letters(step)}{_letters(total)} {word}{THINK_CLOSE if step == total else DELIMITER}")
+
+
+def _letters(number: int) -> str:
+    """A number below 17,576 in base 26, as three letters: one token."""
+    return "".join(chr(ord("a") + number // power % 26) for power in (676, 26, 1))
+
+
+def _number(letters: str) -> int:
+    """The inverse of `_letters`."""
+    first, second, third = (ord(letter) - ord("a") for letter in letters)
+    return first * 676 + second * 26 + third
+
+
+SHORTEST_STEP = 4
+"""Tokens of the shortest simulated step where lengths are measured ones; where fewer were drawn it has these."""
+
+
 def _normal(uniform: float) -> float:
     return _NORMAL.inv_cdf(min(max(uniform, 1e-12), 1 - 1e-12))
 
@@ -133,11 +165,6 @@ def _difficulty(problem: str, step: int) -> tuple[float, float]:
     """Two uniform numbers for a step: the first decides whether all its candidates share one draw, the second is that draw."""
     share, common, _, _ = _draws(f"{problem}/{step}")
     return share, common
-
-
-def _mean_of_log(mean: float, sigma: float) -> float:
-    """Mean of the logarithm of a log-normal number whose mean is `mean`; `sigma` is the logarithm's standard deviation."""
-    return math.log(mean) - sigma * sigma / 2
 
 
 def _padded(end: Piece, tokens: int, uniform: float) -> Piece:
@@ -158,6 +185,15 @@ def _option_logprobs(options: int, chosen: int) -> tuple[float, ...]:
     return tuple(math.log(0.85 if option == chosen else 0.14 * weight / spread) for option, weight in enumerate(weights))
 
 
+def _progress(tail: str) -> tuple[int, int, str] | None:
+    """The step's number, that of all steps and the word of the marker at the end of `tail`; None where none is there."""
+    if found := _MARKER.search(tail):
+        return int(found[1]), int(found[2]), found[3]
+    if found := _SHORT_MARKER.search(tail):
+        return _number(found[1]), _number(found[2]), found[3]
+    return None
+
+
 def _verdict(prompt: Sequence[int], end: int) -> int | None:
     """The token of the word that rates the last step before position `end`; None where that step is not complete."""
     for token in prompt[max(0, end - 4) : end][::-1]:
@@ -166,12 +202,21 @@ def _verdict(prompt: Sequence[int], end: int) -> int | None:
     return None
 
 
-def _last(ids: tuple[int, ...], token: int) -> int:
+def _last(ids: "array[int]", token: int) -> int:
     """Position of the last `token`, or -1."""
     try:
         return len(ids) - 1 - ids[::-1].index(token)
     except ValueError:
         return -1
+
+
+def _ending(tail: tuple[int, ...]) -> tuple[bool, bool, tuple[int, ...]]:
+    """Of what stands after the last step, or after the beginning of the thought: whether the thought is closed, whether the blank line
+    after that is there, and what is written of the next step or of the answer."""
+    closed = _CLOSE in tail
+    after = tail[tail.index(_CLOSE) + 1 :] if closed else tail
+    begins_line = after[:1] in ((_BLANK_LINE,), (_LINE,))
+    return closed, closed and after[:1] == (_BLANK_LINE,), after[1:] if begins_line else after
 
 
 def _shown_candidates(turn: tuple[int, ...], candidates: int) -> list[tuple[int, ...]]:
@@ -193,28 +238,29 @@ class TextModel:
 
     def __init__(self, name: str, spec: SimTextSpec) -> None:
         self.name, self.spec = name, spec
-        self._step_mean = _mean_of_log(spec.step_tokens_mean, spec.step_tokens_sigma)
-        self._steps_mean = _mean_of_log(spec.steps_mean, spec.steps_sigma)
+        self._thought, self._step = spec.distribution("steps"), spec.distribution("step_tokens")
+        graded = spec.difficulty == "beta" and 0 < spec.step_correlation < 1 and 0 < spec.step_accuracy < 1
+        self._chances = chances(spec.step_accuracy, spec.step_correlation) if graded else ()
 
-    def read(self, prompt: tuple[int, ...]) -> ThoughtState:
+    def read(self, prompt: Sequence[int]) -> ThoughtState:
         """How far the thought in `prompt` has come, read from the marker at its end and the problem at its beginning."""
-        end = len(prompt)
-        has_blank_line = end > 1 and prompt[-1] == _BLANK_LINE and prompt[-2] == _CLOSE
-        closed = has_blank_line or prompt[-1] == _CLOSE
-        position = end - 1
+        prompt = packed(prompt)
+        position = len(prompt) - 1
         while position >= 0:
             if prompt[position] in _ANCHORS:
                 if prompt[position] not in _VERDICTS:
                     break
                 tail = _TOKENIZER.decode(prompt[max(0, position + 1 - _MARKER_REACH) : position + 1])
-                if found := _MARKER.search(tail):
-                    step, total, word = found.groups()
-                    return ThoughtState(self._question(prompt), int(step), int(total), word == "ok", closed, has_blank_line)
+                if found := _progress(tail):
+                    step, total, word = found
+                    lacks_delimiter = position == len(prompt) - 1 and step != total
+                    ending = _ending(tuple(prompt[position + 1 :]))
+                    return ThoughtState(self._question(prompt), step, total, word == "ok", *ending, lacks_delimiter)
             position -= 1
         problem = self._question(prompt) if position >= 0 else None
-        return ThoughtState(problem, 0, self._steps(problem) if problem else 0, True, closed, has_blank_line)
+        return ThoughtState(problem, 0, self._steps(problem) if problem else 0, True, *_ending(tuple(prompt[position + 1 :])))
 
-    def write(self, request: Request, prompt: tuple[int, ...], limit: int) -> list[Candidate]:
+    def write(self, request: Request, prompt: Sequence[int], limit: int) -> list[Candidate]:
         """All candidates of `request`, each of at most `limit` tokens."""
         state = self.read(prompt)
         greedy = request.temperature == 0
@@ -223,44 +269,46 @@ class TextModel:
         keys = [f"{self.name}/{0 if greedy else request.seed}/{0 if greedy else j}" for j in range(request.n)]
         return [_written(self._text(state, key, limit, ends), limit, request, stops_are_last) for key in keys]
 
-    def choose(self, request: Request, prompt: tuple[int, ...]) -> tuple[int, tuple[float, ...]]:
+    def choose(self, request: Request, prompt: Sequence[int]) -> tuple[int, tuple[float, ...]]:
         """The index of the chosen option, and the log probabilities of all; the temperature makes no difference."""
-        options = len(request.option_ids)
+        prompt, options = packed(prompt), len(request.option_ids)
         if prompt[-len(_CHOOSE_TAIL) :] == _CHOOSE_TAIL:
             turn = prompt[_last(prompt, _USER) : _last(prompt, _ASSISTANT)]
             none = int(request.option_ids[0] == _LABEL_IDS[0])
-            shown = _shown_candidates(turn[: _last(turn, _BLANK_LINE)], options - none)
+            shown = _shown_candidates(tuple(turn[: _last(turn, _BLANK_LINE)]), options - none)
             right = (place for place, ids in enumerate(shown, none) if self._judges_right(_NO not in ids, ids))
             chosen = next(right, 0)
         elif prompt[-len(_SCORE_TAIL) :] == _SCORE_TAIL:
             end = _last(prompt, _USER)
-            step = prompt[max(0, end - 32) : end]
+            step = tuple(prompt[max(0, end - 32) : end])
             spread = int(_draws(f"{self.name}/score/{hash(step)}")[0] * 1000)
             chosen = 7 + spread % 3 if self._judges_right(_verdict(prompt, end) != _NO, step) else spread % 7
         else:
-            chosen = int(_draws(f"{self.name}/option/{hash(prompt[-64:])}")[0] * options)
+            chosen = int(_draws(f"{self.name}/option/{hash(tuple(prompt[-64:]))}")[0] * options)
         chosen = min(chosen, options - 1)
         return chosen, _option_logprobs(options, chosen)
 
-    def score(self, prompt: tuple[int, ...], scored: tuple[int, ...]) -> tuple[float, ...]:
+    def score(self, prompt: Sequence[int], scored: tuple[int, ...]) -> tuple[float, ...]:
         """Log probability of each of the `scored` ids after `prompt`: likelier in a right step than in a wrong one."""
         mean = 0.35 if self._judges_right(_NO not in scored, scored) else 1.1
-        shift = hash((prompt[-8:], scored)) % 97
+        shift = hash((tuple(prompt[-8:]), scored)) % 97
         return tuple(-mean * (0.5 + ((token ^ (position + shift)) * 40503 % 1024) / 1024) for position, token in enumerate(scored))
 
-    def _question(self, prompt: tuple[int, ...]) -> SimProblem | None:
+    def _question(self, prompt: "array[int]") -> SimProblem | None:
         try:
-            return _problem_asked(array("I", prompt[1 : prompt.index(_ASSISTANT)]).tobytes()) if prompt[0] == _USER else None
+            return _problem_asked(prompt[1 : prompt.index(_ASSISTANT)].tobytes()) if prompt[0] == _USER else None
         except ValueError:
             return None
 
     def _steps(self, problem: SimProblem) -> int:
-        return max(1, round(math.exp(self._steps_mean + self.spec.steps_sigma * problem.normal)))
+        return max(1, round(self._thought.at(problem.normal)))
 
-    def _draw_of_step(self, problem: SimProblem, step: int, own: float) -> float:
-        """The number that decides whether a step is right: a draw that all candidates share, or the candidate's `own`."""
+    def _is_right(self, problem: SimProblem, step: int, own: float) -> bool:
+        """Whether a candidate of a step is right: `own` is its draw, and there is one that all candidates share (`SimTextSpec`)."""
         share, common = _difficulty(problem.key, step)
-        return common if share < self.spec.step_correlation else own
+        if self._chances:
+            return own < self._chances[int(common * len(self._chances))]
+        return (common if share < self.spec.step_correlation else own) < self.spec.step_accuracy
 
     def _judges_right(self, right: bool, ids: tuple[int, ...]) -> bool:
         """The verifier's opinion of a step: `right`, which is the truth, or its opposite where the verifier is mistaken."""
@@ -271,12 +319,25 @@ class TextModel:
         """What the model writes: at least `limit` tokens, or less where a piece ends in one of `ends` or the response is over."""
         ids: list[int] = []
         texts = []
-        for piece, text in self._pieces(state, key):
+        for piece, text in self._rest(state, key):
             ids += piece
             texts.append(text)
             if len(ids) >= limit or piece[-1] in ends:
                 break
         return tuple(ids), "".join(texts)
+
+    def _rest(self, state: ThoughtState, key: str) -> Iterator[Piece]:
+        """The pieces of `_pieces` without what is written of them already; all of them where that was written in other words."""
+        begun, pieces = state.begun, self._pieces(state, key)
+        while begun:
+            ids, _ = next(pieces, ((), ""))
+            if not ids or ids[: len(begun)] != begun[: len(ids)]:
+                yield from self._pieces(state, key)
+                return
+            if left := ids[len(begun) :]:
+                yield left, _TOKENIZER.decode(left)
+            begun = begun[len(ids) :]
+        yield from pieces
 
     def _pieces(self, state: ThoughtState, key: str) -> Iterator[Piece]:
         """The rest of the response in pieces; a blank line, `</think>` and the end of sequence stand only at the end of a piece."""
@@ -286,13 +347,15 @@ class TextModel:
                 step += 1
                 length, place, _, _ = _draws(f"{key}//{step}")
                 yield _padded(_piece(DELIMITER), self._tokens(length), place)
+        if state.lacks_delimiter:
+            yield _piece(DELIMITER)
         while step < state.total and not state.closed:
             step += 1
             length, place, own, _ = _draws(f"{key}/{problem.key}/{step}")
-            right = self._draw_of_step(problem, step, own) < self.spec.step_accuracy
+            right = self._is_right(problem, step, own)
             word = "no" if not right else "ok" if all_right else "eh"
             all_right = all_right and right
-            yield _padded(_marker(step, state.total, word), self._tokens(length), place)
+            yield self._ended(step, state.total, word, self._tokens(length), place)
         if not (state.closed or state.done < state.total):
             yield _piece(THINK_CLOSE)
         if not state.has_blank_line:
@@ -302,7 +365,14 @@ class TextModel:
 
     def _tokens(self, uniform: float) -> int:
         """The number of tokens of a step, unless its marker alone needs more."""
-        return round(math.exp(self._step_mean + self.spec.step_tokens_sigma * _normal(uniform)))
+        return round(self._step.at(_normal(uniform)))
+
+    def _ended(self, step: int, total: int, word: str, tokens: int, place: float) -> Piece:
+        """A step of so many `tokens`; where lengths are those of `SimTextSpec` its marker may make it longer."""
+        marker = _marker(step, total, word)
+        if self.spec.measured and tokens < len(marker[0]):
+            marker = _short_marker(step, total, word)
+        return _padded(marker, tokens, place)
 
     def _answer(self, problem: SimProblem, key: str, all_right: bool, share: float) -> Piece:
         """The boxed answer: right if no step was wrong and, for a thought cut off, with the chance of the `share` that is done."""
@@ -310,22 +380,6 @@ class TextModel:
         right = all_right and chance < share
         number = problem.answer if right else str(1 + (int(problem.answer) + int(miss * 997)) % 999)
         return _padded(_piece(f"; so it is \\boxed{{{number}}}."), self.spec.answer_tokens, place)
-
-
-class Output(Struct, frozen=True):
-    """The answer to a request without its timing: text, log probabilities, and the lengths that decide how long it takes."""
-
-    candidates: tuple[Candidate, ...]
-    lengths: tuple[int, ...]
-    """Number of sampled tokens of each candidate; a request that only scores samples one token, which is dropped."""
-    option_logprobs: tuple[float, ...] = ()
-    scored_logprobs: tuple[float, ...] = ()
-
-    @property
-    def cached(self) -> tuple[tuple[int, ...], ...]:
-        """The output tokens of each candidate whose keys and values the cache will hold: all but the last sampled one."""
-        each = zip(self.candidates, self.lengths, strict=True)
-        return tuple(candidate.ids[: length - 1] for candidate, length in each) if self.candidates else ((),)
 
 
 class TextSource(Protocol):
@@ -348,7 +402,7 @@ class SeededText:
 
     def output(self, request: Request, max_model_len: int) -> Output:
         """See `TextSource.output`."""
-        prompt = tuple(request.prompt_ids)
+        prompt = packed(request.prompt_ids)
         if request.scored_ids:
             return Output((), (1,), scored_logprobs=self._model.score(prompt, tuple(request.scored_ids)))
         if request.option_ids:

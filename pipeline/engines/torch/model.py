@@ -104,7 +104,7 @@ def _runner(module: Any, tokenizer: HFTokenizer, setup: Setup, spec: TorchSpec) 
         eos_ids=tokenizer.eos_ids | _generation_eos(module),
         max_model_len=max_model_len,
         vocab_size=int(module.get_input_embeddings().num_embeddings),
-        facts=_facts(module, setup, spec) | {"kv_cache_tokens": slots * max_model_len},
+        facts=_facts(module, setup, spec) | {"kv_cache_tokens": slots * max_model_len, "kv_cache_sequences": slots},
     )
     return BatchRunner(model, cache, Slots(slots, capacity), spec)
 

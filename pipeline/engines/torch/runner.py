@@ -135,6 +135,7 @@ class BatchRunner:
         self._states: dict[int, RequestState] = {}
         self._meter = UsageMeter()
         self.busy_s = 0.0
+        self.written_tokens = 0
 
     def add(self, number: int, request: Request) -> None:
         """See `BatchedModel.add`."""
@@ -146,8 +147,21 @@ class BatchRunner:
 
     def abort(self, number: int) -> None:
         """See `BatchedModel.abort`; keys and values that were computed stay in the cache."""
-        if self._states.pop(number, None) is None:
-            return
+        if self._states.pop(number, None) is not None:
+            self._take_out(number)
+
+    def interrupt(self, number: int) -> Completion | None:
+        """See `InterruptibleModel.interrupt`; keys and values that were computed stay in the cache."""
+        state = self._states.get(number)
+        if state is None:
+            return None
+        for sequence in self._take_out(number):
+            sequence.interrupt()
+        state.interrupt_unstarted()
+        return self._finish(state)
+
+    def _take_out(self, number: int) -> list[Sequence]:
+        """Take a request's candidates out of the queue and the batch; returns those that had a slot."""
         self.waiting.discard(number)
         gone = [sequence for sequence in self._decoding if sequence.state.number == number]
         gone += [sequence for prefill in self._prefills if prefill.state.number == number for sequence in prefill.sequences]
@@ -155,6 +169,7 @@ class BatchRunner:
         self._prefills = [prefill for prefill in self._prefills if prefill.state.number != number]
         for sequence in gone:
             self.slots.release(sequence.slot)
+        return gone
 
     @property
     def idle(self) -> bool:
@@ -168,7 +183,13 @@ class BatchRunner:
     def statistics(self) -> EngineStatistics:
         """See `BatchedModel.statistics`."""
         running, waiting = len(self._states) - len(self.waiting), len(self.waiting)
-        return self._meter.statistics(running=running, waiting=waiting, kv_cache_usage=self.slots.usage, busy_s=self.busy_s)
+        return self._meter.statistics(
+            running=running,
+            waiting=waiting,
+            kv_cache_usage=self.slots.usage,
+            busy_s=self.busy_s,
+            written_tokens=self.written_tokens,
+        )
 
     @torch.inference_mode()
     def step(self) -> list[tuple[int, Completion]]:
@@ -290,6 +311,7 @@ class BatchRunner:
     def _deliver(self, plan: BatchPlan, tokens: list[int], chosen: list[float]) -> dict[int, RequestState]:
         """Give each sequence its token; returns the requests of the sequences that ended, by number."""
         going, touched = [], {}
+        self.written_tokens += len(tokens)
         for sequence, token, logprob in zip(plan.sequences, tokens, chosen, strict=True):
             if sequence.push(token, logprob):
                 self.slots.release(sequence.slot)
@@ -308,6 +330,7 @@ class BatchRunner:
             state = prefill.state
             if state.request.option_ids:
                 _choose(state, prefill.sequences[0], logprobs)
+                self.written_tokens += 1
             else:
                 state.scored_logprobs += tuple(logprobs)
             if not prefill.left:

@@ -14,11 +14,11 @@ from msgspec import structs
 from pipeline.engine import Backend
 from pipeline.engines.cores import CoreRequest, share_cores
 from pipeline.engines.models import resolve
-from pipeline.engines.process.engine import WorkerEngine, open_workers
+from pipeline.engines.process.engine import InterruptibleWorkerEngine, WorkerEngine, open_workers
 from pipeline.engines.process.wire import Setup
 from pipeline.engines.tokenizer import HFTokenizer
 from pipeline.engines.vllm.check import check, examine_vllm, vllm_available
-from pipeline.engines.vllm.memory_plan import build, devices_of
+from pipeline.engines.vllm.memory_plan import build, devices_of, widened
 from pipeline.engines.vllm.spec import VllmSpec
 from pipeline.machine import Machine, look
 from pipeline.worker_process import Program
@@ -46,7 +46,7 @@ async def open_vllm(specs: Mapping[str, VllmSpec]) -> AsyncIterator[Mapping[str,
 
 
 def _engine(setup: Setup, spec: VllmSpec, program: Program) -> WorkerEngine:
-    return WorkerEngine(setup, program, partial(HFTokenizer, setup.model, trust_remote_code=spec.trust_remote_code))
+    return InterruptibleWorkerEngine(setup, program, partial(HFTokenizer, setup.model, trust_remote_code=spec.trust_remote_code))
 
 
 def _queues(specs: Mapping[str, VllmSpec], engines: Mapping[str, WorkerEngine], on_cpu: bool) -> list[list[WorkerEngine]]:
@@ -90,4 +90,4 @@ def program(spec: VllmSpec, cores: tuple[int, ...] | None, machine: Machine) -> 
     )
 
 
-BACKEND = Backend(spec=VllmSpec, open=open_vllm, available=vllm_available, examine=examine_vllm)
+BACKEND = Backend(spec=VllmSpec, open=open_vllm, available=vllm_available, examine=examine_vllm, widened=widened)

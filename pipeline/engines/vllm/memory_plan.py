@@ -4,7 +4,7 @@ Weights are what the model cards say; activations, graphs and workspaces are ass
 role's share is its cache. Sizes are bytes.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from msgspec import Struct
 
@@ -87,6 +87,30 @@ def gpu_roles(plan: MemoryPlan, gpu: int) -> list[str]:
 def share_of(spec: VllmSpec) -> float:
     """The part of each of its GPUs that an engine may use."""
     return DEFAULT_SHARE if spec.gpu_memory_utilization is None else spec.gpu_memory_utilization
+
+
+def widened(specs: Mapping[str, VllmSpec], opened: Collection[str]) -> dict[str, dict[str, float]]:
+    """See `Backend.widened`: the shares of the engines that are not opened go to the opened ones on the same GPUs, in equal parts; as an
+    engine has one share of all of its GPUs, the GPU with the least to give decides.
+
+    An engine that states no share, as on the CPU, or the size of its cache has what it stated.
+    """
+    found: dict[str, dict[str, float]] = {}
+    for role in opened:
+        spec = specs[role]
+        if spec.gpu_memory_utilization is None or spec.kv_cache_gib is not None:
+            continue
+        freed = min(_freed(specs, opened, gpu) for gpu in devices_of(spec))
+        if freed:
+            found[role] = {"gpu_memory_utilization": min(1.0, round(spec.gpu_memory_utilization + freed, 6))}
+    return found
+
+
+def _freed(specs: Mapping[str, VllmSpec], opened: Collection[str], gpu: int) -> float:
+    """The share of a GPU that engines which are not opened leave to each of those that are."""
+    here = {role: spec for role, spec in specs.items() if gpu in devices_of(spec)}
+    shares = (spec.gpu_memory_utilization or 0.0 for role, spec in here.items() if role not in opened)
+    return sum(shares) / sum(role in opened for role in here)
 
 
 def context_of(spec: VllmSpec, card: ModelCard) -> int | None:

@@ -170,7 +170,8 @@ def completion(request: Request, output: Any, decode: Decode, eos: frozenset[int
         output_tokens=0 if request.scored_ids else sum(len(one.token_ids) for one in outputs),
     )
     if request.scored_ids:
-        return Completion(candidates=(), scored_logprobs=_scored(request, output), usage=usage, timing=timing(output.metrics))
+        scored = _scored(request, output)  # for log probabilities of a prompt vLLM computes all of it, whatever is cached
+        return Completion(candidates=(), scored_logprobs=scored, usage=usage, timing=timing(output.metrics), cache_stated=False)
     candidates = [candidate(request, one, decode, eos) for one in outputs]
     if len(candidates) < request.n:  # greedy: all are the same
         candidates *= request.n
@@ -178,10 +179,13 @@ def completion(request: Request, output: Any, decode: Decode, eos: frozenset[int
     return Completion(candidates=tuple(candidates), option_logprobs=options, usage=usage, timing=timing(output.metrics))
 
 
+_FINISH: dict[str, FinishReason] = {"length": "length", "abort": "interrupted"}
+
+
 def candidate(request: Request, output: Any, decode: Decode, eos: frozenset[int]) -> Candidate:
     """The candidate that a `CompletionOutput` holds: cut after its stop, without an end-of-sequence id that is no stop id."""
     ids, stop = list(output.token_ids), output.stop_reason
-    finish: FinishReason = "length" if output.finish_reason == "length" else "stop"
+    finish = _FINISH.get(output.finish_reason, "stop")
     sampled = len(ids)
     if isinstance(stop, str):
         sampled = count_through_stop(ids, stop, decode)

@@ -1,7 +1,7 @@
 """The worker process of engine `vllm`: one `AsyncLLM`, fed from the socket until the socket closes.
 
 Started by `pipeline.engines.vllm.backend` as `python -m pipeline.engines.vllm.worker FD`; `AsyncLLM` starts processes of its own.
-This, `terms` and `cpu_patch` are the only modules that know vLLM.
+This, `terms`, `processes` and `cpu_patch` are the only modules that know vLLM.
 """
 
 import asyncio
@@ -15,13 +15,16 @@ from typing import TYPE_CHECKING, Any
 from pipeline.engine import Completion, EngineStatistics, Fact, Request, Speculation
 from pipeline.engines.checkpoint import ANEW
 from pipeline.engines.meter import UsageMeter
-from pipeline.engines.process.wire import Abort, Failed, PrefixCacheIsEmpty, Ready, Report, ResetPrefixCache, Setup, Submit
+from pipeline.engines.process.wire import Abort, Failed, Interrupt, PrefixCacheIsEmpty, Ready, Report, ResetPrefixCache, Setup, Submit
 from pipeline.engines.process.worker import REPORT_EVERY_S, ParentConnection, end_with_parent
 
 if TYPE_CHECKING:
     from vllm.v1.engine.async_llm import AsyncLLM
 
     from pipeline.engines.vllm.spec import VllmSpec
+
+
+_ABORT_AGAIN_S = 0.01
 
 
 class Gauges:
@@ -32,7 +35,7 @@ class Gauges:
         """When the last iteration ended, in seconds of the monotonic clock."""
         self.on_iteration: Callable[[], None] = lambda: None
         """Called after every iteration."""
-        self.running = self.waiting = self.drafts = self.draft_tokens = self.accepted_tokens = 0
+        self.running = self.waiting = self.written_tokens = self.drafts = self.draft_tokens = self.accepted_tokens = 0
         self.kv_cache_usage = 0.0
         self.by_position: list[int] = []
 
@@ -43,6 +46,7 @@ class Gauges:
         self.running, self.waiting = scheduler_stats.num_running_reqs, scheduler_stats.num_waiting_reqs
         self.kv_cache_usage = scheduler_stats.kv_cache_usage
         self.last_s = time.monotonic()
+        self.written_tokens += iteration_stats.num_generation_tokens if iteration_stats else 0
         self._count_speculation(scheduler_stats)
         self.on_iteration()
 
@@ -96,6 +100,8 @@ class VllmServer:
                         self._tasks[message.number] = tasks.create_task(self._answer(message.number, message.request))
                     elif isinstance(message, Abort) and message.number in self._tasks:
                         self._tasks[message.number].cancel()
+                    elif isinstance(message, Interrupt):
+                        tasks.create_task(self._interrupt(message.number))
                     elif isinstance(message, ResetPrefixCache):
                         tasks.create_task(self._reset_prefix_cache())
                 if connection.closed:
@@ -121,6 +127,13 @@ class VllmServer:
             del self._tasks[number]
             self._end()
             self._report(done, refused)
+
+    async def _interrupt(self, number: int) -> None:
+        """Have vLLM abort a request, which gives what it has sampled as the final output; again until it is answered, because vLLM may not
+        know the request yet."""
+        while number in self._tasks:
+            await self._engine.abort(str(number))
+            await asyncio.sleep(_ABORT_AGAIN_S)
 
     async def _reset_prefix_cache(self) -> None:
         await self._engine.reset_prefix_cache()
@@ -155,6 +168,7 @@ class VllmServer:
             running=0 if idle else self._gauges.running,
             waiting=0 if idle else self._gauges.waiting,
             kv_cache_usage=self._gauges.kv_cache_usage,
+            written_tokens=self._gauges.written_tokens,
             busy_s=self._busy_s + (0.0 if idle else self._busy_spell_s()),
             speculation=self._gauges.speculation() if self._speculates else None,
         )
@@ -191,10 +205,16 @@ def load(setup: Setup, spec: "VllmSpec", gauges: Gauges) -> "AsyncLLM":
     from vllm.platforms import current_platform
     from vllm.v1.engine.async_llm import AsyncLLM
 
+    from pipeline.engines.vllm.cpu_patch import apply_cpu_patch
+    from pipeline.engines.vllm.processes import compute_in_one_fork, one_thread
     from pipeline.engines.vllm.terms import arguments, stat_logger
 
-    options = arguments(setup.role, spec, setup.model, on_cpu=current_platform.is_cpu())
-    return AsyncLLM.from_engine_args(AsyncEngineArgs(**options), stat_loggers=[stat_logger(gauges)])
+    apply_cpu_patch()
+    on_cpu = current_platform.is_cpu()
+    config = AsyncEngineArgs(**arguments(setup.role, spec, setup.model, on_cpu=on_cpu)).create_engine_config()
+    if on_cpu and one_thread(spec):
+        compute_in_one_fork(config, setup.cores)
+    return AsyncLLM.from_vllm_config(config, stat_loggers=[stat_logger(gauges)])
 
 
 def facts(engine: "AsyncLLM", setup: Setup, spec: "VllmSpec") -> dict[str, Fact]:
@@ -263,7 +283,9 @@ async def work(connection: ParentConnection, setup: Setup) -> None:
 def main() -> None:
     """The main function of the worker process."""
     connection = ParentConnection(exit_on_close=False)
-    os.register_at_fork(after_in_child=connection.socket.close)  # in vLLM's processes it would outlive this one
+    # In vLLM's processes the socket would outlive this one, and they would, too.
+    os.register_at_fork(after_in_child=connection.socket.close)
+    os.register_at_fork(after_in_child=end_with_parent)
     setup = connection.setup()
     if setup is not None:
         asyncio.run(work(connection, setup))

@@ -1,14 +1,16 @@
 """Figures that compare runs: a comparison, or the points of a sweep, enter, plotly figures leave. Pure.
 
-Figures of a sweep show medians over the repeats, with bars from the least to the greatest; the black line is the target alone.
+Figures of a sweep show medians over the repeats, with bars from the least to the greatest; the black line is the target alone, dashed on
+further engines files.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from itertools import cycle
 
 import plotly.graph_objects as go
 
 from pipeline.analysis.compare.compare import Comparison
-from pipeline.analysis.points import Point, Spread, crossing, curves, spread
+from pipeline.analysis.points import Point, Spread, crossing, curves, opponents, spread
 from pipeline.analysis.quality.estimates import Estimate
 from pipeline.report.figures.style import SERIES, axes, drawn, layout
 from pipeline.report.page import Figure
@@ -60,7 +62,7 @@ def sweep_figures(points: Sequence[Point]) -> Iterator[Figure]:
         yield Figure(f"Busy share of {role}", busy, "In which at least one call was at the engine.")
     if any(point.over_limit is not None for point in points):
         limit = plotted(found, lambda point: point.over_limit, "wall time over the limit")
-        yield Figure("Distance to the limit", limit, "1: as long as the slower engine needs for the same calls alone, all ready at once.")
+        yield Figure("Distance to the limit", limit, "1: as long as the busiest device needs at least for the same calls.")
     if any(point.acceptance_rate is not None for point in points):
         yield Figure("Accepted steps", plotted(found, lambda point: point.acceptance_rate, "share of verified steps", percent=True))
     if any(point.accuracy is not None for point in points):
@@ -78,11 +80,10 @@ def throughput(found: dict[str, Curve]) -> go.Figure:
 
 def over_target(found: dict[str, Curve]) -> go.Figure:
     """Throughput of each curve over the target's at the same batch size, with rings where it passes 1."""
-    name, *others = found
     figure = _empty("times the target alone")
     figure.add_hline(y=1, line={"color": INK, "width": 2})
-    for place, other in enumerate(others):
-        where = crossing(found[other], found[name])
+    for place, (other, alone) in enumerate(opponents(found).items()):
+        where = crossing(found[other], found[alone])
         if where is None:
             continue
         _line(figure, other, where.ratios, SERIES[place % len(SERIES)])
@@ -118,7 +119,7 @@ def plotted(found: dict[str, Curve], value: Value, title: str, *, percent: bool 
     for name, curve in found.items():
         known = {size: each for size, points in curve.items() if (each := spread(map(value, points))) is not None}
         if known:
-            _line(figure, name, known, _colours(found)[name])
+            _line(figure, name, known, _colours(found)[name], _dashes(found).get(name, "solid"))
     if percent:
         figure.update_yaxes(tickformat=".0%", range=[0, 1.02])
     return _sized(figure, found)
@@ -128,7 +129,7 @@ def _logarithmic(figure: go.Figure) -> go.Figure:
     return figure.update_yaxes(type="log", rangemode="normal", tickvals=TICKS, ticktext=[f"{tick:,g}" for tick in TICKS])
 
 
-def _line(figure: go.Figure, name: str, values: dict[int, Spread], colour: str) -> None:
+def _line(figure: go.Figure, name: str, values: dict[int, Spread], colour: str, dash: str = "solid") -> None:
     bars = {
         "array": [value.high - value.median for value in values.values()],
         "arrayminus": [value.median - value.low for value in values.values()],
@@ -139,7 +140,7 @@ def _line(figure: go.Figure, name: str, values: dict[int, Spread], colour: str) 
         y=[value.median for value in values.values()],
         error_y=bars,
         mode="lines+markers",
-        line={"color": colour, "width": 3 if colour == INK else 2},
+        line={"color": colour, "width": 3 if colour == INK else 2, "dash": dash},
         name=drawn(name),
     )
 
@@ -148,6 +149,11 @@ def _colours(found: dict[str, Curve]) -> dict[str, str]:
     """The colour of each curve: black for the target alone, those of `SERIES` in order for the others."""
     others = [name for name in found if not _alone(found[name])]
     return dict.fromkeys(found, INK) | {name: SERIES[place % len(SERIES)] for place, name in enumerate(others)}
+
+
+def _dashes(found: dict[str, Curve]) -> dict[str, str]:
+    """How the line of each target alone is drawn, for they have one colour."""
+    return dict(zip((name for name in found if _alone(found[name])), cycle(("solid", "dash", "dot", "dashdot")), strict=False))
 
 
 def _alone(curve: Curve) -> bool:

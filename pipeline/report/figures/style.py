@@ -18,6 +18,7 @@ DECISIONS = {
     "fallback": ORANGE,
     "first_steps": PURPLE,
     "written": TEAL,
+    "interrupted": CYAN,
     "rejected": RED,
     "not_chosen": GREY,
 }
@@ -28,6 +29,7 @@ WORDS = {
     "fallback": "fallback step",
     "first_steps": "first steps, without drafts",
     "written": "step written without a draft",
+    "interrupted": "written by the target alone until it was interrupted",
     "rejected": "rejected candidate",
     "not_chosen": "candidate not chosen",
 }

@@ -37,6 +37,13 @@ TOKENS = {
     "unrecorded": ("not in the trace", "#222b36"),
 }
 """Plain words and a colour for each outcome of tokens (`ledger.OUTCOMES`)."""
+PROMPT_TOKENS = {
+    "cached": ("from the prefix cache", GREEN),
+    "computed": ("computed", BLUE),
+    "recomputed": ("computed again after an eviction", RED),
+    "unrecorded": TOKENS["unrecorded"],
+}
+"""Plain words and a colour for each outcome of prompt tokens (`ledger.EngineLedger.input`)."""
 PERCENTILES = (("p50", "half of the calls", GREEN), ("p90", "90 %", ORANGE), ("p99", "99 %", RED), ("max", "the slowest", GREY))
 TIMES = {
     "wait": "in the lane",
@@ -72,13 +79,23 @@ def paths(path: CriticalPath, stages: Sequence[str]) -> go.Figure:
 
 def tokens(ledger: Ledger) -> go.Figure:
     """What became of the tokens that each engine sampled, as shares: one stacked bar each."""
-    sums = {role: sum(each.output.values()) for role, each in ledger.engines.items()}
+    words = {outcome: TOKENS.get(outcome, (outcome, GREY)) for outcome in OUTCOMES}
+    return _shares({role: each.output for role, each in ledger.engines.items()}, words, "share of the engine's sampled tokens")
+
+
+def prompt_tokens(ledger: Ledger) -> go.Figure:
+    """Where the prompt tokens came from that each engine read, as shares: one stacked bar each."""
+    return _shares({role: each.input for role, each in ledger.engines.items()}, PROMPT_TOKENS, "share of the engine's prompt tokens")
+
+
+def _shares(found: Mapping[str, Mapping[str, int]], words: Mapping[str, tuple[str, str]], title: str) -> go.Figure:
+    """A stacked bar for each engine, of its tokens by outcome; `words` are the name and the colour of each outcome, in order."""
+    sums = {role: sum(each.values()) for role, each in found.items()}
     rows = [f"{drawn(role)}<br>{total:,}" for role, total in sums.items()]
     figure = go.Figure(layout=layout(190 + 60 * len(rows), barmode="stack", bargap=0.3))
-    for outcome in OUTCOMES:
-        counts = [each.output.get(outcome, 0) for each in ledger.engines.values()]
+    for outcome, (name, colour) in words.items():
+        counts = [each.get(outcome, 0) for each in found.values()]
         if any(counts):
-            name, colour = TOKENS.get(outcome, (outcome, GREY))
             figure.add_bar(
                 y=rows,
                 x=[count / total if total else 0.0 for count, total in zip(counts, sums.values(), strict=True)],
@@ -88,7 +105,7 @@ def tokens(ledger: Ledger) -> go.Figure:
                 marker={"color": colour},
                 hovertemplate="%{customdata:,} tokens (%{x:.1%})",
             )
-    figure.update_xaxes(title="share of the engine's sampled tokens", tickformat=".0%")
+    figure.update_xaxes(title=title, tickformat=".0%")
     figure.update_yaxes(autorange="reversed", title="engine, tokens")
     return axes(figure)
 
@@ -104,7 +121,8 @@ def tokens_table(ledger: Ledger) -> Table:
             rows.append((TOKENS.get(outcome, (outcome, ""))[0], *map(_part, counts, sums)))
     rows.append(("all", *(f"{sum(ledger.engines[role].output.values()):,}" for role in roles)))
     rows.append(("the engine's own count", *(_count(ledger.engines[role].counted_output) for role in roles)))
-    rows.append(("prompt tokens from the prefix cache", *(_cached(ledger.engines[role].input) for role in roles)))
+    rows.append(("prompt tokens from the prefix cache", *(_share(ledger.engines[role].input, "cached") for role in roles)))
+    rows.append(("prompt tokens computed again after an eviction", *(_share(ledger.engines[role].input, "recomputed") for role in roles)))
     why = sorted({reason for each in ledger.engines.values() for reason in each.why_unrecorded})
     shares = (("useful", ledger.useful_share), ("verdicts", ledger.verification_share), ("wasted", ledger.waste_share))
     note = f"Of all sampled tokens {', '.join(f'{plain_percent(share)} {name}' for name, share in shares)}."
@@ -155,9 +173,9 @@ def _count(tokens: int | None) -> str:
     return "not known" if tokens is None else f"{tokens:,}"
 
 
-def _cached(tokens: Mapping[str, int]) -> str:
+def _share(tokens: Mapping[str, int], outcome: str) -> str:
     whole = sum(tokens.values())
-    return plain_percent(tokens.get("cached", 0) / whole if whole else None)
+    return plain_percent(tokens.get(outcome, 0) / whole if whole else None)
 
 
 def _ms(seconds: float) -> str:

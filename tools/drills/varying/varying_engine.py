@@ -11,8 +11,9 @@ from msgspec import structs
 
 from pipeline.engine import Backend, Engine, Request
 from pipeline.engines.sim.engine import open_devices
+from pipeline.engines.sim.output import Output
 from pipeline.engines.sim.spec import SimSpec
-from pipeline.engines.sim.text import Output, SeededText
+from pipeline.engines.sim.text import SeededText
 
 
 class VaryingSpec(SimSpec, frozen=True, kw_only=True, tag="varying"):

@@ -1,0 +1,41 @@
+"""How good the expectation was by which a run put its chains in order: a run folder enters, a rank correlation leaves."""
+
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from pipeline.trace.events import UNFINISHED
+from pipeline.trace.read import read_batches
+
+Floats: TypeAlias = "np.ndarray[Any, np.dtype[np.float64]]"
+
+
+def order_correlation(run: Path) -> float | None:
+    """Spearman's correlation between expected and actual lengths of finished thoughts in the run folder `run`.
+
+    The mean over the sample numbers, as the first samples may have been put in order by another measure than the others, weighted by
+    their chains. None where nothing was expected, or all lengths of every sample number are equal. Raises `InputError` as `read_batches`.
+    """
+    found: dict[int, list[tuple[float, float]]] = {}
+    for batch in read_batches(run, "chains", ["sample_index", "stop_reason", "thought_tokens"], ["expected_length"]):
+        for row in batch.to_pylist():
+            if row.get("expected_length") is not None and row["stop_reason"] not in UNFINISHED:
+                found.setdefault(row["sample_index"], []).append((row["expected_length"], row["thought_tokens"]))
+    weighed = [(len(pairs), spearman(*np.array(pairs).T)) for pairs in found.values()]
+    known = [(count, value) for count, value in weighed if value is not None]
+    return sum(count * value for count, value in known) / sum(count for count, _ in known) if known else None
+
+
+def spearman(one: Floats, other: Floats) -> float | None:
+    """The correlation of the ranks of two columns, equal values having their mean rank; None where a column has but one value."""
+    ranks = [_ranks(values) for values in (one, other)]
+    if any(np.ptp(each) == 0 for each in ranks):
+        return None
+    return float(np.corrcoef(np.array(ranks))[0, 1])
+
+
+def _ranks(values: Floats) -> Floats:
+    _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
+    last = np.cumsum(counts)
+    return np.asarray((last - (counts - 1) / 2)[inverse])

@@ -1,0 +1,105 @@
+"""The least time in which simulated devices could compute given calls, in closed form: specs and answered calls enter, seconds leave.
+
+Pure. No schedule of these calls is faster, because only what none can avoid is counted: every iteration reads the weights and has its
+overhead, and there are at least as many as full batches or the longest sequence need; every sequence reads its own keys and values; a
+prompt is computed from where it first differs from all earlier ones, as if nothing were ever evicted. That work can be divided evenly,
+and that no call waits for another, is assumed in the schedule's favour.
+"""
+
+import math
+import sys
+from collections.abc import Mapping, Sequence
+
+from msgspec import Struct
+
+from pipeline.engine import AnsweredCall
+from pipeline.engines.sim.cache import PrefixCache
+from pipeline.engines.sim.roofline import Roofline
+from pipeline.engines.sim.spec import SimSpec
+
+
+class Work(Struct, frozen=True):
+    """What one engine has to do for its calls, in seconds on a device of its own."""
+
+    compute: float
+    """Arithmetic."""
+    memory: float
+    """Memory traffic."""
+    least: float
+    """The time that it takes when no other engine computes, overhead included."""
+
+
+class _Call(Struct, frozen=True):
+    """The sizes of one call, in tokens."""
+
+    prompt: int
+    cached: int
+    """Prompt tokens that are never computed."""
+    lengths: tuple[int, ...]
+    """Sampled tokens of each candidate."""
+
+
+def least_s(specs: Mapping[str, SimSpec], calls: Mapping[str, Sequence[AnsweredCall]], sequences: Mapping[str, int]) -> dict[str, float]:
+    """Seconds by the device's name; all mappings are by role. `sequences`: the most that an engine may ever compute together.
+
+    In time slices the engines' times add up; under MPS their memory traffic does, and their arithmetic, but overhead runs beside.
+    """
+    found: dict[str, float] = {}
+    for name in dict.fromkeys(spec.device.name for spec in specs.values()):
+        here = {role: spec for role, spec in specs.items() if spec.device.name == name}
+        works = [work_of(spec, calls[role], min(sequences[role], spec.max_num_seqs)) for role, spec in here.items() if calls[role]]
+        mps = any(spec.device.sharing == "mps" for spec in here.values())
+        found[name] = _together(works) if mps else sum(work.least for work in works)
+    return found
+
+
+def _together(works: Sequence[Work]) -> float:
+    """The least time of engines that run side by side."""
+    alone = max((work.least for work in works), default=0.0)
+    return max(alone, sum(work.compute for work in works), sum(work.memory for work in works))
+
+
+def work_of(spec: SimSpec, answered: Sequence[AnsweredCall], sequences: int) -> Work:
+    """What the engine of `spec` has to do for its calls, in batches of at most `sequences`."""
+    roofline, calls = Roofline(spec), _sizes(answered)
+    tokens = sum(call.prompt - call.cached + sum(call.lengths) - len(call.lengths) for call in calls)
+    sampled = sum(sum(call.lengths) for call in calls)
+    longest = max((length for call in calls for length in call.lengths), default=0)
+    iterations = max(longest, math.ceil(sampled / sequences), math.ceil(tokens / spec.max_num_batched_tokens))
+    reads = sum(call.prompt + sum((length - 1) * (call.prompt + length / 2) for length in call.lengths) for call in calls)
+    compute, memory = tokens * roofline.token_s, iterations * roofline.weights_s + reads * roofline.kv_s
+    least = max(compute, memory) + iterations * roofline.overhead_s
+    if sequences == 1:  # no two calls share an iteration, so that each iteration takes what it takes
+        least = max(least, sum(_alone(call, roofline, spec.max_num_batched_tokens) for call in calls))
+    return Work(compute, memory, least)
+
+
+def _sizes(answered: Sequence[AnsweredCall]) -> list[_Call]:
+    """The sizes of the calls; the cached part of a prompt is what was in the cache, or would have been in one of endless size."""
+    cache, found = PrefixCache(sys.maxsize), []
+    for each in answered:
+        asked = tuple(each.request.prompt_ids)
+        prompt, lengths = asked + each.request.scored_ids, _lengths(each)
+        node, length = cache.match(prompt, len(asked) - 1)
+        node = cache.extend(node, prompt[length:])
+        for candidate, sampled in zip(each.completion.candidates, lengths, strict=False):
+            cache.insert(node, candidate.ids[: sampled - 1])
+        found.append(_Call(len(prompt), max(length, each.completion.usage.cached_input_tokens), lengths))
+    return found
+
+
+def _lengths(each: AnsweredCall) -> tuple[int, ...]:
+    """Sampled tokens of each candidate, end-of-sequence tokens included; what only scores samples one token, which is dropped."""
+    return tuple(max(len(candidate.ids) + candidate.ended, 1) for candidate in each.completion.candidates) or (1,)
+
+
+def _alone(call: _Call, roofline: Roofline, most: int) -> float:
+    """Seconds of a call whose sequences are computed one after the other, prompts in chunks of at most `most` tokens."""
+    seconds = sum(
+        roofline.batch(end - start, end, 0).duration(1)
+        for start in range(call.cached, call.prompt, most)
+        for end in [min(start + most, call.prompt)]
+    )
+    again = roofline.batch(1, call.prompt, 0).duration(1)  # each further sequence computes the prompt's last token once more
+    decoded = sum(roofline.batch(1, call.prompt + 1, 1).duration(length - 1) for length in call.lengths if length > 1)
+    return seconds + (len(call.lengths) - 1) * again + decoded

@@ -1,0 +1,88 @@
+"""Reads the lengths of simulated texts: the path of a file or of a recorded run's folder enters, a `SimLengthsSpec` leaves.
+
+Of a run the thoughts count that were finished, and not cut or ended as repetitive. A step is what stands between blank lines, whichever
+calls wrote it: the tokens of a call with several steps are shared by characters.
+"""
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from pathlib import Path
+
+from msgspec import structs
+
+from pipeline.engines.sim.lengths import MOST, SimLengthsSpec
+from pipeline.engines.sim.spec import SimSpec
+from pipeline.errors import GraphError, InputError, UsageError, boundary
+from pipeline.graph.loader import load_struct
+from pipeline.reasoning.prompts import DELIMITER, THINK_CLOSE
+from pipeline.trace.read import read_batches
+from pipeline.trace.run_file import RunFile
+
+FINISHED = ("thought_closed", "answer_boxed")
+"""The stop reasons of chains whose thought was finished."""
+KEPT = 512
+"""Most samples that are kept of a run; of more, the means of so many parts of the ordered ones, which have the same mean."""
+
+
+def with_lengths(role: str, spec: SimSpec) -> SimSpec:
+    """`spec` with what its `text.lengths` names in place of the path; raises `UsageError` where that holds no lengths."""
+    path = spec.text.lengths
+    if not isinstance(path, str):
+        return spec
+    where = f"engine {role!r}: text.lengths"
+    with boundary(GraphError, where, foreign=UsageError):
+        found = read_lengths(Path(path))
+    with boundary(GraphError, where, foreign=ValueError):
+        return structs.replace(spec, text=structs.replace(spec.text, lengths=found))
+
+
+def read_lengths(path: Path) -> SimLengthsSpec:
+    """The lengths in a file, or those of the recorded run in the folder `path`; raises `UsageError`."""
+    return _recorded(path) if path.is_dir() else load_struct(path, SimLengthsSpec)
+
+
+def _recorded(run: Path) -> SimLengthsSpec:
+    """The lengths of the finished thoughts of a run; raises `InputError` where there are none."""
+    RunFile.read(run)
+    finished = set[str]()
+    for batch in read_batches(run, "chains", ["chain_id", "stop_reason"]):
+        finished |= {row["chain_id"] for row in batch.to_pylist() if row["stop_reason"] in FINISHED}
+    thoughts: dict[str, list[tuple[str, int]]] = {chain: [] for chain in finished}
+    for batch in read_batches(run, "steps", ["chain_id", "step_text", "step_token_ids"]):
+        texts, tokens = batch.column("step_text").to_pylist(), batch.column("step_token_ids").value_lengths().to_pylist()
+        for chain, text, count in zip(batch.column("chain_id").to_pylist(), texts, tokens, strict=True):
+            if chain in finished:
+                thoughts[chain].append((text, count))
+    steps = [lengths for parts in thoughts.values() if (lengths := list(_steps(parts)))]
+    if not steps:
+        raise InputError(str(run), "has no chain whose thought was finished: there are no lengths to take")
+    counts, tokens = [len(each) for each in steps], [length for each in steps for length in each]
+    return SimLengthsSpec(steps=_samples(counts, MOST["steps"]), step_tokens=_samples(tokens, MOST["step_tokens"]))
+
+
+def _steps(parts: Sequence[tuple[str, int]]) -> Iterator[float]:
+    """Tokens of each step of a thought, whose committed texts with their tokens are `parts`."""
+    tokens, blank = 0.0, True
+    for text, count in parts:
+        thought, closed, _ = text.partition(THINK_CLOSE)
+        each = count / max(len(text), 1)
+        *ended, open_ = thought.split(DELIMITER)
+        for step in ended:
+            tokens, blank = tokens + each * len(step + DELIMITER), blank and not step.strip()
+            if not blank:
+                yield tokens
+                tokens, blank = 0.0, True
+        tokens, blank = tokens + each * len(open_ + closed), blank and not open_.strip()
+        if closed:
+            break
+    if not blank:
+        yield tokens
+
+
+def _samples(values: Sequence[float], most: float) -> tuple[float, ...]:
+    """`values` in order, within 1 and `most`; at most `KEPT` of them."""
+    ordered = sorted(min(max(value, 1), most) for value in values)
+    if len(ordered) <= KEPT:
+        return tuple(ordered)
+    ends = [len(ordered) * number // KEPT for number in range(KEPT + 1)]
+    return tuple(round(sum(ordered[start:end]) / (end - start), 3) for start, end in pairwise(ends))

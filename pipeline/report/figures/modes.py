@@ -1,0 +1,64 @@
+"""Figures of the modes of chains over time: a `ModesOverTime` enters, a plotly figure and tables leave. Pure."""
+
+import numpy as np
+import plotly.graph_objects as go
+from plotly.subplots import make_subplots
+
+from pipeline.analysis.compare.cells import Table, plain, plain_percent
+from pipeline.analysis.time.modes import ModesOverTime
+from pipeline.report.figures.style import BLUE, GREEN, ORANGE, RED, axes, layout
+
+LOOKS = {"speculative": ("speculated", GREEN), "direct": ("by the target alone", BLUE)}
+"""Plain words and a colour for each mode."""
+EXPECTED = {"speculative": ("expected with what was decided", ORANGE), "direct": ("expected of the target alone", RED)}
+"""The same for the estimates that a decision was based on."""
+MOST_CHANGES = 40
+"""Most decisions in the table."""
+
+
+def modes(found: ModesOverTime) -> go.Figure:
+    """How many live chains were in each mode, and the tokens a second of all together beside what the control expected of them."""
+    middle = (found.edges_s[1:] + found.edges_s[:-1]) / 2
+    figure = make_subplots(rows=2, shared_xaxes=True, vertical_spacing=0.07)
+    figure.update_layout(layout(480, hovermode="x unified"))
+    for mode, (words, colour) in LOOKS.items():
+        each = found.modes[mode]
+        for row, values in ((1, each.chains), (2, each.tokens_per_s)):
+            look = {"name": words, "legendgroup": words, "showlegend": row == 1, "stackgroup": f"{row}", "mode": "lines"}
+            line = {"width": 0, "color": colour}
+            figure.add_trace(go.Scatter(x=middle, y=values, line=line, hovertemplate="%{y:,.3g}", **look), row=row, col=1)
+    for mode, (words, colour) in EXPECTED.items():
+        known = [(change.at_s, value) for change in found.changes if (value := getattr(change, mode)) is not None]
+        if known:
+            x, y = np.transpose(known)
+            mark = {"color": colour, "symbol": "x", "size": 8}
+            points = go.Scatter(x=x, y=y, name=words, mode="markers", marker=mark, hovertemplate="%{y:,.3g}")
+            figure.add_trace(points, row=2, col=1)
+    figure.update_yaxes(title="live chains", rangemode="tozero", row=1, col=1)
+    figure.update_yaxes(title="thought tokens<br>a second", rangemode="tozero", row=2, col=1)
+    figure.update_xaxes(range=[0, float(found.edges_s[-1])])
+    figure.update_xaxes(title="seconds since the run began", row=2, col=1)
+    return axes(figure)
+
+
+def modes_table(found: ModesOverTime) -> Table:
+    """Steps, tokens, time and speed by mode."""
+    total = sum(each.chain_s for each in found.modes.values())
+    rows = []
+    for mode, (words, _) in LOOKS.items():
+        each = found.modes[mode]
+        speed = each.tokens / each.chain_s if each.chain_s else None
+        share = plain_percent(each.chain_s / total if total else None)
+        rows.append((words, f"{each.steps:,}", f"{each.tokens:,}", f"{plain(each.chain_s)} s ({share})", plain(speed)))
+    return Table("Modes", ("", "steps", "tokens of thoughts", "time of chains", "tokens a second of a chain"), tuple(rows))
+
+
+def changes_table(found: ModesOverTime) -> Table:
+    """What the control decided, and the tokens a second that it expected."""
+    shown = found.changes[:MOST_CHANGES]
+    said = [(f"{each.at_s:.3f}", each.what, f"{each.speculating:,} of {each.live:,}") for each in shown]
+    expected = [(plain(each.speculative), plain(each.direct)) for each in shown]
+    rows = tuple((*left, *right) for left, right in zip(said, expected, strict=True))
+    columns = ("seconds", "decision", "chains that speculate", "tokens a second expected with that", "of the target alone")
+    more = len(found.changes) - len(shown)
+    return Table("Decisions of the control", columns, rows, f"The first {len(shown)}; {more:,} more are in run.json." if more else "")

@@ -1,0 +1,130 @@
+"""Admission by cache: which live chains go on, so that the contexts of those that do fit into the key-value cache of every engine.
+
+A chain comes back to its context at every step; where another's has taken its place by then, all of it is computed again. So a chain
+begins, or goes on after a pause, only where it is expected to have room together with what the others will grow by; and where there
+is no room left after all, the youngest pauses. At least one chain always goes on. Decides synchronously; never waits.
+"""
+
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal
+
+from pipeline.runtime.admission.cache import Cache, CacheLimit
+
+AdmissionName = Literal["cache", "batch"]
+
+
+class Member:
+    """A live chain, as `Admission` knows it."""
+
+    __slots__ = ("gate", "going", "number", "starts", "tokens")
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        """How many chains began before it."""
+        self.going = False
+        """Whether it goes on; False: it pauses, from its next turn on."""
+        self.gate: Any = None
+        """What it waits for while it pauses; the schedule puts it here and sets it."""
+        self.starts: list[int] = []
+        """Tokens of its context in each of the caches at its first turn; empty before that."""
+        self.tokens: list[int] = []
+        """The same at its last turn."""
+
+
+class Admission:
+    """Decides which of the live chains go on, by the limits of at least one cache; each of their turns tells it their contexts.
+
+    What holds whenever no method runs: `_members` are the live chains by age, of which the oldest, `_going` of them, go on and the others
+    pause; a cache counts the contexts of those that go on and have had a turn.
+    """
+
+    def __init__(self, limits: Sequence[CacheLimit]) -> None:
+        self.pauses = 0
+        """How often a chain was told to pause."""
+        self._caches = [Cache(limit) for limit in limits]
+        self._roles = [limit.role for limit in limits]
+        self._most = min(limit.sequences for limit in limits)
+        self._members: list[Member] = []
+        self._going = self._numbers = self._unseen = 0
+        """How many members go on, how many ever began, and how many of those that go on have not had a turn."""
+
+    def may_enter(self) -> bool:
+        """Whether one more chain may begin: none pauses, and it is expected to have room."""
+        return self._going == len(self._members) and self._may_begin()
+
+    def enter(self) -> Member:
+        """One more chain begins, and goes on; its contexts are not known yet."""
+        member = Member(self._numbers)
+        self._numbers += 1
+        self._members.append(member)
+        self._set(member, going=True)
+        return member
+
+    def turn(self, member: Member, contexts: Mapping[str, Sequence[int]]) -> bool:
+        """Take note of the contexts of `member`, by role, and let the youngest pause where they do not fit; whether `member` goes on."""
+        tokens = [len(contexts[role]) for role in self._roles]
+        if tokens != member.tokens:
+            if member.starts:
+                for cache, start, before, now in zip(self._caches, member.starts, member.tokens, tokens, strict=True):
+                    cache.grow(start, before, now, member.going)
+                member.tokens = tokens
+            else:
+                self._begin(member, tokens)
+            while self._going > 1 and not self._fits():
+                self._set(self._members[self._going - 1], going=False)
+                self.pauses += 1
+        return member.going
+
+    def leave(self, member: Member) -> Iterator[Member]:
+        """`member` has ended; gives those that go on in its place, the oldest first."""
+        if member.going:
+            self._set(member, going=False)
+        for cache, start, tokens in zip(self._caches, member.starts, member.tokens, strict=False):
+            cache.end(start, tokens)
+        del self._members[bisect_left(self._members, member.number, key=lambda each: each.number)]
+        while self._going < len(self._members) and self._may_resume(oldest := self._members[self._going]):
+            self._set(oldest, going=True)
+            yield oldest
+
+    def _begin(self, member: Member, tokens: list[int]) -> None:
+        """The first turn of `member`, with contexts of so many `tokens`."""
+        going = member.going
+        if going:
+            self._set(member, going=False)
+        member.starts = member.tokens = tokens
+        for cache, start in zip(self._caches, tokens, strict=True):
+            cache.begin(start)
+        if going:
+            self._set(member, going=True)
+
+    def _set(self, member: Member, *, going: bool) -> None:
+        """Let `member` go on, or no longer."""
+        sign = 1 if going else -1
+        member.going = going
+        self._going += sign
+        if not member.starts:
+            self._unseen += sign
+        for cache, start, tokens in zip(self._caches, member.starts, member.tokens, strict=False):
+            cache.go(start, tokens, sign)
+
+    def _fits(self) -> bool:
+        return self._going <= self._most and all(cache.fits(self._going) for cache in self._caches)
+
+    def _may_resume(self, member: Member) -> bool:
+        if not member.starts:
+            return self._may_begin()
+        return self._has_room(member.starts, member.tokens)
+
+    def _may_begin(self) -> bool:
+        starts = [cache.start for cache in self._caches]
+        return self._has_room(starts, starts)
+
+    def _has_room(self, starts: Sequence[float], tokens: Sequence[float]) -> bool:
+        """Whether one more member with these contexts may go on."""
+        if not self._going:
+            return True
+        if self._going >= self._most:
+            return False
+        each = zip(self._caches, starts, tokens, strict=True)
+        return all(cache.has_room(self._going + 1, start, size, self._unseen) for cache, start, size in each)

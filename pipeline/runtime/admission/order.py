@@ -1,0 +1,132 @@
+"""Which chain begins next: in the order of the input, or the ones that are expected to think longest first.
+
+Problems enter as they are read, chains leave one at a time. What a chain says depends on neither: its number and its seeds are those of
+its place in the input. Decides synchronously; never waits.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import product
+from typing import NamedTuple, Protocol
+
+from pipeline.data.problems import Problem
+from pipeline.errors import BadRow
+
+Item = Problem | BadRow
+IsOver = Callable[[int], bool]
+"""Whether the chain at a place of the run's order was finished in an earlier session."""
+
+
+class Start(NamedTuple):
+    """A chain that is to begin."""
+
+    item: Item
+    sample_index: int
+    order: int
+    """Its place in the input: rows first, samples of a row next."""
+    expected_length: float | None = None
+    """By what it was chosen: see `LongestFirst`; None in the order of the input."""
+
+
+class StartOrder(Protocol):
+    """Decides which chain begins next."""
+
+    reads_all: bool
+    """Whether all problems must be added before the first chain is taken."""
+
+    def add(self, items: Sequence[Item]) -> None:
+        """Add the next problems of the input."""
+
+    def take(self) -> Start | None:
+        """The chain that begins next; None until more are added."""
+
+    def ended(self, start: Start, thought_tokens: int) -> None:
+        """A chain was finished with a thought of so many tokens."""
+
+
+class InputOrder:
+    """The `StartOrder` of the input: each problem with all of its samples, one problem after the other."""
+
+    reads_all = False
+
+    def __init__(self, samples: int, is_over: IsOver) -> None:
+        self._samples, self._is_over = samples, is_over
+        self._starts: deque[Iterator[Start]] = deque()
+        self._problems = 0
+
+    def add(self, items: Sequence[Item]) -> None:
+        """See `StartOrder.add`."""
+        self._starts.append(self._of(items, self._problems))
+        self._problems += len(items)
+
+    def take(self) -> Start | None:
+        """See `StartOrder.take`."""
+        while self._starts:
+            if (start := next(self._starts[0], None)) is not None:
+                return start
+            self._starts.popleft()
+        return None
+
+    def ended(self, start: Start, thought_tokens: int) -> None:
+        """See `StartOrder.ended`: makes no difference."""
+
+    def _of(self, items: Sequence[Item], first: int) -> Iterator[Start]:
+        starts = product(items, range(self._samples))
+        for order, (item, sample_index) in enumerate(starts, first * self._samples):
+            if not self._is_over(order):
+                yield Start(item, sample_index, order)
+
+
+class LongestFirst:
+    """The `StartOrder` in which chains that are expected to think long begin first, so that they are not what a run ends with.
+
+    The first sample of every problem begins before the second one of any. A first sample is expected to be as long as the problem's
+    thoughts of an earlier run, in tokens, and without an earlier run as long as the problem's text, in characters. A further one is
+    expected to be as long as the thoughts of the same problem, of the earlier run and of this one, were on average when the samples of
+    its number began. A problem of which no thought is known counts as the mean of those of which one is. All problems are held in memory.
+    """
+
+    reads_all = True
+
+    def __init__(self, samples: int, is_over: IsOver, earlier: Mapping[str, Sequence[int]]) -> None:
+        """`earlier`: tokens of the thoughts of an earlier run, by `problem_id`."""
+        self._samples, self._is_over = samples, is_over
+        self._problems: list[Item] = []
+        self._thoughts = {problem_id: [*tokens] for problem_id, tokens in earlier.items()}
+        self._has_earlier = bool(earlier)
+        self._begun = 0
+        """How many samples of every problem were put in order."""
+        self._starts: deque[Start] = deque()
+
+    def add(self, items: Sequence[Item]) -> None:
+        """See `StartOrder.add`."""
+        self._problems += items
+
+    def take(self) -> Start | None:
+        """See `StartOrder.take`."""
+        while not self._starts and self._begun < self._samples:
+            self._starts.extend(self._in_order(self._begun))
+            self._begun += 1
+        return self._starts.popleft() if self._starts else None
+
+    def ended(self, start: Start, thought_tokens: int) -> None:
+        """See `StartOrder.ended`."""
+        if start.sample_index + 1 < self._samples:
+            self._thoughts.setdefault(start.item.problem_id, []).append(thought_tokens)
+
+    def _in_order(self, sample_index: int) -> list[Start]:
+        """The chains of one sample of every problem, the longest first; among equals the longest text, then the order of the input."""
+        means = {problem_id: sum(tokens) / len(tokens) for problem_id, tokens in self._thoughts.items()}
+        mean = sum(means.values()) / len(means) if means else 0.0
+        by_text = not sample_index and not self._has_earlier
+        found = []
+        for place, item in enumerate(self._problems):
+            order, text = place * self._samples + sample_index, _characters(item)
+            if not self._is_over(order):
+                expected = float(text) if by_text else means.get(item.problem_id, mean)
+                found.append((-expected, -text, Start(item, sample_index, order, expected)))
+        return [start for _, _, start in sorted(found, key=lambda each: each[:2])]
+
+
+def _characters(item: Item) -> int:
+    return len(item.problem) if isinstance(item, Problem) else 0

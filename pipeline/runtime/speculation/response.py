@@ -1,0 +1,45 @@
+"""The response of a chain that may be switched: the stage's own request for what is left, interruptible, or cut where it was before."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from msgspec import structs
+
+from pipeline.engine import Completion, Request
+from pipeline.reasoning.chain import Chain, Outcome
+from pipeline.runtime.speculation.switch import ModeSwitch
+from pipeline.stages.base import Stage
+
+
+class SwitchedResponse:
+    """A `Stage` around the response of a `switch`."""
+
+    def __init__(self, stage: Stage, switch: ModeSwitch) -> None:
+        self._stage, self._switch = stage, switch
+        self.name: str = stage.name
+        self.spec: Any = stage.spec
+        self.role: str = stage.role
+
+    def requests(self, chain: Chain) -> list[Request]:
+        """See `Stage.requests`; none where the chain is to speculate by now."""
+        if not self._switch.send(chain):
+            return []
+        limit, [request] = self._switch.limit(chain), self._stage.requests(chain)
+        most = chain.room(request.max_tokens)  # what a whole response may have, less the steps before it
+        if limit is None:
+            return [structs.replace(request, max_tokens=most, interruptible=self._switch.interrupts)]
+        return [structs.replace(request, max_tokens=min(most, limit), interruptible=True)]  # a recorded answer may be an interrupted one
+
+    def apply(self, chain: Chain, completions: Sequence[Completion]) -> Outcome:
+        """See `Stage.apply`: what is as long as it was when it was interrupted is interrupted again."""
+        if not completions:
+            return Outcome()
+        limit, [completion] = self._switch.limit(chain), completions
+        [candidate] = completion.candidates
+        if candidate.finish_reason == "length" and len(candidate.ids) == limit:
+            completion = structs.replace(completion, candidates=(structs.replace(candidate, finish_reason="interrupted"),))
+        return self._stage.apply(chain, [completion])
+
+    def check(self, candidates: int) -> str | None:
+        """See `Stage.check`."""
+        return self._stage.check(candidates)

@@ -1,0 +1,122 @@
+"""Between the chains of a run and their `ModeControl`: tells it what happens, carries out what it decides, wakes it when it asks for that.
+
+Everything but `watch` is synchronous: an event comes in, the control decides, requests are interrupted at once.
+"""
+
+from typing import Protocol
+
+import anyio
+
+from pipeline.engine import Completion
+from pipeline.graph.direct import BOUNDARY, RESPONSE
+from pipeline.reasoning.chain import Chain
+from pipeline.runtime.chain_recorder import Attempt, Clock
+from pipeline.runtime.speculation.modes import CallFacts, Mode, ModeControl, Recorded
+
+
+class Interrupter(Protocol):
+    """Interrupts requests in flight; a `Dispatcher` is one."""
+
+    def interrupt(self, order: int) -> None:
+        """Interrupt the interruptible request of a chain, if it has one."""
+
+
+class ModeSwitch:
+    """Switches the chains of one loop between speculation and the target alone, as its `control` decides."""
+
+    def __init__(self, control: ModeControl, target: Interrupter, role: str, clock: Clock) -> None:
+        """`target` sends the direct requests, to the engine `role`."""
+        self.control = control
+        self._target, self._role, self._clock = target, role, clock
+        self._recorded = control if isinstance(control, Recorded) else None
+        self._inside: set[int] = set()
+        """The chains that have begun and have not left their loop."""
+        self._unsent: dict[int, bool] = {}
+        """The chains that are to write directly and have not asked yet, and whether each still is to."""
+        self._sleep = anyio.CancelScope()
+
+    async def watch(self) -> None:
+        """Ask for interruptions when the control wants to be asked though nothing happens; runs until it is cancelled."""
+        while True:
+            with anyio.CancelScope(deadline=self.control.wake()) as self._sleep:
+                await anyio.sleep_forever()
+            self._carry_out(self._clock.now())
+
+    def enter(self, order: int) -> None:
+        """A chain begins, which is in its loop from its first call on."""
+        now = self._clock.now()
+        self._inside.add(order)
+        self.control.enter(order, now)
+        self._carry_out(now)
+
+    def leave(self, order: int) -> None:
+        """A chain has left its loop, or ended otherwise; does nothing where it had left before."""
+        if order in self._inside:
+            now = self._clock.now()
+            self._inside.remove(order)
+            self.control.leave(order, now)
+            self._carry_out(now)
+
+    def exhausted(self) -> None:
+        """No more chains will enter."""
+        self.control.exhausted()
+        self._carry_out(self._clock.now())
+
+    def mode(self, chain: Chain, before: Mode | None) -> Mode:
+        """The mode of the next step of `chain`; `before` is that which it had in an earlier session of the run, None where it was not
+        yet there. Recorded decisions are the same ones anyway, and count how often they are asked for."""
+        if before is not None and self._recorded is None:
+            return before
+        now = self._clock.now()
+        mode = self.control.mode(chain.order, len(chain.contexts[self._role]), now)
+        if mode == "direct":
+            self._unsent[chain.order] = True
+        self._carry_out(now)
+        return mode
+
+    def send(self, chain: Chain) -> bool:
+        """The direct request of `chain` is about to be sent; whether it still is to be."""
+        return self._unsent.pop(chain.order, True)
+
+    def wrote(self, chain: Chain, mode: Mode, tokens: int, accepted: bool) -> None:
+        """`chain` committed `tokens` of its thought, see `ModeControl.wrote`."""
+        now = self._clock.now()
+        self.control.wrote(chain.order, mode, tokens, accepted, now)
+        self._carry_out(now)
+
+    def called(self, attempt: Attempt, completion: Completion, end: float) -> None:
+        """A call of a chain in its loop was answered at `end`."""
+        label, usage, call = attempt.label, completion.usage, attempt.call
+        facts = CallFacts(
+            role=label.role,
+            purpose=label.purpose,
+            direct=label.name in (RESPONSE, BOUNDARY),
+            n=call.request.n,
+            input_tokens=usage.input_tokens,
+            cached_input_tokens=usage.cached_input_tokens,
+            output_tokens=usage.output_tokens,
+            submit=attempt.submit,
+            end=end,
+            in_flight=call.in_flight_engine,
+        )
+        self.control.called(facts)
+        self._carry_out(end)
+
+    def limit(self, chain: Chain) -> int | None:
+        """The tokens after which the direct request of `chain` is known to be interrupted; None: nobody knows."""
+        return None if self._recorded is None else self._recorded.limit(chain.order)
+
+    @property
+    def interrupts(self) -> bool:
+        """Whether direct requests may be interrupted."""
+        return self._recorded is None
+
+    def _carry_out(self, now: float) -> None:
+        for order in self.control.interrupts(now):
+            if order in self._unsent:
+                self._unsent[order] = False
+            else:
+                self._target.interrupt(order)
+        wake = self.control.wake()
+        if wake != self._sleep.deadline:
+            self._sleep.deadline = wake

@@ -1,0 +1,113 @@
+"""What switches the chains of a run between speculation and the target alone: checked options enter, a `ModeControl` leaves.
+
+For a plan without `speculate: auto` there is none.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+
+import pyarrow.compute as pc
+
+from pipeline.data.problems import Fingerprint
+from pipeline.engine import Engine, Interruptible
+from pipeline.errors import UsageError
+from pipeline.graph.direct import BOUNDARY, RESPONSE
+from pipeline.graph.plan import Plan
+from pipeline.runtime.chain_recorder import Clock
+from pipeline.runtime.speculation.adaptive import Adaptive
+from pipeline.runtime.speculation.modes import Change, Decision, ModeControl, Recorded
+from pipeline.session.options import RunOptions
+from pipeline.session.replay import needs
+from pipeline.trace.read import read_batches
+from pipeline.trace.run_file import ModeChange, RunFile
+
+MOST_CHANGES = 1000
+"""Most decisions that `run.json` holds: the last ones."""
+
+
+def check_modes(plan: Plan, options: RunOptions, fingerprint: Fingerprint) -> None:
+    """Raise `UsageError` where `options.modes` is no run whose modes the chains of this one could have."""
+    if options.modes is None:
+        return
+    asked = f"--modes {options.modes}"
+    if plan.speculate != "auto":
+        said = "this graph has no loop that drafts" if plan.speculate is None else f"this run has `speculate: {plan.speculate}`"
+        raise UsageError(f"{asked}: {said}; the modes of a run with `speculate: auto` are for another one with `--set speculate=auto`")
+    then = RunFile.read(options.modes)
+    if then.plan.speculate != "auto":
+        raise UsageError(f"{asked}: was recorded with `speculate: {then.plan.speculate}`; name a run with `speculate: auto`")
+    if then.status != "finished":
+        raise UsageError(f"{asked}: is {then.status}; finish it with `pipeline resume {options.modes}`")
+    if (then.plan.block, then.plan.instruction) != (plan.block, plan.instruction):
+        raise UsageError(f"{asked}: was recorded with another graph or other params; its modes are for {then.graph} as it was then")
+    if needed := next(needs(then, options, fingerprint), None):
+        raise UsageError(f"{asked} needs {needed}")
+
+
+def new_control(plan: Plan, options: RunOptions, engines: Mapping[str, Engine]) -> ModeControl | None:
+    """What decides for the chains of a checked run on open `engines`; None where nothing is to be decided."""
+    if plan.direct is None:
+        return None
+    if options.modes is not None:
+        return Recorded(read_decisions(options.modes, options.samples))
+    target = engines[str(plan.direct.response.spec.role)]
+    return Adaptive(written=lambda: target.statistics().written_tokens)
+
+
+def announcements(plan: Plan, options: RunOptions, engines: Mapping[str, Engine]) -> tuple[str, ...]:
+    """A sentence about an engine whose requests cannot be interrupted, so that chains are switched late; none where all is well."""
+    if plan.direct is None or options.modes is not None:
+        return ()
+    role = str(plan.direct.response.spec.role)
+    if isinstance(engines[role], Interruptible):
+        return ()
+    return (f"engine {role!r} cannot interrupt a request: what it writes alone is not switched to speculation before its end",)
+
+
+def recorded_changes(changes: Iterable[Change], clock: Clock) -> tuple[ModeChange, ...]:
+    """The decisions of a control as `run.json` holds them."""
+    return tuple(
+        ModeChange(
+            unix_ns=clock.unix_ns(change.time),
+            what=change.what,
+            speculating=change.speculating,
+            live=change.live,
+            speculative=change.speculative,
+            direct=change.direct,
+        )
+        for change in changes
+    )
+
+
+def read_decisions(run: Path, samples: int) -> dict[int, list[Decision]]:
+    """What was decided for each chain of a finished run, at one step boundary after the other, by the chain's order in a run of
+    `samples` for each row. Raises `InputError` where its tables cannot be read."""
+    orders, lengths = _orders(run, samples), dict(_interrupted(run))
+    found: dict[int, list[Decision]] = defaultdict(list)
+    steps: dict[str, int] = defaultdict(int)
+    known: dict[Decision, Decision] = {}  # one object for the many that are equal
+    for batch in read_batches(run, "steps", ["chain_id", "stage", "decision", "mode"]):
+        for row in batch.to_pylist():
+            chain = row["chain_id"]
+            index, steps[chain] = steps[chain], steps[chain] + 1
+            if chain in orders and row["stage"] != BOUNDARY and row["decision"] != "guidance":
+                decision = Decision(row["mode"], lengths.get(f"{chain}/{index}/{RESPONSE}"))
+                found[orders[chain]].append(known.setdefault(decision, decision))
+    return found
+
+
+def _orders(run: Path, samples: int) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for batch in read_batches(run, "chains", ["chain_id", "input_row", "sample_index"]):
+        rows = (row for row in batch.to_pylist() if row["sample_index"] < samples)
+        found |= {row["chain_id"]: (row["input_row"] - 1) * samples + row["sample_index"] for row in rows}
+    return found
+
+
+def _interrupted(run: Path) -> Iterator[tuple[str, int]]:
+    """The ids of the responses that were interrupted, and how many tokens each had."""
+    for batch in read_batches(run, "calls", ["stage", "request_id", "finish_reason", "output_token_ids"]):
+        for row in batch.filter(pc.equal(batch.column("stage"), RESPONSE)).to_pylist():
+            if row["finish_reason"] == ["interrupted"]:
+                yield row["request_id"], len(row["output_token_ids"][0])

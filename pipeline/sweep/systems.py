@@ -1,0 +1,163 @@
+"""Which systems a sweep compares, and on which engines: options enter, systems leave. Only graphs and engines files are read.
+
+The opponent of all others is the target alone on the same hardware: where the others' engines take memory of its devices it gets that
+memory for its own cache, and an engines file of its own may give it their devices as well.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from msgspec import structs
+
+from pipeline.bundled import find_file
+from pipeline.engines.registry import by_backend, virtual_time
+from pipeline.engines.replay.recording import PREFIX
+from pipeline.errors import GraphError, UsageError
+from pipeline.graph.loader import load_engines
+from pipeline.graph.plan import Plan
+from pipeline.graph.plugins import engine_specs
+from pipeline.graph.spec import EngineSpec
+from pipeline.session.preflight import load_plan
+from pipeline.sweep.plan import SweepOptions, System, check_varied, combinations
+
+
+def read_systems(options: SweepOptions) -> list[System]:
+    """All systems of a sweep: for each engines file the target alone, then each graph with each choice of the params that vary.
+
+    Raises `GraphError` for a faulty graph or engines file, and `UsageError` for a param that no graph has or systems with equal labels.
+    """
+    files = options.engines or (None,)
+    names = _names(files)
+    found = [system for file in files for system in _on(file, names[file], options)]
+    if options.baseline_engines is not None:
+        found = [_opponent(options.baseline_engines, options), *(system for system in found if not system.baseline)]
+    labels = [system.label for system in found]
+    if twice := next((label for label in labels if labels.count(label) > 1), None):
+        raise UsageError(f"two of the graphs are named {twice!r}; points are told apart by that name")
+    return found
+
+
+def opponents(systems: Sequence[System]) -> list[str]:
+    """A sentence for each target alone that got memory of other engines, with the options that make a run of it."""
+    return [
+        f"{system.label} has the memory of the engines that it does not use: {' '.join(f'--set {each}' for each in system.widened)}"
+        for system in systems
+        if system.widened
+    ]
+
+
+def all_virtual(systems: Sequence[System]) -> bool:
+    """Whether all systems compute on a simulated clock; raises `UsageError` if some do and others do not."""
+    found = {system.label: virtual_time(system.engines, str(system.graph)) for system in systems}
+    if len(set(found.values())) > 1:
+        simulated = ", ".join(label for label, virtual in found.items() if virtual)
+        raise UsageError(f"--engines: {simulated} would run on simulated time and the other systems not; simulate all of them or none")
+    return all(found.values())
+
+
+def _on(file: Path | None, name: str, options: SweepOptions) -> list[System]:
+    """The systems on one engines file, whose `name` is empty where there is no other."""
+    plain = [(graph, _plan(graph, file, options, ())) for graph in options.graphs]
+    check_varied(options.vary, {plan.name: plan.params for _, plan in plain})
+    alone = _system(_baseline(options), file, name, options, baseline=True)
+    others = [
+        _system(graph, file, name, options, choice)
+        for graph, plan in plain
+        if plan.digest != alone.plan.digest
+        for choice in combinations(options.vary, plan.params)
+    ]
+    engines = _shared(others if options.baseline_engines else [alone, *others])
+    alone = _with_memory(alone, engines)
+    if all(engines.get(role) == spec for role, spec in alone.plan.engines.items()):
+        alone = structs.replace(alone, engines=engines)  # nothing has to be started anew for it
+    return [alone, *(structs.replace(system, engines=engines) for system in others)]
+
+
+def _opponent(file: Path, options: SweepOptions) -> System:
+    """The target alone on an engines `file` of its own, with the memory of the other engines in it: one for all engines files."""
+    alone = _system(_baseline(options), file, _name(file), options, baseline=True)
+    replayed = str(file).startswith(PREFIX)
+    return alone if replayed else _with_memory(alone, load_engines(file, engine_specs()))
+
+
+def _baseline(options: SweepOptions) -> Path:
+    """The graph of the target alone."""
+    beside = find_file(options.graphs[0], "graph").with_name("target.yaml")
+    return options.baseline or (beside if beside.is_file() else Path("target"))
+
+
+def _with_memory(alone: System, others: Mapping[str, EngineSpec]) -> System:
+    """The target `alone`, with the memory that engines of `others` which it does not use would take of its devices."""
+    own = alone.plan.engines
+    fields = {
+        role: changed
+        for backend, group in by_backend({**others, **own})
+        if backend.widened is not None
+        for role, changed in backend.widened(group, [role for role in group if role in own]).items()
+    }
+    widened = tuple(f"engines.{role}.{name}={value}" for role, changed in fields.items() for name, value in changed.items())
+    settings = alone.settings + widened
+    plan = load_plan(alone.graph, alone.engines_file, settings)
+    return structs.replace(alone, settings=settings, widened=widened, plan=plan, engines=plan.engines)
+
+
+def _system(
+    graph: Path, file: Path | None, name: str, options: SweepOptions, choice: Mapping[str, str] | None = None, *, baseline: bool = False
+) -> System:
+    choice = choice or {}
+    settings = tuple(f"{param}={value}" for param, value in choice.items())
+    plan = _plan(graph, file, options, settings)
+    return System(
+        graph=graph,
+        engines_file=file,
+        placement=name,
+        settings=_settings(plan, file, options) + settings,
+        plan=plan,
+        varied={param: plan.params[param] for param in choice},
+        baseline=baseline,
+        engines=plan.engines,
+    )
+
+
+def _plan(graph: Path, file: Path | None, options: SweepOptions, choice: tuple[str, ...]) -> Plan:
+    """The plan of a graph, with those of the user's settings that are params of it: graphs of a sweep may have different params."""
+    bare = load_plan(graph, file, tuple(each for each in _of_engines(file, options)))
+    return load_plan(graph, file, _settings(bare, file, options) + choice)
+
+
+def _settings(plan: Plan, file: Path | None, options: SweepOptions) -> tuple[str, ...]:
+    params = (each for each in options.settings if not each.startswith("engines.") and each.partition("=")[0] in plan.params)
+    return (*params, *_of_engines(file, options))
+
+
+def _of_engines(file: Path | None, options: SweepOptions) -> tuple[str, ...]:
+    """The user's settings of engines, which are not meant for the opponent's own file."""
+    own = file is not None and file == options.baseline_engines
+    return () if own else tuple(each for each in options.settings if each.startswith("engines."))
+
+
+def _shared(systems: Sequence[System]) -> dict[str, EngineSpec]:
+    """The engines of all `systems` by role; raises `GraphError` where one role has different engines."""
+    specs: dict[str, EngineSpec] = {}
+    for system in systems:
+        for role, spec in system.plan.engines.items():
+            if specs.setdefault(role, spec) != spec:
+                raise GraphError(str(system.graph), f"engine {role!r} is not the one of the graphs before; give one for all with --engines")
+    return specs
+
+
+def _names(files: Sequence[Path | None]) -> dict[Path | None, str]:
+    """What each engines file is called in labels: nothing where there is one alone, else its name; raises `UsageError` for doubles."""
+    if len(files) == 1:
+        return {files[0]: ""}
+    names: dict[Path | None, str] = {file: _name(file) for file in files if file is not None}
+    if len(set(names.values())) < len(files):
+        twice = next(name for name in names.values() if sum(_name(file) == name for file in files if file is not None) > 1)
+        raise UsageError(f"--engines {twice}: two engines files have this name; points are told apart by it")
+    return names
+
+
+def _name(file: Path) -> str:
+    """`sim-2xh100` for a file of that name, with or without folder and suffix; the folder's name for `replay:RUN`."""
+    text = str(file)
+    return Path(text.removeprefix(PREFIX)).name if text.startswith(PREFIX) else file.name.removesuffix(".yaml").removesuffix(".yml")

@@ -1,0 +1,180 @@
+"""Interruptible requests of engine `openai`, which are streamed, against a small real server of each kind."""
+
+import re
+from typing import Any, NamedTuple
+
+import anyio
+import pytest
+from msgspec import structs
+
+from pipeline.engine import Completion, Request
+from pipeline.engines.openai.backend import open_openai
+from pipeline.engines.openai.engine import OpenAIEngine
+from pipeline.engines.openai.response import Aborted, Malformed
+from pipeline.engines.openai.spec import OpenAISpec
+from pipeline.engines.openai.stream import StreamedAnswer
+from pipeline.engines.tokenizer import HFTokenizer
+from pipeline.errors import BadCompletion, EngineUnavailable
+from tests.support.paths import ROOT
+from tests.support.small_server import (
+    HOSTED,
+    LLAMA,
+    OLD_VLLM,
+    SGLANG,
+    VLLM,
+    WAIT_S,
+    Fault,
+    Handler,
+    Kind,
+    SmallServer,
+    small_server,
+    streamed,
+)
+
+TOKENIZER = HFTokenizer(str(ROOT / "pipeline/models/tiny-target"))
+PROMPT = TOKENIZER.encode(TOKENIZER.render([{"role": "user", "content": "Tom has 3 pens and buys 2. How many?"}]))
+KINDS = {"vllm": VLLM, "old-vllm": OLD_VLLM, "sglang": SGLANG, "llama": LLAMA, "hosted": HOSTED}
+every_kind = pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+REQUEST = Request(request_id="r", prompt_ids=PROMPT, max_tokens=60, logprobs=True, interruptible=True)
+
+
+def spec_of(*servers: SmallServer) -> OpenAISpec:
+    urls = tuple(server.base_url for server in servers)
+    return OpenAISpec(model="tiny", base_url=urls, tokenizer="bundled:tiny-target", max_model_len=512)
+
+
+class Answers(NamedTuple):
+    """What a server answered to a request that is streamed, and to the same one that is not."""
+
+    in_pieces: Completion
+    whole: Completion
+    server: SmallServer
+
+
+def asked(kind: Kind, fault: Fault, request: Request, interrupts: int = 0) -> Answers:
+    """The answers to a request that is interrupted so many times, once what the server sends has been sent."""
+    answers = []
+
+    async def main(server: SmallServer) -> None:
+        async def ask(engine: OpenAIEngine, interruptible: bool) -> None:
+            answers.append(await engine.generate(structs.replace(request, interruptible=interruptible)))
+
+        with anyio.fail_after(WAIT_S):
+            async with open_openai({"draft": spec_of(server)}) as engines, anyio.create_task_group() as tasks:
+                server.always = fault
+                await ask(engines["draft"], False)
+                tasks.start_soon(ask, engines["draft"], True)
+                if interrupts:
+                    await anyio.to_thread.run_sync(server.streaming.acquire)
+                    await until_read(engines["draft"])
+                for _ in range(interrupts):
+                    engines["draft"].interrupt(request.request_id)
+
+    with small_server(kind, TOKENIZER) as server:
+        anyio.run(main, server)
+        whole, in_pieces = answers
+        return Answers(in_pieces, whole, server)
+
+
+async def until_read(engine: OpenAIEngine) -> None:
+    """Let the engine read what its server has sent: a later question is answered after it."""
+    for _ in range(3):
+        await engine.generate(Request(request_id="later", prompt_ids=PROMPT, max_tokens=1))
+
+
+@every_kind
+@pytest.mark.parametrize("fields", [{}, {"n": 3, "temperature": 0.7}, {"stop": ("\n\n",)}, {"max_tokens": 4}], ids=str)
+def test_a_stream_to_its_end_is_the_answer_as_a_whole(kind: Kind, fields: dict[str, Any]) -> None:
+    request = structs.replace(REQUEST, **fields)
+    in_pieces, whole, server = asked(kind, streamed(), request)
+    assert in_pieces == whole
+    copies = 1 if kind.many else request.n
+    assert [body.get("stream", False) for body in server.bodies[-2 * copies :]] == [False] * copies + [True] * copies
+    assert ("stream_options" in server.bodies[-1]) == (kind != HOSTED)
+
+
+@every_kind
+@pytest.mark.parametrize("interrupts", [1, 2])
+def test_an_interruption_gives_what_has_come_and_closes_the_stream(kind: Kind, interrupts: int) -> None:
+    cut, whole, server = asked(kind, streamed(7), REQUEST, interrupts)
+    server.wait_until_alone()
+    (part,) = cut.candidates
+    assert (part.finish_reason, part.stop_reason) == ("interrupted", None)
+    assert part.text
+    assert whole.candidates[0].text.startswith(part.text)
+    assert cut.usage.output_tokens == len(part.ids) > 0
+    if kind == VLLM:
+        assert part.ids == whole.candidates[0].ids[:7]
+        assert part.cumulative_logprob == -3.5
+
+
+def test_of_several_candidates_those_that_have_ended_keep_their_reason() -> None:
+    request = structs.replace(REQUEST, n=3, temperature=0.7, stop=("\n\n",))
+    first, second, _ = asked(VLLM, streamed(), request).whole.candidates
+    cut = asked(VLLM, streamed(len(first.ids) + 3), request, 1).in_pieces
+    assert cut.candidates[0] == first
+    assert [(c.ids, c.finish_reason) for c in cut.candidates[1:]] == [(second.ids[:2], "interrupted"), ((), "interrupted")]
+
+
+def test_a_request_that_waits_for_a_replica_has_no_tokens() -> None:
+    answers = []
+
+    async def main(server: SmallServer) -> None:
+        async def ask(engine: OpenAIEngine) -> None:
+            answers.append(await engine.generate(REQUEST))
+
+        with anyio.fail_after(WAIT_S):
+            async with open_openai({"draft": spec_of(server)}) as engines:
+                server.stop()
+                with pytest.raises(EngineUnavailable):
+                    await engines["draft"].generate(structs.replace(REQUEST, request_id="other"))
+                async with anyio.create_task_group() as tasks:
+                    tasks.start_soon(ask, engines["draft"])
+                    await anyio.wait_all_tasks_blocked()
+                    engines["draft"].interrupt("r")
+
+    with small_server(VLLM, TOKENIZER) as server:
+        anyio.run(main, server)
+    assert [(c.ids, c.text, c.finish_reason) for c in answers[0].candidates] == [((), "", "interrupted")]
+
+
+@pytest.mark.parametrize(
+    ("then", "error", "says"),
+    [
+        (b"", EngineUnavailable, "broke its answer off$"),
+        (b'data: {"error": {"message": "out of memory", "code": 500}}\n\n', EngineUnavailable, "broke its answer off: out of memory"),
+        (b'data: {"choices": [{"index": "x"}]}\n\n', BadCompletion, "is not a completion"),
+    ],
+)
+def test_a_stream_that_goes_wrong_is_no_answer(then: bytes, error: type[Exception], says: str) -> None:
+    with pytest.raises(ExceptionGroup) as caught:
+        asked(VLLM, streamed(5, then=then), REQUEST)
+    (flaw,) = caught.value.exceptions
+    assert isinstance(flaw, error)
+    assert re.search(says, str(flaw))
+
+
+def test_a_server_that_answers_as_a_whole_is_understood() -> None:
+    answers = asked(VLLM, Handler.send, REQUEST)
+    assert answers.in_pieces == answers.whole
+
+
+def test_bytes_may_be_cut_anywhere() -> None:
+    first = b': hello\r\n\r\ndata: {"choices": [{"index": 0, "text": "a"}]}\r\n\r\n'
+    events = first + b'data:{"choices": [{"text": "b", "finish_reason": "stop"}]}\n\n'
+    for size in (1, 2, 7, len(events)):
+        answer = StreamedAnswer()
+        for start in range(0, len(events), size):
+            answer.feed(events[start : start + size])
+        (choice,) = answer.body().choices
+        assert (choice.text, choice.finish_reason) == ("ab", "stop")
+
+
+def test_nothing_is_an_answer_only_where_it_was_interrupted() -> None:
+    with pytest.raises(Aborted, match="broke its answer off"):
+        StreamedAnswer().body()
+    assert [choice.finish_reason for choice in StreamedAnswer().interrupted(2).choices] == ["interrupted"] * 2
+    spoilt = StreamedAnswer()
+    spoilt.feed(b'data: {"choices": 3}\n')
+    with pytest.raises(Malformed):
+        spoilt.interrupted(1)

@@ -1,0 +1,303 @@
+"""How long simulated thoughts are: distributions, presets against what was measured, files and recorded runs, steps to the token."""
+
+import math
+from collections.abc import Callable
+from hashlib import blake2b
+from itertools import pairwise
+from pathlib import Path
+from statistics import NormalDist, fmean, pstdev, pvariance
+from typing import Any
+
+import msgspec
+import pytest
+
+from pipeline.engine import Request
+from pipeline.engines.sim.difficulty import chances
+from pipeline.engines.sim.lengths import MOST, PRESETS, Distribution, Preset, SimLengthsSpec, distribution, log_normal
+from pipeline.engines.sim.lengths_file import KEPT, read_lengths, with_lengths
+from pipeline.engines.sim.spec import SimTextSpec
+from pipeline.engines.sim.text import SHORTEST_STEP, TextModel
+from pipeline.engines.sim.tokenizer import SimTokenizer
+from pipeline.errors import GraphError, InputError, UsageError
+from pipeline.graph.loader import load_engines
+from pipeline.graph.plugins import engine_specs
+from pipeline.reasoning.prompts import DELIMITER, THINK_CLOSE, PromptBuilder
+from tests.support.engines import SIM
+from tests.support.paths import ROOT
+from tests.support.runs import rows, solve, write_problems
+
+TOKENIZER = SimTokenizer()
+DIALECT = PromptBuilder(TOKENIZER)
+CLOSE = TOKENIZER.special_ids[THINK_CLOSE]
+NORMALS = [NormalDist().inv_cdf((number + 0.5) / 2000) for number in range(2000)]
+CHARACTERS_A_TOKEN = 2.8
+
+
+def spread(found: Distribution, least: int) -> list[int]:
+    """The whole lengths of `found`, each as likely as the others, in order."""
+    return [max(least, round(found.at(normal))) for normal in NORMALS]
+
+
+def lengths(preset: Preset) -> tuple[list[int], list[int]]:
+    """Steps of a thought and tokens of a step, as `TextModel` draws them."""
+    text = SimTextSpec(preset=preset)
+    return spread(text.distribution("steps"), 1), spread(text.distribution("step_tokens"), SHORTEST_STEP)
+
+
+def log_sigma(values: list[int]) -> float:
+    return pstdev(map(math.log, values))
+
+
+def share(values: list[int], part: float) -> int:
+    return values[int(part * len(values))]
+
+
+def test_gsm8k_has_the_lengths_that_were_measured() -> None:
+    steps, tokens = lengths("gsm8k")
+    assert fmean(steps) == pytest.approx(8.7, rel=0.03)
+    assert log_sigma(steps) == pytest.approx(0.72, abs=0.02)
+    assert [share(steps, part) for part in (0.5, 0.9, 0.99)] == pytest.approx([4, 11, 64], rel=0.05)
+    assert fmean(tokens) * CHARACTERS_A_TOKEN == pytest.approx(137, rel=0.03)
+    assert log_sigma(tokens) == pytest.approx(0.90, abs=0.02)
+    assert [share(tokens, part) * CHARACTERS_A_TOKEN for part in (0.5, 0.9, 0.99)] == pytest.approx([116, 272, 444], rel=0.02)
+    assert fmean(steps) * fmean(tokens) * CHARACTERS_A_TOKEN == pytest.approx(1210, rel=0.05)
+
+
+def test_math_has_the_lengths_that_were_measured_once_it_is_cut_as_those_were() -> None:
+    steps, tokens = lengths("math")
+    assert fmean(min(count * fmean(tokens) * CHARACTERS_A_TOKEN, 8600) for count in steps) == pytest.approx(4760, rel=0.02)
+    assert fmean(min(count, 8600 / 109) for count in steps) == pytest.approx(42.8, rel=0.03)
+    assert fmean(tokens) * CHARACTERS_A_TOKEN == pytest.approx(109, rel=0.02)
+    assert share(tokens, 0.5) * CHARACTERS_A_TOKEN == pytest.approx(71, rel=0.03)
+    assert log_sigma(tokens) == pytest.approx(1.0, abs=0.05)
+
+
+def test_aime_has_40_to_200_steps_of_the_measured_length() -> None:
+    steps, tokens = lengths("aime")
+    assert (share(steps, 0.1), share(steps, 0.9)) == (40, 200)
+    assert fmean(tokens) * CHARACTERS_A_TOKEN == pytest.approx(134, rel=0.02)
+    assert share(tokens, 0.5) * CHARACTERS_A_TOKEN == pytest.approx(104, rel=0.03)
+    assert log_sigma(tokens) == pytest.approx(0.98, abs=0.05)
+
+
+def test_quantiles_are_met_and_between_them_the_distribution_is_log_normal() -> None:
+    found = distribution({"p10": 5, "p50": 20, "p99.9": 300, "p100": 400}, MOST["steps"])
+    for part, value in ((0.1, 5), (0.5, 20), (0.999, 300)):
+        assert found.at(NormalDist().inv_cdf(part)) == pytest.approx(value)
+    assert found.at(8) == pytest.approx(400)
+    assert all(below <= above for below, above in pairwise(map(found.at, NORMALS)))
+    two = distribution({"p10": math.exp(3 - 1.2815515655 * 0.7), "p90": math.exp(3 + 1.2815515655 * 0.7)}, MOST["steps"])
+    normal = log_normal(math.exp(3 + 0.7**2 / 2), 0.7)
+    assert [two.at(z) for z in (-2, -0.3, 0, 1.7, 3)] == pytest.approx([normal.at(z) for z in (-2, -0.3, 0, 1.7, 3)])
+
+
+def test_without_bounds_no_length_is_below_1_or_above_the_most() -> None:
+    steep = distribution({"p49": 2, "p51": 5000}, MOST["steps"])
+    assert (steep.at(-7), steep.at(7)) == pytest.approx((1, MOST["steps"]))
+
+
+def test_samples_are_equally_likely() -> None:
+    found = distribution((64, 3, 4, 4), MOST["steps"])
+    assert [sum(found.at(normal) == value for normal in NORMALS) for value in (3, 4, 64)] == [500, 1000, 500]
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        ({}, "holds no lengths; give `steps`, `step_tokens` or both"),
+        ({"steps": []}, "`steps` is empty; give samples"),
+        ({"steps": [3, 0]}, "`steps` is 0 at place 2; expected a number from 1 to 10,000"),
+        ({"steps": [math.nan]}, "`steps` is nan at place 1; expected a number from 1 to 10,000"),
+        ({"step_tokens": {"p10": 1, "p50": math.inf}}, "`step_tokens` is inf at p50; expected a number from 1 to 100,000"),
+        ({"steps": {"p10": 3, "p9o": 3}}, "`steps` has the key `p9o`; quantiles are named p0 to p100"),
+        ({"steps": {"p10": 3, "p101": 3}}, "`steps` has the key `p101`; quantiles are named p0 to p100"),
+        ({"steps": {"p10": 3, "p10.0": 3}}, "`steps` has `p10` and `p10.0`, which are the same quantile; drop one"),
+        ({"steps": {"p10": 4, "p90": 3}}, "`steps` is 4 at p10 and 3 at p90; quantiles must not fall"),
+        ({"steps": {"p0": 1, "p50": 3, "p100": 9}}, "`steps` has fewer than two quantiles between p0 and p100"),
+    ],
+)
+def test_what_cannot_be_lengths_is_refused(text: dict[str, Any], what: str) -> None:
+    with pytest.raises(msgspec.ValidationError) as error:
+        msgspec.convert(text, SimLengthsSpec)
+    assert what in str(error.value)
+
+
+def test_one_length_has_one_source() -> None:
+    with pytest.raises(ValueError, match="`preset` and `lengths` both say how long thoughts are; drop one"):
+        SimTextSpec(preset="math", lengths="lengths.yaml")
+    with pytest.raises(ValueError, match="`preset` and `step_tokens_sigma` both give `step_tokens`; drop one, or set it to null"):
+        SimTextSpec(preset="math", step_tokens_sigma=0.6)
+    with pytest.raises(ValueError, match="`lengths` and `steps_mean` both give `steps`; drop one"):
+        SimTextSpec(lengths=SimLengthsSpec(steps=(3,)), steps_mean=12)
+    half = SimTextSpec(lengths=SimLengthsSpec(steps=(3,)), step_tokens_mean=50)
+    assert (half.steps_mean, half.step_tokens_mean, half.step_tokens_sigma) == (None, 50, 0.6)
+    assert SimTextSpec().distribution("steps") == log_normal(12, 0.5)
+
+
+def write(model: TextModel, prompt: list[int], seed: int, limit: int = 8192) -> tuple[int, ...]:
+    request = Request(request_id="r", prompt_ids=prompt, max_tokens=limit, temperature=1.0, seed=seed, stop=(DELIMITER,), stop_ids=(CLOSE,))
+    return model.write(request, tuple(prompt), limit)[0].ids
+
+
+@pytest.mark.parametrize("tokens", [1, SHORTEST_STEP, 5, 9, 10, 11, 12, 13, 14, 40])
+def test_a_step_has_exactly_the_tokens_that_were_drawn(tokens: int) -> None:
+    text = SimTextSpec(lengths=SimLengthsSpec(steps=(112,), step_tokens=(tokens,)), step_accuracy=0.9)
+    model, prompt, verdicts = TextModel("m", text), DIALECT.generation("How many?"), []
+    for step in range(1, 113):
+        state = model.read(tuple(prompt))
+        assert (state.done, state.total) == (step - 1, 112)
+        ids = write(model, prompt, step)
+        assert len(ids) == max(tokens, SHORTEST_STEP)
+        assert tuple(TOKENIZER.encode(TOKENIZER.decode(ids))) == ids
+        verdicts.append(" no" not in TOKENIZER.decode(ids))
+        prompt += ids
+    state = model.read(tuple(prompt))
+    assert (state.done, state.closed, state.all_right) == (112, True, all(verdicts))
+    assert True in verdicts
+    assert False in verdicts
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_all_steps_of_a_preset_have_drawn_lengths(preset: Preset) -> None:
+    """Of whole thoughts, which is where markers that were too long would show."""
+    text = SimTextSpec(preset=preset)
+    model, least = TextModel("m", text), SHORTEST_STEP
+    drawn: list[int] = []
+    for number in range(6):
+        prompt = DIALECT.generation(f"Problem {number}?")
+        steps = model.read(tuple(prompt)).total
+        request = Request(request_id="r", prompt_ids=prompt, max_tokens=40_000, temperature=1.0, seed=number, stop_ids=(CLOSE,))
+        [thought] = model.write(request, tuple(prompt), 40_000)
+        parts = thought.text.removesuffix(THINK_CLOSE).split(DELIMITER)
+        assert len(parts) == steps
+        drawn += [len(TOKENIZER.encode(part)) + 1 for part in parts]
+    assert min(drawn) >= least
+    assert fmean(drawn) == pytest.approx(fmean(lengths(preset)[1]), rel=5 * 1.2 / math.sqrt(len(drawn)))
+
+
+def test_engines_of_one_preset_agree_on_the_number_of_steps() -> None:
+    draft, target = (TextModel(name, SimTextSpec(preset="math")) for name in ("draft", "target"))
+    prompts = [tuple(DIALECT.generation(f"Problem {number}?")) for number in range(50)]
+    counts = [draft.read(prompt).total for prompt in prompts]
+    assert counts == [target.read(prompt).total for prompt in prompts]
+    assert len(set(counts)) > 20
+
+
+def test_engines_files_without_measured_lengths_write_what_they_always_wrote() -> None:
+    texts = []
+    for role, spec in load_engines(ROOT / "graphs/engines/sim-2xh100.yaml", engine_specs()).items():
+        model = TextModel(spec.model, spec.text)
+        for number in range(40):
+            prompt = DIALECT.generation(f"Problem {number}?")
+            texts.append((role, *write(model, prompt, number)))
+            prompt += texts[-1][1:]
+            texts.append((role, *write(model, prompt, number, limit=30)))
+    assert blake2b(repr(texts).encode(), digest_size=8).hexdigest() == "2a2b9a343efe5dcc"
+
+
+@pytest.mark.parametrize(("accuracy", "correlation"), [(0.5, 1 / 3), (0.8, 0.36), (0.97, 0.5), (0.2, 0.9), (0.9, 0.01)])
+def test_chances_have_the_mean_and_the_correlation(accuracy: float, correlation: float) -> None:
+    found = chances(accuracy, correlation)
+    assert fmean(found) == pytest.approx(accuracy, abs=0.002)
+    assert pvariance(found) / (accuracy * (1 - accuracy)) == pytest.approx(correlation, abs=0.005)
+    assert all(above >= below for above, below in pairwise(found))
+
+
+def right_together(correlation: float, accuracy: float, name: str = "d", steps: int = 600) -> list[int]:
+    """How many of five drafts of a first step are right, over many problems."""
+    text = SimTextSpec(difficulty="beta", step_accuracy=accuracy, step_correlation=correlation, step_tokens_mean=12, step_tokens_sigma=0)
+    model = TextModel(name, text)
+    found = []
+    for number in range(steps):
+        prompt = DIALECT.generation(f"Which is it? ({number})")
+        request = Request(request_id="r", prompt_ids=prompt, max_tokens=64, temperature=1.0, n=5, seed=number, stop=(DELIMITER,))
+        found.append(sum(" no" not in written.text for written in model.write(request, tuple(prompt), 64)))
+    return found
+
+
+def test_drafts_are_right_together_as_often_as_those_published_with_scot() -> None:
+    published = [92, 81, 63, 95, 81, 88]
+    found = right_together(0.36, 0.5)
+    assert [found.count(right) / len(found) for right in range(6)] == pytest.approx([count / 500 for count in published], abs=0.065)
+
+
+def test_a_step_that_is_hard_for_one_engine_is_hard_for_another() -> None:
+    worse, better = right_together(0.5, 0.5, steps=300), right_together(0.5, 0.8, "t", steps=300)
+    easy, hard = ([above for below, above in zip(worse, better, strict=True) if (below > 2) == easy] for easy in (True, False))
+    assert fmean(easy) > fmean(hard) + 1
+
+
+@pytest.mark.parametrize(("correlation", "found"), [(0.0, {1, 2, 3, 4}), (1.0, {0, 5})])
+def test_the_ends_of_the_correlation_are_no_special_case(correlation: float, found: set[int]) -> None:
+    counts = set(right_together(correlation, 0.5, steps=60))
+    assert counts == found if correlation else counts >= found
+
+
+def test_a_file_counts_from_the_folder_of_the_engines_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, elsewhere = tmp_path / "engines", tmp_path / "elsewhere"
+    folder.mkdir()
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    raw = msgspec.to_builtins(SIM) | {"text": {"lengths": "mine.yaml"}}
+    (folder / "engines.yaml").write_bytes(msgspec.json.encode({"target": raw}))
+    (elsewhere / "mine.yaml").write_text("steps: [7]\n")
+    assert the_steps(folder) == (7,)
+    (folder / "mine.yaml").write_text("steps: [3]\n")
+    assert the_steps(folder) == (3,)
+
+
+def the_steps(folder: Path) -> Any:
+    spec: Any = load_engines(folder / "engines.yaml", engine_specs())["target"]
+    return with_lengths("target", spec).text.lengths.steps
+
+
+def named(path: Path, **text: Any) -> Callable[[], Any]:
+    spec = msgspec.structs.replace(SIM, text=SimTextSpec(lengths=str(path), **text))
+    return lambda: with_lengths("draft", spec)
+
+
+def test_what_holds_no_lengths_is_named(tmp_path: Path) -> None:
+    (tmp_path / "bad.yaml").write_text("steps: [.nan]\n")
+    (tmp_path / "good.yaml").write_text("steps: [3]\n")
+    for path, what in {
+        "missing.yaml": "missing.yaml: cannot be read: no such file or directory",
+        "bad.yaml": "bad.yaml: $: `steps` is nan at place 1; expected a number from 1 to 10,000",
+        "": "run.json: cannot be read: no such file or directory; name a run folder",
+    }.items():
+        with pytest.raises(UsageError) as error:
+            named(tmp_path / path)()
+        assert str(error.value).startswith("engine 'draft': text.lengths: ")
+        assert what in str(error.value)
+    with pytest.raises(GraphError, match="`lengths` and `steps_mean` both give `steps`; drop one, or set it to null"):
+        named(tmp_path / "good.yaml", steps_mean=12.0)()
+
+
+@pytest.mark.parametrize("graph", ["target", "specreason"])
+def test_a_recorded_run_gives_the_lengths_of_its_thoughts(tmp_path: Path, graph: str) -> None:
+    """Written at once or step by step: steps are counted by their markers here."""
+    settings = ("engines.*.text.preset=gsm8k", "engines.*.text.step_accuracy=1")
+    result = solve(tmp_path, graph=graph, settings=settings, input=write_problems(tmp_path, 4))
+    texts: dict[str, str] = {}
+    for row in rows(result, "steps"):
+        texts[row["chain_id"]] = texts.get(row["chain_id"], "") + row["step_text"]
+    found = read_lengths(tmp_path / "run")
+    thoughts = [text.partition(THINK_CLOSE)[0].split(DELIMITER) for text in texts.values()]
+    assert found.steps == tuple(sorted(len(thought) for thought in thoughts))
+    tokens = sorted(len(TOKENIZER.encode(step)) + 1 for thought in thoughts for step in thought)
+    assert found.step_tokens == pytest.approx(tokens, rel=0.5)
+    assert fmean(found.step_tokens or ()) == pytest.approx(fmean(tokens), rel=0.01)
+
+
+def test_a_run_without_a_finished_thought_gives_none(tmp_path: Path) -> None:
+    solve(tmp_path, graph="specreason", settings=("max_steps=1", "engines.*.text.steps_sigma=0"))
+    with pytest.raises(InputError, match="has no chain whose thought was finished: there are no lengths to take"):
+        read_lengths(tmp_path / "run")
+
+
+def test_of_many_samples_the_mean_is_kept(tmp_path: Path) -> None:
+    result = solve(tmp_path, graph="target", settings=("engines.target.text.preset=aime", "token_budget=30720"))
+    found = read_lengths(tmp_path / "run")
+    assert len(found.step_tokens or ()) == KEPT
+    count = sum(found.steps or ())
+    tokens = sum(row["thought_tokens"] for row in rows(result, "chains"))
+    assert fmean(found.step_tokens or ()) * count == pytest.approx(tokens, rel=0.01)

@@ -1,0 +1,117 @@
+"""Loops that may be without speculation: which graphs have them, what the target writes there, and what is refused."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from pipeline.errors import GraphError
+from pipeline.graph.compiler import compile_graph
+from pipeline.graph.loader import load_graph
+from pipeline.graph.plan import Plan, RecordedPlan, decode_plan, encode_plan
+from pipeline.graph.plugins import engine_specs, stage_specs
+from pipeline.session.preflight import load_plan
+from tests.support.graphs import NAMES
+from tests.support.paths import ROOT, SIM
+
+LOOPS = ("speccot", "speccot-decode", "specreason", "specreason-decode", "likelihood")
+DRAFT = {"kind": "draft", "engine": "draft", "max_tokens": 100}
+CHOOSE = {"kind": "choose", "engine": "target", "after": "draft"}
+FALLBACK = {"kind": "generate", "engine": "target", "unit": "step", "max_tokens": 99, "temperature": 0.1, "when": "verify.rejected"}
+STEPS = {"draft": DRAFT, "verify": CHOOSE, "fallback": {**FALLBACK, "after": "verify"}}
+
+
+def plan(name: str, *settings: str) -> Plan:
+    return load_plan(ROOT / f"graphs/{name}.yaml", SIM, settings)
+
+
+def compiled(speculate: str = "auto", before: dict[str, Any] | None = None, after: dict[str, Any] | None = None, **loop: Any) -> Plan:
+    """A plan of a loop over `STEPS` with the stages `before` it and `after` it."""
+    repeat = {"kind": "repeat", "speculate": speculate, "until": {"token_budget": 500}, "stages": STEPS, "after": tuple(before or ())}
+    answer = {"kind": "answer", "engine": "target", "after": "reason"}
+    stages = {**(before or {}), "reason": {**repeat, **loop}, **({"answer": answer} if after is None else after)}
+    graph = load_graph({"name": "mine", "stages": stages}, stage_specs(), engine_specs(), engines=SIM)
+    return compile_graph(graph, "mine")
+
+
+def test_every_bundled_graph_with_a_loop_that_drafts_can_be_switched() -> None:
+    assert [name for name in NAMES if "speculate" in plan(name).params] == [name for name in NAMES if name in LOOPS]
+    assert {name: plan(name).speculate for name in NAMES} == {name: "always" if name in LOOPS else None for name in NAMES}
+
+
+@pytest.mark.parametrize("name", LOOPS)
+def test_never_is_the_plan_of_the_target_alone(name: str) -> None:
+    never, target = plan(name, "speculate=never"), plan("target")
+    assert (never.block, never.engines, never.speculate) == (target.block, target.engines, "never")
+
+
+@pytest.mark.parametrize("name", LOOPS)
+def test_always_is_what_it_was(name: str) -> None:
+    always, auto = plan(name), plan(name, "speculate=auto")
+    assert always.direct is None
+    names = [stage.name for stage in always.stages()]
+    assert [stage.name for stage in auto.stages()] == [*names[:-1], "response", "boundary", names[-1]]
+    assert list(auto.engines) == list(always.engines)
+
+
+def test_the_target_writes_on_as_its_fallback_does() -> None:
+    direct = compiled().direct
+    assert direct is not None
+    response, boundary = (msgspec.to_builtins(stage.spec) for stage in (direct.response, direct.boundary))
+    same = {"kind": "generate", "engine": "target", "temperature": 0.1, "top_p": 1.0, "after": (), "when": None, "first_steps": 0}
+    assert response == {**same, "unit": "response", "max_tokens": 500}
+    assert boundary == {**same, "unit": "step", "max_tokens": 99}
+    assert direct.guidance is None
+
+
+@pytest.mark.parametrize("speculate", ["always", "never", "auto"])
+def test_a_recorded_plan_is_read_back(speculate: str) -> None:
+    found = plan("speccot", f"speculate={speculate}")
+    recorded = msgspec.convert(msgspec.json.decode(msgspec.json.encode(encode_plan(found))), RecordedPlan)
+    assert decode_plan(recorded, stage_specs(), engine_specs()) == found
+
+
+def test_a_plan_of_an_earlier_version_says_nothing_of_it() -> None:
+    raw = {name: value for name, value in encode_plan(plan("speccot")).items() if name != "speculate"}
+    old = decode_plan(msgspec.convert(msgspec.json.decode(msgspec.json.encode(raw)), RecordedPlan), stage_specs(), engine_specs())
+    assert old.speculate is None
+    assert old.block == plan("speccot").block
+
+
+GUIDE = {"kind": "generate", "engine": "target", "unit": "tokens", "max_tokens": 8}
+MORE = {"kind": "generate", "engine": "target", "unit": "step", "max_tokens": 8, "after": "reason"}
+
+
+@pytest.mark.parametrize(
+    ("parts", "says"),
+    [
+        ({"speculate": "sometimes"}, "$.stages.reason.speculate: unknown value `sometimes`; known are `always`, `auto`, `never`"),
+        ({"speculate": False}, "$.stages.reason.speculate: unknown value `False`; known are `always`, `auto`, `never`"),
+        ({"until": {"max_steps": 9}}, "$.stages.reason.until: `speculate: auto` needs a `token_budget`"),
+        ({"until": {"max_steps": 9}, "speculate": "never"}, "$.stages.reason.until: `speculate: never` needs a `token_budget`"),
+        ({"stages": {"step": {**GUIDE, "unit": "step"}}}, "is of no use where nothing is drafted; drop it"),
+        ({"stages": {"draft": DRAFT, "verify": {**CHOOSE, "reject": False}}}, "needs a `generate` stage in the loop"),
+        ({"before": {"guide": GUIDE, "step": {**GUIDE, "unit": "step", "after": "guide"}}}, "this one also has `step`"),
+        ({"before": {"guide": GUIDE, "more": {**GUIDE, "after": "guide"}}}, "this one also has `more`"),
+        (
+            {"after": {"more": MORE, "answer": {"kind": "answer", "engine": "target", "after": "more"}}},
+            "needs a graph of a loop, at most one guidance before it, and an answer after it; this one also has `more`",
+        ),
+        ({"before": {"boundary": GUIDE}}, "adds a stage named `boundary`; give the one of that name another"),
+    ],
+)
+def test_a_graph_of_another_form_is_refused(parts: dict[str, Any], says: str) -> None:
+    with pytest.raises(GraphError, match=re.escape(says)):
+        compiled(**parts)
+
+
+def test_the_same_graph_may_always_speculate() -> None:
+    before = {"guide": GUIDE, "more": {**GUIDE, "after": "guide"}}
+    assert compiled("always", before, until={"max_steps": 9}).direct is None
+
+
+def test_the_folder_of_graphs_says_where() -> None:
+    with pytest.raises(GraphError, match=re.escape("speccot.yaml: ")):
+        load_plan(Path(ROOT / "graphs/speccot.yaml"), SIM, ("speculate=maybe",))

@@ -1,0 +1,51 @@
+"""Which tests share a process when the long ones run on several workers (`make test-long`).
+
+All tests of vLLM are one piece, so that its engines are started once and held by one worker alone; of the others each file is a piece,
+because the tests of some files stand on one another. The largest are begun first, so that the workers end at about the same time.
+"""
+
+import pytest
+from xdist.scheduler import LoadScopeScheduling
+from xdist.workermanage import WorkerController
+
+VLLM = "vllm"
+"""A word in the id of every test that is marked so."""
+LARGEST = [
+    VLLM,
+    "tests/test_readme.py",
+    "tests/engines/test_torch.py",
+    "tests/session/test_run_torch.py",
+    "tests/tools/test_drills.py",
+    "tests/cli/test_doctor.py",
+    "tests/rewards/test_score.py",
+    "tests/report/test_browser.py",
+]
+"""The pieces that are handed out first, in this order. A file that is not here is small."""
+
+
+class Packing(LoadScopeScheduling):
+    """Hands out pieces, the largest first."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return piece(nodeid)
+
+    def _assign_work_unit(self, node: WorkerController) -> None:
+        if large := [name for name in LARGEST if name in self.workqueue]:
+            self.workqueue.move_to_end(large[0], last=False)
+        super()._assign_work_unit(node)
+
+
+def piece(nodeid: str) -> str:
+    """The piece that a test belongs to."""
+    return VLLM if VLLM in nodeid else nodeid.partition("::")[0]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> Packing | None:
+    """Only for `--dist loadscope`: short tests are dealt out one by one."""
+    return Packing(config, log) if config.getvalue("dist") == "loadscope" else None
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    if item.get_closest_marker(VLLM) is not None and VLLM not in item.nodeid:
+        raise pytest.UsageError(f"{item.nodeid} is marked {VLLM}: its name, or that of its file, is to say so")

@@ -1,0 +1,127 @@
+"""Which systems a sweep compares, and what the target alone gets of their engines' memory and devices."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.engines.sim.spec import SimSpec
+from pipeline.engines.vllm.spec import VllmSpec
+from pipeline.errors import GraphError, UsageError
+from pipeline.sweep.plan import SweepOptions, System, parts, planned_points, together
+from pipeline.sweep.systems import all_virtual, opponents, read_systems
+
+ROOT = Path(__file__).parent.parent.parent
+SPECCOT = Path("speccot")
+
+
+def systems(*engines: str, **fields: Any) -> dict[str, System]:
+    given: dict[str, Any] = {"graphs": (SPECCOT,), "input": Path("p.csv"), "batch_sizes": (1, 8), "engines": tuple(map(Path, engines))}
+    return {system.label: system for system in read_systems(SweepOptions(**given | fields))}
+
+
+def cache_tokens(system: System) -> int:
+    target = system.engines["target"]
+    assert isinstance(target, SimSpec)
+    return target.kv_cache_tokens
+
+
+def test_the_target_alone_has_the_memory_of_the_draft_on_the_same_devices() -> None:
+    found = systems("sim-2xh100")
+    freed = 1.78e9 * 2 + 430_000 * 28_672  # the draft's weights and its cache
+    tokens = int(238_000 + freed / 262_144)
+    assert (cache_tokens(found["speccot"]), cache_tokens(found["target"])) == (238_000, tokens)
+    assert found["target"].widened == (f"engines.target.kv_cache_tokens={tokens}",)
+    assert list(found["target"].engines) == ["target"]
+    assert list(found["speccot"].engines) == ["target", "draft"]
+    sentence = f"target has the memory of the engines that it does not use: --set engines.target.kv_cache_tokens={tokens}"
+    assert opponents(list(found.values())) == [sentence]
+
+
+def test_what_the_user_sets_is_where_the_memory_is_added() -> None:
+    found = systems("sim-2xh100", settings=("engines.target.kv_cache_tokens=100000", "engines.draft.kv_cache_tokens=1000", "candidates=2"))
+    assert cache_tokens(found["speccot"]) == 100_000
+    assert cache_tokens(found["target"]) == int(100_000 + (1.78e9 * 2 + 1000 * 28_672) / 262_144)
+    assert found["speccot"].plan.params["candidates"] == 2
+
+
+@pytest.mark.parametrize("engines", ["sim-2xh100-own", "tiny", "sim-instant"])
+def test_where_nothing_is_shared_nothing_is_given_and_engines_need_not_be_started_anew(engines: str) -> None:
+    found = systems(engines)
+    assert found["target"].widened == ()
+    assert found["target"].engines == found["speccot"].engines
+
+
+def test_vllm_s_target_has_the_draft_s_share_of_the_gpu() -> None:
+    target = systems("qwq-r1_1.5b-1x80gb")["target"].engines["target"]
+    assert isinstance(target, VllmSpec)
+    assert target.gpu_memory_utilization == 0.94
+
+
+def test_the_gpu_with_least_to_give_decides(tmp_path: Path) -> None:
+    path = tmp_path / "uneven.yaml"
+    path.write_text(
+        "target: {backend: vllm, model: m, tensor_parallel_size: 2, gpu_memory_utilization: 0.5}\n"
+        "draft: {backend: vllm, model: m, devices: [1], gpu_memory_utilization: 0.25}\n"
+    )
+    assert systems(str(path))["target"].widened == ()
+    path.write_text(path.read_text().replace("[1]", "[0, 1], tensor_parallel_size: 2"))
+    assert systems(str(path))["target"].widened == ("engines.target.gpu_memory_utilization=0.75",)
+    path.write_text(path.read_text().replace("model: m", "model: m, kv_cache_gib: 4"))
+    assert systems(str(path))["target"].widened == ()
+
+
+def test_the_opponent_may_have_an_engines_file_of_its_own_with_the_memory_of_all_in_it() -> None:
+    found = systems("sim-2xh100-own", baseline_engines=Path("sim-2xh100"), settings=("engines.target.kv_cache_tokens=9000",))
+    assert list(found) == ["target on sim-2xh100", "speccot"]
+    assert cache_tokens(found["target on sim-2xh100"]) == cache_tokens(systems("sim-2xh100")["target"]) == 298_611
+    assert cache_tokens(found["speccot"]) == 9000
+
+
+def test_each_engines_file_has_an_opponent_of_its_own_unless_there_is_one_for_all() -> None:
+    names = ("sim-2xh100", "sim-2xh100-own")
+    found = systems(*names)
+    assert list(found) == [f"{graph} on {name}" for name in names for graph in ("target", "speccot")]
+    assert [system.placement for system in found.values()] == [name for name in names for _ in range(2)]
+    one = systems(*names, baseline_engines=Path("graphs/engines/sim-2xh100.yaml"))
+    assert [label for label, system in one.items() if system.baseline] == ["target on sim-2xh100"]
+
+
+def test_points_on_the_same_engines_follow_each_other() -> None:
+    found = list(systems("sim-2xh100").values())
+    given = SweepOptions(graphs=(SPECCOT,), input=Path("p.csv"), batch_sizes=(1, 8))
+    cut = [[point.coordinates.system for point in part] for part in parts(together(planned_points(found, given, 3)))]
+    assert cut == [["speccot"] * 2, ["target"] * 4, ["speccot"] * 4, ["target"] * 2]
+
+
+@pytest.mark.parametrize(
+    ("engines", "fields", "error", "message"),
+    [
+        (("sim-2xh100",), {"baseline_engines": Path("nothere")}, UsageError, "no engines file is named `nothere`"),
+        (("sim-2xh100", "nothere"), {}, UsageError, "no engines file is named `nothere`"),
+        (("sim-2xh100", "graphs/engines/sim-2xh100.yaml"), {}, UsageError, "--engines sim-2xh100: two engines files have this name"),
+        (("sim-2xh100",), {"settings": ("engines.draft.device.sharing=mps",)}, GraphError, "`h100-0[+]1` is described in two ways"),
+        (("sim-2xh100",), {"settings": ("engines.draft.device.sharing=mpx",)}, GraphError, "unknown value `mpx`; did you mean `mps`?"),
+        (("sim-2xh100",), {"settings": ("engines.draft.device.sharing_efficiency=2",)}, GraphError, "expected `float` <= 1.0, got 2"),
+    ],
+)
+def test_wrong_engines_are_refused_before_anything_starts(
+    engines: tuple[str, ...], fields: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        systems(*engines, **fields)
+
+
+def test_graphs_that_name_other_engines_are_refused_also_where_one_is_the_opponent(tmp_path: Path) -> None:
+    for name, engines in (("speccot", "sim-2xh100"), ("target", "sim-1xh200")):
+        text = (ROOT / f"graphs/{name}.yaml").read_text().replace("engines: engines/tiny.yaml", f"engines: {engines}")
+        (tmp_path / f"{name}.yaml").write_text(text)
+    with pytest.raises(GraphError, match="engine 'target' is not the one of the graphs before; give one for all with --engines"):
+        systems(graphs=(tmp_path / "speccot.yaml",))
+    found = systems(graphs=(tmp_path / "speccot.yaml",), baseline_engines=Path("sim-2xh100"))
+    assert list(found) == ["target on sim-2xh100", "speccot"]
+
+
+def test_simulated_and_real_engines_are_not_compared() -> None:
+    with pytest.raises(UsageError, match="speccot on sim-2xh100 would run on simulated time and the other systems not"):
+        all_virtual(list(systems("sim-2xh100", "tiny").values()))
