@@ -28,30 +28,19 @@ PER_TIME, PER_TIME_DIRECT = 0.1, 0.03
 ITERATIONS = 12
 """Iterations of the target that make an observation."""
 ROUNDS, LEAST = 24, 12
-<<<<<<< HEAD
-"""Fewest rounds that make an observation, and before which rounds are not judged at all."""
-SURE, VERY_SURE = 1.0, 2.5
-"""Standard deviations by which rounds must have taken too long before they count as losing: when a window ends, and before."""
-FIRST_LOOK_S, FIRST_SAMPLE_S = 0.02, 2.0
-"""Seconds until the target's tokens are first counted; where they cannot be, until a direct request is first interrupted to count its."""
-=======
 """Fewest rounds that make an observation, and before which (and before two of every chain) rounds are not judged at all."""
 SURE, VERY_SURE = 1.0, 2.5
 """Standard deviations by which rounds must have taken too long before they count as losing: when a window ends, and before."""
 FIRST_LOOK_S, FIRST_SAMPLE_S = 0.02, 2.0
 """Seconds until the target's tokens are first counted; where they cannot be, until a direct request is first interrupted."""
->>>>>>> adaptive
 VERDICTS = 4
 """Verdicts of a trial at which its acceptance is looked at first; then at twice as many."""
 LONGEST = 2.0
 """How many times as long as until now all live chains are expected to take at most."""
 JUDGED = 16
 """Rounds are judged so often while each of the speculating chains has one."""
-<<<<<<< HEAD
-=======
 TURN = 4
 """Steps that direct mode may write while chains that turn to rounds have their first one, for which both engines compute their contexts."""
->>>>>>> adaptive
 CHANGES = 500
 """Most entries of `Adaptive.changes`."""
 
@@ -192,11 +181,7 @@ class Adaptive:
         self._pass(now)
         if now >= self._tick:
             self._look(now)
-<<<<<<< HEAD
-        ending, self._ending = self._ending, []
-=======
         ending, self._ending = [order for order in self._ending if order in self._live], []
->>>>>>> adaptive
         return ending
 
     def wake(self) -> float:
@@ -381,11 +366,7 @@ class Adaptive:
         self._share, self._turning, self._settled = share, True, False
         self._due = max(4 * count, ROUNDS)
         self._before = self._before_squared = 0.0
-<<<<<<< HEAD
-        self._verdicts = VERDICTS
-=======
         self._verdicts = max(VERDICTS, count)
->>>>>>> adaptive
         self._assign(count)
         if share:
             self._restart(now)
@@ -414,20 +395,12 @@ class Adaptive:
         if not window.seconds["speculative"]:
             return
         step = max(window.tokens / window.rounds if window.rounds else 0.0, self._known.round.tokens)
-<<<<<<< HEAD
-        allowance = step * (running + 3 * math.sqrt(running))
-=======
         allowance = step * (running * (TURN if self._turning and self._share == 1 else 1) + 3 * math.sqrt(running))
->>>>>>> adaptive
         hopeless = (window.tokens + allowance) / window.seconds["speculative"] < self._direct_speed()
         if self.changes[-1].what == "probe":
             if hopeless or window.rounds >= self._speculating:
                 self._end_probe(now)
             return
-<<<<<<< HEAD
-        lost = self._lost(now)
-=======
->>>>>>> adaptive
         lost, trial = self._lost(now), step / self._direct_speed()
         net = (lost + self._stint) / self._chains
         if (
@@ -444,13 +417,9 @@ class Adaptive:
     def _rejected(self) -> bool:
         """Whether so many candidates are rejected that rounds are not expected to pay, long before the target has replaced them."""
         self._verdicts *= 2
-<<<<<<< HEAD
-        return self._best(self._known.acceptance(self._window)).gain < UNWORTHY
-=======
         known = self._known.acceptance(self._window)
         deviation = math.sqrt(known * (1 - known) / max(self._window.verdicts, 1))
         return self._best(min(known + deviation, 1.0)).gain < UNWORTHY
->>>>>>> adaptive
 
     def _turn(self, now: float) -> None:
         """A share is new: it is not judged before all chains have begun a round, and then by what follows."""
@@ -464,11 +433,7 @@ class Adaptive:
         window = self._window
         deviation = math.sqrt(window.excess_squared + self._before_squared)
         likely = lost + self._before
-<<<<<<< HEAD
-        if window.rounds >= LEAST and likely > VERY_SURE * deviation:
-=======
         if window.rounds >= max(LEAST, 2 * self._speculating) and likely > VERY_SURE * deviation:
->>>>>>> adaptive
             self._stop(now)
         elif window.rounds >= self._due:
             if 0 < likely < SURE * deviation:  # by chance, perhaps
@@ -487,18 +452,10 @@ class Adaptive:
         self._learn(now)
         self._unsure = PROBED_SPREAD + PER_PROBED * math.log(len(self._live) / self._speculating) if self._speculating else PROBED_SPREAD
         choice = self._best()
-<<<<<<< HEAD
-        share, gain, rate = choice.share, choice.gain, choice.rate
-        if gain * math.exp(-self._unsure) > 1:
-            self._switch(share, "speculate", now, rate)
-        else:
-            self._switch(0.0, "probed", now, rate)
-=======
         if choice.gain * math.exp(-self._unsure) > 1:
             self._switch(choice.share, "speculate", now, choice.rate)
         else:
             self._switch(0.0, "probed", now, choice.rate)
->>>>>>> adaptive
 
     def _go_on(self, now: float) -> None:
         """A window ended well: learn from it, see whether another share would be better, and whether direct mode is still known."""
@@ -527,11 +484,7 @@ class Adaptive:
         self._stint += self._lost(now)
         if span <= 0:
             return
-<<<<<<< HEAD
-        if not window.rounds:
-=======
         if not window.rounds or (lost and self._turning):
->>>>>>> adaptive
             known.learn_from_nothing(window, self._best().gain)
         elif self.changes[-1].what == "probe":
             known.learn_from_probe(window, self._chains, context, span, self._direct_in(window))

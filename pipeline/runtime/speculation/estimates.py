@@ -22,12 +22,8 @@ DRAFT = 0.25
 INTERFERENCE = 0.5
 """The same of `CostModel.interference`."""
 UNWORTHY = 0.9
-<<<<<<< HEAD
-"""The gain that is expected, at most, where no round ended in a time in which direct mode writes more than a step."""
-=======
 """The gain below which a trial is given up for its verdicts, and that is expected at most after a trial that showed no more than that it
 loses."""
->>>>>>> adaptive
 LOST = 0.5
 """Least weight of a window that ended because it lost."""
 ASSUMED, MEMORY = 3, 64
@@ -108,11 +104,7 @@ class Estimates:
         return window.acceptance(self.round.acceptance, self._verdicts)
 
     def learn_from_nothing(self, window: Window, gain: float) -> None:
-<<<<<<< HEAD
-        """No round ended, though a gain of `gain` was expected: rounds are slower, who knows how much."""
-=======
         """Rounds lost before all chains had one, though a gain of `gain` was expected: they are slower, who knows how much."""
->>>>>>> adaptive
         self._learn_acceptance(window, self.acceptance(window))
         if gain > UNWORTHY:
             self._ratio *= UNWORTHY / gain
@@ -121,17 +113,11 @@ class Estimates:
     def learn_from_probe(self, window: Window, chains: int, context: float, span: float, direct: float) -> None:
         """Few chains had rounds in `span` seconds: how much slower the others were shows the interference.
 
-<<<<<<< HEAD
-        `direct` are the tokens a second of a direct chain, 0 where nobody knows.
-        """
-        acceptance, self.round = self.acceptance(window), window.round(self.round)
-=======
         `direct` are the tokens a second of a direct chain, 0 where nobody knows. Lengths are not learnt: the first verification of a
         chain computes all of its context, and a few steps show no mean.
         """
         before, acceptance = self.round, self.acceptance(window)
         self.round = window.round(before)
->>>>>>> adaptive
         few, others = _loads(window, span)
 
         def speed(model: CostModel) -> float:
@@ -140,13 +126,9 @@ class Estimates:
         if direct:
             self._fit_interference(window, chains, context, span, speed)
         self._fit_draft(window, chains, context, span)
-<<<<<<< HEAD
-        self._ratio = window.tokens / window.round_s / self.model(chains).speeds(few, others, context, self.round).speculative
-=======
         observed = window.tokens / window.round_s / self.model(chains).speeds(few, others, context, self.round).speculative
         self._ratio *= (observed / self._ratio) ** (window.rounds / (window.rounds + ASSUMED))
         self.round = structs.replace(before, candidates=self.round.candidates)
->>>>>>> adaptive
         self._learn_acceptance(window, acceptance)
 
     def learn_from_share(self, window: Window, chains: int, context: float, span: float, share: float, rate: float, lost: bool) -> None:

@@ -24,10 +24,7 @@ class Window:
         """Written by the target in answer to requests that were not direct."""
         self.draft_s = self.drafted = self.verified = 0.0
         self.drafts = self.candidates = self.judges = 0
-<<<<<<< HEAD
-=======
         self._last_judged, self._last_judges = start, 0
->>>>>>> adaptive
 
     def wrote(self, tokens: int, accepted: bool, seconds: float, direct_speed: float) -> None:
         """A round of so many seconds committed so many tokens, which direct mode writes at `direct_speed` tokens a second."""
@@ -52,11 +49,8 @@ class Window:
             self.other_tokens += call.output_tokens
             if call.purpose == "judge":
                 self.judges += 1
-<<<<<<< HEAD
-=======
                 self._last_judges = self._last_judges + 1 if call.end == self._last_judged else 1
                 self._last_judged = call.end
->>>>>>> adaptive
                 self.verified += call.input_tokens - call.cached_input_tokens
 
     def round(self, before: Round) -> Round:
@@ -71,16 +65,11 @@ class Window:
 
     @property
     def verdicts(self) -> int:
-<<<<<<< HEAD
-        """Rounds whose candidates were judged; after a rejection the step itself may still be under way."""
-        return min(self.judges, self.drafts)
-=======
         """Rounds whose candidates were judged; after a rejection the step itself may still be under way.
 
         Those of the last moment do not count yet: their chains may still be about to commit what was accepted.
         """
         return min(self.judges - self._last_judges, self.drafts)
->>>>>>> adaptive
 
     def acceptance(self, before: float, weight: float) -> float:
         """The share of accepted rounds, where it was taken to be `before`, with the `weight` of so many verdicts."""
