@@ -65,6 +65,7 @@ def test_statistics_follow_completions_and_cancelled_requests_are_gone() -> None
     async def talk(engine: Engine) -> None:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(engine.generate, asked(max_tokens=1 << 30))
+            await anyio.wait_all_tasks_blocked()
             await engine.generate(asked())
             assert engine.statistics().running == 1
             tasks.cancel_scope.cancel()
