@@ -50,7 +50,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 @pytest.mark.slow
 def test_the_rates_that_made_a_run_are_found_again(recorded: list[Path]) -> None:
-    found = calibrate(recorded, most=250)
+    found = calibrate(recorded, most=1000)
     assert list(found.fits) == [TRUE.name]
     fit = found.fits[TRUE.name]
     for name in ("flops_per_s", "bytes_per_s", "overhead_s"):
