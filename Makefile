@@ -31,8 +31,10 @@ check: .venv/ready
 # All else, with vLLM: `tests/support/packing.py` says what shares a worker.
 test: .venv/vllm check test-long
 
+# What failed beside the others is run once more alone: real processes have time limits that a busy machine may exceed. Both are printed.
 test-long: .venv/ready
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadscope -m "$(LONG)"
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadscope -m "$(LONG)" || \
+	  $(BIN)/python -m pytest --last-failed --last-failed-no-failures none -m "$(LONG)"
 
 lint: .venv/ready
 	$(BIN)/ruff check .
