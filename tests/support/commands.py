@@ -48,7 +48,7 @@ def begun(*arguments: str | Path, chains: int | None) -> Iterator[subprocess.Pop
     assert process.stderr is not None
     try:
         if chains is not None:
-            assert f" {chains} chains" in process.stderr.readline()
+            assert any(f" {chains} chains" in line for line in process.stderr)  # notices may come before it
         yield process
     finally:
         process.kill()
