@@ -2,7 +2,7 @@
 
     python bench/frontier.py [--only sim] [--as-is]
 
-The map is SIMULATED: machines x lengths of thoughts x batch sizes, each cell the target alone, every static system and `auto`. The other
+The map is SIMULATED: machines x lengths of thoughts x batch sizes, each cell the target alone, SpecReason with `always`, and `auto`. The other
 setups are measured: the bundled pair and an inflated target on the torch engine, and vLLM's CPU engine, repeats interleaved. Each
 sweep goes to build/frontier/NAME and goes on there when it is started again, so that points that are finished are not run twice. Writes
 bench/frontier.md and its pictures (they need Chromium, which kaleido drives), and bench/results/frontier.json.
@@ -33,8 +33,8 @@ ROOT = Path(__file__).parent.parent
 BUILD = ROOT / "build/frontier"
 MACHINES = ("sim-2xh100", "sim-2xh100-mps", "sim-1xh200", "sim-1xh200-mps", "sim-2xa6000", "sim-2xa6000-mps")
 LENGTHS = ("gsm8k", "math", "aime")
-SIZES = {32: (1, 2, 4, 8), 128: (16, 32, 64), 512: (128, 256)}
-"""Batch sizes by the number of problems that they are measured with: enough for a middle part at each of them."""
+SIZES = {16: (1, 2, 4), 64: (8, 16, 32), 384: (64, 128, 256)}
+"""Batch sizes by the number of problems that they are measured with."""
 ROOMY = ("token_budget=30720", "max_steps=1000")
 """Settings under which hardly any thought of the three lengths is cut."""
 MEASURED_SIZES = (1, 8, 32, 128)
@@ -99,7 +99,7 @@ def simulated_setups() -> Iterator[Setup]:
             name=f"{machine}-{lengths}-{problems}",
             machine=machine,
             lengths=lengths,
-            graphs=("specreason", "speccot"),
+            graphs=("specreason",),
             batch_sizes=sizes,
             problems=problems,
             engines=ROOT / f"graphs/engines/{machine}.yaml",
@@ -279,7 +279,7 @@ def picture(cells_of: Sequence[Cell], name: str) -> str:
     return f"![{name}: throughput over the target alone](frontier/{path.name})"
 
 
-def write(found: Sequence[Cell], recording: Recording, seconds: dict[str, float]) -> None:
+def write(found: Sequence[Cell], recording: Recording) -> None:
     """bench/frontier.md and the cells as JSON."""
     parts = [
         "# Where speculation pays, and whether `auto` knows",
@@ -291,7 +291,7 @@ def write(found: Sequence[Cell], recording: Recording, seconds: dict[str, float]
         here = [cell for cell in found if cell.machine == machine]
         kind = "simulated" if here[0].simulated else "measured"
         parts += [section(here, f"{machine}: {kind}"), picture(here, machine)]
-    results = {"bench": "frontier", "verdict": list(verdict(found)), "cells": [structs.asdict(cell) for cell in found], "seconds": seconds}
+    results = {"bench": "frontier", "verdict": list(verdict(found)), "cells": [structs.asdict(cell) for cell in found]}
     recording.write(ROOT / "bench/results/frontier.json", results, "\n\n".join(parts) + "\n")
 
 
@@ -310,7 +310,7 @@ def main(repeats: int, as_is: bool, only: tuple[str, ...]) -> None:
             continue
         found += cells(setup, read_points(points) if as_is else run_sweep(setup, 1 if setup.simulated else repeats))
     if not only:
-        write(found, recording, {})
+        write(found, recording)
 
 
 if __name__ == "__main__":
