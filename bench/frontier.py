@@ -2,8 +2,8 @@
 
     python bench/frontier.py [--only sim] [--as-is]
 
-The map is SIMULATED: machines x lengths of thoughts x batch sizes, each cell the target alone, SpecReason with `always`, and `auto`. The other
-setups are measured: the bundled pair and an inflated target on the torch engine, and vLLM's CPU engine, repeats interleaved. Each
+The map is SIMULATED: machines x lengths of thoughts x batch sizes, each cell the target alone, SpecReason with `always`, and `auto`. The
+other setups are measured: the bundled pair and an inflated target on the torch engine, and vLLM's CPU engine, repeats interleaved. Each
 sweep goes to build/frontier/NAME and goes on there when it is started again, so that points that are finished are not run twice. Writes
 bench/frontier.md and its pictures (they need Chromium, which kaleido drives), and bench/results/frontier.json.
 """
