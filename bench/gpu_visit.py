@@ -28,6 +28,7 @@ import click
 
 ROOT = Path(__file__).parent.parent
 HOME, RESULTS = ROOT / "build/gpu_visit", ROOT / "bench/results"
+COMMAND = (sys.executable, "-c", "from pipeline.cli.main import main; main()")
 PYTHONS = ("3.11", "3.12", "3.13")
 """Versions of Python that the machine may have."""
 CARRIED = (
@@ -198,7 +199,7 @@ def runs(limit: int) -> None:
 
 def _pipeline(*arguments: str) -> dict[str, Any]:
     """What a command of the program printed as JSON."""
-    done = subprocess.run([sys.executable, "-m", "pipeline", *arguments], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    done = subprocess.run([*COMMAND, *arguments], cwd=ROOT, stdout=subprocess.PIPE, text=True)
     if done.returncode:
         raise click.ClickException(f"pipeline {arguments[0]} ended with {done.returncode}")
     return dict(json.loads(done.stdout))
@@ -328,9 +329,9 @@ def cells(tiny: bool, batch_sizes: str, tokens: int) -> None:
     out = HOME / f"map{'-tiny' if tiny else ''}"
     shutil.rmtree(out, ignore_errors=True)
     settings = [word for each in (f"token_budget={tokens}", "step_tokens=50", "answer_tokens=8", "threshold=4") for word in ("--set", each)]
-    command = ["sweep", "graphs/specreason.yaml", "--engines", str(engines), "--batch-sizes", batch_sizes, "--repeats", "1", *settings]
+    command = ["sweep", "graphs/specreason.yaml", "--engines", str(engines), "--batch-size", batch_sizes, "--repeats", "1", *settings]
     command += ["--vary", "speculate=always,auto", "--input", "datasets/arith/test.parquet", "--limit", str(2 * seqs), "--output", str(out)]
-    done = subprocess.run([sys.executable, "-m", "pipeline", *command], cwd=ROOT)
+    done = subprocess.run([*COMMAND, *command], cwd=ROOT)
     points = _points(out / "points.parquet")
     write("map", {"tokens": tokens, "exit_code": done.returncode, "points": points})
 
