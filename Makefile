@@ -11,9 +11,9 @@ MISFITS := torchvision torchaudio torchcodec
 comma := ,
 BIN := .venv/bin
 LONG := slow or torch or vllm or browser
-WORKERS ?= 2
+WORKERS ?= 3
 
-.PHONY: run check test test-long lint bench-quick figures-check vllm clean
+.PHONY: run check test lint bench-quick figures-check vllm clean
 
 run: .venv/ready
 	$(BIN)/pipeline run graphs/speccot.yaml --input datasets/arith/test.parquet
@@ -28,13 +28,17 @@ check: .venv/ready
 	wait $$types; types=$$?; cat build/mypy.txt; exit $$((tests || types))
 	@$(BIN)/python bench/figures.py --stale
 
-# All else, with vLLM: `tests/support/packing.py` says what shares a worker.
-test: .venv/vllm check test-long
-
+# All tests, with vLLM: `tests/support/packing.py` says what shares a worker. There is one more than cores, as many tests wait for time limits.
 # What failed beside the others is run once more alone: real processes have time limits that a busy machine may exceed. Both are printed.
-test-long: .venv/ready
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadscope -m "$(LONG)" || \
-	  $(BIN)/python -m pytest --last-failed --last-failed-no-failures none -m "$(LONG)"
+test: .venv/vllm
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	@mkdir -p build
+	@$(BIN)/mypy > build/mypy.txt 2>&1 & types=$$!; \
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadscope || \
+	$(BIN)/python -m pytest --last-failed --last-failed-no-failures none; tests=$$?; \
+	wait $$types; types=$$?; cat build/mypy.txt; exit $$((tests || types))
+	@$(BIN)/python bench/figures.py --stale
 
 lint: .venv/ready
 	$(BIN)/ruff check .

@@ -15,6 +15,7 @@ from typing import NoReturn
 import click
 
 from pipeline.cli.terminal.defects import sentence_of
+from pipeline.cli.terminal.interrupts import ignore_interrupts, keep_interrupts
 from pipeline.cli.terminal.limits import TO_RUN, TO_START, fit_address_space
 from pipeline.cli.terminal.streams import discard_stdout, guard_streams
 from pipeline.errors import Interrupted, OutOfMemory, PipelineError, RunError, is_interrupt, is_out_of_memory, reason
@@ -104,9 +105,11 @@ def cli() -> None:
 
 def main() -> None:
     """The entry point of the console script: run the command that `sys.argv` names and exit with its code."""
+    keep_interrupts()
     guard_streams()
     try:
         code = run_command(sys.argv[1:])
+        ignore_interrupts()
     except Exception as error:
         if "--debug" in sys.argv:
             raise
@@ -126,7 +129,7 @@ def run_command(arguments: Sequence[str]) -> int:
         return cli(list(arguments), standalone_mode=False) or 0
     except SystemExit as ending:
         return int(ending.code or 0)
-    except (click.exceptions.Abort, Interrupted):
+    except (click.exceptions.Abort, Interrupted, KeyboardInterrupt):
         return 130
     except BaseExceptionGroup as group:  # a task group raises what came as it ended
         if not is_interrupt(group):

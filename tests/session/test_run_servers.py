@@ -43,9 +43,9 @@ class Moody:
 
 @pytest.mark.slow
 def test_a_server_that_is_busy_or_broken_now_and_then_loses_nothing(tmp_path: Path, small: small_server.SmallServer) -> None:
-    calm = solve_with(servers_file(tmp_path, model="tiny", **both(small)), tmp_path / "calm", limit=4)
+    calm = solve_with(servers_file(tmp_path, model="tiny", **both(small)), tmp_path / "calm", limit=2)
     small.always = Moody()
-    result = solve_with(servers_file(tmp_path, model="tiny", **both(small)), tmp_path / "moody", limit=4)
+    result = solve_with(servers_file(tmp_path, model="tiny", **both(small)), tmp_path / "moody", limit=2)
     assert (calm.exit_code, result.exit_code) == (0, 0)
     rows = calls_of(tmp_path / "moody")
     assert {row["error_message"].partition("answered ")[2][:3] for row in rows if row["error_type"]} == {"429", "500"}
@@ -74,13 +74,13 @@ def test_a_server_that_never_answers_meets_timeout_s(tmp_path: Path, small: smal
 
 @pytest.mark.slow
 def test_a_run_that_is_suspended_for_longer_than_timeout_s_goes_on(tmp_path: Path, small: small_server.SmallServer) -> None:
-    small.always = small_server.late(1.0)
-    engines = servers_file(tmp_path, model="tiny", more=", timeout_s: 6, max_retries: 0", **both(small))
+    small.always = small_server.late(0.5)
+    engines = servers_file(tmp_path, model="tiny", more=", timeout_s: 3, max_retries: 0", **both(small))
     limits = ["--engines", str(engines), "--limit", "4", "--set", "max_steps=1"]
     with running(tmp_path / "out", *limits, chains=4) as process:
         small.wait_for(lambda seen: small.bodies[-1]["max_tokens"] > 1)
         os.kill(process.pid, signal.SIGSTOP)
-        Event().wait(7.0)
+        Event().wait(4.0)
         os.kill(process.pid, signal.SIGCONT)
         _, error = process.communicate(timeout=HANGS_S)
     assert process.returncode == 0, error

@@ -1,4 +1,4 @@
-"""Which tests share a process when the long ones run on several workers (`make test-long`).
+"""Which tests share a process when all run on several workers (`make test`).
 
 All tests of vLLM are one piece, so that its engines are started once and held by one worker alone; of the others each file is a piece,
 because the tests of some files stand on one another. The largest are begun first, so that the workers end at about the same time.
@@ -12,13 +12,17 @@ VLLM = "vllm"
 """A word in the id of every test that is marked so."""
 LARGEST = [
     VLLM,
-    "tests/test_readme.py",
-    "tests/engines/test_torch.py",
     "tests/session/test_run_torch.py",
+    "tests/session/test_run_replicas.py",
     "tests/tools/test_drills.py",
-    "tests/cli/test_doctor.py",
-    "tests/rewards/test_score.py",
+    "tests/test_readme.py",
     "tests/report/test_browser.py",
+    "tests/engines/test_torch.py",
+    "tests/session/test_run_servers.py",
+    "tests/trace/test_odd_runs.py",
+    "tests/cli/test_doctor.py",
+    "tests/session/test_resume_faults.py",
+    "tests/grading/test_grader.py",
 ]
 """The pieces that are handed out first, in this order. A file that is not here is small."""
 
@@ -42,7 +46,7 @@ def piece(nodeid: str) -> str:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> Packing | None:
-    """Only for `--dist loadscope`: short tests are dealt out one by one."""
+    """Only for `--dist loadscope`; `make check` deals out its short tests one by one."""
     return Packing(config, log) if config.getvalue("dist") == "loadscope" else None
 
 

@@ -56,7 +56,7 @@ def test_a_run_that_is_hit_again_and_again(
 
 @pytest.mark.torch
 def test_a_run_on_real_models_that_is_killed(tmp_path: Path, luck: random.Random) -> None:
-    toll = signals.killed(grounds.torch(tmp_path, 12), tmp_path / "struck", 1, luck, 2.0)
+    toll = signals.killed(grounds.torch(tmp_path, 12, "target"), tmp_path / "struck", 1, luck, 2.0)
     assert toll.faults == 1
     assert (toll.lost, toll.doubled, toll.torn, toll.failed, toll.tracebacks, toll.wrong_ends) == (0, 0, 0, 0, 0, 0)
     assert (toll.changed or 0) <= 1  # other batches round differently

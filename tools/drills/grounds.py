@@ -40,9 +40,9 @@ def varying(folder: Path, rows: int, graph: str = "speccot") -> Ground:
     return Ground(engines=VARYING, begin=(*_given(_problems(folder, rows), graph), "--engines", str(engines)), chains=ids(rows))
 
 
-def torch(folder: Path, rows: int) -> Ground:
+def torch(folder: Path, rows: int, graph: str = "speccot") -> Ground:
     """The bundled models, and a run that nothing disturbed."""
-    ground = compared(TORCH, (*_given(ARITH, "speccot"), "--limit", str(rows)), frozenset(), folder / "whole-torch")
+    ground = compared(TORCH, (*_given(ARITH, graph), "--limit", str(rows)), frozenset(), folder / "whole-torch")
     return structs.replace(ground, chains=frozenset(over(folder / "whole-torch")))
 
 

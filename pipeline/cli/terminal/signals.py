@@ -4,13 +4,16 @@ A signal that was ignored when the program started stays ignored, as POSIX wants
 interactive ignores SIGINT in what it starts in the background.
 """
 
+import asyncio
 import signal
-from collections.abc import AsyncIterator, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
 
 import anyio
 
 from pipeline.cli.main import print_notice
+from pipeline.cli.terminal.interrupts import keep, kept
 from pipeline.session.stop import Stop
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -21,13 +24,14 @@ DRAINING = f"interrupted: live chains get {DRAIN_S:g} s to end; interrupt again 
 
 @contextmanager
 def restored_handlers() -> Iterator[None]:
-    """Restore the handlers of `STOP_SIGNALS` at the end."""
+    """Restore the handlers of `STOP_SIGNALS` at the end, when no run listens any more."""
     handlers = {number: signal.getsignal(number) for number in STOP_SIGNALS}
     try:
         yield
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
+        kept.clear()
 
 
 async def stop_on_signal(stop: Stop, *, task_status: anyio.abc.TaskStatus[None]) -> None:
@@ -36,33 +40,43 @@ async def stop_on_signal(stop: Stop, *, task_status: anyio.abc.TaskStatus[None])
     An `attend` task of `session.run`: it is cancelled when the run is over.
     """
 
-    with _received() as signals:
+    with _received() as next_signal:
         task_status.started()
-        await anext(signals)
+        await next_signal()
         if stop.drain():
             print_notice(DRAINING)
             with anyio.move_on_after(DRAIN_S):
-                await anext(signals)
+                await next_signal()
     _abort(stop)
 
 
 async def stop_at_first_signal(stop: Stop, *, task_status: anyio.abc.TaskStatus[None]) -> None:
     """Abort the run at the first signal: for a sweep, which repeats an interrupted point from its start anyway."""
-    with _received() as signals:
+    with _received() as next_signal:
         task_status.started()
-        await anext(signals)
+        await next_signal()
     _abort(stop)
 
 
-def _received() -> AbstractContextManager[AsyncIterator[signal.Signals]]:
-    """Those of `STOP_SIGNALS` that come and were not ignored before; nothing where all of them were."""
+@contextmanager
+def _received() -> Iterator[Callable[[], Awaitable[signal.Signals]]]:
+    """A function that waits for the next of `STOP_SIGNALS` that were not ignored before. After the body they are kept for the next run."""
     heeded = [number for number in STOP_SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
-    return anyio.open_signal_receiver(*heeded) if heeded else nullcontext(_nothing())
+    loop, signals = asyncio.get_running_loop(), asyncio.Queue[signal.Signals]()
 
+    def receive(number: int, frame: FrameType | None) -> None:
+        loop.call_soon_threadsafe(signals.put_nowait, signal.Signals(number))
 
-async def _nothing() -> AsyncIterator[signal.Signals]:
-    await anyio.sleep_forever()
-    yield signal.SIGTERM  # never
+    for number in kept:
+        signals.put_nowait(number)
+    kept.clear()
+    for number in heeded:
+        signal.signal(number, receive)
+    try:
+        yield signals.get
+    finally:
+        for number in heeded:
+            signal.signal(number, keep)
 
 
 def _abort(stop: Stop) -> None:
