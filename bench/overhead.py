@@ -8,8 +8,10 @@ bench/results/overhead.json.
 """
 
 import gc
+import os
 import resource
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -148,6 +150,8 @@ def measure(engines: dict[str, Instant], live: int, repeats: int) -> Iterator[di
 @click.option("--output", type=click.Path(path_type=Path), default=ROOT / "bench/results/overhead.json")
 def main(live: str, repeats: int, output: Path) -> None:
     """Print the cost per call."""
+    if (pool := "ARROW_DEFAULT_MEMORY_POOL") not in os.environ:  # as `pipeline run` has it, which Arrow reads as it is imported
+        os.execve(sys.executable, [sys.executable, *sys.argv], os.environ | {pool: "system"})
     recording = begin(__file__)
     tokenizer = HFTokenizer(str(ROOT / "pipeline/models/tiny-target"))
     engines = {role: Instant(role, tokenizer) for role in ("draft", "target")}

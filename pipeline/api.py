@@ -152,6 +152,7 @@ def solve(
     seed: int = 0,
     columns: Mapping[str, str] | None = None,
     modes: str | Path | None = None,
+    calibration: str | Path | None = None,
     output: str | Path | None = None,
     resume: bool = False,
     trace: bool = False,
@@ -169,6 +170,7 @@ def solve(
     samples: attempts at every problem. limit: only the first problems. seed: every random number derives from it.
     columns: the names of columns in `problems` by ours: `{"problem": "question"}`.
     modes: a finished run with `speculate: auto`, in whose modes the steps of this one are written (`pipeline run --modes`).
+    calibration: with `speculate: auto`, a file that `pipeline calibrate` wrote, with whose costs the controller begins.
     output: the run folder to write, as `pipeline run --output` does; without it nothing is written to disk. resume: go on with
         the run in that folder, if there is one.
     trace: keep the rows of steps and calls in memory too, where there is no run folder.
@@ -176,7 +178,7 @@ def solve(
     Raises `UsageError` before an engine starts where an argument is wrong, `RunError` where no chain could start, and
     `Unfinished`, which holds what was finished, where the run could not go on.
     """
-    options = _options(batch_size, schedule, admission, order, samples, limit, seed, columns, modes, output, resume)
+    options = _options(batch_size, schedule, admission, order, samples, limit, seed, columns, modes, calibration, output, resume)
     kept = _MemorySink(trace=trace)
     with _prepared(graph, problems, engines, params, options) as job:
         if job.ready is None:
@@ -207,6 +209,7 @@ async def solve_async(
     seed: int = 0,
     columns: Mapping[str, str] | None = None,
     modes: str | Path | None = None,
+    calibration: str | Path | None = None,
     output: str | Path | None = None,
     resume: bool = False,
 ) -> AsyncIterator[ChainRow]:
@@ -218,7 +221,7 @@ async def solve_async(
     are called in the running event loop; others run in a thread of their own. Raises as `solve` does before
     the first chain, and at the end the `RunError` that kept the run from its own. Of a resumed run only new chains are given.
     """
-    options = _options(batch_size, schedule, admission, order, samples, limit, seed, columns, modes, output, resume)
+    options = _options(batch_size, schedule, admission, order, samples, limit, seed, columns, modes, calibration, output, resume)
     opened = _opened(engines) is not None
     if opened and not on_asyncio():
         raise UsageError("engines: open engines are called in the running event loop, which has to be asyncio's; elsewhere give specs")
@@ -285,6 +288,7 @@ def _options(
     seed: int,
     columns: Mapping[str, str] | None,
     modes: str | Path | None,
+    calibration: str | Path | None,
     output: str | Path | None,
     resume: bool,
 ) -> dict[str, Any]:
@@ -301,6 +305,7 @@ def _options(
         "seed": seed,
         "columns": dict(columns or {}),
         "modes": None if modes is None else str(modes),
+        "calibration": None if calibration is None else Path(calibration),
         "output": None if output is None else Path(output),
         "resume": resume,
     }

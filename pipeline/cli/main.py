@@ -16,7 +16,7 @@ import click
 
 from pipeline.cli.terminal.defects import sentence_of
 from pipeline.cli.terminal.interrupts import ignore_interrupts, keep_interrupts
-from pipeline.cli.terminal.limits import TO_RUN, TO_START, fit_address_space
+from pipeline.cli.terminal.limits import TO_RUN, TO_START, fit_address_space, let_arrow_return_memory
 from pipeline.cli.terminal.streams import discard_stdout, guard_streams
 from pipeline.errors import Interrupted, OutOfMemory, PipelineError, RunError, is_interrupt, is_out_of_memory, reason
 from pipeline.redaction import redact
@@ -55,6 +55,8 @@ class Commands(click.Group):
         if name not in COMMANDS:
             return None
         fit_address_space(TO_START if name in ("check", "data", "doctor", "graph") else TO_RUN)
+        if name in ("run", "resume", "sweep"):
+            let_arrow_return_memory()
         module, _ = COMMANDS[name]
         command: click.Command = getattr(import_module(f"pipeline.cli.{module}"), name)
         return command

@@ -41,6 +41,7 @@ def _column(ctx: click.Context, param: click.Parameter, values: tuple[str, ...])
 
 
 ORDER_HELP = "input, longest (long problems first; holds them all in memory) or longest:RUN (by the thoughts of an earlier run)."
+CALIBRATION_HELP = "With speculate=auto: costs to begin with, as `pipeline calibrate` wrote them."
 column_option = click.option(
     "--column",
     "columns",
@@ -75,6 +76,7 @@ column_option = click.option(
 @click.option(
     "--modes", type=click.Path(path_type=Path), metavar="RUN", help="With speculate=auto: each step in the mode that it had there."
 )
+@click.option("--calibration", type=click.Path(path_type=Path), metavar="FILE", help=CALIBRATION_HELP)
 @click.option("--output", type=click.Path(path_type=Path), metavar="DIR", help="Run folder.  [default: runs/GRAPH-TIME]")
 @click.option("--resume", is_flag=True, help="Go on with the run in --output, if there is one.")
 @click.option("--retry-failed", is_flag=True, help="On resume: failed chains too.")

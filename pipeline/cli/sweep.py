@@ -11,7 +11,7 @@ from pipeline.analysis.points import Point
 from pipeline.analysis.sweep_tables import crossings, sweep_tables
 from pipeline.cli import live
 from pipeline.cli.main import optional_print, print_notice, print_page
-from pipeline.cli.run import column_option
+from pipeline.cli.run import CALIBRATION_HELP, column_option
 from pipeline.cli.terminal.signals import restored_handlers, stop_at_first_signal
 from pipeline.errors import MissingExtra
 from pipeline.report.extra import load
@@ -100,6 +100,7 @@ def _vary(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -
 )
 @click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="A param of any of the graphs, or engines.ROLE.NAME=VALUE.")
 @column_option
+@click.option("--calibration", type=click.Path(path_type=Path), metavar="FILE", help=CALIBRATION_HELP)
 @click.option("--samples", type=click.IntRange(1, 10_000), default=1, show_default=True, help="Attempts at every problem.")
 @click.option("--limit", type=click.IntRange(1, MOST_ROWS), help="Only the first N rows.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Every random number derives from it.")

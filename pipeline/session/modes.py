@@ -11,11 +11,15 @@ import pyarrow.compute as pc
 
 from pipeline.data.problems import Fingerprint
 from pipeline.engine import Engine, Interruptible
+from pipeline.engines.sim.spec import SimSpec
 from pipeline.errors import UsageError
 from pipeline.graph.direct import BOUNDARY, RESPONSE
+from pipeline.graph.loader import load_engines
 from pipeline.graph.plan import Plan
+from pipeline.graph.plugins import engine_specs
 from pipeline.runtime.chain_recorder import Clock
 from pipeline.runtime.speculation.adaptive import Adaptive
+from pipeline.runtime.speculation.cost_model import CostModel
 from pipeline.runtime.speculation.modes import Change, Decision, ModeControl, Recorded
 from pipeline.session.options import RunOptions
 from pipeline.session.replay import needs
@@ -45,14 +49,37 @@ def check_modes(plan: Plan, options: RunOptions, fingerprint: Fingerprint) -> No
         raise UsageError(f"{asked} needs {needed}")
 
 
-def new_control(plan: Plan, options: RunOptions, engines: Mapping[str, Engine]) -> ModeControl | None:
-    """What decides for the chains of a checked run on open `engines`; None where nothing is to be decided."""
+def calibrated_costs(plan: Plan, options: RunOptions) -> CostModel | None:
+    """The costs in `options.calibration`; None without. Raises `UsageError` where nobody would use them, or they are not there."""
+    if options.calibration is None:
+        return None
+    asked = f"--calibration {options.calibration}"
+    if plan.speculate != "auto" or plan.direct is None:
+        raise UsageError(f"{asked}: is for a controller, and this run has none; add `--set speculate=auto`")
+    if options.modes is not None:
+        raise UsageError(f"{asked}: --modes says which mode each step has; drop one of them")
+    found = load_engines(options.calibration, engine_specs())
+    specs = {}
+    for part, role in (("target", str(plan.direct.response.spec.role)), ("draft", plan.drafters[0])):
+        spec = found.get(role)
+        if not isinstance(spec, SimSpec):
+            what = "is not in it" if spec is None else f"is of backend {spec.backend}, not sim"
+            raise UsageError(f"{asked}: role {role!r} {what}; give a file that `pipeline calibrate` wrote of a run of this graph")
+        specs[part] = spec
+    return CostModel.from_sim(specs["target"], specs["draft"])
+
+
+def new_control(plan: Plan, options: RunOptions, engines: Mapping[str, Engine], costs: CostModel | None = None) -> ModeControl | None:
+    """What decides for the chains of a checked run on open `engines`; None where nothing is to be decided.
+
+    `costs`: see `calibrated_costs`.
+    """
     if plan.direct is None:
         return None
     if options.modes is not None:
         return Recorded(read_decisions(options.modes, options.samples))
     target = engines[str(plan.direct.response.spec.role)]
-    return Adaptive(written=lambda: target.statistics().written_tokens)
+    return Adaptive(written=lambda: target.statistics().written_tokens, model=costs)
 
 
 def announcements(plan: Plan, options: RunOptions, engines: Mapping[str, Engine]) -> tuple[str, ...]:

@@ -49,6 +49,9 @@ class RunOptions(Struct, frozen=True, kw_only=True):
     """Every random number of the run derives from it."""
     modes: Path | None = None
     """A finished run with `speculate: auto`, of the same graph and problems: every step is written in the mode that it had there."""
+    calibration: Path | None = None
+    """With `speculate: auto`: an engines file of simulated engines, as `pipeline calibrate` writes it, with whose costs the controller
+    begins; what it observes replaces them."""
     output: Path | None = None
     """The run folder; by default `runs/GRAPH-TIME`."""
     resume: bool = False
@@ -72,6 +75,8 @@ def recorded_options(options: RunOptions) -> dict[str, Any]:
         files["engines"] = str(find_file(options.engines, "engines file").absolute())
     if options.modes is not None:
         files["modes"] = str(options.modes.absolute())
+    if options.calibration is not None:
+        files["calibration"] = str(find_file(options.calibration, "engines file").absolute())
     if (run := earlier_run(options.order)) is not None:
         files["order"] = f"{LONGEST}:{run.absolute()}"
     files = {name: storable(path) for name, path in files.items()}

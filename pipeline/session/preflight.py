@@ -16,8 +16,9 @@ from pipeline.graph.loader import load_graph
 from pipeline.graph.plan import Plan
 from pipeline.graph.plugins import engine_specs, stage_specs
 from pipeline.graph.spec import GraphSpec
+from pipeline.runtime.speculation.cost_model import CostModel
 from pipeline.session.claim import Claim
-from pipeline.session.modes import check_modes
+from pipeline.session.modes import calibrated_costs, check_modes
 from pipeline.session.options import RunOptions, recorded_options
 from pipeline.session.order import Thoughts, earlier_thoughts
 from pipeline.session.replay import announcements, check_replay, resolved
@@ -38,6 +39,8 @@ class Preflight(Struct, frozen=True, kw_only=True):
     virtual_time: bool
     earlier_thoughts: Thoughts = {}
     """Lengths of thoughts by which chains are put in order."""
+    costs: CostModel | None = None
+    """What a calibration found of the engines, for the controller of `speculate: auto`."""
     claim: Claim
     """The run folder, and the run in it that is to be resumed."""
 
@@ -82,6 +85,7 @@ def preflight(options: RunOptions, plan: Plan, problems: Problems, claim: Claim,
     fingerprint = problems.check()
     check_replay(plan, options, fingerprint)
     check_modes(plan, options, fingerprint)
+    costs = calibrated_costs(plan, options)
     found = Preflight(
         options=options,
         plan=plan,
@@ -89,6 +93,7 @@ def preflight(options: RunOptions, plan: Plan, problems: Problems, claim: Claim,
         fingerprint=fingerprint,
         virtual_time=virtual,
         earlier_thoughts=earlier_thoughts(options.order),
+        costs=costs,
         claim=claim,
     )
     if claim.old is not None and claim.folder is not None:

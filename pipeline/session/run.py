@@ -330,7 +330,7 @@ class Chains:
         self.admission, resume_state = admission_of(run), run.ready.resume_state
         order = start_order(options.order, options.samples, resume_state.is_over, checked.earlier_thoughts)
         schedule = SCHEDULES[options.schedule](options.batch_size, self.admission)
-        self.control = new_control(checked.plan, options, run.engines)
+        self.control = new_control(checked.plan, options, run.engines, checked.costs)
         self.executor = Executor(
             checked.plan, run.stages, run.engines, run.builders, schedule, rows, clock, settings, resume_state, order, self.control
         )

@@ -37,6 +37,8 @@ class SweepOptions(Struct, frozen=True, kw_only=True):
     """The engines file of the target alone, to which `settings` of engines do not apply; by default that of the others."""
     settings: tuple[str, ...] = ()
     """Settings for all graphs, as `NAME=VALUE`."""
+    calibration: Path | None = None
+    """See `RunOptions.calibration`; for the systems with `speculate: auto`."""
     columns: dict[str, str] = {}
     samples: int = 1
     limit: int | None = None

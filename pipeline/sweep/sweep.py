@@ -28,6 +28,7 @@ from pipeline.graph.spec import EngineSpec
 from pipeline.machine import cores
 from pipeline.session.claim import Claim
 from pipeline.session.loop import in_loop
+from pipeline.session.modes import calibrated_costs
 from pipeline.session.options import RunOptions
 from pipeline.session.order import Thoughts, earlier_thoughts
 from pipeline.session.preflight import Preflight, notices
@@ -73,6 +74,7 @@ class SweepFile(Struct, frozen=True, kw_only=True):
     admission: str = ""
     """Empty in files of earlier versions, like `order`."""
     order: str = ""
+    calibration: str = ""
     engines: dict[str, dict[str, Any]]
     """Of the systems that are compared with the target alone, by role; of the last engines file where there are several."""
     settings: tuple[str, ...]
@@ -188,6 +190,7 @@ class Prepared(Struct, frozen=True, kw_only=True):
             fingerprint=fingerprint,
             virtual_time=self.virtual_time,
             earlier_thoughts=self.earlier_thoughts,
+            costs=calibrated_costs(system.plan, options),
             claim=Claim(folder=folder),
         )
 
@@ -216,6 +219,9 @@ def prepare(options: SweepOptions, systems: list[System], folder: Path) -> Prepa
     fingerprint = problems.check()
     for system in systems:
         check_replay(system.plan, run_options(options, system, folder), fingerprint)
+        calibrated_costs(system.plan, run_options(options, system, folder))
+    if options.calibration is not None and not any(system.plan.speculate == "auto" for system in systems):
+        raise UsageError(f"--calibration {options.calibration}: is for a controller, and no system has one; add `--set speculate=auto`")
     return Prepared(
         options=options,
         systems=systems,
@@ -241,6 +247,7 @@ def run_options(options: SweepOptions, system: System, folder: Path, **changes: 
         "seed": options.seed,
         "admission": options.admission,
         "order": options.order,
+        "calibration": options.calibration if system.plan.speculate == "auto" else None,
         "output": folder,
     }
     return RunOptions(**own | changes)
@@ -257,6 +264,7 @@ def start_or_resume(prepared: Prepared) -> dict[str, Point]:
         seed=options.seed,
         admission=options.admission,
         order=options.order,
+        calibration="" if options.calibration is None else str(options.calibration),
         engines=_settings_of(prepared.systems[-1].engines),
         settings=options.settings,
         systems={system.label: _swept(system) for system in prepared.systems},
@@ -357,7 +365,7 @@ def _check_same(path: Path, new: SweepFile) -> None:
         old = msgspec.json.decode(path.read_bytes(), type=SweepFile)
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise UsageError(f"{path}: is no sweep.json of this version: {error}") from error
-    for name in ("input_sha256", "columns", "limit", "samples", "seed", "settings"):
+    for name in ("input_sha256", "columns", "limit", "samples", "seed", "settings", "calibration"):
         if getattr(old, name) != getattr(new, name):
             raise UsageError(f"{path}: cannot go on with it: {name} is {getattr(new, name)}, was {getattr(old, name)}; start a new sweep")
     for name in ("admission", "order"):

@@ -13,6 +13,7 @@ from pipeline.engines.registry import open_engines
 from pipeline.errors import UsageError
 from pipeline.runtime.speculation.modes import Recorded
 from pipeline.session.loop import in_loop
+from pipeline.session.modes import calibrated_costs
 from pipeline.session.options import RunOptions, resume_options
 from pipeline.session.preflight import load_plan
 from pipeline.session.run import run
@@ -38,6 +39,50 @@ def switched(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def rows_of(folder: Path, table: str) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = pq.read_table(folder / table).to_pylist()
     return found
+
+
+def costs_of(folder: Path, draft: str) -> Path:
+    """The simulated engines, with another number of parameters of the draft."""
+    path = folder / f"{draft}.yaml"
+    path.write_text(re.sub(r"(draft:.*?\bparameters: )\S+", rf"\g<1>{draft}", SIM.read_text(), flags=re.DOTALL))
+    return path
+
+
+def test_a_calibration_is_what_the_controller_begins_with(tmp_path: Path) -> None:
+    """It believes it: with a draft that would be slower than the target it does not even try."""
+    tried = {}
+    for draft in ("1.5e+9", "9.0e+11"):
+        costs = costs_of(tmp_path, draft)
+        result = solve(tmp_path, draft, settings=AUTO, calibration=costs, batch_size=4)
+        assert result.run.options["calibration"] == str(costs)
+        tried[draft] = len(result.run.mode_changes)
+    assert tried["1.5e+9"] > 0
+    assert tried["9.0e+11"] == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"settings": ()}, "is for a controller, and this run has none; add `--set speculate=auto`"),
+        ({"modes": Path("run")}, "--modes says which mode each step has; drop one of them"),
+        ({"calibration": Path("tiny")}, "role 'target' is of backend torch, not sim; give a file that `pipeline calibrate` wrote"),
+        ({"calibration": Path("nowhere.yaml")}, "nowhere.yaml: cannot be read"),
+        ({"calibration": ROOT / "tests/bad_graphs/zero_tokens_of_a_step.yaml"}, "zero_tokens_of_a_step.yaml: $."),
+    ],
+)
+def test_costs_that_nobody_could_use_are_refused(tmp_path: Path, options: dict[str, Any], says: str) -> None:
+    plan = load_plan(Path("speccot"), SIM, options.get("settings", AUTO))
+    given = RunOptions(graph=Path("speccot"), input=tmp_path, **{"settings": AUTO, "calibration": SIM} | options)
+    with pytest.raises(UsageError, match=re.escape(says)):
+        calibrated_costs(plan, given)
+
+
+def test_costs_of_other_roles_are_refused(tmp_path: Path) -> None:
+    costs = tmp_path / "costs.yaml"
+    costs.write_text(SIM.read_text().replace("draft:", "drafter:"))
+    plan = load_plan(Path("speccot"), SIM, AUTO)
+    with pytest.raises(UsageError, match=re.escape(f"--calibration {costs}: role 'draft' is not in it")):
+        calibrated_costs(plan, RunOptions(graph=Path("speccot"), input=tmp_path, settings=AUTO, calibration=costs))
 
 
 @pytest.mark.parametrize(
