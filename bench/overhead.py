@@ -3,8 +3,8 @@
     python bench/overhead.py [--live 1000,10000] [--repeats 3]
 
 The bare loop makes the same calls with one semaphore for each engine and records nothing. `admission` is the same run with
-caches into which the contexts of two thirds of the live chains fit. All run in this process, in turns. Prints a table and writes
-bench/results/overhead.json.
+caches into which the contexts of two thirds of the live chains fit; `controller` is what `speculate: auto` does at each call, without a
+run. All run in this process, in turns. Prints a table and writes bench/results/overhead.json.
 """
 
 import gc
@@ -27,12 +27,15 @@ from tables import overhead as table
 from pipeline.data.problems import Problem
 from pipeline.engine import Candidate, Completion, EngineStatistics, Request, Usage
 from pipeline.engines.tokenizer import HFTokenizer
+from pipeline.graph.spec import Purpose
 from pipeline.reasoning.prompts import PromptBuilder
 from pipeline.runtime.admission.admission import Admission
 from pipeline.runtime.admission.cache import CacheLimit
 from pipeline.runtime.chain_recorder import Clock
 from pipeline.runtime.executor import Executor, Settings
 from pipeline.runtime.schedule import Pipelined
+from pipeline.runtime.speculation.adaptive import Adaptive
+from pipeline.runtime.speculation.modes import CallFacts
 from pipeline.session.loop import rare_collection
 from pipeline.session.preflight import load_plan
 from pipeline.stages.build import build_stages
@@ -40,6 +43,9 @@ from pipeline.trace.recorder import open_recorder
 from pipeline.trace.store import TraceStore
 
 ROOT = Path(__file__).parent.parent
+STEP_TOKENS = 40
+WRITTEN_PER_S = 1000.0
+"""Tokens that each chain gets in a second from the target alone, for the controller."""
 STEPS, STEP_TOKENS, MAX_IN_FLIGHT = 10, 12, 256
 CALLS_PER_CHAIN = 2 + 2 * STEPS
 CONTEXT_TOKENS = 120
@@ -129,7 +135,40 @@ async def bare(engines: dict[str, Instant], live: int, chains: int) -> float:
     return time.process_time() - cpu
 
 
-PLAYS = {"bare": bare, "ours": ours, "admission": admission}
+async def controller(engines: dict[str, Instant], live: int, chains: int) -> float:
+    """CPU seconds that the controller of `speculate: auto` takes for as many calls: rounds of three, or direct requests, as it decides."""
+    control, now, tick = Adaptive(written=lambda: int(now * WRITTEN_PER_S)), 0.0, 1.0 / (live * WRITTEN_PER_S / STEP_TOKENS)
+    answered, turn, cpu = 0, 0, time.process_time()
+    for order in range(live):
+        control.enter(order, now)
+    while answered < chains * CALLS_PER_CHAIN:
+        order, turn = turn % live, turn + 1
+        mode, begun = control.mode(order, CONTEXT_TOKENS, now), now
+        for role, purpose in (("draft", "draft"), ("target", "judge"), ("target", "write"))[: 3 if mode == "speculative" else 1]:
+            now, answered = now + tick, answered + 1
+            control.called(_facts(role, purpose, mode == "direct", begun, now, live))
+            control.interrupts(now)
+        control.wrote(order, mode, STEP_TOKENS, turn % 4 > 0, now)
+        control.interrupts(now)
+    return time.process_time() - cpu
+
+
+def _facts(role: str, purpose: Purpose, direct: bool, begun: float, now: float, live: int) -> CallFacts:
+    return CallFacts(
+        role=role,
+        purpose=purpose,
+        direct=direct,
+        n=1,
+        input_tokens=CONTEXT_TOKENS,
+        cached_input_tokens=CONTEXT_TOKENS - STEP_TOKENS,
+        output_tokens=STEP_TOKENS,
+        submit=begun,
+        end=now,
+        in_flight=live,
+    )
+
+
+PLAYS = {"bare": bare, "ours": ours, "admission": admission, "controller": controller}
 
 
 def measure(engines: dict[str, Instant], live: int, repeats: int) -> Iterator[dict[str, Any]]:

@@ -46,9 +46,22 @@ def bundled_run(results: Results) -> str:
 def overhead(results: Results) -> str:
     rows = []
     for row in results["results"]:
-        costs = (row["bare_us"], row["ours_us"], row["ours_us"] / row["bare_us"], *([row["admission_us"]] if "admission_us" in row else []))
+        costs = (
+            row["bare_us"],
+            row["ours_us"],
+            row["ours_us"] / row["bare_us"],
+            *(row[name] for name in ("admission_us", "controller_us") if name in row),
+        )
         rows.append((f"{row['live']:,}", f"{row['calls']:,}", *(f"{cost:.1f}" for cost in costs)))
-    columns = ("live chains", "calls", "bare loop, us a call", "pipeline, us a call", "ratio", "where chains pause, us a call")
+    columns = (
+        "live chains",
+        "calls",
+        "bare loop, us a call",
+        "pipeline, us a call",
+        "ratio",
+        "where chains pause, us a call",
+        "controller alone, us a call",
+    )
     table = grid(columns[: len(rows[0])], rows)
     return f"{table}\n\nPeak memory {max(row['peak_memory_mib'] for row in results['results'])} MiB."
 
