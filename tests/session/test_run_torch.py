@@ -21,7 +21,7 @@ from tests.support.runs import SolveTestSet, chains_of, status
 
 @pytest.mark.torch
 def test_ctrl_c_lets_live_chains_end_and_the_run_goes_on_later(tmp_path: Path) -> None:
-    with running(tmp_path / "out", "--limit", "48", "--batch-size", "16", chains=48) as process:
+    with running(tmp_path / "out", "--limit", "48", "--batch-size", "16", chains=48, graph="target") as process:
         os.kill(process.pid, signal.SIGINT)
         _, error = process.communicate(timeout=HANGS_S)
     assert process.returncode == 130, error
@@ -94,12 +94,11 @@ def test_engines_killed_and_stopped_in_mid_run_are_restarted_and_the_answers_are
 @pytest.mark.torch
 def test_an_engine_that_does_not_start_again_ends_the_run_with_its_last_words(tmp_path: Path) -> None:
     model = tmp_path / "model"
-    shutil.copytree(ROOT / "pipeline/models/tiny-draft", model)
-    both = [option for role in ("draft", "target") for option in ("--set", f"engines.{role}.model={model}")]
-    with running(tmp_path / "out", *GREEDY, *both, chains=40) as process:
+    shutil.copytree(ROOT / "pipeline/models/tiny-target", model)
+    with running(tmp_path / "out", *GREEDY, "--set", f"engines.target.model={model}", chains=40, graph="target") as process:
         (model / "model.safetensors").unlink()
         workers = psutil.Process(process.pid).children(recursive=True)
-        assert len(workers) == 2
+        assert len(workers) == 1
         workers[0].kill()
         _, error = process.communicate(timeout=HANGS_S)
     assert process.returncode == 1, error

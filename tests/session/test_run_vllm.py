@@ -19,7 +19,7 @@ from pipeline.analysis.summary import Summary, summarize
 from pipeline.engine import Engine
 from pipeline.engines.process.engine import WorkerEngine
 from pipeline.session.options import RunOptions
-from tests.support.commands import begun, spawned
+from tests.support.commands import begun, running, spawned
 from tests.support.engines import DECODE, NGRAM, PLAIN, EnginesFile
 from tests.support.paths import ROOT, TEST_SET
 from tests.support.patience import HANGS_S
@@ -163,8 +163,7 @@ def test_a_program_that_is_interrupted_and_killed_leaves_no_process_and_a_run_th
     monkeypatch.setenv("RUN_UNDER_TEST", str(tmp_path))
     out, engines, mark = tmp_path / "out", tmp_path / "engines.yaml", str(tmp_path)
     engines.write_text(ONE)
-    command = ("run", "graphs/target.yaml", "--input", TEST_SET, "--output", out, "--limit", "80", "--engines", engines)
-    with begun(*command, chains=80) as process:
+    with running(out, "--limit", "80", "--engines", str(engines), chains=80, graph="target") as process:
         process.send_signal(signal.SIGINT)
         _, error = process.communicate(timeout=HANGS_S)
     assert process.returncode == 130, error
@@ -185,7 +184,5 @@ def test_a_program_that_is_interrupted_and_killed_leaves_no_process_and_a_run_th
     assert alive(under_test(mark), 20) == []
     chains = [row["chain_id"] for row in chains_of(out)]
     assert len(chains) == len(set(chains)) == 80
-    steps: dict[str, list[int]] = {}
-    for row in pq.read_table(out / "steps", columns=["chain_id", "step_index"]).to_pylist():
-        steps.setdefault(row["chain_id"], []).append(row["step_index"])
-    assert all(sorted(found) == list(range(len(found))) for found in steps.values())
+    steps = [(row["chain_id"], row["step_index"]) for row in pq.read_table(out / "steps", columns=["chain_id", "step_index"]).to_pylist()]
+    assert len(steps) == len(set(steps)) == 80

@@ -33,9 +33,9 @@ def spawned(*arguments: str | Path, cwd: Path = ROOT) -> CompletedProcess[str]:
 
 
 @contextmanager
-def running(out: Path, *arguments: str, chains: int = 500) -> Iterator[subprocess.Popen[str]]:
+def running(out: Path, *arguments: str, chains: int = 500, graph: str = "speccot") -> Iterator[subprocess.Popen[str]]:
     """A run that has begun: its engines are open and its chains live."""
-    with begun("run", "graphs/speccot.yaml", "--input", TEST_SET, "--output", out, *arguments, chains=chains) as process:
+    with begun("run", f"graphs/{graph}.yaml", "--input", TEST_SET, "--output", out, *arguments, chains=chains) as process:
         yield process
 
 
