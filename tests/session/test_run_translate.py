@@ -14,6 +14,7 @@ from pipeline.engines.models import resolve
 from pipeline.engines.tokenizer import HFTokenizer
 from pipeline.session.options import RunOptions
 from pipeline.session.run import run
+from tests.support.runs import SolveTestSet
 
 ROOT = Path(__file__).parent.parent.parent
 ENGINES = """
@@ -52,6 +53,13 @@ def _renumber_weights(path: Path, new: Any) -> None:
     save(weights, path, metadata={"format": "pt"})
 
 
+GREEDY = ("temperature=0", "candidates=1")
+
+
+def tables(run: Path) -> dict[str, list[dict[str, Any]]]:
+    return {table: pq.read_table(run / table).to_pylist() for table in ("chains", "steps", "calls")}
+
+
 def solve(folder: Path, draft: str) -> dict[str, list[dict[str, Any]]]:
     """Tables of a run without randomness."""
     folder.mkdir()
@@ -62,17 +70,20 @@ def solve(folder: Path, draft: str) -> dict[str, list[dict[str, Any]]]:
         input=ROOT / "datasets/arith/test.parquet",
         limit=60,
         engines=engines,
-        settings=("temperature=0", "candidates=1"),
+        settings=GREEDY,
         output=folder / "out",
     )
     assert run(options).exit_code == 0
-    return {table: pq.read_table(folder / "out" / table).to_pylist() for table in ("chains", "steps", "calls")}
+    return tables(folder / "out")
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory, renumbered: Path) -> dict[str, dict[str, list[dict[str, Any]]]]:
+def runs(
+    tmp_path_factory: pytest.TempPathFactory, renumbered: Path, solve_test_set: SolveTestSet
+) -> dict[str, dict[str, list[dict[str, Any]]]]:
     folder = tmp_path_factory.mktemp("runs")
-    return {"shared ids": solve(folder / "ids", "bundled:tiny-draft"), "text": solve(folder / "text", str(renumbered))}
+    solve_test_set(folder / "ids", limit=60, settings=GREEDY)
+    return {"shared ids": tables(folder / "ids"), "text": solve(folder / "text", str(renumbered))}
 
 
 def texts(rows: Sequence[dict[str, Any]]) -> dict[tuple[str, int], str]:

@@ -47,8 +47,8 @@ def test_hits_of_the_servers_prefix_cache_are_in_the_run(greedy: Path) -> None:
 def test_a_server_that_is_killed_and_started_again_costs_its_calls_one_attempt(served_draft: Running, tmp_path: Path) -> None:
     """The last to use that server."""
     port = int(served_draft.base_url.rpartition(":")[2].partition("/")[0])
-    engines = half_served(tmp_path, served_draft)
-    with running(tmp_path / "out", "--engines", str(engines), "--limit", "120", chains=120) as process:
+    engines = servers_file(tmp_path, model="draft", target=served_draft.base_url)
+    with running(tmp_path / "out", "--engines", str(engines), "--limit", "120", chains=120, graph="target") as process:
         os.killpg(served_draft.process.pid, signal.SIGKILL)
         served_draft.process.wait()
         with vllm_server(MODELS / "tiny-draft", "draft", port=port):
@@ -58,5 +58,5 @@ def test_a_server_that_is_killed_and_started_again_costs_its_calls_one_attempt(s
     assert len({row["chain_id"] for row in chains}) == len(chains) == 120
     assert {row["error_type"] for row in chains} == {None}
     broken = [row for row in calls_of(tmp_path / "out") if row["error_type"]]
-    assert {(row["engine"], row["error_type"], row["attempt"]) for row in broken} == {("draft", "EngineUnavailable", 0)}
+    assert {(row["engine"], row["error_type"], row["attempt"]) for row in broken} == {("target", "EngineUnavailable", 0)}
     assert sum(row["attempt"] > 0 for row in calls_of(tmp_path / "out")) == len(broken)
