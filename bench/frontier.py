@@ -10,6 +10,7 @@ bench/frontier.md and its pictures (they need Chromium, which kaleido drives), a
 
 import statistics
 from collections.abc import Iterator, Sequence
+from importlib.util import find_spec
 from itertools import product
 from pathlib import Path
 
@@ -138,6 +139,15 @@ def problems_file(setup: Setup) -> Path:
     if not path.exists():
         pq.write_table(pa.table({"problem": texts, "answer": [sim_answer(text) for text in texts]}), path)
     return path
+
+
+def missing(setup: Setup) -> str | None:
+    """What keeps a setup from being run here; None: nothing."""
+    if setup.engines is not None and not setup.engines.exists():
+        return f"there is no {setup.engines.relative_to(ROOT)}; `python tools/inflate.py` makes it"
+    if setup.name == "vllm" and find_spec("vllm") is None:
+        return "vLLM is not installed"
+    return None
 
 
 def run_sweep(setup: Setup, repeats: int) -> list[Point]:
@@ -306,7 +316,8 @@ def main(repeats: int, as_is: bool, only: tuple[str, ...]) -> None:
     found: list[Cell] = []
     for setup in setups:
         points = BUILD / setup.name / "points.parquet"
-        if as_is and not points.exists():
+        if lack := "it has not been run" if as_is and not points.exists() else None if as_is else missing(setup):
+            _say(f"{setup.name}: left out, {lack}")
             continue
         found += cells(setup, read_points(points) if as_is else run_sweep(setup, 1 if setup.simulated else repeats))
     if not only:

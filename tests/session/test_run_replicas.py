@@ -56,6 +56,7 @@ def solve(folder: Path, servers: list[SmallServer], more: str = "", **options: A
         f"draft: &one {{backend: openai, model: tiny, base_url: [{urls}], tokenizer: 'bundled:tiny-target'{more}}}\ntarget: *one\n"
     )
     chosen = {"graph": ROOT / "graphs/speccot.yaml", "input": TEST_SET, "limit": CHAINS, "engines": engines, "output": folder / "run"}
+    chosen["settings"] = ("max_steps=30",)
     return run(RunOptions(**chosen | options))
 
 

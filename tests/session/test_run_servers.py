@@ -43,9 +43,9 @@ class Moody:
 
 @pytest.mark.slow
 def test_a_server_that_is_busy_or_broken_now_and_then_loses_nothing(tmp_path: Path, small: small_server.SmallServer) -> None:
-    calm = solve_with(servers_file(tmp_path, model="tiny", **both(small)), tmp_path / "calm", limit=2)
+    calm = solve_with(servers_file(tmp_path, model="tiny", **both(small)), tmp_path / "calm", limit=2, settings=("max_steps=30",))
     small.always = Moody()
-    result = solve_with(servers_file(tmp_path, model="tiny", **both(small)), tmp_path / "moody", limit=2)
+    result = solve_with(servers_file(tmp_path, model="tiny", **both(small)), tmp_path / "moody", limit=2, settings=("max_steps=30",))
     assert (calm.exit_code, result.exit_code) == (0, 0)
     rows = calls_of(tmp_path / "moody")
     assert {row["error_message"].partition("answered ")[2][:3] for row in rows if row["error_type"]} == {"429", "500"}

@@ -117,7 +117,7 @@ def test_engine_processes_killed_and_stopped_in_mid_run_are_restarted(
     limits = tuple(f"engines.{role}.timeout_s=24" for role in ("draft", "target"))
     given = {"graph": ROOT / "graphs/speccot.yaml", "input": TEST_SET, "limit": 60, "engines": PLAIN.path, "output": tmp_path / "out"}
     before = {role: descendants(engine) for role, engine in vllm_engines.items()}
-    cores = {role: next(p for p in before[role] if "EngineCore" in " ".join(p.cmdline())) for role in before}
+    cores = {role: next(p for p in before[role] if "EngineCore" in command_line(p)) for role in before}
     solved = portal.start_task_soon(solve_on, vllm_engines, RunOptions(**given, settings=(*PLAIN.settings, *limits)))
     while not all(engine.statistics().running for engine in vllm_engines.values()) and not solved.done():
         wait([solved], timeout=0.05)
@@ -150,7 +150,15 @@ def under_test(mark: str) -> list[psutil.Process]:
 
 def loading(process: subprocess.Popen[str]) -> bool:
     """Whether vLLM's front end has started the process that computes."""
-    return any("EngineCore" in " ".join(p.cmdline()) for p in psutil.Process(process.pid).children(recursive=True))
+    return any("EngineCore" in command_line(p) for p in psutil.Process(process.pid).children(recursive=True))
+
+
+def command_line(process: psutil.Process) -> str:
+    """Empty for one that has ended meanwhile."""
+    try:
+        return " ".join(process.cmdline())
+    except psutil.Error:
+        return ""
 
 
 ONE = 'target: {backend: vllm, model: "bundled:tiny-target", dtype: float32, max_model_len: 2048, max_num_seqs: 16, kv_cache_gib: 0.25}'
