@@ -107,11 +107,13 @@ def cli() -> None:
 
 def main() -> None:
     """The entry point of the console script: run the command that `sys.argv` names and exit with its code."""
-    keep_interrupts()
-    guard_streams()
     try:
+        keep_interrupts()
+        guard_streams()
         code = run_command(sys.argv[1:])
         ignore_interrupts()
+    except KeyboardInterrupt:
+        code = 130
     except Exception as error:
         if "--debug" in sys.argv:
             raise

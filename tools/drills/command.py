@@ -4,7 +4,9 @@ import multiprocessing
 import os
 import signal
 import sys
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from multiprocessing import resource_tracker
 from pathlib import Path
 
 import psutil
@@ -13,7 +15,12 @@ from pipeline.cli.main import main
 
 VARYING = Path(__file__).parent / "varying"
 """A package with engines that never answer the same twice, for `sys.path`."""
-PRELOADED = ["pipeline.cli.run", "pipeline.engines.sim.engine", "pipeline.engines.openai.backend", "pipeline.runtime.virtual_loop"]
+PRELOADED = [
+    "pipeline.cli.run",
+    "pipeline.engines.sim.engine",
+    "pipeline.engines.openai.backend",
+    "pipeline.runtime.virtual_loop",
+]
 LONGEST_S = 300.0
 """No command takes longer; one that does is killed, and has ended wrongly."""
 
@@ -25,7 +32,8 @@ class Command:
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(PRELOADED)
         self.process = context.Process(target=_main, args=(arguments, str(log.absolute()), cwd, stdout))
-        self.process.start()
+        with _blocked_interrupts():
+            self.process.start()
 
     @property
     def over(self) -> bool:
@@ -64,6 +72,20 @@ def carried_out(arguments: list[str], log: Path) -> int:
     return Command(arguments, log).wait()
 
 
+@contextmanager
+def _blocked_interrupts() -> Iterator[None]:
+    """The server that forks, which the first command starts, and its children begin with SIGINT blocked.
+
+    One that comes before a command has begun waits until it has.
+    """
+    resource_tracker.ensure_running()  # which unblocks it as it starts
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def _main(arguments: list[str], log: str, cwd: Path | None, stdout: str | None) -> None:
     out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(out, 2)
@@ -73,7 +95,11 @@ def _main(arguments: list[str], log: str, cwd: Path | None, stdout: str | None) 
         os.dup2(out if stdout == "log" else os.open(stdout, os.O_WRONLY), 1)
     if cwd is not None:
         os.chdir(cwd)
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # the server that forks ignores it
     sys.path.insert(0, str(VARYING))
     sys.argv = ["pipeline", *arguments]
-    main()
+    try:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+        main()
+    except KeyboardInterrupt:  # nobody has caught it: Python itself would end so
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        signal.raise_signal(signal.SIGINT)

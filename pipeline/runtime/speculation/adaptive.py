@@ -330,6 +330,13 @@ class Adaptive:
             return committed + most / (1 + self._known.interference)
         return committed + min(most, written - window.written - window.other_tokens)
 
+    def _under_way(self) -> float:
+        """Tokens that the target has sampled for rounds that are not over, such as a long step after a rejection; 0 where nobody knows."""
+        window, written = self._window, self._written()
+        if self._counts["direct"] or written is None or window.written is None:
+            return 0.0
+        return max(written - window.written - window.other_tokens - window.direct_tokens, 0.0)
+
     # Deciding.
 
     def _consider(self, now: float) -> None:
@@ -396,7 +403,7 @@ class Adaptive:
             return
         step = max(window.tokens / window.rounds if window.rounds else 0.0, self._known.round.tokens)
         allowance = step * (running * (TURN if self._turning and self._share == 1 else 1) + 3 * math.sqrt(running))
-        hopeless = (window.tokens + allowance) / window.seconds["speculative"] < self._direct_speed()
+        hopeless = (window.tokens + self._under_way() + allowance) / window.seconds["speculative"] < self._direct_speed()
         if self.changes[-1].what == "probe":
             if hopeless or window.rounds >= self._speculating:
                 self._end_probe(now)
