@@ -28,12 +28,18 @@ def failing(fault: str, ground: Ground, folder: Path) -> Toll:
     return toll(fault, ground, run, log, faults=faults, wrong_ends=int(code != 0))
 
 
+WORKER = "pipeline.engines.torch.worker"
+"""The module that an engine process of torch runs."""
+
+
 def killed_workers(ground: Ground, folder: Path, kills: int) -> Toll:
     """A run on real models whose engine processes are killed, one after the other."""
     run, log = folder / "torch-workers", folder / "torch-workers.log"
     limits = [word for role in ("draft", "target") for word in ("--set", f"engines.{role}.max_restarts={kills}")]
     command = Command([*ground.command(run), *limits], log)
     killed = sum(_kill_one(command, run) for _ in range(kills))
+    if not killed:
+        raise RuntimeError(f"no engine process was found to be killed, see {log}")
     return toll("SIGKILL of an engine process", ground, run, log, faults=killed, wrong_ends=int(command.wait() != 0))
 
 
@@ -42,7 +48,7 @@ def _kill_one(command: Command, run: Path) -> bool:
     size = rows_bytes(run)
     while not command.over and rows_bytes(run) < size + 20_000:
         command.process.join(0.01)
-    workers = [child for child in command.children() if "torch_worker" in " ".join(child.cmdline())]
+    workers = [child for child in command.children() if WORKER in child.cmdline()]
     for worker in workers[:1]:
         worker.kill()
     return bool(workers)
