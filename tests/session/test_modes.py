@@ -60,6 +60,16 @@ def test_a_calibration_is_what_the_controller_begins_with(tmp_path: Path) -> Non
     assert tried["9.0e+11"] == 0
 
 
+def test_what_was_expected_is_of_all_live_chains_together(tmp_path: Path) -> None:
+    """The target alone writes about as many tokens a second for each of few chains, and the report shows the sum beside what happened."""
+    alone = rows_of(solve(tmp_path, "alone", "target", batch_size=4).folder or tmp_path, "calls")
+    speeds = [row["output_tokens"] * 1e9 / (row["end_unix_ns"] - row["submit_unix_ns"]) for row in alone]
+    changes = solve(tmp_path, settings=AUTO, batch_size=4).run.mode_changes
+    assert changes
+    for change in changes:
+        assert change.direct == pytest.approx(change.live * sum(speeds) / len(speeds), rel=0.1)
+
+
 @pytest.mark.parametrize(
     ("options", "says"),
     [

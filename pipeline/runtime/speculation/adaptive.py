@@ -368,8 +368,8 @@ class Adaptive:
         """Let this share of the live chains speculate from their next boundaries on."""
         live = len(self._live)
         count = math.ceil(share * live)
-        each = rate / max(live, 1)
-        self.changes.append(Change(time=now, what=what, speculating=count, live=live, speculative=each, direct=self._direct_speed()))
+        alone = live * self._direct_speed()
+        self.changes.append(Change(time=now, what=what, speculating=count, live=live, speculative=rate, direct=alone))
         self._share, self._turning, self._settled = share, True, False
         self._due = max(4 * count, ROUNDS)
         self._before = self._before_squared = 0.0
