@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 from pipeline.runtime.speculation.cost_model import CostModel
 from pipeline.runtime.speculation.estimates import MIXED, UNWORTHY, Choice, Estimates, State
-from pipeline.runtime.speculation.expected_rest import ExpectedRest
+from pipeline.runtime.speculation.expected_rest import ExpectedRest, horizon
 from pipeline.runtime.speculation.modes import CallFacts, Change, Mode
 from pipeline.runtime.speculation.window import Window
 
@@ -35,8 +35,6 @@ FIRST_LOOK_S, FIRST_SAMPLE_S = 0.02, 2.0
 """Seconds until the target's tokens are first counted; where they cannot be, until a direct request is first interrupted."""
 VERDICTS = 4
 """Verdicts of a trial at which its acceptance is looked at first; then at twice as many."""
-LONGEST = 2.0
-"""How many times as long as until now all live chains are expected to take at most."""
 JUDGED = 16
 """Rounds are judged so often while each of the speculating chains has one."""
 TURN = 4
@@ -302,16 +300,7 @@ class Adaptive:
     # The account.
 
     def _affordable(self, cost: float, now: float, share: float = DEBIT) -> bool:
-        return self._debit + cost <= share * (now - self._start) * self._horizon()
-
-    def _horizon(self) -> float:
-        """How many times as long as until now the run is expected to take at least.
-
-        Where none of n chains has ended yet, the mean thought is longer than what was written by about the ratio of the mean to the
-        least of n draws; this is it for log-normal lengths with a sigma of 0.7. While more chains come, as many are expected again as came.
-        """
-        longer = math.pow(1 + len(self._live) / (1 + self._ended), 0.45)
-        return (1 if self._exhausted else 2) * min(longer, LONGEST)
+        return self._debit + cost <= share * (now - self._start) * horizon(len(self._live), self._ended, self._exhausted)
 
     def _lost(self, now: float) -> float:
         """Seconds that the chains lost in the window against direct mode, added up."""

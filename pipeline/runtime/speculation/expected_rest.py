@@ -5,6 +5,8 @@ from collections.abc import Sequence
 
 SIGMA = 0.8
 """Assumed sigma of the logarithm of thoughts' lengths, between that of one problem's samples and that of a mixed data set."""
+LONGEST = 2.0
+"""How many times as long as until now all live chains are expected to take at most."""
 
 
 class ExpectedRest:
@@ -44,3 +46,13 @@ def _rest(tokens: float, z: float) -> float:
     z = min(z, 6.0)
     mean = max(tokens, 1.0) * math.exp(-SIGMA * z + SIGMA * SIGMA / 2) * _above(z - SIGMA) / _above(z)
     return max(mean - tokens, 1.0)
+
+
+def horizon(live: int, ended: int, exhausted: bool) -> float:
+    """How many times as long as until now a run is expected to take at least, of whose chains some are `live` and some have `ended`.
+
+    Where none of n chains has ended yet, the mean thought is longer than what was written by about the ratio of the mean to the
+    least of n draws; this is it for log-normal lengths with a sigma of 0.7. While more chains come, as many are expected again as came.
+    """
+    longer = math.pow(1 + live / (1 + ended), 0.45)
+    return (1 if exhausted else 2) * min(longer, LONGEST)
