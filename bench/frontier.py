@@ -280,7 +280,7 @@ def picture(cells_of: Sequence[Cell], name: str) -> str:
         figure.add_hline(y=1, line={"color": "#222b36", "width": 2}, row=1, col=column)
     sizes = sorted({cell.batch_size for cell in cells_of})
     axes(figure.update_layout(layout(420)))
-    figure.update_layout(margin={"t": 60}, legend={"y": -0.2, "orientation": "h"})
+    figure.update_layout(margin={"t": 90}, legend={"y": 1.25, "orientation": "h"})
     figure.update_xaxes(type="log", tickvals=sizes, ticktext=list(map(str, sizes)), title="batch size")
     figure.update_yaxes(title="times the target alone", col=1, rangemode="tozero")
     path = ROOT / f"bench/frontier/{name}.png"
