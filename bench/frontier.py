@@ -294,7 +294,9 @@ def write(found: Sequence[Cell], recording: Recording) -> None:
     parts = [
         "# Where speculation pays, and whether `auto` knows",
         f"{origin(recording.measured)[:-1]}. Throughput is problems per second, the tail included. The opponent is the target alone at the "
-        "same batch size, with the memory that the draft leaves it. `always` and `auto` are pipelined, admitted by cache.",
+        "same batch size, with the memory that the draft leaves it. `always` and `auto` are pipelined, admitted by cache. "
+        + "; ".join(f"batch sizes {', '.join(map(str, sizes))}: {problems} problems" for problems, sizes in SIZES.items()).capitalize()
+        + ". Rates of different numbers of problems are not comparable, and with few of them one long thought can be most of a run.",
         "\n".join(verdict(found)),
     ]
     for machine in dict.fromkeys(cell.machine for cell in found):

@@ -54,6 +54,8 @@ def calibrated_costs(plan: Plan, options: RunOptions) -> CostModel | None:
     if options.calibration is None:
         return None
     asked = f"--calibration {options.calibration}"
+    if plan.speculate is None:
+        raise UsageError(f"{asked}: is for a controller, and this graph has no loop that drafts; leave it out")
     if plan.speculate != "auto" or plan.direct is None:
         raise UsageError(f"{asked}: is for a controller, and this run has none; add `--set speculate=auto`")
     if options.modes is not None:

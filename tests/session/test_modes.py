@@ -74,6 +74,7 @@ def test_what_was_expected_is_of_all_live_chains_together(tmp_path: Path) -> Non
     ("options", "says"),
     [
         ({"settings": ()}, "is for a controller, and this run has none; add `--set speculate=auto`"),
+        ({"graph": Path("target"), "settings": ()}, "is for a controller, and this graph has no loop that drafts; leave it out"),
         ({"modes": Path("run")}, "--modes says which mode each step has; drop one of them"),
         ({"calibration": Path("tiny")}, "role 'target' is of backend torch, not sim; give a file that `pipeline calibrate` wrote"),
         ({"calibration": Path("nowhere.yaml")}, "nowhere.yaml: cannot be read"),
@@ -81,8 +82,8 @@ def test_what_was_expected_is_of_all_live_chains_together(tmp_path: Path) -> Non
     ],
 )
 def test_costs_that_nobody_could_use_are_refused(tmp_path: Path, options: dict[str, Any], says: str) -> None:
-    plan = load_plan(Path("speccot"), SIM, options.get("settings", AUTO))
-    given = RunOptions(graph=Path("speccot"), input=tmp_path, **{"settings": AUTO, "calibration": SIM} | options)
+    plan = load_plan(options.get("graph", Path("speccot")), SIM, options.get("settings", AUTO))
+    given = RunOptions(input=tmp_path, **{"graph": Path("speccot"), "settings": AUTO, "calibration": SIM} | options)
     with pytest.raises(UsageError, match=re.escape(says)):
         calibrated_costs(plan, given)
 

@@ -117,16 +117,16 @@ VALUES: tuple[Any, ...] = (None, "odd", -7, 10**22, [], 1e300)
 
 @pytest.mark.slow
 def test_run_json_with_any_value_changed(run: Path, tmp_path: Path) -> None:
-    """Every other field has one of the values, another one than the field before it; tools/fuzz.py has the others."""
+    """Every field has one of the values, another one than the field before it."""
     card = json.loads((run / "run.json").read_text())
     for number, place in enumerate(odd_runs.places(card)):
-        if number % 2 or place[0] in ("versions", "graph", "host"):
+        if place[0] in ("versions", "graph", "host"):
             continue
         odd = odd_runs.copy_of(run, tmp_path / "run")
         changed = json.loads((run / "run.json").read_text())
         holder = changed
         for key in place[:-1]:
             holder = holder[key]
-        holder[place[-1]] = VALUES[number // 2 % len(VALUES)]
+        holder[place[-1]] = VALUES[number % len(VALUES)]
         (odd / "run.json").write_text(json.dumps(changed))
         carried_out(odd, tmp_path, "compare", "resume")
