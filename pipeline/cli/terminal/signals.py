@@ -6,6 +6,7 @@ interactive ignores SIGINT in what it starts in the background.
 
 import asyncio
 import signal
+import socket
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -67,16 +68,33 @@ def _received() -> Iterator[Callable[[], Awaitable[signal.Signals]]]:
     def receive(number: int, frame: FrameType | None) -> None:
         loop.call_soon_threadsafe(signals.put_nowait, signal.Signals(number))
 
+    for number in heeded:
+        signal.signal(number, receive)
     for number in kept:
         signals.put_nowait(number)
     kept.clear()
-    for number in heeded:
-        signal.signal(number, receive)
     try:
-        yield signals.get
+        with _waking(loop):
+            yield signals.get
     finally:
         for number in heeded:
             signal.signal(number, keep)
+
+
+@contextmanager
+def _waking(loop: asyncio.AbstractEventLoop) -> Iterator[None]:
+    """Every signal wakes `loop`: one that comes right before it waits, or that another thread gets, would be handled after the wait."""
+    waited, woken = socket.socketpair()
+    with waited, woken:
+        for end in (waited, woken):
+            end.setblocking(False)
+        loop.add_reader(waited, waited.recv, 4096)
+        before = signal.set_wakeup_fd(woken.fileno(), warn_on_full_buffer=False)
+        try:
+            yield
+        finally:
+            signal.set_wakeup_fd(before)
+            loop.remove_reader(waited)
 
 
 def _abort(stop: Stop) -> None:

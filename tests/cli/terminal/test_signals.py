@@ -3,6 +3,7 @@
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from functools import partial
 
@@ -80,6 +81,32 @@ def test_what_was_ignored_at_the_start_stays_ignored(virtual: bool, ignored: lis
 
     in_loop(main, virtual=virtual)
     assert all(signal.getsignal(number) is signal.SIG_IGN for number in ignored)
+
+
+def waits() -> bool:
+    """Whether the main thread waits in its event loop."""
+    return sys._current_frames()[threading.main_thread().ident or 0].f_code.co_name == "select"
+
+
+def interrupt_from_here() -> None:
+    """Let this thread get a signal while the main one waits."""
+    while not waits():
+        os.sched_yield()
+    signal.pthread_kill(threading.get_ident(), signal.SIGINT)
+
+
+def test_one_that_another_thread_gets_is_heard_at_once() -> None:
+    """As is one that comes right before the main thread waits: neither ends the wait by itself."""
+    stop = Stop()
+
+    async def main() -> None:
+        with anyio.fail_after(10):
+            async with anyio.create_task_group() as tasks:
+                await tasks.start(stop_at_first_signal, stop)
+                threading.Thread(target=interrupt_from_here).start()
+        assert stop.aborted
+
+    anyio.run(main)
 
 
 def test_a_sweep_stops_at_the_first_one_that_is_not_ignored() -> None:
