@@ -177,7 +177,7 @@ class ChainRunner:
         if mode == "direct":
             await self._level(chain, direct.boundary if cut else direct.response)
             if chain.thought_tokens == written and not (cut or chain.finished or chain.overflowed):
-                chain.mode = mode = "speculative"  # it was interrupted before its first token, for the sake of this
+                return  # it was interrupted before its first token: it is asked anew
         if mode == "speculative":
             await self._speculate(chain, loop, direct)
         if before is None:

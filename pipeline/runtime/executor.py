@@ -73,7 +73,7 @@ class Executor:
         self.dispatchers = {role: Dispatcher(engines[role], spec, clock) for role, spec in specs.items()}
         self.lanes = {role: dispatcher.lane for role, dispatcher in self.dispatchers.items()}
         self.progress = Progress(list(specs), self._resume_state)
-        self._switch = self._new_switch(plan, control, clock)
+        self._switch = self._new_switch(plan, control, clock, schedule)
         self._block = bind(plan, stages, self.dispatchers, self._switch)
         self._mode = MODES.get(plan.speculate)
         self._settings, self._builders = settings, builders
@@ -85,11 +85,11 @@ class Executor:
         self.exhausted = False
         """Whether every chain of the input was started."""
 
-    def _new_switch(self, plan: Plan, control: ModeControl | None, clock: Clock) -> ModeSwitch | None:
+    def _new_switch(self, plan: Plan, control: ModeControl | None, clock: Clock, schedule: Schedule) -> ModeSwitch | None:
         if control is None or (direct := plan.direct) is None:
             return None
         role = str(direct.response.spec.role)
-        return ModeSwitch(control, self.dispatchers[role], role, clock)
+        return ModeSwitch(control, self.dispatchers[role], role, clock, schedule)
 
     def drain(self) -> None:
         """Start no more chains; the live ones go on to their ends, and then `run` returns."""
@@ -126,7 +126,7 @@ class Executor:
             await self._recorder.room()
             member = await self._schedule.enter()
             if self._switch is not None:
-                self._switch.enter(start.order)
+                self._switch.enter(start.order, member)
             chains.start_soon(self._solve, start, member)
 
     async def _read(self, problems: Iterator[Problem | BadRow]) -> list[Problem | BadRow]:

@@ -39,6 +39,9 @@ class Schedule(Protocol):
     def exhausted(self) -> None:
         """Tell the schedule that no more chains will enter."""
 
+    def limit(self, most: int | None) -> None:
+        """Let no more than so many chains go on where some may pause; None: no such limit."""
+
 
 class Pipelined:
     """The `Schedule` in which `batch_size` chains are live at once and none waits for another, unless `admission` lets it pause."""
@@ -72,9 +75,19 @@ class Pipelined:
     def exhausted(self) -> None:
         """See `Schedule.exhausted`."""
 
+    def limit(self, most: int | None) -> None:
+        """See `Schedule.limit`."""
+        if self._admission is not None:
+            for resumed in self._admission.limit(most):
+                self._resume(resumed)
+
     async def _pause(self, member: Member) -> None:
         member.gate = anyio.Event()
-        await member.gate.wait()
+        member.waits(True)
+        try:
+            await member.gate.wait()
+        finally:
+            member.waits(False)
 
     def _resume(self, member: Member) -> None:
         """Let a chain go on that was to pause; one that has not come to its next turn does not wait."""

@@ -18,7 +18,7 @@ from pipeline.graph.loader import load_engines
 from pipeline.graph.plan import Plan
 from pipeline.graph.plugins import engine_specs
 from pipeline.runtime.chain_recorder import Clock
-from pipeline.runtime.speculation.adaptive import Adaptive
+from pipeline.runtime.speculation.adaptive import Adaptive, Requests
 from pipeline.runtime.speculation.cost_model import CostModel
 from pipeline.runtime.speculation.modes import Change, Decision, ModeControl, Recorded
 from pipeline.session.options import RunOptions
@@ -81,7 +81,12 @@ def new_control(plan: Plan, options: RunOptions, engines: Mapping[str, Engine], 
     if options.modes is not None:
         return Recorded(read_decisions(options.modes, options.samples))
     target = engines[str(plan.direct.response.spec.role)]
-    return Adaptive(written=lambda: target.statistics().written_tokens, model=costs)
+
+    def requests() -> Requests:
+        now = target.statistics()
+        return Requests(now.running, now.waiting)
+
+    return Adaptive(written=lambda: target.statistics().written_tokens, requests=requests, model=costs)
 
 
 def announcements(plan: Plan, options: RunOptions, engines: Mapping[str, Engine]) -> tuple[str, ...]:

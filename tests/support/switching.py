@@ -24,8 +24,11 @@ class AtTimes:
         self.calls: list[CallFacts] = []
         self.written: list[tuple[int, Mode, int, bool]] = []
         self.entered = self.left = self.entered_late = 0
+        self.paused: list[int] = []
+        self.resumed: list[int] = []
         self.changes: list[Change] = []
         self.no_more = False
+        self.most: int | None = None
         self._now = 0.0
 
     def enter(self, order: int, now: float) -> None:
@@ -38,6 +41,12 @@ class AtTimes:
     def leave(self, order: int, now: float) -> None:
         del self.live[order]
         self.left += 1
+
+    def pause(self, order: int, now: float) -> None:
+        self.paused.append(order)
+
+    def resume(self, order: int, now: float) -> None:
+        self.resumed.append(order)
 
     def exhausted(self) -> None:
         self.no_more = True

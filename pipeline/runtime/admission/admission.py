@@ -6,7 +6,8 @@ is no room left after all, the youngest pauses. At least one chain always goes o
 """
 
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from math import inf
 from typing import Any, Literal
 
 from pipeline.runtime.admission.cache import Cache, CacheLimit
@@ -17,7 +18,7 @@ AdmissionName = Literal["cache", "batch"]
 class Member:
     """A live chain, as `Admission` knows it."""
 
-    __slots__ = ("gate", "going", "number", "starts", "tokens")
+    __slots__ = ("gate", "going", "number", "starts", "stop", "tokens", "waits", "wrote_directly")
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -30,6 +31,16 @@ class Member:
         """Tokens of its context in each of the caches at its first turn; empty before that."""
         self.tokens: list[int] = []
         """The same at its last turn."""
+        self.wrote_directly = False
+        """Whether what it wrote last is no step of a round."""
+        self.stop: Callable[[], None] = _nothing
+        """Called when it is to pause: ends early what would take long."""
+        self.waits: Callable[[bool], None] = _nothing
+        """Called with True when it begins to wait, and with False when it goes on."""
+
+
+def _nothing(*_: object) -> None:
+    return None
 
 
 class Admission:
@@ -45,6 +56,7 @@ class Admission:
         self._caches = [Cache(limit) for limit in limits]
         self._roles = [limit.role for limit in limits]
         self._most = min(limit.sequences for limit in limits)
+        self._limit = inf
         self._members: list[Member] = []
         self._going = self._numbers = self._unseen = 0
         """How many members go on, how many ever began, and how many of those that go on have not had a turn."""
@@ -66,15 +78,17 @@ class Admission:
         tokens = [len(contexts[role]) for role in self._roles]
         if tokens != member.tokens:
             if member.starts:
-                for cache, start, before, now in zip(self._caches, member.starts, member.tokens, tokens, strict=True):
-                    cache.grow(start, before, now, member.going)
-                member.tokens = tokens
+                self._grow(member, tokens, step=not member.wrote_directly)
             else:
                 self._begin(member, tokens)
-            while self._going > 1 and not self._fits():
-                self._set(self._members[self._going - 1], going=False)
-                self.pauses += 1
+            self._pause_youngest()
         return member.going
+
+    def limit(self, most: int | None) -> Iterator[Member]:
+        """No more than so many are to go on, whatever is expected of them; None: no such limit. Gives those that go on again."""
+        self._limit = inf if most is None else most
+        self._pause_youngest()
+        yield from self._resume()
 
     def leave(self, member: Member) -> Iterator[Member]:
         """`member` has ended; gives those that go on in its place, the oldest first."""
@@ -83,9 +97,26 @@ class Admission:
         for cache, start, tokens in zip(self._caches, member.starts, member.tokens, strict=False):
             cache.end(start, tokens)
         del self._members[bisect_left(self._members, member.number, key=lambda each: each.number)]
+        yield from self._resume()
+
+    def _grow(self, member: Member, tokens: list[int], *, step: bool) -> None:
+        for cache, start, before, now in zip(self._caches, member.starts, member.tokens, tokens, strict=True):
+            cache.grow(start, before, now, member.going)
+            if step:
+                cache.step(now - before)
+        member.tokens = tokens
+
+    def _resume(self) -> Iterator[Member]:
         while self._going < len(self._members) and self._may_resume(oldest := self._members[self._going]):
             self._set(oldest, going=True)
             yield oldest
+
+    def _pause_youngest(self) -> None:
+        while self._going > 1 and not self._fits():
+            youngest = self._members[self._going - 1]
+            self._set(youngest, going=False)
+            self.pauses += 1
+            youngest.stop()
 
     def _begin(self, member: Member, tokens: list[int]) -> None:
         """The first turn of `member`, with contexts of so many `tokens`."""
@@ -109,7 +140,7 @@ class Admission:
             cache.go(start, tokens, sign)
 
     def _fits(self) -> bool:
-        return self._going <= self._most and all(cache.fits(self._going) for cache in self._caches)
+        return self._going <= min(self._most, self._limit) and all(cache.fits(self._going) for cache in self._caches)
 
     def _may_resume(self, member: Member) -> bool:
         if not member.starts:
@@ -124,7 +155,7 @@ class Admission:
         """Whether one more member with these contexts may go on."""
         if not self._going:
             return True
-        if self._going >= self._most:
+        if self._going >= min(self._most, self._limit):
             return False
         each = zip(self._caches, starts, tokens, strict=True)
         return all(cache.has_room(self._going + 1, start, size, self._unseen) for cache, start, size in each)

@@ -100,8 +100,6 @@ class Cache:
 
     def grow(self, start: int, before: int, tokens: int, going: bool) -> None:
         """A context that began with `start` tokens and came to `before` is now `tokens` long."""
-        self._steps += 1
-        self._grown += tokens - before
         while tokens - start >= CLASSES * self._width:
             self._widen()
         self._live[(before - start) // self._width] -= 1
@@ -109,6 +107,11 @@ class Cache:
         if going:
             self.go(start, before, -1)
             self.go(start, tokens)
+
+    def step(self, tokens: int) -> None:
+        """A step of a round was so many tokens long."""
+        self._steps += 1
+        self._grown += tokens
 
     def end(self, start: int, tokens: int) -> None:
         """A member that does not go on any more has ended with a context of `tokens`."""

@@ -7,10 +7,11 @@ tried by few chains first, within a debit account, and then observed too. What i
 import math
 from collections import deque
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from pipeline.runtime.speculation.cost_model import CostModel
 from pipeline.runtime.speculation.estimates import MIXED, UNWORTHY, Choice, Estimates, State
-from pipeline.runtime.speculation.expected_rest import ExpectedRest, horizon
+from pipeline.runtime.speculation.live_chains import LiveChains
 from pipeline.runtime.speculation.modes import CallFacts, Change, Mode
 from pipeline.runtime.speculation.window import Window
 
@@ -39,38 +40,37 @@ JUDGED = 16
 """Rounds are judged so often while each of the speculating chains has one."""
 TURN = 4
 """Steps that direct mode may write while chains that turn to rounds have their first one, for which both engines compute their contexts."""
+SPARE = 8
+"""For so many requests that the target computes one may wait there, and at least one."""
 CHANGES = 500
 """Most entries of `Adaptive.changes`."""
 
 
-class LiveChain:
-    """What is known of a chain in its loop."""
+class Requests(NamedTuple):
+    """What the target has to do."""
 
-    __slots__ = ("began", "context", "interrupted", "mode", "speculates", "start", "written")
-
-    def __init__(self, speculates: bool) -> None:
-        self.speculates = speculates
-        """Whether it is to go on by rounds from its next boundary on."""
-        self.mode: Mode | None = None
-        """The mode of its step under way; None before its first one."""
-        self.context = self.written = 0
-        """Tokens of its context and of its thought at its last boundary."""
-        self.began = 0.0
-        """When its step began."""
-        self.start = 0.0
-        """`Adaptive._direct_tokens` then."""
-        self.interrupted = False
+    running: int = 0
+    """Requests that it computes."""
+    waiting: int = 0
+    """Requests that wait there until it has room."""
 
 
 class Adaptive:
     """The `ModeControl` of `speculate: auto`.
 
     `written` says how many tokens the target has sampled so far, those of running requests included, or None where its engine does
-    not know: then a direct request is interrupted now and then to learn how fast it was. `model` is what a calibration found.
+    not know: then a direct request is interrupted now and then to learn how fast it was. `requests` says how many it has. `model` is what a
+    calibration found.
     """
 
-    def __init__(self, *, written: Callable[[], int | None] = lambda: None, model: CostModel | None = None) -> None:
-        self._written = written
+    def __init__(
+        self,
+        *,
+        written: Callable[[], int | None] = lambda: None,
+        requests: Callable[[], Requests] = Requests,
+        model: CostModel | None = None,
+    ) -> None:
+        self._written, self._requests = written, requests
         self.changes: deque[Change] = deque(maxlen=CHANGES)
         """The last decisions: `probe`, few chains speculate, to learn; `probed`, they have; `speculate`; `losing`, back to direct mode;
         `check`, the same, to see how fast that is now; `share`, more or fewer chains speculate."""
@@ -79,16 +79,11 @@ class Adaptive:
         self._unsure = GIVEN_SPREAD if model else FIRST_SPREAD
         self._seen_rounds: State | None = None
         self._seen_direct: State | None = None
-        self._lengths = ExpectedRest()
-        # The chains.
-        self._live: dict[int, LiveChain] = {}
-        self._counts: dict[Mode, int] = {"speculative": 0, "direct": 0}
-        self._speculating = 0
-        self._contexts = self._starts = 0.0
-        """`LiveChain.context` of all, and `LiveChain.start` of those in direct mode, added up."""
-        self._direct_tokens = 0.0
-        """Tokens that a chain would have that was in direct mode since the beginning."""
-        self._ended, self._exhausted = 0, False
+        self._chains = LiveChains()
+        self._waited = 0
+        """Requests that waited at the target when it was looked at last."""
+        self._room: int | None = None
+        """How many requests the target computes at once and has at hand; None: none had to wait."""
         # What is decided.
         self._share = 0.0
         self._ending: list[int] = []
@@ -112,6 +107,11 @@ class Adaptive:
         self._due = ROUNDS
         """Rounds at which the window is judged."""
 
+    @property
+    def most(self) -> int | None:
+        """See `ModeControl.most`."""
+        return None if self._share == 1 else self._room
+
     def enter(self, order: int, now: float) -> None:
         """See `ModeControl.enter`."""
         self._pass(now)
@@ -119,48 +119,44 @@ class Adaptive:
             self._start = now
             self._tick = now + FIRST_LOOK_S
             self._restart(now)
-        speculates = self._speculating < self._share * (len(self._live) + 1)
-        self._speculating += speculates
-        self._live[order] = LiveChain(speculates)
+        self._chains.enter(order, self._share)
 
     def leave(self, order: int, now: float) -> None:
         """See `ModeControl.leave`."""
         self._pass(now)
-        chain = self._live.pop(order)
-        self._end_step(chain)
-        self._contexts -= chain.context
-        self._speculating -= chain.speculates
-        self._ended += 1
-        self._lengths.ended(chain.written)
+        self._chains.leave(order)
         self._settle(now)
+
+    def pause(self, order: int, now: float) -> None:
+        """See `ModeControl.pause`."""
+        self._pass(now)
+        self._chains.pause(order)
+        self._settle(now)
+
+    def resume(self, order: int, now: float) -> None:
+        """See `ModeControl.resume`."""
+        self._pass(now)
+        self._ending += self._chains.resume(order, self._share, now)
 
     def exhausted(self) -> None:
         """See `ModeControl.exhausted`."""
-        self._exhausted = True
+        self._chains.exhausted = True
 
     def mode(self, order: int, context_tokens: int, now: float) -> Mode:
         """See `ModeControl.mode`."""
         self._pass(now)
-        chain = self._live[order]
-        self._end_step(chain)
-        self._contexts += context_tokens - chain.context
-        chain.context, chain.began, chain.interrupted = context_tokens, now, False
-        mode: Mode = "speculative" if chain.speculates else "direct"
-        chain.mode = mode
-        self._counts[mode] += 1
+        mode = self._chains.step(order, context_tokens, now)
         if mode == "direct":
-            chain.start = self._direct_tokens
-            self._starts += chain.start
             self._settle(now)
         return mode
 
     def wrote(self, order: int, mode: Mode, tokens: int, accepted: bool, now: float) -> None:
         """See `ModeControl.wrote`."""
         self._pass(now)
-        chain = self._live[order]
+        chain = self._chains[order]
         chain.written += tokens
         if chain.mode == mode == "speculative" and self._known.fit.known:
-            due = self._window.rounds % (1 + self._speculating // JUDGED) == 0
+            due = self._window.rounds % (1 + self._chains.speculating // JUDGED) == 0
             if due:
                 self._pace = self._direct_speed()
             self._window.wrote(tokens, accepted, now - chain.began, self._pace)
@@ -172,65 +168,46 @@ class Adaptive:
         self._pass(call.end)
         self._window.called(call)
         if call.direct and self._window.written is None and call.output_tokens >= ITERATIONS:
-            self._observe_direct(self._chains, (call.end - call.submit) / call.output_tokens, call.end)
+            self._observe_direct(self._chains.at_least_one, (call.end - call.submit) / call.output_tokens, call.end)
 
     def interrupts(self, now: float) -> Sequence[int]:
         """See `ModeControl.interrupts`."""
         self._pass(now)
         if now >= self._tick:
             self._look(now)
-        ending, self._ending = [order for order in self._ending if order in self._live], []
+        ending, self._ending = [order for order in self._ending if order in self._chains], []
         return ending
 
     def wake(self) -> float:
         """See `ModeControl.wake`."""
         return self._tick
 
-    # The chains.
-
     def _pass(self, now: float) -> None:
         """Time passed."""
         span, self._last = now - self._last, now
         if span > 0:
-            seconds = self._window.seconds
-            seconds["speculative"] += span * self._counts["speculative"]
-            seconds["direct"] += span * self._counts["direct"]
-
-    def _end_step(self, chain: LiveChain) -> None:
-        if chain.mode is not None:
-            self._counts[chain.mode] -= 1
-            if chain.mode == "direct":
-                self._starts -= chain.start
-            chain.mode = None
-
-    @property
-    def _chains(self) -> int:
-        return max(len(self._live), 1)
-
-    @property
-    def _context_sum(self) -> float:
-        return max(self._contexts + self._counts["direct"] * self._direct_tokens - self._starts, 1.0)
-
-    @property
-    def _context(self) -> float:
-        return self._context_sum / self._chains
+            seconds, counts = self._window.seconds, self._chains.counts
+            seconds["speculative"] += span * counts["speculative"]
+            seconds["direct"] += span * counts["direct"]
 
     def _state(self, now: float) -> State:
-        return State(self._chains, self._context, now - self._start)
+        return State(self._chains.at_least_one, self._chains.context, now - self._start)
 
     def _direct_speed(self) -> float:
-        """Tokens a second of each chain if none speculates."""
-        return 1 / self._known.fit.seconds(self._chains, self._context_sum)
+        """Tokens a second of each chain if none speculates, those that wait for others at the target included."""
+        live = self._chains.at_least_one
+        running = min(live, self._room or live)
+        return running / live / self._known.fit.seconds(running, self._chains.context * running)
 
     # Observing the target alone.
 
     def _restart(self, now: float) -> None:
-        self._window = Window(now, self._written(), self._counts["speculative"])
+        self._window = Window(now, self._written(), self._chains.counts["speculative"])
 
     def _settle(self, now: float) -> None:
         """Where the last round of a share is over: charge what it lost, and observe the target alone from now on."""
-        if not self._share and not self._counts["speculative"] and not self._settled and self._known.fit.known:
-            self._debit += max(self._stint + self._lost(now), 0.0) / self._chains
+        if not self._share and not self._chains.counts["speculative"] and not self._settled and self._known.fit.known:
+            self._debit += max(self._stint + self._lost(now), 0.0) / self._chains.at_least_one
             self._stint = 0.0
             self._restart(now)
             self._settled = True
@@ -239,7 +216,7 @@ class Adaptive:
     def _look(self, now: float) -> None:
         """The time has come to look at what the engines did."""
         elapsed = now - self._start
-        if not self._live:
+        if not self._chains:
             self._tick = math.inf
             return
         if self._share:
@@ -248,22 +225,23 @@ class Adaptive:
             self._sample(now)
         else:
             self._count(now)
+        self._find_room()
         pause = ITERATIONS / self._direct_speed() if self._known.fit.known else FIRST_LOOK_S
         self._tick = max(now + max(pause, 0.01 * elapsed), self._tick if self._tick > now else now)
 
     def _count(self, now: float) -> None:
         """Observe how many tokens the target wrote."""
         window, written = self._window, self._written()
-        if self._counts["speculative"] or written is None or window.written is None:
+        if self._chains.counts["speculative"] or written is None or window.written is None:
             return
         tokens, span = written - window.written, now - window.start
         if not self._settled:
-            if tokens >= self._chains:  # all prompts are computed
+            if tokens >= self._chains.at_least_one:  # all prompts are computed
                 self._restart(now)
                 self._settled = True
-        elif span > 0 and tokens >= ITERATIONS * self._chains / 2:
+        elif span > 0 and tokens >= ITERATIONS * self._chains.at_least_one / 2:
             chains = window.seconds["direct"] / span
-            self._direct_tokens += tokens / max(chains, 1e-9)
+            self._chains.direct_tokens += tokens / max(chains, 1e-9)
             self._observe_direct(chains, window.seconds["direct"] / tokens, now)
             self._restart(now)
 
@@ -271,36 +249,44 @@ class Adaptive:
         """Where nobody counts the target's tokens: interrupt one request, to learn how many it wrote."""
         self._tick = now + max(FIRST_SAMPLE_S, 2 * (now - self._start))
         if now - self._start >= FIRST_SAMPLE_S:
-            for order, chain in self._live.items():
-                if chain.mode == "direct" and not chain.interrupted:
-                    chain.interrupted = True
-                    self._ending.append(order)
-                    return
+            for order, chain in self._chains.direct():
+                chain.interrupted = True
+                self._ending.append(order)
+                return
+
+    def _find_room(self) -> None:
+        """See whether requests wait at the target though it has come through the prompts."""
+        running, waiting = self._requests()
+        spare = max(running // SPARE, 1)
+        if self._share or not self._settled:
+            waiting = 0
+        elif min(waiting, self._waited) > spare:
+            self._room = running + spare
+        elif self._room is not None and not waiting:
+            self._room += spare
+        self._waited = waiting
 
     def _observe_direct(self, chains: float, seconds: float, now: float) -> None:
-        if not self._share and not self._counts["speculative"]:
-            self._known.fit.observe(chains, self._context_sum, seconds)
+        if not self._share and not self._chains.counts["speculative"]:
+            self._known.fit.observe(chains, self._chains.context_sum, seconds)
             self._seen_direct = self._state(now)
             self._consider(now)
 
     # Predicting.
 
     def _best(self, acceptance: float | None = None) -> Choice:
-        return self._known.best(self._chains, self._context, self._rests(), acceptance)
+        chains, direct = self._chains, self._direct_speed()
+        mixed = self._room is None and not chains.some_pause
+        return self._known.best(chains.at_least_one, chains.context, direct, self._rests(), mixed=mixed, acceptance=acceptance)
 
     def _rests(self) -> list[float]:
         """Expected rests of the live chains, longest first, where no more chains come and some could be left out."""
-        if not self._exhausted or len(self._live) < MIXED:
-            return []
-        return sorted(self._lengths.rests([self._thought(chain) for chain in self._live.values()]), reverse=True)
-
-    def _thought(self, chain: LiveChain) -> float:
-        return chain.written + (self._direct_tokens - chain.start if chain.mode == "direct" else 0.0)
+        return self._chains.rests() if self._chains.last and len(self._chains) >= MIXED else []
 
     # The account.
 
     def _affordable(self, cost: float, now: float, share: float = DEBIT) -> bool:
-        return self._debit + cost <= share * (now - self._start) * horizon(len(self._live), self._ended, self._exhausted)
+        return self._debit + cost <= share * (now - self._start) * self._chains.horizon
 
     def _lost(self, now: float) -> float:
         """Seconds that the chains lost in the window against direct mode, added up."""
@@ -308,9 +294,9 @@ class Adaptive:
 
     def _progress(self, now: float) -> float:
         """Tokens that all chains got on in the window. A round that is under way counts as half a step, where none was at the start."""
-        window, direct = self._window, self._counts["direct"]
+        window, direct = self._window, self._chains.counts["direct"]
         step = window.tokens / window.rounds if window.rounds else self._known.round.tokens
-        committed = window.tokens + step * (self._counts["speculative"] - window.running) / 2
+        committed = window.tokens + step * (self._chains.counts["speculative"] - window.running) / 2
         if self._share == 1:  # the direct requests are those that complete a step
             return committed + window.direct_tokens + direct * step / 4
         most = window.seconds["direct"] * self._direct_speed()
@@ -322,7 +308,7 @@ class Adaptive:
     def _under_way(self) -> float:
         """Tokens that the target has sampled for rounds that are not over, such as a long step after a rejection; 0 where nobody knows."""
         window, written = self._window, self._written()
-        if self._counts["direct"] or written is None or window.written is None:
+        if self._chains.counts["direct"] or written is None or window.written is None:
             return 0.0
         return max(written - window.written - window.other_tokens - window.direct_tokens, 0.0)
 
@@ -330,7 +316,7 @@ class Adaptive:
 
     def _consider(self, now: float) -> None:
         """All chains are direct: is it time for rounds?"""
-        live = len(self._live)
+        live = len(self._chains)
         if not live:
             return
         choice = self._best()
@@ -347,15 +333,15 @@ class Adaptive:
 
     def _probe_cost(self) -> float:
         """Seconds that a round of few chains is expected to cost all of them."""
-        live = len(self._live)
+        live = len(self._chains)
         chains = max(live // PROBED, 1)
-        speeds = self._known.model(live).speeds(chains, live - chains, self._context, self._known.round)
+        speeds = self._known.model(live).speeds(chains, live - chains, self._chains.context, self._known.round)
         share = (chains * speeds.speculative + (live - chains) * speeds.direct) / (live * self._direct_speed())
         return 1.5 * self._known.round.tokens / speeds.speculative * max(0.0, 1 - share)
 
     def _switch(self, share: float, what: str, now: float, rate: float) -> None:
         """Let this share of the live chains speculate from their next boundaries on."""
-        live = len(self._live)
+        live = len(self._chains)
         count = math.ceil(share * live)
         alone = live * self._direct_speed()
         self.changes.append(Change(time=now, what=what, speculating=count, live=live, speculative=rate, direct=alone))
@@ -363,42 +349,25 @@ class Adaptive:
         self._due = max(4 * count, ROUNDS)
         self._before = self._before_squared = 0.0
         self._verdicts = max(VERDICTS, count)
-        self._assign(count)
+        self._ending += self._chains.assign(count)
         if share:
             self._restart(now)
         self._settle(now)
 
-    def _assign(self, count: int) -> None:
-        """Let `count` chains speculate: of those that change, the ones with the longest expected rest begin and the others end."""
-        change = count - self._speculating
-        if not change:
-            return
-        candidates = [(order, chain) for order, chain in self._live.items() if chain.speculates == (change < 0)]
-        if abs(change) < len(candidates):
-            rests = self._lengths.rests([self._thought(chain) for _, chain in candidates])
-            ranked = sorted(zip(rests, candidates, strict=True), key=lambda item: item[0], reverse=change > 0)
-            candidates = [candidate for _, candidate in ranked[: abs(change)]]
-        for order, chain in candidates:
-            chain.speculates = change > 0
-            if chain.speculates and chain.mode == "direct" and not chain.interrupted:
-                chain.interrupted = True
-                self._ending.append(order)
-        self._speculating = count
-
     def _judge(self, now: float) -> None:
         """Rounds are under way: do they pay?"""
-        window, running = self._window, self._counts["speculative"]
+        window, running = self._window, self._chains.counts["speculative"]
         if not window.seconds["speculative"]:
             return
         step = max(window.tokens / window.rounds if window.rounds else 0.0, self._known.round.tokens)
         allowance = step * (running * (TURN if self._turning and self._share == 1 else 1) + 3 * math.sqrt(running))
         hopeless = (window.tokens + self._under_way() + allowance) / window.seconds["speculative"] < self._direct_speed()
         if self.changes[-1].what == "probe":
-            if hopeless or window.rounds >= self._speculating:
+            if hopeless or window.rounds >= self._chains.speculating:
                 self._end_probe(now)
             return
         lost, trial = self._lost(now), step / self._direct_speed()
-        net = (lost + self._stint) / self._chains
+        net = (lost + self._stint) / self._chains.at_least_one
         if (
             (hopeless and self._share == 1)
             or (net > trial and not self._affordable(net, now, 2 * DEBIT))
@@ -419,8 +388,8 @@ class Adaptive:
 
     def _turn(self, now: float) -> None:
         """A share is new: it is not judged before all chains have begun a round, and then by what follows."""
-        waited = self._window.rounds >= self._speculating * (2 if self._share == 1 else 1)
-        if waited or (self._share == 1 and not self._counts["direct"]):
+        waited = self._window.rounds >= self._chains.speculating * (2 if self._share == 1 else 1)
+        if waited or (self._share == 1 and not self._chains.counts["direct"]):
             self._stint += self._lost(now)
             self._turning = False
             self._restart(now)
@@ -429,7 +398,7 @@ class Adaptive:
         window = self._window
         deviation = math.sqrt(window.excess_squared + self._before_squared)
         likely = lost + self._before
-        if window.rounds >= max(LEAST, 2 * self._speculating) and likely > VERY_SURE * deviation:
+        if window.rounds >= max(LEAST, 2 * self._chains.speculating) and likely > VERY_SURE * deviation:
             self._stop(now)
         elif window.rounds >= self._due:
             if 0 < likely < SURE * deviation:  # by chance, perhaps
@@ -446,7 +415,8 @@ class Adaptive:
 
     def _end_probe(self, now: float) -> None:
         self._learn(now)
-        self._unsure = PROBED_SPREAD + PER_PROBED * math.log(len(self._live) / self._speculating) if self._speculating else PROBED_SPREAD
+        live, probed = len(self._chains), self._chains.speculating
+        self._unsure = PROBED_SPREAD + (PER_PROBED * math.log(live / probed) if probed else 0.0)
         choice = self._best()
         if choice.gain * math.exp(-self._unsure) > 1:
             self._switch(choice.share, "speculate", now, choice.rate)
@@ -463,19 +433,19 @@ class Adaptive:
         choice = self._best()
         share, gain, rate = choice.share, choice.gain, choice.rate
         self._restart(now)
-        self._due = max(4 * self._counts["speculative"], ROUNDS)
+        self._due = max(4 * self._chains.counts["speculative"], ROUNDS)
         sure = max(observed, gain) * math.exp(-self._seen_direct.spread(self._state(now), PER_TIME_DIRECT) if self._seen_direct else 0.0)
         if sure < 1:
-            if self._affordable(2 * self._known.round.tokens * self._chains / rate * (1 - 1 / max(observed, gain)), now):
+            if self._affordable(2 * self._known.round.tokens * self._chains.at_least_one / rate * (1 - 1 / max(observed, gain)), now):
                 self._switch(0.0, "check", now, rate)
         elif share != self._share and gain > WORTH * observed:
             self._switch(share, "share", now, rate)
         else:
-            self._assign(math.ceil(self._share * len(self._live)))
+            self._ending += self._chains.assign(math.ceil(self._share * len(self._chains)))
 
     def _learn(self, now: float, lost: bool = False) -> None:
         """Make what the window shows of rounds the prediction."""
-        window, known, context = self._window, self._known, self._context
+        window, known, context = self._window, self._known, self._chains.context
         span = now - window.start
         self._stint += self._lost(now)
         if span <= 0:
@@ -483,9 +453,9 @@ class Adaptive:
         if not window.rounds or (lost and self._turning):
             known.learn_from_nothing(window, self._best().gain)
         elif self.changes[-1].what == "probe":
-            known.learn_from_probe(window, self._chains, context, span, self._direct_in(window))
+            known.learn_from_probe(window, self._chains.at_least_one, context, span, self._direct_in(window))
         else:
-            known.learn_from_share(window, self._chains, context, span, self._share, self._progress(now) / span, lost)
+            known.learn_from_share(window, self._chains.at_least_one, context, span, self._share, self._progress(now) / span, lost)
         self._seen_rounds = self._state(now)
 
     def _direct_in(self, window: Window) -> float:

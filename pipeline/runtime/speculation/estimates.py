@@ -79,16 +79,18 @@ class Estimates:
         draft = self._given.draft if self._given else target.scaled(DRAFT)
         return CostModel(target=target, draft=draft.scaled(self._draft_scale), interference=self.interference)
 
-    def best(self, chains: int, context: float, rests: Sequence[float], acceptance: float | None = None) -> Choice:
-        """The best share for so many live chains with `context` tokens each.
+    def best(
+        self, chains: int, context: float, direct: float, rests: Sequence[float], *, mixed: bool, acceptance: float | None = None
+    ) -> Choice:
+        """The best share for so many live chains with `context` tokens each, which get `direct` tokens a second each if none speculates.
 
-        `rests` are the tokens that they are expected to write yet, longest first, where these are the last chains; else empty.
+        `mixed`: some may speculate beside others that do not. `rests` are the tokens that they are expected to write yet, longest first, where these are the last chains; else empty.
         `acceptance` replaces that which is known.
         """
-        model, direct = self.model(chains), 1 / self.fit.seconds(chains, chains * context)
+        model = self.model(chains)
         step = self.round if acceptance is None else structs.replace(self.round, acceptance=acceptance)
         best = Choice(0.0, 0.0, 0.0)
-        for share in SHARES if chains >= MIXED else SHARES[:1]:
+        for share in SHARES if mixed and chains >= MIXED else SHARES[:1]:
             count = math.ceil(share * chains)
             speeds, ratio = model.speeds(count, chains - count, context, step), self._ratios.get(share, self._ratio)
             rate = (count * speeds.speculative + (chains - count) * speeds.direct) * ratio

@@ -58,11 +58,21 @@ class ModeControl(Protocol):
     def changes(self) -> Iterable[Change]:
         """The decisions so far, oldest first, so many that `run.json` can hold them."""
 
+    @property
+    def most(self) -> int | None:
+        """How many chains may go on beside each other, because the target computes no more at once; None: as many as the schedule lets."""
+
     def enter(self, order: int, now: float) -> None:
         """A chain began its loop."""
 
     def leave(self, order: int, now: float) -> None:
         """A chain left its loop."""
+
+    def pause(self, order: int, now: float) -> None:
+        """The chain pauses in its step, because the engines' caches are full."""
+
+    def resume(self, order: int, now: float) -> None:
+        """The chain goes on after a pause."""
 
     def exhausted(self) -> None:
         """No more chains will enter."""
@@ -104,6 +114,7 @@ class Recorded:
         self._decisions, self._otherwise = decisions, otherwise
         self._next: dict[int, int] = {}
         self.changes: tuple[Change, ...] = ()
+        self.most: int | None = None
 
     def enter(self, order: int, now: float) -> None:
         """See `ModeControl.enter`."""
@@ -112,6 +123,12 @@ class Recorded:
     def leave(self, order: int, now: float) -> None:
         """See `ModeControl.leave`."""
         del self._next[order]
+
+    def pause(self, order: int, now: float) -> None:
+        """See `ModeControl.pause`."""
+
+    def resume(self, order: int, now: float) -> None:
+        """See `ModeControl.resume`."""
 
     def exhausted(self) -> None:
         """See `ModeControl.exhausted`."""

@@ -3,6 +3,7 @@
 Everything but `watch` is synchronous: an event comes in, the control decides, requests are interrupted at once.
 """
 
+from functools import partial
 from typing import Protocol
 
 import anyio
@@ -10,6 +11,7 @@ import anyio
 from pipeline.engine import Completion
 from pipeline.graph.direct import BOUNDARY, RESPONSE
 from pipeline.reasoning.chain import Chain
+from pipeline.runtime.admission.admission import Member
 from pipeline.runtime.chain_recorder import Attempt, Clock
 from pipeline.runtime.speculation.modes import CallFacts, Mode, ModeControl, Recorded
 
@@ -21,12 +23,21 @@ class Interrupter(Protocol):
         """Interrupt the interruptible request of a chain, if it has one."""
 
 
+class Limited(Protocol):
+    """Lets chains pause; a `Schedule` is one."""
+
+    def limit(self, most: int | None) -> None:
+        """Let no more than so many chains go on; None: no such limit."""
+
+
 class ModeSwitch:
     """Switches the chains of one loop between speculation and the target alone, as its `control` decides."""
 
-    def __init__(self, control: ModeControl, target: Interrupter, role: str, clock: Clock) -> None:
-        """`target` sends the direct requests, to the engine `role`."""
+    def __init__(self, control: ModeControl, target: Interrupter, role: str, clock: Clock, schedule: Limited) -> None:
+        """`target` sends the direct requests, to the engine `role`; `schedule` lets chains pause."""
         self.control = control
+        self._schedule, self._members = schedule, dict[int, Member]()
+        self._most: int | None = None
         self._target, self._role, self._clock = target, role, clock
         self._recorded = control if isinstance(control, Recorded) else None
         self._inside: set[int] = set()
@@ -42,10 +53,13 @@ class ModeSwitch:
                 await anyio.sleep_forever()
             self._carry_out(self._clock.now())
 
-    def enter(self, order: int) -> None:
-        """A chain begins, which is in its loop from its first call on."""
+    def enter(self, order: int, member: Member | None) -> None:
+        """A chain begins, which is in its loop from its first call on; `member` is what its schedule knows it as."""
         now = self._clock.now()
         self._inside.add(order)
+        if member is not None:
+            self._members[order] = member
+            member.stop, member.waits = partial(self._target.interrupt, order), partial(self._waits, order)
         self.control.enter(order, now)
         self._carry_out(now)
 
@@ -54,6 +68,7 @@ class ModeSwitch:
         if order in self._inside:
             now = self._clock.now()
             self._inside.remove(order)
+            self._members.pop(order, None)
             self.control.leave(order, now)
             self._carry_out(now)
 
@@ -81,6 +96,8 @@ class ModeSwitch:
     def wrote(self, chain: Chain, mode: Mode, tokens: int, accepted: bool) -> None:
         """`chain` committed `tokens` of its thought, see `ModeControl.wrote`."""
         now = self._clock.now()
+        if (member := self._members.get(chain.order)) is not None:
+            member.wrote_directly = mode == "direct"
         self.control.wrote(chain.order, mode, tokens, accepted, now)
         self._carry_out(now)
 
@@ -120,3 +137,13 @@ class ModeSwitch:
         wake = self.control.wake()
         if wake != self._sleep.deadline:
             self._sleep.deadline = wake
+        if self.control.most != self._most:
+            self._most = self.control.most
+            self._schedule.limit(self._most)
+
+    def _waits(self, order: int, waiting: bool) -> None:
+        """A chain begins to pause, or goes on."""
+        if order in self._inside:
+            now = self._clock.now()
+            (self.control.pause if waiting else self.control.resume)(order, now)
+            self._carry_out(now)
