@@ -13,6 +13,8 @@ from msgspec import Struct
 from pipeline.engine import Fact
 from pipeline.graph.plan import Plan
 
+FILLED = 0.95
+"""Share of a cache that is filled. With all of it, one context that does not fit after all takes the place of another that is needed next."""
 CLASSES = 32
 """Into so many classes chains are divided by how far their contexts have grown; the classes double their width as they are outgrown."""
 _CLASS = np.arange(CLASSES)
@@ -121,7 +123,7 @@ class Cache:
 
     def fits(self, members: int) -> bool:
         """Whether there is room now for the contexts of so many members that go on, and for a step of each."""
-        return self.tokens + members * self.beside <= self.limit.tokens
+        return self.tokens + members * self.beside <= FILLED * self.limit.tokens
 
     def has_room(self, members: int, start: float, tokens: float, unseen: int = 0) -> bool:
         """Whether so many members are expected to fit from now on, one of which comes to them with a context that began
@@ -129,7 +131,7 @@ class Cache:
 
         `unseen` of the others have not had their first turn.
         """
-        more, room = tokens + unseen * self.start, self.limit.tokens - members * self.beside
+        more, room = tokens + unseen * self.start, FILLED * self.limit.tokens - members * self.beside
         if self.tokens + more > room:
             return False
         longest = max((place for place in range(CLASSES) if self._live[place] or self._ended[place]), default=0)

@@ -40,6 +40,8 @@ JUDGED = 16
 """Rounds are judged so often while each of the speculating chains has one."""
 TURN = 4
 """Steps that direct mode may write while chains that turn to rounds have their first one, for which both engines compute their contexts."""
+AGAIN = 2.0
+"""Rounds that lost are tried again when the run has taken so many times as long as until then."""
 SPARE = 8
 """For so many requests that the target computes one may wait there, and at least one."""
 CHANGES = 500
@@ -87,6 +89,8 @@ class Adaptive:
         # What is decided.
         self._share = 0.0
         self._ending: list[int] = []
+        self._tried = math.inf
+        """Seconds from the start until the last switch."""
         self._debit = self._stint = 0.0
         """Seconds lost by what is over, and chains' seconds lost since speculation began last; negative where it won."""
         self._verdicts = VERDICTS
@@ -276,8 +280,12 @@ class Adaptive:
 
     def _best(self, acceptance: float | None = None) -> Choice:
         chains, direct = self._chains, self._direct_speed()
-        mixed = self._room is None and not chains.some_pause
-        return self._known.best(chains.at_least_one, chains.context, direct, self._rests(), mixed=mixed, acceptance=acceptance)
+        return self._known.best(chains.at_least_one, chains.context, direct, self._rests(), mixed=not self._crowded, acceptance=acceptance)
+
+    @property
+    def _crowded(self) -> bool:
+        """Whether the target has no room for all live chains, so that what it does with some says little of what it does with all."""
+        return self._room is not None or self._chains.some_pause
 
     def _rests(self) -> list[float]:
         """Expected rests of the live chains, longest first, where no more chains come and some could be left out."""
@@ -322,7 +330,8 @@ class Adaptive:
         choice = self._best()
         share, gain, rate = choice.share, choice.gain, choice.rate
         spread = self._unsure + (self._seen_rounds.spread(self._state(now), PER_TIME) if self._seen_rounds else 0.0)
-        if gain * math.exp(spread) < WORTH:
+        again = now - self._start > AGAIN * self._tried
+        if gain * math.exp(spread) < WORTH and not again:
             return
         risk = max(0.0, 1 - gain * math.exp(-spread))
         if live > 1 and (gain < UNWORTHY or (risk and self._unsure >= FIRST_SPREAD)):
@@ -346,6 +355,7 @@ class Adaptive:
         alone = live * self._direct_speed()
         self.changes.append(Change(time=now, what=what, speculating=count, live=live, speculative=rate, direct=alone))
         self._share, self._turning, self._settled = share, True, False
+        self._tried = now - self._start
         self._due = max(4 * count, ROUNDS)
         self._before = self._before_squared = 0.0
         self._verdicts = max(VERDICTS, count)
@@ -369,10 +379,11 @@ class Adaptive:
         lost, trial = self._lost(now), step / self._direct_speed()
         net = (lost + self._stint) / self._chains.at_least_one
         if (
-            (hopeless and self._share == 1)
+            (hopeless and self._share == 1 and net > -trial)
             or (net > trial and not self._affordable(net, now, 2 * DEBIT))
-            or (self._unsure and window.verdicts >= self._verdicts and self._rejected())
+            or (self._unsure and not self._crowded and window.verdicts >= self._verdicts and self._rejected())
         ):
+            __import__("sys").stderr.write(f"STOP {now:.0f} hopeless {hopeless} net {net:.2f} trial {trial:.2f} stint {self._stint:.1f} lost {lost:.1f} debit {self._debit:.2f} verdicts {window.verdicts} rounds {window.rounds} tok {window.tokens} uw {self._under_way():.0f} sec {window.seconds} ds {self._direct_speed():.2f} live {len(self._chains)} running {running} span {now-window.start:.2f}\n")
             self._stop(now)
         elif self._turning:
             self._turn(now)
@@ -398,6 +409,8 @@ class Adaptive:
         window = self._window
         deviation = math.sqrt(window.excess_squared + self._before_squared)
         likely = lost + self._before
+        if (window.rounds >= max(LEAST, 2 * self._chains.speculating) and likely > VERY_SURE * deviation) or (window.rounds >= self._due and likely > 0 and not 0 < likely < SURE*deviation):
+            __import__("sys").stderr.write(f"LOSE {now:.0f} likely {likely:.1f} dev {deviation:.1f} rounds {window.rounds} tok {window.tokens} sec {window.seconds} ds {self._direct_speed():.2f} live {len(self._chains)}\n")
         if window.rounds >= max(LEAST, 2 * self._chains.speculating) and likely > VERY_SURE * deviation:
             self._stop(now)
         elif window.rounds >= self._due:
@@ -435,7 +448,7 @@ class Adaptive:
         self._restart(now)
         self._due = max(4 * self._chains.counts["speculative"], ROUNDS)
         sure = max(observed, gain) * math.exp(-self._seen_direct.spread(self._state(now), PER_TIME_DIRECT) if self._seen_direct else 0.0)
-        if sure < 1:
+        if sure < 1 and not self._crowded:
             if self._affordable(2 * self._known.round.tokens * self._chains.at_least_one / rate * (1 - 1 / max(observed, gain)), now):
                 self._switch(0.0, "check", now, rate)
         elif share != self._share and gain > WORTH * observed:
