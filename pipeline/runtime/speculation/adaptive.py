@@ -211,6 +211,7 @@ class Adaptive:
     def _settle(self, now: float) -> None:
         """Where the last round of a share is over: charge what it lost, and observe the target alone from now on."""
         if not self._share and not self._chains.counts["speculative"] and not self._settled and self._known.fit.known:
+            __import__("sys").stderr.write(f"CONS SETTLE {now:.1f} stint {self._stint:.1f} lost {self._lost(now):.1f} progress {self._progress(now):.0f} secs {self._window.seconds} ds {self._direct_speed():.2f} start {self._window.start:.1f} room {self._room} live {len(self._chains)} tokens {self._window.tokens}\n")
             self._debit += max(self._stint + self._lost(now), 0.0) / self._chains.at_least_one
             self._stint = 0.0
             self._restart(now)
@@ -262,7 +263,7 @@ class Adaptive:
         """See whether requests wait at the target though it has come through the prompts."""
         running, waiting = self._requests()
         spare = max(running // SPARE, 1)
-        if self._share or not self._settled:
+        if self._share == 1 or not (self._share or self._settled):
             waiting = 0
         elif min(waiting, self._waited) > spare:
             self._room = running + spare
@@ -301,17 +302,15 @@ class Adaptive:
         return sum(self._window.seconds.values()) - self._progress(now) / self._direct_speed()
 
     def _progress(self, now: float) -> float:
-        """Tokens that all chains got on in the window. A round that is under way counts as half a step, where none was at the start."""
-        window, direct = self._window, self._chains.counts["direct"]
+        """Tokens that all chains got on in the window. A draft that is under way counts as half a step, where none was at the start."""
+        window, written = self._window, self._written()
         step = window.tokens / window.rounds if window.rounds else self._known.round.tokens
-        committed = window.tokens + step * (self._chains.counts["speculative"] - window.running) / 2
+        begun = step * (self._chains.counts["speculative"] - window.running) / 2
+        if written is not None and window.written is not None:  # what the target wrote is not lost, whether its request is over or not
+            return window.tokens + self._known.round.acceptance * begun + written - window.written - window.other_tokens
         if self._share == 1:  # the direct requests are those that complete a step
-            return committed + window.direct_tokens + direct * step / 4
-        most = window.seconds["direct"] * self._direct_speed()
-        written = self._written()
-        if written is None or window.written is None:
-            return committed + most / (1 + self._known.interference)
-        return committed + min(most, written - window.written - window.other_tokens)
+            return window.tokens + begun + window.direct_tokens + self._chains.counts["direct"] * step / 4
+        return window.tokens + begun + window.seconds["direct"] * self._direct_speed() / (1 + self._known.interference)
 
     def _under_way(self) -> float:
         """Tokens that the target has sampled for rounds that are not over, such as a long step after a rejection; 0 where nobody knows."""
@@ -334,6 +333,7 @@ class Adaptive:
         if gain * math.exp(spread) < WORTH and not again:
             return
         risk = max(0.0, 1 - gain * math.exp(-spread))
+        __import__("sys").stderr.write(f"CONS {now:.0f} live {live} gain {gain:.2f} spread {spread:.2f} again {again} debit {self._debit:.2f} probecost {self._probe_cost():.2f} trial {2 * risk * live * self._known.round.tokens / rate:.2f} budget {DEBIT*(now-self._start)*self._chains.horizon:.2f} unsure {self._unsure:.2f} room {self._room} ratio {self._known._ratio:.2f}\n")
         if live > 1 and (gain < UNWORTHY or (risk and self._unsure >= FIRST_SPREAD)):
             if self._affordable(self._probe_cost(), now):
                 self._switch(max(live // PROBED, 1) / live, "probe", now, rate)
@@ -360,13 +360,14 @@ class Adaptive:
         self._before = self._before_squared = 0.0
         self._verdicts = max(VERDICTS, count)
         self._ending += self._chains.assign(count)
-        if share:
-            self._restart(now)
+        self._restart(now)
         self._settle(now)
 
     def _judge(self, now: float) -> None:
         """Rounds are under way: do they pay?"""
         window, running = self._window, self._chains.counts["speculative"]
+        if not self._chains.speculating:  # those in a probe have ended or pause
+            self._ending += self._chains.assign(math.ceil(self._share * len(self._chains)))
         if not window.seconds["speculative"]:
             return
         step = max(window.tokens / window.rounds if window.rounds else 0.0, self._known.round.tokens)
