@@ -15,7 +15,7 @@ from pipeline.runtime.speculation.live_chains import LiveChains
 from pipeline.runtime.speculation.modes import CallFacts, Change, Mode
 from pipeline.runtime.speculation.window import Window
 
-DEBIT = 0.015
+DEBIT = 0.01
 """Share of a run that trials and switches may cost."""
 WORTH = 1.05
 """The gain from which another share of speculating chains is worth a switch."""
@@ -211,7 +211,6 @@ class Adaptive:
     def _settle(self, now: float) -> None:
         """Where the last round of a share is over: charge what it lost, and observe the target alone from now on."""
         if not self._share and not self._chains.counts["speculative"] and not self._settled and self._known.fit.known:
-            __import__("sys").stderr.write(f"CONS SETTLE {now:.1f} stint {self._stint:.1f} lost {self._lost(now):.1f} progress {self._progress(now):.0f} secs {self._window.seconds} ds {self._direct_speed():.2f} start {self._window.start:.1f} room {self._room} live {len(self._chains)} tokens {self._window.tokens}\n")
             self._debit += max(self._stint + self._lost(now), 0.0) / self._chains.at_least_one
             self._stint = 0.0
             self._restart(now)
@@ -327,18 +326,17 @@ class Adaptive:
         if not live:
             return
         choice = self._best()
-        share, gain, rate = choice.share, choice.gain, choice.rate
+        gain, rate = choice.gain, choice.rate
         spread = self._unsure + (self._seen_rounds.spread(self._state(now), PER_TIME) if self._seen_rounds else 0.0)
         again = now - self._start > AGAIN * self._tried
         if gain * math.exp(spread) < WORTH and not again:
             return
         risk = max(0.0, 1 - gain * math.exp(-spread))
-        __import__("sys").stderr.write(f"CONS {now:.0f} live {live} gain {gain:.2f} spread {spread:.2f} again {again} debit {self._debit:.2f} probecost {self._probe_cost():.2f} trial {2 * risk * live * self._known.round.tokens / rate:.2f} budget {DEBIT*(now-self._start)*self._chains.horizon:.2f} unsure {self._unsure:.2f} room {self._room} ratio {self._known._ratio:.2f}\n")
         if live > 1 and (gain < UNWORTHY or (risk and self._unsure >= FIRST_SPREAD)):
             if self._affordable(self._probe_cost(), now):
                 self._switch(max(live // PROBED, 1) / live, "probe", now, rate)
         elif self._affordable(2 * risk * live * self._known.round.tokens / rate, now, DEBIT if self._unsure else 2 * DEBIT):
-            self._switch(share, "speculate", now, rate)
+            self._switch(choice.share, "speculate", now, rate)
 
     def _probe_cost(self) -> float:
         """Seconds that a round of few chains is expected to cost all of them."""
@@ -384,7 +382,6 @@ class Adaptive:
             or (net > trial and not self._affordable(net, now, 2 * DEBIT))
             or (self._unsure and not self._crowded and window.verdicts >= self._verdicts and self._rejected())
         ):
-            __import__("sys").stderr.write(f"STOP {now:.0f} hopeless {hopeless} net {net:.2f} trial {trial:.2f} stint {self._stint:.1f} lost {lost:.1f} debit {self._debit:.2f} verdicts {window.verdicts} rounds {window.rounds} tok {window.tokens} uw {self._under_way():.0f} sec {window.seconds} ds {self._direct_speed():.2f} live {len(self._chains)} running {running} span {now-window.start:.2f}\n")
             self._stop(now)
         elif self._turning:
             self._turn(now)
@@ -410,8 +407,6 @@ class Adaptive:
         window = self._window
         deviation = math.sqrt(window.excess_squared + self._before_squared)
         likely = lost + self._before
-        if (window.rounds >= max(LEAST, 2 * self._chains.speculating) and likely > VERY_SURE * deviation) or (window.rounds >= self._due and likely > 0 and not 0 < likely < SURE*deviation):
-            __import__("sys").stderr.write(f"LOSE {now:.0f} likely {likely:.1f} dev {deviation:.1f} rounds {window.rounds} tok {window.tokens} sec {window.seconds} ds {self._direct_speed():.2f} live {len(self._chains)}\n")
         if window.rounds >= max(LEAST, 2 * self._chains.speculating) and likely > VERY_SURE * deviation:
             self._stop(now)
         elif window.rounds >= self._due:
