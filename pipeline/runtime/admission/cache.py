@@ -14,7 +14,8 @@ from pipeline.engine import Fact
 from pipeline.graph.plan import Plan
 
 FILLED = 0.95
-"""Share of a cache that is filled. With all of it, one context that does not fit after all takes the place of another that is needed next."""
+"""Share of a cache that is filled. A context that does not fit after all takes the place of another, which takes that of a third: near
+to its limit a cache makes every call compute its context again."""
 CLASSES = 32
 """Into so many classes chains are divided by how far their contexts have grown; the classes double their width as they are outgrown."""
 _CLASS = np.arange(CLASSES)

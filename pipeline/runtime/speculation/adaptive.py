@@ -15,8 +15,8 @@ from pipeline.runtime.speculation.live_chains import LiveChains
 from pipeline.runtime.speculation.modes import CallFacts, Change, Mode
 from pipeline.runtime.speculation.window import Window
 
-DEBIT = 0.01
-"""Share of a run that trials and switches may cost."""
+DEBIT, LOOKING = 0.01, 0.015
+"""Shares of a run that trials with all chains may cost, twice as much when all is known, and up to which a probe or a check is begun."""
 WORTH = 1.05
 """The gain from which another share of speculating chains is worth a switch."""
 PROBED = 64
@@ -293,7 +293,7 @@ class Adaptive:
 
     # The account.
 
-    def _affordable(self, cost: float, now: float, share: float = DEBIT) -> bool:
+    def _affordable(self, cost: float, now: float, share: float) -> bool:
         return self._debit + cost <= share * (now - self._start) * self._chains.horizon
 
     def _lost(self, now: float) -> float:
@@ -333,7 +333,7 @@ class Adaptive:
             return
         risk = max(0.0, 1 - gain * math.exp(-spread))
         if live > 1 and (gain < UNWORTHY or (risk and self._unsure >= FIRST_SPREAD)):
-            if self._affordable(self._probe_cost(), now):
+            if self._affordable(self._probe_cost(), now, LOOKING):
                 self._switch(max(live // PROBED, 1) / live, "probe", now, rate)
         elif self._affordable(2 * risk * live * self._known.round.tokens / rate, now, DEBIT if self._unsure else 2 * DEBIT):
             self._switch(choice.share, "speculate", now, rate)
@@ -445,7 +445,8 @@ class Adaptive:
         self._due = max(4 * self._chains.counts["speculative"], ROUNDS)
         sure = max(observed, gain) * math.exp(-self._seen_direct.spread(self._state(now), PER_TIME_DIRECT) if self._seen_direct else 0.0)
         if sure < 1 and not self._crowded:
-            if self._affordable(2 * self._known.round.tokens * self._chains.at_least_one / rate * (1 - 1 / max(observed, gain)), now):
+            step_s = self._known.round.tokens * self._chains.at_least_one / rate
+            if self._affordable(2 * step_s * (1 - 1 / max(observed, gain)), now, LOOKING):
                 self._switch(0.0, "check", now, rate)
         elif share != self._share and gain > WORTH * observed:
             self._switch(share, "share", now, rate)

@@ -84,8 +84,8 @@ class Estimates:
     ) -> Choice:
         """The best share for so many live chains with `context` tokens each, which get `direct` tokens a second each if none speculates.
 
-        `mixed`: some may speculate beside others that do not. `rests` are the tokens that they are expected to write yet, longest first, where these are the last chains; else empty.
-        `acceptance` replaces that which is known.
+        `mixed`: some may speculate beside others that do not. `rests` are the tokens that they are expected to write yet, longest first,
+        where these are the last chains; else empty. `acceptance` replaces that which is known.
         """
         model = self.model(chains)
         step = self.round if acceptance is None else structs.replace(self.round, acceptance=acceptance)

@@ -31,8 +31,8 @@ class LiveChain:
 class LiveChains:
     """The live chains by their order.
 
-    What holds whenever no method runs: `counts`, `speculating` and the sums of contexts are those of the chains that go on; those that pause
-    keep the mode of their step and all that they wrote.
+    What holds whenever no method runs: `counts`, `speculating` and the sums of contexts are those of the chains that go on; those that
+    pause keep the mode of their step and all that they wrote.
     """
 
     def __init__(self) -> None:

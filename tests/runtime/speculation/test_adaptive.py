@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from pipeline.runtime.speculation.adaptive import CHANGES, Adaptive
+from pipeline.runtime.speculation.adaptive import CHANGES, Adaptive, Requests
 from pipeline.runtime.speculation.cost_model import CostModel, IterationCost
 from tests.support.fluid import Fixed, Fluid, Surface, World, adverse_world, lengths
 
@@ -146,3 +146,35 @@ def test_events_at_one_moment_and_chains_without_a_step_do_no_harm() -> None:
 
 def test_changes_are_bounded() -> None:
     assert Adaptive().changes.maxlen == CHANGES
+
+
+def looked_at(control: Adaptive, orders: range, until: float) -> None:
+    """Let `control` look whenever it wants to while chains `orders` write directly, and nothing else happens."""
+    for order in orders:
+        control.enter(order, 0.0)
+        control.mode(order, 100, 0.0)
+    while control.wake() < until:
+        control.interrupts(control.wake())
+
+
+def test_requests_that_wait_at_the_target_say_how_many_chains_there_is_room_for() -> None:
+    requests = Requests(running=16, waiting=48)
+    control = Adaptive(written=lambda: int(control.wake() * 500), requests=lambda: requests)
+    assert control.most is None
+    looked_at(control, range(64), 0.5)
+    assert control.most == 18
+    now = control.wake()
+    for order in range(18, 64):
+        control.pause(order, now)
+    requests = Requests(running=17, waiting=0)
+    control.interrupts(now)
+    assert control.most == 20
+    control.resume(18, now)
+    assert control.mode(18, 100, now) == "direct"
+
+
+def test_requests_that_wait_for_a_moment_only_say_nothing() -> None:
+    waiting = iter([48, 0] * 1000)
+    control = Adaptive(written=lambda: int(control.wake() * 500), requests=lambda: Requests(16, next(waiting)))
+    looked_at(control, range(64), 0.5)
+    assert control.most is None

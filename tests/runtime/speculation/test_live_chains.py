@@ -1,0 +1,89 @@
+"""The sums over live chains, however they come, pause, go on and end."""
+
+import math
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.runtime.speculation.live_chains import LiveChains
+
+EVENTS = st.lists(st.tuples(st.sampled_from(["enter", "step", "pause", "resume", "leave", "assign", "write"]), st.integers(0, 1 << 16)))
+
+
+class Counted:
+    """The same chains, each with its context and mode; every sum is counted anew."""
+
+    def __init__(self) -> None:
+        self.going: dict[int, list[float]] = {}
+        """Tokens at the last boundary, and those written directly since."""
+        self.paused: dict[int, list[float]] = {}
+        self.direct: set[int] = set()
+        self.rounds: set[int] = set()
+
+    def context_sum(self) -> float:
+        return sum(context + (since if order in self.direct else 0) for order, (context, since) in self.going.items())
+
+
+@given(EVENTS)
+def test_the_sums_are_those_of_the_chains_that_go_on(events: list[tuple[str, int]]) -> None:
+    chains, counted, orders = LiveChains(), Counted(), iter(range(1 << 20))
+    for what, number in events:
+        here = sorted(counted.paused if what == "resume" else {**counted.going, **counted.paused} if what == "leave" else counted.going)
+        order = here[number % len(here)] if here else None
+        if what == "enter":
+            new = next(orders)
+            chains.enter(new, number % 3 / 2)
+            counted.going[new] = [0, 0]
+        elif what == "write":
+            chains.direct_tokens += number % 100
+            for each in counted.direct & set(counted.going):
+                counted.going[each][1] += number % 100
+        elif what == "assign":
+            for each in chains.assign(number % (len(chains) + 1)):
+                assert each in counted.direct
+        elif order is None:
+            continue
+        elif what == "step":
+            direct = chains.step(order, number, 0.0) == "direct"
+            (counted.direct if direct else counted.rounds).add(order)
+            (counted.rounds if direct else counted.direct).discard(order)
+            counted.going[order] = [number, 0]
+        elif what == "pause":
+            chains.pause(order)
+            counted.paused[order] = [counted.going.pop(order)[0], 0]
+        elif what == "resume":
+            chains.resume(order, number % 3 / 2, 0.0)
+            counted.going[order] = counted.paused.pop(order)
+        else:
+            chains.leave(order)
+            counted.going.pop(order, None)
+            counted.paused.pop(order, None)
+        assert len(chains) == len(counted.going)
+        assert chains.counts == {
+            "direct": len(counted.direct & set(counted.going)),
+            "speculative": len(counted.rounds & set(counted.going)),
+        }
+        assert math.isclose(chains.context_sum, max(counted.context_sum(), 1), rel_tol=1e-9)
+        assert chains.speculating == sum(chains[each].speculates for each in counted.going)
+        assert chains.some_pause == bool(counted.paused)
+
+
+def test_a_chain_that_is_to_speculate_after_its_pause_is_not_to_ask_for_a_direct_response() -> None:
+    chains = LiveChains()
+    chains.enter(0, 0.0)
+    assert chains.step(0, 100, 1.0) == "direct"
+    chains.pause(0)
+    assert (len(chains), chains.last) == (0, False)
+    assert chains.resume(0, 1.0, 5.0) == [0]
+    assert (chains[0].began, chains.step(0, 100, 6.0)) == (5.0, "speculative")
+
+
+def test_chains_that_pause_are_not_the_last_ones() -> None:
+    chains = LiveChains()
+    chains.enter(0, 0.0)
+    chains.enter(1, 0.0)
+    chains.exhausted = True
+    chains.pause(1)
+    assert not chains.last
+    chains.leave(1)
+    assert chains.last
