@@ -38,6 +38,8 @@ SIZES = {16: (1, 2, 4), 64: (8, 16, 32), 384: (64, 128, 256)}
 """Batch sizes by the number of problems that they are measured with."""
 ROOMY = ("token_budget=30720", "max_steps=1000")
 """Settings under which hardly any thought of the three lengths is cut."""
+PATIENT = tuple(f"engines.{role}.timeout_s=1000000" for role in ("draft", "target"))
+"""A direct request writes a whole thought, and may wait at the engine before: on slow machines that takes hours of simulated time."""
 MEASURED_SIZES = (1, 8, 32, 128)
 AIM_OVER_TARGET, AIM_OVER_STATIC = 0.98, 0.95
 MEASURED_AIM = 0.97
@@ -104,7 +106,7 @@ def simulated_setups() -> Iterator[Setup]:
             batch_sizes=sizes,
             problems=problems,
             engines=ROOT / f"graphs/engines/{machine}.yaml",
-            settings=(*ROOMY, f"engines.draft.text.preset={lengths}", f"engines.target.text.preset={lengths}"),
+            settings=(*ROOMY, *PATIENT, f"engines.draft.text.preset={lengths}", f"engines.target.text.preset={lengths}"),
             simulated=True,
         )
 
@@ -167,6 +169,8 @@ def run_sweep(setup: Setup, repeats: int) -> list[Point]:
     found = sweep(options, Observer(tell=_say), lambda number, planned, point: _say(f"{setup.name} {number}/{planned}"))
     if found.error is not None:
         raise found.error
+    if failed := sum(point.failed for point in found.points):
+        raise click.ClickException(f"{setup.name}: {failed} chains failed, so that the rates cannot be compared")
     return found.points
 
 
