@@ -12,8 +12,8 @@ from tests.support.points import POINTS, sweep_folder
 
 pytestmark = pytest.mark.browser
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-SOFTWARE_GL = ["--use-gl=angle", "--use-angle=swiftshader", "--enable-unsafe-swiftshader"]
-"""WebGL without a GPU."""
+SOFTWARE_GL = ["--use-gl=angle", "--use-angle=swiftshader", "--enable-unsafe-swiftshader", "--disable-gpu-compositing"]
+"""WebGL without a GPU, and only for what is drawn with it."""
 MARKS = "place => place._fullData.map((trace) => (trace.visible === true ? trace._length : null))"
 """Points of each trace that is not switched off."""
 COLOURED = """async (place) => {

@@ -65,7 +65,7 @@ def _module(name: str, spec: TorchSpec, device: str) -> Any:
         config = AutoConfig.from_pretrained(name, trust_remote_code=spec.trust_remote_code)
         dtype = (config.dtype or torch.float32) if dtype == "auto" else dtype
         torch.manual_seed(0)
-        model = AutoModelForCausalLM.from_config(config, dtype=dtype, **options)  # type: ignore[no-untyped-call]
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype, **options)
     else:
         model = _whole(name, dtype=dtype, **options)
     if device == "cpu" and spec.dtype == "auto" and model.num_parameters() < SMALL_PARAMETERS:

@@ -130,7 +130,7 @@ def _is(names: list[str]) -> str:
 def main() -> None:
     """The main function of the program."""
     transformers.logging.set_verbosity(logging.CRITICAL)
-    transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    transformers.utils.logging.disable_progress_bar()
     print(json.dumps([flaw_in_tensors(folder, own_class=own_class) for folder, own_class in json.load(sys.stdin)]))
 
 
