@@ -43,7 +43,6 @@ from pipeline.trace.recorder import open_recorder
 from pipeline.trace.store import TraceStore
 
 ROOT = Path(__file__).parent.parent
-STEP_TOKENS = 40
 WRITTEN_PER_S = 1000.0
 """Tokens that each chain gets in a second from the target alone, for the controller."""
 STEPS, STEP_TOKENS, MAX_IN_FLIGHT = 10, 12, 256
