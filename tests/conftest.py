@@ -1,6 +1,7 @@
 """What all tests share: virtual time by default, folders, and makers of chains and rows."""
 
-from collections.abc import Callable
+import signal
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -48,3 +49,11 @@ def _blank() -> Callable[..., Any]:
 def _table_of_characters() -> None:
     """Hypothesis makes its table of characters once for each checkout: no test is charged for that."""
     st.text().validate()
+
+
+@pytest.fixture(autouse=True)
+def _interrupts_as_before() -> Iterator[None]:
+    """No test leaves SIGINT ignored, which all processes that are started later would inherit."""
+    before = signal.getsignal(signal.SIGINT)
+    yield
+    assert signal.getsignal(signal.SIGINT) is before

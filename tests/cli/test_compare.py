@@ -1,15 +1,14 @@
 """`pipeline compare`: what it prints and writes, and that wrong input is one sentence and exit code 2."""
 
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from pipeline.cli.main import main
 from pipeline.session.options import RunOptions
 from pipeline.session.run import run
+from tests.support.commands import pipeline
 
 ROOT = Path(__file__).parent.parent.parent
 Compare = Callable[..., tuple[int, str, str]]
@@ -34,16 +33,12 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def compare(folders: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Compare:
+def compare(folders: Path) -> Compare:
     """Exit code, stdout and stderr of the command, in the folder of the runs."""
 
     def called(*arguments: str | Path) -> tuple[int, str, str]:
-        monkeypatch.chdir(folders)
-        monkeypatch.setattr(sys, "argv", ["pipeline", "compare", *map(str, arguments)])
-        with pytest.raises(SystemExit) as left:
-            main()
-        out, err = capsys.readouterr()
-        return int(left.value.code or 0), out, err
+        done = pipeline("compare", *arguments, cwd=folders)
+        return done.returncode, done.stdout, done.stderr
 
     return called
 

@@ -284,7 +284,7 @@ class Adaptive:
 
     @property
     def _crowded(self) -> bool:
-        """Whether the target has no room for all live chains, so that what it does with some says little of what it does with all."""
+        """Whether the target had no room for all live chains, or some pause: what it does with some says little of all."""
         return self._room is not None or self._chains.some_pause
 
     def _rests(self) -> list[float]:
