@@ -27,8 +27,10 @@ WAIT_S = 60
 
 
 def options(folder: Path, name: str = "sweep", **changes: Any) -> SweepOptions:
-    given: dict[str, Any] = {"graphs": (SPECCOT,), "input": write_problems(folder), "engines": (SIM,), "batch_sizes": (1, 4)}
-    return SweepOptions(**given | {"output": folder / name, "processes": 2} | changes)
+    given: dict[str, Any] = {"graphs": (SPECCOT,), "engines": (SIM,), "batch_sizes": (1, 4), "output": folder / name, "processes": 2}
+    if "input" not in changes:
+        given["input"] = write_problems(folder)
+    return SweepOptions(**given | changes)
 
 
 def figures(points: list[Point]) -> list[Point]:
@@ -75,7 +77,7 @@ def test_an_error_in_a_point_lets_the_others_under_way_end_and_is_raised(tmp_pat
 
 @pytest.mark.slow
 def test_a_process_that_is_killed_is_one_sentence_and_what_was_finished_stays(tmp_path: Path) -> None:
-    given = options(tmp_path, batch_sizes=(1,), input=write_problems(tmp_path, 200))
+    given = options(tmp_path, batch_sizes=(1,), input=write_problems(tmp_path, 250))  # the other one takes much longer
 
     def kill(number: int, planned: int, point: Point) -> None:
         """The first point is finished: kill the process of the other one, which is at its point still."""
