@@ -27,9 +27,12 @@ def crowded(folder: Path, speculate: str, tokens: int = 20_000, **options: objec
 
 
 @pytest.mark.slow
-def test_auto_is_nearly_as_fast_as_the_better_of_always_and_never(tmp_path: Path) -> None:
-    seconds = {mode: crowded(tmp_path, mode, seed=1).run.wall_time_s for mode in ("always", "never", "auto")}
-    assert min(seconds["always"], seconds["never"]) / seconds["auto"] > 0.9
+@pytest.mark.parametrize(("seed", "least"), [(0, 0.7), (1, 0.9)])
+def test_auto_comes_near_the_better_of_always_and_never(tmp_path: Path, seed: int, least: float) -> None:
+    """With the seed 0 its only probe meets a step that is rejected, and all chains are tried two minutes later."""
+    seconds = {mode: crowded(tmp_path, mode, seed=seed).run.wall_time_s for mode in ("always", "never", "auto")}
+    assert min(seconds["always"], seconds["never"]) / seconds["auto"] > least
+    assert seconds["never"] / seconds["auto"] > 2
 
 
 @pytest.mark.slow
