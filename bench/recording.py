@@ -1,16 +1,19 @@
 """What a results file says about how its figures came to be: command, commit, date, machine, and digests of the code they depend on.
 
 A script of this folder calls `begin` before it measures and `Recording.write` afterwards; bench/figures.toml says on which files
-its figures depend. `changed` tells from the digests whether those files are still the same, without the history of git.
+its figures depend. `changed` tells from the digests whether those files still do the same, without the history of git.
 """
 
+import ast
 import json
 import os
 import shlex
 import subprocess
 import sys
 import time
+import tokenize
 from collections.abc import Iterable
+from functools import cache
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -59,15 +62,35 @@ def declared(root: Path = ROOT) -> dict[str, Script]:
 
 
 def digests(patterns: Iterable[str], root: Path = ROOT) -> dict[str, str]:
-    """A digest of the files of each glob, of their places and contents."""
+    """A digest of the files of each glob: of their places, and of what in them can change a figure."""
     return {pattern: _digest(pattern, root) for pattern in patterns}
 
 
 def _digest(pattern: str, root: Path) -> str:
     found = sha256()
     for path in sorted(path for path in root.glob(pattern) if path.is_file() and "__pycache__" not in path.parts):
-        found.update(f"{path.relative_to(root).as_posix()}\0{sha256(path.read_bytes()).hexdigest()}\n".encode())
+        found.update(f"{path.relative_to(root).as_posix()}\0{sha256(_content(path)).hexdigest()}\n".encode())
     return found.hexdigest()[:16]
+
+
+def _content(path: Path) -> bytes:
+    """What of a file can change a figure: all of it; of a Python module its code."""
+    return _code(path.read_bytes()) if path.suffix == ".py" else path.read_bytes()
+
+
+@cache
+def _code(content: bytes) -> bytes:
+    """A Python module without its comments and docstrings."""
+    lines: list[str | None] = [*content.decode().split("\n")]
+    for token in tokenize.tokenize(iter(content.splitlines(keepends=True)).__next__):
+        if token.type == tokenize.COMMENT:
+            row, column = token.start
+            lines[row - 1] = token.line[:column].rstrip() or None
+    for node in ast.walk(ast.parse(content)):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            for row in range(node.lineno, (node.end_lineno or node.lineno) + 1):
+                lines[row - 1] = None
+    return "\n".join(line for line in lines if line is not None).encode()
 
 
 def changed(script: Script, name: str, root: Path = ROOT) -> list[str]:

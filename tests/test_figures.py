@@ -144,6 +144,26 @@ def test_measuring_writes_the_docs_and_a_change_of_the_code_is_said(repository: 
         assert command("mini")[0] == 0
 
 
+@pytest.mark.parametrize(
+    ("before", "after", "same"),
+    [
+        ("SPEED = 1\n", "SPEED = 1  # m/s\n", True),
+        ("SPEED = 1\n", '"""How fast."""\nSPEED = 1\n"""In m/s."""\n# The end.\n', True),
+        ("def run():\n    pass\n", 'def run():\n    """Run.\n\n    Fast.\n    """\n    pass\n', True),
+        ("SPEED = 1\n", "SPEED = 2  # m/s\n", False),
+        ('WORD = "a#b"\n', 'WORD = "a#c"\n', False),
+        ('TEXT = """\na\n\n# b"""\n', 'TEXT = """\na\n# b"""\n', False),
+        ('TEXT = """\na\n# b"""\n', 'TEXT = """\na\n# c"""\n', False),
+    ],
+)
+def test_comments_and_docstrings_change_no_figure(before: str, after: str, same: bool, tmp_path: Path) -> None:
+    def digest(text: str) -> dict[str, str]:
+        (tmp_path / "engine.py").write_text(text)
+        return recording.digests(["*.py"], tmp_path)
+
+    assert (digest(before) == digest(after)) is same
+
+
 def test_what_is_not_measured_is_said(repository: Path, command: Callable[..., tuple[int, str]]) -> None:
     code, said = command("foreign")
     assert (code, said) == (0, "foreign: left out, no_such_package is not installed\n")
