@@ -12,6 +12,7 @@ from pipeline.engines.chat_template import ChatTemplate
 from pipeline.engines.checkpoint import unusual_file
 from pipeline.engines.plain_text import Marked
 from pipeline.errors import GraphError, RequestRefused, boundary, reason
+from pipeline.imports import without_collections
 
 _MARKUP = re.compile(r"[<>\[\]|#~@^=*_]")
 """A character that markup has and words have not."""
@@ -149,11 +150,13 @@ def _loaded(model: str, trust_remote_code: bool) -> Any:
 
 def _load(model: str, trust_remote_code: bool) -> Any:
     """The tokenizer in `tokenizer.json` where there is one: `AutoTokenizer`, used otherwise, imports torch, which takes seconds."""
-    from transformers import PreTrainedTokenizerFast
+    with without_collections():
+        from transformers import PreTrainedTokenizerFast
 
     if not trust_remote_code:
         with suppress(OSError, ValueError):
             return PreTrainedTokenizerFast.from_pretrained(model)
-    from transformers import AutoTokenizer
+    with without_collections():
+        from transformers import AutoTokenizer
 
     return AutoTokenizer.from_pretrained(model, trust_remote_code=trust_remote_code)

@@ -7,6 +7,7 @@ limit on its memory, and is killed by the system itself when a question takes lo
 busy machine nor code that never checks for signals changes that. It ends when the other side closes the socket.
 """
 
+import gc
 import json
 import logging
 import os
@@ -19,6 +20,7 @@ from functools import lru_cache
 from typing import Any
 
 from pipeline.grading.forms import Leaf, same_form
+from pipeline.imports import without_collections
 
 PARSED = 256
 """Parsed expressions kept in memory: many answers are compared with the same reference."""
@@ -60,8 +62,11 @@ def serve(leaf: Leaf, limit_s: float, questions: Iterable[str], say: Callable[[s
 def load_leaf() -> Leaf:
     """math-verify as a `Leaf`. Its own time limits are off: they need signals, which C code does not check."""
     logging.disable(logging.CRITICAL)
-    from latex2sympy2_extended import NormalizationConfig  # type: ignore[import-untyped]
-    from math_verify import LatexExtractionConfig, parse, verify  # type: ignore[import-untyped]
+    with without_collections():
+        from latex2sympy2_extended import NormalizationConfig  # type: ignore[import-untyped]
+        from math_verify import LatexExtractionConfig, parse, verify  # type: ignore[import-untyped]
+
+        gc.freeze()
 
     # It would drop any unit, and a trailing variable that looks like one; `units` has split them off already.
     plain = NormalizationConfig(basic_latex=True, units=False, malformed_operators=True, nits=True, boxed="none", equations=False)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from pipeline.engines.process.wire import Setup
 from pipeline.engines.process.worker import run_worker
+from pipeline.imports import without_collections
 
 if TYPE_CHECKING:
     from pipeline.engines.torch.runner import BatchRunner
@@ -15,11 +16,12 @@ if TYPE_CHECKING:
 
 def load(setup: Setup) -> "BatchRunner":
     """The model of `setup`, ready to compute; raises `CannotLoad`."""
-    from pipeline.engines.torch.model import load_model  # seconds: torch and transformers
+    with without_collections():
+        from pipeline.engines.torch.model import load_model  # seconds: torch and transformers
 
-    runner = load_model(setup)
-    gc.collect()
-    gc.freeze()  # what was loaded stays: later collections need not look at it
+        runner = load_model(setup)
+        gc.collect()
+        gc.freeze()  # what was loaded stays: later collections need not look at it
     return runner
 
 

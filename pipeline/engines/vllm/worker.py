@@ -5,6 +5,7 @@ This, `terms`, `processes` and `cpu_patch` are the only modules that know vLLM.
 """
 
 import asyncio
+import gc
 import os
 import sys
 import time
@@ -17,6 +18,7 @@ from pipeline.engines.checkpoint import ANEW
 from pipeline.engines.meter import UsageMeter
 from pipeline.engines.process.wire import Abort, Failed, Interrupt, PrefixCacheIsEmpty, Ready, Report, ResetPrefixCache, Setup, Submit
 from pipeline.engines.process.worker import REPORT_EVERY_S, ParentConnection, end_with_parent
+from pipeline.imports import without_collections
 
 if TYPE_CHECKING:
     from vllm.v1.engine.async_llm import AsyncLLM
@@ -189,8 +191,11 @@ class VllmServer:
 def flaw_in_weights(setup: Setup, spec: "VllmSpec") -> tuple[bool, str | None]:
     """Whether the weights are on this machine, and what is wrong with their tensors: vLLM leaves what it does not find at random."""
     from pipeline.engines.model_card import local_folder
-    from pipeline.engines.torch.tensors import flaw_in_tensors
 
+    with without_collections():
+        from pipeline.engines.torch.tensors import flaw_in_tensors
+
+        gc.freeze()
     if spec.load_format == "dummy":
         return True, None
     inner = spec.speculative_config
@@ -201,17 +206,19 @@ def flaw_in_weights(setup: Setup, spec: "VllmSpec") -> tuple[bool, str | None]:
 
 def load(setup: Setup, spec: "VllmSpec", gauges: Gauges) -> "AsyncLLM":
     """Start vLLM with the model of `setup`; raises what vLLM raises."""
-    from vllm.engine.arg_utils import AsyncEngineArgs
-    from vllm.platforms import current_platform
-    from vllm.v1.engine.async_llm import AsyncLLM
+    with without_collections():
+        from vllm.engine.arg_utils import AsyncEngineArgs
+        from vllm.platforms import current_platform
+        from vllm.v1.engine.async_llm import AsyncLLM
 
-    from pipeline.engines.vllm.cpu_patch import apply_cpu_patch
-    from pipeline.engines.vllm.processes import compute_in_one_fork, one_thread
-    from pipeline.engines.vllm.terms import arguments, stat_logger
+        from pipeline.engines.vllm.cpu_patch import apply_cpu_patch
+        from pipeline.engines.vllm.processes import compute_in_one_fork, one_thread
+        from pipeline.engines.vllm.terms import arguments, stat_logger
 
-    apply_cpu_patch()
-    on_cpu = current_platform.is_cpu()
-    config = AsyncEngineArgs(**arguments(setup.role, spec, setup.model, on_cpu=on_cpu)).create_engine_config()
+        apply_cpu_patch()
+        on_cpu = current_platform.is_cpu()
+        config = AsyncEngineArgs(**arguments(setup.role, spec, setup.model, on_cpu=on_cpu)).create_engine_config()  # imports more
+        gc.freeze()
     if on_cpu and one_thread(spec):
         compute_in_one_fork(config, setup.cores)
     return AsyncLLM.from_vllm_config(config, stat_loggers=[stat_logger(gauges)])
