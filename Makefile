@@ -14,6 +14,7 @@ BIN := .venv/bin
 export PYTHONDONTWRITEBYTECODE :=
 LONG := slow or torch or vllm or browser
 WORKERS ?= 3
+LONG_WORKERS ?= 4
 
 .PHONY: run check test lint bench-quick figures-check vllm clean
 
@@ -30,14 +31,14 @@ check: .venv/ready
 	wait $$types; types=$$?; cat build/mypy.txt; exit $$((tests || types))
 	@$(BIN)/python bench/figures.py --stale
 
-# All tests, with vLLM: `tests/support/packing.py` says what shares a worker. There is one more than cores, as many tests wait for time limits.
+# All tests, with vLLM: `tests/support/packing.py` says what shares a worker. There are two more than cores, as many tests wait.
 # What failed beside the others is run once more alone: real processes have time limits that a busy machine may exceed. Both are printed.
 test: .venv/vllm
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	@mkdir -p build
 	@$(BIN)/mypy > build/mypy.txt 2>&1 & types=$$!; \
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadscope || \
+	$(BIN)/python -m pytest -n $(LONG_WORKERS) --dist loadscope || \
 	$(BIN)/python -m pytest --last-failed --last-failed-no-failures none; tests=$$?; \
 	wait $$types; types=$$?; cat build/mypy.txt; exit $$((tests || types))
 	@$(BIN)/python bench/figures.py --stale

@@ -13,9 +13,11 @@ from tests.support.patience import HANGS_S
 FILES = {"test_a": ["test_vllm", "test_first", "test_second"], "test_b_vllm": ["test_one"], "test_c": ["test_this", "test_that"]}
 
 
-def test_a_file_is_a_piece_and_all_of_vllm_is_one() -> None:
+def test_a_file_is_a_piece_and_so_are_all_engines_of_vllm_and_all_its_servers() -> None:
     ids = ["a/test_it.py::test_one", "a/test_it.py::test_two[0]", "b/test_it.py::test_all[vllm]", "test_vllm.py::test"]
     assert [piece(each) for each in ids] == ["a/test_it.py", "a/test_it.py", "vllm", "vllm"]
+    served = ["b/test_it.py::test_all[openai-vllm]", "test_openai_vllm.py::test", "tests/session/test_run_vllm_server.py::test"]
+    assert {piece(each) for each in [*served, "tests/session/test_run_torch.py::test"]} == {"tests/session/test_run_torch.py"}
 
 
 def test_the_largest_files_are_there() -> None:

@@ -1,7 +1,8 @@
 """Which tests share a process when all run on several workers (`make test`).
 
-All tests of vLLM are one piece, so that its engines are started once and held by one worker alone; of the others each file is a piece,
-because the tests of some files stand on one another. The largest are begun first, so that the workers end at about the same time.
+All tests of vLLM's engines are one piece, so that they are started once and held by one worker alone; those of its server share
+another with the runs of the torch engine, to which theirs are compared. Of the others each file is a piece, because the tests of some
+files stand on one another. The largest are begun first, so that the workers end at about the same time.
 """
 
 import pytest
@@ -10,9 +11,12 @@ from xdist.workermanage import WorkerController
 
 VLLM = "vllm"
 """A word in the id of every test that is marked so."""
+SERVED = ("openai-vllm", "openai_vllm", "vllm_server")
+"""Words in the ids of those that ask vLLM's server."""
+TORCH_RUNS = "tests/session/test_run_torch.py"
 LARGEST = [
     VLLM,
-    "tests/session/test_run_torch.py",
+    TORCH_RUNS,
     "tests/session/test_run_replicas.py",
     "tests/tools/test_drills.py",
     "tests/test_readme.py",
@@ -41,6 +45,8 @@ class Packing(LoadScopeScheduling):
 
 def piece(nodeid: str) -> str:
     """The piece that a test belongs to."""
+    if any(word in nodeid for word in SERVED):
+        return TORCH_RUNS
     return VLLM if VLLM in nodeid else nodeid.partition("::")[0]
 
 
