@@ -6,22 +6,26 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.packing import LARGEST, VLLM, piece
+from tests.support.packing import LARGEST, TOGETHER, VLLM, piece
 from tests.support.paths import ROOT
 from tests.support.patience import HANGS_S
 
 FILES = {"test_a": ["test_vllm", "test_first", "test_second"], "test_b_vllm": ["test_one"], "test_c": ["test_this", "test_that"]}
 
 
-def test_a_file_is_a_piece_and_so_are_all_engines_of_vllm_and_all_its_servers() -> None:
+def test_a_file_is_a_piece_and_so_are_all_tests_of_the_same_engines() -> None:
     ids = ["a/test_it.py::test_one", "a/test_it.py::test_two[0]", "b/test_it.py::test_all[vllm]", "test_vllm.py::test"]
     assert [piece(each) for each in ids] == ["a/test_it.py", "a/test_it.py", "vllm", "vllm"]
+    assert [piece(f"tests/session/test_graphs_{name}.py::test") for name in ("torch", "vllm")] == [
+        "tests/session/test_run_torch.py",
+        "vllm",
+    ]
     served = ["b/test_it.py::test_all[openai-vllm]", "test_openai_vllm.py::test", "tests/session/test_run_vllm_server.py::test"]
     assert {piece(each) for each in [*served, "tests/session/test_run_torch.py::test"]} == {"tests/session/test_run_torch.py"}
 
 
 def test_the_largest_files_are_there() -> None:
-    assert [name for name in LARGEST if name != VLLM and not (ROOT / name).is_file()] == []
+    assert [name for name in (*LARGEST, *TOGETHER) if name != VLLM and not (ROOT / name).is_file()] == []
 
 
 @pytest.mark.slow

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.stats import spearmanr
 
 from pipeline.analysis.order import order_correlation, spearman
 from pipeline.analysis.summary import summarize
@@ -18,6 +17,8 @@ columns = st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), min_size=2, 
 @settings(max_examples=30)
 @given(columns)
 def test_it_is_that_of_spearman_with_ties(pairs: list[tuple[int, int]]) -> None:
+    from scipy.stats import spearmanr  # most of a second, in every worker that collects this file
+
     one, other = np.array(pairs, float).T
     found = spearman(one, other)
     if np.ptp(one) == 0 or np.ptp(other) == 0:

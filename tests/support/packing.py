@@ -1,8 +1,8 @@
 """Which tests share a process when all run on several workers (`make test`).
 
-All tests of vLLM's engines are one piece, so that they are started once and held by one worker alone; those of its server share
-another with the runs of the torch engine, to which theirs are compared. Of the others each file is a piece, because the tests of some
-files stand on one another. The largest are begun first, so that the workers end at about the same time.
+Tests of the same engines are one piece, so that these are started once: all of vLLM, all of its server together with those of whole
+runs on the torch engine, to which they are compared, and all that ask the torch engine. Of the others each file is a piece, because the
+tests of some files stand on one another. The largest are begun first, so that the workers end at about the same time.
 """
 
 import pytest
@@ -13,7 +13,15 @@ VLLM = "vllm"
 """A word in the id of every test that is marked so."""
 SERVED = ("openai-vllm", "openai_vllm", "vllm_server")
 """Words in the ids of those that ask vLLM's server."""
-TORCH_RUNS = "tests/session/test_run_torch.py"
+TORCH, TORCH_RUNS = "tests/engines/test_torch.py", "tests/session/test_run_torch.py"
+TOGETHER = {
+    "tests/engines/test_contract.py": TORCH,
+    "tests/rewards/test_score.py": TORCH_RUNS,
+    "tests/session/test_graphs_torch.py": TORCH_RUNS,
+    "tests/session/test_replay.py": TORCH_RUNS,
+    "tests/session/test_run_translate.py": TORCH_RUNS,
+}
+"""Files that share engines with another one, whose piece they belong to."""
 LARGEST = [
     VLLM,
     TORCH_RUNS,
@@ -21,7 +29,7 @@ LARGEST = [
     "tests/tools/test_drills.py",
     "tests/test_readme.py",
     "tests/report/test_browser.py",
-    "tests/engines/test_torch.py",
+    TORCH,
     "tests/session/test_run_servers.py",
     "tests/trace/test_odd_runs.py",
     "tests/cli/test_doctor.py",
@@ -47,7 +55,8 @@ def piece(nodeid: str) -> str:
     """The piece that a test belongs to."""
     if any(word in nodeid for word in SERVED):
         return TORCH_RUNS
-    return VLLM if VLLM in nodeid else nodeid.partition("::")[0]
+    file = nodeid.partition("::")[0]
+    return VLLM if VLLM in nodeid else TOGETHER.get(file, file)
 
 
 @pytest.hookimpl(optionalhook=True)
