@@ -1,6 +1,7 @@
 """The rank correlation of what was expected with what came."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,17 +15,22 @@ from tests.support.traces import chain, write
 columns = st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), min_size=2, max_size=30)
 
 
-@settings(max_examples=30)
-@given(columns)
-def test_it_is_that_of_spearman_with_ties(pairs: list[tuple[int, int]]) -> None:
+@pytest.fixture(scope="module")
+def reference() -> Any:
     from scipy.stats import spearmanr  # most of a second, in every worker that collects this file
 
+    return spearmanr
+
+
+@settings(max_examples=30)
+@given(pairs=columns)
+def test_it_is_that_of_spearman_with_ties(reference: Any, pairs: list[tuple[int, int]]) -> None:
     one, other = np.array(pairs, float).T
     found = spearman(one, other)
     if np.ptp(one) == 0 or np.ptp(other) == 0:
         assert found is None
     else:
-        assert found == pytest.approx(spearmanr(one, other).statistic)
+        assert found == pytest.approx(reference(one, other).statistic)
 
 
 def test_sample_numbers_are_weighed_by_their_chains_and_unfinished_ones_left_out(tmp_path: Path) -> None:
