@@ -147,7 +147,7 @@ def accuracy(results: Results) -> str:
         seeds = " ".join(f"{100 * each:.1f}" for each in row["accuracies"])
         tokens = ", ".join(f"{role} {count:,}" for role, count in sorted(row["output_tokens"].items()))
         rows.append((row["graph"], percent(row["accuracy"]), seeds, percent(row["fallback_rate"]), percent(row["draft_share"]), tokens))
-    return grid(("graph", "accuracy", "by seed", "fallback", "thought by the draft", "output tokens a run"), rows)
+    return grid(("graph", "accuracy", "by seed", "fallback", "thought in accepted candidates", "output tokens a run"), rows)
 
 
 def study(results: Results) -> str:
