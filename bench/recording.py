@@ -85,7 +85,7 @@ def _code(content: bytes) -> bytes:
     for token in tokenize.tokenize(iter(content.splitlines(keepends=True)).__next__):
         if token.type == tokenize.COMMENT:
             row, column = token.start
-            lines[row - 1] = token.line[:column].rstrip() or None
+            lines[row - 1] = (lines[row - 1] or "")[:column].rstrip() or None
     for node in ast.walk(ast.parse(content)):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
             for row in range(node.lineno, (node.end_lineno or node.lineno) + 1):

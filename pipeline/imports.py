@@ -9,7 +9,7 @@ from contextlib import contextmanager
 def without_collections() -> Iterator[None]:
     """Collect no garbage in the block, which imports a large library: its objects stay, and each collection would walk over them again.
 
-    That is a sixth of the processor time in which torch and transformers are imported, and vLLM. A process that does nothing else
+    That is about a fifth of the processor time in which torch and transformers are imported, and vLLM. A process that does nothing else
     yet ends the block with `gc.freeze()`, so that no later collection walks over them, either.
     """
     enabled = gc.isenabled()
