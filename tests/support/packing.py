@@ -1,8 +1,8 @@
 """Which tests share a process when all run on several workers (`make test`).
 
 Tests of the same engines are one piece, so that these are started once: all of vLLM, all of its server together with those of whole
-runs on the torch engine, to which they are compared, and all that ask the torch engine. (Two tests of vLLM compare with torch's runs, so that
-their worker starts that engine, too.) Of the others each file is a piece, because the tests of some files stand on one another. The largest
+runs on the torch engine, to which they are compared, and all that ask the torch engine. (Two of vLLM compare with its runs, so that
+their worker starts it, too.) Of the others each file is a piece, because the tests of some files stand on one another. The largest
 are begun first, so that the workers end at about the same time.
 """
 
