@@ -10,7 +10,7 @@ from typing import Literal
 
 from pipeline.errors import UsageError, did_you_mean
 
-FileKind = Literal["graph", "engines file", "reward model", "data set"]
+FileKind = Literal["graph", "engines file", "prompts file", "reward model", "data set"]
 """The kinds of bundled files."""
 
 _PACKAGE = Path(__file__).parent
@@ -18,6 +18,7 @@ _ROOT = _PACKAGE if (_PACKAGE / "graphs").is_dir() else _PACKAGE.parent
 FOLDERS: dict[FileKind, Path] = {
     "graph": _ROOT / "graphs",
     "engines file": _ROOT / "graphs" / "engines",
+    "prompts file": _ROOT / "graphs" / "prompts",
     "reward model": _ROOT / "graphs" / "rewards",
     "data set": _ROOT / "datasets",
 }

@@ -24,6 +24,15 @@ _NO_ID = (1 << 32) - 1
 """Separates two lists of ids in a digest; no token has this id."""
 
 
+class Content(Struct, frozen=True):
+    """What a prompt is about, which an engine that simulates would otherwise have to find in it."""
+
+    problem: str
+    judged: tuple[tuple[int, int], ...] = ()
+    """For each option of a choice, from where to where in the prompt the candidate stands that it names, (0, 0) where it names none; one
+    place where all options rate one candidate."""
+
+
 class Request(Struct, frozen=True, kw_only=True):
     """One call to an engine."""
 
@@ -55,6 +64,8 @@ class Request(Struct, frozen=True, kw_only=True):
     """Lower goes first, in engines that order their own queue."""
     affinity: str = ""
     """The chain: requests of one chain share a prefix and belong on one replica."""
+    content: "Content | None" = None
+    """What the prompt holds, for engines that simulate an answer; those that compute one do not need it."""
     interruptible: bool = False
     """Whether `Interruptible.interrupt` may end it early; never set for choices and scorings."""
 
@@ -406,6 +417,9 @@ class Backend(Struct, frozen=True, kw_only=True):
     examine: Callable[[Mapping[str, Any], Machine], Awaitable[Examination]] | None = None
     """What `pipeline doctor` asks before anything starts: would these roles, role to spec, start on this machine? None: there
     is nothing that could be checked before a start."""
+    tokenizer: Callable[[str, Any], Tokenizer] | None = None
+    """The tokenizer of an engine that is not open, from its role and its spec. Raises `GraphError` where it cannot be had. None: only an
+    open engine has one."""
     least_s: Callable[[Mapping[str, Any], Mapping[str, Sequence[AnsweredCall]], Mapping[str, int]], Mapping[str, float]] | None = None
     """The least seconds that each device (`Engine.facts`) has to compute for given calls, whatever their schedule; no run of these calls is
     faster. Takes by role the specs, the answered calls, and the most sequences that may ever be computed together. Empty where that

@@ -13,7 +13,8 @@ import make_arith
 from make_arith import Problem
 
 from pipeline.engine import Tokenizer
-from pipeline.reasoning.prompts import DELIMITER, THINK_CLOSE, PromptBuilder
+from pipeline.graph.prompts import DELIMITER, THINK_CLOSE
+from pipeline.reasoning.prompts import PromptBuilder
 
 NONE = -100
 GUIDANCE = 8

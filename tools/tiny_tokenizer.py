@@ -12,7 +12,7 @@ from make_arith import GAINS, ITEMS, LOSSES, NAMES
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from pipeline.reasoning.prompts import DELIMITER, LABELS, WORDINGS
+from pipeline.graph.prompts import DELIMITER, LABELS, WORDINGS
 
 SPECIAL = ("<|end|>", "<|user|>", "<|assistant|>", "<think>", "</think>")
 CONTEXT = 4096

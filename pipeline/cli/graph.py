@@ -9,6 +9,8 @@ import msgspec
 from pipeline.bundled import find_file
 from pipeline.cli.folder import print_flaws
 from pipeline.cli.main import print_line, print_notice, print_page
+from pipeline.cli.run import column_option
+from pipeline.data.problems import open_problems
 from pipeline.drawing.counts import RunCounts, count_run
 from pipeline.drawing.diagram import diagram
 from pipeline.drawing.dot import dot, svg
@@ -21,6 +23,7 @@ from pipeline.export.output import check_output, whole_file
 from pipeline.graph.plan import Block, LoopNode, Plan, StageNode
 from pipeline.redaction import redact, redact_all
 from pipeline.session.preflight import load_plan
+from pipeline.session.shown_prompt import ShownPrompt, problem_in, shown_prompt
 from pipeline.text import sanitize
 
 SUFFIXES = {".txt": "text", ".mmd": "mermaid", ".mermaid": "mermaid", ".svg": "svg", ".dot": "dot", ".gv": "dot"}
@@ -31,19 +34,64 @@ FORMS = ("text", "mermaid", "svg", "dot")
 @click.argument("graph", type=click.Path(path_type=Path))
 @click.option("--engines", type=click.Path(path_type=Path), metavar="FILE", help="Engines file instead of the graph's own, or replay:RUN.")
 @click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="A param, or engines.ROLE.NAME=VALUE.")
-@click.option("--json", "as_json", is_flag=True, help="Print the compiled plan as JSON.")
+@click.option("--json", "as_json", is_flag=True, help="Print the compiled plan, or the prompt, as JSON.")
+@click.option("--show-prompt", "stage", metavar="STAGE", help="Print the prompt of this stage as its engine gets it: text and token ids.")
+@click.option("--input", "problems", type=click.Path(path_type=Path), metavar="FILE", help="The prompt is for a problem in this file.")
+@click.option("--row", type=click.IntRange(1), default=1, show_default=True, help="Which row of it.")
+@column_option
+@click.option("--problem", metavar="TEXT", help="The prompt is for this problem.")
+@click.option("--thought", multiple=True, metavar="TEXT", help="A step that was committed before; may be given again.")
+@click.option("--candidate", "candidates", multiple=True, metavar="TEXT", help="A candidate to be judged; may be given again.")
 @click.option("--debug", is_flag=True, help="Show tracebacks.")
-def check(graph: Path, engines: Path | None, settings: tuple[str, ...], as_json: bool, debug: bool) -> None:
+def check(
+    graph: Path, engines: Path | None, settings: tuple[str, ...], as_json: bool, stage: str | None, problems: Path | None, **asked: Any
+) -> None:
     """Check GRAPH, a file or a bundled name, and its engines, and print the compiled plan. Exit code 2 when something is wrong."""
     plan = load_plan(graph, engines, settings)
     for caution in cautions(plan.engines):
         print_notice(caution)
+    if stage is not None:
+        _print_prompt(_prompt(plan, graph, stage, problems, **asked), as_json)
+        return
     if as_json:
         print_page(msgspec.json.encode(redact_all(msgspec.to_builtins(plan)), order="sorted"))
         return
     print_line(f"{find_file(graph, 'graph')}: fine. Graph {plan.name}, digest {plan.digest}")
     for line in _plan_lines(plan):
         print_line(line)
+
+
+def _prompt(
+    plan: Plan,
+    graph: Path,
+    stage: str,
+    problems: Path | None,
+    *,
+    row: int,
+    columns: dict[str, str],
+    problem: str | None,
+    thought: tuple[str, ...],
+    candidates: tuple[str, ...],
+    debug: bool,
+) -> ShownPrompt:
+    if (problems is None) == (problem is None):
+        raise UsageError("--show-prompt: say for which problem, by --input FILE and --row N, or by --problem TEXT")
+    if problems is not None:
+        problem = problem_in(open_problems(problems, columns), row)
+    return shown_prompt(plan, str(graph), stage, str(problem), thought=thought, candidates=candidates)
+
+
+def _print_prompt(shown: ShownPrompt, as_json: bool) -> None:
+    if as_json:
+        print_page(msgspec.json.encode(shown, order="deterministic"))
+        return
+    stops = f", ends after {' or '.join(map(repr, shown.stop))}" if shown.stop else ""
+    asked = f"one of {', '.join(map(repr, shown.options))}" if shown.options else f"at most {shown.max_tokens:,} tokens{stops}"
+    print_line(f"stage {shown.stage}, engine {shown.role}: a prompt of {len(shown.ids):,} tokens, and then {asked}")
+    print_page(f"{shown.text}\n")
+    print_line(f"token ids: {' '.join(map(str, shown.ids))}")
+    if shown.options:
+        print_line(f"options: {', '.join(f'{text!r} {id_}' for text, id_ in shown.options.items())}")
 
 
 def _plan_lines(plan: Plan) -> list[str]:

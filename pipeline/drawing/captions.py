@@ -6,12 +6,13 @@ from msgspec import structs
 
 from pipeline.drawing.counts import RunCounts
 from pipeline.graph.plan import Condition, LoopNode, Plan
+from pipeline.graph.prompts import OURS
 from pipeline.graph.spec import StageSpec
 from pipeline.text import one_line
 
 LONGEST = 60
 """How many characters of a foreign text, such as a model's name, are shown."""
-ELSEWHERE = {"after", "when", "engine", "until", "stages"}
+ELSEWHERE = {"after", "when", "engine", "until", "stages", "prompts"}
 """Fields of a stage that are not in its settings line, because the drawing shows them otherwise."""
 NEUTRAL = (None, 0, 1, ())
 """Defaults that are not shown; true and false equal 1 and 0."""
@@ -33,12 +34,12 @@ def settings_line(spec: StageSpec) -> str:
         if field.name not in ELSEWHERE
         and not ((value := getattr(spec, field.name)) == field.default and any(value == each for each in NEUTRAL))
     ]
-    return " ".join(said)
+    return " ".join([*said, *([] if spec.prompts is None else ["prompts=its own"])])
 
 
-def instruction_line(plan: Plan) -> str:
-    """The instruction that follows every problem, where the graph has its own; else empty."""
-    return f"and: {shortened(plan.instruction.strip())}" if plan.instruction else ""
+def problem_line(plan: Plan) -> str:
+    """How a problem is asked, where the graph has its own words for that; else empty."""
+    return f"asked: {shortened(plan.prompts.problem.strip())}" if plan.prompts.problem != OURS.problem else ""
 
 
 def condition_line(when: Condition | None) -> str:

@@ -14,8 +14,8 @@ from pipeline.drawing.captions import (
     condition_line,
     ended_by,
     exit_lines,
-    instruction_line,
     mean_time,
+    problem_line,
     rounds_a_chain,
     settings_line,
     verdict_count,
@@ -95,9 +95,7 @@ class _DiagramBuilder:
 
     def diagram(self, engines: dict[str, str]) -> Diagram:
         chains = (f"{self._counts.chains:,} chains",) if self._counts else ()
-        self._boxes.append(
-            Box(key=START, title=START, lines=tuple(filter(None, (instruction_line(self._plan),))), numbers=chains, shape="end")
-        )
+        self._boxes.append(Box(key=START, title=START, lines=tuple(filter(None, (problem_line(self._plan),))), numbers=chains, shape="end"))
         last = self._block(self._plan.block, [_Open(START)], None)
         self._boxes.append(Box(key=END, title=END, numbers=self._endings(), shape="end"))
         self._connect(last, END)

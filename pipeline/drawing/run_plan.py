@@ -37,7 +37,7 @@ def plan_of_run(plan: Plan, folder: Path) -> RunPlan:
             raise InputError(str(folder / "run.json"), f"its stage `{stage.name}` cannot be drawn: {stage.spec.flaw}")
     return RunPlan(
         run=run.run_id,
-        plan=structs.replace(run.plan, name=plan.name, instruction=plan.instruction),
+        plan=structs.replace(run.plan, name=plan.name),
         engines=engines_of(run.plan),
         differences=tuple(_differences(plan, run.plan)),
     )

@@ -8,8 +8,8 @@ from pipeline.drawing.captions import (
     condition_line,
     ended_by,
     exit_lines,
-    instruction_line,
     mean_time,
+    problem_line,
     rounds_a_chain,
     settings_line,
     shortened,
@@ -39,8 +39,8 @@ def text(plan: Plan, engines: Mapping[str, str], counts: RunCounts | None = None
         head.append(f"run {counts.run}: {counts.chains:,} chains")
     width = max(map(len, engines), default=0)
     head += [f"  {_mark(engines, role)} {role:{width}}  {shortened(engine)}" for role, engine in engines.items()]
-    if plan.instruction:
-        head.append(f"  a problem {instruction_line(plan)}")
+    if asked := problem_line(plan):
+        head.append(f"  a problem {asked}")
     rows = list(_tree(_Tree(plan, engines, counts).block(plan.block)))
     return "\n".join([*head, "", *_columns(rows, bool(counts)), *_endings(plan, counts)]) + "\n"
 

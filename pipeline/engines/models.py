@@ -2,10 +2,19 @@
 
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
-from pipeline.errors import GraphError, did_you_mean
+from pipeline.engine import Tokenizer
+from pipeline.engines.tokenizer import HFTokenizer
+from pipeline.errors import GraphError, boundary, did_you_mean
 
 _BUNDLED = "bundled:"
+
+
+def tokenizer_of(role: str, spec: Any) -> Tokenizer:
+    """The tokenizer of the model that the `spec` of an engine names; raises `GraphError`."""
+    with boundary(GraphError, f"engine {role!r}", foreign=GraphError):
+        return HFTokenizer(resolve(role, spec.model), trust_remote_code=spec.trust_remote_code)
 
 
 def resolve(role: str, model: str) -> str:

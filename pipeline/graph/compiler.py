@@ -30,7 +30,7 @@ def compile_graph(graph: GraphSpec, where: str) -> Plan:
         block, roles = _switched(graph.stages, block, roles, place)
     return Plan(
         name=graph.name,
-        instruction=graph.instruction,
+        prompts=graph.prompts,
         block=block,
         engines={role: engines[role] for role in roles},
         params=graph.params,

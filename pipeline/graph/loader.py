@@ -15,6 +15,7 @@ import msgspec.structs
 
 from pipeline.bundled import find_file
 from pipeline.errors import GraphError, UsageError, boundary, did_you_mean
+from pipeline.graph.prompts import Prompts, flaws
 from pipeline.graph.spec import NAME_PATTERN, EngineSpec, GraphSpec, RepeatSpec, StageSpec
 from pipeline.graph.yaml_file import NotYaml, parse, read_yaml
 
@@ -47,6 +48,7 @@ def load_graph(graph: Graph, kinds: Kinds, backends: Backends, *, engines: Engin
         apply_setting(setting, raw["params"], roles, path)
     params = _Params(raw["params"], path)
     stages = params.fill(mapping(raw.get("stages"), f"{path}: $.stages"), "$.stages")
+    prompts = _prompts(params.fill(raw.pop("prompts", None), "$.prompts"), {}, path, "$.prompts")
     roles = params.fill(roles, "$") if roles_file == path else roles
     params.check_all_used()
     if isinstance(raw.get("name"), str):
@@ -55,7 +57,8 @@ def load_graph(graph: Graph, kinds: Kinds, backends: Backends, *, engines: Engin
     return msgspec.structs.replace(
         spec,
         engines={role: _engine(spec, backends, roles_file, _role_path(role, roles_file == path)) for role, spec in roles.items()},
-        stages=_stages(stages, kinds, path, "$.stages"),
+        prompts=_checked_prompts(prompts, path, "$.prompts"),
+        stages=_stages(_with_prompts(stages, prompts, path, "$.stages"), kinds, path, "$.stages"),
     )
 
 
@@ -68,6 +71,11 @@ def load_engines(path: Path, backends: Backends, settings: Sequence[str] = ()) -
     for setting in settings:
         apply_setting(setting, {}, roles, path)
     return {role: _engine(spec, backends, path, f"$.{role}") for role, spec in roles.items()}
+
+
+def load_prompts(path: Path) -> Prompts:
+    """The texts of a prompts file, alone; raises `GraphError`."""
+    return _checked_prompts(read_yaml(path), path, "$")
 
 
 def load_struct(path: Path, to: type[T]) -> T:
@@ -181,6 +189,49 @@ class _Params:
             raise GraphError(f"{self._path}: {where}", f"no param `{value}`; {did_you_mean(name, self._params)}")
         self._used.add(name)
         return self._params[name]
+
+
+def _prompts(value: Any, under: Mapping[str, Any], path: Path, where: str) -> dict[str, Any]:
+    """The keys of a block `prompts`, with those of the prompts file that it is `like`, else of `under`, where it says nothing."""
+    if isinstance(value, str):
+        value = {"like": value}
+    said = {} if value is None else mapping(value, f"{path}: {where}")
+    like = said.get("like")
+    if like is not None:
+        with boundary(GraphError, f"{path}: {where}.like", foreign=UsageError):
+            file = find_file(str(like), "prompts file", beside=path.parent)
+        under = read_yaml(file)
+        _checked_prompts(under, file, "$")
+    return _merged(under, {key: each for key, each in said.items() if key != "like"})
+
+
+def _merged(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """`under` with the values of `over`, mappings within them likewise."""
+    nested = {key: _merged(under[key], each) for key, each in over.items() if isinstance(each, dict) and isinstance(under.get(key), dict)}
+    return {**under, **over, **nested}
+
+
+def _with_prompts(stages: Mapping[str, Any], under: Mapping[str, Any], path: Path, where: str) -> dict[str, Any]:
+    """`stages` in which the prompts of each that has its own are whole: those of the graph, `under`, where they say nothing."""
+    found = dict(stages)
+    for name, stage in stages.items():
+        if not isinstance(stage, dict):
+            continue
+        place, said = f"{where}.{name}", dict(stage)
+        if said.get("prompts") is not None:
+            said["prompts"] = _prompts(said["prompts"], under, path, f"{place}.prompts")
+            _checked_prompts(said["prompts"], path, f"{place}.prompts")
+        if isinstance(said.get("stages"), dict):
+            said["stages"] = _with_prompts(said["stages"], under, path, f"{place}.stages")
+        found[name] = said
+    return found
+
+
+def _checked_prompts(raw: dict[str, Any], path: Path, where: str) -> Prompts:
+    prompts = _convert(raw, Prompts, path, where)
+    if (flaw := next(flaws(prompts), None)) is not None:
+        raise GraphError(f"{path}: {where}.{flaw[0]}", flaw[1])
+    return prompts
 
 
 def _stages(raw: dict[str, Any], kinds: Kinds, path: Path, where: str) -> dict[str, StageSpec]:

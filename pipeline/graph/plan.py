@@ -14,6 +14,7 @@ from typing import Annotated, Any, TypeVar, get_args, get_origin
 import msgspec
 from msgspec import Struct, structs
 
+from pipeline.graph.prompts import OURS, Prompts
 from pipeline.graph.spec import EngineSpec, Purpose, Speculate, StageSpec, UntilSpec
 
 S = TypeVar("S", bound=Struct)
@@ -85,8 +86,8 @@ class Plan(Struct, frozen=True):
     """A compiled graph: what each chain of a run carries out."""
 
     name: str
-    instruction: str | None
-    """What the prompt says after the problem; None: the default request to reason step by step."""
+    prompts: Prompts
+    """What is said to the models, by stages that have nothing of their own to say."""
     block: Block
     engines: dict[str, EngineSpec]
     """The roles this graph uses, in the order they first appear."""
@@ -211,6 +212,9 @@ class RecordedPlan(Struct, frozen=True, kw_only=True):
     graph_name: str = ""
     """Empty in files of earlier versions."""
     instruction: str | None = None
+    """In files of earlier versions: what the prompt said after the problem."""
+    prompts: Prompts | None = None
+    """None in files of earlier versions."""
     params: dict[str, bool | int | float | str]
     engines: dict[str, dict[str, Any]]
     speculate: Speculate | None = None
@@ -252,7 +256,7 @@ def encode_plan(plan: Plan) -> dict[str, Any]:
         "graph": _encode_block(plan.block),
         "graph_digest": plan.digest,
         "graph_name": plan.name,
-        "instruction": plan.instruction,
+        "prompts": msgspec.to_builtins(plan.prompts),
         "params": plan.params,
         "engines": {role: settings_of(spec) for role, spec in plan.engines.items()},
         "speculate": plan.speculate,
@@ -264,13 +268,19 @@ def decode_plan(recorded: RecordedPlan, kinds: Mapping[str, type[StageSpec]], ba
     know, becomes an `UnknownStage` or `UnknownEngine`. Raises `msgspec.ValidationError` for what is no plan at all."""
     return Plan(
         name=recorded.graph_name,
-        instruction=recorded.instruction,
+        prompts=_recorded_prompts(recorded),
         block=_decode_block(recorded.graph, kinds),
         engines={role: decode_engine(settings, backends) for role, settings in recorded.engines.items()},
         params=recorded.params,
         digest=recorded.graph_digest,
         speculate=recorded.speculate,
     )
+
+
+def _recorded_prompts(recorded: RecordedPlan) -> Prompts:
+    if recorded.prompts is not None:
+        return recorded.prompts
+    return OURS if recorded.instruction is None else Prompts(problem=f"{{{{problem}}}}{recorded.instruction}")
 
 
 def decode_engine(settings: Mapping[str, Any], backends: Mapping[str, type[EngineSpec]]) -> EngineSpec:

@@ -11,6 +11,8 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from msgspec import Meta, Struct
 
+from pipeline.graph.prompts import OURS, Prompts
+
 Temperature = Annotated[float, Meta(ge=0.0, le=5.0)]
 TopP = Annotated[float, Meta(gt=0.0, le=1.0)]
 Tokens = Annotated[int, Meta(ge=1, le=1_000_000)]
@@ -35,6 +37,8 @@ class StageSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, t
     """Stages of the same block that must have been applied before this one starts."""
     when: str | None = None
     """`STAGE.accepted` or `STAGE.rejected`: run only on this verdict of an earlier stage that judges."""
+    prompts: Prompts | None = None
+    """What is said to the model in this stage; None: what the graph says."""
 
     drafts: ClassVar[bool] = False
     """Whether it proposes candidates that a later stage must judge."""
@@ -154,7 +158,6 @@ class GraphSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Named values; `$NAME` elsewhere in the file takes one, `--set NAME=VALUE` replaces it."""
     engines: str | dict[Name, EngineSpec]
     """The roles: an engines file, by its path from this one or by a bundled name, or the mapping itself."""
-    instruction: str | None = None
-    """Follows every problem in the prompt as it stands here, so it mostly begins with a line break; by default a request
-    to reason step by step and to box the answer."""
+    prompts: Prompts = OURS
+    """What is said to the models."""
     stages: dict[Name, StageSpec] = {}

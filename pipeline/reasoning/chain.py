@@ -10,9 +10,11 @@ from collections.abc import Mapping, Sequence
 from msgspec import Struct
 
 from pipeline.data.problems import Problem
+from pipeline.engine import Content
 from pipeline.grading.answers import extract_answer, has_boxed
+from pipeline.graph.prompts import DELIMITER
 from pipeline.graph.spec import UntilSpec
-from pipeline.reasoning.prompts import DELIMITER, PromptBuilder
+from pipeline.reasoning.prompts import PromptBuilder, role_of
 from pipeline.reasoning.translate import TokenTranslator
 
 ANSWER_RESERVE = 64
@@ -118,20 +120,24 @@ def chain_id(problem_id: str, sample_index: int) -> str:
 class Chain:
     """A problem, its sample, and all that was committed so far.
 
-    `contexts` holds for each role the token ids of its generation prompt and the thought: the state of the chain. Ids take four
-    bytes each, as there are millions of them.
+    `contexts` holds for each role, and for each stage whose prompts begin otherwise, the token ids of its generation prompt and the
+    thought: the state of the chain. Ids take four bytes each, as there are millions of them.
     """
 
     __slots__ = (
+        "_delimiter",
         "_distinct",
         "_last",
         "_limits",
+        "_roles",
         "_seed_prefix",
         "_translator",
         "answer",
+        "begins",
         "budget",
         "candidates",
         "chain_id",
+        "content",
         "contexts",
         "cut",
         "finished",
@@ -162,8 +168,14 @@ class Chain:
     ) -> None:
         """`mode`: in which its first steps are written, `speculative` or `direct`; None where nothing is drafted."""
         self.problem, self.sample_index, self.order = problem, sample_index, order
+        self.content = Content(problem.problem)
+        """What all its prompts are about."""
         self.chain_id = chain_id(problem.problem_id, sample_index)
-        self.contexts = {role: array("I", builder.generation(problem.problem)) for role, builder in builders.items()}
+        self.contexts = {key: array("I", builder.generation(problem.problem)) for key, builder in builders.items()}
+        self.begins = {key: len(context) for key, context in self.contexts.items()}
+        """Where the thought begins in each context."""
+        self._roles = {key: role_of(key) for key in builders}
+        self._delimiter = next((builder.prompts.delimiter for builder in builders.values()), DELIMITER)
         self.thought: list[Span] = []
         """The text of every committed step, guidance included; what was not chosen is not kept."""
         self.next_index = 1
@@ -265,7 +277,7 @@ class Chain:
 
     def _is_full(self, reserve: int) -> bool:
         """Whether fewer than `reserve` tokens, or none, are left of the context of any role."""
-        return any(len(ids) + reserve >= self._limits[role] for role, ids in self.contexts.items())
+        return any(len(ids) + reserve >= self._limits[self._roles[key]] for key, ids in self.contexts.items())
 
     def _commit(self, stage: str, span: Span, decision: str, judge: str | None) -> Step:
         step = Step(
@@ -278,8 +290,8 @@ class Chain:
             verify_stage=judge,
             mode=self.mode,
         )
-        for role, context in self.contexts.items():
-            context.extend(self.translate(span, role))
+        for key, context in self.contexts.items():
+            context.extend(self.translate(span, self._roles[key]))
         self.thought.append(span)
         self.next_index = step.index + 1
         self.thought_tokens += len(span.ids)
@@ -287,6 +299,6 @@ class Chain:
         said = span.text.strip()
         self.repeats = self.repeats + 1 if said == self._last else 1
         self._last = said
-        self.cut = decision == "interrupted" and not (span.closes or span.text.endswith(DELIMITER))
+        self.cut = decision == "interrupted" and not (span.closes or span.text.endswith(self._delimiter))
         self.candidates, self._distinct = (), None
         return step

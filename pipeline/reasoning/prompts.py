@@ -2,43 +2,56 @@
 
 A prompt only ever grows at its end. The generation context is the template over the problem plus the committed
 thought; a verification appends a turn to exactly these ids, so that the engine's prefix cache holds all but the new
-turn. Turns are cut once from the template around sentinels; an earlier turn is never rendered again (templates such
-as R1's drop a thought that stands before `</think>` when they render it).
+turn, or is a chat of its own. Turns are cut once from the template around placeholders; an earlier turn is never rendered again
+(templates such as R1's drop a thought that stands before `</think>` when they render it).
 
-What users, data and models wrote is text in every prompt: only the template's parts, and the marks of a thought that are written here,
-become control tokens (`Tokenizer.encode_parts`).
+What users, graphs, data and models wrote is text in every prompt: only the template's parts, and the marks of a thought that are written
+here, become control tokens (`Tokenizer.encode_parts`).
 """
 
-import string
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import cached_property, partial
 from typing import NamedTuple, TypeAlias
 
 from pipeline.engine import Tokenizer
 from pipeline.errors import GraphError, RequestRefused
-from pipeline.reasoning.template import ASKED, SAID, parts_of, stripped_margins
+from pipeline.graph.prompts import DELIMITER, OURS, ChoosePrompt, Marks, Options, Prompts, Question, filled, pieces
+from pipeline.reasoning.template import ASKED, SAID, Margins, parts_of, stripped_margins
 
-DELIMITER = "\n\n"
-"""The text that ends a step (SpecReason's implementation cuts at blank lines; SpecCoT does not say where)."""
-THINK_OPEN, THINK_CLOSE = "<think>", "</think>"
-LABELS = string.digits + string.ascii_uppercase
-"""Labels of the options of a choice, in order: `0` is none of them, then one for each candidate."""
-
-INSTRUCTION = "\nPlease reason step by step, and put your final answer within \\boxed{}."
-CHOOSE_INTRO = "Candidates for the next step of your reasoning:\n\n"
-CHOOSE_THOUGHT_INTRO = "Candidates for your whole reasoning:\n\n"
-INTROS = {"step": CHOOSE_INTRO, "thought": CHOOSE_THOUGHT_INTRO}
-"""What stands before the candidates, by what they are."""
-CHOOSE_QUESTION = "Which candidate is right and leads on best? Answer with its number, or with 0 if none of them is right."
-CHOOSE_ONE_QUESTION = "Which candidate is right and leads on best? Answer with its number."
-CHOOSE_PREFILL = "Best candidate: "
-SCORE_QUESTION = "Rate the last step of your reasoning from 0 (wrong) to 9 (right and useful). Answer with the digit."
-SCORE_PREFILL = "Score: "
-WORDINGS = (INSTRUCTION, CHOOSE_INTRO, CHOOSE_QUESTION, CHOOSE_PREFILL, SCORE_QUESTION, SCORE_PREFILL)
-"""The texts that the bundled models were trained on and the bundled tokenizer has whole; the other texts they have never seen."""
-
+MOST_KNOWN = 4096
+"""So many texts are kept with their ids at most."""
 
 Array: TypeAlias = "array[int]"
+Places: TypeAlias = Sequence[tuple[int, int]]
+"""From where to where candidates stand; (0, 0) of an option that is none."""
+
+
+class Opening(NamedTuple):
+    """How a chat begins up to a problem."""
+
+    before: list[str]
+    """The template's parts before it, between which texts of the graph stand."""
+    margins: Margins
+    """What the template strips from it."""
+    after: str
+    """From behind it to where the thought begins."""
+
+
+def builder_key(role: str, stage: str) -> str:
+    """Where among the builders that of a stage stands which has prompts of its own; those of the graph stand under their role."""
+    return f"{role}/{stage}"
+
+
+def role_of(key: str) -> str:
+    """The role of a builder's engine."""
+    return key.partition("/")[0]
+
+
+def openings(builders: Mapping[str, "PromptBuilder"]) -> dict[str, "PromptBuilder"]:
+    """The builders whose prompts begin in another way than those of their role."""
+    own = {role_of(key): builder.prompts.opening for key, builder in builders.items() if key == role_of(key)}
+    return {key: builder for key, builder in builders.items() if key == role_of(key) or builder.prompts.opening != own[role_of(key)]}
 
 
 class OptionPrompt(NamedTuple):
@@ -46,56 +59,71 @@ class OptionPrompt(NamedTuple):
 
     ids: Sequence[int]
     option_ids: tuple[int, ...]
+    judged: Places = ()
+    """See `Content.judged`."""
 
 
 class PromptBuilder:
-    """Builds the prompts of one engine with its tokenizer and its chat template."""
+    """Builds the prompts of one engine with its tokenizer, its chat template and the texts of a graph."""
 
-    def __init__(self, tokenizer: Tokenizer, instruction: str = INSTRUCTION, where: str = "its chat template") -> None:
-        """`instruction` follows every problem as it stands. Raises `GraphError` at `where` for a template that cannot ask a problem."""
-        self.tokenizer, self.instruction, self._where = tokenizer, instruction, where
-        special = tokenizer.special_ids
-        self.thinks = THINK_OPEN in special and THINK_CLOSE in special
-        self.think_close_id: int | None = special[THINK_CLOSE] if self.thinks else None
-        self.delimiter_ids = tokenizer.encode(DELIMITER)
-        self.close_thought_ids = tokenizer.encode(f"{THINK_CLOSE}{DELIMITER}" if self.thinks else DELIMITER)
-        self._before, self._after = self._around()
-        self._margins = stripped_margins(self._around)
+    def __init__(self, tokenizer: Tokenizer, prompts: Prompts = OURS, where: str = "its chat template") -> None:
+        """Raises `GraphError` at `where` for a template that cannot ask a problem, or a tokenizer without the marks of a thought that
+        `prompts` names."""
+        self.tokenizer, self.prompts, self._where = tokenizer, prompts, where
+        marks, special = prompts.thought, tokenizer.special_ids
+        if marks != Marks() and (missing := {marks.open, marks.close} - special.keys()):
+            raise GraphError(where, f"its tokenizer has no token {min(missing)!r}, which `prompts.thought` names")
+        self.thinks = marks.open in special and marks.close in special
+        self.think_close_id: int | None = special[marks.close] if self.thinks else None
+        self.close_thought_ids = tokenizer.encode(f"{marks.close}{DELIMITER}" if self.thinks else DELIMITER)
+        self._opening = self._cut_opening(self._messages())
         self._turn: tuple[Array, str] | GraphError = self._cut_turn()
-        self._step_ends: dict[tuple[int, ...], bool] = {}
-        self._intro_ids = {unit: array("I", tokenizer.encode(intro)) for unit, intro in INTROS.items()}
-        self._label_ids = [array("I", tokenizer.encode(f"[{label}] ")) for label in LABELS]
-        self._questions: dict[tuple[str, str, tuple[str, ...]], tuple[Array, tuple[int, ...]]] = {}
+        self._ids: dict[str, Array] = {}
+        self._wordings: dict[tuple[str, str], tuple[Array, str]] = {}
+        self._ends: dict[tuple[tuple[int, ...], str], bool] = {}
+        self._options: dict[tuple[str, int, bool], Options] = {}
+        self._questions: dict[tuple[str, str, str, tuple[str, ...]], tuple[Array, tuple[int, ...]]] = {}
 
     def generation(self, problem: str) -> list[int]:
         """The token ids of the prompt that asks `problem`, up to where the thought begins."""
-        content = (problem + self.instruction).lstrip(self._margins.left).rstrip(self._margins.right)
-        return self.tokenizer.encode_parts([self._before, content, self._after])
+        said = filled(self.prompts.problem, {"problem": problem})
+        opening = self._opening
+        return self.tokenizer.encode_parts([*opening.before, _stripped(said, opening.margins), opening.after])
 
     def choose(
-        self, context: Sequence[int], candidates: Sequence[Sequence[int]], *, unit: str = "step", reject: bool = True
+        self,
+        context: Sequence[int],
+        candidates: Sequence[Sequence[int]],
+        *,
+        unit: str = "step",
+        reject: bool = True,
+        problem: str = "",
+        begin: int = 0,
     ) -> OptionPrompt:
-        """`context`, then one turn that shows the `candidates` and asks for the best one's number (SpecCoT 3.4, SCoT 3.4).
+        """The question for the best of the `candidates` of a thought (SpecCoT 3.4, SCoT 3.4).
 
-        `unit` says what the candidates are, `step` or `thought`; with `reject` option 0 is offered, which means none of them.
+        `context` are the ids of the prompt and the thought, which begins at `begin`, and `problem` is its problem. `unit` says what the
+        candidates are, `step` or `thought`; with `reject` there is an option that means none of them.
         """
-        shown = self._intro_ids[unit][:]
-        for label, candidate in zip(self._label_ids[1:], candidates, strict=False):
-            shown += label
-            shown.extend(candidate)
-            if not self._ends_step(tuple(candidate[-2:])):
-                shown.extend(self.delimiter_ids)
-        question = CHOOSE_QUESTION if reject else CHOOSE_ONE_QUESTION
-        return self.ask(context, [shown, question], CHOOSE_PREFILL, LABELS[not reject : len(candidates) + 1])
+        asked, options = self.asked_of(unit), self.options(unit, len(candidates), reject)
+        if unit == "thought":
+            candidates = [self._open(ids) for ids in candidates]
+        shown, places = self._shown(asked.candidate, candidates, options.labels)
+        none = ""
+        if options.none is not None:
+            places.insert(options.none, (0, 0))
+            none = filled(asked.none, {"label": options.all[options.none]})
+        return self._asked(asked, context, begin, {"problem": problem, "none": none}, shown, places, options.all)
 
-    def score(self, context: Sequence[int], candidate: Sequence[int]) -> OptionPrompt:
-        """`context` as if the `candidate` were committed, then one turn that asks for its utility, 0 to 9 (SpecReason 4.1).
+    def score(self, context: Sequence[int], candidate: Sequence[int], *, problem: str = "", begin: int = 0) -> OptionPrompt:
+        """The question for the utility, 0 to 9, of a `candidate`, as if it were committed (SpecReason 4.1); see `choose`.
 
         If the candidate is accepted, its keys and values are already in the engine's cache.
         """
+        asked, places = self.prompts.score, [(len(context), len(context) + len(candidate))]
         shown = array("I", context)
         shown.extend(candidate)
-        return self.ask(shown, SCORE_QUESTION, SCORE_PREFILL, string.digits)
+        return self._asked(asked, shown, begin, {"problem": problem}, array("I"), places, asked.labels)
 
     def ask(self, context: Sequence[int], turn: str | Sequence[str | Sequence[int]], prefill: str, options: Sequence[str]) -> OptionPrompt:
         """`context`, then a turn of the user, then a reply that begins with `prefill` and goes on with one of the `options`.
@@ -106,9 +134,9 @@ class PromptBuilder:
         engine's tokenizer has no single token for one of the `options` at that place; `can_name` tells before.
         """
         *parts, question = [turn] if isinstance(turn, str) else turn
-        tail, option_ids = self._question(str(question), prefill, tuple(options))
-        if len(option_ids) < len(options):
-            raise RequestRefused(f"the engine's tokenizer has no single token for {options[len(option_ids)]!r} after {prefill!r}")
+        reply = self._thinking(self._cut()[1], "after_thought")
+        tail, option_ids = self._question(str(question), reply, prefill, tuple(options))
+        _check_named(option_ids, options, prefill)
         ids = array("I", context)
         ids += self._cut()[0]
         for part in parts:
@@ -119,21 +147,175 @@ class PromptBuilder:
     def can_name(self, question: str, prefill: str, options: Sequence[str]) -> bool:
         """Whether the tokenizer has a single token for each of the `options`, where a turn ends with `question` and the reply begins
         with `prefill`."""
-        return len(self._question(question, prefill, tuple(options))[1]) == len(options)
+        reply = self._thinking(self._cut()[1], "after_thought")
+        return len(self._question(question, reply, prefill, tuple(options))[1]) == len(options)
 
-    def _around(self, margin: str = "") -> list[str]:
-        """What the template puts before and behind a user's text, between which it leaves of `margin` on either side what it leaves."""
-        text = self.tokenizer.render([{"role": "user", "content": f"{margin}{SAID}{margin}"}])
-        if self.thinks and not text.rstrip().endswith(THINK_OPEN):
-            text += f"{THINK_OPEN}\n"
-        return parts_of(text, SAID, where=self._where)
+    def flaw(self, asked: Question, options: Sequence[str]) -> str | None:
+        """Why the tokenizer cannot name the `options` of a question with one token each, in one clause; None where it can."""
+        *_, last = pieces(asked.turn)
+        named = self._question(last, self._reply(asked), asked.prefill, tuple(options))[1]
+        if len(named) == len(options):
+            return None
+        return f"its engine's tokenizer has no single token for the label {options[len(named)]!r} after {asked.prefill!r}"
 
-    def _ends_step(self, tail: tuple[int, ...]) -> bool:
-        """Does a candidate with these last two ids end in the delimiter?"""
-        known = self._step_ends.get(tail)
+    def asked_of(self, unit: str) -> ChoosePrompt:
+        """How the best candidate is asked for, where those are steps or whole thoughts."""
+        return self.prompts.choose_thought if unit == "thought" else self.prompts.choose
+
+    # What is asked.
+
+    def _asked(
+        self,
+        asked: Question,
+        context: Sequence[int],
+        begin: int,
+        said: Mapping[str, str],
+        shown: Array,
+        places: Places,
+        options: tuple[str, ...],
+    ) -> OptionPrompt:
+        """The prompt of a question. `said` and `shown` stand at the places of its turn; `places` are of candidates in `shown`, or in the
+        context where nothing is shown."""
+        ids, shift = array("I"), 0
+        text, alone = "", asked.form == "alone"
+        if not alone:
+            ids.extend(context)
+            ids += self._cut()[0]
+        turn = pieces(asked.turn)
+        for number, piece in enumerate(turn):
+            if not number % 2:
+                text += piece
+            elif piece in ("candidates", "thought"):
+                ids.extend(self._begun(text) if alone and not ids else self._known(text))
+                shift = len(ids) if piece == "candidates" else len(ids) - begin
+                ids.extend(shown if piece == "candidates" else context[begin:])
+                text = ""
+            else:
+                text += said[piece]
+        text = text.rstrip(self._opening.margins.right)
+        tail, option_ids = self._question(text, self._reply(asked), asked.prefill, options)
+        _check_named(option_ids, options, asked.prefill)
+        ids += tail
+        return OptionPrompt(ids, option_ids, tuple([(start + shift, end + shift) if end else (0, 0) for start, end in places]))
+
+    def options(self, unit: str, candidates: int, reject: bool) -> Options:
+        """The options of a choice among so many candidates."""
+        known = self._options.get((unit, candidates, reject))
         if known is None:
-            known = self._step_ends[tail] = self.tokenizer.decode(tail).endswith(DELIMITER)
+            known = self._options[unit, candidates, reject] = self.asked_of(unit).options(candidates, reject)
         return known
+
+    def _shown(self, wording: str, candidates: Sequence[Sequence[int]], labels: Sequence[str]) -> tuple[Array, list[tuple[int, int]]]:
+        """The ids of all candidates as they are shown, and between which of these each stands."""
+        shown, places = array("I"), []
+        for label, candidate in zip(labels, candidates, strict=False):
+            before, after = self._around_candidate(wording, label)
+            shown += before
+            start = len(shown)
+            shown.extend(candidate)
+            places.append((start, len(shown)))
+            if after and not self._ends_in(tuple(candidate[-2:]), after):
+                shown += self._known(after)
+        return shown, places
+
+    def _around_candidate(self, wording: str, label: str) -> tuple[Array, str]:
+        """The ids before a candidate and the text behind it."""
+        known = self._wordings.get((wording, label))
+        if known is None:
+            before, after = (filled(part, {"label": label}) for part in wording.split("{{candidate}}"))
+            known = self._wordings[wording, label] = self._known(before), after
+        return known
+
+    def _ends_in(self, tail: tuple[int, ...], text: str) -> bool:
+        """Does a candidate with these last two ids end in `text`?"""
+        known = self._ends.get((tail, text))
+        if known is None:
+            known = self._ends[tail, text] = self.tokenizer.decode(tail).endswith(text)
+        return known
+
+    def _open(self, thought: Sequence[int]) -> Sequence[int]:
+        """A candidate without the mark that closes it and the white space before that."""
+        if not thought or thought[-1] != self.think_close_id:
+            return thought
+        end = len(thought) - 1
+        while end and not self.tokenizer.decode(thought[end - 1 : end]).strip():
+            end -= 1
+        return thought[:end]
+
+    def _begun(self, text: str) -> list[int]:
+        """The ids of a chat that begins with a question."""
+        opening = self._alone
+        return self.tokenizer.encode_parts([*opening.before, text.lstrip(opening.margins.left)])
+
+    def _known(self, text: str) -> Array:
+        """The ids of a text that is said often."""
+        known = self._ids.get(text)
+        if known is None:
+            if len(self._ids) >= MOST_KNOWN:
+                self._ids.clear()
+            known = self._ids[text] = array("I", self.tokenizer.encode_parts(["", text]))
+        return known
+
+    def _question(self, question: str, reply: str, prefill: str, labels: tuple[str, ...]) -> tuple[Array, tuple[int, ...]]:
+        """Ids from the question to just before the one token that names an option, and those tokens.
+
+        Labels whose token would change the ids before it are left out from the first such on.
+        """
+        key = (question, reply, prefill, labels)
+        known = self._questions.get(key)
+        if known is None:
+            if len(self._questions) >= MOST_KNOWN:
+                self._questions.clear()
+            known = self._questions[key] = self._cut_question(*key)
+        return known
+
+    def _cut_question(self, question: str, reply: str, prefill: str, labels: tuple[str, ...]) -> tuple[Array, tuple[int, ...]]:
+        whole = [self.tokenizer.encode_parts(["", question, reply, prefill + label]) for label in labels]
+        tail = whole[0][:-1]
+        usable: list[int] = []
+        for ids in whole:
+            if ids[:-1] != tail or ids[-1] in usable:
+                break
+            usable.append(ids[-1])
+        return array("I", tail), tuple(usable)
+
+    # What the chat template says around it.
+
+    def _system(self) -> list[dict[str, str]]:
+        return [] if self.prompts.system is None else [{"role": "system", "content": self.prompts.system}]
+
+    def _messages(self) -> list[dict[str, str]]:
+        """The messages before the problem."""
+        prompts = self.prompts
+        turns = ((("user", filled(prompts.problem, {"problem": each.problem})), ("assistant", each.reply)) for each in prompts.examples)
+        return [*self._system(), *({"role": role, "content": text} for turn in turns for role, text in turn)]
+
+    @cached_property
+    def _alone(self) -> Opening:
+        """How the chat of a question begins that stands alone."""
+        return self._cut_opening(self._system())
+
+    def _cut_opening(self, messages: Sequence[dict[str, str]]) -> Opening:
+        roles = [*(message["role"] for message in messages), "user"]
+        parts = self._around(roles, 0, "")
+        margins = [stripped_margins(partial(self._beside, roles, place)) for place in range(len(roles))]
+        before = [parts[0]]
+        for message, margin, part in zip(messages, margins, parts[1:], strict=False):
+            before += [_stripped(message["content"], margin), part]
+        return Opening(before, margins[-1], parts[-1])
+
+    def _around(self, roles: Sequence[str], place: int, margin: str) -> list[str]:
+        """The parts that the template puts around texts of these roles, of which that at `place` has a `margin` on either side."""
+        names = [f"q1w2place{number}x" for number in range(len(roles))]
+        texts = [f"{margin}{name}{margin}" if number == place else name for number, name in enumerate(names)]
+        text = self.tokenizer.render([{"role": role, "content": said} for role, said in zip(roles, texts, strict=True)])
+        if self.thinks and not text.rstrip().endswith(self.prompts.thought.open):
+            text += f"{self.prompts.thought.open}\n"
+        return parts_of(text, *names, where=self._where)
+
+    def _beside(self, roles: Sequence[str], place: int, margin: str) -> list[str]:
+        """What stands right before and behind the text at `place`; see `_around`."""
+        return self._around(roles, place, margin)[place : place + 2]
 
     def _cut(self) -> tuple[Array, str]:
         """Ids between an assistant's turn and the user's next one, and the text from the end of that to the reply. Raises `GraphError`."""
@@ -154,40 +336,29 @@ class PromptBuilder:
             _, before, reply = parts_of(text, SAID, ASKED, where=self._where)
         except GraphError as error:
             return error
-        if self.thinks:
-            if reply.rstrip().endswith(THINK_OPEN):
-                reply = reply.rstrip().removesuffix(THINK_OPEN)
-            reply += f"{THINK_OPEN}{DELIMITER}{THINK_CLOSE}{DELIMITER}"
-        return array("I", self.tokenizer.encode(before)), reply
+        return array("I", self.tokenizer.encode(before)), self._unopened(reply)
 
-    def _question(self, question: str, prefill: str, labels: tuple[str, ...]) -> tuple[Array, tuple[int, ...]]:
-        """Ids from the question to just before the one token that names an option, and those tokens.
+    def _unopened(self, reply: str) -> str:
+        """The beginning of a reply without that of a thought."""
+        mark = self.prompts.thought.open
+        return reply.rstrip().removesuffix(mark) if self.thinks and reply.rstrip().endswith(mark) else reply
 
-        Labels whose token would change the ids before it are left out from the first such on.
-        """
-        key = (question, prefill, labels)
-        known = self._questions.get(key)
-        if known is None:
-            known = self._questions[key] = self._cut_question(*key)
-        return known
+    def _reply(self, asked: Question) -> str:
+        """What stands between the end of a question and its prefill."""
+        return self._thinking(self._unopened(self._alone.after) if asked.form == "alone" else self._cut()[1], asked.reply)
 
-    def _cut_question(self, question: str, prefill: str, labels: tuple[str, ...]) -> tuple[Array, tuple[int, ...]]:
-        reply = self._cut()[1] + prefill
-        whole = [self.tokenizer.encode_parts(["", question, reply + label]) for label in labels]
-        tail = whole[0][:-1]
-        usable: list[int] = []
-        for ids in whole:
-            if ids[:-1] != tail or ids[-1] in usable:
-                break
-            usable.append(ids[-1])
-        return array("I", tail), tuple(usable)
+    def _thinking(self, reply: str, how: str) -> str:
+        """`reply`, which then goes on behind an empty thought, within one, or without one."""
+        marks = self.prompts.thought
+        if not self.thinks or how == "plain":
+            return reply
+        return f"{reply}{marks.open}" if how == "in_thought" else f"{reply}{marks.open}{DELIMITER}{marks.close}{DELIMITER}"
 
-    @property
-    def most_candidates(self) -> int:
-        """How many candidates one choice can show: each needs a label of one token."""
-        return len(self._question(CHOOSE_QUESTION, CHOOSE_PREFILL, tuple(LABELS))[1]) - 1
 
-    @property
-    def can_score(self) -> bool:
-        """Whether the tokenizer has a single token for each digit, which `score` needs."""
-        return self.can_name(SCORE_QUESTION, SCORE_PREFILL, string.digits)
+def _stripped(text: str, margins: Margins) -> str:
+    return text.lstrip(margins.left).rstrip(margins.right)
+
+
+def _check_named(option_ids: Sequence[int], options: Sequence[str], prefill: str) -> None:
+    if len(option_ids) < len(options):
+        raise RequestRefused(f"the engine's tokenizer has no single token for {options[len(option_ids)]!r} after {prefill!r}")

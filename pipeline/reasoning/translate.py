@@ -2,21 +2,22 @@
 
 Engines whose ordinary vocabularies agree share ids span by span, and only the special tokens are mapped by their
 text; for all others the text of a span is encoded once. A token that controls a chat is spelled out, so that nothing that a model or a
-server wrote begins or ends a turn; `</think>` at the end of a span stays what it is, the end of the thought.
+server wrote begins or ends a turn; the mark at the end of a span that closes a thought stays what it is, the end of the thought.
 """
 
 from collections.abc import Mapping, Sequence
 
 from pipeline.engine import Tokenizer
-from pipeline.reasoning.prompts import THINK_CLOSE, THINK_OPEN
+from pipeline.graph.prompts import OURS, Marks
 
 
 class TokenTranslator:
     """Translates spans of ids between the engines of one run, by role."""
 
-    def __init__(self, tokenizers: Mapping[str, Tokenizer]) -> None:
+    def __init__(self, tokenizers: Mapping[str, Tokenizer], thought: Marks = OURS.thought) -> None:
+        """`thought`: the marks of a thought."""
         self._pairs = {
-            (source, target): _Pair(tokenizers[source], tokenizers[target], same=source == target)
+            (source, target): _Pair(tokenizers[source], tokenizers[target], thought, same=source == target)
             for source in tokenizers
             for target in tokenizers
         }
@@ -29,10 +30,10 @@ class TokenTranslator:
 class _Pair:
     """Translates what one tokenizer's engine wrote for another tokenizer's, or the same one's."""
 
-    def __init__(self, source: Tokenizer, target: Tokenizer, *, same: bool) -> None:
-        self._source, self._target = source, target
+    def __init__(self, source: Tokenizer, target: Tokenizer, thought: Marks, *, same: bool) -> None:
+        self._source, self._target, self._mark = source, target, thought.close
         self._shared = same or source.vocabulary == target.vocabulary
-        self._close = source.special_ids.get(THINK_CLOSE) if THINK_OPEN in source.special_ids else None
+        self._close = source.special_ids.get(thought.close) if thought.open in source.special_ids else None
         self._texts = {id_: text for text, id_ in source.special_ids.items()}
         moved = (id_ for text, id_ in source.special_ids.items() if target.special_ids.get(text) != id_)
         # An id that the source's tokenizer does not know, as a model has it that was made for more tokens, may control the target's chats.
@@ -46,7 +47,7 @@ class _Pair:
         if self._shared and self._changed.isdisjoint(ids):
             return ids
         closes = bool(ids) and ids[-1] == self._close
-        end = THINK_CLOSE if closes else ""
+        end = self._mark if closes else ""
         if not self._shared:
             return self._target.encode_parts(["", text.removesuffix(end), end])
         out: list[int] = []

@@ -1,8 +1,8 @@
 """The prompts of a process reward model: the text of a thought enters, its steps and prompts as token ids leave. Pure.
 
-A step ends at a blank line, whoever wrote its parts: guidance and the candidate that continues it are one step. A prompt is
-encoded whole, so that it has the tokens that the model was trained with; it begins with the prompt of the step before. Problems and steps
-are text in it: special tokens come from the reward model's file and its chat template alone.
+A step ends at the run's delimiter, mostly a blank line, whoever wrote its parts: guidance and the candidate that continues it are one
+step. A prompt is encoded whole, so that it has the tokens that the model was trained with; it begins with the prompt of the step before.
+Problems and steps are text in it: special tokens come from the reward model's file and its chat template alone.
 """
 
 import re
@@ -11,7 +11,7 @@ from functools import cached_property, partial
 
 from pipeline.engine import Tokenizer
 from pipeline.errors import GraphError
-from pipeline.reasoning.prompts import DELIMITER, THINK_CLOSE
+from pipeline.graph.prompts import OURS, Prompts
 from pipeline.reasoning.template import Margins, parts_of, stripped_margins
 from pipeline.rewards.spec import ChatPrompt, TextPrompt
 
@@ -19,29 +19,35 @@ _PLACE = re.compile(r"\{(problem|step|number)\}")
 
 
 class Thought:
-    """The committed text of one chain, cut into steps. `thought_end` is put in place of its `</think>`."""
+    """The committed text of one chain, cut into steps. `thought_end` is put in place of the mark that closes its thought."""
 
-    def __init__(self, thought_end: str = "") -> None:
+    def __init__(self, thought_end: str = "", said: Prompts = OURS) -> None:
+        """`said`: the prompts of the run, which name what ends a step and a thought."""
         self.steps: list[str] = []
-        """The steps that a blank line has ended, without it."""
+        """The steps that the delimiter has ended, without it."""
         self._begun = ""
-        self._thought_end = thought_end
+        self._thought_end, self._delimiter, self._mark = thought_end, said.delimiter, said.thought.close
 
     def commit(self, text: str) -> None:
         """Add `text` to the end of the thought."""
-        whole, self._begun = _cut(self._begun + self._said(text))
+        whole, self._begun = self._cut(self._begun + self._said(text))
         self.steps += whole
 
     def steps_of(self, text: str) -> list[str]:
         """The steps that `text` would end or begin if it were committed; empty for a blank text."""
         said = self._said(text)
-        whole, begun = _cut(self._begun + said) if said else ([], "")
+        whole, begun = self._cut(self._begun + said) if said else ([], "")
         return [*whole, *([begun.strip()] if begun.strip() else [])]
 
     def _said(self, text: str) -> str:
         """The part of `text` that belongs to the thought, without the answer that may follow it."""
-        thought, mark, _ = text.partition(THINK_CLOSE)
+        thought, mark, _ = text.partition(self._mark)
         return thought + self._thought_end if mark else thought
+
+    def _cut(self, text: str) -> tuple[list[str], str]:
+        """The steps of `text` that the delimiter ends, and the text behind the last of them."""
+        *whole, begun = text.split(self._delimiter)
+        return [step.strip() for step in whole if step.strip()], begun
 
 
 class RewardPromptBuilder:
@@ -139,12 +145,6 @@ def _filled(template: str, problem: str, step: str = "", number: int = 0, end: s
             parts[place + 1] = mark + parts[place + 1]
         parts[place] = texts[parts[place]]
     return parts
-
-
-def _cut(text: str) -> tuple[list[str], str]:
-    """The steps of `text` that a blank line ends, and the text behind the last of them."""
-    *whole, begun = text.split(DELIMITER)
-    return [step.strip() for step in whole if step.strip()], begun
 
 
 def _one_token(tokenizer: Tokenizer, prompt: TextPrompt | ChatPrompt, name: str, where: str) -> int:

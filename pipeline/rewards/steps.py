@@ -75,7 +75,7 @@ class StepsToScore:
     """All steps of a run folder; iterate once. Raises `InputError` where there are none or they cannot be read."""
 
     def __init__(self, run: Path, file: RunFile, problems: Problems, thought_end: str = "") -> None:
-        self._run, self._roles, self._thought_end = run, file.plan.drafters, thought_end
+        self._run, self._roles, self._thought_end, self._said = run, file.plan.drafters, thought_end, file.plan.prompts
         self._left: Counter[str] = Counter()
         self._chains_left: Counter[str] = Counter()
         for batch in read_batches(run, "steps", ["problem_id", "chain_id"]):
@@ -99,7 +99,7 @@ class StepsToScore:
         """The step of `row`; its committed text is then added to its chain's thought."""
         self._check_order(row)
         texts, problem = _texts_of(row, self._roles), self._problem(row["problem_id"])
-        thought = self._thoughts.setdefault(row["chain_id"], Thought(self._thought_end))
+        thought = self._thoughts.setdefault(row["chain_id"], Thought(self._thought_end, self._said))
         found = StepToScore(
             **{name: row[name] for name in COLUMNS[:5]},
             problem=problem,

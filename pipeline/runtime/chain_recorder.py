@@ -87,6 +87,8 @@ class StageLabel(Struct, frozen=True):
     purpose: Purpose
     role: str
     model: str
+    context: str | None
+    """Under which key of `Chain.contexts` its prompts begin; None: each is a chat of its own."""
 
 
 class Attempt(Struct, frozen=True, kw_only=True):
@@ -122,7 +124,7 @@ class ChainRecorder:
         """`blocks`: see `ComputedContexts`, by role; `expected_length` is a column of the row."""
         self._rows, self._progress, self._clock, self._problem, self._resumed = rows, progress, clock, problem, resumed
         self.contexts: Mapping[str, Sequence[int]] = {}
-        """The chain's contexts by role, once it has begun: they grow with its thought."""
+        """The chain's contexts, once it has begun: they grow with its thought."""
         self._computed, self._expected_length = ComputedContexts(blocks), expected_length
         self._chain_id = chain_id(problem.problem_id, sample_index)
         self._identity = (run_id, problem.problem_id, self._chain_id, sample_index)
@@ -317,14 +319,16 @@ class ChainRecorder:
             call.waiting_engine,
             None if error is None else type(error).__name__,
             None if error is None else redact(str(error)),
-            self._recomputed(label.role, completion),
+            self._recomputed(label, completion),
         )
 
-    def _recomputed(self, role: str, completion: Completion | None) -> int | None:
-        """The column `recomputed_input_tokens` of a call to the engine `role`."""
+    def _recomputed(self, label: StageLabel, completion: Completion | None) -> int | None:
+        """The column `recomputed_input_tokens` of a call."""
         if completion is None or not completion.cache_stated:
             return None
-        return self._computed.recomputed(role, len(self.contexts[role]), completion.usage.cached_input_tokens)
+        if (key := label.context) is None:
+            return 0
+        return self._computed.recomputed(key, label.role, len(self.contexts[key]), completion.usage.cached_input_tokens)
 
 
 def _time_per_token_s(decode_s: float, ids: Sequence[Sequence[int]]) -> float | None:

@@ -76,7 +76,8 @@ def bind(plan: Plan, stages: Mapping[str, Stage], dispatchers: Mapping[str, Disp
     def stage(node: StageNode) -> BoundStage:
         built, spec = stages[node.name], node.spec
         model = str(getattr(plan.engines[built.role], "model", built.role))
-        label = StageLabel(name=node.name, kind=spec.kind, purpose=spec.purpose, role=built.role, model=model)
+        context = None if getattr(built, "alone", False) else getattr(built, "context", built.role)
+        label = StageLabel(name=node.name, kind=spec.kind, purpose=spec.purpose, role=built.role, model=model, context=context)
         dispatcher = dispatchers[built.role]
         return BoundStage(stage=built, label=label, dispatcher=dispatcher, condition=node.condition, rank=node.rank, answers=spec.answers)
 

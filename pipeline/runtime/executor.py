@@ -15,7 +15,7 @@ from pipeline.engine import Engine
 from pipeline.errors import BadRow, RunError
 from pipeline.graph.plan import Plan
 from pipeline.reasoning.chain import Chain, chain_id
-from pipeline.reasoning.prompts import PromptBuilder
+from pipeline.reasoning.prompts import PromptBuilder, openings, role_of
 from pipeline.reasoning.translate import TokenTranslator
 from pipeline.runtime.admission.admission import Member
 from pipeline.runtime.admission.order import InputOrder, Start, StartOrder
@@ -76,10 +76,11 @@ class Executor:
         self._switch = self._new_switch(plan, control, clock, schedule)
         self._block = bind(plan, stages, self.dispatchers, self._switch)
         self._mode = MODES.get(plan.speculate)
-        self._settings, self._builders = settings, builders
+        self._settings, self._openings = settings, openings(builders)
         self._blocks = {role: block_tokens(engine.facts) for role, engine in engines.items()}
         self._limits = {role: engine.max_model_len for role, engine in engines.items()}
-        self._translator = TokenTranslator({role: builder.tokenizer for role, builder in builders.items()})
+        tokenizers = {key: builder.tokenizer for key, builder in builders.items() if key == role_of(key)}
+        self._translator = TokenTranslator(tokenizers, plan.prompts.thought)
         self._schedule, self._recorder, self._clock = schedule, recorder, clock
         self._feeding = anyio.CancelScope()
         self.exhausted = False
@@ -161,12 +162,12 @@ class Executor:
 
     async def _run_chain(self, runner: ChainRunner, start: Start) -> None:
         """Run the chain itself; the one place where its end is recorded, whatever that is."""
-        item, builders = start.item, self._builders
+        item = start.item
         try:
             if isinstance(item, BadRow):
                 raise item
             seed, limits = self._settings.seed, self._limits
-            chain = Chain(item, start.sample_index, start.order, seed, builders, self._translator, limits, self._mode)
+            chain = Chain(item, start.sample_index, start.order, seed, self._openings, self._translator, limits, self._mode)
             runner.begin(chain)
             await runner.block(chain, self._block)
             if runner.overflow is not None and not chain.thought:

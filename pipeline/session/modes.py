@@ -43,7 +43,7 @@ def check_modes(plan: Plan, options: RunOptions, fingerprint: Fingerprint) -> No
         raise UsageError(f"{asked}: was recorded with `speculate: {then.plan.speculate}`; name a run with `speculate: auto`")
     if then.status != "finished":
         raise UsageError(f"{asked}: is {then.status}; finish it with `pipeline resume {options.modes}`")
-    if (then.plan.block, then.plan.instruction) != (plan.block, plan.instruction):
+    if (then.plan.block, then.plan.prompts) != (plan.block, plan.prompts):
         raise UsageError(f"{asked}: was recorded with another graph or other params; its modes are for {then.graph} as it was then")
     if needed := next(needs(then, options, fingerprint), None):
         raise UsageError(f"{asked} needs {needed}")

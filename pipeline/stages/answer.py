@@ -27,7 +27,7 @@ class AnswerStage(EngineStage):
 
     def requests(self, chain: Chain) -> list[Request]:
         """See `Stage.requests`."""
-        prompt: Sequence[int] = chain.contexts[self.role]
+        prompt: Sequence[int] = chain.contexts[self.context]
         if not self.close_ids or prompt[-1] != self.close_ids[0]:
             prompt = [*prompt, *self.builder.close_thought_ids]
         max_tokens = self.spec.max_tokens

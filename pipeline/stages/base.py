@@ -10,10 +10,10 @@ from typing import Any, Protocol
 
 from msgspec import Struct
 
-from pipeline.engine import Candidate, Completion, Request
+from pipeline.engine import Candidate, Completion, Content, Request
 from pipeline.graph.spec import StageSpec
 from pipeline.reasoning.chain import Chain, Outcome, Span
-from pipeline.reasoning.prompts import DELIMITER, PromptBuilder
+from pipeline.reasoning.prompts import PromptBuilder, builder_key, openings
 
 
 class Stage(Protocol):
@@ -41,7 +41,8 @@ class StageKind(Struct, frozen=True, kw_only=True):
     spec: type[StageSpec]
     """The keys that a graph file may hold for it; its tag is the word under `kind`."""
     build: Any
-    """Makes a stage ready to run: `build(name, spec, builders) -> Stage`, where `builders` has a `PromptBuilder` for each role."""
+    """Makes a stage ready to run: `build(name, spec, builders) -> Stage`, where `builders` has a `PromptBuilder` for each role, and for
+    each stage with prompts of its own (`builder_key`)."""
 
 
 class EngineStage:
@@ -50,18 +51,31 @@ class EngineStage:
     def __init__(self, name: str, spec: Any, builders: Mapping[str, PromptBuilder]) -> None:
         self.name, self.spec = name, spec
         self.role: str = spec.engine
-        self.builder = builders[self.role]
+        key = builder_key(self.role, name)
+        self.builder = builders.get(key, builders[self.role])
+        self.context = key if key in openings(builders) else self.role
+        """Under which key of `Chain.contexts` the stage's prompts begin."""
+        self.alone = False
+        """Whether each of its prompts is a chat of its own, and does not begin with a context."""
         self.close_ids = () if self.builder.think_close_id is None else (self.builder.think_close_id,)
-        self.step_stop = (DELIMITER,)
+        self.step_stop = (self.builder.prompts.delimiter,)
 
     def check(self, candidates: int) -> str | None:
         """See `Stage.check`; most stages suit every tokenizer."""
         return None
 
-    def request(self, chain: Chain, prompt_ids: Sequence[int], max_tokens: int, part: str = "", **fields: Any) -> Request:
+    def request(
+        self,
+        chain: Chain,
+        prompt_ids: Sequence[int],
+        max_tokens: int,
+        part: str = "",
+        judged: Sequence[tuple[int, int]] | None = None,
+        **fields: Any,
+    ) -> Request:
         """A request whose id names the chain, its step and this stage; `part` is added to tell several requests of one step apart.
 
-        `fields` are further fields of the `Request`.
+        `judged` is that of its `content`, `fields` are further fields of the `Request`.
         """
         return Request(
             request_id=f"{chain.chain_id}/{len(chain.thought)}/{self.name}{part}",
@@ -69,6 +83,7 @@ class EngineStage:
             max_tokens=max_tokens,
             seed=chain.seed(self.name),
             affinity=chain.chain_id,
+            content=chain.content if judged is None else Content(chain.content.problem, judged),
             **fields,
         )
 

@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 from pipeline.engine import Completion, Request
 from pipeline.graph.spec import Name, StageSpec
 from pipeline.reasoning.chain import Chain, Outcome, Scale, Verdict
-from pipeline.reasoning.prompts import LABELS
+from pipeline.reasoning.prompts import PromptBuilder
 from pipeline.stages.base import EngineStage, StageKind
 from pipeline.stages.draft import DraftSpec
 
@@ -46,36 +46,52 @@ class ChooseStage(EngineStage):
 
     spec: ChooseSpec
 
+    def __init__(self, name: str, spec: ChooseSpec, builders: Mapping[str, PromptBuilder]) -> None:
+        super().__init__(name, spec, builders)
+        self.alone = self.builder.asked_of(spec.unit).form == "alone"
+
     def check(self, candidates: int) -> str | None:
         """See `Stage.check`."""
-        most = self.builder.most_candidates
-        if candidates <= most:
-            return None
-        return f"its engine's tokenizer names only {most} options with one token and {candidates} candidates are drafted"
+        asked = self.builder.asked_of(self.spec.unit)
+        options = self.builder.options(self.spec.unit, candidates, self.spec.reject)
+        if len(options.labels) < candidates:
+            return f"its prompt has {len(asked.labels)} labels, too few for {candidates} candidates; name more under `labels`"
+        return self.builder.flaw(asked, options.all)
 
     def requests(self, chain: Chain) -> list[Request]:
         """See `Stage.requests`."""
         if not chain.candidates:
             return []
         shown = [chain.translate(chain.candidates[i], self.role) for i in chain.distinct_candidates()]
-        prompt = self.builder.choose(chain.contexts[self.role], shown, unit=self.spec.unit, reject=self.spec.reject)
-        return [self.request(chain, prompt.ids, 1, option_ids=prompt.option_ids)]
+        prompt = self.builder.choose(
+            chain.contexts[self.context],
+            shown,
+            unit=self.spec.unit,
+            reject=self.spec.reject,
+            problem=chain.problem.problem,
+            begin=chain.begins[self.context],
+        )
+        return [self.request(chain, prompt.ids, 1, option_ids=prompt.option_ids, judged=prompt.judged)]
 
     def apply(self, chain: Chain, completions: Sequence[Completion]) -> Outcome:
         """See `Stage.apply`."""
         if not completions:
             return Outcome()
         distinct = chain.distinct_candidates()
-        probs, mass = probabilities(completions[0].option_logprobs)
-        best = max(range(len(probs)), key=probs.__getitem__) + (not self.spec.reject)
-        chosen = distinct[best - 1] if best else None
+        options, logprobs = self.builder.options(self.spec.unit, len(distinct), self.spec.reject), completions[0].option_logprobs
+        if options.none is not None:  # which a verdict has first, wherever its label stands
+            logprobs = (logprobs[options.none], *logprobs[: options.none], *logprobs[options.none + 1 :])
+        probs, mass = probabilities(logprobs)
+        best = max(range(len(probs)), key=probs.__getitem__)
+        named = options.labels if options.none is None else (options.all[options.none], *options.labels)
+        place = best - (options.none is not None)
         verdict = Verdict(
             kind="choose",
-            chosen=chosen,
-            label=LABELS[best],
+            chosen=distinct[place] if place >= 0 else None,
+            label=named[best],
             value=max(probs),
             scale=SCALE,
-            options=tuple(LABELS[not self.spec.reject : len(distinct) + 1]),
+            options=named,
             of_candidates=True,
             probs=probs,
             mass=mass,

@@ -40,7 +40,7 @@ class DraftStage(EngineStage):
         return [
             self.request(
                 chain,
-                chain.contexts[self.role],
+                chain.contexts[self.context],
                 chain.room(spec.max_tokens),
                 n=spec.candidates,
                 temperature=spec.temperature,

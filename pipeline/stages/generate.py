@@ -8,7 +8,6 @@ from msgspec import Meta
 from pipeline.engine import Candidate, Completion, Request
 from pipeline.graph.spec import Name, Purpose, StageSpec, Temperature, TopP
 from pipeline.reasoning.chain import Chain, Outcome, Span
-from pipeline.reasoning.prompts import THINK_CLOSE
 from pipeline.stages.base import EngineStage, StageKind
 
 
@@ -65,7 +64,7 @@ class GenerateStage(EngineStage):
         stop_ids = () if spec.unit == "response" else self.close_ids
         # The budget is the thought's; a response holds the answer too.
         max_tokens = spec.max_tokens if spec.unit == "response" else chain.room(spec.max_tokens)
-        prompt = chain.contexts[self.role]
+        prompt = chain.contexts[self.context]
         return [self.request(chain, prompt, max_tokens, temperature=spec.temperature, top_p=spec.top_p, stop=stop, stop_ids=stop_ids)]
 
     def apply(self, chain: Chain, completions: Sequence[Completion]) -> Outcome:
@@ -100,9 +99,10 @@ class GenerateStage(EngineStage):
             answers = finished and not self.close_ids
             return Span(self.role, ids, text, finished), Span(self.role, ids, text) if answers else None
         cut = ids.index(self.close_ids[0]) + 1
-        closed = self.builder.tokenizer.decode(ids[:cut]).count(THINK_CLOSE)  # the thought may spell it out before
-        parts = text.split(THINK_CLOSE)
-        thought, answer = THINK_CLOSE.join([*parts[:closed], ""]), THINK_CLOSE.join(parts[closed:])
+        mark = self.builder.prompts.thought.close
+        closed = self.builder.tokenizer.decode(ids[:cut]).count(mark)  # the thought may spell it out before
+        parts = text.split(mark)
+        thought, answer = mark.join([*parts[:closed], ""]), mark.join(parts[closed:])
         return Span(self.role, ids[:cut], thought, True), Span(self.role, ids[cut:], answer)
 
 

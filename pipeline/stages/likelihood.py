@@ -8,9 +8,9 @@ from typing import Annotated, ClassVar, Literal
 from msgspec import Meta
 
 from pipeline.engine import Completion, Request
+from pipeline.graph.prompts import LABELS
 from pipeline.graph.spec import Name, StageSpec
 from pipeline.reasoning.chain import Chain, Outcome, Scale, Verdict
-from pipeline.reasoning.prompts import LABELS
 from pipeline.stages.base import EngineStage, StageKind
 from pipeline.stages.choose import probabilities
 
@@ -42,7 +42,7 @@ class LikelihoodStage(EngineStage):
 
     def requests(self, chain: Chain) -> list[Request]:
         """See `Stage.requests`."""
-        context = chain.contexts[self.role]
+        context = chain.contexts[self.context]
         return [self.request(chain, context, 1, part=f"/{i}", scored_ids=ids) for i, ids in self._distinct(chain).items() if ids]
 
     def apply(self, chain: Chain, completions: Sequence[Completion]) -> Outcome:

@@ -1,6 +1,5 @@
 """`score`: lets the engine rate the only candidate, in its place in the thought, from 0 to 9 with one token."""
 
-import string
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, ClassVar, Literal
 
@@ -9,6 +8,7 @@ from msgspec import Meta
 from pipeline.engine import Completion, Request
 from pipeline.graph.spec import Name, StageSpec
 from pipeline.reasoning.chain import Chain, Outcome, Scale, Verdict
+from pipeline.reasoning.prompts import PromptBuilder
 from pipeline.stages.base import EngineStage, StageKind
 from pipeline.stages.choose import probabilities
 
@@ -40,17 +40,24 @@ class ScoreStage(EngineStage):
 
     spec: ScoreSpec
 
+    def __init__(self, name: str, spec: ScoreSpec, builders: Mapping[str, PromptBuilder]) -> None:
+        super().__init__(name, spec, builders)
+        self.alone = self.builder.prompts.score.form == "alone"
+
     def check(self, candidates: int) -> str | None:
         """See `Stage.check`."""
-        return None if self.builder.can_score else "its engine's tokenizer has no single tokens for the digits 0 to 9"
+        asked = self.builder.prompts.score
+        return self.builder.flaw(asked, asked.labels)
 
     def requests(self, chain: Chain) -> list[Request]:
         """See `Stage.requests`."""
         if not chain.candidates:
             return []
         candidate = chain.translate(chain.candidates[0], self.role)
-        prompt = self.builder.score(chain.contexts[self.role], candidate)
-        return [self.request(chain, prompt.ids, 1, option_ids=prompt.option_ids)]
+        prompt = self.builder.score(
+            chain.contexts[self.context], candidate, problem=chain.problem.problem, begin=chain.begins[self.context]
+        )
+        return [self.request(chain, prompt.ids, 1, option_ids=prompt.option_ids, judged=prompt.judged)]
 
     def apply(self, chain: Chain, completions: Sequence[Completion]) -> Outcome:
         """See `Stage.apply`."""
@@ -63,10 +70,10 @@ class ScoreStage(EngineStage):
         verdict = Verdict(
             kind="score",
             chosen=0 if accepted else None,
-            label=string.digits[best],
+            label=self.builder.prompts.score.labels[best],
             value=value,
             scale=SCALES[self.spec.method],
-            options=tuple(string.digits),
+            options=self.builder.prompts.score.labels,
             probs=probs,
             mass=mass,
             threshold=self.spec.threshold,

@@ -21,7 +21,8 @@ from pipeline.engines.sim.tokenizer import SimTokenizer
 from pipeline.errors import GraphError, InputError, UsageError
 from pipeline.graph.loader import load_engines
 from pipeline.graph.plugins import engine_specs
-from pipeline.reasoning.prompts import DELIMITER, THINK_CLOSE, PromptBuilder
+from pipeline.graph.prompts import DELIMITER, THINK_CLOSE
+from pipeline.reasoning.prompts import PromptBuilder
 from tests.support.engines import SIM
 from tests.support.paths import ROOT
 from tests.support.runs import rows, solve, write_problems

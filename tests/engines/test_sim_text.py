@@ -13,7 +13,8 @@ from pipeline.engine import Candidate, Request
 from pipeline.engines.sim.spec import SimSpec, SimTextSpec
 from pipeline.engines.sim.text import TextModel, sim_answer
 from pipeline.engines.sim.tokenizer import SPECIALS, VOCAB_SIZE, SimTokenizer
-from pipeline.reasoning.prompts import DELIMITER, LABELS, WORDINGS, PromptBuilder
+from pipeline.graph.prompts import DELIMITER, LABELS, WORDINGS
+from pipeline.reasoning.prompts import PromptBuilder
 
 TOKENIZER = SimTokenizer()
 DIALECT = PromptBuilder(TOKENIZER)

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from pipeline.data.problems import Problem
 from pipeline.engine import Candidate, Tokenizer
 from pipeline.engines.sim.tokenizer import SimTokenizer
+from pipeline.graph.prompts import DELIMITER, THINK_CLOSE
 from pipeline.reasoning.chain import Chain, Outcome, Span
-from pipeline.reasoning.prompts import DELIMITER, THINK_CLOSE, PromptBuilder
+from pipeline.reasoning.prompts import PromptBuilder
 from pipeline.reasoning.translate import TokenTranslator
 from pipeline.stages.draft import DraftSpec, DraftStage
 from tests.support.chat_models import BUNDLED, MODELS, chat_model

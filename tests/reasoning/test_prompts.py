@@ -6,16 +6,8 @@ import pytest
 
 from pipeline.engines.tokenizer import HFTokenizer
 from pipeline.errors import GraphError
-from pipeline.reasoning.prompts import (
-    CHOOSE_INTRO,
-    CHOOSE_PREFILL,
-    CHOOSE_QUESTION,
-    DELIMITER,
-    LABELS,
-    SCORE_PREFILL,
-    SCORE_QUESTION,
-    PromptBuilder,
-)
+from pipeline.graph.prompts import CHOOSE_INTRO, CHOOSE_PREFILL, CHOOSE_QUESTION, DELIMITER, LABELS, SCORE_PREFILL, SCORE_QUESTION
+from pipeline.reasoning.prompts import PromptBuilder
 from tests.support.chat_models import R1_BOS, R1_EOS, R1_SAYS, R1_USER, chat_model, folder_of, write_config
 
 R1_STYLE = (

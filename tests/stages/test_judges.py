@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.engine import Completion, Request, Usage
+from pipeline.graph.prompts import CHOOSE_ONE_QUESTION, CHOOSE_QUESTION, CHOOSE_THOUGHT_INTRO
 from pipeline.reasoning.chain import Verdict
-from pipeline.reasoning.prompts import CHOOSE_ONE_QUESTION, CHOOSE_QUESTION, CHOOSE_THOUGHT_INTRO
 from pipeline.stages.choose import ChooseSpec, ChooseStage, probabilities
 from pipeline.stages.likelihood import LikelihoodSpec, LikelihoodStage
 from pipeline.stages.score import ScoreSpec, ScoreStage

@@ -5,7 +5,7 @@ NASTY = '"];a-->b;<img src=x onerror=y>&lt;\\N{{}}#quot;`$$'
 
 GRAPH = """
 name: nasty
-instruction: {instruction}
+prompts: {{problem: {instruction}}}
 engines:
   draft: {{backend: torch, model: {model}}}
   target: {{backend: torch, model: bundled:tiny-target}}

@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.engines.tokenizer import HFTokenizer
-from pipeline.reasoning.prompts import DELIMITER, WORDINGS, PromptBuilder
+from pipeline.graph.prompts import DELIMITER, WORDINGS
+from pipeline.reasoning.prompts import PromptBuilder
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "tools"))

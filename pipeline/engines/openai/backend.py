@@ -156,4 +156,4 @@ def openai_available(machine: Machine) -> Availability:
     return Availability(usable=True, what=f"httpx2 {installed}")
 
 
-BACKEND = Backend(spec=OpenAISpec, open=open_openai, available=openai_available, examine=examine_openai)
+BACKEND = Backend(spec=OpenAISpec, open=open_openai, available=openai_available, examine=examine_openai, tokenizer=_load_tokenizer)

@@ -10,13 +10,16 @@ from functools import lru_cache
 
 from pipeline.engine import Tokenizer
 from pipeline.errors import RequestRefused
-from pipeline.reasoning.prompts import THINK_CLOSE
+
+_CLOSE = re.compile(r"</(\w+:)?think(ing)?>|\[/THINK(ING)?\]", re.IGNORECASE)
+"""How models write the mark that closes a thought: `</think>`, `</seed:think>`, `[/THINK]`."""
 
 
 def answer_ids(tokenizer: Tokenizer, text: str) -> tuple[int, ...]:
-    """The ids of what a server wrote: the first `</think>` ends the thought, and no other special token has a meaning in it."""
-    thought, close, answer = text.partition(THINK_CLOSE)
-    return tuple(tokenizer.encode_parts(["", thought, close, answer]))
+    """The ids of what a server wrote: the first mark that closes a thought does so, and no other special token has a meaning in it."""
+    found = next((mark for mark in _CLOSE.finditer(text) if mark[0] in tokenizer.special_ids), None)
+    parts = [text] if found is None else [text[: found.start()], found[0], text[found.end() :]]
+    return tuple(tokenizer.encode_parts(["", *parts]))
 
 
 def prompt_text(tokenizer: Tokenizer, ids: Sequence[int]) -> str:

@@ -178,7 +178,7 @@ class Worker:
         self._check_alive()
         number, call = next(self._numbers), _Call()
         self._calls[number] = call
-        self._connection.send(Submit(number, request))
+        self._connection.send(Submit(number, structs.replace(request, content=None)))
         if request.interruptible:
             self._interruptible[request.request_id] = number
         try:

@@ -218,4 +218,8 @@ def least_replay_s(
     return least_s({role: sim_spec(role, spec, read_recording(spec.run)) for role, spec in specs.items()}, calls, sequences)
 
 
-BACKEND = Backend(spec=ReplaySpec, open=open_replay, virtual_time=True, least_s=least_replay_s)
+def _tokenizer_of(role: str, spec: ReplaySpec) -> Tokenizer:
+    return tokenizer_of(role, spec, read_recording(spec.run))
+
+
+BACKEND = Backend(spec=ReplaySpec, open=open_replay, virtual_time=True, tokenizer=_tokenizer_of, least_s=least_replay_s)

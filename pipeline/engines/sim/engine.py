@@ -342,4 +342,8 @@ async def open_devices(specs: Mapping[str, SimSpec], sources: Mapping[str, TextS
                 await engine.aclose()
 
 
-BACKEND = Backend(spec=SimSpec, open=open_sim, virtual_time=True, least_s=least_s, widened=widened)
+def _tokenizer_of(role: str, spec: SimSpec) -> Tokenizer:
+    return SeededText(spec).tokenizer
+
+
+BACKEND = Backend(spec=SimSpec, open=open_sim, virtual_time=True, tokenizer=_tokenizer_of, least_s=least_s, widened=widened)

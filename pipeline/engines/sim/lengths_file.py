@@ -14,7 +14,7 @@ from pipeline.engines.sim.lengths import MOST, SimLengthsSpec
 from pipeline.engines.sim.spec import SimSpec
 from pipeline.errors import GraphError, InputError, UsageError, boundary
 from pipeline.graph.loader import load_struct
-from pipeline.reasoning.prompts import DELIMITER, THINK_CLOSE
+from pipeline.graph.prompts import DELIMITER, THINK_CLOSE
 from pipeline.trace.read import read_batches
 from pipeline.trace.run_file import RunFile
 

@@ -25,12 +25,12 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from pipeline.engine import Candidate, FinishReason, Request, Tokenizer, packed
+from pipeline.engine import Candidate, Content, FinishReason, Request, Tokenizer, packed
 from pipeline.engines.sim.difficulty import chances
 from pipeline.engines.sim.output import Output
 from pipeline.engines.sim.spec import SimSpec, SimTextSpec
 from pipeline.engines.sim.tokenizer import ASSISTANT, END, USER, VOCAB_SIZE, SimTokenizer
-from pipeline.reasoning.prompts import CHOOSE_PREFILL, DELIMITER, LABELS, SCORE_PREFILL, THINK_CLOSE, THINK_OPEN
+from pipeline.graph.prompts import DELIMITER, THINK_CLOSE, THINK_OPEN
 
 _TOKENIZER = SimTokenizer()
 _SPECIAL = _TOKENIZER.special_ids
@@ -38,12 +38,9 @@ _OPEN, _CLOSE, _USER, _ASSISTANT, _END = (_SPECIAL[text] for text in (THINK_OPEN
 _encode = _TOKENIZER.encode
 (_BLANK_LINE,) = _encode(DELIMITER)
 (_LINE,) = _encode("\n")
-(_BRACKET,) = _encode("[")
-_LABEL_IDS = [_encode(label)[0] for label in LABELS]
 _OK, _NO, _EH = (_encode(f"1 {word}")[1] for word in ("ok", "no", "eh"))
 _VERDICTS = frozenset((_OK, _NO, _EH))
 _ANCHORS = _VERDICTS | {_OPEN, _ASSISTANT, _USER}
-_CHOOSE_TAIL, _SCORE_TAIL = (packed(_encode(f"{DELIMITER}{text}")[1:]) for text in (CHOOSE_PREFILL, SCORE_PREFILL))
 _MARKER = re.compile(r"; step (\d+) of (\d+) (ok|no|eh)$")
 _SHORT_MARKER = re.compile(r"([a-z]{3})([a-z]{3}) (ok|no|eh)$")
 _MARKER_REACH = 20
@@ -107,7 +104,12 @@ def _problem(text: str) -> SimProblem:
 
 def sim_answer(problem: str) -> str:
     """The right answer of a problem, as simulated models see it: a number 1 to 999, drawn from its first line."""
-    return _problem(problem.partition("\n")[0].strip()).answer
+    return _problem(_asked(problem)).answer
+
+
+def _asked(problem: str) -> str:
+    """The part of a problem's text that says which problem it is: its first line."""
+    return problem.partition("\n")[0].strip()
 
 
 @lru_cache(maxsize=65536)
@@ -202,14 +204,6 @@ def _verdict(prompt: Sequence[int], end: int) -> int | None:
     return None
 
 
-def _last(ids: "array[int]", token: int) -> int:
-    """Position of the last `token`, or -1."""
-    try:
-        return len(ids) - 1 - ids[::-1].index(token)
-    except ValueError:
-        return -1
-
-
 def _ending(tail: tuple[int, ...]) -> tuple[bool, bool, tuple[int, ...]]:
     """Of what stands after the last step, or after the beginning of the thought: whether the thought is closed, whether the blank line
     after that is there, and what is written of the next step or of the answer."""
@@ -217,20 +211,6 @@ def _ending(tail: tuple[int, ...]) -> tuple[bool, bool, tuple[int, ...]]:
     after = tail[tail.index(_CLOSE) + 1 :] if closed else tail
     begins_line = after[:1] in ((_BLANK_LINE,), (_LINE,))
     return closed, closed and after[:1] == (_BLANK_LINE,), after[1:] if begins_line else after
-
-
-def _shown_candidates(turn: tuple[int, ...], candidates: int) -> list[tuple[int, ...]]:
-    """The candidates that a choose turn shows, cut at their labels `[1] `, `[2] `, ..."""
-    starts, at = [], 0
-    try:
-        for label in _LABEL_IDS[1 : candidates + 1]:
-            at = turn.index(_BRACKET, at)
-            while turn[at + 1 : at + 2] != (label,):
-                at = turn.index(_BRACKET, at + 1)
-            starts.append(at)
-    except ValueError:
-        return []
-    return [turn[start:end] for start, end in zip(starts, [*starts[1:], len(turn)], strict=True)]
 
 
 class TextModel:
@@ -242,8 +222,9 @@ class TextModel:
         graded = spec.difficulty == "beta" and 0 < spec.step_correlation < 1 and 0 < spec.step_accuracy < 1
         self._chances = chances(spec.step_accuracy, spec.step_correlation) if graded else ()
 
-    def read(self, prompt: Sequence[int]) -> ThoughtState:
-        """How far the thought in `prompt` has come, read from the marker at its end and the problem at its beginning."""
+    def read(self, prompt: Sequence[int], content: Content | None = None) -> ThoughtState:
+        """How far the thought in `prompt` has come, read from the marker at its end, and its problem: that of its `content`, or else what
+        stands at the prompt's beginning."""
         prompt = packed(prompt)
         position = len(prompt) - 1
         while position >= 0:
@@ -255,14 +236,14 @@ class TextModel:
                     step, total, word = found
                     lacks_delimiter = position == len(prompt) - 1 and step != total
                     ending = _ending(tuple(prompt[position + 1 :]))
-                    return ThoughtState(self._question(prompt), step, total, word == "ok", *ending, lacks_delimiter)
+                    return ThoughtState(self._question(prompt, content), step, total, word == "ok", *ending, lacks_delimiter)
             position -= 1
-        problem = self._question(prompt) if position >= 0 else None
+        problem = self._question(prompt, content) if position >= 0 else None
         return ThoughtState(problem, 0, self._steps(problem) if problem else 0, True, *_ending(tuple(prompt[position + 1 :])))
 
     def write(self, request: Request, prompt: Sequence[int], limit: int) -> list[Candidate]:
         """All candidates of `request`, each of at most `limit` tokens."""
-        state = self.read(prompt)
+        state = self.read(prompt, request.content)
         greedy = request.temperature == 0
         stops_are_last = _LAST_STOP_IDS.issuperset(request.stop_ids) and all(stop == DELIMITER for stop in request.stop)
         ends = {*request.stop_ids, *([_BLANK_LINE] if request.stop else [])} if stops_are_last else set()
@@ -272,15 +253,14 @@ class TextModel:
     def choose(self, request: Request, prompt: Sequence[int]) -> tuple[int, tuple[float, ...]]:
         """The index of the chosen option, and the log probabilities of all; the temperature makes no difference."""
         prompt, options = packed(prompt), len(request.option_ids)
-        if prompt[-len(_CHOOSE_TAIL) :] == _CHOOSE_TAIL:
-            turn = prompt[_last(prompt, _USER) : _last(prompt, _ASSISTANT)]
-            none = int(request.option_ids[0] == _LABEL_IDS[0])
-            shown = _shown_candidates(tuple(turn[: _last(turn, _BLANK_LINE)]), options - none)
-            right = (place for place, ids in enumerate(shown, none) if self._judges_right(_NO not in ids, ids))
-            chosen = next(right, 0)
-        elif prompt[-len(_SCORE_TAIL) :] == _SCORE_TAIL:
-            end = _last(prompt, _USER)
-            step = tuple(prompt[max(0, end - 32) : end])
+        judged = request.content.judged if request.content else ()
+        if len(judged) == options:
+            shown = [tuple(prompt[start:end]) for start, end in judged]
+            right = (place for place, ids in enumerate(shown) if ids and self._judges_right(_NO not in ids, ids))
+            chosen = next(right, judged.index((0, 0)) if (0, 0) in judged else 0)
+        elif judged:
+            [(start, end)] = judged
+            step = tuple(prompt[max(start, end - 32) : end])
             spread = int(_draws(f"{self.name}/score/{hash(step)}")[0] * 1000)
             chosen = 7 + spread % 3 if self._judges_right(_verdict(prompt, end) != _NO, step) else spread % 7
         else:
@@ -294,7 +274,9 @@ class TextModel:
         shift = hash((tuple(prompt[-8:]), scored)) % 97
         return tuple(-mean * (0.5 + ((token ^ (position + shift)) * 40503 % 1024) / 1024) for position, token in enumerate(scored))
 
-    def _question(self, prompt: "array[int]") -> SimProblem | None:
+    def _question(self, prompt: "array[int]", content: Content | None) -> SimProblem | None:
+        if content is not None:
+            return _problem(_asked(content.problem))
         try:
             return _problem_asked(prompt[1 : prompt.index(_ASSISTANT)].tobytes()) if prompt[0] == _USER else None
         except ValueError:

@@ -8,7 +8,7 @@ choice stands, on a token boundary.
 import re
 from collections.abc import Sequence
 
-from pipeline.reasoning.prompts import DELIMITER, THINK_CLOSE, THINK_OPEN
+from pipeline.graph.prompts import DELIMITER, THINK_CLOSE, THINK_OPEN
 
 USER, ASSISTANT, END = "<|user|>", "<|assistant|>", "<|end|>"
 SPECIALS = (THINK_OPEN, THINK_CLOSE, USER, ASSISTANT, END)

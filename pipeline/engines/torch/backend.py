@@ -13,7 +13,7 @@ from pipeline.engine import Availability, Backend, Examination, Finding, MemoryR
 from pipeline.engines.checkpoint import Part
 from pipeline.engines.cores import CoreRequest, core_findings, share_cores
 from pipeline.engines.model_card import DTYPE_BYTES, ModelCard, checkpoint_of, missing, read_card, refuse
-from pipeline.engines.models import resolve
+from pipeline.engines.models import resolve, tokenizer_of
 from pipeline.engines.process.engine import InterruptibleWorkerEngine, WorkerEngine, open_workers
 from pipeline.engines.process.wire import Setup
 from pipeline.engines.tokenizer import HFTokenizer
@@ -177,4 +177,4 @@ def _memory(rows: list[MemoryRow]) -> Iterator[Finding]:
         taken[row.device] = taken.get(row.device, 0) + fixed
 
 
-BACKEND = Backend(spec=TorchSpec, open=open_torch, available=torch_available, examine=examine_torch)
+BACKEND = Backend(spec=TorchSpec, open=open_torch, available=torch_available, examine=examine_torch, tokenizer=tokenizer_of)

@@ -13,7 +13,7 @@ from msgspec import structs
 
 from pipeline.engine import Backend
 from pipeline.engines.cores import CoreRequest, share_cores
-from pipeline.engines.models import resolve
+from pipeline.engines.models import resolve, tokenizer_of
 from pipeline.engines.process.engine import InterruptibleWorkerEngine, WorkerEngine, open_workers
 from pipeline.engines.process.wire import Setup
 from pipeline.engines.tokenizer import HFTokenizer
@@ -90,4 +90,4 @@ def program(spec: VllmSpec, cores: tuple[int, ...] | None, machine: Machine) -> 
     )
 
 
-BACKEND = Backend(spec=VllmSpec, open=open_vllm, available=vllm_available, examine=examine_vllm, widened=widened)
+BACKEND = Backend(spec=VllmSpec, open=open_vllm, available=vllm_available, examine=examine_vllm, tokenizer=tokenizer_of, widened=widened)

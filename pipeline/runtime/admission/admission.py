@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import inf
 from typing import Any, Literal
 
+from pipeline.reasoning.prompts import role_of
 from pipeline.runtime.admission.cache import Cache, CacheLimit
 
 AdmissionName = Literal["cache", "batch"]
@@ -55,6 +56,8 @@ class Admission:
         """How often a chain was told to pause."""
         self._caches = [Cache(limit) for limit in limits]
         self._roles = [limit.role for limit in limits]
+        self._keys: list[list[str]] = []
+        """For each role the keys of its contexts in every chain."""
         self._most = min(limit.sequences for limit in limits)
         self._limit = inf
         self._members: list[Member] = []
@@ -74,8 +77,10 @@ class Admission:
         return member
 
     def turn(self, member: Member, contexts: Mapping[str, Sequence[int]]) -> bool:
-        """Take note of the contexts of `member`, by role, and let the youngest pause where they do not fit; whether `member` goes on."""
-        tokens = [len(contexts[role]) for role in self._roles]
+        """Take note of the contexts of `member`, and let the youngest pause where they do not fit; whether `member` goes on."""
+        if not self._keys:
+            self._keys = [[key for key in contexts if role_of(key) == role] for role in self._roles]
+        tokens = [len(contexts[keys[0]]) if len(keys) == 1 else sum(len(contexts[key]) for key in keys) for keys in self._keys]
         if tokens != member.tokens:
             if member.starts:
                 self._grow(member, tokens, step=not member.wrote_directly)

@@ -28,13 +28,14 @@ class ComputedContexts:
         """`blocks`: see `block_tokens`, by role."""
         self._blocks = blocks
         self._contexts: dict[str, tuple[int, int]] = {}
-        """By role, the length of the latest context that it computed, and of the one before that was shorter."""
+        """By its key, the length of the latest context that it computed, and of the one before that was shorter."""
 
-    def recomputed(self, role: str, context: int, cached: int) -> int:
-        """How many tokens the engine computed again for a call with a context of so many tokens, of which `cached` were in its cache."""
-        latest, before = self._contexts.get(role, (0, 0))
+    def recomputed(self, key: str, role: str, context: int, cached: int) -> int:
+        """How many tokens the engine computed again for a call with a context of so many tokens, of which `cached` were in its cache.
+        `key` names the context among those of the chain."""
+        latest, before = self._contexts.get(key, (0, 0))
         if context > latest:
             before = latest
-            self._contexts[role] = (context, before)
+            self._contexts[key] = (context, before)
         block = self._blocks.get(role, BLOCK_TOKENS)
         return max(0, before // block * block - cached)
