@@ -123,6 +123,7 @@ class Recording:
             "load": round(os.getloadavg()[0], 1),
             "host": structs.asdict(host()),
             "versions": versions(),
+            "files": self.digests,
         }
 
     def write(self, output: Path, results: dict[str, Any], page: str | None = None) -> dict[str, Any]:
