@@ -18,6 +18,7 @@ from transformers import AutoModelForCausalLM
 
 from pipeline.engines.tokenizer import HFTokenizer
 from pipeline.grading.answers import extract_answer
+from pipeline.graph.prompts import DELIMITER
 from pipeline.reasoning.prompts import PromptBuilder
 
 MOST_STEPS, STEP_TOKENS, RESPONSE_TOKENS = 12, 20, 96
@@ -64,7 +65,7 @@ def sample_steps(
     model: Any, contexts: Sequence[Sequence[int]], n: int, temperature: float, builder: PromptBuilder
 ) -> list[list[tuple[int, ...]]]:
     """`n` next steps of each context."""
-    return sample(model, contexts, n, temperature, STEP_TOKENS, [builder.delimiter_ids[0], builder.think_close_id or 0])
+    return sample(model, contexts, n, temperature, STEP_TOKENS, [builder.tokenizer.encode(DELIMITER)[0], builder.think_close_id or 0])
 
 
 @torch.no_grad()

@@ -63,7 +63,7 @@ class Examples:
         self._close = tokenizer.encode(THINK_CLOSE)
         digits = self.builder.score([], []).option_ids
         self.flags = (digits[0], digits[9])
-        self._intro = self.builder.choose([], [self.builder.delimiter_ids]).ids.index(tokenizer.encode("[1] ")[0])
+        self._intro = self.builder.choose([], [self._encode(DELIMITER)]).ids.index(tokenizer.encode("[1] ")[0])
         """Ids between a context and the first candidate's label: turn marks and introduction."""
         self._numbers = {tokenizer.encode(f" {i}")[0]: i for i in range(100)}
 
@@ -116,7 +116,7 @@ class Examples:
             at += 1  # its label
             if self._judge(example, at, situation.gold, candidate, (wrong, number), natural=False):
                 right.append(number)
-            at += len(candidate) + (candidate[-1:] != tuple(self.builder.delimiter_ids))
+            at += len(candidate) + (candidate[-1:] != tuple(self._encode(DELIMITER)))
         example.options = tuple(right) or (wrong,)
         return example
 

@@ -107,7 +107,7 @@ class PromptBuilder:
         """
         asked, options = self.asked_of(unit), self.options(unit, len(candidates), reject)
         if unit == "thought":
-            candidates = [self._open(ids) for ids in candidates]
+            candidates = [self._stripped_end(ids) for ids in candidates]
         shown, places = self._shown(asked.candidate, candidates, options.labels)
         none = ""
         if options.none is not None:
@@ -233,13 +233,13 @@ class PromptBuilder:
             known = self._ends[tail, text] = self.tokenizer.decode(tail).endswith(text)
         return known
 
-    def _open(self, thought: Sequence[int]) -> Sequence[int]:
-        """A candidate without the mark that closes it and the white space before that."""
-        if not thought or thought[-1] != self.think_close_id:
-            return thought
-        end = len(thought) - 1
-        while end and not self.tokenizer.decode(thought[end - 1 : end]).strip():
+    def _stripped_end(self, thought: Sequence[int]) -> Sequence[int]:
+        """A candidate without white space at its end."""
+        end = len(thought)
+        while end and (last := self.tokenizer.decode(thought[end - 1 : end])) != last.rstrip():
             end -= 1
+            if last := last.rstrip():  # a token of text and white space
+                return [*thought[:end], *self._known(last)]
         return thought[:end]
 
     def _begun(self, text: str) -> list[int]:

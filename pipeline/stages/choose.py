@@ -6,7 +6,7 @@ from typing import ClassVar, Literal
 
 from pipeline.engine import Completion, Request
 from pipeline.graph.spec import Name, StageSpec
-from pipeline.reasoning.chain import Chain, Outcome, Scale, Verdict
+from pipeline.reasoning.chain import Chain, Outcome, Scale, Span, Verdict
 from pipeline.reasoning.prompts import PromptBuilder
 from pipeline.stages.base import EngineStage, StageKind
 from pipeline.stages.draft import DraftSpec
@@ -62,7 +62,7 @@ class ChooseStage(EngineStage):
         """See `Stage.requests`."""
         if not chain.candidates:
             return []
-        shown = [chain.translate(chain.candidates[i], self.role) for i in chain.distinct_candidates()]
+        shown = [chain.translate(self._shown(chain.candidates[i]), self.role) for i in chain.distinct_candidates()]
         prompt = self.builder.choose(
             chain.contexts[self.context],
             shown,
@@ -72,6 +72,13 @@ class ChooseStage(EngineStage):
             begin=chain.begins[self.context],
         )
         return [self.request(chain, prompt.ids, 1, option_ids=prompt.option_ids, judged=prompt.judged)]
+
+    def _shown(self, candidate: Span) -> Span:
+        """A candidate as the verifier sees it: a whole thought without the mark that closes it (SCoT figure 3)."""
+        mark = self.builder.prompts.thought.close
+        if self.spec.unit == "step" or not (candidate.closes and candidate.text.endswith(mark)):
+            return candidate
+        return Span(candidate.role, candidate.ids[:-1], candidate.text.removesuffix(mark))
 
     def apply(self, chain: Chain, completions: Sequence[Completion]) -> Outcome:
         """See `Stage.apply`."""

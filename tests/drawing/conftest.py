@@ -29,7 +29,7 @@ def nasty(tmp_path: Path) -> Plan:
     """Two drafts at the same time, then one of two stages; texts that no format takes as they are."""
     quoted = "'" + NASTY + "'"
     path = tmp_path / "nasty.yaml"
-    path.write_text(GRAPH.format(instruction=quoted, model=quoted))
+    path.write_text(GRAPH.format(problem="'{{problem}}" + NASTY + "'", model=quoted))
     return load_plan(path)
 
 

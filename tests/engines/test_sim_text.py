@@ -9,12 +9,12 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from pipeline.engine import Candidate, Request
+from pipeline.engine import Candidate, Content, Request
 from pipeline.engines.sim.spec import SimSpec, SimTextSpec
 from pipeline.engines.sim.text import TextModel, sim_answer
 from pipeline.engines.sim.tokenizer import SPECIALS, VOCAB_SIZE, SimTokenizer
-from pipeline.graph.prompts import DELIMITER, LABELS, WORDINGS
-from pipeline.reasoning.prompts import PromptBuilder
+from pipeline.graph.prompts import DELIMITER, LABELS, OURS, WORDINGS
+from pipeline.reasoning.prompts import OptionPrompt, PromptBuilder
 
 TOKENIZER = SimTokenizer()
 DIALECT = PromptBuilder(TOKENIZER)
@@ -66,7 +66,7 @@ def test_a_token_is_about_three_characters() -> None:
 
 
 def test_the_dialect_has_all_its_labels() -> None:
-    assert (DIALECT.thinks, DIALECT.most_candidates, DIALECT.can_score) == (True, 35, True)
+    assert (DIALECT.thinks, DIALECT.flaw(OURS.choose, LABELS), DIALECT.flaw(OURS.score, OURS.score.labels)) == (True, None, None)
 
 
 def test_a_step_has_the_drawn_number_of_tokens() -> None:
@@ -111,7 +111,7 @@ def test_one_wrong_step_spoils_the_answer() -> None:
     prompt = DIALECT.generation(PROBLEM)
     prompt += write(prompt, SimTextSpec(step_accuracy=0), **STEP)[0].ids
     prompt += write(prompt, right, stop_ids=(CLOSE,))[0].ids
-    [answer] = write(prompt + DIALECT.delimiter_ids, right)
+    [answer] = write(prompt + DIALECT.tokenizer.encode(DELIMITER), right)
     assert boxed(TOKENIZER.decode(answer.ids)) not in ("", sim_answer(PROBLEM))
     assert len(answer.ids) == right.answer_tokens
     assert answer.ended
@@ -147,6 +147,11 @@ def test_any_stop_string_ends_after_the_token_that_completes_it() -> None:
     assert "step 2 o" not in TOKENIZER.decode(written.ids[:-1])
 
 
+def verification(prompt: OptionPrompt) -> Request:
+    content = Content("", prompt.judged)
+    return Request(request_id="r", prompt_ids=prompt.ids, max_tokens=1, option_ids=prompt.option_ids, content=content)
+
+
 def choices(draft: TextModel, target: TextModel, candidates: int, problems: int = 200) -> Iterator[tuple[int, list[bool]]]:
     """The target's choices for the first step of many problems, with which candidates were right."""
     for number in range(problems):
@@ -154,7 +159,9 @@ def choices(draft: TextModel, target: TextModel, candidates: int, problems: int 
         asked = Request(request_id="r", prompt_ids=context, max_tokens=512, n=candidates, temperature=1.0, seed=number, **STEP)
         shown = [written.ids for written in draft.write(asked, tuple(context), 512)]
         prompt = DIALECT.choose(context, shown)
-        request = Request(request_id="r", prompt_ids=prompt.ids, max_tokens=1, option_ids=prompt.option_ids)
+        request = Request(
+            request_id="r", prompt_ids=prompt.ids, max_tokens=1, option_ids=prompt.option_ids, content=Content("", prompt.judged)
+        )
         chosen, logprobs = target.choose(request, tuple(prompt.ids))
         assert max(logprobs) == logprobs[chosen]
         assert len(logprobs) == candidates + 1
@@ -225,7 +232,7 @@ def test_a_score_is_high_for_a_right_step(accuracy: float, digits: range) -> Non
     context = DIALECT.generation(PROBLEM)
     [step] = write(context, SimTextSpec(step_accuracy=accuracy), **STEP)
     prompt = DIALECT.score(context, step.ids)
-    request = Request(request_id="r", prompt_ids=prompt.ids, max_tokens=1, option_ids=prompt.option_ids)
+    request = verification(prompt)
     chosen, _ = TextModel("t", SimTextSpec(verifier_accuracy=1)).choose(request, tuple(prompt.ids))
     assert chosen in digits
 
@@ -234,7 +241,7 @@ def test_whole_thoughts_can_be_chosen_from() -> None:
     context = DIALECT.generation(PROBLEM)
     wrong, right = (write(context, SimTextSpec(step_accuracy=accuracy), stop_ids=(CLOSE,))[0].ids for accuracy in (0, 1))
     prompt = DIALECT.choose(context, [wrong, right])
-    request = Request(request_id="r", prompt_ids=prompt.ids, max_tokens=1, option_ids=prompt.option_ids)
+    request = verification(prompt)
     assert TextModel("t", SimTextSpec(verifier_accuracy=1)).choose(request, tuple(prompt.ids))[0] == 2
 
 

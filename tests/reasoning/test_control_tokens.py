@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pipeline.data.problems import Problem
 from pipeline.engine import Candidate, Tokenizer
 from pipeline.engines.sim.tokenizer import SimTokenizer
-from pipeline.graph.prompts import DELIMITER, THINK_CLOSE
+from pipeline.graph.prompts import DELIMITER, THINK_CLOSE, ChoosePrompt, Example, Prompts, ScorePrompt
 from pipeline.reasoning.chain import Chain, Outcome, Span
 from pipeline.reasoning.prompts import PromptBuilder
 from pipeline.reasoning.translate import TokenTranslator
@@ -42,6 +42,17 @@ def load(name: str) -> Tokenizer:
 builder_of = lru_cache(256)(PromptBuilder)
 
 
+def prompts_with(text: str) -> Prompts:
+    """Prompts that say a text of a graph at every place which has one."""
+    text = text.replace("{{", "{ {")
+    score = ScorePrompt(turn=f"Rate it.{text}", prefill=f"{text} Score: ")
+    choose = ChoosePrompt(
+        turn=f"{text}{{{{candidates}}}}{text}{{{{none}}}}", candidate=f"[{{{{label}}}}] {text}{{{{candidate}}}}{text}\n\n"
+    )
+    asked = f"{{{{problem}}}}{text}"
+    return Prompts(system=text, problem=asked, examples=(Example(problem=text, reply=text),), choose=choose, score=score)
+
+
 @pytest.fixture(scope="module", autouse=True)
 def loaded() -> None:
     """All tokenizers are loaded, and their templates cut, on behalf of all tests."""
@@ -70,7 +81,7 @@ def controls_of(tokenizer: Tokenizer, ids: Sequence[int]) -> list[int]:
 def prompts_of(drafter: Tokenizer, judge: Tokenizer, said: Said, wrote: Callable[[Tokenizer, str], list[int]]) -> list[list[int]]:
     """Every kind of prompt of both engines after one step of the drafter and one of the judge; `wrote` gives the ids that they wrote."""
     tokenizers = {"draft": drafter, "target": judge}
-    builders = {role: builder_of(tokenizer, said.instruction) for role, tokenizer in tokenizers.items()}
+    builders = {role: builder_of(tokenizer, prompts_with(said.instruction)) for role, tokenizer in tokenizers.items()}
     problem = Problem(row=1, problem_id="p", problem=said.problem, answer="5")
     chain = Chain(problem, 0, 0, 0, builders, TokenTranslator(tokenizers), {"draft": 10_000, "target": 10_000})
     begun = [list(chain.contexts[role]) for role in tokenizers]

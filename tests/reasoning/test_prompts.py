@@ -6,7 +6,18 @@ import pytest
 
 from pipeline.engines.tokenizer import HFTokenizer
 from pipeline.errors import GraphError
-from pipeline.graph.prompts import CHOOSE_INTRO, CHOOSE_PREFILL, CHOOSE_QUESTION, DELIMITER, LABELS, SCORE_PREFILL, SCORE_QUESTION
+from pipeline.graph.prompts import (
+    CHOOSE_INTRO,
+    CHOOSE_PREFILL,
+    CHOOSE_QUESTION,
+    DELIMITER,
+    INSTRUCTION,
+    LABELS,
+    OURS,
+    SCORE_PREFILL,
+    SCORE_QUESTION,
+    Prompts,
+)
 from pipeline.reasoning.prompts import PromptBuilder
 from tests.support.chat_models import R1_BOS, R1_EOS, R1_SAYS, R1_USER, chat_model, folder_of, write_config
 
@@ -39,7 +50,7 @@ def context_of(builder: PromptBuilder) -> list[int]:
 
 def test_generation_ends_in_an_opened_thought(builder: PromptBuilder) -> None:
     text = builder.tokenizer.decode(builder.generation("Tom has 3 pens."))
-    assert text == "<|user|>Tom has 3 pens." + builder.instruction + "<|assistant|><think>\n"
+    assert text == "<|user|>Tom has 3 pens." + INSTRUCTION + "<|assistant|><think>\n"
 
 
 def test_a_choice_starts_with_exactly_the_ids_of_the_context(builder: PromptBuilder) -> None:
@@ -74,7 +85,7 @@ def test_r1_s_template_keeps_the_thought_in_a_verification(r1: PromptBuilder) ->
     context = r1.generation("Tom has 3 pens.") + encode("Tom has 3.\n\nSo 3.\n\n</think>\n\nThe")
     lost = r1.tokenizer.render([{"role": "user", "content": "q"}, {"role": "assistant", "content": "Tom has 3.</think>\n\nThe"}])
     assert "Tom has 3" not in lost
-    asked = f"{R1_BOS}{R1_USER}Tom has 3 pens.{r1.instruction}{R1_SAYS}<think>\nTom has 3.\n\nSo 3.\n\n</think>\n\nThe"
+    asked = f"{R1_BOS}{R1_USER}Tom has 3 pens.{INSTRUCTION}{R1_SAYS}<think>\nTom has 3.\n\nSo 3.\n\n</think>\n\nThe"
     reply = f"{R1_SAYS}<think>\n\n</think>\n\n"
     choice = r1.choose(context, [encode("Tom buys 2.\n\n")])
     said = f"{asked}{R1_EOS}{R1_USER}{CHOOSE_INTRO}[1] Tom buys 2.\n\n{CHOOSE_QUESTION}{reply}{CHOOSE_PREFILL}"
@@ -85,8 +96,8 @@ def test_r1_s_template_keeps_the_thought_in_a_verification(r1: PromptBuilder) ->
 
 def test_every_label_and_digit_is_one_token(tokenizer: HFTokenizer) -> None:
     builder = PromptBuilder(tokenizer)
-    assert builder.most_candidates == len(LABELS) - 1
-    assert builder.can_score
+    assert builder.flaw(OURS.choose, LABELS) is None
+    assert builder.flaw(OURS.score, OURS.score.labels) is None
 
 
 def test_a_template_without_thoughts_needs_none(tokenizer: HFTokenizer) -> None:
@@ -152,8 +163,8 @@ def test_a_template_that_drops_or_doubles_a_problem_is_refused_at_the_start(tmp_
 )
 def test_a_template_without_turns_can_draft_and_cannot_judge(tmp_path: Path, template: str, what: str) -> None:
     builder = PromptBuilder(HFTokenizer(str(folder_with(tmp_path, template))))
-    assert builder.tokenizer.decode(builder.generation("Hi")) == f"Hi{builder.instruction}<think>\n"
-    for judge in (lambda: builder.most_candidates, lambda: builder.can_score, lambda: builder.choose([], [[1]])):
+    assert builder.tokenizer.decode(builder.generation("Hi")) == f"Hi{INSTRUCTION}<think>\n"
+    for judge in (lambda: builder.flaw(OURS.score, OURS.score.labels), lambda: builder.choose([], [[1]]), lambda: builder.score([], [1])):
         with pytest.raises(GraphError, match=f"its chat template: {what}"):
             judge()
 
@@ -172,7 +183,7 @@ def test_a_problem_has_the_ids_that_transformers_would_give_it(tmp_path: Path, n
     """Also with white space around it, which some templates strip, some keep and some strip in part."""
     template = f"{{% for m in messages %}}<|im_start|>{REFERENCE[name]}<|im_end|>{{% endfor %}}"
     tokenizer = HFTokenizer(str(folder_with(tmp_path, template)))
-    builder = PromptBuilder(tokenizer, "")
+    builder = PromptBuilder(tokenizer, Prompts(problem="{{problem}}"))
     for margin in ("", " ", "\n", "\n\n", " \n ", "\t", "\xa0", "\u2003\n"):
         for problem in (f"{margin}Tom has  3\npens.", f"Tom has 3{margin}", f"{margin}pens{margin}"):
             chat = [{"role": "user", "content": problem}]

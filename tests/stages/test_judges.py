@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.engine import Completion, Request, Usage
-from pipeline.graph.prompts import CHOOSE_ONE_QUESTION, CHOOSE_QUESTION, CHOOSE_THOUGHT_INTRO
+from pipeline.graph.prompts import CHOOSE_ASKED, CHOOSE_QUESTION, CHOOSE_THOUGHT_INTRO
 from pipeline.reasoning.chain import Verdict
 from pipeline.stages.choose import ChooseSpec, ChooseStage, probabilities
 from pipeline.stages.likelihood import LikelihoodSpec, LikelihoodStage
@@ -81,8 +81,8 @@ def test_a_choice_of_thoughts_says_so_and_offers_0_only_where_it_may_reject(worl
     [request] = choose(here, unit="thought", reject=reject).requests(chain)
     decode, context = here.tokenizers["target"].decode, chain.contexts["target"]
     assert request.prompt_ids[: len(context)] == context
-    shown = "[1] One.\n\nIt is 5.</think>\n\n[2] It is 6.</think>\n\n"
-    asked = CHOOSE_THOUGHT_INTRO + shown + (CHOOSE_QUESTION if reject else CHOOSE_ONE_QUESTION)
+    shown = "[1] One.\n\nIt is 5.\n\n[2] It is 6.\n\n"
+    asked = CHOOSE_THOUGHT_INTRO + shown + (CHOOSE_QUESTION if reject else CHOOSE_ASKED.replace("{{none}}", ""))
     assert asked in decode(request.prompt_ids[len(context) :])
     assert [decode([option]).strip() for option in request.option_ids] == ["0", "1", "2"][not reject :]
 
@@ -179,6 +179,7 @@ def test_a_likelihood_scores_distinct_candidates_after_the_context_and_asks_noth
             seed=chain.seed("verify"),
             scored_ids=tuple(encode(text)),
             affinity="p#0",
+            content=chain.content,
         )
         for index, text in ((0, "It is 5.\n\n"), (3, "Done.</think>"))
     ]

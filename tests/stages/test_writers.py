@@ -52,6 +52,7 @@ def test_a_draft_continues_the_context(world: World, unit: Any) -> None:
         stop=("\n\n",) if unit == "step" else (),
         stop_ids=(close_id(here, "draft"),),
         affinity="p#0",
+        content=chain.content,
     )
 
 

@@ -76,7 +76,9 @@ class World:
         return [step for outcome in outcomes if (step := chain.apply("write", outcome)) is not None]
 
     def draft(self, chain: Chain, *texts: str) -> None:
-        chain.apply("draft", Outcome(candidates=tuple(self.span("draft", text) for text in texts)))
+        thinks = "</think>" in self.tokenizers["draft"].special_ids
+        spans = (self.span("draft", text, closes=thinks and text.endswith("</think>")) for text in texts)
+        chain.apply("draft", Outcome(candidates=tuple(spans)))
 
     def said(self, *texts: str, role: str = "draft", finish: FinishReason = "stop", stop: str | int | None = "\n\n") -> Completion:
         """The completion whose candidates are `texts`."""

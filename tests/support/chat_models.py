@@ -1,7 +1,7 @@
 """Tokenizers and chat templates of published models, made small: their special tokens with their flags, and the rules of their templates.
 
-The vocabularies are trained on a few sentences. Token flags and templates follow what the models' files on the hub say, reduced to users'
-and assistants' turns; `normalized` and the flags that take up white space are covered by models of their own.
+The vocabularies are trained on a few sentences. Token flags and templates follow what the models' files on the hub say, without their tools
+and default system messages; `normalized` and the flags that take up white space are covered by models of their own.
 """
 
 import json
@@ -23,13 +23,14 @@ SENTENCES = [
 R1_BOS, R1_EOS, R1_USER, R1_SAYS = "<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>", "<｜User｜>", "<｜Assistant｜>"  # noqa: RUF001 - as published
 THINK = ("<think>", "</think>")
 R1 = (
-    "{{ bos_token }}{% for m in messages %}{% if m['role'] == 'user' %}{{ '" + R1_USER + "' + m['content'] }}{% endif %}"
+    "{{ bos_token }}{% for m in messages %}{% if m['role'] == 'system' %}{{ m['content'] }}{% endif %}"
+    "{% if m['role'] == 'user' %}{{ '" + R1_USER + "' + m['content'] }}{% endif %}"
     "{% if m['role'] == 'assistant' %}{% set content = m['content'] %}{% if '</think>' in content %}"
     "{% set content = content.split('</think>')[-1] %}{% endif %}{{ '" + R1_SAYS + "' + content + '" + R1_EOS + "' }}{% endif %}"
     "{% endfor %}{% if add_generation_prompt %}{{ '" + R1_SAYS + "<think>\\n' }}{% endif %}"
 )
 CHATML = (
-    "{% for m in messages %}{% if m.role == 'user' %}{{ '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>' + '\\n' }}"
+    "{% for m in messages %}{% if m.role in ('system', 'user') %}{{ '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>' + '\\n' }}"
     "{% elif m.role == 'assistant' %}{% set content = m.content %}{% if '</think>' in content %}"
     "{% set content = content.split('</think>')[-1].lstrip('\\n') %}{% endif %}"
     "{{ '<|im_start|>' + m.role + '\\n' + content + '<|im_end|>\\n' }}{% endif %}{% endfor %}"

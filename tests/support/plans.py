@@ -1,11 +1,11 @@
 """A graph full of text that means something elsewhere."""
 
-NASTY = '"];a-->b;<img src=x onerror=y>&lt;\\N{{}}#quot;`$$'
+NASTY = '"];a-->b;<img src=x onerror=y>&lt;\\N}}{{#quot;`$$'
 
 
 GRAPH = """
 name: nasty
-prompts: {{problem: {instruction}}}
+prompts: {{problem: {problem}}}
 engines:
   draft: {{backend: torch, model: {model}}}
   target: {{backend: torch, model: bundled:tiny-target}}

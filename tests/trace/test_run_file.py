@@ -18,6 +18,7 @@ from pipeline.graph.compiler import compile_graph
 from pipeline.graph.loader import load_graph
 from pipeline.graph.plan import LoopNode, Plan, RecordedPlan, UnknownEngine, UnknownStage, decode_plan, encode_plan, settings_of
 from pipeline.graph.plugins import engine_specs, stage_specs
+from pipeline.graph.prompts import Prompts
 from pipeline.graph.spec import EngineSpec, StageSpec
 from pipeline.trace.run_file import UNKNOWN, Host, RunFile, Session, host
 from tests.support.patience import HANGS_S
@@ -76,7 +77,7 @@ def test_every_stage_is_kept_with_its_capabilities() -> None:
 
 def without_additions(raw: Any) -> Any:
     """As the version before this one wrote it."""
-    new = {"purpose", "drafted", "may_reject", "finishes", "graph_name", "instruction"}
+    new = {"purpose", "drafted", "may_reject", "finishes", "graph_name", "prompts"}
     if isinstance(raw, dict):
         return {key: without_additions(value) for key, value in raw.items() if key not in new}
     return [without_additions(each) for each in raw] if isinstance(raw, list) else raw
@@ -87,7 +88,13 @@ def test_runs_of_the_version_before_are_read(graph: Path) -> None:
     plan = plan_of(graph)
     run = run_of(plan, graph_file=str(graph))
     found = RunFile.decode(without_additions(json.loads(run.encode())))
-    assert found == structs.replace(run, plan=structs.replace(plan, name=graph.stem, instruction=None))
+    assert found == structs.replace(run, plan=structs.replace(plan, name=graph.stem))
+
+
+def test_an_instruction_of_an_earlier_version_is_how_problems_are_asked() -> None:
+    raw = without_additions(json.loads(run_of(plan_of(ROOT / "graphs/speccot.yaml")).encode()))
+    found = RunFile.decode(raw | {"instruction": "\nThink {hard}."})
+    assert found.plan.prompts == Prompts(problem="{{problem}}\nThink {hard}.")
 
 
 class Coin(StageSpec, frozen=True, kw_only=True, tag="coin"):

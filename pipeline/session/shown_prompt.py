@@ -1,0 +1,114 @@
+"""The prompt that a stage gives its engine for one problem: a plan and texts enter, text and token ids leave. No engine starts."""
+
+from collections.abc import Sequence
+from itertools import islice
+
+from msgspec import Struct
+
+from pipeline.data.problems import BadRow, Problem, Problems
+from pipeline.engine import Request, Tokenizer
+from pipeline.engines.chat_template import end_rendering
+from pipeline.engines.registry import backend_of
+from pipeline.errors import GraphError, InputError, UsageError, did_you_mean
+from pipeline.graph.plan import Plan, StageNode
+from pipeline.reasoning.chain import Chain, Outcome, Span
+from pipeline.reasoning.prompts import PromptBuilder, openings, role_of
+from pipeline.reasoning.translate import TokenTranslator
+from pipeline.session.builders import builders_of
+from pipeline.stages.build import build_stages
+
+NO_LIMIT = 1 << 31
+
+
+class ShownPrompt(Struct, frozen=True, kw_only=True):
+    """What an engine gets, with the answer that is asked of it."""
+
+    stage: str
+    role: str
+    text: str
+    """The text of `ids`, special tokens included."""
+    ids: list[int]
+    options: dict[str, int]
+    """Token id of each option of a verdict, by its text; empty where text is generated."""
+    stop: list[str]
+    """Texts of the stop strings and stop tokens."""
+    max_tokens: int
+
+
+def shown_prompt(
+    plan: Plan, where: str, stage: str, problem: str, *, thought: Sequence[str] = (), candidates: Sequence[str] = ()
+) -> ShownPrompt:
+    """The first request of `stage` for a `problem` whose chain has committed the steps `thought` and, where the stage judges, has these
+    `candidates`, instead of which there are placeholders where there are none.
+
+    Raises `UsageError` for a stage that is not there or asks nothing, or an engine whose tokenizer cannot be had.
+    """
+    node = _stage_of(plan, stage)
+    role = str(node.spec.role)
+    try:
+        builders = builders_of(plan, {role: _tokenizer(plan, role)})
+        chain = _chain(plan, builders, problem)
+        for text in thought:
+            chain.apply(stage, Outcome(step=_span(builders[role], role, text), decision="written"))
+        if node.spec.judges:
+            said = candidates or [f"(candidate {number})\n\n" for number in range(1, 1 + len(plan.drafters))]
+            chain.apply(stage, Outcome(candidates=tuple(_span(builders[role], role, text) for text in said)))
+        requests = build_stages(plan, builders, where, only=node.name)[node.name].requests(chain)
+    finally:
+        end_rendering()
+    if not requests:
+        raise UsageError(f"stage `{stage}` asks nothing: its `max_tokens` is 0")
+    return _shown(stage, role, requests[0], builders[role].tokenizer)
+
+
+def problem_in(problems: Problems, row: int) -> str:
+    """The problem in a row of a file, from 1; raises `InputError`."""
+    item = next(islice(iter(problems), row - 1, None), None)
+    if item is None:
+        raise InputError(str(problems.path), f"has no row {row}")
+    if isinstance(item, BadRow):
+        raise InputError(str(problems.path), f"row {row}: {item.what}")
+    return item.problem
+
+
+def _stage_of(plan: Plan, stage: str) -> StageNode:
+    nodes = {node.name: node for node in plan.stages()}
+    if stage not in nodes:
+        raise UsageError(f"graph {plan.name} has no stage `{stage}`; {did_you_mean(stage, nodes)}")
+    return nodes[stage]
+
+
+def _tokenizer(plan: Plan, role: str) -> Tokenizer:
+    spec = plan.engines[role]
+    load = backend_of(spec).tokenizer
+    if load is None:
+        raise GraphError(f"engine {role!r}", f"the backend `{spec.backend}` has its tokenizer only when it is open")
+    return load(role, spec)
+
+
+def _chain(plan: Plan, builders: dict[str, PromptBuilder], problem: str) -> Chain:
+    tokenizers = {key: builder.tokenizer for key, builder in builders.items() if key == role_of(key)}
+    limits = dict.fromkeys(tokenizers, NO_LIMIT)
+    asked = Problem(1, "1", problem, None)
+    return Chain(asked, 0, 0, 0, openings(builders), TokenTranslator(tokenizers, plan.prompts.thought), limits)
+
+
+def _span(builder: PromptBuilder, role: str, text: str) -> Span:
+    """A text that an engine might have written; the mark at its end closes the thought."""
+    mark = builder.prompts.thought.close
+    closes = builder.thinks and text.endswith(mark)
+    parts = ["", text.removesuffix(mark), mark] if closes else ["", text]
+    return Span(role, tuple(builder.tokenizer.encode_parts(parts)), text, closes)
+
+
+def _shown(stage: str, role: str, request: Request, tokenizer: Tokenizer) -> ShownPrompt:
+    ids = list(request.prompt_ids)
+    return ShownPrompt(
+        stage=stage,
+        role=role,
+        text=tokenizer.decode(ids),
+        ids=ids,
+        options={tokenizer.decode([id_]): id_ for id_ in request.option_ids},
+        stop=[*request.stop, *(tokenizer.decode([id_]) for id_ in request.stop_ids)],
+        max_tokens=request.max_tokens,
+    )

@@ -1,0 +1,124 @@
+"""The block `prompts` of a graph: presets, blocks upon blocks, and one sentence for whatever is wrong with one."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.bundled import bundled_files
+from pipeline.errors import GraphError
+from pipeline.graph.loader import load_prompts
+from pipeline.graph.plan import Plan
+from pipeline.graph.prompts import CHOOSE_QUESTION, OURS, Example, Prompts, filled, flaws
+from pipeline.session.preflight import load_plan
+from tests.support.paths import ROOT
+
+SPECCOT = (ROOT / "graphs/speccot.yaml").read_text()
+
+
+def graph_with(folder: Path, prompts: str = "", verify: str = "") -> Plan:
+    """SpecCoT's graph with a block of prompts, and one of its verifying stage."""
+    text = SPECCOT.replace("engines: engines/tiny.yaml", f"engines: {ROOT}/graphs/engines/tiny.yaml\n{prompts}")
+    path = folder / "graph.yaml"
+    path.write_text(text.replace("unit: step, after: draft}", f"unit: step, after: draft{verify and f', prompts: {verify}'}}}"))
+    return load_plan(path)
+
+
+def stage_of(plan: Plan, name: str) -> Any:
+    return next(node.spec for node in plan.stages() if node.name == name)
+
+
+def test_without_a_block_the_texts_are_ours(tmp_path: Path) -> None:
+    plan = graph_with(tmp_path)
+    assert (plan.prompts, stage_of(plan, "verify").prompts) == (OURS, None)
+    asked = OURS.choose
+    assert filled(asked.turn.partition("{{candidates}}")[2], {"none": filled(asked.none, {"label": "0"})}) == CHOOSE_QUESTION
+
+
+@pytest.mark.parametrize("name", bundled_files("prompts file"))
+def test_every_bundled_file_is_whole_and_is_a_preset_of_a_graph(tmp_path: Path, name: str) -> None:
+    prompts = load_prompts(bundled_files("prompts file")[name])
+    assert not list(flaws(prompts))
+    assert prompts != OURS
+    assert graph_with(tmp_path, f"prompts: {name}").prompts == prompts
+
+
+def test_a_block_changes_what_it_names_in_its_preset(tmp_path: Path) -> None:
+    preset = load_prompts(bundled_files("prompts file")["specreason"])
+    found = graph_with(tmp_path, 'prompts: {like: specreason, system: "Be brief.", score: {prefill: "It is "}}').prompts
+    assert (found.system, found.problem) == ("Be brief.", preset.problem)
+    assert (found.score.prefill, found.score.turn, found.score.reply) == ("It is ", preset.score.turn, "in_thought")
+
+
+def test_a_stage_s_block_goes_before_that_of_its_graph(tmp_path: Path) -> None:
+    plan = graph_with(tmp_path, 'prompts: {system: "Be brief.", choose: {prefill: "Best: "}}', '{choose: {turn: "{{candidates}}Which?"}}')
+    own = stage_of(plan, "verify").prompts
+    assert (own.system, own.choose.prefill, own.choose.turn) == ("Be brief.", "Best: ", "{{candidates}}Which?")
+    assert plan.prompts.choose.turn == OURS.choose.turn
+
+
+def test_a_param_can_name_the_preset(tmp_path: Path) -> None:
+    path = tmp_path / "graph.yaml"
+    text = SPECCOT.replace("engines: engines/tiny.yaml", f"engines: {ROOT}/graphs/engines/tiny.yaml\nprompts: $wording")
+    path.write_text(text.replace("params:", "params:\n  wording: scot"))
+    assert load_plan(path).prompts == load_prompts(bundled_files("prompts file")["scot"])
+    assert load_plan(path, settings=("wording=specreason",)).prompts == load_prompts(bundled_files("prompts file")["specreason"])
+
+
+def test_other_texts_are_another_graph(tmp_path: Path) -> None:
+    digests = {
+        graph_with(tmp_path, *blocks).digest
+        for blocks in [(), ("prompts: scot",), ('prompts: {system: "Be brief."}',), ("", '{choose: {prefill: "Best: "}}')]
+    }
+    assert len(digests) == 4
+
+
+def test_braces_that_are_not_doubled_stand_for_themselves() -> None:
+    prompts = Prompts(problem="{{problem}} in \\boxed{} or {1, 2}")
+    assert not list(flaws(prompts))
+    assert filled(prompts.problem, {"problem": "{{problem}} {x}"}) == "{{problem}} {x} in \\boxed{} or {1, 2}"
+
+
+@pytest.mark.parametrize(
+    ("prompts", "what"),
+    [
+        ('{problem: "Solve it."}', r"\$\.prompts\.problem: has no place for the problem; write {{problem}} where it belongs"),
+        ('{problem: "{{problem}} {{answer}}"}', r"\$\.prompts\.problem: has an unknown place {{answer}}; known are `problem`"),
+        ('{problem: "{{problem}} in \\\\boxed{{}}"}', r"\$\.prompts\.problem: has an unknown place {{}}; known are `problem`"),
+        ('{problem: "{{problem}} {{problem}}"}', r"\$\.prompts\.problem: has the place {{problem}} 2 times; say it once"),
+        ('{choose: {turn: "Which?"}}', r"\$\.prompts\.choose\.turn: has no place for the candidates"),
+        ('{choose: {turn: "{{candidates}}{{thought}}"}}', r"\$\.prompts\.choose\.turn: has an unknown place {{thought}}"),
+        ("{choose: {form: alone}}", r"\$\.prompts\.choose\.turn: has no place for the problem"),
+        ('{score: {form: alone, turn: "{{problem}}"}}', r"\$\.prompts\.score\.turn: has no place for the thought"),
+        ('{choose: {candidate: "{{candidate}}"}}', r"\$\.prompts\.choose\.candidate: has no place for the label"),
+        ('{choose: {none: "0: none {{candidates}}"}}', r"\$\.prompts\.choose\.none: has an unknown place {{candidates}}"),
+        ('{choose: {labels: ["1", "2", "1"]}}', r"\$\.prompts\.choose\.labels: names '1' twice"),
+        ('{score: {labels: ["1", "2"]}}', r"\$\.prompts\.score\.labels: expected `array` of length >= 10"),
+        ("{choose: {form: beside}}", r"\$\.prompts\.choose\.form: unknown value `beside`; known are `alone`, `appended`"),
+        ('{score: {prefil: "x"}}', r"\$\.prompts\.score: unknown key `prefil`; did you mean `prefill`"),
+        (
+            "{like: specrason}",
+            r"\$\.prompts\.like: no prompts file is named `specrason` and there is no such file; did you mean `specreason`",
+        ),
+        ("specrason", r"\$\.prompts\.like: no prompts file is named `specrason`"),
+        ("7", r"\$\.prompts: expected a mapping, got `int`"),
+    ],
+)
+def test_what_is_wrong_is_one_sentence(tmp_path: Path, prompts: str, what: str) -> None:
+    with pytest.raises(GraphError, match=what):
+        graph_with(tmp_path, f"prompts: {prompts}")
+    if prompts.startswith("{"):
+        with pytest.raises(GraphError, match=what.replace(r"\$\.prompts", r"\$\.stages\.reason\.stages\.verify\.prompts")):
+            graph_with(tmp_path, "", prompts)
+
+
+def test_a_key_of_earlier_graphs_says_where_its_text_belongs_now(tmp_path: Path) -> None:
+    with pytest.raises(GraphError, match="unknown key `instruction`"):
+        graph_with(tmp_path, 'instruction: "\\nThink."')
+
+
+def test_examples_are_pairs(tmp_path: Path) -> None:
+    found = graph_with(tmp_path, 'prompts: {examples: [{problem: "1 + 1?", reply: "It is 2."}]}').prompts
+    assert found.examples == (Example(problem="1 + 1?", reply="It is 2."),)
+    with pytest.raises(GraphError, match=r"\$\.prompts\.examples\[0\]: the key `reply` is missing"):
+        graph_with(tmp_path, 'prompts: {examples: [{problem: "1 + 1?"}]}')

@@ -1,0 +1,170 @@
+"""Prompts of the papers' code over the templates of R1 and QwQ, and every form that a graph can ask for, against hand-written ones."""
+
+from typing import NamedTuple
+
+import pytest
+
+from pipeline.bundled import bundled_files
+from pipeline.errors import GraphError
+from pipeline.graph.loader import load_prompts
+from pipeline.graph.prompts import ChoosePrompt, Example, Marks, Prompts, ScorePrompt
+from pipeline.reasoning.prompts import OptionPrompt, PromptBuilder
+from tests.support.chat_models import R1_BOS, R1_EOS, R1_SAYS, R1_USER, chat_model
+
+
+class Chat(NamedTuple):
+    """How a model's template writes turns."""
+
+    model: str
+    begin: str
+    user: str
+    user_ends: str
+    says: str
+    ends: str
+
+
+R1 = Chat("r1-distill-qwen", R1_BOS, R1_USER, "", R1_SAYS, R1_EOS)
+QWQ = Chat("qwq", "", "<|im_start|>user\n", "<|im_end|>\n", "<|im_start|>assistant\n", "<|im_end|>\n")
+CHATS = [R1, QWQ]
+
+SPECREASON_PROBLEM = (
+    "\n        Solve the following math problem efficiently and clearly. Please reason step by step, \n"
+    "        separate logical reasoning steps with two newline characters (\n\n), and put your final answer within \\boxed{}.\n"
+    "        Problem: Tom has 3 pens. How many?\n        "
+)
+SPECREASON_QUESTION = (
+    "Evaluate the last reasoning step solely based on factual correctness and logical validity. Ignore style, phrasing, or overall "
+    "usefulness—only judge whether the step is objectively correct and logically follows from prior steps. Assign a score from 0 to 9."
+)
+SCOT_BEFORE = (
+    "I will provide several Reasons for the Question. Please choose the best reasoning path and give the serial Number directly (you can "
+    "only choose one). \n\nQuestion: Tom has 3 pens. How many?\n\nHere are the reasoning paths:\n\n"
+)
+PROBLEM = "Tom has 3 pens. How many?"
+
+
+def builder_of(chat: Chat, prompts: Prompts | str) -> PromptBuilder:
+    found = load_prompts(bundled_files("prompts file")[prompts]) if isinstance(prompts, str) else prompts
+    return PromptBuilder(chat_model(chat.model), found)
+
+
+def encoded(builder: PromptBuilder, *texts: str) -> list[int]:
+    """The ids of texts that are encoded one by one."""
+    return [id_ for text in texts for id_ in builder.tokenizer.encode(text)]
+
+
+def judged(prompt: OptionPrompt, builder: PromptBuilder) -> list[str]:
+    return [builder.tokenizer.decode(prompt.ids[start:end]) for start, end in prompt.judged]
+
+
+def options(prompt: OptionPrompt, builder: PromptBuilder) -> list[str]:
+    return [builder.tokenizer.decode([id_]) for id_ in prompt.option_ids]
+
+
+@pytest.mark.parametrize("chat", CHATS, ids=lambda chat: chat.model)
+def test_specreason_s_problem_and_question_are_those_of_its_code(chat: Chat) -> None:
+    builder = builder_of(chat, "specreason")
+    asked = f"{chat.begin}{chat.user}{SPECREASON_PROBLEM}{chat.user_ends}{chat.says}<think>\n"
+    begun = builder.generation(PROBLEM)
+    assert begun == encoded(builder, asked)
+    step, candidate = encoded(builder, "Tom has 3.\n\n"), encoded(builder, "So 3.\n\n")
+    prompt = builder.score([*begun, *step], candidate, problem=PROBLEM, begin=len(begun))
+    question = f"{chat.ends}{chat.user}{SPECREASON_QUESTION}{chat.user_ends}{chat.says}<think>I think the quality score is: "
+    assert list(prompt.ids) == [*begun, *step, *candidate, *encoded(builder, question)]
+    assert options(prompt, builder) == list("0123456789")
+    assert judged(prompt, builder) == ["So 3.\n\n"]
+
+
+@pytest.mark.parametrize("chat", CHATS, ids=lambda chat: chat.model)
+def test_scot_s_selection_is_a_chat_of_its_own_with_none_as_the_last_path(chat: Chat) -> None:
+    builder = builder_of(chat, "scot")
+    begun = builder.generation(PROBLEM)
+    assert begun == encoded(builder, f"{chat.begin}{chat.user}{PROBLEM}{chat.user_ends}{chat.says}<think>\n")
+    thoughts = [encoded(builder, text) for text in ("Tom has 3.\n\nSo 3.\n", "Tom has 5 and")]
+    prompt = builder.choose(begun, thoughts, unit="thought", problem=PROBLEM, begin=len(begun))
+    none = f"Reason 3: All reasoning paths above are wrong.\n\n{chat.user_ends}{chat.says}Number of the best reasoning path: "
+    pieces = [
+        f"{chat.begin}{chat.user}{SCOT_BEFORE}",
+        "Reason 1: ",
+        "Tom has 3.\n\nSo 3.",
+        "\n\n",
+        "Reason 2: ",
+        "Tom has 5 and",
+        "\n\n",
+        none,
+    ]
+    assert list(prompt.ids) == encoded(builder, *pieces)
+    assert options(prompt, builder) == ["1", "2", "3"]
+    assert judged(prompt, builder) == ["Tom has 3.\n\nSo 3.", "Tom has 5 and", ""]
+    alone = builder.choose(begun, thoughts, unit="thought", reject=False, problem=PROBLEM, begin=len(begun))
+    assert options(alone, builder) == ["1", "2"]
+    assert "All reasoning paths" not in builder.tokenizer.decode(alone.ids)
+
+
+@pytest.mark.parametrize("chat", CHATS, ids=lambda chat: chat.model)
+def test_a_system_message_and_examples_stand_before_the_problem(chat: Chat) -> None:
+    example = Example(problem="1 + 1?", reply="It is </think> 2.")
+    builder = builder_of(chat, Prompts(system="Be brief.", problem="Q: {{problem}}", examples=(example,)))
+    system = f"{R1_BOS}Be brief." if chat is R1 else "<|im_start|>system\nBe brief.<|im_end|>\n"
+    before = f"{system}{chat.user}Q: 1 + 1?{chat.user_ends}{chat.says}It is </think> 2.{chat.ends}"
+    ids = builder.generation(PROBLEM)
+    assert builder.tokenizer.decode(ids) == f"{before}{chat.user}Q: {PROBLEM}{chat.user_ends}{chat.says}<think>\n"
+    close = builder.think_close_id
+    assert close not in ids  # an example's reply is text
+
+
+@pytest.mark.parametrize(("how", "opened"), [("plain", ""), ("in_thought", "<think>"), ("after_thought", "<think>\n\n</think>\n\n")])
+@pytest.mark.parametrize("form", ["appended", "alone"])
+@pytest.mark.parametrize("chat", CHATS, ids=lambda chat: chat.model)
+def test_a_score_has_the_form_that_its_graph_gives_it(chat: Chat, form: str, how: str, opened: str) -> None:
+    turn = "Rate it." if form == "appended" else "{{problem}} | {{thought}} | Rate it."
+    score = ScorePrompt(form=form, turn=turn, prefill="It is ", reply=how, labels=tuple("ABCDEFGHIJ"))  # type: ignore[arg-type]
+    builder = builder_of(chat, Prompts(score=score))
+    begun = builder.generation(PROBLEM)
+    context = [*begun, *encoded(builder, "One.\n\n")]
+    prompt = builder.score(context, encoded(builder, "Two.\n\n"), problem=PROBLEM, begin=len(begun))
+    start = f"{builder.tokenizer.decode(context)}Two.\n\n{chat.ends}{chat.user}Rate it."
+    alone = f"{chat.begin}{chat.user}{PROBLEM} | One.\n\nTwo.\n\n | Rate it."
+    reply = f"{chat.user_ends}{chat.says}{opened}It is "
+    assert builder.tokenizer.decode(prompt.ids) == (start if form == "appended" else alone) + reply
+    assert options(prompt, builder) == list("ABCDEFGHIJ")
+    assert judged(prompt, builder) == ["Two.\n\n"]
+
+
+@pytest.mark.parametrize(("none_at", "named", "none"), [("first", ["A", "B", "C"], "A"), ("last", ["A", "B", "C"], "C")])
+def test_the_option_that_rejects_all_has_the_first_or_the_last_label(none_at: str, named: list[str], none: str) -> None:
+    choose = ChoosePrompt(
+        turn="{{candidates}}{{none}}Which?",
+        candidate="<{{label}}> {{candidate}}\n",
+        none="<{{label}}> none\n",
+        none_at=none_at,  # type: ignore[arg-type]
+        labels=tuple("ABCD"),
+    )
+    builder = builder_of(R1, Prompts(choose=choose))
+    prompt = builder.choose(builder.generation(PROBLEM), [encoded(builder, text) for text in ("x\n", "y")])
+    shown = [label for label in named if label != none]
+    text = f"<{shown[0]}> x\n<{shown[1]}> y\n<{none}> none\nWhich?"
+    assert text in builder.tokenizer.decode(prompt.ids)
+    assert options(prompt, builder) == named
+    assert judged(prompt, builder) == [{shown[0]: "x\n", shown[1]: "y", none: ""}[label] for label in named]
+
+
+def test_a_label_of_two_tokens_is_named() -> None:
+    builder = builder_of(R1, Prompts(choose=ChoosePrompt(labels=("no", "1", "2"))))
+    assert builder.flaw(builder.prompts.choose, ("1", "2")) is None
+    assert builder.flaw(builder.prompts.choose, ("1", "zxq")) == (
+        "its engine's tokenizer has no single token for the label 'zxq' after 'Best candidate: '"
+    )
+
+
+def test_marks_that_the_tokenizer_does_not_have_are_named() -> None:
+    with pytest.raises(GraphError, match=r"its tokenizer has no token '\[/THINK\]', which `prompts.thought` names"):
+        builder_of(R1, Prompts(thought=Marks(open="[THINK]", close="[/THINK]")))
+
+
+def test_other_marks_of_a_thought_open_and_close_it() -> None:
+    builder = builder_of(R1, Prompts(thought=Marks(open="<tool_call>", close="</tool_call>")))
+    decode = builder.tokenizer.decode
+    assert decode(builder.generation(PROBLEM)).endswith("<think>\n<tool_call>\n")
+    assert decode(builder.close_thought_ids) == "</tool_call>\n\n"
+    assert builder.think_close_id == builder.tokenizer.special_ids["</tool_call>"]
