@@ -47,6 +47,10 @@ class Request(Struct, frozen=True, kw_only=True):
     temperature: float = 0.0
     """0 is greedy."""
     top_p: float = 1.0
+    top_k: int = 0
+    """Only so many of the likeliest tokens are sampled; 0: all."""
+    min_p: float = 0.0
+    """Only tokens are sampled that have at least this share of the likeliest one's probability."""
     seed: int = 0
     """Candidate j draws from (seed, j) alone: the same request gives the same text whatever runs beside it."""
     stop: tuple[str, ...] = ()
@@ -70,8 +74,11 @@ class Request(Struct, frozen=True, kw_only=True):
     """Whether `Interruptible.interrupt` may end it early; never set for choices and scorings."""
 
     def digest(self) -> int:
-        """64 bits of the prompt, `scored_ids` and `stop_ids`: what the answer depends on and the trace has no column for."""
+        """64 bits of the prompt, `scored_ids`, `stop_ids`, and `top_k` and `min_p` where they are not 0: what the answer depends on and
+        traces of earlier versions have no column for."""
         state = blake2b(packed(self.prompt_ids), digest_size=8)
+        if self.top_k or self.min_p:
+            state.update(f"top_k={self.top_k} min_p={self.min_p!r}".encode())
         if self.stop_ids or self.scored_ids:
             state.update(_separated(self.stop_ids))
             state.update(_separated(self.scored_ids))
@@ -272,6 +279,7 @@ class Engine(Protocol):
         flops_per_s: the matrix rate of a simulated device, FLOP/s. Left out of a simulated engine: without a bound.
         servers: addresses of the servers that compute for it, in place of `devices`.
         replay: the folder of the recorded run that it answers from.
+        sampling: those of `top_p`, `top_k` and `min_p` that it honours. Left out: all.
         kv_cache_tokens: tokens whose keys and values fit into its cache, over all replicas.
         kv_cache_sequences: sequences that fit into its cache, where each takes a place of one size, however short it is.
         block_size: tokens of a sequence that its cache keeps or evicts together.

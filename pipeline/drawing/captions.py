@@ -7,7 +7,7 @@ from msgspec import structs
 from pipeline.drawing.counts import RunCounts
 from pipeline.graph.plan import Condition, LoopNode, Plan
 from pipeline.graph.prompts import OURS
-from pipeline.graph.spec import StageSpec
+from pipeline.graph.spec import PLAIN_SAMPLING, StageSpec
 from pipeline.text import one_line
 
 LONGEST = 60
@@ -30,7 +30,7 @@ def settings_line(spec: StageSpec) -> str:
     """The settings of a stage as `name=value`, without fields in `ELSEWHERE` and defaults in `NEUTRAL`."""
     said = [
         f"{field.name}={shortened(_value(value))}"
-        for field in structs.fields(spec)
+        for field in sorted(structs.fields(spec), key=lambda field: field.name in PLAIN_SAMPLING)
         if field.name not in ELSEWHERE
         and not ((value := getattr(spec, field.name)) == field.default and any(value == each for each in NEUTRAL))
     ]

@@ -80,6 +80,8 @@ def _flaw_in_sampling(request: Request) -> str | None:
         return f"n and max_tokens must be at least 1, not {request.n} and {request.max_tokens}"
     if not 0 <= request.temperature < math.inf or not 0 < request.top_p <= 1:
         return f"temperature={request.temperature} or top_p={request.top_p} is out of range"
+    if request.top_k < 0 or not 0 <= request.min_p <= 1:
+        return f"top_k={request.top_k} or min_p={request.min_p} is out of range"
     if not 0 <= request.seed <= _MOST_SEED:
         return f"seed {request.seed} is not a number of 63 bits"
     if "" in request.stop:

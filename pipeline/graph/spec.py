@@ -25,6 +25,8 @@ Name = str
 Param = bool | int | float | str
 Speculate = Literal["always", "never", "auto"]
 """Whether the steps of a loop are speculated: all of them, none (the target alone writes, in one request), or as it pays."""
+PLAIN_SAMPLING = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0}
+"""How text is sampled by a model's own distribution."""
 Purpose = Literal["guide", "draft", "judge", "write", "answer"]
 """What a call is for: to give the direction before the first step, to propose candidates, to judge them, to write a step or a
 whole thought, to answer."""
@@ -90,6 +92,24 @@ class StageSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, t
         The field is empty where the stage as a whole is wrong. `before` are the stages that it waits for, directly or not, by name.
         """
         yield from ()
+
+
+class SamplingSpec(StageSpec, frozen=True, kw_only=True):
+    """The keys of a stage that samples text."""
+
+    temperature: Temperature = 0.6
+    """0 is greedy."""
+    top_p: TopP = 1.0
+    """Only the likeliest tokens are sampled that have this share of the probability together; 1: all."""
+    top_k: Annotated[int, Meta(ge=0, le=1_000_000)] = 0
+    """Only so many of the likeliest tokens are sampled; 0: all."""
+    min_p: Annotated[float, Meta(ge=0.0, le=1.0)] = 0.0
+    """Only tokens are sampled that have at least this share of the probability of the likeliest one; 0: all."""
+
+    @property
+    def sampling(self) -> dict[str, float]:
+        """These keys as fields of a `Request`."""
+        return {name: getattr(self, name) for name in PLAIN_SAMPLING}
 
 
 class UntilSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -320,6 +320,8 @@ class ChainRecorder:
             None if error is None else type(error).__name__,
             None if error is None else redact(str(error)),
             self._recomputed(label, completion),
+            request.top_k,
+            request.min_p,
         )
 
     def _recomputed(self, label: StageLabel, completion: Completion | None) -> int | None:

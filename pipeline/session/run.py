@@ -20,9 +20,10 @@ from msgspec import Struct, structs
 from pipeline.data.problems import open_problems
 from pipeline.engine import Engine, EngineStatistics, Fact
 from pipeline.engines.registry import open_engines
-from pipeline.errors import Interrupted, OutOfMemory, PipelineError, is_out_of_memory
+from pipeline.errors import GraphError, Interrupted, OutOfMemory, PipelineError, is_out_of_memory
 from pipeline.grading.grader import BESIDE_ENGINES, Grader, default_workers
 from pipeline.graph.plan import Plan
+from pipeline.graph.spec import PLAIN_SAMPLING, SamplingSpec
 from pipeline.reasoning.prompts import PromptBuilder
 from pipeline.runtime.admission.admission import Admission
 from pipeline.runtime.admission.cache import CacheLimit, cache_limits
@@ -228,8 +229,9 @@ async def solve_on(
 
 
 def opened(ready: Ready, engines: Mapping[str, Engine], builders: Mapping[str, PromptBuilder], startup_s: float) -> Opened:
-    """Build the stages for open engines, and write `run.json`. Raises `GraphError` where a tokenizer cannot be used with the graph."""
+    """Build the stages for open engines, and write `run.json`. Raises `GraphError` where an engine cannot be used with the graph."""
     checked, record = ready.checked, ready.record
+    _check_sampling(checked.plan, engines)
     stages = build_stages(checked.plan, builders, str(checked.options.graph))
     rewritten = ready.rewritten_bytes
     if checked.folder is not None and checked.old is not None:
@@ -247,6 +249,18 @@ def opened(ready: Ready, engines: Mapping[str, Engine], builders: Mapping[str, P
     if checked.folder is not None:
         record.write(checked.folder)
     return Opened(ready=ready, record=record, engines=engines, builders=builders, stages=stages)
+
+
+def _check_sampling(plan: Plan, engines: Mapping[str, Engine]) -> None:
+    """Raise `GraphError` for a stage that samples in a way which its engine does not honour."""
+    for node in plan.stages():
+        spec = node.spec
+        if not isinstance(spec, SamplingSpec) or (honoured := engines[str(spec.role)].facts.get("sampling")) is None:
+            continue
+        for name, value in spec.sampling.items():
+            if name != "temperature" and value != PLAIN_SAMPLING[name] and name not in tuple(honoured):  # type: ignore[arg-type]
+                what = f"does not honour `{name}`, which the stage `{node.name}` sets to {value}; leave that out or take another engine"
+                raise GraphError(f"engine {spec.role!r}", what)
 
 
 def _facts(engine: Engine) -> dict[str, Fact]:

@@ -4,18 +4,16 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from pipeline.engine import Completion, Request
-from pipeline.graph.spec import Name, StageSpec, Temperature, Tokens, TopP
+from pipeline.graph.spec import Name, SamplingSpec, Tokens
 from pipeline.reasoning.chain import Chain, Outcome, Span
 from pipeline.stages.base import EngineStage, StageKind
 
 
-class AnswerSpec(StageSpec, frozen=True, kw_only=True, tag="answer"):
+class AnswerSpec(SamplingSpec, frozen=True, kw_only=True, tag="answer"):
     """Close the thought and write the answer; the chain is finished then."""
 
     engine: Name
     max_tokens: Tokens = 1024
-    temperature: Temperature = 0.6
-    top_p: TopP = 1.0
 
     answers: ClassVar[bool] = True
 
@@ -34,7 +32,7 @@ class AnswerStage(EngineStage):
         if chain.answer is not None:
             begun = chain.translate(chain.answer, self.role)
             prompt, max_tokens = [*prompt, *begun], max(1, max_tokens - len(begun))
-        return [self.request(chain, prompt, max_tokens, temperature=self.spec.temperature, top_p=self.spec.top_p)]
+        return [self.request(chain, prompt, max_tokens, **self.spec.sampling)]
 
     def apply(self, chain: Chain, completions: Sequence[Completion]) -> Outcome:
         """See `Stage.apply`."""

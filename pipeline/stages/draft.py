@@ -6,20 +6,18 @@ from typing import Annotated, ClassVar, Literal
 from msgspec import Meta
 
 from pipeline.engine import Completion, Request
-from pipeline.graph.spec import Name, StageSpec, Temperature, Tokens, TopP
+from pipeline.graph.spec import Name, SamplingSpec, Tokens
 from pipeline.reasoning.chain import Chain, Outcome
 from pipeline.stages.base import EngineStage, StageKind
 
 
-class DraftSpec(StageSpec, frozen=True, kw_only=True, tag="draft"):
+class DraftSpec(SamplingSpec, frozen=True, kw_only=True, tag="draft"):
     """Propose candidates for the next step, or for the whole thought (SpecCoT eq. 3, SCoT eq. 1)."""
 
     engine: Name
     unit: Literal["step", "thought"] = "step"
     candidates: Annotated[int, Meta(ge=1, le=35)] = 5
     max_tokens: Tokens
-    temperature: Temperature = 0.6
-    top_p: TopP = 1.0
 
     drafts: ClassVar[bool] = True
 
@@ -43,10 +41,9 @@ class DraftStage(EngineStage):
                 chain.contexts[self.context],
                 chain.room(spec.max_tokens),
                 n=spec.candidates,
-                temperature=spec.temperature,
-                top_p=spec.top_p,
                 stop=self.step_stop if spec.unit == "step" else (),
                 stop_ids=self.close_ids,
+                **spec.sampling,
             )
         ]
 

@@ -6,12 +6,12 @@ from typing import Annotated, ClassVar, Literal
 from msgspec import Meta
 
 from pipeline.engine import Candidate, Completion, Request
-from pipeline.graph.spec import Name, Purpose, StageSpec, Temperature, TopP
+from pipeline.graph.spec import Name, Purpose, SamplingSpec, StageSpec
 from pipeline.reasoning.chain import Chain, Outcome, Span
 from pipeline.stages.base import EngineStage, StageKind
 
 
-class GenerateSpec(StageSpec, frozen=True, kw_only=True, tag="generate"):
+class GenerateSpec(SamplingSpec, frozen=True, kw_only=True, tag="generate"):
     """One engine writes: guidance (SpecCoT eq. 2), a fallback step (eq. 5), a whole thought or a whole response."""
 
     engine: Name
@@ -20,8 +20,6 @@ class GenerateSpec(StageSpec, frozen=True, kw_only=True, tag="generate"):
     `thought`: to `</think>`; `response`: to the end of the sequence."""
     max_tokens: Annotated[int, Meta(ge=0, le=1_000_000)]
     """Most tokens that it writes. 0, only with `unit: tokens`: the stage makes no call and no step (SpecCoT 4.3: no guidance)."""
-    temperature: Temperature = 0.6
-    top_p: TopP = 1.0
     first_steps: Annotated[int, Meta(ge=0, le=1_000_000)] = 0
     """In a `repeat`: this stage alone writes the first n steps (SpecReason 4.1, second knob)."""
 
@@ -65,7 +63,7 @@ class GenerateStage(EngineStage):
         # The budget is the thought's; a response holds the answer too.
         max_tokens = spec.max_tokens if spec.unit == "response" else chain.room(spec.max_tokens)
         prompt = chain.contexts[self.context]
-        return [self.request(chain, prompt, max_tokens, temperature=spec.temperature, top_p=spec.top_p, stop=stop, stop_ids=stop_ids)]
+        return [self.request(chain, prompt, max_tokens, stop=stop, stop_ids=stop_ids, **spec.sampling)]
 
     def apply(self, chain: Chain, completions: Sequence[Completion]) -> Outcome:
         """See `Stage.apply`."""

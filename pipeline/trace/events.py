@@ -114,6 +114,10 @@ class CallRow(Struct, frozen=True):
     """Tokens of the chain's context that this engine had computed for an earlier call of the chain, had evicted since and computed again:
     at least so many, as only the context of an earlier step counts, in full blocks of the cache (`block_size` in the facts of the
     engine, else 16 tokens). Null where the engine does not say what was cached, and in traces of earlier versions."""
+    top_k: Annotated[int | None, column(otel="gen_ai.request.top_k")] = None
+    """0: all tokens. Null in traces of earlier versions, which had no bound."""
+    min_p: float | None = None
+    """0: no bound. Null in traces of earlier versions."""
 
 
 class StepRow(Struct, frozen=True):

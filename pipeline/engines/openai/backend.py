@@ -17,7 +17,7 @@ from pipeline.engines.models import resolve
 from pipeline.engines.openai.client import Server, check_url, read_key
 from pipeline.engines.openai.engine import Deployment, OpenAIEngine, ServedTokenizer
 from pipeline.engines.openai.probe import CacheConfig, ProbedServer, ServedModel, context_length, find_model, probe_server
-from pipeline.engines.openai.request import MANY, PRIORITY, SCORING, Capabilities, shared_capabilities
+from pipeline.engines.openai.request import MANY, MIN_P, PRIORITY, SCORING, TOP_K, Capabilities, shared_capabilities
 from pipeline.engines.openai.spec import OpenAISpec
 from pipeline.errors import GraphError, boundary, install_command
 from pipeline.machine import Machine
@@ -117,6 +117,7 @@ def facts(deployment: Deployment, can: Capabilities, probed: Sequence[ProbedServ
         "candidates": "all in one request" if MANY in can.fields else "a request each",
         "priorities": PRIORITY in can.fields,
         "scoring": SCORING in can.fields,
+        "sampling": ("top_p", *(name for name in (TOP_K, MIN_P) if name in can.fields)),
         **_cache_facts([server.cache for server in probed]),
     }
 

@@ -14,9 +14,10 @@ from pipeline.engines.openai.text_mode import prompt_text
 
 Prompts = Literal["ids", "text"]
 
+TOP_K, MIN_P = "top_k", "min_p"
 NEUTRAL: Mapping[str, Any] = {
-    "top_k": -1,
-    "min_p": 0.0,
+    TOP_K: -1,
+    MIN_P: 0.0,
     "repetition_penalty": 1.0,
     "presence_penalty": 0.0,
     "frequency_penalty": 0.0,
@@ -172,7 +173,9 @@ def _body(request: Request, can: Capabilities, model: str, tokenizer: Tokenizer,
     logprobs = _logprobs(request, can)
     if logprobs is not None:
         body["logprobs"] = logprobs
-    optional = {**NEUTRAL, **IDS, STOP_IDS: list(request.stop_ids), PRIORITY: request.priority} | _option_fields(request.option_ids)
+    sampling = {TOP_K: request.top_k or NEUTRAL[TOP_K], MIN_P: request.min_p}
+    optional = {**NEUTRAL, **sampling, **IDS, STOP_IDS: list(request.stop_ids), PRIORITY: request.priority}
+    optional |= _option_fields(request.option_ids)
     if request.scored_ids:
         optional[SCORING] = 0
     return body | {name: value for name, value in optional.items() if name in can.fields}

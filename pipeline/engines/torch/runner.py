@@ -76,6 +76,8 @@ class BatchPlan:
         return SamplingParams(
             np.array([request.temperature for request in requests], dtype=np.float32),
             np.array([request.top_p for request in requests], dtype=np.float32),
+            np.array([request.top_k for request in requests], dtype=np.int64),
+            np.array([request.min_p for request in requests], dtype=np.float32),
             np.array([sequence.key for sequence in self.sequences], dtype=np.uint64),
             np.array([len(sequence.ids) for sequence in self.sequences], dtype=np.uint64),
         )

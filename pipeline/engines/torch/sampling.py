@@ -36,6 +36,9 @@ class SamplingParams(NamedTuple):
     temperature: NDArray[np.float32]
     """0: greedy."""
     top_p: NDArray[np.float32]
+    top_k: NDArray[np.int64]
+    """0: all tokens."""
+    min_p: NDArray[np.float32]
     keys: NDArray[np.uint64]
     """The candidate's stream of random numbers, see `stream_key`."""
     positions: NDArray[np.uint64]
@@ -43,7 +46,7 @@ class SamplingParams(NamedTuple):
 
     def take(self, rows: NDArray[np.intp]) -> "SamplingParams":
         """The parameters of the given `rows` only."""
-        return SamplingParams(self.temperature[rows], self.top_p[rows], self.keys[rows], self.positions[rows])
+        return SamplingParams(*(each[rows] for each in self))
 
 
 def sample(logits: Tensor, params: SamplingParams) -> Tensor:
@@ -62,8 +65,11 @@ def sample(logits: Tensor, params: SamplingParams) -> Tensor:
 def _draw(logits: Tensor, params: SamplingParams) -> Tensor:
     temperature = torch.from_numpy(params.temperature).to(logits.device)[:, None]
     probabilities = torch.softmax(logits / temperature, dim=-1)
-    if (params.top_p < 1).any():
-        probabilities = _nucleus(probabilities, torch.from_numpy(params.top_p).to(logits.device)[:, None])
+    if (params.min_p > 0).any():
+        least = torch.from_numpy(params.min_p).to(logits.device)[:, None] * probabilities.amax(dim=-1, keepdim=True)
+        probabilities = probabilities.masked_fill(probabilities < least, 0.0)
+    if (params.top_k > 0).any() or (params.top_p < 1).any():
+        probabilities = _likeliest(probabilities, params)
     cumulative = probabilities.cumsum(dim=-1)
     at = torch.from_numpy(uniforms(params.keys, params.positions)).to(logits.device)[:, None] * cumulative[:, -1:]
     drawn = torch.searchsorted(cumulative, at, right=True).squeeze(1)
@@ -71,10 +77,14 @@ def _draw(logits: Tensor, params: SamplingParams) -> Tensor:
     return torch.where(at.squeeze(1) < cumulative[:, -1], drawn, probabilities.argmax(dim=-1))
 
 
-def _nucleus(probabilities: Tensor, top_p: Tensor) -> Tensor:
-    """Zero all but the likeliest tokens that together reach `top_p`."""
+def _likeliest(probabilities: Tensor, params: SamplingParams) -> Tensor:
+    """Zero all but the `top_k` likeliest tokens, and of these all but the likeliest that have the share `top_p` together."""
+    top_k, top_p = (torch.from_numpy(each).to(probabilities.device)[:, None] for each in (params.top_k, params.top_p))
     ordered, order = probabilities.sort(dim=-1, descending=True)
-    beyond = ordered.cumsum(dim=-1) - ordered >= top_p
+    places = torch.arange(ordered.shape[-1], device=ordered.device)
+    ordered = ordered.masked_fill((top_k > 0) & (places >= top_k), 0.0)
+    cumulative = ordered.cumsum(dim=-1)
+    beyond = cumulative - ordered >= top_p * cumulative[:, -1:]
     return probabilities.scatter(1, order, ordered.masked_fill(beyond, 0.0))
 
 

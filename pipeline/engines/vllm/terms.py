@@ -107,6 +107,8 @@ def sampling_params(request: Request, max_model_len: int, *, speculates: bool) -
         "max_tokens": min(request.max_tokens, max_model_len - len(request.prompt_ids)),
         "temperature": request.temperature,
         "top_p": request.top_p,
+        "top_k": request.top_k,
+        "min_p": request.min_p,
         "seed": request.seed if request.temperature else None,
         "stop": list(request.stop),
         "stop_token_ids": list(request.stop_ids),
