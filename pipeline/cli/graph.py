@@ -15,6 +15,7 @@ from pipeline.drawing.counts import RunCounts, count_run
 from pipeline.drawing.diagram import diagram
 from pipeline.drawing.dot import dot, svg
 from pipeline.drawing.mermaid import mermaid
+from pipeline.drawing.prompt import ShownPrompt, problem_in, shown_prompt
 from pipeline.drawing.run_plan import engines_of, plan_of_run
 from pipeline.drawing.text import text
 from pipeline.engines.registry import cautions
@@ -23,7 +24,6 @@ from pipeline.export.output import check_output, whole_file
 from pipeline.graph.plan import Block, LoopNode, Plan, StageNode
 from pipeline.redaction import redact, redact_all
 from pipeline.session.preflight import load_plan
-from pipeline.session.shown_prompt import ShownPrompt, problem_in, shown_prompt
 from pipeline.text import sanitize
 
 SUFFIXES = {".txt": "text", ".mmd": "mermaid", ".mermaid": "mermaid", ".svg": "svg", ".dot": "dot", ".gv": "dot"}

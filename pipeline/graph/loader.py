@@ -6,7 +6,7 @@ says which kinds of stages and which backends there are.
 
 import hashlib
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args, get_origin
 
@@ -16,7 +16,7 @@ import msgspec.structs
 from pipeline.bundled import find_file
 from pipeline.errors import GraphError, UsageError, boundary, did_you_mean
 from pipeline.graph.prompts import Prompts, flaws
-from pipeline.graph.spec import NAME_PATTERN, EngineSpec, GraphSpec, RepeatSpec, StageSpec
+from pipeline.graph.spec import NAME_PATTERN, EngineSpec, GraphSpec, RepeatSpec, SamplingSpec, StageSpec
 from pipeline.graph.yaml_file import NotYaml, parse, read_yaml
 
 T = TypeVar("T", bound=msgspec.Struct)
@@ -44,21 +44,23 @@ def load_graph(graph: Graph, kinds: Kinds, backends: Backends, *, engines: Engin
     _check_names(raw["params"], f"{path}: $.params", "a param")
     roles, roles_file = _read_engines(raw, path, engines)
     _check_names(roles, f"{roles_file}: {_role_path('', roles_file == path).rstrip('.')}", "a role")
+    raw["stages"] = _copied(mapping(raw.get("stages"), f"{path}: $.stages"))
     for setting in settings:
-        apply_setting(setting, raw["params"], roles, path)
+        apply_setting(setting, raw["params"], roles, path, raw["stages"])
     params = _Params(raw["params"], path)
-    stages = params.fill(mapping(raw.get("stages"), f"{path}: $.stages"), "$.stages")
+    stages = params.fill(raw["stages"], "$.stages")
+    sampling = params.fill(raw.get("sampling") or {}, "$.sampling")
     prompts = _prompts(params.fill(raw.pop("prompts", None), "$.prompts"), {}, path, "$.prompts")
     roles = params.fill(roles, "$") if roles_file == path else roles
     params.check_all_used()
     if isinstance(raw.get("name"), str):
         _check_names([raw["name"]], f"{path}: $.name", "a graph")
-    spec = _convert({**raw, "engines": {}, "stages": {}}, GraphSpec, path, "$")
+    spec = _convert({**raw, "engines": {}, "stages": {}, "sampling": sampling}, GraphSpec, path, "$")
     return msgspec.structs.replace(
         spec,
         engines={role: _engine(spec, backends, roles_file, _role_path(role, roles_file == path)) for role, spec in roles.items()},
         prompts=_checked_prompts(prompts, path, "$.prompts"),
-        stages=_stages(_with_prompts(stages, prompts, path, "$.stages"), kinds, path, "$.stages"),
+        stages=_stages(_with_prompts(_with_sampling(stages, sampling, kinds), prompts, path, "$.stages"), kinds, path, "$.stages"),
     )
 
 
@@ -131,10 +133,11 @@ def _role_path(role: str, inline: bool) -> str:
     return f"$.engines.{role}" if inline else f"$.{role}"
 
 
-def apply_setting(setting: str, params: dict[str, Any], roles: dict[str, Any], path: Path) -> None:
-    """Write the value of a `NAME=VALUE` into `params`, or of an `engines.ROLE.NAME=VALUE` into `roles`; `*` stands for all roles.
+def apply_setting(setting: str, params: dict[str, Any], roles: dict[str, Any], path: Path, stages: dict[str, Any] | None = None) -> None:
+    """Write the value of a `NAME=VALUE` into `params`, of an `engines.ROLE.NAME=VALUE` into `roles`, where `*` stands for all roles, or
+    of a `stages.STAGE.NAME=VALUE` into `stages`.
 
-    Raises `GraphError` where there is no such param or role; `path` is the graph that it names then.
+    Raises `GraphError` where there is no such param, role or stage; `path` is the graph that it names then.
     """
     name, equals, text = setting.partition("=")
     if not equals:
@@ -149,6 +152,12 @@ def apply_setting(setting: str, params: dict[str, Any], roles: dict[str, Any], p
             raise GraphError(f"--set {setting}", f"expected engines.ROLE.NAME=VALUE; {did_you_mean(role, roles)}")
         for each in roles if role == "*" else [role]:
             _write(roles[each], key, value, f"--set {setting}")
+    elif name.startswith("stages.") and stages is not None:
+        _, stage, key = [*name.split(".", 2), "", ""][:3]
+        known = dict(_every_stage(stages))
+        if stage not in known or not key:
+            raise GraphError(f"--set {setting}", f"expected stages.STAGE.NAME=VALUE; {did_you_mean(stage, known)}")
+        _write(known[stage], key, value, f"--set {setting}")
     elif name not in params:
         raise GraphError(f"--set {setting}", f"{path} has no param `{name}`; {did_you_mean(name, params)}")
     else:
@@ -162,6 +171,29 @@ def _write(target: dict[str, Any], key: str, value: Any, where: str) -> None:
         target[parent] = dict(mapping(target.get(parent, {}), where))
         target = target[parent]
     target[key] = value
+
+
+def _copied(value: Any) -> Any:
+    """A copy of what a YAML file holds, mappings within mappings included."""
+    return {key: _copied(each) for key, each in value.items()} if isinstance(value, dict) else value
+
+
+def _every_stage(stages: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Every stage of a graph that is a mapping, those of its loops included, by name."""
+    for name, stage in stages.items():
+        if isinstance(stage, dict):
+            yield name, stage
+            yield from _every_stage(stage["stages"]) if isinstance(stage.get("stages"), dict) else ()
+
+
+def _with_sampling(stages: Mapping[str, Any], sampling: Mapping[str, Any], kinds: Kinds) -> dict[str, Any]:
+    """`stages` in which each that samples text has the keys of `sampling` that it does not name itself."""
+    found = _copied(stages)
+    for _, stage in _every_stage(found):
+        kind = kinds.get(str(stage.get("kind")))
+        if kind is not None and issubclass(kind, SamplingSpec):
+            stage |= {key: value for key, value in sampling.items() if key not in stage}
+    return dict(found)
 
 
 class _Params:
@@ -192,12 +224,15 @@ class _Params:
 
 
 def _prompts(value: Any, under: Mapping[str, Any], path: Path, where: str) -> dict[str, Any]:
-    """The keys of a block `prompts`, with those of the prompts file that it is `like`, else of `under`, where it says nothing."""
+    """The keys of a block `prompts`, with those of the prompts file that it is `like`, else of `under`, where it says nothing; `ours` are
+    the defaults."""
     if isinstance(value, str):
         value = {"like": value}
     said = {} if value is None else mapping(value, f"{path}: {where}")
     like = said.get("like")
-    if like is not None:
+    if like == "ours":
+        under = {}
+    elif like is not None:
         with boundary(GraphError, f"{path}: {where}.like", foreign=UsageError):
             file = find_file(str(like), "prompts file", beside=path.parent)
         under = read_yaml(file)

@@ -15,6 +15,8 @@ from pipeline.graph.prompts import OURS, Prompts
 
 Temperature = Annotated[float, Meta(ge=0.0, le=5.0)]
 TopP = Annotated[float, Meta(gt=0.0, le=1.0)]
+TopK = Annotated[int, Meta(ge=0, le=1_000_000)]
+MinP = Annotated[float, Meta(ge=0.0, le=1.0)]
 Tokens = Annotated[int, Meta(ge=1, le=1_000_000)]
 Count = Annotated[int, Meta(ge=1, le=1_000_000)]
 PositiveSeconds = Annotated[float, Meta(gt=0.0)]
@@ -94,6 +96,15 @@ class StageSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, t
         yield from ()
 
 
+class Sampling(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """The keys of `SamplingSpec` that stages have in common; None: what its default says."""
+
+    temperature: Temperature | None = None
+    top_p: TopP | None = None
+    top_k: TopK | None = None
+    min_p: MinP | None = None
+
+
 class SamplingSpec(StageSpec, frozen=True, kw_only=True):
     """The keys of a stage that samples text."""
 
@@ -101,9 +112,9 @@ class SamplingSpec(StageSpec, frozen=True, kw_only=True):
     """0 is greedy."""
     top_p: TopP = 1.0
     """Only the likeliest tokens are sampled that have this share of the probability together; 1: all."""
-    top_k: Annotated[int, Meta(ge=0, le=1_000_000)] = 0
+    top_k: TopK = 0
     """Only so many of the likeliest tokens are sampled; 0: all."""
-    min_p: Annotated[float, Meta(ge=0.0, le=1.0)] = 0.0
+    min_p: MinP = 0.0
     """Only tokens are sampled that have at least this share of the probability of the likeliest one; 0: all."""
 
     @property
@@ -180,4 +191,6 @@ class GraphSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The roles: an engines file, by its path from this one or by a bundled name, or the mapping itself."""
     prompts: Prompts = OURS
     """What is said to the models."""
+    sampling: Sampling = Sampling()
+    """How text is sampled by stages that do not say otherwise."""
     stages: dict[Name, StageSpec] = {}

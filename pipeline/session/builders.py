@@ -5,13 +5,11 @@ from collections.abc import Mapping
 
 import anyio
 
-from pipeline.engine import Engine, Tokenizer
+from pipeline.engine import Engine
 from pipeline.engines.chat_template import end_rendering
-from pipeline.errors import GraphError, RequestRefused, boundary
-from pipeline.graph.plan import Plan
-from pipeline.graph.prompts import Prompts
-from pipeline.reasoning.prompts import PromptBuilder, builder_key, role_of
+from pipeline.reasoning.prompts import PromptBuilder
 from pipeline.session.preflight import Preflight
+from pipeline.stages.build import builders_of
 
 
 async def prompt_builders(checked: Preflight, engines: Mapping[str, Engine]) -> dict[str, PromptBuilder]:
@@ -26,20 +24,3 @@ async def prompt_builders(checked: Preflight, engines: Mapping[str, Engine]) -> 
         return build() if checked.virtual_time else await anyio.to_thread.run_sync(build, abandon_on_cancel=True)
     finally:
         end_rendering()
-
-
-def builders_of(plan: Plan, tokenizers: Mapping[str, Tokenizer]) -> dict[str, PromptBuilder]:
-    """The same from the tokenizers by role, those of its engines or some of them."""
-    said = dict.fromkeys(tokenizers, plan.prompts)
-    for node in plan.stages():
-        if node.spec.prompts is not None and node.spec.role in tokenizers:
-            said[builder_key(node.spec.role, node.name)] = node.spec.prompts
-    return {key: _builder(role_of(key), tokenizers[role_of(key)], prompts) for key, prompts in said.items()}
-
-
-def _builder(role: str, tokenizer: Tokenizer, prompts: Prompts) -> PromptBuilder:
-    where = f"engine {role!r}"
-    if not hasattr(tokenizer, "encode_parts"):
-        raise GraphError(where, "its tokenizer has no `encode_parts`; `pipeline.engine.Tokenizer` says what it must have")
-    with boundary(GraphError, where, foreign=RequestRefused):
-        return PromptBuilder(tokenizer, prompts, f"{where}: its chat template")

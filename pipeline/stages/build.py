@@ -1,11 +1,13 @@
-"""The stages of a plan, ready to run: a plan and the prompt builder of each engine enter, a `Stage` for each node leaves."""
+"""The stages of a plan, ready to run: a plan and tokenizers enter, prompt builders and a `Stage` for each node leave."""
 
 from collections.abc import Mapping
 
-from pipeline.errors import GraphError
+from pipeline.engine import Tokenizer
+from pipeline.errors import GraphError, RequestRefused, boundary
 from pipeline.graph.plan import Plan
 from pipeline.graph.plugins import stage_kinds
-from pipeline.reasoning.prompts import PromptBuilder
+from pipeline.graph.prompts import Prompts
+from pipeline.reasoning.prompts import PromptBuilder, builder_key, role_of
 from pipeline.stages.base import Stage
 
 
@@ -25,3 +27,23 @@ def build_stages(plan: Plan, builders: Mapping[str, PromptBuilder], where: str, 
             raise GraphError(f"{where}: stage {node.name}", flaw)
         built[node.name] = stage
     return built
+
+
+def builders_of(plan: Plan, tokenizers: Mapping[str, Tokenizer]) -> dict[str, PromptBuilder]:
+    """A prompt builder for each role of `tokenizers`, and for each of its stages that has prompts of its own, as `builder_key` names it.
+
+    Raises `GraphError` for a tokenizer or a chat template that fails.
+    """
+    said = dict.fromkeys(tokenizers, plan.prompts)
+    for node in plan.stages():
+        if node.spec.prompts is not None and node.spec.role in tokenizers:
+            said[builder_key(node.spec.role, node.name)] = node.spec.prompts
+    return {key: _builder(role_of(key), tokenizers[role_of(key)], prompts) for key, prompts in said.items()}
+
+
+def _builder(role: str, tokenizer: Tokenizer, prompts: Prompts) -> PromptBuilder:
+    where = f"engine {role!r}"
+    if not hasattr(tokenizer, "encode_parts"):
+        raise GraphError(where, "its tokenizer has no `encode_parts`; `pipeline.engine.Tokenizer` says what it must have")
+    with boundary(GraphError, where, foreign=RequestRefused):
+        return PromptBuilder(tokenizer, prompts, f"{where}: its chat template")

@@ -260,6 +260,8 @@ def test_a_prompt_that_fills_the_context_overflows(converse: Converse) -> None:
         ({"n": 0}, "must be at least 1, not 0 and 12"),
         ({"temperature": -1.0}, "temperature=-1.0 or top_p=1.0 is out of range"),
         ({"top_p": 0.0}, "temperature=0.8 or top_p=0.0 is out of range"),
+        ({"top_k": -1}, "top_k=-1 or min_p=0.0 is out of range"),
+        ({"min_p": 1.5}, "top_k=0 or min_p=1.5 is out of range"),
         ({"seed": 1 << 63}, f"seed {1 << 63} is not a number of 63 bits"),
         ({"stop": ("",)}, "a stop string is empty"),
     ],
@@ -269,6 +271,19 @@ def test_what_cannot_be_run_is_refused_in_one_sentence(converse: Converse, flaw:
     async def talk(engine: Engine) -> None:
         with pytest.raises(RequestRefused, match=rf"^request 'r': [^\n]*{re.escape(says)}[^\n]*$"):
             await engine.generate(thinking(engine, request_id="r", **flaw))
+
+    converse(talk)
+
+
+@pytest.mark.parametrize("bound", [{"top_k": 1}, {"min_p": 1.0}], ids=str)
+def test_where_only_the_likeliest_token_is_left_samples_are_greedy(converse: Converse, bound: dict[str, object]) -> None:
+    async def talk(engine: Engine) -> None:
+        honoured = engine.facts.get("sampling", tuple(bound))
+        if engine.facts.get("answers", "model") != "model" or not set(bound) <= set(honoured):  # type: ignore[arg-type]
+            return
+        greedy = await engine.generate(thinking(engine, temperature=0.0))
+        drawn = await engine.generate(thinking(engine, temperature=2.0, n=3, **bound))
+        assert {candidate.ids for candidate in drawn.candidates} == {greedy.candidates[0].ids}
 
     converse(talk)
 

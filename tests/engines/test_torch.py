@@ -249,6 +249,25 @@ def test_top_p_leaves_only_the_likeliest(reference: Any) -> None:
 
 
 @pytest.mark.torch
+def test_top_k_and_min_p_leave_only_the_likeliest_and_top_p_counts_what_they_leave(reference: Any) -> None:
+    prompt = random_prompt(5, 20)
+    ordered, order = reference_logprobs(reference, prompt)[-1].exp().sort(descending=True)
+    share = float(ordered[3] / ordered[0])
+    few = float(ordered[:2].sum() / ordered[:4].sum()) - 1e-3
+    bounds: list[tuple[dict[str, Any], int]] = [
+        ({"top_k": 4}, 4),
+        ({"min_p": share * 0.999}, 4),
+        ({"top_k": 4, "min_p": share * 1.001}, 3),
+        ({"top_k": 4, "top_p": few}, 2),
+    ]
+    asked = [request(prompt, n=60, max_tokens=1, temperature=1.0, **bound) for bound, _ in bounds]
+    for answer, (bound, count) in zip(Bench().run(asked), bounds, strict=True):
+        drawn = {candidate.ids[0] for candidate in answer.candidates}
+        assert drawn <= set(order[:count].tolist()), bound
+        assert len(drawn) > 1, bound
+
+
+@pytest.mark.torch
 def test_samples_follow_the_distribution(reference: Any) -> None:
     prompt = random_prompt(6, 20)
     (answer,) = Bench().run([request(prompt, n=600, max_tokens=1, temperature=1.0)])

@@ -73,10 +73,10 @@ def test_where_a_candidate_ends(terms: Any, asked: dict[str, Any], got: Any, ids
 
 
 def test_everything_is_said_and_nothing_left_to_the_models_defaults(terms: Any) -> None:
-    asked = request(n=4, temperature=0.6, top_p=0.9, seed=(1 << 63) - 1, stop=("\n\n",), stop_ids=(5,))
+    asked = request(n=4, temperature=0.6, top_p=0.9, top_k=20, min_p=0.1, seed=(1 << 63) - 1, stop=("\n\n",), stop_ids=(5,))
     params = terms.sampling_params(asked, 40, speculates=False)
-    said = (params.n, params.temperature, params.top_p, params.seed, params.stop, params.stop_token_ids)
-    assert said == (4, 0.6, 0.9, (1 << 63) - 1, ["\n\n"], [5])
+    said = (params.n, params.temperature, params.top_p, params.top_k, params.min_p, params.seed, params.stop, params.stop_token_ids)
+    assert said == (4, 0.6, 0.9, 20, 0.1, (1 << 63) - 1, ["\n\n"], [5])
     assert params.max_tokens == 37  # the context has 40 places
     assert params.detokenize
     assert not terms.sampling_params(request(), 40, speculates=False).detokenize

@@ -14,8 +14,7 @@ from pipeline.graph.plan import Plan, StageNode
 from pipeline.reasoning.chain import Chain, Outcome, Span
 from pipeline.reasoning.prompts import PromptBuilder, openings, role_of
 from pipeline.reasoning.translate import TokenTranslator
-from pipeline.session.builders import builders_of
-from pipeline.stages.build import build_stages
+from pipeline.stages.build import build_stages, builders_of
 
 NO_LIMIT = 1 << 31
 
