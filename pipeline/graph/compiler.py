@@ -42,18 +42,25 @@ def compile_graph(graph: GraphSpec, where: str) -> Plan:
 def _switched(stages: Stages, block: Block, roles: tuple[str, ...], where: str) -> tuple[Block, tuple[str, ...]]:
     """`block` of a loop with `speculate: never` or `auto`, and those of the `roles` that it needs.
 
-    Never: the response alone. Auto: the loop has the response and the boundary too, and the guidance, which is for drafts alone.
+    Never: the response, and the answer where that is cut. Auto: the loop has the response and the boundary too, and the guidance, which is
+    for drafts alone.
     """
     specs = direct_stages(stages, where)
     ranks = count(sum(1 for _ in block.stages()))
     response, boundary = (StageNode(name, spec, None, next(ranks)) for name, spec in zip((RESPONSE, BOUNDARY), specs, strict=True))
-    if speculation(stages) == "never":
-        return Block(((structs.replace(response, rank=0),),)), (str(response.spec.role),)
     nodes = [node for level in block.levels for node in level]
+    if speculation(stages) == "never":
+        answers = [_after_response(node) for node in nodes if isinstance(node, StageNode) and node.spec.answers]
+        alone = [structs.replace(response, rank=0), *answers]
+        return Block(tuple((node,) for node in alone)), tuple(dict.fromkeys(str(node.spec.role) for node in alone))
     guidance = next((node for node in nodes if isinstance(node, StageNode) and node.spec.purpose == "guide"), None)
     direct = Direct(response, boundary, guidance)
     switched = [structs.replace(node, direct=direct) if isinstance(node, LoopNode) else node for node in nodes if node is not guidance]
     return Block(tuple((node,) for node in switched)), roles
+
+
+def _after_response(node: StageNode) -> StageNode:
+    return structs.replace(node, rank=1, spec=structs.replace(node.spec, after=RESPONSE))
 
 
 def _block(stages: Stages, where: str, ranks: Iterator[int], *, inside_repeat: bool) -> Block:
@@ -124,7 +131,7 @@ def _check_stage(name: str, spec: StageSpec, stages: Stages, ancestors: Ancestor
         _check_judge(spec, before, place)
     if spec.drafts and not any(s.judges and name in ancestors[other] for other, s in stages.items()):
         raise GraphError(place, f"nothing judges what this stage drafts; add {JUDGES} after it")
-    if finish := next((other for other, s in before.items() if finishes(s)), None):
+    if not spec.answers and (finish := next((other for other, s in before.items() if finishes(s)), None)):  # it may be cut before
         raise GraphError(place, f"is never reached: `{finish}` before it finishes the chain")
     if flaw := next(spec.flaws(before, inside_repeat=inside_repeat), None):
         field, what = flaw

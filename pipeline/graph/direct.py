@@ -48,5 +48,7 @@ def direct_stages(stages: Stages, where: str) -> tuple[StageSpec, StageSpec]:
     if writer is None:
         raise GraphError(place, f"{asked} needs a `generate` stage in the loop, whose engine and temperature the response has")
     own: dict[str, Any] = {"after": (), "when": None, "first_steps": 0}
-    response = structs.replace(writer, unit="response", max_tokens=loop.until.token_budget, **own)
+    answer = next(spec for spec in stages.values() if spec.answers and not spec.when)
+    said = answer.max_tokens if getattr(answer, "budget", None) == "thought" else None  # type: ignore[attr-defined]
+    response = structs.replace(writer, unit="response", max_tokens=loop.until.token_budget, answer_tokens=said, **own)
     return response, structs.replace(writer, unit="step", **own)

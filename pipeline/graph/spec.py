@@ -130,8 +130,8 @@ class UntilSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Exit when the last step has closed the thought."""
     answer_boxed: bool = False
     """Exit when the thought contains a closed `\\boxed{}`."""
-    repeated: Annotated[int, Meta(ge=2, le=1000)] | None = None
-    """Exit when the same step was committed this many times in a row."""
+    repeated: Annotated[int, Meta(ge=0, le=1000)] | None = None
+    """Exit when the same step was committed this many times in a row; 0: never."""
     max_steps: Count | None = None
     """Exit when this many steps were committed, guidance not counted."""
     token_budget: Tokens | None = None

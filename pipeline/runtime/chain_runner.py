@@ -133,6 +133,8 @@ class ChainRunner:
                 loops = [loop for loop in loops if _due(loop.condition, chain)]
             if stages:
                 await self._level(chain, stages)
+                if chain.finished:
+                    return
             for loop in loops:
                 if loop.direct is None:
                     await self._loop(chain, loop)

@@ -1,10 +1,10 @@
 """`answer`: closes the thought, where that is still open, and lets the engine write the answer that follows it."""
 
-from collections.abc import Sequence
-from typing import ClassVar
+from collections.abc import Iterator, Mapping, Sequence
+from typing import ClassVar, Literal
 
 from pipeline.engine import Completion, Request
-from pipeline.graph.spec import Name, SamplingSpec, Tokens
+from pipeline.graph.spec import Name, SamplingSpec, StageSpec, Tokens
 from pipeline.reasoning.chain import Chain, Outcome, Span
 from pipeline.stages.base import EngineStage, StageKind
 
@@ -14,28 +14,49 @@ class AnswerSpec(SamplingSpec, frozen=True, kw_only=True, tag="answer"):
 
     engine: Name
     max_tokens: Tokens = 1024
+    """Most tokens of the answer."""
+    budget: Literal["thought", "response"] = "thought"
+    """What the token budget is for. `thought`: an unfinished thought is closed, and the answer has its own `max_tokens`. `response`: for
+    thought and answer together; an unfinished thought stays without an answer."""
+    token_budget: Tokens | None = None
+    """Most tokens of thought and answer together, with `budget: response`."""
 
     answers: ClassVar[bool] = True
 
+    def flaws(self, before: Mapping[str, StageSpec], *, inside_repeat: bool) -> Iterator[tuple[str, str]]:
+        """See `StageSpec.flaws`."""
+        if self.budget == "response" and self.token_budget is None:
+            yield "token_budget", "is missing: `budget: response` needs the most tokens of thought and answer together"
+
 
 class AnswerStage(EngineStage):
-    """Asks for the final answer after the committed thought (SpecCoT 3.1; SCoT 3.4), or for the rest of one that was interrupted."""
+    """Asks for the final answer after the committed thought (SpecCoT 3.1; SCoT 3.4), or for the rest of one that is cut; nothing where
+    the budget leaves no token for it."""
 
     spec: AnswerSpec
 
     def requests(self, chain: Chain) -> list[Request]:
         """See `Stage.requests`."""
+        begun = () if chain.answer is None else chain.translate(chain.answer, self.role)
+        max_tokens = self._room(chain) - len(begun)
+        if max_tokens < 1:
+            return []
         prompt: Sequence[int] = chain.contexts[self.context]
         if not self.close_ids or prompt[-1] != self.close_ids[0]:
             prompt = [*prompt, *self.builder.close_thought_ids]
-        max_tokens = self.spec.max_tokens
-        if chain.answer is not None:
-            begun = chain.translate(chain.answer, self.role)
-            prompt, max_tokens = [*prompt, *begun], max(1, max_tokens - len(begun))
-        return [self.request(chain, prompt, max_tokens, **self.spec.sampling)]
+        return [self.request(chain, [*prompt, *begun] if begun else prompt, max_tokens, **self.spec.sampling)]
+
+    def _room(self, chain: Chain) -> int:
+        """Most tokens of the answer."""
+        spec = self.spec
+        if spec.budget == "thought":
+            return spec.max_tokens
+        return (spec.token_budget or 0) - chain.thought_tokens if chain.thought_closed else 0
 
     def apply(self, chain: Chain, completions: Sequence[Completion]) -> Outcome:
         """See `Stage.apply`."""
+        if not completions:
+            return Outcome()
         [candidate] = completions[0].candidates
         if chain.answer is None:
             return Outcome(answer=Span(self.role, candidate.ids, candidate.text))

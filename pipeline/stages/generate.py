@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, Literal
 from msgspec import Meta
 
 from pipeline.engine import Candidate, Completion, Request
-from pipeline.graph.spec import Name, Purpose, SamplingSpec, StageSpec
+from pipeline.graph.spec import Name, Purpose, SamplingSpec, StageSpec, Tokens
 from pipeline.reasoning.chain import Chain, Outcome, Span
 from pipeline.stages.base import EngineStage, StageKind
 
@@ -20,6 +20,8 @@ class GenerateSpec(SamplingSpec, frozen=True, kw_only=True, tag="generate"):
     `thought`: to `</think>`; `response`: to the end of the sequence."""
     max_tokens: Annotated[int, Meta(ge=0, le=1_000_000)]
     """Most tokens that it writes. 0, only with `unit: tokens`: the stage makes no call and no step (SpecCoT 4.3: no guidance)."""
+    answer_tokens: Tokens | None = None
+    """With `unit: response`: what the answer has beyond so many tokens is cut off; None: nothing."""
     first_steps: Annotated[int, Meta(ge=0, le=1_000_000)] = 0
     """In a `repeat`: this stage alone writes the first n steps (SpecReason 4.1, second knob)."""
 
@@ -60,10 +62,8 @@ class GenerateStage(EngineStage):
             return []
         stop = self.step_stop if spec.unit == "step" else ()
         stop_ids = () if spec.unit == "response" else self.close_ids
-        # The budget is the thought's; a response holds the answer too.
-        max_tokens = spec.max_tokens if spec.unit == "response" else chain.room(spec.max_tokens)
         prompt = chain.contexts[self.context]
-        return [self.request(chain, prompt, max_tokens, stop=stop, stop_ids=stop_ids, **spec.sampling)]
+        return [self.request(chain, prompt, chain.room(spec.max_tokens), stop=stop, stop_ids=stop_ids, **spec.sampling)]
 
     def apply(self, chain: Chain, completions: Sequence[Completion]) -> Outcome:
         """See `Stage.apply`."""
@@ -82,11 +82,19 @@ class GenerateStage(EngineStage):
         return "first_steps" if self.spec.first_steps else "written"
 
     def _response(self, candidate: Candidate) -> Outcome:
-        """The outcome of a response; one that was interrupted leaves what it wrote, and the chain goes on."""
+        """The outcome of a response; one that was interrupted, or cut at its last token, leaves what it wrote, and the chain goes on."""
         thought, answer = self._split(candidate)
         if candidate.finish_reason != "interrupted":
-            return Outcome(step=thought, decision="written", answer=answer, finishes=True)
+            whole = candidate.finish_reason == "stop"
+            return Outcome(step=thought, decision="written", answer=self._within(answer), finishes=whole)
         return Outcome(step=thought, decision="interrupted", answer=answer) if thought.ids else Outcome()
+
+    def _within(self, answer: Span | None) -> Span | None:
+        """An answer without what it has beyond its tokens."""
+        most = self.spec.answer_tokens
+        if answer is None or most is None or len(answer.ids) <= most:
+            return answer
+        return Span(self.role, answer.ids[:most], self.builder.tokenizer.decode(answer.ids[:most]))
 
     def _split(self, candidate: Candidate) -> tuple[Span, Span | None]:
         """The thought and the answer of a response, as far as it came. Without `</think>` there is no answer, unless the model marks no
