@@ -39,7 +39,7 @@ def test_a_loop_begins_a_round_or_ends_and_a_verdict_leads_two_ways(plan: Load) 
     }
     assert {arrow.way for arrow in drawn.arrows if arrow.head == "/reason"} == {"next", "again"}
     [head] = [box for box in drawn.boxes if box.shape == "loop"]
-    assert head.lines == ("until", "thought_closed, answer_boxed", "repeated 2, max_steps 256", "token_budget 8,192, context_length")
+    assert head.lines == ("until", "thought_closed, max_steps 256", "token_budget 8,192, context_length")
     assert {box.title for box in drawn.boxes if box.loop == "reason"} == {"reason", "draft", "verify", "fallback"}
 
 

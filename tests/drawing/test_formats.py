@@ -123,12 +123,10 @@ def test_the_tree_of_a_graph(plan: Load) -> None:
 │  ├─ ● fallback: generate, unit=step max_tokens=256 temperature=0.6, when verify rejected
 │  └─ until
 │     ├─ thought_closed
-│     ├─ answer_boxed
-│     ├─ repeated 2
 │     ├─ max_steps 256
 │     ├─ token_budget 8,192
 │     └─ context_length
-└─ ● answer: answer, max_tokens=1,024 temperature=0.6
+└─ ● answer: answer, max_tokens=1,024 budget=thought token_budget=8,192 temperature=0.6
 """
     )
 

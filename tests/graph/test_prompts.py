@@ -13,7 +13,7 @@ from pipeline.graph.prompts import CHOOSE_QUESTION, OURS, Example, Prompts, fill
 from pipeline.session.preflight import load_plan
 from tests.support.paths import ROOT
 
-SPECCOT = (ROOT / "graphs/speccot.yaml").read_text()
+SPECCOT = "\n".join(line for line in (ROOT / "graphs/speccot.yaml").read_text().splitlines() if not line.lstrip().startswith("prompts:"))
 
 
 def graph_with(folder: Path, prompts: str = "", verify: str = "") -> Plan:

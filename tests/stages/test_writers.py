@@ -23,8 +23,8 @@ def draft(here: Any, **fields: Any) -> DraftStage:
     return DraftStage("draft", DraftSpec(engine="draft", max_tokens=32, **fields), here.builders)
 
 
-def answer(here: Any) -> AnswerStage:
-    return AnswerStage("answer", AnswerSpec(engine="target", max_tokens=32), here.builders)
+def answer(here: Any, **fields: Any) -> AnswerStage:
+    return AnswerStage("answer", AnswerSpec(engine="target", **{"max_tokens": 32, **fields}), here.builders)
 
 
 def written(here: Any, unit: Any, text: str, chain: Any = None, **how: Any) -> Outcome:
@@ -110,13 +110,58 @@ def test_the_budget_cuts_a_thought(world: World, unit: Any) -> None:
     assert generate(here, unit).requests(chain)[0].max_tokens == 6
 
 
-def test_the_budget_of_the_thought_cuts_neither_response_nor_answer(world: World) -> None:
+def test_the_budget_of_the_thought_cuts_a_response_and_no_answer(world: World) -> None:
     here = world()
     chain = here.chain()
-    chain.enter(UntilSpec(token_budget=4))
+    chain.enter(UntilSpec(token_budget=6))
     here.write(chain, "1234")
-    assert generate(here, "response").requests(chain)[0].max_tokens == 32
+    assert generate(here, "response").requests(chain)[0].max_tokens == 2
     assert answer(here).requests(chain)[0].max_tokens == 32
+
+
+def test_the_budget_of_a_response_is_for_thought_and_answer_together(world: World) -> None:
+    here, both = world(), {"budget": "response", "token_budget": 6}
+    chain = here.chain()
+    here.write(chain, "1234", closes=False)
+    assert answer(here, **both).requests(chain) == []  # an unfinished thought is not closed
+    here.write(chain, "5", closes=True)
+    [request] = answer(here, **both).requests(chain)
+    assert request.max_tokens == 1
+    here.write(chain, "6", closes=True)
+    stage = answer(here, **both)
+    assert stage.requests(chain) == []
+    chain.apply("answer", stage.apply(chain, []))
+    assert chain.answer is None
+
+
+def test_a_response_that_is_cut_is_closed_and_answered(world: World) -> None:
+    here = world()
+    chain = here.chain()
+    cut = written(here, "response", "So 3", chain, finish="length", stop=None)
+    assert not cut.finishes
+    chain.apply("response", cut)
+    [request] = answer(here).requests(chain)
+    assert list(request.prompt_ids[-len(here.builders["target"].close_thought_ids) :]) == here.builders["target"].close_thought_ids
+
+
+def test_an_answer_that_is_cut_goes_on_within_its_tokens(world: World) -> None:
+    here = world()
+    chain = here.chain()
+    chain.apply("response", written(here, "response", "So 3.</think>\n\nIt is", chain, finish="length", stop=None))
+    begun = here.tokenizers["target"].encode("\n\nIt is")
+    [request] = answer(here).requests(chain)
+    assert (request.max_tokens, list(request.prompt_ids[-len(begun) :])) == (32 - len(begun), begun)
+    assert answer(here, max_tokens=len(begun)).requests(chain) == []
+
+
+def test_a_whole_answer_keeps_no_more_than_its_tokens(world: World) -> None:
+    here = world()
+    stage = GenerateStage("response", GenerateSpec(engine="target", unit="response", max_tokens=32, answer_tokens=3), here.builders)
+    outcome = stage.apply(here.chain(), [here.said("So 3.</think>\n\nIt is 3", role="target", stop=None)])
+    assert outcome.finishes
+    assert outcome.answer is not None
+    assert outcome.answer.ids == tuple(here.tokenizers["target"].encode("\n\nIt is 3")[:3])
+    assert outcome.answer.text == here.tokenizers["target"].decode(outcome.answer.ids)
 
 
 @pytest.mark.parametrize("unit", ["tokens", "step", "thought", "response"])
