@@ -10,7 +10,7 @@ from typing import Literal
 
 from pipeline.errors import UsageError, did_you_mean
 
-FileKind = Literal["graph", "engines file", "prompts file", "reward model", "data set"]
+FileKind = Literal["graph", "engines file", "prompts file", "preset", "reward model", "data set"]
 """The kinds of bundled files."""
 
 _PACKAGE = Path(__file__).parent
@@ -19,6 +19,7 @@ FOLDERS: dict[FileKind, Path] = {
     "graph": _ROOT / "graphs",
     "engines file": _ROOT / "graphs" / "engines",
     "prompts file": _ROOT / "graphs" / "prompts",
+    "preset": _ROOT / "graphs" / "presets",
     "reward model": _ROOT / "graphs" / "rewards",
     "data set": _ROOT / "datasets",
 }

@@ -9,7 +9,7 @@ import msgspec
 from pipeline.bundled import find_file
 from pipeline.cli.folder import print_flaws
 from pipeline.cli.main import print_line, print_notice, print_page
-from pipeline.cli.run import column_option
+from pipeline.cli.run import column_option, preset_option, settings_option, with_preset
 from pipeline.data.problems import open_problems
 from pipeline.drawing.counts import RunCounts, count_run
 from pipeline.drawing.diagram import diagram
@@ -33,7 +33,8 @@ FORMS = ("text", "mermaid", "svg", "dot")
 @click.command()
 @click.argument("graph", type=click.Path(path_type=Path))
 @click.option("--engines", type=click.Path(path_type=Path), metavar="FILE", help="Engines file instead of the graph's own, or replay:RUN.")
-@click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="A param, or engines.ROLE.NAME=VALUE.")
+@settings_option
+@preset_option
 @click.option("--json", "as_json", is_flag=True, help="Print the compiled plan, or the prompt, as JSON.")
 @click.option("--show-prompt", "stage", metavar="STAGE", help="Print the prompt of this stage as its engine gets it: text and token ids.")
 @click.option("--input", "problems", type=click.Path(path_type=Path), metavar="FILE", help="The prompt is for a problem in this file.")
@@ -43,11 +44,10 @@ FORMS = ("text", "mermaid", "svg", "dot")
 @click.option("--thought", multiple=True, metavar="TEXT", help="A step that was committed before; may be given again.")
 @click.option("--candidate", "candidates", multiple=True, metavar="TEXT", help="A candidate to be judged; may be given again.")
 @click.option("--debug", is_flag=True, help="Show tracebacks.")
-def check(
-    graph: Path, engines: Path | None, settings: tuple[str, ...], as_json: bool, stage: str | None, problems: Path | None, **asked: Any
-) -> None:
+def check(graph: Path, engines: Path | None, as_json: bool, stage: str | None, problems: Path | None, **options: Any) -> None:
     """Check GRAPH, a file or a bundled name, and its engines, and print the compiled plan. Exit code 2 when something is wrong."""
-    plan = load_plan(graph, engines, settings)
+    asked = with_preset(options)
+    plan = load_plan(graph, engines, asked.pop("settings"))
     for caution in cautions(plan.engines):
         print_notice(caution)
     if stage is not None:
@@ -127,7 +127,8 @@ def _stage_line(node: StageNode) -> str:
 @click.argument("graph", type=click.Path(path_type=Path))
 @click.option("--run", type=click.Path(path_type=Path), metavar="RUN", help="With the counts and mean times of this run of it.")
 @click.option("--engines", type=click.Path(path_type=Path), metavar="FILE", help="Engines file instead of the graph's own.")
-@click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="A param, or engines.ROLE.NAME=VALUE.")
+@settings_option
+@preset_option
 @click.option("--format", "form", type=click.Choice(FORMS), help="svg needs Graphviz.  [default: as --output ends, else text]")
 @click.option("--output", type=click.Path(path_type=Path), metavar="FILE", help="Write there instead of to stdout.")
 @click.option("--force", is_flag=True, help="Write over a file that is there.")
@@ -140,7 +141,7 @@ def graph(graph: Path, run: Path | None, form: str | None, output: Path | None, 
     form = form or _form(output)
     if output is not None:
         check_output(output, force)
-    page = redact(_page(load_plan(graph, options["engines"], options["settings"]), run, form))
+    page = redact(_page(load_plan(graph, options["engines"], with_preset(options)["settings"]), run, form))
     if output is None:
         print_page(page)
         return

@@ -4,8 +4,9 @@ import json
 import os
 import shlex
 import sys
+from collections.abc import Mapping
 from pathlib import Path
-from typing import NoReturn, get_args
+from typing import Any, NoReturn, get_args
 
 import click
 import msgspec
@@ -20,6 +21,7 @@ from pipeline.cli import live
 from pipeline.cli.main import optional_print, print_line, print_notice, print_page
 from pipeline.cli.terminal.console import PlainConsole
 from pipeline.cli.terminal.signals import restored_handlers, stop_on_signal
+from pipeline.graph.loader import PRESET, load_preset
 from pipeline.runtime.admission.admission import AdmissionName
 from pipeline.runtime.schedule import SCHEDULES
 from pipeline.session.loop import rare_collection
@@ -52,13 +54,33 @@ column_option = click.option(
 )
 
 
+SET_HELP = "A param, stages.STAGE.NAME=VALUE or engines.ROLE.NAME=VALUE."
+settings_option = click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help=SET_HELP)
+PRESET_HELP = "The values of a paper, which --set can change: speccot, specreason, scot, or a file."
+preset_option = click.option("--preset", type=click.Path(path_type=Path), metavar="NAME", help=PRESET_HELP)
+SAMPLES_HELP = "Attempts at every problem.  [default: those of --preset, else 1]"
+samples_option = click.option("--samples", type=click.IntRange(1, 10_000), help=SAMPLES_HELP)
+
+
+def with_preset(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of a command with its `preset` among its settings, and the samples that it says where the user says none."""
+    found = {name: value for name, value in options.items() if name != "preset"}
+    preset: Path | None = options["preset"]
+    if preset is not None:
+        found["settings"] = (f"{PRESET}{preset}", *options["settings"])
+    if "samples" in found and found["samples"] is None:
+        found["samples"] = (load_preset(preset).samples if preset is not None else None) or 1
+    return found
+
+
 @click.command()
 @click.argument("graph", type=click.Path(path_type=Path))
 @click.option(
     "--input", "input_", required=True, type=click.Path(path_type=Path), metavar="FILE", help="Problems: Parquet, JSON lines or CSV."
 )
 @click.option("--engines", type=click.Path(path_type=Path), metavar="FILE", help="Engines file instead of the graph's own, or replay:RUN.")
-@click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="A param, or engines.ROLE.NAME=VALUE.")
+@settings_option
+@preset_option
 @column_option
 @click.option("--batch-size", type=click.IntRange(1, 1_000_000), default=64, show_default=True, help="Chains that live at once.")
 @click.option("--schedule", type=click.Choice(list(SCHEDULES)), default="pipelined", show_default=True, help="Who waits for whom.")
@@ -70,7 +92,7 @@ column_option = click.option(
     help="cache: chains pause where not all contexts fit into the engines' caches; batch: none does.",
 )
 @click.option("--order", default="input", show_default=True, metavar="ORDER", help=ORDER_HELP)
-@click.option("--samples", type=click.IntRange(1, 10_000), default=1, show_default=True, help="Attempts at every problem.")
+@samples_option
 @click.option("--limit", type=click.IntRange(1, MOST_ROWS), help="Only the first N rows.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Every random number derives from it.")
 @click.option(
@@ -83,13 +105,13 @@ column_option = click.option(
 @click.option("--allow-drift", multiple=True, metavar="NAME", help=f"On resume: what may be other than before: {', '.join(MAY_DRIFT)}.")
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
 @click.option("--debug", is_flag=True, help="Show tracebacks.")
-def run(graph: Path, input_: Path, as_json: bool, debug: bool, **options: object) -> None:
+def run(graph: Path, input_: Path, as_json: bool, debug: bool, **options: Any) -> None:
     """Solve the problems of a file with GRAPH: a graph file, or the name of a bundled one, such as speccot.
 
     Exit codes: 0 all chains finished, 1 the run could not go on, 2 graph, options or input are wrong and nothing was
     started, 3 some chains failed and are recorded as such, 130 interrupted. After 1 and 130 `pipeline resume` goes on.
     """
-    solve_and_exit(RunOptions(graph=graph, input=input_, **options), as_json)  # type: ignore[arg-type]
+    solve_and_exit(RunOptions(graph=graph, input=input_, **with_preset(options)), as_json)
 
 
 @click.command()

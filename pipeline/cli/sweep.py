@@ -11,7 +11,7 @@ from pipeline.analysis.points import Point
 from pipeline.analysis.sweep_tables import crossings, sweep_tables
 from pipeline.cli import live
 from pipeline.cli.main import optional_print, print_notice, print_page
-from pipeline.cli.run import CALIBRATION_HELP, column_option
+from pipeline.cli.run import CALIBRATION_HELP, column_option, preset_option, samples_option, settings_option, with_preset
 from pipeline.cli.terminal.signals import restored_handlers, stop_at_first_signal
 from pipeline.errors import MissingExtra
 from pipeline.report.extra import load
@@ -98,10 +98,11 @@ def _vary(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -
     metavar="FILE",
     help="Engines file of the target alone, to which --set engines.ROLE.NAME does not apply.  [default: that of the others]",
 )
-@click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="A param of any of the graphs, or engines.ROLE.NAME=VALUE.")
+@settings_option
+@preset_option
 @column_option
 @click.option("--calibration", type=click.Path(path_type=Path), metavar="FILE", help=CALIBRATION_HELP)
-@click.option("--samples", type=click.IntRange(1, 10_000), default=1, show_default=True, help="Attempts at every problem.")
+@samples_option
 @click.option("--limit", type=click.IntRange(1, MOST_ROWS), help="Only the first N rows.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Every random number derives from it.")
 @click.option("--output", type=click.Path(path_type=Path), metavar="DIR", help="The sweep's folder.  [default: sweeps/GRAPH-TIME]")
@@ -122,7 +123,9 @@ def sweep(graphs: tuple[Path, ...], input_: Path, debug: bool, **options: Any) -
     """
     observer = Observer(watch=live.watch, tell=print_notice) if sys.stderr.isatty() else Observer(tell=print_notice)
     with restored_handlers(), rare_collection():
-        result = start(SweepOptions(graphs=graphs, input=input_, **options), observer, _print_point, attend=stop_at_first_signal)
+        result = start(
+            SweepOptions(graphs=graphs, input=input_, **with_preset(options)), observer, _print_point, attend=stop_at_first_signal
+        )
     if result.points:
         with optional_print("the tables"):
             tables, found = map(markdown_table, sweep_tables(result.points)), map(in_markdown, crossings(result.points))

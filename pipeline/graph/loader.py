@@ -16,7 +16,7 @@ import msgspec.structs
 from pipeline.bundled import find_file
 from pipeline.errors import GraphError, UsageError, boundary, did_you_mean
 from pipeline.graph.prompts import Prompts, flaws
-from pipeline.graph.spec import NAME_PATTERN, EngineSpec, GraphSpec, RepeatSpec, SamplingSpec, StageSpec
+from pipeline.graph.spec import NAME_PATTERN, Count, EngineSpec, GraphSpec, Param, RepeatSpec, SamplingSpec, StageSpec
 from pipeline.graph.yaml_file import NotYaml, parse, read_yaml
 
 T = TypeVar("T", bound=msgspec.Struct)
@@ -28,8 +28,34 @@ Engines = Path | Mapping[str, Any] | None
 """The path of an engines file, or the mapping that such a file would hold; None: what the graph says under `engines`."""
 
 
-def load_graph(graph: Graph, kinds: Kinds, backends: Backends, *, engines: Engines = None, settings: Sequence[str] = ()) -> GraphSpec:
-    """The `graph` with its engines bound, `settings` (`NAME=VALUE`) applied and every `$param` filled in.
+PRESET = "preset="
+"""How a setting begins that applies a preset."""
+
+
+class Preset(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The values of a paper, for any graph: each of them counts where the graph has such a param or stage."""
+
+    set: dict[str, Param]
+    """Values by what `--set` calls them: names of params, and `stages.STAGE.NAME`."""
+    samples: Count | None = None
+    """Attempts at every problem; None: the paper says nothing of it."""
+
+
+def load_preset(name: Path | str) -> Preset:
+    """A preset, by its path or its name; raises `GraphError` for what is wrong in it."""
+    path = find_file(name, "preset")
+    return _convert(read_yaml(path), Preset, path, "$")
+
+
+def load_graph(
+    graph: Graph,
+    kinds: Kinds,
+    backends: Backends,
+    *,
+    engines: Engines = None,
+    settings: Sequence[str] = (),
+) -> GraphSpec:
+    """The `graph` with its engines bound, `settings` (`NAME=VALUE`, or `preset=FILE`) applied and every `$param` filled in.
 
     A path may also be the name of a file that comes with this package. Raises `GraphError` for the first flaw found.
     """
@@ -46,7 +72,10 @@ def load_graph(graph: Graph, kinds: Kinds, backends: Backends, *, engines: Engin
     _check_names(roles, f"{roles_file}: {_role_path('', roles_file == path).rstrip('.')}", "a role")
     raw["stages"] = _copied(mapping(raw.get("stages"), f"{path}: $.stages"))
     for setting in settings:
-        apply_setting(setting, raw["params"], roles, path, raw["stages"])
+        if setting.startswith(PRESET) and "preset" not in raw["params"]:
+            _apply_preset(load_preset(setting.removeprefix(PRESET)), raw["params"], raw["stages"])
+        else:
+            apply_setting(setting, raw["params"], roles, path, raw["stages"])
     params = _Params(raw["params"], path)
     stages = params.fill(raw["stages"], "$.stages")
     sampling = params.fill(raw.get("sampling") or {}, "$.sampling")
@@ -162,6 +191,17 @@ def apply_setting(setting: str, params: dict[str, Any], roles: dict[str, Any], p
         raise GraphError(f"--set {setting}", f"{path} has no param `{name}`; {did_you_mean(name, params)}")
     else:
         params[name] = value
+
+
+def _apply_preset(preset: Preset, params: dict[str, Any], stages: dict[str, Any]) -> None:
+    """Write the values of `preset` that there are params and stages for."""
+    known = dict(_every_stage(stages))
+    for name, value in preset.set.items():
+        _, stage, key = [*name.split(".", 2), "", ""][:3]
+        if name in params:
+            params[name] = value
+        elif name.startswith("stages.") and stage in known:
+            _write(known[stage], key, value, name)
 
 
 def _write(target: dict[str, Any], key: str, value: Any, where: str) -> None:

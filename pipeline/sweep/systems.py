@@ -126,8 +126,11 @@ def _plan(graph: Path, file: Path | None, options: SweepOptions, choice: tuple[s
 
 
 def _settings(plan: Plan, file: Path | None, options: SweepOptions) -> tuple[str, ...]:
-    params = (each for each in options.settings if not each.startswith("engines.") and each.partition("=")[0] in plan.params)
-    return (*params, *_of_engines(file, options))
+    known = {"preset", *plan.params}
+    stages = {node.name for node in plan.stages()}
+    names = ((each.partition("=")[0], each) for each in options.settings)
+    own = (each for name, each in names if name in known or (name.startswith("stages.") and name.split(".")[1] in stages))
+    return (*own, *_of_engines(file, options))
 
 
 def _of_engines(file: Path | None, options: SweepOptions) -> tuple[str, ...]:
