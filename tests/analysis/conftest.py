@@ -11,6 +11,7 @@ from pipeline.analysis.quality.samples import SampleStatistics, interval
 from pipeline.analysis.quality.step_texts import Texts
 from pipeline.analysis.resources import Resources
 from pipeline.trace.run_file import Host, RunInput
+from tests.support.rules import RULES
 
 
 def run_table(name: str, latency: Sequence[float], **fields: Any) -> RunTable:
@@ -29,7 +30,10 @@ def run_table(name: str, latency: Sequence[float], **fields: Any) -> RunTable:
         "resources": Resources(cores=2),
         "host": Host(processor="one"),
         "params": {"token_budget": 100},
+        "rules": RULES,
         "schedule": "pipelined",
+        "admission": "cache",
+        "order": "input",
         "batch_size": 8,
         "samples": 1,
         "seed": 0,

@@ -16,6 +16,7 @@ from pipeline.analysis.quality.step_quality import Quality
 from pipeline.analysis.resources import EngineFacts, Resources
 from pipeline.errors import UsageError
 from pipeline.trace.run_file import RunInput
+from tests.support.rules import RULES
 
 Make = Callable[..., RunTable]
 BASE = [8.0, 4.0, 6.0, 2.0]
@@ -118,7 +119,9 @@ def test_differences_are_over_the_problems_both_have(table: Make) -> None:
         ({"failed": 2}, "2 chains failed or were cancelled"),
         ({"simulated": True}, "one of the two is simulated, the other measured"),
         ({"host": {"processor": "another"}}, "it ran on another machine than the baseline"),
-        ({"params": {"token_budget": 50}}, "token_budget is 50, the baseline's 100"),
+        ({"rules": structs.replace(RULES, thought_tokens=50)}, "its thoughts have at most 50 tokens, the baseline's at most 100 tokens"),
+        ({"admission": "batch"}, "admission is batch, the baseline's cache"),
+        ({"order": "longest"}, "order is longest, the baseline's input"),
         ({"engines": {"target": {"backend": "torch", "model": "org/other"}}}, "its target is other, the baseline's large"),
         ({"engines": {"target": {"backend": "vllm", "model": "org/large"}}}, "the backend of its target is vllm, the baseline's torch"),
         ({"resources": Resources(gpus=1)}, "it had 1 GPU, the baseline 2 cores"),

@@ -9,6 +9,7 @@ from typing import Any
 from msgspec import Struct
 
 from pipeline.analysis.compare.figures import Compared, Difference, differ, figures
+from pipeline.analysis.compare.rules import differences
 from pipeline.analysis.compare.runs import RunTable
 from pipeline.analysis.resources import Resources, shortfall
 from pipeline.errors import UsageError
@@ -185,9 +186,9 @@ def flags_of(run: RunTable, base: RunTable) -> list[Flag]:
         said.append(f"{run.failed} chains failed or were cancelled and are in no figure")
     if run.depends_on_timing:
         said.append("its answers depend on when chains were switched (`speculate: auto`)")
-    for name in ("seed", "samples", "batch_size", "schedule"):
+    for name in ("seed", "samples", "batch_size", "schedule", "admission", "order"):
         ours, theirs = getattr(run, name), getattr(base, name)
-        if ours != theirs:
+        if ours != theirs and "" not in (ours, theirs):  # which runs of earlier versions do not say
             said.append(f"{name} is {ours}, the baseline's {theirs}")
     if run.simulated != base.simulated:
         said.append("one of the two is simulated, the other measured")
@@ -196,7 +197,7 @@ def flags_of(run: RunTable, base: RunTable) -> list[Flag]:
     if set(run.problem_ids) != set(base.problem_ids):
         common = len(set(run.problem_ids) & set(base.problem_ids))
         said.append(f"of its {len(run.problem_ids)} problems {common} are the baseline's; differences are over these")
-    said += _different("", run.params, base.params, ("token_budget", "temperature"))
+    said += differences(run.rules, base.rules)
     said += _different("its ", run.models, base.models)
     said += _different("the backend of its ", _backends(run), _backends(base))
     if run.resources.kind != base.resources.kind or (run.models.keys() == base.models.keys() and run.resources != base.resources):
@@ -208,8 +209,8 @@ def flags_of(run: RunTable, base: RunTable) -> list[Flag]:
     return [Flag(run.name, what) for what in said]
 
 
-def _different(article: str, ours: Mapping[str, object], theirs: Mapping[str, object], names: Sequence[str] | None = None) -> list[str]:
-    both = [name for name in names or sorted(ours) if name in ours and name in theirs]
+def _different(article: str, ours: Mapping[str, object], theirs: Mapping[str, object]) -> list[str]:
+    both = [name for name in sorted(ours) if name in theirs]
     return [f"{article}{name} is {ours[name]}, the baseline's {theirs[name]}" for name in both if ours[name] != theirs[name]]
 
 

@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 from msgspec import Struct, structs
 
+from pipeline.analysis.compare.rules import Rules, rules_of
 from pipeline.analysis.quality.samples import SampleStatistics, sample_statistics
 from pipeline.analysis.quality.selection import Choices, read_choices
 from pipeline.analysis.quality.step_quality import Quality, read_quality
@@ -89,7 +90,11 @@ class RunTable(Struct, frozen=True, kw_only=True):
     """Whether its answers depend on when chains were switched."""
     host: Host
     params: dict[str, Any]
+    rules: Rules
+    """What its chains are held to."""
     schedule: str
+    admission: str
+    order: str
     batch_size: int
     samples: int
     seed: int
@@ -182,11 +187,25 @@ def read_run(folder: Path) -> RunTable:
 
 def _decisions(folder: Path, run: RunFile) -> dict[str, Any]:
     """The fields of a `RunTable` that come from `run.json`."""
-    same = ("graph", "engines", "schedule", "batch_size", "samples", "seed", "status", "input", "host", "depends_on_timing")
+    same = (
+        "graph",
+        "engines",
+        "schedule",
+        "batch_size",
+        "admission",
+        "order",
+        "samples",
+        "seed",
+        "status",
+        "input",
+        "host",
+        "depends_on_timing",
+    )
     counts = {role: found.speculation for role, found in run.engine_statistics.items()}
     return {name: getattr(run, name) for name in same} | {
         "name": folder.resolve().name,
         "params": run.plan.params,
+        "rules": rules_of(run.plan),
         "roles": _roles(run.plan),
         "drafters": tuple(dict.fromkeys(run.plan.drafters)),
         "simulated": run.virtual_time,

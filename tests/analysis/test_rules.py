@@ -1,0 +1,63 @@
+"""What the chains of a system are held to, and what makes a comparison of two of them unfair."""
+
+import pytest
+
+from pipeline.analysis.compare.rules import Rules, differences, rules_of
+from pipeline.bundled import bundled_files
+from pipeline.session.preflight import load_plan
+
+BASELINES = ["target", "draft", "target-steps", "guided-draft", "speccot", "specreason", "likelihood", "scot"]
+
+
+def rules(graph: str, *settings: str) -> Rules:
+    return rules_of(load_plan(bundled_files("graph")[graph], settings=settings))
+
+
+def unlike(ours: Rules, theirs: Rules) -> list[str]:
+    return list(differences(ours, theirs))
+
+
+@pytest.mark.parametrize("graph", BASELINES)
+def test_every_bundled_system_has_the_target_s_budgets(graph: str) -> None:
+    found = rules(graph)
+    assert (found.thought_tokens, found.answer_tokens, found.closes) == (8192, 1024, True)
+    assert not [
+        clause for clause in unlike(found, rules("target")) if "exits" not in clause and "end at" not in clause and "sample" not in clause
+    ]
+
+
+@pytest.mark.parametrize("graph", ["speccot", "specreason", "likelihood", "target-steps"])
+def test_the_step_wise_target_can_have_the_exits_of_any_system(graph: str) -> None:
+    exits = ("answer_boxed=true", "repeated=2")
+    assert unlike(rules("target-steps", *exits), rules(graph, *exits)) == []
+    assert unlike(rules("target-steps", "answer_boxed=false", "repeated=0"), rules("target")) == []
+
+
+def test_exits_are_those_of_each_paper() -> None:
+    assert rules("speccot").exits == ()
+    assert rules("specreason").exits == ("answer_boxed", "repeated 2")
+    assert unlike(rules("specreason"), rules("target")) == [
+        "its thoughts also end at answer_boxed, repeated 2, the baseline's at nothing else"
+    ]
+
+
+def test_a_preset_makes_systems_alike() -> None:
+    for preset in bundled_files("preset"):
+        one, other = (rules(graph, f"preset={preset}", "answer_boxed=false", "repeated=0") for graph in ("specreason", "target-steps"))
+        assert unlike(one, other) == []
+
+
+@pytest.mark.parametrize(
+    ("setting", "clause"),
+    [
+        ("token_budget=100", "its thoughts have at most 100 tokens, the baseline's at most 8,192 tokens"),
+        ("answer_tokens=10", "its answers have at most 10 tokens, the baseline's at most 1,024 tokens"),
+        ("budget=response", "it does not close and answer a thought that is not finished within its budget, the baseline does"),
+        ("temperature=0.1", "what it samples to write has temperature 0.1, the baseline's temperature 0.6"),
+        ("stages.answer.top_k=5", "what it samples to answer has temperature 0.6, top_k 5, the baseline's temperature 0.6"),
+        ("prompts=scot", "`prompts.problem` is another text than the baseline's"),
+    ],
+)
+def test_what_differs_is_said(setting: str, clause: str) -> None:
+    assert clause in unlike(rules("target", setting), rules("target"))
+    assert unlike(rules("target"), rules("target")) == []
