@@ -207,6 +207,10 @@ class Chain:
         """The least of `max_tokens` and what is left of the thought's token budget; at least 1."""
         return max_tokens if self.budget is None else max(1, min(max_tokens, self.budget - self.thought_tokens))
 
+    def fits(self, role: str, tokens: int) -> bool:
+        """Whether a prompt and its answer of so many tokens together fit into the context of the engine `role`."""
+        return tokens <= self._limits[role]
+
     def distinct_candidates(self) -> list[int]:
         """Indices of the pending candidates in the order in which they were drafted; of identical ones only the first."""
         if self._distinct is None:

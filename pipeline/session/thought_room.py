@@ -1,4 +1,5 @@
-"""Simulated thoughts in a plan: their lengths are read, engines that disagree on them are refused, limits that cut many are named.
+"""Thoughts in a plan: whether all drafts fit into the context of their judge; of simulated ones, whose lengths are read, whether engines
+agree on them, which is refused, and which limits cut many.
 
 A plan enters; a plan or sentences leave.
 """
@@ -15,6 +16,7 @@ from pipeline.engines.sim.text import SHORTEST_STEP
 from pipeline.errors import GraphError
 from pipeline.graph.plan import Block, LoopNode, Plan
 from pipeline.graph.spec import EngineSpec
+from pipeline.stages.choose import ChooseSpec
 from pipeline.stages.draft import DraftSpec
 from pipeline.stages.generate import GenerateSpec
 
@@ -40,7 +42,24 @@ def with_thoughts(plan: Plan) -> Plan:
 
 
 def room_notices(plan: Plan) -> list[str]:
-    """A sentence that names the limits of the graph and the context lengths that cut many thoughts of measured length."""
+    """Sentences that name contexts into which not all drafts fit, and the limits that cut many simulated thoughts of measured length."""
+    return [*_crowded(plan), *_cut(plan)]
+
+
+def _crowded(plan: Plan) -> Iterator[str]:
+    """A sentence for each judge of whole thoughts whose context cannot hold the longest ones that may be drafted."""
+    drafts = [node.spec for node in plan.stages() if isinstance(node.spec, DraftSpec) and node.spec.unit == "thought"]
+    most = sum(spec.candidates * spec.max_tokens for spec in drafts)
+    for node in plan.stages():
+        spec = node.spec
+        length = getattr(plan.engines.get(str(spec.role)), "max_model_len", None)
+        if isinstance(spec, ChooseSpec) and spec.unit == "thought" and isinstance(length, int) and most > length:
+            what = f"{sum(each.candidates for each in drafts)} drafts may have {most:,} tokens, and the context of engine {spec.role!r} {length:,}"
+            then = "are all rejected" if spec.reject else "fail with their chain"
+            yield f"warning: {what}: those that do not fit together with the problem {then}; draft less, or set its max_model_len"
+
+
+def _cut(plan: Plan) -> list[str]:
     texts = [spec.text for spec in _simulated(plan).values() if spec.text.measured]
     if not texts:
         return []

@@ -4,6 +4,8 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import ClassVar, Literal
 
+from msgspec import structs
+
 from pipeline.engine import Completion, Request
 from pipeline.graph.spec import Name, StageSpec
 from pipeline.reasoning.chain import Chain, Outcome, Scale, Span, Verdict
@@ -11,6 +13,8 @@ from pipeline.reasoning.prompts import PromptBuilder
 from pipeline.stages.base import EngineStage, StageKind
 from pipeline.stages.draft import DraftSpec
 
+TOO_LONG = "too long"
+"""Label of the verdict on thoughts that do not fit into the engine's context together."""
 SCALE = Scale("probability of the chosen option", 0.0, 1.0)
 
 
@@ -41,7 +45,8 @@ class ChooseStage(EngineStage):
     """Takes the option of highest probability: one of the candidates, or `0` for none (SpecCoT 3.4, eq. 4; SCoT 3.4, eq. 3).
 
     Where the stage may not reject, 0 is no option and the question does not mention it (SCoT 4.3). Identical candidates are
-    shown once. Where there are no candidates nothing is asked and no verdict given.
+    shown once. Where there are no candidates nothing is asked and no verdict given. Whole thoughts that do not fit into the engine's
+    context together are all rejected where the stage may reject, without a call.
     """
 
     spec: ChooseSpec
@@ -71,6 +76,8 @@ class ChooseStage(EngineStage):
             problem=chain.problem.problem,
             begin=chain.begins[self.context],
         )
+        if self.spec.unit == "thought" and self.spec.reject and not chain.fits(self.role, len(prompt.ids) + 1):
+            return []
         return [self.request(chain, prompt.ids, 1, option_ids=prompt.option_ids, judged=prompt.judged)]
 
     def _shown(self, candidate: Span) -> Span:
@@ -82,8 +89,11 @@ class ChooseStage(EngineStage):
 
     def apply(self, chain: Chain, completions: Sequence[Completion]) -> Outcome:
         """See `Stage.apply`."""
-        if not completions:
+        if not chain.candidates:
             return Outcome()
+        if not completions:
+            too_long = Verdict(kind="choose", chosen=None, label=TOO_LONG, value=0.0, scale=SCALE, mass=0.0)
+            return Outcome(verdict=structs.replace(too_long, distinct=len(chain.distinct_candidates())))
         distinct = chain.distinct_candidates()
         options, logprobs = self.builder.options(self.spec.unit, len(distinct), self.spec.reject), completions[0].option_logprobs
         if options.none is not None:  # which a verdict has first, wherever its label stands

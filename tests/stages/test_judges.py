@@ -87,6 +87,21 @@ def test_a_choice_of_thoughts_says_so_and_offers_0_only_where_it_may_reject(worl
     assert [decode([option]).strip() for option in request.option_ids] == ["0", "1", "2"][not reject :]
 
 
+def test_thoughts_that_do_not_fit_together_are_all_rejected_without_a_call(world: World) -> None:
+    here = world()
+    chain = here.chain()
+    here.draft(chain, *(f"{number} {'so ' * 400}It is 5.</think>" for number in range(5)))
+    stage = choose(here, unit="thought")
+    room = len(stage.requests(chain)[0].prompt_ids) + 1
+    for limit, asked in ((room, 1), (room - 1, 0)):
+        chain._limits = {**chain._limits, "target": limit}
+        assert len(stage.requests(chain)) == asked
+    verdict = stage.apply(chain, []).verdict
+    assert verdict is not None
+    assert (verdict.accepted, verdict.label, verdict.distinct) == (False, "too long", 5)
+    assert len(choose(here, unit="thought", reject=False).requests(chain)) == 1  # what may not be rejected fails with its chain
+
+
 @pytest.mark.parametrize(("weights", "chosen"), [((0.2, 0.6), 2), ((0.5, 0.3), 0), ((0.0, 0.0), 0)])
 def test_without_reject_some_candidate_is_always_accepted(world: World, weights: Any, chosen: int) -> None:
     here = world()

@@ -1,4 +1,4 @@
-"""The rules that a run's chains are held to: a plan enters, its budgets, exits, sampling and prompts leave, and what differs in two of them.
+"""The rules that a run's chains are held to: a plan enters, its budgets, exits, sampling and prompts leave, and what differs in two.
 
 Two systems are compared fairly where these agree: what differs in them is no difference of the methods.
 """
