@@ -78,7 +78,8 @@ def _fact_rows(s: Summary, made: str | None) -> list[tuple[str, str]]:
         ),
         (
             "thought",
-            f"{s.thought_tokens:,} tokens, {_percent(s.draft_share)} in accepted candidates; {s.wasted_draft_tokens:,} drafted tokens unused",
+            f"{s.thought_tokens:,} tokens, {_percent(s.draft_share)} in accepted candidates; "
+            f"{s.wasted_draft_tokens:,} drafted tokens unused",
         ),
         *_speculation_rows(s),
         *_order_rows(s),
