@@ -72,8 +72,8 @@ def _replayed(found: dict[str, dict[int, list[Point]]], measured: Path, engines:
         recorded = measured / "runs" / _folder(curve[RECORDED_AT][0])
         card = RunFile.read(recorded)
         for size, points in curve.items():
-            settings = [f"{param}={value}" for param, value in card.params.items()]
-            settings += [f"engines.{role}.costs_from={engines}" for role in card.engines]
+            settings = [f"{param}={value}" for param, value in card.plan.params.items()]
+            settings += [f"engines.{role}.costs_from={engines}" for role in card.plan.engines]
             options = RunOptions(
                 graph=Path(card.options["graph"]),
                 input=Path(card.options["input"]),
