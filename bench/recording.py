@@ -152,6 +152,7 @@ def go_on(file: str, folder: Path) -> Recording:
     recording, kept = begin(file), folder / KEPT
     if kept.exists():
         recording.measured, recording.digests = json.loads(kept.read_bytes())
+        recording.measured["files"] = recording.digests
     elif folder.exists() and any(folder.iterdir()):
         raise click.ClickException(f"{folder} has results of a state of the code that is not recorded: move it away")
     else:

@@ -16,7 +16,8 @@ from pipeline.runtime.speculation.modes import CallFacts, Change, Mode
 from pipeline.runtime.speculation.window import Window
 
 DEBIT, LOOKING = 0.01, 0.015
-"""Shares of a run that trials with all chains may cost, twice as much when all is known, and up to which a probe or a check is begun."""
+"""Shares of a run that trials with all chains may cost, twice as much when all is known or one chain is left, and up to which a probe or
+a check is begun."""
 WORTH = 1.05
 """The gain from which another share of speculating chains is worth a switch."""
 PROBED = 64
@@ -296,6 +297,10 @@ class Adaptive:
     def _affordable(self, cost: float, now: float, share: float) -> bool:
         return self._debit + cost <= share * (now - self._start) * self._chains.horizon
 
+    def _trial_share(self) -> float:
+        """The share of the run that trials with all chains may cost."""
+        return DEBIT if self._unsure and not self._chains.single else 2 * DEBIT
+
     def _lost(self, now: float) -> float:
         """Seconds that the chains lost in the window against direct mode, added up."""
         return sum(self._window.seconds.values()) - self._progress(now) / self._direct_speed()
@@ -335,7 +340,7 @@ class Adaptive:
         if live > 1 and (gain < UNWORTHY or (risk and self._unsure >= FIRST_SPREAD)):
             if self._affordable(self._probe_cost(), now, LOOKING):
                 self._switch(max(live // PROBED, 1) / live, "probe", now, rate)
-        elif self._affordable(2 * risk * live * self._known.round.tokens / rate, now, DEBIT if self._unsure else 2 * DEBIT):
+        elif self._affordable(2 * risk * live * self._known.round.tokens / rate, now, self._trial_share()):
             self._switch(choice.share, "speculate", now, rate)
 
     def _probe_cost(self) -> float:
@@ -461,7 +466,7 @@ class Adaptive:
         if span <= 0:
             return
         if not window.rounds or (lost and self._turning):
-            known.learn_from_nothing(window, self._best().gain)
+            known.learn_from_nothing(window, self._best().gain, self._chains.at_least_one)
         elif self.changes[-1].what == "probe":
             known.learn_from_probe(window, self._chains.at_least_one, context, span, self._direct_in(window))
         else:

@@ -28,6 +28,8 @@ LOST = 0.5
 """Least weight of a window that ended because it lost."""
 ASSUMED, MEMORY = 3, 64
 """Verdicts, or rounds, that what is known weighs: before any was observed, and at most."""
+FADES = 0.25
+"""With what power of the share of chains that are left the logarithm of a correction shrinks."""
 
 
 class State(Struct, frozen=True):
@@ -44,6 +46,22 @@ class State(Struct, frozen=True):
             for new, old in ((now.chains, self.chains), (now.context, self.context), (now.elapsed, self.elapsed))
         )
         return PER_CHAINS * chains + PER_CONTEXT * context + per_time * time
+
+
+class Correction(Struct, frozen=True):
+    """Observed over predicted speed, where so many `chains` lived: the fewer are left, the less it says."""
+
+    factor: float = 1.0
+    chains: float = 1.0
+
+    def at(self, chains: float) -> float:
+        """The factor for so many live chains."""
+        return math.pow(self.factor, math.pow(min(chains / self.chains, 1.0), FADES))
+
+    def toward(self, observed: float, weight: float, chains: float) -> "Correction":
+        """The correction after `observed` was seen where so many chains lived; `weight` is between 0 and 1."""
+        before = self.at(chains)
+        return Correction(before * math.pow(observed / before, weight), chains)
 
 
 class Choice(Struct, frozen=True):
@@ -68,9 +86,9 @@ class Estimates:
         self._draft_scale = 1.0
         self.interference = given.interference if given else INTERFERENCE
         """See `CostModel.interference`."""
-        self._ratio = 1.0
-        """Observed over predicted speed where chains speculate."""
-        self._ratios: dict[float, float] = {}
+        self._ratio = Correction()
+        """Where chains speculate."""
+        self._ratios: dict[float, Correction] = {}
         """The same by the share of chains that speculate, where it was observed."""
 
     def model(self, chains: int) -> CostModel:
@@ -92,7 +110,8 @@ class Estimates:
         best = Choice(0.0, 0.0, 0.0)
         for share in SHARES if mixed and chains >= MIXED else SHARES[:1]:
             count = math.ceil(share * chains)
-            speeds, ratio = model.speeds(count, chains - count, context, step), self._ratios.get(share, self._ratio)
+            speeds = model.speeds(count, chains - count, context, step)
+            ratio = self._ratios.get(share, self._ratio).at(chains)
             rate = (count * speeds.speculative + (chains - count) * speeds.direct) * ratio
             gain = rate / (chains * direct)
             if rests:
@@ -105,11 +124,11 @@ class Estimates:
         """The acceptance by all that is known, the verdicts of `window` included."""
         return window.acceptance(self.round.acceptance, self._verdicts)
 
-    def learn_from_nothing(self, window: Window, gain: float) -> None:
+    def learn_from_nothing(self, window: Window, gain: float, chains: int) -> None:
         """Rounds lost before all chains had one, though a gain of `gain` was expected: they are slower, who knows how much."""
         self._learn_acceptance(window, self.acceptance(window))
         if gain > UNWORTHY:
-            self._ratio *= UNWORTHY / gain
+            self._ratio = self._ratio.toward(self._ratio.at(chains) * UNWORTHY / gain, 1.0, chains)
             self._ratios.clear()
 
     def learn_from_probe(self, window: Window, chains: int, context: float, span: float, direct: float) -> None:
@@ -129,7 +148,7 @@ class Estimates:
             self._fit_interference(window, chains, context, span, speed)
         self._fit_draft(window, chains, context, span)
         observed = window.tokens / window.round_s / self.model(chains).speeds(few, others, context, self.round).speculative
-        self._ratio *= (observed / self._ratio) ** (window.rounds / (window.rounds + ASSUMED))
+        self._ratio = self._ratio.toward(observed, window.rounds / (window.rounds + ASSUMED), chains)
         self.round = structs.replace(before, candidates=self.round.candidates)
         self._learn_acceptance(window, acceptance)
 
@@ -148,7 +167,7 @@ class Estimates:
             self._fit_interference(window, chains, context, span, over)
             self.interference = before + (self.interference - before) * weight
         self._fit_draft(window, chains, context, span)
-        self._ratio *= (1 / over(self.model(chains)) / self._ratio) ** weight
+        self._ratio = self._ratio.toward(1 / over(self.model(chains)), weight, chains)
         self._ratios[share] = self._ratio
         self._learn_acceptance(window, acceptance)
 

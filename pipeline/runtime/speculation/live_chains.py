@@ -89,6 +89,11 @@ class LiveChains:
         return self.exhausted and not self._paused
 
     @property
+    def single(self) -> bool:
+        """Whether one chain is left of the run."""
+        return self.last and len(self._going) == 1
+
+    @property
     def horizon(self) -> float:
         """See `expected_rest.horizon`."""
         return horizon(len(self._going) + len(self._paused), self._ended, self.exhausted)
