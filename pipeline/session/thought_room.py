@@ -54,9 +54,10 @@ def _crowded(plan: Plan) -> Iterator[str]:
         spec = node.spec
         length = getattr(plan.engines.get(str(spec.role)), "max_model_len", None)
         if isinstance(spec, ChooseSpec) and spec.unit == "thought" and isinstance(length, int) and most > length:
-            what = f"{sum(each.candidates for each in drafts)} drafts may have {most:,} tokens, and the context of engine {spec.role!r} {length:,}"
+            count = sum(each.candidates for each in drafts)
+            what = f"{count} drafts may have {most:,} tokens, and the context of engine {spec.role!r} {length:,}"
             then = "are all rejected" if spec.reject else "fail with their chain"
-            yield f"warning: {what}: those that do not fit together with the problem {then}; draft less, or set its max_model_len"
+            yield f"warning: {what}: those that do not fit beside the problem {then}; draft less, or set its max_model_len"
 
 
 def _cut(plan: Plan) -> list[str]:

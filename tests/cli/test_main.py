@@ -122,7 +122,7 @@ def test_debug_shows_the_traceback() -> None:
 def test_check_prints_the_plan_as_text_and_as_json() -> None:
     done = pipeline("check", SPECCOT)
     assert done.returncode == 0
-    assert "reason: repeat until thought_closed, answer_boxed, repeated, max_steps, token_budget" in done.stdout
+    assert "reason: repeat until thought_closed, max_steps, token_budget" in done.stdout
     assert "fallback: generate by target when verify rejected" in done.stdout
     assert json.loads(pipeline("check", SPECCOT, "--json").stdout)["name"] == "speccot"
 

