@@ -185,7 +185,7 @@ def test_what_an_engine_had_computed_for_an_earlier_step_and_does_not_find_is_co
     assert computed.recomputed("t", "t", 145, 100) == 0
     assert computed.recomputed("t", "t", 145, 60) == 40
     assert computed.recomputed("t", "t", 160, 0) == 140, "a block that is not full is kept by no cache"
-    assert computed.recomputed("d", 160, 0) == 0, "another engine computes it for the first time"
+    assert computed.recomputed("d", "d", 160, 0) == 0, "another engine computes it for the first time"
     assert (block_tokens({"block_size": 128}), block_tokens({})) == (128, 16)
 
 
