@@ -4,7 +4,7 @@ import time
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from pipeline.analysis.quality.votes import MOST_COMPARED, Same, Sample, majority
@@ -109,6 +109,7 @@ answers = st.one_of(
 
 
 @given(st.lists(answers, max_size=24))
+@example([Sample(False, "0.5"), Sample(False, "50"), *[Sample(True, "5")] * 3, Sample(False, "50"), Sample(False, "50%")])
 def test_grouping_by_form_changes_no_vote(given_: list[Sample]) -> None:
     assert majority([given_], quick) == right_by_definition(given_, quick)
 

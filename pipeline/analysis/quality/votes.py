@@ -59,7 +59,7 @@ def _majority_right(samples: Sequence[Sample], same: Same) -> bool:
         return bool(right)
     mine = len(right), -right[0]
     wrong = _wrong_answers(voters)
-    if any(each.votes > mine for each in _joined(wrong, ())):
+    if any(each.votes > mine for each in wrong):
         return False  # other ways to write an answer can only make its group larger
     compared = sorted(wrong, key=lambda each: each.votes, reverse=True)[:MOST_COMPARED]
     if sum(len(each.places) for each in compared) < len(right):
