@@ -130,7 +130,7 @@ def a100(cards: int, reached: float, overhead_s: float, model: Model) -> SimSpec
 def speed(spec: SimSpec, tokens: float) -> float:
     """Tokens per second of one sequence of so many, which the simulated scheduler would need: its own segment of iterations."""
     count = round(tokens)
-    return count / Roofline(spec).batch(1, 1, 1).duration(count)
+    return count / Roofline(spec).rates.batch(1, 1, 1).duration(count)
 
 
 def fitted() -> tuple[float, float, Any]:

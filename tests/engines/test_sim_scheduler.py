@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 from pipeline.engines.sim.device import SimDevice
 from pipeline.engines.sim.roofline import BatchCost
 from pipeline.engines.sim.scheduler import OLDEST_EVERY, Job, Scheduler, segment
-from pipeline.engines.sim.spec import SimDeviceSpec, SimSpec
+from pipeline.engine import Request
+from pipeline.engines.sim.spec import SimDeviceSpec, SimSpec, SimSpeculativeSpec
+from pipeline.engines.sim.speculation import Progress, progress_of
 
 # Powers of two, so that floats are exact and results can be compared with ==.
 DEVICE = SimDeviceSpec(name="d", flops_per_s=2.0**21, bytes_per_s=2.0**18, overhead_s=2.0**-9)
@@ -40,6 +42,11 @@ class Order:
         patience = self.cancel - self.arrival
         return f"Order({self.number}, {self.engine}, {self.arrival}, {self.prompt}, {self.lengths}, {self.key[0]}, {patience})"
 
+    def progress(self, spec: SimSpec) -> tuple[Progress, ...]:
+        request = Request(request_id=str(self.number), prompt_ids=(1,), max_tokens=1)
+        inner = spec.speculative
+        return tuple(progress_of(inner, request, each, length) for each, length in enumerate(self.lengths)) if inner else ()
+
     @property
     def need(self) -> int:
         return self.prompt + sum(self.lengths)
@@ -52,7 +59,8 @@ class PlainEngine:
         self.spec = spec
         self.waiting: list[Order] = []
         self.left: dict[Order, int] = {}
-        self.decoding: list[tuple[Order, list[int]]] = []
+        self.decoding: list[tuple[Order, list[tuple[int, Fraction]]]] = []
+        """Of each order the iterations left of its sequences, with the tokens that each will read in the next one."""
         self.moments: dict[Order, list[float]] = {}
         self.chunks: list[tuple[Order, int]] = []
         self.work: Fraction | None = None
@@ -61,8 +69,10 @@ class PlainEngine:
     def start(self, now: Fraction) -> None:
         spec = self.spec
         self.decoding = [(order, rest) for order, rest in self.decoding if order in self.moments]
-        size = sum(len(rest) for _, rest in self.decoding)
-        budget, sequences, self.chunks = spec.max_num_batched_tokens - size, size, []
+        live = [(order, [each for each in rest if each[0] > 0]) for order, rest in self.decoding]
+        size = sum(len(rest) for _, rest in live)
+        each = 1 + (spec.speculative.num_speculative_tokens if spec.speculative else 0)
+        budget, sequences, self.chunks = spec.max_num_batched_tokens - size * each, size, []
         self.waiting.sort(key=lambda order: order.key)
         while budget > 0:
             order = next(iter(self.left), None)
@@ -85,26 +95,38 @@ class PlainEngine:
             budget, sequences = budget - count, sequences + len(order.lengths)
         if not size and not self.chunks:
             return
-        reads = sum(order.prompt + length - left for order, rest in self.decoding for left, length in rest)
-        reads += sum(order.prompt - self.left.get(order, 0) for order, _ in self.chunks)
-        tokens = size + sum(count for _, count in self.chunks)
-        arithmetic = Fraction(2 * spec.parameters) * tokens / Fraction(spec.device.flops_per_s)
-        weights = Fraction(spec.parameters * spec.bytes_per_parameter)
-        memory = (weights + Fraction(spec.kv_bytes_per_token) * reads) / Fraction(spec.device.bytes_per_s)
-        self.work = max(arithmetic, memory) + Fraction(spec.device.overhead_s)
+        contexts = [context for _, rest in live for _, context in rest]
+        asked = sum(order.prompt - self.left.get(order, 0) for order, _ in self.chunks)
+        tokens, device, inner = sum(count for _, count in self.chunks), spec.device, spec.speculative
+        k = inner.num_speculative_tokens if inner else 0
+        self.work = self.took(spec, size * (k + 1) + tokens, sum(contexts) + size * k + asked) + Fraction(device.overhead_s)
+        for number in range(k if inner else 0):
+            more = (tokens, asked) if number == 0 else (0, 0)
+            if size + more[0]:
+                self.work += self.took(inner, size + more[0], sum(contexts) + more[1]) + Fraction(inner.overhead_s)
+
+    def took(self, model: Any, tokens: int, reads: Fraction) -> Fraction:
+        arithmetic = Fraction(2 * model.parameters) * tokens / Fraction(self.spec.device.flops_per_s)
+        weights = Fraction(model.parameters * model.bytes_per_parameter)
+        memory = (weights + Fraction(model.kv_bytes_per_token) * reads) / Fraction(self.spec.device.bytes_per_s)
+        return max(arithmetic, memory)
 
     def end(self, now: Fraction) -> None:
         self.work = None
-        self.decoding = [(order, [(left - 1, length) for left, length in rest]) for order, rest in self.decoding]
+        self.decoding = [(order, self.written(order, rest)) for order, rest in self.decoding]
         for order, _ in self.chunks:
             if order not in self.left and order in self.moments:
                 self.moments[order].append(float(now))
-                self.decoding.append((order, [(length - 1, length) for length in order.lengths]))
-        self.decoding = [(order, [item for item in rest if item[0]]) for order, rest in self.decoding]
+                counts = [each.iterations for each in order.progress(self.spec)] or order.lengths
+                self.decoding.append((order, [(count - 1, Fraction(order.prompt + 1)) for count in counts]))
         for order, rest in self.decoding:
-            if not rest and order in self.moments:
+            if not any(left > 0 for left, _ in rest) and order in self.moments:
                 scheduled, first = self.moments.pop(order)
                 order.moments = order.moments or (scheduled, first, float(now))
+
+    def written(self, order: Order, rest: list[tuple[int, Fraction]]) -> list[tuple[int, Fraction]]:
+        rates = [each.rate for each in order.progress(self.spec)] or [1] * len(rest)
+        return [(left - 1, context + Fraction(rate)) for (left, context), rate in zip(rest, rates, strict=True)]
 
     def cancel(self, order: Order) -> None:
         if order in self.waiting:
@@ -156,7 +178,8 @@ def jumping(specs: list[SimSpec], orders: list[Order]) -> dict[int, tuple[float,
             if order.arrival == moment:
                 prompt = (order.number,) * order.prompt
                 keeps = tuple((candidate,) * (length - 1) for candidate, length in enumerate(order.lengths))
-                jobs[order.number] = Job(order.key, prompt, order.prompt - 1, order.lengths, keeps, lambda: None)
+                progress = order.progress(specs[order.engine])
+                jobs[order.number] = Job(order.key, prompt, order.prompt - 1, order.lengths, keeps, lambda: None, progress)
                 device.add(shares[order.engine], jobs[order.number], moment)
             if order.cancel == moment:
                 device.drop(shares[order.engine], jobs[order.number], moment)
@@ -194,6 +217,18 @@ def test_jumping_equals_computing_every_iteration(orders: list[Order], kv_bytes:
         specs.pop()
         for order in orders:
             order.engine = 0
+    plain(specs, orders)
+    assert jumping(specs, orders) == {order.number: order.moments for order in orders}
+
+
+@pytest.mark.slow
+@settings(max_examples=100, deadline=None)
+@given(workloads(), st.sampled_from([0.0, 0.5, 1.0]), st.sampled_from([1, 3]), st.sampled_from([0.0, 2.0**7]))
+def test_speculation_equals_computing_every_iteration(orders: list[Order], acceptance: float, tokens: int, draft: float) -> None:
+    inner = SimSpeculativeSpec(
+        num_speculative_tokens=tokens, acceptance=acceptance, parameters=draft, kv_bytes_per_token=8.0, overhead_s=2.0**-12
+    )
+    specs = [spec(speculative=inner, max_num_batched_tokens=24), spec(parameters=2.0**9)]
     plain(specs, orders)
     assert jumping(specs, orders) == {order.number: order.moments for order in orders}
 

@@ -16,6 +16,7 @@ from pipeline.engine import AnsweredCall
 from pipeline.engines.sim.cache import PrefixCache
 from pipeline.engines.sim.roofline import Roofline
 from pipeline.engines.sim.spec import SimSpec
+from pipeline.engines.sim.speculation import progress_of
 
 
 class Work(Struct, frozen=True):
@@ -35,8 +36,21 @@ class _Call(Struct, frozen=True):
     prompt: int
     cached: int
     """Prompt tokens that are never computed."""
-    lengths: tuple[int, ...]
-    """Sampled tokens of each candidate."""
+    iterations: tuple[int, ...]
+    """Iterations that sample the tokens of each candidate: as many as tokens, unless the engine speculates."""
+    rates: tuple[float, ...]
+    """Tokens by which the context of each candidate grows with an iteration."""
+
+    @property
+    def decoded(self) -> int:
+        """Iterations of all candidates after their first tokens."""
+        return sum(self.iterations) - len(self.iterations)
+
+    @property
+    def reads(self) -> float:
+        """Tokens whose keys and values all candidates read in these iterations."""
+        each = zip(self.iterations, self.rates, strict=True)
+        return sum((count - 1) * (self.prompt + 1) + rate * ((count - 1) * (count - 2) / 2) for count, rate in each)
 
 
 def least_s(specs: Mapping[str, SimSpec], calls: Mapping[str, Sequence[AnsweredCall]], sequences: Mapping[str, int]) -> dict[str, float]:
@@ -61,20 +75,29 @@ def _together(works: Sequence[Work]) -> float:
 
 def work_of(spec: SimSpec, answered: Sequence[AnsweredCall], sequences: int) -> Work:
     """What the engine of `spec` has to do for its calls, in batches of at most `sequences`."""
-    roofline, calls = Roofline(spec), _sizes(answered)
-    tokens = sum(call.prompt - call.cached + sum(call.lengths) - len(call.lengths) for call in calls)
-    sampled = sum(sum(call.lengths) for call in calls)
-    longest = max((length for call in calls for length in call.lengths), default=0)
-    iterations = max(longest, math.ceil(sampled / sequences), math.ceil(tokens / spec.max_num_batched_tokens))
-    reads = sum(call.prompt + sum((length - 1) * (call.prompt + length / 2) for length in call.lengths) for call in calls)
-    compute, memory = tokens * roofline.token_s, iterations * roofline.weights_s + reads * roofline.kv_s
-    least = max(compute, memory) + iterations * roofline.overhead_s
+    roofline, calls = Roofline(spec), _sizes(spec, answered)
+    rates, proposals = roofline.rates, roofline.proposals
+    prompts, decoded = sum(call.prompt - call.cached for call in calls), sum(call.decoded for call in calls)
+    tokens = prompts + decoded * (1 + proposals)
+    longest = max((count for call in calls for count in call.iterations), default=0)
+    batches = math.ceil(sum(sum(call.iterations) for call in calls) / sequences)
+    iterations = max(longest, batches, math.ceil(tokens / spec.max_num_batched_tokens))
+    asked, reads = sum(call.prompt for call in calls), sum(call.reads for call in calls)
+    compute = tokens * rates.token_s
+    memory = iterations * rates.weights_s + (asked + reads + decoded * proposals) * rates.kv_s
+    overhead = iterations * rates.overhead_s
+    if draft := roofline.draft:
+        passes = proposals * max(longest - 1, math.ceil(decoded / sequences))
+        compute += (prompts + decoded * proposals) * draft.token_s
+        memory += passes * draft.weights_s + (asked + proposals * reads) * draft.kv_s
+        overhead += passes * draft.overhead_s
+    least = max(compute, memory) + overhead
     if sequences == 1:  # no two calls share an iteration, so that each iteration takes what it takes
         least = max(least, sum(_alone(call, roofline, spec.max_num_batched_tokens) for call in calls))
     return Work(compute, memory, least)
 
 
-def _sizes(answered: Sequence[AnsweredCall]) -> list[_Call]:
+def _sizes(spec: SimSpec, answered: Sequence[AnsweredCall]) -> list[_Call]:
     """The sizes of the calls; the cached part of a prompt is what was in the cache, or would have been in one of endless size."""
     cache, found = PrefixCache(sys.maxsize), []
     for each in answered:
@@ -84,8 +107,17 @@ def _sizes(answered: Sequence[AnsweredCall]) -> list[_Call]:
         node = cache.extend(node, prompt[length:])
         for candidate, sampled in zip(each.completion.candidates, lengths, strict=False):
             cache.insert(node, candidate.ids[: sampled - 1])
-        found.append(_Call(len(prompt), max(length, each.completion.usage.cached_input_tokens), lengths))
+        iterations, rates = _iterations(spec, each, lengths)
+        found.append(_Call(len(prompt), max(length, each.completion.usage.cached_input_tokens), iterations, rates))
     return found
+
+
+def _iterations(spec: SimSpec, each: AnsweredCall, lengths: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[float, ...]]:
+    """The iterations that candidates of these lengths take, and by how much the context of each grows with one."""
+    if spec.speculative is None:
+        return lengths, (1,) * len(lengths)
+    drawn = [progress_of(spec.speculative, each.request, candidate, length) for candidate, length in enumerate(lengths)]
+    return tuple(one.iterations for one in drawn), tuple(one.rate for one in drawn)
 
 
 def _lengths(each: AnsweredCall) -> tuple[int, ...]:
@@ -96,10 +128,13 @@ def _lengths(each: AnsweredCall) -> tuple[int, ...]:
 def _alone(call: _Call, roofline: Roofline, most: int) -> float:
     """Seconds of a call whose sequences are computed one after the other, prompts in chunks of at most `most` tokens."""
     seconds = sum(
-        roofline.batch(end - start, end, 0).duration(1)
+        roofline.iteration(0, 0, tokens=end - start, reads=end).duration(1)
         for start in range(call.cached, call.prompt, most)
         for end in [min(start + most, call.prompt)]
     )
-    again = roofline.batch(1, call.prompt, 0).duration(1)  # each further sequence computes the prompt's last token once more
-    decoded = sum(roofline.batch(1, call.prompt + 1, 1).duration(length - 1) for length in call.lengths if length > 1)
-    return seconds + (len(call.lengths) - 1) * again + decoded
+    again = roofline.iteration(0, 0, tokens=1, reads=call.prompt).duration(
+        1
+    )  # each further sequence computes the prompt's last token once more
+    each = zip(call.iterations, call.rates, strict=True)
+    decoded = sum(roofline.iteration(1, call.prompt + 1, rate).duration(count - 1) for count, rate in each if count > 1)
+    return seconds + (len(call.iterations) - 1) * again + decoded

@@ -1,4 +1,5 @@
-"""A simulated accelerator: its engines' events in order of time. How engines that share it slow each other is `sharing`'s to say.
+"""A simulated accelerator: its engines' events in order of time, and what the specs of its engines say of it. How engines that share it
+slow each other is `sharing`'s to say.
 
 Plain synchronous code: the caller says what time it is, and `next_event` says when to come back.
 
@@ -7,11 +8,13 @@ moment run: a decision about new work waits until the clock has moved on, if onl
 """
 
 import math
+from collections.abc import Collection, Mapping
 from functools import partial
 
 from pipeline.engines.sim.scheduler import Job, Scheduler
 from pipeline.engines.sim.sharing import sharing_of
-from pipeline.engines.sim.spec import SimDeviceSpec
+from pipeline.engines.sim.spec import SimDeviceSpec, SimSpec
+from pipeline.errors import GraphError
 
 
 class Share:
@@ -151,3 +154,45 @@ class SimDevice:
         share.boundary_clock, share.boundary_time = (now if finished else time), time
         if not scheduler.needs_decision:
             self._decide(share)
+
+
+def devices_of(specs: Mapping[str, SimSpec]) -> dict[str, SimDeviceSpec]:
+    """The devices that `specs` name, by name; raises `GraphError` where engines do not agree about one, or an engine cannot work at all."""
+    devices: dict[str, SimDeviceSpec] = {}
+    for role, spec in specs.items():
+        if devices.setdefault(spec.device.name, spec.device) != spec.device:
+            raise GraphError(f"$.{role}.device", f"device `{spec.device.name}` is described in two ways; engines that share it must agree")
+        each = spec.speculative.num_speculative_tokens + 1 if spec.speculative else 1
+        if spec.max_num_batched_tokens < spec.max_num_seqs * each:
+            needs = f"max_num_seqs, {spec.max_num_seqs}; each sequence needs a token"
+            if each > 1:
+                needs = f"max_num_seqs x (num_speculative_tokens + 1), {spec.max_num_seqs * each}; so many are verified together"
+            what = f"{spec.max_num_batched_tokens} is less than {needs}"
+            raise GraphError(f"$.{role}.max_num_batched_tokens", what)
+    return devices
+
+
+def widened(specs: Mapping[str, SimSpec], opened: Collection[str]) -> dict[str, dict[str, int]]:
+    """See `Backend.widened`: weights and caches of the engines that are not opened make the caches of the opened ones larger, each in
+    proportion to its size. Raises `GraphError` as `devices_of` does."""
+    devices_of(specs)
+    found: dict[str, dict[str, int]] = {}
+    for role in opened:
+        spec = specs[role]
+        here = {other: each for other, each in specs.items() if each.device.name == spec.device.name}
+        freed = sum(_weights(each) + _cache(each) for other, each in here.items() if other not in opened)
+        caches = sum(_cache(each) for other, each in here.items() if other in opened)
+        if freed and _cache(spec):
+            found[role] = {"kv_cache_tokens": int(spec.kv_cache_tokens * (1 + freed / caches))}
+    return found
+
+
+def _weights(spec: SimSpec) -> float:
+    """Bytes of the weights, those of a draft inside the engine included."""
+    draft = spec.speculative
+    return spec.parameters * spec.bytes_per_parameter + (draft.parameters * draft.bytes_per_parameter if draft else 0)
+
+
+def _cache(spec: SimSpec) -> float:
+    """Bytes of the keys and values for which there is room."""
+    return spec.kv_cache_tokens * (spec.kv_bytes_per_token + (spec.speculative.kv_bytes_per_token if spec.speculative else 0))

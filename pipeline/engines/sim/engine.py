@@ -22,12 +22,12 @@ from pipeline.engine import Backend, Completion, Engine, EngineStatistics, Fact,
 from pipeline.engines.meter import UsageMeter
 from pipeline.engines.sim.bound import least_s
 from pipeline.engines.sim.cache import PrefixCache
-from pipeline.engines.sim.device import Share, SimDevice
+from pipeline.engines.sim.device import Share, SimDevice, devices_of, widened
 from pipeline.engines.sim.lengths_file import with_lengths
 from pipeline.engines.sim.output import Output
-from pipeline.engines.sim.placement import devices_of, widened
 from pipeline.engines.sim.scheduler import Job, Scheduler
 from pipeline.engines.sim.spec import SimFaultsSpec, SimSpec
+from pipeline.engines.sim.speculation import SpeculationMeter, progress_of
 from pipeline.engines.sim.text import SeededText, TextSource
 from pipeline.engines.sim.tokenizer import VOCAB_SIZE
 from pipeline.engines.validate import validate_request
@@ -93,6 +93,7 @@ class SimEngine:
         self._alive, self._computes, self._closed = True, True, False
         self._exit_reason = ""
         self._meter = UsageMeter()
+        self._speculation = SpeculationMeter(spec.speculative.num_speculative_tokens) if spec.speculative else None
 
     async def generate(self, request: Request) -> Completion:
         """Answer `request`; see `Engine.generate`."""
@@ -116,6 +117,8 @@ class SimEngine:
             output_tokens=output.sampled,
         )
         self._meter.count(usage)
+        if self._speculation:
+            self._speculation.count([each for job in jobs for each in job.progress], output.lengths)
         completion = Completion(
             candidates=output.candidates,
             option_logprobs=output.option_logprobs,
@@ -140,6 +143,7 @@ class SimEngine:
             kv_cache_usage=self._scheduler.cache.usage,
             busy_s=sum(share.busy_s(now) for share in self._shares),
             written_tokens=sum(self._clock.device.sampled(share, now) for share in self._shares),
+            speculation=self._speculation.totals() if self._speculation else None,
             restarts=len(self._shares) - 1,
         )
 
@@ -202,10 +206,14 @@ class SimEngine:
         if need > self.spec.kv_cache_tokens:
             raise RequestRefused(f"{need} tokens of keys and values do not fit; kv_cache_tokens is {self.spec.kv_cache_tokens}")
         now = self._clock.now()
-        cached, jobs = tuple(map(packed, output.cached)), {}
+        cached, jobs, speculative = tuple(map(packed, output.cached)), {}, self.spec.speculative
+        drawn = enumerate(output.lengths)
+        progress = tuple(progress_of(speculative, request, each, length) for each, length in drawn) if speculative else ()
         for start, end in pairwise((0, *range(self.spec.max_num_seqs, len(output.lengths)), len(output.lengths))):
             key, done = (request.priority, now, request.request_id, next(self._numbers)), self._clock.loop.create_future()
-            job = Job(key, computed, len(prompt) - 1, output.lengths[start:end], cached[start:end], partial(_end, done))
+            job = Job(
+                key, computed, len(prompt) - 1, output.lengths[start:end], cached[start:end], partial(_end, done), progress[start:end]
+            )
             jobs[job] = done
         return jobs
 

@@ -1,33 +1,68 @@
 """How long iterations of a simulated engine take, in seconds on a device of its own: a roofline, in closed form. Pure.
 
 Figures of a device and a model enter, seconds leave. An iteration takes the longer of its arithmetic and its memory traffic, plus
-a constant overhead.
+a constant overhead; with a draft inside the engine it is several such passes.
 """
 
 import math
+from typing import TypeAlias
 
 from msgspec import Struct
 
-from pipeline.engines.sim.spec import SimSpec
+from pipeline.engines.sim.spec import SimDeviceSpec, SimSpec, SimSpeculativeSpec
 
 
-class Roofline:
+class Rates(Struct, frozen=True):
     """The times, in seconds, that one model takes on one device."""
 
-    def __init__(self, spec: SimSpec) -> None:
-        device = spec.device
-        self.token_s = 2 * spec.parameters / device.flops_per_s
-        """Arithmetic of one token, without attention."""
-        self.weights_s = spec.parameters * spec.bytes_per_parameter / device.bytes_per_s
-        """Reading all weights, which every iteration does once."""
-        self.kv_s = spec.kv_bytes_per_token / device.bytes_per_s
-        """Reading the keys and values of one token; every sequence reads its whole context, shared with others or not."""
-        self.overhead_s = device.overhead_s
+    token_s: float
+    """Arithmetic of one token, without attention."""
+    weights_s: float
+    """Reading all weights, which every iteration does once."""
+    kv_s: float
+    """Reading the keys and values of one token; every sequence reads its whole context, shared with others or not."""
+    overhead_s: float
+    """Constant time of an iteration."""
 
-    def batch(self, tokens: int, reads: int, growth: int) -> "BatchCost":
+    def batch(self, tokens: int, reads: float, growth: float) -> "BatchCost":
         """The cost of iterations that compute `tokens` tokens each; the first reads `reads` tokens of context, each next one `growth`
         more than the one before."""
         return BatchCost(tokens * self.token_s, self.weights_s + reads * self.kv_s, growth * self.kv_s, self.overhead_s)
+
+
+def rates_of(device: SimDeviceSpec, model: SimSpec | SimSpeculativeSpec, overhead_s: float) -> Rates:
+    """The times of `model` on `device`."""
+    return Rates(
+        token_s=2 * model.parameters / device.flops_per_s,
+        weights_s=model.parameters * model.bytes_per_parameter / device.bytes_per_s,
+        kv_s=model.kv_bytes_per_token / device.bytes_per_s,
+        overhead_s=overhead_s,
+    )
+
+
+class Roofline:
+    """What the iterations of one engine cost, those of the draft inside it included."""
+
+    def __init__(self, spec: SimSpec) -> None:
+        inner = spec.speculative
+        self.rates = rates_of(spec.device, spec, spec.device.overhead_s)
+        self.proposals = inner.num_speculative_tokens if inner else 0
+        """Tokens proposed for each sequence in an iteration."""
+        self.draft = rates_of(spec.device, inner, inner.overhead_s) if inner and (inner.parameters or inner.overhead_s) else None
+        """Of what proposes them; None where that costs nothing."""
+
+    def iteration(self, size: int, context: float, growth: float = 0, tokens: int = 0, reads: float = 0) -> "Cost":
+        """The cost of iterations in which `size` sequences decode. In the first they read `context` tokens of context, in each next one
+        `growth` more than in the one before. Beside them `tokens` tokens of prompts are computed, which read `reads` tokens of context."""
+        verified = self.rates.batch(size * (1 + self.proposals) + tokens, context + size * self.proposals + reads, growth)
+        if self.draft is None:
+            return verified
+        passes = [(1, verified)]
+        if tokens:  # the draft computes them beside the first tokens that it proposes
+            passes.append((1, self.draft.batch(size + tokens, context + reads, growth)))
+        if size and (left := self.proposals - bool(tokens)):
+            passes.append((left, self.draft.batch(size, context, growth)))
+        return Passes(tuple(passes))
 
 
 class BatchCost(Struct, frozen=True):
@@ -41,6 +76,10 @@ class BatchCost(Struct, frozen=True):
     """By how much the traffic grows with each iteration, as every sequence reads one token more."""
     overhead: float
     """Constant time added to each iteration."""
+
+    def iteration_s(self, number: int) -> float:
+        """Seconds of iteration `number`, from 0."""
+        return max(self.compute, self.memory + number * self.growth) + self.overhead
 
     def duration(self, iterations: int) -> float:
         """Seconds of the first `iterations` together, without a loop over them.
@@ -56,3 +95,42 @@ class BatchCost(Struct, frozen=True):
         rest = iterations - bound
         traffic = rest * self.memory + self.growth * (rest * (bound + iterations - 1) / 2)
         return bound * self.compute + traffic + iterations * self.overhead
+
+
+class Passes(Struct, frozen=True):
+    """How long iterations take that consist of several passes, one after the other: the draft's and the model's own."""
+
+    passes: tuple[tuple[int, BatchCost], ...]
+    """How often each of them is made in an iteration, and its cost."""
+
+    @property
+    def compute(self) -> float:
+        """See `BatchCost.compute`."""
+        return sum(times * cost.compute for times, cost in self.passes)
+
+    @property
+    def memory(self) -> float:
+        """See `BatchCost.memory`."""
+        return sum(times * cost.memory for times, cost in self.passes)
+
+    @property
+    def growth(self) -> float:
+        """See `BatchCost.growth`."""
+        return sum(times * cost.growth for times, cost in self.passes)
+
+    @property
+    def overhead(self) -> float:
+        """See `BatchCost.overhead`."""
+        return sum(times * cost.overhead for times, cost in self.passes)
+
+    def iteration_s(self, number: int) -> float:
+        """See `BatchCost.iteration_s`."""
+        return sum(times * cost.iteration_s(number) for times, cost in self.passes)
+
+    def duration(self, iterations: int) -> float:
+        """See `BatchCost.duration`."""
+        return sum(times * cost.duration(iterations) for times, cost in self.passes)
+
+
+Cost: TypeAlias = BatchCost | Passes
+"""What iterations of a batch cost."""

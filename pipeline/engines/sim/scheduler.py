@@ -15,6 +15,10 @@ What holds whenever no method runs:
 - At most one job's prompt is computed in part.
 - Room for all keys and values of a running job is reserved in the cache: no job is ever thrown out again.
 
+An engine that speculates token by token gives a sequence several tokens in one iteration, drawn when the request arrives (`Progress`).
+Its end is counted in iterations all the same; between first and last token its context is taken to grow evenly, so that a segment's
+traffic stays an arithmetic series.
+
 Example (`tests/engines/test_sim_scheduler.py` runs it): an iteration takes 1 s, whatever is in it. Job A has a prompt and
 two sequences, of 3 and 5 tokens. The forecast at 0 is: the prompt, with both first tokens, from 0 to 1; two iterations of two
 sequences from 1 to 3, where the shorter one ends; two of one sequence from 3 to 5, where A is finished. That is one event, at
@@ -33,8 +37,9 @@ from typing import NamedTuple
 from msgspec import Struct
 
 from pipeline.engines.sim.cache import Node, PrefixCache
-from pipeline.engines.sim.roofline import BatchCost, Roofline
+from pipeline.engines.sim.roofline import Cost, Roofline
 from pipeline.engines.sim.spec import SimSpec
+from pipeline.engines.sim.speculation import Progress
 
 Key = tuple[int, float, str, int]
 """What jobs are ordered by: priority, arrival, request id, number."""
@@ -46,8 +51,9 @@ class Job:
     """One request in a scheduler; its lengths are known when it arrives, because the text source has given its text."""
 
     __slots__ = (
-        "arrived", "cached", "cached_outputs", "cancelled", "computed", "finished", "first_token", "interrupted", "key", "lengths",
-        "node", "notify", "prompt", "queued", "reserved", "reusable", "scheduled", "sequences", "unfinished",
+        "arrived", "cached", "cached_outputs", "cancelled", "computed", "finished", "first_token", "interrupted", "iterations", "key",
+        "lengths", "node", "notify", "progress", "prompt", "queued", "rates", "reserved", "reusable", "scheduled", "sequences",
+        "unfinished",
     )  # fmt: skip
 
     def __init__(
@@ -58,6 +64,7 @@ class Job:
         lengths: tuple[int, ...],
         cached_outputs: Sequence[Sequence[int]],
         notify: Callable[[], object],
+        progress: Sequence[Progress] = (),
     ) -> None:
         self.key, self.prompt = key, prompt
         self.notify = notify
@@ -68,6 +75,12 @@ class Job:
         """Tokens to sample for each candidate; the prompt's last iteration samples the first ones."""
         self.cached_outputs = cached_outputs
         """Output tokens of each candidate that the prefix cache keeps when the job is finished."""
+        self.progress = progress
+        """How each candidate is written, in an engine that speculates; empty: every iteration samples a token."""
+        self.iterations = tuple(each.iterations for each in progress) or lengths
+        """Iterations that each candidate takes, from the one that samples its first token."""
+        self.rates: tuple[float, ...] = tuple(each.rate for each in progress) or (1,) * len(lengths)
+        """Tokens by which the context of each candidate grows with an iteration, on average."""
         self.sequences = self.unfinished = len(lengths)
         self.arrived = key[1]
         self.scheduled = self.first_token = self.finished = math.nan
@@ -94,7 +107,7 @@ class Segment(Struct, frozen=True):
     start: float
     end: float
     iterations: int
-    cost: BatchCost
+    cost: Cost
     chunks: tuple[tuple[Job, int], ...]
     """Each job whose prompt is computed here, with the number of its tokens; only in a segment of one iteration."""
 
@@ -113,7 +126,7 @@ class Segment(Struct, frozen=True):
         return bisect_right(range(1, self.iterations + 1), work - self.start, key=self.cost.duration)
 
 
-def segment(start: float, iterations: int, cost: BatchCost, chunks: tuple[tuple[Job, int], ...] = ()) -> Segment:
+def segment(start: float, iterations: int, cost: Cost, chunks: tuple[tuple[Job, int], ...] = ()) -> Segment:
     """A segment of so many iterations that begins at `start`, in device work."""
     return Segment(start, start + cost.duration(iterations), iterations, cost, chunks)
 
@@ -124,8 +137,30 @@ class Finish(NamedTuple):
     iteration: int
     key: Key
     candidate: int
-    context: int
+    context: float
+    rate: float
+    """Tokens by which its context grows with an iteration."""
+    uncounted: float
+    """Its tokens that are more than one and those of `rate` for each further iteration: what rounding leaves."""
     job: Job
+
+
+class Decoding(NamedTuple):
+    """The sequences that decode at one boundary between iterations: how many there are, the tokens whose keys and values they read in the
+    next iteration, and by how many more in each further one."""
+
+    size: int
+    context: float
+    growth: float
+
+    def after(self, iterations: int) -> "Decoding":
+        """The same sequences, so many iterations later."""
+        return Decoding(self.size, self.context + iterations * self.growth, self.growth)
+
+    def joined(self, job: Job) -> "Decoding":
+        """These sequences and those of `job`, each of which has its first token."""
+        context = self.context + job.sequences * (len(job.prompt) + 1)
+        return Decoding(self.size + job.sequences, context, self.growth + sum(job.rates))
 
 
 class Scheduler:
@@ -142,12 +177,14 @@ class Scheduler:
         """What will be computed until the next decision if nothing arrives and nothing is cancelled; empty: nothing is computed."""
         self.size = 0
         """How many sequences decode."""
-        self._context = 0
+        self._context: float = 0
         """Tokens whose keys and values these sequences read in the next iteration."""
+        self._growth: float = 0
+        """By how many of them these sequences read more with each iteration: tokens that an iteration samples, on average."""
         self._iteration = 0
         """How many iterations are over."""
-        self._sampled = 0
-        """Tokens that were sampled in them."""
+        self._sampled: float = 0
+        """Tokens that were sampled in them; of sequences that are not finished, on average."""
         self._queue: list[tuple[Key, Job]] = []
         """Waiting jobs, a heap by key; one that was admitted from the other heap, or cancelled, may still be in it."""
         self._by_age: list[tuple[Key, Job]] = []
@@ -211,7 +248,7 @@ class Scheduler:
     def sampled(self, work: float) -> int:
         """Tokens that were sampled until `work`. The first segment must not end before `work`."""
         first = self.forecast[0] if self.forecast else None
-        return self._sampled + (self._samples(first, first.completed(work)) if first else 0)
+        return int(self._sampled + (self._samples(first, first.completed(work)) if first else 0))
 
     def decide(self, now: float) -> None:
         """Decide what the next iterations compute, at a boundary that is reached at time `now`."""
@@ -256,7 +293,7 @@ class Scheduler:
 
     def _prompts(self, now: float) -> list[tuple[Job, int]]:
         """Prompt tokens for the next iteration: first the prompt that is under way, then what waits and fits."""
-        budget = self.max_num_batched_tokens - self.size
+        budget = self.max_num_batched_tokens - self.size * (1 + self.roofline.proposals)
         sequences = self.size
         chunks: list[tuple[Job, int]] = []
         while budget > 0:
@@ -290,49 +327,52 @@ class Scheduler:
 
     def _make_forecast(self, chunks: list[tuple[Job, int]]) -> None:
         """Set the forecast to the segments up to the next decision; `chunks` are the prompt tokens of the first one."""
-        at, size, context, iteration = self.work, self.size, self._context, self._iteration
+        at, batch, iteration = self.work, Decoding(self.size, self._context, self._growth), self._iteration
         if chunks:
             tokens = sum(count for _, count in chunks)
             reads = sum(job.cached + job.computed + count for job, count in chunks)
-            self.forecast.append(segment(at, 1, self.roofline.batch(size + tokens, context + reads, 0), tuple(chunks)))
-            at, context, iteration = self.end, context + size, iteration + 1
+            self.forecast.append(segment(at, 1, self.roofline.iteration(batch.size, batch.context, 0, tokens, reads), tuple(chunks)))
+            at, batch, iteration = self.end, batch.after(1), iteration + 1
             for job, count in chunks:
                 if job.cached + job.computed + count == len(job.prompt):
                     self._expect(job)
-                    size, context = size + job.sequences, context + job.sequences * (len(job.prompt) + 1)
+                    batch = batch.joined(job)
         # A prompt that is done may free sequences and room, so waiting jobs are considered again right after it.
-        if size and self._partial is None and not (chunks and self.waiting):
-            self._forecast_decoding(at, size, context, iteration)
+        if batch.size and self._partial is None and not (chunks and self.waiting):
+            self._forecast_decoding(at, batch, iteration)
 
     def _expect(self, job: Job) -> None:
         """Note when the sequences of `job` will end; the next iteration gives their first tokens."""
-        for candidate, length in enumerate(job.lengths):
-            insort(self._finishes, Finish(self._iteration + length, job.key, candidate, len(job.prompt) + length, job))
-        heappush(self._last_iterations, (self._iteration + max(job.lengths), job.key, job))
+        for candidate, (length, iterations, rate) in enumerate(zip(job.lengths, job.iterations, job.rates, strict=True)):
+            written = 1 + rate * (iterations - 1)
+            last, context = self._iteration + iterations, len(job.prompt) + written
+            insort(self._finishes, Finish(last, job.key, candidate, context, rate, length - written, job))
+        heappush(self._last_iterations, (self._iteration + max(job.iterations), job.key, job))
 
-    def _forecast_decoding(self, at: float, size: int, context: int, iteration: int) -> None:
+    def _forecast_decoding(self, at: float, batch: "Decoding", iteration: int) -> None:
         """Add segments of decoding until the next job is finished or, while a job waits to be admitted, until a sequence ends.
 
-        `at` is the device work, `size`, `context` and `iteration` describe the batch, where these segments begin.
+        `at` is the device work, `iteration` the number of iterations that are over, where these segments of `batch` begin.
         """
         while self._last_iterations[0][2].cancelled:
             heappop(self._last_iterations)
         horizon = self._finishes[0].iteration if self.waiting else self._last_iterations[0][0]
+        size, context, growth = batch
         for finish in self._finishes:
             if finish.iteration > horizon:
                 break
             if finish.iteration > iteration:
                 count = finish.iteration - iteration
-                self.forecast.append(segment(at, count, self.roofline.batch(size, context, size)))
-                at, context, iteration = self.end, context + count * size, finish.iteration
-            size, context = size - 1, context - finish.context
+                self.forecast.append(segment(at, count, self.roofline.iteration(size, context, growth)))
+                at, context, iteration = self.end, context + count * growth, finish.iteration
+            size, context, growth = size - 1, context - finish.context, growth - finish.rate
 
     def _advance(self, done: Segment, now: float) -> list[Job]:
         """Move batch and cache to the end of the segment `done`, at time `now`; returns the jobs that finish there."""
         self.work = done.end
         self._sampled += self._samples(done, done.iterations)
         self._iteration += done.iterations
-        self._context += done.iterations * self.size
+        self._context += done.iterations * self._growth
         for job, tokens in done.chunks:
             job.computed += tokens
             if job.cached + job.computed == len(job.prompt):
@@ -345,6 +385,8 @@ class Scheduler:
             ended += 1
             self.size -= 1
             self._context -= finish.context
+            self._growth -= finish.rate
+            self._sampled += finish.uncounted
             finish.job.unfinished -= 1
             if not finish.job.unfinished:
                 self._complete(finish.job, now)
@@ -352,10 +394,10 @@ class Scheduler:
         del self._finishes[:ended]
         return finished
 
-    def _samples(self, each: Segment, iterations: int) -> int:
-        """Tokens that are sampled in the first `iterations` of the first segment."""
+    def _samples(self, each: Segment, iterations: int) -> float:
+        """Tokens that are sampled in the first `iterations` of the first segment, on average."""
         ends = sum(job.sequences for job, tokens in each.chunks if job.cached + job.computed + tokens == len(job.prompt))
-        return iterations * (self.size + ends)
+        return iterations * (self._growth + ends)
 
     def _written(self, job: Job, work: float) -> tuple[int, ...]:
         """How many tokens each candidate of `job` has at `work`."""
@@ -363,15 +405,16 @@ class Scheduler:
             return (0,) * len(job.lengths)
         over = self._iteration + (self.forecast[0].completed(work) if self.forecast else 0)
         left = {finish.candidate: max(finish.iteration - over, 0) for finish in self._finishes if finish.job is job}
-        return tuple(length - left.get(candidate, 0) for candidate, length in enumerate(job.lengths))
+        done = [iterations - left.get(candidate, 0) for candidate, iterations in enumerate(job.iterations)]
+        return tuple(each.after(count) for each, count in zip(job.progress, done, strict=True)) if job.progress else tuple(done)
 
     def _start_decoding(self, job: Job, now: float) -> None:
         """Put the computed prompt of `job` into the cache, where other jobs may reuse it, and let its sequences decode."""
         assert job.node is not None
         if not job.interrupted:
             job.first_token = now
-        self.size += job.sequences
-        self._context += job.sequences * (len(job.prompt) + 1)
+        batch = Decoding(self.size, self._context, self._growth).joined(job)
+        self.size, self._context, self._growth = batch
         job.node = self.cache.extend(job.node, job.prompt[job.cached :])
         self._release(job, job.reserved - sum(job.lengths))
 
@@ -411,7 +454,8 @@ class Scheduler:
             if finish.job.cancelled:
                 gone[finish.key] = finish.job
                 self.size -= 1
-                self._context -= finish.context - (finish.iteration - self._iteration)
+                self._context -= finish.context - (finish.iteration - self._iteration) * finish.rate
+                self._growth -= finish.rate
         self._finishes = [finish for finish in self._finishes if not finish.job.cancelled]
         for job in gone.values():
             self._leave(job, keep=job.interrupted)

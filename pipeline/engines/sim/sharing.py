@@ -11,7 +11,7 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from pipeline.engines.sim.roofline import BatchCost
+from pipeline.engines.sim.roofline import Cost
 from pipeline.engines.sim.scheduler import Scheduler, Segment
 from pipeline.engines.sim.spec import SimDeviceSpec
 
@@ -266,16 +266,16 @@ def _pieces(segment: Segment) -> Iterator[int]:
         yield min(end, segment.iterations)
 
 
-def use_of(cost: BatchCost, begun: int, end: int) -> Use:
+def use_of(cost: Cost, begun: int, end: int) -> Use:
     """The greatest use of a device in the iterations of `cost` from number `begun` up to `end`, and their overhead."""
     seconds = cost.duration(end) - cost.duration(begun)
     if not seconds:
         return Use(0.0, 0.0, 0.0)
-    first, last = (cost.memory + iteration * cost.growth for iteration in (begun, end - 1))
+    last = cost.memory + (end - 1) * cost.growth
     # Traffic grows and arithmetic does not: the last iteration takes most of the bandwidth, the first one most of the multipliers.
     return Use(
-        bandwidth=last / (max(cost.compute, last) + cost.overhead) if last else 0.0,
-        multipliers=cost.compute / (max(cost.compute, first) + cost.overhead) if cost.compute else 0.0,
+        bandwidth=last / cost.iteration_s(end - 1) if last else 0.0,
+        multipliers=cost.compute / cost.iteration_s(begun) if cost.compute else 0.0,
         overhead=min(1.0, (end - begun) * cost.overhead / seconds),
     )
 

@@ -109,6 +109,26 @@ class SimTextSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         return "lengths" if getattr(self.lengths, part, None) is not None else None
 
 
+class SimSpeculativeSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Token-level speculation inside a simulated engine, with a stated acceptance: it changes the time and never the text.
+
+    An iteration verifies the last token and those proposed after it for every sequence, so that it computes `num_speculative_tokens` + 1
+    tokens of each. The draft computes one token of every sequence for each token proposed, and every prompt once, on the same device.
+    """
+
+    num_speculative_tokens: Annotated[int, Meta(ge=1, le=64)] = 5
+    """Tokens proposed at a time."""
+    acceptance: Annotated[float, Meta(ge=0, le=1)]
+    """Chance that a proposed token is accepted, where those before it are."""
+    parameters: Annotated[float, Meta(ge=0, le=1e15)] = 0.0
+    """Number of the draft's weights; 0: proposing costs nothing but `overhead_s`, as with n-grams."""
+    bytes_per_parameter: Annotated[float, Meta(gt=0, le=1e15)] = 2.0
+    kv_bytes_per_token: Annotated[float, Meta(ge=0, le=1e12)] = 0.0
+    """Bytes of the draft's keys and values of one token over all layers; `kv_cache_tokens` is to leave room for them."""
+    overhead_s: Annotated[float, Meta(ge=0, le=1e6)] = 0.0
+    """Seconds added for each token proposed."""
+
+
 class SimFaultsSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How a simulated engine fails, to try out what a run does then. Without these it never fails."""
 
@@ -139,6 +159,7 @@ class SimSpec(RestartableSpec, frozen=True, kw_only=True, tag="sim"):
     """Most tokens computed in one iteration."""
     max_model_len: Annotated[int, Meta(ge=16, le=1_000_000_000)] = 32768
     """Context length in tokens."""
+    speculative: SimSpeculativeSpec | None = None
     text: SimTextSpec = SimTextSpec()
     faults: SimFaultsSpec = SimFaultsSpec()
 

@@ -45,7 +45,7 @@ class IterationCost(Struct, frozen=True, kw_only=True):
     @classmethod
     def from_sim(cls, spec: SimSpec) -> "IterationCost":
         """The cost of a simulated engine, such as `pipeline calibrate` fits to a run."""
-        rates = Roofline(spec)
+        rates = Roofline(spec).rates
         return cls(fixed=rates.weights_s, per_context=rates.kv_s, per_token=rates.token_s, overhead=rates.overhead_s)
 
 

@@ -1,0 +1,173 @@
+"""Token-level speculation of a simulated engine: what is accepted, what it costs, and that it changes no text."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeline.engine import AnsweredCall, Candidate, Completion, Request, Usage
+from pipeline.engines.sim.bound import least_s
+from pipeline.engines.sim.device import SimDevice
+from pipeline.engines.sim.engine import open_sim
+from pipeline.engines.sim.scheduler import Job, Scheduler
+from pipeline.engines.sim.spec import SimDeviceSpec, SimSpec, SimSpeculativeSpec
+from pipeline.engines.sim.speculation import SpeculationMeter, agreement, progress_of
+from pipeline.errors import GraphError
+
+DEVICE = SimDeviceSpec(name="d", flops_per_s=2.0**21, bytes_per_s=2.0**18, overhead_s=2.0**-9)
+"""An iteration of `spec()` takes 2**-7 s for the weights and 2**-9 s of overhead; 2**-10 s a token if that is more."""
+
+
+def spec(**fields: Any) -> SimSpec:
+    defaults: dict[str, Any] = {"model": "m", "device": DEVICE, "parameters": 2.0**10, "kv_bytes_per_token": 0.0}
+    return SimSpec(**{**defaults, "max_num_seqs": 8, "max_num_batched_tokens": 64, "kv_cache_tokens": 10_000, **fields})
+
+
+def asked(number: int = 0, **fields: Any) -> Request:
+    return Request(**{"request_id": f"r{number}", "prompt_ids": (1 << 24 | ord("a"),) * 4, "max_tokens": 40, **fields})
+
+
+def one_by_one(agrees: list[bool], k: int) -> list[tuple[int, int]]:
+    """Tokens and accepted tokens of each iteration, as speculative decoding is described."""
+    found, at = [], 0
+    while at < len(agrees):
+        accepted = 0
+        while accepted < k and at + accepted < len(agrees) and agrees[at + accepted]:
+            accepted += 1
+        tokens = min(accepted + 1, len(agrees) - at)
+        found.append((tokens, accepted))
+        at += tokens
+    return found
+
+
+@given(st.integers(1, 8), st.floats(0, 1), st.integers(1, 60), st.integers(0, 5))
+def test_a_candidate_is_written_as_speculative_decoding_is_described(k: int, acceptance: float, length: int, candidate: int) -> None:
+    inner, request = SimSpeculativeSpec(num_speculative_tokens=k, acceptance=acceptance), asked()
+    progress = progress_of(inner, request, candidate, length)
+    expected = one_by_one(agreement(acceptance, request, candidate, length - 1).tolist(), k)
+    assert progress.tokens[0] == 1
+    assert list(zip(np.diff(progress.tokens), progress.accepted, strict=True)) == expected
+
+
+def test_tokens_of_an_iteration_are_on_average_what_the_formula_says() -> None:
+    for k, acceptance in ((5, 0.7), (3, 0.9), (1, 0.5)):
+        inner = SimSpeculativeSpec(num_speculative_tokens=k, acceptance=acceptance)
+        mean = 200_000 / progress_of(inner, asked(), 0, 200_000).iterations
+        assert mean == pytest.approx((1 - acceptance ** (k + 1)) / (1 - acceptance), rel=0.01)
+
+
+def test_what_is_accepted_is_counted_by_position() -> None:
+    inner, meter = SimSpeculativeSpec(num_speculative_tokens=3, acceptance=1.0), SpeculationMeter(3)
+    progress = [progress_of(inner, asked(), candidate, length) for candidate, length in enumerate((11, 1))]
+    meter.count(progress, [11, 1])
+    found = meter.totals()  # 1, then 4, 4 and 2 tokens
+    assert (found.drafts, found.draft_tokens, found.accepted_tokens, found.accepted_by_position) == (3, 9, 8, (3, 3, 2))
+    meter.count(progress, [5, 0])
+    assert meter.totals().since(found).accepted_by_position == (1, 1, 1)
+
+
+async def said(role: SimSpec, requests: list[Request]) -> tuple[list[Completion], Any]:
+    async with open_sim({"target": role}) as engines:
+        return [await engines["target"].generate(request) for request in requests], engines["target"].statistics()
+
+
+@pytest.mark.anyio
+async def test_speculation_changes_the_time_and_no_text() -> None:
+    requests = [asked(number, n=3, temperature=1.0, seed=number) for number in range(8)]
+    inner = SimSpeculativeSpec(num_speculative_tokens=4, acceptance=0.6)
+    (plain, before), (faster, after) = [await said(spec(speculative=each), requests) for each in (None, inner)]
+    assert [one.candidates for one in plain] == [one.candidates for one in faster]
+    assert all((a.timing.decode_time_s or 0) > (b.timing.decode_time_s or 0) for a, b in zip(plain, faster, strict=True))
+    assert before.speculation is None
+    assert before.written_tokens == after.written_tokens == 8 * 3 * 40
+    assert after.speculation.drafts + after.speculation.accepted_tokens >= 8 * 3 * 39
+    assert after.speculation.accepted_tokens / after.speculation.drafts == pytest.approx(0.6 * (1 - 0.6**4) / 0.4, rel=0.2)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("draft", "decode_s"),
+    [
+        ({}, 8 * (2.0**-7 + 2.0**-9)),  # 39 tokens, 5 in an iteration
+        ({"parameters": 2.0**7, "overhead_s": 2.0**-11}, 8 * (2.0**-7 + 2.0**-9 + 4 * (2.0**-10 + 2.0**-11))),
+    ],
+)
+async def test_an_iteration_costs_a_verification_and_its_proposals(draft: dict[str, float], decode_s: float) -> None:
+    inner = SimSpeculativeSpec(num_speculative_tokens=4, acceptance=1.0, **draft)
+    [answer], _ = await said(spec(speculative=inner), [asked()])
+    assert answer.timing.decode_time_s == decode_s
+
+
+@pytest.mark.anyio
+async def test_verified_tokens_fill_the_multipliers() -> None:
+    """Eight sequences of five positions take 40 * 2**-10 s, more than the weights."""
+    inner = SimSpeculativeSpec(num_speculative_tokens=4, acceptance=1.0)
+    [answer], _ = await said(spec(speculative=inner), [asked(n=8)])
+    assert answer.timing.decode_time_s == 8 * (40 * 2.0**-10 + 2.0**-9)
+
+
+@pytest.mark.parametrize(("iterations", "tokens"), [(0.5, 0), (1.0, 1), (1.9, 1), (2.0, 6), (3.5, 11), (5.0, 20)])
+def test_an_interrupted_candidate_has_the_tokens_of_its_iterations(iterations: float, tokens: int) -> None:
+    inner = SimSpeculativeSpec(num_speculative_tokens=4, acceptance=1.0)
+    role, meter = spec(speculative=inner), SpeculationMeter(4)
+    device = SimDevice(role.device)
+    share, progress = device.join(Scheduler(role)), [progress_of(inner, asked(), 0, 20)]
+    job = Job((0, 0.0, "r0", 0), (1, 2, 3, 4), 3, (20,), (range(19),), lambda: None, progress)
+    at = iterations * (2.0**-7 + 2.0**-9)
+    device.add(share, job, 0.0)
+    while device.next_event() <= at:
+        device.advance(device.next_event())
+    device.interrupt(share, job, at)
+    assert job.lengths == (tokens,)
+    meter.count(progress, job.lengths)
+    assert meter.totals().accepted_tokens == {0: 0, 1: 0, 6: 4, 11: 8, 20: 16}[tokens]
+    while (event := device.next_event()) < math.inf:
+        device.advance(event)
+    assert (share.scheduler.size, share.scheduler.running, share.scheduler.cache.reserved) == (0, 0, 0)
+
+
+def computed(role: SimSpec, lengths: Mapping[int, tuple[int, ...]]) -> tuple[float, list[AnsweredCall]]:
+    """Seconds in which an engine computes requests that arrive together, and the requests as they were answered."""
+    assert role.speculative
+    device = SimDevice(role.device)
+    share, calls = device.join(Scheduler(role)), []
+    for number, each in lengths.items():
+        request = asked(number, prompt_ids=(number,) * 4)
+        progress = tuple(progress_of(role.speculative, request, candidate, length) for candidate, length in enumerate(each))
+        device.add(share, Job((0, 0.0, str(number), number), request.prompt_ids, 3, each, ((),) * len(each), lambda: None, progress), 0.0)
+        candidates = tuple(Candidate(ids=(7,) * length, text="", cumulative_logprob=None, finish_reason="length") for length in each)
+        calls.append(AnsweredCall(request=request, completion=Completion(candidates=candidates, usage=Usage(input_tokens=4))))
+    now = 0.0
+    while (event := device.next_event()) < math.inf:
+        device.advance(now := event)
+    return now, calls
+
+
+LENGTHS = st.dictionaries(st.integers(1, 9), st.lists(st.integers(1, 30), min_size=1, max_size=4).map(tuple), min_size=1)
+
+
+@settings(max_examples=30, deadline=None)
+@given(LENGTHS, st.floats(0, 1), st.sampled_from([0.0, 2.0**8]), st.sampled_from([0.0, 512.0]))
+def test_no_run_is_faster_than_its_bound(lengths: dict[int, tuple[int, ...]], acceptance: float, draft: float, kv: float) -> None:
+    inner = SimSpeculativeSpec(num_speculative_tokens=3, acceptance=acceptance, parameters=draft, kv_bytes_per_token=kv / 8)
+    role = spec(speculative=inner, kv_bytes_per_token=kv)
+    seconds, calls = computed(role, lengths)
+    assert least_s({"target": role}, {"target": calls}, {"target": 8})["d"] <= seconds * (1 + 1e-9)
+
+
+def test_one_call_takes_just_as_long_as_its_bound() -> None:
+    inner = SimSpeculativeSpec(num_speculative_tokens=3, acceptance=0.5, parameters=2.0**8, kv_bytes_per_token=16.0, overhead_s=2.0**-12)
+    role = spec(speculative=inner, kv_bytes_per_token=64.0)
+    seconds, calls = computed(role, {1: (57,)})
+    assert least_s({"target": role}, {"target": calls}, {"target": 1})["d"] == pytest.approx(seconds, rel=1e-6)
+
+
+@pytest.mark.anyio
+async def test_an_iteration_must_hold_what_is_verified_together() -> None:
+    inner = SimSpeculativeSpec(num_speculative_tokens=8, acceptance=0.5)
+    with pytest.raises(GraphError, match=r"64 is less than max_num_seqs x \(num_speculative_tokens \+ 1\), 72; so many are verified"):
+        await said(spec(speculative=inner), [])
