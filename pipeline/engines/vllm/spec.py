@@ -1,25 +1,71 @@
 """The keys that an engines file may hold for an engine `vllm`."""
 
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
 from pipeline.graph.spec import RestartableSpec
 
+OPTIONS: Mapping[str, tuple[str, ...]] = {
+    "ngram": ("prompt_lookup_max", "prompt_lookup_min"),
+    "draft_model": ("model",),
+    "eagle": ("model",),
+    "eagle3": ("model",),
+    "suffix": (
+        "suffix_decoding_max_tree_depth",
+        "suffix_decoding_max_cached_requests",
+        "suffix_decoding_max_spec_factor",
+        "suffix_decoding_min_token_prob",
+    ),
+}
+"""The keys that each method of speculation has beside `num_speculative_tokens`."""
+_DEFAULTS: Mapping[str, Mapping[str, int]] = {
+    "ngram": {"num_speculative_tokens": 5, "prompt_lookup_max": 4, "prompt_lookup_min": 1},
+    "suffix": {},
+}
+"""Of the methods with other defaults than five tokens; what is left out is vLLM's choice."""
+
 
 class SpeculativeSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Token-level speculation inside one engine, in vLLM's words: the hierarchical systems of SpecReason 4.2 and SpecCoT A.3."""
 
-    method: Literal["ngram", "draft_model"]
-    """`ngram`: what followed the same tokens earlier in the prompt; `draft_model`: a small model of the same vocabulary."""
-    num_speculative_tokens: Annotated[int, Meta(ge=1, le=64)] = 5
-    """Tokens proposed at a time."""
+    method: Literal["ngram", "draft_model", "eagle", "eagle3", "suffix"]
+    """`ngram`: what followed the same tokens earlier in the prompt. `draft_model`: a small model of the same vocabulary, with embeddings of
+    the target's size. `eagle`, `eagle3`: a head that was trained on the target's hidden states (EAGLE, Li et al., 2024). `suffix`: what
+    followed the same tokens earlier in this and other answers (SuffixDecoding, Oliaro et al., 2024); needs arctic-inference."""
+    num_speculative_tokens: Annotated[int, Meta(ge=1, le=64)] | None = None
+    """Tokens proposed at a time; by default 5, and with method `suffix` at most as many as its trees are deep."""
     model: str | None = None
-    """The small model of method `draft_model`: a folder, a hub name, or `bundled:NAME`."""
-    prompt_lookup_max: Annotated[int, Meta(ge=1, le=64)] = 4
-    """Longest sequence, in tokens, that method `ngram` looks up."""
-    prompt_lookup_min: Annotated[int, Meta(ge=1, le=64)] = 1
-    """Shortest sequence, in tokens, that method `ngram` looks up."""
+    """The small model of method `draft_model`, or the head of `eagle` and `eagle3`: a folder, a hub name, or `bundled:NAME`."""
+    prompt_lookup_max: Annotated[int, Meta(ge=1, le=64)] | None = None
+    """Longest sequence, in tokens, that method `ngram` looks up; by default 4."""
+    prompt_lookup_min: Annotated[int, Meta(ge=1, le=64)] | None = None
+    """Shortest sequence, in tokens, that method `ngram` looks up; by default 1."""
+    suffix_decoding_max_tree_depth: Annotated[int, Meta(ge=1, le=1024)] | None = None
+    """Most tokens of a match and what is proposed after it, together, of method `suffix`; by default 24."""
+    suffix_decoding_max_cached_requests: Annotated[int, Meta(ge=0, le=1_000_000_000)] | None = None
+    """Answers that method `suffix` keeps to look up in; 0: only the own prompt and answer. By default 10,000."""
+    suffix_decoding_max_spec_factor: Annotated[float, Meta(ge=0, le=1024)] | None = None
+    """Most tokens that method `suffix` proposes for each token of a match; by default 1."""
+    suffix_decoding_min_token_prob: Annotated[float, Meta(ge=0, le=1)] | None = None
+    """Method `suffix` proposes a token only if at least this share of the matches went on with it; by default 0.1."""
+
+    @property
+    def whole_model(self) -> str | None:
+        """The model inside the engine that has all of a model's tensors; a head shares some of the target's."""
+        return self.model if self.method == "draft_model" else None
+
+    def terms(self) -> dict[str, Any]:
+        """What vLLM is told: the keys that are set, and the defaults that are ours."""
+        names = ("num_speculative_tokens", *OPTIONS[self.method])
+        stated = {name: value for name in names if (value := getattr(self, name)) is not None}
+        return {"method": self.method} | dict(_DEFAULTS.get(self.method, {"num_speculative_tokens": 5})) | stated
+
+    def foreign(self) -> dict[str, Any]:
+        """The keys that are set though `method` has no such option."""
+        names = {name for options in OPTIONS.values() for name in options} - set(OPTIONS[self.method])
+        return {name: value for name in sorted(names) if (value := getattr(self, name)) is not None}
 
 
 class VllmSpec(RestartableSpec, frozen=True, kw_only=True, tag="vllm"):

@@ -15,7 +15,7 @@ from vllm.v1.metrics.loggers import StatLoggerBase
 from pipeline.engine import Candidate, Completion, FinishReason, Request, Timing, Usage
 from pipeline.engines.tokenizer import count_through_stop
 from pipeline.engines.vllm.memory_plan import DEFAULT_CPU_CACHE_GIB, share_of
-from pipeline.engines.vllm.spec import SpeculativeSpec, VllmSpec
+from pipeline.engines.vllm.spec import VllmSpec
 from pipeline.machine import GIB
 
 MAX_LOGPROBS = 64
@@ -60,7 +60,7 @@ def arguments(role: str, spec: VllmSpec, model: str, *, on_cpu: bool) -> dict[st
         "enforce_eager": on_cpu if spec.enforce_eager is None else spec.enforce_eager,
         "enable_lora": True if spec.lora_path else None,
         "max_lora_rank": _lora_rank(spec.lora_path),
-        "speculative_config": _speculation(spec.speculative_config),
+        "speculative_config": spec.speculative_config.terms() if spec.speculative_config else None,
         "trust_remote_code": spec.trust_remote_code,
         "scheduling_policy": "priority",
         "max_logprobs": MAX_LOGPROBS,
@@ -89,15 +89,6 @@ def _lora_rank(path: str | None) -> int | None:
 def _cache_bytes(spec: VllmSpec, on_cpu: bool) -> int | None:
     gib = spec.kv_cache_gib or (DEFAULT_CPU_CACHE_GIB if on_cpu else None)
     return None if gib is None else round(gib * GIB)
-
-
-def _speculation(spec: SpeculativeSpec | None) -> dict[str, Any] | None:
-    if spec is None:
-        return None
-    terms: dict[str, Any] = {"method": spec.method, "num_speculative_tokens": spec.num_speculative_tokens}
-    if spec.method == "ngram":
-        return terms | {"prompt_lookup_max": spec.prompt_lookup_max, "prompt_lookup_min": spec.prompt_lookup_min}
-    return terms | {"model": spec.model}
 
 
 def sampling_params(request: Request, max_model_len: int, *, speculates: bool) -> SamplingParams:

@@ -199,7 +199,7 @@ def flaw_in_weights(setup: Setup, spec: "VllmSpec") -> tuple[bool, str | None]:
     if spec.load_format == "dummy":
         return True, None
     inner = spec.speculative_config
-    folders = [local_folder(model) for model in (setup.model, inner.model if inner else None) if model]
+    folders = [local_folder(model) for model in (setup.model, inner.whole_model if inner else None) if model]
     flaws = (flaw_in_tensors(str(folder), own_class=True) for folder in folders if folder is not None)
     return None not in folders, next(filter(None, flaws), None)
 
