@@ -319,6 +319,8 @@ _LLAMA_8B = _qwen2(32, 32, 8, 4096, 14336, 128256, 131072) | {"architectures": [
 _MISTRAL_7B = _qwen2(32, 32, 8, 4096, 14336, 32000, 32768) | {"architectures": ["MistralForCausalLM"], "model_type": "mistral"}
 PUBLISHED: dict[str, dict[str, Any]] = {
     "Qwen/QwQ-32B": _R1_32B | {"max_position_embeddings": 40960},
+    "Qwen/Qwen2.5-1.5B-Instruct": _R1_1_5B | {"max_position_embeddings": 32768, "tie_word_embeddings": True},
+    "Qwen/Qwen2.5-32B-Instruct": _R1_32B | {"max_position_embeddings": 32768},
     "deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B": _R1_1_5B,
     "deepseek-ai/DeepSeek-R1-Distill-Qwen-7B": _qwen2(28, 28, 4, 3584, 18944, 152064, 131072),
     "deepseek-ai/DeepSeek-R1-Distill-Qwen-14B": _qwen2(48, 40, 8, 5120, 13824, 152064, 131072),
@@ -331,5 +333,5 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     "RLHFlow/Llama3.1-8B-PRM-Deepseek-Data": _LLAMA_8B,
 }
 """The part of the published `config.json` that decides about memory, of each of the papers' models by hub name, for when they are
-not on this machine. Skywork's and Zyphra's models were trained from R1-Distill models and keep their shape; the reward models
-have the shapes of Mistral 7B and Llama 3.1 8B."""
+not on this machine. QwQ and the R1-Distill models have the shapes of Qwen2.5 and Llama 3.3; Skywork's and Zyphra's models were trained
+from R1-Distill models and keep theirs; the reward models have the shapes of Mistral 7B and Llama 3.1 8B."""

@@ -1,9 +1,11 @@
 """Every engines file loads, binds to a graph, and fits the hardware its name states."""
 
+import json
 import re
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from pipeline.engines.model_card import PUBLISHED, is_hub_name
 from pipeline.engines.vllm.check import findings, look_up
@@ -32,9 +34,30 @@ def stated(path: Path) -> Machine:
     return Machine(cores=(0, 1), memory_bytes=16 * GIB, free_memory_bytes=14 * GIB, gpus=gpus, versions=versions)
 
 
+PADDED = {"DeepSeek-R1-Distill-Qwen-1.5B": "deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B", "ZR1-1.5B": "Zyphra/ZR1-1.5B"}
+"""The drafts of which `tools/pad_vocabulary.py` makes copies for QwQ's and R1-32B's vocabulary."""
+
+
+@pytest.fixture(autouse=True)
+def padded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A working folder with the padded drafts that `*-decode` files name, as far as a memory plan reads them."""
+    for short, name in PADDED.items():
+        folder = tmp_path / "padded" / f"{short}-152064"
+        folder.mkdir(parents=True)
+        (folder / "config.json").write_text(json.dumps(PUBLISHED[name] | {"vocab_size": 152064}))
+    monkeypatch.chdir(tmp_path)
+
+
+def vllm_specs(path: Path) -> dict[str, VllmSpec]:
+    return {role: spec for role, spec in load_engines(path, engine_specs()).items() if isinstance(spec, VllmSpec)}
+
+
 def planned(path: Path) -> MemoryPlan:
-    specs = load_engines(path, engine_specs())
-    return look_up({role: spec for role, spec in specs.items() if isinstance(spec, VllmSpec)}, stated(path))
+    """The plan of a file; of padded drafts, which are not here, the weights are not asked for."""
+    specs = vllm_specs(path)
+    if path.stem.endswith("gb-decode"):
+        specs = {role: structs.replace(spec, load_format="dummy") for role, spec in specs.items()}
+    return look_up(specs, stated(path))
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
@@ -52,21 +75,51 @@ def test_it_fits_the_hardware_its_name_states(path: Path) -> None:
 
 @pytest.mark.parametrize("path", VLLM, ids=lambda path: path.stem)
 def test_its_models_are_known_by_name(path: Path) -> None:
-    specs = load_engines(path, engine_specs())
-    models = [spec.model for spec in specs.values() if isinstance(spec, VllmSpec)]
+    models = [spec.model for spec in vllm_specs(path).values()]
     assert all(model.startswith("bundled:") or (is_hub_name(model) and model in PUBLISHED) for model in models)
 
 
-def test_there_is_one_for_these_pairs_of_the_papers() -> None:
-    pairs = {tuple(spec.model.rpartition("/")[2] for spec in load_engines(path, engine_specs()).values()) for path in VLLM}  # type: ignore[attr-defined]
-    assert pairs >= {
-        ("QwQ-32B", "DeepSeek-R1-Distill-Qwen-1.5B"),
-        ("QwQ-32B", "ZR1-1.5B"),
-        ("Skywork-OR1-32B", "DeepSeek-R1-Distill-Qwen-1.5B"),
-        ("Skywork-OR1-32B", "ZR1-1.5B"),
-        ("DeepSeek-R1-Distill-Qwen-32B", "DeepSeek-R1-Distill-Qwen-1.5B"),
-        ("DeepSeek-R1-Distill-Llama-70B", "DeepSeek-R1-Distill-Qwen-1.5B"),
-    }
+R1, ZR1, QWEN = "DeepSeek-R1-Distill-Qwen-1.5B", "ZR1-1.5B", "Qwen2.5-1.5B-Instruct"
+R1_32B, QWQ, QWEN_32B, SKYWORK = "DeepSeek-R1-Distill-Qwen-32B", "QwQ-32B", "Qwen2.5-32B-Instruct", "Skywork-OR1-32B-Preview"
+PAPERS = {
+    # SpecCoT: sections 4.1 and 4.4.3, table 3, and on H100 section A.2.
+    *((target, draft, "4x80gb") for target in (R1_32B, QWEN_32B, QWQ) for draft in (R1, QWEN)),
+    *((target, R1, "2x80gb") for target in (R1_32B, QWQ)),
+    # SpecReason: sections 5.1 and A.1.
+    *((target, draft, "2x48gb") for target in (QWQ, SKYWORK) for draft in (R1, ZR1)),
+    ("DeepSeek-R1-Distill-Llama-70B", R1, "4x80gb"),
+    # SCoT: section 4.1.
+    (R1_32B, R1, "5x40gb"),
+}
+"""Target, draft, and the GPUs that the paper names."""
+
+
+def pair_of(path: Path) -> tuple[str, str, str]:
+    specs = vllm_specs(path)
+    hardware = re.search(r"-(\dx\d+gb)", path.stem)
+    return specs["target"].model.rpartition("/")[2], specs["draft"].model.rpartition("/")[2], hardware[1] if hardware else ""
+
+
+def test_there_is_one_for_every_pair_of_the_papers_on_its_hardware() -> None:
+    assert {pair_of(path) for path in VLLM if not path.stem.endswith("-decode")} >= PAPERS
+
+
+@pytest.mark.parametrize("path", [path for path in VLLM if path.stem.endswith("gb-decode")], ids=lambda path: path.stem)
+def test_a_decode_file_differs_in_what_speculates(path: Path) -> None:
+    """It says which command makes the draft that it names, a copy of the draft of the pair."""
+    specs, plain = vllm_specs(path), vllm_specs(path.with_stem(path.stem.removesuffix("-decode")))
+    inner = specs["target"].speculative_config
+    assert inner is not None
+    assert specs == plain | {"target": structs.replace(plain["target"], speculative_config=inner)}
+    command = re.search(r"# python tools/pad_vocabulary.py (\S+) (\S+) \\\n#   (\S+)\n", path.read_text())
+    assert command is not None
+    assert command.groups() == (specs["draft"].model, specs["target"].model, inner.model)
+
+
+def test_token_level_speculation_has_a_file_for_every_pair_that_a_paper_speculates() -> None:
+    """SpecReason section 5.1; SpecCoT section A.3 does not name its pair."""
+    found = {pair_of(path) for path in VLLM if path.stem.endswith("-decode")}
+    assert found >= {each for each in PAPERS if each[2] == "2x48gb"} | {(QWQ, R1, "4x80gb"), (R1_32B, R1, "4x80gb")}
 
 
 @pytest.mark.parametrize(
@@ -78,6 +131,7 @@ def test_there_is_one_for_these_pairs_of_the_papers() -> None:
         ("qwq-r1_1.5b-2x48gb", 53_211),
         ("r1_70b-r1_1.5b-4x80gb", 387_114),
         ("r1_32b-r1_1.5b-5x40gb", 316_143),
+        ("qwq-r1_1.5b-2x48gb-decode", 35_741),
     ],
 )
 def test_what_the_plan_promises_the_target(name: str, tokens: int) -> None:
