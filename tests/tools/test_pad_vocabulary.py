@@ -1,0 +1,132 @@
+"""A draft padded to another vocabulary writes the same text; what cannot be padded is refused, and nothing is left."""
+
+import json
+import shutil
+import sys
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from tests.support.paths import MODELS, ROOT
+
+pytestmark = pytest.mark.torch
+EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+SIZE, USED = 560, 554
+"""Ids of the bundled models, and how many of them their tokenizer uses."""
+
+
+@pytest.fixture(scope="module")
+def tool() -> Any:
+    sys.path.insert(0, str(ROOT / "tools"))
+    return import_module("pad_vocabulary")
+
+
+def run(tool: Any, *arguments: object) -> Result:
+    return CliRunner().invoke(tool.main, [str(each) for each in arguments])
+
+
+def copied(folder: Path, **config: Any) -> Path:
+    """A copy of the bundled draft whose configuration says something else."""
+    shutil.copytree(MODELS / "tiny-draft", folder)
+    said = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(said | config))
+    return folder
+
+
+@pytest.mark.slow
+def test_a_padded_draft_writes_the_same_text(tool: Any, tmp_path: Path) -> None:
+    """Under the torch engine: the tool's own problems, and others."""
+    import anyio
+    import torch
+    from safetensors.torch import load_file
+
+    out = tmp_path / "made" / "padded"
+    done = run(tool, MODELS / "tiny-draft", SIZE + 16, out)
+    assert done.exit_code == 0, done.output
+    assert "576 ids instead of 560; on 8 problems the same greedy texts, and 64 of 64 sampled ones" in done.output
+    assert [path.name for path in out.parent.iterdir()] == ["padded"]
+    others = [each.text for each in tool.make_arith.split("test")[:6]]
+    texts = [anyio.run(tool.answers, folder, others, 64) for folder in (MODELS / "tiny-draft", out)]
+    assert texts[0] == texts[1]
+
+    before, after = (load_file(folder / "model.safetensors") for folder in (MODELS / "tiny-draft", out))
+    assert [name for name in before if not torch.equal(before[name], after[name][: len(before[name])])] == []
+    assert {name for name in before if before[name].shape != after[name].shape} == {EMBEDDING}
+    further = before[EMBEDDING][USED:].double().mean(0).bfloat16()
+    assert torch.equal(after[EMBEDDING][SIZE:], further.expand(16, -1))
+    assert json.loads((out / "config.json").read_text())["vocab_size"] == SIZE + 16
+    assert (out / "tokenizer.json").read_bytes() == (MODELS / "tiny-draft/tokenizer.json").read_bytes()
+
+
+@pytest.mark.parametrize("unused", [[5, 7, 8, 9], []])
+def test_a_further_id_is_never_the_likeliest_and_rarer_than_what_it_is_the_mean_of(tool: Any, unused: list[int]) -> None:
+    import torch
+
+    generator = torch.Generator().manual_seed(0)
+    rows, states = torch.randn(40, 8, generator=generator), 10 * torch.randn(2000, 8, generator=generator)
+    logits = states @ tool.padded(rows, 48, unused).T
+    probabilities = logits.double().softmax(-1)
+    assert torch.equal(logits[:, :40], states @ rows.T)
+    assert int(logits.argmax(-1).max()) < 40
+    own = probabilities[:, unused].mean(-1) if unused else probabilities[:, :40].mean(-1)
+    assert bool((probabilities[:, 40:].amax(-1) <= own * (1 + 1e-4)).all())
+
+
+def test_a_head_of_its_own_in_another_file_is_padded_too(tool: Any, tmp_path: Path) -> None:
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    source, out = copied(tmp_path / "source", tie_word_embeddings=False), tmp_path / "out"
+    tensors = load_file(source / "model.safetensors")
+    (source / "model.safetensors").unlink()
+    head = {HEAD: -tensors[EMBEDDING]}
+    names = {1: tensors, 2: head}
+    files = {number: f"model-{number:05d}-of-00002.safetensors" for number in names}
+    for number, part in names.items():
+        save_file(part, source / files[number], {"format": "pt"})
+    places = {name: files[number] for number, part in names.items() for name in part}
+    (source / tool.INDEX).write_text(json.dumps({"metadata": {"total_size": 1}, "weight_map": places}))
+    out.mkdir()
+    tool.write(source, out, 600)
+    made = load_file(out / files[2])[HEAD]
+    assert made.shape == (600, 64)
+    assert torch.equal(made, -load_file(out / files[1])[EMBEDDING])
+    index = json.loads((out / tool.INDEX).read_text())
+    assert index["weight_map"] == places
+    assert index["metadata"]["total_size"] == sum(2 * each.numel() for name in files.values() for each in load_file(out / name).values())
+
+
+def test_what_cannot_be_padded_is_refused_and_leaves_nothing(tool: Any, tmp_path: Path) -> None:
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    draft, out = MODELS / "tiny-draft", tmp_path / "out" / "padded"
+    swapped = copied(tmp_path / "swapped", vocab_size=600)
+    text = (swapped / "tokenizer.json").read_text()
+    vocabulary = json.loads(text)["model"]["vocab"]
+    first, second = sorted(vocabulary, key=vocabulary.get)[300:302]
+    exchanged = json.loads(text)
+    exchanged["model"]["vocab"] |= {first: vocabulary[second], second: vocabulary[first]}
+    (swapped / "tokenizer.json").write_text(json.dumps(exchanged))
+    headless = copied(tmp_path / "headless", tie_word_embeddings=False)
+    biased = copied(tmp_path / "biased")
+    tensors = load_file(biased / "model.safetensors")
+    save_file(tensors | {"lm_head.bias": torch.zeros(SIZE)}, biased / "model.safetensors")
+    (tmp_path / "there").mkdir()
+    for source, target, place, said in (
+        (draft, 500, out, "has 560 ids already, and 500 are asked for: padding only adds ids"),
+        (draft, MODELS / "tiny-target", out, "has 560 ids already, and 560 are asked for"),
+        (draft, swapped, out, "have different tokenizers: the ids of a text differ"),
+        (headless, 600, out, "has no lm_head.weight with a row for each id"),
+        (biased, 600, out, "lm_head.bias cannot be padded"),
+        (draft, 600, tmp_path / "there", "exists; name a folder that does not"),
+        (draft, tmp_path / "there", out, "its config.json has no vocab_size"),
+    ):
+        done = run(tool, source, target, place)
+        assert done.exit_code == 2
+        assert said in done.output.replace("\n", ""), done.output
+        assert not out.exists()
+        assert not out.parent.exists() or list(out.parent.iterdir()) == []

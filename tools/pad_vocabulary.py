@@ -1,0 +1,191 @@
+"""Makes a copy of a draft model whose vocabulary has the target's size: vLLM's method `draft_model` takes no other.
+
+    python tools/pad_vocabulary.py deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B Qwen/QwQ-32B ./padded/DeepSeek-R1-Distill-Qwen-1.5B-152064
+
+Models of one family share a tokenizer and round the size of their embeddings differently. The copy's further ids stand for no text. Each
+of their rows is the mean of the rows of the ids that the tokenizer does not use, or of all rows where it uses all:
+
+- The logits of all other ids are what they were.
+- The logit of a further id is a mean of others, so never above the largest: greedy text is the same. vLLM's drafts propose greedily.
+- A further id is no likelier than those of its mean are on average, because the exponential is convex. With k further ids and m unused
+  ones, sampling meets the further ones at most k/m times as often as it meets the unused ones, and else draws as before. Where all ids
+  are used, their share is at most k over the size of the vocabulary.
+- vLLM's target rejects what it would not have written itself, so that its text never depends on these rows.
+
+Before OUT is there, source and copy answer some problems under the package's torch engine: all greedy texts must be the same, and nine
+tenths of the sampled ones.
+"""
+
+import json
+import shutil
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import anyio
+import click
+import make_arith
+import torch
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+from safetensors import safe_open
+from safetensors.torch import save_file
+from tokenizers import Tokenizer as Backend
+from torch import Tensor
+
+from pipeline.engine import Engine, Request
+from pipeline.engines.checkpoint import read_json, weight_files
+from pipeline.engines.tokenizer import HFTokenizer
+from pipeline.engines.torch.backend import open_torch
+from pipeline.engines.torch.spec import TorchSpec
+from pipeline.reasoning.prompts import PromptBuilder
+
+EMBEDDINGS = ("embed_tokens.weight", "lm_head.weight")
+"""Ends of the names of the tensors with a row for each id."""
+BESIDE = ("*.json", "*.jinja", "*.txt", "*.model", "*.py")
+"""Files of a model beside its weights: configuration, tokenizer, chat template."""
+INDEX = "model.safetensors.index.json"
+SAMPLING: tuple[Mapping[str, Any], ...] = ({"temperature": 0.6, "seed": 1, "n": 4}, {"temperature": 1.0, "seed": 2, "n": 4})
+SAME = 0.9
+"""Share of the sampled texts that must be the same; a small model may meet an unused id now and then."""
+
+
+def folder_of(model: str, *, weights: bool) -> Path:
+    """The folder of a model; one on the hub is downloaded, without weights where they are not needed."""
+    if Path(model).is_dir():
+        return Path(model)
+    wanted = [*BESIDE, "*.safetensors"] if weights else list(BESIDE)
+    try:
+        return Path(snapshot_download(model, allow_patterns=wanted))
+    except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+        what = str(error).splitlines()[0]
+        raise click.UsageError(f"{model} is neither a folder nor a model that can be downloaded: {what}") from error
+
+
+def vocab_size(folder: Path) -> int:
+    """The number of ids of a model."""
+    size = read_json(folder / "config.json").get("vocab_size")
+    if not isinstance(size, int):
+        raise click.UsageError(f"{folder}: its config.json has no vocab_size; models in Llama's and Qwen's layout can be padded")
+    return size
+
+
+def compare_tokenizers(source: Path, target: Path, texts: Sequence[str]) -> list[str]:
+    """Special tokens of the target that the source knows by another id or not at all; raises `UsageError` where other texts differ."""
+    ours, theirs = HFTokenizer(str(source)), HFTokenizer(str(target))
+    if ours.vocabulary != theirs.vocabulary or any(ours.encode(text) != theirs.encode(text) for text in texts):
+        raise click.UsageError(f"{source} and {target} have different tokenizers: the ids of a text differ, and padding changes no id")
+    return sorted(text for text, number in theirs.special_ids.items() if ours.special_ids.get(text) != number)
+
+
+def unused_ids(folder: Path, size: int) -> list[int]:
+    """Ids that stand for no token of the tokenizer."""
+    if not (folder / "tokenizer.json").is_file():
+        raise click.UsageError(f"{folder}: has no tokenizer.json, which says which ids are used")
+    used = set(Backend.from_file(str(folder / "tokenizer.json")).get_vocab(with_added_tokens=True).values())
+    return [number for number in range(size) if number not in used]
+
+
+def padded(rows: Tensor, size: int, unused: Sequence[int]) -> Tensor:
+    """`rows` and further ones up to `size`, each the mean of the `unused` ones or, where there are none, of all."""
+    mean = (rows[list(unused)] if unused else rows).double().mean(0, keepdim=True).to(rows.dtype)
+    return torch.cat([rows, mean.expand(size - len(rows), -1)])
+
+
+def pad_file(path: Path, out: Path, old: int, size: int, unused: Sequence[int]) -> set[str]:
+    """Write a file of weights with padded embeddings; returns their names. Raises `UsageError` for other tensors with a row for each id."""
+    with safe_open(path, "pt") as file:
+        metadata, tensors = file.metadata(), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    found = {name for name, tensor in tensors.items() if name.endswith(EMBEDDINGS) and tensor.ndim == 2 and len(tensor) == old}
+    sized = {name for name, tensor in tensors.items() if name.endswith((*EMBEDDINGS, "lm_head.bias")) or "embed" in name} - found
+    if sized or not all(tensors[name].is_floating_point() for name in found):
+        which = sorted(sized or found)[0]
+        raise click.UsageError(f"{path}: {which} cannot be padded; embed_tokens.weight and lm_head.weight with {old} rows of floats can")
+    save_file({name: padded(each, size, unused) if name in found else each for name, each in tensors.items()}, out, metadata)
+    return found
+
+
+def write(source: Path, out: Path, size: int) -> None:
+    """The padded copy of the model in the folder `source`, in the folder `out`."""
+    config, old, files = read_json(source / "config.json"), vocab_size(source), weight_files(source)
+    if not files or any(path.suffix != ".safetensors" for path in files):
+        raise click.UsageError(f"{source}: has no *.safetensors; convert the weights to that format")
+    for path in (path for pattern in BESIDE for path in source.glob(pattern)):
+        shutil.copy(path, out)
+    unused = unused_ids(source, old)
+    found = {name for path in files for name in pad_file(path, out / path.name, old, size, unused)}
+    heads = {end for end in EMBEDDINGS if any(name.endswith(end) for name in found)}
+    if heads != set(EMBEDDINGS) and not (config.get("tie_word_embeddings") and EMBEDDINGS[0] in heads):
+        raise click.UsageError(f"{source}: has no {' and no '.join(sorted(set(EMBEDDINGS) - heads))} with a row for each id")
+    (out / "config.json").write_text(json.dumps(config | {"vocab_size": size}, indent=2) + "\n")
+    if (out / INDEX).exists():
+        total = sum(tensor_bytes(out / path.name) for path in files)
+        index = read_json(out / INDEX)
+        (out / INDEX).write_text(json.dumps(index | {"metadata": {**index.get("metadata", {}), "total_size": total}}, indent=2) + "\n")
+
+
+def tensor_bytes(path: Path) -> int:
+    """Bytes of the tensors of a file."""
+    with safe_open(path, "pt") as file:
+        return sum(each.numel() * each.element_size() for name in file.keys() for each in [file.get_tensor(name)])  # noqa: SIM118
+
+
+async def answers(model: Path, problems: Sequence[str], tokens: int) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]]:
+    """The greedy and the sampled texts, as ids, that the torch engine writes on `problems` with the model in the folder."""
+    said: dict[tuple[int, int], tuple[tuple[int, ...], ...]] = {}
+
+    async def ask(engine: Engine, prompt: Sequence[int], way: int, number: int, terms: Mapping[str, Any]) -> None:
+        request = Request(request_id=f"{way}/{number}", prompt_ids=prompt, max_tokens=tokens, **terms)
+        said[way, number] = tuple(candidate.ids for candidate in (await engine.generate(request)).candidates)
+
+    spec = TorchSpec(model=str(model), dtype="float32", max_num_seqs=16)
+    async with open_torch({"draft": spec}) as engines, anyio.create_task_group() as tasks:
+        builder = PromptBuilder(engines["draft"].tokenizer)
+        for way, terms in enumerate(({}, *SAMPLING)):
+            for number, problem in enumerate(problems):
+                tasks.start_soon(ask, engines["draft"], builder.generation(problem), way, number, terms)
+    texts = [[ids for number in range(len(problems)) for ids in said[way, number]] for way in range(1 + len(SAMPLING))]
+    return texts[0], [ids for each in texts[1:] for ids in each]
+
+
+def same_texts(source: Path, made: Path, problems: Sequence[str], tokens: int) -> str:
+    """How many texts on `problems` are the same with both models, in words; raises `ClickException` where too many are not."""
+    (greedy, sampled), (greedy_now, sampled_now) = (anyio.run(answers, model, problems, tokens) for model in (source, made))
+    same = sum(a == b for a, b in zip(sampled, sampled_now, strict=True))
+    if greedy != greedy_now or same < SAME * len(sampled):
+        raise click.ClickException(f"the padded model writes other texts ({same} of {len(sampled)} sampled ones are the same)")
+    return f"on {len(problems)} problems the same greedy texts, and {same} of {len(sampled)} sampled ones"
+
+
+@click.command()
+@click.argument("source")
+@click.argument("target")
+@click.argument("out", type=click.Path(path_type=Path))
+@click.option("--problems", type=click.IntRange(min=1), default=8, show_default=True, help="Problems whose texts are compared.")
+@click.option("--tokens", type=click.IntRange(min=1), default=64, show_default=True, help="Most tokens of each text.")
+def main(source: str, target: str, out: Path, problems: int, tokens: int) -> None:
+    """Write a copy of SOURCE to OUT with a vocabulary of the size of TARGET: a model, or a number. Models are folders or hub names."""
+    if out.exists():
+        raise click.UsageError(f"{out} exists; name a folder that does not")
+    asked = [each.text for each in make_arith.split("validation")[:problems]]
+    theirs = None if target.isdecimal() else folder_of(target, weights=False)
+    size = int(target) if theirs is None else vocab_size(theirs)
+    others = compare_tokenizers(folder_of(source, weights=False), theirs, asked) if theirs else []
+    folder = folder_of(source, weights=True)
+    if size <= (old := vocab_size(folder)):
+        raise click.UsageError(f"{source} has {old} ids already, and {size} are asked for: padding only adds ids")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}-") as place:
+        made = Path(place) / "model"
+        made.mkdir()
+        write(folder, made, size)
+        found = same_texts(folder, made, asked, tokens)
+        made.rename(out)
+    click.echo(f"{out}: {size} ids instead of {old}; {found}")
+    if others:
+        click.echo(f"ids that the draft reads otherwise than {target}: {', '.join(others)}; they may be accepted less often")
+
+
+if __name__ == "__main__":
+    main()
