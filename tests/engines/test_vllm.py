@@ -5,7 +5,9 @@ import math
 import os
 import shutil
 import signal
+import sys
 from collections.abc import Callable, Mapping
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -17,14 +19,17 @@ from anyio.from_thread import BlockingPortal
 from msgspec import structs
 from safetensors.numpy import save_file
 
-from pipeline.engine import Completion, Engine, Request
+from pipeline.engine import Completion, Engine, Request, Speculation
 from pipeline.engines.models import resolve
 from pipeline.engines.process.engine import WorkerEngine
 from pipeline.engines.vllm.backend import open_vllm
+from pipeline.engines.vllm.check import check
 from pipeline.engines.vllm.spec import VllmSpec
 from pipeline.errors import EngineDead, GraphError
+from pipeline.machine import look
 from tests.support.checkpoints import rewrite
-from tests.support.engines import PLAIN, ask_all, prompt_of
+from tests.support.engines import DECODE, PLAIN, ask_all, prompt_of
+from tests.support.paths import MODELS, ROOT
 
 pytestmark = [pytest.mark.vllm, pytest.mark.skipif(find_spec("vllm") is None, reason="vllm is not installed here")]
 _ADAPTER = "adapter_model.safetensors"
@@ -92,6 +97,33 @@ def test_a_choice_works_under_speculation(portal: BlockingPortal, speculating: M
     answer: Completion = portal.call(engine.generate, asked(engine, PROBLEMS[0], max_tokens=1, option_ids=options))
     assert answer.candidates[0].ids[0] in options
     assert 0 < sum(map(math.exp, answer.option_logprobs)) < 1
+
+
+def test_a_padded_draft_speculates_for_a_target_of_another_vocabulary(
+    portal: BlockingPortal, vllm_engines: Mapping[str, Engine], tmp_path: Path
+) -> None:
+    """The bundled target with more ids stands for one whose embeddings are padded further than the draft's; unpadded it is refused."""
+    sys.path.insert(0, str(ROOT / "tools"))
+    tool = import_module("pad_vocabulary")
+    for name in ("tiny-target", "tiny-draft"):
+        (tmp_path / name).mkdir()
+        tool.write(MODELS / name, tmp_path / name, 592)
+    plain, spec = vllm_engines["target"], DECODE.specs()["target"]
+    spec = structs.replace(spec, model=str(tmp_path / "tiny-target"))
+    padded = structs.replace(spec, speculative_config=structs.replace(spec.speculative_config, model=str(tmp_path / "tiny-draft")))
+
+    async def said() -> tuple[list[Completion], Speculation | None]:
+        async with open_vllm({"target": padded}) as engines:
+            found = await ask_all(engines["target"], [asked(engines["target"], problem) for problem in PROBLEMS])
+            return found, engines["target"].statistics().speculation
+
+    with pytest.raises(GraphError, match=r"tiny-target has 592 and .*tiny-draft has 560; where their tokens are the same, pad the draft"):
+        check({"target": spec}, look())
+    answers, counted = portal.call(said)
+    alone = portal.call(ask_all, plain, [asked(plain, problem) for problem in PROBLEMS])
+    assert sum(a.candidates[0].text == b.candidates[0].text for a, b in zip(alone, answers, strict=True)) >= 19
+    assert counted is not None
+    assert counted.accepted_tokens > 0.5 * counted.draft_tokens
 
 
 def test_facts_and_gauges(portal: BlockingPortal, vllm_engines: Mapping[str, Engine]) -> None:
