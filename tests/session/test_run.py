@@ -37,6 +37,20 @@ def test_a_run_leaves_three_tables_and_its_card(tmp_path: Path) -> None:
     assert right == summarize(result.folder).correct > 12
 
 
+def test_token_level_speculation_changes_times_and_no_answer(tmp_path: Path) -> None:
+    graph, problems = ROOT / "graphs/specreason-decode.yaml", write_problems(tmp_path)
+    plain, faster = (
+        run(RunOptions(graph=graph, engines=ROOT / f"graphs/engines/{name}.yaml", input=problems, output=tmp_path / name))
+        for name in ("sim-2xh100", "sim-2xh100-decode")
+    )
+    assert said(plain) == said(faster)
+    before, after = summarize(plain.folder), summarize(faster.folder)
+    assert (after.wall_time_s or 0) < (before.wall_time_s or 0)
+    own = after.engines["target"]
+    assert (after.engines["draft"].speculated_tokens, own.speculated_tokens) == (None, 5 * (own.speculations or 0))
+    assert 0 < (own.accepted_speculated_tokens or 0) < (own.speculated_tokens or 0)
+
+
 def test_the_ledger_of_a_chain_adds_up(tmp_path: Path) -> None:
     result = solve(tmp_path)
     calls, steps = rows(result, "calls"), rows(result, "steps")
