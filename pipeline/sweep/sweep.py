@@ -69,6 +69,7 @@ class SweepFile(Struct, frozen=True, kw_only=True):
     input_sha256: str
     columns: dict[str, str]
     limit: int | None
+    sample: str | None = None
     samples: int
     seed: int
     admission: str = ""
@@ -180,8 +181,8 @@ class Prepared(Struct, frozen=True, kw_only=True):
         """The preflight of one run of `system` in `folder`, a new one that is the sweep's; `changes` are options of that run alone."""
         options = run_options(self.options, system, folder, **changes)
         problems, fingerprint = self.problems, self.fingerprint
-        if options.limit != self.options.limit:
-            problems = open_problems(options.input, options.columns, options.limit)
+        if changes.keys() & {"limit", "sample"}:
+            problems = open_problems(options.input, options.columns, options.part)
             fingerprint = problems.check()
         return Preflight(
             options=options,
@@ -215,7 +216,7 @@ def prepare(options: SweepOptions, systems: list[System], folder: Path) -> Prepa
         raise UsageError(f"--processes {options.processes}: only points on simulated engines run side by side; leave it out, or take 1")
     if known := [each for each in options.settings if not any(each in system.settings for system in systems)]:
         raise UsageError(f"--set {known[0]}: none of the graphs has such a param")
-    problems = open_problems(options.input, options.columns, options.limit)
+    problems = open_problems(options.input, options.columns, run_options(options, systems[0], folder).part)
     fingerprint = problems.check()
     for system in systems:
         check_replay(system.plan, run_options(options, system, folder), fingerprint)
@@ -244,6 +245,7 @@ def run_options(options: SweepOptions, system: System, folder: Path, **changes: 
         "columns": options.columns,
         "samples": options.samples,
         "limit": options.limit,
+        "sample": options.sample,
         "seed": options.seed,
         "admission": options.admission,
         "order": options.order,
@@ -260,6 +262,7 @@ def start_or_resume(prepared: Prepared) -> dict[str, Point]:
         input_sha256=prepared.fingerprint.sha256,
         columns=options.columns,
         limit=options.limit,
+        sample=options.sample,
         samples=options.samples,
         seed=options.seed,
         admission=options.admission,
@@ -365,7 +368,7 @@ def _check_same(path: Path, new: SweepFile) -> None:
         old = msgspec.json.decode(path.read_bytes(), type=SweepFile)
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise UsageError(f"{path}: is no sweep.json of this version: {error}") from error
-    for name in ("input_sha256", "columns", "limit", "samples", "seed", "settings", "calibration"):
+    for name in ("input_sha256", "columns", "limit", "sample", "samples", "seed", "settings", "calibration"):
         if getattr(old, name) != getattr(new, name):
             raise UsageError(f"{path}: cannot go on with it: {name} is {getattr(new, name)}, was {getattr(old, name)}; start a new sweep")
     for name in ("admission", "order"):
