@@ -23,8 +23,8 @@ import msgspec
 from msgspec import Struct
 
 from pipeline.data.in_memory import ProblemList
-from pipeline.data.row_sample import row_sample
 from pipeline.data.problems import Problem, Problems, open_problems
+from pipeline.data.row_sample import row_sample
 from pipeline.engine import Engine
 from pipeline.engines.replay.recording import bindings
 from pipeline.errors import Unfinished, UsageError

@@ -21,11 +21,11 @@ from pipeline.cli import live
 from pipeline.cli.main import optional_print, print_line, print_notice, print_page
 from pipeline.cli.terminal.console import PlainConsole
 from pipeline.cli.terminal.signals import restored_handlers, stop_on_signal
+from pipeline.data.row_sample import MOST_ROWS
 from pipeline.graph.loader import PRESET, load_preset
 from pipeline.runtime.admission.admission import AdmissionName
 from pipeline.runtime.schedule import SCHEDULES
 from pipeline.session.loop import rare_collection
-from pipeline.data.row_sample import MOST_ROWS
 from pipeline.session.options import RunOptions, resume_options
 from pipeline.session.replay import shortfall
 from pipeline.session.resume import MAY_DRIFT

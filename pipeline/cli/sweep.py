@@ -11,7 +11,16 @@ from pipeline.analysis.points import Point
 from pipeline.analysis.sweep_tables import crossings, sweep_tables
 from pipeline.cli import live
 from pipeline.cli.main import optional_print, print_notice, print_page
-from pipeline.cli.run import CALIBRATION_HELP, column_option, limit_option, preset_option, sample_option, samples_option, settings_option, with_preset
+from pipeline.cli.run import (
+    CALIBRATION_HELP,
+    column_option,
+    limit_option,
+    preset_option,
+    sample_option,
+    samples_option,
+    settings_option,
+    with_preset,
+)
 from pipeline.cli.terminal.signals import restored_handlers, stop_at_first_signal
 from pipeline.errors import MissingExtra
 from pipeline.report.extra import load

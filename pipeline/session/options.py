@@ -17,6 +17,7 @@ from pipeline.session.resume import MAY_DRIFT
 from pipeline.text import storable
 from pipeline.trace.run_file import RunFile
 
+
 class RunOptions(Struct, frozen=True, kw_only=True):
     """The options of a run, as the command line or the Python API gives them."""
 

@@ -221,15 +221,18 @@ def test_a_run_over_a_sample_goes_on_over_the_same_one(wholes: dict[str, Path], 
     of_all = said(wholes["speccot"])
     assert said(tmp_path / "run") == said(whole) == {chain: of_all[chain] for chain in said(whole)}
     assert len(said(whole)) == 8
-    with pytest.raises(UsageError, match="cannot go on with it: input sample is .*start a new run"):
+    with pytest.raises(UsageError, match=r"cannot go on with it: input sample is .*start a new run"):
         run(options(wholes["speccot"].parent, output=tmp_path / "run", sample="5", resume=True))
 
 
-@pytest.mark.parametrize(("given", "what"), [
-    ({"sample": "0"}, "--sample 0: expected a number of rows, 1 or more, or ROWS:SEED"),
-    ({"sample": "10:x"}, "--sample 10:x: expected a number of rows, 1 or more, or ROWS:SEED"),
-    ({"sample": "2", "limit": 3}, "--sample 2 and --limit 3: give one of them"),
-])
+@pytest.mark.parametrize(
+    ("given", "what"),
+    [
+        ({"sample": "0"}, "--sample 0: expected a number of rows, 1 or more, or ROWS:SEED"),
+        ({"sample": "10:x"}, "--sample 10:x: expected a number of rows, 1 or more, or ROWS:SEED"),
+        ({"sample": "2", "limit": 3}, "--sample 2 and --limit 3: give one of them"),
+    ],
+)
 def test_a_sample_that_is_none_is_refused(wholes: dict[str, Path], tmp_path: Path, given: dict[str, Any], what: str) -> None:
     with pytest.raises(UsageError, match=f"^{what}$"):
         run(options(wholes["speccot"].parent, output=tmp_path / "run", **given))
