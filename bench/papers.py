@@ -92,8 +92,11 @@ def jobs_of(graph: str, param: str, values: Iterable[float], prefix: str, **fiel
     return tuple(Job(name=f"{prefix}-{value}", graph=graph, settings=(f"{param}={value}",), **fields) for value in values)
 
 
-ALONE = tuple(Job(name=graph, graph=graph) for graph in ("target", "draft", "speccot", "specreason", "likelihood", "scot", "best-of-n"))
-SPECCOT, SPECREASON, LIKELIHOOD = ALONE[2:5]
+ALONE = tuple(
+    Job(name=graph, graph=graph)
+    for graph in ("target", "target-steps", "draft", "guided-draft", "speccot", "specreason", "likelihood", "scot", "best-of-n")
+)
+SPECCOT, SPECREASON, LIKELIHOOD = ALONE[4:7]
 REPEATED = {
     graph: [Job(name=f"{graph}-{when}", graph=graph) for when in ("again", "at-the-end")] for graph in ("target", "speccot", "specreason")
 }
@@ -273,18 +276,19 @@ def claims_part(found: list[Found]) -> Iterator[str]:
     yield "## What holds of the papers' claims, and what does not"
     yield (
         "A claim holds where the whole 95 % interval is on its side, does not where it is on the other, and cannot be said where it "
-        "lies across or where there is none. The interval of a ratio of measured times is wider than in the tables below: by how much runs "
-        "of the same work differ among themselves. The bundled models are miniatures for one kind of problem: what does not hold here says "
-        "nothing of the papers' own models."
+        "lies across or where there is none; it is not testable here where it rests on what the bundled models do not have, which its note "
+        "says: the number is then shown for completeness. The interval of a ratio of measured times is wider than in the tables below: by "
+        "how much runs of the same work differ among themselves. The bundled models are miniatures for one kind of problem: what does not "
+        "hold here says nothing of the papers' own models."
     )
-    notes = list(dict.fromkeys(each.claim.note for each in found if each.claim.note))
+    notes = list(dict.fromkeys(each.claim.remark for each in found if each.claim.remark))
     rows = [
         (
             each.claim.where,
             each.claim.says,
             each.claim.theirs,
             each.said,
-            f"**{each.verdict}**" + (f" ({notes.index(each.claim.note) + 1})" if each.claim.note else ""),
+            f"**{each.verdict}**" + (f" ({notes.index(each.claim.remark) + 1})" if each.claim.remark else ""),
         )
         for each in found
     ]

@@ -24,6 +24,7 @@ from msgspec import Struct
 
 from pipeline.data.in_memory import ProblemList
 from pipeline.data.problems import Problem, Problems, open_problems
+from pipeline.data.row_sample import row_sample
 from pipeline.engine import Engine
 from pipeline.engines.replay.recording import bindings
 from pipeline.errors import Unfinished, UsageError
@@ -149,6 +150,7 @@ def solve(
     order: str = "input",
     samples: int = 1,
     limit: int | None = None,
+    sample: int | str | None = None,
     seed: int = 0,
     columns: Mapping[str, str] | None = None,
     modes: str | Path | None = None,
@@ -167,7 +169,8 @@ def solve(
     admission: `cache` lets the youngest chains pause where not all contexts fit into the engines' caches; `batch` lets none.
     order: which chains begin first: `input`, `longest` (of the longest problems), or `longest:RUN` (of the problems whose thoughts
         were longest in the run folder RUN); with the latter two all problems are held in memory at once.
-    samples: attempts at every problem. limit: only the first problems. seed: every random number derives from it.
+    samples: attempts at every problem. seed: every random number derives from it.
+    limit: only the first problems. sample: only so many, drawn at random, the same ones whatever `seed` is; `"N:SEED"` draws others.
     columns: the names of columns in `problems` by ours: `{"problem": "question"}`.
     modes: a finished run with `speculate: auto`, in whose modes the steps of this one are written (`pipeline run --modes`).
     calibration: with `speculate: auto`, a file that `pipeline calibrate` wrote, with whose costs the controller begins.
@@ -178,7 +181,7 @@ def solve(
     Raises `UsageError` before an engine starts where an argument is wrong, `RunError` where no chain could start, and
     `Unfinished`, which holds what was finished, where the run could not go on.
     """
-    options = _options(batch_size, schedule, admission, order, samples, limit, seed, columns, modes, calibration, output, resume)
+    options = _options(batch_size, schedule, admission, order, samples, limit, sample, seed, columns, modes, calibration, output, resume)
     kept = _MemorySink(trace=trace)
     with _prepared(graph, problems, engines, params, options) as job:
         if job.ready is None:
@@ -206,6 +209,7 @@ async def solve_async(
     order: str = "input",
     samples: int = 1,
     limit: int | None = None,
+    sample: int | str | None = None,
     seed: int = 0,
     columns: Mapping[str, str] | None = None,
     modes: str | Path | None = None,
@@ -221,7 +225,7 @@ async def solve_async(
     are called in the running event loop; others run in a thread of their own. Raises as `solve` does before
     the first chain, and at the end the `RunError` that kept the run from its own. Of a resumed run only new chains are given.
     """
-    options = _options(batch_size, schedule, admission, order, samples, limit, seed, columns, modes, calibration, output, resume)
+    options = _options(batch_size, schedule, admission, order, samples, limit, sample, seed, columns, modes, calibration, output, resume)
     opened = _opened(engines) is not None
     if opened and not on_asyncio():
         raise UsageError("engines: open engines are called in the running event loop, which has to be asyncio's; elsewhere give specs")
@@ -285,6 +289,7 @@ def _options(
     order: str,
     samples: int,
     limit: int | None,
+    sample: int | str | None,
     seed: int,
     columns: Mapping[str, str] | None,
     modes: str | Path | None,
@@ -302,6 +307,7 @@ def _options(
         "order": order,
         "samples": samples,
         "limit": limit,
+        "sample": None if sample is None else str(sample),
         "seed": seed,
         "columns": dict(columns or {}),
         "modes": None if modes is None else str(modes),
@@ -347,13 +353,14 @@ def _prepared(
 
 
 def _problems(problems: Input, options: Mapping[str, Any]) -> Problems:
+    limit, sample = options["limit"], options["sample"]
+    part = limit if sample is None else row_sample(sample)
     if isinstance(problems, str | Path):
-        return open_problems(Path(problems), options["columns"], options["limit"])
+        return open_problems(Path(problems), options["columns"], part)
     if isinstance(problems, Mapping) or not isinstance(problems, Iterable):
         raise UsageError(f"problems: expected a path or an iterable of mappings, got `{type(problems).__name__}`")
     # Of an iterable that never ends the limit takes what it needs; what is no limit is refused later, by name.
-    limit = options["limit"]
-    return ProblemList(islice(problems, limit) if isinstance(limit, int) and limit > 0 else problems, options["columns"], limit)
+    return ProblemList(islice(problems, limit) if isinstance(limit, int) and limit > 0 else problems, options["columns"], part)
 
 
 def _settings(params: Mapping[str, Any] | None) -> tuple[str, ...]:

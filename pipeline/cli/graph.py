@@ -18,12 +18,11 @@ from pipeline.drawing.mermaid import mermaid
 from pipeline.drawing.prompt import ShownPrompt, problem_in, shown_prompt
 from pipeline.drawing.run_plan import engines_of, plan_of_run
 from pipeline.drawing.text import text
-from pipeline.engines.registry import cautions
 from pipeline.errors import UsageError
 from pipeline.export.output import check_output, whole_file
 from pipeline.graph.plan import Block, LoopNode, Plan, StageNode
 from pipeline.redaction import redact, redact_all
-from pipeline.session.preflight import load_plan
+from pipeline.session.preflight import load_plan, notices
 from pipeline.text import sanitize
 
 SUFFIXES = {".txt": "text", ".mmd": "mermaid", ".mermaid": "mermaid", ".svg": "svg", ".dot": "dot", ".gv": "dot"}
@@ -48,8 +47,8 @@ def check(graph: Path, engines: Path | None, as_json: bool, stage: str | None, p
     """Check GRAPH, a file or a bundled name, and its engines, and print the compiled plan. Exit code 2 when something is wrong."""
     asked = with_preset(options)
     plan = load_plan(graph, engines, asked.pop("settings"))
-    for caution in cautions(plan.engines):
-        print_notice(caution)
+    for notice in notices(plan):
+        print_notice(notice)
     if stage is not None:
         _print_prompt(_prompt(plan, graph, stage, problems, **asked), as_json)
         return

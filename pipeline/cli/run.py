@@ -21,11 +21,12 @@ from pipeline.cli import live
 from pipeline.cli.main import optional_print, print_line, print_notice, print_page
 from pipeline.cli.terminal.console import PlainConsole
 from pipeline.cli.terminal.signals import restored_handlers, stop_on_signal
+from pipeline.data.row_sample import MOST_ROWS
 from pipeline.graph.loader import PRESET, load_preset
 from pipeline.runtime.admission.admission import AdmissionName
 from pipeline.runtime.schedule import SCHEDULES
 from pipeline.session.loop import rare_collection
-from pipeline.session.options import MOST_ROWS, RunOptions, resume_options
+from pipeline.session.options import RunOptions, resume_options
 from pipeline.session.replay import shortfall
 from pipeline.session.resume import MAY_DRIFT
 from pipeline.session.run import Observer, SessionResult
@@ -59,6 +60,8 @@ settings_option = click.option("--set", "settings", multiple=True, metavar="NAME
 PRESET_HELP = "The values of a paper, which --set can change: speccot, specreason, scot, or a file."
 preset_option = click.option("--preset", type=click.Path(path_type=Path), metavar="NAME", help=PRESET_HELP)
 SAMPLES_HELP = "Attempts at every problem.  [default: those of --preset, else 1]"
+limit_option = click.option("--limit", type=click.IntRange(1, MOST_ROWS), help="Only the first N rows.")
+sample_option = click.option("--sample", metavar="N[:SEED]", help="Only N rows, drawn at random; the same whatever --seed is.")
 samples_option = click.option("--samples", type=click.IntRange(1, 10_000), help=SAMPLES_HELP)
 
 
@@ -93,7 +96,8 @@ def with_preset(options: Mapping[str, Any]) -> dict[str, Any]:
 )
 @click.option("--order", default="input", show_default=True, metavar="ORDER", help=ORDER_HELP)
 @samples_option
-@click.option("--limit", type=click.IntRange(1, MOST_ROWS), help="Only the first N rows.")
+@limit_option
+@sample_option
 @click.option("--seed", type=int, default=0, show_default=True, help="Every random number derives from it.")
 @click.option(
     "--modes", type=click.Path(path_type=Path), metavar="RUN", help="With speculate=auto: each step in the mode that it had there."

@@ -11,14 +11,22 @@ from pipeline.analysis.points import Point
 from pipeline.analysis.sweep_tables import crossings, sweep_tables
 from pipeline.cli import live
 from pipeline.cli.main import optional_print, print_notice, print_page
-from pipeline.cli.run import CALIBRATION_HELP, column_option, preset_option, samples_option, settings_option, with_preset
+from pipeline.cli.run import (
+    CALIBRATION_HELP,
+    column_option,
+    limit_option,
+    preset_option,
+    sample_option,
+    samples_option,
+    settings_option,
+    with_preset,
+)
 from pipeline.cli.terminal.signals import restored_handlers, stop_at_first_signal
 from pipeline.errors import MissingExtra
 from pipeline.report.extra import load
 from pipeline.runtime.admission.admission import AdmissionName
 from pipeline.runtime.schedule import ScheduleName
 from pipeline.session.loop import rare_collection
-from pipeline.session.options import MOST_ROWS
 from pipeline.session.run import Observer
 from pipeline.sweep.plan import SweepOptions
 from pipeline.sweep.sweep import sweep as start
@@ -103,7 +111,8 @@ def _vary(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -
 @column_option
 @click.option("--calibration", type=click.Path(path_type=Path), metavar="FILE", help=CALIBRATION_HELP)
 @samples_option
-@click.option("--limit", type=click.IntRange(1, MOST_ROWS), help="Only the first N rows.")
+@limit_option
+@sample_option
 @click.option("--seed", type=int, default=0, show_default=True, help="Every random number derives from it.")
 @click.option("--output", type=click.Path(path_type=Path), metavar="DIR", help="The sweep's folder.  [default: sweeps/GRAPH-TIME]")
 @click.option(

@@ -12,6 +12,7 @@ import msgspec
 from msgspec import Struct
 
 from pipeline.data.problems import Problem, Problems
+from pipeline.data.row_sample import Part
 from pipeline.data.rows import JsonLines, Record, Source
 from pipeline.errors import InputError, RunFolderError, boundary
 from pipeline.files import new_file
@@ -20,8 +21,8 @@ from pipeline.files import new_file
 class ProblemList(Problems):
     """Problems given in memory; like `Problems` of a file they can be iterated any number of times."""
 
-    def __init__(self, problems: Iterable[Mapping[str, Any] | Problem], columns: Mapping[str, str], limit: int | None) -> None:
-        super().__init__(Path("problems"), columns, limit)
+    def __init__(self, problems: Iterable[Mapping[str, Any] | Problem], columns: Mapping[str, str], part: Part) -> None:
+        super().__init__(Path("problems"), columns, part)
         self._lines = [_line(row, problem) for row, problem in enumerate(problems, 1)]
 
     def save(self, path: Path) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from msgspec import Struct
 
+from pipeline.data.row_sample import Part, RowSample
 from pipeline.data.rows import DAMAGE, Flaw, Record, Source, open_source
 from pipeline.errors import BadRow, InputChanged, InputError, boundary, did_you_mean, reason
 from pipeline.grading.answers import KINDS, Kind
@@ -38,7 +39,7 @@ class Problem(Struct, frozen=True):
     """One problem to solve, from one input row."""
 
     row: int
-    """From 1: the line of a JSON lines file; the record of a Parquet or CSV file (the header is not counted)."""
+    """The number of its record in the file, from 1; neither blank lines nor the header of a CSV file are records."""
     problem_id: str
     """Its name in the run, unique in the file; the row number where the row has none."""
     problem: str
@@ -57,9 +58,9 @@ class Fingerprint(Struct, frozen=True):
     sha256: str
     """SHA-256 of the file's bytes, hexadecimal."""
     rows: int
-    """Rows within the limit, bad ones included."""
+    """Rows that were asked for, bad ones included."""
     bad_rows: int
-    """Rows within the limit that hold no problem."""
+    """Those of them that hold no problem."""
 
 
 class Problems:
@@ -68,12 +69,14 @@ class Problems:
     After `check`, `unchanged` gives the same items again or raises: 8 bytes a row are held to tell.
     """
 
-    def __init__(self, path: Path, columns: Mapping[str, str], limit: int | None) -> None:
+    def __init__(self, path: Path, columns: Mapping[str, str], part: Part) -> None:
         for ours in columns.keys() - set(COLUMNS):
             raise InputError(f"--column {ours}={columns[ours]}", f"no column of ours is named `{ours}`; {did_you_mean(ours, COLUMNS)}")
-        self.path, self.limit, self._mapped = path, limit, columns
+        self.path, self._part, self._mapped = path, part, columns
         self._theirs = {ours: columns.get(ours, ours) for ours in COLUMNS}
         self._taken: set[str] = set()
+        self._drawn: frozenset[int] | None = None
+        """The numbers of the rows of a sample, after its first row was asked for."""
         self._items_before, self._sha256_before = array("q"), ""
         self._version_before: tuple[int, ...] = ()
 
@@ -145,10 +148,25 @@ class Problems:
     def _items(self, source: Source) -> Iterator[Problem | BadRow]:
         row = 0
         try:
-            for row, record in islice(source.records(tuple(self._theirs.values())), self.limit):
+            for row, record in self._asked_for(source):
                 yield self._item(row, record)
         except DAMAGE as error:
             raise InputError(f"{self.path}, after row {row}", reason(error)) from error
+
+    def _asked_for(self, source: Source) -> Iterator[tuple[int, Record]]:
+        records = source.records(tuple(self._theirs.values()))
+        if not isinstance(self._part, RowSample):
+            yield from islice(records, self._part)
+            return
+        if self._drawn is None:
+            self._drawn = self._draw(self._part)
+        yield from (each for each in records if each[0] in self._drawn)
+
+    def _draw(self, sample: RowSample) -> frozenset[int]:
+        count = sum(1 for _ in self._open().records((self._theirs["problem"],)))
+        if sample.rows > count:
+            raise InputError(str(self.path), f"a sample of {sample.rows:,} rows was asked for, and it has {count:,}")
+        return sample.drawn(count)
 
     def _item(self, row: int, record: Record) -> Problem | BadRow:
         try:
@@ -234,12 +252,12 @@ class Problems:
             return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def open_problems(path: Path | str, columns: Mapping[str, str] | None = None, limit: int | None = None) -> Problems:
-    """The problems in the first `limit` rows of the file at `path`; `columns` maps our names of columns to the file's.
+def open_problems(path: Path | str, columns: Mapping[str, str] | None = None, part: Part = None) -> Problems:
+    """The problems in the rows of `part` of the file at `path`; `columns` maps our names of columns to the file's.
 
     Raises `InputError` for an unknown name among `columns`; the file is not touched before `check` or the first row.
     """
-    return Problems(Path(path), columns or {}, limit)
+    return Problems(Path(path), columns or {}, part)
 
 
 def first_duplicate(

@@ -5,11 +5,11 @@ from itertools import islice
 
 from msgspec import Struct
 
-from pipeline.data.problems import BadRow, Problem, Problems
+from pipeline.data.problems import Problem, Problems
 from pipeline.engine import Request, Tokenizer
 from pipeline.engines.chat_template import end_rendering
 from pipeline.engines.registry import backend_of
-from pipeline.errors import GraphError, InputError, UsageError, did_you_mean
+from pipeline.errors import BadRow, GraphError, InputError, UsageError, did_you_mean
 from pipeline.graph.plan import Plan, StageNode
 from pipeline.reasoning.chain import Chain, Outcome, Span
 from pipeline.reasoning.prompts import PromptBuilder, openings, role_of

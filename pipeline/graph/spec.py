@@ -7,7 +7,7 @@ compiler, the trace and the analyses need to know of a stage they learn from the
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from msgspec import Meta, Struct
 
@@ -118,7 +118,7 @@ class SamplingSpec(StageSpec, frozen=True, kw_only=True):
     """Only tokens are sampled that have at least this share of the probability of the likeliest one; 0: all."""
 
     @property
-    def sampling(self) -> dict[str, float]:
+    def sampling(self) -> dict[str, Any]:
         """These keys as fields of a `Request`."""
         return {name: getattr(self, name) for name in PLAIN_SAMPLING}
 

@@ -163,7 +163,7 @@ def _problems(run: RunFile, rows: Sequence[int]) -> dict[int, str]:
             if hashlib.file_digest(file, "sha256").hexdigest() != run.input.sha256:
                 return {}
         left, found = set(rows), {}
-        for item in open_problems(path, run.input.columns, run.input.limit):
+        for item in open_problems(path, run.input.columns, run.input.part):
             if item.row in left:
                 left.discard(item.row)
                 found[item.row] = item.what if isinstance(item, BadRow) else item.problem

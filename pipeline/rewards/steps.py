@@ -63,7 +63,7 @@ def open_input(run: RunFile, now: Path | None) -> Problems:
     path = now or Path(run.input.file)
     if now is None and not path.is_file():
         raise InputError(str(path), "the input of this run is not here; say with --input where it is now")
-    problems = open_problems(path, run.input.columns, run.input.limit)
+    problems = open_problems(path, run.input.columns, run.input.part)
     found = problems.check().sha256
     if found != run.input.sha256:
         what = f"is not the input of this run: its SHA-256 is {found[:12]}..., run.json has {run.input.sha256[:12]}..."

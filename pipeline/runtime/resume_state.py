@@ -4,10 +4,13 @@ A chain is resumed by running its plan from the start while its recorded calls a
 lead to the same requests, so that it comes to its last answered call as before, and from there on asks the engines.
 """
 
+from array import array
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 
-import numpy as np
+import msgspec
 from msgspec import Struct
 
 from pipeline.engine import Candidate, Completion, FinishReason, Request, Tokenizer, Usage
@@ -104,8 +107,8 @@ class ResumedChain(Struct, kw_only=True):
 class ResumeState(Struct, kw_only=True):
     """Everything that earlier sessions of a run left behind; empty for a new run."""
 
-    over: "np.ndarray[tuple[int], np.dtype[np.bool_]] | None" = None
-    """Whether each chain is over, by its place in the run's order."""
+    over: "array[int]" = msgspec.field(default_factory=partial(array, "q"))
+    """The places in the input of the chains that are over, in ascending order."""
     chains: dict[str, ResumedChain] = {}
     """The chains that were begun and are not over, by `chain_id`."""
     done: int = 0
@@ -126,8 +129,9 @@ class ResumeState(Struct, kw_only=True):
     """When the last call of any chain came back; None without calls."""
 
     def is_over(self, order: int) -> bool:
-        """Whether the chain at the place `order` of the run needs nothing more."""
-        return self.over is not None and order < len(self.over) and bool(self.over[order])
+        """Whether the chain at the place `order` of the input needs nothing more."""
+        found = bisect_left(self.over, order)
+        return found < len(self.over) and self.over[found] == order
 
     def chain(self, chain_id: str) -> ResumedChain:
         """Take out what the run folder holds of this chain; an empty `ResumedChain` where it holds nothing."""

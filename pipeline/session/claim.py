@@ -62,6 +62,6 @@ def old_run(folder: Path) -> RunFile:
 
 def is_over(old: RunFile, options: RunOptions) -> bool:
     """Whether the run `old` is finished, with every chain of its input, and `options` ask for no more."""
-    if old.status != "finished" or old.input.limit != options.limit or (options.retry_failed and old.totals.chains_failed):
+    if old.status != "finished" or old.input.part != options.part or (options.retry_failed and old.totals.chains_failed):
         return False
     return old.totals.chains >= old.input.rows * old.samples

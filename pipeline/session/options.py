@@ -7,6 +7,7 @@ import msgspec
 from msgspec import Meta, Struct, structs
 
 from pipeline.bundled import find_file
+from pipeline.data.row_sample import MOST_ROWS, Part, row_sample
 from pipeline.engines.replay.recording import PREFIX, replayed
 from pipeline.errors import InputError, UsageError, boundary
 from pipeline.runtime.admission.admission import AdmissionName
@@ -15,9 +16,6 @@ from pipeline.session.order import LONGEST, earlier_run
 from pipeline.session.resume import MAY_DRIFT
 from pipeline.text import storable
 from pipeline.trace.run_file import RunFile
-
-MOST_ROWS = 1_000_000_000_000
-"""Greatest limit of rows: far more than any file has, and far less than what Python can count in a slice."""
 
 
 class RunOptions(Struct, frozen=True, kw_only=True):
@@ -45,6 +43,8 @@ class RunOptions(Struct, frozen=True, kw_only=True):
     """Attempts at every problem."""
     limit: Annotated[int, Meta(ge=1, le=MOST_ROWS)] | None = None
     """Only so many rows of the input, from its start."""
+    sample: str | None = None
+    """Only so many rows of the input, drawn at random: `N`, or `N:SEED` for another sample than that of seed 0."""
     seed: int = 0
     """Every random number of the run derives from it."""
     modes: Path | None = None
@@ -62,6 +62,13 @@ class RunOptions(Struct, frozen=True, kw_only=True):
     """On resume: those of `MAY_DRIFT` that may differ from the earlier sessions."""
     in_memory: tuple[str, ...] = ()
     """Which of `graph` and `engines` are in no file, because a caller of the Python API gave them as values."""
+
+    @property
+    def part(self) -> Part:
+        """Which rows of the input are asked for; raises `UsageError`."""
+        if self.sample is not None and self.limit is not None:
+            raise UsageError(f"--sample {self.sample} and --limit {self.limit}: give one of them")
+        return self.limit if self.sample is None else row_sample(self.sample)
 
 
 def recorded_options(options: RunOptions) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from msgspec import Struct, structs
 
 from pipeline.data.problems import Fingerprint, Problems
+from pipeline.data.row_sample import RowSample
 from pipeline.engines.registry import cautions, virtual_time
 from pipeline.engines.replay.recording import bindings
 from pipeline.graph.compiler import compile_graph
@@ -117,7 +118,7 @@ def new_record(run: Preflight, command: Sequence[str] = ()) -> RunFile:
         batch_size=options.batch_size,
         samples=options.samples,
         seed=options.seed,
-        input=RunInput(file=storable(str(options.input)), columns=options.columns, limit=options.limit, **structs.asdict(run.fingerprint)),
+        input=_input(run),
         virtual_time=run.virtual_time,
         depends_on_timing=run.plan.speculate == "auto" and options.modes is None,
         versions=versions(),
@@ -125,6 +126,17 @@ def new_record(run: Preflight, command: Sequence[str] = ()) -> RunFile:
         command=[storable(argument) for argument in command],
         started_unix_ns=0,
         options=recorded_options(options),
+    )
+
+
+def _input(run: Preflight) -> RunInput:
+    part, asked = run.options.part, run.options
+    return RunInput(
+        file=storable(str(asked.input)),
+        columns=asked.columns,
+        limit=asked.limit,
+        sample=part if isinstance(part, RowSample) else None,
+        **structs.asdict(run.fingerprint),
     )
 
 

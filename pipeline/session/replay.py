@@ -10,6 +10,7 @@ from pathlib import Path
 from msgspec import structs
 
 from pipeline.data.problems import Fingerprint
+from pipeline.data.row_sample import RowSample
 from pipeline.engines.replay.recording import CALIBRATION, as_recorded, read_recording
 from pipeline.engines.replay.spec import ReplaySpec
 from pipeline.errors import NeverGenerated, UsageError
@@ -74,5 +75,10 @@ def needs(recording: RunFile, options: RunOptions, fingerprint: Fingerprint) -> 
         yield f"the problems that it was given, {then.file} (SHA-256 {then.sha256[:12]}...); {options.input} holds others"
     if options.samples > recording.samples:
         yield f"--samples {recording.samples} or less"
-    if fingerprint.rows > then.rows:
+    asked = options.part
+    if then.sample is not None and not (isinstance(asked, RowSample) and then.sample.holds(asked)):
+        yield f"--sample {then.sample}"
+    elif then.limit is not None and isinstance(asked, RowSample):
+        yield f"--limit {then.rows} or less, and no sample"
+    elif fingerprint.rows > then.rows:
         yield f"--limit {then.rows} or less"

@@ -1,6 +1,6 @@
 """Resuming a run: its folder enters, changed options are refused by name, and the chains that are over or were begun leave.
 
-Every table is read once, in batches. Of a chain that is over one bit and a hash of its id are held in memory; of one that was
+Every table is read once, in batches. Of a chain that is over its place and a hash of its id are held in memory; of one that was
 begun its calls and steps, which are at most as many chains as were live when the run ended.
 """
 
@@ -68,7 +68,7 @@ def _drift(old: RunFile, new: RunFile) -> dict[str, Iterator[str]]:
 
 
 def _input(run: RunFile) -> dict[str, Any]:
-    return {"sha256": run.input.sha256, "columns": run.input.columns}
+    return {"sha256": run.input.sha256, "columns": run.input.columns, "sample": run.input.sample}
 
 
 def _model_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[str]:
@@ -94,12 +94,12 @@ def take_again(stop_reason: str, retry_failed: bool) -> bool:
     return stop_reason == "cancelled" or (retry_failed and stop_reason == "error")
 
 
-def read_resume_state(folder: Path, chains: int, samples: int, retry_failed: bool) -> ResumeState:
-    """What earlier sessions left in the folder of a run of `chains` chains, `samples` for each problem.
+def read_resume_state(folder: Path, samples: int, retry_failed: bool) -> ResumeState:
+    """What earlier sessions left in the folder of a run of `samples` chains for each problem.
 
     Raises `InputError` where its tables cannot be read.
     """
-    resume_state = ResumeState(over=np.zeros(chains, np.bool_), decisions=Counter(), errors=Counter())
+    resume_state = ResumeState(decisions=Counter(), errors=Counter())
     over = _read_chains(folder, resume_state, samples, retry_failed)
     _read_steps(folder, resume_state, over)
     _read_calls(folder, resume_state, over)
@@ -143,8 +143,7 @@ def mend_chains(folder: Path, run: RunFile | None) -> TakenBack:
 
 def _read_chains(folder: Path, resume_state: ResumeState, samples: int, retry_failed: bool) -> Hashes:
     """Add the table `chains` to `resume_state`; the sorted hashes of the `chain_id`s of chains that are over."""
-    over = array("q")
-    assert resume_state.over is not None
+    over, places = array("q"), array("q")
     for batch in read_batches(folder, "chains", CHAIN):
         for row in batch.to_pylist():
             if take_again(row["stop_reason"], retry_failed):
@@ -152,9 +151,7 @@ def _read_chains(folder: Path, resume_state: ResumeState, samples: int, retry_fa
             if row["input_row"] < 1 or row["sample_index"] >= samples:
                 what = f"{row['chain_id']!r} is sample {row['sample_index']} of row {row['input_row']}, in a run of {samples} a row, from 1"
                 raise InputError(str(folder / "chains"), f"holds a chain that the run does not have: {what}")
-            place = (row["input_row"] - 1) * samples + row["sample_index"]
-            if place < len(resume_state.over):
-                resume_state.over[place] = True
+            places.append((row["input_row"] - 1) * samples + row["sample_index"])
             over.append(hash(row["chain_id"]))
             if row["stop_reason"] == "error":
                 resume_state.failed += 1
@@ -162,6 +159,7 @@ def _read_chains(folder: Path, resume_state: ResumeState, samples: int, retry_fa
             resume_state.done += row["stop_reason"] != "error"
             resume_state.graded += row["correct"] is not None
             resume_state.correct += bool(row["correct"])
+    resume_state.over = array("q", sorted(places))
     return np.sort(np.frombuffer(over, np.int64)) if over else np.empty(0, np.int64)
 
 

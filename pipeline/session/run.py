@@ -161,7 +161,7 @@ def run(
     for sentence in notices(plan):
         observer.tell(sentence)
     with claimed(options, plan.name) as claim:
-        checked = preflight(options, plan, open_problems(options.input, options.columns, options.limit), claim)
+        checked = preflight(options, plan, open_problems(options.input, options.columns, options.part), claim)
         if claim.nothing_to_do:
             return nothing_to_do(claim)
         ready = take_up(checked, command)
@@ -186,7 +186,7 @@ def take_up(checked: Preflight, command: Sequence[str] = ()) -> Ready:
     rewritten = recover(checked.folder)
     taken_back = mend_chains(checked.folder, checked.old)
     options = checked.options
-    state = read_resume_state(checked.folder, checked.chains, options.samples, options.retry_failed)
+    state = read_resume_state(checked.folder, options.samples, options.retry_failed)
     sessions = _ended_sessions(checked.old, state.last_call_unix_ns)
     record = structs.replace(record, sessions=sessions, mode_changes=checked.old.mode_changes)
     remarks += [taken_back.sentence] if taken_back.sentence else []

@@ -83,7 +83,7 @@ class EngineStage:
             max_tokens=max_tokens,
             seed=chain.seed(self.name),
             affinity=chain.chain_id,
-            content=chain.content if judged is None else Content(chain.content.problem, judged),
+            content=chain.content if judged is None else Content(chain.content.problem, tuple(judged)),
             **fields,
         )
 

@@ -36,8 +36,9 @@ def builders_of(plan: Plan, tokenizers: Mapping[str, Tokenizer]) -> dict[str, Pr
     """
     said = dict.fromkeys(tokenizers, plan.prompts)
     for node in plan.stages():
-        if node.spec.prompts is not None and node.spec.role in tokenizers:
-            said[builder_key(node.spec.role, node.name)] = node.spec.prompts
+        role = node.spec.role
+        if node.spec.prompts is not None and role is not None and role in tokenizers:
+            said[builder_key(role, node.name)] = node.spec.prompts
     return {key: _builder(role_of(key), tokenizers[role_of(key)], prompts) for key, prompts in said.items()}
 
 

@@ -43,6 +43,8 @@ class SweepOptions(Struct, frozen=True, kw_only=True):
     samples: int = 1
     limit: int | None = None
     """Number of problems that are solved; by default all."""
+    sample: str | None = None
+    """See `RunOptions.sample`."""
     seed: int = 0
     output: Path | None = None
     """The sweep's folder; by default `sweeps/GRAPH-TIME`."""

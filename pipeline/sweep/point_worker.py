@@ -20,7 +20,7 @@ from pipeline.session.loop import in_loop, rare_collection
 from pipeline.session.run import Observer
 from pipeline.sweep.plan import PlannedPoint
 from pipeline.sweep.side_by_side import LENGTH_BYTES, Failure
-from pipeline.sweep.sweep import Prepared, SweepRunner
+from pipeline.sweep.sweep import Prepared, SweepRunner, run_options
 
 
 def main() -> None:
@@ -54,7 +54,7 @@ def outcome(prepared: Prepared, planned: PlannedPoint) -> Point | Failure:
 def reopened(prepared: Prepared) -> Prepared:
     """`prepared` with its problems read in this process: what `Problems` notes of its rows means nothing in another one."""
     options = prepared.options
-    problems = open_problems(options.input, options.columns, options.limit)
+    problems = open_problems(options.input, options.columns, run_options(options, prepared.systems[0], prepared.folder).part)
     if problems.check() != prepared.fingerprint:
         raise InputChanged(str(options.input), "it is another one than when the sweep began")
     return structs.replace(prepared, problems=problems)

@@ -38,7 +38,7 @@ from pipeline.session.stop import Stop
 from pipeline.sweep.lower_bound import RecordingEngine, device_limits, reset_caches
 from pipeline.sweep.plan import PlannedPoint, SweepOptions, System, parts, planned_points, together
 from pipeline.sweep.side_by_side import Keep, run_side_by_side
-from pipeline.sweep.systems import all_virtual, opponents, read_systems
+from pipeline.sweep.systems import all_virtual, opponents, read_systems, unequal_rules
 from pipeline.tasks import unwrapped
 from pipeline.trace.folder import hold, hold_default, hold_output
 from pipeline.trace.run_file import Host, RunFile, host, versions
@@ -69,6 +69,7 @@ class SweepFile(Struct, frozen=True, kw_only=True):
     input_sha256: str
     columns: dict[str, str]
     limit: int | None
+    sample: str | None = None
     samples: int
     seed: int
     admission: str = ""
@@ -117,7 +118,8 @@ def sweep(
     error: PipelineError | None = None
     with held_folder(options, systems) as folder:
         prepared = prepare(options, systems, folder)
-        for sentence in dict.fromkeys([*(each for system in systems for each in notices(system.plan)), *opponents(systems)]):
+        said = [each for system in systems for each in notices(system.plan)]
+        for sentence in dict.fromkeys([*said, *opponents(systems), *unequal_rules(systems)]):
             observer.tell(sentence)
         finished = FinishedPoints(prepared, start_or_resume(prepared), done or (lambda *about: None))
         try:
@@ -180,8 +182,8 @@ class Prepared(Struct, frozen=True, kw_only=True):
         """The preflight of one run of `system` in `folder`, a new one that is the sweep's; `changes` are options of that run alone."""
         options = run_options(self.options, system, folder, **changes)
         problems, fingerprint = self.problems, self.fingerprint
-        if options.limit != self.options.limit:
-            problems = open_problems(options.input, options.columns, options.limit)
+        if changes.keys() & {"limit", "sample"}:
+            problems = open_problems(options.input, options.columns, options.part)
             fingerprint = problems.check()
         return Preflight(
             options=options,
@@ -215,7 +217,7 @@ def prepare(options: SweepOptions, systems: list[System], folder: Path) -> Prepa
         raise UsageError(f"--processes {options.processes}: only points on simulated engines run side by side; leave it out, or take 1")
     if known := [each for each in options.settings if not any(each in system.settings for system in systems)]:
         raise UsageError(f"--set {known[0]}: none of the graphs has such a param")
-    problems = open_problems(options.input, options.columns, options.limit)
+    problems = open_problems(options.input, options.columns, run_options(options, systems[0], folder).part)
     fingerprint = problems.check()
     for system in systems:
         check_replay(system.plan, run_options(options, system, folder), fingerprint)
@@ -244,6 +246,7 @@ def run_options(options: SweepOptions, system: System, folder: Path, **changes: 
         "columns": options.columns,
         "samples": options.samples,
         "limit": options.limit,
+        "sample": options.sample,
         "seed": options.seed,
         "admission": options.admission,
         "order": options.order,
@@ -260,6 +263,7 @@ def start_or_resume(prepared: Prepared) -> dict[str, Point]:
         input_sha256=prepared.fingerprint.sha256,
         columns=options.columns,
         limit=options.limit,
+        sample=options.sample,
         samples=options.samples,
         seed=options.seed,
         admission=options.admission,
@@ -365,7 +369,7 @@ def _check_same(path: Path, new: SweepFile) -> None:
         old = msgspec.json.decode(path.read_bytes(), type=SweepFile)
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise UsageError(f"{path}: is no sweep.json of this version: {error}") from error
-    for name in ("input_sha256", "columns", "limit", "samples", "seed", "settings", "calibration"):
+    for name in ("input_sha256", "columns", "limit", "sample", "samples", "seed", "settings", "calibration"):
         if getattr(old, name) != getattr(new, name):
             raise UsageError(f"{path}: cannot go on with it: {name} is {getattr(new, name)}, was {getattr(old, name)}; start a new sweep")
     for name in ("admission", "order"):

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from msgspec import structs
 
+from pipeline.analysis.compare.rules import differences, rules_of
 from pipeline.bundled import find_file
 from pipeline.engines.registry import by_backend, virtual_time
 from pipeline.engines.replay.recording import PREFIX
@@ -44,6 +45,14 @@ def opponents(systems: Sequence[System]) -> list[str]:
         for system in systems
         if system.widened
     ]
+
+
+def unequal_rules(systems: Sequence[System]) -> list[str]:
+    """A sentence for each system whose budgets, exits, sampling or prompts are not those of the target alone."""
+    alone = next(system for system in systems if system.baseline)
+    rules = rules_of(alone.plan)
+    found = {system.label: list(differences(rules_of(system.plan), rules)) for system in systems}
+    return [f"warning: {label} beside {alone.label}: {'; '.join(said)}" for label, said in found.items() if said]
 
 
 def all_virtual(systems: Sequence[System]) -> bool:

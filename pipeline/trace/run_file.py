@@ -14,6 +14,7 @@ import msgspec
 import psutil
 from msgspec import Meta, Struct, structs
 
+from pipeline.data.row_sample import Part, RowSample
 from pipeline.engine import EngineStatistics, Fact
 from pipeline.errors import InputError, RunFolderError, boundary, reason
 from pipeline.files import new_file, open_file
@@ -53,11 +54,19 @@ class RunInput(Struct, frozen=True, kw_only=True):
     columns: dict[str, str] = {}
     """The file's names of columns by ours, where the user mapped any."""
     limit: Count | None = None
+    """Only the first so many rows."""
+    sample: RowSample | None = None
+    """Only these rows, drawn at random."""
     sha256: str
     """SHA-256 of the file's bytes, hexadecimal."""
     rows: Count
-    """Rows within the limit, bad ones included."""
+    """Rows that were asked for, bad ones included."""
     bad_rows: Count = 0
+
+    @property
+    def part(self) -> Part:
+        """Which rows of the file were asked for."""
+        return self.sample or self.limit
 
 
 class Host(Struct, frozen=True, kw_only=True):

@@ -233,6 +233,13 @@ def test_a_hosted_server_is_sent_openai_fields_only() -> None:
     assert "stop" not in sent(HOSTED, ask())[0]
 
 
+def test_sampling_is_sent_where_the_server_knows_the_field_and_stated_where_not() -> None:
+    body, facts = sent(VLLM, ask(temperature=0.6, top_p=0.9, top_k=20, min_p=0.1))
+    assert (body["top_p"], body["top_k"], body["min_p"]) == (0.9, 20, 0.1)
+    assert facts["sampling"] == ("top_p", "top_k", "min_p")
+    assert sent(HOSTED, ask())[1]["sampling"] == ("top_p",)
+
+
 def test_a_server_that_says_which_stop_it_was_is_sent_all_of_them() -> None:
     assert sent(SGLANG, ask(stop=("\n\n",), stop_ids=(THINK_CLOSE,)))[0]["stop"] == ["\n\n", "</think>"]
 

@@ -29,7 +29,7 @@ def options(folder: Path, graph: str = "speccot", **other: Any) -> RunOptions:
     if not problems.exists():
         texts = [f"Problem number {i}?" for i in range(8)]
         rows = [msgspec.json.encode({"problem_id": f"p{i}", "problem": t, "answer": sim_answer(t)}) for i, t in enumerate(texts)]
-        problems.write_bytes(b"\n".join([*rows, b'{"problem_id": "bad"}']) + b"\n")
+        problems.write_bytes(b"\n\n".join([*rows, b'{"problem_id": "bad"}']) + b"\n")
     defaults = {"batch_size": 4, "samples": 2, "output": folder / graph}
     return RunOptions(graph=ROOT / f"graphs/{graph}.yaml", engines=SIM, input=problems, **defaults | other)  # type: ignore[arg-type]
 
@@ -212,6 +212,30 @@ def test_a_finished_run_goes_on_when_its_limit_is_raised(wholes: dict[str, Path]
     more = run(msgspec.structs.replace(part, limit=None, resume=True, allow_drift=("limit",)))
     assert (more.nothing_to_do, more.done) == (False, 16)
     assert said(tmp_path / "run") == said(wholes["speccot"])
+
+
+def test_a_run_over_a_sample_goes_on_over_the_same_one(wholes: dict[str, Path], tmp_path: Path) -> None:
+    whole = run(options(wholes["speccot"].parent, output=tmp_path / "whole", sample="4")).folder
+    cut(whole, tmp_path / "run", 0.5)
+    run(resume_options(tmp_path / "run"))
+    of_all = said(wholes["speccot"])
+    assert said(tmp_path / "run") == said(whole) == {chain: of_all[chain] for chain in said(whole)}
+    assert len(said(whole)) == 8
+    with pytest.raises(UsageError, match=r"cannot go on with it: input sample is .*start a new run"):
+        run(options(wholes["speccot"].parent, output=tmp_path / "run", sample="5", resume=True))
+
+
+@pytest.mark.parametrize(
+    ("given", "what"),
+    [
+        ({"sample": "0"}, "--sample 0: expected a number of rows, 1 or more, or ROWS:SEED"),
+        ({"sample": "10:x"}, "--sample 10:x: expected a number of rows, 1 or more, or ROWS:SEED"),
+        ({"sample": "2", "limit": 3}, "--sample 2 and --limit 3: give one of them"),
+    ],
+)
+def test_a_sample_that_is_none_is_refused(wholes: dict[str, Path], tmp_path: Path, given: dict[str, Any], what: str) -> None:
+    with pytest.raises(UsageError, match=f"^{what}$"):
+        run(options(wholes["speccot"].parent, output=tmp_path / "run", **given))
 
 
 def test_a_run_of_an_earlier_version_is_refused(wholes: dict[str, Path], tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from pipeline.analysis.summary import summarize
 from pipeline.engines.tokenizer import HFTokenizer
+from pipeline.errors import GraphError
 from tests.support import small_server
 from tests.support.commands import running
 from tests.support.paths import MODELS
@@ -53,6 +54,14 @@ def test_a_server_that_is_busy_or_broken_now_and_then_loses_nothing(tmp_path: Pa
     assert summarize(tmp_path / "moody").engines["target"].retried_calls > 0
     texts = [sorted((row["chain_id"], row["answer_text"]) for row in chains_of(tmp_path / name)) for name in ("calm", "moody")]
     assert texts[0] == texts[1]
+
+
+def test_a_server_that_does_not_know_a_way_of_sampling_is_refused_before_a_chain_starts(tmp_path: Path) -> None:
+    with small_server.small_server(small_server.HOSTED, HFTokenizer(str(MODELS / "tiny-target"))) as hosted:
+        engines = servers_file(tmp_path, model="tiny", more=", max_model_len: 512", **both(hosted))
+        what = "engine 'target': does not honour `top_k`, which the stage `guidance` sets to 20; leave that out or take another engine"
+        with pytest.raises(GraphError, match=f"^{what}$"):
+            solve_with(engines, tmp_path / "run", limit=2, settings=("top_k=20",))
 
 
 @pytest.mark.slow

@@ -147,7 +147,11 @@ def test_the_target_alone_may_be_the_graph_itself(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "error", "message"),
     [
-        ({"vary": {"candidatez": ("1",)}}, UsageError, "--vary candidatez: speccot has no such param; there are answer_tokens, candidates"),
+        (
+            {"vary": {"candidatez": ("1",)}},
+            UsageError,
+            "--vary candidatez: speccot has no such param; there are answer_boxed, answer_tokens, budget, candidates",
+        ),
         ({"vary": {"candidates": ("1", "1")}}, UsageError, "a value is named twice"),
         ({"vary": {"candidates": ("1", "x")}}, GraphError, "candidates"),
         ({"settings": ("tokens=1",)}, UsageError, "--set tokens=1: none of the graphs has such a param"),

@@ -9,7 +9,7 @@ from pipeline.engines.sim.spec import SimSpec
 from pipeline.engines.vllm.spec import VllmSpec
 from pipeline.errors import GraphError, UsageError
 from pipeline.sweep.plan import SweepOptions, System, parts, planned_points, together
-from pipeline.sweep.systems import all_virtual, opponents, read_systems
+from pipeline.sweep.systems import all_virtual, opponents, read_systems, unequal_rules
 
 ROOT = Path(__file__).parent.parent.parent
 SPECCOT = Path("speccot")
@@ -36,6 +36,14 @@ def test_the_target_alone_has_the_memory_of_the_draft_on_the_same_devices() -> N
     assert list(found["speccot"].engines) == ["target", "draft"]
     sentence = f"target has the memory of the engines that it does not use: --set engines.target.kv_cache_tokens={tokens}"
     assert opponents(list(found.values())) == [sentence]
+
+
+def test_systems_that_are_held_to_other_rules_than_the_target_alone_are_named() -> None:
+    exits = "its thoughts also end at answer_boxed, repeated 2, the baseline's at nothing else"
+    graphs = {"graphs": (Path("specreason"), SPECCOT)}
+    assert unequal_rules([*systems("sim-2xh100", **graphs).values()]) == [f"warning: specreason beside target: {exits}"]
+    stepwise = systems("sim-2xh100", baseline=Path("target-steps"), settings=("answer_boxed=true", "repeated=2"), **graphs)
+    assert unequal_rules([*stepwise.values()]) == []
 
 
 def test_what_the_user_sets_is_where_the_memory_is_added() -> None:

@@ -46,7 +46,9 @@ class SamplingParams(NamedTuple):
 
     def take(self, rows: NDArray[np.intp]) -> "SamplingParams":
         """The parameters of the given `rows` only."""
-        return SamplingParams(*(each[rows] for each in self))
+        return SamplingParams(
+            self.temperature[rows], self.top_p[rows], self.top_k[rows], self.min_p[rows], self.keys[rows], self.positions[rows]
+        )
 
 
 def sample(logits: Tensor, params: SamplingParams) -> Tensor:

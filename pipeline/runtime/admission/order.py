@@ -23,9 +23,14 @@ class Start(NamedTuple):
     item: Item
     sample_index: int
     order: int
-    """Its place in the input: rows first, samples of a row next."""
+    """Its `place` in the input."""
     expected_length: float | None = None
     """By what it was chosen: see `LongestFirst`; None in the order of the input."""
+
+
+def place(item: Item, sample_index: int, samples: int) -> int:
+    """The place of a chain in the input: rows first, samples of a row next."""
+    return (item.row - 1) * samples + sample_index
 
 
 class StartOrder(Protocol):
@@ -52,12 +57,10 @@ class InputOrder:
     def __init__(self, samples: int, is_over: IsOver) -> None:
         self._samples, self._is_over = samples, is_over
         self._starts: deque[Iterator[Start]] = deque()
-        self._problems = 0
 
     def add(self, items: Sequence[Item]) -> None:
         """See `StartOrder.add`."""
-        self._starts.append(self._of(items, self._problems))
-        self._problems += len(items)
+        self._starts.append(self._of(items))
 
     def take(self) -> Start | None:
         """See `StartOrder.take`."""
@@ -70,9 +73,9 @@ class InputOrder:
     def ended(self, start: Start, thought_tokens: int) -> None:
         """See `StartOrder.ended`: makes no difference."""
 
-    def _of(self, items: Sequence[Item], first: int) -> Iterator[Start]:
-        starts = product(items, range(self._samples))
-        for order, (item, sample_index) in enumerate(starts, first * self._samples):
+    def _of(self, items: Sequence[Item]) -> Iterator[Start]:
+        for item, sample_index in product(items, range(self._samples)):
+            order = place(item, sample_index, self._samples)
             if not self._is_over(order):
                 yield Start(item, sample_index, order)
 
@@ -120,8 +123,8 @@ class LongestFirst:
         mean = sum(means.values()) / len(means) if means else 0.0
         by_text = not sample_index and not self._has_earlier
         found = []
-        for place, item in enumerate(self._problems):
-            order, text = place * self._samples + sample_index, _characters(item)
+        for item in self._problems:
+            order, text = place(item, sample_index, self._samples), _characters(item)
             if not self._is_over(order):
                 expected = float(text) if by_text else means.get(item.problem_id, mean)
                 found.append((-expected, -text, Start(item, sample_index, order, expected)))
