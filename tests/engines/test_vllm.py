@@ -24,7 +24,7 @@ from pipeline.engines.models import resolve
 from pipeline.engines.process.engine import WorkerEngine
 from pipeline.engines.vllm.backend import open_vllm
 from pipeline.engines.vllm.check import check
-from pipeline.engines.vllm.spec import VllmSpec
+from pipeline.engines.vllm.spec import SpeculativeSpec, VllmSpec
 from pipeline.errors import EngineDead, GraphError
 from pipeline.machine import look
 from tests.support.checkpoints import rewrite
@@ -124,6 +124,47 @@ def test_a_padded_draft_speculates_for_a_target_of_another_vocabulary(
     assert sum(a.candidates[0].text == b.candidates[0].text for a, b in zip(alone, answers, strict=True)) >= 19
     assert counted is not None
     assert counted.accepted_tokens > 0.5 * counted.draft_tokens
+
+
+def eagle_head(folder: Path) -> Path:
+    """A head in EAGLE's form that nobody trained: the target's last layer over its hidden states."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    target = json.loads((MODELS / "tiny-target/config.json").read_text())
+    copied = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim", "vocab_size", "rms_norm_eps")
+    kind = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "num_hidden_layers": 1, "tie_word_embeddings": False}
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(kind | {name: target[name] for name in copied}))
+    weights, last = load_file(MODELS / "tiny-target/model.safetensors"), f"model.layers.{target['num_hidden_layers'] - 1}."
+    own = {name.replace(last, "layers.0."): each for name, each in weights.items() if name.startswith(last)}
+    own = {name: each for name, each in own.items() if not any(part in name for part in ("input_layernorm", "q_norm", "k_norm"))}
+    width = target["hidden_size"]
+    fc = torch.cat([torch.zeros(width, width), torch.eye(width)], dim=1)
+    save_file({name: each.float() for name, each in own.items()} | {"fc.weight": fc}, folder / "model.safetensors")
+    return folder
+
+
+@pytest.mark.parametrize("method", ["eagle", "suffix"])
+def test_heads_and_suffixes_change_no_greedy_text(
+    portal: BlockingPortal, vllm_engines: Mapping[str, Engine], tmp_path: Path, method: str
+) -> None:
+    if method == "suffix" and find_spec("arctic_inference") is None:
+        pytest.skip("arctic-inference is not installed here")
+    terms = {"model": str(eagle_head(tmp_path / "head")), "num_speculative_tokens": 3} if method == "eagle" else {}
+    plain, inner = vllm_engines["target"], SpeculativeSpec(method=method, **terms)  # type: ignore[arg-type]
+    spec = structs.replace(PLAIN.specs()["target"], speculative_config=inner)
+
+    async def said() -> tuple[list[Completion], Speculation | None]:
+        async with open_vllm({"target": spec}) as engines:
+            found = await ask_all(engines["target"], [asked(engines["target"], problem) for problem in PROBLEMS])
+            return found, engines["target"].statistics().speculation
+
+    answers, counted = portal.call(said)
+    alone = portal.call(ask_all, plain, [asked(plain, problem) for problem in PROBLEMS])
+    assert sum(a.candidates[0].text == b.candidates[0].text for a, b in zip(alone, answers, strict=True)) >= 19
+    assert counted is not None
+    assert counted.accepted_tokens > 0
 
 
 def test_facts_and_gauges(portal: BlockingPortal, vllm_engines: Mapping[str, Engine]) -> None:

@@ -174,7 +174,7 @@ def test_without_a_gpu_roles_share_main_memory() -> None:
         (alone(speculative_config=SpeculativeSpec(method="draft_model", model="small", prompt_lookup_max=3)), machine(),
          "target", "draft_model, which takes no prompt_lookup_max, but says 3; drop it, or use method ngram"),
         (alone(speculative_config=SpeculativeSpec(method="suffix")), machine(),
-         "target", "has method suffix, for which arctic-inference is not installed; pip install arctic-inference, or use ngram"),
+         "target", "has method suffix, for which arctic-inference is not installed; pip install arctic-inference==0.1.1, or use ngram"),
         (alone(speculative_config=SpeculativeSpec(method="draft_model", model="odd-heads"), tensor_parallel_size=2), machine(2),
          "target", "of odd-heads, 7 attention heads and 7 key-value heads cannot be divided among 2 GPUs; set tensor_parallel_size to 1"),
         # Without a GPU.
@@ -272,7 +272,7 @@ def test_vocabularies_of_different_sizes_cannot_speculate(target: str, said: str
 
 
 def test_suffix_decoding_starts_where_its_package_is() -> None:
-    here = machine(versions={"vllm": "0.32.0", "arctic-inference": "0.3.0"})
+    here = machine(versions={"vllm": "0.32.0", "arctic-inference": "0.1.1"})
     assert findings(plan_of(alone(speculative_config=SpeculativeSpec(method="suffix")), here)) == ()
 
 

