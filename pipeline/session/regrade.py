@@ -24,6 +24,7 @@ from pipeline.trace.read import files, read_batches
 from pipeline.trace.rewrite import Row, rewrite
 from pipeline.trace.run_file import replace_totals
 from pipeline.trace.store import recover
+from pipeline.trace.verdicts import counted
 
 NEEDED = ("chain_id", "answer", "reference_answer", "correct", "stop_reason")
 """Columns of `chains` that grading reads."""
@@ -54,7 +55,7 @@ class Regrade(Struct, frozen=True):
     chains: int
     """Rows of the table `chains`."""
     graded: int
-    """Rows whose answer is now known to be right or wrong."""
+    """Rows that now count as right or wrong, failed chains as wrong; see `trace.verdicts`."""
     correct: int
     changed: int
     became_right: int
@@ -123,8 +124,9 @@ class Tally:
     def _note(self, row: Row, grade: Grade | None) -> Mapping[str, Any]:
         grade = grade or (Grade(False) if _can_be_graded(row) else Grade(None))
         self.chains += 1
-        self.graded += grade.correct is not None
-        self.correct += bool(grade.correct)
+        verdict = counted(grade.correct, row["stop_reason"], row["reference_answer"])
+        self.graded += verdict is not None
+        self.correct += bool(verdict)
         self.errors.update([grade.why] if grade.why else [])
         if grade.correct != row["correct"]:
             reference = row["reference_answer"] or ""
