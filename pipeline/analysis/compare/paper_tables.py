@@ -103,12 +103,14 @@ Key = tuple[Any, ...]
 
 def _cells(shape: Shape, runs: Sequence[RunTable]) -> list[_Cell]:
     data = data_sets(runs)
-    return [
-        _Cell(run, setting_of(run) | {"system": system.label, "data": data[run.name]} | _models(run))
-        for system in shape.systems
-        for run in runs
-        if run.graph == system.graph and all(run.params.get(name) == value for name, value in system.params.items())
-    ]
+    found = [(system, run) for run in runs if (system := _system(shape, run)) is not None]
+    return [_Cell(run, setting_of(run) | {"system": system.label, "data": data[run.name]} | _models(run)) for system, run in found]
+
+
+def _system(shape: Shape, run: RunTable) -> System | None:
+    """The system of `shape` that `run` is one of; of several the one that says most about its params."""
+    found = [each for each in shape.systems if run.graph == each.graph and all(run.params.get(k) == v for k, v in each.params.items())]
+    return max(found, key=lambda system: len(system.params), default=None)
 
 
 def _models(run: RunTable) -> dict[str, str]:
@@ -125,12 +127,11 @@ def _varied(shape: Shape, cells: Sequence[_Cell]) -> list[str]:
     places: dict[tuple[Any, ...], list[_Cell]] = {}
     for each in cells:
         places.setdefault(_key([*shape.rows, *shape.columns], each.at, ""), []).append(each)
+    said = (*UNNAMED, *shape.rows, *shape.columns, "system", *_models(cells[0].run))
     found: dict[str, None] = {}
     for members in places.values():
-        for name in members[0].at:
-            if name not in (*UNNAMED, *shape.rows, *shape.columns, "system", *_models(members[0].run)):
-                if len({repr(each.at.get(name)) for each in members}) > 1:
-                    found[name] = None
+        names = [name for name in members[0].at if name not in said]
+        found |= dict.fromkeys(name for name in names if len({repr(each.at.get(name)) for each in members}) > 1)
     return list(found)
 
 
@@ -245,6 +246,8 @@ def _heading(name: str) -> str:
 
 
 def _said(value: Any) -> str:
+    if isinstance(value, tuple):
+        return ", ".join(map(_said, value))
     return value.label if isinstance(value, Resources) else f"{value:g}" if isinstance(value, float) else str(value)
 
 

@@ -39,13 +39,15 @@ SPLITS = ("train", "validation", "test", "dev", "data", "problems")
 def data_sets(runs: Iterable[RunTable]) -> dict[str, str]:
     """The name of what each run solved, by the run's name: that of the file, or of the folder of a file such as `test.parquet`.
 
-    Files are the same where their bytes are; different ones with one name have the beginning of their SHA-256 added.
+    Files are the same where their bytes are; different ones with one name are named with their folder, or else by their SHA-256.
     """
-    first: dict[str, str] = {}
+    files: dict[str, Path] = {}
     for run in runs:
-        first.setdefault(run.input.sha256, _named(Path(run.input.file)))
-    names = list(first.values())
-    unique = {sha: name if names.count(name) == 1 else f"{name} ({sha[:8]})" for sha, name in first.items()}
+        files.setdefault(run.input.sha256, Path(run.input.file))
+    short = [_named(file) for file in files.values()]
+    names = {sha: _named(file) if short.count(_named(file)) == 1 else f"{file.parent.name}/{file.stem}" for sha, file in files.items()}
+    every = list(names.values())
+    unique = {sha: name if every.count(name) == 1 else f"{name} ({sha[:8]})" for sha, name in names.items()}
     return {run.name: unique[run.input.sha256] for run in runs}
 
 
