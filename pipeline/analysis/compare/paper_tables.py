@@ -300,7 +300,7 @@ def _kind(kind: str, title: str) -> Metric:
 
 
 def _of_quality(run: Compared, name: str) -> Estimate:
-    return getattr(run.quality, name) if run.quality else NOTHING  # type: ignore[no-any-return]
+    return getattr(run.quality, name) if run.quality else NOTHING
 
 
 def _of_selection(name: str, title: str) -> Metric:

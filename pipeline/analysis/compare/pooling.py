@@ -172,8 +172,11 @@ def _choices(runs: Sequence[RunTable], all_: _Places) -> Choices | None:
     if not found:
         return None
     columns = ("right_drafts", "rejected", "picked_right", "agrees")
-    joined = [np.concatenate([getattr(choices, name) for _, choices in found]) for name in columns]
-    return Choices(np.concatenate([place[choices.problem] for place, choices in found]), *joined, any(each.may_reject for _, each in found))
+    return Choices(
+        problem=np.concatenate([place[choices.problem] for place, choices in found]),
+        **{name: np.concatenate([getattr(choices, name) for _, choices in found]) for name in columns},
+        may_reject=any(choices.may_reject for _, choices in found),
+    )
 
 
 def _quality(runs: Sequence[RunTable], all_: _Places) -> Quality | None:

@@ -65,7 +65,7 @@ class FinishedChains(Struct, frozen=True, kw_only=True):
 
     def means(self, name: str) -> Array:
         """The mean of one of `NUMBERS` over the finished samples of each problem; 0 where none finished."""
-        return self.sums(self.numbers[name]) / np.maximum(self.counts, 1)
+        return np.asarray(self.sums(self.numbers[name]) / np.maximum(self.counts, 1))
 
     @property
     def counts(self) -> Array:
