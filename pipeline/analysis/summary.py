@@ -19,10 +19,11 @@ from pipeline.analysis.order import order_correlation
 from pipeline.analysis.quality.option_mass import COLUMN as MASS
 from pipeline.analysis.quality.option_mass import OptionMass, masses, option_mass
 from pipeline.analysis.quality.samples import Interval, sample_statistics
+from pipeline.analysis.quality.verdicts import COLUMNS as VERDICT_COLUMNS
+from pipeline.analysis.quality.verdicts import verdicts
 from pipeline.analysis.time.timeline import Array, Names, Pauses, Timeline, timeline, worked_s
 from pipeline.engine import EngineStatistics
 from pipeline.errors import InputError
-from pipeline.trace import verdicts
 from pipeline.trace.events import UNFINISHED
 from pipeline.trace.read import read_batches
 from pipeline.trace.run_file import RunFile
@@ -105,7 +106,7 @@ class Summary(Struct, frozen=True, kw_only=True):
     graded: int
     """Chains that count as right or wrong: those whose answer was graded, and failed ones with a reference answer."""
     failed_as_wrong: int = 0
-    """Those of `graded` that failed; see `trace.verdicts`."""
+    """Those of `graded` that failed; see `events.counted`."""
     correct: int
     """Those of `graded` that are right."""
     grading_errors: dict[str, int] = {}
@@ -308,7 +309,7 @@ def _step_counts(totals: Counter[str], wall_s: float | None) -> dict[str, Any]:
 def _read_chains(run: Path) -> dict[str, Any]:
     """Columns of the chains table, with only the last row of each chain.
 
-    `correct` is 1, 0 or -1 as in `trace.verdicts`; `stop_reason`, `error_type` and `grading_error` are indices into the lists `reasons`,
+    `correct` is 1, 0 or -1 as in `events.counted`; `stop_reason`, `error_type` and `grading_error` are indices into the lists `reasons`,
     `types` and `whys`; `place` is the row's index in the table.
     """
     reasons, types, whys = Names(), Names(), Names()
@@ -316,10 +317,10 @@ def _read_chains(run: Path) -> dict[str, Any]:
     makers: dict[str, Callable[[Any], Array]] = {name: lambda column: column.to_numpy() for name in numbers}
     makers |= {"stop_reason": reasons.codes, "error_type": types.codes}
     parts: dict[str, list[Array]] = {name: [np.empty(0, np.int8)] for name in (*makers, "correct", "grading_error")}
-    for batch in read_batches(run, "chains", list(dict.fromkeys((*makers, *verdicts.COLUMNS))), ["grading_error"]):
+    for batch in read_batches(run, "chains", list(dict.fromkeys((*makers, *VERDICT_COLUMNS))), ["grading_error"]):
         for name, make in makers.items():
             parts[name].append(make(batch.column(name)))
-        parts["correct"].append(verdicts.verdicts(batch))
+        parts["correct"].append(verdicts(batch))
         written = "grading_error" in batch.schema.names  # which earlier versions did not
         parts["grading_error"].append(whys.codes(batch.column("grading_error") if written else pa.nulls(batch.num_rows, pa.string())))
     columns = {name: np.concatenate(column) for name, column in parts.items()}

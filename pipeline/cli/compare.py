@@ -7,7 +7,8 @@ from typing import Any
 import click
 
 from pipeline.analysis.compare.compare import compare as compared
-from pipeline.analysis.compare.paper_tables import SHAPES, by_data_set, paper_table
+from pipeline.analysis.compare.paper_shapes import SHAPES
+from pipeline.analysis.compare.paper_tables import by_data_set, paper_table
 from pipeline.analysis.compare.pooling import pool
 from pipeline.analysis.compare.runs import read_runs
 from pipeline.analysis.compare.tables import as_csv, as_json, markdown, markdown_table, table_csv, table_json

@@ -15,8 +15,7 @@ from msgspec import Struct, structs
 from pipeline.grading.answers import as_kind
 from pipeline.grading.grader import Grade, Grader
 from pipeline.runtime.rows import RowSink
-from pipeline.trace.events import UNFINISHED, CallRow, ChainRow, StepRow
-from pipeline.trace.verdicts import counted
+from pipeline.trace.events import UNFINISHED, CallRow, ChainRow, StepRow, counted
 
 MOST_WAITING = 1024
 """Number of ungraded rows from which on `room` waits."""
@@ -30,7 +29,7 @@ class GradingStatistics(Struct, frozen=True):
     waiting: int
     """Chains that are over and have no grade yet."""
     graded: int
-    """Chains that count as right or wrong; see `trace.verdicts`."""
+    """Chains that count as right or wrong; see `events.counted`."""
     correct: int
     """Chains whose answer is right."""
 

@@ -18,13 +18,12 @@ from pipeline.analysis.summary import summarize
 from pipeline.errors import InputError, RunError
 from pipeline.grading.answers import as_kind
 from pipeline.grading.grader import LIMIT_S, Grade, Grader
-from pipeline.trace.events import UNFINISHED
+from pipeline.trace.events import UNFINISHED, counted
 from pipeline.trace.folder import hold
 from pipeline.trace.read import files, read_batches
 from pipeline.trace.rewrite import Row, rewrite
 from pipeline.trace.run_file import replace_totals
 from pipeline.trace.store import recover
-from pipeline.trace.verdicts import counted
 
 NEEDED = ("chain_id", "answer", "reference_answer", "correct", "stop_reason")
 """Columns of `chains` that grading reads."""
@@ -55,7 +54,7 @@ class Regrade(Struct, frozen=True):
     chains: int
     """Rows of the table `chains`."""
     graded: int
-    """Rows that now count as right or wrong, failed chains as wrong; see `trace.verdicts`."""
+    """Rows that now count as right or wrong, failed chains as wrong; see `events.counted`."""
     correct: int
     changed: int
     became_right: int

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from pipeline.analysis.compare.cells import Table
-from pipeline.analysis.compare.paper_tables import SHAPES, by_data_set, paper_table
+from pipeline.analysis.compare.paper_shapes import SHAPES
+from pipeline.analysis.compare.paper_tables import by_data_set, paper_table
 from pipeline.analysis.compare.pooling import pool
 from pipeline.analysis.compare.runs import RunTable
 from pipeline.analysis.quality.reward_agreement import ScoredSteps

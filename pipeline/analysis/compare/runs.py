@@ -1,6 +1,6 @@
 """A run as a table with a few numbers for every problem, to be compared with others: a run folder enters, a `RunTable` leaves.
 
-Of a chain that was taken up again the last row counts. A chain that failed counts as wrong (`trace.verdicts`) and in no other figure, one
+Of a chain that was taken up again the last row counts. A chain that failed counts as wrong (`events.counted`) and in no other figure, one
 that was cancelled in none. Tables are read in batches; names and numbers of chains are held, never a text.
 """
 
@@ -21,6 +21,8 @@ from pipeline.analysis.quality.samples import SampleStatistics, sample_statistic
 from pipeline.analysis.quality.selection import Choices, read_choices
 from pipeline.analysis.quality.step_quality import Quality, read_quality
 from pipeline.analysis.quality.step_texts import Texts, read_texts
+from pipeline.analysis.quality.verdicts import COLUMNS as VERDICT_COLUMNS
+from pipeline.analysis.quality.verdicts import verdicts
 from pipeline.analysis.resources import EngineFacts, Resources, engine_facts, resources
 from pipeline.analysis.time.thinking import read_thinking
 from pipeline.analysis.time.timeline import Array, Names
@@ -29,8 +31,6 @@ from pipeline.graph.plan import Plan
 from pipeline.trace.events import UNFINISHED
 from pipeline.trace.read import read_batches
 from pipeline.trace.run_file import Host, RunFile, RunInput
-from pipeline.trace.verdicts import COLUMNS as VERDICT_COLUMNS
-from pipeline.trace.verdicts import verdicts
 
 NUMBERS = ("sample_index", "chain_time_s", "thought_tokens", "steps", "accepted_steps", "fallback_steps")
 """Numeric columns of the chains table that are read."""
@@ -140,7 +140,7 @@ class RunTable(Struct, frozen=True, kw_only=True):
     chains: Array
     """Number of finished chains."""
     graded: Array
-    """Number of chains that count as right or wrong; see `trace.verdicts`."""
+    """Number of chains that count as right or wrong; see `events.counted`."""
     right: Array
     """Number of chains whose answer was right."""
     sample_statistics: SampleStatistics

@@ -3,7 +3,8 @@
 import pyarrow as pa
 import pytest
 
-from pipeline.trace.verdicts import COLUMNS, counted, verdicts
+from pipeline.analysis.quality.verdicts import COLUMNS, verdicts
+from pipeline.trace.events import counted
 
 ROWS = [
     (True, "thought_closed", "5", True),
