@@ -68,7 +68,7 @@ def _read_calls(run: Path, chains: Names, kinds: Names, whole: set[str], thought
         origin = int(submit.min()) if origin is None and len(submit) else origin or 0
         calls = _Calls(
             chain=chains.codes(batch.column("chain_id")).astype(int),
-            kind=np.array([kinds[KINDS[purpose]] for purpose in with_purpose(batch).column("purpose").to_pylist()], int),
+            kind=np.array([kinds[KINDS.get(purpose, "target")] for purpose in with_purpose(batch).column("purpose").to_pylist()], int),
             start=(submit - origin) / 1e9 - batch.column("client_wait_s").to_numpy(zero_copy_only=False),
             end=(end - origin) / 1e9,
         )
