@@ -364,6 +364,9 @@ def test_a_disk_that_runs_full(small_disk: Path, blank: Blank, monkeypatch: pyte
             trace.append("calls", [blank(CallRow, call_index=taken, output_token_ids=(tuple(os.urandom(400)),))])
     assert str(caught.value) == f"{small_disk}/calls: cannot write the trace: no space left on device"
     assert indices(small_disk)[:taken] == list(range(taken))
+    with pytest.raises(OSError, match="No space left on device"), (small_disk / "filler").open("wb", buffering=0) as filler:
+        while filler.write(bytes(1)):
+            pass
     with pytest.raises(RunFolderError, match="no space left on device"):
         trace.close()
     found = indices(small_disk)
