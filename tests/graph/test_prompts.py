@@ -28,6 +28,16 @@ def stage_of(plan: Plan, name: str) -> Any:
     return next(node.spec for node in plan.stages() if node.name == name)
 
 
+def test_the_bundled_file_of_our_texts_is_what_is_said_without_one() -> None:
+    assert load_prompts(bundled_files("prompts file")["ours"]) == OURS
+
+
+def test_a_setting_may_name_a_file_in_the_working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "mine.yaml").write_text("system: Be brief.")
+    monkeypatch.chdir(tmp_path)
+    assert load_plan(Path("speccot"), settings=("prompts=mine.yaml",)).prompts.system == "Be brief."
+
+
 def test_without_a_block_the_texts_are_ours(tmp_path: Path) -> None:
     plan = graph_with(tmp_path)
     assert (plan.prompts, stage_of(plan, "verify").prompts) == (OURS, None)
