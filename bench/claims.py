@@ -368,10 +368,10 @@ CLAIMS = (
     ),
     Claim(
         where="SCoT 4.2, table 1",
-        says="faster than the target alone",
+        says="the thinking stage is faster than the target's alone",
         theirs="r = 1.90 to 2.92",
         runs=("scot", "target"),
-        measure=over("scot", "target", lambda d: d.speed_up),
+        measure=over("scot", "target", lambda d: d.thinking_speed_up),
         is_="above",
         bound=1,
         form=number,

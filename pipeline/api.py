@@ -99,7 +99,7 @@ class Result(Struct, frozen=True, kw_only=True):
 
     @property
     def accuracy(self) -> float | None:
-        """Right chains over graded ones, 0 to 1; None where none was graded."""
+        """Right chains over graded ones, 0 to 1, failed chains counted as wrong; None where none was graded."""
         totals = self.run.totals
         return totals.correct / totals.graded if totals.graded else None
 

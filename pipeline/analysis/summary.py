@@ -14,8 +14,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from msgspec import Struct
 
+from pipeline.analysis.capabilities import read_steps
 from pipeline.analysis.order import order_correlation
+from pipeline.analysis.quality.option_mass import COLUMN as MASS
+from pipeline.analysis.quality.option_mass import OptionMass, masses, option_mass
 from pipeline.analysis.quality.samples import Interval, sample_statistics
+from pipeline.analysis.quality.verdicts import COLUMNS as VERDICT_COLUMNS
+from pipeline.analysis.quality.verdicts import verdicts
 from pipeline.analysis.time.timeline import Array, Names, Pauses, Timeline, timeline, worked_s
 from pipeline.engine import EngineStatistics
 from pipeline.errors import InputError
@@ -99,13 +104,17 @@ class Summary(Struct, frozen=True, kw_only=True):
     failed: int
     cancelled: int
     graded: int
-    """Chains whose answer was graded."""
+    """Chains that count as right or wrong: those whose answer was graded, and failed ones with a reference answer."""
+    failed_as_wrong: int = 0
+    """Those of `graded` that failed; see `events.counted`."""
     correct: int
-    """Chains whose answer was graded as right."""
+    """Those of `graded` that are right."""
     grading_errors: dict[str, int] = {}
     """Chains whose answer was not compared with the reference to the end, by the reason, most frequent first; some are graded as wrong."""
     accuracy: float | None
     """`correct` over `graded`, 0 to 1; of several samples a problem this is pass@1."""
+    option_mass: OptionMass | None = None
+    """How much of the probability verifications gave to their valid options; null without any that says."""
     accuracy_interval: Interval | None
     """95 % interval of `accuracy`; see `samples.interval`."""
     samples: int
@@ -167,7 +176,7 @@ def summarize(run: Path) -> Summary:
     if not any((run / table).is_dir() for table in TABLES):
         raise InputError(str(run), f"is not a run folder; expected {', '.join(TABLES[:2])} and {TABLES[2]} in it")
     file = RunFile.read_known(run)
-    chains, steps, calls = _read_chains(run), _read_steps(run), _Calls(run)
+    chains, (steps, mass), calls = _read_chains(run), _read_steps(run), _Calls(run)
     wall_s, batch_size = _wall_time(file, chains), file.batch_size or None
     times = timeline(run, file.pauses)
     tokens = sum(totals["output_tokens"] for totals in calls.by_engine.values())
@@ -183,6 +192,7 @@ def summarize(run: Path) -> Summary:
         **_chain_counts(chains, wall_s),
         **_sample_counts(run, chains),
         **_step_counts(steps, wall_s),
+        option_mass=option_mass(mass),
         output_tokens_per_s=_over(tokens, wall_s),
         span_s=times.span_s,
         overlap_s=times.overlap_s,
@@ -266,10 +276,13 @@ def _stage(totals: Counter[str], times: Timeline, name: str) -> StageSummary:
     return StageSummary(calls, failed, tokens, output, times.stages[name].in_flight_s, totals["client_wait_s"])
 
 
-def _read_steps(run: Path) -> Counter[str]:
+def _read_steps(run: Path) -> tuple[Counter[str], Array]:
+    """Counts over all steps, and the probability mass that each verification gave to its options."""
     totals: Counter[str] = Counter()
-    columns = ["decision", "verify_kind", "step_token_ids", "draft_tokens", "draft_tokens_wasted"]
-    for batch in read_batches(run, "steps", columns):
+    mass = [np.empty(0)]
+    columns = ["decision", "verify_kind", MASS, "step_token_ids", "draft_tokens", "draft_tokens_wasted"]
+    for batch in read_steps(run, columns):
+        mass.append(masses(batch))
         length = pc.list_value_length(batch.column("step_token_ids")).to_numpy()
         totals["steps"] += batch.num_rows
         totals["verified_steps"] += batch.num_rows - batch.column("verify_kind").null_count
@@ -280,7 +293,7 @@ def _read_steps(run: Path) -> Counter[str]:
         totals["drafted"] += int(length[accepted].sum())
         totals["draft_tokens"] += pc.sum(batch.column("draft_tokens")).as_py() or 0
         totals["wasted_draft_tokens"] += pc.sum(batch.column("draft_tokens_wasted")).as_py() or 0
-    return totals
+    return totals, np.concatenate(mass)
 
 
 def _step_counts(totals: Counter[str], wall_s: float | None) -> dict[str, Any]:
@@ -296,18 +309,18 @@ def _step_counts(totals: Counter[str], wall_s: float | None) -> dict[str, Any]:
 def _read_chains(run: Path) -> dict[str, Any]:
     """Columns of the chains table, with only the last row of each chain.
 
-    `stop_reason`, `error_type` and `grading_error` are indices into the lists `reasons`, `types` and `whys`; `place` is the row's index
-    in the table.
+    `correct` is 1, 0 or -1 as in `events.counted`; `stop_reason`, `error_type` and `grading_error` are indices into the lists `reasons`,
+    `types` and `whys`; `place` is the row's index in the table.
     """
     reasons, types, whys = Names(), Names(), Names()
     numbers = ("input_row", "sample_index", "start_unix_ns", "end_unix_ns")
     makers: dict[str, Callable[[Any], Array]] = {name: lambda column: column.to_numpy() for name in numbers}
     makers |= {"stop_reason": reasons.codes, "error_type": types.codes}
-    makers |= {"correct": lambda column: column.cast("int8").fill_null(-1).to_numpy()}
-    parts: dict[str, list[Array]] = {name: [np.empty(0, np.int8)] for name in (*makers, "grading_error")}
-    for batch in read_batches(run, "chains", list(makers), ["grading_error"]):
+    parts: dict[str, list[Array]] = {name: [np.empty(0, np.int8)] for name in (*makers, "correct", "grading_error")}
+    for batch in read_batches(run, "chains", list(dict.fromkeys((*makers, *VERDICT_COLUMNS))), ["grading_error"]):
         for name, make in makers.items():
             parts[name].append(make(batch.column(name)))
+        parts["correct"].append(verdicts(batch))
         written = "grading_error" in batch.schema.names  # which earlier versions did not
         parts["grading_error"].append(whys.codes(batch.column("grading_error") if written else pa.nulls(batch.num_rows, pa.string())))
     columns = {name: np.concatenate(column) for name, column in parts.items()}
@@ -342,6 +355,7 @@ def _chain_counts(chains: dict[str, Any], wall_s: float | None) -> dict[str, Any
     for found in (errors, grading_errors):
         found.pop("", None)
     graded, correct = int((chains["correct"] >= 0).sum()), int((chains["correct"] == 1).sum())
+    was_lost = np.array([name == "error" for name in chains["reasons"]], bool)[chains["stop_reason"].astype(np.int64)]
     return {
         "problems": len(np.unique(chains["input_row"])),
         "chains": len(done),
@@ -349,6 +363,7 @@ def _chain_counts(chains: dict[str, Any], wall_s: float | None) -> dict[str, Any
         "failed": failed,
         "cancelled": cancelled,
         "graded": graded,
+        "failed_as_wrong": int((was_lost & (chains["correct"] >= 0)).sum()),
         "correct": correct,
         "grading_errors": grading_errors,
         "accuracy": _over(correct, graded),

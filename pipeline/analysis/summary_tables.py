@@ -1,6 +1,7 @@
 """The summary of a run as tables: a `Summary` enters, tables to print or to put on a page leave. Pure."""
 
 from pipeline.analysis.compare.cells import Table
+from pipeline.analysis.quality.option_mass import mass_sentence
 from pipeline.analysis.summary import Summary
 
 MOST_REASONS = 3
@@ -81,6 +82,7 @@ def _fact_rows(s: Summary, made: str | None) -> list[tuple[str, str]]:
             f"{s.thought_tokens:,} tokens, {_percent(s.draft_share)} in accepted candidates; "
             f"{s.wasted_draft_tokens:,} drafted tokens unused",
         ),
+        *([("options", mass_sentence(s.option_mass))] if s.option_mass else []),
         *_speculation_rows(s),
         *_order_rows(s),
         *([("admission", f"by cache, chains paused {s.pauses:,} times")] if s.pauses else []),
@@ -99,7 +101,8 @@ def _restarts(s: Summary) -> str:
 
 
 def _accuracy(s: Summary, made: str | None) -> str:
-    said = f"{_percent(s.accuracy)} ({s.correct} of {s.graded} graded{f', of {made} answers' if made else ''})"
+    lost = f", {s.failed_as_wrong} of them failed and count as wrong" if s.failed_as_wrong else ""
+    said = f"{_percent(s.accuracy)} ({s.correct} of {s.graded} graded{f', of {made} answers' if made else ''}{lost})"
     if s.accuracy_interval is None:
         return said
     low, high = s.accuracy_interval.low, s.accuracy_interval.high

@@ -24,7 +24,8 @@ NOTE = (
     "size. `busy`: share of the time in which a call was at the engine. `/ limit`: wall time over the least that the device needs for the "
     "calls of all its engines together. For simulated devices that is computed, and no schedule is faster: weights are read once for as "
     "many sequences as live chains may have, prompts are cached as if nothing were ever evicted, no call waits for another. For others it "
-    "is measured: each engine answers the same calls alone, all ready at once, and engines that share a device take turns."
+    "is measured: each engine answers the same calls alone, all ready at once, and engines that share a device take turns. Chains that "
+    "failed count as wrong."
 )
 ABOVE_LIMIT = "Below 1: the replay gained nothing by having all calls at once, for example because prefixes did not stay in the cache."
 
@@ -75,7 +76,8 @@ def _titled(name: str, curve: dict[int, list[Point]]) -> str:
 def _cells(points: Sequence[Point], ratio: Spread | None) -> tuple[str, ...]:
     roles = sorted({role for point in points for role in point.busy_share})
     busy = (spread(point.busy_share.get(role) for point in points) for role in roles)
-    accuracy = spread(point.accuracy for point in points)
+    accuracy = plain_percent(_median(spread(point.accuracy for point in points)))
+    failed = sum(point.failed for point in points)
     return (
         ranged(spread(point.problems_per_s for point in points)),
         ranged(ratio),
@@ -83,7 +85,7 @@ def _cells(points: Sequence[Point], ratio: Spread | None) -> tuple[str, ...]:
         ranged(spread(point.tail_s for point in points)),
         ranged(spread(point.chain_p50_s for point in points)),
         plain_percent(_median(spread(point.acceptance_rate for point in points))),
-        plain_percent(_median(accuracy)),
+        f"{accuracy} ({failed} chains failed)" if failed else accuracy,
         " ".join(f"{role} {plain_percent(_median(share))}" for role, share in zip(roles, busy, strict=True)),
         _over_limits(points),
     )

@@ -7,8 +7,11 @@ from typing import Any
 import click
 
 from pipeline.analysis.compare.compare import compare as compared
+from pipeline.analysis.compare.paper_shapes import SHAPES
+from pipeline.analysis.compare.paper_tables import by_data_set, paper_table
+from pipeline.analysis.compare.pooling import pool
 from pipeline.analysis.compare.runs import read_runs
-from pipeline.analysis.compare.tables import as_csv, as_json, markdown
+from pipeline.analysis.compare.tables import as_csv, as_json, markdown, markdown_table, table_csv, table_json
 from pipeline.analysis.quality.invariance import invariance as compare_chains
 from pipeline.analysis.quality.invariance import invariance_json, invariance_markdown
 from pipeline.cli.folder import print_flaws
@@ -19,16 +22,27 @@ from pipeline.text import sanitize
 
 SUFFIXES = {".md": "markdown", ".csv": "csv", ".json": "json"}
 FORMATS: dict[str, Callable[[Any], str]] = {"markdown": markdown, "csv": as_csv, "json": as_json}
+TABLE_FORMATS: dict[str, Callable[[Any], str]] = {
+    "markdown": lambda table: markdown_table(table) + "\n",
+    "csv": table_csv,
+    "json": table_json,
+}
 INVARIANCE_FORMATS: dict[str, Callable[[Any], str]] = {"markdown": invariance_markdown, "json": invariance_json}
 
 
 @click.command()
-@click.argument("runs", type=click.Path(path_type=Path), nargs=-1, required=True, metavar="RUN...")
+@click.argument("runs", type=click.Path(path_type=Path), nargs=-1, metavar="RUN...")
 @click.option(
     "--baseline",
     metavar="RUN|GRAPH",
     help="What speed-ups and gains are over.  [default: graph `target`, the first run without drafts, or the first]",
 )
+@click.option(
+    "--table",
+    metavar="NAME",
+    help="One table of a paper in the paper's shape, such as speccot-2, from the runs that are its systems; `list` names them all.",
+)
+@click.option("--no-pool", is_flag=True, help="Keep runs apart that differ in the seed alone, which otherwise are one row.")
 @click.option("--invariance", is_flag=True, help="Of two runs of one graph: the share of equal chains, and where the others part.")
 @click.option("--format", "form", type=click.Choice(list(FORMATS)), default="markdown", show_default=True, help="What is printed.")
 @click.option(
@@ -39,16 +53,36 @@ INVARIANCE_FORMATS: dict[str, Callable[[Any], str]] = {"markdown": invariance_ma
     help="Write there too, as its name ends: .md, .csv or .json. May be given several times.",
 )
 @click.option("--debug", is_flag=True, help="Show tracebacks.")
-def compare(runs: tuple[Path, ...], baseline: str | None, invariance: bool, form: str, output: tuple[Path, ...], debug: bool) -> None:
-    """Compare the run folders RUN... over the same data. Exit code 2 when they cannot be compared."""
+def compare(
+    runs: tuple[Path, ...],
+    baseline: str | None,
+    table: str | None,
+    no_pool: bool,
+    invariance: bool,
+    form: str,
+    output: tuple[Path, ...],
+    debug: bool,
+) -> None:
+    """Compare the run folders RUN..., each with the others over the same data. Exit code 2 when they cannot be compared."""
+    if table == "list":
+        print_page("".join(f"{name:16}{shape.source}: {shape.title}\n" for name, shape in SHAPES.items()))
+        return
+    _check(runs, baseline, table, no_pool, invariance)
     for path in output:
         if path.suffix not in SUFFIXES:
             raise UsageError(f"--output {path}: its name must end in {', '.join(SUFFIXES)}")
-    forms = INVARIANCE_FORMATS if invariance else FORMATS
+    forms = INVARIANCE_FORMATS if invariance else TABLE_FORMATS if table else FORMATS
     if "csv" not in forms and "csv" in (form, *(SUFFIXES[path.suffix] for path in output)):
         raise UsageError("--invariance: has the formats markdown and json")
     print_flaws(runs)
-    found: Any = _invariance(runs, baseline) if invariance else compared(read_runs(runs), baseline)
+    found: Any
+    if invariance:
+        found = compare_chains(*runs)
+    else:
+        read = read_runs(runs) if no_pool else pool(read_runs(runs))
+        found = paper_table(SHAPES[table], read) if table else compared(read, baseline)
+        if forms is FORMATS and len(found.baselines) > 1:
+            forms = {**FORMATS, "markdown": lambda comparison: markdown(comparison, [by_data_set(read)])}
     for path in output:
         try:
             with new_file(path) as draft:
@@ -58,7 +92,15 @@ def compare(runs: tuple[Path, ...], baseline: str | None, invariance: bool, form
     print_page(forms[form](found))
 
 
-def _invariance(runs: tuple[Path, ...], baseline: str | None) -> Any:
-    if len(runs) != 2 or baseline is not None:
+def _check(runs: tuple[Path, ...], baseline: str | None, table: str | None, no_pool: bool, invariance: bool) -> None:
+    """Raise `UsageError` for options that do not go together."""
+    if not runs:
+        raise UsageError("name one or more run folders to compare")
+    if table is not None and table not in SHAPES:
+        raise UsageError(f"--table {table}: no such table; there are {', '.join(SHAPES)}")
+    if table is not None and baseline is not None:
+        raise UsageError("--table: takes no --baseline; a table of a paper is over the target alone with the same model")
+    if invariance and (len(runs) != 2 or baseline is not None):
         raise UsageError("--invariance: takes two runs and no baseline")
-    return compare_chains(*runs)
+    if invariance and (table is not None or no_pool):
+        raise UsageError("--invariance: goes with neither --table nor --no-pool")

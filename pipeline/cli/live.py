@@ -107,6 +107,12 @@ class Meter:
         return max(0, self.view.chains - self.over - self.view.progress.live)
 
     @property
+    def live(self) -> str:
+        """Chains that live, and how many of them pause."""
+        paused = 0 if self.view.admission is None else self.view.admission.paused
+        return f"{self.view.progress.live} live" + (f" ({paused} paused)" if paused else "")
+
+    @property
     def eta_s(self) -> float | None:
         """Seconds until all chains are over at the mean rate so far; None before one is, and while an engine is silent."""
         if any(self.silent_s(role) is not None for role in self.view.lanes):
@@ -138,7 +144,7 @@ def line(meter: Meter) -> str:
         for role, lane in view.lanes.items()
     )
     return (
-        f"{meter.over}/{view.chains} chains, {progress.live} live, {progress.failed} failed · "
+        f"{meter.over}/{view.chains} chains, {meter.live}, {progress.failed} failed · "
         f"{meter.steps_per_s:.1f} steps/s · accepted {_percent(meter.acceptance)} · {engines} · ETA {_duration(meter.eta_s)}"
     )
 
@@ -148,7 +154,7 @@ def panel(meter: Meter) -> Group:
     view, progress = meter.view, meter.view.progress
     head = Text.assemble(
         (view.plan.name, "bold"),
-        f"  {meter.over}/{view.chains} chains, {progress.live} live, {meter.waiting} waiting",
+        f"  {meter.over}/{view.chains} chains, {meter.live}, {meter.waiting} waiting",
         (f", {progress.failed} failed" if progress.failed else "", "red"),
         f"  {_duration(meter.elapsed_s)}, ETA {_duration(meter.eta_s)}",
     )

@@ -264,17 +264,16 @@ class _Params:
 
 
 def _prompts(value: Any, under: Mapping[str, Any], path: Path, where: str) -> dict[str, Any]:
-    """The keys of a block `prompts`, with those of the prompts file that it is `like`, else of `under`, where it says nothing; `ours` are
-    the defaults."""
+    """The keys of a block `prompts`, with those of the prompts file that it is `like`, else of `under`, where it says nothing."""
     if isinstance(value, str):
         value = {"like": value}
     said = {} if value is None else mapping(value, f"{path}: {where}")
     like = said.get("like")
-    if like == "ours":
-        under = {}
-    elif like is not None:
+    if like is not None:
         with boundary(GraphError, f"{path}: {where}.like", foreign=UsageError):
             file = find_file(str(like), "prompts file", beside=path.parent)
+        # A graph means a file beside it, `--set` one in the working folder.
+        file = Path(str(like)) if not file.exists() and Path(str(like)).exists() else file
         under = read_yaml(file)
         _checked_prompts(under, file, "$")
     return _merged(under, {key: each for key, each in said.items() if key != "like"})

@@ -8,6 +8,8 @@ from pathlib import Path
 
 from pipeline.analysis.compare.cells import Table
 from pipeline.analysis.compare.compare import compare
+from pipeline.analysis.compare.paper_tables import by_data_set
+from pipeline.analysis.compare.pooling import pool
 from pipeline.analysis.compare.runs import read_runs
 from pipeline.analysis.compare.tables import INTERVALS, SIMULATED, tables
 from pipeline.analysis.points import Point, read_points
@@ -47,18 +49,20 @@ def report(runs: Sequence[Path], options: ReportOptions) -> str:
 def comparison(runs: Sequence[Path]) -> Section:
     """A section with the comparison of `runs` or, where they cannot be compared, with the reason."""
     try:
-        found = compare(read_runs(runs))
+        read = pool(read_runs(runs))
+        found = compare(read)
     except UsageError as error:
         return Section(title="Side by side", notices=[f"These runs are not compared: {error}."])
+    pooled = [f"{run.run} pools {', '.join(run.pooled)}, which differ in the seed alone." for run in found.runs if run.pooled]
     simulated = [SIMULATED] if any(run.simulated for run in found.runs) else []
     plot = latency_and_accuracy(found)
     flags = Table("Not the same in all runs", ("run", "what"), tuple((flag.run, flag.what) for flag in found.flags))
     return Section(
         title="Side by side",
         notices=simulated,
-        text=[f"Baseline: {found.baseline}. {INTERVALS}"],
+        text=[f"Baseline: {', '.join(found.baselines.values())}. {INTERVALS}", *pooled],
         figures=[] if plot is None else [Figure("Right answers against time, by run", plot)],
-        tables=[*([flags] if flags.rows else []), *tables(found)],
+        tables=[*([flags] if flags.rows else []), *([by_data_set(read)] if len(found.baselines) > 1 else []), *tables(found)],
     )
 
 

@@ -8,6 +8,7 @@ from msgspec import Struct
 
 from pipeline.analysis import summary_tables
 from pipeline.analysis.compare.cells import Table
+from pipeline.analysis.quality.reward_agreement import ScoredSteps, agreement, read_scored_steps
 from pipeline.analysis.quality.step_counts import StepCounts, count_steps
 from pipeline.analysis.quality.verdict_values import GOOD, Scores
 from pipeline.analysis.resources import EngineFacts, answers, engine_facts
@@ -52,6 +53,7 @@ def run_sections(folder: Path, options: ReportOptions) -> list[Section]:
         sections += [_engines(analysis), *_modes(folder, run, options.bins), _chains(folder, run, chains)]
         sections += [_time(analysis, stages), _tokens(analysis)]
     sections += _steps(count_steps(folder, chains.grades))
+    sections += _agreement(read_scored_steps(folder, dict(zip(chains.names, chains.row.tolist(), strict=True))))
     return [*sections, *_reading(folder, run, chains, options.chains)]
 
 
@@ -168,6 +170,19 @@ def _calibration(judged: Mapping[str, Scores]) -> Section:
     missing = [] if any(each.good for each in judged.values()) else ["This run has no rewards: the second question is not answered."]
     figures = [Figure(f"How often what was accepted is right ({kind})", figures_steps.calibration(each)) for kind, each in judged.items()]
     return Section(title="How far the verifier can be trusted", text=[text, *missing], figures=figures)
+
+
+def _agreement(steps: ScoredSteps | None) -> Iterator[Section]:
+    found = agreement(steps) if steps else None
+    if found is None:
+        return
+    known = "not known, as all are equal" if found.rank_correlation is None else f"{found.rank_correlation:.2f}"
+    text = (
+        f"All {found.steps:,} steps that were drafted and scored, accepted and rejected ones, by the reward that a process reward model "
+        f"gave them (SpecReason figure 7). Spearman's rank correlation of score and reward: {known}. Intervals are of 95 %, over problems."
+    )
+    plot = figures_steps.agreement(found)
+    yield Section(title="Scores against a reward model", text=[text], figures=[Figure(f"Mean {found.scale} by reward", plot)])
 
 
 def _reading(folder: Path, run: RunFile, chains: ChainList, most: int) -> Iterator[Section]:

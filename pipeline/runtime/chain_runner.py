@@ -168,7 +168,6 @@ class ChainRunner:
                 chain.begin_round()
                 await self._step(chain, loop, direct)
         finally:
-            self.record.called = None
             switch.leave(chain.order)
         chain.leave(reason or chain.default_stop_reason())
 

@@ -15,7 +15,7 @@ from msgspec import Struct, structs
 from pipeline.grading.answers import as_kind
 from pipeline.grading.grader import Grade, Grader
 from pipeline.runtime.rows import RowSink
-from pipeline.trace.events import UNFINISHED, CallRow, ChainRow, StepRow
+from pipeline.trace.events import UNFINISHED, CallRow, ChainRow, StepRow, counted
 
 MOST_WAITING = 1024
 """Number of ungraded rows from which on `room` waits."""
@@ -29,7 +29,7 @@ class GradingStatistics(Struct, frozen=True):
     waiting: int
     """Chains that are over and have no grade yet."""
     graded: int
-    """Chains with a grade."""
+    """Chains that count as right or wrong; see `events.counted`."""
     correct: int
     """Chains whose answer is right."""
 
@@ -113,8 +113,9 @@ class InlineGrader:
             self._fewer = anyio.Event()
 
     def _record(self, row: ChainRow, grade: Grade) -> None:
-        self._graded += grade.correct is not None
-        self._correct += bool(grade.correct)
+        verdict = counted(grade.correct, row.stop_reason, row.reference_answer)
+        self._graded += verdict is not None
+        self._correct += bool(verdict)
         self._recorder.chain(structs.replace(row, correct=grade.correct, grading_error=grade.why))
 
 

@@ -116,7 +116,7 @@ class ResumeState(Struct, kw_only=True):
     failed: int = 0
     """Chains that failed."""
     graded: int = 0
-    """Chains with a verdict."""
+    """Chains that count as right or wrong; see `events.counted`."""
     correct: int = 0
     """Chains whose answer is right."""
     errors: Counter[tuple[str, str]] = Counter()

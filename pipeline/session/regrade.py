@@ -18,7 +18,7 @@ from pipeline.analysis.summary import summarize
 from pipeline.errors import InputError, RunError
 from pipeline.grading.answers import as_kind
 from pipeline.grading.grader import LIMIT_S, Grade, Grader
-from pipeline.trace.events import UNFINISHED
+from pipeline.trace.events import UNFINISHED, counted
 from pipeline.trace.folder import hold
 from pipeline.trace.read import files, read_batches
 from pipeline.trace.rewrite import Row, rewrite
@@ -54,7 +54,7 @@ class Regrade(Struct, frozen=True):
     chains: int
     """Rows of the table `chains`."""
     graded: int
-    """Rows whose answer is now known to be right or wrong."""
+    """Rows that now count as right or wrong, failed chains as wrong; see `events.counted`."""
     correct: int
     changed: int
     became_right: int
@@ -123,8 +123,9 @@ class Tally:
     def _note(self, row: Row, grade: Grade | None) -> Mapping[str, Any]:
         grade = grade or (Grade(False) if _can_be_graded(row) else Grade(None))
         self.chains += 1
-        self.graded += grade.correct is not None
-        self.correct += bool(grade.correct)
+        verdict = counted(grade.correct, row["stop_reason"], row["reference_answer"])
+        self.graded += verdict is not None
+        self.correct += bool(verdict)
         self.errors.update([grade.why] if grade.why else [])
         if grade.correct != row["correct"]:
             reference = row["reference_answer"] or ""

@@ -20,6 +20,7 @@ from pipeline.engine import Usage
 from pipeline.errors import InputError, UsageError
 from pipeline.runtime.resume_state import NO_STAGE, ResumedCall, ResumedChain, ResumeState
 from pipeline.trace.consistency import find_broken, take_back
+from pipeline.trace.events import counted
 from pipeline.trace.read import read_batches
 from pipeline.trace.rewrite import remove
 from pipeline.trace.run_file import RunFile
@@ -28,7 +29,7 @@ Hashes: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
 MAY_DRIFT = ("engines", "batch_size", "schedule", "admission", "order", "limit")
 """What may differ from the earlier sessions if the user allows it; with other params, input or seed it would be another run."""
 # Columns that are read of `chains` and `calls`.
-CHAIN = ("chain_id", "input_row", "sample_index", "stop_reason", "correct", "error_type", "error_stage")
+CHAIN = ("chain_id", "input_row", "sample_index", "stop_reason", "correct", "reference_answer", "error_type", "error_stage")
 USAGE = ("input_tokens", "cached_input_tokens", "output_tokens")
 ANSWER = ("submit_unix_ns", "end_unix_ns", "output_token_ids", "finish_reason", "stop_reason", "option_logprobs", "scored_logprobs")
 CALL = ("chain_id", "engine", "error_type", "request_id", "client_wait_s", *USAGE, *ANSWER)
@@ -157,8 +158,9 @@ def _read_chains(folder: Path, resume_state: ResumeState, samples: int, retry_fa
                 resume_state.failed += 1
                 resume_state.errors[row["error_type"], row["error_stage"] or NO_STAGE] += 1
             resume_state.done += row["stop_reason"] != "error"
-            resume_state.graded += row["correct"] is not None
-            resume_state.correct += bool(row["correct"])
+            verdict = counted(row["correct"], row["stop_reason"], row["reference_answer"])
+            resume_state.graded += verdict is not None
+            resume_state.correct += bool(verdict)
     resume_state.over = array("q", sorted(places))
     return np.sort(np.frombuffer(over, np.int64)) if over else np.empty(0, np.int64)
 

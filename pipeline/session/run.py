@@ -66,6 +66,8 @@ class View(Struct, frozen=True, kw_only=True):
     lanes: dict[str, Lane]
     engines: Mapping[str, Engine]
     clock: Clock
+    admission: Admission | None = None
+    """What lets chains pause; None: nothing does."""
 
 
 Watch = Callable[[View], AbstractContextManager[Any]]
@@ -376,6 +378,7 @@ class Chains:
             lanes=executor.lanes,
             engines=self._run.engines,
             clock=self._clock,
+            admission=self.admission,
         )
         try:
             with observer.watch(view):

@@ -18,6 +18,7 @@ import msgspec
 from msgspec import Struct
 
 from pipeline.analysis.points import Point, point_of_run, read_points, write_points
+from pipeline.bundled import find_file
 from pipeline.data.problems import Fingerprint, Problems, open_problems
 from pipeline.engine import Engine
 from pipeline.engines.registry import open_engines
@@ -268,7 +269,7 @@ def start_or_resume(prepared: Prepared) -> dict[str, Point]:
         seed=options.seed,
         admission=options.admission,
         order=options.order,
-        calibration="" if options.calibration is None else str(options.calibration),
+        calibration="" if options.calibration is None else str(find_file(options.calibration, "engines file").absolute()),
         engines=_settings_of(prepared.systems[-1].engines),
         settings=options.settings,
         systems={system.label: _swept(system) for system in prepared.systems},

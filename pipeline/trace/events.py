@@ -31,6 +31,17 @@ UNFINISHED = ("error", "cancelled")
 """The values of `stop_reason` of chains that gave no answer."""
 
 
+def counted(correct: bool | None, stop_reason: str, reference_answer: str | None) -> bool | None:
+    """Whether a chain counts as right in every accuracy, from these fields of its `ChainRow`; None where it does not count.
+
+    A chain that failed has no grade, and counts as wrong where its problem has a reference answer. One that was cancelled counts as
+    nothing, as it is solved when the run goes on.
+    """
+    if stop_reason in UNFINISHED:
+        return False if stop_reason == "error" and reference_answer is not None else None
+    return correct
+
+
 class CallRow(Struct, frozen=True):
     """One attempt of one request to an engine. `ChainRecorder` makes it by position, in a fifth of the time that keywords take."""
 

@@ -57,6 +57,10 @@ def run_table(name: str, latency: Sequence[float], **fields: Any) -> RunTable:
         "steps": 4 * ones,
         "accepted": 3 * ones,
         "fallbacks": ones,
+        "thinking_s": 0.5 * np.array(latency),
+        "kinds_s": {"drafting": 2 * ones, "verification": ones, "target": ones, "answer": ones},
+        "masses": np.array([]),
+        "scored": None,
         "texts": {
             "drafted": Texts(15 * ones, 90 * ones, 50 * ones, ones),
             "fallback": Texts(ones, 20 * ones, 10 * ones, 2 * ones),

@@ -8,9 +8,10 @@ import pytest
 from msgspec import structs
 
 from pipeline.analysis.compare.compare import compare, grouped
+from pipeline.analysis.compare.pooling import pool
 from pipeline.analysis.compare.runs import RunTable, Speculation
 from pipeline.analysis.quality.estimates import NOTHING, Estimate
-from pipeline.analysis.quality.samples import wilson
+from pipeline.analysis.quality.samples import interval, wilson
 from pipeline.analysis.quality.selection import Choices
 from pipeline.analysis.quality.step_quality import Quality
 from pipeline.analysis.resources import EngineFacts, Resources
@@ -116,7 +117,7 @@ def test_differences_are_over_the_problems_both_have(table: Make) -> None:
         ({"seed": 3}, "seed is 3, the baseline's 0"),
         ({"batch_size": 1}, "batch_size is 1, the baseline's 8"),
         ({"status": "interrupted"}, "it is interrupted: only finished chains count"),
-        ({"failed": 2}, "2 chains failed or were cancelled"),
+        ({"failed": 2}, "2 chains failed: they count as wrong and are in no other figure"),
         ({"simulated": True}, "one of the two is simulated, the other measured"),
         ({"host": {"processor": "another"}}, "it ran on another machine than the baseline"),
         ({"rules": structs.replace(RULES, thought_tokens=50)}, "its thoughts have at most 50 tokens, the baseline's at most 100 tokens"),
@@ -153,12 +154,65 @@ def test_what_the_baseline_lacked_is_said(table: Make) -> None:
     assert compare([table("target", BASE, engines=engines, facts={"target": larger}), ours]).flags == ()
 
 
-def test_other_data_is_refused_by_name(table: Make) -> None:
-    base = table("target", BASE)
-    with pytest.raises(UsageError, match=r"other solved more\.parquet and target data\.parquet, which differ"):
-        compare([base, table("other", [1.0], input=RunInput(sha256="another", file="more.parquet", rows=4))])
+def test_runs_over_several_data_sets_are_compared_within_each(table: Make) -> None:
+    other = RunInput(sha256="another", file="folder/test.parquet", rows=4)
+    runs = [
+        table("target", BASE),
+        table("fast", [4.0] * 4),
+        table("t2", [9.0] * 4, graph="target", input=other),
+        table("f2", [3.0] * 4, input=other),
+    ]
+    found = compare(runs)
+    assert found.baselines == {"data": "target", "folder": "t2"}
+    assert [run.over_baseline.speed_up.value for run in found.runs] == [1.0, 1.25, 1.0, 3.0]
+    assert [run.run for run in found.of("folder").runs] == ["t2", "f2"]
+    assert compare(runs, "t2").baselines == {"data": "target", "folder": "t2"}
+    with pytest.raises(UsageError, match="--baseline fast: there is no run of graph fast over folder"):
+        compare(runs, "fast")
+    with pytest.raises(UsageError, match="--baseline f2: there is no run of graph f2 over data"):
+        compare(runs, "f2")
     with pytest.raises(UsageError, match="no finished problem in common"):
-        compare([base, table("other", [1.0], problem_ids=("q",))])
+        compare([runs[0], table("other", [1.0], problem_ids=("q",))])
+
+
+def test_runs_that_differ_in_the_seed_alone_are_pooled(table: Make) -> None:
+    seeds = [table(f"s{seed}", [4.0 + seed] * 4, graph="speccot", seed=seed, right=[1, seed % 2, 1, 0]) for seed in range(3)]
+    apart = [
+        table("again", ONES, graph="speccot", seed=1),
+        table("larger", ONES, graph="speccot", seed=5, batch_size=16),
+        table("less", ONES, graph="speccot", seed=6, params={"token_budget": 50}),
+        table("fewer", ONES, graph="speccot", seed=7, input=RunInput(sha256="same", file="data.parquet", rows=2, limit=2)),
+    ]
+    found = pool([table("target", BASE), *seeds, *apart])
+    assert [run.name for run in found] == ["target", "s0 (+2 seeds)", "again", "larger", "less", "fewer"]
+    one = compare(found).runs[1]
+    assert (one.pooled, one.latency_s.value, one.accuracy.value) == (("s0", "s1", "s2"), 5.0, pytest.approx(7 / 12))
+    assert (one.tokens_per_s, one.fallback_rate.value, one.text_tokens["fallback"].value) == (20.0, 0.25, 20.0)
+    chains = np.array([1, 1, 1, 0, 1, 0, 1, 1, 1, 0, 0, 0.0])
+    bounds = interval(np.repeat(np.arange(4), 3), chains)
+    assert bounds is not None
+    assert (one.accuracy.low, one.accuracy.high) == (pytest.approx(bounds.low), pytest.approx(bounds.high))
+    assert compare(found, "s1").baseline == "s0 (+2 seeds)"
+    assert "seed is 0, 1, 2, the baseline's 0" in {flag.what for flag in compare(found).flags}
+
+
+def test_pooled_runs_may_have_finished_different_problems(table: Make) -> None:
+    part = table("b", [2.0, 2.0], graph="speccot", seed=1, problem_ids=("p1", "p9"), choices=None, input=table("x", ONES).input)
+    [found] = pool([table("a", BASE, graph="speccot"), part])
+    assert found.problem_ids == ("p0", "p1", "p2", "p3", "p9")
+    assert (found.chains.tolist(), found.latency_s.tolist()) == ([1, 2, 1, 1, 1], [8.0, 3.0, 6.0, 2.0, 2.0])
+
+
+def test_a_failed_chain_is_wrong_and_in_no_other_figure(table: Make) -> None:
+    """The third problem's only chain failed."""
+    lost = {"chains": np.array([1, 1, 0, 1.0]), "right": [1, 1, 0, 1], "failed": 1}
+    run = table(
+        "speccot", [4.0, 2.0, 0.0, 1.0], thought_tokens=np.array([40, 40, 0, 40.0]), answer_tokens=np.array([10, 10, 0, 10.0]), **lost
+    )
+    found = compare([table("target", BASE), run]).runs[1]
+    assert (found.accuracy.value, found.over_baseline.accuracy_gain.value, found.problems) == (0.75, -0.25, 3)
+    assert (found.tokens.value, found.latency_s.value) == (50.0, pytest.approx(7 / 3))
+    assert (found.over_baseline.speed_up.value, found.over_baseline.problems) == (2.0, 3)
 
 
 def test_the_baseline_is_named_or_the_target_alone(table: Make) -> None:

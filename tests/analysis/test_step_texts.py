@@ -63,7 +63,7 @@ def test_tokens_by_role_and_after_the_thought(tmp_path: Path, blank: Blank) -> N
         draft=DraftSpec(engine="draft", max_tokens=9),
     )
     chains = read_chains(tmp_path)
-    assert (chains.problem_ids, chains.failed, chains.row.tolist()) == (("p",), 1, [1, 2])
+    assert (chains.problem_ids, chains.failed, chains.graded.row.tolist()) == (("p",), 1, [1, 2])
     assert chains.means("thought_tokens").tolist() == [4.0]
     found = read_tokens(tmp_path, plan, chains)
     assert found.answer.tolist() == [(9 - 4) + 3]
@@ -72,6 +72,6 @@ def test_tokens_by_role_and_after_the_thought(tmp_path: Path, blank: Blank) -> N
 
 def test_a_folder_without_parts_has_no_chains(tmp_path: Path) -> None:
     found = read_chains(tmp_path)
-    assert (found.problem_ids, found.failed, len(found.correct)) == ((), 0, 0)
+    assert (found.problem_ids, found.failed, len(found.graded.correct)) == ((), 0, 0)
     assert read_tokens(tmp_path, plan_of(), found).answer.tolist() == pytest.approx([])
     np.testing.assert_array_equal(read_texts(tmp_path, {}, 0).keys(), [])

@@ -8,12 +8,16 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from msgspec import structs
 
+from pipeline.analysis.compare.runs import read_chains
 from pipeline.analysis.quality.samples import Interval
 from pipeline.analysis.summary import EngineSummary, StageSummary, Summary, summarize, tail_time_s
+from pipeline.analysis.summary_tables import facts
 from pipeline.errors import InputError
 from pipeline.trace.events import CallRow, ChainRow, StepRow
 from pipeline.trace.store import TraceStore
+from tests.support.traces import SCORE
 
 Blank = Callable[..., Any]
 S = 1_000_000_000
@@ -67,6 +71,42 @@ def folder(tmp_path: Path, blank: Blank) -> Path:
     store.close()
     (tmp_path / "run.json").write_text(json.dumps({"batch_size": 2, "status": "finished", "wall_time_s": 10.0, "started_unix_ns": T}))
     return tmp_path
+
+
+def test_failed_chains_count_as_wrong_and_are_said(tmp_path: Path, blank: Blank) -> None:
+    """Of four chains with a reference one failed and one was cancelled; a fifth failed without a reference."""
+    store = TraceStore(tmp_path)
+    asked = {"reference_answer": "7", "answer": "7"}
+    rows = [
+        chain(blank, 1, 0, 5, "thought_closed", correct=True, **asked),
+        chain(blank, 2, 0, 5, "thought_closed", correct=True, **asked),
+        chain(blank, 3, 0, 5, "error", error_type="RequestRefused", reference_answer="7"),
+        chain(blank, 4, 0, 5, "cancelled", reference_answer="7"),
+        chain(blank, 5, 0, 5, "error", error_type="RequestRefused"),
+    ]
+    store.append("chains", [structs.replace(row, problem_id=f"p{row.input_row}", chain_id=f"p{row.input_row}#0") for row in rows])
+    store.close()
+    found = summarize(tmp_path)
+    assert (found.graded, found.correct, found.failed, found.failed_as_wrong, found.pass_at) == (3, 2, 2, 1, {"1": pytest.approx(2 / 3)})
+    assert found.accuracy == pytest.approx(2 / 3)
+    said = dict(facts(found, simulated=False, answers=None).rows)
+    assert said["accuracy"].startswith("66.7% (2 of 3 graded, 1 of them failed and count as wrong), 95% interval ")
+    compared = read_chains(tmp_path)
+    assert (compared.problem_ids, compared.counts.tolist()) == (("p1", "p2", "p3"), [1, 1, 0])
+    assert (compared.graded.problem.tolist(), compared.graded.correct.tolist()) == ([0, 1, 2], [1, 1, 0])
+    assert (compared.failed, compared.cancelled) == (2, 1)
+
+
+def test_probability_on_valid_options_is_summed_and_flagged(tmp_path: Path, blank: Blank) -> None:
+    store = TraceStore(tmp_path)
+    masses = [1.0] * 9 + [0.3]
+    store.append("steps", [blank(StepRow, decision="fallback", score_mass=mass, **SCORE) for mass in masses])
+    store.append("chains", [chain(blank, 1, 0, 5, "thought_closed")])
+    store.close()
+    found = summarize(tmp_path)
+    assert found.option_mass is not None
+    assert (found.option_mass.mean, found.option_mass.low_share, found.option_mass.flagged) == (pytest.approx(0.93), 0.1, True)
+    assert dict(facts(found, simulated=False, answers=None).rows)["options"].startswith("93.0% of the probability on valid options, ")
 
 
 def engine_summary(*values: Any, **others: Any) -> EngineSummary:

@@ -50,15 +50,44 @@ def test_tables_are_printed_and_written_as_the_names_end(compare: Compare, tmp_p
     assert (code, err) == (0, "")
     assert out == outputs[0].read_text()
     assert "SpecCoT table 2" in out
-    assert outputs[1].read_text().startswith("run,graph,")
+    assert outputs[1].read_text().startswith("run,dataset,pooled,graph,")
     assert json.loads(outputs[2].read_text())["baseline"] == "target"
     assert json.loads(compare("target", "speccot", "--format", "json")[1])["baseline"] == "target"
 
 
-def test_another_seed_is_flagged_and_compared_all_the_same(compare: Compare) -> None:
+def test_runs_that_differ_in_the_seed_alone_are_one_row_unless_kept_apart(compare: Compare) -> None:
     code, out, _ = compare("target", "speccot", "seed")
     assert code == 0
+    assert "- speccot (+1 seeds): the runs speccot, seed" in out
+    assert "| seed |" not in out
+    code, out, _ = compare("target", "speccot", "seed", "--no-pool")
+    assert code == 0
+    assert "| seed |" in out
     assert "- seed: seed is 1, the baseline's 0" in out
+
+
+def test_several_data_sets_are_columns_of_one_table_and_tables_of_their_own(compare: Compare) -> None:
+    code, out, _ = compare("target", "speccot", "data")
+    assert code == 0
+    assert out.startswith("Baseline: target over arith, data over other. ")
+    heading = next(line for line in out.splitlines() if line.startswith("| system | models | arith, accuracy |"))
+    assert "other, latency s" in heading
+    assert "average, tokens" in heading
+    assert "**arith: Accuracy, committed tokens" in out
+    assert "**other: Accuracy, committed tokens" in out
+
+
+def test_a_table_of_a_paper_has_its_shape(compare: Compare) -> None:
+    code, out, _ = compare("target", "speccot", "seed", "--table", "speccot-2")
+    assert code == 0
+    assert out.startswith("**Tokens, latency per problem and speed-up r over the same target alone (SpecCoT table 2, section 4.2)**\n")
+    assert "| SpecCoT |" in out
+    assert "Left out, as there are no runs of them: draft alone (graph draft). Pooled runs that differ in the seed alone: 2 a row." in out
+    assert compare("target", "--table", "speccot-2", "--format", "csv")[1].startswith("system,models,")
+    assert json.loads(compare("target", "--table", "speccot-2", "--format", "json")[1])["columns"][0] == "system"
+    code, out, _ = compare("--table", "list")
+    assert code == 0
+    assert "specreason-7    SpecReason figure 7, section 5.4: " in out
 
 
 @pytest.mark.parametrize(
@@ -71,7 +100,15 @@ def test_another_seed_is_flagged_and_compared_all_the_same(compare: Compare) -> 
         (["unfinished"], "unfinished: has no finished chain: there is nothing to compare"),
         (["damaged"], "part-00000.parquet: cannot be read: "),
         (["target", "./target"], "target is given twice; name each run once"),
-        (["target", "data"], "data solved "),
+        ([], "name one or more run folders to compare"),
+        (["target", "--table", "speccot-7"], "--table speccot-7: no such table; there are speccot-1, "),
+        (
+            ["target", "--table", "specreason-5"],
+            "none of the runs is of a system in it; give runs of graph specreason, graph specreason-dec",
+        ),
+        (["target", "--table", "speccot-2", "--baseline", "target"], "--table: takes no --baseline"),
+        (["target", "seed", "--invariance", "--no-pool"], "--invariance: goes with neither --table nor --no-pool"),
+        (["target", "data", "speccot", "--baseline", "speccot"], "--baseline speccot: there is no run of graph speccot over other"),
         (["target", "--baseline", "scot"], "--baseline scot: no such run or graph here; there are target"),
         (["speccot", "seed", "--baseline", "graph"], "--baseline graph: no such run or graph here"),
         (["target", "--output", "nowhere/x.md"], "--output nowhere/x.md: cannot be written: no such file or directory"),

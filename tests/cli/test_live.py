@@ -2,11 +2,14 @@
 
 from io import StringIO
 
+import msgspec
 import pytest
 from rich.console import Console
 
 from pipeline.cli.live import SILENT_S, SILENT_TIMES, Meter, Silence, line, panel
 from pipeline.engine import EngineStatistics, Request
+from pipeline.runtime.admission.admission import Admission
+from pipeline.runtime.admission.cache import CacheLimit
 from pipeline.runtime.chain_recorder import Clock, Progress
 from pipeline.runtime.lane import Call, Lane
 from pipeline.runtime.resume_state import ResumeState
@@ -86,6 +89,19 @@ class Watched:
 @pytest.fixture
 def watched() -> Watched:
     return Watched()
+
+
+def test_the_display_says_how_many_chains_pause(watched: Watched) -> None:
+    admission = Admission([CacheLimit(role="target", tokens=100, sequences=8)])
+    members = [admission.enter() for _ in range(2)]
+    for member in members:
+        admission.turn(member, {"target": range(30)})
+    watched.meter.view = msgspec.structs.replace(watched.meter.view, admission=admission)
+    watched.progress.live = 2
+    assert "2 live," in line(watched.meter)
+    admission.turn(members[0], {"target": range(90)})
+    assert "2 live (1 paused)," in line(watched.meter)
+    assert "2 live (1 paused)," in watched.shown()
 
 
 def test_the_display_says_since_when_an_engine_is_silent_and_then_knows_no_end(watched: Watched) -> None:

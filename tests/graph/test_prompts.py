@@ -28,6 +28,12 @@ def stage_of(plan: Plan, name: str) -> Any:
     return next(node.spec for node in plan.stages() if node.name == name)
 
 
+def test_a_setting_may_name_a_file_in_the_working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "mine.yaml").write_text("system: Be brief.")
+    monkeypatch.chdir(tmp_path)
+    assert load_plan(Path("speccot"), settings=("prompts=mine.yaml",)).prompts.system == "Be brief."
+
+
 def test_without_a_block_the_texts_are_ours(tmp_path: Path) -> None:
     plan = graph_with(tmp_path)
     assert (plan.prompts, stage_of(plan, "verify").prompts) == (OURS, None)
@@ -39,7 +45,7 @@ def test_without_a_block_the_texts_are_ours(tmp_path: Path) -> None:
 def test_every_bundled_file_is_whole_and_is_a_preset_of_a_graph(tmp_path: Path, name: str) -> None:
     prompts = load_prompts(bundled_files("prompts file")[name])
     assert not list(flaws(prompts))
-    assert prompts != OURS
+    assert (prompts == OURS) == (name == "ours")
     assert graph_with(tmp_path, f"prompts: {name}").prompts == prompts
 
 

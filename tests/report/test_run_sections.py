@@ -4,6 +4,8 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from msgspec.structs import replace
 
@@ -19,7 +21,38 @@ from pipeline.report.run_sections import (
     notices,
     run_sections,
 )
+from pipeline.session.options import RunOptions
+from pipeline.session.run import run
 from pipeline.trace.run_file import RunFile
+
+
+@pytest.mark.slow
+def test_scores_stand_against_rewards_where_a_run_has_both(tmp_path: Path) -> None:
+    """A reward that grows with the score, of accepted and of rejected steps."""
+    root = Path(__file__).parent.parent.parent
+    options = RunOptions(
+        graph=root / "graphs/specreason.yaml",
+        engines=root / "graphs/engines/sim-2xh100.yaml",
+        input=root / "datasets/arith/test.parquet",
+        limit=3,
+        output=tmp_path / "run",
+    )
+    assert run(options).exit_code == 0
+    assert "Scores against a reward model" not in [section.title for section in run_sections(tmp_path / "run", ReportOptions())]
+    steps = pq.read_table(tmp_path / "run/steps", columns=["chain_id", "step_index", "score_value"]).to_pylist()
+    rows = [
+        step | {"candidate_index": 0, "selected": False, "reward": step["score_value"] / 10}
+        for step in steps
+        if step["score_value"] is not None
+    ]
+    (tmp_path / "run/rewards").mkdir()
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "run/rewards/part-00000.parquet")
+    [section] = [each for each in run_sections(tmp_path / "run", ReportOptions()) if each.title == "Scores against a reward model"]
+    assert f"All {len(rows)} steps that were drafted and scored" in section.text[0]
+    assert "rank correlation of score and reward: 1.00" in section.text[0]
+    means, counts = section.figures[0].plot.data
+    assert list(means.y) == sorted({step["score_value"] for step in steps if step["score_value"] is not None})
+    assert sum(counts.y) == len(rows)
 
 
 def test_a_simulated_run_is_marked_before_anything_else(ran: Path) -> None:

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -353,6 +353,13 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         subprocess.run(["umount", "--lazy", place], check=True)
 
 
+def fill(disk: Path) -> None:
+    """Leave no byte free."""
+    with suppress(OSError), (disk / "filler").open("wb", buffering=0) as filler:
+        while True:
+            filler.write(bytes(1))
+
+
 @pytest.mark.parametrize("group_rows", [3, 8192])
 def test_a_disk_that_runs_full(small_disk: Path, blank: Blank, monkeypatch: pytest.MonkeyPatch, group_rows: int) -> None:
     """In the write-ahead file, or in the part: what was taken before can be read, and becomes parts once there is space."""
@@ -364,6 +371,7 @@ def test_a_disk_that_runs_full(small_disk: Path, blank: Blank, monkeypatch: pyte
             trace.append("calls", [blank(CallRow, call_index=taken, output_token_ids=(tuple(os.urandom(400)),))])
     assert str(caught.value) == f"{small_disk}/calls: cannot write the trace: no space left on device"
     assert indices(small_disk)[:taken] == list(range(taken))
+    fill(small_disk)
     with pytest.raises(RunFolderError, match="no space left on device"):
         trace.close()
     found = indices(small_disk)

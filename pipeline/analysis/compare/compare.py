@@ -6,11 +6,13 @@ It holds the figures of each run, which runs differ in one setting alone, and re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from pipeline.analysis.compare.figures import Compared, Difference, differ, figures
+from pipeline.analysis.compare.pooling import data_sets
 from pipeline.analysis.compare.rules import differences
 from pipeline.analysis.compare.runs import RunTable
+from pipeline.analysis.quality.option_mass import mass_sentence, option_mass
 from pipeline.analysis.resources import Resources, shortfall
 from pipeline.errors import UsageError
 
@@ -60,7 +62,9 @@ class Comparison(Struct, frozen=True, kw_only=True):
     """The figures of several runs and their differences."""
 
     baseline: str
-    """The baseline's name."""
+    """The baseline's name; with several data sets that of the first."""
+    baselines: dict[str, str]
+    """The baseline of each data set, by its name, in the order given: runs are compared over the same data alone."""
     runs: tuple[Compared, ...]
     """In the order given."""
     groups: tuple[Group, ...]
@@ -69,48 +73,82 @@ class Comparison(Struct, frozen=True, kw_only=True):
     """By run of a group: its differences from the group's first run, and from runs of the baseline's graph with the same setting."""
     flags: tuple[Flag, ...]
 
+    def of(self, dataset: str) -> "Comparison":
+        """The part of it that is over one data set."""
+        runs = tuple(run for run in self.runs if run.dataset == dataset)
+        names = {run.run for run in runs}
+        return Comparison(
+            baseline=self.baselines[dataset],
+            baselines={dataset: self.baselines[dataset]},
+            runs=runs,
+            groups=tuple(group for group in self.groups if group.members[0].run in names),
+            differences={run: found for run, found in self.differences.items() if run in names},
+            flags=tuple(flag for flag in self.flags if flag.run in names),
+        )
+
 
 def compare(runs: Sequence[RunTable], baseline: str | None = None) -> Comparison:
     """Compare `runs` with the run or graph named `baseline`, by default the first run of graph `target`, or else the first that drafts
-    nothing, or else the first.
+    nothing, or else the first; with several data sets in each of them.
 
-    Raises `UsageError` when a baseline is not among them or when runs solve different data.
+    Raises `UsageError` when a baseline is not among them or has no problem in common with a run over the same data.
     """
-    base = _baseline(runs, baseline)
-    _refuse(runs, base)
+    data, bases = data_sets(runs), _baselines(runs, baseline)
+    base_of = {run.name: bases[data[run.name]] for run in runs}
+    for run in runs:
+        _refuse(run, base_of[run.name])
     groups = grouped(runs)
     tables = {run.name: run for run in runs}
-    pairs = {run: sorted({over for group in groups for over in group.others(run, base.graph)}) for run in tables}
+    pairs = {run: sorted({over for group in groups for over in group.others(run, base_of[run].graph)}) for run in tables}
     return Comparison(
-        baseline=base.name,
-        runs=tuple(figures(run, base) for run in runs),
+        baseline=next(iter(bases.values())).name,
+        baselines={dataset: base.name for dataset, base in bases.items()},
+        runs=tuple(structs.replace(figures(run, base_of[run.name]), dataset=data[run.name]) for run in runs),
         groups=groups,
         differences={run: tuple(differ(tables[run], tables[over]) for over in others) for run, others in pairs.items() if others},
-        flags=tuple(flag for run in runs for flag in flags_of(run, base)),
+        flags=tuple(flag for run in runs for flag in flags_of(run, base_of[run.name])),
     )
 
 
-def _baseline(runs: Sequence[RunTable], wanted: str | None) -> RunTable:
+def _baselines(runs: Sequence[RunTable], wanted: str | None) -> dict[str, RunTable]:
+    """The baseline of each data set; where `wanted` is a run over one of them, the first run of its graph over each of the others."""
+    by_data: dict[str, list[RunTable]] = {}
+    for run, dataset in zip(runs, data_sets(runs).values(), strict=True):
+        by_data.setdefault(dataset, []).append(run)
+    named = next((run for run in runs if wanted in (run.name, *run.pooled)), None)
+    if named is None or wanted is None:
+        every = [run.name for run in runs]
+        return {
+            dataset: _baseline(members, wanted, every, f" over {dataset}" if len(by_data) > 1 else "")
+            for dataset, members in by_data.items()
+        }
+    found = {}
+    for dataset, members in by_data.items():
+        alike = [named] if named in members else [run for run in members if run.graph == named.graph]
+        if not alike:
+            raise UsageError(
+                f"--baseline {wanted}: there is no run of graph {named.graph} over {dataset}; add one, or name a graph run over each"
+            )
+        found[dataset] = alike[0]
+    return found
+
+
+def _baseline(runs: Sequence[RunTable], wanted: str | None, every: Sequence[str], over: str) -> RunTable:
+    """The baseline among the `runs` over one data set; `every` names the runs over all, `over` says which data set where there are more."""
     if wanted is None:
         undrafted = (run for run in runs if not run.drafters)
         return next((run for run in runs if run.graph == "target"), next(undrafted, runs[0]))
-    if named := [run for run in runs if run.name == wanted]:
-        return named[0]
     found = [run for run in runs if run.graph == wanted]
     if not found:
-        raise UsageError(f"--baseline {wanted}: no such run or graph here; there are {', '.join(run.name for run in runs)}")
+        raise UsageError(f"--baseline {wanted}: no such run or graph here{over}; there are {', '.join(every)}")
     if len(found) > 1:
-        raise UsageError(f"--baseline {wanted}: {', '.join(run.name for run in found)} are all of that graph; name one of them")
+        raise UsageError(f"--baseline {wanted}: {', '.join(run.name for run in found)} are all of that graph{over}; name one of them")
     return found[0]
 
 
-def _refuse(runs: Sequence[RunTable], base: RunTable) -> None:
-    for run in runs:
-        if run.input.sha256 != base.input.sha256:
-            what = f"{run.name} solved {run.input.file} and {base.name} {base.input.file}, which differ"
-            raise UsageError(f"{what}; compare runs over the same file")
-        if not set(run.problem_ids) & set(base.problem_ids):
-            raise UsageError(f"{run.name} and {base.name} have no finished problem in common")
+def _refuse(run: RunTable, base: RunTable) -> None:
+    if not set(run.problem_ids) & set(base.problem_ids):
+        raise UsageError(f"{run.name} and {base.name} have no finished problem in common")
 
 
 def grouped(runs: Sequence[RunTable]) -> tuple[Group, ...]:
@@ -133,7 +171,8 @@ def setting_of(run: RunTable) -> dict[str, Any]:
         "batch_size": run.batch_size,
         "schedule": run.schedule,
         "samples": run.samples,
-        "seed": run.seed,
+        "seed": run.seeds or (run.seed,),
+        "data": run.input.sha256,
         "rows": run.input.rows,
         **{f"params.{name}": value for name, value in run.params.items()},
     }
@@ -183,10 +222,16 @@ def flags_of(run: RunTable, base: RunTable) -> list[Flag]:
     if run.status != "finished":
         said.append(f"it is {run.status}: only finished chains count")
     if run.failed:
-        said.append(f"{run.failed} chains failed or were cancelled and are in no figure")
+        said.append(f"{run.failed} chains failed: they count as wrong and are in no other figure")
+    if run.cancelled:
+        said.append(f"{run.cancelled} chains were cancelled and are in no figure")
+    if (mass := option_mass(run.masses)) and mass.flagged:
+        said.append(mass_sentence(mass))
     if run.depends_on_timing:
         said.append("its answers depend on when chains were switched (`speculate: auto`)")
-    for name in ("seed", "samples", "batch_size", "schedule", "admission", "order"):
+    if (seeds := _seeds(run)) != (others := _seeds(base)):
+        said.append(f"seed is {seeds}, the baseline's {others}")
+    for name in ("samples", "batch_size", "schedule", "admission", "order"):
         ours, theirs = getattr(run, name), getattr(base, name)
         if ours != theirs and "" not in (ours, theirs):  # which runs of earlier versions do not say
             said.append(f"{name} is {ours}, the baseline's {theirs}")
@@ -207,6 +252,10 @@ def flags_of(run: RunTable, base: RunTable) -> list[Flag]:
     if run.quality and base.quality and run.quality.model != base.quality.model:
         said.append(f"its steps were scored by {run.quality.model}, the baseline's by {base.quality.model}")
     return [Flag(run.name, what) for what in said]
+
+
+def _seeds(run: RunTable) -> str:
+    return ", ".join(map(str, run.seeds or (run.seed,)))
 
 
 def _different(article: str, ours: Mapping[str, object], theirs: Mapping[str, object]) -> list[str]:

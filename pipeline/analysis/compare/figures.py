@@ -6,15 +6,20 @@ import numpy as np
 from msgspec import Struct
 
 from pipeline.analysis.compare.runs import RunTable
-from pipeline.analysis.quality.estimates import NOTHING, Estimate, change, difference, estimate, gain, mean, outcomes, ratio, share
+from pipeline.analysis.quality.estimates import NOTHING, Estimate, change, difference, estimate, gain, outcomes, ratio, share
+from pipeline.analysis.quality.option_mass import OptionMass, option_mass
+from pipeline.analysis.quality.reward_agreement import Agreement, agreement
 from pipeline.analysis.quality.selection import Choices
 from pipeline.analysis.quality.step_quality import Quality
 from pipeline.analysis.quality.step_texts import Texts
 from pipeline.analysis.time.timeline import Array
 
+THINKING = ("drafting", "verification", "target")
+"""What a chain does in its thinking stage; see `thinking.KINDS`."""
+
 
 class Difference(Struct, frozen=True, kw_only=True):
-    """How one run differs from another, on the problems that both finished."""
+    """How one run differs from another: in accuracy on the problems that both have, in all else on those that both finished."""
 
     over: str
     """Name of the other run."""
@@ -30,6 +35,8 @@ class Difference(Struct, frozen=True, kw_only=True):
     """Relative change of the tokens after the thought."""
     speed_up: Estimate
     """Latency of the other over that of this run: r of SpecCoT table 2."""
+    thinking_speed_up: Estimate
+    """The same of the thinking stage alone: the speed-up of SCoT table 1."""
     fallback_change: Estimate
     """Fallback rate of this run less that of the other."""
     draft_share_change: Estimate
@@ -38,26 +45,29 @@ class Difference(Struct, frozen=True, kw_only=True):
 
 def differ(run: RunTable, base: RunTable) -> Difference:
     """How `run` differs from `base`, problem by problem."""
-    ours, theirs = _paired(run, base)
+    ours, theirs = _paired(run, base, np.ones(len(run.graded)), np.ones(len(base.graded)))
+    right = gain(run.right[ours], run.graded[ours], base.right[theirs], base.graded[theirs])
+    ours, theirs = _paired(run, base, run.finished, base.finished)
     tokens, base_tokens = run.thought_tokens + run.answer_tokens, base.thought_tokens + base.answer_tokens
     verified, base_verified = run.accepted + run.fallbacks, base.accepted + base.fallbacks
     return Difference(
         over=base.name,
         problems=len(ours),
-        accuracy_gain=gain(run.right[ours], run.graded[ours], base.right[theirs], base.graded[theirs]),
+        accuracy_gain=right,
         token_change=change(tokens[ours], base_tokens[theirs]),
         thought_change=change(run.thought_tokens[ours], base.thought_tokens[theirs]),
         answer_change=change(run.answer_tokens[ours], base.answer_tokens[theirs]),
         speed_up=ratio(base.latency_s[theirs], run.latency_s[ours]),
+        thinking_speed_up=ratio(base.thinking_s[theirs], run.thinking_s[ours]),
         fallback_change=gain(run.fallbacks[ours], verified[ours], base.fallbacks[theirs], base_verified[theirs]),
         draft_share_change=gain(run.accepted[ours], run.steps[ours], base.accepted[theirs], base.steps[theirs]),
     )
 
 
-def _paired(run: RunTable, base: RunTable) -> tuple[Array, Array]:
-    """Indices of the problems that both have, in the arrays of each run."""
-    place = {problem: i for i, problem in enumerate(base.problem_ids)}
-    common = [(i, place[problem]) for i, problem in enumerate(run.problem_ids) if problem in place]
+def _paired(run: RunTable, base: RunTable, ours: Array, theirs: Array) -> tuple[Array, Array]:
+    """Indices of the problems that both have, in the arrays of each run; of each only those that `ours` and `theirs` mark."""
+    place = {problem: i for i, problem in enumerate(base.problem_ids) if theirs[i]}
+    common = [(i, place[problem]) for i, problem in enumerate(run.problem_ids) if ours[i] and problem in place]
     both = np.array(common, dtype=np.int64).reshape(-1, 2)
     return both[:, 0], both[:, 1]
 
@@ -101,6 +111,10 @@ class Compared(Struct, frozen=True, kw_only=True):
 
     run: str
     """Its name."""
+    dataset: str = ""
+    """The name of what it solved; see `compare.datasets`."""
+    pooled: tuple[str, ...] = ()
+    """The runs that it pools, which differ in their seeds alone; empty for one run."""
     graph: str
     models: dict[str, str]
     """By role."""
@@ -114,7 +128,9 @@ class Compared(Struct, frozen=True, kw_only=True):
     samples: int
     """Chains for each problem."""
     failed: int
-    """Chains that failed or were cancelled."""
+    """Chains that failed: they count as wrong, and are in no other figure."""
+    cancelled: int
+    """Chains that were cancelled, which are in no figure."""
     accuracy: Estimate
     """pass@1, with the same interval as in summaries (`samples.interval`)."""
     pass_at: dict[str, float]
@@ -135,12 +151,20 @@ class Compared(Struct, frozen=True, kw_only=True):
     """Those of them that were accepted."""
     latency_s: Estimate
     """Seconds of a problem, from admission to the end; at larger batch sizes this includes waiting for other chains."""
+    thinking_s: Estimate
+    """Seconds from the first call of a problem to the end of its thought (SCoT 4.2)."""
+    thinking_shares: dict[str, Estimate]
+    """Shares of the time of thinking, 0 to 1: `drafting`, `verification`, and `target`, by the engine that writes (SCoT 4.2)."""
+    target_thought_tokens: Estimate
+    """Tokens of the thought that were not drafted, per problem: those of the target in SCoT table 1."""
+    longest_draft_tokens: Estimate
+    """Tokens of the longest candidate of each round, added up over a problem: those of the draft in SCoT table 1."""
     fallback_rate: Estimate
     """Steps written by a fallback over steps that were verified (SpecCoT 4.4.2)."""
     draft_share: Estimate
     """Steps by the draft over all steps (SpecReason 5.2)."""
     wall_time_s: float
-    """Wall time of the whole run."""
+    """Wall time of the whole run; the mean of pooled ones."""
     tokens_per_s: float | None
     """Committed tokens over wall time (SpecCoT table 6)."""
     text_tokens: dict[str, Estimate]
@@ -153,6 +177,10 @@ class Compared(Struct, frozen=True, kw_only=True):
     """Null for runs that do not choose among whole thoughts."""
     quality: StepQuality | None
     """Null for runs without a rewards table."""
+    option_mass: OptionMass | None
+    """Probability on the valid options of verifications; null without any that says."""
+    agreement: Agreement | None
+    """Scores of speculated steps against rewards; null for runs without both (SpecReason figure 7)."""
     over_baseline: Difference
 
 
@@ -160,8 +188,10 @@ def figures(run: RunTable, base: RunTable) -> Compared:
     """The figures of `run`, and how they differ from those of `base`."""
     tokens = run.thought_tokens + run.answer_tokens
     verified = run.accepted + run.fallbacks
+    thinking = sum((run.kinds_s[kind] for kind in THINKING), np.zeros(len(run.chains)))
     return Compared(
         run=run.name,
+        pooled=run.pooled,
         graph=run.graph,
         models=run.models,
         schedule=run.schedule,
@@ -169,29 +199,36 @@ def figures(run: RunTable, base: RunTable) -> Compared:
         resources=run.resources.label,
         simulated=run.simulated,
         params=run.params,
-        problems=len(run.problem_ids),
+        problems=int(run.finished.sum()),
         samples=run.samples,
         failed=run.failed,
+        cancelled=run.cancelled,
         accuracy=_accuracy(run),
         pass_at={str(k): value for k, value in run.sample_statistics.pass_at.items()},
         majority_accuracy=run.sample_statistics.majority,
-        tokens=mean(tokens),
-        thought_tokens=mean(run.thought_tokens),
-        answer_tokens=mean(run.answer_tokens),
-        output_tokens={role: mean(each) for role, each in run.output_tokens.items()},
+        tokens=ratio(tokens, run.finished),
+        thought_tokens=ratio(run.thought_tokens, run.finished),
+        answer_tokens=ratio(run.answer_tokens, run.finished),
+        output_tokens={role: ratio(each, run.finished) for role, each in run.output_tokens.items()},
         speculated_tokens={role: count.proposed for role, count in run.speculation.items()},
         accepted_speculated_tokens={role: count.accepted for role, count in run.speculation.items()},
-        latency_s=mean(run.latency_s),
+        latency_s=ratio(run.latency_s, run.finished),
+        thinking_s=ratio(run.thinking_s, run.finished),
+        thinking_shares={kind: ratio(run.kinds_s[kind], thinking) for kind in THINKING},
+        target_thought_tokens=_written(run),
+        longest_draft_tokens=ratio(run.texts["longest"].tokens, run.chains) if "longest" in run.texts else NOTHING,
         fallback_rate=share(run.fallbacks, verified),
         # A graph without drafts has no share, rather than a share of 0.
         draft_share=share(run.accepted, run.steps) if verified.any() else NOTHING,
         wall_time_s=run.wall_time_s,
-        tokens_per_s=float((tokens * run.chains).sum()) / run.wall_time_s if run.wall_time_s else None,
+        tokens_per_s=float((tokens * run.chains).sum()) / run.wall_time_s / max(1, len(run.pooled)) if run.wall_time_s else None,
         text_tokens={kind: ratio(text.tokens, text.count) for kind, text in run.texts.items()},
         reflective={kind: _per_1000(text) for kind, text in run.texts.items()},
         reflective_gain=_reflective_gain(run.texts),
         selection=_selection(run.choices) if run.choices else None,
         quality=_quality(run.quality) if run.quality else None,
+        option_mass=option_mass(run.masses),
+        agreement=agreement(run.scored) if run.scored else None,
         over_baseline=differ(run, base),
     )
 
@@ -199,6 +236,12 @@ def figures(run: RunTable, base: RunTable) -> Compared:
 def _accuracy(run: RunTable) -> Estimate:
     bounds, graded = run.sample_statistics.interval, run.graded.sum()
     return NOTHING if bounds is None else Estimate(float(run.right.sum() / graded), bounds.low, bounds.high)
+
+
+def _written(run: RunTable) -> Estimate:
+    """Committed tokens of thoughts less those of accepted candidates, per problem: the mean over its samples."""
+    drafted = run.texts["accepted"].tokens if "accepted" in run.texts else np.zeros(len(run.chains))
+    return ratio(run.thought_tokens - drafted / np.maximum(run.chains, 1), run.finished)
 
 
 def _per_1000(text: Texts) -> Estimate:

@@ -1,7 +1,7 @@
 """A run as a table with a few numbers for every problem, to be compared with others: a run folder enters, a `RunTable` leaves.
 
-Of a chain that was taken up again the last row counts; chains that failed or were cancelled are only counted. Tables are read in
-batches; names and numbers of chains are held, never a text.
+Of a chain that was taken up again the last row counts. A chain that failed counts as wrong (`events.counted`) and in no other figure, one
+that was cancelled in none. Tables are read in batches; names and numbers of chains are held, never a text.
 """
 
 from collections.abc import Sequence
@@ -12,12 +12,19 @@ import numpy as np
 import pyarrow as pa
 from msgspec import Struct, structs
 
+from pipeline.analysis.capabilities import read_steps
 from pipeline.analysis.compare.rules import Rules, rules_of
+from pipeline.analysis.quality.option_mass import COLUMN as MASS
+from pipeline.analysis.quality.option_mass import masses
+from pipeline.analysis.quality.reward_agreement import ScoredSteps, read_scored_steps
 from pipeline.analysis.quality.samples import SampleStatistics, sample_statistics
 from pipeline.analysis.quality.selection import Choices, read_choices
 from pipeline.analysis.quality.step_quality import Quality, read_quality
 from pipeline.analysis.quality.step_texts import Texts, read_texts
+from pipeline.analysis.quality.verdicts import COLUMNS as VERDICT_COLUMNS
+from pipeline.analysis.quality.verdicts import verdicts
 from pipeline.analysis.resources import EngineFacts, Resources, engine_facts, resources
+from pipeline.analysis.time.thinking import read_thinking
 from pipeline.analysis.time.timeline import Array, Names
 from pipeline.errors import InputError, UsageError
 from pipeline.graph.plan import Plan
@@ -29,27 +36,41 @@ NUMBERS = ("sample_index", "chain_time_s", "thought_tokens", "steps", "accepted_
 """Numeric columns of the chains table that are read."""
 
 
+class GradedChains(Struct, frozen=True):
+    """Chains that count as right or wrong, failed ones included; the arrays have one element for each of them."""
+
+    problem: Array
+    """Indices into `FinishedChains.problem_ids`."""
+    sample: Array
+    correct: Array
+    """1 right, 0 wrong."""
+    row: Array
+    """Index of each chain's row in the chains table."""
+
+
 class FinishedChains(Struct, frozen=True, kw_only=True):
     """The finished chains of a run; the arrays have one element for each chain."""
 
     problem_ids: tuple[str, ...]
-    """Sorted, each once."""
+    """Problems with a chain that finished or counts as wrong. Sorted, each once."""
     place: dict[str, int]
     """By the chain's name, the index of its problem in `problem_ids`."""
     problem: Array
     """Indices into `problem_ids`."""
-    row: Array
-    """Index of each chain's row in the chains table."""
-    correct: Array
-    """1 right, 0 wrong, -1 not graded."""
+    graded: GradedChains
     numbers: dict[str, Array]
     """The columns `NUMBERS`."""
     failed: int
-    """Chains that failed or were cancelled."""
+    cancelled: int
 
     def means(self, name: str) -> Array:
-        """The mean of one of `NUMBERS` over the samples of each problem."""
-        return self.sums(self.numbers[name]) / self.sums(np.ones(len(self.problem)))
+        """The mean of one of `NUMBERS` over the finished samples of each problem; 0 where none finished."""
+        return np.asarray(self.sums(self.numbers[name]) / np.maximum(self.counts, 1))
+
+    @property
+    def counts(self) -> Array:
+        """The number of finished chains of each problem."""
+        return self.sums(np.ones(len(self.problem)))
 
     def sums(self, values: Array) -> Array:
         """`values`, one for each chain, added up for each problem."""
@@ -77,6 +98,8 @@ class RunTable(Struct, frozen=True, kw_only=True):
 
     name: str
     graph: str
+    digest: str = ""
+    """Fingerprint of the graph with its params."""
     engines: dict[str, dict[str, Any]]
     """Settings of the engines, by role."""
     roles: tuple[str, ...]
@@ -104,18 +127,25 @@ class RunTable(Struct, frozen=True, kw_only=True):
     wall_time_s: float
     speculation: dict[str, Speculation]
     """By role of the engines that speculate."""
+    pooled: tuple[str, ...] = ()
+    """Names of the runs that were pooled into this one, which differ in their seeds alone; empty for one run."""
+    seeds: tuple[int, ...] = ()
+    """Their seeds."""
     problem_ids: tuple[str, ...]
+    """Problems with a chain that finished or counts as wrong."""
     failed: int
-    """Chains that failed or were cancelled; they are in none of the arrays."""
+    """Chains that failed: wrong in `graded`, in no other of the arrays."""
+    cancelled: int = 0
+    """Chains that were cancelled; they are in none of the arrays."""
     chains: Array
     """Number of finished chains."""
     graded: Array
-    """Number of chains whose answer was graded."""
+    """Number of chains that count as right or wrong; see `events.counted`."""
     right: Array
     """Number of chains whose answer was right."""
     sample_statistics: SampleStatistics
     latency_s: Array
-    """Seconds from admission to the end. This and the following arrays up to `fallbacks` are means over a problem's samples."""
+    """Seconds from admission to the end. This and the following arrays up to `fallbacks` are means over a problem's finished samples."""
     thought_tokens: Array
     answer_tokens: Array
     """Tokens sampled after the thought."""
@@ -127,12 +157,25 @@ class RunTable(Struct, frozen=True, kw_only=True):
     """Steps of which a candidate was accepted."""
     fallbacks: Array
     """Steps that were written after all candidates were rejected."""
+    thinking_s: Array
+    """Seconds from the first call to the end of the thought; see `thinking`."""
+    kinds_s: dict[str, Array]
+    """Seconds by what was done: `drafting`, `verification`, `target` (its own thinking), `answer`."""
     texts: dict[str, Texts]
     """By kind of text; see `read_texts`."""
+    masses: Array
+    """The probability on valid options of each verification; see `option_mass`."""
+    scored: ScoredSteps | None
+    """Null for runs without scores or without a rewards table; see `reward_agreement`."""
     choices: Choices | None
     """Null for runs that do not choose among whole thoughts."""
     quality: Quality | None
     """Null for runs without a rewards table."""
+
+    @property
+    def finished(self) -> Array:
+        """1 for each problem with a finished chain, else 0: the weights of figures that failed chains are not in."""
+        return (self.chains > 0).astype(float)
 
     @property
     def models(self) -> dict[str, str]:
@@ -159,26 +202,30 @@ def read_run(folder: Path) -> RunTable:
     """The table of the run folder `folder`; raises `InputError` when it is none, has no finished chain or its trace cannot be read."""
     run = RunFile.read(folder)
     chains = read_chains(folder)
-    if not chains.problem_ids:
-        unfinished = f"; {chains.failed} failed or were cancelled" if chains.failed else ""
+    if not len(chains.problem):
+        lost = chains.failed + chains.cancelled
+        unfinished = f"; {lost} failed or were cancelled" if lost else ""
         raise InputError(str(folder), f"has no finished chain{unfinished}: there is nothing to compare")
-    graded = chains.correct >= 0
+    graded, thinking = chains.graded, read_thinking(folder, run.plan, chains.place, len(chains.problem_ids))
     return RunTable(
         **_decisions(folder, run),
         problem_ids=chains.problem_ids,
         failed=chains.failed,
-        chains=chains.sums(np.ones(len(chains.problem))),
-        graded=chains.sums(graded),
-        right=chains.sums(chains.correct == 1),
-        sample_statistics=sample_statistics(
-            folder, chains.problem[graded], chains.numbers["sample_index"][graded], chains.correct[graded], chains.row[graded]
-        ),
+        cancelled=chains.cancelled,
+        chains=chains.counts,
+        graded=np.bincount(graded.problem, minlength=len(chains.problem_ids)).astype(float),
+        right=np.bincount(graded.problem, graded.correct, len(chains.problem_ids)),
+        sample_statistics=sample_statistics(folder, graded.problem, graded.sample, graded.correct, graded.row),
         latency_s=chains.means("chain_time_s"),
         thought_tokens=chains.means("thought_tokens"),
         **_tokens(read_tokens(folder, run.plan, chains), chains),
         steps=chains.means("steps"),
         accepted=chains.means("accepted_steps"),
         fallbacks=chains.means("fallback_steps"),
+        thinking_s=thinking.seconds / np.maximum(chains.counts, 1),
+        kinds_s={kind: each / np.maximum(chains.counts, 1) for kind, each in thinking.by_kind.items()},
+        masses=np.concatenate([np.empty(0), *(masses(batch) for batch in read_steps(folder, [MASS]))]),
+        scored=read_scored_steps(folder, chains.place),
         texts=read_texts(folder, chains.place, len(chains.problem_ids)),
         choices=read_choices(folder, run.plan, chains.place),
         quality=read_quality(folder, chains.place, len(chains.problem_ids)),
@@ -204,6 +251,7 @@ def _decisions(folder: Path, run: RunFile) -> dict[str, Any]:
     counts = {role: found.speculation for role, found in run.engine_statistics.items()}
     return {name: getattr(run, name) for name in same} | {
         "name": folder.resolve().name,
+        "digest": run.plan.digest,
         "params": run.plan.params,
         "rules": rules_of(run.plan),
         "roles": _roles(run.plan),
@@ -225,7 +273,7 @@ def _roles(plan: Plan) -> tuple[str, ...]:
 
 
 def _tokens(tokens: Tokens, chains: FinishedChains) -> dict[str, Any]:
-    samples = chains.sums(np.ones(len(chains.problem)))
+    samples = np.maximum(chains.counts, 1)
     return {
         "answer_tokens": tokens.answer / samples,
         "output_tokens": {role: each / samples for role, each in tokens.by_role.items()},
@@ -236,26 +284,28 @@ def read_chains(folder: Path) -> FinishedChains:
     """The finished chains of the run folder `folder`; raises `InputError` where they cannot be read."""
     names: list[str] = []
     problems: list[str] = []
-    parts: list[list[Array]] = [[np.empty(0)] * (len(NUMBERS) + 2)]
-    for batch in read_batches(folder, "chains", ["chain_id", "problem_id", "correct", "stop_reason", *NUMBERS]):
+    parts: list[list[Array]] = [[np.empty(0)] * (len(NUMBERS) + 3)]
+    for batch in read_batches(folder, "chains", ["chain_id", "problem_id", *VERDICT_COLUMNS, *NUMBERS]):
         names += batch.column("chain_id").to_pylist()
         problems += batch.column("problem_id").to_pylist()
-        done = np.array([reason not in UNFINISHED for reason in batch.column("stop_reason").to_pylist()], bool)
-        correct = batch.column("correct").cast("int8").fill_null(-1).to_numpy()
-        parts.append([done, correct, *(batch.column(name).to_numpy() for name in NUMBERS)])
-    done, correct, *numbers = (np.concatenate(column) for column in zip(*parts, strict=True))
+        reasons = batch.column("stop_reason").to_pylist()
+        done, failed = (np.array(each, bool) for each in ([r not in UNFINISHED for r in reasons], [r == "error" for r in reasons]))
+        parts.append([done, failed, verdicts(batch), *(batch.column(name).to_numpy() for name in NUMBERS)])
+    done, failed, correct, *columns = (np.concatenate(column) for column in zip(*parts, strict=True))
+    numbers = dict(zip(NUMBERS, columns, strict=True))
     last = np.array(sorted({name: row for row, name in enumerate(names)}.values()), int)
-    row = last[done[last] > 0]
-    ids = sorted({problems[each] for each in row})
+    row, counted = last[done[last] > 0], last[correct[last] >= 0]
+    ids = sorted({problems[each] for each in (*row, *counted)})
     places = {problem: place for place, problem in enumerate(ids)}
+    owners = np.array([places.get(problem, -1) for problem in problems], int)
     return FinishedChains(
         problem_ids=tuple(ids),
         place={names[each]: places[problems[each]] for each in row},
-        problem=np.array([places[problems[each]] for each in row], int),
-        row=row,
-        correct=correct[row],
-        numbers={name: column[row] for name, column in zip(NUMBERS, numbers, strict=True)},
-        failed=len(last) - len(row),
+        problem=owners[row],
+        graded=GradedChains(owners[counted], numbers["sample_index"][counted], correct[counted], counted),
+        numbers={name: column[row] for name, column in numbers.items()},
+        failed=int(failed[last].sum()),
+        cancelled=len(last) - len(row) - int(failed[last].sum()),
     )
 
 

@@ -2,7 +2,7 @@
 
 import csv
 import io
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -10,8 +10,10 @@ from msgspec import Struct, structs
 
 from pipeline.analysis.compare.cells import Table, number, percent, plain, plain_percent, reward, times
 from pipeline.analysis.compare.compare import Comparison, Group, Member
-from pipeline.analysis.compare.figures import Compared, Difference
+from pipeline.analysis.compare.figures import THINKING, Compared, Difference
 from pipeline.analysis.quality.estimates import Estimate
+from pipeline.analysis.quality.option_mass import FLAGGED, LOW
+from pipeline.analysis.quality.reward_agreement import BINS
 from pipeline.text import cell, in_markdown
 
 INTERVALS = (
@@ -35,15 +37,27 @@ FIGURES = {
 
 
 def tables(c: Comparison) -> tuple[Table, ...]:
-    """All tables that have rows for the runs of `c`."""
+    """All tables that have rows for the runs of `c`; with several data sets those of each, named in their titles."""
+    if len(c.baselines) > 1:
+        parts = [(dataset, table) for dataset in c.baselines for table in tables(c.of(dataset))]
+        return tuple(structs.replace(table, title=f"{dataset}: {table.title}") for dataset, table in parts)
     whole = [systems(c), tokens(c), lengths(c), samples(c), *by_resources(c), *by_batch_size(c), *by_param(c)]
-    return tuple(table for table in (*whole, pairs(c), selection(c), quality(c), draft_lengths(c), reflective(c)) if table.rows)
+    return tuple(table for table in (*whole, *_of_steps(c)) if table.rows)
 
 
-def markdown(comparison: Comparison) -> str:
-    """The tables as Markdown, with what an interval is before them and the flags after them."""
+def _of_steps(c: Comparison) -> tuple[Table, ...]:
+    return thinking(c), pairs(c), selection(c), quality(c), *agreements(c), masses(c), draft_lengths(c), reflective(c)
+
+
+def markdown(comparison: Comparison, first: Sequence[Table] = ()) -> str:
+    """The tables as Markdown, with what an interval is before them and the flags after them; `first` are tables to begin with."""
     simulated = [SIMULATED] if any(run.simulated for run in comparison.runs) else []
-    parts = [f"Baseline: {in_markdown(comparison.baseline)}. {INTERVALS}", *simulated, *map(markdown_table, tables(comparison))]
+    bases = comparison.baselines
+    over = ", ".join(f"{base} over {dataset}" for dataset, base in bases.items()) if len(bases) > 1 else comparison.baseline
+    parts = [f"Baseline: {in_markdown(over)}. {INTERVALS}", *simulated]
+    pooled = ["- " + in_markdown(f"{run.run}: the runs {', '.join(run.pooled)}") for run in comparison.runs if run.pooled]
+    parts += ["\n".join(["Pooled, as they differ in the seed alone:", "", *pooled])] if pooled else []
+    parts += map(markdown_table, (*first, *tables(comparison)))
     if comparison.flags:
         flags = (f"- {in_markdown(f'{flag.run}: {flag.what}')}" for flag in comparison.flags)
         parts.append("\n".join(["Not the same in all runs:", "", *flags]))
@@ -64,6 +78,18 @@ def as_json(comparison: Comparison) -> str:
     return msgspec.json.format(msgspec.json.encode(comparison, order="sorted"), indent=2).decode() + "\n"
 
 
+def table_json(table: Table) -> str:
+    """One table as indented JSON: its title, columns, rows and note, all of them text."""
+    return msgspec.json.format(msgspec.json.encode(table), indent=2).decode() + "\n"
+
+
+def table_csv(table: Table) -> str:
+    """One table as CSV, its cells as they are printed."""
+    out = io.StringIO()
+    csv.writer(out, lineterminator="\n").writerows([[cell(value) for value in row] for row in (table.columns, *table.rows)])
+    return out.getvalue()
+
+
 def as_csv(comparison: Comparison) -> str:
     """The runs as CSV, one row each. An estimate takes three columns: its value, `_low` and `_high`. Differences are over the baseline."""
     rows = [dict(_flat("", run)) for run in comparison.runs]
@@ -76,15 +102,18 @@ def as_csv(comparison: Comparison) -> str:
 
 
 def _flat(path: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """The columns of a value and their names: three of an estimate, those of all fields of a struct or mapping, or one."""
+    """The columns of a value and their names: three of an estimate, those of all fields of a struct, mapping or sequence, or one."""
     if isinstance(value, Estimate):
         yield from ((path, value.value), (f"{path}_low", value.low), (f"{path}_high", value.high))
     elif isinstance(value, Struct | Mapping):
         fields = structs.asdict(value) if isinstance(value, Struct) else value
         for name, inner in fields.items():
             yield from _flat(f"{path}.{name}".removeprefix("."), inner)
+    elif isinstance(value, tuple) and not all(isinstance(each, str) for each in value):
+        for place, each in enumerate(value):
+            yield from _flat(f"{path}.{place}", each)
     else:
-        yield path, value
+        yield path, " ".join(value) if isinstance(value, tuple) else value
 
 
 def _sanitized(value: Any) -> Any:
@@ -256,6 +285,52 @@ def by_batch_size(c: Comparison) -> Iterator[Table]:
 
 def _named(group: Group, run: Compared) -> str:
     return f"{system(run)}, {run.schedule}" + ("" if group.by == "batch_size" else f", batch size {run.batch_size}")
+
+
+def thinking(c: Comparison) -> Table:
+    """Time of the thinking stage and what it goes into: SCoT 4.2."""
+    columns = ("run", "system", "thinking s", "speed-up", *THINKING)
+    rows = [
+        (
+            run.run,
+            system(run),
+            number(run.thinking_s),
+            "baseline" if run.run == c.baseline else number(run.over_baseline.thinking_speed_up),
+            *(percent(run.thinking_shares[kind]) for kind in THINKING),
+        )
+        for run in c.runs
+    ]
+    note = (
+        "From a chain's first call to the end of its thought, without the answer; the shares are those of the time in which calls of each "
+        "kind were waiting or at an engine, `target` being what the engine that answers thinks itself."
+    )
+    return Table("The thinking stage per problem, and shares of its time (SCoT table 1 and 4.2)", columns, tuple(rows), note)
+
+
+def agreements(c: Comparison) -> Iterator[Table]:
+    """For each run with scores and rewards, mean scores in bins of the reward: SpecReason figure 7."""
+    for run in c.runs:
+        if found := run.agreement:
+            bins = zip(found.counts, found.means, strict=True)
+            rows = [(f"{i / BINS:.1f} to {(i + 1) / BINS:.1f}", f"{count:,}", number(mean)) for i, (count, mean) in enumerate(bins)]
+            note = (
+                f"All {found.steps:,} speculated steps with both, accepted and rejected ones. Spearman's rank correlation of score and "
+                f"reward: {plain(found.rank_correlation)}."
+            )
+            title = f"{run.run}: mean {found.scale} of speculated steps by their reward (SpecReason figure 7)"
+            yield Table(title, ("reward", "steps", f"mean {found.scale}"), tuple(rows), note)
+
+
+def masses(c: Comparison) -> Table:
+    """Probability that verifiers gave to their valid options."""
+    rows = [
+        (run.run, system(run), f"{m.verifications:,}", f"{m.mean:.1%}", f"{m.p5:.1%}", f"{m.low_share:.1%}" + (" (!)" if m.flagged else ""))
+        for run in c.runs
+        if (m := run.option_mass)
+    ]
+    columns = ("run", "system", "verifications", "mean", "5th percentile", f"share under {LOW:.0%}")
+    note = f"(!): more than {FLAGGED:.0%} of the verifications meant to say something else; look at the verifier's prompt."
+    return Table("Probability on the valid options of verifications, before renormalising", columns, tuple(rows), note)
 
 
 def pairs(c: Comparison) -> Table:

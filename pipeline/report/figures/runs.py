@@ -66,7 +66,9 @@ def sweep_figures(points: Sequence[Point]) -> Iterator[Figure]:
     if any(point.acceptance_rate is not None for point in points):
         yield Figure("Accepted steps", plotted(found, lambda point: point.acceptance_rate, "share of verified steps", percent=True))
     if any(point.accuracy is not None for point in points):
-        yield Figure("Right answers", plotted(found, lambda point: point.accuracy, "share of graded chains", percent=True))
+        yield Figure(
+            "Right answers", plotted(found, lambda point: point.accuracy, "share of graded chains, failed ones as wrong", percent=True)
+        )
     if any(point.wall_s for point in points):
         tail = plotted(found, lambda point: point.tail_s / point.wall_s if point.wall_s else None, "share of the wall time", percent=True)
         yield Figure("Tail", tail)

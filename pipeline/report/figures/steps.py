@@ -5,6 +5,7 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from pipeline.analysis.capabilities import is_share
+from pipeline.analysis.quality.reward_agreement import BINS, Agreement
 from pipeline.analysis.quality.samples import wilson
 from pipeline.analysis.quality.verdict_values import Scores, Share
 from pipeline.analysis.time.timeline import Array
@@ -129,6 +130,28 @@ def calibration(scores: Scores) -> go.Figure:
     figure.update_yaxes(title="accepted steps", row=2, col=1)
     figure.update_xaxes(range=[scores.edges[0], scores.edges[-1]])
     figure.update_xaxes(title=axis_title(scores.scale), row=2, col=1)
+    return axes(figure)
+
+
+def agreement(found: Agreement) -> go.Figure:
+    """The mean score of speculated steps in bins of their reward, over how many there were (SpecReason figure 7)."""
+    places = [(i, mean) for i, mean in enumerate(found.means) if mean.value is not None]
+    middle = [(i + 0.5) / BINS for i, _ in places]
+    figure = make_subplots(rows=2, shared_xaxes=True, row_heights=[0.72, 0.28], vertical_spacing=0.06)
+    figure.update_layout(layout(460, bargap=0.1))
+    ends = [(mean.value or 0.0, mean.low or 0.0, mean.high or 0.0) for _, mean in places]
+    bars = {"array": [high - value for value, _, high in ends], "arrayminus": [value - low for value, low, _ in ends], "thickness": 1.2}
+    values = [value for value, _, _ in ends]
+    figure.add_bar(
+        x=middle, y=values, error_y=bars, name="mean, with 95 % interval", marker={"color": BLUE}, hovertemplate="%{y:.3g}", row=1, col=1
+    )
+    figure.add_bar(
+        x=middle, y=[found.counts[i] for i, _ in places], name="steps", marker={"color": GREY}, hovertemplate="%{y:,}", row=2, col=1
+    )
+    figure.update_yaxes(title=drawn(f"mean {found.scale}"), row=1, col=1)
+    figure.update_yaxes(title="speculated steps", row=2, col=1)
+    figure.update_xaxes(range=[0, 1])
+    figure.update_xaxes(title="reward by the reward model", row=2, col=1)
     return axes(figure)
 
 

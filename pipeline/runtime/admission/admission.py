@@ -64,6 +64,11 @@ class Admission:
         self._going = self._numbers = self._unseen = 0
         """How many members go on, how many ever began, and how many of those that go on have not had a turn."""
 
+    @property
+    def paused(self) -> int:
+        """Live chains that are to pause."""
+        return len(self._members) - self._going
+
     def may_enter(self) -> bool:
         """Whether one more chain may begin: none pauses, and it is expected to have room."""
         return self._going == len(self._members) and self._may_begin()

@@ -93,7 +93,7 @@ class Adaptive:
         self._tried = math.inf
         """Seconds from the start until the last switch."""
         self._debit = self._stint = 0.0
-        """Seconds lost by what is over, and chains' seconds lost since speculation began last; negative where it won."""
+        """Seconds lost by what is over, and since speculation began last; negative where it won."""
         self._verdicts = VERDICTS
         """Verdicts at which the acceptance is looked at."""
         self._before = self._before_squared = 0.0
@@ -212,7 +212,7 @@ class Adaptive:
     def _settle(self, now: float) -> None:
         """Where the last round of a share is over: charge what it lost, and observe the target alone from now on."""
         if not self._share and not self._chains.counts["speculative"] and not self._settled and self._known.fit.known:
-            self._debit += max(self._stint + self._lost(), 0.0) / self._chains.at_least_one
+            self._debit += max(self._stint + self._lost_s(now), 0.0)
             self._stint = 0.0
             self._restart(now)
             self._settled = True
@@ -305,6 +305,11 @@ class Adaptive:
         """Seconds that the chains lost in the window against direct mode, added up."""
         return sum(self._window.seconds.values()) - self._progress() / self._direct_speed()
 
+    def _lost_s(self, now: float) -> float:
+        """Seconds that the run lost in the window: those of all chains, shared by as many as went on in it."""
+        together = sum(self._window.seconds.values())
+        return self._lost() * (now - self._window.start) / together if together else 0.0
+
     def _progress(self) -> float:
         """Tokens that all chains got on in the window, at least 1: what an engine has counted may lag behind what it has answered."""
         return max(self._counted(), 1.0)
@@ -385,7 +390,7 @@ class Adaptive:
                 self._end_probe(now)
             return
         lost, trial = self._lost(), step / self._direct_speed()
-        net = (lost + self._stint) / self._chains.at_least_one
+        net = self._lost_s(now) + self._stint
         if (
             (hopeless and self._share == 1 and net > -trial)
             or (net > trial and not self._affordable(net, now, 2 * DEBIT))
@@ -408,7 +413,7 @@ class Adaptive:
         """A share is new: it is not judged before all chains have begun a round, and then by what follows."""
         waited = self._window.rounds >= self._chains.speculating * (2 if self._share == 1 else 1)
         if waited or (self._share == 1 and not self._chains.counts["direct"]):
-            self._stint += self._lost()
+            self._stint += self._lost_s(now)
             self._turning = False
             self._restart(now)
 
@@ -466,7 +471,7 @@ class Adaptive:
         """Make what the window shows of rounds the prediction."""
         window, known, context = self._window, self._known, self._chains.context
         span = now - window.start
-        self._stint += self._lost()
+        self._stint += self._lost_s(now)
         if span <= 0:
             return
         if not window.rounds or (lost and self._turning):

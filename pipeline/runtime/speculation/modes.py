@@ -85,7 +85,7 @@ class ModeControl(Protocol):
         wrote until its end or its interruption."""
 
     def called(self, call: CallFacts) -> None:
-        """A call of a chain in its loop was answered."""
+        """A call of a chain was answered that has entered its loop; also behind it, where the target may write the answer."""
 
     def interrupts(self, now: float) -> Sequence[int]:
         """The chains whose direct request is to be interrupted now; asked after every event, and at `wake`."""

@@ -102,7 +102,7 @@ class ModeSwitch:
         self._carry_out(now)
 
     def called(self, attempt: Attempt, completion: Completion, end: float) -> None:
-        """A call of a chain in its loop was answered at `end`."""
+        """A call of a chain that has entered its loop was answered at `end`."""
         label, usage, call = attempt.label, completion.usage, attempt.call
         facts = CallFacts(
             role=label.role,

@@ -46,6 +46,9 @@ class Window:
             self.candidates += call.n
         elif call.direct:
             self.direct_tokens += call.output_tokens if call.submit >= self.start else 0
+        elif call.purpose == "answer":  # what direct mode writes behind the thought in the same request
+            self.direct_tokens += call.output_tokens if call.submit >= self.start else 0
+            self.seconds["direct"] += call.end - max(call.submit, self.start)
         else:
             self.other_tokens += call.output_tokens
             if call.purpose == "judge":

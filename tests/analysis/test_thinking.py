@@ -1,0 +1,52 @@
+"""The time of the thinking stage, told in seconds."""
+
+from pathlib import Path
+
+import pytest
+
+from pipeline.analysis.time.thinking import read_thinking
+from pipeline.stages.answer import AnswerSpec
+from pipeline.stages.draft import DraftSpec
+from pipeline.stages.generate import GenerateSpec
+from pipeline.trace.events import StepRow
+from tests.support.rows import blank
+from tests.support.traces import call, plan_of, write
+
+
+def test_thinking_ends_before_the_answer_and_overlapping_calls_count_once(tmp_path: Path) -> None:
+    """Two samples of one problem; the second one's drafts overlap. A chain that is not asked for counts nowhere."""
+    calls = [
+        call("p#0", "draft", 0, 1, 4, purpose="draft", stage="draft"),
+        call("p#0", "target", 4, 4, 5, purpose="judge", stage="verify"),
+        call("p#0", "target", 5, 5, 8, purpose="write", stage="fallback"),
+        call("p#0", "target", 8, 8, 20, purpose="answer", stage="answer"),
+        call("p#1", "draft", 10, 10, 14, purpose="draft", stage="draft"),
+        call("p#1", "draft", 10, 12, 16, purpose="draft", stage="draft"),
+        call("p#1", "target", 17, 17, 18, purpose="judge", stage="verify"),
+        call("q#0", "target", 0, 0, 50, purpose="write", stage="fallback"),
+    ]
+    plan = plan_of(draft=DraftSpec(engine="draft", max_tokens=9), answer=AnswerSpec(engine="target"))
+    found = read_thinking(write(tmp_path, calls=calls), plan, {"p#0": 0, "p#1": 0}, 1)
+    assert found.seconds.tolist() == pytest.approx([8 + 8])
+    by_kind = {kind: seconds.tolist() for kind, seconds in found.by_kind.items()}
+    assert by_kind == {"drafting": pytest.approx([4 + 6]), "verification": pytest.approx([1 + 1]), "target": [3], "answer": [12]}
+
+
+def test_the_thought_of_a_whole_response_has_its_tokens_share_of_the_decode_time(tmp_path: Path) -> None:
+    calls = [
+        call("p#0", "target", 0, 0, 10, purpose="write", stage="response", output_tokens=100, decode_time_s=8.0),
+        call("q#0", "target", 0, 2, 12, purpose="write", stage="response", output_tokens=50),
+    ]
+    steps = [
+        blank(StepRow, chain_id="p#0", stage="response", step_token_ids=tuple(range(75))),
+        blank(StepRow, chain_id="q#0", stage="response", step_token_ids=tuple(range(50))),
+    ]
+    plan = plan_of(response=GenerateSpec(engine="target", unit="response", max_tokens=100))
+    found = read_thinking(write(tmp_path, calls=calls, steps=steps), plan, {"p#0": 0, "q#0": 1}, 2)
+    assert found.seconds.tolist() == pytest.approx([10 - 8 / 4, 12])
+    assert found.by_kind["answer"].tolist() == pytest.approx([2, 0])
+
+
+def test_a_run_without_calls_thinks_for_no_time(tmp_path: Path) -> None:
+    found = read_thinking(tmp_path, plan_of(answer=AnswerSpec(engine="target")), {"p#0": 0}, 1)
+    assert found.seconds.tolist() == [0]
