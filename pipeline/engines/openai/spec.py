@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from pipeline.graph.spec import EngineSpec, PositiveSeconds
+from pipeline.graph.spec import AdapterName, EngineSpec, PositiveSeconds
 
 
 class OpenAISpec(EngineSpec, frozen=True, kw_only=True, tag="openai"):
@@ -16,6 +16,9 @@ class OpenAISpec(EngineSpec, frozen=True, kw_only=True, tag="openai"):
     base_url: str | tuple[str, ...]
     """Up to and including `/v1`; several are replicas of one another: each gets calls as long as it answers, and a call that fails at one
     goes to another at once."""
+    adapters: dict[AdapterName, str] = {}
+    """What a stage may name under `adapter`, and the name under which every server serves `model` with that adapter: with vLLM
+    `--lora-modules NAME=FOLDER`."""
     tokenizer: str | None = None
     """Folder, hub name or `bundled:NAME` of the model's tokenizer and chat template; by default `model`."""
     api_key_env: str | None = None

@@ -46,7 +46,7 @@ class Job:
     """One request in a scheduler; its lengths are known when it arrives, because the text source has given its text."""
 
     __slots__ = (
-        "arrived", "cached", "cached_outputs", "cancelled", "computed", "finished", "first_token", "interrupted", "key", "lengths",
+        "adapter", "arrived", "cached", "cached_outputs", "cancelled", "computed", "finished", "first_token", "interrupted", "key", "lengths",
         "node", "notify", "prompt", "queued", "reserved", "reusable", "scheduled", "sequences", "unfinished",
     )  # fmt: skip
 
@@ -58,8 +58,9 @@ class Job:
         lengths: tuple[int, ...],
         cached_outputs: Sequence[Sequence[int]],
         notify: Callable[[], object],
+        adapter: str | None = None,
     ) -> None:
-        self.key, self.prompt = key, prompt
+        self.key, self.prompt, self.adapter = key, prompt, adapter
         self.notify = notify
         """Called once, when the last of its sequences has ended."""
         self.reusable = reusable
@@ -276,7 +277,7 @@ class Scheduler:
         job = self._head()
         if job is None or sequences + job.sequences > self.max_num_seqs:
             return None
-        job.node, job.cached = self.cache.match(job.prompt, job.reusable)
+        job.node, job.cached = self.cache.match(job.prompt, job.reusable, job.adapter)
         reserved = job.kv_tokens - job.cached
         if not self.cache.reserve(reserved):
             self.cache.unpin(job.node)

@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 
 from pipeline.engine import Availability, Backend, Examination, Finding, MemoryRow
+from pipeline.engines.adapters import AdapterCard, adapter_findings, read_adapter
 from pipeline.engines.checkpoint import Part
 from pipeline.engines.cores import CoreRequest, core_findings, share_cores
 from pipeline.engines.model_card import DTYPE_BYTES, ModelCard, checkpoint_of, missing, read_card, refuse
@@ -33,7 +34,8 @@ async def open_torch(specs: Mapping[str, TorchSpec]) -> AsyncIterator[Mapping[st
     Raises `GraphError` when a model cannot be loaded here, `EngineDead` when a worker dies while loading.
     """
     for role, spec in specs.items():
-        refuse(missing(role, read_card(resolve(role, spec.model)), _needs(spec)))
+        card = read_card(resolve(role, spec.model))
+        refuse([*missing(role, card, _needs(spec)), *adapter_findings(role, _adapters(spec), card)])
         if (flaw := _flaw_in_slots(spec)) is not None:
             raise GraphError(f"engine {role!r}", flaw)
     core_requests = {role: CoreRequest(spec.core, spec.threads, not spec.device.startswith("cuda")) for role, spec in specs.items()}
@@ -57,6 +59,10 @@ def _program(spec: TorchSpec) -> Program:
 def _needs(spec: TorchSpec) -> tuple[Part, ...]:
     """The parts of a model's folder that an engine reads."""
     return ("config", "tokenizer") if spec.load_format == "dummy" else ("config", "tokenizer", "weights")
+
+
+def _adapters(spec: TorchSpec) -> dict[str, AdapterCard]:
+    return {name: read_adapter(path) for name, path in spec.adapters.items()}
 
 
 def _flaw_in_slots(spec: TorchSpec) -> str | None:
@@ -109,6 +115,7 @@ def cuda_build(machine: Machine) -> bool:
 
 def _spec(role: str, spec: TorchSpec, machine: Machine, card: ModelCard) -> Iterator[Finding]:
     yield from missing(role, card, _needs(spec))
+    yield from adapter_findings(role, _adapters(spec), card)
     if machine.gpus and not cuda_build(machine):
         what = f"torch {machine.versions.get('torch', '')} cannot use the {machine.gpus[0].name}"
         yield Finding(
@@ -133,6 +140,7 @@ def _row(role: str, spec: TorchSpec, machine: Machine, card: ModelCard) -> Memor
     if index is not None and gpu is None:
         return None
     dtype = _dtype(spec, card, gpu)
+    weights, beside = card.weights_bytes(dtype), sum(each.parameters for each in _adapters(spec).values()) * DTYPE_BYTES[dtype]
     each = card.kv_bytes_per_token(DTYPE_BYTES[dtype])
     slots, context = spec.kv_cache_slots or 2 * spec.max_num_seqs, spec.max_model_len or card.max_model_len
     tokens = None if context is None else slots * context
@@ -141,7 +149,7 @@ def _row(role: str, spec: TorchSpec, machine: Machine, card: ModelCard) -> Memor
         device="CPU" if gpu is None else f"GPU {gpu.index}",
         total_bytes=machine.memory_bytes if gpu is None else gpu.memory_bytes,
         free_bytes=machine.free_memory_bytes if gpu is None else gpu.free_bytes,
-        weights_bytes=card.weights_bytes(dtype),
+        weights_bytes=None if weights is None else weights + beside,
         weights_source=card.source,
         overhead_bytes=_PROCESS_BYTES,
         cache_bytes=None if tokens is None or each is None else tokens * each,
