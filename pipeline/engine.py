@@ -77,8 +77,8 @@ class Request(Struct, frozen=True, kw_only=True):
     """Whether `Interruptible.interrupt` may end it early; never set for choices and scorings."""
 
     def digest(self) -> int:
-        """64 bits of the prompt, `scored_ids`, `stop_ids`, `top_k` and `min_p` where they are not 0, and the adapter where there is one: what
-        the answer depends on and traces of earlier versions have no column for."""
+        """64 bits of the prompt, `scored_ids`, `stop_ids`, `top_k` and `min_p` where they are not 0, and the adapter where there is one:
+        what the answer depends on and traces of earlier versions have no column for."""
         state = blake2b(packed(self.prompt_ids), digest_size=8)
         if self.adapter is not None:
             state.update(f"adapter={self.adapter!r} ".encode())

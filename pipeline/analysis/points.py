@@ -21,8 +21,8 @@ from pipeline.analysis.summary import Summary, summarize
 from pipeline.analysis.time.timeline import Array
 from pipeline.errors import InputError
 from pipeline.files import new_file
-from pipeline.trace.events import UNFINISHED
 from pipeline.graph.spec import Param
+from pipeline.trace.events import UNFINISHED
 from pipeline.trace.read import read_batches, readable
 from pipeline.trace.run_file import RunFile
 

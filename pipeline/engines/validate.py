@@ -35,7 +35,8 @@ def validate_request(request: Request, max_model_len: int, vocab_size: int, adap
     """Raise an error for a flaw in `request`, before anything is computed: every engine refuses the same requests.
 
     Raises `ContextOverflow` where the prompt leaves no room for one token, `RequestRefused` for ids outside the vocabulary, options
-    and sampling parameters that contradict each other or are out of range, and an adapter that is none of `adapters` (None: any is). An engine adds only what its own memory forbids.
+    and sampling parameters that contradict each other or are out of range, and an adapter that is none of `adapters` (None: any is). An
+    engine adds only what its own memory forbids.
     """
     flaw = (
         _flaw_in_ids(request, vocab_size) or _flaw_in_options(request) or _flaw_in_sampling(request) or _flaw_in_adapter(request, adapters)

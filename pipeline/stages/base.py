@@ -73,7 +73,8 @@ class EngineStage:
         judged: Sequence[tuple[int, int]] | None = None,
         **fields: Any,
     ) -> Request:
-        """A request with the stage's adapter, whose id names the chain, its step and this stage; `part` is added to tell several requests of one step apart.
+        """A request with the stage's adapter, whose id names the chain, its step and this stage; `part` is added to tell several requests
+        of one step apart.
 
         `judged` is that of its `content`, `fields` are further fields of the `Request`.
         """

@@ -124,8 +124,8 @@ async def find_model(where: str, server: Server, spec: OpenAISpec) -> ServedMode
     for name, served in spec.adapters.items():
         found = _served(where, server, models, served, f" as the adapter {name!r}")
         if found.parent not in (None, spec.model):
-            what = f"{server.url} serves {served!r} as an adapter of {server.quote(found.parent)}, and adapters.{name} needs one of {spec.model!r}"
-            raise GraphError(where, what)
+            what = f"{server.url} serves {served!r}, which is to be the adapter {name!r} of {spec.model!r},"
+            raise GraphError(where, f"{what} as one of {server.quote(found.parent)!r}; name another, or correct model")
     return _served(where, server, models, spec.model)
 
 

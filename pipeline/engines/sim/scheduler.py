@@ -46,8 +46,8 @@ class Job:
     """One request in a scheduler; its lengths are known when it arrives, because the text source has given its text."""
 
     __slots__ = (
-        "adapter", "arrived", "cached", "cached_outputs", "cancelled", "computed", "finished", "first_token", "interrupted", "key", "lengths",
-        "node", "notify", "prompt", "queued", "reserved", "reusable", "scheduled", "sequences", "unfinished",
+        "adapter", "arrived", "cached", "cached_outputs", "cancelled", "computed", "finished", "first_token", "interrupted", "key",
+        "lengths", "node", "notify", "prompt", "queued", "reserved", "reusable", "scheduled", "sequences", "unfinished",
     )  # fmt: skip
 
     def __init__(

@@ -1,5 +1,6 @@
 """The keys that an engines file may hold for an engine `torch`."""
 
+from collections.abc import Mapping
 from typing import Annotated, Literal
 
 from msgspec import Meta
@@ -31,7 +32,7 @@ class TorchSpec(RestartableSpec, frozen=True, kw_only=True, tag="torch"):
     """CPU core the worker is pinned to."""
     threads: Annotated[int, Meta(ge=1, le=1024)] = 1
     """CPU threads of one operation."""
-    adapters: dict[AdapterName, str] = {}
+    adapters: Mapping[AdapterName, str] = {}
     """What a stage may name under `adapter`, and the folder of that LoRA adapter, as PEFT saves it."""
     load_format: Literal["auto", "dummy"] = "auto"
     """`dummy`: random weights of the model's shape, for throughput work without a download."""

@@ -1,5 +1,6 @@
 """The keys that an engines file may hold for an engine `vllm`."""
 
+from collections.abc import Mapping
 from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
@@ -55,7 +56,7 @@ class VllmSpec(RestartableSpec, frozen=True, kw_only=True, tag="vllm"):
     """No CUDA graphs and no compilation; by default only without a GPU."""
     lora_path: str | None = None
     """Folder of a LoRA adapter that every request uses whose stage names none."""
-    adapters: dict[AdapterName, str] = {}
+    adapters: Mapping[AdapterName, str] = {}
     """What a stage may name under `adapter`, and the folder of that LoRA adapter, as PEFT saves it."""
     speculative_config: SpeculativeSpec | None = None
     core: Annotated[int, Meta(ge=0, le=65535)] | None = None

@@ -38,7 +38,8 @@ class CacheLimit(Struct, frozen=True, kw_only=True):
 def cache_limits(plan: Plan, facts: Mapping[str, Mapping[str, Fact]]) -> dict[str, CacheLimit | None]:
     """The limit of each engine that the loops of `plan` call, by role; None where its `facts` do not state the size of its cache.
 
-    A context is there once for each adapter that it is computed with, so that each has its part of the cache. Empty without a loop: a chain that makes one call after another of the same text has no context to come back to.
+    A context is there once for each adapter that it is computed with, so that each has its part of the cache. Empty without a loop: a
+    chain that makes one call after another of the same text has no context to come back to.
     """
     found: dict[str, CacheLimit | None] = {}
     for role, parallel_steps in _parallel_steps(plan).items():
