@@ -1,5 +1,6 @@
 """LoRA adapters beside a loaded model, by PEFT: one of them, or none, takes part in a forward pass."""
 
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -39,10 +40,15 @@ def _beside(module: Any, paths: Mapping[str, str]) -> list[Any]:
     from peft.tuners.tuners_utils import BaseTunerLayer
 
     first, path = next(iter(paths.items()))
-    wrapped = PeftModel(module, PeftConfig.from_pretrained(path), adapter_name=first, autocast_adapter_dtype=False)
-    for name, path in paths.items():
-        absent = wrapped.load_adapter(path, name, torch_device=str(module.device), autocast_adapter_dtype=False).missing_keys
-        if absent:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of tied embeddings, which matter where an adapter is merged into its model
+        wrapped = PeftModel(module, PeftConfig.from_pretrained(path), adapter_name=first, autocast_adapter_dtype=False)
+        loaded = {
+            path: wrapped.load_adapter(path, name, torch_device=str(module.device), autocast_adapter_dtype=False)
+            for name, path in paths.items()
+        }
+    for path, report in loaded.items():
+        if absent := report.missing_keys:
             what = f"{len(absent):,} matrices of the adapter in {path} are not in its file: {listed(sorted(absent))}"
             raise CannotLoad(f"{what}; {ANEW}")
     layers = [layer for layer in module.modules() if isinstance(layer, BaseTunerLayer)]
