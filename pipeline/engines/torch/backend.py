@@ -35,7 +35,8 @@ async def open_torch(specs: Mapping[str, TorchSpec]) -> AsyncIterator[Mapping[st
     """
     for role, spec in specs.items():
         card = read_card(resolve(role, spec.model))
-        refuse([*missing(role, card, _needs(spec)), *adapter_findings(role, _adapters(spec), card)])
+        adapters = {name: read_adapter(path) for name, path in spec.adapters.items()}
+        refuse([*missing(role, card, _needs(spec)), *adapter_findings(role, adapters, card)])
         if (flaw := _flaw_in_slots(spec)) is not None:
             raise GraphError(f"engine {role!r}", flaw)
     core_requests = {role: CoreRequest(spec.core, spec.threads, not spec.device.startswith("cuda")) for role, spec in specs.items()}
@@ -61,10 +62,6 @@ def _needs(spec: TorchSpec) -> tuple[Part, ...]:
     return ("config", "tokenizer") if spec.load_format == "dummy" else ("config", "tokenizer", "weights")
 
 
-def _adapters(spec: TorchSpec) -> dict[str, AdapterCard]:
-    return {name: read_adapter(path) for name, path in spec.adapters.items()}
-
-
 def _flaw_in_slots(spec: TorchSpec) -> str | None:
     """Why there are too few slots, as a clause; None where there are enough."""
     if spec.kv_cache_slots is None or spec.kv_cache_slots >= spec.max_num_seqs:
@@ -86,13 +83,22 @@ def torch_available(machine: Machine) -> Availability:
 async def examine_torch(specs: Mapping[str, TorchSpec], machine: Machine) -> Examination:
     """Check whether these roles would start on `machine`, and plan their memory; raises `GraphError` for an unknown bundled model."""
     cards = {role: read_card(resolve(role, spec.model)) for role, spec in specs.items()}
-    return torch_examination(specs, machine, cards)
+    adapters = {role: {name: read_adapter(path) for name, path in spec.adapters.items()} for role, spec in specs.items()}
+    return torch_examination(specs, machine, cards, adapters)
 
 
-def torch_examination(specs: Mapping[str, TorchSpec], machine: Machine, cards: Mapping[str, ModelCard]) -> Examination:
-    """The result of `examine_torch`, where `cards` hold what is known of each role's model. Pure."""
+def torch_examination(
+    specs: Mapping[str, TorchSpec],
+    machine: Machine,
+    cards: Mapping[str, ModelCard],
+    adapters: Mapping[str, Mapping[str, AdapterCard]] | None = None,
+) -> Examination:
+    """The result of `examine_torch`, where `cards` hold what is known of each role's model, and `adapters` of its adapters. Pure."""
+    beside = adapters or {}
     found = [finding for role, spec in specs.items() for finding in _spec(role, spec, machine, cards[role])]
-    rows = [row for role, spec in specs.items() if (row := _row(role, spec, machine, cards[role])) is not None]
+    found += [finding for role, known in beside.items() for finding in adapter_findings(role, known, cards[role])]
+    found_rows = (_row(role, spec, machine, cards[role], beside.get(role, {})) for role, spec in specs.items())
+    rows = [row for row in found_rows if row is not None]
     core_requests = {role: CoreRequest(spec.core, spec.threads, True) for role, spec in specs.items() if gpu_of(spec, machine) is None}
     found += [*core_findings(core_requests, machine.cores), *_memory(rows)]
     weights = [checkpoint_of(role, cards[role], own_class=False) for role, spec in specs.items() if spec.load_format != "dummy"]
@@ -115,7 +121,6 @@ def cuda_build(machine: Machine) -> bool:
 
 def _spec(role: str, spec: TorchSpec, machine: Machine, card: ModelCard) -> Iterator[Finding]:
     yield from missing(role, card, _needs(spec))
-    yield from adapter_findings(role, _adapters(spec), card)
     if machine.gpus and not cuda_build(machine):
         what = f"torch {machine.versions.get('torch', '')} cannot use the {machine.gpus[0].name}"
         yield Finding(
@@ -134,13 +139,13 @@ def _spec(role: str, spec: TorchSpec, machine: Machine, card: ModelCard) -> Iter
         yield Finding(role=role, what=what, remedy=f"set max_model_len to at most {card.max_model_len}", fatal=True)
 
 
-def _row(role: str, spec: TorchSpec, machine: Machine, card: ModelCard) -> MemoryRow | None:
+def _row(role: str, spec: TorchSpec, machine: Machine, card: ModelCard, adapters: Mapping[str, AdapterCard]) -> MemoryRow | None:
     index = gpu_of(spec, machine)
     gpu = None if index is None else next((gpu for gpu in machine.gpus if gpu.index == index), None)
     if index is not None and gpu is None:
         return None
     dtype = _dtype(spec, card, gpu)
-    weights, beside = card.weights_bytes(dtype), sum(each.parameters for each in _adapters(spec).values()) * DTYPE_BYTES[dtype]
+    weights, beside = card.weights_bytes(dtype), sum(each.parameters for each in adapters.values()) * DTYPE_BYTES[dtype]
     each = card.kv_bytes_per_token(DTYPE_BYTES[dtype])
     slots, context = spec.kv_cache_slots or 2 * spec.max_num_seqs, spec.max_model_len or card.max_model_len
     tokens = None if context is None else slots * context
