@@ -56,11 +56,12 @@ def read_adapter(path: str) -> AdapterCard:
         return AdapterCard(path=path, flaw=flaw)
     if not any(name.endswith(_SIDES) for name in tensors):
         return AdapterCard(path=path, flaw=f"its {WEIGHTS} holds no LoRA matrices")
-    pattern = config.get("rank_pattern")
-    ranks = [config["r"], *(pattern.values() if isinstance(pattern, dict) else ())]
+    rank = max((sizes[0] for name, sizes in tensors.items() if name.endswith("A.weight") and sizes), default=int(config["r"]))
+    if rank != config["r"] and not config.get("rank_pattern"):
+        return AdapterCard(path=path, flaw=f"its {CONFIG} says r: {config['r']}, and its matrices have rank {rank}")
     return AdapterCard(
         path=path,
-        rank=max(whole_number(rank) or 0 for rank in ranks),
+        rank=rank,
         parameters=sum(map(prod, tensors.values())),
         base_model=str(config.get("base_model_name_or_path") or ""),
         unusual=tuple(_unusual(config)),

@@ -70,6 +70,7 @@ def saying(**config: Any) -> Callable[[Path], None]:
         (with_broken_config, "cannot be loaded: its adapter_config.json holds no JSON object"),
         (saying(peft_type="IA3"), "says peft_type: IA3, and only LORA is supported"),
         (saying(r=0), "says r: 0, which is no rank"),
+        (saying(r=8), "says r: 8, and its matrices have rank 4"),
         (saying(base_model_name_or_path="Qwen/Qwen2.5-7B"), "says that it was trained on Qwen/Qwen2.5-7B, and the model is Qwen/QwQ-32B"),
     ],
 )
@@ -147,7 +148,7 @@ def test_an_engine_refuses_an_adapter_that_it_does_not_have() -> None:
     request = Request(request_id="r", prompt_ids=[1], max_tokens=1, adapter="selection")
     with pytest.raises(RequestRefused, match="request 'r': the engine has no adapter 'selection', but other"):
         validate_request(request, 16, 16, ("other",))
-    with pytest.raises(RequestRefused, match="the engine has no adapter 'selection'$"):
+    with pytest.raises(RequestRefused, match=r"the engine has no adapter 'selection'$"):
         validate_request(request, 16, 16)
     validate_request(request, 16, 16, ("selection",))
     assert len({structs.replace(request, adapter=adapter).digest() for adapter in (None, "selection", "other")}) == 3

@@ -36,23 +36,29 @@ class Adapters:
 
 def _beside(module: Any, paths: Mapping[str, str]) -> list[Any]:
     """Put adapters beside the layers of `module`, which computes as before for now; returns the layers that have one."""
-    from peft import PeftConfig, PeftModel
     from peft.tuners.tuners_utils import BaseTunerLayer
 
-    first, path = next(iter(paths.items()))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of tied embeddings, which matter where an adapter is merged into its model
-        wrapped = PeftModel(module, PeftConfig.from_pretrained(path), adapter_name=first, autocast_adapter_dtype=False)
-        loaded = {
-            path: wrapped.load_adapter(path, name, torch_device=str(module.device), autocast_adapter_dtype=False)
-            for name, path in paths.items()
-        }
-    for path, report in loaded.items():
-        if absent := report.missing_keys:
-            what = f"{len(absent):,} matrices of the adapter in {path} are not in its file: {listed(sorted(absent))}"
-            raise CannotLoad(f"{what}; {ANEW}")
+    wrapped: Any = None
+    for name, path in paths.items():
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of tied embeddings, which matter where an adapter is merged into its model
+                wrapped, absent = _loaded(module, wrapped, name, path)
+        except (ValueError, RuntimeError, KeyError, TypeError) as error:
+            raise CannotLoad(f"the adapter in {path} does not fit: {str(error).strip().splitlines()[0]}") from error
+        if absent:
+            raise CannotLoad(f"{len(absent):,} matrices of the adapter in {path} are not in its file: {listed(sorted(absent))}; {ANEW}")
     layers = [layer for layer in module.modules() if isinstance(layer, BaseTunerLayer)]
     for layer in layers:
         layer.enable_adapters(False)
-    module.to(module.device).eval().requires_grad_(False)
+    module.eval().requires_grad_(False)
     return layers
+
+
+def _loaded(module: Any, wrapped: Any, name: str, path: str) -> tuple[Any, list[str]]:
+    """PEFT's wrapper of `module`, `wrapped` or a new one, with one more adapter; and the names of matrices that are not in its file."""
+    from peft import PeftConfig, PeftModel
+
+    wrapped = wrapped or PeftModel(module, PeftConfig.from_pretrained(path), adapter_name=name, autocast_adapter_dtype=False)
+    report = wrapped.load_adapter(path, name, torch_device=str(module.device), autocast_adapter_dtype=False)
+    return wrapped, report.missing_keys
