@@ -278,7 +278,8 @@ class BatchRunner:
             prefill.chunk = min(prefill.left, budget)
             budget -= prefill.chunk
             going.append(prefill)
-        adapters = dict.fromkeys(each.state.request.adapter for each in (*self._decoding, *going))
+        parts: list[Sequence | Prefill] = [*self._decoding, *going]
+        adapters = dict.fromkeys(part.state.request.adapter for part in parts)
         return [
             BatchPlan([each for each in self._decoding if _has(each, adapter)], [each for each in going if _has(each, adapter)], adapter)
             for adapter in adapters

@@ -136,7 +136,7 @@ def _model(plan: MemoryPlan, role: str, spec: VllmSpec) -> Iterator[Finding]:
 
 
 def _adapters(plan: MemoryPlan, role: str, spec: VllmSpec) -> Iterator[Finding]:
-    named = spec.adapters | ({"of lora_path": spec.lora_path} if spec.lora_path else {})
+    named = {**spec.adapters, **({"of lora_path": spec.lora_path} if spec.lora_path else {})}
     adapters = {name: plan.adapters[path] for name, path in named.items()}
     yield from adapter_findings(role, adapters, plan.cards[spec.model])
     for name, adapter in adapters.items():

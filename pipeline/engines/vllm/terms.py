@@ -134,7 +134,7 @@ def _scoring(request: Request) -> dict[str, Any]:
 def lora_requests(spec: VllmSpec) -> Mapping[str | None, LoRARequest]:
     """What vLLM is told of the adapter of a request, by its name; None: that of requests which name none, if they have one."""
     numbers = {path: number for number, path in enumerate(spec.adapter_paths, 1)}
-    named = spec.adapters | ({None: spec.lora_path} if spec.lora_path else {})
+    named: dict[str | None, str] = {**spec.adapters, **({None: spec.lora_path} if spec.lora_path else {})}
     return {name: LoRARequest(f"adapter{numbers[path]}", numbers[path], str(Path(path).expanduser())) for name, path in named.items()}
 
 
