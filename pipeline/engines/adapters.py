@@ -5,7 +5,7 @@ header of the file is read.
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,12 @@ from pipeline.engines.model_card import ModelCard, Shape, is_hub_name
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 """The two files of an adapter's folder."""
+VARIANTS = ("use_dora", "lora_bias")
+"""Keys of the configuration of an adapter that computes otherwise than by two matrices, but leaves the model as it is."""
+_OTHERS = ("modules_to_save", "trainable_token_indices", "layer_replication", "alora_invocation_tokens", "use_bdlora", "use_qalora")
+"""Keys of the configuration of an adapter with which the model itself is another one, or which holds for a part of a prompt."""
+_PLAIN_INITS = ("gaussian", "eva", "orthogonal", "mica", "lora_ga")
+"""Initialisations that leave the weights of the model as they are; PEFT changes them at the load for others, such as PiSSA."""
 _SIDES = (".lora_A.weight", ".lora_B.weight", ".lora_embedding_A", ".lora_embedding_B")
 _LAYER = re.compile(r"\.layers\.(\d+)\.")
 _ANOTHER = "name the folder of another adapter"
@@ -37,7 +43,7 @@ class AdapterCard(Struct, frozen=True, kw_only=True):
     base_model: str = ""
     """The name or folder of the model that it was trained on, as its configuration has it."""
     unusual: tuple[str, ...] = ()
-    """Keys of its configuration that ask for more than two matrices beside a layer."""
+    """What its configuration asks for beyond two matrices beside a layer."""
     tensors: Tensors = {}
 
 
@@ -69,14 +75,18 @@ def read_adapter(path: str) -> AdapterCard:
     )
 
 
-def adapter_findings(role: str, adapters: Mapping[str, AdapterCard], card: ModelCard) -> Iterator[Finding]:
+def adapter_findings(role: str, adapters: Mapping[str, AdapterCard], card: ModelCard, variants: Collection[str] = ()) -> Iterator[Finding]:
     """Why an engine cannot compute with `adapters`, by what it calls them, beside the model of `card`: files that are missing or damaged,
-    and adapters of another model. Models are told apart by their sizes and, where both have names on the hub, by these."""
+    adapters of another model, and such as are more than LoRA, unless the engine takes these `variants`. Models are told apart by their
+    sizes and, where both have names on the hub, by these."""
     for name, adapter in adapters.items():
         if adapter.flaw is not None:
             yield Finding(role=role, what=f"the adapter {name} cannot be loaded: {adapter.flaw}", remedy=_ANOTHER, fatal=True)
         elif (what := _misfit(adapter, card)) is not None:
             yield Finding(role=role, what=f"the adapter {name} is one of another model: {what}", remedy=_OF_THIS_MODEL, fatal=True)
+        elif odd := [key for key in adapter.unusual if key not in variants]:
+            what = f"the adapter {name} has {' and '.join(odd)} in its {CONFIG}, which this engine does not support"
+            yield Finding(role=role, what=what, remedy="merge it into the model, or name a plain LoRA adapter", fatal=True)
 
 
 def _flaw_in_files(folder: Path, config: Mapping[str, Any]) -> str | None:
@@ -95,11 +105,12 @@ def _flaw_in_files(folder: Path, config: Mapping[str, Any]) -> str | None:
 
 
 def _unusual(config: Mapping[str, Any]) -> Iterator[str]:
-    for key in ("use_dora", "modules_to_save", "lora_bias", "alora_invocation_tokens", "layer_replication", "trainable_token_indices"):
-        if config.get(key):
-            yield key
+    yield from (key for key in (*VARIANTS, *_OTHERS) if config.get(key))
     if config.get("bias", "none") != "none":
         yield "bias"
+    init = config.get("init_lora_weights")
+    if isinstance(init, str) and init.lower() not in _PLAIN_INITS:
+        yield f"init_lora_weights: {init[:20]}"
 
 
 def _misfit(adapter: AdapterCard, card: ModelCard) -> str | None:

@@ -10,7 +10,7 @@ import pytest
 from msgspec import structs
 
 from pipeline.engine import Request
-from pipeline.engines.adapters import AdapterCard, adapter_findings, read_adapter, slot_parameters
+from pipeline.engines.adapters import VARIANTS, AdapterCard, adapter_findings, read_adapter, slot_parameters
 from pipeline.engines.model_card import ModelCard, Shape, read_card
 from pipeline.engines.sim.cache import LONG, PrefixCache
 from pipeline.engines.torch.backend import torch_examination
@@ -70,6 +70,8 @@ def saying(**config: Any) -> Callable[[Path], None]:
         (with_broken_config, "cannot be loaded: its adapter_config.json holds no JSON object"),
         (saying(peft_type="IA3"), "says peft_type: IA3, and only LORA is supported"),
         (saying(r=0), "says r: 0, which is no rank"),
+        (saying(modules_to_save=["lm_head"]), "has modules_to_save in its adapter_config.json, which this engine does not support"),
+        (saying(init_lora_weights="pissa"), "has init_lora_weights: pissa in its adapter_config.json, which this engine does not support"),
         (saying(r=8), "says r: 8, and its matrices have rank 4"),
         (saying(base_model_name_or_path="Qwen/Qwen2.5-7B"), "says that it was trained on Qwen/Qwen2.5-7B, and the model is Qwen/QwQ-32B"),
     ],
@@ -115,9 +117,10 @@ def test_vllm_has_a_largest_rank_and_takes_plain_adapters_alone(tmp_path: Path) 
     adapters = {path: read_adapter(path) for path in (large, odd)}
     said = [each.what for each in findings(memory_plan({"target": spec}, here, {"big": QWQ}, adapters))]
     assert said == [
+        "the adapter of lora_path has use_dora in its adapter_config.json, which this engine does not support",
         "the adapter large has rank 600, and vLLM takes at most 512",
-        "the adapter of lora_path has use_dora in its configuration, which vLLM does not support",
     ]
+    assert list(adapter_findings("target", {"odd": adapters[odd]}, QWQ, VARIANTS)) == [], "torch computes it"
 
 
 def test_the_memory_plans_count_adapters(tmp_path: Path) -> None:

@@ -12,8 +12,8 @@ from pipeline.engine import Completion, Request
 from pipeline.engines.torch.backend import open_torch
 from pipeline.engines.torch.spec import TorchSpec
 from pipeline.errors import GraphError
-from tests.engines.test_torch import Bench, random_prompt, request
 from tests.support.adapters import TARGET, noise, noisy, write_adapter
+from tests.support.bench import Bench, random_prompt, request
 
 pytestmark = pytest.mark.torch
 NAMES = ("one", "two")

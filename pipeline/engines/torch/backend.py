@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 
 from pipeline.engine import Availability, Backend, Examination, Finding, MemoryRow
-from pipeline.engines.adapters import AdapterCard, adapter_findings, read_adapter
+from pipeline.engines.adapters import VARIANTS, AdapterCard, adapter_findings, read_adapter
 from pipeline.engines.checkpoint import Part
 from pipeline.engines.cores import CoreRequest, core_findings, share_cores
 from pipeline.engines.model_card import DTYPE_BYTES, ModelCard, checkpoint_of, missing, read_card, refuse
@@ -36,7 +36,7 @@ async def open_torch(specs: Mapping[str, TorchSpec]) -> AsyncIterator[Mapping[st
     for role, spec in specs.items():
         card = read_card(resolve(role, spec.model))
         adapters = {name: read_adapter(path) for name, path in spec.adapters.items()}
-        refuse([*missing(role, card, _needs(spec)), *adapter_findings(role, adapters, card)])
+        refuse([*missing(role, card, _needs(spec)), *adapter_findings(role, adapters, card, VARIANTS)])
         if (flaw := _flaw_in_slots(spec)) is not None:
             raise GraphError(f"engine {role!r}", flaw)
     core_requests = {role: CoreRequest(spec.core, spec.threads, not spec.device.startswith("cuda")) for role, spec in specs.items()}
@@ -96,7 +96,7 @@ def torch_examination(
     """The result of `examine_torch`, where `cards` hold what is known of each role's model, and `adapters` of its adapters. Pure."""
     beside = adapters or {}
     found = [finding for role, spec in specs.items() for finding in _spec(role, spec, machine, cards[role])]
-    found += [finding for role, known in beside.items() for finding in adapter_findings(role, known, cards[role])]
+    found += [finding for role, known in beside.items() for finding in adapter_findings(role, known, cards[role], VARIANTS)]
     found_rows = (_row(role, spec, machine, cards[role], beside.get(role, {})) for role, spec in specs.items())
     rows = [row for row in found_rows if row is not None]
     core_requests = {role: CoreRequest(spec.core, spec.threads, True) for role, spec in specs.items() if gpu_of(spec, machine) is None}

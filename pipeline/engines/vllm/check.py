@@ -143,9 +143,6 @@ def _adapters(plan: MemoryPlan, role: str, spec: VllmSpec) -> Iterator[Finding]:
         if adapter.rank > MOST_RANK:
             what = f"the adapter {name} has rank {adapter.rank}, and vLLM takes at most {MOST_RANK}"
             yield Finding(role=role, what=what, remedy="merge it into the model, or name one of a lower rank", fatal=True)
-        if adapter.unusual:
-            what = f"the adapter {name} has {' and '.join(adapter.unusual)} in its configuration, which vLLM does not support"
-            yield Finding(role=role, what=what, remedy="merge it into the model, or use backend torch", fatal=True)
 
 
 def _speculation(plan: MemoryPlan, role: str, spec: VllmSpec) -> Iterator[Finding]:
