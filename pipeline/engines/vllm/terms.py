@@ -134,8 +134,9 @@ def _scoring(request: Request) -> dict[str, Any]:
 def lora_requests(spec: VllmSpec) -> Mapping[str | None, LoRARequest]:
     """What vLLM is told of the adapter of a request, by its name; None: that of requests which name none, if they have one."""
     numbers = {path: number for number, path in enumerate(spec.adapter_paths, 1)}
-    named: dict[str | None, str] = {**spec.adapters, **({None: spec.lora_path} if spec.lora_path else {})}
-    return {name: LoRARequest(f"adapter{numbers[path]}", numbers[path], str(Path(path).expanduser())) for name, path in named.items()}
+    requests = {path: LoRARequest(f"adapter{number}", number, str(Path(path).expanduser())) for path, number in numbers.items()}
+    named: dict[str | None, LoRARequest] = {name: requests[path] for name, path in spec.adapters.items()}
+    return named | ({None: requests[spec.lora_path]} if spec.lora_path else {})
 
 
 def first_line(error: BaseException) -> str:
