@@ -66,6 +66,9 @@ class Request(Struct, frozen=True, kw_only=True):
     """Not empty: generate nothing, return the log probability of each of these tokens after the prompt."""
     priority: int = 0
     """Lower goes first, in engines that order their own queue."""
+    adapter: str | None = None
+    """The engine's adapter (LoRA) that this request is computed with, by the name that its spec has for it; None: the model as it is. An
+    engine refuses a name that it does not have. Keys and values of one adapter are never those of another, or of none."""
     affinity: str = ""
     """The chain: requests of one chain share a prefix and belong on one replica."""
     content: "Content | None" = None
@@ -74,9 +77,11 @@ class Request(Struct, frozen=True, kw_only=True):
     """Whether `Interruptible.interrupt` may end it early; never set for choices and scorings."""
 
     def digest(self) -> int:
-        """64 bits of the prompt, `scored_ids`, `stop_ids`, and `top_k` and `min_p` where they are not 0: what the answer depends on and
-        traces of earlier versions have no column for."""
+        """64 bits of the prompt, `scored_ids`, `stop_ids`, `top_k` and `min_p` where they are not 0, and the adapter where there is one:
+        what the answer depends on and traces of earlier versions have no column for."""
         state = blake2b(packed(self.prompt_ids), digest_size=8)
+        if self.adapter is not None:
+            state.update(f"adapter={self.adapter!r} ".encode())
         if self.top_k or self.min_p:
             state.update(f"top_k={self.top_k} min_p={self.min_p!r}".encode())
         if self.stop_ids or self.scored_ids:

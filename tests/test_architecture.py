@@ -30,6 +30,7 @@ LEVELS = [
 """Folders and modules of `pipeline`; each imports from lines above its own, and from itself."""
 DOORS = {
     "torch": ["engines/torch/", "engines/vllm/cpu_patch"],
+    "peft": ["engines/torch/"],
     "vllm": ["engines/vllm/worker", "engines/vllm/terms", "engines/vllm/cpu_patch"],
     "transformers": ["engines/torch/", "engines/tokenizer"],
     "httpx2": ["engines/openai/"],

@@ -21,6 +21,7 @@ from pipeline.analysis.summary import Summary, summarize
 from pipeline.analysis.time.timeline import Array
 from pipeline.errors import InputError
 from pipeline.files import new_file
+from pipeline.graph.spec import Param
 from pipeline.trace.events import UNFINISHED
 from pipeline.trace.read import read_batches, readable
 from pipeline.trace.run_file import RunFile
@@ -32,7 +33,7 @@ class Coordinates(Struct, frozen=True, kw_only=True):
     system: str
     """The graph's name and the params that were varied: `speccot candidates=5`."""
     graph: str
-    params: dict[str, bool | int | float | str] = {}
+    params: dict[str, Param] = {}
     """Values of the params that were varied."""
     schedule: str
     batch_size: int

@@ -86,6 +86,7 @@ def _spec(folder: Path, run: RunFile, role: str) -> SimSpec:
         max_num_seqs=seqs,
         max_num_batched_tokens=int(given.get("max_num_batched_tokens") or facts.get("max_num_batched_tokens") or 8192),
         max_model_len=length,
+        adapters=tuple(given.get("adapters") or ()),
         **size,
     )
 

@@ -55,6 +55,8 @@ def _role(role: str, spec: SimSpec, found: Calibration) -> Iterator[str]:
         yield f"  {name}: {_number(getattr(spec, name))}"
     for name in ("kv_cache_tokens", "max_num_seqs", "max_num_batched_tokens", "max_model_len"):
         yield f"  {name}: {getattr(spec, name)}"
+    if spec.adapters:
+        yield f"  adapters: [{', '.join(map(_quoted, spec.adapters))}]"
     fields = [f"{name}: {_number(value)}" for name, value in structs.asdict(text).items() if isinstance(value, int | float)]
     yield f"  text: {{{', '.join(fields[:5])},"
     yield f"         {', '.join(fields[5:])}}}"

@@ -44,7 +44,7 @@ class RecordedCache(PrefixCache):
         super().__init__(1 << 60)
         self._all = Node((), None)
 
-    def match(self, tokens: Sequence[int], most: int) -> tuple[Node, int]:
+    def match(self, tokens: Sequence[int], most: int, adapter: str | None = None) -> tuple[Node, int]:
         """See `PrefixCache.match`; `most` are the tokens that were in the real cache."""
         return self._all, most
 

@@ -119,7 +119,8 @@ def _block_lines(block: Block, indent: str) -> list[str]:
 
 
 def _stage_line(node: StageNode) -> str:
-    return f"{node.name}: {node.spec.__struct_config__.tag} by {getattr(node.spec, 'engine', '')}"
+    adapter = "" if node.spec.adapter is None else f" with the adapter {node.spec.adapter}"
+    return f"{node.name}: {node.spec.__struct_config__.tag} by {getattr(node.spec, 'engine', '')}{adapter}"
 
 
 @click.command()

@@ -6,7 +6,7 @@ answered, before any stage sees it.
 
 import math
 from array import array
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from operator import index
 from typing import get_args
 
@@ -31,13 +31,16 @@ _MANY_IDS = 128
 """From this many on, numpy finds the largest one faster."""
 
 
-def validate_request(request: Request, max_model_len: int, vocab_size: int) -> None:
+def validate_request(request: Request, max_model_len: int, vocab_size: int, adapters: Collection[str] | None = ()) -> None:
     """Raise an error for a flaw in `request`, before anything is computed: every engine refuses the same requests.
 
     Raises `ContextOverflow` where the prompt leaves no room for one token, `RequestRefused` for ids outside the vocabulary, options
-    and sampling parameters that contradict each other or are out of range. An engine adds only what its own memory forbids.
+    and sampling parameters that contradict each other or are out of range, and an adapter that is none of `adapters` (None: any is). An
+    engine adds only what its own memory forbids.
     """
-    flaw = _flaw_in_ids(request, vocab_size) or _flaw_in_options(request) or _flaw_in_sampling(request)
+    flaw = (
+        _flaw_in_ids(request, vocab_size) or _flaw_in_options(request) or _flaw_in_sampling(request) or _flaw_in_adapter(request, adapters)
+    )
     if flaw:
         raise RequestRefused(f"request {request.request_id!r}: {flaw}")
     if len(request.prompt_ids) + max(len(request.scored_ids), 1) > max_model_len:
@@ -87,6 +90,12 @@ def _flaw_in_sampling(request: Request) -> str | None:
     if "" in request.stop:
         return "a stop string is empty"
     return None
+
+
+def _flaw_in_adapter(request: Request, adapters: Collection[str] | None) -> str | None:
+    if request.adapter is None or adapters is None or request.adapter in adapters:
+        return None
+    return f"the engine has no adapter {request.adapter!r}" + (f", but {', '.join(adapters)}" if adapters else "")
 
 
 def validate_completion(completion: Completion, request: Request, vocab_size: int) -> str | None:

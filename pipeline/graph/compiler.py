@@ -209,8 +209,19 @@ def _roles(stages: Stages, engines: Mapping[str, EngineSpec], where: str) -> Ite
     """The role of each stage, in the order of the file; one that no engine has is an error."""
     for name, spec in stages.items():
         if isinstance(spec, RepeatSpec):
+            if spec.adapter is not None:
+                raise GraphError(f"{where}.{name}.adapter", "a `repeat` calls no engine; name the adapter on one of its stages")
             yield from _roles(spec.stages, engines, f"{where}.{name}.stages")
         elif (role := spec.role) is not None:
             if role not in engines:
                 raise GraphError(f"{where}.{name}.engine", f"no engine named `{role}`; {did_you_mean(role, engines)}")
+            _check_adapter(spec, engines[role], f"{where}.{name}.adapter")
             yield role
+
+
+def _check_adapter(spec: StageSpec, engine: EngineSpec, where: str) -> None:
+    known = engine.adapter_names
+    if spec.adapter is None or known is None or spec.adapter in known:
+        return
+    there = f"it has {', '.join(f'`{name}`' for name in known)}" if known else "none is named under `adapters` in its engines file"
+    raise GraphError(where, f"the engine `{spec.role}` has no adapter named `{spec.adapter}`; {there}")

@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Struct, structs
 
 from pipeline.graph.prompts import OURS, Prompts
-from pipeline.graph.spec import EngineSpec, Purpose, Speculate, StageSpec, UntilSpec
+from pipeline.graph.spec import EngineSpec, Param, Purpose, Speculate, StageSpec, UntilSpec
 
 S = TypeVar("S", bound=Struct)
 
@@ -91,7 +91,7 @@ class Plan(Struct, frozen=True):
     block: Block
     engines: dict[str, EngineSpec]
     """The roles this graph uses, in the order they first appear."""
-    params: dict[str, bool | int | float | str]
+    params: dict[str, Param]
     digest: str
     """Fingerprint of the graph, see `pipeline.graph.loader.digest`."""
     speculate: Speculate | None = None
@@ -215,7 +215,7 @@ class RecordedPlan(Struct, frozen=True, kw_only=True):
     """In files of earlier versions: what the prompt said after the problem."""
     prompts: Prompts | None = None
     """None in files of earlier versions."""
-    params: dict[str, bool | int | float | str]
+    params: dict[str, Param]
     engines: dict[str, dict[str, Any]]
     speculate: Speculate | None = None
     """None in files of earlier versions."""

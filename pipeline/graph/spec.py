@@ -5,7 +5,7 @@ engine backend, built in or of another package, subclasses `StageSpec` or `Engin
 compiler, the trace and the analyses need to know of a stage they learn from the capabilities below, never from its kind.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
@@ -24,7 +24,8 @@ NAME_PATTERN = r"^[a-z][a-z0-9_-]{0,63}$"
 """Pattern of the names of graphs, stages, params and roles; the loader checks it (a `Meta(pattern=...)` can crash the
 interpreter at its exit: msgspec issue 717)."""
 Name = str
-Param = bool | int | float | str
+AdapterName = Annotated[str, Meta(min_length=1, max_length=64)]
+Param = bool | int | float | str | None
 Speculate = Literal["always", "never", "auto"]
 """Whether the steps of a loop are speculated: all of them, none (the target alone writes, in one request), or as it pays."""
 PLAIN_SAMPLING = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0}
@@ -43,6 +44,9 @@ class StageSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, t
     """`STAGE.accepted` or `STAGE.rejected`: run only on this verdict of an earlier stage that judges."""
     prompts: Prompts | None = None
     """What is said to the model in this stage; None: what the graph says."""
+    adapter: str | None = None
+    """The adapter that the stage's engine computes its calls with, by its name under `adapters` in the engines file; None: the model as it
+    is."""
 
     drafts: ClassVar[bool] = False
     """Whether it proposes candidates that a later stage must judge."""
@@ -165,6 +169,12 @@ class EngineSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, 
     def backend(self) -> str:
         """The word under `backend` in an engines file."""
         return str(self.__struct_config__.tag)
+
+    @property
+    def adapter_names(self) -> Collection[str] | None:
+        """The adapters that stages may name, which are those under its key `adapters`, if it has one; None: any, because a recorded run
+        tells which calls had one."""
+        return tuple(getattr(self, "adapters", ()))
 
     def located(self, folder: Path) -> Self:
         """The spec with absolute paths in place of those that count from `folder`, which is that of the file it stands in."""

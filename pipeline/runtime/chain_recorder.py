@@ -319,18 +319,19 @@ class ChainRecorder:
             call.waiting_engine,
             None if error is None else type(error).__name__,
             None if error is None else redact(str(error)),
-            self._recomputed(label, completion),
+            self._recomputed(label, request.adapter, completion),
             request.top_k,
             request.min_p,
+            request.adapter,
         )
 
-    def _recomputed(self, label: StageLabel, completion: Completion | None) -> int | None:
+    def _recomputed(self, label: StageLabel, adapter: str | None, completion: Completion | None) -> int | None:
         """The column `recomputed_input_tokens` of a call."""
         if completion is None or not completion.cache_stated:
             return None
         if (key := label.context) is None:
             return 0
-        return self._computed.recomputed(key, label.role, len(self.contexts[key]), completion.usage.cached_input_tokens)
+        return self._computed.recomputed((key, adapter), label.role, len(self.contexts[key]), completion.usage.cached_input_tokens)
 
 
 def _time_per_token_s(decode_s: float, ids: Sequence[Sequence[int]]) -> float | None:

@@ -73,7 +73,8 @@ class EngineStage:
         judged: Sequence[tuple[int, int]] | None = None,
         **fields: Any,
     ) -> Request:
-        """A request whose id names the chain, its step and this stage; `part` is added to tell several requests of one step apart.
+        """A request with the stage's adapter, whose id names the chain, its step and this stage; `part` is added to tell several requests
+        of one step apart.
 
         `judged` is that of its `content`, `fields` are further fields of the `Request`.
         """
@@ -82,6 +83,7 @@ class EngineStage:
             prompt_ids=array("I", prompt_ids),
             max_tokens=max_tokens,
             seed=chain.seed(self.name),
+            adapter=self.spec.adapter,
             affinity=chain.chain_id,
             content=chain.content if judged is None else Content(chain.content.problem, tuple(judged)),
             **fields,

@@ -10,7 +10,7 @@ from msgspec import Struct
 from pipeline.analysis.points import Coordinates
 from pipeline.errors import UsageError
 from pipeline.graph.plan import Plan
-from pipeline.graph.spec import EngineSpec
+from pipeline.graph.spec import EngineSpec, Param
 from pipeline.runtime.admission.admission import AdmissionName
 from pipeline.runtime.schedule import ScheduleName
 
@@ -70,7 +70,7 @@ class System(Struct, frozen=True, kw_only=True):
     plan: Plan
     engines: dict[str, EngineSpec]
     """The engines that are open while it runs, by role: those of the plan and, where it shares them with other systems, theirs."""
-    varied: dict[str, bool | int | float | str]
+    varied: dict[str, Param]
     """Values of the params that vary."""
     baseline: bool
     """Whether this is the target alone, with which the others are compared."""

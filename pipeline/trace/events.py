@@ -129,6 +129,8 @@ class CallRow(Struct, frozen=True):
     """0: all tokens. Null in traces of earlier versions, which had no bound."""
     min_p: float | None = None
     """0: no bound. Null in traces of earlier versions."""
+    adapter: str | None = None
+    """The adapter that the engine computed the call with, by its name in the engines file; null: the model as it is."""
 
 
 class StepRow(Struct, frozen=True):

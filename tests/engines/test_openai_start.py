@@ -5,10 +5,11 @@ from typing import Any
 import anyio
 import pytest
 
+from pipeline.engine import Request
 from pipeline.engines.openai.backend import open_openai
 from pipeline.engines.openai.spec import OpenAISpec
 from pipeline.engines.tokenizer import HFTokenizer
-from pipeline.errors import GraphError
+from pipeline.errors import GraphError, RequestRefused
 from tests.support.paths import ROOT
 from tests.support.small_server import VLLM, SmallServer, edited, hang, small_server
 
@@ -41,3 +42,29 @@ def test_a_context_length_that_is_none_is_not_believed(length: int) -> None:
         with pytest.raises(GraphError, match="does not say the context length of 'tiny'; set max_model_len"):
             opened(server)
         assert opened(server, max_model_len=256) == 256
+
+
+def test_an_adapter_is_asked_for_by_its_served_name() -> None:
+    served = {"tiny-selection": "tiny", "other-selection": "huge"}
+    prompt = TOKENIZER.encode("How many?")
+
+    async def ask(url: str) -> None:
+        spec = OpenAISpec(
+            model="tiny", base_url=url, tokenizer="bundled:tiny-target", max_model_len=256, adapters={"selection": "tiny-selection"}
+        )
+        async with open_openai({"target": spec}) as engines:
+            for adapter in (None, "selection"):
+                await engines["target"].generate(Request(request_id="r", prompt_ids=prompt, max_tokens=4, adapter=adapter))
+            with pytest.raises(RequestRefused, match="the engine has no adapter 'other', but selection"):
+                await engines["target"].generate(Request(request_id="r", prompt_ids=prompt, max_tokens=4, adapter="other"))
+
+    with small_server(VLLM, TOKENIZER) as server:
+        server.adapters = served
+        anyio.run(ask, server.base_url)
+        assert [body["model"] for body in server.bodies[-2:]] == ["tiny", "tiny-selection"]
+        with pytest.raises(GraphError, match="does not serve 'tiny-selektion' as the adapter 'selection'; did you mean `tiny-selection`"):
+            opened(server, adapters={"selection": "tiny-selektion"})
+        with pytest.raises(
+            GraphError, match="serves 'other-selection', which is to be the adapter 'selection' of 'tiny', as one of 'huge'"
+        ):
+            opened(server, adapters={"selection": "other-selection"})

@@ -15,13 +15,14 @@ import pytest
 from anyio.from_thread import BlockingPortal
 from msgspec import structs
 
-from pipeline.engine import Completion, Engine, Request
+from pipeline.engine import Engine
 from pipeline.engines.cores import CoreRequest, share_cores
 from pipeline.engines.models import resolve
 from pipeline.engines.torch.backend import open_torch
 from pipeline.engines.torch.slots import Slots
 from pipeline.engines.torch.spec import TorchSpec
 from pipeline.errors import EngineDead, GraphError
+from tests.support.bench import Bench, random_prompt, request
 from tests.support.engines import DRAFT, ask_all, prompt_of
 
 PROBLEMS = [
@@ -46,38 +47,6 @@ def reference_logprobs(reference: Any, ids: Sequence[int]) -> Any:
 
     with torch.inference_mode():
         return torch.log_softmax(reference(torch.tensor([list(ids)])).logits[0].float(), dim=-1)
-
-
-class Bench:
-    """A bundled model in this very process: the worker without its socket."""
-
-    def __init__(self, **options: Any) -> None:
-        from pipeline.engines.process.wire import Setup
-        from pipeline.engines.torch.model import load_model
-
-        spec = TorchSpec(**{"model": "bundled:tiny-target"} | options)
-        self.runner = load_model(Setup.of("target", spec, resolve("target", spec.model)))
-        self._number = 0
-
-    def run(self, requests: Sequence[Request]) -> list[Completion]:
-        """All at once; the answers in the order of the requests. `order` tells in which order they finished."""
-        first = self._number
-        for request in requests:
-            self.runner.add(self._number, request)
-            self._number += 1
-        done: dict[int, Completion] = {}
-        while not self.runner.idle:
-            done |= {number - first: completion for number, completion in self.runner.step()}
-        self.order = list(done)
-        return [done[index] for index in range(len(requests))]
-
-
-def random_prompt(seed: int, length: int) -> list[int]:
-    return [int(i) for i in np.random.default_rng(seed).integers(20, 500, length)]
-
-
-def request(prompt: Sequence[int], **options: Any) -> Request:
-    return Request(**{"request_id": "r", "prompt_ids": list(prompt), "max_tokens": 8} | options)
 
 
 @pytest.mark.torch

@@ -20,7 +20,7 @@ def graph_with(folder: Path, prompts: str = "", verify: str = "") -> Plan:
     """SpecCoT's graph with a block of prompts, and one of its verifying stage."""
     text = SPECCOT.replace("engines: engines/tiny.yaml", f"engines: {ROOT}/graphs/engines/tiny.yaml\n{prompts}")
     path = folder / "graph.yaml"
-    path.write_text(text.replace("unit: step, after: draft}", f"unit: step, after: draft{verify and f', prompts: {verify}'}}}"))
+    path.write_text(text.replace("adapter: $adapter}", f"adapter: $adapter{verify and f', prompts: {verify}'}}}"))
     return load_plan(path)
 
 

@@ -23,7 +23,7 @@ from tests.support.runs import rows
 ROOT = Path(__file__).parent.parent.parent
 PARAMS = (
     ("prompts",),
-    ("guidance_tokens", "threshold", "method", "statistic", "candidates", "first_steps", "speculate"),
+    ("guidance_tokens", "threshold", "method", "statistic", "candidates", "first_steps", "speculate", "adapter"),
     ("temperature", "top_p", "top_k", "min_p"),
     ("draft_tokens", "step_tokens", "token_budget", "max_steps", "answer_boxed", "repeated", "answer_tokens", "budget"),
 )

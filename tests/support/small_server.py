@@ -182,6 +182,8 @@ class SmallServer:
         self.always: Fault | None = None
         self.streaming = threading.Semaphore(0)
         """Released whenever what is to come of a stream is sent."""
+        self.adapters: dict[str, str] = {}
+        """Further models that it lists, as vLLM lists adapters: by name, with the model that each belongs to."""
         self.metrics = ""
         """What `/metrics` says; empty: there is no such page."""
         self.streaming = threading.Semaphore(0)
@@ -245,7 +247,9 @@ class SmallServer:
         if self.key is not None and seen.headers.get("Authorization") != f"Bearer {self.key}":
             return refusal(401, f"Incorrect API key provided: {seen.headers.get('Authorization')}")
         if seen.path == "/v1/models":
-            return page({"object": "list", "data": [{"id": self.model, "owned_by": self.kind.owned_by, **self.kind.card}]})
+            model = {"id": self.model, "owned_by": self.kind.owned_by, **self.kind.card}
+            adapters = [{"id": name, "owned_by": self.kind.owned_by, "parent": parent} for name, parent in self.adapters.items()]
+            return page({"object": "list", "data": [model, *adapters]})
         if seen.path == "/version":
             return page({"version": "0.32.0"})
         if seen.path == "/metrics" and self.metrics:
@@ -278,7 +282,7 @@ class Writer:
 
     def reply(self) -> Reply:
         body, kind = self.body, self.kind
-        if body["model"] != self.server.model:
+        if body["model"] not in (self.server.model, *self.server.adapters):
             return refusal(404, f"The model `{body['model']}` does not exist.")
         unknown = sorted(body.keys() - OPENAI_FIELDS)
         if unknown and not kind.unknown_fields:

@@ -13,6 +13,7 @@ from pipeline.analysis.quality.selection import Choices
 from pipeline.analysis.quality.step_quality import Quality
 from pipeline.analysis.quality.step_texts import Texts
 from pipeline.analysis.time.timeline import Array
+from pipeline.graph.spec import Param
 
 THINKING = ("drafting", "verification", "target")
 """What a chain does in its thinking stage; see `thinking.KINDS`."""
@@ -122,7 +123,7 @@ class Compared(Struct, frozen=True, kw_only=True):
     batch_size: int
     resources: str
     simulated: bool
-    params: dict[str, bool | int | float | str]
+    params: dict[str, Param]
     problems: int
     """Problems with a finished chain."""
     samples: int

@@ -121,7 +121,7 @@ class OpenAIEngine:
     async def generate(self, request: Request) -> Completion:
         """See `Engine.generate`."""
         self._check_alive()
-        validate_request(request, self.max_model_len, self.vocab_size)
+        validate_request(request, self.max_model_len, self.vocab_size, self._spec.adapters)
         self._check_possible(request)
         call = Sent(request, anyio.current_time())
         completion: Completion | None = None
@@ -216,7 +216,8 @@ class OpenAIEngine:
 
     def _bodies(self, request: Request) -> list[dict[str, Any]]:
         max_tokens = min(request.max_tokens, self.max_model_len - len(request.prompt_ids))
-        return request_bodies(request, self.can, self._spec.model, self.tokenizer, max_tokens)
+        model = self._spec.model if request.adapter is None else self._spec.adapters[request.adapter]
+        return request_bodies(request, self.can, model, self.tokenizer, max_tokens)
 
     async def _answer(
         self, request: Request, server: Server, bodies: Sequence[Mapping[str, Any]], arriving: Sequence[StreamedAnswer] = ()

@@ -4,7 +4,7 @@ The questions are ordinary requests, built and read as those of a run are.
 """
 
 import re
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Annotated, NamedTuple, TypeVar
 from urllib.parse import urlsplit
@@ -42,6 +42,8 @@ class ServedModel(Struct, frozen=True):
     """The context length that the server allows; None where it does not say."""
     trained_context: int | None = None
     """The context length that the model was trained for; None where the server does not say."""
+    parent: str | None = None
+    """Of an adapter, as vLLM lists it: the name of the model that it belongs to."""
 
 
 class ModelList(Struct, frozen=True):
@@ -90,6 +92,7 @@ def _model_of(server: Server, raw: Raw) -> ServedModel | None:
         owned_by=None if owner is None else server.quote(owner),
         own_context=next((length for length in stated if length is not None), None) or _field(meta, "n_ctx", ContextLength),
         trained_context=_field(meta, "n_ctx_train", ContextLength),
+        parent=_field(card, "parent", str),
     )
 
 
@@ -106,7 +109,8 @@ def _readable(content: bytes | Raw, kind: type[T]) -> T | None:
 
 
 async def find_model(where: str, server: Server, spec: OpenAISpec) -> ServedModel:
-    """The spec's model as the server lists it; raises `GraphError` where nothing listens, the key is wrong or the model is not served."""
+    """The spec's model as the server lists it; raises `GraphError` where nothing listens, the key is wrong, or the model or one of its
+    adapters is not served."""
     try:
         reply = await _send_until_loaded(lambda: server.get("/models"), spec.reconnect_s)
     except Broken as error:
@@ -117,11 +121,21 @@ async def find_model(where: str, server: Server, spec: OpenAISpec) -> ServedMode
         said = server_error_of(reply).text if not reply.ok else "something else"
         what = f"{server.url}/models gives no list of models ({said}); base_url goes up to and including /v1"
         raise GraphError(where, what)
-    model = next((each for each in models if each.id == spec.model), None)
+    for name, served in spec.adapters.items():
+        found = _served(where, server, models, served, f" as the adapter {name!r}")
+        if found.parent not in (None, spec.model):
+            what = f"{server.url} serves {served!r}, which is to be the adapter {name!r} of {spec.model!r},"
+            raise GraphError(where, f"{what} as one of {server.quote(found.parent)!r}; name another, or correct model")
+    return _served(where, server, models, spec.model)
+
+
+def _served(where: str, server: Server, models: Sequence[ServedModel], name: str, purpose: str = "") -> ServedModel:
+    """The one of a server's `models` that has this name; raises `GraphError` where none has."""
+    model = next((each for each in models if each.id == name), None)
     if model is None:
         names = [server.quote(each.id) for each in models]
-        near = did_you_mean(spec.model, names) if len(names) <= _MAX_NAMES else f"it serves {len(names)} others"
-        raise GraphError(where, f"{server.url} does not serve {spec.model!r}; {near}")
+        near = did_you_mean(name, names) if len(names) <= _MAX_NAMES else f"it serves {len(names)} others"
+        raise GraphError(where, f"{server.url} does not serve {name!r}{purpose}; {near}")
     return model
 
 

@@ -1,11 +1,12 @@
 """The keys that an engines file may hold for an engine `openai`."""
 
 import re
+from collections.abc import Mapping
 from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from pipeline.graph.spec import EngineSpec, PositiveSeconds
+from pipeline.graph.spec import AdapterName, EngineSpec, PositiveSeconds
 
 
 class OpenAISpec(EngineSpec, frozen=True, kw_only=True, tag="openai"):
@@ -16,6 +17,9 @@ class OpenAISpec(EngineSpec, frozen=True, kw_only=True, tag="openai"):
     base_url: str | tuple[str, ...]
     """Up to and including `/v1`; several are replicas of one another: each gets calls as long as it answers, and a call that fails at one
     goes to another at once."""
+    adapters: Mapping[AdapterName, str] = {}
+    """What a stage may name under `adapter`, and the name under which every server serves `model` with that adapter: with vLLM
+    `--lora-modules NAME=FOLDER`."""
     tokenizer: str | None = None
     """Folder, hub name or `bundled:NAME` of the model's tokenizer and chat template; by default `model`."""
     api_key_env: str | None = None

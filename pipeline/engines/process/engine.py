@@ -282,6 +282,7 @@ class WorkerEngine:
         self.startup_timeout_s = setup.startup_timeout_s
         self._setup, self._program, self._load_tokenizer = setup, program, load_tokenizer
         self._tasks: anyio.abc.TaskGroup | None = None
+        self._adapters = setup.spec.get("adapters", {})
         self._worker: Worker | None = None
         self._former = NO_STATISTICS
         """The totals of the workers that ended before this one was started."""
@@ -294,7 +295,7 @@ class WorkerEngine:
 
     async def generate(self, request: Request) -> Completion:
         """See `Engine.generate`."""
-        validate_request(request, self.max_model_len, self.vocab_size)
+        validate_request(request, self.max_model_len, self.vocab_size, self._adapters)
         return await self._current().generate(request)
 
     def statistics(self) -> EngineStatistics:

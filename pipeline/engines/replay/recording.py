@@ -132,7 +132,8 @@ def sim_spec(role: str, spec: ReplaySpec, recording: Recording) -> SimSpec:
     if isinstance(found, UnknownEngine):
         raise InputError(f"{spec.run}/run.json: $.engines.{role}", found.flaw)
     assert isinstance(found, SimSpec)
-    return structs.replace(found, faults=SimFaultsSpec(), max_model_len=recording.limits(role).max_model_len)
+    adapters = tuple(settings_of(recording.engine(role)).get("adapters") or ())
+    return structs.replace(found, faults=SimFaultsSpec(), max_model_len=recording.limits(role).max_model_len, adapters=adapters)
 
 
 def _of_file(role: str, path: Path) -> SimSpec:

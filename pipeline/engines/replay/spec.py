@@ -1,5 +1,6 @@
 """The keys that an engines file may hold for an engine `replay`."""
 
+from collections.abc import Collection
 from typing import Annotated, Literal
 
 from msgspec import Meta
@@ -28,3 +29,8 @@ class ReplaySpec(EngineSpec, frozen=True, kw_only=True, tag="replay"):
     """See `EngineSpec.timeout_s`; 0: as recorded."""
     max_retries: Annotated[int, Meta(ge=-1, le=100)] = -1
     """See `EngineSpec.max_retries`; -1: as recorded."""
+
+    @property
+    def adapter_names(self) -> Collection[str] | None:
+        """See `EngineSpec.adapter_names`: a request is answered where it was asked of the recorded engine with the same adapter."""
+        return None

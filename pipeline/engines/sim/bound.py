@@ -103,7 +103,7 @@ def _sizes(spec: SimSpec, answered: Sequence[AnsweredCall]) -> list[_Call]:
     for each in answered:
         asked = tuple(each.request.prompt_ids)
         prompt, lengths = asked + each.request.scored_ids, _lengths(each)
-        node, length = cache.match(prompt, len(asked) - 1)
+        node, length = cache.match(prompt, len(asked) - 1, each.request.adapter)
         node = cache.extend(node, prompt[length:])
         for candidate, sampled in zip(each.completion.candidates, lengths, strict=False):
             cache.insert(node, candidate.ids[: sampled - 1])

@@ -1,4 +1,4 @@
-"""The prefix cache of a simulated engine: a tree of token sequences, of which the least recently used are evicted first.
+"""The prefix cache of a simulated engine: a tree of token sequences for each adapter, of which the least recently used are evicted first.
 
 Prompts and outputs enter, the length of the longest cached prefix leaves, exact to the token. The room that a running request
 will need is reserved when it is admitted, so it never has to be evicted.
@@ -37,36 +37,41 @@ class PrefixCache:
         self.capacity = capacity
         self.cached = 0
         self.reserved = 0
-        self._root = Node((), None)
+        self._roots: dict[str | None, Node] = {}
+        """Where the tokens begin that were computed with an adapter, by its name; None: without one."""
         self._tick = 0
         self._unused: list[tuple[int, int, Node]] = []
         self._entries = 0
-        self._ends: dict[Sequence[int], tuple[Node, Sequence[int]]] = {}
-        """Where the last long prompt with these tokens at `_KEY` ended in the tree, and its tokens up to there."""
+        self._ends: dict[tuple[Node, Sequence[int]], tuple[Node, Sequence[int]]] = {}
+        """Where the last long prompt with this root and these tokens at `_KEY` ended in the tree, and its tokens up to there."""
 
     @property
     def usage(self) -> float:
         """Share of the room that is cached or reserved, 0 to 1."""
         return (self.cached + self.reserved) / self.capacity
 
-    def match(self, tokens: Sequence[int], most: int) -> tuple[Node, int]:
-        """The node at which the longest cached prefix of `tokens`, at most `most` long, ends, and the prefix's length; pins the node."""
+    def match(self, tokens: Sequence[int], most: int, adapter: str | None = None) -> tuple[Node, int]:
+        """The node at which the longest prefix of `tokens`, at most `most` long, ends that is cached for `adapter`, and the prefix's
+        length; pins the node."""
+        root = self._roots.get(adapter)
+        if root is None:
+            root = self._roots[adapter] = Node((), None)
         if most < LONG:
-            node, length = self._walk(self._root, tokens, 0, most)
+            node, length = self._walk(root, tokens, 0, most)
         else:
-            key = tuple(tokens[_KEY])
+            key = root, tuple(tokens[_KEY])
             node, length = self._walk(*self._known_end(key, tokens, most), most)
             self._note_end(key, node, tokens[:length])
         self.pin(node)
         return node, length
 
-    def _known_end(self, key: Sequence[int], tokens: Sequence[int], most: int) -> tuple[Node, Sequence[int], int]:
+    def _known_end(self, key: tuple[Node, Sequence[int]], tokens: Sequence[int], most: int) -> tuple[Node, Sequence[int], int]:
         """A node on the way of `tokens[:most]`, the tokens, and how many of them lead there."""
-        node, prefix = self._ends.get(key, (self._root, ()))
+        node, prefix = self._ends.get(key, (key[0], ()))
         known = node.parent is not None and len(prefix) <= most and tokens[: len(prefix)] == prefix
-        return (node, tokens, len(prefix)) if known else (self._root, tokens, 0)
+        return (node, tokens, len(prefix)) if known else (key[0], tokens, 0)
 
-    def _note_end(self, key: Sequence[int], node: Node, prefix: Sequence[int]) -> None:
+    def _note_end(self, key: tuple[Node, Sequence[int]], node: Node, prefix: Sequence[int]) -> None:
         if len(self._ends) >= MOST_ENDS and key not in self._ends:
             self._ends.clear()
         self._ends[key] = node, prefix

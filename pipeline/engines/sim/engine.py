@@ -98,7 +98,7 @@ class SimEngine:
     async def generate(self, request: Request) -> Completion:
         """Answer `request`; see `Engine.generate`."""
         self._check_alive()
-        validate_request(request, self.max_model_len, self.vocab_size)
+        validate_request(request, self.max_model_len, self.vocab_size, self.spec.adapters)
         self._fail(self._faults.next_call())
         output = self._source.output(request, self.max_model_len)
         jobs = self._jobs(request, packed(request.prompt_ids), output)
@@ -211,9 +211,8 @@ class SimEngine:
         progress = tuple(progress_of(speculative, request, each, length) for each, length in drawn) if speculative else ()
         for start, end in pairwise((0, *range(self.spec.max_num_seqs, len(output.lengths)), len(output.lengths))):
             key, done = (request.priority, now, request.request_id, next(self._numbers)), self._clock.loop.create_future()
-            job = Job(
-                key, computed, len(prompt) - 1, output.lengths[start:end], cached[start:end], partial(_end, done), progress[start:end]
-            )
+            texts, over = output.lengths[start:end], partial(_end, done)
+            job = Job(key, computed, len(prompt) - 1, texts, cached[start:end], over, progress[start:end], request.adapter)
             jobs[job] = done
         return jobs
 

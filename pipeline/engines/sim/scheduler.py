@@ -51,9 +51,9 @@ class Job:
     """One request in a scheduler; its lengths are known when it arrives, because the text source has given its text."""
 
     __slots__ = (
-        "arrived", "cached", "cached_outputs", "cancelled", "computed", "finished", "first_token", "interrupted", "iterations", "key",
-        "lengths", "node", "notify", "progress", "prompt", "queued", "rates", "reserved", "reusable", "scheduled", "sequences",
-        "unfinished",
+        "adapter", "arrived", "cached", "cached_outputs", "cancelled", "computed", "finished", "first_token", "interrupted",
+        "iterations", "key", "lengths", "node", "notify", "progress", "prompt", "queued", "rates", "reserved", "reusable", "scheduled",
+        "sequences", "unfinished",
     )  # fmt: skip
 
     def __init__(
@@ -65,8 +65,9 @@ class Job:
         cached_outputs: Sequence[Sequence[int]],
         notify: Callable[[], object],
         progress: Sequence[Progress] = (),
+        adapter: str | None = None,
     ) -> None:
-        self.key, self.prompt = key, prompt
+        self.key, self.prompt, self.adapter = key, prompt, adapter
         self.notify = notify
         """Called once, when the last of its sequences has ended."""
         self.reusable = reusable
@@ -313,7 +314,7 @@ class Scheduler:
         job = self._head()
         if job is None or sequences + job.sequences > self.max_num_seqs:
             return None
-        job.node, job.cached = self.cache.match(job.prompt, job.reusable)
+        job.node, job.cached = self.cache.match(job.prompt, job.reusable, job.adapter)
         reserved = job.kv_tokens - job.cached
         if not self.cache.reserve(reserved):
             self.cache.unpin(job.node)

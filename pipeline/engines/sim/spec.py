@@ -7,7 +7,7 @@ from msgspec import Meta, Struct
 from msgspec.structs import force_setattr, replace
 
 from pipeline.engines.sim.lengths import MOST, PRESETS, Distribution, Preset, SimLengthsSpec, distribution, log_normal
-from pipeline.graph.spec import Count, RestartableSpec, Tokens
+from pipeline.graph.spec import AdapterName, Count, RestartableSpec, Tokens
 
 _DEFAULTS = {"steps": {"steps_mean": 12.0, "steps_sigma": 0.5}, "step_tokens": {"step_tokens_mean": 40.0, "step_tokens_sigma": 0.6}}
 """The keys of a length, and the values that hold where nothing else gives it; named as in `SimLengthsSpec`."""
@@ -160,6 +160,9 @@ class SimSpec(RestartableSpec, frozen=True, kw_only=True, tag="sim"):
     max_model_len: Annotated[int, Meta(ge=16, le=1_000_000_000)] = 32768
     """Context length in tokens."""
     speculative: SimSpeculativeSpec | None = None
+    adapters: tuple[AdapterName, ...] = ()
+    """Names of adapters that stages may ask for; one changes neither the text nor its costs, but shares no cached prefix with another, or
+    with the model as it is."""
     text: SimTextSpec = SimTextSpec()
     faults: SimFaultsSpec = SimFaultsSpec()
 

@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 
 from pipeline.engine import Availability, Backend, Examination, Finding, MemoryRow
+from pipeline.engines.adapters import VARIANTS, AdapterCard, adapter_findings, read_adapter
 from pipeline.engines.checkpoint import Part
 from pipeline.engines.cores import CoreRequest, core_findings, share_cores
 from pipeline.engines.model_card import DTYPE_BYTES, ModelCard, checkpoint_of, missing, read_card, refuse
@@ -33,7 +34,9 @@ async def open_torch(specs: Mapping[str, TorchSpec]) -> AsyncIterator[Mapping[st
     Raises `GraphError` when a model cannot be loaded here, `EngineDead` when a worker dies while loading.
     """
     for role, spec in specs.items():
-        refuse(missing(role, read_card(resolve(role, spec.model)), _needs(spec)))
+        card = read_card(resolve(role, spec.model))
+        adapters = {name: read_adapter(path) for name, path in spec.adapters.items()}
+        refuse([*missing(role, card, _needs(spec)), *adapter_findings(role, adapters, card, VARIANTS)])
         if (flaw := _flaw_in_slots(spec)) is not None:
             raise GraphError(f"engine {role!r}", flaw)
     core_requests = {role: CoreRequest(spec.core, spec.threads, not spec.device.startswith("cuda")) for role, spec in specs.items()}
@@ -80,13 +83,22 @@ def torch_available(machine: Machine) -> Availability:
 async def examine_torch(specs: Mapping[str, TorchSpec], machine: Machine) -> Examination:
     """Check whether these roles would start on `machine`, and plan their memory; raises `GraphError` for an unknown bundled model."""
     cards = {role: read_card(resolve(role, spec.model)) for role, spec in specs.items()}
-    return torch_examination(specs, machine, cards)
+    adapters = {role: {name: read_adapter(path) for name, path in spec.adapters.items()} for role, spec in specs.items()}
+    return torch_examination(specs, machine, cards, adapters)
 
 
-def torch_examination(specs: Mapping[str, TorchSpec], machine: Machine, cards: Mapping[str, ModelCard]) -> Examination:
-    """The result of `examine_torch`, where `cards` hold what is known of each role's model. Pure."""
+def torch_examination(
+    specs: Mapping[str, TorchSpec],
+    machine: Machine,
+    cards: Mapping[str, ModelCard],
+    adapters: Mapping[str, Mapping[str, AdapterCard]] | None = None,
+) -> Examination:
+    """The result of `examine_torch`, where `cards` hold what is known of each role's model, and `adapters` of its adapters. Pure."""
+    beside = adapters or {}
     found = [finding for role, spec in specs.items() for finding in _spec(role, spec, machine, cards[role])]
-    rows = [row for role, spec in specs.items() if (row := _row(role, spec, machine, cards[role])) is not None]
+    found += [finding for role, known in beside.items() for finding in adapter_findings(role, known, cards[role], VARIANTS)]
+    found_rows = (_row(role, spec, machine, cards[role], beside.get(role, {})) for role, spec in specs.items())
+    rows = [row for row in found_rows if row is not None]
     core_requests = {role: CoreRequest(spec.core, spec.threads, True) for role, spec in specs.items() if gpu_of(spec, machine) is None}
     found += [*core_findings(core_requests, machine.cores), *_memory(rows)]
     weights = [checkpoint_of(role, cards[role], own_class=False) for role, spec in specs.items() if spec.load_format != "dummy"]
@@ -127,12 +139,13 @@ def _spec(role: str, spec: TorchSpec, machine: Machine, card: ModelCard) -> Iter
         yield Finding(role=role, what=what, remedy=f"set max_model_len to at most {card.max_model_len}", fatal=True)
 
 
-def _row(role: str, spec: TorchSpec, machine: Machine, card: ModelCard) -> MemoryRow | None:
+def _row(role: str, spec: TorchSpec, machine: Machine, card: ModelCard, adapters: Mapping[str, AdapterCard]) -> MemoryRow | None:
     index = gpu_of(spec, machine)
     gpu = None if index is None else next((gpu for gpu in machine.gpus if gpu.index == index), None)
     if index is not None and gpu is None:
         return None
     dtype = _dtype(spec, card, gpu)
+    weights, beside = card.weights_bytes(dtype), sum(each.parameters for each in adapters.values()) * DTYPE_BYTES[dtype]
     each = card.kv_bytes_per_token(DTYPE_BYTES[dtype])
     slots, context = spec.kv_cache_slots or 2 * spec.max_num_seqs, spec.max_model_len or card.max_model_len
     tokens = None if context is None else slots * context
@@ -141,7 +154,7 @@ def _row(role: str, spec: TorchSpec, machine: Machine, card: ModelCard) -> Memor
         device="CPU" if gpu is None else f"GPU {gpu.index}",
         total_bytes=machine.memory_bytes if gpu is None else gpu.memory_bytes,
         free_bytes=machine.free_memory_bytes if gpu is None else gpu.free_bytes,
-        weights_bytes=card.weights_bytes(dtype),
+        weights_bytes=None if weights is None else weights + beside,
         weights_source=card.source,
         overhead_bytes=_PROCESS_BYTES,
         cache_bytes=None if tokens is None or each is None else tokens * each,

@@ -14,6 +14,7 @@ from pipeline.engines.cores import core_facts
 from pipeline.engines.process.wire import Setup
 from pipeline.engines.process.worker import CannotLoad
 from pipeline.engines.tokenizer import HFTokenizer
+from pipeline.engines.torch.adapters import Adapters
 from pipeline.engines.torch.cache import AttentionShape, BatchLayout, KVCache, PrefillChunk
 from pipeline.engines.torch.runner import BatchRunner, LoadedModel
 from pipeline.engines.torch.slots import Slots
@@ -97,14 +98,19 @@ def _runner(module: Any, tokenizer: HFTokenizer, setup: Setup, spec: TorchSpec) 
     capacity = min(_FIRST_CAPACITY, max_model_len)
     cache = KVCache(_attention(config), slots, capacity, module.dtype, str(module.device))
     AttentionInterface.register(_ATTENTION, cache.attend)
-    _warm_up(module, cache)
+    vocab_size = int(module.get_input_embeddings().num_embeddings)
+    adapters = Adapters(module, spec.adapters)
+    for adapter in (*spec.adapters, None):
+        adapters.use(adapter)
+        _warm_up(module, cache)
     model = LoadedModel(
         module=module,
         decode=tokenizer.decode,
         eos_ids=tokenizer.eos_ids | _generation_eos(module),
         max_model_len=max_model_len,
-        vocab_size=int(module.get_input_embeddings().num_embeddings),
+        vocab_size=vocab_size,
         facts=_facts(module, setup, spec) | {"kv_cache_tokens": slots * max_model_len, "kv_cache_sequences": slots},
+        adapters=adapters,
     )
     return BatchRunner(model, cache, Slots(slots, capacity), spec)
 

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from pipeline.engine import Completion, EngineStatistics, Fact, Request
 from pipeline.engines.meter import UsageMeter
+from pipeline.engines.torch.adapters import Adapters
 from pipeline.engines.torch.cache import BatchLayout, KVCache, PrefillChunk
 from pipeline.engines.torch.sampling import SamplingParams, choose, sample
 from pipeline.engines.torch.sequences import Decode, RequestState, Sequence, Stops, WaitingQueue
@@ -48,10 +49,10 @@ class WantedLogprob(NamedTuple):
 
 
 class BatchPlan:
-    """The flat batch of an iteration, from the sequences that decode and the prefills that go on."""
+    """The flat batch of a forward pass, from the sequences that decode and the prefills that go on, all with one adapter or with none."""
 
-    def __init__(self, decoding: list[Sequence], prefills: list[Prefill]) -> None:
-        self.prefills = prefills
+    def __init__(self, decoding: list[Sequence], prefills: list[Prefill], adapter: str | None = None) -> None:
+        self.prefills, self.adapter = prefills, adapter
         self.sequences = list(decoding)
         """The candidates that get a token in this iteration."""
         self.rows = list(range(len(decoding)))
@@ -120,6 +121,7 @@ class LoadedModel(NamedTuple):
     max_model_len: int
     vocab_size: int
     facts: Mapping[str, Fact]
+    adapters: Adapters
 
 
 class BatchRunner:
@@ -129,6 +131,7 @@ class BatchRunner:
         self.module, self.cache, self.slots, self.device = model.module, cache, slots, model.module.device
         self.max_model_len, self.vocab_size, self.facts = model.max_model_len, model.vocab_size, dict(model.facts)
         self.max_num_seqs, self.max_num_batched_tokens = spec.max_num_seqs, spec.max_num_batched_tokens
+        self._adapters = model.adapters
         self.waiting = WaitingQueue()
         self._decode = model.decode
         self._stops = lru_cache(maxsize=64)(lambda strings, ids: Stops(strings, ids, model.eos_ids, model.decode))
@@ -198,19 +201,28 @@ class BatchRunner:
         """See `BatchedModel.step`."""
         started_s = time.monotonic()
         self._admit(started_s)
-        plan = self._plan()
+        touched: dict[int, RequestState] = {}
+        plans = self._plans()
+        self._decoding = []
+        for plan in plans:
+            touched |= self._compute(plan)
+        if any(plan.prefills for plan in plans):
+            # In the order of slots, so that attention can read neighbouring ones as one view (`BatchLayout.dense`).
+            self._decoding.sort(key=_slot)
+        finished = [(number, self._finish(state)) for number, state in touched.items() if state.finished]
+        self.busy_s += time.monotonic() - started_s
+        return finished
+
+    def _compute(self, plan: BatchPlan) -> dict[int, RequestState]:
+        """Compute a plan and deliver what comes of it; returns the requests that it was for or that ended, by number."""
         logits = self._forward(plan)
         logprobs = torch.log_softmax(logits, dim=-1)
         tokens, chosen = self._sample(plan, logits, logprobs)
         wanted = self._wanted_logprobs(plan, logprobs)
-        now_s = time.monotonic()
-        self._advance(plan, now_s)
+        self._advance(plan, time.monotonic())
         touched = self._deliver(plan, tokens, chosen)
         self._deliver_wanted(plan, wanted)
-        touched.update((prefill.state.number, prefill.state) for prefill in plan.prefills)
-        finished = [(number, self._finish(state)) for number, state in touched.items() if state.finished]
-        self.busy_s += time.monotonic() - started_s
-        return finished
+        return touched | {prefill.state.number: prefill.state for prefill in plan.prefills}
 
     def _admit(self, now_s: float) -> None:
         """Start waiting candidates while fewer than `max_num_seqs` sequences run."""
@@ -225,13 +237,13 @@ class BatchRunner:
 
     def _start(self, state: RequestState, count: int, now_s: float) -> None:
         """Give a slot to each of `count` candidates of `state`; the first one's is prefilled, the others are copied from it."""
-        affinity = state.request.affinity
+        affinity, adapter = state.affinity, state.request.adapter
         self._make_room(len(state.fed))
-        placement = self.slots.place(state.prompt, affinity)
+        placement = self.slots.place(state.prompt, affinity, adapter)
         self._carry_out(placement.copies)
         slots = [placement.slot]
         for _ in range(count - 1):
-            reserved = self.slots.reserve(affinity)
+            reserved = self.slots.reserve(affinity, adapter)
             self._carry_out(reserved.copies)
             slots.append(reserved.slot)
         if not state.started:
@@ -254,8 +266,9 @@ class BatchRunner:
         self.cache.grow(capacity)
         self.slots.grow(capacity)
 
-    def _plan(self) -> BatchPlan:
-        """Choose what this iteration computes: all sequences that decode, and the oldest prefills within the token budget."""
+    def _plans(self) -> list[BatchPlan]:
+        """Choose what this iteration computes: all sequences that decode, and the oldest prefills within the token budget. Every adapter
+        has a forward pass of its own, so that what computes beside a sequence changes it no more than without adapters."""
         self._make_room(max((sequence.position + 1 for sequence in self._decoding), default=0))
         budget = max(self.max_num_batched_tokens - len(self._decoding), 1)
         going = []
@@ -265,11 +278,17 @@ class BatchRunner:
             prefill.chunk = min(prefill.left, budget)
             budget -= prefill.chunk
             going.append(prefill)
-        return BatchPlan(self._decoding, going)
+        parts: list[Sequence | Prefill] = [*self._decoding, *going]
+        adapters = dict.fromkeys(part.state.request.adapter for part in parts)
+        return [
+            BatchPlan([each for each in self._decoding if _has(each, adapter)], [each for each in going if _has(each, adapter)], adapter)
+            for adapter in adapters
+        ]
 
     def _forward(self, plan: BatchPlan) -> Tensor:
         """Compute the batch; returns the logits (len(plan.keep), vocabulary), float32, of the positions that the plan keeps."""
         batch = plan.batch
+        self._adapters.use(plan.adapter)
         self.slots.write(batch.slots, batch.positions, plan.ids)
         self.cache.begin(batch)
         output = self.module(
@@ -311,17 +330,15 @@ class BatchRunner:
         self._prefills = [prefill for prefill in self._prefills if prefill.left]
 
     def _deliver(self, plan: BatchPlan, tokens: list[int], chosen: list[float]) -> dict[int, RequestState]:
-        """Give each sequence its token; returns the requests of the sequences that ended, by number."""
-        going, touched = [], {}
+        """Give each sequence its token; those that go on decode from now on. Returns the requests of those that ended, by number."""
+        touched = {}
         self.written_tokens += len(tokens)
         for sequence, token, logprob in zip(plan.sequences, tokens, chosen, strict=True):
             if sequence.push(token, logprob):
                 self.slots.release(sequence.slot)
                 touched[sequence.state.number] = sequence.state
             else:
-                going.append(sequence)
-        # In the order of slots, so that attention can read neighbouring ones as one view (`BatchLayout.dense`).
-        self._decoding = sorted(going, key=_slot) if plan.prefills else going
+                self._decoding.append(sequence)
         return touched
 
     def _deliver_wanted(self, plan: BatchPlan, found: list[float]) -> None:
@@ -350,6 +367,10 @@ class BatchRunner:
 
 
 _slot = attrgetter("slot")
+
+
+def _has(part: Sequence | Prefill, adapter: str | None) -> bool:
+    return part.state.request.adapter == adapter
 
 
 def _choose(state: RequestState, sequence: Sequence, logprobs: list[float]) -> None:

@@ -129,6 +129,12 @@ class RequestState:
         """The order in which requests start, lowest first."""
 
     @property
+    def affinity(self) -> str:
+        """Whose newest content a slot holds: that of the chain, for each adapter of its requests; empty without a chain."""
+        chain, adapter = self.request.affinity, self.request.adapter
+        return chain if adapter is None or not chain else f"{chain}\0{adapter}"
+
+    @property
     def unstarted(self) -> int:
         """How many candidates have no slot yet."""
         return self.request.n - self.started

@@ -1,4 +1,5 @@
-"""Keeps track of which tokens each slot of the KV cache holds: longest-prefix match, placement, eviction. No tensors here.
+"""Keeps track of which tokens each slot of the KV cache holds, and with which adapter they were computed: longest-prefix match,
+placement, eviction. No tensors here.
 
 A slot holds the keys and values of one token sequence. Sequences run in the lowest free slots, so that they lie close together
 and attention reads them as one view, without gathering; prefixes that are only kept make way for them. The moves between slots
@@ -41,6 +42,10 @@ class Slots:
         self.tokens: NDArray[np.int64] = np.full((slots, capacity), -1, dtype=np.int64)
         self.length: NDArray[np.int64] = np.zeros(slots, dtype=np.int64)
         self.affinity = [""] * slots
+        self._adapter: NDArray[np.int64] = np.zeros(slots, dtype=np.int64)
+        """The number of the adapter that a slot's content was computed with."""
+        self._adapters: dict[str | None, int] = {None: 0}
+        """The adapters that were asked for, by name, with their numbers."""
         self._worth: NDArray[np.int64] = np.zeros(slots, dtype=np.int64)
         """Value of a slot's content, least first to be evicted: 0 for none; for a leftover of a chain the tick at which it was released;
         for the newest content of a chain that tick plus `_PRIMARY`."""
@@ -54,9 +59,10 @@ class Slots:
         """Share of the slots that hold anything, 0 to 1."""
         return float(np.count_nonzero(self.length)) / len(self.length)
 
-    def match(self, prompt: NDArray[np.int64]) -> tuple[int, int]:
-        """The slot that shares the longest prefix with `prompt`, and its length; the last token never counts, as it must be computed."""
-        rows = np.flatnonzero((self.tokens[:, 0] == prompt[0]) & (self.length > 0))
+    def match(self, prompt: NDArray[np.int64], adapter: str | None = None) -> tuple[int, int]:
+        """The slot of this adapter that shares the longest prefix with `prompt`, and its length; the last token never counts, as it must be
+        computed."""
+        rows = np.flatnonzero((self.tokens[:, 0] == prompt[0]) & (self.length > 0) & (self._adapter == self._number(adapter)))
         end = min(len(prompt) - 1, self.capacity)
         if not len(rows) or not end:
             return 0, 0
@@ -66,26 +72,26 @@ class Slots:
         best = int(np.argmax(shared * 4 + ease))
         return int(rows[best]), int(shared[best])
 
-    def place(self, prompt: NDArray[np.int64], affinity: str) -> Placement:
-        """Take a slot for a sequence that starts with `prompt`, reusing the longest cached prefix."""
-        source, cached = self.match(prompt)
+    def place(self, prompt: NDArray[np.int64], affinity: str, adapter: str | None = None) -> Placement:
+        """Take a slot for a sequence that starts with `prompt`, reusing the longest prefix that was computed with the same adapter."""
+        source, cached = self.match(prompt, adapter)
         if cached and self._may_continue(source, cached, affinity):
-            self._take(source, affinity, cached)
+            self._take(source, affinity, adapter, cached)
             return Placement(source, cached, [])
         if cached < LEAST_COPY:
-            return self.reserve(affinity)
+            return self.reserve(affinity, adapter)
         held = int(self._busy[source])
         self._busy[source] = _BUSY  # the source must survive until it is copied
-        slot, _, copies = self.reserve(affinity)
+        slot, _, copies = self.reserve(affinity, adapter)
         self._busy[source] = held
         copies.append(Copy(source, slot, cached))
         self._copy_tokens(copies[-1])
         if not held and self._loses_nothing(source, cached, affinity):
             self._forget(source)
-        self._take(slot, affinity, cached)
+        self._take(slot, affinity, adapter, cached)
         return Placement(slot, cached, copies)
 
-    def reserve(self, affinity: str) -> Placement:
+    def reserve(self, affinity: str, adapter: str | None = None) -> Placement:
         """Take the lowest slot in which no sequence runs; its content moves to the slot whose content is worth least, if that is less."""
         slot = int(np.argmin(self._busy))
         ranks = self._worth | self._busy
@@ -94,7 +100,7 @@ class Slots:
         if ranks[least] < ranks[slot]:
             copies.append(Copy(slot, least, int(self.length[slot])))
             self._move(copies[0])
-        self._take(slot, affinity, 0)
+        self._take(slot, affinity, adapter, 0)
         return Placement(slot, 0, copies)
 
     def fork(self, source: int, target: int, tokens: int) -> Copy:
@@ -151,8 +157,9 @@ class Slots:
         """Whether cutting the slot after `cached` tokens loses nothing, or only a branch that its own chain has left."""
         return cached == self.length[slot] or bool(affinity and self.affinity[slot] == affinity)
 
-    def _take(self, slot: int, affinity: str, keep: int) -> None:
+    def _take(self, slot: int, affinity: str, adapter: str | None, keep: int) -> None:
         self._disown(slot)
+        self._adapter[slot] = self._number(adapter)
         self._busy[slot] = _BUSY
         self.length[slot] = keep
         self.affinity[slot] = affinity
@@ -173,8 +180,12 @@ class Slots:
         self._copy_tokens(copy)
         self._worth[target] = self._worth[source]
         self.affinity[target] = self.affinity[source]
+        self._adapter[target] = self._adapter[source]
         if self._primary.get(self.affinity[source]) == source:
             self._primary[self.affinity[source]] = target
+
+    def _number(self, adapter: str | None) -> int:
+        return self._adapters.setdefault(adapter, len(self._adapters))
 
     def _copy_tokens(self, copy: Copy) -> None:
         source, target, tokens = copy

@@ -1,10 +1,11 @@
 """The keys that an engines file may hold for an engine `torch`."""
 
+from collections.abc import Mapping
 from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from pipeline.graph.spec import RestartableSpec
+from pipeline.graph.spec import AdapterName, RestartableSpec
 
 SMALL_PARAMETERS = 20_000_000
 """Below this number of parameters a CPU has the weights in its caches, and float32 is faster there and rounds less."""
@@ -31,6 +32,8 @@ class TorchSpec(RestartableSpec, frozen=True, kw_only=True, tag="torch"):
     """CPU core the worker is pinned to."""
     threads: Annotated[int, Meta(ge=1, le=1024)] = 1
     """CPU threads of one operation."""
+    adapters: Mapping[AdapterName, str] = {}
+    """What a stage may name under `adapter`, and the folder of that LoRA adapter, as PEFT saves it."""
     load_format: Literal["auto", "dummy"] = "auto"
     """`dummy`: random weights of the model's shape, for throughput work without a download."""
     trust_remote_code: bool = False

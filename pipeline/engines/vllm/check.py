@@ -8,6 +8,7 @@ import math
 from collections.abc import Iterator, Mapping
 
 from pipeline.engine import Availability, Checkpoint, Examination, Finding, MemoryRow
+from pipeline.engines.adapters import adapter_findings, read_adapter
 from pipeline.engines.checkpoint import Part
 from pipeline.engines.cores import CoreRequest, core_findings
 from pipeline.engines.model_card import ModelCard, checkpoint_of, missing, read_card, refuse
@@ -15,6 +16,7 @@ from pipeline.engines.models import resolve
 from pipeline.engines.vllm.memory_plan import (
     CONTEXT_BYTES,
     DEFAULT_CPU_CACHE_GIB,
+    MOST_RANK,
     MemoryPlan,
     build,
     context_of,
@@ -74,7 +76,8 @@ def look_up(specs: Mapping[str, VllmSpec], machine: Machine) -> MemoryPlan:
     """The memory plan of `specs`, with what is known of their models on this machine."""
     named = {role: _models(spec) for role, spec in specs.items()}
     cards = {model: read_card(resolve(role, model)) for role, models in named.items() for model in models}
-    return memory_plan(specs, machine, cards)
+    adapters = {path: read_adapter(path) for spec in specs.values() for path in spec.adapter_paths}
+    return memory_plan(specs, machine, cards, adapters)
 
 
 def findings(plan: MemoryPlan) -> tuple[Finding, ...]:
@@ -83,7 +86,7 @@ def findings(plan: MemoryPlan) -> tuple[Finding, ...]:
     if elsewhere(plan.machine):
         return tuple(found)
     for role, spec in plan.specs.items():
-        found += [*_model(plan, role, spec), *_speculation(plan, role, spec), *_ranks(plan, role, spec)]
+        found += [*_model(plan, role, spec), *_adapters(plan, role, spec), *_speculation(plan, role, spec), *_ranks(plan, role, spec)]
         found += [] if plan.on_cpu else [*_devices(plan, role, spec)]
     if plan.on_cpu:
         found += _without_gpu(plan)
@@ -133,6 +136,16 @@ def _model(plan: MemoryPlan, role: str, spec: VllmSpec) -> Iterator[Finding]:
     if spec.max_model_len and card.max_model_len and not card.stretched and spec.max_model_len > card.max_model_len:
         what = f"max_model_len is {spec.max_model_len}, but {spec.model} was made for {card.max_model_len} tokens"
         yield Finding(role=role, what=what, remedy=f"set max_model_len to at most {card.max_model_len}", fatal=True)
+
+
+def _adapters(plan: MemoryPlan, role: str, spec: VllmSpec) -> Iterator[Finding]:
+    named = {**spec.adapters, **({"of lora_path": spec.lora_path} if spec.lora_path else {})}
+    adapters = {name: plan.adapters[path] for name, path in named.items()}
+    yield from adapter_findings(role, adapters, plan.cards[spec.model])
+    for name, adapter in adapters.items():
+        if adapter.rank > MOST_RANK:
+            what = f"the adapter {name} has rank {adapter.rank}, and vLLM takes at most {MOST_RANK}"
+            yield Finding(role=role, what=what, remedy="merge it into the model, or name one of a lower rank", fatal=True)
 
 
 def _speculation(plan: MemoryPlan, role: str, spec: VllmSpec) -> Iterator[Finding]:

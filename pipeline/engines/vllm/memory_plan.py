@@ -9,6 +9,7 @@ from collections.abc import Collection, Mapping
 from msgspec import Struct
 
 from pipeline.engine import MemoryRow
+from pipeline.engines.adapters import AdapterCard, slot_parameters
 from pipeline.engines.model_card import ModelCard, Shape
 from pipeline.engines.vllm.spec import VllmSpec
 from pipeline.machine import GIB, Gpu, Machine
@@ -27,6 +28,9 @@ _CPU_PROCESS_BYTES = 5 * GIB // 4
 _PLATFORMS = ("cpu", "rocm", "xpu", "tpu", "hpu", "neuron")
 _BATCHED_TOKENS, _CPU_BATCHED_TOKENS = 2048, 8192
 """Tokens of one iteration where the spec leaves them open."""
+MOST_RANK = 512
+"""The largest rank of a LoRA adapter that vLLM takes."""
+_RANKS = (16, 32, 64, 128, 256, 320, MOST_RANK)
 _SAMPLING_BYTES = 16
 """For each sequence and token of the vocabulary: the logits in float32, sorted, with their indices."""
 
@@ -38,6 +42,8 @@ class MemoryPlan(Struct, frozen=True, kw_only=True):
     machine: Machine
     cards: Mapping[str, ModelCard]
     """What is known of each model, by the name that a spec has for it."""
+    adapters: Mapping[str, AdapterCard] = {}
+    """What is known of each LoRA adapter, by the path that a spec has for it."""
     rows: tuple[MemoryRow, ...]
 
     @property
@@ -50,10 +56,13 @@ class MemoryPlan(Struct, frozen=True, kw_only=True):
         return [row for row in self.rows if row.role == role]
 
 
-def memory_plan(specs: Mapping[str, VllmSpec], machine: Machine, cards: Mapping[str, ModelCard]) -> MemoryPlan:
+def memory_plan(
+    specs: Mapping[str, VllmSpec], machine: Machine, cards: Mapping[str, ModelCard], adapters: Mapping[str, AdapterCard] | None = None
+) -> MemoryPlan:
     """The memory plan of `specs` on `machine`; devices that are not there get no row."""
-    rows = [row for role, spec in specs.items() for row in _rows(role, spec, machine, cards)]
-    return MemoryPlan(specs=specs, machine=machine, cards=cards, rows=tuple(rows))
+    known = adapters or {}
+    rows = [row for role, spec in specs.items() for row in _rows(role, spec, machine, cards, known)]
+    return MemoryPlan(specs=specs, machine=machine, cards=cards, adapters=known, rows=tuple(rows))
 
 
 def on_cpu(machine: Machine) -> bool:
@@ -123,13 +132,40 @@ def divides(heads: int, kv_heads: int, ranks: int) -> bool:
     return heads % ranks == 0 and (kv_heads % ranks == 0 if kv_heads >= ranks else ranks % kv_heads == 0)
 
 
-def weights_bytes(spec: VllmSpec, cards: Mapping[str, ModelCard]) -> int | None:
-    """Bytes of the weights on each GPU, those of the draft model inside the engine included; None where not known."""
+def lora_rank(adapters: Collection[AdapterCard]) -> int | None:
+    """The least rank that vLLM supports and that holds the ranks of all `adapters`; None without any."""
+    if not adapters:
+        return None
+    most = max(adapter.rank for adapter in adapters)
+    return next((step for step in _RANKS if step >= most), MOST_RANK)
+
+
+def lora_slots(spec: VllmSpec, *, cpu: bool) -> int:
+    """For how many adapters vLLM keeps room: all of them and, without a GPU, one more that stays empty, if some requests have none.
+
+    vLLM 0.32's CPU kernels (`lora/ops/torch_ops`) compute a request without an adapter with the last one, whose number is -1 as well.
+    """
+    adapters = len(spec.adapter_paths)
+    return adapters + 1 if cpu and adapters and not spec.lora_path else adapters
+
+
+def lora_bytes(spec: VllmSpec, shape: Shape | None, adapters: Mapping[str, AdapterCard], *, cpu: bool) -> int:
+    """Bytes of the adapters on each GPU: vLLM keeps room for each beside every linear layer, all with the largest rank."""
+    mine = [adapters[path] for path in spec.adapter_paths]
+    if shape is None:
+        return sum(adapter.parameters for adapter in mine) * _value_bytes(spec)
+    return lora_slots(spec, cpu=cpu) * slot_parameters(shape, lora_rank(mine) or 0) * _value_bytes(spec)
+
+
+def weights_bytes(spec: VllmSpec, cards: Mapping[str, ModelCard], adapters: Mapping[str, AdapterCard], *, cpu: bool) -> int | None:
+    """Bytes of the weights on each GPU, those of the draft model inside the engine and of adapters included; None where not known."""
     dtype = "float32" if spec.dtype == "float32" else "bfloat16"
     whole = cards[spec.model].weights_bytes(dtype, spec.quantization)
     draft = _draft_card(spec, cards)
     inner = draft.weights_bytes(dtype) if draft else 0
-    return None if whole is None or inner is None else (whole + inner) // spec.tensor_parallel_size
+    if whole is None or inner is None:
+        return None
+    return (whole + inner) // spec.tensor_parallel_size + lora_bytes(spec, cards[spec.model].shape, adapters, cpu=cpu)
 
 
 def token_bytes(spec: VllmSpec, cards: Mapping[str, ModelCard]) -> int | None:
@@ -163,15 +199,18 @@ def _draft_card(spec: VllmSpec, cards: Mapping[str, ModelCard]) -> ModelCard | N
     return cards[inner.model] if inner is not None and inner.model is not None else None
 
 
-def _rows(role: str, spec: VllmSpec, machine: Machine, cards: Mapping[str, ModelCard]) -> list[MemoryRow]:
+def _rows(
+    role: str, spec: VllmSpec, machine: Machine, cards: Mapping[str, ModelCard], adapters: Mapping[str, AdapterCard]
+) -> list[MemoryRow]:
+    weights = weights_bytes(spec, cards, adapters, cpu=on_cpu(machine))
     if on_cpu(machine):
-        return [_cpu_row(role, spec, machine, cards)]
-    return [_gpu_row(role, spec, gpu, cards) for gpu in machine.gpus if gpu.index in devices_of(spec)]
+        return [_cpu_row(role, spec, machine, cards, weights)]
+    return [_gpu_row(role, spec, gpu, cards, weights) for gpu in machine.gpus if gpu.index in devices_of(spec)]
 
 
-def _cpu_row(role: str, spec: VllmSpec, machine: Machine, cards: Mapping[str, ModelCard]) -> MemoryRow:
+def _cpu_row(role: str, spec: VllmSpec, machine: Machine, cards: Mapping[str, ModelCard], weights: int | None) -> MemoryRow:
     card, ranks = cards[spec.model], spec.tensor_parallel_size
-    weights, cache = weights_bytes(spec, cards), round((spec.kv_cache_gib or DEFAULT_CPU_CACHE_GIB) * GIB)
+    cache = round((spec.kv_cache_gib or DEFAULT_CPU_CACHE_GIB) * GIB)
     tokens, sequences = _room(spec, cache, cards)
     return MemoryRow(
         role=role,
@@ -187,9 +226,9 @@ def _cpu_row(role: str, spec: VllmSpec, machine: Machine, cards: Mapping[str, Mo
     )
 
 
-def _gpu_row(role: str, spec: VllmSpec, gpu: Gpu, cards: Mapping[str, ModelCard]) -> MemoryRow:
+def _gpu_row(role: str, spec: VllmSpec, gpu: Gpu, cards: Mapping[str, ModelCard], weights: int | None) -> MemoryRow:
     share = None if gpu.memory_bytes is None else int(gpu.memory_bytes * share_of(spec))
-    weights, overhead = weights_bytes(spec, cards), overhead_bytes(spec, cards[spec.model].shape, cpu=False)
+    overhead = overhead_bytes(spec, cards[spec.model].shape, cpu=False)
     left = None if share is None or weights is None else share - weights - overhead
     cache = left if spec.kv_cache_gib is None else round(spec.kv_cache_gib * GIB)
     tokens, sequences = _room(spec, cache, cards)

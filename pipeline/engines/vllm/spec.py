@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
-from pipeline.graph.spec import RestartableSpec
+from pipeline.graph.spec import AdapterName, RestartableSpec
 
 OPTIONS: Mapping[str, tuple[str, ...]] = {
     "ngram": ("prompt_lookup_max", "prompt_lookup_min"),
@@ -100,10 +100,17 @@ class VllmSpec(RestartableSpec, frozen=True, kw_only=True, tag="vllm"):
     enforce_eager: bool | None = None
     """No CUDA graphs and no compilation; by default only without a GPU."""
     lora_path: str | None = None
-    """Folder of a LoRA adapter that every request uses."""
+    """Folder of a LoRA adapter that every request uses whose stage names none."""
+    adapters: Mapping[AdapterName, str] = {}
+    """What a stage may name under `adapter`, and the folder of that LoRA adapter, as PEFT saves it."""
     speculative_config: SpeculativeSpec | None = None
     core: Annotated[int, Meta(ge=0, le=65535)] | None = None
     """Without a GPU: the first of the `threads` cores the engine computes on; by default cores of its own where there are enough."""
     threads: Annotated[int, Meta(ge=1, le=1024)] = 1
     """Without a GPU: cores it computes on."""
     trust_remote_code: bool = False
+
+    @property
+    def adapter_paths(self) -> tuple[str, ...]:
+        """The folders of all adapters that the engine holds, each once: those of `adapters` and `lora_path`."""
+        return tuple(dict.fromkeys([*self.adapters.values(), *([self.lora_path] if self.lora_path else [])]))

@@ -2,19 +2,20 @@
 into a completion. Pure; what only some versions of vLLM have is looked up in the installed one.
 """
 
-import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from vllm import SamplingParams
+from vllm.lora.request import LoRARequest
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.exceptions import EngineGenerateError
 from vllm.v1.metrics.loggers import StatLoggerBase
 
 from pipeline.engine import Candidate, Completion, FinishReason, Request, Timing, Usage
+from pipeline.engines.adapters import read_adapter
 from pipeline.engines.tokenizer import count_through_stop
-from pipeline.engines.vllm.memory_plan import DEFAULT_CPU_CACHE_GIB, share_of
+from pipeline.engines.vllm.memory_plan import DEFAULT_CPU_CACHE_GIB, lora_rank, lora_slots, share_of
 from pipeline.engines.vllm.spec import VllmSpec
 from pipeline.machine import GIB
 
@@ -58,8 +59,9 @@ def arguments(role: str, spec: VllmSpec, model: str, *, on_cpu: bool) -> dict[st
         "enable_prefix_caching": spec.enable_prefix_caching,
         "enable_chunked_prefill": spec.enable_chunked_prefill,
         "enforce_eager": on_cpu if spec.enforce_eager is None else spec.enforce_eager,
-        "enable_lora": True if spec.lora_path else None,
-        "max_lora_rank": _lora_rank(spec.lora_path),
+        "enable_lora": True if spec.adapter_paths else None,
+        "max_loras": lora_slots(spec, cpu=on_cpu) or None,
+        "max_lora_rank": lora_rank([read_adapter(path) for path in spec.adapter_paths]),
         "speculative_config": spec.speculative_config.terms() if spec.speculative_config else None,
         "trust_remote_code": spec.trust_remote_code,
         "scheduling_policy": "priority",
@@ -76,14 +78,6 @@ def _on_cpu(spec: VllmSpec) -> dict[str, Any]:
     split = bool(spec.enable_chunked_prefill)
     most = spec.max_num_batched_tokens or max(8192, spec.max_model_len or 0)
     return {"enable_chunked_prefill": split, "max_num_batched_tokens": most, "block_size": _CPU_BLOCK_TOKENS}
-
-
-def _lora_rank(path: str | None) -> int | None:
-    """The least rank that vLLM supports and that holds the rank of the LoRA adapter in the folder `path`."""
-    if path is None:
-        return None
-    rank = int(json.loads((Path(path) / "adapter_config.json").read_bytes())["r"])
-    return next((step for step in (16, 32, 64, 128, 256, 320) if step >= rank), 512)
 
 
 def _cache_bytes(spec: VllmSpec, on_cpu: bool) -> int | None:
@@ -126,6 +120,14 @@ def _scoring(request: Request) -> dict[str, Any]:
         return {}
     terms: dict[str, Any] = {"max_tokens": 1, "prompt_logprobs": 0, "n": 1}
     return terms
+
+
+def lora_requests(spec: VllmSpec) -> Mapping[str | None, LoRARequest]:
+    """What vLLM is told of the adapter of a request, by its name; None: that of requests which name none, if they have one."""
+    numbers = {path: number for number, path in enumerate(spec.adapter_paths, 1)}
+    requests = {path: LoRARequest(f"adapter{number}", number, str(Path(path).expanduser())) for path, number in numbers.items()}
+    named: dict[str | None, LoRARequest] = {name: requests[path] for name, path in spec.adapters.items()}
+    return named | ({None: requests[spec.lora_path]} if spec.lora_path else {})
 
 
 def first_line(error: BaseException) -> str:

@@ -80,7 +80,7 @@ class VllmServer:
 
         self._engine, self._gauges, self._terms = engine, gauges, vllm_terms
         self._tokenizer = HFTokenizer(model, trust_remote_code=spec.trust_remote_code)
-        self._lora = _lora(spec)
+        self._adapters = vllm_terms.lora_requests(spec)
         self._speculates = spec.speculative_config is not None
         self.max_model_len = int(engine.model_config.max_model_len)
         self.vocab_size = int(engine.model_config.get_vocab_size())
@@ -157,7 +157,7 @@ class VllmServer:
             {"prompt_token_ids": self._terms.prompt_ids(request)},
             self._terms.sampling_params(request, self.max_model_len, speculates=self._speculates),
             request_id=str(number),
-            lora_request=self._lora,
+            lora_request=self._adapters.get(request.adapter),
             priority=request.priority,
         ):
             last = output
@@ -253,12 +253,12 @@ def _gpu_facts(spec: "VllmSpec", model: str) -> dict[str, Fact]:
     return {"devices": devices, "device_model": model, "accelerators": len(devices)}
 
 
-def _lora(spec: "VllmSpec") -> Any:
-    if not spec.lora_path:
-        return None
-    from vllm.lora.request import LoRARequest
+async def load_adapters(engine: "AsyncLLM", spec: "VllmSpec") -> None:
+    """Load every adapter now, so that one that vLLM refuses keeps the engine from starting; raises what vLLM raises."""
+    from pipeline.engines.vllm.terms import lora_requests
 
-    return LoRARequest("lora", 1, spec.lora_path)
+    for adapter in dict.fromkeys(lora_requests(spec).values()):
+        await engine.add_lora(adapter)
 
 
 async def work(connection: ParentConnection, setup: Setup) -> None:
@@ -270,6 +270,7 @@ async def work(connection: ParentConnection, setup: Setup) -> None:
         here, flaw = flaw_in_weights(setup, spec)
         if flaw is None:
             engine = load(setup, spec, gauges)
+            await load_adapters(engine, spec)
             flaw = None if here else flaw_in_weights(setup, spec)[1]
         if flaw is not None:
             connection.send(Failed(f"{flaw}; {ANEW}"))

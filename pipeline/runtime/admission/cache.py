@@ -38,11 +38,13 @@ class CacheLimit(Struct, frozen=True, kw_only=True):
 def cache_limits(plan: Plan, facts: Mapping[str, Mapping[str, Fact]]) -> dict[str, CacheLimit | None]:
     """The limit of each engine that the loops of `plan` call, by role; None where its `facts` do not state the size of its cache.
 
-    Empty without a loop: a chain that makes one call after another of the same text has no context to come back to.
+    A context is there once for each adapter that it is computed with, so that each has its part of the cache. Empty without a loop: a
+    chain that makes one call after another of the same text has no context to come back to.
     """
     found: dict[str, CacheLimit | None] = {}
     for role, parallel_steps in _parallel_steps(plan).items():
-        tokens, sequences = (_positive(facts[role].get(name)) for name in ("kv_cache_tokens", "kv_cache_sequences"))
+        copies = len({node.spec.adapter for node in plan.repeated if node.spec.role == role})
+        tokens, sequences = (_positive(facts[role].get(name), copies) for name in ("kv_cache_tokens", "kv_cache_sequences"))
         stated = tokens or sequences
         limit = CacheLimit(role=role, tokens=tokens or inf, sequences=sequences or inf, parallel_steps=parallel_steps)
         found[role] = limit if stated else None
@@ -60,8 +62,9 @@ def _parallel_steps(plan: Plan) -> dict[str, int]:
     return found
 
 
-def _positive(fact: Fact | None) -> float | None:
-    return float(fact) if isinstance(fact, int | float) and fact > 0 else None
+def _positive(fact: Fact | None, parts: int) -> float | None:
+    """One of so many equal parts of a size that an engine states; None where it states none."""
+    return fact / parts if isinstance(fact, int | float) and fact > 0 else None
 
 
 class Cache:

@@ -1,6 +1,6 @@
 """How many tokens of a chain's context an engine computed again, because they had been evicted from its cache. Pure."""
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 
 from pipeline.engine import Fact
 
@@ -27,12 +27,12 @@ class ComputedContexts:
     def __init__(self, blocks: Mapping[str, int]) -> None:
         """`blocks`: see `block_tokens`, by role."""
         self._blocks = blocks
-        self._contexts: dict[str, tuple[int, int]] = {}
+        self._contexts: dict[Hashable, tuple[int, int]] = {}
         """By its key, the length of the latest context that it computed, and of the one before that was shorter."""
 
-    def recomputed(self, key: str, role: str, context: int, cached: int) -> int:
+    def recomputed(self, key: Hashable, role: str, context: int, cached: int) -> int:
         """How many tokens the engine computed again for a call with a context of so many tokens, of which `cached` were in its cache.
-        `key` names the context among those of the chain."""
+        `key` tells apart the contexts of the chain, and the adapters that they are computed with."""
         latest, before = self._contexts.get(key, (0, 0))
         if context > latest:
             before = latest

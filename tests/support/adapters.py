@@ -1,0 +1,56 @@
+"""LoRA adapters of the bundled target, made by hand: what each does follows from its matrices."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import safe_open
+from safetensors.numpy import save_file
+
+from pipeline.engines.models import resolve
+from pipeline.engines.tokenizer import HFTokenizer
+
+TARGET = Path(resolve("target", "bundled:tiny-target"))
+HEADS, LAYERS, HIDDEN, RANK = 4, 7, 128, 4
+_PLACE = "base_model.model."
+Matrices = Mapping[str, tuple[NDArray[np.float32], NDArray[np.float32]]]
+"""The matrices A (rank, taken) and B (given, rank) beside each module."""
+
+
+def write_adapter(folder: Path, matrices: Matrices, **config: Any) -> Path:
+    """The folder of an adapter with these matrices, which scales by 1."""
+    folder.mkdir(parents=True, exist_ok=True)
+    rank = max((a.shape[0] for a, _ in matrices.values()), default=RANK)
+    modules = sorted({name.rpartition(".")[2] for name in matrices})
+    said = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "r": rank, "lora_alpha": rank, "target_modules": modules, "bias": "none"}
+    (folder / "adapter_config.json").write_text(json.dumps(said | config))
+    sides = {f"{_PLACE}{name}.lora_{side}.weight": value for name, both in matrices.items() for side, value in zip("AB", both, strict=True)}
+    save_file({name: np.ascontiguousarray(value) for name, value in sides.items()}, folder / "adapter_model.safetensors")
+    return folder
+
+
+def turning(folder: Path, words: str) -> Path:
+    """An adapter with which the target gives the first of these digits the logit of the last, and so on: what it judges with them is
+    turned around."""
+    tokenizer = HFTokenizer(str(TARGET))
+    ids = [tokenizer.encode(word)[-1] for word in words]
+    with safe_open(TARGET / "model.safetensors", framework="pt") as file:
+        rows = file.get_tensor("model.embed_tokens.weight").float().numpy()  # tied: also those of the head
+    picks = np.zeros((len(rows), len(ids)), np.float32)
+    picks[ids, range(len(ids))] = 1
+    return write_adapter(folder, {"lm_head": (rows[ids[::-1]] - rows[ids], picks)})
+
+
+def noisy(folder: Path, seed: int = 0) -> Path:
+    """An adapter that changes the keys and values of every layer."""
+    return write_adapter(folder, noise(seed))
+
+
+def noise(seed: int) -> Matrices:
+    """Random matrices beside the projections to keys and values."""
+    draw = np.random.default_rng(seed).normal
+    names = [f"model.layers.{layer}.self_attn.{kind}_proj" for layer in range(LAYERS) for kind in "kv"]
+    return {name: (draw(size=(RANK, HIDDEN)).astype("float32") / 8, draw(size=(HIDDEN, RANK)).astype("float32") / 8) for name in names}
