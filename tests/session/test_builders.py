@@ -6,19 +6,16 @@ import pytest
 
 from pipeline.engines.sim.tokenizer import SimTokenizer
 from pipeline.errors import GraphError
-from pipeline.session.builders import _builder
+from pipeline.session.preflight import load_plan
+from pipeline.stages.build import builders_of
+from tests.support.paths import ROOT, SIM
 
-
-class Bare:
-    """An engine whose tokenizer was written for an earlier version."""
-
-    def __init__(self, tokenizer: Any) -> None:
-        self.tokenizer = tokenizer
+PLAN = load_plan(ROOT / "graphs/speccot.yaml", SIM)
 
 
 def test_a_tokenizer_that_cannot_keep_texts_apart_is_refused() -> None:
     with pytest.raises(GraphError, match="engine 'draft': its tokenizer has no `encode_parts`"):
-        _builder("draft", Bare(object()), "")  # type: ignore[arg-type]
+        builders_of(PLAN, {"draft": object()})  # type: ignore[dict-item]
 
 
 def test_a_template_that_repeats_a_problem_is_named_with_its_engine() -> None:
@@ -27,4 +24,4 @@ def test_a_template_that_repeats_a_problem_is_named_with_its_engine() -> None:
             return 2 * super().render(messages)
 
     with pytest.raises(GraphError, match="engine 'draft': its chat template: shows a message of the chat 2 times, not once"):
-        _builder("draft", Bare(Twice()), "")  # type: ignore[arg-type]
+        builders_of(PLAN, {"draft": Twice()})

@@ -150,7 +150,7 @@ def test_the_target_alone_may_be_the_graph_itself(tmp_path: Path) -> None:
         (
             {"vary": {"candidatez": ("1",)}},
             UsageError,
-            "--vary candidatez: speccot has no such param; there are answer_boxed, answer_tokens, budget, candidates",
+            "--vary candidatez: speccot has no such param; there are adapter, answer_boxed, answer_tokens",
         ),
         ({"vary": {"candidates": ("1", "1")}}, UsageError, "a value is named twice"),
         ({"vary": {"candidates": ("1", "x")}}, GraphError, "candidates"),
