@@ -38,7 +38,7 @@ class Problem(Struct, frozen=True):
     """One problem to solve, from one input row."""
 
     row: int
-    """From 1: the line of a JSON lines file; the record of a Parquet or CSV file (the header is not counted)."""
+    """The number of its record in the file, from 1; neither blank lines nor the header of a CSV file are records."""
     problem_id: str
     """Its name in the run, unique in the file; the row number where the row has none."""
     problem: str

@@ -62,7 +62,7 @@ def open_source(path: Path) -> Source:
 
 
 class JsonLines:
-    """A file of one JSON object a line; blank lines are skipped."""
+    """A file of one JSON object a line; blank lines are skipped, and are no rows."""
 
     BLANK = re.compile(rb"\s*")
     MOST_NAMES = 1000
@@ -75,14 +75,17 @@ class JsonLines:
 
     def records(self, wanted: tuple[str, ...]) -> Iterator[tuple[int, Record]]:
         """See `Source.records`."""
+        row = 0
         with _text_lines(self._path) as lines:
             for line in lines.each():
-                if isinstance(line, Flaw):
-                    yield lines.number, line
-                elif line.isspace():
+                if not isinstance(line, Flaw) and line.isspace():
                     lines.skip(self.BLANK)
-                else:
-                    yield lines.number, self._record(line, wanted)
+                    continue
+                row += 1
+                record = line if isinstance(line, Flaw) else self._record(line, wanted)
+                if isinstance(record, Flaw) and lines.number != row:
+                    record = Flaw(f"line {lines.number}: {record}")
+                yield row, record
 
     def _record(self, line: bytes, wanted: tuple[str, ...]) -> Record:
         try:

@@ -29,7 +29,7 @@ def options(folder: Path, graph: str = "speccot", **other: Any) -> RunOptions:
     if not problems.exists():
         texts = [f"Problem number {i}?" for i in range(8)]
         rows = [msgspec.json.encode({"problem_id": f"p{i}", "problem": t, "answer": sim_answer(t)}) for i, t in enumerate(texts)]
-        problems.write_bytes(b"\n".join([*rows, b'{"problem_id": "bad"}']) + b"\n")
+        problems.write_bytes(b"\n\n".join([*rows, b'{"problem_id": "bad"}']) + b"\n")
     defaults = {"batch_size": 4, "samples": 2, "output": folder / graph}
     return RunOptions(graph=ROOT / f"graphs/{graph}.yaml", engines=SIM, input=problems, **defaults | other)  # type: ignore[arg-type]
 

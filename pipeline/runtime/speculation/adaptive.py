@@ -212,7 +212,7 @@ class Adaptive:
     def _settle(self, now: float) -> None:
         """Where the last round of a share is over: charge what it lost, and observe the target alone from now on."""
         if not self._share and not self._chains.counts["speculative"] and not self._settled and self._known.fit.known:
-            self._debit += max(self._stint + self._lost(now), 0.0) / self._chains.at_least_one
+            self._debit += max(self._stint + self._lost(), 0.0) / self._chains.at_least_one
             self._stint = 0.0
             self._restart(now)
             self._settled = True
@@ -301,12 +301,16 @@ class Adaptive:
         """The share of the run that trials with all chains may cost."""
         return DEBIT if self._unsure and not self._chains.single else 2 * DEBIT
 
-    def _lost(self, now: float) -> float:
+    def _lost(self) -> float:
         """Seconds that the chains lost in the window against direct mode, added up."""
-        return sum(self._window.seconds.values()) - self._progress(now) / self._direct_speed()
+        return sum(self._window.seconds.values()) - self._progress() / self._direct_speed()
 
-    def _progress(self, now: float) -> float:
-        """Tokens that all chains got on in the window. A draft that is under way counts as half a step, where none was at the start."""
+    def _progress(self) -> float:
+        """Tokens that all chains got on in the window, at least 1: what an engine has counted may lag behind what it has answered."""
+        return max(self._counted(), 1.0)
+
+    def _counted(self) -> float:
+        """The same by what is counted. A draft that is under way counts as half a step, where none was at the start."""
         window, written = self._window, self._written()
         step = window.tokens / window.rounds if window.rounds else self._known.round.tokens
         begun = step * (self._chains.counts["speculative"] - window.running) / 2
@@ -380,7 +384,7 @@ class Adaptive:
             if hopeless or window.rounds >= self._chains.speculating:
                 self._end_probe(now)
             return
-        lost, trial = self._lost(now), step / self._direct_speed()
+        lost, trial = self._lost(), step / self._direct_speed()
         net = (lost + self._stint) / self._chains.at_least_one
         if (
             (hopeless and self._share == 1 and net > -trial)
@@ -404,7 +408,7 @@ class Adaptive:
         """A share is new: it is not judged before all chains have begun a round, and then by what follows."""
         waited = self._window.rounds >= self._chains.speculating * (2 if self._share == 1 else 1)
         if waited or (self._share == 1 and not self._chains.counts["direct"]):
-            self._stint += self._lost(now)
+            self._stint += self._lost()
             self._turning = False
             self._restart(now)
 
@@ -441,7 +445,7 @@ class Adaptive:
         """A window ended well: learn from it, see whether another share would be better, and whether direct mode is still known."""
         window = self._window
         seconds = sum(window.seconds.values())
-        observed = self._progress(now) / seconds / self._direct_speed()
+        observed = self._progress() / seconds / self._direct_speed()
         self._learn(now)
         self._unsure = 0.0
         choice = self._best()
@@ -462,7 +466,7 @@ class Adaptive:
         """Make what the window shows of rounds the prediction."""
         window, known, context = self._window, self._known, self._chains.context
         span = now - window.start
-        self._stint += self._lost(now)
+        self._stint += self._lost()
         if span <= 0:
             return
         if not window.rounds or (lost and self._turning):
@@ -470,7 +474,7 @@ class Adaptive:
         elif self.changes[-1].what == "probe":
             known.learn_from_probe(window, self._chains.at_least_one, context, span, self._direct_in(window))
         else:
-            known.learn_from_share(window, self._chains.at_least_one, context, span, self._share, self._progress(now) / span, lost)
+            known.learn_from_share(window, self._chains.at_least_one, context, span, self._share, self._progress() / span, lost)
         self._seen_rounds = self._state(now)
 
     def _direct_in(self, window: Window) -> float:

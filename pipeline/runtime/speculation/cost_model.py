@@ -15,6 +15,8 @@ MPS_INTERFERENCE = 0.2
 """Assumed where kernels of both engines run side by side; a run's own figures replace it."""
 STEPS = 40
 """Iterations of the fixed point, each of which halves the distance to it."""
+SHORTEST_S = 1e-9
+"""Least seconds that anything counts as: a clock may stand still from one event to the next."""
 
 
 class IterationCost(Struct, frozen=True, kw_only=True):
@@ -31,7 +33,7 @@ class IterationCost(Struct, frozen=True, kw_only=True):
 
     def seconds(self, context: float, tokens: float) -> float:
         """Seconds of an iteration that reads `context` tokens of context and computes `tokens` tokens."""
-        return max(self.fixed + self.per_context * context, self.per_token * tokens) + self.overhead
+        return max(self.fixed + self.per_context * context, self.per_token * tokens, SHORTEST_S) + self.overhead
 
     def scaled(self, factor: float) -> "IterationCost":
         """The cost of an engine that takes `factor` times as long for everything."""

@@ -1,6 +1,6 @@
 """How long the target's iterations take while it writes alone: observations enter while a run goes on, a fitted cost leaves."""
 
-from pipeline.runtime.speculation.cost_model import IterationCost
+from pipeline.runtime.speculation.cost_model import SHORTEST_S, IterationCost
 
 KEPT = 0.97
 """Weight of an observation after the next one came."""
@@ -29,7 +29,7 @@ class DirectFit:
 
     def observe(self, chains: float, context: float, seconds: float) -> None:
         """An iteration of so many chains with `context` tokens together took so long; errors count relative to `seconds`."""
-        features = self._features(chains, context)
+        features, seconds = self._features(chains, context), max(seconds, SHORTEST_S)
         if not self.observations:
             self._scale = [max(value, 1e-12) for value in features]
             self._weights = [1.0] if self._given else [seconds, 0.0, 0.0]
@@ -47,7 +47,7 @@ class DirectFit:
 
     def seconds(self, chains: float, context: float) -> float:
         """Seconds of an iteration of so many chains with `context` tokens together."""
-        return sum(w * value for w, value in zip(self._weights, self._features(chains, context), strict=True))
+        return max(sum(w * value for w, value in zip(self._weights, self._features(chains, context), strict=True)), SHORTEST_S)
 
     def cost(self, chains: float) -> IterationCost:
         """The same as a cost, near so many chains."""

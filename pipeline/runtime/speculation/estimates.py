@@ -24,6 +24,8 @@ INTERFERENCE = 0.5
 UNWORTHY = 0.9
 """The gain below which a trial is given up for its verdicts, and that is expected at most after a trial that showed no more than that it
 loses."""
+FARTHEST = 100.0
+"""By what factor a prediction is taken to be off at most."""
 LOST = 0.5
 """Least weight of a window that ended because it lost."""
 ASSUMED, MEMORY = 3, 64
@@ -60,8 +62,8 @@ class Correction(Struct, frozen=True):
 
     def toward(self, observed: float, weight: float, chains: float) -> "Correction":
         """The correction after `observed` was seen where so many chains lived; `weight` is between 0 and 1."""
-        before = self.at(chains)
-        return Correction(before * math.pow(observed / before, weight), chains)
+        before, bounded = self.at(chains), min(max(observed, 1 / FARTHEST), FARTHEST)
+        return Correction(before * math.pow(bounded / before, weight), chains)
 
 
 class Choice(Struct, frozen=True):
@@ -188,7 +190,7 @@ class Estimates:
 
     def _fit_draft(self, window: Window, chains: int, context: float, span: float) -> None:
         """Scale the draft's cost so that its calls take as long as they took."""
-        if not window.drafts:
+        if not window.drafted:
             return
         model = self.model(chains)
         load = model.speeds(*_loads(window, span), context, self.round).target_load

@@ -1,6 +1,6 @@
 """What happened in a stretch of time: steps and calls enter, as they come, sums leave."""
 
-from pipeline.runtime.speculation.cost_model import Round
+from pipeline.runtime.speculation.cost_model import SHORTEST_S, Round
 from pipeline.runtime.speculation.modes import CallFacts, Mode
 
 
@@ -28,6 +28,7 @@ class Window:
 
     def wrote(self, tokens: int, accepted: bool, seconds: float, direct_speed: float) -> None:
         """A round of so many seconds committed so many tokens, which direct mode writes at `direct_speed` tokens a second."""
+        seconds = max(seconds, SHORTEST_S)
         excess = seconds - tokens / direct_speed
         self.tokens += tokens
         self.rounds += 1
@@ -40,7 +41,7 @@ class Window:
         """A call was answered."""
         if call.purpose == "draft":
             self.drafts += 1
-            self.draft_s += call.end - call.submit
+            self.draft_s += max(call.end - call.submit, SHORTEST_S)
             self.drafted += call.output_tokens / call.n
             self.candidates += call.n
         elif call.direct:
@@ -56,7 +57,7 @@ class Window:
     def round(self, before: Round) -> Round:
         """The average round; what was not seen is as in `before`."""
         return Round(
-            tokens=self.tokens / self.rounds,
+            tokens=max(self.tokens / self.rounds, 1.0),
             drafted=self.drafted / self.drafts if self.drafts else before.drafted,
             candidates=self.candidates / self.drafts if self.drafts else before.candidates,
             verified=self.verified / self.judges if self.judges else before.verified,

@@ -1,0 +1,106 @@
+"""The controller where facts are odd: clocks that stand still, counters that lag, empty steps. It decides something, and never fails a chain."""
+
+import math
+import random
+
+import pytest
+
+from pipeline.runtime.speculation.adaptive import Adaptive, Requests
+from pipeline.runtime.speculation.cost_model import CostModel, IterationCost
+from pipeline.runtime.speculation.modes import CallFacts, Mode
+
+MODEL = CostModel(target=IterationCost(fixed=0.01), draft=IterationCost(fixed=0.0))
+
+
+class OddFacts:
+    """A run of chains whose facts are drawn from `seed`, each possible by itself."""
+
+    def __init__(self, seed: int) -> None:
+        self.draw = random.Random(seed)
+        self.now = self.draw.choice([0.0, 5.0])
+        self.second = 10 ** self.draw.uniform(-4, -1)
+        self.sampled = self.counted = self.entered = 0
+        self.chains: dict[int, tuple[Mode, float]] = {}
+        """The mode and the beginning of the step of each chain that goes on."""
+        self.paused: dict[int, tuple[Mode, float]] = {}
+        counts, model = self.draw.random() < 0.8, MODEL if self.draw.random() < 0.2 else None
+        self.control = Adaptive(written=lambda: self.counted if counts else None, requests=self.requests, model=model)
+
+    def requests(self) -> Requests:
+        return Requests(self.draw.randrange(100), self.draw.randrange(3))
+
+    def pass_time(self) -> None:
+        self.now += self.draw.choice([0.0, 0.0, self.draw.expovariate(1 / self.second), self.draw.expovariate(0.05 / self.second)])
+        self.sampled += self.draw.choice([0, 1, 5, 60])
+        if self.draw.random() < 0.3:
+            self.counted = max(self.counted, self.sampled - self.draw.choice([0, 0, 10, 400]))
+
+    def begin(self, order: int) -> None:
+        self.chains[order] = self.control.mode(order, self.draw.choice([1, 30, 500, 20000]), self.now), self.now
+
+    def end(self, order: int) -> None:
+        """A step ends."""
+        mode, began = self.chains.pop(order)
+        tokens, accepted = self.draw.choice([0, 1, 1, 7, 50, 300]), mode == "speculative" and self.draw.random() < 0.6
+        if mode == "speculative":
+            self.call("draft", tokens, self.draw.choice([began, self.now]))
+            self.call("judge", 1, began)
+        if not accepted:
+            self.call("write", tokens, began, direct=mode == "direct")
+        self.control.wrote(order, mode, tokens, accepted, self.now)
+
+    def call(self, purpose: str, tokens: int, submit: float, direct: bool = False) -> None:
+        facts = CallFacts(
+            role="draft" if purpose == "draft" else "target",
+            purpose=purpose,  # type: ignore[arg-type]
+            direct=direct,
+            n=1,
+            input_tokens=60,
+            cached_input_tokens=self.draw.choice([0, 60]),
+            output_tokens=tokens,
+            submit=submit,
+            end=self.now,
+            in_flight=3,
+        )
+        self.control.called(facts)
+
+    def go_on(self, most: int) -> None:
+        """One thing happens."""
+        self.pass_time()
+        if len(self.chains) + len(self.paused) < most:
+            self.control.enter(self.entered, self.now)
+            self.begin(self.entered)
+            self.entered += 1
+        for order in self.control.interrupts(self.now):
+            self.end(order)
+            self.begin(order)
+        order = self.draw.choice([*self.chains, None])  # type: ignore[list-item]
+        match self.draw.choice(["step", "step", "step", "leave", "pause", "resume", "wake"]), order:
+            case "step", int():
+                self.end(order)
+                self.begin(order)
+            case "leave", int():
+                self.end(order)
+                self.control.leave(order, self.now)
+            case "pause", int():
+                self.paused[order] = self.chains.pop(order)
+                self.control.pause(order, self.now)
+            case "resume", _ if self.paused:
+                back, step = self.paused.popitem()
+                self.chains[back] = step
+                self.control.resume(back, self.now)
+            case "wake", _ if self.control.wake() < math.inf:
+                self.now = max(self.now, self.control.wake())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("most", [1, 2, 8, 64])
+def test_whatever_the_facts_there_is_a_decision(most: int) -> None:
+    for seed in range(100):
+        facts = OddFacts(seed)
+        for _ in range(400):
+            facts.go_on(most)
+        for change in facts.control.changes:
+            assert math.isfinite(change.direct or 0.0)
+            assert change.speculative is None or 0 <= change.speculative < math.inf
+            assert 0 <= change.speculating <= change.live
