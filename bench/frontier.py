@@ -2,8 +2,9 @@
 
     python bench/frontier.py [--only sim] [--as-is]
 
-The map is SIMULATED: machines x lengths of thoughts x batch sizes, each cell the target alone, SpecReason with `always`, and `auto`. The
-other setups are measured: the bundled pair and an inflated target on the torch engine, and vLLM's CPU engine, repeats interleaved. Each
+The map is SIMULATED: machines x lengths of thoughts x batch sizes, each cell the target alone, SpecReason with `always`, and `auto`, with
+more than one seed where thoughts are short and a run ends with the longest of them. The other setups are measured: the bundled pair and an
+inflated target on the torch engine, and vLLM's CPU engine, repeats interleaved, so many problems that a run takes some seconds. Each
 sweep goes to build/frontier/NAME and goes on there when it is started again, so that points that are finished are not run twice. Writes
 bench/frontier.md and its pictures (they need Chromium, which kaleido drives), and bench/results/frontier.json.
 """
@@ -40,7 +41,13 @@ ROOMY = ("token_budget=30720", "max_steps=1000")
 """Settings under which hardly any thought of the three lengths is cut."""
 PATIENT = tuple(f"engines.{role}.timeout_s=1000000" for role in ("draft", "target"))
 """A direct request writes a whole thought, and may wait at the engine before: on slow machines that takes hours of simulated time."""
-MEASURED_SIZES = (1, 8, 32, 128)
+SEEDS = {"gsm8k": 3, "math": 1, "aime": 1}
+MEASURED_PROBLEMS = {
+    "torch": {1: 64, 8: 250, 32: 500, 128: 500},
+    "torch-inflated": {1: 12, 8: 48, 32: 128, 128: 256},
+    "vllm": {1: 64, 8: 250, 32: 500, 128: 500},
+}
+"""By machine and batch size."""
 AIM_OVER_TARGET, AIM_OVER_STATIC = 0.98, 0.95
 MEASURED_AIM = 0.97
 
@@ -55,12 +62,13 @@ class Setup(Struct, frozen=True, kw_only=True):
     batch_sizes: tuple[int, ...]
     problems: int
     simulated: bool
+    seed: int = 0
     engines: Path | None = None
     settings: tuple[str, ...] = ()
 
 
 class Cell(Struct, frozen=True, kw_only=True):
-    """The systems at one batch size of one setup; all rates in problems per second, medians over the repeats."""
+    """The systems at one batch size of one machine; all rates in problems per second: medians over the repeats, or all seeds together."""
 
     machine: str
     lengths: str
@@ -97,14 +105,17 @@ class Cell(Struct, frozen=True, kw_only=True):
 
 
 def simulated_setups() -> Iterator[Setup]:
-    for machine, lengths, (problems, sizes) in product(MACHINES, LENGTHS, SIZES.items()):
+    for machine, lengths, (problems, sizes), seed in product(MACHINES, LENGTHS, SIZES.items(), range(max(SEEDS.values()))):
+        if seed >= SEEDS[lengths]:
+            continue
         yield Setup(
-            name=f"{machine}-{lengths}-{problems}",
+            name=f"{machine}-{lengths}-{problems}-{seed}",
             machine=machine,
             lengths=lengths,
             graphs=("specreason",),
             batch_sizes=sizes,
             problems=problems,
+            seed=seed,
             engines=ROOT / f"graphs/engines/{machine}.yaml",
             settings=(*ROOMY, *PATIENT, f"engines.draft.text.preset={lengths}", f"engines.target.text.preset={lengths}"),
             simulated=True,
@@ -119,17 +130,18 @@ def measured_setups() -> Iterator[Setup]:
         ("torch-inflated", ROOT / "build/inflated.yaml", wide),
         ("vllm", ROOT / "graphs/engines/tiny-vllm.yaml", ()),
     ):
-        yield Setup(
-            name=name,
-            machine=name,
-            lengths="arith",
-            graphs=("specreason",),
-            batch_sizes=MEASURED_SIZES,
-            problems=128,
-            engines=engines,
-            settings=settings,
-            simulated=False,
-        )
+        for size, problems in MEASURED_PROBLEMS[name].items():
+            yield Setup(
+                name=f"{name}-{size}",
+                machine=name,
+                lengths="arith",
+                graphs=("specreason",),
+                batch_sizes=(size,),
+                problems=problems,
+                engines=engines,
+                settings=settings,
+                simulated=False,
+            )
 
 
 def problems_file(setup: Setup) -> Path:
@@ -147,7 +159,7 @@ def missing(setup: Setup) -> str | None:
     """What keeps a setup from being run here; None: nothing."""
     if setup.engines is not None and not setup.engines.exists():
         return f"there is no {setup.engines.relative_to(ROOT)}; `python tools/inflate.py` makes it"
-    if setup.name == "vllm" and find_spec("vllm") is None:
+    if setup.machine == "vllm" and find_spec("vllm") is None:
         return "vLLM is not installed"
     return None
 
@@ -163,6 +175,7 @@ def run_sweep(setup: Setup, repeats: int) -> list[Point]:
         engines=() if setup.engines is None else (setup.engines,),
         settings=setup.settings,
         limit=setup.problems,
+        seed=setup.seed,
         output=BUILD / setup.name,
         resume=True,
     )
@@ -179,31 +192,32 @@ def _say(sentence: str) -> None:
 
 
 def cells(setup: Setup, points: Sequence[Point]) -> Iterator[Cell]:
-    """The cells of one setup."""
+    """The cells of one setup, which may have `points` of several seeds."""
+    together = statistics.harmonic_mean if setup.simulated else statistics.median
     for size in setup.batch_sizes:
         here = [point for point in points if point.batch_size == size]
         alone = [point.problems_per_s for point in here if point.baseline]
         rates = {mode: _rates(here, mode) for mode in ("always", "auto")}
-        first = [p.problems_per_s for p in here if p.graph == setup.graphs[0] and p.params.get("speculate") == "auto"]
+        first = rates["auto"][setup.graphs[0]]
         yield Cell(
             machine=setup.machine,
             lengths=setup.lengths,
             batch_size=size,
             simulated=setup.simulated,
-            target=statistics.median(alone),
-            static=rates["always"],
-            auto=rates["auto"],
+            target=together(alone),
+            static={graph: together(each) for graph, each in rates["always"].items()},
+            auto={graph: together(each) for graph, each in rates["auto"].items()},
             low=min(first) / max(alone),
         )
 
 
-def _rates(points: Sequence[Point], mode: str) -> dict[str, float]:
-    """Medians over the repeats, by graph, of the systems that speculate in this `mode`."""
+def _rates(points: Sequence[Point], mode: str) -> dict[str, list[float]]:
+    """The rates of the systems that speculate in this `mode`, by graph."""
     found: dict[str, list[float]] = {}
     for point in points:
         if point.params.get("speculate") == mode:
             found.setdefault(point.graph, []).append(point.problems_per_s)
-    return {graph: statistics.median(rates) for graph, rates in found.items()}
+    return found
 
 
 def verdict(found: Sequence[Cell]) -> Iterator[str]:
@@ -299,8 +313,10 @@ def write(found: Sequence[Cell], recording: Recording) -> None:
         "# Where speculation pays, and whether `auto` knows",
         f"{origin(recording.measured)[:-1]}. Throughput is problems per second, the tail included. The opponent is the target alone at the "
         "same batch size, with the memory that the draft leaves it. `always` and `auto` are pipelined, admitted by cache. "
-        + "; ".join(f"batch sizes {', '.join(map(str, sizes))}: {problems} problems" for problems, sizes in SIZES.items()).capitalize()
-        + ". Rates of different numbers of problems are not comparable, and with few of them one long thought can be most of a run.",
+        + "Simulated: "
+        + "; ".join(f"batch sizes {', '.join(map(str, sizes))}: {problems} problems" for problems, sizes in SIZES.items())
+        + f"; {', '.join(f'{count} seeds of {lengths}' for lengths, count in SEEDS.items() if count > 1)}, together. "
+        "Rates of different numbers of problems are not comparable, and with few of them one long thought can be most of a run.",
         "\n".join(verdict(found)),
     ]
     for machine in dict.fromkeys(cell.machine for cell in found):
@@ -319,15 +335,16 @@ def main(repeats: int, as_is: bool, only: tuple[str, ...]) -> None:
     """Run what is missing, then write the page."""
     recording = go_on(__file__, BUILD)
     setups = [setup for setup in (*simulated_setups(), *measured_setups()) if setup.name.startswith(only or "")]
-    found: list[Cell] = []
+    found: dict[object, tuple[Setup, list[Point]]] = {}
     for setup in setups:
-        points = BUILD / setup.name / "points.parquet"
-        if lack := "it has not been run" if as_is and not points.exists() else None if as_is else missing(setup):
+        path = BUILD / setup.name / "points.parquet"
+        if lack := "it has not been run" if as_is and not path.exists() else None if as_is else missing(setup):
             _say(f"{setup.name}: left out, {lack}")
             continue
-        found += cells(setup, read_points(points) if as_is else run_sweep(setup, 1 if setup.simulated else repeats))
+        points = read_points(path) if as_is else run_sweep(setup, 1 if setup.simulated else repeats)
+        found.setdefault((setup.machine, setup.lengths, setup.batch_sizes), (setup, []))[1].extend(points)
     if not only:
-        write(found, recording)
+        write([cell for setup, points in found.values() for cell in cells(setup, points)], recording)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The controller where facts are odd: clocks that stand still, counters that lag, empty steps. It decides something, and never fails a chain."""
+"""The controller where facts are odd: clocks that stand still, counters that lag, empty steps. It never fails a chain."""
 
 import math
 import random
