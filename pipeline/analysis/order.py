@@ -32,7 +32,8 @@ def spearman(one: Floats, other: Floats) -> float | None:
     ranks = [_ranks(values) for values in (one, other)]
     if any(np.ptp(each) == 0 for each in ranks):
         return None
-    return float(np.corrcoef(np.array(ranks))[0, 1])
+    # From 2.4 on numpy types what it returns as a matrix or a number.
+    return float(np.corrcoef(np.array(ranks))[0, 1])  # type: ignore[index, unused-ignore]
 
 
 def _ranks(values: Floats) -> Floats:
