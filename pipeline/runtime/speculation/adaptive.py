@@ -27,8 +27,8 @@ FIRST_SPREAD, PROBED_SPREAD, PER_PROBED, GIVEN_SPREAD = 0.6, 0.1, 0.05, 0.1
 for each time that all are e times as many), and with a given model."""
 PER_TIME, PER_TIME_DIRECT = 0.1, 0.03
 """The same for time since the start of the run: of rounds, and of direct mode."""
-ITERATIONS = 12
-"""Iterations of the target that make an observation."""
+ITERATIONS, OBSERVED_S = 12, 0.2
+"""Iterations of the target, and seconds, that make an observation."""
 ROUNDS, LEAST = 24, 12
 """Fewest rounds that make an observation, and before which (and before two of every chain) rounds are not judged at all."""
 SURE, VERY_SURE = 1.0, 2.5
@@ -216,7 +216,7 @@ class Adaptive:
             self._stint = 0.0
             self._restart(now)
             self._settled = True
-            self._tick = now + ITERATIONS / self._direct_speed()
+            self._tick = now + self._observation_s()
 
     def _look(self, now: float) -> None:
         """The time has come to look at what the engines did."""
@@ -231,8 +231,12 @@ class Adaptive:
         else:
             self._count(now)
         self._find_room()
-        pause = ITERATIONS / self._direct_speed() if self._known.fit.known else FIRST_LOOK_S
+        pause = self._observation_s() if self._known.fit.known else FIRST_LOOK_S
         self._tick = max(now + max(pause, 0.01 * elapsed), self._tick if self._tick > now else now)
+
+    def _observation_s(self) -> float:
+        """Seconds after which an observation of the target alone is expected to be long enough."""
+        return max(ITERATIONS / self._direct_speed(), OBSERVED_S)
 
     def _count(self, now: float) -> None:
         """Observe how many tokens the target wrote."""
@@ -244,7 +248,7 @@ class Adaptive:
             if tokens >= self._chains.at_least_one:  # all prompts are computed
                 self._restart(now)
                 self._settled = True
-        elif span > 0 and tokens >= ITERATIONS * self._chains.at_least_one / 2:
+        elif span >= OBSERVED_S / 2 and tokens >= ITERATIONS * self._chains.at_least_one / 2:
             chains = window.seconds["direct"] / span
             self._chains.direct_tokens += tokens / max(chains, 1e-9)
             self._observe_direct(chains, window.seconds["direct"] / tokens, now)
@@ -346,7 +350,7 @@ class Adaptive:
         if gain * math.exp(spread) < WORTH and not again:
             return
         risk = max(0.0, 1 - gain * math.exp(-spread))
-        if live > 1 and (gain < UNWORTHY or (risk and self._unsure >= FIRST_SPREAD)):
+        if live > 1 and (gain < UNWORTHY or self._unsure >= FIRST_SPREAD):
             if self._affordable(self._probe_cost(), now, LOOKING):
                 self._switch(max(live // PROBED, 1) / live, "probe", now, rate)
         elif self._affordable(2 * risk * live * self._known.round.tokens / rate, now, self._trial_share()):
