@@ -193,7 +193,7 @@ def test_fewer_problems_samples_and_candidates_need_no_new_text_as_far_as_they_g
 
 @pytest.mark.slow
 def test_a_shorter_limit_cuts_what_was_recorded_as_the_model_would_have(recorded: Callable[[str], Path], tmp_path: Path) -> None:
-    before, settings = recorded("target"), ("token_budget=500",)
+    before, settings = recorded("target"), ("token_budget=500", "budget=response")
     truth = run(options(before.parent, "target", settings=settings, output=tmp_path / "truth"))
     guess = replay(before, tmp_path / "guess", settings=settings)
     assert {row["stop_reason"] for row in rows(truth.folder, "chains")} >= {"max_tokens"}

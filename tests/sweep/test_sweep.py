@@ -198,7 +198,7 @@ def test_a_sweep_goes_on_where_it_ended(tmp_path: Path) -> None:
 
 def _edited(folder: Path) -> Path:
     path = folder / "speccot.yaml"
-    path.write_text(SPECCOT.read_text().replace("repeated: 2", "repeated: 3").replace("engines: engines/tiny.yaml", f"engines: {SIM}"))
+    path.write_text(SPECCOT.read_text().replace("repeated: 0", "repeated: 3").replace("engines: engines/tiny.yaml", f"engines: {SIM}"))
     return path
 
 
