@@ -83,6 +83,7 @@ class PromptBuilder:
         self._ends: dict[tuple[tuple[int, ...], str], bool] = {}
         self._options: dict[tuple[str, int, bool], Options] = {}
         self._questions: dict[tuple[str, str, str, tuple[str, ...]], tuple[Array, tuple[int, ...]]] = {}
+        self.generation("")  # a tokenizer that fails on the words of every prompt fails before a chain starts
 
     def generation(self, problem: str) -> list[int]:
         """The token ids of the prompt that asks `problem`, up to where the thought begins."""
