@@ -104,6 +104,12 @@ def with_preset(options: Mapping[str, Any]) -> dict[str, Any]:
 )
 @click.option("--calibration", type=click.Path(path_type=Path), metavar="FILE", help=CALIBRATION_HELP)
 @click.option("--output", type=click.Path(path_type=Path), metavar="DIR", help="Run folder.  [default: runs/GRAPH-TIME]")
+@click.option(
+    "--keep-input/--no-keep-input",
+    default=True,
+    show_default=True,
+    help="Keep the input's rows in the run folder, for reports, exports and resume.",
+)
 @click.option("--resume", is_flag=True, help="Go on with the run in --output, if there is one.")
 @click.option("--retry-failed", is_flag=True, help="On resume: failed chains too.")
 @click.option("--allow-drift", multiple=True, metavar="NAME", help=f"On resume: what may be other than before: {', '.join(MAY_DRIFT)}.")
@@ -120,16 +126,17 @@ def run(graph: Path, input_: Path, as_json: bool, debug: bool, **options: Any) -
 
 @click.command()
 @click.argument("run", type=click.Path(path_type=Path), metavar="RUN")
+@click.option("--input", "input_", type=click.Path(path_type=Path), metavar="FILE", help="Where the input is now, if it has moved.")
 @click.option("--retry-failed", is_flag=True, help="Failed chains too.")
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
 @click.option("--debug", is_flag=True, help="Show tracebacks.")
-def resume(run: Path, retry_failed: bool, as_json: bool, debug: bool) -> None:
+def resume(run: Path, input_: Path | None, retry_failed: bool, as_json: bool, debug: bool) -> None:
     """Go on with the run in folder RUN, with the options it was started with.
 
     Finished chains are kept, the others go on where they were. To change the engines or the batch size on the way, repeat
     the whole command with `pipeline run ... --output RUN --resume --allow-drift engines`.
     """
-    solve_and_exit(resume_options(run, retry_failed=retry_failed), as_json)
+    solve_and_exit(resume_options(run, retry_failed=retry_failed, input_file=input_), as_json)
 
 
 def solve_and_exit(options: RunOptions, as_json: bool) -> NoReturn:

@@ -51,7 +51,7 @@ class EncodedLines(JsonLines):
         super().__init__(Path("problems"))
         self._lines = lines
 
-    def records(self, wanted: tuple[str, ...]) -> Iterator[tuple[int, Record]]:
+    def records(self, wanted: tuple[str, ...] | None) -> Iterator[tuple[int, Record]]:
         """See `Source.records`."""
         for row, line in enumerate(self._lines, 1):
             yield row, self._record(line, wanted)

@@ -127,6 +127,15 @@ class Problems:
         except InputError as error:
             raise InputChanged(str(self.path), error.what) from error
 
+    def with_records(self) -> Iterator[tuple[Problem | BadRow, Record]]:
+        """The items of `unchanged`, each with its whole row: the values of all columns of the file, or what is wrong with one of them.
+
+        The file is read twice, so that a column which no problem needs cannot spoil one.
+        """
+        records = self._asked_for(self._open(), None)
+        for item in self.unchanged():
+            yield item, next(records)[1]
+
     def check_unchanged(self) -> None:
         """Raise `InputChanged` where the file is not what it was at `check`: its rows first, then its bytes."""
         if self._version() == self._version_before:
@@ -148,13 +157,13 @@ class Problems:
     def _items(self, source: Source) -> Iterator[Problem | BadRow]:
         row = 0
         try:
-            for row, record in self._asked_for(source):
+            for row, record in self._asked_for(source, tuple(self._theirs.values())):
                 yield self._item(row, record)
         except DAMAGE as error:
             raise InputError(f"{self.path}, after row {row}", reason(error)) from error
 
-    def _asked_for(self, source: Source) -> Iterator[tuple[int, Record]]:
-        records = source.records(tuple(self._theirs.values()))
+    def _asked_for(self, source: Source, wanted: tuple[str, ...] | None) -> Iterator[tuple[int, Record]]:
+        records = source.records(wanted)
         if not isinstance(self._part, RowSample):
             yield from islice(records, self._part)
             return

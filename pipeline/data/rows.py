@@ -48,8 +48,8 @@ class Source(Protocol):
     def names(self) -> Mapping[str, None]:
         """The names of the columns, in order; of JSON lines those met so far."""
 
-    def records(self, wanted: tuple[str, ...]) -> Iterator[tuple[int, Record]]:
-        """Every row with its number, from 1: those of the `wanted` columns that it has, or a `Flaw`."""
+    def records(self, wanted: tuple[str, ...] | None) -> Iterator[tuple[int, Record]]:
+        """Every row with its number, from 1: those of the `wanted` columns that it has, None: all of them, or a `Flaw`."""
 
 
 def open_source(path: Path) -> Source:
@@ -73,7 +73,7 @@ class JsonLines:
         self.names: dict[str, None] = {}
         self._decode = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
-    def records(self, wanted: tuple[str, ...]) -> Iterator[tuple[int, Record]]:
+    def records(self, wanted: tuple[str, ...] | None) -> Iterator[tuple[int, Record]]:
         """See `Source.records`."""
         row = 0
         with _text_lines(self._path) as lines:
@@ -87,12 +87,12 @@ class JsonLines:
                     record = Flaw(f"line {lines.number}: {record}")
                 yield row, record
 
-    def _record(self, line: bytes, wanted: tuple[str, ...]) -> Record:
+    def _record(self, line: bytes, wanted: tuple[str, ...] | None) -> Record:
         try:
             raw = self._decode(line.decode())
             if len(self.names) < self.MOST_NAMES:
                 self.names.update(dict.fromkeys(raw))
-            return {name: _value(name, raw[name]) for name in wanted if name in raw}
+            return {name: _value(name, raw[name]) for name in (raw if wanted is None else wanted) if name in raw}
         except UnicodeDecodeError:
             return Flaw("not UTF-8")
         except RecursionError:
@@ -140,9 +140,9 @@ class Csv:
             raise InputError(str(path), "holds no rows")
         self.names = _distinct(path, header)
 
-    def records(self, wanted: tuple[str, ...]) -> Iterator[tuple[int, Record]]:
+    def records(self, wanted: tuple[str, ...] | None) -> Iterator[tuple[int, Record]]:
         """See `Source.records`."""
-        places = {name: place for place, name in enumerate(self.names) if name in wanted}
+        places = {name: place for place, name in enumerate(self.names) if wanted is None or name in wanted}
         with _text_lines(self._path) as lines:
             for row, fields in enumerate(islice(self._rows(lines), 1, None), 1):
                 if isinstance(fields, Flaw):
@@ -205,9 +205,9 @@ class Parquet:
             raise InputError(str(path), f"not a whole Parquet file: {reason(error)}") from error
         self.names = _distinct(path, names)
 
-    def records(self, wanted: tuple[str, ...]) -> Iterator[tuple[int, Record]]:
+    def records(self, wanted: tuple[str, ...] | None) -> Iterator[tuple[int, Record]]:
         """See `Source.records`."""
-        columns = [name for name in wanted if name in self.names]
+        columns = [name for name in (self.names if wanted is None else wanted) if name in self.names]
         row = 0
         try:
             for group in range(self._file.num_row_groups):

@@ -13,11 +13,12 @@ import pyarrow.compute as pc
 from msgspec import Struct
 
 from pipeline.analysis.capabilities import is_share, read_steps, scale_of
-from pipeline.data.problems import open_problems
+from pipeline.data.problems import Problems, open_problems
 from pipeline.errors import BadRow, InputError
 from pipeline.files import open_file
 from pipeline.report.chain_list import ChainList
 from pipeline.text import sanitize
+from pipeline.trace.kept_problems import kept_problems
 from pipeline.trace.read import read_batches
 from pipeline.trace.run_file import RunFile
 
@@ -141,7 +142,7 @@ def read_transcripts(folder: Path, run: RunFile, chains: ChainList, reasons: Map
             steps.setdefault(row["chain_id"], []).append(step)
             size += len(step.text) + sum(len(each.text) for each in step.candidates)
     kept = [name for name in why if name in steps or not rows[name]["steps"] or size < MOST_TRANSCRIPTS]
-    problems = _problems(run, [rows[name]["input_row"] for name in kept])
+    problems = _problems(folder, run, [rows[name]["input_row"] for name in kept])
     transcripts = [_transcript(rows[name], why[name], problems, steps.get(name, [])) for name in kept]
     return Transcripts(tuple(transcripts), len(why) - len(kept))
 
@@ -155,15 +156,11 @@ def _rows(batches: Iterable[pa.RecordBatch], names: Sequence[str]) -> Iterator[d
             yield from batch.filter(mine).to_pylist()
 
 
-def _problems(run: RunFile, rows: Sequence[int]) -> dict[int, str]:
-    """Texts of the problems in these rows of the input file; empty where that file is gone or has changed."""
-    path = Path(run.options.get("input") or run.input.file)
+def _problems(folder: Path, run: RunFile, rows: Sequence[int]) -> dict[int, str]:
+    """Texts of the problems in these rows of the input; empty where the run has not kept it and the file is gone or has changed."""
     try:
-        with open_file(path) as file:
-            if hashlib.file_digest(file, "sha256").hexdigest() != run.input.sha256:
-                return {}
         left, found = set(rows), {}
-        for item in open_problems(path, run.input.columns, run.input.part):
+        for item in kept_problems(folder, run.input) or _input_file(run):
             if item.row in left:
                 left.discard(item.row)
                 found[item.row] = item.what if isinstance(item, BadRow) else item.problem
@@ -172,6 +169,14 @@ def _problems(run: RunFile, rows: Sequence[int]) -> dict[int, str]:
     except (OSError, ValueError, InputError):
         return {}
     return found
+
+
+def _input_file(run: RunFile) -> Problems:
+    path = Path(run.options.get("input") or run.input.file)
+    with open_file(path) as file:
+        if hashlib.file_digest(file, "sha256").hexdigest() != run.input.sha256:
+            raise InputError(str(path), "is not the input of this run")
+    return open_problems(path, run.input.columns, run.input.part)
 
 
 def _transcript(row: Mapping[str, Any], why: tuple[str, ...], problems: Mapping[int, str], steps: Sequence[Step]) -> Transcript:

@@ -55,7 +55,7 @@ def score_run(
     if virtual_time({"reward": spec.reward}, str(prm)):
         raise GraphError(f"{prm}: $.reward", "is simulated, and its rewards would mean nothing; expected a backend that serves a model")
     file = RunFile.read(run)
-    steps = StepsToScore(run, file, open_input(file, input_file), spec.prompt.thought_end)
+    steps = StepsToScore(run, file, open_input(run, file, input_file), spec.prompt.thought_end)
     tally = RewardTally(run.resolve().name, file.run_id, str(getattr(spec.reward, "model", "reward")))
     with hold(run):
         try:

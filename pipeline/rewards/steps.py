@@ -13,6 +13,7 @@ from msgspec import Struct
 from pipeline.data.problems import Problems, open_problems
 from pipeline.errors import BadRow, InputError
 from pipeline.rewards.prompts import Thought
+from pipeline.trace.kept_problems import kept_problems
 from pipeline.trace.read import read_batches
 from pipeline.trace.run_file import RunFile
 
@@ -58,8 +59,13 @@ class StepToScore(Struct, frozen=True, kw_only=True):
     """By text: the steps that it is made of, the first one with the beginning that the thought holds already."""
 
 
-def open_input(run: RunFile, now: Path | None) -> Problems:
-    """The problems of a run's input file, which is at `now` or else where it was; raises `InputError` unless its bytes are the same."""
+def open_input(folder: Path, run: RunFile, now: Path | None) -> Problems:
+    """The problems of a run: those that it has kept, or of its input file, which is at `now` or else where it was.
+
+    Raises `InputError` unless the file's bytes are the same.
+    """
+    if now is None and (kept := kept_problems(folder, run.input)) is not None:
+        return kept
     path = now or Path(run.input.file)
     if now is None and not path.is_file():
         raise InputError(str(path), "the input of this run is not here; say with --input where it is now")

@@ -55,6 +55,8 @@ class RunOptions(Struct, frozen=True, kw_only=True):
     begins; what it observes replaces them."""
     output: Path | None = None
     """The run folder; by default `runs/GRAPH-TIME`."""
+    keep_input: bool = True
+    """Keep the problems in the run folder, with all columns of the input: reports, exports and later sessions need the file no more."""
     resume: bool = False
     """Go on with the run in `output`, if there is one."""
     retry_failed: bool = False
@@ -93,15 +95,18 @@ def recorded_options(options: RunOptions) -> dict[str, Any]:
     return {name: value for name, value in (structs.asdict(options) | recorded).items() if name not in own and value is not None}
 
 
-def resume_options(folder: Path, *, retry_failed: bool = False) -> RunOptions:
-    """The options to resume the run in `folder` as it was started; raises `InputError` where there is no such run."""
+def resume_options(folder: Path, *, retry_failed: bool = False, input_file: Path | None = None) -> RunOptions:
+    """The options to resume the run in `folder` as it was started, over its input, which may have moved to `input_file`.
+
+    Raises `InputError` where there is no such run.
+    """
     kept = RunFile.read(folder).options
     with boundary(InputError, f"{folder / 'run.json'}: $.options", foreign=msgspec.ValidationError):
         options = msgspec.convert(kept, RunOptions, dec_hook=lambda kind, value: kind(value))
     if options.in_memory:
         what = f"was started from Python with {' and '.join(options.in_memory)} that stand in no file"
         raise InputError(str(folder), f"{what}; go on with pipeline.solve(..., output={str(folder)!r}, resume=True)")
-    return structs.replace(options, output=folder, resume=True, retry_failed=retry_failed)
+    return structs.replace(options, input=input_file or options.input, output=folder, resume=True, retry_failed=retry_failed)
 
 
 def check_resume(options: RunOptions) -> None:

@@ -17,7 +17,7 @@ import anyio
 import anyio.to_thread
 from msgspec import Struct, structs
 
-from pipeline.data.problems import open_problems
+from pipeline.data.problems import Problems, open_problems
 from pipeline.engine import Engine, EngineStatistics, Fact
 from pipeline.engines.registry import open_engines
 from pipeline.errors import GraphError, Interrupted, OutOfMemory, PipelineError, is_out_of_memory
@@ -47,6 +47,9 @@ from pipeline.stages.base import Stage
 from pipeline.stages.build import build_stages
 from pipeline.tasks import unwrapped
 from pipeline.trace.inventory import check_files
+from pipeline.trace.kept_problems import TABLE as KEPT
+from pipeline.trace.kept_problems import keep_problems, kept_problems
+from pipeline.trace.read import count_rows
 from pipeline.trace.recorder import WRITE_EVERY_S, open_recorder
 from pipeline.trace.run_file import ModeChange, RunFile, Session, Status, Totals, versions
 from pipeline.trace.store import TraceStore, recover
@@ -163,13 +166,22 @@ def run(
     for sentence in notices(plan):
         observer.tell(sentence)
     with claimed(options, plan.name) as claim:
-        checked = preflight(options, plan, open_problems(options.input, options.columns, options.part), claim)
+        checked = preflight(options, plan, problems_of(options, claim), claim)
         if claim.nothing_to_do:
             return nothing_to_do(claim)
         ready = take_up(checked, command)
         for sentence in ready.remarks:
             observer.tell(sentence)
         return in_loop(partial(solve, ready, observer, attend=attend), virtual=checked.virtual_time)
+
+
+def problems_of(options: RunOptions, claim: Claim) -> Problems:
+    """The problems of the input file, or, where that is gone, what the run that is to be resumed has kept of it."""
+    if claim.old is not None and claim.folder is not None and not options.input.exists():
+        kept = kept_problems(claim.folder, claim.old.input)
+        if kept is not None and options.part == claim.old.input.part:
+            return kept
+    return open_problems(options.input, options.columns, options.part)
 
 
 def nothing_to_do(claim: Claim) -> SessionResult:
@@ -182,6 +194,8 @@ def nothing_to_do(claim: Claim) -> SessionResult:
 def take_up(checked: Preflight, command: Sequence[str] = ()) -> Ready:
     """Read what earlier sessions left in the run folder, which this process holds; write-ahead files are made parts first."""
     record = new_record(checked, command)
+    if checked.folder is not None and checked.options.keep_input and count_rows(checked.folder, KEPT) != checked.fingerprint.rows:
+        keep_problems(checked.folder, checked.problems)
     if checked.folder is None or checked.old is None:
         return Ready(checked=checked, record=record, resume_state=ResumeState())
     remarks = check_files(checked.folder)

@@ -253,6 +253,7 @@ def run_options(options: SweepOptions, system: System, folder: Path, **changes: 
         "order": options.order,
         "calibration": options.calibration if system.plan.speculate == "auto" else None,
         "output": folder,
+        "keep_input": False,  # once for each point
     }
     return RunOptions(**own | changes)
 

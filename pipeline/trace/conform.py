@@ -15,9 +15,9 @@ from msgspec import Struct
 
 from pipeline.errors import InputError, reason
 from pipeline.trace.columns import schema_of
-from pipeline.trace.events import CallRow, ChainRow, RewardRow, StepRow
+from pipeline.trace.events import CallRow, ChainRow, ProblemRow, RewardRow, StepRow
 
-ROWS: dict[str, type[Struct]] = {"calls": CallRow, "steps": StepRow, "chains": ChainRow, "rewards": RewardRow}
+ROWS: dict[str, type[Struct]] = {"calls": CallRow, "steps": StepRow, "chains": ChainRow, "rewards": RewardRow, "problems": ProblemRow}
 """Every table that a run folder may have, with the type of its rows."""
 ALIGNED = {
     "calls": ("candidate_index", "output_token_ids", "finish_reason", "stop_reason"),

@@ -260,6 +260,25 @@ class ChainRow(Struct, frozen=True):
     of a first sample without an earlier run, characters of the problem. Null in the order of the input and in earlier versions."""
 
 
+class ProblemRow(Struct, frozen=True, kw_only=True):
+    """One row of the input that was asked for, as it was when the run began."""
+
+    input_row: int
+    """Its number in the input file, from 1."""
+    problem_id: str
+    problem: str | None
+    """The text that the models are asked about; null where the row holds no problem."""
+    reference_answer: str | None
+    options: tuple[str, ...]
+    """The options of a multiple-choice problem in the order of their letters; else empty."""
+    grader: str | None
+    """How its answer is to be graded; null where the row does not say."""
+    flaw: str | None
+    """Why the row holds no problem."""
+    input: str | None
+    """The whole row as a JSON object, by the file's own names of columns; null where it cannot be read."""
+
+
 class RewardRow(Struct, frozen=True, kw_only=True):
     """The reward of one drafted candidate, or of a committed step that is none of the candidates."""
 

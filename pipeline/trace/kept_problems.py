@@ -1,0 +1,119 @@
+"""The problems of a run in its own folder: the input enters when the run begins, a table `problems` leaves, which takes its place later.
+
+With it a run goes on, is reported and exported wherever its input has gone, and all columns of the input stay with the answers.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from pipeline.data.problems import Problem, Problems
+from pipeline.data.rows import Flaw, Record, Source
+from pipeline.errors import BadRow
+from pipeline.trace.events import ProblemRow
+from pipeline.trace.read import files, read_batches
+from pipeline.trace.rewrite import replacing
+from pipeline.trace.run_file import RunInput
+
+TABLE = "problems"
+AT_ONCE = 512
+"""Rows that are written together."""
+COLUMNS = ("input_row", "problem_id", "problem", "reference_answer", "options", "grader", "flaw")
+
+
+def keep_problems(folder: Path, problems: Problems) -> None:
+    """Write the `problems`, which have been checked, into the run folder as its table `problems`, in place of an earlier one.
+
+    Raises `InputChanged` where they are not what they were, `RunFolderError` where the folder cannot be written.
+    """
+    waiting: list[ProblemRow] = []
+    with replacing(folder, TABLE, ProblemRow) as append:
+        for item, record in problems.with_records():
+            waiting.append(_row(item, record))
+            if len(waiting) == AT_ONCE:
+                append(waiting)
+                waiting = []
+        append(waiting)
+
+
+def kept_problems(folder: Path, about: RunInput) -> Problems | None:
+    """The problems that the run in `folder` has kept of the input that its `run.json` tells `about`; None where it has kept none."""
+    return KeptProblems(folder, about) if files(folder, TABLE) else None
+
+
+class KeptProblems(Problems):
+    """Problems from the table `problems` of a run folder, the same items as from the input file."""
+
+    def __init__(self, folder: Path, about: RunInput) -> None:
+        super().__init__(folder / TABLE, {}, None)
+        self._folder, self._about = folder, about
+
+    def _open(self) -> Source:
+        return _KeptRows(self._folder)
+
+    def _version(self) -> tuple[int, ...]:
+        return ()
+
+    def _sha256(self) -> str:
+        return self._about.sha256
+
+
+class _KeptRows:
+    """A `Source` of the rows of the table `problems`."""
+
+    names = dict.fromkeys(("problem", "answer", "problem_id", "options", "grader"))
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def records(self, wanted: tuple[str, ...] | None) -> Iterator[tuple[int, Record]]:
+        """See `Source.records`; with None the columns of the input file."""
+        columns = COLUMNS if wanted is not None else (*COLUMNS, "input")
+        for batch in read_batches(self._folder, TABLE, columns):
+            for row in batch.to_pylist():
+                yield row["input_row"], _record(row) if wanted is not None else _whole(row)
+
+
+def _record(row: dict[str, Any]) -> Record:
+    if row["flaw"] is not None:
+        return Flaw(row["flaw"])
+    return {**row, "answer": row["reference_answer"]}
+
+
+def _whole(row: dict[str, Any]) -> Record:
+    return Flaw("its columns were not kept") if row["input"] is None else msgspec.json.decode(row["input"], type=dict[str, Any])
+
+
+def _row(item: Problem | BadRow, record: Record) -> ProblemRow:
+    kept = None if isinstance(record, Flaw) else _encoded(record)
+    if isinstance(item, BadRow):
+        return ProblemRow(
+            input_row=item.row,
+            problem_id=item.problem_id,
+            problem=None,
+            reference_answer=None,
+            options=(),
+            grader=None,
+            flaw=item.what,
+            input=kept,
+        )
+    return ProblemRow(
+        input_row=item.row,
+        problem_id=item.problem_id,
+        problem=item.problem,
+        reference_answer=item.answer,
+        options=item.options,
+        grader=item.grader,
+        flaw=None,
+        input=kept,
+    )
+
+
+def _encoded(record: Any) -> str | None:
+    """A row as JSON; None where it holds what no JSON can."""
+    try:
+        return msgspec.json.encode(record, enc_hook=str).decode()
+    except (TypeError, ValueError, RecursionError, OverflowError):
+        return None
