@@ -51,6 +51,31 @@ def majority(problems: Sequence[Sequence[Sample]], same: Same) -> float | None:
     return sum(votes) / len(votes) if votes else None
 
 
+class Answer(Struct, frozen=True):
+    """One answer to a problem, however its samples wrote it."""
+
+    text: str
+    """As the first of them wrote it."""
+    votes: int
+    first: int
+    """Index of the first sample that gave it."""
+
+
+def ballot(samples: Sequence[Sample], same: Same) -> list[Answer]:
+    """The answers of one problem's samples, those with most votes first, and among equally frequent ones the one given first.
+
+    Right samples gave one answer, and the others are compared by `same`; so the first answer here is right where `majority` says so.
+    """
+    places = [place for place, sample in enumerate(samples) if sample.answer is not None]
+    voters = [samples[place] for place in places]
+    wrong = _wrong_answers(voters)
+    compared = sorted(wrong, key=lambda each: each.votes, reverse=True)[:MOST_COMPARED]
+    found = [(each.votes, each.answer) for each in _joined(wrong, compared, same)]
+    if right := [place for place, sample in enumerate(voters) if sample.correct]:
+        found.append(((len(right), -right[0]), str(voters[right[0]].answer)))
+    return [Answer(text, votes, places[-first]) for (votes, first), text in sorted(found, reverse=True)]
+
+
 def _majority_right(samples: Sequence[Sample], same: Same) -> bool:
     """Whether the most frequent answer is right. Calls `same` only where it can change the outcome."""
     voters = [sample for sample in samples if sample.answer is not None]
