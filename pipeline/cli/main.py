@@ -36,6 +36,7 @@ COMMANDS = {
     "calibrate": ("calibrate", "fit simulated engines to a run"),
     "sweep": ("sweep", "measure throughput by batch size"),
     "graph": ("graph", "draw a graph, with a run's numbers on it"),
+    "export": ("export", "export the answers of a run"),
     "trace": ("trace", "hand a run's trace to other programs"),
 }
 """Each command with the module of this folder that holds a function of its name, and what it does."""

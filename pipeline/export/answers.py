@@ -10,7 +10,6 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -81,8 +80,9 @@ def _problems(run: Path, record: RunFile) -> Iterator[tuple[Any, Row]]:
     problems = kept_problems(run, record.input) or open_problems(record.input.file, record.input.columns, record.input.part)
     if problems.check().sha256 != record.input.sha256:
         raise InputError(str(problems.path), "is not the input of this run any more, which has not kept it")
+    same = {record.input.columns.get(name, name) for name in ("problem", "problem_id")}
     for item, whole in problems.with_records():
-        yield item, {} if isinstance(whole, Flaw) else {_own(name): value for name, value in whole.items()}
+        yield item, {} if isinstance(whole, Flaw) else {_own(name): value for name, value in whole.items() if name not in same}
 
 
 def _own(name: str) -> str:
@@ -94,12 +94,12 @@ def _answered(chains: Sequence[Mapping[str, Any]], samples: int, same: Any) -> R
     done = [chain for chain in chains if chain["stop_reason"] not in UNFINISHED]
     failed = [chain for chain in chains if chain["stop_reason"] == "error"]
     answers = ballot([Sample(bool(chain["correct"]), chain["answer"]) for chain in done], same)
-    chosen = done[answers[0].first] if answers else (done or failed or [None])[0]
+    chosen = done[answers[0].first] if answers else next(iter((*done, *failed)), None)
     found: Row = {
         "answer": chosen["answer"] if chosen else None,
         "reference_answer": next((chain["reference_answer"] for chain in chains), None),
         "correct": chosen["correct"] if chosen else None,
-        "status": "done" if len(done) == samples else "failed" if failed and not done else "done" if done else "unfinished",
+        "status": "done" if done else "failed" if failed else "unfinished",
         "error": None if done or not failed else f"{failed[0]['error_type']}: {failed[0]['error_message']}",
         "chain_id": chosen["chain_id"] if chosen else None,
     }
@@ -120,6 +120,3 @@ def _add_thoughts(run: Path, rows: Sequence[Row]) -> None:
         row["thought"] = "".join(texts.get(row["chain_id"], ())) or None
 
 
-def as_json(value: Any) -> str:
-    """A value that no cell can hold, as text."""
-    return msgspec.json.encode(value, enc_hook=str).decode()

@@ -1,0 +1,120 @@
+"""Rows of answers as a file: rows enter, a file of JSON lines, CSV or Parquet leaves, whole or not at all."""
+
+import csv
+import io
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO, Literal
+
+import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from pipeline.errors import UsageError
+from pipeline.export.output import whole_file
+
+Row = dict[str, Any]
+Form = Literal["jsonl", "csv", "parquet"]
+SUFFIXES: dict[str, Form] = {".jsonl": "jsonl", ".ndjson": "jsonl", ".csv": "csv", ".parquet": "parquet"}
+AT_ONCE = 4096
+"""Rows that are encoded together."""
+FORMULA = re.compile(r"\s*[=+\-@]")
+"""How a cell begins that a spreadsheet would compute."""
+NUMBER = re.compile(r"[+\-]?(\d+([.,]\d*)*|[.,]\d+)([eE][+\-]?\d+)?%?")
+SCALARS: dict[type, pa.DataType] = {bool: pa.bool_(), int: pa.int64(), float: pa.float64(), str: pa.string()}
+
+
+def form_of(path: Path) -> Form:
+    """The format that the name of a file asks for; raises `UsageError`. The text formats may be compressed, with `.gz`."""
+    inner = path.name.lower().removesuffix(".gz")
+    form = SUFFIXES.get(Path(inner).suffix)
+    if form is None or (form == "parquet" and inner != path.name.lower()):
+        raise UsageError(f"{path}: unknown format; expected a name that ends in .jsonl, .csv (or either with .gz) or .parquet")
+    return form
+
+
+def write_answers(path: Path, rows: Callable[[], Iterable[Row]]) -> int:
+    """Write the rows to a file in the format of its name; the number of rows. `rows` may be called twice: columns first, then values.
+
+    Raises `UsageError` for an unknown format, `OSError` where the file cannot be written; then nothing is left behind.
+    """
+    form = form_of(path)
+    with whole_file(path) as file:
+        if form == "jsonl":
+            return write_json_lines(file, rows())
+        names = list(dict.fromkeys(name for row in rows() for name in row))
+        return _write_csv(file, names, rows()) if form == "csv" else _write_parquet(file, names, rows)
+
+
+def write_json_lines(file: BinaryIO, rows: Iterable[Row]) -> int:
+    """Write one JSON object a line; the number of rows."""
+    count = 0
+    for count, row in enumerate(rows, 1):  # noqa: B007
+        file.write(msgspec.json.encode(row, enc_hook=str) + b"\n")
+    return count
+
+
+def _write_csv(file: BinaryIO, names: Sequence[str], rows: Iterable[Row]) -> int:
+    text, count = io.TextIOWrapper(file, "utf-8", newline="", write_through=True), 0
+    writer = csv.writer(text)
+    writer.writerow([_cell(name) for name in names])
+    for count, row in enumerate(rows, 1):  # noqa: B007
+        writer.writerow([_cell(row.get(name)) for name in names])
+    text.detach()
+    return count
+
+
+def _cell(value: Any) -> str:
+    """A value as the text of a cell, which no spreadsheet takes for a formula."""
+    if value is None:
+        return ""
+    text = value if isinstance(value, str) else _json(value)
+    return f"'{text}" if FORMULA.match(text) and not NUMBER.fullmatch(text) else text
+
+
+def _json(value: Any) -> str:
+    return msgspec.json.encode(value, enc_hook=str).decode()
+
+
+def _write_parquet(file: BinaryIO, names: Sequence[str], rows: Callable[[], Iterable[Row]]) -> int:
+    schema = pa.schema([(name, kind) for name, kind in _kinds(names, rows()).items()])
+    count = 0
+    with pq.ParquetWriter(file, schema, compression="zstd") as writer:
+        for some in _chunks(rows()):
+            columns = [pa.array([_fitting(row.get(field.name), field.type) for row in some], field.type) for field in schema]
+            writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=schema))
+            count += len(some)
+    return count
+
+
+def _kinds(names: Sequence[str], rows: Iterable[Row]) -> dict[str, pa.DataType]:
+    """The type of each column: that of its values where they have one in common, else text."""
+    met: dict[str, set[type]] = {name: set() for name in names}
+    for row in rows:
+        for name, value in row.items():
+            if value is not None:
+                large = type(value) is int and not -(2**63) <= value < 2**63
+                met[name].add(str if large else type(value))
+    return {name: _common(kinds) for name, kinds in met.items()}
+
+
+def _common(kinds: set[type]) -> pa.DataType:
+    if len(kinds) == 1:
+        return SCALARS.get(next(iter(kinds)), pa.string())
+    return pa.float64() if kinds == {int, float} else pa.string()
+
+
+def _fitting(value: Any, kind: pa.DataType) -> Any:
+    return _json(value) if kind == pa.string() and value is not None and not isinstance(value, str) else value
+
+
+def _chunks(rows: Iterable[Row]) -> Iterator[list[Row]]:
+    chunk: list[Row] = []
+    for row in rows:
+        chunk.append(row)
+        if len(chunk) == AT_ONCE:
+            yield chunk
+            chunk = []
+    if chunk:
+        yield chunk
