@@ -37,6 +37,9 @@ COMMANDS = {
     "sweep": ("sweep", "measure throughput by batch size"),
     "graph": ("graph", "draw a graph, with a run's numbers on it"),
     "export": ("export", "export the answers of a run"),
+    "show": ("show", "show one chain of a run, step by step"),
+    "runs": ("runs", "list runs"),
+    "rm": ("runs", "delete runs"),
     "trace": ("trace", "hand a run's trace to other programs"),
 }
 """Each command with the module of this folder that holds a function of its name, and what it does."""

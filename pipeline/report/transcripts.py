@@ -132,7 +132,11 @@ def read_transcripts(folder: Path, run: RunFile, chains: ChainList, reasons: Map
 
     `reasons` gives, by a chain's index in `chains`, why it is shown; the transcripts are in its order.
     """
-    why = {chains.names[place]: tuple(each) for place, each in reasons.items()}
+    return transcripts_of(folder, run, {chains.names[place]: tuple(each) for place, each in reasons.items()})
+
+
+def transcripts_of(folder: Path, run: RunFile, why: Mapping[str, tuple[str, ...]]) -> Transcripts:
+    """The transcripts of the chains that `why` names, in its order; it says of each why it is shown."""
     rows = {row["chain_id"]: row for row in _rows(read_batches(folder, "chains", CHAIN_COLUMNS), list(why))}
     steps: dict[str, list[Step]] = {}
     size = 0

@@ -1,0 +1,122 @@
+"""`pipeline runs` and `pipeline rm`: the run folders in a folder as a table, and an end to some of them."""
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import msgspec
+from msgspec import Struct
+from rich.table import Table
+
+from pipeline.cli.main import print_line, print_notice
+from pipeline.cli.terminal.console import PlainConsole
+from pipeline.errors import InputError, RunFolderError, UsageError, boundary
+from pipeline.trace.folder import is_held
+from pipeline.trace.run_file import FILE, RunFile
+
+
+class RunState(Struct, frozen=True, kw_only=True):
+    """A run folder in one line."""
+
+    folder: str
+    graph: str
+    models: str
+    state: str
+    """`running`, `finished`, `interrupted`, `failed` or `killed`."""
+    chains: int
+    """Chains that are over."""
+    of: int
+    accuracy: float | None
+    """Share of right chains, 0 to 1; null without graded ones, and where models are simulated."""
+    problems_per_s: float | None
+    """Chains a second, over all sessions."""
+    bytes: int
+    """Size of the folder."""
+
+
+@click.command()
+@click.argument("folder", type=click.Path(path_type=Path), default=Path("runs"), metavar="[FOLDER]")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object for each run.")
+@click.option("--debug", is_flag=True, help="Show tracebacks.")
+def runs(folder: Path, as_json: bool, debug: bool) -> None:
+    """List the runs in FOLDER (by default runs), the latest first."""
+    if not folder.is_dir():
+        raise UsageError(f"{folder}: no such folder; name the one that your run folders are in")
+    found = list(_states(folder))
+    if as_json:
+        for state in found:
+            print_line(msgspec.json.encode(state).decode())
+        return
+    if not found:
+        print_notice(f"{folder}: no run folder in it")
+        return
+    table = Table("run", "graph", "models", "state", "chains", "accuracy", "chains/s", "size", box=None, header_style="bold")
+    for state in found:
+        table.add_row(*_cells(state))
+    PlainConsole().print(table)
+
+
+@click.command()
+@click.argument("folders", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="RUN...")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--debug", is_flag=True, help="Show tracebacks.")
+def rm(folders: tuple[Path, ...], yes: bool, debug: bool) -> None:
+    """Delete run folders, with all that is in them. Asks before each."""
+    for folder in folders:
+        if not (folder / FILE).is_file():
+            raise UsageError(f"{folder}: not a run folder: it has no {FILE}")
+        if is_held(folder):
+            raise UsageError(f"{folder}: a process is at work in it; wait for its end")
+    for folder in folders:
+        size = _size(folder)
+        if yes or click.confirm(f"delete {folder}, {_bytes(size)}?"):
+            with boundary(RunFolderError, f"{folder}: cannot be deleted", foreign=OSError):
+                shutil.rmtree(folder)
+            print_line(f"{folder}: deleted, {_bytes(size)}")
+
+
+def _states(folder: Path) -> Iterator[RunState]:
+    there = [each.parent for each in folder.glob(f"*/{FILE}")]
+    for run in sorted(there, key=lambda each: (each / FILE).stat().st_mtime, reverse=True):
+        try:
+            yield _state(run, RunFile.read(run))
+        except InputError as error:
+            print_notice(str(error))
+
+
+def _state(folder: Path, run: RunFile) -> RunState:
+    simulated = any(spec.backend == "sim" for spec in run.plan.engines.values())
+    totals, seconds = run.totals, run.wall_time_s or 0.0
+    over = totals.chains_done + totals.chains_failed
+    held = is_held(folder)
+    return RunState(
+        folder=folder.name,
+        graph=run.plan.name,
+        models=", ".join(dict.fromkeys(Path(spec.model).name for spec in run.plan.engines.values())),
+        state="running" if held else "killed" if run.status == "running" else run.status,
+        chains=over,
+        of=run.input.rows * run.samples,
+        accuracy=totals.correct / totals.graded if totals.graded and not simulated else None,
+        problems_per_s=over / seconds if seconds and not held else None,
+        bytes=_size(folder),
+    )
+
+
+def _cells(state: RunState) -> Iterator[str]:
+    yield from (state.folder, state.graph, state.models, state.state, f"{state.chains:,} of {state.of:,}")
+    yield "-" if state.accuracy is None else f"{state.accuracy:.1%}"
+    yield "-" if state.problems_per_s is None else f"{state.problems_per_s:.3g}"
+    yield _bytes(state.bytes)
+
+
+def _size(folder: Path) -> int:
+    return sum(each.lstat().st_size for each in folder.rglob("*") if not each.is_dir())
+
+
+def _bytes(size: float) -> str:
+    for unit in ("B", "kB", "MB", "GB"):
+        if size < 1000:
+            break
+        size, unit = size / 1000, {"B": "kB", "kB": "MB", "MB": "GB", "GB": "TB"}[unit]
+    return f"{size:.3g} {unit}"
