@@ -141,7 +141,7 @@ SECTIONS = (
     Section(
         title="Thresholds of the likelihood",
         about="Nats per token, the mean over a step.",
-        jobs=(*jobs_of("likelihood", "threshold", (-2, -1, -0.1), "likelihood"), LIKELIHOOD),
+        jobs=(*jobs_of("likelihood", "min_logprob", (-2, -1, -0.1), "likelihood"), LIKELIHOOD),
         baseline="likelihood--2",
         shows=by_param,
     ),

@@ -56,7 +56,7 @@ def shown_prompt(
     finally:
         end_rendering()
     if not requests:
-        raise UsageError(f"stage `{stage}` asks nothing: its `max_tokens` is 0")
+        raise UsageError(f"stage `{stage}` asks nothing of such a chain: its thought is open or its tokens are spent, or `max_tokens` is 0")
     return _shown(stage, role, requests[0], builders[role].tokenizer)
 
 

@@ -211,6 +211,8 @@ def _roles(stages: Stages, engines: Mapping[str, EngineSpec], where: str) -> Ite
         if isinstance(spec, RepeatSpec):
             if spec.adapter is not None:
                 raise GraphError(f"{where}.{name}.adapter", "a `repeat` calls no engine; name the adapter on one of its stages")
+            if spec.prompts is not None:
+                raise GraphError(f"{where}.{name}.prompts", "a `repeat` says nothing to an engine; give the prompts to its stages")
             yield from _roles(spec.stages, engines, f"{where}.{name}.stages")
         elif (role := spec.role) is not None:
             if role not in engines:

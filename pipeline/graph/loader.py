@@ -7,6 +7,7 @@ says which kinds of stages and which backends there are.
 import hashlib
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args, get_origin
 
@@ -15,9 +16,10 @@ import msgspec.structs
 
 from pipeline.bundled import find_file
 from pipeline.errors import GraphError, UsageError, boundary, did_you_mean
-from pipeline.graph.prompts import Prompts, flaws
+from pipeline.graph.prompts import Marks, Prompts, flaws
 from pipeline.graph.spec import NAME_PATTERN, Count, EngineSpec, GraphSpec, Param, RepeatSpec, SamplingSpec, StageSpec
 from pipeline.graph.yaml_file import NotYaml, parse, read_yaml
+from pipeline.text import storable
 
 T = TypeVar("T", bound=msgspec.Struct)
 Kinds = Mapping[str, type[StageSpec]]
@@ -30,6 +32,8 @@ Engines = Path | Mapping[str, Any] | None
 
 PRESET = "preset="
 """How a setting begins that applies a preset."""
+PARAM_PATTERN = r"\$[A-Za-z][A-Za-z0-9_-]*"
+"""A value that names a param; other texts may begin with a dollar sign too."""
 
 
 class Preset(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -71,6 +75,7 @@ def load_graph(
     roles, roles_file = _read_engines(raw, path, engines)
     _check_names(roles, f"{roles_file}: {_role_path('', roles_file == path).rstrip('.')}", "a role")
     raw["stages"] = _copied(mapping(raw.get("stages"), f"{path}: $.stages"))
+    named = set(_named([raw["stages"], raw.get("sampling"), raw.get("prompts"), roles if roles_file == path else None]))
     for setting in settings:
         if setting.startswith(PRESET) and "preset" not in raw["params"]:
             _apply_preset(load_preset(setting.removeprefix(PRESET)), raw["params"], raw["stages"])
@@ -81,15 +86,18 @@ def load_graph(
     sampling = params.fill(raw.get("sampling") or {}, "$.sampling")
     prompts = _prompts(params.fill(raw.pop("prompts", None), "$.prompts"), {}, path, "$.prompts")
     roles = params.fill(roles, "$") if roles_file == path else roles
-    params.check_all_used()
+    if unused := sorted(raw["params"].keys() - named):
+        raise GraphError(f"{path}: $.params.{unused[0]}", f"nothing uses this param; write `${unused[0]}` where it belongs or drop it")
     if isinstance(raw.get("name"), str):
         _check_names([raw["name"]], f"{path}: $.name", "a graph")
     spec = _convert({**raw, "engines": {}, "stages": {}, "sampling": sampling}, GraphSpec, path, "$")
+    texts = _checked_prompts(prompts, path, "$.prompts")
+    stages = _with_prompts(_with_sampling(stages, sampling, kinds), prompts, texts.thought, path, "$.stages")
     return msgspec.structs.replace(
         spec,
         engines={role: _engine(spec, backends, roles_file, _role_path(role, roles_file == path)) for role, spec in roles.items()},
-        prompts=_checked_prompts(prompts, path, "$.prompts"),
-        stages=_stages(_with_prompts(_with_sampling(stages, sampling, kinds), prompts, path, "$.stages"), kinds, path, "$.stages"),
+        prompts=texts,
+        stages=_stages(stages, kinds, path, "$.stages"),
     )
 
 
@@ -112,6 +120,11 @@ def load_prompts(path: Path) -> Prompts:
 def load_struct(path: Path, to: type[T]) -> T:
     """The one `to` that a YAML file describes, such as the recipe of a data set; raises `GraphError`."""
     return _convert(read_yaml(path), to, path, "$")
+
+
+def stage_names(graph: Path) -> set[str]:
+    """The names of all stages of a graph file, loops and those within them included."""
+    return {name for name, _ in _every_stage(mapping(read_yaml(find_file(graph, "graph")).get("stages"), f"{graph}: $.stages"))}
 
 
 def digest(spec: GraphSpec) -> str:
@@ -232,21 +245,26 @@ def _with_sampling(stages: Mapping[str, Any], sampling: Mapping[str, Any], kinds
     for _, stage in _every_stage(found):
         kind = kinds.get(str(stage.get("kind")))
         if kind is not None and issubclass(kind, SamplingSpec):
-            stage |= {key: value for key, value in sampling.items() if key not in stage}
+            stage |= {key: value for key, value in sampling.items() if key not in stage and value is not None}
     return dict(found)
 
 
+def _named(value: Any) -> Iterator[str]:
+    """The params that `value` names, those in mappings and lists within it included."""
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, list):
+        for each in value:
+            yield from _named(each)
+    elif isinstance(value, str) and re.fullmatch(PARAM_PATTERN, value):
+        yield value[1:]
+
+
 class _Params:
-    """Fills `$name` values in and remembers which were used."""
+    """Fills `$name` values in."""
 
     def __init__(self, params: Mapping[str, Any], path: Path) -> None:
         self._params, self._path = params, path
-        self._used: set[str] = set()
-
-    def check_all_used(self) -> None:
-        """Raise `GraphError` for a param that no value named."""
-        for name in sorted(self._params.keys() - self._used):
-            raise GraphError(f"{self._path}: $.params.{name}", f"nothing uses this param; write `${name}` where it belongs or drop it")
 
     def fill(self, value: Any, where: str) -> Any:
         """`value` with every `$name` in it replaced, in a copy; `where` is its place in the file."""
@@ -254,12 +272,11 @@ class _Params:
             return {key: self.fill(child, f"{where}.{key}") for key, child in value.items()}
         if isinstance(value, list):
             return [self.fill(child, f"{where}[{i}]") for i, child in enumerate(value)]
-        if not (isinstance(value, str) and value.startswith("$")):
+        if not (isinstance(value, str) and re.fullmatch(PARAM_PATTERN, value)):
             return value
         name = value[1:]
         if name not in self._params:
             raise GraphError(f"{self._path}: {where}", f"no param `{value}`; {did_you_mean(name, self._params)}")
-        self._used.add(name)
         return self._params[name]
 
 
@@ -271,12 +288,32 @@ def _prompts(value: Any, under: Mapping[str, Any], path: Path, where: str) -> di
     like = said.get("like")
     if like is not None:
         with boundary(GraphError, f"{path}: {where}.like", foreign=UsageError):
-            file = find_file(str(like), "prompts file", beside=path.parent)
-        # A graph means a file beside it, `--set` one in the working folder.
-        file = Path(str(like)) if not file.exists() and Path(str(like)).exists() else file
+            file = _prompts_file(str(like), path)
         under = read_yaml(file)
         _checked_prompts(under, file, "$")
     return _merged(under, {key: each for key, each in said.items() if key != "like"})
+
+
+def _prompts_file(name: str, graph: Path) -> Path:
+    """The prompts file that `name` means: a graph means one beside it, or a bundled one, `--set` one in the working folder too."""
+    file = find_file(name, "prompts file", beside=graph.parent)
+    return Path(name) if not file.exists() and Path(name).exists() else file
+
+
+def anywhere(setting: str, graph: Path) -> str:
+    """`setting` with an absolute path where it names a preset or a prompts file in the working folder, so that it means the same in
+    any other."""
+    name, _, text = setting.partition("=")
+    with suppress(UsageError):
+        if setting.startswith(PRESET):
+            file = find_file(text, "preset")
+        elif name.rpartition(".")[2] in ("prompts", "like"):
+            file = _prompts_file(text, graph)
+        else:
+            return setting
+        if file == Path(text):
+            return f"{name}={storable(str(file.absolute()))}"
+    return setting
 
 
 def _merged(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
@@ -285,8 +322,11 @@ def _merged(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]
     return {**under, **over, **nested}
 
 
-def _with_prompts(stages: Mapping[str, Any], under: Mapping[str, Any], path: Path, where: str) -> dict[str, Any]:
-    """`stages` in which the prompts of each that has its own are whole: those of the graph, `under`, where they say nothing."""
+def _with_prompts(stages: Mapping[str, Any], under: Mapping[str, Any], marks: Marks, path: Path, where: str) -> dict[str, Any]:
+    """`stages` in which the prompts of each that has its own are whole: those of the graph, `under`, where they say nothing.
+
+    Raises `GraphError` where they have other `marks` of a thought than the graph: steps go from one stage to the next.
+    """
     found = dict(stages)
     for name, stage in stages.items():
         if not isinstance(stage, dict):
@@ -294,9 +334,13 @@ def _with_prompts(stages: Mapping[str, Any], under: Mapping[str, Any], path: Pat
         place, said = f"{where}.{name}", dict(stage)
         if said.get("prompts") is not None:
             said["prompts"] = _prompts(said["prompts"], under, path, f"{place}.prompts")
-            _checked_prompts(said["prompts"], path, f"{place}.prompts")
+            checked = _checked_prompts(said["prompts"], path, f"{place}.prompts")
+            if checked.thought != marks:
+                raise GraphError(
+                    f"{path}: {place}.prompts.thought", "all stages of a graph share one pair of marks; name it in its `prompts`"
+                )
         if isinstance(said.get("stages"), dict):
-            said["stages"] = _with_prompts(said["stages"], under, path, f"{place}.stages")
+            said["stages"] = _with_prompts(said["stages"], under, marks, path, f"{place}.stages")
         found[name] = said
     return found
 

@@ -188,7 +188,10 @@ class PromptBuilder:
                 text += piece
             elif piece in ("candidates", "thought"):
                 ids.extend(self._begun(text) if alone and not ids else self._known(text))
-                shift = len(ids) if piece == "candidates" else len(ids) - begin
+                if piece == "candidates":
+                    shift = len(ids)
+                elif not shown:
+                    shift = len(ids) - begin
                 ids.extend(shown if piece == "candidates" else context[begin:])
                 text = ""
             else:

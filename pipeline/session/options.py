@@ -10,6 +10,7 @@ from pipeline.bundled import find_file
 from pipeline.data.row_sample import MOST_ROWS, Part, row_sample
 from pipeline.engines.replay.recording import PREFIX, replayed
 from pipeline.errors import InputError, UsageError, boundary
+from pipeline.graph.loader import anywhere
 from pipeline.runtime.admission.admission import AdmissionName
 from pipeline.runtime.schedule import ScheduleName
 from pipeline.session.order import LONGEST, earlier_run
@@ -86,9 +87,10 @@ def recorded_options(options: RunOptions) -> dict[str, Any]:
         files["calibration"] = str(find_file(options.calibration, "engines file").absolute())
     if (run := earlier_run(options.order)) is not None:
         files["order"] = f"{LONGEST}:{run.absolute()}"
-    files = {name: storable(path) for name, path in files.items()}
+    recorded: dict[str, Any] = {name: storable(path) for name, path in files.items()}
+    recorded["settings"] = tuple(anywhere(setting, Path(files["graph"])) for setting in options.settings)
     own = dict.fromkeys(("output", "resume", "retry_failed", "allow_drift"))
-    return {name: value for name, value in (structs.asdict(options) | files).items() if name not in own and value is not None}
+    return {name: value for name, value in (structs.asdict(options) | recorded).items() if name not in own and value is not None}
 
 
 def resume_options(folder: Path, *, retry_failed: bool = False) -> RunOptions:

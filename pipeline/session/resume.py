@@ -49,9 +49,10 @@ def check_drift(folder: Path, old: RunFile, new: RunFile, allowed: Sequence[str]
 
 def _drift(old: RunFile, new: RunFile) -> dict[str, Iterator[str]]:
     """Differences between two runs, as clauses, by the name under which they may be allowed or are refused."""
-    same_params, same_graph = old.plan.params == new.plan.params, old.plan.block == new.plan.block
+    same_params = old.plan.params == new.plan.params
+    same_graph = (old.plan.block, old.plan.prompts) == (new.plan.block, new.plan.prompts)
     return {
-        # A bundled graph of an earlier version may lack a param; where the stages are the same that makes no difference.
+        # A bundled graph of an earlier version may lack a param; where stages and prompts are the same that makes no difference.
         "params": iter(()) if same_graph else _changes("param ", old.plan.params, new.plan.params),
         "graph": iter(["the graph is another one"] if same_params and not same_graph else []),
         "model": _model_changes(old.engines, new.engines),

@@ -334,7 +334,9 @@ class SweepRunner:
         limit, batch_size = min(WARM_UP_PROBLEMS, prepared.options.limit or WARM_UP_PROBLEMS), max(prepared.options.batch_sizes)
         with TemporaryDirectory(prefix="warm-up-", dir=prepared.folder) as folder:
             for system in {each.system.label: each.system for each in part}.values():
-                preflight = prepared.preflight(system, Path(folder) / system.plan.digest[:16], limit=limit, batch_size=batch_size)
+                preflight = prepared.preflight(
+                    system, Path(folder) / system.plan.digest[:16], limit=limit, sample=None, batch_size=batch_size
+                )
                 await self._solved(preflight, engines)
 
     async def _point(self, engines: Mapping[str, Engine], planned: PlannedPoint) -> None:

@@ -14,7 +14,7 @@ from pipeline.bundled import find_file
 from pipeline.engines.registry import by_backend, virtual_time
 from pipeline.engines.replay.recording import PREFIX
 from pipeline.errors import GraphError, UsageError
-from pipeline.graph.loader import load_engines
+from pipeline.graph.loader import load_engines, stage_names
 from pipeline.graph.plan import Plan
 from pipeline.graph.plugins import engine_specs
 from pipeline.graph.spec import EngineSpec
@@ -120,7 +120,7 @@ def _system(
         graph=graph,
         engines_file=file,
         placement=name,
-        settings=_settings(plan, file, options) + settings,
+        settings=_settings(plan, graph, file, options) + settings,
         plan=plan,
         varied={param: plan.params[param] for param in choice},
         baseline=baseline,
@@ -131,12 +131,11 @@ def _system(
 def _plan(graph: Path, file: Path | None, options: SweepOptions, choice: tuple[str, ...]) -> Plan:
     """The plan of a graph, with those of the user's settings that are params of it: graphs of a sweep may have different params."""
     bare = load_plan(graph, file, tuple(each for each in _of_engines(file, options)))
-    return load_plan(graph, file, _settings(bare, file, options) + choice)
+    return load_plan(graph, file, _settings(bare, graph, file, options) + choice)
 
 
-def _settings(plan: Plan, file: Path | None, options: SweepOptions) -> tuple[str, ...]:
-    known = {"preset", *plan.params}
-    stages = {node.name for node in plan.stages()}
+def _settings(plan: Plan, graph: Path, file: Path | None, options: SweepOptions) -> tuple[str, ...]:
+    known, stages = {"preset", *plan.params}, stage_names(graph)
     names = ((each.partition("=")[0], each) for each in options.settings)
     own = (each for name, each in names if name in known or (name.startswith("stages.") and name.split(".")[1] in stages))
     return (*own, *_of_engines(file, options))

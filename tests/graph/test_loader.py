@@ -5,12 +5,14 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.bundled import bundled_files
 from pipeline.engines.sim.spec import SimSpec
 from pipeline.engines.torch.spec import TorchSpec
 from pipeline.errors import GraphError
-from pipeline.graph.loader import load_engines
+from pipeline.graph.loader import load_engines, load_preset
 from pipeline.graph.plan import LoopNode, StageNode
 from pipeline.graph.plugins import engine_specs
+from pipeline.graph.spec import SamplingSpec
 from pipeline.graph.yaml_file import MAX_BYTES
 from pipeline.session.preflight import load_plan
 from pipeline.stages.draft import DraftSpec
@@ -131,6 +133,24 @@ def test_settings_reach_params_and_engine_fields() -> None:
     assert [(spec.candidates, spec.temperature) for spec in drafts] == [(2, 0.1)]
     assert isinstance(target, TorchSpec)
     assert target.max_in_flight == 7
+
+
+@pytest.mark.parametrize("preset", bundled_files("preset"))
+@pytest.mark.parametrize("graph", bundled_files("graph"))
+def test_every_preset_suits_every_graph(graph: str, preset: str) -> None:
+    assert load_plan(Path(graph), settings=(f"preset={preset}",)).params["token_budget"] == load_preset(preset).set["token_budget"]
+
+
+def test_a_setting_of_a_stage_may_stand_where_the_graph_names_a_param() -> None:
+    plan = load_plan(ROOT / "graphs/specreason.yaml", settings=("stages.verify.threshold=5", "stages.reason.until.max_steps=3"))
+    [verify] = [node.spec for node in plan.stages() if node.name == "verify"]
+    [loop] = [node for level in plan.block.levels for node in level if isinstance(node, LoopNode)]
+    assert (plan.params["threshold"], verify.threshold, loop.until.max_steps) == (7, 5, 3)  # type: ignore[attr-defined]
+
+
+def test_a_sampling_key_that_is_null_is_the_default_of_its_stage() -> None:
+    plan = load_plan(ROOT / "graphs/specreason.yaml", settings=("temperature=null",))
+    assert {node.spec.temperature for node in plan.stages() if isinstance(node.spec, SamplingSpec)} == {0.6}
 
 
 @pytest.mark.parametrize(

@@ -63,6 +63,23 @@ def test_a_stage_s_block_goes_before_that_of_its_graph(tmp_path: Path) -> None:
     assert plan.prompts.choose.turn == OURS.choose.turn
 
 
+def test_a_text_may_begin_with_a_dollar_sign(tmp_path: Path) -> None:
+    found = graph_with(
+        tmp_path, "prompts: {system: '$5 is a price.', problem: '$$x$$ {{problem}}', examples: [{problem: '$x$', reply: $}]}"
+    )
+    assert (found.prompts.system, found.prompts.problem) == ("$5 is a price.", "$$x$$ {{problem}}")
+    assert found.prompts.examples == (Example(problem="$x$", reply="$"),)
+
+
+def test_a_stage_cannot_have_other_marks_of_a_thought_than_its_graph(tmp_path: Path) -> None:
+    with pytest.raises(GraphError, match=r"verify\.prompts\.thought: all stages of a graph share one pair of marks"):
+        graph_with(tmp_path, verify="{thought: {open: <a>, close: </a>}}")
+    assert (
+        stage_of(graph_with(tmp_path, "prompts: {thought: {open: <a>, close: </a>}}", "{system: Hm.}"), "verify").prompts.thought.open
+        == "<a>"
+    )
+
+
 def test_a_param_can_name_the_preset(tmp_path: Path) -> None:
     path = tmp_path / "graph.yaml"
     text = SPECCOT.replace("engines: engines/tiny.yaml", f"engines: {ROOT}/graphs/engines/tiny.yaml\nprompts: $wording")

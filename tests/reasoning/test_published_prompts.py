@@ -149,6 +149,19 @@ def test_the_option_that_rejects_all_has_the_first_or_the_last_label(none_at: st
     assert judged(prompt, builder) == [{shown[0]: "x\n", shown[1]: "y", none: ""}[label] for label in named]
 
 
+@pytest.mark.parametrize(
+    "turn", ["{{problem}}: {{candidates}} after {{thought}} which?", "{{problem}}: after {{thought}} {{candidates}} which?"]
+)
+def test_candidates_are_judged_wherever_the_thought_stands(turn: str) -> None:
+    choose = ChoosePrompt(form="alone", turn=turn, candidate="<{{label}}> {{candidate}}\n", none="", labels=tuple("ABCD"))
+    builder = builder_of(R1, Prompts(choose=choose))
+    begun = builder.generation(PROBLEM)
+    context = [*begun, *encoded(builder, "One.\n\n")]
+    candidates = [encoded(builder, text) for text in ("x\n", "y")]
+    prompt = builder.choose(context, candidates, reject=False, problem=PROBLEM, begin=len(begun))
+    assert judged(prompt, builder) == ["x\n", "y"]
+
+
 def test_a_label_of_two_tokens_is_named() -> None:
     builder = builder_of(R1, Prompts(choose=ChoosePrompt(labels=("no", "1", "2"))))
     assert builder.flaw(builder.prompts.choose, ("1", "2")) is None

@@ -23,7 +23,7 @@ from tests.support.runs import rows
 ROOT = Path(__file__).parent.parent.parent
 PARAMS = (
     ("prompts",),
-    ("guidance_tokens", "threshold", "method", "statistic", "candidates", "first_steps", "speculate", "adapter"),
+    ("guidance_tokens", "threshold", "min_logprob", "method", "statistic", "candidates", "first_steps", "speculate", "adapter"),
     ("temperature", "top_p", "top_k", "min_p"),
     ("draft_tokens", "step_tokens", "token_budget", "max_steps", "answer_boxed", "repeated", "answer_tokens", "budget"),
 )
@@ -198,10 +198,10 @@ def test_likelihood_asks_no_question(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "decision"),
     [
-        (("threshold=-100.0",), "accepted"),
-        (("threshold=-.inf",), "accepted"),
-        (("threshold=0.0",), "fallback"),
-        (("threshold=-0.0001", "statistic=minimum"), "fallback"),
+        (("min_logprob=-100.0",), "accepted"),
+        (("min_logprob=-.inf",), "accepted"),
+        (("min_logprob=0.0",), "fallback"),
+        (("min_logprob=-0.0001", "statistic=minimum"), "fallback"),
     ],
 )
 def test_a_threshold_for_all_and_one_for_nobody(tmp_path: Path, settings: tuple[str, ...], decision: str) -> None:
@@ -213,6 +213,6 @@ def test_the_minimum_is_stricter_than_the_mean(tmp_path: Path) -> None:
     accepted = {}
     for statistic in ("mean", "minimum"):
         (tmp_path / statistic).mkdir()
-        steps = rows(solve(tmp_path / statistic, "likelihood", f"statistic={statistic}", "threshold=-0.5"), "steps")
+        steps = rows(solve(tmp_path / statistic, "likelihood", f"statistic={statistic}", "min_logprob=-0.5"), "steps")
         accepted[statistic] = sum(row["decision"] == "accepted" for row in steps) / len(steps)
     assert accepted["minimum"] < accepted["mean"]

@@ -117,6 +117,7 @@ def test_failed_chains_are_tried_again_when_asked(tmp_path: Path) -> None:
         ),
         ({"limit": 3}, r"limit is 3, was None; add --allow-drift limit"),
         ({"graph": ROOT / "graphs/specreason.yaml"}, r"param .* is .*, was .*"),
+        ({"settings": ("prompts=specreason",)}, r"param prompts is specreason, was ours; start a new run"),
         (
             {"allow_drift": ("seed",)},
             r"--allow-drift seed: what may be other than before is engines, batch_size, schedule, admission, order, limit",
@@ -131,6 +132,20 @@ def test_what_was_changed_is_named_and_refused(wholes: dict[str, Path], tmp_path
     with pytest.raises(UsageError, match=says):
         run(msgspec.structs.replace(given, **changed))
     assert said(tmp_path / "run") == before
+
+
+def test_a_run_whose_texts_were_changed_is_refused_and_goes_on_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "mine.yaml").write_text("system: Be brief.")
+    (tmp_path / "values.yaml").write_text("set: {temperature: 0.5}")
+    monkeypatch.chdir(tmp_path)
+    whole = run(options(tmp_path, settings=("prompts=mine.yaml", "preset=values.yaml"), output=tmp_path / "whole"))
+    cut(whole.folder, tmp_path / "run", 0.5)
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert said(run(resume_options(tmp_path / "run")).folder) == said(whole.folder)
+    (tmp_path / "mine.yaml").write_text("system: Be verbose.")
+    with pytest.raises(UsageError, match="the graph is another one; start a new run"):
+        run(resume_options(tmp_path / "run"))
 
 
 def test_a_changed_input_is_refused(wholes: dict[str, Path], tmp_path: Path) -> None:

@@ -227,7 +227,7 @@ def test_real_engines_are_started_once_and_forget_between_points(tmp_path: Path)
         input=ROOT / "datasets/arith/test.parquet",
         batch_sizes=(8,),
         repeats=2,
-        limit=8,
+        sample="8",
         output=tmp_path / "sweep",
     )
     said: list[str] = []
