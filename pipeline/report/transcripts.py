@@ -261,7 +261,9 @@ def _said(row: Mapping[str, Any]) -> str | None:
     scale, label, threshold = scale_of(row), row["score_label"], row["threshold"]
     said = []
     if threshold is None and row["score_of_candidates"]:
-        said.append("none of the candidates" if label == "0" else f"candidate {label} of {row['num_distinct_candidates']}")
+        said.append(
+            "none of the candidates" if row["chosen_candidate"] is None else f"candidate {label} of {row['num_distinct_candidates']}"
+        )
     elif threshold is None and label:
         said.append(label)
     value = f"{row['score_value']:.1%}" if is_share(scale) else f"{row['score_value']:.3g}"

@@ -180,10 +180,11 @@ def test_options_are_told_only_where_the_trace_tells_them(
 @pytest.mark.parametrize(
     ("judged", "fields", "expected"),
     [
-        (CHOOSE, {"score_label": "0", "num_distinct_candidates": 4}, "choose: none of the candidates, 50.0%"),
+        (CHOOSE, {"score_label": "0", "chosen_candidate": None, "num_distinct_candidates": 4}, "choose: none of the candidates, 50.0%"),
+        (CHOOSE, {"score_label": "5", "chosen_candidate": None, "num_distinct_candidates": 4}, "choose: none of the candidates, 50.0%"),
         (
             CHOOSE,
-            {"score_label": "2", "num_distinct_candidates": 4, "score_mass": 0.99},
+            {"score_label": "2", "chosen_candidate": 1, "num_distinct_candidates": 4, "score_mass": 0.99},
             "choose: candidate 2 of 4, 50.0% (99.0% of all probability on valid options)",
         ),
         (
