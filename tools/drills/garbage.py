@@ -132,8 +132,9 @@ def _contents(run: Path) -> dict[str, bytes]:
 def _kept(before: dict[str, bytes], after: dict[str, bytes]) -> bool:
     """Whether every file is as it was, or a write-ahead file that was made a part; the manifest says what became of which.
 
-    A part that was being finished, `.tmp`, goes too: its rows are in the write-ahead file.
+    A part that was being finished, `.tmp`, goes too where its rows are in a write-ahead file.
     """
-    gone = {name for name, digest in before.items() if after.get(name) != digest and name != MANIFEST and not name.endswith(".parquet.tmp")}
+    unfinished = {name.replace("/wal-", "/part-").replace(".arrows", ".parquet.tmp") for name in before if "/wal-" in name}
+    gone = {name for name, digest in before.items() if after.get(name) != digest} - unfinished - {MANIFEST}
     made = {name.replace("/part-", "/wal-").replace(".parquet", ".arrows") for name in after.keys() - before.keys()}
     return gone <= made
