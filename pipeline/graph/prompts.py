@@ -7,6 +7,7 @@ this package's own wording, which the bundled models were trained on; `graphs/pr
 import re
 import string
 from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import Annotated, Literal, NamedTuple
 
 from msgspec import Meta, Struct
@@ -139,6 +140,7 @@ class Prompts(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 OURS = Prompts()
 
 
+@lru_cache(maxsize=256)
 def pieces(text: str) -> tuple[str, ...]:
     """`text` cut at its places: what is said, the name of a place, what is said, and so on."""
     return tuple(_PLACE.split(text))

@@ -10,7 +10,7 @@ here, become control tokens (`Tokenizer.encode_parts`).
 """
 
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property, partial
 from typing import NamedTuple, TypeAlias
 
@@ -63,6 +63,18 @@ class OptionPrompt(NamedTuple):
     """See `Content.judged`."""
 
 
+class Around(NamedTuple):
+    """What stands around a candidate where it is shown."""
+
+    before: Array
+    after: str
+    """The text behind it, which is left out where the candidate ends with that."""
+    behind: Array
+    """Its ids."""
+    ends: dict[tuple[int, ...], bool]
+    """Whether candidates with these last two ids end with it."""
+
+
 class PromptBuilder:
     """Builds the prompts of one engine with its tokenizer, its chat template and the texts of a graph."""
 
@@ -79,8 +91,10 @@ class PromptBuilder:
         self._opening = self._cut_opening(self._messages())
         self._turn: tuple[Array, str] | GraphError = self._cut_turn()
         self._ids: dict[str, Array] = {}
-        self._wordings: dict[tuple[str, str], tuple[Array, str]] = {}
-        self._ends: dict[tuple[tuple[int, ...], str], bool] = {}
+        self._wordings: dict[tuple[str, tuple[str, ...]], list[Around]] = {}
+        self._nones: dict[tuple[str, str], str] = {}
+        self._replies: dict[tuple[str, str], str] = {}
+        self._ends: dict[str, dict[tuple[int, ...], bool]] = {}
         self._options: dict[tuple[str, int, bool], Options] = {}
         self._questions: dict[tuple[str, str, str, tuple[str, ...]], tuple[Array, tuple[int, ...]]] = {}
         self.generation("")  # a tokenizer that fails on the words of every prompt fails before a chain starts
@@ -109,11 +123,11 @@ class PromptBuilder:
         asked, options = self.asked_of(unit), self.options(unit, len(candidates), reject)
         if unit == "thought":
             candidates = [self._stripped_end(ids) for ids in candidates]
-        shown, places = self._shown(asked.candidate, candidates, options.labels)
+        shown, places = self._shown(self._around_candidates(asked.candidate, options.labels), candidates)
         none = ""
         if options.none is not None:
             places.insert(options.none, (0, 0))
-            none = filled(asked.none, {"label": options.all[options.none]})
+            none = self._none(asked.none, options.all[options.none])
         return self._asked(asked, context, begin, {"problem": problem, "none": none}, shown, places, options.all)
 
     def score(self, context: Sequence[int], candidate: Sequence[int], *, problem: str = "", begin: int = 0) -> OptionPrompt:
@@ -209,32 +223,36 @@ class PromptBuilder:
             known = self._options[unit, candidates, reject] = self.asked_of(unit).options(candidates, reject)
         return known
 
-    def _shown(self, wording: str, candidates: Sequence[Sequence[int]], labels: Sequence[str]) -> tuple[Array, list[tuple[int, int]]]:
+    def _shown(self, around: Iterable[Around], candidates: Sequence[Sequence[int]]) -> tuple[Array, list[tuple[int, int]]]:
         """The ids of all candidates as they are shown, and between which of these each stands."""
         shown, places = array("I"), []
-        for label, candidate in zip(labels, candidates, strict=False):
-            before, after = self._around_candidate(wording, label)
+        for (before, after, behind, ends), candidate in zip(around, candidates, strict=False):
             shown += before
             start = len(shown)
             shown.extend(candidate)
             places.append((start, len(shown)))
-            if after and not self._ends_in(tuple(candidate[-2:]), after):
-                shown += self._known(after)
+            tail = tuple(candidate[-2:])
+            if (ended := ends.get(tail)) is None:
+                ended = ends[tail] = self.tokenizer.decode(tail).endswith(after)
+            if not ended:
+                shown += behind
         return shown, places
 
-    def _around_candidate(self, wording: str, label: str) -> tuple[Array, str]:
-        """The ids before a candidate and the text behind it."""
-        known = self._wordings.get((wording, label))
+    def _around_candidates(self, wording: str, labels: tuple[str, ...]) -> list[Around]:
+        """What stands around each candidate."""
+        known = self._wordings.get((wording, labels))
         if known is None:
-            before, after = (filled(part, {"label": label}) for part in wording.split("{{candidate}}"))
-            known = self._wordings[wording, label] = self._known(before), after
+            parts = ([filled(part, {"label": label}) for part in wording.split("{{candidate}}")] for label in labels)
+            known = self._wordings[wording, labels] = [
+                Around(self._known(before), after, self._known(after), self._ends.setdefault(after, {})) for before, after in parts
+            ]
         return known
 
-    def _ends_in(self, tail: tuple[int, ...], text: str) -> bool:
-        """Does a candidate with these last two ids end in `text`?"""
-        known = self._ends.get((tail, text))
+    def _none(self, wording: str, label: str) -> str:
+        """What is said of the option that rejects all."""
+        known = self._nones.get((wording, label))
         if known is None:
-            known = self._ends[tail, text] = self.tokenizer.decode(tail).endswith(text)
+            known = self._nones[wording, label] = filled(wording, {"label": label})
         return known
 
     def _stripped_end(self, thought: Sequence[int]) -> Sequence[int]:
@@ -349,7 +367,11 @@ class PromptBuilder:
 
     def _reply(self, asked: Question) -> str:
         """What stands between the end of a question and its prefill."""
-        return self._thinking(self._unopened(self._alone.after) if asked.form == "alone" else self._cut()[1], asked.reply)
+        known = self._replies.get((asked.form, asked.reply))
+        if known is None:
+            end = self._unopened(self._alone.after) if asked.form == "alone" else self._cut()[1]
+            known = self._replies[asked.form, asked.reply] = self._thinking(end, asked.reply)
+        return known
 
     def _thinking(self, reply: str, how: str) -> str:
         """`reply`, which then goes on behind an empty thought, within one, or without one."""

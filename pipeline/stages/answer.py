@@ -44,7 +44,7 @@ class AnswerStage(EngineStage):
         prompt: Sequence[int] = chain.contexts[self.context]
         if not self.close_ids or prompt[-1] != self.close_ids[0]:
             prompt = [*prompt, *self.builder.close_thought_ids]
-        return [self.request(chain, [*prompt, *begun] if begun else prompt, max_tokens, **self.spec.sampling)]
+        return [self.request(chain, [*prompt, *begun] if begun else prompt, max_tokens, **self.sampling)]
 
     def _room(self, chain: Chain) -> int:
         """Most tokens of the answer."""

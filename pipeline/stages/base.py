@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from msgspec import Struct
 
 from pipeline.engine import Candidate, Completion, Content, Request
-from pipeline.graph.spec import StageSpec
+from pipeline.graph.spec import SamplingSpec, StageSpec
 from pipeline.reasoning.chain import Chain, Outcome, Span
 from pipeline.reasoning.prompts import PromptBuilder, builder_key, openings
 
@@ -59,6 +59,7 @@ class EngineStage:
         """Whether each of its prompts is a chat of its own, and does not begin with a context."""
         self.close_ids = () if self.builder.think_close_id is None else (self.builder.think_close_id,)
         self.step_stop = (self.builder.prompts.delimiter,)
+        self.sampling: Mapping[str, Any] = spec.sampling if isinstance(spec, SamplingSpec) else {}
 
     def check(self, candidates: int) -> str | None:
         """See `Stage.check`; most stages suit every tokenizer."""

@@ -67,7 +67,10 @@ class ChooseStage(EngineStage):
         """See `Stage.requests`."""
         if not chain.candidates:
             return []
-        shown = [chain.translate(self._shown(chain.candidates[i]), self.role) for i in chain.distinct_candidates()]
+        candidates = [chain.candidates[i] for i in chain.distinct_candidates()]
+        if self.spec.unit == "thought":
+            candidates = [self._unclosed(each) for each in candidates]
+        shown = [chain.translate(each, self.role) for each in candidates]
         prompt = self.builder.choose(
             chain.contexts[self.context],
             shown,
@@ -80,10 +83,10 @@ class ChooseStage(EngineStage):
             return []
         return [self.request(chain, prompt.ids, 1, option_ids=prompt.option_ids, judged=prompt.judged)]
 
-    def _shown(self, candidate: Span) -> Span:
-        """A candidate as the verifier sees it: a whole thought without the mark that closes it (SCoT figure 3)."""
+    def _unclosed(self, candidate: Span) -> Span:
+        """A whole thought without the mark that closes it, as the verifier sees it (SCoT figure 3)."""
         mark = self.builder.prompts.thought.close
-        if self.spec.unit == "step" or not (candidate.closes and candidate.text.endswith(mark)):
+        if not (candidate.closes and candidate.text.endswith(mark)):
             return candidate
         return Span(candidate.role, candidate.ids[:-1], candidate.text.removesuffix(mark))
 

@@ -43,7 +43,7 @@ class DraftStage(EngineStage):
                 n=spec.candidates,
                 stop=self.step_stop if spec.unit == "step" else (),
                 stop_ids=self.close_ids,
-                **spec.sampling,
+                **self.sampling,
             )
         ]
 

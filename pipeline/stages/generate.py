@@ -63,7 +63,7 @@ class GenerateStage(EngineStage):
         stop = self.step_stop if spec.unit == "step" else ()
         stop_ids = () if spec.unit == "response" else self.close_ids
         prompt = chain.contexts[self.context]
-        return [self.request(chain, prompt, chain.room(spec.max_tokens), stop=stop, stop_ids=stop_ids, **spec.sampling)]
+        return [self.request(chain, prompt, chain.room(spec.max_tokens), stop=stop, stop_ids=stop_ids, **self.sampling)]
 
     def apply(self, chain: Chain, completions: Sequence[Completion]) -> Outcome:
         """See `Stage.apply`."""

@@ -130,7 +130,11 @@ def _contents(run: Path) -> dict[str, bytes]:
 
 
 def _kept(before: dict[str, bytes], after: dict[str, bytes]) -> bool:
-    """Whether every file is as it was, or a write-ahead file that was made a part; the manifest says what became of which."""
-    gone = {name for name, digest in before.items() if after.get(name) != digest and name != MANIFEST}
+    """Whether every file is as it was, or a write-ahead file that was made a part; the manifest says what became of which.
+
+    A part that was being finished, `.tmp`, goes too where its rows are in a write-ahead file.
+    """
+    unfinished = {name.replace("/wal-", "/part-").replace(".arrows", ".parquet.tmp") for name in before if "/wal-" in name}
+    gone = {name for name, digest in before.items() if after.get(name) != digest} - unfinished - {MANIFEST}
     made = {name.replace("/part-", "/wal-").replace(".parquet", ".arrows") for name in after.keys() - before.keys()}
     return gone <= made

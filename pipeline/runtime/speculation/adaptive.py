@@ -353,7 +353,9 @@ class Adaptive:
         if live > 1 and (gain < UNWORTHY or self._unsure >= FIRST_SPREAD):
             if self._affordable(self._probe_cost(), now, LOOKING):
                 self._switch(max(live // PROBED, 1) / live, "probe", now, rate)
-        elif self._affordable(2 * risk * live * self._known.round.tokens / rate, now, self._trial_share()):
+            return
+        rounds = 1 if live == 1 else 2  # Chains reach their boundaries at different times, so that a trial of several lasts longer.
+        if self._affordable(rounds * risk * live * self._known.round.tokens / rate, now, self._trial_share()):
             self._switch(choice.share, "speculate", now, rate)
 
     def _probe_cost(self) -> float:
