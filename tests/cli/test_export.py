@@ -1,0 +1,116 @@
+"""`pipeline export`, `show`, `runs` and `rm`: what a user gets at, without code."""
+
+import csv
+import json
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from pipeline.trace.folder import hold
+from tests.support.commands import pipeline
+from tests.support.runs import solve, write_problems
+
+BAD = (b'{"problem_id": "empty", "level": "hard"}',)
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a run `one` of twelve problems and a bad row, and a run `two` with three samples of each."""
+    folder = tmp_path_factory.mktemp("results")
+    problems = write_problems(folder, 12, BAD)
+    solve(folder, "one", input=problems)
+    solve(folder, "two", graph="scot", input=problems, samples=3)
+    return folder
+
+
+def test_answers_as_a_file_of_each_format(source: Path, tmp_path: Path) -> None:
+    for name in ("answers.jsonl", "answers.csv", "answers.parquet"):
+        done = pipeline("export", source / "one", "-o", tmp_path / name)
+        assert (done.returncode, done.stdout, done.stderr) == (0, f"{tmp_path / name}: 13 problems\n", "")
+    lines = [json.loads(line) for line in (tmp_path / "answers.jsonl").read_text().splitlines()]
+    with (tmp_path / "answers.csv").open(newline="") as file:
+        assert [row["problem_id"] for row in csv.DictReader(file)] == [line["problem_id"] for line in lines]
+    assert pq.read_table(tmp_path / "answers.parquet", columns=["answer"]).to_pylist() == [{"answer": line["answer"]} for line in lines]
+
+
+def test_answers_on_standard_output(source: Path) -> None:
+    done = pipeline("export", source / "two", "-o", "-", "--thoughts")
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    assert (done.returncode, len(rows)) == (0, 13)
+    assert all(row["thought"] and row["samples"] == 3 for row in rows[:12])
+
+
+def test_wrong_outputs_are_one_sentence(source: Path, tmp_path: Path) -> None:
+    there = tmp_path / "there.csv"
+    there.write_text("mine")
+    for name, says in (
+        ("answers.xlsx", "unknown format; expected a name that ends in"),
+        ("no/answers.csv", "there is no folder"),
+        ("there.csv", "is there already"),
+    ):
+        done = pipeline("export", source / "one", "-o", tmp_path / name)
+        assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+        assert says in done.stderr
+    assert there.read_text() == "mine"
+    assert pipeline("export", source / "one", "-o", there, "--force").returncode == 0
+    assert there.read_text() != "mine"
+
+
+def test_one_chain_step_by_step(source: Path) -> None:
+    done = pipeline("show", source / "one", "p3")
+    chain = next(row for row in pq.read_table(source / "one/chains").to_pylist() if row["problem_id"] == "p3")
+    steps = [row for row in pq.read_table(source / "one/steps").to_pylist() if row["chain_id"] == chain["chain_id"]]
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "Problem number 3?" in done.stdout
+    assert [f"[{row['step_index']}] {row['decision']}" in done.stdout for row in steps] == [True] * len(steps)
+    assert f"answer: {chain['answer']}" in done.stdout
+    assert len(pipeline("show", source / "one", "p3", "--candidates").stdout) > len(done.stdout)
+    assert "Problem number 0?" in pipeline("show", source / "one").stdout
+    assert "Problem number 3?" in pipeline("show", source / "two", "p3", "--sample", "2").stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["p33"], "no finished chain of problem 'p33', sample 0; did you mean `p3`?"),
+        (["p3", "--sample", "1"], "no finished chain of problem 'p3', sample 1"),
+    ],
+    ids=str,
+)
+def test_a_chain_that_is_not_there(source: Path, arguments: list[str], says: str) -> None:
+    done = pipeline("show", source / "one", *arguments)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert says in done.stderr
+
+
+def test_a_table_of_runs(source: Path) -> None:
+    done = pipeline("runs", source)
+    lines = [line.split() for line in done.stdout.splitlines()]
+    assert (done.returncode, lines[0]) == (0, ["run", "graph", "models", "state", "chains", "accuracy", "chains/s", "size"])
+    assert sorted(line[0] for line in lines[1:]) == ["one", "two"]
+    records = {row["folder"]: row for row in map(json.loads, pipeline("runs", source, "--json").stdout.splitlines())}
+    assert (records["one"]["graph"], records["one"]["state"], records["one"]["chains"], records["one"]["of"]) == ("speccot", "finished", 13, 13)
+    assert (records["two"]["chains"], records["two"]["of"]) == (39, 39)
+    assert records["one"]["accuracy"] is None
+    assert records["one"]["bytes"] == sum(path.stat().st_size for path in (source / "one").rglob("*") if path.is_file())
+
+
+def test_a_folder_without_runs(tmp_path: Path) -> None:
+    done = pipeline("runs", tmp_path)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", f"{tmp_path}: no run folder in it\n")
+    done = pipeline("runs", tmp_path / "nothing")
+    assert (done.returncode, "no such folder" in done.stderr) == (2, True)
+
+
+def test_runs_are_deleted_when_all_may_be(tmp_path: Path) -> None:
+    problems = write_problems(tmp_path, 2)
+    one, two = solve(tmp_path, "one", input=problems).folder, solve(tmp_path, "two", input=problems).folder
+    done = pipeline("rm", one, tmp_path, "--yes")
+    assert (done.returncode, "not a run folder" in done.stderr, one.exists()) == (2, True, True)
+    with hold(two):
+        assert "a process is at work in it" in pipeline("rm", one, two, "--yes").stderr
+    assert one.exists()
+    assert pipeline("rm", one, two, "--yes").returncode == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["problems.jsonl"]
+    assert problems.exists()
