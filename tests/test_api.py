@@ -369,7 +369,7 @@ def test_a_run_of_values_is_refused_by_the_command_that_could_not_go_on_with_it(
     pipeline.solve("target", PROBLEMS, engines={"target": Echo()}, output=tmp_path / "run")
     with pytest.raises(InputError, match="started from Python with engines that stand in no file"):
         resume_options(tmp_path / "run")
-    with pytest.raises(UsageError, match="is a run already"):
+    with pytest.raises(UsageError, match="already contains a run"):
         pipeline.solve("target", PROBLEMS, engines={"target": Echo()}, output=tmp_path / "run")
 
 

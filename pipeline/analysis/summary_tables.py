@@ -38,7 +38,7 @@ def engines(summary: Summary) -> Table:
 
 def stages(summary: Summary) -> Table:
     """A row for each stage: its calls, tokens and times."""
-    columns = ("stage", "calls", "failed", "input tokens", "output tokens", "s in flight", "ms each", "s waiting")
+    columns = ("stage", "calls", "failed", "input tokens", "output tokens", "total s", "mean ms", "queued s")
     rows = []
     for name, stage in summary.stages.items():
         rows.append(
@@ -62,13 +62,13 @@ def _fact_rows(s: Summary, made: str | None) -> list[tuple[str, str]]:
     cancelled = f", {s.cancelled} cancelled" if s.cancelled else ""
     return [
         ("chains", f"{s.done} done{failed}{cancelled}"),
-        *([("retries", f"{retried:,} attempts were repetitions of failed ones")] if retried else []),
+        *([("retries", f"{retried:,} failed attempts were retried")] if retried else []),
         *([("restarts", restarts)] if (restarts := _restarts(s)) else []),
         *((kind, f"for example: {message}") for kind, message in s.error_examples.items()),
         ("accuracy", _accuracy(s, made) if s.graded else _why_not_graded(s)),
         *([("grading", _grading_errors(s))] if s.graded and s.grading_errors else []),
         *_sample_rows(s),
-        ("wall time", f"{_number(s.wall_time_s)} s, of that {_number(s.tail_time_s)} s tail (fewer live chains than the batch size)"),
+        ("wall time", f"{_number(s.wall_time_s)} s ({_number(s.tail_time_s)} s tail: fewer chains in flight than the batch size)"),
         (
             "throughput",
             f"{_number(s.problems_per_s)} problems/s, {_number(s.steps_per_s)} steps/s, {_number(s.output_tokens_per_s)} output tokens/s",
@@ -86,15 +86,15 @@ def _fact_rows(s: Summary, made: str | None) -> list[tuple[str, str]]:
         *_speculation_rows(s),
         *_order_rows(s),
         *([("admission", f"by cache, chains paused {s.pauses:,} times")] if s.pauses else []),
-        ("overlap", f"{_percent(s.overlap_share)} of the time two engines were busy"),
-        ("ended by", ", ".join(f"{reason} {count}" for reason, count in s.stop_reasons.items())),
+        ("overlap", f"{_percent(s.overlap_share)} of the time at least two engines were busy"),
+        ("stop reasons", ", ".join(f"{reason} {count}" for reason, count in s.stop_reasons.items())),
     ]
 
 
 def _restarts(s: Summary) -> str:
     """Which engines died and were started again, and how often; empty where none did."""
     return ", ".join(
-        f"{name} died and was started again {'once' if engine.restarts == 1 else f'{engine.restarts} times'}"
+        f"{name} crashed and was restarted {'once' if engine.restarts == 1 else f'{engine.restarts} times'}"
         for name, engine in s.engines.items()
         if engine.restarts
     )

@@ -15,15 +15,15 @@ from pipeline.files import new_file
 
 @click.command()
 @click.argument("runs", type=click.Path(path_type=Path), nargs=-1, required=True, metavar="RUN...")
-@click.option("--output", type=click.Path(path_type=Path), metavar="FILE", help="Engines file.  [default: RUN/calibration.yaml]")
+@click.option("--output", type=click.Path(path_type=Path), metavar="FILE", help="Output engines file.  [default: RUN/calibration.yaml]")
 @click.option(
-    "--calls", type=click.IntRange(1, 1_000_000_000), default=MOST_CALLS, show_default=True, help="Most calls of each engine in each run."
+    "--calls", type=click.IntRange(1, 1_000_000_000), default=MOST_CALLS, show_default=True, help="Maximum number of calls per engine and run."
 )
 @click.option("--debug", is_flag=True, help="Show tracebacks.")
 def calibrate(runs: tuple[Path, ...], output: Path | None, calls: int, debug: bool) -> None:
-    """Fit simulated engines to the traces of RUN..., and say how well they explain them. A replay of RUN takes its costs from there.
+    """Fit simulated engines to the traces of RUN..., and report the fit error. A replay of RUN uses the fitted costs.
 
-    Runs at small and at large batch sizes together tell all the rates apart: at one of them alone, some hardly matter.
+    Give runs at small and at large batch sizes: one batch size alone does not identify all rates.
     """
     print_flaws(runs)
     found = calibrated(runs, calls)

@@ -35,22 +35,22 @@ INVARIANCE_FORMATS: dict[str, Callable[[Any], str]] = {"markdown": invariance_ma
 @click.option(
     "--baseline",
     metavar="RUN|GRAPH",
-    help="What speed-ups and gains are over.  [default: graph `target`, the first run without drafts, or the first]",
+    help="Baseline of speed-ups and gains.  [default: graph `target`, else the first run without drafts, else the first run]",
 )
 @click.option(
     "--table",
     metavar="NAME",
-    help="One table of a paper in the paper's shape, such as speccot-2, from the runs that are its systems; `list` names them all.",
+    help="Print one table in the layout of a paper, such as speccot-2; `list` prints all names.",
 )
-@click.option("--no-pool", is_flag=True, help="Keep runs apart that differ in the seed alone, which otherwise are one row.")
-@click.option("--invariance", is_flag=True, help="Of two runs of one graph: the share of equal chains, and where the others part.")
-@click.option("--format", "form", type=click.Choice(list(FORMATS)), default="markdown", show_default=True, help="What is printed.")
+@click.option("--no-pool", is_flag=True, help="Do not pool runs that differ only in the seed.")
+@click.option("--invariance", is_flag=True, help="For two runs of one graph: the share of identical chains, and where the others diverge.")
+@click.option("--format", "form", type=click.Choice(list(FORMATS)), default="markdown", show_default=True, help="Output format.")
 @click.option(
     "--output",
     type=click.Path(path_type=Path),
     multiple=True,
     metavar="FILE",
-    help="Write there too, as its name ends: .md, .csv or .json. May be given several times.",
+    help="Also write to this file: .md, .csv or .json. May be repeated.",
 )
 @click.option("--debug", is_flag=True, help="Show tracebacks.")
 def compare(
@@ -63,7 +63,7 @@ def compare(
     output: tuple[Path, ...],
     debug: bool,
 ) -> None:
-    """Compare the run folders RUN..., each with the others over the same data. Exit code 2 when they cannot be compared."""
+    """Compare the run folders RUN..., runs over the same data with each other. Exit code 2 if they cannot be compared."""
     if table == "list":
         print_page("".join(f"{name:16}{shape.source}: {shape.title}\n" for name, shape in SHAPES.items()))
         return

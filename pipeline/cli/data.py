@@ -19,15 +19,15 @@ def data() -> None:
 
 @data.command()
 @click.argument("name")
-@click.option("--from", "origin", metavar="PATH|hub", help="The data as published: JSON lines, JSON, Parquet or CSV; or the hub.")
+@click.option("--from", "origin", metavar="PATH|hub", help="The published data: JSON lines, JSON, Parquet or CSV; or the hub.")
 @click.option("--output", type=click.Path(path_type=Path), metavar="FILE", help="Parquet file.  [default: data/NAME.parquet]")
-@click.option("--force", is_flag=True, help="Take data that differ from the recipe, and write over another file.")
-@click.option("--json", "as_json", is_flag=True, help="Print what was prepared as JSON.")
+@click.option("--force", is_flag=True, help="Accept data that differ from the recipe, and overwrite an existing file.")
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 @click.option("--debug", is_flag=True, help="Show tracebacks.")
 def prepare(name: str, origin: str | None, output: Path | None, force: bool, as_json: bool, debug: bool) -> None:
     """Prepare data set NAME (see `pipeline data list`), or by a recipe of your own, NAME.yaml.
 
-    Rows and digest are compared with the recipe's. Exit code 2 when something is wrong; nothing is written then.
+    The number of rows and the digest must match the recipe's. Exit code 2 if anything is wrong; then nothing is written.
     """
     recipe = find_recipe(name)
     prepared = start(recipe, origin, output or Path("data") / f"{recipe.name}.parquet", force)

@@ -18,12 +18,12 @@ from pipeline.machine import GIB, Gpu, gib
 @click.command()
 @click.argument("engines", required=False, type=click.Path(path_type=Path))
 @click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="engines.ROLE.NAME=VALUE.")
-@click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
+@click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
 @click.option("--debug", is_flag=True, help="Show tracebacks.")
 def doctor(engines: Path | None, settings: tuple[str, ...], as_json: bool, debug: bool) -> int:
-    """Say what this machine has and, for an ENGINES file or a graph, whether each role could start here.
+    """Report what this machine has and, for an ENGINES file or a graph, whether each role could start here.
 
-    Nothing is started. Exit code 2 when a role could not start, or the file is wrong.
+    Nothing is started. Exit code 2 if a role could not start, or the file is invalid.
     """
     diagnosis = diagnose(engines, settings)
     if as_json:

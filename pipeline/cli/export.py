@@ -23,16 +23,16 @@ from pipeline.trace.read import check_folder
     type=click.Path(path_type=Path, allow_dash=True),
     required=True,
     metavar="FILE",
-    help="answers.jsonl, .csv (or either with .gz) or .parquet; - for JSON lines on standard output.",
+    help="Output file: .jsonl, .csv (optionally .gz) or .parquet; - for JSON lines on stdout.",
 )
-@click.option("--thoughts", is_flag=True, help="The whole thought behind each answer too.")
+@click.option("--thoughts", is_flag=True, help="Include the thought behind each answer.")
 @click.option("--force", is_flag=True, help="Overwrite an existing file.")
 @click.option("--debug", is_flag=True, help="Show tracebacks.")
 def export(run: Path, output: Path, thoughts: bool, force: bool, debug: bool) -> None:
     """Export the answers of the run folder RUN, one row for each problem, in the order of the input.
 
-    A row has all columns of the input, the answer, whether it is correct, and with several samples how they voted; the answer is
-    then the one with most votes. Columns of the input that are called like ours get the prefix input_.
+    A row has all input columns, the answer and whether it is correct; with several samples also their votes, and the answer is the
+    majority's. Input columns with conflicting names get the prefix input_.
     """
     check_folder(run)
     print_flaws([run])

@@ -40,22 +40,26 @@ def errors(run: Path, as_json: bool, debug: bool) -> None:
         print_line("no chain failed")
     for failure in found:
         chains = ", ".join(failure.examples) + (", ..." if failure.count > len(failure.examples) else "")
-        print_line(f"{failure.count} x {failure.error_type} in {failure.stage or 'no stage'}: {failure.message}")
+        print_line(f"{failure.count} x {failure.error_type} ({_place(failure.stage)}): {failure.message}")
         print_line(f"    {chains}")
+
+
+def _place(stage: str | None) -> str:
+    return f"in {stage}" if stage else "while reading input"
 
 
 @click.command()
 @click.argument("run", type=click.Path(path_type=Path), metavar="RUN")
-@click.option("--repair", is_flag=True, help="Put right what can be; no file is deleted.")
+@click.option("--repair", is_flag=True, help="Repair what can be repaired; no file is deleted.")
 @click.option("--json", "as_json", is_flag=True, help="Print what was found as JSON.")
 @click.option("--debug", is_flag=True, help="Show tracebacks.")
 def fsck(run: Path, repair: bool, as_json: bool, debug: bool) -> None:
-    """Examine the run folder RUN: tables, files that are missing, doubled, foreign or damaged, and chains that do not hang together.
+    """Check the run folder RUN for missing, duplicate, foreign or damaged files, and for chains whose rows are inconsistent.
 
-    --repair makes parts of write-ahead files, takes back rows that do not hang together, and puts files that are not the run's own
-    into the subfolder `aside`. What was lost is solved again by `pipeline resume`.
+    --repair turns write-ahead files into parts, drops inconsistent rows, and moves files that are not the run's own into the
+    subfolder `aside`. `pipeline resume` then solves again what was lost.
 
-    Exit codes: 0 sound, 1 something is wrong, or is left after repairing, 2 RUN is no run folder or is in use.
+    Exit codes: 0 sound, 1 there are errors, or some remain after the repair, 2 RUN is not a run folder or is in use.
     """
     if repair:
         examine(run)  # refuses what is no run folder, before a lock is made in it

@@ -30,23 +30,23 @@ _WORDS = {True: "right", False: "wrong", None: "no verdict"}
 
 @click.command()
 @click.argument("run", type=click.Path(path_type=Path))
-@click.option("--dry-run", is_flag=True, help="Only say what would change.")
-@click.option("--workers", type=click.IntRange(1, 256), help="Processes that compare.  [default: one a core, at most 8]")
-@click.option("--limit-s", type=click.FloatRange(0.1, 600), default=LIMIT_S, show_default=True, help="Most seconds of computing for one.")
-@click.option("--prm", type=click.Path(path_type=Path), help="Instead of answers, score all steps with the reward model of this file.")
-@click.option("--input", type=click.Path(path_type=Path), help="With --prm: where the run's input is now.  [default: where it was]")
+@click.option("--dry-run", is_flag=True, help="Report what would change, write nothing.")
+@click.option("--workers", type=click.IntRange(1, 256), help="Number of grading processes.  [default: one per core, at most 8]")
+@click.option("--limit-s", type=click.FloatRange(0.1, 600), default=LIMIT_S, show_default=True, help="Time limit per comparison (s).")
+@click.option("--prm", type=click.Path(path_type=Path), help="Score all steps with the reward model of this file, instead of grading answers.")
+@click.option("--input", type=click.Path(path_type=Path), help="With --prm: where the input file is now, if it has moved.")
 @click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="With --prm: engines.reward.NAME=VALUE.")
-@click.option("--json", "as_json", is_flag=True, help="Print what changed as JSON.")
+@click.option("--json", "as_json", is_flag=True, help="Print the changes as JSON.")
 @click.option("--debug", is_flag=True, help="Show tracebacks.")
 @click.pass_context
 def grade(ctx: click.Context, /, run: Path, prm: Path | None, as_json: bool, debug: bool, **options: Any) -> None:
-    """Grade the answers in the run folder RUN again, and write the verdicts there.
+    """Grade the answers in the run folder RUN again, and store the verdicts there.
 
     With --prm FILE (graphs/rewards/*.yaml) a process reward model scores every drafted and committed step, in the table
     rewards/*.parquet of RUN.
 
     Exit codes: 0 graded, whatever changed; 1 the folder cannot be written, the grader cannot start, or the reward model is lost; 2 it is
-    no run folder, cannot be read, or an option or FILE is wrong; 130 interrupted, and an earlier table of rewards is as it was.
+    not a run folder, cannot be read, or an option or FILE is wrong; 130 interrupted, an earlier table of rewards is kept.
     """
     _check(ctx, prm)
     print_flaws([run])

@@ -35,16 +35,16 @@ FORMS = ("text", "mermaid", "svg", "dot")
 @settings_option
 @preset_option
 @click.option("--json", "as_json", is_flag=True, help="Print the compiled plan, or the prompt, as JSON.")
-@click.option("--show-prompt", "stage", metavar="STAGE", help="Print the prompt of this stage as its engine gets it: text and token ids.")
-@click.option("--input", "problems", type=click.Path(path_type=Path), metavar="FILE", help="The prompt is for a problem in this file.")
-@click.option("--row", type=click.IntRange(1), default=1, show_default=True, help="Which row of it.")
+@click.option("--show-prompt", "stage", metavar="STAGE", help="Print the prompt of this stage exactly as its engine gets it: text and token ids.")
+@click.option("--input", "problems", type=click.Path(path_type=Path), metavar="FILE", help="--show-prompt: use a problem from this file.")
+@click.option("--row", type=click.IntRange(1), default=1, show_default=True, help="--show-prompt: row of the input file.")
 @column_option
-@click.option("--problem", metavar="TEXT", help="The prompt is for this problem.")
-@click.option("--thought", multiple=True, metavar="TEXT", help="A step that was committed before; may be given again.")
-@click.option("--candidate", "candidates", multiple=True, metavar="TEXT", help="A candidate to be judged; may be given again.")
+@click.option("--problem", metavar="TEXT", help="--show-prompt: use this problem.")
+@click.option("--thought", multiple=True, metavar="TEXT", help="--show-prompt: a previous step; may be repeated.")
+@click.option("--candidate", "candidates", multiple=True, metavar="TEXT", help="--show-prompt: a candidate to be judged; may be repeated.")
 @click.option("--debug", is_flag=True, help="Show tracebacks.")
 def check(graph: Path, engines: Path | None, as_json: bool, stage: str | None, problems: Path | None, **options: Any) -> None:
-    """Check GRAPH, a file or a bundled name, and its engines, and print the compiled plan. Exit code 2 when something is wrong."""
+    """Check GRAPH, a file or a bundled name, and its engines, and print the compiled plan. Exit code 2 if anything is invalid."""
     asked = with_preset(options)
     plan = load_plan(graph, engines, asked.pop("settings"))
     for notice in notices(plan):
@@ -55,7 +55,7 @@ def check(graph: Path, engines: Path | None, as_json: bool, stage: str | None, p
     if as_json:
         print_page(msgspec.json.encode(redact_all(msgspec.to_builtins(plan)), order="sorted"))
         return
-    print_line(f"{find_file(graph, 'graph')}: fine. Graph {plan.name}, digest {plan.digest}")
+    print_line(f"{find_file(graph, 'graph')}: OK. Graph {plan.name}, digest {plan.digest}")
     for line in _plan_lines(plan):
         print_line(line)
 
@@ -125,18 +125,18 @@ def _stage_line(node: StageNode) -> str:
 
 @click.command()
 @click.argument("graph", type=click.Path(path_type=Path))
-@click.option("--run", type=click.Path(path_type=Path), metavar="RUN", help="With the counts and mean times of this run of it.")
+@click.option("--run", type=click.Path(path_type=Path), metavar="RUN", help="Annotate with the counts and mean times of this run.")
 @click.option("--engines", type=click.Path(path_type=Path), metavar="FILE", help="Engines file instead of the graph's own.")
 @settings_option
 @preset_option
-@click.option("--format", "form", type=click.Choice(FORMS), help="svg needs Graphviz.  [default: as --output ends, else text]")
-@click.option("--output", type=click.Path(path_type=Path), metavar="FILE", help="Write there instead of to stdout.")
-@click.option("--force", is_flag=True, help="Write over a file that is there.")
+@click.option("--format", "form", type=click.Choice(FORMS), help="Output format; svg needs Graphviz.  [default: by the suffix of --output, else text]")
+@click.option("--output", type=click.Path(path_type=Path), metavar="FILE", help="Output file.  [default: stdout]")
+@click.option("--force", is_flag=True, help="Overwrite an existing file.")
 @click.option("--debug", is_flag=True, help="Show tracebacks.")
 def graph(graph: Path, run: Path | None, form: str | None, output: Path | None, force: bool, **options: Any) -> None:
     """Draw the compiled GRAPH: its stages as they run, loops and their exits, conditions, engines.
 
-    With --run the params and engines are those of the run. Exit code 2 when GRAPH is wrong or RUN is of another graph.
+    With --run the params and engines of the run are used. Exit code 2 if GRAPH is invalid or RUN is of another graph.
     """
     form = form or _form(output)
     if output is not None:

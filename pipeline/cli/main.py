@@ -24,23 +24,23 @@ from pipeline.text import one_line, sanitize
 
 COMMANDS = {
     "run": ("run", "solve a data set"),
-    "resume": ("run", "go on with a run that was stopped"),
+    "resume": ("run", "resume a stopped run"),
     "check": ("graph", "check a graph file"),
-    "doctor": ("doctor", "say what this machine can run"),
+    "doctor": ("doctor", "report what this machine can run"),
     "data": ("data", "prepare data sets"),
-    "grade": ("grade", "grade a run's answers again, or its steps"),
+    "grade": ("grade", "regrade the answers of a run, or score its steps"),
     "errors": ("folder", "group a run's failed chains by cause"),
-    "fsck": ("folder", "examine a run folder and repair it"),
-    "compare": ("compare", "put runs side by side"),
-    "report": ("report", "write tables, plots and chains of runs into one HTML file"),
-    "calibrate": ("calibrate", "fit simulated engines to a run"),
+    "fsck": ("folder", "check a run folder and repair it"),
+    "compare": ("compare", "compare runs"),
+    "report": ("report", "write an HTML report on runs"),
+    "calibrate": ("calibrate", "fit the simulator to a run"),
     "sweep": ("sweep", "measure throughput by batch size"),
-    "graph": ("graph", "draw a graph, with a run's numbers on it"),
+    "graph": ("graph", "draw a graph, annotated with the counts and times of a run"),
     "export": ("export", "export the answers of a run"),
     "show": ("show", "show one chain of a run, step by step"),
     "runs": ("runs", "list runs"),
     "rm": ("runs", "delete runs"),
-    "trace": ("trace", "hand a run's trace to other programs"),
+    "trace": ("trace", "export the trace of a run"),
 }
 """Each command with the module of this folder that holds a function of its name, and what it does."""
 

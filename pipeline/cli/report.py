@@ -15,15 +15,15 @@ from pipeline.report.extra import load
     "--output",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="The file to write.  [default: RUN/report.html; of several runs report.html here]",
+    help="Output file.  [default: RUN/report.html; for several runs ./report.html]",
 )
-@click.option("--chains", type=click.IntRange(0, 1000), default=30, show_default=True, help="Chains of each run to read in full.")
-@click.option("--bins", type=click.IntRange(10, 5000), default=400, show_default=True, help="Slices that time is divided into.")
+@click.option("--chains", type=click.IntRange(0, 1000), default=30, show_default=True, help="Number of transcripts per run.")
+@click.option("--bins", type=click.IntRange(10, 5000), default=400, show_default=True, help="Number of time bins.")
 @click.option("--debug", is_flag=True, help="Show tracebacks.")
 def report(runs: tuple[Path, ...], output: Path | None, chains: int, bins: int, debug: bool) -> None:
-    """Write tables, plots and chains of RUN..., or the curves of a sweep's folder, into one HTML file that needs no network.
+    """Write tables, plots and transcripts of RUN..., or the curves of a sweep folder, into one self-contained HTML file.
 
-    A file of that name is replaced where it is an earlier report, and left alone where it is anything else.
+    An earlier report of that name is overwritten, any other file is not.
 
     Exit codes: 0 written; 2 a RUN cannot be read, or FILE cannot be written.
     """
@@ -31,4 +31,4 @@ def report(runs: tuple[Path, ...], output: Path | None, chains: int, bins: int, 
     place = page.report_path(runs, output)
     print_flaws(runs)
     page.write(place, page.report(runs, page.ReportOptions(chains=chains, bins=bins)))
-    print_line(f"report: {place} ({place.stat().st_size / 1e6:.1f} MB), to open in a browser")
+    print_line(f"report: {place} ({place.stat().st_size / 1e6:.1f} MB); open it in a browser")

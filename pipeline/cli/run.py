@@ -43,8 +43,8 @@ def _column(ctx: click.Context, param: click.Parameter, values: tuple[str, ...])
     return pairs
 
 
-ORDER_HELP = "input, longest (long problems first; holds them all in memory) or longest:RUN (by the thoughts of an earlier run)."
-CALIBRATION_HELP = "With speculate=auto: costs to begin with, as `pipeline calibrate` wrote them."
+ORDER_HELP = "input, longest (longest expected first; holds all problems in memory) or longest:RUN (by thought length in an earlier run)."
+CALIBRATION_HELP = "With speculate=auto: initial cost model, as written by `pipeline calibrate`."
 column_option = click.option(
     "--column",
     "columns",
@@ -57,11 +57,11 @@ column_option = click.option(
 
 SET_HELP = "A param, stages.STAGE.NAME=VALUE or engines.ROLE.NAME=VALUE."
 settings_option = click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help=SET_HELP)
-PRESET_HELP = "The values of a paper, which --set can change: speccot, specreason, scot, or a file."
+PRESET_HELP = "Settings of a paper: speccot, specreason, scot, or a file. --set overrides them."
 preset_option = click.option("--preset", type=click.Path(path_type=Path), metavar="NAME", help=PRESET_HELP)
-SAMPLES_HELP = "Attempts at every problem.  [default: those of --preset, else 1]"
+SAMPLES_HELP = "Samples per problem.  [default: that of --preset, else 1]"
 limit_option = click.option("--limit", type=click.IntRange(1, MOST_ROWS), help="Only the first N rows.")
-sample_option = click.option("--sample", metavar="N[:SEED]", help="Only N rows, drawn at random; the same whatever --seed is.")
+sample_option = click.option("--sample", metavar="N[:SEED]", help="Only N random rows; independent of --seed.")
 samples_option = click.option("--samples", type=click.IntRange(1, 10_000), help=SAMPLES_HELP)
 
 
@@ -85,22 +85,22 @@ def with_preset(options: Mapping[str, Any]) -> dict[str, Any]:
 @settings_option
 @preset_option
 @column_option
-@click.option("--batch-size", type=click.IntRange(1, 1_000_000), default=64, show_default=True, help="Chains that live at once.")
-@click.option("--schedule", type=click.Choice(list(SCHEDULES)), default="pipelined", show_default=True, help="Who waits for whom.")
+@click.option("--batch-size", type=click.IntRange(1, 1_000_000), default=64, show_default=True, help="Maximum number of chains in flight.")
+@click.option("--schedule", type=click.Choice(list(SCHEDULES)), default="pipelined", show_default=True, help="Scheduling policy.")
 @click.option(
     "--admission",
     type=click.Choice(get_args(AdmissionName)),
     default="cache",
     show_default=True,
-    help="cache: chains pause where not all contexts fit into the engines' caches; batch: none does.",
+    help="cache: chains pause while their contexts exceed the engines' KV caches; batch: only the batch size limits them.",
 )
 @click.option("--order", default="input", show_default=True, metavar="ORDER", help=ORDER_HELP)
 @samples_option
 @limit_option
 @sample_option
-@click.option("--seed", type=int, default=0, show_default=True, help="Every random number derives from it.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Random seed.")
 @click.option(
-    "--modes", type=click.Path(path_type=Path), metavar="RUN", help="With speculate=auto: each step in the mode that it had there."
+    "--modes", type=click.Path(path_type=Path), metavar="RUN", help="With speculate=auto: replay the modes recorded in that run."
 )
 @click.option("--calibration", type=click.Path(path_type=Path), metavar="FILE", help=CALIBRATION_HELP)
 @click.option("--output", type=click.Path(path_type=Path), metavar="DIR", help="Run folder.  [default: runs/GRAPH-TIME]")
@@ -108,33 +108,33 @@ def with_preset(options: Mapping[str, Any]) -> dict[str, Any]:
     "--keep-input/--no-keep-input",
     default=True,
     show_default=True,
-    help="Keep the input's rows in the run folder, for reports, exports and resume.",
+    help="Keep a copy of the input in the run folder, for report, export and resume.",
 )
-@click.option("--resume", is_flag=True, help="Go on with the run in --output, if there is one.")
-@click.option("--retry-failed", is_flag=True, help="On resume: failed chains too.")
-@click.option("--allow-drift", multiple=True, metavar="NAME", help=f"On resume: what may be other than before: {', '.join(MAY_DRIFT)}.")
+@click.option("--resume", is_flag=True, help="Resume the run in --output, if there is one.")
+@click.option("--retry-failed", is_flag=True, help="On resume: retry failed chains.")
+@click.option("--allow-drift", multiple=True, metavar="NAME", help=f"On resume: allow a change of {', '.join(MAY_DRIFT)}.")
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
 @click.option("--debug", is_flag=True, help="Show tracebacks.")
 def run(graph: Path, input_: Path, as_json: bool, debug: bool, **options: Any) -> None:
     """Solve the problems of a file with GRAPH: a graph file, or the name of a bundled one, such as speccot.
 
     Exit codes: 0 all chains finished, 1 the run could not go on, 2 graph, options or input are wrong and nothing was
-    started, 3 some chains failed and are recorded as such, 130 interrupted. After 1 and 130 `pipeline resume` goes on.
+    started, 3 some chains failed and are recorded as such, 130 interrupted. After 1 and 130 use `pipeline resume`.
     """
     solve_and_exit(RunOptions(graph=graph, input=input_, **with_preset(options)), as_json)
 
 
 @click.command()
 @click.argument("run", type=click.Path(path_type=Path), metavar="RUN")
-@click.option("--input", "input_", type=click.Path(path_type=Path), metavar="FILE", help="Where the input is now, if it has moved.")
-@click.option("--retry-failed", is_flag=True, help="Failed chains too.")
+@click.option("--input", "input_", type=click.Path(path_type=Path), metavar="FILE", help="Where the input file is now, if it has moved.")
+@click.option("--retry-failed", is_flag=True, help="Retry failed chains.")
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
 @click.option("--debug", is_flag=True, help="Show tracebacks.")
 def resume(run: Path, input_: Path | None, retry_failed: bool, as_json: bool, debug: bool) -> None:
-    """Go on with the run in folder RUN, with the options it was started with.
+    """Resume the run in folder RUN with the options it was started with.
 
-    Finished chains are kept, the others go on where they were. To change the engines or the batch size on the way, repeat
-    the whole command with `pipeline run ... --output RUN --resume --allow-drift engines`.
+    Finished chains are kept, the others continue from their last answered call. To change the engines or the batch size, repeat the
+    whole command with `pipeline run ... --output RUN --resume --allow-drift engines`.
     """
     solve_and_exit(resume_options(run, retry_failed=retry_failed, input_file=input_), as_json)
 
@@ -153,7 +153,7 @@ def solve_and_exit(options: RunOptions, as_json: bool) -> NoReturn:
     if result.error is not None:
         if result.run.status == "failed":
             print_notice(f"error: {result.error}")
-        print_notice(f"{result.run.status}; to go on: pipeline resume {result.folder}")
+        print_notice(f"{result.run.status}; to resume: pipeline resume {result.folder}")
     sys.exit(result.exit_code)
 
 

@@ -37,19 +37,19 @@ class RunState(Struct, frozen=True, kw_only=True):
 
 @click.command()
 @click.argument("folder", type=click.Path(path_type=Path), default=Path("runs"), metavar="[FOLDER]")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object for each run.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per run.")
 @click.option("--debug", is_flag=True, help="Show tracebacks.")
 def runs(folder: Path, as_json: bool, debug: bool) -> None:
-    """List the runs in FOLDER (by default runs), the latest first."""
+    """List the runs in FOLDER (default: runs), latest first."""
     if not folder.is_dir():
-        raise UsageError(f"{folder}: no such folder; name the one that your run folders are in")
+        raise UsageError(f"{folder}: not a directory; expected the parent directory of run folders")
     found = list(_states(folder))
     if as_json:
         for state in found:
             print_line(msgspec.json.encode(state).decode())
         return
     if not found:
-        print_notice(f"{folder}: no run folder in it")
+        print_notice(f"{folder}: contains no runs")
         return
     table = Table("run", "graph", "models", "state", "chains", "accuracy", "chains/s", "size", box=None, header_style="bold")
     for state in found:
@@ -59,10 +59,10 @@ def runs(folder: Path, as_json: bool, debug: bool) -> None:
 
 @click.command()
 @click.argument("folders", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="RUN...")
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @click.option("--debug", is_flag=True, help="Show tracebacks.")
 def rm(folders: tuple[Path, ...], yes: bool, debug: bool) -> None:
-    """Delete run folders, with all that is in them. Asks before each."""
+    """Delete run folders and everything in them. Asks for confirmation."""
     for folder in folders:
         if not (folder / FILE).is_file():
             raise UsageError(f"{folder}: not a run folder: it has no {FILE}")

@@ -21,14 +21,13 @@ VERDICTS = {"right": "bold green", "wrong": "bold red", "failed": "bold red"}
 @click.command()
 @click.argument("run", type=click.Path(path_type=Path), metavar="RUN")
 @click.argument("problem", required=False, metavar="[PROBLEM]")
-@click.option("--sample", type=click.IntRange(min=0), default=0, show_default=True, help="Which sample of the problem.")
-@click.option("--candidates", is_flag=True, help="Show the rejected candidates of each step too.")
+@click.option("--sample", type=click.IntRange(min=0), default=0, show_default=True, help="Sample of the problem.")
+@click.option("--candidates", is_flag=True, help="Include rejected candidates.")
 @click.option("--debug", is_flag=True, help="Show tracebacks.")
 def show(run: Path, problem: str | None, sample: int, candidates: bool, debug: bool) -> None:
     """Show how the run in folder RUN solved PROBLEM, a problem_id, step by step; by default its first problem.
 
-    Green: a drafted step that the target accepted. Yellow: a step that the target wrote because it rejected all drafts. Cyan: guidance.
-    Blue: text that was written without drafts.
+    Green: accepted draft step. Yellow: written by the target after it rejected all drafts. Cyan: guidance. Blue: no drafts involved.
     """
     check_folder(run)
     print_flaws([run])

@@ -85,26 +85,26 @@ def _vary(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -
 )
 @click.option("--admission", type=click.Choice(get_args(AdmissionName)), default="cache", show_default=True, help="As for `run`.")
 @click.option("--order", default="input", show_default=True, metavar="ORDER", help="As for `run`.")
-@click.option("--vary", multiple=True, callback=_vary, metavar="NAME=VALUE,...", help="A param and its values: candidates=1,2,5.")
-@click.option("--repeats", type=click.IntRange(1, 1000), default=3, show_default=True, help="Runs of every point; simulated ones: 1.")
+@click.option("--vary", multiple=True, callback=_vary, metavar="NAME=VALUE,...", help="Values of a param to sweep: candidates=1,2,5.")
+@click.option("--repeats", type=click.IntRange(1, 1000), default=3, show_default=True, help="Runs per point; simulated points: 1.")
 @click.option(
     "--baseline",
     type=click.Path(path_type=Path),
     metavar="GRAPH",
-    help="The target alone.  [default: target.yaml beside GRAPH, else the bundled one]",
+    help="Graph of the target-only baseline.  [default: target.yaml beside GRAPH, else the bundled one]",
 )
 @click.option(
     "--engines",
     type=click.Path(path_type=Path),
     multiple=True,
     metavar="FILE",
-    help="Engines file instead of the graphs' own; several are compared, each with the target alone on it.",
+    help="Engines file instead of the graphs' own; may be repeated, each with a target-only baseline.",
 )
 @click.option(
     "--baseline-engines",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="Engines file of the target alone, to which --set engines.ROLE.NAME does not apply.  [default: that of the others]",
+    help="Engines file of the target-only baseline; --set engines.ROLE.NAME does not apply to it.  [default: --engines]",
 )
 @settings_option
 @preset_option
@@ -113,22 +113,22 @@ def _vary(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -
 @samples_option
 @limit_option
 @sample_option
-@click.option("--seed", type=int, default=0, show_default=True, help="Every random number derives from it.")
-@click.option("--output", type=click.Path(path_type=Path), metavar="DIR", help="The sweep's folder.  [default: sweeps/GRAPH-TIME]")
+@click.option("--seed", type=int, default=0, show_default=True, help="Random seed.")
+@click.option("--output", type=click.Path(path_type=Path), metavar="DIR", help="Sweep folder.  [default: sweeps/GRAPH-TIME]")
 @click.option(
     "--processes",
     type=click.IntRange(1, 1024),
     metavar="N",
-    help="Most simulated points that run side by side.  [default: the cores; real engines: 1]",
+    help="Maximum number of simulated points in parallel.  [default: number of cores; real engines: 1]",
 )
-@click.option("--resume", is_flag=True, help="Go on with the sweep in --output: finished points are kept.")
+@click.option("--resume", is_flag=True, help="Resume the sweep in --output; finished points are kept.")
 @click.option("--debug", is_flag=True, help="Show tracebacks.")
 def sweep(graphs: tuple[Path, ...], input_: Path, debug: bool, **options: Any) -> None:
-    """Solve the same problems with GRAPH... at several batch sizes, and with the target alone.
+    """Solve the same problems with GRAPH... at several batch sizes, with a target-only baseline.
 
-    Real engines are started once, and the target alone anew where it gets memory that the others' engines would take of its devices;
-    simulated points run side by side. Every point is a run folder of its own under DIR/runs, all points are rows of DIR/points.parquet.
-    Exit codes as of `run`.
+    Real engines are started once; the target-only baseline is started again where it gets the memory that the other engines would
+    take. Simulated points run in parallel. Every point is a run folder under DIR/runs and a row of DIR/points.parquet.
+    Exit codes as for `run`.
     """
     observer = Observer(watch=live.watch, tell=print_notice) if sys.stderr.isatty() else Observer(tell=print_notice)
     with restored_handlers(), rare_collection():
@@ -143,7 +143,7 @@ def sweep(graphs: tuple[Path, ...], input_: Path, debug: bool, **options: Any) -
     print_notice(f"{len(result.points)} of {result.planned} points in {result.folder}")
     if result.error is not None:
         print_notice(f"error: {result.error}")
-        print_notice(f"to go on: the same command with --output {result.folder} --resume")
+        print_notice(f"to resume: the same command with --output {result.folder} --resume")
     sys.exit(result.exit_code)
 
 

@@ -18,26 +18,26 @@ FILES = {"perfetto": "trace.pftrace", "otel": "trace.otlp.jsonl"}
 
 @click.group()
 def trace() -> None:
-    """Hand a run's trace to other programs."""
+    """Export the trace of a run."""
 
 
 @trace.command()
 @click.argument("run", type=click.Path(path_type=Path), metavar="RUN")
-@click.option("--format", "form", type=click.Choice(list(FILES)), default="perfetto", show_default=True, help="For whom.")
-@click.option("--output", type=click.Path(path_type=Path), metavar="FILE", help="Compressed if it ends in .gz.  [default: in RUN]")
-@click.option("--endpoint", metavar="URL", help="Of otel: send to this OTLP/HTTP server, such as http://127.0.0.1:4318/v1/traces.")
-@click.option("--texts", is_flag=True, help="Of otel: the texts of steps and answers too.")
-@click.option("--force", is_flag=True, help="Write over a file that is there.")
+@click.option("--format", "form", type=click.Choice(list(FILES)), default="perfetto", show_default=True, help="Output format.")
+@click.option("--output", type=click.Path(path_type=Path), metavar="FILE", help="Output file, compressed if it ends in .gz.  [default: in RUN]")
+@click.option("--endpoint", metavar="URL", help="otel: send to this OTLP/HTTP endpoint, such as http://127.0.0.1:4318/v1/traces.")
+@click.option("--texts", is_flag=True, help="otel: include the texts of steps and answers.")
+@click.option("--force", is_flag=True, help="Overwrite an existing file.")
 @click.option("--debug", is_flag=True, help="Show tracebacks.")
 def export(run: Path, form: str, output: Path | None, endpoint: str | None, texts: bool, force: bool, debug: bool) -> None:
     """Export the calls of the run folder RUN.
 
-    perfetto: a file for https://ui.perfetto.dev, with engines as processes, calls as slices, arrows that join a chain's calls.
+    perfetto: a file for https://ui.perfetto.dev, with engines as processes, calls as slices, and arrows between the calls of a chain.
 
     otel: OpenTelemetry spans with GenAI attributes, one trace for each chain, as OTLP JSON lines or to a server; its headers
     and time limits come from the OTEL_EXPORTER_OTLP_* variables.
 
-    Exit codes: 0 exported; 1 the server does not take it, or the file cannot be written; 2 RUN or an option is wrong.
+    Exit codes: 0 exported; 1 the endpoint rejects it, or the file cannot be written; 2 RUN or an option is wrong.
     """
     check_folder(run)
     _check(form, output, endpoint, texts, force)
@@ -54,9 +54,9 @@ def export(run: Path, form: str, output: Path | None, endpoint: str | None, text
 def _check(form: str, output: Path | None, endpoint: str | None, texts: bool, force: bool) -> None:
     """Raise `UsageError` for options that would be ignored."""
     if form != "otel" and (endpoint is not None or texts):
-        raise UsageError(f"--{'texts' if endpoint is None else 'endpoint'} means nothing with --format {form}; add --format otel")
+        raise UsageError(f"--{'texts' if endpoint is None else 'endpoint'} has no effect with --format {form}; add --format otel")
     if endpoint is not None and (output is not None or force):
-        raise UsageError(f"--{'force' if output is None else 'output'} means nothing with --endpoint; leave one of them out")
+        raise UsageError(f"--{'force' if output is None else 'output'} has no effect with --endpoint; leave one of them out")
 
 
 def _exporter(form: str) -> Any:

@@ -203,13 +203,13 @@ def _write(table: pa.Table, output: Path, force: bool) -> bool:
         if _holds(output, table):
             return False
         if not force:
-            raise UsageError(f"{output}: is there already and holds something else; name another file with --output, or pass --force")
+            raise UsageError(f"{output}: exists and holds something else; choose another file with --output, or pass --force")
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
         with new_file(output) as draft:
             pq.write_table(table, draft, compression="zstd")
     except OSError as error:
-        raise UsageError(f"{output}: cannot be written: {reason(error)}; name another file with --output") from error
+        raise UsageError(f"{output}: cannot be written: {reason(error)}; choose another file with --output") from error
     return True
 
 

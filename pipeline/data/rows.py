@@ -202,7 +202,7 @@ class Parquet:
             if "Exceeded size limit" in str(error):
                 most = f"{PARQUET_LIMITS['thrift_container_size_limit']:,}"
                 raise InputError(str(path), f"has more than {most} columns or row groups, or is damaged") from error
-            raise InputError(str(path), f"not a whole Parquet file: {reason(error)}") from error
+            raise InputError(str(path), f"not a complete Parquet file: {reason(error)}") from error
         self.names = _distinct(path, names)
 
     def records(self, wanted: tuple[str, ...] | None) -> Iterator[tuple[int, Record]]:
@@ -266,7 +266,7 @@ FORMS: dict[str, Callable[[Path], Source]] = {
 
 def _form(path: Path) -> Callable[[Path], Source]:
     if path.is_dir():
-        raise InputError(str(path), "is a folder; name a file in it")
+        raise InputError(str(path), "is a directory; expected a file")
     if not path.is_file():
         raise InputError(str(path), "is not a regular file" if path.exists() else "no such file")
     inner = path.name.lower().removesuffix(".gz")

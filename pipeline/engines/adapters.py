@@ -92,7 +92,7 @@ def adapter_findings(role: str, adapters: Mapping[str, AdapterCard], card: Model
 def _flaw_in_files(folder: Path, config: Mapping[str, Any]) -> str | None:
     """What is wrong with the folder and the configuration of an adapter."""
     if not folder.is_dir():
-        return f"there is no folder {folder}"
+        return f"no such directory: {folder}"
     if (what := unusual_file(folder)) is not None:
         return what
     if not config:
@@ -100,7 +100,7 @@ def _flaw_in_files(folder: Path, config: Mapping[str, Any]) -> str | None:
     if config.get("peft_type") != "LORA":
         return f"its {CONFIG} says peft_type: {str(config.get('peft_type'))[:20]}, and only LORA is supported"
     if whole_number(config.get("r")) is None:
-        return f"its {CONFIG} says r: {str(config.get('r'))[:20]}, which is no rank"
+        return f"its {CONFIG} says r: {str(config.get('r'))[:20]}, which is not a rank"
     return None
 
 

@@ -150,7 +150,7 @@ def _flaw_in_config(folder: Path) -> str | None:
     inner = config.get("text_config")
     context = (inner if isinstance(inner, dict) else config).get("max_position_embeddings")
     if context is not None and whole_number(context) is None:
-        return f"its config.json says max_position_embeddings: {str(context)[:20]}, which is no number of tokens"
+        return f"its config.json says max_position_embeddings: {str(context)[:20]}, which is not a number of tokens"
     return None if config else "its config.json holds no JSON object"
 
 

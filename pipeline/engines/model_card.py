@@ -159,7 +159,7 @@ def missing(role: str, card: ModelCard, needs: Collection[Part] = get_args(Part)
                 yield Finding(role=role, what=f"{card.model} cannot be served: {flaw.what}", remedy=ANEW, fatal=True)
         return
     if not is_hub_name(card.model):
-        what, remedy = f"there is no folder {card.model}", "name a folder with the model's files, or a model on the hub"
+        what, remedy = f"no such directory: {card.model}", "name a folder with the model's files, or a model on the hub"
         yield Finding(role=role, what=what, remedy=remedy, fatal=True)
     elif _is_offline():
         what = f"{card.model} is not in the local Hugging Face cache, and HF_HUB_OFFLINE forbids a download"

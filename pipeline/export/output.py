@@ -14,9 +14,9 @@ from pipeline.files import new_file
 def check_output(path: Path, force: bool) -> None:
     """Raise `UsageError` where `path` may not be written, before anything is read."""
     if os.path.lexists(path) and not force:
-        raise UsageError(f"{path}: is there already; name another file with --output, or pass --force")
+        raise UsageError(f"{path}: file exists; choose another file with --output, or pass --force")
     if path.is_dir() or not os.access(path.absolute().parent, os.W_OK):
-        raise UsageError(f"{path}: cannot be written there; name another file with --output")
+        raise UsageError(f"{path}: not writable; choose another file with --output")
 
 
 @contextmanager

@@ -189,7 +189,7 @@ def _check_repeat(spec: RepeatSpec, place: str) -> None:
         if judge.may_reject and not always and not any(s.writes and s.when == f"{name}.rejected" for s in body.values()):
             raise GraphError(
                 f"{place}.stages.{name}",
-                f"a rejection leaves no step and the loop would not move; add a `generate` stage with `when: {name}.rejected`",
+                f"a rejection leaves no step, and the loop would never make progress; add a `generate` stage with `when: {name}.rejected`",
             )
     if not always and not any(s.judges for s in body.values()):
         raise GraphError(f"{place}.stages", "nothing in this loop writes a step; add a `generate` stage")

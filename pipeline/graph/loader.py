@@ -143,7 +143,7 @@ def mapping(value: Any, where: str) -> dict[str, Any]:
 def _check_names(names: Iterable[str], where: str, of: str) -> None:
     for name in names:
         if not re.fullmatch(NAME_PATTERN, name):
-            raise GraphError(where, f"{name!r} is no name for {of}; expected small letters, digits, - and _, a letter first")
+            raise GraphError(where, f"{name!r} is not a valid name of {of}; expected lower-case letters, digits, - and _, a letter first")
 
 
 def _read_engines(raw: dict[str, Any], path: Path, override: Engines) -> tuple[dict[str, Any], Path]:

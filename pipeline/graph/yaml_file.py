@@ -64,9 +64,9 @@ def parse(text: str) -> Any:
         _check_size(node)
         return loader.construct_document(node)
     except yaml.MarkedYAMLError as error:
-        raise NotYaml(f"is not YAML: {error.problem}", error.problem_mark.line + 1 if error.problem_mark else None) from error
+        raise NotYaml(f"invalid YAML: {error.problem}", error.problem_mark.line + 1 if error.problem_mark else None) from error
     except (yaml.YAMLError, RecursionError, ValueError) as error:  # the last for dates and numbers that are none
-        raise NotYaml(f"is not YAML: {str(error).splitlines()[0]}") from error
+        raise NotYaml(f"invalid YAML: {str(error).splitlines()[0]}") from error
 
 
 class _Loader(yaml.SafeLoader):

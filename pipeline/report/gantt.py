@@ -25,7 +25,7 @@ MOST_CALLS = 40_000
 """Limits of one chart: a browser without a GPU draws these within seconds, and they are about 4 MB of the page."""
 SHORTEST = 1e-3
 """Waiting of less than this share of the median chain's time is not drawn: it could not be seen, and every call has some."""
-WAITING, QUEUED, FAILED = "waiting in the lane", "queued in the engine", "failed attempt"
+WAITING, QUEUED, FAILED = "client queue", "engine queue", "failed attempt"
 HEIGHT = 680
 ROOM = HEIGHT - 130
 """Height of all rows together, in pixels."""
@@ -110,13 +110,13 @@ def draw_chains(gantt: Gantt, stages: Sequence[str]) -> go.Figure:
     rows = max(1, len(gantt.names))
     width = line_width(rows)
     figure = go.Figure(layout=layout(HEIGHT, hovermode="closest", meta={"rows": rows, "room": ROOM}))
-    figure.add_trace(_lines("between its calls", gantt.alive, "#eef0f3", width))
+    figure.add_trace(_lines("between calls", gantt.alive, "#eef0f3", width))
     palette = colours(stages) | {WAITING: LIGHT, QUEUED: GREY, FAILED: RED}
     for kind in (*(name for name in gantt.spans if name not in palette), *palette):
         if kind in gantt.spans:
             figure.add_trace(_lines(kind, gantt.spans[kind], palette.get(kind, GREY), width))
     aliases = {str(row): drawn(name) for row, name in enumerate(gantt.names)}
-    figure.update_xaxes(title="seconds since the run began")
+    figure.update_xaxes(title="time since start (s)")
     figure.update_yaxes(title="chain, in order of start", range=[rows - 0.5, -0.5], tickformat="d", labelalias=aliases, nticks=20)
     return axes(figure).update_yaxes(showgrid=False)
 

@@ -82,7 +82,7 @@
   const stepBox = (step) => {
     const box = make("div", `step ${step.decision}`);
     const head = make("div", "head");
-    const waited = step.wait_s > 0.0005 ? `, ${step.wait_s.toPrecision(3)} s of it waiting` : "";
+    const waited = step.wait_s > 0.0005 ? `, ${step.wait_s.toPrecision(3)} s queued` : "";
     head.append(
       make("b", "", `${step.index} ${words[step.decision] || step.decision}`),
       ` · ${step.engine} · ${step.tokens} tokens · ${step.time_s.toPrecision(3)} s${waited}`,
@@ -94,13 +94,13 @@
   };
   const tell = (transcript) => {
     const told = make("div", "told");
-    labelled(told, "problem", transcript.problem === null ? "not in the trace, and the input file is not where it was or has changed" : transcript.problem);
-    told.append(make("div", "label", "thought, step by step"));
+    labelled(told, "problem", transcript.problem === null ? "not recorded (--no-keep-input), and the input file has moved or changed" : transcript.problem);
+    told.append(make("div", "label", "thought"));
     transcript.steps.forEach((step) => told.append(stepBox(step)));
-    labelled(told, "what was written after the thought", transcript.answer_text);
+    labelled(told, "answer text", transcript.answer_text);
     labelled(told, "answer", transcript.answer);
     labelled(told, "reference", transcript.reference);
-    labelled(told, "ended by", transcript.ended);
+    labelled(told, "stop reason", transcript.ended);
     return told;
   };
   const transcriptBox = (transcript) => {

@@ -25,8 +25,8 @@ NAME = "report.html"
 _START = 4096
 """How many bytes of a file are read to see whether it is a report."""
 CACHE_KEPT = (
-    "An engine of this sweep could not be told to forget between points: prompts of one point may have been in its prefix cache from "
-    "points before, so that later points look faster than they are."
+    "An engine of this sweep could not reset its prefix cache between points: later points may have hit prompts of earlier ones and "
+    "look faster than they are."
 )
 
 
@@ -52,16 +52,16 @@ def comparison(runs: Sequence[Path]) -> Section:
         read = pool(read_runs(runs))
         found = compare(read)
     except UsageError as error:
-        return Section(title="Side by side", notices=[f"These runs are not compared: {error}."])
+        return Section(title="Comparison", notices=[f"These runs are not compared: {error}."])
     pooled = [f"{run.run} pools {', '.join(run.pooled)}, which differ in the seed alone." for run in found.runs if run.pooled]
     simulated = [SIMULATED] if any(run.simulated for run in found.runs) else []
     plot = latency_and_accuracy(found)
-    flags = Table("Not the same in all runs", ("run", "what"), tuple((flag.run, flag.what) for flag in found.flags))
+    flags = Table("Differences between the runs", ("run", "what"), tuple((flag.run, flag.what) for flag in found.flags))
     return Section(
-        title="Side by side",
+        title="Comparison",
         notices=simulated,
         text=[f"Baseline: {', '.join(found.baselines.values())}. {INTERVALS}", *pooled],
-        figures=[] if plot is None else [Figure("Right answers against time, by run", plot)],
+        figures=[] if plot is None else [Figure("Accuracy against latency, by run", plot)],
         tables=[*([flags] if flags.rows else []), *([by_data_set(read)] if len(found.baselines) > 1 else []), *tables(found)],
     )
 
@@ -100,7 +100,7 @@ def sweep_section(points: list[Point]) -> Section:
 def _about(points: list[Point]) -> str:
     chains, repeats = max(point.chains for point in points), 1 + max(point.repeat for point in points)
     runs = f"{repeats} interleaved runs each" if repeats > 1 else "one run each"
-    warm = "" if points[0].simulated else "; engines were warmed up before, and forgot between the points"
+    warm = "" if points[0].simulated else "; engines were warmed up, prefix caches reset between points"
     return f"{len(points)} points of {chains:,} chains, {runs}{warm}."
 
 
@@ -113,9 +113,9 @@ def report_path(runs: Sequence[Path], output: Path | None) -> Path:
         check_folder(run)
     path = output or (runs[0] / NAME if len(runs) == 1 else Path(NAME))
     if path.is_dir():
-        raise UsageError(f"--output {path}: is a folder; name a file, such as {path / NAME}")
+        raise UsageError(f"--output {path}: is a directory; expected a file, such as {path / NAME}")
     if not path.absolute().parent.is_dir():
-        raise UsageError(f"--output {path}: there is no folder {path.absolute().parent}")
+        raise UsageError(f"--output {path}: no such directory: {path.absolute().parent}")
     try:
         with open_file(path) as file:
             ours = is_page(file.read(_START).decode(errors="replace"))
@@ -124,7 +124,7 @@ def report_path(runs: Sequence[Path], output: Path | None) -> Path:
     except OSError as error:
         raise _unwritable(path, error) from error
     if not ours:
-        raise UsageError(f"{path}: is there already and no report; name another file with --output")
+        raise UsageError(f"{path}: exists and is not a report; choose another file with --output")
     return path
 
 
@@ -138,4 +138,4 @@ def write(path: Path, text: str) -> None:
 
 
 def _unwritable(path: Path, error: OSError) -> UsageError:
-    return UsageError(f"{path}: cannot be written: {reason(error)}; name another file with --output")
+    return UsageError(f"{path}: cannot be written: {reason(error)}; choose another file with --output")

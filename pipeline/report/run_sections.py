@@ -62,7 +62,7 @@ def _overview(folder: Path, run: RunFile) -> Section:
     facts = summary_tables.facts(found, simulated=run.virtual_time, answers=answers(engine_facts(run).values()))
     tables = (facts, summary_tables.engines(found), summary_tables.stages(found))
     return Section(
-        title="What came out",
+        title="Summary",
         notices=notices(run),
         text=[] if run.virtual_time else [clock(run)],
         tables=[*tables, decisions(run), engine_setup(run)],
@@ -79,9 +79,9 @@ def _engines(analysis: Analysis) -> Section:
         ],
         tables=[figures_time.causes_table(occupancy)],
         figures=[
-            Figure("Requests at each engine and in its lane, and live chains", figures_time.requests(occupancy)),
+            Figure("Requests running and queued per engine, and chains in flight", figures_time.requests(occupancy)),
             Figure(
-                "Busy, or idle for what reason",
+                "Utilization and idle time",
                 figures_time.causes(occupancy),
                 "An engine is busy while at least one request is at it. A device that serves several engines is busy while one of them is.",
             ),
@@ -133,14 +133,14 @@ def _time(analysis: Analysis, stages: Sequence[str]) -> Section:
         )
         figures.append(Figure("Where the time of a chain goes", plot, note))
     if latencies:
-        figures.append(Figure("How long calls take", figures_tokens.stage_times(latencies, stages)))
+        figures.append(Figure("Call latency by stage", figures_tokens.stage_times(latencies, stages)))
     return Section(title="Where the time goes", figures=figures, tables=[figures_tokens.latency_table(latencies, stages)])
 
 
 def _tokens(analysis: Analysis) -> Section:
     plots = [
-        Figure("What became of the tokens that each engine sampled", figures_tokens.tokens(analysis.ledger)),
-        Figure("Where the prompt tokens that each engine read came from", figures_tokens.prompt_tokens(analysis.ledger)),
+        Figure("Output tokens by what became of them", figures_tokens.tokens(analysis.ledger)),
+        Figure("Prompt tokens by source", figures_tokens.prompt_tokens(analysis.ledger)),
     ]
     return Section(title="Tokens and waste", figures=plots, tables=[figures_tokens.tokens_table(analysis.ledger)])
 
@@ -148,7 +148,7 @@ def _tokens(analysis: Analysis) -> Section:
 def _steps(counts: StepCounts) -> Iterator[Section]:
     if not counts.lengths:
         return
-    figures = [Figure("How long steps and candidates are", figures_steps.lengths(counts.lengths))]
+    figures = [Figure("Length of steps and candidates", figures_steps.lengths(counts.lengths))]
     if counts.verified.any():
         plot = figures_steps.acceptance(counts.verified, counts.accepted)
         figures.append(Figure("Acceptance by step number", plot, "The band is Wilson's 95 % interval, of each step number by itself."))
@@ -169,7 +169,7 @@ def _calibration(judged: Mapping[str, Scores]) -> Section:
     )
     missing = [] if any(each.good for each in judged.values()) else ["This run has no rewards: the second question is not answered."]
     figures = [Figure(f"How often what was accepted is right ({kind})", figures_steps.calibration(each)) for kind, each in judged.items()]
-    return Section(title="How far the verifier can be trusted", text=[text, *missing], figures=figures)
+    return Section(title="Verifier calibration", text=[text, *missing], figures=figures)
 
 
 def _agreement(steps: ScoredSteps | None) -> Iterator[Section]:
@@ -195,7 +195,7 @@ def _reading(folder: Path, run: RunFile, chains: ChainList, most: int) -> Iterat
         "ones evenly spread over the run, and the slowest. `--chains N` shows more."
     )
     left_out = [f"{found.left_out} more would have made this page too large."] if found.left_out else []
-    yield Section(title="Chains to read", text=[text, *left_out], transcripts=found.transcripts)
+    yield Section(title="Transcripts", text=[text, *left_out], transcripts=found.transcripts)
 
 
 def clock(run: RunFile) -> str:
@@ -218,25 +218,25 @@ def notices(run: RunFile) -> tuple[str, ...]:
 
 def decisions(run: RunFile) -> Table:
     """A table of what was run: graph, params, batch size, input, machine, versions, command."""
-    return Table("What was run", ("", ""), tuple(_setup_rows(run)))
+    return Table("Configuration", ("", ""), tuple(_setup_rows(run)))
 
 
 def engine_setup(run: RunFile) -> Table:
     """A table of the engines' settings, a row for each role."""
-    columns = ("role", "model", "backend", "where", "most in flight", "other options")
+    columns = ("role", "model", "backend", "device", "max in flight", "other options")
     facts = engine_facts(run)
     rows = tuple(_engine_row(role, settings, facts[role]) for role, settings in run.engines.items())
-    return Table("Engines, as they were set", columns, rows)
+    return Table("Engine settings", columns, rows)
 
 
 def _setup_rows(run: RunFile) -> Iterator[tuple[str, str]]:
     yield "graph", run.graph_file
     yield "stages", ", ".join(f"{node.name} ({node.spec.kind})" for node in run.plan.stages())
     yield "params", _pairs(run.plan.params) or "none"
-    yield "batch size", f"{run.batch_size} chains live at once, {run.schedule}"
+    yield "batch size", f"{run.batch_size} chains in flight, {run.schedule}"
     yield "admission", _admission(run)
     yield "order", run.order or "not recorded"
-    yield "samples and seed", f"{run.samples} a problem, seed {run.seed}"
+    yield "samples and seed", f"{run.samples} per problem, seed {run.seed}"
     yield "input", f"{run.input.file}, {run.input.rows:,} rows"
     yield "clock", "simulated" if run.virtual_time else "measured"
     yield "host", _host(run.host)

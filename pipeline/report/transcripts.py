@@ -207,12 +207,12 @@ def _verdict(row: Mapping[str, Any]) -> str:
 def _ended(row: Mapping[str, Any]) -> str:
     if row["error_type"] is None:
         return str(row["stop_reason"])
-    return f"{row['error_type']} in {row['error_stage'] or 'no stage'}: {row['error_message'] or ''}"
+    return f"{row['error_type']} in {row['error_stage'] or 'reading the input'}: {row['error_message'] or ''}"
 
 
 def _facts(row: Mapping[str, Any]) -> str:
     return (
-        f"{row['chain_time_s']:.3g} s, of that {row['wait_time_s']:.3g} s waiting; {row['steps']} steps, {row['accepted_steps']} accepted, "
+        f"{row['chain_time_s']:.3g} s ({row['wait_time_s']:.3g} s queued); {row['steps']} steps, {row['accepted_steps']} accepted, "
         f"{row['fallback_steps']} fallback; {row['thought_tokens']:,} tokens of thought"
     )
 
@@ -279,7 +279,7 @@ def _said(row: Mapping[str, Any]) -> str | None:
     said.append(" ".join(filter(None, (value, scale.unit))) + ("" if threshold is None else f" against a threshold of {threshold:g}"))
     # A value with a unit was measured: no question was asked whose answer could have been no valid option.
     asked = row["score_mass"] is not None and not scale.unit
-    mass = f" ({row['score_mass']:.1%} of all probability on valid options)" if asked else ""
+    mass = f" ({row['score_mass']:.1%} probability on valid options)" if asked else ""
     return shown(f"{row['verify_kind']}: {', '.join(said)}{mass}")
 
 

@@ -372,7 +372,7 @@ def _check_same(path: Path, new: SweepFile) -> None:
     try:
         old = msgspec.json.decode(path.read_bytes(), type=SweepFile)
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path}: is no sweep.json of this version: {error}") from error
+        raise UsageError(f"{path}: is not a sweep.json of this version: {error}") from error
     for name in ("input_sha256", "columns", "limit", "sample", "samples", "seed", "settings", "calibration"):
         if getattr(old, name) != getattr(new, name):
             raise UsageError(f"{path}: cannot go on with it: {name} is {getattr(new, name)}, was {getattr(old, name)}; start a new sweep")

@@ -88,13 +88,13 @@ def _check_output(folder: Path, card: str, resume: bool) -> None:
         str(folder).encode()
         found = _found(folder)
     except (UnicodeEncodeError, OSError) as error:
-        raise UsageError(f"{str(folder)!r}: is no name for a folder; name another one with --output") from error
+        raise UsageError(f"{str(folder)!r}: invalid directory name; choose another one with --output") from error
     if resume and card in found:
         return
     if "run.json" in found:
-        raise UsageError(f"{folder}: is a run already; add --resume to go on with it, or name another folder with --output")
+        raise UsageError(f"{folder}: already contains a run; add --resume to resume it, or choose another directory with --output")
     if not found <= BEFORE_A_RUN:
-        raise UsageError(f"{folder}: is there already; name another folder with --output")
+        raise UsageError(f"{folder}: already exists; choose another directory with --output")
 
 
 def _found(folder: Path) -> set[str]:
@@ -118,7 +118,7 @@ def _cannot_be_created(folder: Path, missing: list[Path], error: BaseException) 
             place.rmdir()
     parent = next(place for place in folder.absolute().parents if place not in missing)
     why = "too many folders in one another" if isinstance(error, RecursionError) else reason(error)
-    return UsageError(f"{folder}: cannot be created in {parent}: {why}; name another folder with --output")
+    return UsageError(f"{folder}: cannot be created in {parent}: {why}; choose another directory with --output")
 
 
 def _make(folder: Path) -> None:

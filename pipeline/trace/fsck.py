@@ -136,10 +136,10 @@ def _examined(folder: Path, held: bool) -> Examination:
 def _inventory(folder: Path) -> Inventory:
     """The files in `folder`; raises `InputError` where it is no run folder."""
     if not folder.is_dir():
-        raise InputError(str(folder), "is no folder; name a run folder")
+        raise InputError(str(folder), "not a directory; expected a run folder")
     found = take_inventory(folder)
     if not found.files and not (folder / RUN_JSON).exists() and not (folder / MANIFEST).exists():
-        raise InputError(str(folder), f"is no run folder: it has neither {RUN_JSON} nor tables")
+        raise InputError(str(folder), f"not a run folder: it has neither {RUN_JSON} nor tables")
     return found
 
 

@@ -199,7 +199,7 @@ class _Judge:
             return Found(table, name, "sound")
         there = fingerprint(path)
         if there is None:
-            return Found(table, name, "damaged", "is no whole Parquet file")
+            return Found(table, name, "damaged", "is not a complete Parquet file")
         if entry is not None and (there.bytes, there.digest) == (entry.bytes, entry.digest):
             return Found(table, name, "sound")
         try:

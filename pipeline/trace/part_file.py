@@ -27,7 +27,7 @@ class Fingerprint(Struct, frozen=True):
 
 
 def fingerprint(part: Path) -> Fingerprint | None:
-    """The fingerprint of a finished part; None where the file is no whole Parquet file or cannot be read."""
+    """The fingerprint of a finished part; None where the file is not a complete Parquet file or cannot be read."""
     try:
         with open_regular(part, follow=True) as file:
             size = file.seek(0, os.SEEK_END)

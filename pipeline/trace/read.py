@@ -33,7 +33,7 @@ GROUPS = 8
 def check_folder(run: Path) -> None:
     """Raise `InputError` unless `run` is a folder."""
     if not run.is_dir():
-        raise InputError(str(run), "is no folder; name a run folder")
+        raise InputError(str(run), "not a directory; expected a run folder")
 
 
 def read_batches(run: Path, table: str, columns: Sequence[str], maybe: Sequence[str] = ()) -> Iterator[pa.RecordBatch]:

@@ -192,7 +192,7 @@ class RunFile(Struct, frozen=True, kw_only=True):
         try:
             return cls.decode(raw)
         except msgspec.ValidationError as error:
-            raise InputError(str(folder / FILE), f"is no run.json of this program: {error}") from error
+            raise InputError(str(folder / FILE), f"is not a run.json of this program: {error}") from error
 
     @classmethod
     def read_known(cls, folder: Path) -> "RunFile":
@@ -317,9 +317,9 @@ def _read(folder: Path) -> dict[str, Any]:
         with open_file(path) as file:
             return msgspec.json.decode(file.read(), type=dict[str, Any])
     except OSError as error:
-        raise InputError(str(path), f"cannot be read: {reason(error)}; name a run folder") from error
+        raise InputError(str(path), f"cannot be read: {reason(error)}; expected a run folder") from error
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise InputError(str(path), f"is no run.json of this program: {error}") from error
+        raise InputError(str(path), f"is not a run.json of this program: {error}") from error
 
 
 def _known(raw: Mapping[str, Any]) -> RunFile:

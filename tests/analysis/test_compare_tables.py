@@ -269,7 +269,7 @@ def test_runs_of_one_name_are_told_apart(folders: dict[str, Path], tmp_path: Pat
 
 
 def test_what_is_no_run_folder_is_named(tmp_path: Path, folders: dict[str, Path]) -> None:
-    with pytest.raises(InputError, match=r"run\.json: cannot be read: no such file or directory; name a run folder"):
+    with pytest.raises(InputError, match=r"run\.json: cannot be read: no such file or directory; expected a run folder"):
         read_run(tmp_path)
     (tmp_path / "run.json").write_text('{"a": 1}')
     with pytest.raises(InputError, match=r"is no run\.json of this program: Object missing required field `graph`"):
@@ -278,7 +278,7 @@ def test_what_is_no_run_folder_is_named(tmp_path: Path, folders: dict[str, Path]
     (tmp_path / "run.json").write_bytes(msgspec.json.encode(card))
     with pytest.raises(InputError, match=r"Expected `object`, got `array` - at `\$\.engines`"):
         read_run(tmp_path)
-    with pytest.raises(InputError, match=r"cannot be read: not a directory; name a run folder"):
+    with pytest.raises(InputError, match=r"cannot be read: not a directory; expected a run folder"):
         read_run(tmp_path / "run.json")
     (tmp_path / "run.json").write_bytes((folders["target"] / "run.json").read_bytes())
     with pytest.raises(InputError, match="has no finished chain: there is nothing to compare"):

@@ -93,10 +93,10 @@ def test_a_table_of_a_paper_has_its_shape(compare: Compare) -> None:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["nowhere"], "nowhere/run.json: cannot be read: no such file or directory; name a run folder"),
-        (["other.csv"], "other.csv/run.json: cannot be read: not a directory; name a run folder"),
-        (["empty"], "empty/run.json: cannot be read: no such file or directory; name a run folder"),
-        (["text"], "text/run.json: is no run.json of this program: "),
+        (["nowhere"], "nowhere/run.json: cannot be read: no such file or directory; expected a run folder"),
+        (["other.csv"], "other.csv/run.json: cannot be read: not a directory; expected a run folder"),
+        (["empty"], "empty/run.json: cannot be read: no such file or directory; expected a run folder"),
+        (["text"], "text/run.json: is not a run.json of this program: "),
         (["unfinished"], "unfinished: has no finished chain: there is nothing to compare"),
         (["damaged"], "part-00000.parquet: cannot be read: "),
         (["target", "./target"], "target is given twice; name each run once"),

@@ -48,7 +48,7 @@ def test_simulated_engines_have_nothing_to_check() -> None:
 def test_a_role_that_could_not_start_is_exit_code_2() -> None:
     done = doctor("graphs/engines/tiny.yaml", "--set", "engines.target.model=/no/[bold]folder")
     assert (done.returncode, done.stderr) == (2, "")
-    assert "error: there is no folder /no/[bold]folder; name a folder" in done.stdout
+    assert "error: no such directory: /no/[bold]folder; name a folder" in done.stdout
     assert "target could not start." in done.stdout
 
 

@@ -55,9 +55,9 @@ def test_a_sound_folder(run: Path) -> None:
 def test_what_is_no_run_folder(tmp_path: Path) -> None:
     for options in ((), ("--repair",)):
         done = pipeline("fsck", tmp_path, *options)
-        assert (done.returncode, done.stderr) == (2, f"error: {tmp_path}: is no run folder: it has neither run.json nor tables\n")
+        assert (done.returncode, done.stderr) == (2, f"error: {tmp_path}: not a run folder: it has neither run.json nor tables\n")
         done = pipeline("fsck", tmp_path / "nothing", *options)
-        assert (done.returncode, done.stderr) == (2, f"error: {tmp_path}/nothing: is no folder; name a run folder\n")
+        assert (done.returncode, done.stderr) == (2, f"error: {tmp_path}/nothing: not a directory; expected a run folder\n")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -100,7 +100,7 @@ EDITS: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda run: _swap(run, "calls/part-00000.parquet", "steps/part-00000.parquet"),
         "steps/part-00000.parquet holds what belongs in calls/part-00000.parquet",
     ),
-    "a part is cut": (lambda run: os.truncate(run / "calls/part-00000.parquet", 4000), "calls/part-00000.parquet is no whole Parquet file"),
+    "a part is cut": (lambda run: os.truncate(run / "calls/part-00000.parquet", 4000), "calls/part-00000.parquet is not a complete Parquet file"),
     "a part is garbled": (lambda run: _flip(run / "calls/part-00000.parquet"), "calls/part-00000.parquet cannot be read"),
     "a pipe": (lambda run: os.mkfifo(run / "calls/part-00002.parquet"), "calls/part-00002.parquet is a named pipe, not a regular file"),
     "a link": (

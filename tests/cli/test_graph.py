@@ -37,7 +37,7 @@ def test_a_run_is_drawn_as_it_was_and_says_so(tmp_path: Path) -> None:
     ("arguments", "expected"),
     [
         (("tests/bad_graphs/cycle.yaml",), "draft -> fallback -> verify -> draft"),
-        ((SPECCOT, "--run", "tests"), "tests/run.json: cannot be read: no such file or directory; name a run folder"),
+        ((SPECCOT, "--run", "tests"), "tests/run.json: cannot be read: no such file or directory; expected a run folder"),
         ((SPECCOT, "--output", "a.png"), "--output a.png: its name must end in .txt, .mmd, .mermaid, .svg, .dot, .gv, or say --format"),
         ((SPECCOT, "--format", "png"), "'png' is not one of 'text', 'mermaid', 'svg', 'dot'"),
         ((SPECCOT, "--set", "candidate=3"), "did you mean `candidates`?"),

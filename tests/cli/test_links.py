@@ -53,7 +53,7 @@ def test_a_link_is_replaced_or_refused_and_what_it_leads_to_stays(folder: Path, 
     assert done.returncode in (0, 2), done.stderr
     assert foreign.read_text() == "theirs\n"
     if name == "report":
-        assert "report.html: is there already and no report" in done.stderr
+        assert "report.html: exists and is not a report" in done.stderr
     else:
         assert done.returncode == 0, done.stderr
 

@@ -74,4 +74,4 @@ def test_check_says_what_is_replayed(recorded: Path) -> None:
     missing = pipeline("check", SPECREASON, "--engines", "replay:nothing/there")
     assert missing.returncode == 2
     assert missing.stderr.startswith("error: ")
-    assert "nothing/there/run.json: cannot be read: no such file or directory; name a run folder" in missing.stderr
+    assert "nothing/there/run.json: cannot be read: no such file or directory; expected a run folder" in missing.stderr

@@ -42,8 +42,8 @@ def test_a_report_is_written_where_it_says(folder: Path) -> None:
     assert "<h1>Run one</h1>" in (folder / "one/report.html").read_text()
     assert report(folder, "one", "two", "--chains", "0").stdout.startswith("report: report.html (")
     page = (folder / "report.html").read_text()
-    assert "<h2>Side by side</h2>" in page
-    assert "Chains to read" not in page
+    assert "<h2>Comparison</h2>" in page
+    assert "Transcripts" not in page
     assert report(folder, "one", "--output", "mine.html").returncode == 0
     assert sorted(path.name for path in folder.iterdir()) == ["mine.html", "one", "report.html", "two"]
 
@@ -51,9 +51,9 @@ def test_a_report_is_written_where_it_says(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["nowhere"], "nowhere: is no folder; name a run folder"),
+        (["nowhere"], "nowhere: not a directory; expected a run folder"),
         (["two", "--output", "no/x.html"], "--output no/x.html: there is no folder"),
-        (["one", "--output", "one/run.json"], "one/run.json: is there already and no report; name another file with --output"),
+        (["one", "--output", "one/run.json"], "one/run.json: exists and is not a report; choose another file with --output"),
         (["one", "--output", "two"], "--output two: is a folder"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",

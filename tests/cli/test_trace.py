@@ -24,7 +24,7 @@ def test_an_export_is_in_the_run_folder_and_not_written_over(run_folder: Path, f
     before = (run_folder / name).read_bytes()
     refused = pipeline("trace", "export", run_folder, "--format", form)
     assert (refused.returncode, refused.stdout) == (2, "")
-    assert refused.stderr == f"error: {run_folder / name}: is there already; name another file with --output, or pass --force\n"
+    assert refused.stderr == f"error: {run_folder / name}: file exists; choose another file with --output, or pass --force\n"
     assert pipeline("trace", "export", run_folder, "--format", form, "--force").returncode == 0
     assert (run_folder / name).read_bytes() == before
 
@@ -32,13 +32,13 @@ def test_an_export_is_in_the_run_folder_and_not_written_over(run_folder: Path, f
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (("tests",), "tests/run.json: cannot be read: no such file or directory; name a run folder"),
+        (("tests",), "tests/run.json: cannot be read: no such file or directory; expected a run folder"),
         (("tests", "--format", "jaeger"), "'jaeger' is not one of 'perfetto', 'otel'"),
-        (("tests", "--texts"), "--texts means nothing with --format perfetto; add --format otel"),
-        (("tests", "--endpoint", "http://x"), "--endpoint means nothing with --format perfetto; add --format otel"),
+        (("tests", "--texts"), "--texts has no effect with --format perfetto; add --format otel"),
+        (("tests", "--endpoint", "http://x"), "--endpoint has no effect with --format perfetto; add --format otel"),
         (("tests", "--format", "otel", "--endpoint", "x"), "--endpoint x: expected the whole address"),
-        (("tests", "--format", "otel", "--endpoint", "http://x", "--output", "y"), "--output means nothing with --endpoint"),
-        (("tests", "--output", "nowhere/at/all"), "nowhere/at/all: cannot be written there; name another file with --output"),
+        (("tests", "--format", "otel", "--endpoint", "http://x", "--output", "y"), "--output has no effect with --endpoint"),
+        (("tests", "--output", "nowhere/at/all"), "nowhere/at/all: cannot be written there; choose another file with --output"),
     ],
 )
 def test_wrong_options_are_exit_code_2(arguments: tuple[str, ...], expected: str) -> None:

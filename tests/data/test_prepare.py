@@ -311,7 +311,7 @@ def test_the_same_file_again_is_fine_and_another_is_not(write: Write, tmp_path: 
     assert prepare(tiny(), str(one), output).written
     assert not prepare(tiny(), str(one), output).written
     assert wrong(tiny(), other, output, UsageError).endswith(
-        "is there already and holds something else; name another file with --output, or pass --force"
+        "exists and holds something else; choose another file with --output, or pass --force"
     )
     assert prepare(tiny(), str(other), output, force=True).written
     assert [row["answer"] for row in rows_of(output)] == ["3"]
@@ -424,7 +424,7 @@ WRONG_FILES = [
     ("p.json", "[]", "p.json: holds no rows"),
     ("p.json", "[" * 100_000, "p.json: not JSON: maximum recursion depth exceeded"),
     ("p.csv", "q,q\n1,2\n", "p.csv: has the column `q` twice"),
-    ("p.parquet", "PAR1", "p.parquet: not a whole Parquet file"),
+    ("p.parquet", "PAR1", "p.parquet: not a complete Parquet file"),
     ("p.csv", 'q,a\nx,1\n"y,2\n', "p.csv, row 2: a quote that is opened in it is never closed; nothing is written"),
 ]
 
@@ -533,7 +533,7 @@ BAD_RECIPES = [
     (GOOD.replace("answer: a\n", "choices: {right: a, wrong: []}\n"), "$.choices.wrong: expected `array` of length"),
     (GOOD + "keep: {answer: x}\n", "$.keep.answer: expected a name in small letters, digits, - and _ that is not a column already"),
     (GOOD + "keep: {note: a..b}\n", "$.keep.note: 'a..b' is no path"),
-    (GOOD + "title: Again\n", "is not YAML: the key `title` stands here twice"),
+    (GOOD + "title: Again\n", "invalid YAML: the key `title` stands here twice"),
     ("[1]\n", "expected a mapping, got `list`"),
     ("", "is empty"),
 ]

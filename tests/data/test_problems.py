@@ -280,8 +280,8 @@ WRONG_FILES: list[tuple[str, Any, str]] = [
     ("p.csv", "", "p.csv: holds no rows"),
     ("p.csv", "problem\n", "p.csv: holds no rows"),
     ("p.parquet", pa.table({"problem": pa.array([], pa.string())}), "p.parquet: holds no rows"),
-    ("p.parquet", b"", "p.parquet: not a whole Parquet file: "),
-    ("p.parquet", b"PAR1 and then nothing", "p.parquet: not a whole Parquet file: Parquet magic bytes not found in footer."),
+    ("p.parquet", b"", "p.parquet: not a complete Parquet file: "),
+    ("p.parquet", b"PAR1 and then nothing", "p.parquet: not a complete Parquet file: Parquet magic bytes not found in footer."),
     ("p.jsonl", '{"problem":"x"}\n'.encode("utf-16"), "p.jsonl: not UTF-8 text, but UTF-16 or something binary"),
     ("p.csv", "problem\nx\n".encode("utf-16-le"), "p.csv: not UTF-8 text, but UTF-16 or something binary"),
     ("p.csv", b"probl\xe8me\nx\n", "p.csv: the header is not UTF-8"),
@@ -316,7 +316,7 @@ def test_a_wrong_file_has_its_sentence(write: Write, name: str, content: Any, se
 def test_a_missing_file_a_folder_and_a_pipe(tmp_path: Path) -> None:
     assert wrong(tmp_path / "p.jsonl") == "p.jsonl: no such file"
     (tmp_path / "folder.jsonl").mkdir()
-    assert wrong(tmp_path / "folder.jsonl") == "folder.jsonl: is a folder; name a file in it"
+    assert wrong(tmp_path / "folder.jsonl") == "folder.jsonl: is a directory; expected a file"
     os.mkfifo(tmp_path / "pipe.jsonl")
     assert wrong(tmp_path / "pipe.jsonl") == "pipe.jsonl: is not a regular file"
 
@@ -366,7 +366,7 @@ def test_a_footer_with_too_long_lists_is_refused_unread(write: Write, monkeypatc
 def test_truncated_parquet(write: Write) -> None:
     path = write("p.parquet", ROWS * 100)
     path.write_bytes(path.read_bytes()[:-20])
-    assert wrong(path).startswith("p.parquet: not a whole Parquet file: Parquet magic bytes not found in footer.")
+    assert wrong(path).startswith("p.parquet: not a complete Parquet file: Parquet magic bytes not found in footer.")
 
 
 def test_parquet_damaged_in_the_middle(write: Write) -> None:

@@ -69,7 +69,7 @@ def saying(**config: Any) -> Callable[[Path], None]:
         (without_config, "cannot be loaded: it has no adapter_config.json"),
         (with_broken_config, "cannot be loaded: its adapter_config.json holds no JSON object"),
         (saying(peft_type="IA3"), "says peft_type: IA3, and only LORA is supported"),
-        (saying(r=0), "says r: 0, which is no rank"),
+        (saying(r=0), "says r: 0, which is not a rank"),
         (saying(modules_to_save=["lm_head"]), "has modules_to_save in its adapter_config.json, which this engine does not support"),
         (saying(init_lora_weights="pissa"), "has init_lora_weights: pissa in its adapter_config.json, which this engine does not support"),
         (saying(r=8), "says r: 8, and its matrices have rank 4"),
@@ -106,7 +106,7 @@ def test_an_adapter_of_the_model_or_of_a_copy_fits(tmp_path: Path, base: str) ->
 
 def test_a_folder_that_is_not_there_is_said(tmp_path: Path) -> None:
     [said] = found(read_adapter(str(tmp_path / "none")))
-    assert said == f"the adapter selection cannot be loaded: there is no folder {tmp_path}/none; name the folder of another adapter"
+    assert said == f"the adapter selection cannot be loaded: no such directory: {tmp_path}/none; name the folder of another adapter"
 
 
 def test_vllm_has_a_largest_rank_and_takes_plain_adapters_alone(tmp_path: Path) -> None:

@@ -116,7 +116,7 @@ FLAWS: dict[str, tuple[Damage, str]] = {
     "no configuration": (removed("config.json"), "it has no config.json"),
     "a configuration of words": (written("config.json", "hidden"), "its config.json holds no JSON object"),
     "a deep configuration": (written("config.json", "[" * 99_999), "its config.json holds no JSON object"),
-    "no context": (config(max_position_embeddings=-5), "its config.json says max_position_embeddings: -5, which is no number of tokens"),
+    "no context": (config(max_position_embeddings=-5), "its config.json says max_position_embeddings: -5, which is not a number of tokens"),
     "half a token": (config(max_position_embeddings=512.5), "max_position_embeddings: 512.5"),
     "a piped configuration": (piped("config.json"), "its config.json is a named pipe, not a file"),
     "piped weights": (piped("model.safetensors"), "its model.safetensors is a named pipe, not a file"),

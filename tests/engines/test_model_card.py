@@ -194,8 +194,8 @@ def test_the_hub_cache_is_looked_into(tmp_path: Path, monkeypatch: pytest.Monkey
     [
         ("some/model", "", False, "the first start downloads it"),
         ("some/model", "1", True, "HF_HUB_OFFLINE forbids a download"),
-        ("/no/folder", "", True, "there is no folder /no/folder"),
-        ("./no/folder", "", True, "there is no folder ./no/folder"),
+        ("/no/folder", "", True, "no such directory: /no/folder"),
+        ("./no/folder", "", True, "no such directory: ./no/folder"),
     ],
 )
 def test_a_model_that_is_not_here(monkeypatch: pytest.MonkeyPatch, model: str, offline: str, fatal: bool, said: str) -> None:

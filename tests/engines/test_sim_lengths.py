@@ -263,7 +263,7 @@ def test_what_holds_no_lengths_is_named(tmp_path: Path) -> None:
     for path, what in {
         "missing.yaml": "missing.yaml: cannot be read: no such file or directory",
         "bad.yaml": "bad.yaml: $: `steps` is nan at place 1; expected a number from 1 to 10,000",
-        "": "run.json: cannot be read: no such file or directory; name a run folder",
+        "": "run.json: cannot be read: no such file or directory; expected a run folder",
     }.items():
         with pytest.raises(UsageError) as error:
             named(tmp_path / path)()

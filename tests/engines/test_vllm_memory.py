@@ -301,7 +301,7 @@ def test_check_raises_one_sentence_for_the_first_fatal_finding() -> None:
     )
     with pytest.raises(GraphError, match="no bundled model is named 'tiny'"):
         check({"target": VllmSpec(model="bundled:tiny")}, machine())
-    with pytest.raises(GraphError, match="there is no folder /no/where"):
+    with pytest.raises(GraphError, match="no such directory: /no/where"):
         check({"target": VllmSpec(model="/no/where")}, machine())
     check({"target": VllmSpec(model="bundled:tiny-target")}, machine(0))
 

@@ -198,7 +198,7 @@ def test_a_narrow_page_does_not_run_over_its_edge(ran: Path, page_of: Callable[.
 
 def test_several_runs_are_compared_first(ran: Path, alone: Path, page_of: Callable[..., str], opened: Callable[..., Opened]) -> None:
     report = opened(page_of(ran, alone))
-    assert report.texts("h2") == ["Side by side", "run", "alone"]
+    assert report.texts("h2") == ["Comparison", "run", "alone"]
     assert {"run", "alone"} <= set(report.texts("#s-1 tbody th"))
     assert sum(1 for _ in report.plots()) >= 16
     report.check()
@@ -207,7 +207,7 @@ def test_several_runs_are_compared_first(ran: Path, alone: Path, page_of: Callab
 def test_runs_that_cannot_be_compared_are_shown_all_the_same(hostile: Path, ran: Path, page_of: Callable[..., str]) -> None:
     html = page_of(ran, hostile)
     assert "These runs are not compared: &lt;b&gt;run and run have no finished problem in common." in html
-    assert html.count("What came out</h3>") == 2
+    assert html.count("Summary</h3>") == 2
 
 
 def test_a_sweep_shows_its_curves(tmp_path: Path, page_of: Callable[..., str], opened: Callable[..., Opened]) -> None:

@@ -67,7 +67,7 @@ def test_requests_over_time(two_seconds: occupancy.Occupancy) -> None:
     figure = figures_time.requests(two_seconds)
     assert [list(trace.y) for trace in figure.data] == [[3, 0], [1, 0], [3, 0], [1, 0], [4, 1]]
     assert "seconds since the run began" in titles(figure)
-    assert {trace.name for trace in figure.data if trace.showlegend is not False} == {"at the engine", "waiting in the lane", "live chains"}
+    assert {trace.name for trace in figure.data if trace.showlegend is not False} == {"running", "client queue", "chains in flight"}
 
 
 def test_busy_and_idle_are_shares_of_each_slice(two_seconds: occupancy.Occupancy) -> None:
@@ -131,11 +131,11 @@ def test_times_of_stages_in_the_order_of_the_graph() -> None:
     p = Percentiles(count=1000, mean=0.2, p50=0.1, p90=0.3, p99=0.5, max=2.0)
     latencies = {"verify": {"e2e": p, "wait": p}, "draft": {"e2e": p}}
     figure = figures_tokens.stage_times(latencies, ["draft", "verify"])
-    assert {trace.name: list(trace.x) for trace in figure.data}["the slowest"] == [2.0, 2.0]
+    assert {trace.name: list(trace.x) for trace in figure.data}["max"] == [2.0, 2.0]
     assert list(figure.data[0].y) == ["draft", "verify"]
     rows = figures_tokens.latency_table(latencies, ["draft", "verify"]).rows
     assert rows[0] == ("draft", "sent until answered", "1,000", "200", "100", "300", "500", "2,000")
-    assert [row[:2] for row in rows[1:]] == [("verify", "in the lane"), ("verify", "sent until answered")]
+    assert [row[:2] for row in rows[1:]] == [("verify", "client queue"), ("verify", "end to end")]
 
 
 def test_lengths_are_shares_of_their_kind_in_whole_bins() -> None:
@@ -175,7 +175,7 @@ def scores() -> Scores:
 def test_acceptance_by_score(scores: Scores) -> None:
     figure = figures_steps.by_score(scores)
     assert list(named(figure)["accepted, with 95 % interval"].y) == [0.0, 1.0]
-    assert list(named(figure)["turned down"].y) == [2, 0]
+    assert list(named(figure)["rejected"].y) == [2, 0]
     assert figure.layout.annotations[0].text == "threshold 0.5"
 
 
@@ -200,7 +200,7 @@ def test_calibration_has_a_point_where_there_are_steps(scores: Scores, scale: Sc
     assert points.error_y.array[0] == pytest.approx(0.15)
     assert points.error_y.arrayminus[0] == pytest.approx(0.35)
     assert list(by_name["steps counted for: the chain ended right"].y) == [0, 8]
-    assert ("as often as it says" in by_name) is diagonal
+    assert ("perfectly calibrated" in by_name) is diagonal
     assert "reward of 0.5 or more" not in by_name
 
 

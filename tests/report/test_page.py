@@ -83,7 +83,7 @@ def test_of_one_run_it_is_in_the_run_and_of_several_here(tmp_path: Path, monkeyp
 def test_only_a_report_is_replaced(tmp_path: Path) -> None:
     path = tmp_path / "report.html"
     path.write_text("my notes")
-    with pytest.raises(UsageError, match=r"report.html: is there already and no report; name another file with --output"):
+    with pytest.raises(UsageError, match=r"report.html: exists and is not a report; choose another file with --output"):
         report_path([tmp_path], None)
     write(path, page("first", []))
     assert report_path([tmp_path], None) == path
@@ -93,7 +93,7 @@ def test_only_a_report_is_replaced(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("output", "says"), [(".", "is a folder; name a file"), ("nowhere/x.html", "there is no folder")], ids=["folder", "no folder"]
+    ("output", "says"), [(".", "is a directory; expected a file"), ("nowhere/x.html", "there is no folder")], ids=["folder", "no folder"]
 )
 def test_places_where_no_report_can_be(tmp_path: Path, output: str, says: str) -> None:
     with pytest.raises(UsageError, match=says):
@@ -101,5 +101,5 @@ def test_places_where_no_report_can_be(tmp_path: Path, output: str, says: str) -
 
 
 def test_what_cannot_be_written_is_said_and_leaves_nothing(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"cannot be written: no such file or directory; name another file with --output"):
+    with pytest.raises(UsageError, match=r"cannot be written: no such file or directory; choose another file with --output"):
         write(tmp_path / "gone/report.html", "x")

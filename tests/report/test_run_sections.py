@@ -84,14 +84,14 @@ def test_what_was_decided(ran: Path) -> None:
 def test_a_small_run_has_all_sections(ran: Path) -> None:
     titles = [section.title for section in run_sections(ran, ReportOptions(bins=20))]
     assert titles == [
-        "What came out",
+        "Summary",
         "Engines over time",
         "Chains over time",
         "Where the time goes",
         "Tokens and waste",
         "Steps",
         "How far the verifier can be trusted",
-        "Chains to read",
+        "Transcripts",
     ]
 
 
@@ -104,10 +104,10 @@ def test_a_run_without_some_of_its_rows_is_shown_as_far_as_it_goes(
         for part in (tmp_path / "cut" / table).iterdir():
             part.unlink()
     html = page_of(tmp_path / "cut")
-    assert "What came out</h2>" in html
+    assert "Summary</h2>" in html
     assert ("Engines over time</h2>" in html) is ("calls" not in missing)
     assert ("Steps</h2>" in html) is ("steps" not in missing)
-    assert ("Chains to read</h2>" in html) is ("chains" not in missing)
+    assert ("Transcripts</h2>" in html) is ("chains" not in missing)
 
 
 def test_what_is_no_run_is_refused(tmp_path: Path) -> None:

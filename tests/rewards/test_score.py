@@ -394,12 +394,12 @@ def test_what_is_printed() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--prm", PRM, "--workers", "2"), "--workers means nothing with --prm; leave one of them out"),
-        (("--prm", PRM, "--dry-run"), "--dry-run means nothing with --prm; leave one of them out"),
-        (("--set", "engines.reward.core=1"), "--set means nothing without --prm; add it"),
-        (("--input", TEST_SET), "--input means nothing without --prm; add it"),
+        (("--prm", PRM, "--workers", "2"), "--workers has no effect with --prm; leave one of them out"),
+        (("--prm", PRM, "--dry-run"), "--dry-run has no effect with --prm; leave one of them out"),
+        (("--set", "engines.reward.core=1"), "--set has no effect without --prm; add it"),
+        (("--input", TEST_SET), "--input has no effect without --prm; add it"),
         (("--prm", ROOT / "graphs/engines/tiny.yaml"), "tiny.yaml: has no `reward`"),
-        (("--prm", PRM), "run.json: cannot be read: no such file or directory; name a run folder"),
+        (("--prm", PRM), "run.json: cannot be read: no such file or directory; expected a run folder"),
     ],
 )
 def test_the_command_refuses_what_is_wrong(tmp_path: Path, arguments: tuple[str | Path, ...], message: str) -> None:

@@ -154,7 +154,7 @@ def test_a_problem_that_is_nowhere(tmp_path: Path, row: Callable[..., Any]) -> N
 
 
 @pytest.mark.parametrize(
-    ("content", "message"), [(None, "cannot be read: no such file"), ("{}", "is no run.json of this program: Object missing")]
+    ("content", "message"), [(None, "cannot be read: no such file"), ("{}", "is not a run.json of this program: Object missing")]
 )
 def test_no_run_folder(tmp_path: Path, content: str | None, message: str) -> None:
     if content is not None:

@@ -58,7 +58,7 @@ def test_of_those_who_want_the_same_folder_one_gets_it(tmp_path: Path) -> None:
 
     found = sorted(raced(enter))
     assert found[-1] == "in"
-    assert [each for each in found[:-1] if not ("is at work in it; wait" in each or "is a run already; add --resume" in each)] == []
+    assert [each for each in found[:-1] if not ("is at work in it; wait" in each or "already contains a run; add --resume" in each)] == []
 
 
 def test_a_folder_that_was_not_used_is_free_for_the_next(tmp_path: Path) -> None:
@@ -111,9 +111,9 @@ def test_a_second_run_in_the_same_folder_is_refused_before_its_engines_start(tmp
     options = RunOptions(graph=TARGET, engines=SIM, input=problems, output=tmp_path / "run", resume=resume)
 
     def second() -> None:
-        with pytest.raises(UsageError, match=r"run: process \d+ is at work in it; wait for its end$|is a run already; add --resume"):
+        with pytest.raises(UsageError, match=r"run: process \d+ is at work in it; wait for its end$|already contains a run; add --resume"):
             run(options)
-        with pytest.raises(UsageError, match=r"run: process \d+ is at work in it; wait for its end$|is a run already; add --resume"):
+        with pytest.raises(UsageError, match=r"run: process \d+ is at work in it; wait for its end$|already contains a run; add --resume"):
             pipeline.solve(TARGET, problems, engines=SIM, output=tmp_path / "run", resume=resume)
 
     assert run(options, beside(second)).exit_code == 0
@@ -131,7 +131,7 @@ def test_a_place_where_no_folder_can_be_is_named_before_engines_start(tmp_path: 
 def test_a_file_called_runs_is_in_the_way_of_default_names(tmp_path: Path) -> None:
     (tmp_path / "runs").touch()
     with (
-        pytest.raises(UsageError, match=r"cannot be created in .*; name another folder with --output"),
+        pytest.raises(UsageError, match=r"cannot be created in .*; choose another directory with --output"),
         hold_default(tmp_path / "runs", "x"),
     ):
         pass

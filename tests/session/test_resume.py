@@ -175,7 +175,7 @@ def test_options_of_resume_must_fit(tmp_path: Path) -> None:
         run(options(tmp_path, output=None, resume=True))
     with pytest.raises(UsageError, match="--retry-failed: only where a run is resumed"):
         run(options(tmp_path, retry_failed=True))
-    with pytest.raises(InputError, match=r"run\.json: cannot be read: no such file or directory; name a run folder"):
+    with pytest.raises(InputError, match=r"run\.json: cannot be read: no such file or directory; expected a run folder"):
         resume_options(tmp_path / "nothing")
 
 
@@ -214,7 +214,7 @@ def test_a_clock_that_was_set_back_turns_no_time_around(wholes: dict[str, Path],
 
 def test_the_folder_of_another_run_is_refused(wholes: dict[str, Path], tmp_path: Path) -> None:
     given = options(wholes["speccot"].parent, output=wholes["speccot"])
-    with pytest.raises(UsageError, match="is a run already; add --resume to go on with it"):
+    with pytest.raises(UsageError, match="already contains a run; add --resume to resume it"):
         run(given)
     with pytest.raises(UsageError, match=r"param .* is .*, was .*; start a new run"):
         run(msgspec.structs.replace(given, resume=True, graph=ROOT / "graphs/scot.yaml"))

@@ -189,7 +189,7 @@ def test_vanilla_inference_is_one_call(tmp_path: Path) -> None:
 def test_an_output_folder_that_is_there_is_refused_and_untouched(tmp_path: Path) -> None:
     solve(tmp_path)
     before = sorted(path.name for path in (tmp_path / "run").rglob("*"))
-    with pytest.raises(UsageError, match="is a run already; add --resume"):
+    with pytest.raises(UsageError, match="already contains a run; add --resume"):
         solve(tmp_path)
     assert sorted(path.name for path in (tmp_path / "run").rglob("*")) == before
 

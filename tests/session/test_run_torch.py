@@ -25,7 +25,7 @@ def test_ctrl_c_lets_live_chains_end_and_the_run_goes_on_later(tmp_path: Path) -
         os.kill(process.pid, signal.SIGINT)
         _, error = process.communicate(timeout=HANGS_S)
     assert process.returncode == 130, error
-    assert "live chains get 10 s to end; interrupt again to stop now" in error
+    assert "waiting up to 10 s for running chains; interrupt again to stop now" in error
     assert f"interrupted; to go on: pipeline resume {tmp_path / 'out'}" in error
     assert "Traceback" not in error
     assert status(tmp_path / "out") == "interrupted"

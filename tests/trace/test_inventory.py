@@ -161,7 +161,7 @@ def test_a_part_that_was_cut_is_named(runs: tuple[Path, Path]) -> None:
     run, _ = runs
     path = run / "calls/part-00001.parquet"
     path.write_bytes(path.read_bytes()[:-20])
-    with pytest.raises(InputError, match=r"calls/part-00001\.parquet is no whole Parquet file"):
+    with pytest.raises(InputError, match=r"calls/part-00001\.parquet is not a complete Parquet file"):
         check_files(run)
     with pytest.raises(InputError, match=r"part-00001\.parquet: cannot be read"):
         indices(run)

@@ -164,14 +164,14 @@ def test_settings_that_this_version_does_not_know_are_kept(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (None, "cannot be read: no such file or directory; name a run folder"),
-        ("", "is no run.json of this program: Input data was truncated"),
-        ("[1]", "is no run.json of this program: Expected `object`, got `array`"),
-        ("{}", "is no run.json of this program: Object missing required field `graph`"),
-        (RUN_JSON | {"graph": {"levels": 3}}, "is no run.json of this program: Expected `array`, got `int`"),
+        (None, "cannot be read: no such file or directory; expected a run folder"),
+        ("", "is not a run.json of this program: Input data was truncated"),
+        ("[1]", "is not a run.json of this program: Expected `object`, got `array`"),
+        ("{}", "is not a run.json of this program: Object missing required field `graph`"),
+        (RUN_JSON | {"graph": {"levels": 3}}, "is not a run.json of this program: Expected `array`, got `int`"),
         (RUN_JSON | {"graph": {"levels": [[{"name": "x"}]]}}, "the node `x` of the graph has neither `spec` nor `until` and `body`"),
-        (RUN_JSON | {"engines": ["target"]}, "is no run.json of this program: Expected `object`, got `array`"),
-        (RUN_JSON | {"status": "odd"}, "is no run.json of this program: Invalid enum value 'odd'"),
+        (RUN_JSON | {"engines": ["target"]}, "is not a run.json of this program: Expected `object`, got `array`"),
+        (RUN_JSON | {"status": "odd"}, "is not a run.json of this program: Invalid enum value 'odd'"),
         (RUN_JSON | {"sessions": [{"status": "finished"}]}, "missing required field `started_unix_ns`"),
     ],
 )

@@ -20,7 +20,7 @@ from pipeline.session.stop import Stop
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 DRAIN_S = 10.0
 """Most seconds, by the run's clock, that live chains get to end in. Those that do not end are solved further on resume."""
-DRAINING = f"interrupted: live chains get {DRAIN_S:g} s to end; interrupt again to stop now"
+DRAINING = f"interrupted: waiting up to {DRAIN_S:g} s for running chains; interrupt again to stop now"
 
 
 @contextmanager

@@ -91,7 +91,7 @@ def _runner(module: Any, tokenizer: HFTokenizer, setup: Setup, spec: TorchSpec) 
     config = module.config.get_text_config()
     longest = int(config.max_position_embeddings)
     if longest < 1:
-        raise CannotLoad(f"its config.json says max_position_embeddings: {longest}, which is no number of tokens")
+        raise CannotLoad(f"its config.json says max_position_embeddings: {longest}, which is not a number of tokens")
     if spec.max_model_len is not None and spec.max_model_len > longest:
         raise CannotLoad(f"max_model_len is {spec.max_model_len}, but the model was made for {longest} tokens")
     max_model_len, slots = spec.max_model_len or longest, spec.kv_cache_slots or 2 * spec.max_num_seqs

@@ -8,9 +8,9 @@ from pipeline.analysis.compare.cells import Table, plain, plain_percent
 from pipeline.analysis.time.modes import ModesOverTime
 from pipeline.report.figures.style import BLUE, GREEN, ORANGE, RED, axes, layout
 
-LOOKS = {"speculative": ("speculated", GREEN), "direct": ("by the target alone", BLUE)}
-"""Plain words and a colour for each mode."""
-EXPECTED = {"speculative": ("expected with what was decided", ORANGE), "direct": ("expected of the target alone", RED)}
+LOOKS = {"speculative": ("speculative", GREEN), "direct": ("target only", BLUE)}
+"""A label and a colour for each mode."""
+EXPECTED = {"speculative": ("expected, as decided", ORANGE), "direct": ("expected, target only", RED)}
 """The same for the estimates that a decision was based on."""
 MOST_CHANGES = 40
 """Most decisions in the table."""
@@ -34,10 +34,10 @@ def modes(found: ModesOverTime) -> go.Figure:
             mark = {"color": colour, "symbol": "x", "size": 8}
             points = go.Scatter(x=x, y=y, name=words, mode="markers", marker=mark, hovertemplate="%{y:,.3g}")
             figure.add_trace(points, row=2, col=1)
-    figure.update_yaxes(title="live chains", rangemode="tozero", row=1, col=1)
-    figure.update_yaxes(title="thought tokens<br>a second", rangemode="tozero", row=2, col=1)
+    figure.update_yaxes(title="chains in flight", rangemode="tozero", row=1, col=1)
+    figure.update_yaxes(title="thought<br>tokens/s", rangemode="tozero", row=2, col=1)
     figure.update_xaxes(range=[0, float(found.edges_s[-1])])
-    figure.update_xaxes(title="seconds since the run began", row=2, col=1)
+    figure.update_xaxes(title="time since start (s)", row=2, col=1)
     return axes(figure)
 
 
@@ -50,7 +50,7 @@ def modes_table(found: ModesOverTime) -> Table:
         speed = each.tokens / each.chain_s if each.chain_s else None
         share = plain_percent(each.chain_s / total if total else None)
         rows.append((words, f"{each.steps:,}", f"{each.tokens:,}", f"{plain(each.chain_s)} s ({share})", plain(speed)))
-    return Table("Modes", ("", "steps", "tokens of thoughts", "time of chains", "tokens a second of a chain"), tuple(rows))
+    return Table("Modes", ("mode", "steps", "thought tokens", "chain time", "tokens/s per chain"), tuple(rows))
 
 
 def changes_table(found: ModesOverTime) -> Table:
@@ -59,6 +59,6 @@ def changes_table(found: ModesOverTime) -> Table:
     said = [(f"{each.at_s:.3f}", each.what, f"{each.speculating:,} of {each.live:,}") for each in shown]
     expected = [(plain(each.speculative), plain(each.direct)) for each in shown]
     rows = tuple((*left, *right) for left, right in zip(said, expected, strict=True))
-    columns = ("seconds", "decision", "chains that speculate", "tokens a second expected with that", "of the target alone")
+    columns = ("time (s)", "decision", "speculating chains", "expected tokens/s", "expected tokens/s, target only")
     more = len(found.changes) - len(shown)
-    return Table("Decisions of the control", columns, rows, f"The first {len(shown)}; {more:,} more are in run.json." if more else "")
+    return Table("Controller decisions", columns, rows, f"The first {len(shown)}; {more:,} more are in run.json." if more else "")

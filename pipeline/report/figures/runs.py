@@ -18,7 +18,7 @@ from pipeline.report.page import Figure
 INK = "#222b36"
 TICKS = tuple(round(digit * 10.0**power, 6) for power in range(-4, 6) for digit in (1, 2, 5))
 """Where logarithmic axes have ticks, all with labels."""
-AS_FAST = "as fast near batch size %{x:.3~g}<extra></extra>"
+AS_FAST = "break-even near batch size %{x:.3~g}<extra></extra>"
 Value = Callable[[Point], float | None]
 Curve = dict[int, list[Point]]
 
@@ -36,10 +36,10 @@ def latency_and_accuracy(comparison: Comparison) -> go.Figure | None:
                 mode="markers",
                 marker={"size": 11},
                 name=drawn(run.run),
-                hovertemplate="%{y:.1%} right, %{x:.3~g} s a problem",
+                hovertemplate="accuracy %{y:.1%}, %{x:.3~g} s per problem",
             )
-    figure.update_xaxes(title="seconds of a problem, from admission to its end", rangemode="tozero")
-    figure.update_yaxes(title="right answers", tickformat=".0%")
+    figure.update_xaxes(title="latency per problem (s), from admission to end", rangemode="tozero")
+    figure.update_yaxes(title="accuracy", tickformat=".0%")
     return axes(figure) if figure.data else None
 
 
@@ -54,20 +54,20 @@ def sweep_figures(points: Sequence[Point]) -> Iterator[Figure]:
     found = curves(points)
     yield Figure("Throughput by batch size", throughput(found))
     if len(found) > 1:
-        yield Figure("Throughput over that of the target alone", over_target(found), "Above 1 a system is faster; rings: the curves cross.")
+        yield Figure("Speed-up over the target alone", over_target(found), "Above 1 the system is faster; rings mark break-even points.")
     if any(point.chain_p50_s is not None for point in points):
-        yield Figure("Time of a chain", latency(found), "Median; the thin line is the slowest tenth (p90).")
+        yield Figure("Chain latency", latency(found), "p50; the thin line is p90.")
     for role in sorted({role for point in points for role in point.busy_share}):
-        busy = plotted(found, lambda point, role=role: point.busy_share.get(role), f"share of the time {role} is busy", percent=True)  # type: ignore[misc]
-        yield Figure(f"Busy share of {role}", busy, "In which at least one call was at the engine.")
+        busy = plotted(found, lambda point, role=role: point.busy_share.get(role), f"{role} utilization", percent=True)  # type: ignore[misc]
+        yield Figure(f"Utilization of {role}", busy, "Share of the time with at least one request at the engine.")
     if any(point.over_limit is not None for point in points):
-        limit = plotted(found, lambda point: point.over_limit, "wall time over the limit")
-        yield Figure("Distance to the limit", limit, "1: as long as the busiest device needs at least for the same calls.")
+        limit = plotted(found, lambda point: point.over_limit, "wall time over the bound")
+        yield Figure("Wall time over the lower bound", limit, "1: the least time that the busiest device needs for the same calls.")
     if any(point.acceptance_rate is not None for point in points):
-        yield Figure("Accepted steps", plotted(found, lambda point: point.acceptance_rate, "share of verified steps", percent=True))
+        yield Figure("Acceptance rate", plotted(found, lambda point: point.acceptance_rate, "share of verified steps", percent=True))
     if any(point.accuracy is not None for point in points):
         yield Figure(
-            "Right answers", plotted(found, lambda point: point.accuracy, "share of graded chains, failed ones as wrong", percent=True)
+            "Accuracy", plotted(found, lambda point: point.accuracy, "share of graded chains, failed ones count as wrong", percent=True)
         )
     if any(point.wall_s for point in points):
         tail = plotted(found, lambda point: point.tail_s / point.wall_s if point.wall_s else None, "share of the wall time", percent=True)
@@ -82,7 +82,7 @@ def throughput(found: dict[str, Curve]) -> go.Figure:
 
 def over_target(found: dict[str, Curve]) -> go.Figure:
     """Throughput of each curve over the target's at the same batch size, with rings where it passes 1."""
-    figure = _empty("times the target alone")
+    figure = _empty("speed-up over the target alone")
     figure.add_hline(y=1, line={"color": INK, "width": 2})
     for place, (other, alone) in enumerate(opponents(found).items()):
         where = crossing(found[other], found[alone])
@@ -104,7 +104,7 @@ def over_target(found: dict[str, Curve]) -> go.Figure:
 
 def latency(found: dict[str, Curve]) -> go.Figure:
     """Median and p90 of the seconds from a chain's admission to its end, by batch size."""
-    figure = plotted(found, lambda point: point.chain_p50_s, "seconds of a chain")
+    figure = plotted(found, lambda point: point.chain_p50_s, "chain latency (s)")
     for name, curve in found.items():
         slow = {size: p90 for size, points in curve.items() if (p90 := spread(point.chain_p90_s for point in points)) is not None}
         colour = _colours(found)[name]

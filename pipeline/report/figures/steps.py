@@ -37,7 +37,7 @@ def lengths(counts: dict[str, Array]) -> go.Figure:
             hovertemplate="about %{x} tokens: %{customdata:,} (%{y:.1%})",
         )
     figure.update_xaxes(title=f"tokens{f', in bins of {width}' if width > 1 else ''}", range=[0, usual + width])
-    figure.update_yaxes(title="share of its kind", tickformat=".0%", rangemode="tozero")
+    figure.update_yaxes(title="share of texts", tickformat=".0%", rangemode="tozero")
     return axes(figure)
 
 
@@ -61,7 +61,7 @@ def acceptance(verified: Array, accepted: Array) -> go.Figure:
         x=steps,
         y=share,
         customdata=count,
-        name="accepted, with 95 % interval",
+        name="acceptance rate, 95% interval",
         mode="lines+markers",
         marker={"size": 5},
         line={"color": GREEN},
@@ -84,8 +84,8 @@ def by_score(scores: Scores) -> go.Figure:
     figure = make_subplots(rows=2, shared_xaxes=True, row_heights=[0.55, 0.45], vertical_spacing=0.06)
     figure.update_layout(layout(460, bargap=0.1))
     shares = tuple(_wilson_share(int(scores.accepted[place]), int(count[place])) for place in there)
-    figure.add_trace(_points("accepted, with 95 % interval", middle[there], shares, GREEN), row=1, col=1)
-    for name, counts, colour in (("accepted", scores.accepted, GREEN), ("turned down", scores.rejected, RED)):
+    figure.add_trace(_points("acceptance rate, 95% interval", middle[there], shares, GREEN), row=1, col=1)
+    for name, counts, colour in (("accepted", scores.accepted, GREEN), ("rejected", scores.rejected, RED)):
         figure.add_bar(x=middle, y=counts, name=name, marker={"color": colour}, hovertemplate="about %{x:.3g}: %{y:,}", row=2, col=1)
     if scores.threshold is not None:
         figure.add_vline(
@@ -95,7 +95,7 @@ def by_score(scores: Scores) -> go.Figure:
     figure.update_xaxes(title=axis_title(scores.scale), row=2, col=1)
     figure.update_yaxes(title="accepted", tickformat=".0%", range=[-0.03, 1.05], row=1, col=1)
     figure.update_yaxes(
-        title="verified steps<br>(logarithmic)", type="log", dtick=1, range=[-0.2, np.log10(1.6 * max(1, count.max()))], row=2, col=1
+        title="verified steps<br>(log scale)", type="log", dtick=1, range=[-0.2, np.log10(1.6 * max(1, count.max()))], row=2, col=1
     )
     return axes(figure)
 
@@ -117,14 +117,14 @@ def calibration(scores: Scores) -> go.Figure:
     figure.update_layout(layout(460, barmode="group"))
     if is_share(scores.scale):
         line = {"dash": "dot", "color": GREY}
-        figure.add_scatter(x=[0, 1], y=[0, 1], mode="lines", line=line, name="as often as it says", hoverinfo="skip")
-    series = (("the chain ended right", scores.right, BLUE, LIGHT), ("reward of 0.5 or more", scores.good, ORANGE, "#f3d5ae"))
+        figure.add_scatter(x=[0, 1], y=[0, 1], mode="lines", line=line, name="perfectly calibrated", hoverinfo="skip")
+    series = (("chain correct", scores.right, BLUE, LIGHT), ("reward at least 0.5", scores.good, ORANGE, "#f3d5ae"))
     for name, shares, colour, light in series:
         if any(each.count for each in shares):
             figure.add_trace(_points(name, middle, shares, colour), row=1, col=1)
             counts = [each.count for each in shares]
             figure.add_bar(
-                x=middle, y=counts, name=f"steps counted for: {name}", marker={"color": light}, hovertemplate="%{y:,}", row=2, col=1
+                x=middle, y=counts, name=f"accepted steps ({name})", marker={"color": light}, hovertemplate="%{y:,}", row=2, col=1
             )
     figure.update_yaxes(title="share of accepted steps", tickformat=".0%", range=[-0.02, 1.03], row=1, col=1)
     figure.update_yaxes(title="accepted steps", row=2, col=1)
@@ -143,7 +143,7 @@ def agreement(found: Agreement) -> go.Figure:
     bars = {"array": [high - value for value, _, high in ends], "arrayminus": [value - low for value, low, _ in ends], "thickness": 1.2}
     values = [value for value, _, _ in ends]
     figure.add_bar(
-        x=middle, y=values, error_y=bars, name="mean, with 95 % interval", marker={"color": BLUE}, hovertemplate="%{y:.3g}", row=1, col=1
+        x=middle, y=values, error_y=bars, name="mean, 95% interval", marker={"color": BLUE}, hovertemplate="%{y:.3g}", row=1, col=1
     )
     figure.add_bar(
         x=middle, y=[found.counts[i] for i, _ in places], name="steps", marker={"color": GREY}, hovertemplate="%{y:,}", row=2, col=1
@@ -151,7 +151,7 @@ def agreement(found: Agreement) -> go.Figure:
     figure.update_yaxes(title=drawn(f"mean {found.scale}"), row=1, col=1)
     figure.update_yaxes(title="speculated steps", row=2, col=1)
     figure.update_xaxes(range=[0, 1])
-    figure.update_xaxes(title="reward by the reward model", row=2, col=1)
+    figure.update_xaxes(title="reward", row=2, col=1)
     return axes(figure)
 
 

@@ -12,14 +12,14 @@ from pipeline.analysis.time.timeline import Array
 from pipeline.report.figures.style import BLUE, CYAN, GREEN, GREY, LIGHT, ORANGE, PURPLE, RED, SAND, axes, drawn, layout
 
 CAUSES = {
-    "nothing_admitted": ("no chain admitted", LIGHT),
+    "nothing_admitted": ("no chain in flight", LIGHT),
     "other_engine": ("all chains at the other engine", CYAN),
-    "recovery": ("a failed call waits to be sent again", "#f0a8a2"),
-    "orchestration": ("the orchestrator's own work", RED),
-    "barrier": ("held back for the rest of the round", SAND),
-    "tail": ("tail: too few chains left", PURPLE),
+    "recovery": ("waiting for a retry", "#f0a8a2"),
+    "orchestration": ("orchestrator", RED),
+    "barrier": ("barrier (lockstep)", SAND),
+    "tail": ("tail (too few chains left)", PURPLE),
 }
-"""Plain words and a colour for each cause of idleness (`occupancy.CAUSES`)."""
+"""A label and a colour for each cause of idleness (`occupancy.CAUSES`)."""
 BUSY = GREEN
 
 
@@ -31,14 +31,14 @@ def requests(occupancy: Occupancy) -> go.Figure:
     figure.update_layout(layout(150 + 160 * (len(roles) + 1), hovermode="x unified"))
     for row, role in enumerate(roles, 1):
         engine = occupancy.engines[role]
-        for name, values, colour in (("at the engine", engine.in_flight, BLUE), ("waiting in the lane", engine.waiting, ORANGE)):
+        for name, values, colour in (("running", engine.in_flight, BLUE), ("client queue", engine.waiting, ORANGE)):
             figure.add_trace(_area(name, middle, values, colour, f"{row}", row == 1), row=row, col=1)
         figure.update_yaxes(title=f"{drawn(role)}:<br>requests", rangemode="tozero", row=row, col=1)
-    live = go.Scatter(x=middle, y=occupancy.live, name="live chains", line={"color": GREY, "shape": "hvh"}, hovertemplate="%{y:.1f}")
+    live = go.Scatter(x=middle, y=occupancy.live, name="chains in flight", line={"color": GREY, "shape": "hvh"}, hovertemplate="%{y:.1f}")
     figure.add_trace(live, row=len(roles) + 1, col=1)
-    figure.update_yaxes(title="live<br>chains", rangemode="tozero", row=len(roles) + 1, col=1)
+    figure.update_yaxes(title="chains<br>in flight", rangemode="tozero", row=len(roles) + 1, col=1)
     figure.update_xaxes(range=[0, occupancy.span_s])
-    figure.update_xaxes(title="seconds since the run began", row=len(roles) + 1, col=1)
+    figure.update_xaxes(title="time since start (s)", row=len(roles) + 1, col=1)
     return axes(figure)
 
 
@@ -60,7 +60,7 @@ def causes(occupancy: Occupancy) -> go.Figure:
     figure.add_trace(_share("two or more engines busy", middle, occupancy.overlap, width, "#44546a", True), row=rows, col=1)
     figure.update_yaxes(title="overlap", row=rows, col=1)
     figure.update_yaxes(range=[0, 1], tickformat=".0%", nticks=3)
-    figure.update_xaxes(title="seconds since the run began", row=rows, col=1)
+    figure.update_xaxes(title="time since start (s)", row=rows, col=1)
     return axes(figure)
 
 
@@ -72,8 +72,8 @@ def causes_table(occupancy: Occupancy) -> Table:
     for cause, (words, _) in CAUSES.items():
         if any(idle.get(cause) for _, idle in columns.values()):
             rows.append((f"idle: {words}", *(_seconds(idle.get(cause, 0.0), occupancy.span_s) for _, idle in columns.values())))
-    overlap = f"{plain(occupancy.overlap_s)} s ({plain_percent(occupancy.overlap_share)}) two or more engines were busy"
-    return Table("Seconds busy and idle, by cause", ("", *columns), tuple(rows), f"Of {plain(occupancy.span_s)} s. {overlap}.")
+    overlap = f"{plain(occupancy.overlap_s)} s ({plain_percent(occupancy.overlap_share)}) two or more engines busy"
+    return Table("Utilization and idle time, by cause", ("", *columns), tuple(rows), f"Of {plain(occupancy.span_s)} s. {overlap}.")
 
 
 def _places(occupancy: Occupancy) -> Iterator[tuple[str, Array, Mapping[str, Array]]]:

@@ -12,47 +12,47 @@ from pipeline.report.figures.style import BLUE, BROWN, CYAN, GREEN, GREY, LIGHT,
 
 PATH = {
     "between": ("between calls", RED),
-    "retry": ("until a failed call went again", BROWN),
-    "wait": ("in the lane", ORANGE),
-    "queue": ("in the engine's queue", SAND),
+    "retry": ("waiting for a retry", BROWN),
+    "wait": ("client queue", ORANGE),
+    "queue": ("engine queue", SAND),
     "prefill": ("prefill", PURPLE),
     "decode": ("decode", BLUE),
-    "transfer": ("on the way", PINK),
-    "engine": ("at the engine", TEAL),
+    "transfer": ("transport", PINK),
+    "engine": ("at the engine (no breakdown)", TEAL),
 }
-"""Plain words and a colour for each kind of segment (`critical_path.SEGMENTS`)."""
+"""A label and a colour for each kind of segment (`critical_path.SEGMENTS`)."""
 TOKENS = {
-    "committed": ("in an accepted draft", GREEN),
+    "committed": ("accepted draft", GREEN),
     "guidance": ("guidance", BLUE),
     "written": ("written without a draft", TEAL),
     "fallback": ("fallback", ORANGE),
     "answer": ("answer", CYAN),
-    "verification": ("verdicts", PURPLE),
-    "not_chosen": ("drafted, not chosen", GREY),
-    "rejected": ("drafted, rejected", RED),
-    "cut": ("cut off", SAND),
-    "retried": ("in failed attempts", BROWN),
-    "lost_chains": ("in chains that failed", PINK),
-    "unfinished": ("in chains that have not ended", LIGHT),
-    "unrecorded": ("not in the trace", "#222b36"),
+    "verification": ("verification", PURPLE),
+    "not_chosen": ("draft, not chosen", GREY),
+    "rejected": ("draft, rejected", RED),
+    "cut": ("draft, truncated", SAND),
+    "retried": ("failed attempts", BROWN),
+    "lost_chains": ("failed chains", PINK),
+    "unfinished": ("unfinished chains", LIGHT),
+    "unrecorded": ("not traced", "#222b36"),
 }
-"""Plain words and a colour for each outcome of tokens (`ledger.OUTCOMES`)."""
+"""A label and a colour for each outcome of tokens (`ledger.OUTCOMES`)."""
 PROMPT_TOKENS = {
-    "cached": ("from the prefix cache", GREEN),
+    "cached": ("prefix cache hit", GREEN),
     "computed": ("computed", BLUE),
-    "recomputed": ("computed again after an eviction", RED),
+    "recomputed": ("recomputed after eviction", RED),
     "unrecorded": TOKENS["unrecorded"],
 }
-"""Plain words and a colour for each outcome of prompt tokens (`ledger.EngineLedger.input`)."""
-PERCENTILES = (("p50", "half of the calls", GREEN), ("p90", "90 %", ORANGE), ("p99", "99 %", RED), ("max", "the slowest", GREY))
+"""A label and a colour for each outcome of prompt tokens (`ledger.EngineLedger.input`)."""
+PERCENTILES = (("p50", "p50", GREEN), ("p90", "p90", ORANGE), ("p99", "p99", RED), ("max", "max", GREY))
 TIMES = {
-    "wait": "in the lane",
-    "queue": "in the engine's queue",
+    "wait": "client queue",
+    "queue": "engine queue",
     "prefill": "prefill",
     "decode": "decode",
-    "first_token": "until the first token",
-    "e2e": "sent until answered",
-    "per_output_token": "for each further token",
+    "first_token": "time to first token",
+    "e2e": "end to end",
+    "per_output_token": "time per output token",
 }
 
 
@@ -72,7 +72,7 @@ def paths(path: CriticalPath, stages: Sequence[str]) -> go.Figure:
             marker={"color": colour},
             hovertemplate="%{y}: %{x:.4~g} s",
         )
-    figure.update_xaxes(title="seconds of the mean chain, from admission to its end")
+    figure.update_xaxes(title="mean time per chain (s), from admission to end")
     figure.update_yaxes(autorange="reversed", title="stage")
     return axes(figure)
 
@@ -80,12 +80,12 @@ def paths(path: CriticalPath, stages: Sequence[str]) -> go.Figure:
 def tokens(ledger: Ledger) -> go.Figure:
     """What became of the tokens that each engine sampled, as shares: one stacked bar each."""
     words = {outcome: TOKENS.get(outcome, (outcome, GREY)) for outcome in OUTCOMES}
-    return _shares({role: each.output for role, each in ledger.engines.items()}, words, "share of the engine's sampled tokens")
+    return _shares({role: each.output for role, each in ledger.engines.items()}, words, "share of output tokens")
 
 
 def prompt_tokens(ledger: Ledger) -> go.Figure:
     """Where the prompt tokens came from that each engine read, as shares: one stacked bar each."""
-    return _shares({role: each.input for role, each in ledger.engines.items()}, PROMPT_TOKENS, "share of the engine's prompt tokens")
+    return _shares({role: each.input for role, each in ledger.engines.items()}, PROMPT_TOKENS, "share of prompt tokens")
 
 
 def _shares(found: Mapping[str, Mapping[str, int]], words: Mapping[str, tuple[str, str]], title: str) -> go.Figure:
@@ -119,16 +119,16 @@ def tokens_table(ledger: Ledger) -> Table:
         if any(counts):
             sums = [sum(ledger.engines[role].output.values()) for role in roles]
             rows.append((TOKENS.get(outcome, (outcome, ""))[0], *map(_part, counts, sums)))
-    rows.append(("all", *(f"{sum(ledger.engines[role].output.values()):,}" for role in roles)))
-    rows.append(("the engine's own count", *(_count(ledger.engines[role].counted_output) for role in roles)))
-    rows.append(("prompt tokens from the prefix cache", *(_share(ledger.engines[role].input, "cached") for role in roles)))
-    rows.append(("prompt tokens computed again after an eviction", *(_share(ledger.engines[role].input, "recomputed") for role in roles)))
+    rows.append(("total", *(f"{sum(ledger.engines[role].output.values()):,}" for role in roles)))
+    rows.append(("reported by the engine", *(_count(ledger.engines[role].counted_output) for role in roles)))
+    rows.append(("prefix cache hit rate", *(_share(ledger.engines[role].input, "cached") for role in roles)))
+    rows.append(("prompt tokens recomputed after eviction", *(_share(ledger.engines[role].input, "recomputed") for role in roles)))
     why = sorted({reason for each in ledger.engines.values() for reason in each.why_unrecorded})
-    shares = (("useful", ledger.useful_share), ("verdicts", ledger.verification_share), ("wasted", ledger.waste_share))
-    note = f"Of all sampled tokens {', '.join(f'{plain_percent(share)} {name}' for name, share in shares)}."
+    shares = (("useful", ledger.useful_share), ("verification", ledger.verification_share), ("wasted", ledger.waste_share))
+    note = f"Of all output tokens {', '.join(f'{plain_percent(share)} {name}' for name, share in shares)}."
     if why:
-        note += f" Not in the trace, and why: {'; '.join(why)}."
-    return Table("Sampled tokens by what they came to", ("tokens", *roles), tuple(rows), note)
+        note += f" Not traced: {'; '.join(why)}."
+    return Table("Output tokens by outcome", ("tokens", *roles), tuple(rows), note)
 
 
 def stage_times(latencies: Mapping[str, Mapping[str, Percentiles]], stages: Sequence[str]) -> go.Figure:
@@ -145,7 +145,7 @@ def stage_times(latencies: Mapping[str, Mapping[str, Percentiles]], stages: Sequ
             name=name,
             hovertemplate="%{y}: %{x:.4~g} s",
         )
-    figure.update_xaxes(title="seconds from sending a call until its answer (logarithmic)", type="log", dtick="D2")
+    figure.update_xaxes(title="end-to-end latency (s, log scale)", type="log", dtick="D2")
     figure.update_yaxes(autorange="reversed", title="stage")
     return axes(figure)
 
@@ -158,7 +158,7 @@ def latency_table(latencies: Mapping[str, Mapping[str, Percentiles]], stages: Se
         for quantity in QUANTITIES
         if (p := latencies[stage].get(quantity)) is not None
     )
-    return Table("Times of calls, in milliseconds", ("stage", "time", "calls", "mean", "median", "90 %", "99 %", "most"), rows)
+    return Table("Call latency (ms)", ("stage", "quantity", "calls", "mean", "p50", "p90", "p99", "max"), rows)
 
 
 def _ordered(latencies: Mapping[str, object], stages: Sequence[str]) -> list[str]:
@@ -170,7 +170,7 @@ def _part(count: int, whole: int) -> str:
 
 
 def _count(tokens: int | None) -> str:
-    return "not known" if tokens is None else f"{tokens:,}"
+    return "unknown" if tokens is None else f"{tokens:,}"
 
 
 def _share(tokens: Mapping[str, int], outcome: str) -> str:
