@@ -17,6 +17,7 @@ from rich.text import Text
 
 from pipeline.cli.main import print_notice
 from pipeline.cli.terminal.console import PlainConsole
+from pipeline.cli.terminal.rates import RecentRates
 from pipeline.session.run import View
 
 PANEL_PER_SECOND = 2
@@ -27,6 +28,9 @@ SILENT_S = 10.0
 """An engine that has calls is silent at the earliest when it has answered none of them for this long."""
 SILENT_TIMES = 2.0
 """And not before this many times the longest time between two of its answers so far."""
+
+OVER, STEPS = "chains", "steps"
+"""Names of the counts that have rates, beside `tokens ROLE`."""
 
 
 def watch(view: View) -> AbstractContextManager[object]:
@@ -75,18 +79,25 @@ class Silence:
 
 
 class Meter:
-    """Counts and rates of a view. Rates are over the real seconds since the meter was made, and count what happened since then."""
+    """What the display says of a view. Rates are of the last half minute, see `RecentRates`; `look` brings them up to date."""
 
     def __init__(self, view: View, now: Callable[[], float] = time.monotonic) -> None:
         """`now` is the clock, in seconds."""
         self.view, self._now, self._started = view, now, now()
-        self._over, self._steps, self._tokens = self.over, view.progress.steps, dict(view.progress.output_tokens)
         self._silences = {role: Silence(self._started) for role in view.lanes}
+        self._rates = RecentRates(OVER)
+        self.look()
+
+    def look(self) -> None:
+        """Take down what has happened so far."""
+        progress = self.view.progress
+        counts = {OVER: float(self.over), STEPS: float(progress.steps)}
+        self._rates.look(self._now(), counts | {f"tokens {role}": float(tokens) for role, tokens in progress.output_tokens.items()})
 
     @property
     def elapsed_s(self) -> float:
-        """Real seconds since the meter was made; never 0."""
-        return max(self._now() - self._started, 1e-9)
+        """Real seconds since the meter was made."""
+        return self._now() - self._started
 
     def silent_s(self, role: str) -> float | None:
         """For how many real seconds the engine with this role has been silent; None where it is not, and on virtual time."""
@@ -110,20 +121,25 @@ class Meter:
     def live(self) -> str:
         """Chains that live, and how many of them pause."""
         paused = 0 if self.view.admission is None else self.view.admission.paused
-        return f"{self.view.progress.live} live" + (f" ({paused} paused)" if paused else "")
+        return f"{self.view.progress.live} in flight" + (f" ({paused} paused)" if paused else "")
 
     @property
     def eta_s(self) -> float | None:
-        """Seconds until all chains are over at the mean rate so far; None before one is, and while an engine is silent."""
-        if any(self.silent_s(role) is not None for role in self.view.lanes):
+        """Seconds until all chains are over at the present rate; None before that is known, and while an engine is silent."""
+        rate = self._rates.per_s(OVER)
+        if not rate or any(self.silent_s(role) is not None for role in self.view.lanes):
             return None
-        fresh = self.over - self._over
-        return (self.view.chains - self.over) * self.elapsed_s / fresh if fresh else None
+        return (self.view.chains - self.over) / rate
+
+    @property
+    def chains_per_s(self) -> float:
+        """Chains that end a second."""
+        return self._rates.per_s(OVER) or 0.0
 
     @property
     def steps_per_s(self) -> float:
         """Committed steps a second."""
-        return (self.view.progress.steps - self._steps) / self.elapsed_s
+        return self._rates.per_s(STEPS) or 0.0
 
     @property
     def acceptance(self) -> float | None:
@@ -131,13 +147,20 @@ class Meter:
         accepted, fallback = self.view.progress.decisions["accepted"], self.view.progress.decisions["fallback"]
         return accepted / (accepted + fallback) if accepted + fallback else None
 
+    @property
+    def accuracy(self) -> float | None:
+        """Right answers over graded chains so far, 0 to 1; None where none is graded, and on virtual time, where answers are made up."""
+        graded, correct = (0, 0) if self.view.virtual_time else self.view.graded()
+        return correct / graded if graded else None
+
     def tokens_per_s(self, role: str) -> float:
         """Output tokens a second of the engine with this role."""
-        return (self.view.progress.output_tokens[role] - self._tokens[role]) / self.elapsed_s
+        return self._rates.per_s(f"tokens {role}") or 0.0
 
 
 def line(meter: Meter) -> str:
     """Progress as one line of plain text."""
+    meter.look()
     view, progress = meter.view, meter.view.progress
     engines = " · ".join(
         f"{role} {meter.tokens_per_s(role):.0f} tok/s, {lane.in_flight} in flight, {lane.waiting} waiting{_notes(meter, role)}"
@@ -145,12 +168,13 @@ def line(meter: Meter) -> str:
     )
     return (
         f"{meter.over}/{view.chains} chains, {meter.live}, {progress.failed} failed · "
-        f"{meter.steps_per_s:.1f} steps/s · accepted {_percent(meter.acceptance)} · {engines} · ETA {_duration(meter.eta_s)}"
+        f"{meter.steps_per_s:.1f} steps/s · accepted {_percent(meter.acceptance)}{_accuracy(meter)} · {engines} · ETA {_duration(meter.eta_s)}"
     )
 
 
 def panel(meter: Meter) -> Group:
     """Progress as a bar and a small table, for a terminal."""
+    meter.look()
     view, progress = meter.view, meter.view.progress
     head = Text.assemble(
         (view.plan.name, "bold"),
@@ -158,7 +182,7 @@ def panel(meter: Meter) -> Group:
         (f", {progress.failed} failed" if progress.failed else "", "red"),
         f"  {_duration(meter.elapsed_s)}, ETA {_duration(meter.eta_s)}",
     )
-    facts = f"{meter.steps_per_s:.1f} steps/s   accepted {_percent(meter.acceptance)}   "
+    facts = f"{meter.chains_per_s:.3g} problems/s   {meter.steps_per_s:.1f} steps/s   accepted {_percent(meter.acceptance)}{_accuracy(meter)}   "
     facts += f"{view.schedule}, batch size {view.batch_size}   oldest chain {_duration(_oldest_s(view))}"
     table = Table(box=None, pad_edge=False, header_style="dim")
     for title in ("engine", "tokens/s", "in flight", "waiting", "running", "kv cache"):
@@ -173,8 +197,8 @@ def panel(meter: Meter) -> Group:
             f"{statistics.running}",
             f"{statistics.kv_cache_usage:.0%}",
         )
-    bar = Table.grid()  # a bar by itself does not end its line
-    bar.add_row(ProgressBar(total=view.chains, completed=meter.over, width=60))
+    bar = Table.grid(expand=True)  # a bar by itself does not end its line
+    bar.add_row(ProgressBar(total=view.chains, completed=meter.over))
     return Group(head, bar, Text(facts), table)
 
 
@@ -183,6 +207,10 @@ def _notes(meter: Meter, role: str) -> str:
     restarts, silent_s = meter.view.engines[role].statistics().restarts, meter.silent_s(role)
     restarted = f", restarted {restarts}x" if restarts else ""
     return restarted + (f", no answer for {_duration(silent_s)}" if silent_s is not None else "")
+
+
+def _accuracy(meter: Meter) -> str:
+    return "" if meter.accuracy is None else f", {meter.accuracy:.1%} correct"
 
 
 def _oldest_s(view: View) -> float | None:

@@ -71,6 +71,8 @@ class View(Struct, frozen=True, kw_only=True):
     clock: Clock
     admission: Admission | None = None
     """What lets chains pause; None: nothing does."""
+    graded: Callable[[], tuple[int, int]] = lambda: (0, 0)
+    """How many chains are graded so far, and how many of these are right."""
 
 
 Watch = Callable[[View], AbstractContextManager[Any]]
@@ -378,6 +380,11 @@ class Chains:
         """Counts of graded chains of this session."""
         return self._rows.statistics()
 
+    def _all_graded(self) -> tuple[int, int]:
+        """Chains of all sessions that are graded, and right ones."""
+        earlier, now = self._run.ready.resume_state, self.graded
+        return earlier.graded + now.graded, earlier.correct + now.correct
+
     async def run(self, observer: Observer) -> None:
         """Run all chains while `observer` displays them; raises `RunError` when an engine or the run folder is lost."""
         checked, executor = self._run.ready.checked, self.executor
@@ -393,6 +400,7 @@ class Chains:
             engines=self._run.engines,
             clock=self._clock,
             admission=self.admission,
+            graded=self._all_graded,
         )
         try:
             with observer.watch(view):

@@ -22,6 +22,7 @@ from pipeline.engines.process.wire import (
     Failed,
     FromWorker,
     Interrupt,
+    Loading,
     PrefixCacheIsEmpty,
     Ready,
     Report,
@@ -32,6 +33,7 @@ from pipeline.engines.process.wire import (
     Unframer,
     frame,
 )
+from pipeline.engines.startup import READY, tell_phase
 from pipeline.engines.validate import validate_request
 from pipeline.errors import EngineDead, GraphError, RequestRefused, boundary
 from pipeline.tasks import background_tasks, gather
@@ -249,6 +251,9 @@ class Worker:
         if isinstance(message, PrefixCacheIsEmpty):
             self._cache_is_empty.set()
             return
+        if isinstance(message, Loading):
+            tell_phase(self.role, message.phase)
+            return
         if not isinstance(message, Report):
             self._answer = message
             self._answered.set()
@@ -351,10 +356,13 @@ class WorkerEngine:
     async def _start_worker(self) -> Ready:
         """Start a worker, the first one or the next, and wait until it has loaded the model."""
         assert self._tasks is not None
+        tell_phase(self.role, "starting its process")
         with boundary(EngineDead, self.role, foreign=OSError):
             self._worker = Worker(self._setup, self._program)
         self._tasks.start_soon(self._worker.run)
-        return await self._worker.ready()
+        ready = await self._worker.ready()
+        tell_phase(self.role, READY)
+        return ready
 
     def _current(self) -> Worker:
         assert self._worker is not None, "it was not opened"

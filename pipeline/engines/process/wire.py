@@ -1,7 +1,7 @@
 """The messages between the main process and a worker, and how they go over a socket: as length-prefixed msgpack.
 
-The main process sends `Setup` once, then `Submit`, `Abort`, `Interrupt` and `ResetPrefixCache`; the worker answers with `Ready` or `Failed`
-once, then with a `Report` whenever something is finished, and with `PrefixCacheIsEmpty`. A spec is sent as plain data, and only
+The main process sends `Setup` once, then `Submit`, `Abort`, `Interrupt` and `ResetPrefixCache`; the worker says what it does by `Loading`
+until it answers with `Ready` or `Failed`, once, then with a `Report` whenever something is finished, and with `PrefixCacheIsEmpty`. A spec is sent as plain data, and only
 the worker program decodes it: neither a backend nor a model nor a socket is known here.
 """
 
@@ -75,6 +75,13 @@ class PrefixCacheIsEmpty(Struct, frozen=True, tag=True, array_like=True):
     """The prefix cache was emptied, as `ResetPrefixCache` asked."""
 
 
+class Loading(Struct, frozen=True, tag=True, array_like=True):
+    """What the worker begins to do before it is ready."""
+
+    phase: str
+    """Such as `loading weights`."""
+
+
 class Ready(Struct, frozen=True, tag=True, array_like=True):
     """The model is loaded and requests may be sent; the fields are those of `Engine`."""
 
@@ -101,7 +108,7 @@ class Report(Struct, frozen=True, tag=True, array_like=True):
 
 
 ToWorker = Setup | Submit | Abort | Interrupt | ResetPrefixCache
-FromWorker = Ready | Failed | Report | PrefixCacheIsEmpty
+FromWorker = Loading | Ready | Failed | Report | PrefixCacheIsEmpty
 
 _encoder = msgpack.Encoder(enc_hook=list)
 

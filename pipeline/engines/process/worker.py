@@ -22,6 +22,7 @@ from pipeline.engines.process.wire import (
     Failed,
     FromWorker,
     Interrupt,
+    Loading,
     PrefixCacheIsEmpty,
     Ready,
     Report,
@@ -199,10 +200,10 @@ class WorkerServer:
         return isinstance(message, Abort)
 
 
-def run_worker(load: Callable[[Setup], BatchedModel]) -> None:
+def run_worker(load: Callable[[Setup, Callable[[str], object]], BatchedModel]) -> None:
     """The main function of a worker program: load a model, then compute requests until the main process closes the socket.
 
-    `load` raises `CannotLoad` where the model cannot be served here; any other error of it or of the model ends the process, and
+    `load` gets what to call with each phase of loading; it raises `CannotLoad` where the model cannot be served here; any other error of it or of the model ends the process, and
     is the `exit_reason` of its engine. Call this before importing anything that takes long: until then an interrupt at the
     terminal ends the process.
     """
@@ -211,7 +212,7 @@ def run_worker(load: Callable[[Setup], BatchedModel]) -> None:
         setup = connection.setup()
         assert setup is not None
         try:
-            model = load(setup)
+            model = load(setup, lambda phase: connection.send(Loading(phase)))
         except CannotLoad as refusal:
             connection.send(Failed(str(refusal)))
             return

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from pipeline.engine import Completion, EngineStatistics, Fact, Request, Speculation
 from pipeline.engines.checkpoint import ANEW
 from pipeline.engines.meter import UsageMeter
-from pipeline.engines.process.wire import Abort, Failed, Interrupt, PrefixCacheIsEmpty, Ready, Report, ResetPrefixCache, Setup, Submit
+from pipeline.engines.process.wire import Abort, Failed, Interrupt, Loading, PrefixCacheIsEmpty, Ready, Report, ResetPrefixCache, Setup, Submit
 from pipeline.engines.process.worker import REPORT_EVERY_S, ParentConnection, end_with_parent
 from pipeline.imports import without_collections
 
@@ -267,8 +267,10 @@ async def work(connection: ParentConnection, setup: Setup) -> None:
 
     spec, gauges = setup.spec_as(VllmSpec), Gauges()
     try:
+        connection.send(Loading(f"checking the weights of {setup.model}"))
         here, flaw = flaw_in_weights(setup, spec)
         if flaw is None:
+            connection.send(Loading(f"loading {setup.model} into vLLM"))
             engine = load(setup, spec, gauges)
             await load_adapters(engine, spec)
             flaw = None if here else flaw_in_weights(setup, spec)[1]
