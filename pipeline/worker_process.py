@@ -11,6 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -73,6 +74,8 @@ class WorkerProcess:
             theirs.close()
             os.close(their_stderr)
         self._said = b""
+        self._line = b""
+        """The beginning of a line that it has not ended."""
 
     @property
     def pid(self) -> int:
@@ -84,13 +87,17 @@ class WorkerProcess:
         """The worker's exit status: None while it runs, negative the number of the signal that killed it."""
         return self._process.poll()
 
-    def read_stderr(self) -> bool:
-        """Read what the worker has written by now and keep the end of it; False when nothing more will come."""
+    def read_stderr(self, output: Callable[[str], object] = lambda line: None) -> bool:
+        """Read what the worker has written by now and keep the end of it; False when nothing more will come. `output` gets every line."""
         while True:
             said = self.stderr.read(_STDERR_BYTES)
             if not said:
                 return said is None
             self._said = (self._said + said)[-_STDERR_BYTES:]
+            *lines, self._line = (self._line + said).split(b"\n")
+            self._line = self._line[-_STDERR_BYTES:]
+            for line in lines:
+                output(line.decode(errors="replace").rsplit("\r", 1)[-1])
 
     def wait(self, seconds: float) -> None:
         """Wait until it has ended, not longer than `seconds`."""

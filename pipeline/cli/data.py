@@ -6,7 +6,8 @@ import click
 import msgspec
 
 from pipeline.bundled import bundled_files
-from pipeline.cli.main import print_line, print_notice, print_page
+from pipeline.cli.main import print_line, print_page
+from pipeline.cli.terminal.notices import print_notice
 from pipeline.data.prepare import Prepared
 from pipeline.data.prepare import prepare as start
 from pipeline.data.recipe import Recipe, find_recipe, load_recipe

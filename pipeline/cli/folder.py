@@ -8,7 +8,8 @@ import click
 import msgspec
 
 from pipeline.analysis.quality.failures import failures
-from pipeline.cli.main import print_line, print_notice, print_page
+from pipeline.cli.main import print_line, print_page
+from pipeline.cli.terminal.notices import print_notice
 from pipeline.trace.folder import hold
 from pipeline.trace.fsck import Examination, examine
 from pipeline.trace.fsck import repair as repaired

@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import ExitStack, contextmanager
 
 from rich.console import Group
 from rich.live import Live
@@ -15,8 +15,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from pipeline.cli.main import print_notice
 from pipeline.cli.terminal.console import PlainConsole
+from pipeline.cli.terminal.notices import log, options, print_notice
 from pipeline.cli.terminal.rates import RecentRates
 from pipeline.session.run import View
 
@@ -33,31 +33,45 @@ OVER, STEPS = "chains", "steps"
 """Names of the counts that have rates, beside `tokens ROLE`."""
 
 
-def watch(view: View) -> AbstractContextManager[object]:
-    """A context manager that displays `view` until it ends."""
-    meter = Meter(view)
-    console = PlainConsole(stderr=True)
-    if sys.stderr is not None and console.is_terminal:
-        return Live(get_renderable=lambda: panel(meter), console=console, refresh_per_second=PANEL_PER_SECOND, transient=True)
-    return _printed_lines(meter)
+@contextmanager
+def watch(view: View) -> Iterator[None]:
+    """Display `view` until the block ends, as the command was asked to."""
+    meter, chosen = Meter(view), options()
+    begin = f"{view.plan.name}: {view.chains} chains, {view.schedule}, batch size {view.batch_size}, in {view.folder}"
+    with ExitStack() as stack:
+        if has_panel():
+            console = PlainConsole(stderr=True)
+            stack.enter_context(
+                Live(get_renderable=lambda: panel(meter), console=console, refresh_per_second=PANEL_PER_SECOND, transient=True)
+            )
+        if chosen.log_file is not None or not (has_panel() or chosen.quiet):
+            say = log if has_panel() else print_notice
+            say(begin)
+            stack.enter_context(repeated(LINE_EVERY_S, lambda: say(line(meter))))
+        yield
+
+
+def has_panel() -> bool:
+    """Whether a display that changes is to be shown: on a terminal, unless the command was asked for something else."""
+    chosen = options()
+    return sys.stderr is not None and PlainConsole(stderr=True).is_terminal and not (chosen.quiet or chosen.timestamps)
 
 
 @contextmanager
-def _printed_lines(meter: "Meter") -> Iterator[None]:
-    """A line on stderr every `LINE_EVERY_S` seconds, by a thread of its own."""
-    stop, view = threading.Event(), meter.view
-    print_notice(f"{view.plan.name}: {view.chains} chains, {view.schedule}, batch size {view.batch_size}, in {view.folder}")
+def repeated(seconds: float, work: Callable[[], object]) -> Iterator[None]:
+    """Do `work` every so many seconds until the block ends, in a thread of its own."""
+    over = threading.Event()
 
-    def print_lines() -> None:
-        while not stop.wait(LINE_EVERY_S):
-            print_notice(line(meter))
+    def repeat() -> None:
+        while not over.wait(seconds):
+            work()
 
-    thread = threading.Thread(target=print_lines, name="progress", daemon=True)
+    thread = threading.Thread(target=repeat, name="progress", daemon=True)
     thread.start()
     try:
         yield
     finally:
-        stop.set()
+        over.set()
         thread.join()
 
 

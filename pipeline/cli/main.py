@@ -17,9 +17,9 @@ import click
 from pipeline.cli.terminal.defects import sentence_of
 from pipeline.cli.terminal.interrupts import ignore_interrupts, keep_interrupts
 from pipeline.cli.terminal.limits import TO_RUN, TO_START, fit_address_space, let_arrow_return_memory
+from pipeline.cli.terminal.notices import notices_end, print_error, print_notice
 from pipeline.cli.terminal.streams import discard_stdout, guard_streams
 from pipeline.errors import Interrupted, OutOfMemory, PipelineError, RunError, is_interrupt, is_out_of_memory, reason
-from pipeline.redaction import redact
 from pipeline.text import one_line, sanitize
 
 COMMANDS = {
@@ -70,11 +70,6 @@ class Commands(click.Group):
             formatter.write_dl([(name, what) for name, (_, what) in COMMANDS.items()])
 
 
-def print_notice(text: str) -> None:
-    """Print one line on stderr, without secrets."""
-    print(one_line(redact(text)), file=sys.stderr, flush=True)
-
-
 def print_line(text: str) -> None:
     """Print one line on stdout."""
     print(one_line(text), flush=True)
@@ -121,7 +116,7 @@ def main() -> None:
     except Exception as error:
         if "--debug" in sys.argv:
             raise
-        print_notice(f"error: {OutOfMemory() if is_out_of_memory(error) else sentence_of(error)}")
+        print_error(str(OutOfMemory()) if is_out_of_memory(error) else sentence_of(error))
         code = 1
     if code in (1, 130):
         exit_now(code)
@@ -152,11 +147,13 @@ def run_command(arguments: Sequence[str]) -> int:
     except PipelineError as error:
         if "--debug" in arguments:
             raise
-        print_notice(f"error: {error}")
+        print_error(str(error))
         return 1 if isinstance(error, RunError) else 2
     except OSError as error:
         if "--debug" in arguments:
             raise
         gone = isinstance(error, FileNotFoundError) and error.filename is None
-        print_notice(f"error: {'the working folder' if gone else error.filename or 'output'}: {reason(error)}")
+        print_error(f"{'the working folder' if gone else error.filename or 'output'}: {reason(error)}")
         return 2 if gone or error.errno in NO_NAMES else 1
+    finally:
+        notices_end()

@@ -4,7 +4,9 @@ import json
 import os
 import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from functools import wraps
 from pathlib import Path
 from typing import Any, NoReturn, get_args
 
@@ -18,10 +20,13 @@ from pipeline.analysis.resources import answers, engine_facts
 from pipeline.analysis.summary import summarize
 from pipeline.analysis.summary_tables import engines, facts, stages
 from pipeline.cli import live
-from pipeline.cli.main import optional_print, print_line, print_notice, print_page
+from pipeline.cli.main import optional_print, print_line, print_page
+from pipeline.cli.terminal.notices import notice_options, print_error, print_notice
+from pipeline.cli.starting import show_starts
 from pipeline.cli.terminal.console import PlainConsole
 from pipeline.cli.terminal.signals import restored_handlers, stop_on_signal
 from pipeline.data.row_sample import MOST_ROWS
+from pipeline.errors import MissingExtra
 from pipeline.graph.loader import PRESET, load_preset
 from pipeline.runtime.admission.admission import AdmissionName
 from pipeline.runtime.schedule import SCHEDULES
@@ -31,6 +36,10 @@ from pipeline.session.replay import shortfall
 from pipeline.session.resume import MAY_DRIFT
 from pipeline.session.run import Observer, SessionResult
 from pipeline.session.run import run as start
+
+
+Address = tuple[str, int] | None
+"""Host and port at which metrics are served; None: they are not."""
 
 
 def _column(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
@@ -56,6 +65,18 @@ column_option = click.option(
 
 
 SET_HELP = "A param, stages.STAGE.NAME=VALUE or engines.ROLE.NAME=VALUE."
+def metrics_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command the options of the address at which the metrics of its run are served; they come as `metrics`."""
+
+    @click.option("--metrics-port", type=click.IntRange(1, 65535), metavar="PORT", help="Serve Prometheus metrics of the run at this port.")
+    @click.option("--metrics-host", default="127.0.0.1", show_default=True, metavar="HOST", help="Address to serve the metrics at.")
+    @wraps(command)
+    def with_metrics(*args: Any, metrics_port: int | None, metrics_host: str, **options: Any) -> Any:
+        return command(*args, metrics=None if metrics_port is None else (metrics_host, metrics_port), **options)
+
+    return with_metrics
+
+
 settings_option = click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help=SET_HELP)
 PRESET_HELP = "Settings of a paper: speccot, specreason, scot, or a file. --set overrides them."
 preset_option = click.option("--preset", type=click.Path(path_type=Path), metavar="NAME", help=PRESET_HELP)
@@ -114,14 +135,16 @@ def with_preset(options: Mapping[str, Any]) -> dict[str, Any]:
 @click.option("--retry-failed", is_flag=True, help="On resume: retry failed chains.")
 @click.option("--allow-drift", multiple=True, metavar="NAME", help=f"On resume: allow a change of {', '.join(MAY_DRIFT)}.")
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
+@metrics_options
+@notice_options
 @click.option("--debug", is_flag=True, help="Show tracebacks.")
-def run(graph: Path, input_: Path, as_json: bool, debug: bool, **options: Any) -> None:
+def run(graph: Path, input_: Path, as_json: bool, debug: bool, metrics: Address, **options: Any) -> None:
     """Solve the problems of a file with GRAPH: a graph file, or the name of a bundled one, such as speccot.
 
     Exit codes: 0 all chains finished, 1 the run could not go on, 2 graph, options or input are wrong and nothing was
     started, 3 some chains failed and are recorded as such, 130 interrupted. After 1 and 130 use `pipeline resume`.
     """
-    solve_and_exit(RunOptions(graph=graph, input=input_, **with_preset(options)), as_json)
+    solve_and_exit(RunOptions(graph=graph, input=input_, **with_preset(options)), as_json, metrics)
 
 
 @click.command()
@@ -129,20 +152,22 @@ def run(graph: Path, input_: Path, as_json: bool, debug: bool, **options: Any) -
 @click.option("--input", "input_", type=click.Path(path_type=Path), metavar="FILE", help="Where the input file is now, if it has moved.")
 @click.option("--retry-failed", is_flag=True, help="Retry failed chains.")
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
+@metrics_options
+@notice_options
 @click.option("--debug", is_flag=True, help="Show tracebacks.")
-def resume(run: Path, input_: Path | None, retry_failed: bool, as_json: bool, debug: bool) -> None:
+def resume(run: Path, input_: Path | None, retry_failed: bool, as_json: bool, debug: bool, metrics: Address) -> None:
     """Resume the run in folder RUN with the options it was started with.
 
     Finished chains are kept, the others continue from their last answered call. To change the engines or the batch size, repeat the
     whole command with `pipeline run ... --output RUN --resume --allow-drift engines`.
     """
-    solve_and_exit(resume_options(run, retry_failed=retry_failed, input_file=input_), as_json)
+    solve_and_exit(resume_options(run, retry_failed=retry_failed, input_file=input_), as_json, metrics)
 
 
-def solve_and_exit(options: RunOptions, as_json: bool) -> NoReturn:
+def solve_and_exit(options: RunOptions, as_json: bool, metrics: Address) -> NoReturn:
     """Solve with a live display, print the summary and how to resume, and exit with the run's exit code."""
-    with restored_handlers(), rare_collection():
-        result = start(options, Observer(watch=live.watch, tell=print_notice), attend=stop_on_signal, command=sys.argv)
+    with restored_handlers(), rare_collection(), _observed(metrics) as observer:
+        result = start(options, observer, attend=stop_on_signal, command=sys.argv)
     assert result.folder is not None, "the run of a command has a folder"
     if result.nothing_to_do:
         print_notice(f"{result.folder} is finished: there is nothing to resume")
@@ -152,9 +177,21 @@ def solve_and_exit(options: RunOptions, as_json: bool) -> NoReturn:
         print_notice(sentence)
     if result.error is not None:
         if result.run.status == "failed":
-            print_notice(f"error: {result.error}")
+            print_error(str(result.error))
         print_notice(f"{result.run.status}; to resume: pipeline resume {result.folder}")
     sys.exit(result.exit_code)
+
+
+def _observed(metrics: Address) -> AbstractContextManager[Observer]:
+    """What displays the run, and serves its metrics where that was asked for."""
+    observer = Observer(starting=show_starts, watch=live.watch, tell=print_notice)
+    if metrics is None:
+        return nullcontext(observer)
+    try:
+        from pipeline.cli.metrics import metrics_served
+    except ImportError as error:
+        raise MissingExtra("--metrics-port", "prometheus-client", "metrics") from error
+    return metrics_served(*metrics, observer)
 
 
 def _print_summary(result: SessionResult, folder: Path, as_json: bool) -> None:

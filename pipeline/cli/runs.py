@@ -9,7 +9,8 @@ import msgspec
 from msgspec import Struct
 from rich.table import Table
 
-from pipeline.cli.main import print_line, print_notice
+from pipeline.cli.main import print_line
+from pipeline.cli.terminal.notices import print_notice
 from pipeline.cli.terminal.console import PlainConsole
 from pipeline.errors import InputError, RunFolderError, UsageError, boundary
 from pipeline.trace.folder import is_held

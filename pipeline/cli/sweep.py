@@ -1,16 +1,17 @@
 """`pipeline sweep GRAPH... --input FILE --batch-size 1,8,32`: options enter; a folder of points, tables and a report leave."""
 
-import sys
 from pathlib import Path
 from typing import Any, get_args
 
 import click
+from msgspec import structs
 
 from pipeline.analysis.compare.tables import markdown_table
 from pipeline.analysis.points import Point
 from pipeline.analysis.sweep_tables import crossings, sweep_tables
 from pipeline.cli import live
-from pipeline.cli.main import optional_print, print_notice, print_page
+from pipeline.cli.main import optional_print, print_page
+from pipeline.cli.terminal.notices import notice_options, print_error, print_notice
 from pipeline.cli.run import (
     CALIBRATION_HELP,
     column_option,
@@ -121,6 +122,7 @@ def _vary(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -
     metavar="N",
     help="Maximum number of simulated points in parallel.  [default: number of cores; real engines: 1]",
 )
+@notice_options
 @click.option("--resume", is_flag=True, help="Resume the sweep in --output; finished points are kept.")
 @click.option("--debug", is_flag=True, help="Show tracebacks.")
 def sweep(graphs: tuple[Path, ...], input_: Path, debug: bool, **options: Any) -> None:
@@ -130,7 +132,9 @@ def sweep(graphs: tuple[Path, ...], input_: Path, debug: bool, **options: Any) -
     take. Simulated points run in parallel. Every point is a run folder under DIR/runs and a row of DIR/points.parquet.
     Exit codes as for `run`.
     """
-    observer = Observer(watch=live.watch, tell=print_notice) if sys.stderr.isatty() else Observer(tell=print_notice)
+    observer = Observer(starting=show_starts, tell=print_notice)
+    if live.has_panel():
+        observer = structs.replace(observer, watch=live.watch)
     with restored_handlers(), rare_collection():
         result = start(
             SweepOptions(graphs=graphs, input=input_, **with_preset(options)), observer, _print_point, attend=stop_at_first_signal
@@ -142,7 +146,7 @@ def sweep(graphs: tuple[Path, ...], input_: Path, debug: bool, **options: Any) -
         _write_report(result.folder)
     print_notice(f"{len(result.points)} of {result.planned} points in {result.folder}")
     if result.error is not None:
-        print_notice(f"error: {result.error}")
+        print_error(str(result.error))
         print_notice(f"to resume: the same command with --output {result.folder} --resume")
     sys.exit(result.exit_code)
 

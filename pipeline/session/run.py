@@ -20,6 +20,7 @@ from msgspec import Struct, structs
 from pipeline.data.problems import Problems, open_problems
 from pipeline.engine import Engine, EngineStatistics, Fact
 from pipeline.engines.registry import open_engines
+from pipeline.engines.startup import Listener, listening
 from pipeline.errors import GraphError, Interrupted, OutOfMemory, PipelineError, is_out_of_memory
 from pipeline.grading.grader import BESIDE_ENGINES, Grader, default_workers
 from pipeline.graph.plan import Plan
@@ -83,8 +84,15 @@ Attend = Callable[..., Coroutine[Any, Any, Any]]
 """`attend(stop, task_status=...)`: a task beside a run that may stop it; it is cancelled when the run is over."""
 
 
+Starting = Callable[[Mapping[str, EngineSpec]], AbstractContextManager[Listener]]
+"""Displays how the engines of these specs start, until its context manager ends; that gives what hears them."""
+
+
 class Observer(Struct, frozen=True, kw_only=True):
     """What is called while a run goes on; by default nothing."""
+
+    starting: Starting = lambda specs: nullcontext(Listener())
+    """Displays the start of the engines."""
 
     watch: Watch = lambda view: nullcontext()
     """Displays the progress of the run."""
@@ -221,12 +229,21 @@ async def solve(ready: Ready, observer: Observer, stop: Stop | None = None, *, a
                 await tasks.start(attend, stop)
             opening = time.monotonic()
             with stop.guard():
-                async with open_engines(ready.checked.plan.engines) as engines:
+                async with opened_engines(ready.checked.plan.engines, observer) as engines:
                     result = await solve_on(engines, ready, observer, stop, opening)
             tasks.cancel_scope.cancel()
     if result is None:
         raise Interrupted
     return result
+
+
+@asynccontextmanager
+async def opened_engines(specs: Mapping[str, EngineSpec], observer: Observer) -> AsyncIterator[dict[str, Engine]]:
+    """Engines of these specs, which `observer` displays while they start; closed at the end."""
+    async with AsyncExitStack() as stack:
+        with observer.starting(specs) as listener, listening(listener):
+            engines = await stack.enter_async_context(open_engines(specs))
+        yield engines
 
 
 async def solve_on(

@@ -21,7 +21,6 @@ from pipeline.analysis.points import Point, point_of_run, read_points, write_poi
 from pipeline.bundled import find_file
 from pipeline.data.problems import Fingerprint, Problems, open_problems
 from pipeline.engine import Engine
-from pipeline.engines.registry import open_engines
 from pipeline.errors import Interrupted, PipelineError, UsageError
 from pipeline.files import new_file
 from pipeline.graph.plan import settings_of
@@ -321,7 +320,7 @@ class SweepRunner:
 
     async def run(self, part: list[PlannedPoint]) -> None:
         """Run the points of `part`, which need the same engines, one after the other; raises the error that ends a run early."""
-        async with open_engines(part[0].system.engines) as engines:
+        async with opened_engines(part[0].system.engines, self._observer) as engines:
             await self._warm_up(part, engines)
             for planned in part:
                 await self._point(engines, planned)

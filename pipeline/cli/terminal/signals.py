@@ -13,7 +13,7 @@ from types import FrameType
 
 import anyio
 
-from pipeline.cli.main import print_notice
+from pipeline.cli.terminal.notices import print_notice
 from pipeline.cli.terminal.interrupts import keep, kept
 from pipeline.session.stop import Stop
 

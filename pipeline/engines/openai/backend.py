@@ -19,6 +19,7 @@ from pipeline.engines.openai.engine import Deployment, OpenAIEngine, ServedToken
 from pipeline.engines.openai.probe import CacheConfig, ProbedServer, ServedModel, context_length, find_model, probe_server
 from pipeline.engines.openai.request import MANY, MIN_P, PRIORITY, SCORING, TOP_K, Capabilities, shared_capabilities
 from pipeline.engines.openai.spec import OpenAISpec
+from pipeline.engines.startup import READY, tell_phase
 from pipeline.errors import GraphError, boundary, install_command
 from pipeline.machine import Machine
 from pipeline.tasks import background_tasks, gather
@@ -48,11 +49,14 @@ async def _open_all(specs: Mapping[str, OpenAISpec], stack: AsyncExitStack, task
     surveyed = await gather([partial(_within, role, spec, partial(_survey, role, spec, servers)) for role, spec, servers in connected])
     engines: dict[str, OpenAIEngine] = {}
     for deployment, models in surveyed:
+        tell_phase(deployment.role, "loading the tokenizer")
         tokenizer = await anyio.to_thread.run_sync(_load_tokenizer, deployment.role, deployment.spec, abandon_on_cancel=True)
         where, spec, servers = _where(deployment.role), deployment.spec, zip(deployment.servers, models, strict=True)
+        tell_phase(deployment.role, "probing what its servers can do")
         probes = [partial(probe_server, where, server, model, spec, tokenizer) for server, model in servers]
         probed = await _within(deployment.role, spec, partial(gather, probes))
         can = reduce(shared_capabilities, (one.can for one in probed))
+        tell_phase(deployment.role, READY)
         engines[deployment.role] = OpenAIEngine(deployment, tokenizer, can, facts(deployment, can, probed), tasks)
     return engines
 
@@ -76,6 +80,7 @@ def _connect(role: str, spec: OpenAISpec, stack: AsyncExitStack) -> list[Server]
         raise GraphError(where, "base_url must name at least one server, and none of them twice")
     key = read_key(where, spec.api_key_env)
     servers = [Server(where, url, key, spec.max_in_flight) for url in urls]
+    tell_phase(role, f"connecting to {', '.join(server.url for server in servers)}")
     for server in servers:
         stack.push_async_callback(server.aclose)
     return servers

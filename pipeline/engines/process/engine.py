@@ -33,7 +33,7 @@ from pipeline.engines.process.wire import (
     Unframer,
     frame,
 )
-from pipeline.engines.startup import READY, tell_phase
+from pipeline.engines.startup import READY, Listener, current_listener
 from pipeline.engines.validate import validate_request
 from pipeline.errors import EngineDead, GraphError, RequestRefused, boundary
 from pipeline.tasks import background_tasks, gather
@@ -49,7 +49,9 @@ _QUIET = {"TOKENIZERS_PARALLELISM": "false", "TRANSFORMERS_VERBOSITY": "error", 
 class Connection:
     """Messages to and from one worker process. Sending never waits: what the socket does not take at once is sent later."""
 
-    def __init__(self, process: WorkerProcess) -> None:
+    def __init__(self, process: WorkerProcess, output: Callable[[str], object]) -> None:
+        """`output` gets every line that the worker prints."""
+        self._output = output
         self._process, self._socket = process, process.socket
         self._socket.setblocking(False)
         self._unframer = Unframer("parent")
@@ -109,7 +111,8 @@ class Connection:
     async def _read_stderr(self) -> None:
         while True:
             await anyio.wait_readable(self._process.stderr)
-            if not self._process.read_stderr():
+            more = self._process.read_stderr(self._output)
+            if not more:
                 return
 
 
@@ -130,15 +133,15 @@ class Worker:
     `run` must run while it is used. It is started once; after its end `WorkerEngine` starts another one.
     """
 
-    def __init__(self, setup: Setup, program: Program) -> None:
-        self.role = setup.role
+    def __init__(self, setup: Setup, program: Program, listener: Listener) -> None:
+        self.role, self._listener = setup.role, listener
         self.statistics = NO_STATISTICS
         """The statistics that the worker last reported; they include every request whose completion has arrived."""
         self._model_name = setup.spec.get("model", setup.model)
         self._startup_timeout_s = setup.startup_timeout_s
         self._process = WorkerProcess(structs.replace(program, environment=_QUIET | program.environment))
         self._ends_slowly = program.shutdown_s > 0
-        self._connection = Connection(self._process)
+        self._connection = Connection(self._process, partial(listener.output, setup.role))
         self._connection.send(setup)
         self._answer: Ready | Failed | None = None
         self._answered, self._ended, self._cache_is_empty = anyio.Event(), anyio.Event(), anyio.Event()
@@ -252,7 +255,7 @@ class Worker:
             self._cache_is_empty.set()
             return
         if isinstance(message, Loading):
-            tell_phase(self.role, message.phase)
+            self._listener.phase(self.role, message.phase)
             return
         if not isinstance(message, Report):
             self._answer = message
@@ -286,6 +289,7 @@ class WorkerEngine:
         self.facts: dict[str, Fact] = {}
         self.startup_timeout_s = setup.startup_timeout_s
         self._setup, self._program, self._load_tokenizer = setup, program, load_tokenizer
+        self._listener = current_listener()
         self._tasks: anyio.abc.TaskGroup | None = None
         self._adapters = setup.spec.get("adapters", {})
         self._worker: Worker | None = None
@@ -356,12 +360,12 @@ class WorkerEngine:
     async def _start_worker(self) -> Ready:
         """Start a worker, the first one or the next, and wait until it has loaded the model."""
         assert self._tasks is not None
-        tell_phase(self.role, "starting its process")
+        self._listener.phase(self.role, "starting its process")
         with boundary(EngineDead, self.role, foreign=OSError):
-            self._worker = Worker(self._setup, self._program)
+            self._worker = Worker(self._setup, self._program, self._listener)
         self._tasks.start_soon(self._worker.run)
         ready = await self._worker.ready()
-        tell_phase(self.role, READY)
+        self._listener.phase(self.role, READY)
         return ready
 
     def _current(self) -> Worker:

@@ -32,6 +32,7 @@ from pipeline.engines.process.wire import (
     Unframer,
     frame,
 )
+from pipeline.engines.startup import Listener, listening
 from pipeline.errors import RequestRefused
 
 REPORT_EVERY_S = 0.25
@@ -200,10 +201,21 @@ class WorkerServer:
         return isinstance(message, Abort)
 
 
-def run_worker(load: Callable[[Setup, Callable[[str], object]], BatchedModel]) -> None:
+class _ToParent(Listener):
+    """Passes the phases of a start on to the main process."""
+
+    def __init__(self, connection: ParentConnection) -> None:
+        self._connection = connection
+
+    def phase(self, role: str, phase: str) -> None:
+        """See `Listener.phase`."""
+        self._connection.send(Loading(phase))
+
+
+def run_worker(load: Callable[[Setup], BatchedModel]) -> None:
     """The main function of a worker program: load a model, then compute requests until the main process closes the socket.
 
-    `load` gets what to call with each phase of loading; it raises `CannotLoad` where the model cannot be served here; any other error of it or of the model ends the process, and
+    `load` may say by `tell_phase` what it does; it raises `CannotLoad` where the model cannot be served here; any other error of it or of the model ends the process, and
     is the `exit_reason` of its engine. Call this before importing anything that takes long: until then an interrupt at the
     terminal ends the process.
     """
@@ -212,7 +224,8 @@ def run_worker(load: Callable[[Setup, Callable[[str], object]], BatchedModel]) -
         setup = connection.setup()
         assert setup is not None
         try:
-            model = load(setup, lambda phase: connection.send(Loading(phase)))
+            with listening(_ToParent(connection)):
+                model = load(setup)
         except CannotLoad as refusal:
             connection.send(Failed(str(refusal)))
             return

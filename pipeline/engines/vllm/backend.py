@@ -16,6 +16,7 @@ from pipeline.engines.cores import CoreRequest, share_cores
 from pipeline.engines.models import resolve, tokenizer_of
 from pipeline.engines.process.engine import InterruptibleWorkerEngine, WorkerEngine, open_workers
 from pipeline.engines.process.wire import Setup
+from pipeline.engines.startup import current_listener
 from pipeline.engines.tokenizer import HFTokenizer
 from pipeline.engines.vllm.check import check, examine_vllm, vllm_available
 from pipeline.engines.vllm.memory_plan import build, devices_of, widened
@@ -85,7 +86,7 @@ def program(spec: VllmSpec, cores: tuple[int, ...] | None, machine: Machine) -> 
     return Program(
         module="pipeline.engines.vllm.worker",
         environment=environment,
-        defaults={"VLLM_LOGGING_LEVEL": "WARNING"},
+        defaults={} if current_listener().verbose else {"VLLM_LOGGING_LEVEL": "WARNING"},
         shutdown_s=_SHUTDOWN_S,
     )
 

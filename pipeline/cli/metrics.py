@@ -1,0 +1,105 @@
+"""Metrics of a run for Prometheus, on a port of this machine: the `View` of the run is read whenever they are asked for.
+
+Engines have the metrics that vLLM's server has, under the same names with `pipeline` in place of `vllm`, and with the label `engine`
+beside `model_name` (https://docs.vllm.ai/en/stable/usage/metrics): a dashboard for vLLM fits once its prefix is changed.
+"""
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+from msgspec import structs
+from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from pipeline.errors import UsageError, reason
+from pipeline.session.run import Observer, View
+
+
+class RunMetrics(Collector):
+    """The metrics of the run of a view."""
+
+    def __init__(self, view: View) -> None:
+        self._view = view
+
+    def collect(self) -> Iterable[Metric]:
+        """See `Collector.collect`."""
+        yield from self._chains()
+        yield from self._steps()
+        yield from self._engines()
+
+    def _chains(self) -> Iterator[Metric]:
+        view, progress = self._view, self._view.progress
+        yield GaugeMetricFamily("pipeline:chains", "Chains of the run.", view.chains)
+        yield GaugeMetricFamily("pipeline:chains_in_flight", "Chains that have begun and have not ended.", progress.live)
+        paused = 0 if view.admission is None else view.admission.paused
+        yield GaugeMetricFamily("pipeline:chains_paused", "Chains in flight that wait for room in a KV cache.", paused)
+        ended = CounterMetricFamily("pipeline:chains_ended", "Chains that have ended, earlier sessions included.", labels=["outcome"])
+        ended.add_metric(["done"], progress.done)
+        ended.add_metric(["failed"], progress.failed)
+        yield ended
+        graded, correct = view.graded()
+        yield CounterMetricFamily("pipeline:chains_graded", "Chains whose answers were compared with their references.", value=graded)
+        yield CounterMetricFamily("pipeline:chains_correct", "Graded chains whose answers are right.", value=correct)
+
+    def _steps(self) -> Iterator[Metric]:
+        steps = CounterMetricFamily("pipeline:steps", "Committed steps, by how they came about.", labels=["decision"])
+        for decision, count in dict(self._view.progress.decisions).items():
+            steps.add_metric([decision], count)
+        yield steps
+
+    def _engines(self) -> Iterator[Metric]:
+        labels = ["engine", "model_name"]
+        running = GaugeMetricFamily("pipeline:num_requests_running", "Requests that the engine computes.", labels=labels)
+        waiting = GaugeMetricFamily("pipeline:num_requests_waiting", "Requests in the engine's queue.", labels=labels)
+        queued = GaugeMetricFamily("pipeline:num_requests_queued", "Requests that wait here to be sent to the engine.", labels=labels)
+        usage = GaugeMetricFamily("pipeline:kv_cache_usage_perc", "Share of the KV cache in use, 0 to 1.", labels=labels)
+        prompt = CounterMetricFamily("pipeline:prompt_tokens", "Prompt tokens of answered requests.", labels=labels)
+        cached = CounterMetricFamily("pipeline:prefix_cache_hits", "Prompt tokens from the prefix cache.", labels=labels)
+        output = CounterMetricFamily("pipeline:generation_tokens", "Output tokens of answered requests.", labels=labels)
+        requests = CounterMetricFamily("pipeline:request_success", "Answered requests.", labels=labels)
+        restarts = CounterMetricFamily("pipeline:engine_restarts", "How often the engine died and was restarted.", labels=labels)
+        for role, engine in self._view.engines.items():
+            found = engine.statistics()
+            spec = self._view.plan.engines[role]
+            named = [role, str(getattr(spec, "model", role))]
+            running.add_metric(named, found.running)
+            waiting.add_metric(named, found.waiting)
+            queued.add_metric(named, self._view.lanes[role].waiting)
+            usage.add_metric(named, found.kv_cache_usage)
+            prompt.add_metric(named, found.input_tokens)
+            cached.add_metric(named, found.cached_input_tokens)
+            output.add_metric(named, found.output_tokens)
+            requests.add_metric(named, found.requests)
+            restarts.add_metric(named, found.restarts)
+        yield from (running, waiting, queued, usage, prompt, cached, output, requests, restarts)
+
+
+@contextmanager
+def metrics_served(host: str, port: int, observer: Observer) -> Iterator[Observer]:
+    """Serve the metrics of the run that the observer watches, at this address, until the block ends; gives the observer to run with.
+
+    Raises `UsageError` where the address cannot be listened on.
+    """
+    registry = CollectorRegistry()
+    try:
+        server, thread = start_http_server(port, host, registry)
+    except OSError as error:
+        raise UsageError(f"--metrics-port {port}: cannot listen on {host}: {reason(error)}") from error
+
+    @contextmanager
+    def watch(view: View) -> Iterator[None]:
+        metrics = RunMetrics(view)
+        registry.register(metrics)
+        try:
+            with observer.watch(view):
+                yield
+        finally:
+            registry.unregister(metrics)
+
+    try:
+        yield structs.replace(observer, watch=watch)
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
