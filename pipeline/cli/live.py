@@ -182,7 +182,7 @@ def line(meter: Meter) -> str:
     )
     return (
         f"{meter.over}/{view.chains} chains, {meter.live}, {progress.failed} failed · "
-        f"{meter.steps_per_s:.1f} steps/s · accepted {_percent(meter.acceptance)}{_accuracy(meter)} · {engines} · ETA {_duration(meter.eta_s)}"
+        f"{meter.steps_per_s:.1f} steps/s · accepted {_percent(meter.acceptance)}{_accuracy(meter)} · {engines} · ETA {duration(meter.eta_s)}"
     )
 
 
@@ -194,10 +194,10 @@ def panel(meter: Meter) -> Group:
         (view.plan.name, "bold"),
         f"  {meter.over}/{view.chains} chains, {meter.live}, {meter.waiting} waiting",
         (f", {progress.failed} failed" if progress.failed else "", "red"),
-        f"  {_duration(meter.elapsed_s)}, ETA {_duration(meter.eta_s)}",
+        f"  {duration(meter.elapsed_s)}, ETA {duration(meter.eta_s)}",
     )
     facts = f"{meter.chains_per_s:.3g} problems/s   {meter.steps_per_s:.1f} steps/s   accepted {_percent(meter.acceptance)}{_accuracy(meter)}   "
-    facts += f"{view.schedule}, batch size {view.batch_size}   oldest chain {_duration(_oldest_s(view))}"
+    facts += f"{view.schedule}, batch size {view.batch_size}   oldest chain {duration(_oldest_s(view))}"
     table = Table(box=None, pad_edge=False, header_style="dim")
     for title in ("engine", "tokens/s", "in flight", "waiting", "running", "kv cache"):
         table.add_column(title, justify="left" if title == "engine" else "right")
@@ -220,7 +220,7 @@ def _notes(meter: Meter, role: str) -> str:
     """What is unusual about an engine."""
     restarts, silent_s = meter.view.engines[role].statistics().restarts, meter.silent_s(role)
     restarted = f", restarted {restarts}x" if restarts else ""
-    return restarted + (f", no answer for {_duration(silent_s)}" if silent_s is not None else "")
+    return restarted + (f", no answer for {duration(silent_s)}" if silent_s is not None else "")
 
 
 def _accuracy(meter: Meter) -> str:
@@ -237,7 +237,8 @@ def _percent(share: float | None) -> str:
     return "-" if share is None else f"{share:.0%}"
 
 
-def _duration(seconds: float | None) -> str:
+def duration(seconds: float | None) -> str:
+    """A time as `1:02:03` or `2:03`, in hours, minutes and seconds; `-` where it is not known."""
     if seconds is None:
         return "-"
     minutes, seconds = divmod(round(seconds), 60)

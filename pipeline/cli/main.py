@@ -40,6 +40,7 @@ COMMANDS = {
     "show": ("show", "show one chain of a run, step by step"),
     "runs": ("runs", "list runs"),
     "rm": ("runs", "delete runs"),
+    "watch": ("watch", "watch a run that goes on"),
     "trace": ("trace", "export the trace of a run"),
 }
 """Each command with the module of this folder that holds a function of its name, and what it does."""

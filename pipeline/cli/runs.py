@@ -9,6 +9,7 @@ import msgspec
 from msgspec import Struct
 from rich.table import Table
 
+from pipeline.analysis.progress import state_of
 from pipeline.cli.main import print_line
 from pipeline.cli.terminal.notices import print_notice
 from pipeline.cli.terminal.console import PlainConsole
@@ -90,16 +91,16 @@ def _state(folder: Path, run: RunFile) -> RunState:
     simulated = any(spec.backend == "sim" for spec in run.plan.engines.values())
     totals, seconds = run.totals, run.wall_time_s or 0.0
     over = totals.chains_done + totals.chains_failed
-    held = is_held(folder)
+    state = state_of(folder, run)
     return RunState(
         folder=folder.name,
         graph=run.plan.name,
         models=", ".join(dict.fromkeys(Path(spec.model).name for spec in run.plan.engines.values())),
-        state="running" if held else "killed" if run.status == "running" else run.status,
+        state=state,
         chains=over,
         of=run.input.rows * run.samples,
         accuracy=totals.correct / totals.graded if totals.graded and not simulated else None,
-        problems_per_s=over / seconds if seconds and not held else None,
+        problems_per_s=over / seconds if seconds and state != "running" else None,
         bytes=_size(folder),
     )
 

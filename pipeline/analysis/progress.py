@@ -1,0 +1,81 @@
+"""How far a run is, from its folder alone: the folder enters, counts leave. The run may go on meanwhile, in any process."""
+
+from pathlib import Path
+
+from msgspec import Struct
+
+from pipeline.trace.events import UNFINISHED, counted
+from pipeline.trace.folder import is_held
+from pipeline.trace.part_file import read_footer
+from pipeline.trace.read import files, read_batches, read_file, readable
+from pipeline.trace.run_file import RunFile
+
+COLUMNS = ("stop_reason", "correct", "reference_answer")
+
+
+class RunProgress(Struct, frozen=True, kw_only=True):
+    """What a run folder holds at one moment. Rows are in it within two seconds."""
+
+    run: str
+    state: str
+    """See `state_of`."""
+    chains: int
+    """All chains of the run, those that have not begun included."""
+    done: int
+    failed: int
+    graded: int
+    """Chains that count as right or wrong, see `events.counted`."""
+    correct: int
+    steps: int
+    calls: int
+
+    @property
+    def over(self) -> int:
+        """Chains that are done or failed."""
+        return self.done + self.failed
+
+    @property
+    def accuracy(self) -> float | None:
+        """Right answers over graded chains, 0 to 1; None where none is graded."""
+        return self.correct / self.graded if self.graded else None
+
+
+def run_progress(folder: Path) -> RunProgress:
+    """How far the run in `folder` is; raises `InputError` where there is none, or it cannot be read."""
+    run = RunFile.read(folder)
+    done = failed = graded = correct = 0
+    for batch in read_batches(folder, "chains", COLUMNS):
+        for reason, right, reference in zip(*(batch.column(name).to_pylist() for name in COLUMNS), strict=True):
+            done += reason not in UNFINISHED
+            failed += reason == "error"
+            verdict = counted(right, reason, reference)
+            graded += verdict is not None
+            correct += bool(verdict)
+    return RunProgress(
+        run=folder.resolve().name,
+        state=state_of(folder, run),
+        chains=run.input.rows * run.samples,
+        done=done,
+        failed=failed,
+        graded=graded,
+        correct=correct,
+        steps=_rows(folder, "steps", "step_index"),
+        calls=_rows(folder, "calls", "request_id"),
+    )
+
+
+def _rows(folder: Path, table: str, column: str) -> int:
+    """The rows of a table; of write-ahead files, which have no footer, this column is read."""
+    rows = 0
+    for file in files(folder, table):
+        with readable(file):
+            part = file.suffix == ".parquet"
+            rows += read_footer(file).num_rows if part else sum(batch.num_rows for batch in read_file(file, [column]))
+    return rows
+
+
+def state_of(folder: Path, run: RunFile) -> str:
+    """`running`, `finished`, `interrupted`, `failed` or `killed`: what `run.json` says, and whether a process is at work in the folder."""
+    if is_held(folder):
+        return "running"
+    return "killed" if run.status == "running" else run.status

@@ -1,0 +1,68 @@
+"""`pipeline watch RUN`: how far a run is, from any other terminal or machine that sees its folder."""
+
+import sys
+import time
+from contextlib import nullcontext
+from pathlib import Path
+
+import click
+import msgspec
+from rich.console import Group
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from pipeline.analysis.progress import RunProgress, run_progress
+from pipeline.cli.live import duration
+from pipeline.cli.main import print_line, print_page
+from pipeline.cli.terminal.console import PlainConsole
+from pipeline.cli.terminal.rates import RecentRates
+from pipeline.trace.read import check_folder
+
+COUNTS = ("over", "steps", "calls")
+
+
+@click.command()
+@click.argument("run", type=click.Path(path_type=Path), metavar="RUN")
+@click.option("--every", type=click.FloatRange(0.2, 3600), default=2.0, show_default=True, metavar="SECONDS", help="Time between two looks.")
+@click.option("--once", is_flag=True, help="Look once.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per look.")
+@click.option("--debug", is_flag=True, help="Show tracebacks.")
+def watch(run: Path, every: float, once: bool, as_json: bool, debug: bool) -> None:
+    """Watch the run in the folder RUN until it ends. Nothing is written, the run may be one of another machine."""
+    check_folder(run)
+    rates = RecentRates("over")
+    live = Live(console=PlainConsole(), auto_refresh=False) if sys.stdout.isatty() and not (as_json or once) else None
+    with live or nullcontext():
+        while True:
+            found = run_progress(run)
+            rates.look(time.monotonic(), {name: float(getattr(found, name)) for name in COUNTS})
+            if as_json:
+                print_page(msgspec.json.encode(found))
+            elif live is None:
+                print_line(progress_line(found, rates))
+            else:
+                live.update(_panel(found, rates), refresh=True)
+            if once or found.state != "running":
+                return
+            time.sleep(every)
+
+
+def progress_line(found: RunProgress, rates: RecentRates) -> str:
+    """How far the run is, in one line."""
+    parts = [f"{found.run}: {found.state}, {found.over:,}/{found.chains:,} chains", f"{found.failed:,} failed", f"{found.steps:,} steps"]
+    if found.accuracy is not None:
+        parts.append(f"{found.accuracy:.1%} correct")
+    per_s = {name: rates.per_s(name) for name in COUNTS}
+    if per_s["over"] is not None:
+        parts.append(f"{per_s['over']:.3g} problems/s, {per_s['steps']:.3g} steps/s, {per_s['calls']:.3g} calls/s")
+    if per_s["over"]:
+        parts.append(f"ETA {duration((found.chains - found.over) / per_s['over'])}")
+    return " · ".join(parts)
+
+
+def _panel(found: RunProgress, rates: RecentRates) -> Group:
+    bar = Table.grid(expand=True)
+    bar.add_row(ProgressBar(total=found.chains, completed=found.over))
+    return Group(bar, Text(progress_line(found, rates)))
