@@ -3,6 +3,7 @@
 PipelineError
 ├── UsageError            the graph, the options or the input are wrong; nothing was started (exit code 2)
 │   ├── GraphError        a graph or engines file
+│   │   └── GraphErrors       several flaws of one
 │   ├── InputError        a problems file
 │   └── MissingExtra      an optional package is not installed
 ├── RunError              the run could not go on; what is finished is on disk (exit code 1)
@@ -23,7 +24,7 @@ PipelineError
 
 import math
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
 from typing import Any, TypeVar
@@ -47,9 +48,21 @@ class UsageError(PipelineError):
 class GraphError(UsageError):
     """A graph or engines file is wrong: `where` is the file and the path in it, `what` the flaw and its remedy."""
 
-    def __init__(self, where: str, what: str) -> None:
+    def __init__(self, where: str, what: str, *, key: str | None = None) -> None:
+        """`key`: what is wrong is this key of the mapping at `where`."""
         super().__init__(f"{where}: {what}")
-        self.where, self.what = where, what
+        self.where, self.what, self.key = where, what, key
+
+
+class GraphErrors(GraphError):
+    """Several flaws of one graph or engines file; its text has a line for each."""
+
+    def __init__(self, errors: Sequence[GraphError]) -> None:
+        super().__init__(errors[0].where, errors[0].what)
+        self.errors = tuple(errors)
+
+    def __str__(self) -> str:
+        return "\n".join(map(str, self.errors))
 
 
 class MissingExtra(UsageError):

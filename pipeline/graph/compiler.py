@@ -6,6 +6,7 @@ from itertools import count
 from msgspec import structs
 
 from pipeline.errors import GraphError, did_you_mean
+from pipeline.graph.flaws import Flaws
 from pipeline.graph.direct import BOUNDARY, RESPONSE, direct_stages, speculation
 from pipeline.graph.loader import digest
 from pipeline.graph.plan import Block, Condition, Direct, LoopNode, Plan, StageNode
@@ -18,13 +19,15 @@ JUDGES = "a `choose`, `score` or `likelihood` stage"
 
 
 def compile_graph(graph: GraphSpec, where: str) -> Plan:
-    """The plan of `graph`; `where` is its file, for the `GraphError` that names the first flaw found."""
-    place = f"{where}: $.stages"
-    block = _block(graph.stages, place, count(), inside_repeat=False)
-    _check_finish(graph.stages, place)
+    """The plan of `graph`; `where` is its file, for the `GraphError`, or the `GraphErrors`, that name what is wrong."""
+    place, flaws = f"{where}: $.stages", Flaws()
+    with flaws.noted():
+        block = _block(graph.stages, place, count(), inside_repeat=False)
+    flaws.check(_check_finish, graph.stages, place)
     engines = graph.engines
     assert isinstance(engines, dict), "the loader binds the roles"
-    roles = tuple(dict.fromkeys(_roles(graph.stages, engines, place)))
+    roles = tuple(dict.fromkeys(_roles(graph.stages, engines, place, flaws)))
+    flaws.raise_any()
     speculate = speculation(graph.stages)
     if any(isinstance(spec, RepeatSpec) and spec.speculate != "always" for spec in graph.stages.values()):
         block, roles = _switched(graph.stages, block, roles, place)
@@ -65,15 +68,21 @@ def _after_response(node: StageNode) -> StageNode:
 
 def _block(stages: Stages, where: str, ranks: Iterator[int], *, inside_repeat: bool) -> Block:
     """The checked `stages` of a graph or of a `repeat`, in levels; each stage takes its rank from `ranks`."""
-    after = {name: _after(name, stages, where) for name in stages}
+    flaws, after = Flaws(), dict[str, tuple[str, ...]]()
+    for name in stages:
+        with flaws.noted():
+            after[name] = _after(name, stages, where)
+    flaws.raise_any()
     depth = _depths(after, where)
     ancestors = _ancestors(after, depth)
     for name, spec in stages.items():
-        _check_stage(name, spec, stages, ancestors, where, inside_repeat)
-    _check_order(stages, ancestors, where)
+        flaws.check(_check_stage, name, spec, stages, ancestors, where, inside_repeat)
+    flaws.check(_check_order, stages, ancestors, where)
     levels: list[list[StageNode | LoopNode]] = [[] for _ in range(max(depth.values()) + 1)]
     for name, spec in sorted(stages.items(), key=lambda item: depth[item[0]]):
-        levels[depth[name]].append(_node(name, spec, where, ranks))
+        with flaws.noted():
+            levels[depth[name]].append(_node(name, spec, where, ranks))
+    flaws.raise_any()
     writer = next((s for level in levels for s in level if isinstance(s, StageNode) and s.spec.leading_steps), None)
     return Block(tuple(map(tuple, levels)), writer, writer.spec.leading_steps if writer else 0)
 
@@ -205,19 +214,20 @@ def finishes(spec: StageSpec) -> bool:
     return spec.when is None and spec.finishes
 
 
-def _roles(stages: Stages, engines: Mapping[str, EngineSpec], where: str) -> Iterator[str]:
-    """The role of each stage, in the order of the file; one that no engine has is an error."""
+def _roles(stages: Stages, engines: Mapping[str, EngineSpec], where: str, flaws: Flaws) -> Iterator[str]:
+    """The role of each stage, in the order of the file; one that no engine has is a flaw."""
     for name, spec in stages.items():
         if isinstance(spec, RepeatSpec):
             if spec.adapter is not None:
-                raise GraphError(f"{where}.{name}.adapter", "a `repeat` calls no engine; name the adapter on one of its stages")
+                flaws.add(GraphError(f"{where}.{name}.adapter", "a `repeat` calls no engine; name the adapter on one of its stages"))
             if spec.prompts is not None:
-                raise GraphError(f"{where}.{name}.prompts", "a `repeat` says nothing to an engine; give the prompts to its stages")
-            yield from _roles(spec.stages, engines, f"{where}.{name}.stages")
+                flaws.add(GraphError(f"{where}.{name}.prompts", "a `repeat` says nothing to an engine; give the prompts to its stages"))
+            yield from _roles(spec.stages, engines, f"{where}.{name}.stages", flaws)
         elif (role := spec.role) is not None:
             if role not in engines:
-                raise GraphError(f"{where}.{name}.engine", f"no engine named `{role}`; {did_you_mean(role, engines)}")
-            _check_adapter(spec, engines[role], f"{where}.{name}.adapter")
+                flaws.add(GraphError(f"{where}.{name}.engine", f"no engine named `{role}`; {did_you_mean(role, engines)}"))
+                continue
+            flaws.check(_check_adapter, spec, engines[role], f"{where}.{name}.adapter")
             yield role
 
 

@@ -9,14 +9,17 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Literal, TypeVar, get_args, get_origin
+from typing import Any, TypeVar
 
 import msgspec
 import msgspec.structs
 
 from pipeline.bundled import find_file
 from pipeline.errors import GraphError, UsageError, boundary, did_you_mean
-from pipeline.graph.prompts import Marks, Prompts, flaws
+from pipeline.graph.convert import convert, mapping, tagged, unknown_key
+from pipeline.graph.flaws import Flaws
+from pipeline.graph.prompts import Marks, Prompts
+from pipeline.graph.prompts import flaws as flaws_in_prompts
 from pipeline.graph.spec import NAME_PATTERN, Count, EngineSpec, GraphSpec, Param, RepeatSpec, SamplingSpec, StageSpec
 from pipeline.graph.yaml_file import NotYaml, parse, read_yaml
 from pipeline.text import storable
@@ -48,7 +51,7 @@ class Preset(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def load_preset(name: Path | str) -> Preset:
     """A preset, by its path or its name; raises `GraphError` for what is wrong in it."""
     path = find_file(name, "preset")
-    return _convert(read_yaml(path), Preset, path, "$")
+    return convert(read_yaml(path), Preset, path, "$")
 
 
 def load_graph(
@@ -61,55 +64,91 @@ def load_graph(
 ) -> GraphSpec:
     """The `graph` with its engines bound, `settings` (`NAME=VALUE`, or `preset=FILE`) applied and every `$param` filled in.
 
-    A path may also be the name of a file that comes with this package. Raises `GraphError` for the first flaw found.
+    A path may also be the name of a file that comes with this package. Raises `GraphError`, or `GraphErrors` for several flaws.
     """
     if isinstance(graph, Mapping):
         path, raw = Path("graph"), dict(graph)
     else:
         path = find_file(graph, "graph")
         raw = read_yaml(path)
-    if unknown := raw.keys() - {field.name for field in msgspec.structs.fields(GraphSpec)}:
-        raise unknown_key(str(path), sorted(unknown)[0], GraphSpec)
+    flaws = Flaws()
+    for key in sorted(raw.keys() - {field.name for field in msgspec.structs.fields(GraphSpec)}):
+        flaws.add(unknown_key(str(path), key, GraphSpec))
+        del raw[key]
     raw["params"] = dict(mapping(raw.get("params") or {}, f"{path}: $.params"))
-    _check_names(raw["params"], f"{path}: $.params", "a param")
     roles, roles_file = _read_engines(raw, path, engines)
-    _check_names(roles, f"{roles_file}: {_role_path('', roles_file == path).rstrip('.')}", "a role")
+    inline = roles_file == path
     raw["stages"] = _copied(mapping(raw.get("stages"), f"{path}: $.stages"))
-    named = set(_named([raw["stages"], raw.get("sampling"), raw.get("prompts"), roles if roles_file == path else None]))
-    for setting in settings:
-        if setting.startswith(PRESET) and "preset" not in raw["params"]:
-            _apply_preset(load_preset(setting.removeprefix(PRESET)), raw["params"], raw["stages"])
-        else:
-            apply_setting(setting, raw["params"], roles, path, raw["stages"])
-    params = _Params(raw["params"], path)
-    stages = params.fill(raw["stages"], "$.stages")
-    sampling = params.fill(raw.get("sampling") or {}, "$.sampling")
-    prompts = _prompts(params.fill(raw.pop("prompts", None), "$.prompts"), {}, path, "$.prompts")
-    roles = params.fill(roles, "$") if roles_file == path else roles
-    if unused := sorted(raw["params"].keys() - named):
-        raise GraphError(f"{path}: $.params.{unused[0]}", f"nothing uses this param; write `${unused[0]}` where it belongs or drop it")
+    flaws.check(_check_names, raw["params"], f"{path}: $.params", "a param")
+    flaws.check(_check_names, roles, f"{roles_file}: {_role_path('', inline).rstrip('.')}", "a role")
     if isinstance(raw.get("name"), str):
-        _check_names([raw["name"]], f"{path}: $.name", "a graph")
-    spec = _convert({**raw, "engines": {}, "stages": {}, "sampling": sampling}, GraphSpec, path, "$")
-    texts = _checked_prompts(prompts, path, "$.prompts")
-    stages = _with_prompts(_with_sampling(stages, sampling, kinds), prompts, texts.thought, path, "$.stages")
-    return msgspec.structs.replace(
-        spec,
-        engines={role: _engine(spec, backends, roles_file, _role_path(role, roles_file == path)) for role, spec in roles.items()},
-        prompts=texts,
-        stages=_stages(stages, kinds, path, "$.stages"),
-    )
+        flaws.check(_check_names, [raw["name"]], f"{path}: $.name", "a graph")
+    named = set(_named([raw["stages"], raw.get("sampling"), raw.get("prompts"), roles if inline else None]))
+    for name in sorted(raw["params"].keys() - named):
+        flaws.add(GraphError(f"{path}: $.params.{name}", f"nothing uses this param; write `${name}` where it belongs or drop it"))
+    for setting in settings:
+        flaws.check(_apply, setting, raw["params"], roles, path, raw["stages"])
+    filled = _filled(raw, roles if inline else {}, path, flaws)
+    flaws.raise_any()
+    return _decoded({**raw, **filled}, filled["roles"] if inline else roles, roles_file, kinds, backends, path)
+
+
+def _filled(raw: Mapping[str, Any], roles: Mapping[str, Any], path: Path, flaws: Flaws) -> dict[str, Any]:
+    """The parts of a graph that may name params, filled in."""
+    params = _Params(raw["params"], path, flaws)
+    return {
+        "roles": params.fill(roles, "$.engines"),
+        "stages": params.fill(raw["stages"], "$.stages"),
+        "sampling": params.fill(raw.get("sampling") or {}, "$.sampling"),
+        "prompts": params.fill(raw.get("prompts"), "$.prompts"),
+    }
+
+
+def _decoded(raw: dict[str, Any], roles: Mapping[str, Any], roles_file: Path, kinds: Kinds, backends: Backends, path: Path) -> GraphSpec:
+    """The spec of a graph whose params are filled in."""
+    flaws = Flaws()
+    engines: dict[str, EngineSpec] = {}
+    for role, each in roles.items():
+        with flaws.noted():
+            engines[role] = _engine(each, backends, roles_file, _role_path(role, roles_file == path))
+    said, stages = raw.pop("prompts"), raw.pop("stages")
+    spec, texts = GraphSpec(name="", engines={}), Prompts()
+    with flaws.noted():
+        known = {key: each for key, each in raw.items() if key != "roles"}
+        spec = convert({**known, "engines": {}}, GraphSpec, path, "$")
+    with flaws.noted():
+        prompts = _prompts(said, {}, path, "$.prompts")
+        texts = _checked_prompts(prompts, path, "$.prompts")
+        stages = _with_prompts(stages, prompts, texts.thought, path, "$.stages")
+    with flaws.noted():
+        stages = _stages(_with_sampling(stages, raw["sampling"], kinds), kinds, path, "$.stages")
+    flaws.raise_any()
+    return msgspec.structs.replace(spec, engines=engines, prompts=texts, stages=stages)
+
+
+def _apply(setting: str, params: dict[str, Any], roles: dict[str, Any], path: Path, stages: dict[str, Any]) -> None:
+    """Apply one of the `settings` of `load_graph`."""
+    if setting.startswith(PRESET) and "preset" not in params:
+        _apply_preset(load_preset(setting.removeprefix(PRESET)), params, stages)
+    else:
+        apply_setting(setting, params, roles, path, stages)
 
 
 def load_engines(path: Path, backends: Backends, settings: Sequence[str] = ()) -> dict[str, EngineSpec]:
     """The specs in an engines file, by role; `path` may be the name of one that comes with this package, `settings` are
-    `engines.ROLE.NAME=VALUE`. Raises `GraphError` for the first flaw found."""
+    `engines.ROLE.NAME=VALUE`. Raises `GraphError`, or `GraphErrors` for several flaws."""
     path = find_file(path, "engines file")
     roles = {role: dict(mapping(spec, f"{path}: $.{role}")) for role, spec in read_yaml(path).items()}
-    _check_names(roles, f"{path}: $", "a role")
+    flaws = Flaws()
+    flaws.check(_check_names, roles, f"{path}: $", "a role")
     for setting in settings:
-        apply_setting(setting, {}, roles, path)
-    return {role: _engine(spec, backends, path, f"$.{role}") for role, spec in roles.items()}
+        flaws.check(apply_setting, setting, {}, roles, path)
+    engines: dict[str, EngineSpec] = {}
+    for role, spec in roles.items():
+        with flaws.noted():
+            engines[role] = _engine(spec, backends, path, f"$.{role}")
+    flaws.raise_any()
+    return engines
 
 
 def load_prompts(path: Path) -> Prompts:
@@ -119,7 +158,7 @@ def load_prompts(path: Path) -> Prompts:
 
 def load_struct(path: Path, to: type[T]) -> T:
     """The one `to` that a YAML file describes, such as the recipe of a data set; raises `GraphError`."""
-    return _convert(read_yaml(path), to, path, "$")
+    return convert(read_yaml(path), to, path, "$")
 
 
 def stage_names(graph: Path) -> set[str]:
@@ -130,14 +169,6 @@ def stage_names(graph: Path) -> set[str]:
 def digest(spec: GraphSpec) -> str:
     """Fingerprint of a graph with all its params filled in, 32 hexadecimal digits; equal graphs have equal ones."""
     return hashlib.blake2b(msgspec.json.encode(spec, order="deterministic"), digest_size=16).hexdigest()
-
-
-def mapping(value: Any, where: str) -> dict[str, Any]:
-    """`value`, which must be a mapping; raises `GraphError` at `where`."""
-    if not isinstance(value, dict):
-        got = "nothing" if value is None else f"`{type(value).__name__}`"
-        raise GraphError(where, f"expected a mapping, got {got}")
-    return value
 
 
 def _check_names(names: Iterable[str], where: str, of: str) -> None:
@@ -263,8 +294,9 @@ def _named(value: Any) -> Iterator[str]:
 class _Params:
     """Fills `$name` values in."""
 
-    def __init__(self, params: Mapping[str, Any], path: Path) -> None:
-        self._params, self._path = params, path
+    def __init__(self, params: Mapping[str, Any], path: Path, flaws: Flaws) -> None:
+        """`flaws`: where params that are not there are noted."""
+        self._params, self._path, self._flaws = params, path, flaws
 
     def fill(self, value: Any, where: str) -> Any:
         """`value` with every `$name` in it replaced, in a copy; `where` is its place in the file."""
@@ -276,8 +308,8 @@ class _Params:
             return value
         name = value[1:]
         if name not in self._params:
-            raise GraphError(f"{self._path}: {where}", f"no param `{value}`; {did_you_mean(name, self._params)}")
-        return self._params[name]
+            self._flaws.add(GraphError(f"{self._path}: {where}", f"no param `{value}`; {did_you_mean(name, self._params)}"))
+        return self._params.get(name)
 
 
 def _prompts(value: Any, under: Mapping[str, Any], path: Path, where: str) -> dict[str, Any]:
@@ -346,8 +378,8 @@ def _with_prompts(stages: Mapping[str, Any], under: Mapping[str, Any], marks: Ma
 
 
 def _checked_prompts(raw: dict[str, Any], path: Path, where: str) -> Prompts:
-    prompts = _convert(raw, Prompts, path, where)
-    if (flaw := next(flaws(prompts), None)) is not None:
+    prompts = convert(raw, Prompts, path, where)
+    if (flaw := next(flaws_in_prompts(prompts), None)) is not None:
         raise GraphError(f"{path}: {where}.{flaw[0]}", flaw[1])
     return prompts
 
@@ -355,8 +387,13 @@ def _checked_prompts(raw: dict[str, Any], path: Path, where: str) -> Prompts:
 def _stages(raw: dict[str, Any], kinds: Kinds, path: Path, where: str) -> dict[str, StageSpec]:
     if not raw:
         raise GraphError(f"{path}: {where}", "holds no stage")
-    _check_names(raw, f"{path}: {where}", "a stage")
-    return {name: _stage(stage, kinds, path, f"{where}.{name}") for name, stage in raw.items()}
+    flaws, found = Flaws(), dict[str, StageSpec]()
+    flaws.check(_check_names, raw, f"{path}: {where}", "a stage")
+    for name, stage in raw.items():
+        with flaws.noted():
+            found[name] = _stage(stage, kinds, path, f"{where}.{name}")
+    flaws.raise_any()
+    return found
 
 
 def _stage(raw: Any, kinds: Kinds, path: Path, where: str) -> StageSpec:
@@ -367,68 +404,15 @@ def _stage(raw: Any, kinds: Kinds, path: Path, where: str) -> StageSpec:
     if not isinstance(kind, str) or kind not in kinds:
         raise GraphError(f"{path}: {where}.kind", f"unknown kind `{kind}`; {did_you_mean(str(kind), kinds)}")
     if kinds[kind] is not RepeatSpec:
-        return _convert(raw, kinds[kind], path, where)
-    body = _stages(mapping(raw.get("stages"), f"{path}: {where}.stages"), kinds, path, f"{where}.stages")
-    return msgspec.structs.replace(_convert({**raw, "stages": {}}, RepeatSpec, path, where), stages=body)
+        return convert(raw, kinds[kind], path, where)
+    flaws, body = Flaws(), dict[str, StageSpec]()
+    with flaws.noted():
+        body = _stages(mapping(raw.get("stages"), f"{path}: {where}.stages"), kinds, path, f"{where}.stages")
+    with flaws.noted():
+        loop = convert({**raw, "stages": {}}, RepeatSpec, path, where)
+    flaws.raise_any()
+    return msgspec.structs.replace(loop, stages=body)
 
 
 def _engine(raw: Any, backends: Backends, path: Path, where: str) -> EngineSpec:
     return tagged(raw, "backend", backends, path, where).located(path.parent)
-
-
-def tagged(raw: Any, tag: str, structs: Mapping[str, type[T]], path: Path, where: str) -> T:
-    """`raw` as the one of `structs` that its key `tag` names; raises `GraphError` at `where` in the file `path`."""
-    raw = mapping(raw, f"{path}: {where}")
-    name = raw.get(tag)
-    if not isinstance(name, str) or name not in structs:
-        what = f"has no `{tag}`" if name is None else f"unknown {tag} `{name}`"
-        raise GraphError(f"{path}: {where}", f"{what}; {did_you_mean(str(name or ''), structs)}")
-    return _convert(raw, structs[name], path, where)
-
-
-def _convert(raw: dict[str, Any], to: type[T], path: Path, where: str) -> T:
-    try:
-        return msgspec.convert(raw, to)
-    except msgspec.ValidationError as error:
-        raise _explain(str(error), raw, to, path, where) from error
-
-
-def _explain(message: str, raw: Any, to: type[msgspec.Struct], path: Path, where: str) -> GraphError:
-    """msgspec's message, with the whole path, the value found there, and the nearest known key."""
-    what, _, at = message.partition(" - at `$")
-    keys = re.findall(r"\.([^.\[]+)", at.rstrip("`"))
-    place, struct, parent = raw, to, to
-    for key in keys:
-        place = place.get(key) if isinstance(place, dict) else place
-        parent, struct = struct, _field_struct(struct, key) or struct
-    where = f"{path}: {where}{at.rstrip('`')}"
-    if unknown := re.match(r"Object contains unknown field `(.*)`", what):
-        return unknown_key(where, unknown[1], struct)
-    if missing := re.match(r"Object missing required field `(.*)`", what):
-        return GraphError(where, f"the key `{missing[1]}` is missing")
-    if keys and what.startswith(("Invalid enum value", "Expected `str`")) and (choices := _choices(parent, keys[-1])):
-        return GraphError(where, f"unknown value `{place}`; {did_you_mean(str(place), choices)}")
-    got = "" if ", got" in what or isinstance(place, dict | list) else f", got {place!r}"
-    return GraphError(where, what[0].lower() + what[1:] + got)
-
-
-def _choices(struct: type[msgspec.Struct], key: str) -> list[str]:
-    """The values that a field of type `Literal` may have, for the message about another one."""
-    kinds = (kind for field in msgspec.structs.fields(struct) if field.encode_name == key for kind in (field.type, *get_args(field.type)))
-    return [str(choice) for kind in kinds if get_origin(kind) is Literal for choice in get_args(kind)]
-
-
-def unknown_key(where: str, key: str, struct: type[msgspec.Struct]) -> GraphError:
-    """The error for a `key` that `struct` does not have; it suggests the most similar key that `struct` has."""
-    config = struct.__struct_config__
-    known = [*struct.__struct_encode_fields__, *([config.tag_field] if config.tag_field else [])]
-    return GraphError(where, f"unknown key `{key}`; {did_you_mean(key, known)}")
-
-
-def _field_struct(struct: type[msgspec.Struct], key: str) -> type[msgspec.Struct] | None:
-    """The Struct that the field `key` of `struct` holds; None where it holds none."""
-    for field in msgspec.structs.fields(struct):
-        for kind in get_args(field.type) or (field.type,):
-            if field.encode_name == key and isinstance(kind, type) and issubclass(kind, msgspec.Struct):
-                return kind
-    return None

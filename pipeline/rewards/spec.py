@@ -13,7 +13,8 @@ from msgspec import Meta, Struct
 
 from pipeline.bundled import find_file
 from pipeline.errors import GraphError
-from pipeline.graph.loader import Backends, apply_setting, mapping, tagged, unknown_key
+from pipeline.graph.convert import mapping, tagged, unknown_key
+from pipeline.graph.loader import Backends, apply_setting
 from pipeline.graph.spec import EngineSpec
 from pipeline.graph.yaml_file import read_yaml
 

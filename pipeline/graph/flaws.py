@@ -1,0 +1,41 @@
+"""All flaws of a graph at once: errors are collected where one part does not depend on another, and raised together."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from pipeline.errors import GraphError, GraphErrors
+
+MOST = 50
+"""Most flaws that are told together."""
+
+
+class Flaws:
+    """The flaws found so far."""
+
+    def __init__(self) -> None:
+        self._found: list[GraphError] = []
+
+    def add(self, error: GraphError) -> None:
+        """Note `error`, or each of them where it is several."""
+        self._found += error.errors if isinstance(error, GraphErrors) else [error]
+
+    @contextmanager
+    def noted(self) -> Iterator[None]:
+        """Note a `GraphError` of the body and go on behind it."""
+        try:
+            yield
+        except GraphError as error:
+            self.add(error)
+
+    def check(self, check: Callable[..., object], *arguments: object, **named: object) -> None:
+        """Call `check`, and note the `GraphError` that it raises."""
+        with self.noted():
+            check(*arguments, **named)
+
+    def raise_any(self) -> None:
+        """Raise what was found: one flaw as it is, several as `GraphErrors`, nothing where there is none."""
+        found = list({str(error): error for error in self._found}.values())[:MOST]
+        if len(found) == 1:
+            raise found[0]
+        if found:
+            raise GraphErrors(found)
