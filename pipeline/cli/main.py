@@ -148,7 +148,8 @@ def run_command(arguments: Sequence[str]) -> int:
     except PipelineError as error:
         if "--debug" in arguments:
             raise
-        print_error(str(error))
+        for line in str(error).splitlines():
+            print_error(line)
         return 1 if isinstance(error, RunError) else 2
     except OSError as error:
         if "--debug" in arguments:

@@ -8,6 +8,7 @@ from msgspec import structs
 from pipeline.errors import GraphError, did_you_mean
 from pipeline.graph.flaws import Flaws
 from pipeline.graph.direct import BOUNDARY, RESPONSE, direct_stages, speculation
+from pipeline.graph.lines import with_lines
 from pipeline.graph.loader import digest
 from pipeline.graph.plan import Block, Condition, Direct, LoopNode, Plan, StageNode
 from pipeline.graph.spec import EngineSpec, GraphSpec, RepeatSpec, StageSpec, UntilSpec
@@ -18,6 +19,7 @@ JUDGES = "a `choose`, `score` or `likelihood` stage"
 """How an error names the built-in stages that judge."""
 
 
+@with_lines
 def compile_graph(graph: GraphSpec, where: str) -> Plan:
     """The plan of `graph`; `where` is its file, for the `GraphError`, or the `GraphErrors`, that name what is wrong."""
     place, flaws = f"{where}: $.stages", Flaws()

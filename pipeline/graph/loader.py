@@ -18,6 +18,7 @@ from pipeline.bundled import find_file
 from pipeline.errors import GraphError, UsageError, boundary, did_you_mean
 from pipeline.graph.convert import convert, mapping, tagged, unknown_key
 from pipeline.graph.flaws import Flaws
+from pipeline.graph.lines import with_lines
 from pipeline.graph.prompts import Marks, Prompts
 from pipeline.graph.prompts import flaws as flaws_in_prompts
 from pipeline.graph.spec import NAME_PATTERN, Count, EngineSpec, GraphSpec, Param, RepeatSpec, SamplingSpec, StageSpec
@@ -48,12 +49,14 @@ class Preset(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Attempts at every problem; None: the paper says nothing of it."""
 
 
+@with_lines
 def load_preset(name: Path | str) -> Preset:
     """A preset, by its path or its name; raises `GraphError` for what is wrong in it."""
     path = find_file(name, "preset")
     return convert(read_yaml(path), Preset, path, "$")
 
 
+@with_lines
 def load_graph(
     graph: Graph,
     kinds: Kinds,
@@ -134,6 +137,7 @@ def _apply(setting: str, params: dict[str, Any], roles: dict[str, Any], path: Pa
         apply_setting(setting, params, roles, path, stages)
 
 
+@with_lines
 def load_engines(path: Path, backends: Backends, settings: Sequence[str] = ()) -> dict[str, EngineSpec]:
     """The specs in an engines file, by role; `path` may be the name of one that comes with this package, `settings` are
     `engines.ROLE.NAME=VALUE`. Raises `GraphError`, or `GraphErrors` for several flaws."""
@@ -151,11 +155,13 @@ def load_engines(path: Path, backends: Backends, settings: Sequence[str] = ()) -
     return engines
 
 
+@with_lines
 def load_prompts(path: Path) -> Prompts:
     """The texts of a prompts file, alone; raises `GraphError`."""
     return _checked_prompts(read_yaml(path), path, "$")
 
 
+@with_lines
 def load_struct(path: Path, to: type[T]) -> T:
     """The one `to` that a YAML file describes, such as the recipe of a data set; raises `GraphError`."""
     return convert(read_yaml(path), to, path, "$")

@@ -69,6 +69,11 @@ def parse(text: str) -> Any:
         raise NotYaml(f"invalid YAML: {str(error).splitlines()[0]}") from error
 
 
+def compose(text: str) -> yaml.Node | None:
+    """The nodes of one YAML document, with their lines; raises `NotYaml` or `yaml.YAMLError`."""
+    return _Loader(text).get_single_node()
+
+
 class _Loader(yaml.SafeLoader):
     """YAML without duplicate keys, and with numbers like 1e12 read as numbers."""
 
