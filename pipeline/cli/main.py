@@ -25,6 +25,9 @@ from pipeline.text import one_line, sanitize
 COMMANDS = {
     "run": ("run", "solve a data set"),
     "resume": ("run", "resume a stopped run"),
+    "init": ("files", "write a graph and an engines file to begin with"),
+    "graphs": ("files", "list the bundled graphs"),
+    "schema": ("files", "print the JSON Schema of a file, for editors"),
     "check": ("graph", "check a graph file"),
     "doctor": ("doctor", "report what this machine can run"),
     "data": ("data", "prepare data sets"),

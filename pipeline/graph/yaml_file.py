@@ -45,6 +45,19 @@ def read_yaml(path: Path) -> dict[str, Any]:
     return value
 
 
+def head_comment(path: Path) -> str:
+    """The first paragraph of the comment at the head of a YAML file, up to the first line that is a command; hints to editors left out."""
+    said = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        text = line.removeprefix("#").strip()
+        if line.startswith("# yaml-language-server:"):
+            continue
+        if not line.startswith("#") or text.startswith("pipeline ") or not text:
+            break
+        said.append(text)
+    return " ".join(said)
+
+
 class NotYaml(Exception):
     """A text is not one YAML document that could be a graph; the message says why, as a clause, and `line` where."""
 

@@ -1,0 +1,98 @@
+"""`pipeline init`, `pipeline graphs` and `pipeline schema`: files of one's own to begin with, and what there is to begin from."""
+
+from pathlib import Path
+from typing import get_args
+
+import click
+import msgspec
+from rich.table import Table
+
+from pipeline.bundled import bundled_files, find_file
+from pipeline.cli.main import print_line, print_page
+from pipeline.cli.terminal.console import PlainConsole
+from pipeline.errors import UsageError, reason
+from pipeline.graph.plugins import engine_specs, stage_specs
+from pipeline.graph.schema import FileName, json_schema
+from pipeline.graph.yaml_file import head_comment, read_yaml
+
+GRAPH, ENGINES, PROBLEMS = "graph.yaml", "engines.yaml", "problems.csv"
+EXAMPLE = "problem,answer\n\"What is 12 + 30?\",42\n\"Tom has 7 pens and buys 5 more. How many pens has he?\",12\n"
+HINT = "# yaml-language-server: $schema={schema}\n"
+
+
+@click.command()
+@click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
+@click.option("--debug", is_flag=True, help="Show tracebacks.")
+def graphs(as_json: bool, debug: bool) -> None:
+    """List the bundled graphs, each with its params."""
+    found = {name: (head_comment(path), read_yaml(path)) for name, path in bundled_files("graph").items()}
+    if as_json:
+        rows = [{"name": name, "about": about, "params": raw.get("params", {})} for name, (about, raw) in found.items()]
+        print_page(msgspec.json.encode(rows))
+        return
+    table = Table("graph", "what it is", "params", box=None, header_style="bold", padding=(0, 2, 1, 0))
+    for name, (about, raw) in found.items():
+        table.add_row(name, about, ", ".join(f"{key}={value}" for key, value in raw.get("params", {}).items()))
+    PlainConsole().print(table)
+
+
+@click.command()
+@click.argument("file", type=click.Choice(get_args(FileName)))
+@click.option("--output", type=click.Path(path_type=Path), metavar="FILE", help="Output file.  [default: stdout]")
+@click.option("--debug", is_flag=True, help="Show tracebacks.")
+def schema(file: FileName, output: Path | None, debug: bool) -> None:
+    """Print the JSON Schema of graph files, engines files, prompts files or presets, for editors.
+
+    Stages and engines of installed packages are included.
+    """
+    text = _schema(file)
+    if output is None:
+        print_page(text)
+        return
+    _write(output, text)
+    print_line(str(output))
+
+
+@click.command()
+@click.argument("folder", type=click.Path(path_type=Path), default=Path(), metavar="[FOLDER]")
+@click.option("--graph", default="speccot", show_default=True, metavar="NAME", help="Bundled graph to begin with.")
+@click.option("--engines", default="tiny", show_default=True, metavar="NAME", help="Bundled engines file to begin with.")
+@click.option("--debug", is_flag=True, help="Show tracebacks.")
+def init(folder: Path, graph: str, engines: str, debug: bool) -> None:
+    """Write a graph, an engines file and two example problems into FOLDER, to be changed. Existing files are not overwritten."""
+    sources = {GRAPH: find_file(graph, "graph"), ENGINES: find_file(engines, "engines file")}
+    texts = {name: path.read_text() for name, path in sources.items()}
+    texts[GRAPH] = _with_engines(texts[GRAPH], ENGINES)
+    files = {f"schemas/{name}.json": _schema(name) for name in ("graph", "engines")}
+    files |= {name: _with_schema(text, f"schemas/{Path(name).stem}.json") for name, text in texts.items()}
+    files[PROBLEMS] = EXAMPLE
+    if there := [name for name in files if (folder / name).exists()]:
+        raise UsageError(f"{folder / there[0]}: file exists; choose another folder")
+    for name, text in files.items():
+        _write(folder / name, text)
+        print_line(str(folder / name))
+    print_line(f"next: pipeline run {folder / GRAPH} --input {folder / PROBLEMS} --output {folder / 'runs/first'}")
+
+
+def _schema(file: FileName) -> str:
+    return msgspec.json.format(msgspec.json.encode(json_schema(file, stage_specs(), engine_specs())), indent=2).decode() + "\n"
+
+
+def _with_engines(text: str, engines: str) -> str:
+    """The text of a graph that names this engines file."""
+    lines = [f"engines: {engines}" if line.startswith("engines:") else line for line in text.splitlines()]
+    return "\n".join(lines) + "\n"
+
+
+def _with_schema(text: str, schema: str) -> str:
+    """The text of a YAML file whose first line tells editors its schema."""
+    rest = "".join(line for line in text.splitlines(keepends=True) if not line.startswith("# yaml-language-server:"))
+    return HINT.format(schema=schema) + rest
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    except OSError as error:
+        raise UsageError(f"{path}: not writable: {reason(error)}") from error
