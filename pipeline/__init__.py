@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from pipeline.errors import PipelineError
     from pipeline.reasoning.chain import Verdict
     from pipeline.stages.base import Stage
+    from pipeline.stages.function_judge import judge
     from pipeline.trace.events import CallRow, ChainRow, StepRow
 
 __all__ = [
@@ -36,6 +37,7 @@ __all__ = [
     "StepRow",
     "Usage",
     "Verdict",
+    "judge",
     "load_graph",
     "solve",
     "solve_async",
@@ -47,6 +49,7 @@ _MODULES = {
     "pipeline.errors": ("PipelineError",),
     "pipeline.reasoning.chain": ("Verdict",),
     "pipeline.stages.base": ("Stage",),
+    "pipeline.stages.function_judge": ("judge",),
     "pipeline.trace.events": ("CallRow", "ChainRow", "StepRow"),
 }
 

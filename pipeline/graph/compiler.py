@@ -15,7 +15,7 @@ from pipeline.graph.spec import EngineSpec, GraphSpec, RepeatSpec, StageSpec, Un
 
 Stages = Mapping[str, StageSpec]
 Ancestors = Mapping[str, frozenset[str]]
-JUDGES = "a `choose`, `score` or `likelihood` stage"
+JUDGES = "a `choose`, `score`, `likelihood` or `vote` stage"
 """How an error names the built-in stages that judge."""
 
 
@@ -197,13 +197,19 @@ def _check_repeat(spec: RepeatSpec, place: str) -> None:
     body = spec.stages
     always = any(s.writes and s.when is None for s in body.values())
     for name, judge in body.items():
-        if judge.may_reject and not always and not any(s.writes and s.when == f"{name}.rejected" for s in body.values()):
+        if judge.may_reject and not always and not _goes_on(name, body):
             raise GraphError(
                 f"{place}.stages.{name}",
                 f"a rejection leaves no step, and the loop would never make progress; add a `generate` stage with `when: {name}.rejected`",
             )
     if not always and not any(s.judges for s in body.values()):
         raise GraphError(f"{place}.stages", "nothing in this loop writes a step; add a `generate` stage")
+
+
+def _goes_on(judge: str, body: Stages) -> bool:
+    """Whether a step is committed in the same round after `judge` has rejected: by a stage that writes, or by a judge that goes on."""
+    after = [(name, spec) for name, spec in body.items() if spec.when == f"{judge}.rejected"]
+    return any(spec.writes or (spec.judges and (not spec.may_reject or _goes_on(name, body))) for name, spec in after)
 
 
 def _check_finish(stages: Stages, where: str) -> None:

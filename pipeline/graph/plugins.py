@@ -13,7 +13,7 @@ from typing import Any
 from pipeline.errors import GraphError, boundary
 from pipeline.graph.spec import EngineSpec, RepeatSpec, StageSpec
 
-STAGE_KINDS = {kind: f"pipeline.stages.{kind}:KIND" for kind in ("generate", "draft", "choose", "score", "likelihood", "answer")}
+STAGE_KINDS = {kind: f"pipeline.stages.{kind}:KIND" for kind in ("generate", "draft", "choose", "score", "likelihood", "vote", "answer")}
 ENGINE_SPECS = {
     "torch": "pipeline.engines.torch.spec:TorchSpec",
     "vllm": "pipeline.engines.vllm.spec:VllmSpec",

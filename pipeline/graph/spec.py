@@ -100,6 +100,13 @@ class StageSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, t
         yield from ()
 
 
+def pending_drafts(before: Mapping[str, StageSpec]) -> int:
+    """Candidates that a judge behind the stages `before` gets: those drafted last, where others were drafted because earlier ones were
+    rejected."""
+    again = [spec for spec in before.values() if spec.drafted and spec.when is not None and spec.when.endswith(".rejected")]
+    return sum(spec.drafted for spec in again[-1:] or before.values())
+
+
 class Sampling(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """The keys of `SamplingSpec` that stages have in common; None: what its default says."""
 

@@ -145,6 +145,7 @@ class Chain:
         "next_index",
         "order",
         "overflowed",
+        "pending_from",
         "problem",
         "repeats",
         "sample_index",
@@ -181,6 +182,8 @@ class Chain:
         self.next_index = 1
         """Index of the step that comes next; guidance, where a chain has it, is step 0."""
         self.candidates: tuple[Span, ...] = ()
+        self.pending_from = 0
+        """Index of the first candidate that is to be judged; those before it were rejected when others joined them."""
         self._distinct: list[int] | None = None
         """What `distinct_candidates` found for these candidates; None until it is asked."""
         self.verdicts: dict[str, Verdict] = {}
@@ -215,7 +218,7 @@ class Chain:
         """Indices of the pending candidates in the order in which they were drafted; of identical ones only the first."""
         if self._distinct is None:
             first: dict[tuple[str, tuple[int, ...]], int] = {}
-            for i, candidate in enumerate(self.candidates):
+            for i, candidate in enumerate(self.candidates[self.pending_from :], self.pending_from):
                 first.setdefault((candidate.role, candidate.ids), i)
             self._distinct = list(first.values())
         return self._distinct
@@ -250,6 +253,8 @@ class Chain:
     def apply(self, stage: str, outcome: Outcome) -> Step | None:
         """Carry out the `outcome` of the stage called `stage`; returns the step that this committed, None where it did not."""
         if outcome.candidates:
+            if self.verdicts:  # all of which rejected: else there is a step, and no candidate
+                self.pending_from = len(self.candidates)
             self.candidates += outcome.candidates
             self._distinct = None
         if outcome.answer is not None:
@@ -266,7 +271,7 @@ class Chain:
 
     def begin_round(self) -> None:
         """Begin one pass of a loop's body: drop candidates and verdicts that led to no step."""
-        self.candidates, self.verdicts, self._distinct = (), {}, None
+        self.candidates, self.verdicts, self._distinct, self.pending_from = (), {}, None, 0
 
     def default_stop_reason(self) -> str:
         """The stop reason of a thought that was written without a loop."""
@@ -304,5 +309,5 @@ class Chain:
         self.repeats = self.repeats + 1 if said == self._last else 1
         self._last = said
         self.cut = decision == "interrupted" and not (span.closes or span.text.endswith(self._delimiter))
-        self.candidates, self._distinct = (), None
+        self.candidates, self._distinct, self.pending_from = (), None, 0
         return step

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 import anyio
+import anyio.to_thread
 from msgspec import Struct, structs
 
 from pipeline.engine import Completion, Request
@@ -24,7 +25,10 @@ class BoundStage(Struct, frozen=True, kw_only=True):
 
     stage: Stage
     label: StageLabel
-    dispatcher: Dispatcher
+    dispatcher: Dispatcher | None
+    """None of a stage that calls no engine."""
+    in_thread: bool
+    """Whether its outcome is computed in a thread."""
     condition: Condition | None
     rank: int
     answers: bool
@@ -69,17 +73,26 @@ class BoundBlock(Struct, frozen=True, kw_only=True):
     first_steps: int
 
 
-def bind(plan: Plan, stages: Mapping[str, Stage], dispatchers: Mapping[str, Dispatcher], switch: ModeSwitch | None) -> BoundBlock:
+def bind(
+    plan: Plan, stages: Mapping[str, Stage], dispatchers: Mapping[str, Dispatcher], switch: ModeSwitch | None, *, threads: bool = False
+) -> BoundBlock:
     """The block of `plan` with its stages, and the dispatchers of their engines, by name and by role; `switch`: that of its loop, where
-    that is switched while it runs."""
+    that is switched while it runs. `threads`: stages may compute in threads."""
 
     def stage(node: StageNode) -> BoundStage:
         built, spec = stages[node.name], node.spec
-        model = str(getattr(plan.engines[built.role], "model", built.role))
+        model = str(getattr(plan.engines.get(built.role), "model", built.role))
         context = None if getattr(built, "alone", False) else getattr(built, "context", built.role)
         label = StageLabel(name=node.name, kind=spec.kind, purpose=spec.purpose, role=built.role, model=model, context=context)
-        dispatcher = dispatchers[built.role]
-        return BoundStage(stage=built, label=label, dispatcher=dispatcher, condition=node.condition, rank=node.rank, answers=spec.answers)
+        return BoundStage(
+            stage=built,
+            label=label,
+            dispatcher=dispatchers.get(built.role),
+            in_thread=threads and getattr(built, "in_thread", False),
+            condition=node.condition,
+            rank=node.rank,
+            answers=spec.answers,
+        )
 
     def direct(node: Direct) -> BoundDirect:
         assert switch is not None, "who runs a plan with `speculate: auto` gives a control"
@@ -215,7 +228,11 @@ class ChainRunner:
             return
         for stage, completions in zip(stages, answers, strict=True):
             self.stage = name = stage.label.name
-            if (step := chain.apply(name, stage.stage.apply(chain, completions))) is not None:
+            if stage.in_thread:
+                outcome = await anyio.to_thread.run_sync(stage.stage.apply, chain, completions)
+            else:
+                outcome = stage.stage.apply(chain, completions)
+            if (step := chain.apply(name, outcome)) is not None:
                 self.record.commit(step)
 
     async def _ask(
@@ -243,6 +260,7 @@ class ChainRunner:
     async def _call(self, chain: Chain, stage: BoundStage, request: Request, ready: float) -> Completion:
         label = stage.label
         index = 0 if label.purpose == "guide" and not chain.thought else chain.next_index
+        assert stage.dispatcher is not None, "a stage without an engine makes no requests"
         return await stage.dispatcher.call(self.record, label, chain.order, index, request, ready)
 
 

@@ -74,7 +74,7 @@ class Executor:
         self.lanes = {role: dispatcher.lane for role, dispatcher in self.dispatchers.items()}
         self.progress = Progress(list(specs), self._resume_state)
         self._switch = self._new_switch(plan, control, clock, schedule)
-        self._block = bind(plan, stages, self.dispatchers, self._switch)
+        self._block = bind(plan, stages, self.dispatchers, self._switch, threads=not settings.virtual_time)
         self._mode = MODES.get(plan.speculate)
         self._settings, self._openings = settings, openings(builders)
         self._blocks = {role: block_tokens(engine.facts) for role, engine in engines.items()}

@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, Literal
 from msgspec import Meta
 
 from pipeline.engine import Completion, Request
-from pipeline.graph.spec import Name, StageSpec
+from pipeline.graph.spec import Name, StageSpec, pending_drafts
 from pipeline.reasoning.chain import Chain, Outcome, Scale, Verdict
 from pipeline.reasoning.prompts import PromptBuilder
 from pipeline.stages.base import EngineStage, StageKind
@@ -27,7 +27,7 @@ class ScoreSpec(StageSpec, frozen=True, kw_only=True, tag="score"):
 
     def flaws(self, before: Mapping[str, StageSpec], *, inside_repeat: bool) -> Iterator[tuple[str, str]]:
         """See `StageSpec.flaws`."""
-        many = sum(spec.drafted for spec in before.values())
+        many = pending_drafts(before)
         if many > 1:
             yield "", f"`score` rates one candidate and gets {many}; set `candidates: 1` or use `choose`"
 
@@ -53,7 +53,7 @@ class ScoreStage(EngineStage):
         """See `Stage.requests`."""
         if not chain.candidates:
             return []
-        candidate = chain.translate(chain.candidates[0], self.role)
+        candidate = chain.translate(chain.candidates[chain.pending_from], self.role)
         prompt = self.builder.score(
             chain.contexts[self.context], candidate, problem=chain.problem.problem, begin=chain.begins[self.context]
         )
@@ -69,7 +69,7 @@ class ScoreStage(EngineStage):
         accepted = value >= self.spec.threshold
         verdict = Verdict(
             kind="score",
-            chosen=0 if accepted else None,
+            chosen=chain.pending_from if accepted else None,
             label=self.builder.prompts.score.labels[best],
             value=value,
             scale=SCALES[self.spec.method],

@@ -1,0 +1,163 @@
+"""Judges that are Python functions and call no engine: a decorated function enters, a kind of stage leaves.
+
+    from collections.abc import Sequence
+    from pipeline import judge
+
+    @judge("shortest")
+    def shortest(problem: str, thought: str, candidates: Sequence[str], *, longest: int = 400) -> int | None:
+        best = min(range(len(candidates)), key=lambda place: len(candidates[place]))
+        return best if len(candidates[best]) <= longest else None
+
+An entry point of the group `pipeline.stages` announces it, `shortest = "my_module:shortest"`, and a graph names it by its kind:
+`verify: {kind: shortest, after: draft, longest: 300}`. Keyword-only arguments are its keys in the graph file.
+"""
+
+import inspect
+import math
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, get_type_hints
+
+import msgspec
+
+from pipeline.engine import Completion, Request
+from pipeline.errors import ChainError
+from pipeline.graph.spec import StageSpec
+from pipeline.reasoning.chain import Chain, Outcome, Scale, Verdict
+from pipeline.reasoning.prompts import PromptBuilder
+from pipeline.stages.base import StageKind
+
+Judged = int | tuple[int | None, float] | None
+"""The index of the candidate that is accepted, None where all are rejected; or that and the number which the decision is based on."""
+JudgeFunction = Callable[..., Judged]
+
+
+class JudgeFailed(ChainError):
+    """The function of a judge raised an error, or returned what is no judgement."""
+
+
+class FunctionJudgeSpec(StageSpec, frozen=True, kw_only=True):
+    """The keys that every judge without an engine may have; its own are the keyword-only arguments of its function."""
+
+    judges: ClassVar[bool] = True
+
+
+class FunctionJudge:
+    """A stage that asks a function which candidate to take; without candidates nothing is asked."""
+
+    role = ""
+    """It calls no engine."""
+
+    def __init__(self, name: str, spec: StageSpec, function: JudgeFunction, scale: Scale, *, distinct: bool, in_thread: bool) -> None:
+        self.name, self.spec, self._function, self._scale, self._distinct = name, spec, function, scale, distinct
+        self.in_thread = in_thread
+        """Whether the function may take long, so that it is called in a thread."""
+        own = spec.__struct_fields__[len(FunctionJudgeSpec.__struct_fields__) :]
+        self._arguments = {field: getattr(spec, field) for field in own}
+
+    def check(self, candidates: int) -> str | None:
+        """See `Stage.check`."""
+        return None
+
+    def requests(self, chain: Chain) -> list[Request]:
+        """See `Stage.requests`."""
+        return []
+
+    def apply(self, chain: Chain, completions: Sequence[Completion]) -> Outcome:
+        """See `Stage.apply`; raises `JudgeFailed`."""
+        distinct = chain.distinct_candidates()
+        if not distinct:
+            return Outcome()
+        shown = distinct if self._distinct else range(chain.pending_from, len(chain.candidates))
+        texts = tuple(chain.candidates[place].text for place in shown)
+        thought = "".join(span.text for span in chain.thought)
+        try:
+            judged = self._function(chain.problem.problem, thought, texts, **self._arguments)
+            place, value = _judgement(judged, len(texts))
+        except Exception as error:
+            raise JudgeFailed(f"{_said(error)}; in the judge {self.spec.kind!r}") from error
+        verdict = Verdict(
+            kind=self.spec.kind,
+            chosen=None if place is None else shown[place],
+            label="0" if place is None else str(place + 1),
+            value=value,
+            scale=self._scale,
+            options=tuple(map(str, range(1, len(texts) + 1))),
+            of_candidates=True,
+            distinct=len(distinct),
+        )
+        return Outcome(verdict=verdict)
+
+
+def judge(
+    kind: str,
+    *,
+    value: str = "accepted",
+    low: float | None = None,
+    high: float | None = None,
+    distinct: bool = True,
+    in_thread: bool = False,
+) -> Callable[[JudgeFunction], StageKind]:
+    """Make a function a kind of stage that judges candidates, called `kind` in graph files.
+
+    The function is called as `function(problem, thought, candidates, **keys)` with the texts of the problem, of all steps that were
+    committed, and of the candidates, of which identical ones are there once unless `distinct` is false. It returns a `Judged`. `value`, `low` and `high` name the number that it returns, for plots.
+    It must be a pure function of its arguments, or a resumed and a replayed run will differ. `in_thread`: call it in a thread, because it
+    takes longer than a millisecond; not on simulated engines, whose time stands still meanwhile.
+
+    Raises `TypeError` for a function with other arguments.
+    """
+
+    def made(function: JudgeFunction) -> StageKind:
+        spec = _spec_of(kind, function)
+        scale = Scale(value, low, high)
+
+        def build(name: str, found: StageSpec, builders: Mapping[str, PromptBuilder]) -> FunctionJudge:
+            return FunctionJudge(name, found, function, scale, distinct=distinct, in_thread=in_thread)
+
+        return StageKind(spec=spec, build=build)
+
+    return made
+
+
+def _spec_of(kind: str, function: JudgeFunction) -> type[StageSpec]:
+    """A spec whose keys are the keyword-only arguments of `function`."""
+    hints = get_type_hints(function, include_extras=True)
+    positional = [each for each in inspect.signature(function).parameters.values() if each.kind is not each.KEYWORD_ONLY]
+    if len(positional) != 3:
+        raise TypeError(f"a judge takes (problem, thought, candidates), and its keys after a *; {function.__name__} does not")
+    fields = [
+        (each.name, hints.get(each.name, Any), *(() if each.default is each.empty else (each.default,)))
+        for each in inspect.signature(function).parameters.values()
+        if each.kind is each.KEYWORD_ONLY
+    ]
+    return msgspec.defstruct(
+        f"{kind.title().replace('_', '').replace('-', '')}Spec",
+        fields,
+        bases=(FunctionJudgeSpec,),
+        tag=kind,
+        frozen=True,
+        kw_only=True,
+        module=function.__module__,
+        namespace={"__doc__": inspect.getdoc(function)},
+    )
+
+
+def _judgement(judged: Any, candidates: int) -> tuple[int | None, float]:
+    """The index and the value that a function returned; raises `TypeError` or `ValueError` for anything else."""
+    place, value = judged if isinstance(judged, tuple) and len(judged) == 2 else (judged, None)
+    if place is not None and (not isinstance(place, int) or isinstance(place, bool)):
+        raise TypeError(f"it returned {judged!r}; expected the index of a candidate, None, or (index or None, value)")
+    if place is not None and not 0 <= place < candidates:
+        raise ValueError(f"it returned the index {place}, and there are {candidates} candidates")
+    number = float(place is not None) if value is None else float(value)
+    if not math.isfinite(number):
+        raise ValueError(f"it returned the value {number}; expected a finite number")
+    return place, number
+
+
+def _said(error: Exception) -> str:
+    """The error with the last line of the traceback that is not of this module."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename != __file__]
+    where = f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
+    return f"{type(error).__name__}: {error}{where}"

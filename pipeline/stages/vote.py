@@ -1,0 +1,28 @@
+"""`vote`: takes a candidate whose answer most candidates give (self-consistency), without a call to any engine."""
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Annotated
+
+from msgspec import Meta
+
+from pipeline.grading.answers import canonical, extract_answer
+from pipeline.stages.function_judge import judge
+
+Votes = Annotated[int, Meta(ge=1, le=10_000)]
+
+
+@judge("vote", value="share of votes", low=0.0, high=1.0, distinct=False)
+def KIND(problem: str, thought: str, candidates: Sequence[str], *, least_votes: Votes = 1) -> tuple[int | None, float]:
+    """The boxed answers of the candidates vote; the first candidate with the most frequent one is accepted if that has `least_votes`.
+
+    Answers are one where `grading.answers.canonical` makes them equal. Candidates without a boxed answer do not vote (Wang et al.,
+    Self-Consistency Improves Chain of Thought Reasoning, section 2).
+    """
+    answers = [None if (said := extract_answer(text)) is None else canonical(said) for text in candidates]
+    votes = Counter(answer for answer in answers if answer is not None)
+    if not votes:
+        return None, 0.0
+    winner, most = votes.most_common(1)[0]
+    share = most / len(candidates)
+    return (answers.index(winner) if most >= least_votes else None), share
