@@ -1,28 +1,36 @@
 """`vote`: takes a candidate whose answer most candidates give (self-consistency), without a call to any engine."""
 
+import re
 from collections import Counter
 from collections.abc import Sequence
 from typing import Annotated
 
 from msgspec import Meta
 
-from pipeline.grading.answers import canonical, extract_answer
+from pipeline.grading.answers import Canonical, canonical, extract_answer
 from pipeline.stages.function_judge import judge
 
+_NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?(?:/\d+)?", re.ASCII)
 Votes = Annotated[int, Meta(ge=1, le=10_000)]
 
 
 @judge("vote", value="share of votes", low=0.0, high=1.0, distinct=False)
 def KIND(problem: str, thought: str, candidates: Sequence[str], *, least_votes: Votes = 1) -> tuple[int | None, float]:
-    """The boxed answers of the candidates vote; the first candidate with the most frequent one is accepted if that has `least_votes`.
+    """The answers of the candidates vote; the first candidate with the most frequent one is accepted if that has `least_votes`.
 
-    Answers are one where `grading.answers.canonical` makes them equal. Candidates without a boxed answer do not vote (Wang et al.,
-    Self-Consistency Improves Chain of Thought Reasoning, section 2).
+    A candidate's answer is the last box in it, else the last number; candidates with neither do not vote. Answers are one where
+    `grading.answers.canonical` makes them equal (Wang et al., Self-Consistency Improves Chain of Thought Reasoning, section 2).
     """
-    answers = [None if (said := extract_answer(text)) is None else canonical(said) for text in candidates]
+    answers = [_answer(text) for text in candidates]
     votes = Counter(answer for answer in answers if answer is not None)
     if not votes:
         return None, 0.0
     winner, most = votes.most_common(1)[0]
     share = most / len(candidates)
     return (answers.index(winner) if most >= least_votes else None), share
+
+
+def _answer(text: str) -> Canonical | None:
+    """The answer that a candidate gives; None where it gives none."""
+    said = extract_answer(text) or next(reversed(_NUMBER.findall(text)), None)
+    return None if said is None else canonical(said)
