@@ -47,6 +47,20 @@ def write_answers(path: Path, rows: Callable[[], Iterable[Row]]) -> int:
         return _write_csv(file, names, rows()) if form == "csv" else _write_parquet(file, names, rows)
 
 
+def write_batches(path: Path, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> int:
+    """Write a table to a file in the format of its name; the number of rows. Raises as `write_answers` does."""
+    form, rows = form_of(path), 0
+    with whole_file(path) as file:
+        if form != "parquet":
+            lines = (row for batch in batches for row in batch.to_pylist())
+            return write_json_lines(file, lines) if form == "jsonl" else _write_csv(file, schema.names, lines)
+        with pq.ParquetWriter(file, schema, compression="zstd") as writer:
+            for batch in batches:
+                writer.write_batch(batch)
+                rows += batch.num_rows
+    return rows
+
+
 def write_json_lines(file: BinaryIO, rows: Iterable[Row]) -> int:
     """Write one JSON object a line; the number of rows."""
     count = 0

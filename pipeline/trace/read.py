@@ -52,9 +52,14 @@ def read_table(run: Path, row: type[Struct], table: str) -> pa.Table:
 
     Raises `InputError` as `read_batches` does.
     """
+    return pa.Table.from_batches(read_whole(run, row, table), schema=schema_of(row))
+
+
+def read_whole(run: Path, row: type[Struct], table: str) -> Iterator[pa.RecordBatch]:
+    """The batches of `read_table`, which need not be in memory together."""
     schema, later = schema_of(row), {field.name for field in structs.fields(row) if not field.required}
-    batches = read_batches(run, table, [name for name in schema.names if name not in later], sorted(later))
-    return pa.Table.from_batches((_with_all(batch, schema) for batch in batches), schema=schema)
+    for batch in read_batches(run, table, [name for name in schema.names if name not in later], sorted(later)):
+        yield _with_all(batch, schema)
 
 
 def read_rows(run: Path, row: type[Row], table: str) -> list[Row]:
