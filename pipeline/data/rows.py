@@ -110,9 +110,7 @@ class JsonLines:
         with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             msgspec.json.decode(line)
             return Flaw("not a JSON object, but an array: write one object a line")
-        if self.names:
-            return Flaw("not JSON (an array that is not closed)")
-        raise InputError(str(self._path), "one JSON array over many lines; write one object a line, as `jq -c '.[]'` does")
+        return Flaw("not JSON (an array that is not closed)")
 
 
 def _value(name: str, raw: msgspec.Raw) -> Any:
@@ -123,15 +121,46 @@ def _value(name: str, raw: msgspec.Raw) -> Any:
         raise Flaw(f"`{name}` holds a number that is out of range") from None
 
 
-class Csv:
-    """A file of comma-separated values under a header; quoted fields may hold commas and line breaks."""
+class JsonArray(JsonLines):
+    """A file that is one JSON array of objects, which is read as a whole; larger files should be JSON lines."""
 
+    MAX_BYTES = 1 << 30
+
+    def records(self, wanted: tuple[str, ...] | None) -> Iterator[tuple[int, Record]]:
+        """See `Source.records`."""
+        with _text_lines(self._path) as lines:
+            content = lines.rest(self.MAX_BYTES)
+        if content is None:
+            raise InputError(str(self._path), f"a JSON array of more than {self.MAX_BYTES >> 30} GiB; write one object a line (.jsonl)")
+        try:
+            rows = msgspec.json.decode(content, type=list[msgspec.Raw])
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise InputError(str(self._path), f"not a JSON array: {reason(error)}") from error
+        for row, line in enumerate(rows, 1):
+            yield row, self._record(bytes(line), wanted)
+
+
+def json_source(path: Path) -> Source:
+    """A file called `.json`: one JSON array, or one object a line."""
+    with _text_lines(path) as lines:
+        lines.skip(JsonLines.BLANK)
+        first = next(lines.each(), b"")
+    is_array = not isinstance(first, Flaw) and first.lstrip().startswith(b"[")
+    return (JsonArray if is_array else JsonLines)(path)
+
+
+class Csv:
+    """A file of values under a header, separated by commas, semicolons, tabs or bars; quoted fields may hold them, and line breaks."""
+
+    SEPARATORS = ",;\t|"
     BLANK = re.compile(rb"[\r\n]*")
 
     def __init__(self, path: Path) -> None:
         self._path = path
         # A limit of the process, only ever raised: the default refuses fields over 128 KiB.
         csv.field_size_limit(max(csv.field_size_limit(), MAX_ROW_BYTES))
+        with _text_lines(path) as lines:
+            self._separator = self._found_separator(next(lines.each(), b""))
         with _text_lines(path) as lines:
             header = next(self._rows(lines), [])
         if isinstance(header, Flaw):
@@ -152,8 +181,15 @@ class Csv:
                 else:
                     yield row, {name: fields[place] for name, place in places.items()}
 
+    def _found_separator(self, header: bytes | Flaw) -> str:
+        """The separator that is most frequent in the first line outside quotes, of equals the first of `SEPARATORS`."""
+        if isinstance(header, Flaw):
+            return self.SEPARATORS[0]
+        plain = re.sub(r'"[^"]*"', "", _escaped(header))
+        return max(self.SEPARATORS, key=plain.count)
+
     def _rows(self, lines: "LineReader") -> Iterator[list[str] | Flaw]:
-        reader = csv.reader(map(_escaped, lines), strict=True)
+        reader = csv.reader(map(_escaped, lines), delimiter=self._separator, strict=True)
         while True:
             lines.new_row()
             try:
@@ -259,8 +295,9 @@ FORMS: dict[str, Callable[[Path], Source]] = {
     ".parquet": Parquet,
     ".jsonl": JsonLines,
     ".ndjson": JsonLines,
-    ".json": JsonLines,
+    ".json": json_source,
     ".csv": Csv,
+    ".tsv": Csv,
 }
 
 
@@ -272,7 +309,7 @@ def _form(path: Path) -> Callable[[Path], Source]:
     inner = path.name.lower().removesuffix(".gz")
     suffix = Path(inner).suffix
     if suffix not in FORMS or (suffix == ".parquet" and inner != path.name.lower()):
-        expected = "expected .parquet, .jsonl, .ndjson, .json or .csv, the text formats also with .gz"
+        expected = "expected .parquet, .jsonl, .ndjson, .json, .csv or .tsv, the text formats also with .gz"
         raise InputError(str(path), f"unknown kind of file `{''.join(path.suffixes[-2:])}`; {expected}")
     return FORMS[suffix]
 
@@ -324,6 +361,11 @@ class LineReader:
                 return
             self._stream.read(whole)
             self.number += ahead.count(b"\n", 0, whole)
+
+    def rest(self, most: int) -> bytes | None:
+        """All that follows, at once; None where it is more than `most` bytes."""
+        content = self._stream.read(most + 1)
+        return None if len(content) > most else content
 
     def each(self) -> Iterator[bytes | Flaw]:
         """All lines, each a row of its own; in place of one that is too long, a `Flaw`."""
