@@ -19,6 +19,7 @@ from pipeline.data.row_sample import Part, RowSample
 from pipeline.data.rows import DAMAGE, Flaw, Record, Source, open_source
 from pipeline.errors import BadRow, InputChanged, InputError, boundary, did_you_mean, reason
 from pipeline.grading.answers import KINDS, Kind
+from pipeline.grading.plugins import grader_names
 
 COLUMNS = ("problem", "answer", "problem_id", "options", "grader")
 """Our names of the columns. Only `problem` must be in a file, and every column that `--column` maps."""
@@ -232,9 +233,12 @@ class Problems:
     def _grader(self, record: Mapping[str, Any]) -> Kind | None:
         theirs = self._theirs["grader"]
         value = record.get(theirs) or None
-        if value is not None and value not in KINDS:
-            raise Flaw(f"`{theirs}` is {value!r}, expected {', '.join(KINDS[:-1])} or {KINDS[-1]}")
-        return value
+        if value is None:
+            return None
+        *known, last = *KINDS, *grader_names()
+        if value not in (*known, last):
+            raise Flaw(f"`{theirs}` is {value!r}, expected {', '.join(known)} or {last}")
+        return str(value)
 
     def _check_columns(self, names: Iterable[str]) -> None:
         known = list(names)

@@ -7,11 +7,13 @@ mathematical equivalence. No expression is evaluated here, nothing here raises, 
 
 import re
 from fractions import Fraction
-from typing import Literal, get_args
 
-Kind = Literal["math", "numeric", "letter"]
-"""How a problem's answers are graded: by mathematical equivalence, as the one number in them, or by the letter chosen."""
-KINDS: tuple[Kind, ...] = get_args(Kind)
+from pipeline.grading.plugins import grader_names
+
+Kind = str
+"""How a problem's answers are graded: one of `KINDS`, or the name of an announced grader (`grading.plugins`)."""
+KINDS = ("math", "numeric", "letter")
+"""By mathematical equivalence, as the one number in them, or by the letter chosen."""
 Canonical = Fraction | str
 LONGEST = 10_000
 """Answers of more characters are compared as they stand, without normalisation."""
@@ -78,11 +80,13 @@ def canonical(text: str) -> Canonical:
 
 def as_kind(name: str | None) -> Kind:
     """The kind of grading called `name`; `math` where `name` is None or no kind is called so."""
-    return next((kind for kind in KINDS if kind == name), "math")
+    return name if name in KINDS or name in grader_names() else "math"
 
 
 def quick_grade(kind: Kind, answer: str, reference: str) -> bool | None:
-    """Whether `answer` is right; None where only mathematical equivalence, which takes a worker process, can decide."""
+    """Whether `answer` is right; None where only a worker process can decide: mathematical equivalence, and announced graders."""
+    if kind not in KINDS:
+        return None
     if kind == "letter":
         letters = choice(reference)
         return same_answer(answer, reference) if letters is None else choice(answer) == letters

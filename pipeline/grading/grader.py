@@ -15,7 +15,7 @@ from threading import Lock
 
 from msgspec import Struct
 
-from pipeline.grading.answers import Kind, quick_grade
+from pipeline.grading.answers import KINDS, Kind, quick_grade
 from pipeline.worker_process import Program, WorkerProcess, describe
 
 LIMIT_S = 5.0
@@ -80,7 +80,7 @@ class Grader:
         quick = quick_grade(kind, answer, reference)
         if quick is not None:
             return Grade(quick)
-        if max(len(answer), len(reference)) > LONGEST:
+        if kind in KINDS and max(len(answer), len(reference)) > LONGEST:
             return Grade(False, f"longer than {LONGEST:,} characters")
         with self._lock:
             known = self._grades.get((kind, answer, reference))
@@ -92,7 +92,7 @@ class Grader:
         """The grade of `answer`. Waits for a worker where one is needed; raises nothing."""
         found = self.quick_grade(kind, answer, reference)
         if found is None:
-            found = self._ask(answer, reference)
+            found = self._ask(kind, answer, reference)
             if found.correct is not None:
                 self._remember((kind, answer, reference), found)
         return found
@@ -106,7 +106,7 @@ class Grader:
             worker.clear()
             self._free.put(worker)
 
-    def _ask(self, answer: str, reference: str) -> Grade:
+    def _ask(self, kind: Kind, answer: str, reference: str) -> Grade:
         """Ask a worker; once more, of a new process, if it was lost for another reason than the time limit."""
         worker = self._free.get()
         lost = None
@@ -115,7 +115,7 @@ class Grader:
                 if self._broken:
                     return Grade(None, self._broken)
                 try:
-                    said = worker.ask(answer, reference)
+                    said = worker.ask(kind, answer, reference)
                     return Grade(said == "true", None if said in ("true", "false") else f"the comparison ended with {said}")
                 except TooLong:
                     return Grade(False, f"not compared within {self.limit_s:g} s of computing")
@@ -164,11 +164,11 @@ class _Worker:
         """The process id; None while there is no process."""
         return self._process.pid if self._process else None
 
-    def ask(self, answer: str, reference: str) -> str:
+    def ask(self, kind: Kind, answer: str, reference: str) -> str:
         """The worker's reply: `true`, `false` or the name of an error. Raises `TooLong`, `WorkerLost` or `CannotStart`."""
         process = self._process or self._start()
         try:
-            process.socket.sendall(json.dumps([answer, reference]).encode() + b"\n")
+            process.socket.sendall(json.dumps([kind, answer, reference]).encode() + b"\n")
             return _line(process, self._patience_s)
         except OSError:
             raise self._why_lost(process) from None

@@ -1,4 +1,4 @@
-"""The worker process of `grader`: reads `[answer, reference]`, a JSON array a line, and replies `true`, `false` or
+"""The worker process of `grader`: reads `[kind, answer, reference]`, a JSON array a line, and replies `true`, `false` or
 the name of an error.
 
 Started as `python -m pipeline.grading.worker FD LIMIT_S MEMORY_BYTES NICE`; FD is its end of the socket. The only module that
@@ -19,7 +19,9 @@ from collections.abc import Callable, Iterable
 from functools import lru_cache
 from typing import Any
 
+from pipeline.grading.answers import KINDS
 from pipeline.grading.forms import Leaf, same_form
+from pipeline.grading.plugins import load_grader
 from pipeline.imports import without_collections
 
 PARSED = 256
@@ -49,10 +51,11 @@ def serve(leaf: Leaf, limit_s: float, questions: Iterable[str], say: Callable[[s
     """Answer every one of `questions` through `say`; a question that computes for more than `limit_s` seconds ends the process."""
     say("ready")
     for line in questions:
-        answer, reference = json.loads(line)
+        kind, answer, reference = json.loads(line)
         signal.setitimer(signal.ITIMER_PROF, limit_s)  # the default action of its signal ends the process
         try:
-            said = "true" if same_form(answer, reference, leaf) else "false"
+            same = same_form(answer, reference, leaf) if kind in KINDS else load_grader(kind)(answer, reference)
+            said = "true" if same else "false"
         except Exception as error:  # too deep for the parser, too large for the memory, ...
             said = type(error).__name__
         signal.setitimer(signal.ITIMER_PROF, 0)

@@ -21,6 +21,8 @@ ENGINE_SPECS = {
     "sim": "pipeline.engines.sim.spec:SimSpec",
     "replay": "pipeline.engines.replay.spec:ReplaySpec",
 }
+GROUPS = ("pipeline.stages", "pipeline.engines")
+"""The groups of entry points."""
 ENGINE_BACKENDS = {
     "torch": "pipeline.engines.torch.backend:BACKEND",
     "vllm": "pipeline.engines.vllm.backend:BACKEND",
@@ -32,8 +34,7 @@ ENGINE_BACKENDS = {
 
 @cache
 def stage_kinds() -> dict[str, Any]:
-    """Every known `pipeline.stages.base.StageKind`, by the word that names it under `kind`. Raises `GraphError` where one of
-    another package cannot be loaded."""
+    """Every known `pipeline.stages.base.StageKind`, by the word that names it under `kind`."""
     found = [*_announced("pipeline.stages"), *(_load(reference) for reference in STAGE_KINDS.values())]
     return {_tag(kind.spec): kind for kind in found}
 
@@ -45,8 +46,7 @@ def stage_specs() -> dict[str, type[StageSpec]]:
 
 @cache
 def engine_specs() -> dict[str, type[EngineSpec]]:
-    """The spec of every engine that an engines file may hold, by the word that names it under `backend`. Raises `GraphError` where
-    one of another package cannot be loaded."""
+    """The spec of every engine that an engines file may hold, by the word that names it under `backend`."""
     announced = (backend.spec for backend in _announced("pipeline.engines"))
     return {_tag(spec): spec for spec in (*announced, *(_load(reference) for reference in ENGINE_SPECS.values()))}
 
@@ -69,10 +69,26 @@ def _load(reference: str) -> Any:
     return getattr(import_module(module), name)
 
 
-@cache
+def broken_plugins() -> tuple[str, ...]:
+    """A sentence for each announced stage and engine that cannot be loaded; they are left out, and nothing else is broken by them."""
+    return tuple(str(error) for group in GROUPS for error in _entries(group)[1])
+
+
 def _announced(group: str) -> tuple[Any, ...]:
-    """What other packages announce as entry points of this `group`."""
-    return tuple(_loaded(point) for point in entry_points(group=group))
+    """What other packages announce as entry points of this `group`, those that can be loaded."""
+    return _entries(group)[0]
+
+
+@cache
+def _entries(group: str) -> tuple[tuple[Any, ...], tuple[GraphError, ...]]:
+    """What can be loaded, and the errors of what cannot."""
+    found, broken = list[Any](), list[GraphError]()
+    for point in entry_points(group=group):
+        try:
+            found.append(_loaded(point))
+        except GraphError as error:
+            broken.append(error)
+    return tuple(found), tuple(broken)
 
 
 def _loaded(point: EntryPoint) -> Any:

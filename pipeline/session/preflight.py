@@ -15,7 +15,7 @@ from pipeline.engines.replay.recording import bindings
 from pipeline.graph.compiler import compile_graph
 from pipeline.graph.loader import load_graph
 from pipeline.graph.plan import Plan
-from pipeline.graph.plugins import engine_specs, stage_specs
+from pipeline.graph.plugins import broken_plugins, engine_specs, stage_specs
 from pipeline.graph.spec import GraphSpec
 from pipeline.runtime.speculation.cost_model import CostModel
 from pipeline.session.claim import Claim
@@ -141,6 +141,6 @@ def _input(run: Preflight) -> RunInput:
 
 
 def notices(plan: Plan) -> list[str]:
-    """Sentences for a person before the run: which foreign code runs, where replayed engines have their times from, which limits cut
-    simulated thoughts."""
-    return [*cautions(plan.engines), *announcements(plan), *room_notices(plan)]
+    """Sentences for a person before the run: which foreign code runs, which plugins cannot be loaded, where replayed engines have their
+    times from, which limits cut simulated thoughts."""
+    return [*(f"warning: {each}" for each in broken_plugins()), *cautions(plan.engines), *announcements(plan), *room_notices(plan)]

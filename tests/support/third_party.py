@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.graph.plugins import _announced, stage_kinds
+from pipeline.graph.plugins import _entries, stage_kinds
 
 MODULE = '''
 from typing import ClassVar
@@ -93,4 +93,4 @@ def installed(folder: Path) -> Iterator[Path]:
 
 def _forget() -> None:
     stage_kinds.cache_clear()
-    _announced.cache_clear()
+    _entries.cache_clear()
