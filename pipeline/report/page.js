@@ -13,10 +13,33 @@
     return element;
   };
 
+  const count = (number, what) => `${number.toLocaleString("en")} ${what}${number === 1 ? "" : "s"}`;
+
   // Plots. A browser holds few WebGL contexts: plots that use it are given up while they are far away.
   const hasWebGL = Boolean(document.createElement("canvas").getContext("webgl"));
   const usesWebGL = (plot) => plot.data.some((trace) => trace.type === "scattergl");
   const config = { responsive: true, displaylogo: false };
+  const dark = window.matchMedia("(prefers-color-scheme: dark)");
+  // Colours of the page that plots have in the light one, by the variables of page.css that stand for them.
+  const replaced = { "#222b36": "--ink", "#d5dae1": "--faint", "#eef0f3": "--row" };
+  const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+  const recoloured = (value) => {
+    if (Array.isArray(value)) return value.map(recoloured);
+    if (value && typeof value === "object") {
+      return Object.fromEntries(Object.entries(value).map(([key, each]) => [key, /color|line|marker|font/.test(key) ? recoloured(each) : each]));
+    }
+    return replaced[value] ? colour(replaced[value]) : value;
+  };
+  const themed = (plot, light) => {
+    const layout = structuredClone(plot.layout);
+    if (light || !dark.matches) return { data: plot.data, layout };
+    layout.font.color = colour("--ink");
+    Object.assign(layout, { paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)" });
+    Object.keys(layout).filter((key) => /^[xy]axis/.test(key)).forEach((key) => {
+      Object.assign(layout[key], { gridcolor: colour("--grid"), linecolor: colour("--tick"), tickcolor: colour("--tick") });
+    });
+    return { data: plot.data.map(recoloured), layout };
+  };
 
   const fitLines = (place) => {
     const { meta, yaxis } = place.layout;
@@ -30,7 +53,8 @@
     place.dataset.drawn = "yes";
     const plot = read(place.dataset.plot);
     if (!hasWebGL) plot.data.forEach((trace) => { if (trace.type === "scattergl") trace.type = "scatter"; });
-    Plotly.newPlot(place, plot.data, plot.layout, config);
+    const { data, layout } = themed(plot);
+    Plotly.newPlot(place, data, layout, config);
     place.on("plotly_relayout", () => fitLines(place));
   };
   const drop = (place) => {
@@ -44,8 +68,15 @@
     { rootMargin: "800px" },
   );
   plots.forEach((place) => near.observe(place));
+  const repaint = (light) => plots.filter((place) => place.dataset.drawn).forEach((place) => {
+    const { data, layout } = themed(read(place.dataset.plot), light);
+    Plotly.react(place, data, layout, config);
+  });
+  dark.addEventListener("change", () => repaint(false));
+  window.addEventListener("afterprint", () => { if (dark.matches) repaint(false); });
   window.addEventListener("beforeprint", () => {
     plots.forEach(draw);
+    if (dark.matches) repaint(true);
     document.querySelectorAll("figure.table details").forEach((table) => { table.open = true; });
   });
 
@@ -66,7 +97,7 @@
     const box = make("div", `candidate ${kind}`);
     const head = make("div", "head");
     const odds = each.probability === null ? "" : `, ${percent(each.probability)}`;
-    head.append(make("b", "", each.chosen ? "chosen" : accepted ? "not chosen" : "rejected"), ` · candidate ${number + 1} · ${each.tokens} tokens${odds}`);
+    head.append(make("b", "", each.chosen ? "chosen" : accepted ? "not chosen" : "rejected"), ` · candidate ${number + 1} · ${count(each.tokens, "token")}${odds}`);
     box.append(head, each.same_as === null ? written(each.text) : make("div", "facts", `the same as candidate ${each.same_as + 1}`));
     return box;
   };
@@ -85,7 +116,7 @@
     const waited = step.wait_s > 0.0005 ? `, ${step.wait_s.toPrecision(3)} s queued` : "";
     head.append(
       make("b", "", `${step.index} ${words[step.decision] || step.decision}`),
-      ` · ${step.engine} · ${step.tokens} tokens · ${step.time_s.toPrecision(3)} s${waited}`,
+      ` · ${step.engine} · ${count(step.tokens, "token")} · ${step.time_s.toPrecision(3)} s${waited}`,
     );
     box.append(head, written(step.text));
     if (step.verdict !== null) box.append(make("div", "head", step.verdict));
@@ -106,6 +137,7 @@
   const transcriptBox = (transcript) => {
     const box = make("details", "transcript");
     box.dataset.why = transcript.why.join(" ");
+    box.dataset.text = `${transcript.chain_id}\n${transcript.problem || ""}`.toLowerCase();
     const line = make("summary");
     line.append(make("span", "name", transcript.chain_id), make("span", `badge ${transcript.verdict}`, transcript.verdict));
     transcript.why.filter((why) => why !== transcript.verdict).forEach((why) => line.append(make("span", "badge", why)));
@@ -117,10 +149,23 @@
   const filters = (place, boxes) => {
     const bar = make("div", "filter");
     const kinds = ["all", ...new Set(boxes.flatMap((box) => box.dataset.why.split(" ")))];
-    const choose = (kind) => {
-      bar.childNodes.forEach((button) => button.setAttribute("aria-pressed", String(button.dataset.kind === kind)));
-      boxes.forEach((box) => { box.hidden = kind !== "all" && !box.dataset.why.split(" ").includes(kind); });
+    const search = make("input");
+    Object.assign(search, { type: "search", placeholder: "search problem" });
+    search.setAttribute("aria-label", "search problem");
+    let chosen = "all";
+    const filter = () => {
+      const wanted = search.value.trim().toLowerCase();
+      boxes.forEach((box) => {
+        const other = chosen !== "all" && !box.dataset.why.split(" ").includes(chosen);
+        box.hidden = other || !box.dataset.text.includes(wanted);
+      });
     };
+    const choose = (kind) => {
+      chosen = kind;
+      bar.querySelectorAll("button").forEach((button) => button.setAttribute("aria-pressed", String(button.dataset.kind === kind)));
+      filter();
+    };
+    search.addEventListener("input", filter);
     kinds.forEach((kind) => {
       const count = kind === "all" ? boxes.length : boxes.filter((box) => box.dataset.why.split(" ").includes(kind)).length;
       const button = make("button", "", `${kind} ${count}`);
@@ -128,6 +173,7 @@
       button.addEventListener("click", () => choose(kind));
       bar.append(button);
     });
+    bar.append(search);
     choose("all");
     return bar;
   };

@@ -6,6 +6,7 @@ two scripts of the page itself may run: its content security policy names their 
 
 import base64
 import hashlib
+import re
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -90,6 +91,12 @@ def numeric(table: Table) -> list[bool]:
     return [bool(cells) and all(cell[0] in "0123456789+-" for cell in cells) for cells in columns] or [False] * len(table.columns)
 
 
+def prose(text: str) -> Markup:
+    """A paragraph as HTML: escaped, with what stands in backticks as code."""
+    parts = re.split(r"`([^`\n]+)`", sanitize(text))
+    return Markup("").join(Markup("<code>{}</code>").format(part) if place % 2 else part for place, part in enumerate(parts))
+
+
 def _escaped(text: str) -> Markup:
     return Markup(text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"))
 
@@ -107,6 +114,6 @@ def _environment() -> Environment:
     environment = Environment(
         autoescape=True, loader=FileSystemLoader(_HERE), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    environment.filters |= {"as_json": as_json, "plot_json": plot_json, "numeric": numeric}
+    environment.filters |= {"as_json": as_json, "plot_json": plot_json, "numeric": numeric, "prose": prose}
     environment.finalize = lambda value: sanitize(value) if type(value) is str else value
     return environment

@@ -151,7 +151,7 @@ def _steps(counts: StepCounts) -> Iterator[Section]:
     figures = [Figure("Length of steps and candidates", figures_steps.lengths(counts.lengths))]
     if counts.verified.any():
         plot = figures_steps.acceptance(counts.verified, counts.accepted)
-        figures.append(Figure("Acceptance by step number", plot, "The band is Wilson's 95 % interval, of each step number by itself."))
+        figures.append(Figure("Acceptance by step number", plot, "The band is Wilson's 95% interval, of each step number by itself."))
     figures += [
         Figure(f"Acceptance by the verifier's value ({kind})", figures_steps.by_score(each)) for kind, each in counts.scores.items()
     ]
@@ -165,7 +165,7 @@ def _calibration(judged: Mapping[str, Scores]) -> Section:
     text = (
         "Whether a step itself was right is not in a trace. What is: whether the chain that it is part of ended right, and, after "
         f"`pipeline grade RUN --prm FILE`, whether a reward model gives it {GOOD:g} or more. Both are asked of accepted steps, by the "
-        "value that the verifier gave. Intervals are of 95 %, with problems as clusters, as steps of one chain share its end."
+        "value that the verifier gave. Intervals are 95%, with problems as clusters, as steps of one chain share its end."
     )
     missing = [] if any(each.good for each in judged.values()) else ["This run has no rewards: the second question is not answered."]
     figures = [Figure(f"How often what was accepted is right ({kind})", figures_steps.calibration(each)) for kind, each in judged.items()]
@@ -179,7 +179,7 @@ def _agreement(steps: ScoredSteps | None) -> Iterator[Section]:
     known = "not known, as all are equal" if found.rank_correlation is None else f"{found.rank_correlation:.2f}"
     text = (
         f"All {found.steps:,} steps that were drafted and scored, accepted and rejected ones, by the reward that a process reward model "
-        f"gave them (SpecReason figure 7). Spearman's rank correlation of score and reward: {known}. Intervals are of 95 %, over problems."
+        f"gave them (SpecReason figure 7). Spearman's rank correlation of score and reward: {known}. Intervals are 95%, over problems."
     )
     plot = figures_steps.agreement(found)
     yield Section(title="Scores against a reward model", text=[text], figures=[Figure(f"Mean {found.scale} by reward", plot)])

@@ -17,7 +17,7 @@ from pipeline.analysis.quality.reward_agreement import BINS
 from pipeline.text import cell, in_markdown
 
 INTERVALS = (
-    "Brackets: 95 % intervals. Of an accuracy: Wilson's, or with several samples a problem that of problems as clusters; of all "
+    "Brackets: 95% intervals. Of an accuracy: Wilson's, or with several samples a problem that of problems as clusters; of all "
     "else: bootstrap over problems, the same problems for both runs of a difference."
 )
 SIMULATED = (

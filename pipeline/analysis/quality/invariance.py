@@ -39,7 +39,7 @@ class Invariance(Struct, frozen=True, kw_only=True):
     equal_share: float
     """`equal` over `chains`, 0 to 1."""
     equal_interval: Interval
-    """95 % interval of `equal_share`, with chains taken as independent."""
+    """95% interval of `equal_share`, with chains taken as independent."""
     equal_answers: int
     """Chains with the same answer, whatever their steps."""
     first_difference: dict[int, int]
@@ -158,7 +158,7 @@ def invariance_markdown(found: Invariance) -> str:
     lines = [
         f"{which}, {found.chains} chains that ended in both ({found.only_in_one} in one only):",
         "",
-        f"- equal to the last token: {found.equal} ({found.equal_share:.1%}; 95 % interval {low:.1%} to {high:.1%})",
+        f"- equal to the last token: {found.equal} ({found.equal_share:.1%}; 95% interval {low:.1%} to {high:.1%})",
         f"- the same answer: {found.equal_answers} ({found.equal_answers / found.chains:.1%})",
         f"- the others part by their drafts {found.parted_by_drafts}, by a verdict {found.parted_by_verdict}, "
         f"by a written text {found.parted_by_writing}",
@@ -168,7 +168,7 @@ def invariance_markdown(found: Invariance) -> str:
     gain = found.accuracy_difference
     if gain.value is not None and None not in found.accuracy:
         a, b = found.accuracy
-        between = f", 95 % interval {gain.low:+.2%} to {gain.high:+.2%}" if gain.low is not None and gain.high is not None else ""
+        between = f", 95% interval {gain.low:+.2%} to {gain.high:+.2%}" if gain.low is not None and gain.high is not None else ""
         lines.append(f"- accuracy {a:.2%} and {b:.2%}, difference {gain.value:+.2%}{between}")
     if found.differing:
         lines.append(in_markdown("- they differ in: " + "; ".join(f"{name} {a} and {b}" for name, (a, b) in found.differing.items())))

@@ -24,7 +24,7 @@ Curve = dict[int, list[Point]]
 
 
 def latency_and_accuracy(comparison: Comparison) -> go.Figure | None:
-    """A point for each run, latency against accuracy with 95 % intervals (SpecReason figure 3); None where no run was graded."""
+    """A point for each run, latency against accuracy with 95% intervals (SpecReason figure 3); None where no run was graded."""
     figure = go.Figure(layout=layout(420, hovermode="closest"))
     for run in comparison.runs:
         if run.accuracy.value is not None and run.latency_s.value is not None:

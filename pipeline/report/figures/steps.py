@@ -48,7 +48,7 @@ def _quantile(counts: Array, share: float) -> int:
 
 
 def acceptance(verified: Array, accepted: Array) -> go.Figure:
-    """The share of accepted steps by step number, with Wilson's 95 % interval, over how many there were."""
+    """The share of accepted steps by step number, with Wilson's 95% interval, over how many there were."""
     steps = np.flatnonzero(verified)
     count, share = verified[steps], accepted[steps] / verified[steps]
     bounds = [wilson(float(p), int(n)) for p, n in zip(share, count, strict=True)]
@@ -77,7 +77,7 @@ def acceptance(verified: Array, accepted: Array) -> go.Figure:
 
 
 def by_score(scores: Scores) -> go.Figure:
-    """The share of accepted steps by the verifier's value, with Wilson's 95 % interval, over how many were accepted and not."""
+    """The share of accepted steps by the verifier's value, with Wilson's 95% interval, over how many were accepted and not."""
     middle = (scores.edges[1:] + scores.edges[:-1]) / 2
     count = scores.accepted + scores.rejected
     there = np.flatnonzero(count)

@@ -1,6 +1,7 @@
 """The look of all figures: colours, one layout, and escaping of text for plotly. Pure."""
 
 import html
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -50,15 +51,27 @@ def layout(height: int, **more: Any) -> go.Layout:
     """The layout of every figure, `height` in pixels; `more` are further fields of it."""
     base: dict[str, Any] = {
         "height": height,
-        "margin": {"l": 70, "r": 20, "t": 30, "b": 50},
+        "margin": {"l": 70, "r": 44, "t": 30, "b": 50},
         "font": {"family": "system-ui, -apple-system, 'Segoe UI', sans-serif", "size": 13, "color": "#222b36"},
         "paper_bgcolor": "#fff",
         "plot_bgcolor": "#fff",
         "legend": {"orientation": "h", "traceorder": "normal", "y": 1.02, "yanchor": "bottom", "x": 0, "xanchor": "left"},
         "hoverlabel": {"align": "left"},
+        "modebar": {"orientation": "v", "bgcolor": "rgba(0,0,0,0)"},
         "colorway": list(SERIES),
     }
     return go.Layout(base | more)
+
+
+def decades(values: Sequence[float]) -> list[float]:
+    """Ticks of a logarithmic axis: 1, 2 and 5 times the powers of ten around the positive ones of `values`, or the powers alone where
+    these are many."""
+    known = [value for value in values if value > 0]
+    if not known:
+        return []
+    low, high = math.floor(math.log10(min(known))), math.ceil(math.log10(max(known)))
+    steps = (1, 2, 5) if high - low <= 3 else (1,)
+    return [step * 10.0**power for power in range(low, high + 1) for step in steps]
 
 
 def axes(figure: go.Figure) -> go.Figure:

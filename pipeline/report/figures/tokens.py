@@ -145,7 +145,8 @@ def stage_times(latencies: Mapping[str, Mapping[str, Percentiles]], stages: Sequ
             name=name,
             hovertemplate="%{y}: %{x:.4~g} s",
         )
-    figure.update_xaxes(title="end-to-end latency (s, log scale)", type="log", dtick="D2")
+    ticks = decades([getattr(latencies[stage]["e2e"], field) for stage in known for field, *_ in PERCENTILES])
+    figure.update_xaxes(title="end-to-end latency (s, log scale)", type="log", tickvals=ticks, ticktext=[f"{tick:g}" for tick in ticks])
     figure.update_yaxes(autorange="reversed", title="stage")
     return axes(figure)
 
