@@ -73,10 +73,7 @@ def _fact_rows(s: Summary, made: str | None) -> list[tuple[str, str]]:
             "throughput",
             f"{_number(s.problems_per_s)} problems/s, {_number(s.steps_per_s)} steps/s, {_number(s.output_tokens_per_s)} output tokens/s",
         ),
-        (
-            "verification",
-            f"{_percent(s.acceptance_rate)} accepted, {_percent(s.fallback_rate)} fallback, of {s.verified_steps:,} verified steps",
-        ),
+        *_verification_rows(s),
         (
             "thought",
             f"{s.thought_tokens:,} tokens, {_percent(s.draft_share)} in accepted candidates; "
@@ -91,6 +88,12 @@ def _fact_rows(s: Summary, made: str | None) -> list[tuple[str, str]]:
     ]
 
 
+def _verification_rows(s: Summary) -> list[tuple[str, str]]:
+    """How often the verifier accepted; no row of a graph without one."""
+    said = f"{_percent(s.acceptance_rate)} accepted, {_percent(s.fallback_rate)} fallback, of {s.verified_steps:,} verified steps"
+    return [("verification", said)] if s.verified_steps else []
+
+
 def _restarts(s: Summary) -> str:
     """Which engines died and were started again, and how often; empty where none did."""
     return ", ".join(
@@ -101,6 +104,8 @@ def _restarts(s: Summary) -> str:
 
 
 def _accuracy(s: Summary, made: str | None) -> str:
+    if made == "simulated" and not s.correct:
+        return "- (answers are simulated)"
     lost = f", {s.failed_as_wrong} of them failed and count as wrong" if s.failed_as_wrong else ""
     said = f"{_percent(s.accuracy)} ({s.correct} of {s.graded} graded{f', of {made} answers' if made else ''}{lost})"
     if s.accuracy_interval is None:

@@ -1,5 +1,6 @@
 """Opens and closes the engines of a plan together, whatever backends they have."""
 
+import os
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 
@@ -34,9 +35,13 @@ async def open_engines(specs: Mapping[str, EngineSpec]) -> AsyncIterator[dict[st
 
 
 def cautions(specs: Mapping[str, EngineSpec]) -> list[str]:
-    """Warnings to show before these engines start: which of them will run code that comes with a model."""
+    """Warnings to show before these engines start: which of them will run code that comes with a model, and which has no key."""
     trusting = [(role, getattr(spec, "model", role)) for role, spec in specs.items() if getattr(spec, "trust_remote_code", False)]
-    return [f"warning: engine {role!r}: trust_remote_code is on, code that comes with {model!r} will run" for role, model in trusting]
+    keys = [(role, name) for role, spec in specs.items() if (name := getattr(spec, "api_key_env", None)) and not os.environ.get(name)]
+    return [
+        *(f"warning: engine {role!r}: trust_remote_code is on, code that comes with {model!r} will run" for role, model in trusting),
+        *(f"warning: engine {role!r}: the environment variable {name} (api_key_env) is not set" for role, name in keys),
+    ]
 
 
 def virtual_time(specs: Mapping[str, EngineSpec], where: str) -> bool:
