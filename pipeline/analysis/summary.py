@@ -5,7 +5,7 @@ is on disk, in parts or write-ahead files. Nothing is written.
 """
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -199,9 +199,15 @@ def summarize(run: Path) -> Summary:
         overlap_share=times.overlap_share,
         tail_time_s=tail_time_s(chains["start_unix_ns"], chains["end_unix_ns"], batch_size, file.pauses),
         engines={name: _engine(totals, times, name, wall_s, file.engine_statistics.get(name)) for name, totals in calls.by_engine.items()},
-        stages={name: _stage(totals, times, name) for name, totals in calls.by_stage.items()},
+        stages={name: _stage(calls.by_stage[name], times, name) for name in _in_order(calls.by_stage, file)},
         error_examples=_error_examples(run),
     )
+
+
+def _in_order(stages: Iterable[str], run: RunFile) -> list[str]:
+    """The stages in the order of the graph; those that are not in it last."""
+    places = {node.name: place for place, node in enumerate(run.plan.stages())}
+    return sorted(stages, key=lambda name: places.get(name, len(places)))
 
 
 def tail_time_s(start: Array, end: Array, batch_size: int | None, pauses: Pauses = ()) -> float | None:

@@ -25,6 +25,7 @@ from pipeline.cli.terminal.notices import notice_options, print_error, print_not
 from pipeline.cli.starting import show_starts
 from pipeline.cli.terminal.console import PlainConsole
 from pipeline.cli.terminal.signals import restored_handlers, stop_on_signal
+from pipeline.data.obtain import problem_files
 from pipeline.data.row_sample import MOST_ROWS
 from pipeline.errors import MissingExtra
 from pipeline.graph.loader import PRESET, load_preset
@@ -81,6 +82,8 @@ settings_option = click.option("--set", "settings", multiple=True, metavar="NAME
 PRESET_HELP = "Settings of a paper: speccot, specreason, scot, or a file. --set overrides them."
 preset_option = click.option("--preset", type=click.Path(path_type=Path), metavar="NAME", help=PRESET_HELP)
 SAMPLES_HELP = "Samples per problem.  [default: that of --preset, else 1]"
+INPUT_HELP = "Problems: a Parquet, JSON lines, JSON or CSV file, a folder or 'pattern*' of them, hf://OWNER/NAME, or - for stdin. May be repeated."
+input_option = click.option("--input", "inputs", required=True, multiple=True, metavar="FILE", help=INPUT_HELP)
 limit_option = click.option("--limit", type=click.IntRange(1, MOST_ROWS), help="Only the first N rows.")
 sample_option = click.option("--sample", metavar="N[:SEED]", help="Only N random rows; independent of --seed.")
 samples_option = click.option("--samples", type=click.IntRange(1, 10_000), help=SAMPLES_HELP)
@@ -99,9 +102,7 @@ def with_preset(options: Mapping[str, Any]) -> dict[str, Any]:
 
 @click.command()
 @click.argument("graph", type=click.Path(path_type=Path))
-@click.option(
-    "--input", "input_", required=True, type=click.Path(path_type=Path), metavar="FILE", help="Problems: Parquet, JSON lines or CSV."
-)
+@input_option
 @click.option("--engines", type=click.Path(path_type=Path), metavar="FILE", help="Engines file instead of the graph's own, or replay:RUN.")
 @settings_option
 @preset_option
@@ -138,13 +139,14 @@ def with_preset(options: Mapping[str, Any]) -> dict[str, Any]:
 @metrics_options
 @notice_options
 @click.option("--debug", is_flag=True, help="Show tracebacks.")
-def run(graph: Path, input_: Path, as_json: bool, debug: bool, metrics: Address, **options: Any) -> None:
+def run(graph: Path, inputs: tuple[str, ...], as_json: bool, debug: bool, metrics: Address, **options: Any) -> None:
     """Solve the problems of a file with GRAPH: a graph file, or the name of a bundled one, such as speccot.
 
     Exit codes: 0 all chains finished, 1 the run could not go on, 2 graph, options or input are wrong and nothing was
     started, 3 some chains failed and are recorded as such, 130 interrupted. After 1 and 130 use `pipeline resume`.
     """
-    solve_and_exit(RunOptions(graph=graph, input=input_, **with_preset(options)), as_json, metrics)
+    with problem_files(inputs) as (first, *more):
+        solve_and_exit(RunOptions(graph=graph, input=first, more_inputs=tuple(more), **with_preset(options)), as_json, metrics)
 
 
 @click.command()

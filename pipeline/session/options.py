@@ -25,7 +25,9 @@ class RunOptions(Struct, frozen=True, kw_only=True):
     graph: Path
     """A graph file, or the name of a bundled graph."""
     input: Path
-    """The file of problems."""
+    """The file of problems, a folder of such files, or a pattern such as `data/*.jsonl`."""
+    more_inputs: tuple[Path, ...] = ()
+    """Further ones, whose problems follow."""
     engines: Path | None = None
     """An engines file, the name of a bundled one, or `replay:RUN`; None: the engines that the graph names."""
     settings: tuple[str, ...] = ()
@@ -67,6 +69,11 @@ class RunOptions(Struct, frozen=True, kw_only=True):
     """Which of `graph` and `engines` are in no file, because a caller of the Python API gave them as values."""
 
     @property
+    def inputs(self) -> tuple[Path, ...]:
+        """All paths of problems."""
+        return (self.input, *self.more_inputs)
+
+    @property
     def part(self) -> Part:
         """Which rows of the input are asked for; raises `UsageError`."""
         if self.sample is not None and self.limit is not None:
@@ -90,6 +97,7 @@ def recorded_options(options: RunOptions) -> dict[str, Any]:
     if (run := earlier_run(options.order)) is not None:
         files["order"] = f"{LONGEST}:{run.absolute()}"
     recorded: dict[str, Any] = {name: storable(path) for name, path in files.items()}
+    recorded["more_inputs"] = tuple(storable(str(path.absolute())) for path in options.more_inputs)
     recorded["settings"] = tuple(anywhere(setting, Path(files["graph"])) for setting in options.settings)
     own = dict.fromkeys(("output", "resume", "retry_failed", "allow_drift"))
     return {name: value for name, value in (structs.asdict(options) | recorded).items() if name not in own and value is not None}
@@ -106,7 +114,9 @@ def resume_options(folder: Path, *, retry_failed: bool = False, input_file: Path
     if options.in_memory:
         what = f"was started from Python with {' and '.join(options.in_memory)} that stand in no file"
         raise InputError(str(folder), f"{what}; go on with pipeline.solve(..., output={str(folder)!r}, resume=True)")
-    return structs.replace(options, input=input_file or options.input, output=folder, resume=True, retry_failed=retry_failed)
+    if input_file is not None:
+        options = structs.replace(options, input=input_file, more_inputs=())
+    return structs.replace(options, output=folder, resume=True, retry_failed=retry_failed)
 
 
 def check_resume(options: RunOptions) -> None:

@@ -17,11 +17,12 @@ import anyio
 import anyio.to_thread
 from msgspec import Struct, structs
 
-from pipeline.data.problems import Problems, open_problems
+from pipeline.data.many_files import files_of, open_files
+from pipeline.data.problems import Problems
 from pipeline.engine import Engine, EngineStatistics, Fact
 from pipeline.engines.registry import open_engines
 from pipeline.engines.startup import Listener, listening
-from pipeline.errors import GraphError, Interrupted, OutOfMemory, PipelineError, is_out_of_memory
+from pipeline.errors import GraphError, InputError, Interrupted, OutOfMemory, PipelineError, is_out_of_memory
 from pipeline.grading.grader import BESIDE_ENGINES, Grader, default_workers
 from pipeline.graph.plan import Plan
 from pipeline.graph.spec import PLAIN_SAMPLING, SamplingSpec
@@ -186,12 +187,17 @@ def run(
 
 
 def problems_of(options: RunOptions, claim: Claim) -> Problems:
-    """The problems of the input file, or, where that is gone, what the run that is to be resumed has kept of it."""
-    if claim.old is not None and claim.folder is not None and not options.input.exists():
+    """The problems of the input, or, where that is gone, what the run that is to be resumed has kept of it."""
+    try:
+        files = [file for path in options.inputs for file in files_of(path)]
+        here = all(file.exists() for file in files)
+    except InputError:
+        here = False
+    if not here and claim.old is not None and claim.folder is not None and options.part == claim.old.input.part:
         kept = kept_problems(claim.folder, claim.old.input)
-        if kept is not None and options.part == claim.old.input.part:
+        if kept is not None:
             return kept
-    return open_problems(options.input, options.columns, options.part)
+    return open_files(options.inputs, options.columns, options.part)
 
 
 def nothing_to_do(claim: Claim) -> SessionResult:

@@ -1,0 +1,76 @@
+"""Problems that are no files yet: stdin and data sets of the hub enter, paths of files leave."""
+
+import re
+import shutil
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, BinaryIO
+
+from pipeline.errors import InputError, MissingExtra, reason
+
+STDIN = "-"
+HUB = re.compile(r"hf://(?P<name>[\w.-]+/[\w.-]+|[\w.-]+)(?::(?P<config>[\w.-]+))?(?:/(?P<split>[\w.-]+))?")
+"""`hf://OWNER/NAME`, with `:CONFIG` and `/SPLIT` where the data set has several."""
+SNIFFED = 1 << 16
+"""Bytes of stdin that are looked at to tell its format."""
+
+
+@contextmanager
+def problem_files(inputs: Sequence[str]) -> Iterator[list[Path]]:
+    """The paths that these inputs of a command name; what is no file is written to one that is there until the block ends.
+
+    Raises `InputError` for what cannot be read, `MissingExtra` for the hub without the package that reads it.
+    """
+    with TemporaryDirectory(prefix="problems-") as folder:
+        yield [_file(each, Path(folder)) for each in inputs]
+
+
+def _file(text: str, folder: Path) -> Path:
+    if text == STDIN:
+        return spooled(sys.stdin.buffer, folder)
+    if text.startswith("hf://"):
+        return downloaded(text, folder)
+    return Path(text)
+
+
+def spooled(stream: BinaryIO, folder: Path) -> Path:
+    """All that `stream` holds in a file of `folder`, named by its format: a file is read more than once."""
+    head = stream.read(SNIFFED)
+    path = folder / f"stdin{_suffix(head)}"
+    try:
+        with path.open("wb") as file:
+            file.write(head)
+            shutil.copyfileobj(stream, file)
+    except OSError as error:
+        raise InputError("stdin", f"cannot be kept in {folder}: {reason(error)}") from error
+    return path
+
+
+def _suffix(head: bytes) -> str:
+    start = head.removeprefix(b"\xef\xbb\xbf").lstrip()
+    if head.startswith(b"PAR1"):
+        return ".parquet"
+    if head.startswith(b"\x1f\x8b"):
+        raise InputError("stdin", "is compressed; unpack it first, as `gunzip -c FILE | pipeline ...` does")
+    return ".jsonl" if start.startswith(b"{") else ".json" if start.startswith(b"[") else ".csv"
+
+
+def downloaded(address: str, folder: Path) -> Path:
+    """A data set of the hub as a Parquet file of `folder`."""
+    found = HUB.fullmatch(address)
+    if found is None:
+        raise InputError(address, "expected hf://OWNER/NAME, hf://OWNER/NAME:CONFIG or hf://OWNER/NAME:CONFIG/SPLIT")
+    try:
+        from datasets import load_dataset
+    except ImportError as error:
+        raise MissingExtra(address, "datasets", "data") from error
+    try:
+        data: Any = load_dataset(found["name"], found["config"], split=found["split"] or "test")
+    except Exception as error:  # whatever the hub's library raises
+        raise InputError(address, f"cannot be loaded: {reason(error)}") from error
+    path = folder / f"{found['name'].replace('/', '-')}.parquet"
+    data.to_parquet(path)
+    return path
