@@ -13,7 +13,7 @@ from functools import partial
 from msgspec import structs
 
 from pipeline.analysis.points import Point
-from pipeline.data.problems import open_problems
+from pipeline.data.many_files import open_files
 from pipeline.engines.process.worker import end_with_main_process
 from pipeline.errors import InputChanged, PipelineError
 from pipeline.session.loop import in_loop, rare_collection
@@ -54,7 +54,7 @@ def outcome(prepared: Prepared, planned: PlannedPoint) -> Point | Failure:
 def reopened(prepared: Prepared) -> Prepared:
     """`prepared` with its problems read in this process: what `Problems` notes of its rows means nothing in another one."""
     options = prepared.options
-    problems = open_problems(options.input, options.columns, run_options(options, prepared.systems[0], prepared.folder).part)
+    problems = open_files((options.input,), options.columns, run_options(options, prepared.systems[0], prepared.folder).part)
     if problems.check() != prepared.fingerprint:
         raise InputChanged(str(options.input), "it is another one than when the sweep began")
     return structs.replace(prepared, problems=problems)

@@ -19,7 +19,8 @@ from msgspec import Struct
 
 from pipeline.analysis.points import Point, point_of_run, read_points, write_points
 from pipeline.bundled import find_file
-from pipeline.data.problems import Fingerprint, Problems, open_problems
+from pipeline.data.many_files import open_files
+from pipeline.data.problems import Fingerprint, Problems
 from pipeline.engine import Engine
 from pipeline.errors import Interrupted, PipelineError, UsageError
 from pipeline.files import new_file
@@ -183,7 +184,7 @@ class Prepared(Struct, frozen=True, kw_only=True):
         options = run_options(self.options, system, folder, **changes)
         problems, fingerprint = self.problems, self.fingerprint
         if changes.keys() & {"limit", "sample"}:
-            problems = open_problems(options.input, options.columns, options.part)
+            problems = open_files((options.input,), options.columns, options.part)
             fingerprint = problems.check()
         return Preflight(
             options=options,
@@ -217,7 +218,7 @@ def prepare(options: SweepOptions, systems: list[System], folder: Path) -> Prepa
         raise UsageError(f"--processes {options.processes}: only points on simulated engines run side by side; leave it out, or take 1")
     if known := [each for each in options.settings if not any(each in system.settings for system in systems)]:
         raise UsageError(f"--set {known[0]}: none of the graphs has such a param")
-    problems = open_problems(options.input, options.columns, run_options(options, systems[0], folder).part)
+    problems = open_files((options.input,), options.columns, run_options(options, systems[0], folder).part)
     fingerprint = problems.check()
     for system in systems:
         check_replay(system.plan, run_options(options, system, folder), fingerprint)
