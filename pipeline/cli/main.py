@@ -19,7 +19,7 @@ from pipeline.cli.terminal.interrupts import ignore_interrupts, keep_interrupts
 from pipeline.cli.terminal.limits import TO_RUN, TO_START, fit_address_space, let_arrow_return_memory
 from pipeline.cli.terminal.notices import notices_end, print_error, print_notice
 from pipeline.cli.terminal.streams import discard_stdout, guard_streams
-from pipeline.errors import Interrupted, OutOfMemory, PipelineError, RunError, is_interrupt, is_out_of_memory, reason
+from pipeline.errors import Interrupted, OutOfMemory, PipelineError, RunError, did_you_mean, is_interrupt, is_out_of_memory, reason
 from pipeline.text import one_line, sanitize
 
 COMMANDS = {
@@ -68,6 +68,12 @@ class Commands(click.Group):
         module, _ = COMMANDS[name]
         command: click.Command = getattr(import_module(f"pipeline.cli.{module}"), name)
         return command
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
+        """See `click.Group.resolve_command`; an unknown command is told with the nearest one."""
+        if args and not args[0].startswith("-") and args[0] not in COMMANDS:
+            raise click.UsageError(f"no command {args[0]!r}; {did_you_mean(args[0], COMMANDS)}", ctx)
+        return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):

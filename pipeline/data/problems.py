@@ -72,7 +72,9 @@ class Problems:
 
     def __init__(self, path: Path, columns: Mapping[str, str], part: Part) -> None:
         for ours in columns.keys() - set(COLUMNS):
-            raise InputError(f"--column {ours}={columns[ours]}", f"no column of ours is named `{ours}`; {did_you_mean(ours, COLUMNS)}")
+            swapped = columns[ours] in COLUMNS
+            remedy = f"did you mean --column {columns[ours]}={ours!r}?" if swapped else did_you_mean(ours, COLUMNS)
+            raise InputError(f"--column {ours}={columns[ours]}", f"no column of ours is named `{ours}`; {remedy}")
         self.path, self._part, self._mapped = path, part, columns
         self._theirs = {ours: columns.get(ours, ours) for ours in COLUMNS}
         self._taken: set[str] = set()
