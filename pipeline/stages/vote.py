@@ -14,8 +14,7 @@ _NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?(?:/\d+)?", re.ASCII)
 Votes = Annotated[int, Meta(ge=1, le=10_000)]
 
 
-@judge("vote", value="share of votes", low=0.0, high=1.0, distinct=False)
-def KIND(problem: str, thought: str, candidates: Sequence[str], *, least_votes: Votes = 1) -> tuple[int | None, float]:
+def majority_vote(problem: str, thought: str, candidates: Sequence[str], *, least_votes: Votes = 1) -> tuple[int | None, float]:
     """The answers of the candidates vote; the first candidate with the most frequent one is accepted if that has `least_votes`.
 
     A candidate's answer is the last box in it, else the last number; candidates with neither do not vote. Answers are one where
@@ -34,3 +33,6 @@ def _answer(text: str) -> Canonical | None:
     """The answer that a candidate gives; None where it gives none."""
     said = extract_answer(text) or next(reversed(_NUMBER.findall(text)), None)
     return None if said is None else canonical(said)
+
+
+KIND = judge("vote", value="share of votes", low=0.0, high=1.0, distinct=False)(majority_vote)

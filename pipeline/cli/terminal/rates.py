@@ -28,6 +28,15 @@ class RecentRates:
         while len(kept) > 2 and self._enough(1):
             kept.popleft()
 
+    @property
+    def kept(self) -> int:
+        """How many looks are kept."""
+        return len(self._kept)
+
+    def last(self, name: str) -> float:
+        """This count at the last look."""
+        return self._kept[-1][1][name]
+
     def per_s(self, name: str) -> float | None:
         """By how much this count grew a second; None before the second look at it."""
         if len(self._kept) < 2:

@@ -1,0 +1,88 @@
+"""`pipeline init`, `graphs` and `schema`: what they write can be run, and what a schema allows is what the loader takes."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+
+from pipeline.bundled import FOLDERS, bundled_files
+from pipeline.graph.plugins import engine_specs, stage_specs
+from pipeline.graph.schema import json_schema
+from tests.support.commands import pipeline
+from tests.support.paths import ROOT
+
+
+def test_a_folder_to_begin_with(tmp_path: Path) -> None:
+    done = pipeline("init", tmp_path / "mine", "--engines", "sim-instant")
+    assert done.returncode == 0, done.stderr
+    mine = tmp_path / "mine"
+    assert sorted(path.relative_to(mine).as_posix() for path in mine.rglob("*.*")) == [
+        "engines.yaml", "graph.yaml", "problems.csv", "schemas/engines.json", "schemas/graph.json",
+    ]  # fmt: skip
+    assert (mine / "graph.yaml").read_text().startswith("# yaml-language-server: $schema=schemas/graph.json\n# SpecCoT")
+    ran = pipeline("run", "graph.yaml", "--input", "problems.csv", "--output", "runs/first", cwd=mine)
+    assert ran.returncode == 0, ran.stderr
+    assert "2 done" in ran.stdout
+    again = pipeline("init", mine)
+    assert (again.returncode, "file exists" in again.stderr) == (2, True)
+
+
+def test_the_list_of_graphs(tmp_path: Path) -> None:
+    found = {row["name"]: row for row in json.loads(pipeline("graphs", "--json").stdout)}
+    assert set(found) == set(bundled_files("graph"))
+    assert found["speccot"]["params"]["candidates"] == 5
+    assert all(row["about"] for row in found.values())
+    assert "speccot" in pipeline("graphs").stdout
+
+
+SCHEMAS = {name: json_schema(name, stage_specs(), engine_specs()) for name in ("graph", "engines", "prompts", "preset")}  # type: ignore[arg-type]
+FILES = [
+    *((path, "graph") for path in FOLDERS["graph"].glob("*.yaml")),
+    *((path, "engines") for path in FOLDERS["engines file"].glob("*.yaml")),
+    *((path, "prompts") for path in FOLDERS["prompts file"].glob("*.yaml")),
+    *((path, "preset") for path in FOLDERS["preset"].glob("*.yaml")),
+]
+
+
+def errors(value: Any, schema: str) -> list[str]:
+    validator = jsonschema.Draft202012Validator(SCHEMAS[schema])
+    return [f"{'/'.join(map(str, error.absolute_path))}: {error.message}" for error in validator.iter_errors(value)]
+
+
+@pytest.mark.parametrize(("path", "schema"), FILES, ids=lambda value: value.stem if isinstance(value, Path) else value)
+def test_every_bundled_file_fits_its_schema(path: Path, schema: str) -> None:
+    assert errors(yaml.safe_load(path.read_text()), schema) == []
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"stages": {"x": {"kind": "nothing"}}},
+        {"stages": {"x": {"kind": "answer", "engine": "target", "max_token": 3}}},
+        {"stages": {"x": {"kind": "answer", "engine": "target", "max_tokens": "many"}}},
+        {"nam": "x"},
+        {"params": {"x": [1]}},
+    ],
+    ids=str,
+)
+def test_what_is_wrong_does_not_fit(change: dict[str, Any]) -> None:
+    graph = yaml.safe_load((ROOT / "graphs/target.yaml").read_text())
+    assert errors(graph | change, "graph")
+
+
+def test_the_schemas_beside_the_graphs_are_these() -> None:
+    """`pipeline schema NAME --output graphs/schemas/NAME.json` writes them again."""
+    for name, schema in SCHEMAS.items():
+        assert json.loads((ROOT / f"graphs/schemas/{name}.json").read_text()) == json.loads(json.dumps(schema)), name
+    for path, name in FILES:
+        first = path.read_text().splitlines()[0]
+        depth = "" if path.parent == FOLDERS["graph"] else "../"
+        assert first == f"# yaml-language-server: $schema={depth}schemas/{name}.json", path
+
+
+def test_keys_are_described() -> None:
+    described = SCHEMAS["graph"]["$defs"]["DraftSpec"]["properties"]
+    assert "context" in described["when"]["description"] or "verdict" in described["when"]["description"]

@@ -1,0 +1,89 @@
+"""What is displayed while engines start, and that lines for a person go where the options say."""
+
+import re
+from pathlib import Path
+
+from pipeline.cli.starting import Starts
+from pipeline.engines.startup import READY, Listener, listening, tell_phase
+from pipeline.session.preflight import load_plan
+from tests.support.commands import pipeline
+from tests.support.paths import ROOT, SIM
+from tests.support.runs import write_problems
+
+
+class Clock:
+    """A clock that is set by hand."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_every_engine_says_what_it_does_and_for_how_long() -> None:
+    clock = Clock()
+    starts = Starts(load_plan(ROOT / "graphs/speccot.yaml", SIM, ()).engines, clock)
+    assert starts.lines() == [("target", "waiting to start"), ("draft", "waiting to start")] or len(starts.lines()) == 2
+    starts.take("target", "loading weights")
+    clock.now = 42.0
+    assert starts.line("target") == "loading weights, 42 s"
+    assert starts.late(30.0) == [role for role, _ in starts.lines()]
+    starts.take("target", READY)
+    assert starts.line("target") == "ready after 42.0 s"
+    assert starts.late(30.0) == ["draft"]
+    clock.now = 100.0
+    starts.take("target", "starting its process")  # it died
+    clock.now = 107.5
+    starts.take("target", READY)
+    assert starts.line("target") == "ready after 7.5 s"
+
+
+def test_phases_go_to_who_listens_and_to_nobody_else() -> None:
+    heard: list[tuple[str, str]] = []
+
+    class Ear(Listener):
+        def phase(self, role: str, phase: str) -> None:
+            heard.append((role, phase))
+
+    tell_phase("target", "unheard")
+    with listening(Ear()):
+        tell_phase("target", "loading weights")
+    tell_phase("target", "unheard again")
+    assert heard == [("target", "loading weights")]
+
+
+def run(tmp_path: Path, *options: str | Path) -> tuple[str, str]:
+    problems = write_problems(tmp_path)
+    done = pipeline("run", "speccot", "--engines", SIM, "--input", problems, "--output", tmp_path / "run", *options)
+    assert done.returncode == 0, done.stderr
+    return done.stdout, done.stderr
+
+
+def test_a_quiet_run_prints_the_summary_alone(tmp_path: Path) -> None:
+    out, error = run(tmp_path, "--quiet")
+    assert error == ""
+    assert "12 done" in out
+
+
+def test_a_quiet_command_prints_errors(tmp_path: Path) -> None:
+    done = pipeline("run", "speccot", "--input", tmp_path / "nothing.jsonl", "--quiet")
+    assert (done.returncode, done.stderr.startswith("error: ")) == (2, True)
+    assert pipeline("runs", tmp_path).stderr == f"{tmp_path}: contains no runs\n", "the next command is not quiet"
+
+
+def test_lines_with_times_also_in_a_file(tmp_path: Path) -> None:
+    _, error = run(tmp_path, "--timestamps", "--log-file", tmp_path / "run.log")
+    assert error.splitlines()
+    assert all(re.match(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d[+-]\d\d:\d\d ", line) for line in error.splitlines())
+    logged = (tmp_path / "run.log").read_text().splitlines()
+    assert logged == error.splitlines()
+    run_again = pipeline("resume", tmp_path / "run", "--quiet", "--log-file", tmp_path / "run.log")
+    assert run_again.stderr == ""
+    assert (tmp_path / "run.log").read_text().splitlines()[: len(logged)] == logged
+
+
+def test_a_log_file_that_cannot_be_written_is_refused_before_the_run(tmp_path: Path) -> None:
+    problems = write_problems(tmp_path)
+    done = pipeline("run", "speccot", "--engines", SIM, "--input", problems, "--output", tmp_path / "run", "--log-file", tmp_path / "no/x.log")
+    assert (done.returncode, "not writable" in done.stderr, (tmp_path / "run").exists()) == (2, True, False)

@@ -1,0 +1,141 @@
+"""Several files, folders, patterns and stdin as one input."""
+
+import gzip
+import io
+import json
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from pipeline.data.many_files import files_of, open_files
+from pipeline.data.obtain import HUB, problem_files, spooled
+from pipeline.data.problems import Problem, open_problems
+from pipeline.errors import BadRow, InputError, PipelineError
+from tests.support.commands import pipeline
+from tests.support.paths import SIM
+
+
+@pytest.fixture
+def parts(tmp_path: Path) -> Path:
+    """A folder with a file of each format."""
+    folder = tmp_path / "parts"
+    folder.mkdir()
+    (folder / "a.jsonl").write_text('{"problem": "a1"}\nnot json\n')
+    (folder / "b.csv").write_text("problem;answer\nb1;1\nb2;2\n")
+    pq.write_table(pa.table({"problem": ["c1"], "extra": [1]}), folder / "c.parquet")
+    (folder / "notes.txt").write_text("no problems")
+    return folder
+
+
+def said(problems: object) -> list[tuple[int, str]]:
+    return [(item.row, item.what if isinstance(item, BadRow) else item.problem) for item in problems]  # type: ignore[attr-defined]
+
+
+ALL = [(1, "a1"), (2, "not JSON (invalid character)"), (3, "b1"), (4, "b2"), (5, "c1")]
+
+
+def test_a_folder_is_all_its_files_in_the_order_of_their_names(parts: Path) -> None:
+    problems = open_files([parts])
+    checked = problems.check()
+    assert (checked.rows, checked.bad_rows) == (5, 1)
+    assert [row for row, _ in said(problems.unchanged())] == [1, 2, 3, 4, 5]
+    assert [text for _, text in said(problems)][0::2] == ["a1", "b1", "c1"]
+
+
+def test_files_are_read_in_the_order_in_which_they_are_named(parts: Path) -> None:
+    problems = open_files([parts / "c.parquet", parts / "b.csv"])
+    assert said(problems) == [(1, "c1"), (2, "b1"), (3, "b2")]
+    assert problems.check().sha256 != open_files([parts / "b.csv", parts / "c.parquet"]).check().sha256
+
+
+def test_a_pattern_is_the_files_that_fit(parts: Path) -> None:
+    assert [path.name for path in files_of(parts / "*.[cp]*")] == ["b.csv", "c.parquet"]
+    assert said(open_files([parts / "b*"])) == [(1, "b1"), (2, "b2")]
+    with pytest.raises(InputError, match="no file fits this pattern"):
+        files_of(parts / "x*")
+
+
+def test_one_file_is_what_it_was(parts: Path) -> None:
+    assert open_files([parts / "b.csv"]).check() == open_problems(parts / "b.csv").check()
+
+
+def test_a_folder_without_problems(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="has no file that ends in"):
+        open_files([tmp_path])
+
+
+def test_a_file_without_the_column_is_refused(parts: Path) -> None:
+    (parts / "d.csv").write_text("question\nx\n")
+    with pytest.raises(InputError, match=r"d\.csv: no column `problem`"):
+        open_files([parts]).check()
+
+
+@pytest.mark.parametrize(
+    ("content", "suffix"),
+    [(b'{"problem": "x"}\n', ".jsonl"), (b'\n[{"problem": "x"}]', ".json"), (b"problem\nx\n", ".csv"), (b"\xef\xbb\xbfproblem\nx\n", ".csv")],
+)
+def test_stdin_is_read_as_what_it_holds(tmp_path: Path, content: bytes, suffix: str) -> None:
+    path = spooled(io.BytesIO(content), tmp_path)
+    assert path.suffix == suffix
+    assert [item.problem for item in open_problems(path) if isinstance(item, Problem)] == ["x"]
+
+
+def test_parquet_from_stdin(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"problem": ["x"]}), tmp_path / "x.parquet")
+    path = spooled(io.BytesIO((tmp_path / "x.parquet").read_bytes()), tmp_path)
+    assert [item.problem for item in open_problems(path) if isinstance(item, Problem)] == ["x"]
+
+
+def test_compressed_stdin_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="is compressed; unpack it first"):
+        spooled(io.BytesIO(gzip.compress(b"problem\nx\n")), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("address", "parts"),
+    [
+        ("hf://openai/gsm8k", ("openai/gsm8k", None, None)),
+        ("hf://openai/gsm8k:main", ("openai/gsm8k", "main", None)),
+        ("hf://openai/gsm8k:main/test", ("openai/gsm8k", "main", "test")),
+    ],
+)
+def test_addresses_of_the_hub(address: str, parts: tuple[str | None, ...]) -> None:
+    found = HUB.fullmatch(address)
+    assert found is not None
+    assert found.groups() == parts
+
+
+def test_what_is_no_address_of_the_hub() -> None:
+    with pytest.raises(PipelineError, match="expected hf://OWNER/NAME"), problem_files(["hf://"]):
+        pass
+
+
+def test_a_run_over_several_files_keeps_and_resumes_them(parts: Path, tmp_path: Path) -> None:
+    command = ("run", "speccot", "--engines", SIM, "--output", tmp_path / "run")
+    done = pipeline(*command, "--input", parts / "a.jsonl", "--input", parts / "b*")
+    assert done.returncode == 3, done.stderr
+    answers = pipeline("export", tmp_path / "run", "-o", "-").stdout.splitlines()
+    assert [json.loads(line)["problem"] for line in answers] == ["a1", None, "b1", "b2"]
+    for path in parts.iterdir():
+        path.unlink()
+    assert pipeline("resume", tmp_path / "run", "--retry-failed").returncode == 3
+
+
+@pytest.mark.parametrize("separator", [",", ";", "\t", "|"])
+def test_separators(tmp_path: Path, separator: str) -> None:
+    path = tmp_path / "p.csv"
+    rows = [["problem", "answer", "note"], ['"a, b; c"', "1", "x"], ["two", "2", '"y|z"']]
+    path.write_text("".join(separator.join(row) + "\n" for row in rows))
+    found = [item for item in open_problems(path) if isinstance(item, Problem)]
+    assert [(item.problem, item.answer) for item in found] == [("a, b; c", "1"), ("two", "2")]
+
+
+def test_an_array_of_objects(tmp_path: Path) -> None:
+    path = tmp_path / "p.json"
+    path.write_text(json.dumps([{"problem": "x", "answer": 1}, 7, {"problem": "y"}], indent=2))
+    assert said(open_problems(path)) == [(1, "x"), (2, "not a JSON object"), (3, "y")]
+    path.write_text("[1, 2")
+    with pytest.raises(InputError, match="not a JSON array"):
+        open_problems(path).check()

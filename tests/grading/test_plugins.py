@@ -1,0 +1,65 @@
+"""Graders of other packages grade in the worker process, under its limits."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from pipeline.data.problems import Problem, open_problems
+from pipeline.errors import BadRow
+from pipeline.grading.answers import as_kind
+from pipeline.grading.grader import Grader
+from pipeline.grading.plugins import grader_names, load_grader
+
+MODULE = """
+def same(answer, reference):
+    if answer == "fail":
+        raise RuntimeError("no")
+    if answer == "loop":
+        while True:
+            pass
+    return sorted(answer.split()) == sorted(reference.split())
+"""
+
+
+@pytest.fixture
+def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    (tmp_path / "bag.py").write_text(MODULE)
+    info = tmp_path / "bag-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: bag\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[pipeline.graders]\nbag = bag:same\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
+    for each in (grader_names, load_grader):
+        each.cache_clear()
+    yield
+    for each in (grader_names, load_grader):
+        each.cache_clear()
+
+
+def test_a_column_may_name_it(installed: None, tmp_path: Path) -> None:
+    path = tmp_path / "p.jsonl"
+    path.write_text('{"problem": "x", "answer": "a b", "grader": "bag"}\n{"problem": "y", "grader": "bagg"}\n')
+    first, second = open_problems(path)
+    assert isinstance(first, Problem)
+    assert first.grader == "bag"
+    assert isinstance(second, BadRow)
+    assert second.what == "`grader` is 'bagg', expected math, numeric, letter or bag"
+    assert as_kind("bag") == "bag"
+
+
+@pytest.mark.slow
+def test_it_grades(installed: None) -> None:
+    with Grader(limit_s=1.0) as grader:
+        assert grader.quick_grade("bag", "a b", "a b") is None
+        assert grader.grade("bag", "b a", "a b").correct is True
+        assert grader.grade("bag", "b c", "a b").correct is False
+        failed = grader.grade("bag", "fail", "a b")
+        assert (failed.correct, failed.why) == (False, "the comparison ended with RuntimeError")
+        assert grader.grade("bag", "loop", "a b").why == "not compared within 1 s of computing"
+        assert grader.grade("math", "1/2", "0.5").correct is True
+
+
+def test_without_the_package_its_name_is_math() -> None:
+    assert as_kind("bag") == "math"

@@ -1,0 +1,118 @@
+"""All that is wrong with a graph is told at once, each flaw with its line."""
+
+from pathlib import Path
+
+import pytest
+
+from pipeline.errors import GraphError, GraphErrors
+from pipeline.graph.lines import line_of
+from pipeline.session.preflight import load_plan
+from tests.support.commands import pipeline
+from tests.support.paths import ROOT, SIM
+
+BAD = """\
+name: Odd Name
+params: {candidates: 5, unused: 1}
+engines: {engines}
+stages:
+  guidance: {{kind: generate, engine: target, unit: tokens, max_tokens: 8, stop: x}}
+  reason:
+    kind: repeat
+    after: guidanse
+    until: {{max_steps: 0}}
+    stages:
+      draft: {{kind: draft, engine: draft, candidates: $candidates, max_tokens: many}}
+      verify: {{kind: chose, engine: target, after: draft}}
+  answer: {{kind: answer, engine: target, after: reason, max_token: 10}}
+"""
+
+
+def flaws(text: str, tmp_path: Path) -> list[str]:
+    graph = tmp_path / "graph.yaml"
+    graph.write_text(text)
+    with pytest.raises(GraphError) as caught:
+        load_plan(graph, SIM)
+    errors = caught.value.errors if isinstance(caught.value, GraphErrors) else (caught.value,)
+    return [str(error).removeprefix(f"{graph}, ") for error in errors]
+
+
+def test_names_and_params_at_once(tmp_path: Path) -> None:
+    assert flaws(BAD.replace("{engines}", "engines.yaml").replace("{{", "{").replace("}}", "}"), tmp_path) == [
+        "line 1: $.name: 'Odd Name' is not a valid name of a graph; expected lower-case letters, digits, - and _, a letter first",
+        "line 2: $.params.unused: nothing uses this param; write `$unused` where it belongs or drop it",
+    ]
+
+
+def test_keys_and_values_of_all_stages_at_once(tmp_path: Path) -> None:
+    text = BAD.replace("Odd Name", "odd").replace(", unused: 1", "").replace("{engines}", "engines.yaml").replace("{{", "{").replace("}}", "}")
+    found = flaws(text, tmp_path)
+    assert [each.split(": ", 2)[:2] for each in found] == [
+        ["line 5", "$.stages.guidance"],
+        ["line 11", "$.stages.reason.stages.draft.max_tokens"],
+        ["line 12", "$.stages.reason.stages.verify.kind"],
+        ["line 9", "$.stages.reason.until.max_steps"],
+        ["line 13", "$.stages.answer"],
+    ]
+    assert found[2].endswith("unknown kind `chose`; did you mean `choose`?")
+
+
+def test_rules_of_all_stages_at_once(tmp_path: Path) -> None:
+    text = """\
+name: odd
+engines: engines.yaml
+stages:
+  guidance: {kind: generate, engine: targett, unit: tokens, max_tokens: 8}
+  reason:
+    kind: repeat
+    after: guidance
+    until: {max_steps: 10}
+    stages:
+      draft: {kind: draft, engine: draft, candidates: 3, max_tokens: 64}
+      verify: {kind: choose, engine: target, after: draft, when: draft.accepted}
+  answer: {kind: answer, engine: target, after: reason, max_tokens: 10}
+"""
+    assert [each.partition(": ")[0] for each in flaws(text, tmp_path)] == ["line 11", "line 4"]
+
+
+def test_several_flaws_of_one_engine(tmp_path: Path) -> None:
+    engines = tmp_path / "engines.yaml"
+    engines.write_text("draft: {backend: torch, modell: x, max_in_flight: 0}\ntarget: {backend: tosh}\n")
+    with pytest.raises(GraphErrors) as caught:
+        load_plan(ROOT / "graphs/speccot.yaml", engines)
+    said = str(caught.value).splitlines()
+    assert len(said) == 3
+    assert all(line.startswith(f"{engines}, line ") for line in said)
+    assert [f"line {number}" in line for line, number in zip(said, (1, 1, 2), strict=True)] == [True] * 3
+
+
+def test_the_command_prints_a_line_for_each(tmp_path: Path) -> None:
+    engines = tmp_path / "engines.yaml"
+    engines.write_text("draft: {backend: torch, modell: x}\ntarget: {backend: tosh}\n")
+    done = pipeline("check", "speccot", "--engines", engines)
+    assert done.returncode == 2
+    assert [line.startswith("error: ") for line in done.stderr.splitlines()] == [True, True]
+
+
+@pytest.mark.parametrize(
+    ("path", "key", "line"),
+    [
+        (".a", None, 1),
+        (".b.c", None, 3),
+        (".b.d[1]", None, 6),
+        (".b.d[1].e", None, 7),
+        (".b", "c", 3),
+        (".b.nothing", None, 2),
+        ("", "b", 2),
+        (".nothing", None, 1),
+    ],
+)
+def test_lines(tmp_path: Path, path: str, key: str | None, line: int) -> None:
+    file = tmp_path / "x.yaml"
+    file.write_text("a: 1\nb:\n  c: 2\n  d:\n    - 1\n    - f: 1\n      e: 2\n")
+    assert line_of(str(file), path, key) == line
+
+
+def test_a_file_that_cannot_be_read_has_no_lines(tmp_path: Path) -> None:
+    assert line_of(str(tmp_path / "nothing.yaml"), ".a") is None
+    (tmp_path / "odd.yaml").write_text("a: [")
+    assert line_of(str(tmp_path / "odd.yaml"), ".a") is None

@@ -1,0 +1,184 @@
+"""Judges that are functions, votes, and judges of candidates that others have rejected."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import pytest
+from msgspec import Meta
+
+import pipeline
+from pipeline import judge
+from pipeline.grading.answers import canonical
+from pipeline.graph.plugins import _entries, stage_kinds, stage_specs
+from pipeline.stages.vote import KIND as VOTE
+from tests.support.paths import ROOT, SIM
+from tests.support.runs import rows, solve, write_problems
+
+MODULE = '''
+from collections.abc import Sequence
+
+from pipeline import judge
+
+
+@judge("shortest", value="characters", low=0)
+def shortest(problem: str, thought: str, candidates: Sequence[str], *, longest: int = 400) -> tuple[int | None, float]:
+    """Takes the shortest candidate, unless all are too long."""
+    best = min(range(len(candidates)), key=lambda place: len(candidates[place]))
+    return (best if len(candidates[best]) <= longest else None), len(candidates[best])
+
+
+@judge("broken", in_thread=True)
+def broken(problem: str, thought: str, candidates: Sequence[str]) -> int:
+    return undefined
+'''
+GRAPH = """
+name: short
+engines: {engines}
+stages:
+  reason:
+    kind: repeat
+    until: {{thought_closed: true, max_steps: 20}}
+    stages:
+      draft: {{kind: draft, engine: draft, candidates: 3, max_tokens: 100}}
+      verify: {{kind: {kind}, after: draft{keys}}}
+      write: {{kind: generate, engine: target, after: verify, when: verify.rejected, max_tokens: 100}}
+  answer: {{kind: answer, engine: target, after: reason}}
+"""
+
+
+@pytest.fixture
+def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Writes a graph with a judge of an installed package; its path."""
+    (tmp_path / "short.py").write_text(MODULE)
+    info = tmp_path / "short-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: short\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(
+        "[pipeline.stages]\nshortest = short:shortest\nbroken = short:broken\ngone = nothing_there:KIND\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def graph(kind: str, keys: str = "") -> Path:
+        path = tmp_path / "short.yaml"
+        path.write_text(GRAPH.format(engines=SIM, kind=kind, keys=keys))
+        return path
+
+    stage_kinds.cache_clear()
+    _entries.cache_clear()
+    yield graph
+    stage_kinds.cache_clear()
+    _entries.cache_clear()
+
+
+def solve_with(graph: Path, tmp_path: Path) -> pipeline.Result:
+    return pipeline.solve(graph, write_problems(tmp_path, 6), output=tmp_path / "run", engines=SIM)
+
+
+def test_a_decorated_function_judges(installed: Any, tmp_path: Path) -> None:
+    result = solve_with(installed("shortest"), tmp_path)
+    steps = [row for row in result.rows("steps") if row.decision == "accepted"]
+    assert steps
+    for row in steps:
+        assert row.verify_kind == "shortest"
+        assert len(row.step_text) == min(map(len, row.candidate_texts)) == row.score_value
+        assert (row.score_scale, row.score_low) == ("characters", 0.0)
+    assert {row.stage for row in result.rows("calls")} == {"draft", "answer"}
+
+
+def test_its_keyword_only_arguments_are_keys_of_the_graph(installed: Any, tmp_path: Path) -> None:
+    result = solve_with(installed("shortest", ", longest: 0"), tmp_path)
+    assert {row.decision for row in result.rows("steps")} == {"fallback"}
+    with pytest.raises(pipeline.PipelineError, match=r"line 10: \$\.stages\.reason\.stages\.verify: unknown key `longst`; did you mean `longest`"):
+        pipeline.load_graph(installed("shortest", ", longst: 0"))
+    with pytest.raises(pipeline.PipelineError, match="expected `int`"):
+        pipeline.load_graph(installed("shortest", ", longest: many"))
+
+
+def test_an_error_in_it_fails_the_chain_and_names_the_line(installed: Any, tmp_path: Path) -> None:
+    result = solve_with(installed("broken"), tmp_path)
+    assert {chain.error_type for chain in result} == {"JudgeFailed"}
+    assert {chain.error_stage for chain in result} == {"verify"}
+    message = result.chains[0].error_message or ""
+    assert message.startswith("NameError: name 'undefined' is not defined (")
+    assert message.endswith(f"short.py, line {MODULE.splitlines().index('    return undefined') + 1}); in the judge 'broken'")
+
+
+def test_a_plugin_that_cannot_be_loaded_breaks_nothing_else(installed: Any) -> None:
+    from pipeline.graph.plugins import broken_plugins
+
+    assert "shortest" in stage_specs()
+    [sentence] = broken_plugins()
+    assert "gone = nothing_there:KIND" in sentence
+    with pytest.raises(pipeline.PipelineError, match="unknown kind `gone`"):
+        pipeline.load_graph(installed("gone"))
+
+
+@pytest.mark.parametrize("returned", [True, 3, -1, "0", (0, "x"), (0, float("nan")), 0.5], ids=str)
+def test_what_is_no_judgement_is_refused(returned: Any) -> None:
+    from pipeline.stages.function_judge import _judgement
+
+    with pytest.raises((TypeError, ValueError)):
+        _judgement(returned, 3)
+
+
+def test_a_function_with_other_arguments_is_no_judge() -> None:
+    def two(problem: str, candidates: Sequence[str]) -> int:
+        return 0
+
+    with pytest.raises(TypeError, match="takes .problem, thought, candidates."):
+        judge("two")(two)
+
+
+def test_bounds_of_its_keys() -> None:
+    @judge("bounded")
+    def bounded(problem: str, thought: str, candidates: Sequence[str], *, share: Annotated[float, Meta(ge=0, le=1)] = 0.5) -> int:
+        return 0
+
+    with pytest.raises(msgspec.ValidationError, match="<= 1"):
+        msgspec.convert({"kind": "bounded", "share": 2}, bounded.spec)
+
+
+VOTES = [
+    (["\\boxed{3}", "\\boxed{4}", "\\boxed{3.0}"], 1, 0, 2 / 3),
+    (["\\boxed{4}", "so 3", "it is 3"], 1, 1, 2 / 3),
+    (["\\boxed{4}", "\\boxed{3}"], 1, 0, 1 / 2),
+    (["\\boxed{4}", "\\boxed{3}"], 2, None, 1 / 2),
+    (["nothing", "none"], 1, None, 0.0),
+]
+
+
+@pytest.mark.parametrize(("candidates", "least", "place", "share"), VOTES)
+def test_votes(candidates: list[str], least: int, place: int | None, share: float) -> None:
+    from pipeline.stages.vote import majority_vote
+
+    assert majority_vote("", "", candidates, least_votes=least) == (place, pytest.approx(share))
+    assert VOTE.spec.__struct_config__.tag == "vote"
+
+
+def test_self_consistency_takes_the_answer_that_most_drafts_give(tmp_path: Path) -> None:
+    result = solve(tmp_path, graph="self-consistency")
+    assert result.exit_code == 0
+    for row in rows(result, "steps"):
+        if row["decision"] == "accepted":
+            assert row["verify_kind"] == "vote"
+    assert canonical("1.0") == canonical("1")
+
+
+def test_a_cascade_asks_the_target_only_where_the_middle_model_rejects(tmp_path: Path) -> None:
+    engines = ROOT / "graphs/engines/sim-4xh100-cascade.yaml"
+    plan = pipeline.load_graph("cascade", engines)
+    result = pipeline.solve(plan, write_problems(tmp_path, 24))
+    calls = [(row.chain_id, row.stage) for row in result.rows("calls")]
+    count = {stage: sum(each == stage for _, each in calls) for stage in ("draft", "check", "propose", "verify", "fallback")}
+    assert count["draft"] == count["check"] > count["propose"] == count["verify"] > count["fallback"] > 0
+    accepted = [row for row in result.rows("steps") if row.decision == "accepted"]
+    assert {row.verify_stage for row in accepted} == {"check", "verify"}
+    for row in accepted:
+        chosen = row.candidate_texts[row.chosen_candidate]
+        assert chosen == row.step_text
+        if row.verify_stage == "verify":
+            assert len(row.candidate_texts) == 6
+            assert row.chosen_candidate == 5, "what was rejected is not shown again"
+            assert row.num_distinct_candidates == 1
