@@ -284,6 +284,7 @@ class Engine(Protocol):
         flops_per_s: the matrix rate of a simulated device, FLOP/s. Left out of a simulated engine: without a bound.
         servers: addresses of the servers that compute for it, in place of `devices`.
         replay: the folder of the recorded run that it answers from.
+        continues: whether it writes on in a thought that was begun. Left out: it does.
         sampling: those of `top_p`, `top_k` and `min_p` that it honours. Left out: all.
         kv_cache_tokens: tokens whose keys and values fit into its cache, over all replicas.
         kv_cache_sequences: sequences that fit into its cache, where each takes a place of one size, however short it is.

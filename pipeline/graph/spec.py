@@ -73,6 +73,11 @@ class StageSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, t
         return "draft" if self.drafts else "judge" if self.judges else "answer" if self.answers else "write"
 
     @property
+    def continues(self) -> bool:
+        """Whether its engine writes on in a thought that was begun, or scores tokens behind it; a chat cannot carry that."""
+        return False
+
+    @property
     def drafted(self) -> int:
         """How many candidates one run of the stage proposes."""
         return 0

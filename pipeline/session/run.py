@@ -272,6 +272,7 @@ async def solve_on(
 def opened(ready: Ready, engines: Mapping[str, Engine], builders: Mapping[str, PromptBuilder], startup_s: float) -> Opened:
     """Build the stages for open engines, and write `run.json`. Raises `GraphError` where an engine cannot be used with the graph."""
     checked, record = ready.checked, ready.record
+    _check_continuing(checked.plan, engines)
     _check_sampling(checked.plan, engines)
     stages = build_stages(checked.plan, builders, str(checked.options.graph))
     rewritten = ready.rewritten_bytes
@@ -290,6 +291,14 @@ def opened(ready: Ready, engines: Mapping[str, Engine], builders: Mapping[str, P
     if checked.folder is not None:
         record.write(checked.folder)
     return Opened(ready=ready, record=record, engines=engines, builders=builders, stages=stages)
+
+
+def _check_continuing(plan: Plan, engines: Mapping[str, Engine]) -> None:
+    """Raise `GraphError` for a stage that writes on in a thought where its engine cannot."""
+    for node in plan.stages():
+        if node.spec.continues and engines[str(node.spec.role)].facts.get("continues") is False:
+            what = f"has chat completions alone, and the stage `{node.name}` writes on in a thought that was begun"
+            raise GraphError(f"engine {node.spec.role!r}", f"{what}; take a server with the completions endpoint, or a graph of whole thoughts, such as scot")
 
 
 def _check_sampling(plan: Plan, engines: Mapping[str, Engine]) -> None:

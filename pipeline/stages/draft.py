@@ -22,6 +22,11 @@ class DraftSpec(SamplingSpec, frozen=True, kw_only=True, tag="draft"):
     drafts: ClassVar[bool] = True
 
     @property
+    def continues(self) -> bool:
+        """See `StageSpec.continues`."""
+        return self.unit == "step"
+
+    @property
     def drafted(self) -> int:
         """See `StageSpec.drafted`."""
         return self.candidates

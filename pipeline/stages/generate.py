@@ -33,6 +33,11 @@ class GenerateSpec(SamplingSpec, frozen=True, kw_only=True, tag="generate"):
         return "guide" if self.unit == "tokens" else "write"
 
     @property
+    def continues(self) -> bool:
+        """See `StageSpec.continues`."""
+        return self.unit == "step" or (self.unit == "tokens" and self.max_tokens > 0)
+
+    @property
     def leading_steps(self) -> int:
         """See `StageSpec.leading_steps`."""
         return self.first_steps

@@ -29,6 +29,11 @@ class LikelihoodSpec(StageSpec, frozen=True, kw_only=True, tag="likelihood"):
 
     judges: ClassVar[bool] = True
 
+    @property
+    def continues(self) -> bool:
+        """See `StageSpec.continues`."""
+        return True
+
 
 class LikelihoodStage(EngineStage):
     """Compares the likeliest candidate with a threshold in nats per token (not in the papers; SpecReason 4.1 leaves it to future work).

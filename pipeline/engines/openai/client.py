@@ -239,6 +239,11 @@ class Server:
         reply = await self._send("POST", "/completions", longest, msgspec.json.encode(body), take)
         return None if reply.streamed else reply
 
+    async def send(self, path: str, body: Mapping[str, Any], longest: int) -> Reply:
+        """The reply of at most `longest` bytes to a `body` sent to another endpoint, whose `path` stands below the base URL; raises
+        `Broken`."""
+        return await self._send("POST", path, longest, msgspec.json.encode(body))
+
     async def get(self, path: str) -> Reply:
         """The reply to a question about the server itself; `path` stands below its base URL or is a full address. Raises `Broken`."""
         with anyio.move_on_after(ASK_S):
