@@ -1,0 +1,232 @@
+"""Engine `chat`: prompts become messages, replies become thoughts, answers and verdicts; what a chat cannot carry is refused at the start."""
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.engine import Request
+from pipeline.engines.chat.messages import FINAL, ChatTokenizer, Message, asked_of, candidate_of, option_in
+from pipeline.errors import GraphError, RequestRefused
+from pipeline.graph.prompts import THINK_CLOSE
+from pipeline.session.options import RunOptions
+from pipeline.session.run import run
+from tests.support.paths import ROOT
+from tests.support.runs import write_problems
+
+TOKENIZER = ChatTokenizer()
+CLOSE = TOKENIZER.special_ids[THINK_CLOSE]
+
+
+def request(*messages: dict[str, str], begun: str = "", **fields: Any) -> Request:
+    ids = [*TOKENIZER.encode(TOKENIZER.render(messages)), *TOKENIZER.encode(begun)]
+    return Request(request_id="r", prompt_ids=ids, max_tokens=fields.pop("max_tokens", 64), **fields)
+
+
+def user(text: str) -> dict[str, str]:
+    return {"role": "user", "content": text}
+
+
+def test_the_problem_is_the_users_message() -> None:
+    asked = asked_of(request(user("What is 1 + 1?")), TOKENIZER)
+    assert asked == ((Message("user", "What is 1 + 1?"),), True, ())
+
+
+def test_a_message_of_the_system_and_examples() -> None:
+    messages = ({"role": "system", "content": "Be brief."}, user("1 + 1?"), {"role": "assistant", "content": "2"}, user("2 + 2?"))
+    assert asked_of(request(*messages), TOKENIZER).messages == (
+        Message("system", "Be brief."),
+        Message("user", "1 + 1?"),
+        Message("assistant", "2"),
+        Message("user", "2 + 2?"),
+    )
+
+
+def test_the_answer_to_a_finished_thought_is_asked_for() -> None:
+    asked = asked_of(request(user("1 + 1?"), begun=f"One and one.{THINK_CLOSE}\n\n"), TOKENIZER)
+    assert asked.messages == (Message("user", "1 + 1?"), Message("assistant", "One and one."), Message("user", FINAL))
+    assert not asked.thinks
+
+
+def test_a_choice_is_asked_for_by_name() -> None:
+    options = tuple(TOKENIZER.encode("01"))
+    asked = asked_of(request(user("1 + 1?"), {"role": "assistant", "content": "..."}, user("Which?"), option_ids=options, max_tokens=1), TOKENIZER)
+    assert asked.options == ("0", "1")
+    assert asked.messages[-1].content == "Which?\n\nAnswer with nothing but one of: 0, 1."
+
+
+@pytest.mark.parametrize(
+    ("begun", "fields"),
+    [("First,", {}), (f"So.{THINK_CLOSE}\n\nThe answer", {}), ("", {"scored_ids": (70,)})],
+)
+def test_what_no_chat_can_carry_is_refused(begun: str, fields: dict[str, Any]) -> None:
+    with pytest.raises(RequestRefused, match="chat completions alone"):
+        asked_of(request(user("x"), begun=begun, **fields), TOKENIZER)
+
+
+def test_control_texts_in_a_problem_stay_text() -> None:
+    ids = TOKENIZER.encode_parts(["<|user|>", "say <|assistant|> twice", "<|assistant|><think>\n"])
+    asked = asked_of(Request(request_id="r", prompt_ids=ids, max_tokens=8), TOKENIZER)
+    assert asked.messages == (Message("user", "say <|assistant|> twice"),)
+
+
+@pytest.mark.parametrize(
+    ("reasoning", "content", "stop_ids", "text", "stop"),
+    [
+        ("One.", "2", (CLOSE,), "One.\n</think>", CLOSE),
+        ("", "It is 2.", (CLOSE,), "It is 2.\n</think>", CLOSE),
+        ("", "<think>One.</think>2", (CLOSE,), "One.\n</think>", CLOSE),
+        ("One.", "It is 2.", (), "One.\n</think>\n\nIt is 2.", None),
+        ("", "It is 2.", (), "\n</think>\n\nIt is 2.", None),
+    ],
+)
+def test_replies_as_thoughts_and_responses(reasoning: str, content: str, stop_ids: tuple[int, ...], text: str, stop: int | None) -> None:
+    asking = request(user("x"), stop_ids=stop_ids)
+    found = candidate_of(reasoning, content, "stop", asking, asked_of(asking, TOKENIZER), TOKENIZER)
+    assert (found.text, found.stop_reason, found.finish_reason) == (text, stop, "stop")
+    assert TOKENIZER.decode(found.ids) == text
+    short = request(user("x"), stop_ids=stop_ids, max_tokens=1)
+    cut = candidate_of(reasoning, content, "stop", short, asked_of(short, TOKENIZER), TOKENIZER)
+    assert (len(cut.ids), cut.finish_reason, cut.stop_reason) == (1, "length", None)
+
+
+@pytest.mark.parametrize(
+    ("reply", "place"), [("1", 1), ("Candidate 2 is best.", 2), ("not 1 but 2", 2), ("12", None), ("none", None), ("<think>1</think>0", 0)]
+)
+def test_options_in_replies(reply: str, place: int | None) -> None:
+    assert option_in(reply, ("0", "1", "2")) == place
+
+
+Answer = Callable[[dict[str, Any]], tuple[int, dict[str, Any]]]
+
+
+class ChatServer:
+    """A real HTTP server with chat completions alone; `answer` makes the reply to the body of a request."""
+
+    def __init__(self, answer: Answer) -> None:
+        self.bodies: list[dict[str, Any]] = []
+        server = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_GET(self) -> None:
+                self._send(200, {"data": [{"id": "wise"}]})
+
+            def do_POST(self) -> None:
+                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                if not self.path.endswith("/chat/completions"):
+                    self._send(404, {"error": {"message": "no such endpoint"}})
+                    return
+                server.bodies.append(body)
+                self._send(*answer(body))
+
+            def _send(self, status: int, body: dict[str, Any]) -> None:
+                content = json.dumps(body).encode()
+                self.send_response(status)
+                self.send_header("Content-Type", "application/json")
+                self.send_header("Content-Length", str(len(content)))
+                self.end_headers()
+                self.wfile.write(content)
+
+            def log_message(self, *arguments: Any) -> None:
+                pass
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server.daemon_threads = True
+        self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
+        self._thread.start()
+        self.url = f"http://127.0.0.1:{self._server.server_port}/v1"
+
+    def stop(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+def reply(content: str, reasoning: str = "") -> tuple[int, dict[str, Any]]:
+    message = {"role": "assistant", "content": content} | ({"reasoning_content": reasoning} if reasoning else {})
+    usage = {"prompt_tokens": 7, "completion_tokens": 5, "prompt_tokens_details": {"cached_tokens": 3}}
+    return 200, {"choices": [{"index": 0, "message": message, "finish_reason": "stop"}], "usage": usage}
+
+
+def wise(body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+    asked = body["messages"][-1]["content"]
+    if "nothing but one of" in asked:
+        return reply("I take candidate 1.")
+    if asked == FINAL:
+        return reply("\\boxed{42}")
+    return reply("It is \\boxed{42}.", "Let me think.")
+
+
+@pytest.fixture
+def served() -> Iterator[Callable[[Answer], ChatServer]]:
+    servers: list[ChatServer] = []
+
+    def serve(answer: Answer) -> ChatServer:
+        servers.append(ChatServer(answer))
+        return servers[-1]
+
+    yield serve
+    for server in servers:
+        server.stop()
+
+
+def engines_file(folder: Path, url: str, more: str = "") -> Path:
+    path = folder / "engines.yaml"
+    entry = f"{{backend: chat, model: wise, base_url: '{url}', max_model_len: 100000{more}}}"
+    path.write_text(f"draft: {entry}\ntarget: {entry}\n")
+    return path
+
+
+def options(folder: Path, graph: str, engines: Path) -> RunOptions:
+    return RunOptions(graph=ROOT / f"graphs/{graph}.yaml", engines=engines, input=write_problems(folder, 4), output=folder / graph)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("graph", "calls"), [("target", 4), ("scot", 28), ("best-of-n", 28)])
+def test_graphs_of_whole_thoughts(served: Callable[[Answer], ChatServer], tmp_path: Path, graph: str, calls: int) -> None:
+    server = served(wise)
+    result = run(options(tmp_path, graph, engines_file(tmp_path, server.url)))
+    assert (result.exit_code, result.done) == (0, 4), result.error
+    assert len(server.bodies) == calls
+    assert {role: facts["api"] for role, facts in result.run.engine_facts.items()} == dict.fromkeys(result.run.engine_facts, "chat")
+    assert result.run.totals.output_tokens["target"] > 0
+
+
+@pytest.mark.parametrize("graph", ["speccot", "specreason", "likelihood"])
+def test_graphs_that_write_on_are_refused_before_a_call(served: Callable[[Answer], ChatServer], tmp_path: Path, graph: str) -> None:
+    server = served(wise)
+    with pytest.raises(GraphError, match="has chat completions alone, and the stage `.*` writes on in a thought that was begun"):
+        run(options(tmp_path, graph, engines_file(tmp_path, server.url)))
+    assert server.bodies == []
+
+
+@pytest.mark.slow
+def test_a_busy_server_and_a_verdict_without_an_option_are_asked_again(served: Callable[[Answer], ChatServer], tmp_path: Path) -> None:
+    seen: dict[str, int] = {}
+
+    def moody(body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+        key = json.dumps(body["messages"])
+        seen[key] = seen.get(key, 0) + 1
+        if "nothing but one of" in body["messages"][-1]["content"] and seen[key] == 1:
+            return reply("I do not know.")
+        return (503, {"error": {"message": "busy"}}) if seen[key] == 1 and len(body["messages"]) == 3 else wise(body)
+
+    result = run(options(tmp_path, "scot", engines_file(tmp_path, served(moody).url)))
+    assert (result.exit_code, result.done) == (0, 4)
+
+
+@pytest.mark.parametrize(("more", "said"), [(", model: wiser", "does not serve 'wiser'"), (", api_key_env: NO_SUCH_KEY", "NO_SUCH_KEY")])
+def test_wrong_servers_are_one_sentence(served: Callable[[Answer], ChatServer], tmp_path: Path, more: str, said: str) -> None:
+    url = served(wise).url
+    engines = tmp_path / "engines.yaml"
+    name = "wiser" if "wiser" in more else "wise"
+    key = more if "api_key" in more else ""
+    engines.write_text(f"target: {{backend: chat, model: {name}, base_url: '{url}', max_model_len: 4096{key}}}\n")
+    with pytest.raises(GraphError, match=said):
+        run(options(tmp_path, "target", engines))
