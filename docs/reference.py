@@ -84,8 +84,8 @@ def run_folder() -> str:
 
 
 RUN_FOLDER = """`run.json` says what was run: graph and engines with every field, versions, machine, sessions, totals. The tables are Parquet files,
-`TABLE/part-*.parquet`. While a run goes on, and after it was killed, its last rows are in write-ahead files, `TABLE/wal-*.arrows`, which are
-Arrow IPC streams: `pyarrow.ipc.open_stream(path)` reads one up to its last whole batch. All commands of this package read both, and
+`TABLE/part-*.parquet`. While a run goes on, and after it was killed, its last rows are in write-ahead files, `TABLE/wal-*.arrows`, which
+are Arrow IPC streams: `pyarrow.ipc.open_stream(path)` reads one up to its last whole batch. All commands of this package read both, and
 `pipeline export RUN --table steps -o steps.parquet` writes one file of them at any moment, for DuckDB, pandas or a spreadsheet.
 
 Rows are in the order in which they came, not in that of the input; `input_row` is the row of the input, from 1.

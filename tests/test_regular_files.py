@@ -101,5 +101,7 @@ def test_a_write_ahead_file_that_is_no_regular_file_is_a_sentence(tmp_path: Path
 
 def test_a_run_json_that_is_a_pipe_is_a_sentence(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "run.json")
-    with pytest.raises(InputError, match=r"run\.json: cannot be read: run\.json is a named pipe, not a regular file; expected a run folder"):
+    with pytest.raises(
+        InputError, match=r"run\.json: cannot be read: run\.json is a named pipe, not a regular file; expected a run folder"
+    ):
         RunFile.read(tmp_path)

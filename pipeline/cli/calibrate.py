@@ -17,7 +17,11 @@ from pipeline.files import new_file
 @click.argument("runs", type=click.Path(path_type=Path), nargs=-1, required=True, metavar="RUN...")
 @click.option("--output", type=click.Path(path_type=Path), metavar="FILE", help="Output engines file.  [default: RUN/calibration.yaml]")
 @click.option(
-    "--calls", type=click.IntRange(1, 1_000_000_000), default=MOST_CALLS, show_default=True, help="Maximum number of calls per engine and run."
+    "--calls",
+    type=click.IntRange(1, 1_000_000_000),
+    default=MOST_CALLS,
+    show_default=True,
+    help="Maximum number of calls per engine and run.",
 )
 @click.option("--debug", is_flag=True, help="Show tracebacks.")
 def calibrate(runs: tuple[Path, ...], output: Path | None, calls: int, debug: bool) -> None:

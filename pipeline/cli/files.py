@@ -16,7 +16,7 @@ from pipeline.graph.schema import FileName, json_schema
 from pipeline.graph.yaml_file import head_comment, read_yaml
 
 GRAPH, ENGINES, PROBLEMS = "graph.yaml", "engines.yaml", "problems.csv"
-EXAMPLE = "problem,answer\n\"What is 12 + 30?\",42\n\"Tom has 7 pens and buys 5 more. How many pens has he?\",12\n"
+EXAMPLE = 'problem,answer\n"What is 12 + 30?",42\n"Tom has 7 pens and buys 5 more. How many pens has he?",12\n'
 HINT = "# yaml-language-server: $schema={schema}\n"
 
 

@@ -33,7 +33,9 @@ _WORDS = {True: "right", False: "wrong", None: "no verdict"}
 @click.option("--dry-run", is_flag=True, help="Report what would change, write nothing.")
 @click.option("--workers", type=click.IntRange(1, 256), help="Number of grading processes.  [default: one per core, at most 8]")
 @click.option("--limit-s", type=click.FloatRange(0.1, 600), default=LIMIT_S, show_default=True, help="Time limit per comparison (s).")
-@click.option("--prm", type=click.Path(path_type=Path), help="Score all steps with the reward model of this file, instead of grading answers.")
+@click.option(
+    "--prm", type=click.Path(path_type=Path), help="Score all steps with the reward model of this file, instead of grading answers."
+)
 @click.option("--input", type=click.Path(path_type=Path), help="With --prm: where the input file is now, if it has moved.")
 @click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="With --prm: engines.reward.NAME=VALUE.")
 @click.option("--json", "as_json", is_flag=True, help="Print the changes as JSON.")

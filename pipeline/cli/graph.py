@@ -9,8 +9,8 @@ import msgspec
 from pipeline.bundled import find_file
 from pipeline.cli.folder import print_flaws
 from pipeline.cli.main import print_line, print_page
-from pipeline.cli.terminal.notices import print_notice
 from pipeline.cli.run import column_option, preset_option, settings_option, with_preset
+from pipeline.cli.terminal.notices import print_notice
 from pipeline.data.problems import open_problems
 from pipeline.drawing.counts import RunCounts, count_run
 from pipeline.drawing.diagram import diagram
@@ -36,7 +36,9 @@ FORMS = ("text", "mermaid", "svg", "dot")
 @settings_option
 @preset_option
 @click.option("--json", "as_json", is_flag=True, help="Print the compiled plan, or the prompt, as JSON.")
-@click.option("--show-prompt", "stage", metavar="STAGE", help="Print the prompt of this stage exactly as its engine gets it: text and token ids.")
+@click.option(
+    "--show-prompt", "stage", metavar="STAGE", help="Print the prompt of this stage exactly as its engine gets it: text and token ids."
+)
 @click.option("--input", "problems", type=click.Path(path_type=Path), metavar="FILE", help="--show-prompt: use a problem from this file.")
 @click.option("--row", type=click.IntRange(1), default=1, show_default=True, help="--show-prompt: row of the input file.")
 @column_option
@@ -130,7 +132,9 @@ def _stage_line(node: StageNode) -> str:
 @click.option("--engines", type=click.Path(path_type=Path), metavar="FILE", help="Engines file instead of the graph's own.")
 @settings_option
 @preset_option
-@click.option("--format", "form", type=click.Choice(FORMS), help="Output format; svg needs Graphviz.  [default: by the suffix of --output, else text]")
+@click.option(
+    "--format", "form", type=click.Choice(FORMS), help="Output format; svg needs Graphviz.  [default: by the suffix of --output, else text]"
+)
 @click.option("--output", type=click.Path(path_type=Path), metavar="FILE", help="Output file.  [default: stdout]")
 @click.option("--force", is_flag=True, help="Overwrite an existing file.")
 @click.option("--debug", is_flag=True, help="Show tracebacks.")

@@ -21,9 +21,9 @@ from pipeline.analysis.summary import summarize
 from pipeline.analysis.summary_tables import engines, facts, stages
 from pipeline.cli import live
 from pipeline.cli.main import optional_print, print_line, print_page
-from pipeline.cli.terminal.notices import notice_options, print_error, print_notice
 from pipeline.cli.starting import show_starts
 from pipeline.cli.terminal.console import PlainConsole
+from pipeline.cli.terminal.notices import notice_options, print_error, print_notice
 from pipeline.cli.terminal.signals import restored_handlers, stop_on_signal
 from pipeline.data.obtain import problem_files
 from pipeline.data.row_sample import MOST_ROWS
@@ -37,7 +37,6 @@ from pipeline.session.replay import shortfall
 from pipeline.session.resume import MAY_DRIFT
 from pipeline.session.run import Observer, SessionResult
 from pipeline.session.run import run as start
-
 
 Address = tuple[str, int] | None
 """Host and port at which metrics are served; None: they are not."""
@@ -66,6 +65,8 @@ column_option = click.option(
 
 
 SET_HELP = "A param, stages.STAGE.NAME=VALUE or engines.ROLE.NAME=VALUE."
+
+
 def metrics_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Give a command the options of the address at which the metrics of its run are served; they come as `metrics`."""
 
@@ -82,7 +83,9 @@ settings_option = click.option("--set", "settings", multiple=True, metavar="NAME
 PRESET_HELP = "Settings of a paper: speccot, specreason, scot, or a file. --set overrides them."
 preset_option = click.option("--preset", type=click.Path(path_type=Path), metavar="NAME", help=PRESET_HELP)
 SAMPLES_HELP = "Samples per problem.  [default: that of --preset, else 1]"
-INPUT_HELP = "Problems: a Parquet, JSON lines, JSON or CSV file, a folder or 'pattern*' of them, hf://OWNER/NAME, or - for stdin. May be repeated."
+INPUT_HELP = (
+    "Problems: a Parquet, JSON lines, JSON or CSV file, a folder or 'pattern*' of them, hf://OWNER/NAME, or - for stdin. May be repeated."
+)
 input_option = click.option("--input", "inputs", required=True, multiple=True, metavar="FILE", help=INPUT_HELP)
 limit_option = click.option("--limit", type=click.IntRange(1, MOST_ROWS), help="Only the first N rows.")
 sample_option = click.option("--sample", metavar="N[:SEED]", help="Only N random rows; independent of --seed.")
@@ -121,9 +124,7 @@ def with_preset(options: Mapping[str, Any]) -> dict[str, Any]:
 @limit_option
 @sample_option
 @click.option("--seed", type=int, default=0, show_default=True, help="Random seed.")
-@click.option(
-    "--modes", type=click.Path(path_type=Path), metavar="RUN", help="With speculate=auto: replay the modes recorded in that run."
-)
+@click.option("--modes", type=click.Path(path_type=Path), metavar="RUN", help="With speculate=auto: replay the modes recorded in that run.")
 @click.option("--calibration", type=click.Path(path_type=Path), metavar="FILE", help=CALIBRATION_HELP)
 @click.option("--output", type=click.Path(path_type=Path), metavar="DIR", help="Run folder.  [default: runs/GRAPH-TIME]")
 @click.option(

@@ -11,8 +11,8 @@ from rich.table import Table
 
 from pipeline.analysis.progress import state_of
 from pipeline.cli.main import print_line
-from pipeline.cli.terminal.notices import print_notice
 from pipeline.cli.terminal.console import PlainConsole
+from pipeline.cli.terminal.notices import print_notice
 from pipeline.errors import InputError, RunFolderError, UsageError, boundary
 from pipeline.trace.folder import is_held
 from pipeline.trace.run_file import FILE, RunFile

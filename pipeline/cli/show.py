@@ -67,7 +67,9 @@ def _lines(transcript: Transcript, candidates: bool) -> Iterator[Text]:
         yield from _step(step, candidates)
     if transcript.answer_text:
         yield Text(transcript.answer_text)
-    yield Text.assemble("answer: ", (transcript.answer or "none", "bold"), f"   reference: {transcript.reference or 'none'}   ", _verdict(transcript))
+    yield Text.assemble(
+        "answer: ", (transcript.answer or "none", "bold"), f"   reference: {transcript.reference or 'none'}   ", _verdict(transcript)
+    )
     yield Text(f"ended: {transcript.ended}", "dim")
 
 

@@ -8,9 +8,9 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from pipeline.cli.terminal.notices import log, options, print_notice
 from pipeline.cli.live import has_panel, repeated
 from pipeline.cli.terminal.console import PlainConsole
+from pipeline.cli.terminal.notices import log, options, print_notice
 from pipeline.engines.startup import READY, Listener
 from pipeline.graph.spec import EngineSpec
 

@@ -1,5 +1,6 @@
 """`pipeline sweep GRAPH... --input FILE --batch-size 1,8,32`: options enter; a folder of points, tables and a report leave."""
 
+import sys
 from pathlib import Path
 from typing import Any, get_args
 
@@ -11,7 +12,6 @@ from pipeline.analysis.points import Point
 from pipeline.analysis.sweep_tables import crossings, sweep_tables
 from pipeline.cli import live
 from pipeline.cli.main import optional_print, print_page
-from pipeline.cli.terminal.notices import notice_options, print_error, print_notice
 from pipeline.cli.run import (
     CALIBRATION_HELP,
     column_option,
@@ -22,6 +22,8 @@ from pipeline.cli.run import (
     settings_option,
     with_preset,
 )
+from pipeline.cli.terminal.notices import notice_options, print_error, print_notice
+from pipeline.cli.starting import show_starts
 from pipeline.cli.terminal.signals import restored_handlers, stop_at_first_signal
 from pipeline.errors import MissingExtra
 from pipeline.report.extra import load

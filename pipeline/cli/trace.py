@@ -24,7 +24,9 @@ def trace() -> None:
 @trace.command()
 @click.argument("run", type=click.Path(path_type=Path), metavar="RUN")
 @click.option("--format", "form", type=click.Choice(list(FILES)), default="perfetto", show_default=True, help="Output format.")
-@click.option("--output", type=click.Path(path_type=Path), metavar="FILE", help="Output file, compressed if it ends in .gz.  [default: in RUN]")
+@click.option(
+    "--output", type=click.Path(path_type=Path), metavar="FILE", help="Output file, compressed if it ends in .gz.  [default: in RUN]"
+)
 @click.option("--endpoint", metavar="URL", help="otel: send to this OTLP/HTTP endpoint, such as http://127.0.0.1:4318/v1/traces.")
 @click.option("--texts", is_flag=True, help="otel: include the texts of steps and answers.")
 @click.option("--force", is_flag=True, help="Overwrite an existing file.")

@@ -25,7 +25,9 @@ COUNTS = ("over", "steps", "calls")
 
 @click.command()
 @click.argument("run", type=click.Path(path_type=Path), metavar="RUN")
-@click.option("--every", type=click.FloatRange(0.2, 3600), default=2.0, show_default=True, metavar="SECONDS", help="Time between two looks.")
+@click.option(
+    "--every", type=click.FloatRange(0.2, 3600), default=2.0, show_default=True, metavar="SECONDS", help="Time between two looks."
+)
 @click.option("--once", is_flag=True, help="Look once.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per look.")
 @click.option("--debug", is_flag=True, help="Show tracebacks.")

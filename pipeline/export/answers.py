@@ -118,5 +118,3 @@ def _add_thoughts(run: Path, rows: Sequence[Row]) -> None:
             texts[name].append(text)
     for row in rows:
         row["thought"] = "".join(texts.get(row["chain_id"], ())) or None
-
-

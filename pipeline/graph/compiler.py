@@ -6,8 +6,8 @@ from itertools import count
 from msgspec import structs
 
 from pipeline.errors import GraphError, did_you_mean
-from pipeline.graph.flaws import Flaws
 from pipeline.graph.direct import BOUNDARY, RESPONSE, direct_stages, speculation
+from pipeline.graph.flaws import Flaws
 from pipeline.graph.lines import with_lines
 from pipeline.graph.loader import digest
 from pipeline.graph.plan import Block, Condition, Direct, LoopNode, Plan, StageNode

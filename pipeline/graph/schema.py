@@ -22,7 +22,10 @@ FileName = Literal["graph", "engines", "prompts", "preset"]
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 REF = "#/$defs/"
 PARAM: dict[str, Any] = {"type": "string", "pattern": f"^{PARAM_PATTERN}$", "description": "The value of this param."}
-LIKE: dict[str, Any] = {"type": "string", "description": "A bundled prompts file by name, or a path: its keys hold where others are left out."}
+LIKE: dict[str, Any] = {
+    "type": "string",
+    "description": "A bundled prompts file by name, or a path: its keys hold where others are left out.",
+}
 
 
 def json_schema(file: FileName, stages: Mapping[str, type[StageSpec]], engines: Mapping[str, type[EngineSpec]]) -> dict[str, Any]:

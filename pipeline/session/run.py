@@ -25,7 +25,7 @@ from pipeline.engines.startup import Listener, listening
 from pipeline.errors import GraphError, InputError, Interrupted, OutOfMemory, PipelineError, is_out_of_memory
 from pipeline.grading.grader import BESIDE_ENGINES, Grader, default_workers
 from pipeline.graph.plan import Plan
-from pipeline.graph.spec import PLAIN_SAMPLING, SamplingSpec
+from pipeline.graph.spec import PLAIN_SAMPLING, EngineSpec, SamplingSpec
 from pipeline.reasoning.prompts import PromptBuilder
 from pipeline.runtime.admission.admission import Admission
 from pipeline.runtime.admission.cache import CacheLimit, cache_limits
@@ -298,7 +298,10 @@ def _check_continuing(plan: Plan, engines: Mapping[str, Engine]) -> None:
     for node in plan.stages():
         if node.spec.continues and engines[str(node.spec.role)].facts.get("continues") is False:
             what = f"has chat completions alone, and the stage `{node.name}` writes on in a thought that was begun"
-            raise GraphError(f"engine {node.spec.role!r}", f"{what}; take a server with the completions endpoint, or a graph of whole thoughts, such as scot")
+            raise GraphError(
+                f"engine {node.spec.role!r}",
+                f"{what}; take a server with the completions endpoint, or a graph of whole thoughts, such as scot",
+            )
 
 
 def _check_sampling(plan: Plan, engines: Mapping[str, Engine]) -> None:

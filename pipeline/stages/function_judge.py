@@ -101,9 +101,10 @@ def judge(
     """Make a function a kind of stage that judges candidates, called `kind` in graph files.
 
     The function is called as `function(problem, thought, candidates, **keys)` with the texts of the problem, of all steps that were
-    committed, and of the candidates, of which identical ones are there once unless `distinct` is false. It returns a `Judged`. `value`, `low` and `high` name the number that it returns, for plots.
-    It must be a pure function of its arguments, or a resumed and a replayed run will differ. `in_thread`: call it in a thread, because it
-    takes longer than a millisecond; not on simulated engines, whose time stands still meanwhile.
+    committed, and of the candidates, of which identical ones are there once unless `distinct` is false. It returns a `Judged`. `value`,
+    `low` and `high` name the number that it returns, for plots. It must be a pure function of its arguments, or a resumed and a replayed
+    run will differ. `in_thread`: call it in a thread, because it takes longer than a millisecond; not on simulated engines, whose time
+    stands still meanwhile.
 
     Raises `TypeError` for a function with other arguments.
     """

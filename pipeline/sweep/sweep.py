@@ -34,7 +34,7 @@ from pipeline.session.options import RunOptions
 from pipeline.session.order import Thoughts, earlier_thoughts
 from pipeline.session.preflight import Preflight, notices
 from pipeline.session.replay import check_replay
-from pipeline.session.run import Attend, Observer, solve_on, take_up
+from pipeline.session.run import Attend, Observer, opened_engines, solve_on, take_up
 from pipeline.session.stop import Stop
 from pipeline.sweep.lower_bound import RecordingEngine, device_limits, reset_caches
 from pipeline.sweep.plan import PlannedPoint, SweepOptions, System, parts, planned_points, together

@@ -90,7 +90,12 @@ def test_a_table_of_runs(source: Path) -> None:
     assert (done.returncode, lines[0]) == (0, ["run", "graph", "models", "state", "chains", "accuracy", "chains/s", "size"])
     assert sorted(line[0] for line in lines[1:]) == ["one", "two"]
     records = {row["folder"]: row for row in map(json.loads, pipeline("runs", source, "--json").stdout.splitlines())}
-    assert (records["one"]["graph"], records["one"]["state"], records["one"]["chains"], records["one"]["of"]) == ("speccot", "finished", 13, 13)
+    assert (records["one"]["graph"], records["one"]["state"], records["one"]["chains"], records["one"]["of"]) == (
+        "speccot",
+        "finished",
+        13,
+        13,
+    )
     assert (records["two"]["chains"], records["two"]["of"]) == (39, 39)
     assert records["one"]["accuracy"] is None
     assert records["one"]["bytes"] == sum(path.stat().st_size for path in (source / "one").rglob("*") if path.is_file())

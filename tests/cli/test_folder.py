@@ -100,7 +100,10 @@ EDITS: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda run: _swap(run, "calls/part-00000.parquet", "steps/part-00000.parquet"),
         "steps/part-00000.parquet holds what belongs in calls/part-00000.parquet",
     ),
-    "a part is cut": (lambda run: os.truncate(run / "calls/part-00000.parquet", 4000), "calls/part-00000.parquet is not a complete Parquet file"),
+    "a part is cut": (
+        lambda run: os.truncate(run / "calls/part-00000.parquet", 4000),
+        "calls/part-00000.parquet is not a complete Parquet file",
+    ),
     "a part is garbled": (lambda run: _flip(run / "calls/part-00000.parquet"), "calls/part-00000.parquet cannot be read"),
     "a pipe": (lambda run: os.mkfifo(run / "calls/part-00002.parquet"), "calls/part-00002.parquet is a named pipe, not a regular file"),
     "a link": (

@@ -85,5 +85,7 @@ def test_lines_with_times_also_in_a_file(tmp_path: Path) -> None:
 
 def test_a_log_file_that_cannot_be_written_is_refused_before_the_run(tmp_path: Path) -> None:
     problems = write_problems(tmp_path)
-    done = pipeline("run", "speccot", "--engines", SIM, "--input", problems, "--output", tmp_path / "run", "--log-file", tmp_path / "no/x.log")
+    done = pipeline(
+        "run", "speccot", "--engines", SIM, "--input", problems, "--output", tmp_path / "run", "--log-file", tmp_path / "no/x.log"
+    )
     assert (done.returncode, "not writable" in done.stderr, (tmp_path / "run").exists()) == (2, True, False)

@@ -74,7 +74,12 @@ def test_a_file_without_the_column_is_refused(parts: Path) -> None:
 
 @pytest.mark.parametrize(
     ("content", "suffix"),
-    [(b'{"problem": "x"}\n', ".jsonl"), (b'\n[{"problem": "x"}]', ".json"), (b"problem\nx\n", ".csv"), (b"\xef\xbb\xbfproblem\nx\n", ".csv")],
+    [
+        (b'{"problem": "x"}\n', ".jsonl"),
+        (b'\n[{"problem": "x"}]', ".json"),
+        (b"problem\nx\n", ".csv"),
+        (b"\xef\xbb\xbfproblem\nx\n", ".csv"),
+    ],
 )
 def test_stdin_is_read_as_what_it_holds(tmp_path: Path, content: bytes, suffix: str) -> None:
     path = spooled(io.BytesIO(content), tmp_path)

@@ -1,4 +1,4 @@
-"""Engine `chat`: prompts become messages, replies become thoughts, answers and verdicts; what a chat cannot carry is refused at the start."""
+"""Engine `chat`: prompts become messages, replies thoughts, answers and verdicts; what a chat cannot carry is refused at the start."""
 
 import json
 import threading
@@ -54,7 +54,9 @@ def test_the_answer_to_a_finished_thought_is_asked_for() -> None:
 
 def test_a_choice_is_asked_for_by_name() -> None:
     options = tuple(TOKENIZER.encode("01"))
-    asked = asked_of(request(user("1 + 1?"), {"role": "assistant", "content": "..."}, user("Which?"), option_ids=options, max_tokens=1), TOKENIZER)
+    asked = asked_of(
+        request(user("1 + 1?"), {"role": "assistant", "content": "..."}, user("Which?"), option_ids=options, max_tokens=1), TOKENIZER
+    )
     assert asked.options == ("0", "1")
     assert asked.messages[-1].content == "Which?\n\nAnswer with nothing but one of: 0, 1."
 
@@ -201,7 +203,7 @@ def test_graphs_of_whole_thoughts(served: Callable[[Answer], ChatServer], tmp_pa
 @pytest.mark.parametrize("graph", ["speccot", "specreason", "likelihood"])
 def test_graphs_that_write_on_are_refused_before_a_call(served: Callable[[Answer], ChatServer], tmp_path: Path, graph: str) -> None:
     server = served(wise)
-    with pytest.raises(GraphError, match="has chat completions alone, and the stage `.*` writes on in a thought that was begun"):
+    with pytest.raises(GraphError, match=r"has chat completions alone, and the stage `.*` writes on in a thought that was begun"):
         run(options(tmp_path, graph, engines_file(tmp_path, server.url)))
     assert server.bodies == []
 

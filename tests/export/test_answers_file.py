@@ -41,7 +41,15 @@ def test_json_lines(tmp_path: Path, name: str) -> None:
 def test_csv(tmp_path: Path) -> None:
     first, second = cells(written(tmp_path / "answers.csv", ROWS))
     assert list(first) == ["problem_id", "problem", "answer", "correct", "level", "votes", "score"]
-    assert first == {"problem_id": "p0", "problem": ROWS[0]["problem"], "answer": "7", "correct": "true", "level": "3", "votes": "", "score": ""}
+    assert first == {
+        "problem_id": "p0",
+        "problem": ROWS[0]["problem"],
+        "answer": "7",
+        "correct": "true",
+        "level": "3",
+        "votes": "",
+        "score": "",
+    }
     assert (second["votes"], second["score"], second["answer"]) == ('{"7":2,"8":1}', "0.5", "")
 
 
@@ -100,7 +108,11 @@ def test_any_rows_come_back(tmp_path_factory: pytest.TempPathFactory, rows: list
     if names := {name for row in rows for name in row}:
         table = pq.read_table(written(folder / "x.parquet", rows))
         assert set(table.column_names) == names
-        assert all((value is None) == (row.get(name) is None) for name in names for value, row in zip(table.column(name).to_pylist(), rows, strict=True))
+        assert all(
+            (value is None) == (row.get(name) is None)
+            for name in names
+            for value, row in zip(table.column(name).to_pylist(), rows, strict=True)
+        )
     written(folder / "x.csv", rows)
 
 

@@ -44,7 +44,9 @@ def test_names_and_params_at_once(tmp_path: Path) -> None:
 
 
 def test_keys_and_values_of_all_stages_at_once(tmp_path: Path) -> None:
-    text = BAD.replace("Odd Name", "odd").replace(", unused: 1", "").replace("{engines}", "engines.yaml").replace("{{", "{").replace("}}", "}")
+    text = (
+        BAD.replace("Odd Name", "odd").replace(", unused: 1", "").replace("{engines}", "engines.yaml").replace("{{", "{").replace("}}", "}")
+    )
     found = flaws(text, tmp_path)
     assert [each.split(": ", 2)[:2] for each in found] == [
         ["line 5", "$.stages.guidance"],

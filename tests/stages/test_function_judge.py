@@ -90,7 +90,9 @@ def test_a_decorated_function_judges(installed: Any, tmp_path: Path) -> None:
 def test_its_keyword_only_arguments_are_keys_of_the_graph(installed: Any, tmp_path: Path) -> None:
     result = solve_with(installed("shortest", ", longest: 0"), tmp_path)
     assert {row.decision for row in result.rows("steps")} == {"fallback"}
-    with pytest.raises(pipeline.PipelineError, match=r"line 10: \$\.stages\.reason\.stages\.verify: unknown key `longst`; did you mean `longest`"):
+    with pytest.raises(
+        pipeline.PipelineError, match=r"line 10: \$\.stages\.reason\.stages\.verify: unknown key `longst`; did you mean `longest`"
+    ):
         pipeline.load_graph(installed("shortest", ", longst: 0"))
     with pytest.raises(pipeline.PipelineError, match="expected `int`"):
         pipeline.load_graph(installed("shortest", ", longest: many"))
@@ -127,7 +129,7 @@ def test_a_function_with_other_arguments_is_no_judge() -> None:
     def two(problem: str, candidates: Sequence[str]) -> int:
         return 0
 
-    with pytest.raises(TypeError, match="takes .problem, thought, candidates."):
+    with pytest.raises(TypeError, match=r"takes .problem, thought, candidates."):
         judge("two")(two)
 
 

@@ -30,8 +30,8 @@ class NoticeOptions(Struct, frozen=True):
 class Notices:
     """Where lines go: to stderr as the options say, and all to `file`, if there is one."""
 
-    def __init__(self, options: NoticeOptions = NoticeOptions(), file: TextIO | None = None) -> None:
-        self.options, self._file = options, file
+    def __init__(self, options: NoticeOptions | None = None, file: TextIO | None = None) -> None:
+        self.options, self._file = options or NoticeOptions(), file
 
     def say(self, text: str, *, error: bool = False, file_only: bool = False) -> None:
         """Print one line; `file_only`: to the file alone."""

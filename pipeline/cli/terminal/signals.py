@@ -13,8 +13,8 @@ from types import FrameType
 
 import anyio
 
-from pipeline.cli.terminal.notices import print_notice
 from pipeline.cli.terminal.interrupts import keep, kept
+from pipeline.cli.terminal.notices import print_notice
 from pipeline.session.stop import Stop
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)

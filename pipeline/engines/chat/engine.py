@@ -81,7 +81,13 @@ class ChatEngine:
         self.tokenizer = ChatTokenizer()
         self.max_model_len, self.vocab_size = spec.max_model_len, VOCAB_SIZE
         sampling = ("top_p",) if spec.send_sampling else ()
-        self.facts: dict[str, Fact] = {"answers": "model", "servers": (server.url,), "api": "chat", "sampling": sampling, "continues": False}
+        self.facts: dict[str, Fact] = {
+            "answers": "model",
+            "servers": (server.url,),
+            "api": "chat",
+            "sampling": sampling,
+            "continues": False,
+        }
         self._meter = UsageMeter()
 
     async def generate(self, request: Request) -> Completion:
@@ -216,7 +222,9 @@ async def _check_model(where: str, server: Server, spec: ChatSpec) -> None:
     except Broken as error:
         raise GraphError(where, f"the server {error}; start it, or correct base_url") from None
     if reply.unauthorized:
-        remedy = f"does not accept the key in {spec.api_key_env}" if spec.api_key_env else "asks for a key: name its variable in api_key_env"
+        remedy = (
+            f"does not accept the key in {spec.api_key_env}" if spec.api_key_env else "asks for a key: name its variable in api_key_env"
+        )
         raise GraphError(where, f"{server.url} {remedy} (status {reply.status})")
     try:
         names = [model.id for model in msgspec.json.decode(reply.content, type=_Models).data] if reply.ok else []
@@ -238,4 +246,6 @@ async def examine_chat(specs: Mapping[str, ChatSpec], machine: Machine) -> Exami
     return Examination(findings=(), memory=(), checkpoints=())
 
 
-BACKEND = Backend(spec=ChatSpec, open=open_chat, available=chat_available, examine=examine_chat, tokenizer=lambda role, spec: ChatTokenizer())
+BACKEND = Backend(
+    spec=ChatSpec, open=open_chat, available=chat_available, examine=examine_chat, tokenizer=lambda role, spec: ChatTokenizer()
+)

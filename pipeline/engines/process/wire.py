@@ -1,8 +1,8 @@
 """The messages between the main process and a worker, and how they go over a socket: as length-prefixed msgpack.
 
 The main process sends `Setup` once, then `Submit`, `Abort`, `Interrupt` and `ResetPrefixCache`; the worker says what it does by `Loading`
-until it answers with `Ready` or `Failed`, once, then with a `Report` whenever something is finished, and with `PrefixCacheIsEmpty`. A spec is sent as plain data, and only
-the worker program decodes it: neither a backend nor a model nor a socket is known here.
+until it answers with `Ready` or `Failed`, once, then with a `Report` whenever something is finished, and with `PrefixCacheIsEmpty`. A spec
+is sent as plain data, and only the worker program decodes it: neither a backend nor a model nor a socket is known here.
 """
 
 from collections.abc import Iterator

@@ -215,9 +215,9 @@ class _ToParent(Listener):
 def run_worker(load: Callable[[Setup], BatchedModel]) -> None:
     """The main function of a worker program: load a model, then compute requests until the main process closes the socket.
 
-    `load` may say by `tell_phase` what it does; it raises `CannotLoad` where the model cannot be served here; any other error of it or of the model ends the process, and
-    is the `exit_reason` of its engine. Call this before importing anything that takes long: until then an interrupt at the
-    terminal ends the process.
+    `load` may say by `tell_phase` what it does; it raises `CannotLoad` where the model cannot be served here; any other error of it or of
+    the model ends the process, and is the `exit_reason` of its engine. Call this before importing anything that takes long: until then an
+    interrupt at the terminal ends the process.
     """
     try:
         connection = ParentConnection()

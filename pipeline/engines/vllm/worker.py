@@ -16,7 +16,18 @@ from typing import TYPE_CHECKING, Any
 from pipeline.engine import Completion, EngineStatistics, Fact, Request, Speculation
 from pipeline.engines.checkpoint import ANEW
 from pipeline.engines.meter import UsageMeter
-from pipeline.engines.process.wire import Abort, Failed, Interrupt, Loading, PrefixCacheIsEmpty, Ready, Report, ResetPrefixCache, Setup, Submit
+from pipeline.engines.process.wire import (
+    Abort,
+    Failed,
+    Interrupt,
+    Loading,
+    PrefixCacheIsEmpty,
+    Ready,
+    Report,
+    ResetPrefixCache,
+    Setup,
+    Submit,
+)
 from pipeline.engines.process.worker import REPORT_EVERY_S, ParentConnection, end_with_parent
 from pipeline.imports import without_collections
 

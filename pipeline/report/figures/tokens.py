@@ -8,7 +8,24 @@ from pipeline.analysis.compare.cells import Table, plain, plain_percent
 from pipeline.analysis.ledger import OUTCOMES, Ledger
 from pipeline.analysis.time.critical_path import END, SEGMENTS, CriticalPath
 from pipeline.analysis.time.latency import QUANTITIES, Percentiles
-from pipeline.report.figures.style import BLUE, BROWN, CYAN, GREEN, GREY, LIGHT, ORANGE, PINK, PURPLE, RED, SAND, TEAL, axes, drawn, layout
+from pipeline.report.figures.style import (
+    BLUE,
+    BROWN,
+    CYAN,
+    GREEN,
+    GREY,
+    LIGHT,
+    ORANGE,
+    PINK,
+    PURPLE,
+    RED,
+    SAND,
+    TEAL,
+    axes,
+    decades,
+    drawn,
+    layout,
+)
 
 PATH = {
     "between": ("between calls", RED),
