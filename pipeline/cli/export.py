@@ -1,16 +1,16 @@
 """`pipeline export RUN -o FILE`: the answers of a run as JSON lines, CSV or Parquet."""
 
-import sys
 from functools import partial
 from pathlib import Path
 
 import click
+import msgspec
 
 from pipeline.cli.folder import print_flaws
-from pipeline.cli.main import print_line
+from pipeline.cli.main import print_line, print_page
 from pipeline.errors import RunFolderError, UsageError, boundary
 from pipeline.export.answers import answer_rows
-from pipeline.export.answers_file import form_of, write_answers, write_batches, write_json_lines
+from pipeline.export.answers_file import form_of, write_answers, write_batches
 from pipeline.export.output import check_output
 from pipeline.trace.columns import schema_of
 from pipeline.trace.conform import ROWS
@@ -46,7 +46,8 @@ def export(run: Path, output: Path, table: str | None, thoughts: bool, force: bo
         return
     rows = partial(answer_rows, run, thoughts=thoughts)
     if str(output) == "-":
-        write_json_lines(sys.stdout.buffer, rows())
+        for row in rows():
+            print_page(msgspec.json.encode(row, enc_hook=str))
         return
     form_of(output)
     check_output(output, force)

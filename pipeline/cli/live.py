@@ -198,7 +198,8 @@ def panel(meter: Meter) -> Group:
         f"  {duration(meter.elapsed_s)}, ETA {duration(meter.eta_s)}",
     )
     facts = f"{meter.chains_per_s:.3g} problems/s   {meter.steps_per_s:.1f} steps/s   "
-    facts += f"accepted {_percent(meter.acceptance)}{_accuracy(meter)}   {view.schedule}, batch size {view.batch_size}   oldest chain {duration(_oldest_s(view))}"
+    facts += f"accepted {_percent(meter.acceptance)}{_accuracy(meter)}   {view.schedule}, batch size {view.batch_size}   "
+    facts += f"oldest chain {duration(_oldest_s(view))}"
     table = Table(box=None, pad_edge=False, header_style="dim")
     for title in ("engine", "tokens/s", "in flight", "waiting", "running", "kv cache"):
         table.add_column(title, justify="left" if title == "engine" else "right")

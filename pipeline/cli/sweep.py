@@ -22,8 +22,8 @@ from pipeline.cli.run import (
     settings_option,
     with_preset,
 )
-from pipeline.cli.terminal.notices import notice_options, print_error, print_notice
 from pipeline.cli.starting import show_starts
+from pipeline.cli.terminal.notices import notice_options, print_error, print_notice
 from pipeline.cli.terminal.signals import restored_handlers, stop_at_first_signal
 from pipeline.errors import MissingExtra
 from pipeline.report.extra import load

@@ -17,7 +17,7 @@ from pipeline.bundled import find_file
 from pipeline.data.problems import as_text, kind_of
 from pipeline.data.rows import Flaw
 from pipeline.errors import GraphError, did_you_mean
-from pipeline.grading.answers import Kind, extract_answer
+from pipeline.grading.answers import extract_answer
 from pipeline.graph.loader import load_struct
 from pipeline.graph.spec import NAME_PATTERN
 
@@ -35,6 +35,10 @@ Rows = Annotated[int, Meta(ge=1, le=1_000_000_000_000)]
 Row = Mapping[str, Any]
 Keys = tuple[str | int, ...]
 """The place of a value in a row: the column, then names within objects and indices within arrays."""
+
+
+BuiltIn = Literal["math", "numeric", "letter"]
+"""The kinds of grading that need no other package: `grading.answers.KINDS`."""
 
 
 class Hub(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -85,7 +89,7 @@ class Recipe(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     answer_marks: tuple[str, ...] = ()
     """Marks behind which the answer stands in the problem's text where `answer` is empty; it is cut off the problem then."""
     choices: Choices | None = None
-    grader: Kind
+    grader: BuiltIn
     source: str | None = None
     """Path of the name of a row's source; null: the recipe's title is used."""
     keep: dict[str, str] = {}
@@ -164,7 +168,7 @@ class CanonicalRow(Struct, frozen=True):
     options: tuple[str, ...]
     """The options of a multiple-choice problem, A first; else empty."""
     source: str
-    grader: Kind
+    grader: BuiltIn
     kept: dict[str, str | None]
     """The columns of the recipe's `keep`, by our name."""
 

@@ -110,7 +110,9 @@ class JsonLines:
         with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             msgspec.json.decode(line)
             return Flaw("not a JSON object, but an array: write one object a line")
-        return Flaw("not JSON (an array that is not closed)")
+        if self.names:
+            return Flaw("not JSON (an array that is not closed)")
+        raise InputError(str(self._path), "one JSON array over many lines; write one object a line, or name the file .json")
 
 
 def _value(name: str, raw: msgspec.Raw) -> Any:
@@ -138,6 +140,9 @@ class JsonArray(JsonLines):
             raise InputError(str(self._path), f"not a JSON array: {reason(error)}") from error
         for row, line in enumerate(rows, 1):
             yield row, self._record(bytes(line), wanted)
+
+    def _no_object(self, line: bytes) -> Flaw:
+        return Flaw("not a JSON object")
 
 
 def json_source(path: Path) -> Source:

@@ -22,7 +22,13 @@ AT_ONCE = 4096
 FORMULA = re.compile(r"\s*[=+\-@]")
 """How a cell begins that a spreadsheet would compute."""
 NUMBER = re.compile(r"[+\-]?(\d+([.,]\d*)*|[.,]\d+)([eE][+\-]?\d+)?%?")
+EXACT = 2**53
+"""Up to which floating-point numbers hold every integer."""
 SCALARS: dict[type, pa.DataType] = {bool: pa.bool_(), int: pa.int64(), float: pa.float64(), str: pa.string()}
+
+
+class _Large:
+    """An integer that no floating-point number is for certain."""
 
 
 def form_of(path: Path) -> Form:
@@ -108,12 +114,15 @@ def _kinds(names: Sequence[str], rows: Iterable[Row]) -> dict[str, pa.DataType]:
     for row in rows:
         for name, value in row.items():
             if value is not None:
-                large = type(value) is int and not -(2**63) <= value < 2**63
-                met[name].add(str if large else type(value))
+                met[name].add(_Large if type(value) is int and abs(value) > EXACT else type(value))
+                if type(value) is int and not -(2**63) <= value < 2**63:
+                    met[name].add(str)
     return {name: _common(kinds) for name, kinds in met.items()}
 
 
 def _common(kinds: set[type]) -> pa.DataType:
+    if kinds <= {int, _Large} and kinds:
+        return pa.int64()
     if len(kinds) == 1:
         return SCALARS.get(next(iter(kinds)), pa.string())
     return pa.float64() if kinds == {int, float} else pa.string()

@@ -81,7 +81,10 @@ def load_graph(
     raw["params"] = dict(mapping(raw.get("params") or {}, f"{path}: $.params"))
     roles, roles_file = _read_engines(raw, path, engines)
     inline = roles_file == path
-    raw["stages"] = _copied(mapping(raw.get("stages"), f"{path}: $.stages"))
+    with flaws.noted():
+        raw["stages"] = _copied(mapping(raw.get("stages"), f"{path}: $.stages"))
+    if not isinstance(raw.get("stages"), dict):
+        flaws.raise_any()
     flaws.check(_check_names, raw["params"], f"{path}: $.params", "a param")
     flaws.check(_check_names, roles, f"{roles_file}: {_role_path('', inline).rstrip('.')}", "a role")
     if isinstance(raw.get("name"), str):

@@ -47,7 +47,7 @@ class KeptProblems(Problems):
     """Problems from the table `problems` of a run folder, the same items as from the input file."""
 
     def __init__(self, folder: Path, about: RunInput) -> None:
-        super().__init__(folder / TABLE, {}, None)
+        super().__init__(Path(about.file), {}, None)  # by which messages call it
         self._folder, self._about = folder, about
 
     def _open(self) -> Source:

@@ -46,8 +46,8 @@ def test_wrong_outputs_are_one_sentence(source: Path, tmp_path: Path) -> None:
     there.write_text("mine")
     for name, says in (
         ("answers.xlsx", "unknown format; expected a name that ends in"),
-        ("no/answers.csv", "there is no folder"),
-        ("there.csv", "is there already"),
+        ("no/answers.csv", "not writable"),
+        ("there.csv", "file exists"),
     ):
         done = pipeline("export", source / "one", "-o", tmp_path / name)
         assert (done.returncode, done.stderr.count("\n")) == (2, 1)
@@ -103,7 +103,7 @@ def test_a_table_of_runs(source: Path) -> None:
 
 def test_a_folder_without_runs(tmp_path: Path) -> None:
     done = pipeline("runs", tmp_path)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", f"{tmp_path}: no run folder in it\n")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", f"{tmp_path}: contains no runs\n")
     done = pipeline("runs", tmp_path / "nothing")
     assert (done.returncode, "no such folder" in done.stderr) == (2, True)
 

@@ -98,10 +98,10 @@ def test_the_display_says_how_many_chains_pause(watched: Watched) -> None:
         admission.turn(member, {"target": range(30)})
     watched.meter.view = msgspec.structs.replace(watched.meter.view, admission=admission)
     watched.progress.live = 2
-    assert "2 live," in line(watched.meter)
+    assert "2 in flight," in line(watched.meter)
     admission.turn(members[0], {"target": range(90)})
-    assert "2 live (1 paused)," in line(watched.meter)
-    assert "2 live (1 paused)," in watched.shown()
+    assert "2 in flight (1 paused)," in line(watched.meter)
+    assert "2 in flight (1 paused)," in watched.shown()
 
 
 def test_the_display_says_since_when_an_engine_is_silent_and_then_knows_no_end(watched: Watched) -> None:

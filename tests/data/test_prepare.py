@@ -320,7 +320,7 @@ def test_the_same_file_again_is_fine_and_another_is_not(write: Write, tmp_path: 
 
 def test_a_file_that_is_no_parquet_is_not_written_over(write: Write, tmp_path: Path) -> None:
     output = write("out.parquet", "notes")
-    assert "is there already" in wrong(tiny(), write("one.jsonl", [{"q": "x", "a": 2}]), output, UsageError)
+    assert "exists and holds something else" in wrong(tiny(), write("one.jsonl", [{"q": "x", "a": 2}]), output, UsageError)
 
 
 @pytest.mark.parametrize("name", ["out.csv", "folder.parquet"])

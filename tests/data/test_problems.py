@@ -272,7 +272,7 @@ def wrong(path: Path, columns: dict[str, str] | None = None) -> str:
 
 
 WRONG_FILES: list[tuple[str, Any, str]] = [
-    ("p.txt", "x", "p.txt: unknown kind of file `.txt`; expected .parquet, .jsonl, .ndjson, .json or .csv, the text formats also with .gz"),
+    ("p.txt", "x", "p.txt: unknown kind of file `.txt`; expected .parquet, .jsonl, .ndjson, .json, .csv or .tsv, the text formats also with .gz"),
     ("p.parquet.gz", b"", "p.parquet.gz: unknown kind of file `.parquet.gz`; expected"),
     ("p.jsonl", "", "p.jsonl: holds no rows"),
     ("p.jsonl", "\n\n", "p.jsonl: holds no rows"),
@@ -288,11 +288,11 @@ WRONG_FILES: list[tuple[str, Any, str]] = [
     ("p.csv", "problem,problem\nx,y\n", "p.csv: has the column `problem` twice"),
     ("p.jsonl", "é\n".encode("latin-1") * 3, "p.jsonl: no row holds a problem; row 1: not UTF-8"),
     (
-        "p.json",
+        "p.jsonl",
         '[\n{"problem":"x"},\n{"problem":"y"}\n]\n',
-        "p.json: one JSON array over many lines; write one object a line, as `jq -c '.[]'` does",
+        "p.jsonl: one JSON array over many lines; write one object a line, or name the file .json",
     ),
-    ("p.json", '[{"problem":"x"}]', "p.json: no row holds a problem; row 1: not a JSON object, but an array: write one object a line"),
+    ("p.jsonl", '[{"problem":"x"}]', "p.jsonl: no row holds a problem; row 1: not a JSON object, but an array: write one object a line"),
     ("p.jsonl", [{"question": "x", "answer": 1}], "p.jsonl: no column `problem`; it has `question`, `answer`; pass --column problem=NAME"),
     ("p.csv", "question,answer\nx,1\n", "p.csv: no column `problem`; it has `question`, `answer`; pass --column problem=NAME"),
     ("p.parquet", [{"question": "x"}], "p.parquet: no column `problem`; it has `question`; pass --column problem=NAME"),

@@ -30,8 +30,7 @@ def test_a_flaw_is_named_with_file_place_and_remedy(path: Path) -> None:
         load_plan(path)
     message = str(caught.value)
     assert expected in message
-    assert path.name in message or "nowhere.yaml" in message
-    assert "\n" not in message
+    assert all(path.name in line or "nowhere.yaml" in line for line in message.splitlines())
 
 
 def test_a_file_of_5_mb_is_refused_unread(tmp_path: Path) -> None:
@@ -65,7 +64,7 @@ def test_a_setting_that_is_no_value(value: str) -> None:
 
 def test_names_of_roles_and_what_they_hold_are_checked_in_a_file_alone(tmp_path: Path) -> None:
     path = tmp_path / "engines.yaml"
-    for content, message in (("../x: {}", r"'../x' is no name for a role"), ("draft: 5", r"\$\.draft: expected a mapping, got `int`")):
+    for content, message in (("../x: {}", r"'../x' is not a valid name of a role"), ("draft: 5", r"\$\.draft: expected a mapping, got `int`")):
         path.write_text(content)
         with pytest.raises(GraphError, match=message):
             load_engines(path, engine_specs(), ("engines.draft.model=x",))

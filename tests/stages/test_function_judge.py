@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Annotated, Any
 
 import msgspec
@@ -43,7 +44,7 @@ stages:
     stages:
       draft: {{kind: draft, engine: draft, candidates: 3, max_tokens: 100}}
       verify: {{kind: {kind}, after: draft{keys}}}
-      write: {{kind: generate, engine: target, after: verify, when: verify.rejected, max_tokens: 100}}
+      write: {{kind: generate, engine: target, unit: step, after: verify, when: verify.rejected, max_tokens: 100}}
   answer: {{kind: answer, engine: target, after: reason}}
 """
 
@@ -72,24 +73,28 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     _entries.cache_clear()
 
 
+def rows_of(result: pipeline.Result, table: str) -> list[Any]:
+    return [SimpleNamespace(**row) for row in result.to_arrow(table).to_pylist()]
+
+
 def solve_with(graph: Path, tmp_path: Path) -> pipeline.Result:
     return pipeline.solve(graph, write_problems(tmp_path, 6), output=tmp_path / "run", engines=SIM)
 
 
 def test_a_decorated_function_judges(installed: Any, tmp_path: Path) -> None:
     result = solve_with(installed("shortest"), tmp_path)
-    steps = [row for row in result.rows("steps") if row.decision == "accepted"]
+    steps = [row for row in rows_of(result, "steps") if row.decision == "accepted"]
     assert steps
     for row in steps:
         assert row.verify_kind == "shortest"
         assert len(row.step_text) == min(map(len, row.candidate_texts)) == row.score_value
         assert (row.score_scale, row.score_low) == ("characters", 0.0)
-    assert {row.stage for row in result.rows("calls")} == {"draft", "answer"}
+    assert {row.stage for row in rows_of(result, "calls")} == {"draft", "answer"}
 
 
 def test_its_keyword_only_arguments_are_keys_of_the_graph(installed: Any, tmp_path: Path) -> None:
     result = solve_with(installed("shortest", ", longest: 0"), tmp_path)
-    assert {row.decision for row in result.rows("steps")} == {"fallback"}
+    assert {row.decision for row in rows_of(result, "steps")} == {"fallback"}
     with pytest.raises(
         pipeline.PipelineError, match=r"line 10: \$\.stages\.reason\.stages\.verify: unknown key `longst`; did you mean `longest`"
     ):
@@ -171,11 +176,11 @@ def test_self_consistency_takes_the_answer_that_most_drafts_give(tmp_path: Path)
 def test_a_cascade_asks_the_target_only_where_the_middle_model_rejects(tmp_path: Path) -> None:
     engines = ROOT / "graphs/engines/sim-4xh100-cascade.yaml"
     plan = pipeline.load_graph("cascade", engines)
-    result = pipeline.solve(plan, write_problems(tmp_path, 24))
-    calls = [(row.chain_id, row.stage) for row in result.rows("calls")]
+    result = pipeline.solve(plan, write_problems(tmp_path, 24), output=tmp_path / "run")
+    calls = [(row.chain_id, row.stage) for row in rows_of(result, "calls")]
     count = {stage: sum(each == stage for _, each in calls) for stage in ("draft", "check", "propose", "verify", "fallback")}
     assert count["draft"] == count["check"] > count["propose"] == count["verify"] > count["fallback"] > 0
-    accepted = [row for row in result.rows("steps") if row.decision == "accepted"]
+    accepted = [row for row in rows_of(result, "steps") if row.decision == "accepted"]
     assert {row.verify_stage for row in accepted} == {"check", "verify"}
     for row in accepted:
         chosen = row.candidate_texts[row.chosen_candidate]

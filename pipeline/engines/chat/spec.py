@@ -8,6 +8,9 @@ from msgspec import Meta
 from pipeline.graph.spec import Count, EngineSpec, PositiveSeconds, Tokens
 
 
+ExtraNumber = Annotated[int, Meta(ge=-(1 << 53), le=1 << 53)]
+
+
 class ChatSpec(EngineSpec, frozen=True, kw_only=True, tag="chat"):
     """A server that has chat completions and nothing else, such as hosted models. It writes whole thoughts, whole responses and answers,
     and judges by the text of its reply; it cannot write on in a thought that was begun, so no stage that works step by step can use it.
@@ -31,7 +34,7 @@ class ChatSpec(EngineSpec, frozen=True, kw_only=True, tag="chat"):
     """See `EngineSpec.max_retries`; servers are often unavailable for a moment, and a verdict without an option is asked for again."""
     startup_timeout_s: PositiveSeconds = 600.0
     """Longest time that the server may take to list its models, before the run starts."""
-    extra: Mapping[str, bool | int | float | str] = {}
+    extra: Mapping[str, bool | ExtraNumber | float | str] = {}
     """Further fields of every request, such as `reasoning_effort: high`."""
     max_in_flight: Count = 64
     """Most requests sent to the server at once."""
