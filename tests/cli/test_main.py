@@ -97,7 +97,7 @@ def test_a_failed_chain_is_exit_code_3(tmp_path: Path) -> None:
         (("run", SPECCOT, "--input", "none.csv"), "none.csv: no such file"),
         (("run", SPECCOT, "--input", "README.md", "--set", "candidate=3"), "did you mean `candidates`?"),
         (("check", "tests/bad_graphs/cycle.yaml"), "draft -> fallback -> verify -> draft"),
-        (("solve",), "No such command 'solve'"),
+        (("solve",), "no command 'solve'"),
     ],
 )
 def test_wrong_options_are_exit_code_2(arguments: tuple[str, ...], expected: str) -> None:

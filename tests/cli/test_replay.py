@@ -48,7 +48,7 @@ def test_what_was_never_generated_is_counted(recorded: Path, problems: Path, tmp
     assert "8 failed (8 NeverGenerated)" in done.stdout
     assert done.stderr.splitlines()[-1] == "replay: 8 of 8 chains needed text that was never generated, first at stage fallback 8"
     grouped = pipeline("errors", tmp_path / "out")
-    assert "8 x NeverGenerated in fallback: needs text that was never generated: the recorded run made no such call" in grouped.stdout
+    assert "8 x NeverGenerated (in fallback): needs text that was never generated: the recorded run made no such call" in grouped.stdout
 
 
 def test_a_relative_run_is_found_from_elsewhere(recorded: Path, problems: Path, tmp_path: Path) -> None:

@@ -66,7 +66,7 @@ def test_every_cause_has_words_and_every_purpose_and_segment_too() -> None:
 def test_requests_over_time(two_seconds: occupancy.Occupancy) -> None:
     figure = figures_time.requests(two_seconds)
     assert [list(trace.y) for trace in figure.data] == [[3, 0], [1, 0], [3, 0], [1, 0], [4, 1]]
-    assert "seconds since the run began" in titles(figure)
+    assert "time since start (s)" in titles(figure)
     assert {trace.name for trace in figure.data if trace.showlegend is not False} == {"running", "client queue", "chains in flight"}
 
 
@@ -84,7 +84,7 @@ def test_the_table_of_causes(two_seconds: occupancy.Occupancy) -> None:
     assert table.columns == ("", "draft", "target", "device gpu")
     assert table.rows == (
         ("busy", "0.5 s (25.0%)", "0.75 s (37.5%)", "1 s (50.0%)"),
-        ("idle: tail: too few chains left", "1.5 s (75.0%)", "1.25 s (62.5%)", "1 s (50.0%)"),
+        ("idle: tail (too few chains left)", "1.5 s (75.0%)", "1.25 s (62.5%)", "1 s (50.0%)"),
     )
     assert table.note == "Of 2 s. 0.25 s (12.5%) two or more engines were busy."
 
@@ -120,7 +120,7 @@ def test_tokens_add_up_in_the_figure_and_in_the_table() -> None:
     assert figure.data[0].y == ("draft<br>100", "target<br>10")
     table = figures_tokens.tokens_table(books)
     rows = {row[0]: row[1:] for row in table.rows}
-    assert rows["in an accepted draft"] == ("60 (60.0%)", "0 (0.0%)")
+    assert rows["accepted draft"] == ("60 (60.0%)", "0 (0.0%)")
     assert rows["all"] == rows["the engine's own count"] == ("100", "10")
     assert rows["prompt tokens from the prefix cache"] == ("25.0%", "25.0%")
     assert "answer" not in rows
@@ -134,7 +134,7 @@ def test_times_of_stages_in_the_order_of_the_graph() -> None:
     assert {trace.name: list(trace.x) for trace in figure.data}["max"] == [2.0, 2.0]
     assert list(figure.data[0].y) == ["draft", "verify"]
     rows = figures_tokens.latency_table(latencies, ["draft", "verify"]).rows
-    assert rows[0] == ("draft", "sent until answered", "1,000", "200", "100", "300", "500", "2,000")
+    assert rows[0] == ("draft", "end to end", "1,000", "200", "100", "300", "500", "2,000")
     assert [row[:2] for row in rows[1:]] == [("verify", "client queue"), ("verify", "end to end")]
 
 
@@ -151,7 +151,7 @@ def test_lengths_are_shares_of_their_kind_in_whole_bins() -> None:
 
 def test_acceptance_skips_numbers_that_no_step_has() -> None:
     figure = figures_steps.acceptance(np.array([0, 10, 0, 4]), np.array([0, 9, 0, 0]))
-    line = named(figure)["accepted, with 95 % interval"]
+    line = named(figure)["acceptance rate, 95% interval"]
     assert list(zip(line.x, line.y, strict=True)) == [(1, 0.9), (3, 0.0)]
     low, high = (next(iter(figure.data[place].y)) for place in (0, 1))
     assert low == pytest.approx(0.5958, abs=1e-4), "Wilson, 9 of 10"
@@ -174,7 +174,7 @@ def scores() -> Scores:
 
 def test_acceptance_by_score(scores: Scores) -> None:
     figure = figures_steps.by_score(scores)
-    assert list(named(figure)["accepted, with 95 % interval"].y) == [0.0, 1.0]
+    assert list(named(figure)["acceptance rate, 95% interval"].y) == [0.0, 1.0]
     assert list(named(figure)["rejected"].y) == [2, 0]
     assert figure.layout.annotations[0].text == "threshold 0.5"
 
@@ -195,13 +195,13 @@ def test_axes_are_named_after_the_scale(scale: Scale, title: str) -> None:
 @pytest.mark.parametrize(("scale", "diagonal"), [(Scale("chance", 0.0, 1.0), True), (Scale("score", 0.0, 9.0, integers=True), False)])
 def test_calibration_has_a_point_where_there_are_steps(scores: Scores, scale: Scale, diagonal: bool) -> None:
     by_name = named(figures_steps.calibration(replace(scores, scale=scale)))
-    points = by_name["the chain ended right"]
+    points = by_name["chain correct"]
     assert (list(points.x), list(points.y)) == ([0.75], [0.75])
     assert points.error_y.array[0] == pytest.approx(0.15)
     assert points.error_y.arrayminus[0] == pytest.approx(0.35)
-    assert list(by_name["steps counted for: the chain ended right"].y) == [0, 8]
+    assert list(by_name["accepted steps (chain correct)"].y) == [0, 8]
     assert ("perfectly calibrated" in by_name) is diagonal
-    assert "reward of 0.5 or more" not in by_name
+    assert "reward at least 0.5" not in by_name
 
 
 def test_a_gantt_row_is_a_line_with_gaps() -> None:
@@ -215,7 +215,7 @@ def test_a_gantt_row_is_a_line_with_gaps() -> None:
     assert list(line.y) == [0, 0, 0, 1, 1, 1]
     assert list(line.x[:2]) == [0, 1]
     assert np.isnan(line.x[2])
-    assert set(named(figure)) == {"between its calls", "draft", WAITING}
+    assert set(named(figure)) == {"between calls", "draft", WAITING}
     assert figure.layout.yaxis.labelalias == {"0": "a&lt;b&gt;", "1": "b"}
 
 

@@ -93,7 +93,7 @@ def test_only_a_report_is_replaced(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("output", "says"), [(".", "is a directory; expected a file"), ("nowhere/x.html", "there is no folder")], ids=["folder", "no folder"]
+    ("output", "says"), [(".", "is a directory; expected a file"), ("nowhere/x.html", "no such directory")], ids=["folder", "no folder"]
 )
 def test_places_where_no_report_can_be(tmp_path: Path, output: str, says: str) -> None:
     with pytest.raises(UsageError, match=says):

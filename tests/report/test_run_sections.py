@@ -74,7 +74,7 @@ def test_what_was_decided(ran: Path) -> None:
     assert rows["graph"].endswith("graphs/speccot.yaml")
     assert rows["stages"].startswith("guidance (generate), draft (draft), verify (choose), fallback (generate)")
     assert "candidates=5" in rows["params"]
-    assert rows["batch size"] == "8 chains live at once, pipelined"
+    assert rows["batch size"] == "8 chains in flight, pipelined"
     assert rows["samples and seed"] == "1 a problem, seed 0"
     assert rows["clock"] == "simulated"
     engines = {row[0]: row[1:5] for row in engine_setup(RunFile.read(ran)).rows}
@@ -90,7 +90,7 @@ def test_a_small_run_has_all_sections(ran: Path) -> None:
         "Where the time goes",
         "Tokens and waste",
         "Steps",
-        "How far the verifier can be trusted",
+        "Verifier calibration",
         "Transcripts",
     ]
 
