@@ -75,7 +75,7 @@ class Echo:
 
 
 def test_public_names_are_there_and_few() -> None:
-    assert len(pipeline.__all__) <= 16
+    assert len(pipeline.__all__) <= 17
     assert all(getattr(pipeline, name) is not None for name in pipeline.__all__)
     assert set(pipeline.__all__) <= set(dir(pipeline))
     with pytest.raises(AttributeError, match="no attribute 'slove'"):
@@ -178,11 +178,11 @@ def wrong(**changes: Any) -> Any:
     [
         ({"graph": "specot"}, "did you mean `speccot`"),
         ({"graph": {"name": "x", "engines": "tiny", "stages": {}}}, "graph: \\$.stages: holds no stage"),
-        ({"graph": {"nmae": "x"}}, "unknown key `nmae`; did you mean `name`"),
+        ({"graph": {"nmae": "x", "engines": "tiny", "stages": {"a": {"kind": "answer", "engine": "target"}}}}, "did you mean `name`"),
         ({"engines": "sim-2xh10"}, "did you mean `sim-2xh100`"),
         ({"engines": {"draft": {"backend": "sym"}}}, "unknown backend `sym`"),
         ({"engines": {"draft": 5, "target": 5}}, "'draft' is a `int`; expected a mapping, a spec or an open engine"),
-        ({"engines": {"draft": Echo("draft")}}, "no engine named `target`"),
+        ({"graph": "target", "engines": {"draft": Echo("draft")}}, "no engine named `target`"),
         ({"engines": {"draft": Echo("draft"), "target": {"backend": "sim"}}}, "draft are open already and the others are specs"),
         ({"params": {"candidatez": 3}}, "no param `candidatez`; did you mean `candidates`"),
         ({"problems": 5}, "expected a path or an iterable of mappings, got `int`"),

@@ -44,11 +44,12 @@ DOORS = {
     "latex2sympy2_extended": ["grading/worker"],
     "sympy": ["grading/worker"],
     "pyarrow": ["trace/", "data/", "session/resume", "session/modes", "analysis/", "report/", "export/", "api"],
-    "datasets": ["data/prepare"],
+    "datasets": ["data/prepare", "data/obtain"],
+    "prometheus_client": ["cli/metrics"],
     "pynvml": ["machine"],
     "filelock": ["trace/"],
     "rich": ["cli/"],
-    "yaml": ["graph/yaml_file"],
+    "yaml": ["graph/yaml_file", "graph/lines"],
 }
 """The only places of `pipeline` that may import a package."""
 WORKERS = ("engines/torch/worker.py", "engines/vllm/worker.py")

@@ -52,6 +52,7 @@ def test_nothing_installed_says_what_to_install() -> None:
         "torch": False,
         "vllm": False,
         "openai": False,
+        "chat": False,
         "sim": True,
         "replay": True,
     }

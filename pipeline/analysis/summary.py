@@ -73,7 +73,7 @@ class StageSummary(Struct, frozen=True):
     in_flight_s: float
     """Seconds that its requests were in flight, added up over the requests."""
     wait_s: float
-    """Seconds that its requests waited in lanes, added up over the requests."""
+    """Seconds that its requests were queued, here and at the engine where that reports it, added up over the requests."""
 
 
 class Summary(Struct, frozen=True, kw_only=True):
@@ -230,13 +230,13 @@ def tail_time_s(start: Array, end: Array, batch_size: int | None, pauses: Pauses
 class _Calls:
     """Totals over the calls of each engine and of each stage."""
 
-    SUMS = ("input_tokens", "cached_input_tokens", "output_tokens", "client_wait_s")
+    SUMS = ("input_tokens", "cached_input_tokens", "output_tokens", "client_wait_s", "queue_time_s")
 
     def __init__(self, run: Path) -> None:
         self.by_engine: dict[str, Counter[str]] = {}
         self.by_stage: dict[str, Counter[str]] = {}
         for batch in read_batches(run, "calls", ["engine", "stage", "error_type", "attempt", *self.SUMS], [RECOMPUTED]):
-            columns = {name: batch.column(name).to_numpy() for name in self.SUMS}
+            columns = {name: pc.fill_null(batch.column(name), 0).to_numpy(zero_copy_only=False) for name in self.SUMS}
             columns["retried_calls"] = batch.column("attempt").to_numpy() > 0
             columns["failed_calls"] = batch.column("error_type").is_valid().to_numpy(zero_copy_only=False)
             columns["calls"] = np.ones(batch.num_rows, int)
@@ -279,7 +279,7 @@ def _engine(totals: Counter[str], times: Timeline, name: str, wall_s: float | No
 
 def _stage(totals: Counter[str], times: Timeline, name: str) -> StageSummary:
     calls, failed, tokens, output = (int(totals[key]) for key in ("calls", "failed_calls", "input_tokens", "output_tokens"))
-    return StageSummary(calls, failed, tokens, output, times.stages[name].in_flight_s, totals["client_wait_s"])
+    return StageSummary(calls, failed, tokens, output, times.stages[name].in_flight_s, totals["client_wait_s"] + totals["queue_time_s"])
 
 
 def _read_steps(run: Path) -> tuple[Counter[str], Array]:

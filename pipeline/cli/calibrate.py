@@ -7,8 +7,8 @@ import click
 from pipeline.calibration.calibrate import MOST_CALLS
 from pipeline.calibration.calibrate import calibrate as calibrated
 from pipeline.calibration.engines_file import engines_file, fit_lines
-from pipeline.cli.folder import print_flaws
 from pipeline.cli.main import print_line
+from pipeline.cli.runs.folder import print_flaws
 from pipeline.errors import UsageError, reason
 from pipeline.files import new_file
 

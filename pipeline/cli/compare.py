@@ -14,8 +14,8 @@ from pipeline.analysis.compare.runs import read_runs
 from pipeline.analysis.compare.tables import as_csv, as_json, markdown, markdown_table, table_csv, table_json
 from pipeline.analysis.quality.invariance import invariance as compare_chains
 from pipeline.analysis.quality.invariance import invariance_json, invariance_markdown
-from pipeline.cli.folder import print_flaws
 from pipeline.cli.main import print_page
+from pipeline.cli.runs.folder import print_flaws
 from pipeline.errors import UsageError, reason
 from pipeline.files import new_file
 from pipeline.text import sanitize

@@ -10,8 +10,8 @@ import msgspec
 from rich.markup import escape
 from rich.progress import Progress
 
-from pipeline.cli.folder import print_flaws
 from pipeline.cli.main import print_line, print_page
+from pipeline.cli.runs.folder import print_flaws
 from pipeline.cli.terminal.console import PlainConsole
 from pipeline.errors import UsageError
 from pipeline.grading.grader import LIMIT_S

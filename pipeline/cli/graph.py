@@ -7,9 +7,9 @@ import click
 import msgspec
 
 from pipeline.bundled import find_file
-from pipeline.cli.folder import print_flaws
 from pipeline.cli.main import print_line, print_page
 from pipeline.cli.run import column_option, preset_option, settings_option, with_preset
+from pipeline.cli.runs.folder import print_flaws
 from pipeline.cli.terminal.notices import print_notice
 from pipeline.data.problems import open_problems
 from pipeline.drawing.counts import RunCounts, count_run

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import click
 
-from pipeline.cli.folder import print_flaws
 from pipeline.cli.main import print_line
+from pipeline.cli.runs.folder import print_flaws
 from pipeline.report.extra import load
 
 

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import wraps
+from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn, get_args
 
@@ -191,10 +192,11 @@ def _observed(metrics: Address) -> AbstractContextManager[Observer]:
     if metrics is None:
         return nullcontext(observer)
     try:
-        from pipeline.cli.metrics import metrics_served
+        served = import_module("pipeline.cli.metrics").metrics_served
     except ImportError as error:
         raise MissingExtra("--metrics-port", "prometheus-client", "metrics") from error
-    return metrics_served(*metrics, observer)
+    manager: AbstractContextManager[Observer] = served(*metrics, observer)
+    return manager
 
 
 def _print_summary(result: SessionResult, folder: Path, as_json: bool) -> None:

@@ -48,7 +48,7 @@ def convert(raw: dict[str, Any], to: type[T], path: Path, where: str) -> T:
             flaw, keys = _explain(str(error), left, to, path, where)
             if keys not in dropped:  # else what is missing now is what was left out
                 flaws.add(flaw)
-            if keys in dropped or not (left := _without(left, keys)):
+            if not keys or keys in dropped or not (left := _without(left, keys)):
                 break
             dropped.add(keys)
     flaws.raise_any()

@@ -113,7 +113,7 @@
   const stepBox = (step) => {
     const box = make("div", `step ${step.decision}`);
     const head = make("div", "head");
-    const waited = step.wait_s > 0.0005 ? `, ${step.wait_s.toPrecision(3)} s queued` : "";
+    const waited = step.wait_s > 0.0005 ? `, ${step.wait_s.toPrecision(3)} s in the client queue` : "";
     head.append(
       make("b", "", `${step.index} ${words[step.decision] || step.decision}`),
       ` · ${step.engine} · ${count(step.tokens, "token")} · ${step.time_s.toPrecision(3)} s${waited}`,

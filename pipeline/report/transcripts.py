@@ -13,6 +13,8 @@ import pyarrow.compute as pc
 from msgspec import Struct
 
 from pipeline.analysis.capabilities import is_share, read_steps, scale_of
+from pipeline.analysis.time.queued import COLUMNS as QUEUED
+from pipeline.analysis.time.queued import queued_s
 from pipeline.data.problems import Problems, open_problems
 from pipeline.errors import BadRow, InputError
 from pipeline.files import open_file
@@ -42,7 +44,6 @@ CHAIN_COLUMNS = (
     "fallback_steps",
     "thought_tokens",
     "chain_time_s",
-    "wait_time_s",
 )
 MOST_TEXT = 40_000
 """Limit of the characters in one text; the middle of a longer one is left out."""
@@ -147,7 +148,8 @@ def transcripts_of(folder: Path, run: RunFile, why: Mapping[str, tuple[str, ...]
             size += len(step.text) + sum(len(each.text) for each in step.candidates)
     kept = [name for name in why if name in steps or not rows[name]["steps"] or size < MOST_TRANSCRIPTS]
     problems = _problems(folder, run, [rows[name]["input_row"] for name in kept])
-    transcripts = [_transcript(rows[name], why[name], problems, steps.get(name, [])) for name in kept]
+    queued = queued_s(read_batches(folder, "calls", QUEUED), kept)
+    transcripts = [_transcript(rows[name], why[name], problems, steps.get(name, []), queued[name]) for name in kept]
     return Transcripts(tuple(transcripts), len(why) - len(kept))
 
 
@@ -183,7 +185,9 @@ def _input_file(run: RunFile) -> Problems:
     return open_problems(path, run.input.columns, run.input.part)
 
 
-def _transcript(row: Mapping[str, Any], why: tuple[str, ...], problems: Mapping[int, str], steps: Sequence[Step]) -> Transcript:
+def _transcript(
+    row: Mapping[str, Any], why: tuple[str, ...], problems: Mapping[int, str], steps: Sequence[Step], queued: float
+) -> Transcript:
     return Transcript(
         chain_id=shown(row["chain_id"]),
         why=why,
@@ -193,7 +197,7 @@ def _transcript(row: Mapping[str, Any], why: tuple[str, ...], problems: Mapping[
         answer_text=_maybe(row["answer_text"]),
         reference=_maybe(row["reference_answer"]),
         ended=shown(_ended(row)),
-        facts=_facts(row),
+        facts=_facts(row, queued),
         steps=tuple(sorted(steps, key=lambda step: step.index)),
     )
 
@@ -210,9 +214,9 @@ def _ended(row: Mapping[str, Any]) -> str:
     return f"{row['error_type']} in {row['error_stage'] or 'reading the input'}: {row['error_message'] or ''}"
 
 
-def _facts(row: Mapping[str, Any]) -> str:
+def _facts(row: Mapping[str, Any], queued: float) -> str:
     return (
-        f"{row['chain_time_s']:.3g} s ({row['wait_time_s']:.3g} s queued); {row['steps']} steps, {row['accepted_steps']} accepted, "
+        f"{row['chain_time_s']:.3g} s ({queued:.3g} s queued); {row['steps']} steps, {row['accepted_steps']} accepted, "
         f"{row['fallback_steps']} fallback; {row['thought_tokens']:,} tokens of thought"
     )
 

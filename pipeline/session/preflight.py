@@ -26,7 +26,7 @@ from pipeline.session.replay import announcements, check_replay, resolved
 from pipeline.session.resume import check_drift
 from pipeline.session.thought_room import room_notices, with_thoughts
 from pipeline.text import storable
-from pipeline.trace.inventory import check_files
+from pipeline.trace.checking.inventory import check_files
 from pipeline.trace.run_file import RunFile, RunInput, host, versions
 
 

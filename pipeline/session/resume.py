@@ -19,7 +19,7 @@ from msgspec import Struct, structs
 from pipeline.engine import Usage
 from pipeline.errors import InputError, UsageError
 from pipeline.runtime.resume_state import NO_STAGE, ResumedCall, ResumedChain, ResumeState
-from pipeline.trace.consistency import find_broken, take_back
+from pipeline.trace.checking.consistency import find_broken, take_back
 from pipeline.trace.events import counted
 from pipeline.trace.read import read_batches
 from pipeline.trace.rewrite import remove

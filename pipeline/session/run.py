@@ -22,10 +22,10 @@ from pipeline.data.problems import Problems
 from pipeline.engine import Engine, EngineStatistics, Fact
 from pipeline.engines.registry import open_engines
 from pipeline.engines.startup import Listener, listening
-from pipeline.errors import GraphError, InputError, Interrupted, OutOfMemory, PipelineError, is_out_of_memory
+from pipeline.errors import InputError, Interrupted, OutOfMemory, PipelineError, is_out_of_memory
 from pipeline.grading.grader import BESIDE_ENGINES, Grader, default_workers
 from pipeline.graph.plan import Plan
-from pipeline.graph.spec import PLAIN_SAMPLING, EngineSpec, SamplingSpec
+from pipeline.graph.spec import EngineSpec
 from pipeline.reasoning.prompts import PromptBuilder
 from pipeline.runtime.admission.admission import Admission
 from pipeline.runtime.admission.cache import CacheLimit, cache_limits
@@ -46,9 +46,9 @@ from pipeline.session.preflight import Preflight, load_plan, new_record, notices
 from pipeline.session.resume import drop_unfinished, mend_chains, read_resume_state
 from pipeline.session.stop import Stop
 from pipeline.stages.base import Stage
-from pipeline.stages.build import build_stages
+from pipeline.stages.build import build_stages, check_engines
 from pipeline.tasks import unwrapped
-from pipeline.trace.inventory import check_files
+from pipeline.trace.checking.inventory import check_files
 from pipeline.trace.kept_problems import TABLE as KEPT
 from pipeline.trace.kept_problems import keep_problems, kept_problems
 from pipeline.trace.read import count_rows
@@ -83,8 +83,6 @@ Tell = Callable[[str], object]
 """Shows a sentence to a person."""
 Attend = Callable[..., Coroutine[Any, Any, Any]]
 """`attend(stop, task_status=...)`: a task beside a run that may stop it; it is cancelled when the run is over."""
-
-
 Starting = Callable[[Mapping[str, EngineSpec]], AbstractContextManager[Listener]]
 """Displays how the engines of these specs start, until its context manager ends; that gives what hears them."""
 
@@ -210,8 +208,6 @@ def nothing_to_do(claim: Claim) -> SessionResult:
 def take_up(checked: Preflight, command: Sequence[str] = ()) -> Ready:
     """Read what earlier sessions left in the run folder, which this process holds; write-ahead files are made parts first."""
     record = new_record(checked, command)
-    if checked.folder is not None and checked.options.keep_input and count_rows(checked.folder, KEPT) != checked.fingerprint.rows:
-        keep_problems(checked.folder, checked.problems)
     if checked.folder is None or checked.old is None:
         return Ready(checked=checked, record=record, resume_state=ResumeState())
     remarks = check_files(checked.folder)
@@ -270,10 +266,9 @@ async def solve_on(
 
 
 def opened(ready: Ready, engines: Mapping[str, Engine], builders: Mapping[str, PromptBuilder], startup_s: float) -> Opened:
-    """Build the stages for open engines, and write `run.json`. Raises `GraphError` where an engine cannot be used with the graph."""
+    """Build the stages for open engines, and write `run.json` and the problems. Raises `GraphError` where an engine cannot be used with the graph."""
     checked, record = ready.checked, ready.record
-    _check_continuing(checked.plan, engines)
-    _check_sampling(checked.plan, engines)
+    check_engines(checked.plan, engines)
     stages = build_stages(checked.plan, builders, str(checked.options.graph))
     rewritten = ready.rewritten_bytes
     if checked.folder is not None and checked.old is not None:
@@ -290,30 +285,9 @@ def opened(ready: Ready, engines: Mapping[str, Engine], builders: Mapping[str, P
     record = structs.replace(record, sessions=(*record.sessions, session), engine_facts=facts).with_session(session)
     if checked.folder is not None:
         record.write(checked.folder)
+        if checked.options.keep_input and count_rows(checked.folder, KEPT) != checked.fingerprint.rows:
+            keep_problems(checked.folder, checked.problems)
     return Opened(ready=ready, record=record, engines=engines, builders=builders, stages=stages)
-
-
-def _check_continuing(plan: Plan, engines: Mapping[str, Engine]) -> None:
-    """Raise `GraphError` for a stage that writes on in a thought where its engine cannot."""
-    for node in plan.stages():
-        if node.spec.continues and engines[str(node.spec.role)].facts.get("continues") is False:
-            what = f"has chat completions alone, and the stage `{node.name}` writes on in a thought that was begun"
-            raise GraphError(
-                f"engine {node.spec.role!r}",
-                f"{what}; take a server with the completions endpoint, or a graph of whole thoughts, such as scot",
-            )
-
-
-def _check_sampling(plan: Plan, engines: Mapping[str, Engine]) -> None:
-    """Raise `GraphError` for a stage that samples in a way which its engine does not honour."""
-    for node in plan.stages():
-        spec = node.spec
-        if not isinstance(spec, SamplingSpec) or (honoured := engines[str(spec.role)].facts.get("sampling")) is None:
-            continue
-        for name, value in spec.sampling.items():
-            if name != "temperature" and value != PLAIN_SAMPLING[name] and name not in tuple(honoured):  # type: ignore[arg-type]
-                what = f"does not honour `{name}`, which the stage `{node.name}` sets to {value}; leave that out or take another engine"
-                raise GraphError(f"engine {spec.role!r}", what)
 
 
 def _facts(engine: Engine) -> dict[str, Fact]:

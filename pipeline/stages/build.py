@@ -1,12 +1,13 @@
-"""The stages of a plan, ready to run: a plan and tokenizers enter, prompt builders and a `Stage` for each node leave."""
+"""The stages of a plan, ready to run: a plan, engines and their tokenizers enter, prompt builders and a `Stage` for each node leave."""
 
 from collections.abc import Mapping
 
-from pipeline.engine import Tokenizer
+from pipeline.engine import Engine, Fact, Tokenizer
 from pipeline.errors import GraphError, RequestRefused, boundary
 from pipeline.graph.plan import Plan
 from pipeline.graph.plugins import stage_kinds
 from pipeline.graph.prompts import Prompts
+from pipeline.graph.spec import PLAIN_SAMPLING, SamplingSpec, StageSpec
 from pipeline.reasoning.prompts import PromptBuilder, builder_key, role_of
 from pipeline.stages.base import Stage
 
@@ -40,6 +41,35 @@ def builders_of(plan: Plan, tokenizers: Mapping[str, Tokenizer]) -> dict[str, Pr
         if node.spec.prompts is not None and role is not None and role in tokenizers:
             said[builder_key(role, node.name)] = node.spec.prompts
     return {key: _builder(role_of(key), tokenizers[role_of(key)], prompts) for key, prompts in said.items()}
+
+
+def check_engines(plan: Plan, engines: Mapping[str, Engine]) -> None:
+    """Raise `GraphError` for a stage that asks its engine for what that does not do."""
+    for node in plan.stages():
+        if node.spec.role is not None:
+            facts = engines[node.spec.role].facts
+            if (flaw := _continuing_flaw(node.spec, facts) or _sampling_flaw(node.spec, facts)) is not None:
+                raise GraphError(f"engine {node.spec.role!r}", flaw.format(stage=node.name))
+
+
+def _continuing_flaw(spec: StageSpec, facts: Mapping[str, Fact]) -> str | None:
+    """What is wrong where a stage writes on in a thought and its engine cannot."""
+    if not spec.continues or facts.get("continues") is not False:
+        return None
+    return (
+        "has chat completions alone, and the stage `{stage}` writes on in a thought that was begun; "
+        "take a server with the completions endpoint, or a graph of whole thoughts, such as scot"
+    )
+
+
+def _sampling_flaw(spec: StageSpec, facts: Mapping[str, Fact]) -> str | None:
+    """What is wrong where a stage samples in a way that its engine does not honour."""
+    if not isinstance(spec, SamplingSpec) or (honoured := facts.get("sampling")) is None:
+        return None
+    for name, value in spec.sampling.items():
+        if name != "temperature" and value != PLAIN_SAMPLING[name] and name not in tuple(honoured):  # type: ignore[arg-type]
+            return f"does not honour `{name}`, which the stage `{{stage}}` sets to {value}; leave that out or take another engine"
+    return None
 
 
 def _builder(role: str, tokenizer: Tokenizer, prompts: Prompts) -> PromptBuilder:

@@ -14,9 +14,9 @@ import pyarrow as pa
 from msgspec import Struct, structs
 
 from pipeline.errors import InputError, reason
+from pipeline.trace.checking.inventory import our_files
 from pipeline.trace.columns import schema_of
 from pipeline.trace.conform import conformed
-from pipeline.trace.inventory import our_files
 from pipeline.trace.part_file import open_part, read_footer
 from pipeline.trace.wal import read_wal
 

@@ -21,8 +21,8 @@ from msgspec import Struct
 
 from pipeline.errors import RunFolderError, boundary, reason
 from pipeline.files import new_file, sync_folder
+from pipeline.trace.checking.inventory import open_manifest
 from pipeline.trace.conform import conformed
-from pipeline.trace.inventory import open_manifest
 from pipeline.trace.part_file import open_part
 from pipeline.trace.read import files, readable
 from pipeline.trace.store import GROUP_ROWS, TraceStore

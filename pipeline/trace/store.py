@@ -18,9 +18,9 @@ from msgspec import Struct
 
 from pipeline.errors import RunFolderError, reason
 from pipeline.files import create_own, publish, sync_folder
+from pipeline.trace.checking.inventory import complete_manifest, misplaced, open_manifest
 from pipeline.trace.columns import columns_of, schema_of
 from pipeline.trace.events import CallRow, ChainRow, StepRow
-from pipeline.trace.inventory import complete_manifest, misplaced, open_manifest
 from pipeline.trace.manifest import Label, Manifest
 from pipeline.trace.wal import Wal, locked, read_wal
 

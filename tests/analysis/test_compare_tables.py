@@ -272,7 +272,7 @@ def test_what_is_no_run_folder_is_named(tmp_path: Path, folders: dict[str, Path]
     with pytest.raises(InputError, match=r"run\.json: cannot be read: no such file or directory; expected a run folder"):
         read_run(tmp_path)
     (tmp_path / "run.json").write_text('{"a": 1}')
-    with pytest.raises(InputError, match=r"is no run\.json of this program: Object missing required field `graph`"):
+    with pytest.raises(InputError, match=r"is not a run\.json of this program: Object missing required field `graph`"):
         read_run(tmp_path)
     card = msgspec.json.decode((folders["target"] / "run.json").read_bytes()) | {"engines": ["draft"]}
     (tmp_path / "run.json").write_bytes(msgspec.json.encode(card))

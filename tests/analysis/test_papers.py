@@ -38,8 +38,11 @@ def test_the_interval_decides(ours: Estimate, above: str, below: str) -> None:
     assert claims.verdict_of(ours, "below", 1.0) == below
 
 
-def test_every_graph_is_run_and_every_claim_takes_runs_that_are_made() -> None:
-    assert {job.graph for job in JOBS.values()} == {path.stem for path in (ROOT / "graphs").glob("*.yaml")}
+OF_NO_PAPER = {"cascade", "self-consistency"}
+
+
+def test_every_graph_of_a_paper_is_run_and_every_claim_takes_runs_that_are_made() -> None:
+    assert {job.graph for job in JOBS.values()} == {path.stem for path in (ROOT / "graphs").glob("*.yaml")} - OF_NO_PAPER
     assert {name for claim in claims.CLAIMS for name in claim.runs} <= JOBS.keys()
     for section in papers.SECTIONS:
         assert section.baseline in {job.name for job in section.jobs}

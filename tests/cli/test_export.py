@@ -105,7 +105,7 @@ def test_a_folder_without_runs(tmp_path: Path) -> None:
     done = pipeline("runs", tmp_path)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", f"{tmp_path}: contains no runs\n")
     done = pipeline("runs", tmp_path / "nothing")
-    assert (done.returncode, "no such folder" in done.stderr) == (2, True)
+    assert (done.returncode, "not a directory" in done.stderr) == (2, True)
 
 
 def test_runs_are_deleted_when_all_may_be(tmp_path: Path) -> None:

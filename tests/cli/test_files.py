@@ -74,7 +74,7 @@ def test_what_is_wrong_does_not_fit(change: dict[str, Any]) -> None:
 
 
 def test_the_schemas_beside_the_graphs_are_these() -> None:
-    """`pipeline schema NAME --output graphs/schemas/NAME.json` writes them again."""
+    """`pipeline schema NAME > graphs/schemas/NAME.json` writes them again."""
     for name, schema in SCHEMAS.items():
         assert json.loads((ROOT / f"graphs/schemas/{name}.json").read_text()) == json.loads(json.dumps(schema)), name
     for path, name in FILES:

@@ -44,10 +44,11 @@ def test_a_sound_folder(run: Path) -> None:
     lines = done.stdout.splitlines()
     assert lines[0] == f"{run}: finished, 2 sessions"
     assert lines[1].split() == ["table", "parts", "write-ahead", "rows", "MB"]
-    assert [line.split()[:4] for line in lines[2:5]] == [
-        [table, "2", "0", str(pq.read_table(run / table).num_rows)] for table in ("calls", "steps", "chains")
+    assert [line.split()[:4] for line in lines[2:6]] == [
+        *([table, "2", "0", str(pq.read_table(run / table).num_rows)] for table in ("calls", "steps", "chains")),
+        ["problems", "1", "0", str(pq.read_table(run / "problems").num_rows)],
     ]
-    assert lines[5:] == ["sound"]
+    assert lines[6:] == ["sound"]
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
     assert json.loads(pipeline("fsck", run, "--json").stdout)["flaws"] == []
 

@@ -65,7 +65,7 @@ def test_what_a_process_left_that_was_killed_while_its_engines_opened_is_no_obst
     assert pipeline(*words).returncode == 0
     (tmp_path / "run/run.json").unlink()
     done = pipeline(*words)
-    assert (done.returncode, "is there already; name another folder" in done.stderr) == (2, True)
+    assert (done.returncode, "already exists; choose another directory" in done.stderr) == (2, True)
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -51,7 +51,7 @@ def test_problem_ids_are_kept_as_they_are_and_name_no_file(hostile: Path) -> Non
     ids = pq.read_table(hostile / "chains")["problem_id"].to_pylist()
     assert sum(ESCAPES in problem_id for problem_id in ids) == 3
     names = {path.name for path in hostile.rglob("*")}
-    assert all(re.fullmatch(r"run\.json|run\.lock|manifest\.jsonl|calls|steps|chains|part-\d{5}\.parquet", name) for name in names)
+    assert all(re.fullmatch(r"run\.json|run\.lock|manifest\.jsonl|calls|steps|chains|problems|part-\d{5}\.parquet", name) for name in names)
 
 
 @pytest.mark.parametrize("form", ["markdown", "csv", "json"])

@@ -272,7 +272,11 @@ def wrong(path: Path, columns: dict[str, str] | None = None) -> str:
 
 
 WRONG_FILES: list[tuple[str, Any, str]] = [
-    ("p.txt", "x", "p.txt: unknown kind of file `.txt`; expected .parquet, .jsonl, .ndjson, .json, .csv or .tsv, the text formats also with .gz"),
+    (
+        "p.txt",
+        "x",
+        "p.txt: unknown kind of file `.txt`; expected .parquet, .jsonl, .ndjson, .json, .csv or .tsv, the text formats also with .gz",
+    ),
     ("p.parquet.gz", b"", "p.parquet.gz: unknown kind of file `.parquet.gz`; expected"),
     ("p.jsonl", "", "p.jsonl: holds no rows"),
     ("p.jsonl", "\n\n", "p.jsonl: holds no rows"),

@@ -262,7 +262,7 @@ def test_what_holds_no_lengths_is_named(tmp_path: Path) -> None:
     (tmp_path / "good.yaml").write_text("steps: [3]\n")
     for path, what in {
         "missing.yaml": "missing.yaml: cannot be read: no such file or directory",
-        "bad.yaml": "bad.yaml: $: `steps` is nan at place 1; expected a number from 1 to 10,000",
+        "bad.yaml": "bad.yaml, line 1: $: `steps` is nan at place 1; expected a number from 1 to 10,000",
         "": "run.json: cannot be read: no such file or directory; expected a run folder",
     }.items():
         with pytest.raises(UsageError) as error:

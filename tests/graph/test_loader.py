@@ -64,7 +64,10 @@ def test_a_setting_that_is_no_value(value: str) -> None:
 
 def test_names_of_roles_and_what_they_hold_are_checked_in_a_file_alone(tmp_path: Path) -> None:
     path = tmp_path / "engines.yaml"
-    for content, message in (("../x: {}", r"'../x' is not a valid name of a role"), ("draft: 5", r"\$\.draft: expected a mapping, got `int`")):
+    for content, message in (
+        ("../x: {}", r"'../x' is not a valid name of a role"),
+        ("draft: 5", r"\$\.draft: expected a mapping, got `int`"),
+    ):
         path.write_text(content)
         with pytest.raises(GraphError, match=message):
             load_engines(path, engine_specs(), ("engines.draft.model=x",))

@@ -86,7 +86,7 @@ def test_the_table_of_causes(two_seconds: occupancy.Occupancy) -> None:
         ("busy", "0.5 s (25.0%)", "0.75 s (37.5%)", "1 s (50.0%)"),
         ("idle: tail (too few chains left)", "1.5 s (75.0%)", "1.25 s (62.5%)", "1 s (50.0%)"),
     )
-    assert table.note == "Of 2 s. 0.25 s (12.5%) two or more engines were busy."
+    assert table.note == "Of 2 s. 0.25 s (12.5%) two or more engines busy."
 
 
 def test_paths_show_the_mean_chain(two_seconds: occupancy.Occupancy) -> None:
@@ -121,8 +121,8 @@ def test_tokens_add_up_in_the_figure_and_in_the_table() -> None:
     table = figures_tokens.tokens_table(books)
     rows = {row[0]: row[1:] for row in table.rows}
     assert rows["accepted draft"] == ("60 (60.0%)", "0 (0.0%)")
-    assert rows["all"] == rows["the engine's own count"] == ("100", "10")
-    assert rows["prompt tokens from the prefix cache"] == ("25.0%", "25.0%")
+    assert rows["total"] == rows["reported by the engine"] == ("100", "10")
+    assert rows["prefix cache hit rate"] == ("25.0%", "25.0%")
     assert "answer" not in rows
     assert table.note.endswith("Not in the trace, and why: an attempt was lost.")
 

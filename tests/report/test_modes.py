@@ -43,18 +43,18 @@ def found() -> ModesOverTime:
 def test_the_figure_has_what_happened_beside_what_was_expected() -> None:
     drawn = [(trace.name, trace.yaxis, list(trace.y)) for trace in figures_modes.modes(found()).data]
     assert drawn == [
-        ("speculated", "y", [0, 2]),
-        ("speculated", "y2", [0, 30]),
-        ("by the target alone", "y", [2, 0]),
-        ("by the target alone", "y2", [50, 0]),
+        ("speculative", "y", [0, 2]),
+        ("speculative", "y2", [0, 30]),
+        ("target only", "y", [2, 0]),
+        ("target only", "y2", [50, 0]),
         ("expected with what was decided", "y2", [31.0] * 50),
     ]
 
 
 def test_the_tables_say_it_in_numbers() -> None:
     assert figures_modes.modes_table(found()).rows == (
-        ("speculated", "3", "60", "4 s (50.0%)", "15"),
-        ("by the target alone", "2", "100", "4 s (50.0%)", "25"),
+        ("speculative", "3", "60", "4 s (50.0%)", "15"),
+        ("target only", "2", "100", "4 s (50.0%)", "25"),
     )
     decisions = figures_modes.changes_table(found())
     assert decisions.rows[1] == ("1.000", "change 1", "1 of 2", "31", "-")

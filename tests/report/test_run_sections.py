@@ -75,7 +75,7 @@ def test_what_was_decided(ran: Path) -> None:
     assert rows["stages"].startswith("guidance (generate), draft (draft), verify (choose), fallback (generate)")
     assert "candidates=5" in rows["params"]
     assert rows["batch size"] == "8 chains in flight, pipelined"
-    assert rows["samples and seed"] == "1 a problem, seed 0"
+    assert rows["samples and seed"] == "1 per problem, seed 0"
     assert rows["clock"] == "simulated"
     engines = {row[0]: row[1:5] for row in engine_setup(RunFile.read(ran)).rows}
     assert engines["target"] == ("QwQ-32B", "sim", "h100-0+1", "256")
@@ -111,5 +111,5 @@ def test_a_run_without_some_of_its_rows_is_shown_as_far_as_it_goes(
 
 
 def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="name a run folder"):
+    with pytest.raises(InputError, match="expected a run folder"):
         run_sections(tmp_path, ReportOptions())

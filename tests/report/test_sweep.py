@@ -20,7 +20,7 @@ def test_every_curve_has_its_medians_and_ends() -> None:
     assert (list(ours.x), list(ours.y)) == ([1, 8], [2.0, 8.0])
     assert (list(ours.error_y.array), list(ours.error_y.arrayminus)) == ([0.0, 2.0], [0.0, 2.0])
     assert lines["target"].line.color == INK
-    busy = {line.name: list(line.y) for line in figures["Busy share of draft"].data}
+    busy = {line.name: list(line.y) for line in figures["Utilization of draft"].data}
     assert busy == {"speccot, pipelined": [0.5]}
     assert list(figures["Distance to the limit"].data[0].y) == [1.25]
 
@@ -37,7 +37,7 @@ def test_without_repeats_and_verdicts_only_what_is_known_is_drawn() -> None:
     from pipeline.analysis.points import curves
 
     titles = [figure.title for figure in sweep_figures(alone((1, 1.0)))]
-    assert titles == ["Throughput by batch size", "Busy share of target", "Tail"]
+    assert titles == ["Throughput by batch size", "Utilization of target", "Tail"]
     assert len(throughput(curves(alone((1, 1.0)))).data) == 1
 
 

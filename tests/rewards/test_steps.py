@@ -58,7 +58,7 @@ def folder_of(folder: Path, *rows: Any) -> Path:
 
 def rounds_of(folder: Path, thought_end: str = "") -> list[StepToScore]:
     file = RunFile.read(folder)
-    steps = StepsToScore(folder, file, open_input(file, None), thought_end)
+    steps = StepsToScore(folder, file, open_input(folder, file, None), thought_end)
     found = list(steps)
     assert len(found) == steps.total
     return found
@@ -90,7 +90,7 @@ def test_samples_of_a_problem_do_not_mix(tmp_path: Path, row: Callable[..., Any]
 def test_nothing_is_kept_of_chains_that_are_over(tmp_path: Path, row: Callable[..., Any]) -> None:
     folder = folder_of(tmp_path, *(row(problem, index, "x\n\n") for index in (1, 2) for problem in "ba"), row("b", 3, "x\n\n"))
     file = RunFile.read(folder)
-    steps = StepsToScore(folder, file, open_input(file, None))
+    steps = StepsToScore(folder, file, open_input(folder, file, None))
     kept = [(sorted(steps._texts), sorted(steps._thoughts), sorted(steps._last)) for _ in steps]
     assert kept == [
         (["a", "b"], ["b#0"], ["b#0"]),
@@ -141,11 +141,11 @@ def test_an_input_that_changed_moved_or_went(tmp_path: Path, row: Callable[..., 
     file, path = RunFile.read(folder), tmp_path / "problems.csv"
     moved = path.rename(tmp_path / "moved.csv")
     with pytest.raises(InputError, match=r"problems.csv: the input of this run is not here; say with --input where it is now"):
-        open_input(file, None)
-    assert [each.problem for each in StepsToScore(folder, file, open_input(file, moved))] == ["Problem A?"]
+        open_input(folder, file, None)
+    assert [each.problem for each in StepsToScore(folder, file, open_input(folder, file, moved))] == ["Problem A?"]
     moved.write_text(moved.read_text().replace("Problem A?", "Problem C?"))
     with pytest.raises(InputError, match=r"moved.csv: is not the input of this run: its SHA-256 is \w{12}\.\.\., run.json has"):
-        open_input(file, moved)
+        open_input(folder, file, moved)
 
 
 def test_a_problem_that_is_nowhere(tmp_path: Path, row: Callable[..., Any]) -> None:

@@ -16,7 +16,7 @@ from pipeline.graph.yaml_file import read_yaml
 from pipeline.session.options import RunOptions
 from pipeline.session.preflight import load_plan
 from pipeline.session.run import run
-from tests.support.graphs import DECODE, NAMES, SEEN
+from tests.support.graphs import DECODE, NAMES, OURS, SEEN
 from tests.support.paths import SIM
 from tests.support.runs import rows
 
@@ -27,7 +27,7 @@ PARAMS = (
     ("temperature", "top_p", "top_k", "min_p"),
     ("draft_tokens", "step_tokens", "token_budget", "max_steps", "answer_boxed", "repeated", "answer_tokens", "budget"),
 )
-"""Wording, knobs of a method, of sampling, and budgets; each graph has some of them, in this order."""
+"""Wording, params of a method, of sampling, and budgets; each graph has some of them, in this order."""
 PERFECT = tuple(f"engines.{role}.text.{name}=1.0" for role in ("draft", "target") for name in ("step_accuracy", "verifier_accuracy"))
 
 
@@ -46,20 +46,21 @@ def solve(folder: Path, name: str, *settings: str, count: int = 12) -> Any:
     problems = folder / "problems.jsonl"
     texts = [f"Problem number {i}?" for i in range(count)]
     problems.write_bytes(b"\n".join(msgspec.json.encode({"problem": text, "answer": sim_answer(text)}) for text in texts))
-    result = run(RunOptions(graph=path_of(name), engines=SIM, input=problems, settings=settings, output=folder / "run"))
+    engines = SIM.with_name(f"{OURS.get(name, SIM.stem)}.yaml")
+    result = run(RunOptions(graph=path_of(name), engines=engines, input=problems, settings=settings, output=folder / "run"))
     assert (result.exit_code, result.done) == (0, count)
     return result
 
 
 def test_there_are_these() -> None:
-    assert sorted(path.stem for path in (ROOT / "graphs").glob("*.yaml")) == sorted(NAMES)
+    assert sorted(path.stem for path in (ROOT / "graphs").glob("*.yaml")) == sorted([*NAMES, *OURS])
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_graph_says_first_where_it_comes_from(name: str) -> None:
     head = path_of(name).read_text().partition("\nname: ")[0]
     assert all(line.startswith("# ") for line in head.splitlines())
-    assert re.search(r"(SpecCoT|SpecReason|SCoT)\b.*? ([1-5]\.\d|A\.\d|section 3)", " ".join(head.splitlines()[:3]))
+    assert re.search(r"(SpecCoT|SpecReason|SCoT)\b.*? ([1-5]\.\d|A\.\d|section 3)", " ".join(head.splitlines()[1:4]))
     assert name in ("target", "draft") or f"# pipeline run graphs/{name}.yaml --input datasets/arith/test.parquet\n" in head
 
 
@@ -72,14 +73,14 @@ def test_keys_and_params_have_one_order(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_knobs_named_in_the_head_can_be_set(name: str) -> None:
+def test_params_named_in_the_head_can_be_set(name: str) -> None:
     head = path_of(name).read_text().partition("\nname: ")[0]
-    knobs = re.search(r"^# Knobs: (.*)$", head, re.MULTILINE)
-    named = {word for word in re.findall(r"[a-z_]+", knobs[1] if knobs else "") if word in {p for group in PARAMS for p in group}}
+    listed = re.search(r"^# Params: (.*)$", head, re.MULTILINE)
+    named = {word for word in re.findall(r"[a-z_]+", listed[1] if listed else "") if word in {p for group in PARAMS for p in group}}
     params = load_plan(path_of(name)).params
     assert named <= params.keys()
-    assert knobs or name in ("target", "draft")
-    assert load_plan(path_of(name), settings=tuple(f"{knob}={params[knob]}" for knob in named)) == load_plan(path_of(name))
+    assert listed or name in ("target", "draft")
+    assert load_plan(path_of(name), settings=tuple(f"{param}={params[param]}" for param in named)) == load_plan(path_of(name))
 
 
 @pytest.mark.parametrize(("name", "base"), DECODE.items())
@@ -92,7 +93,7 @@ def test_a_graph_with_token_level_speculation_differs_in_its_engines_alone(name:
 
 
 @pytest.mark.parametrize("name", DECODE)
-def test_the_speculated_tokens_are_a_knob(name: str) -> None:
+def test_the_speculated_tokens_are_a_param(name: str) -> None:
     for tokens, settings in ((5, ()), (3, ("engines.target.speculative_config.num_speculative_tokens=3",))):
         target = load_plan(path_of(name), settings=settings).engines["target"]
         assert isinstance(target, VllmSpec)
@@ -122,7 +123,7 @@ def test_vanilla_and_speculated_inference_open_one_engine() -> None:
     assert isinstance(load_plan(path_of("target")).engines["target"], TorchSpec)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [*NAMES, *OURS])
 def test_every_graph_runs_on_simulated_engines(tmp_path: Path, name: str) -> None:
     result = solve(tmp_path, name)
     kinds, decisions = SEEN[DECODE.get(name, name)]

@@ -78,7 +78,7 @@ def test_what_was_expected_is_of_all_live_chains_together(tmp_path: Path) -> Non
         ({"modes": Path("run")}, "--modes says which mode each step has; drop one of them"),
         ({"calibration": Path("tiny")}, "role 'target' is of backend torch, not sim; give a file that `pipeline calibrate` wrote"),
         ({"calibration": Path("nowhere.yaml")}, "nowhere.yaml: cannot be read"),
-        ({"calibration": ROOT / "tests/bad_graphs/zero_tokens_of_a_step.yaml"}, "zero_tokens_of_a_step.yaml: $."),
+        ({"calibration": ROOT / "tests/bad_graphs/zero_tokens_of_a_step.yaml"}, "zero_tokens_of_a_step.yaml, line 2: $."),
     ],
 )
 def test_costs_that_nobody_could_use_are_refused(tmp_path: Path, options: dict[str, Any], says: str) -> None:

@@ -288,7 +288,7 @@ def test_rates_without_a_bound_survive(tmp_path: Path) -> None:
             r"--engines: \$\.draft\.costs: unknown value `simulate`; did you mean `simulated`\?",
         ),
         ({"settings": ("engines.draft.costs=recorded", f"engines.draft.costs_from={SIM}")}, "costs_from names a roofline, but costs is"),
-        ({"settings": (f"engines.draft.costs_from={ROOT}/graphs/engines/tiny.yaml",)}, r"tiny\.yaml: \$\.\w+: unknown backend `torch`"),
+        ({"settings": (f"engines.draft.costs_from={ROOT}/graphs/engines/tiny.yaml",)}, r"tiny\.yaml, line 3: \$\.\w+: unknown backend `torch`"),
         ({"settings": ("engines.draft.run=/nowhere",)}, r"/nowhere/run\.json: cannot be read: no such file"),
         ({"engines": Path("replay:/nowhere")}, r"/nowhere/run\.json: cannot be read: no such file or directory; expected a run folder"),
     ],
@@ -311,7 +311,7 @@ def test_other_problems_and_more_of_them_are_refused(recorded: Callable[[str], P
 
 
 def test_a_role_that_the_run_did_not_have_is_named(recorded: Callable[[str], Path], tmp_path: Path) -> None:
-    with pytest.raises(GraphError, match=r"speccot\.yaml: .*\.engine: no engine named `draft`; known are `target`"):
+    with pytest.raises(GraphError, match=r"speccot\.yaml, line 41: .*\.engine: no engine named `draft`; known are `target`"):
         replay(recorded("target"), tmp_path / "out", graph="speccot")
     engines = tmp_path / "engines.yaml"
     engines.write_text("".join(f"{role}: {{backend: replay, run: {recorded('target')}}}\n" for role in ("draft", "target")))

@@ -19,7 +19,7 @@ from pipeline.api import solve
 from pipeline.errors import InputError, RunFolderError
 from pipeline.session.options import resume_options
 from pipeline.session.run import Observer, run
-from pipeline.trace.fsck import examine, repair
+from pipeline.trace.checking.fsck import examine, repair
 from pipeline.trace.manifest import FILE
 from pipeline.trace.rewrite import remove
 from tests.support.hanging_together import check_hangs_together, rows

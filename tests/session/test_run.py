@@ -155,7 +155,7 @@ def test_a_problem_that_does_not_fit_at_all_is_a_failed_chain(tmp_path: Path) ->
 @pytest.mark.parametrize("place", ["file/run", "\udcff"])
 def test_an_output_that_cannot_be_a_folder_is_refused_at_once(tmp_path: Path, place: str) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(UsageError, match="name another"):
+    with pytest.raises(UsageError, match="choose another"):
         solve(tmp_path, place)
 
 

@@ -1,4 +1,4 @@
-"""The graphs of the papers by name, and what a run of each may show."""
+"""The bundled graphs by name, and what a run of each may show."""
 
 NAMES = (
     "target",
@@ -14,6 +14,9 @@ NAMES = (
     "target-steps",
     "guided-draft",
 )
+"""Those of the papers."""
+OURS = {"cascade": "sim-4xh100-cascade", "self-consistency": "sim-2xh100"}
+"""Those of no paper that the papers compare, with simulated engines for each."""
 
 
 DECODE = {"speculative-decoding": "target", "speccot-decode": "speccot", "specreason-decode": "specreason"}
@@ -30,5 +33,7 @@ SEEN = {
     "best-of-n": ({"draft", "choose", "answer"}, {"accepted"}),
     "target-steps": ({"generate", "answer"}, {"written"}),
     "guided-draft": ({"generate", "answer"}, {"guidance", "written"}),
+    "cascade": ({"generate", "draft", "choose", "answer"}, {"guidance", "accepted", "fallback"}),
+    "self-consistency": ({"draft", "vote", "answer"}, {"accepted"}),
 }
 """Of each graph: kinds of calls, decisions of steps."""

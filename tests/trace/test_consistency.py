@@ -11,9 +11,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pipeline.trace import rewrite
-from pipeline.trace.consistency import Broken, find_broken, take_back
+from pipeline.trace.checking.consistency import Broken, find_broken, take_back
+from pipeline.trace.checking.inventory import take_inventory
 from pipeline.trace.events import CallRow, ChainRow, RewardRow, StepRow
-from pipeline.trace.inventory import take_inventory
 from pipeline.trace.rewrite import remove
 from pipeline.trace.store import TraceStore
 

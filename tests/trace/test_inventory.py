@@ -11,8 +11,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipeline.errors import InputError
+from pipeline.trace.checking.inventory import check_files, flaws, take_inventory
 from pipeline.trace.events import CallRow, StepRow
-from pipeline.trace.inventory import check_files, flaws, take_inventory
 from pipeline.trace.manifest import FILE
 from pipeline.trace.read import count_rows, read_batches
 from pipeline.trace.store import TraceStore, recover

@@ -10,8 +10,8 @@ import pytest
 
 from pipeline.errors import RunFolderError
 from pipeline.files import NotRegular
+from pipeline.trace.checking.inventory import take_inventory
 from pipeline.trace.events import CallRow, ChainRow, RewardRow
-from pipeline.trace.inventory import take_inventory
 from pipeline.trace.manifest import FILE, Label, Manifest, number_of
 from pipeline.trace.part_file import read_footer
 from pipeline.trace.rewrite import remove, replacing

@@ -7,7 +7,6 @@ from msgspec import Meta
 
 from pipeline.graph.spec import Count, EngineSpec, PositiveSeconds, Tokens
 
-
 ExtraNumber = Annotated[int, Meta(ge=-(1 << 53), le=1 << 53)]
 
 

@@ -27,8 +27,6 @@ FIRST_SPREAD, PROBED_SPREAD, PER_PROBED, GIVEN_SPREAD = 0.6, 0.1, 0.05, 0.1
 for each time that all are e times as many), and with a given model."""
 PER_TIME, PER_TIME_DIRECT = 0.1, 0.03
 """The same for time since the start of the run: of rounds, and of direct mode."""
-FRESH = 0.35
-"""The same for direct mode that was observed for `OBSERVED_S` seconds; of longer observations it falls with the root of their length."""
 ITERATIONS, OBSERVED_S = 12, 0.2
 """Iterations of the target, and seconds, that make an observation."""
 ROUNDS, LEAST = 24, 12
@@ -84,8 +82,6 @@ class Adaptive:
         self._unsure = GIVEN_SPREAD if model else FIRST_SPREAD
         self._seen_rounds: State | None = None
         self._seen_direct: State | None = None
-        self._direct_s = 0.0
-        """Seconds for which direct mode was observed."""
         self._chains = LiveChains()
         self._waited = 0
         """Requests that waited at the target when it was looked at last."""
@@ -255,7 +251,6 @@ class Adaptive:
         elif span >= OBSERVED_S / 2 and tokens >= ITERATIONS * self._chains.at_least_one / 2:
             chains = window.seconds["direct"] / span
             self._chains.direct_tokens += tokens / max(chains, 1e-9)
-            self._direct_s += span
             self._observe_direct(chains, window.seconds["direct"] / tokens, now)
             self._restart(now)
 
@@ -468,7 +463,8 @@ class Adaptive:
         share, gain, rate = choice.share, choice.gain, choice.rate
         self._restart(now)
         self._due = max(4 * self._chains.counts["speculative"], ROUNDS)
-        sure = max(observed, gain) * math.exp(-self._direct_spread(now))
+        spread = self._known.fit.spread + (self._seen_direct.spread(self._state(now), PER_TIME_DIRECT) if self._seen_direct else 0.0)
+        sure = max(observed, gain) * math.exp(-spread)
         if sure < 1 and not self._crowded:
             step_s = self._known.round.tokens * self._chains.at_least_one / rate
             if self._affordable(2 * step_s * (1 - 1 / max(observed, gain)), now, LOOKING):
@@ -477,13 +473,6 @@ class Adaptive:
             self._switch(share, "share", now, rate)
         else:
             self._ending += self._chains.assign(math.ceil(self._share * len(self._chains)))
-
-    def _direct_spread(self, now: float) -> float:
-        """How uncertain the speed of direct mode is now."""
-        if self._seen_direct is None:
-            return 0.0
-        fresh = FRESH * math.sqrt(OBSERVED_S / max(self._direct_s, OBSERVED_S)) if self._direct_s else 0.0
-        return self._seen_direct.spread(self._state(now), PER_TIME_DIRECT) + fresh
 
     def _learn(self, now: float, lost: bool = False) -> None:
         """Make what the window shows of rounds the prediction."""

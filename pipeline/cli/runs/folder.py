@@ -10,10 +10,10 @@ import msgspec
 from pipeline.analysis.quality.failures import failures
 from pipeline.cli.main import print_line, print_page
 from pipeline.cli.terminal.notices import print_notice
+from pipeline.trace.checking.fsck import Examination, examine
+from pipeline.trace.checking.fsck import repair as repaired
+from pipeline.trace.checking.inventory import flaws
 from pipeline.trace.folder import hold
-from pipeline.trace.fsck import Examination, examine
-from pipeline.trace.fsck import repair as repaired
-from pipeline.trace.inventory import flaws
 
 
 def print_flaws(runs: Iterable[Path]) -> None:

@@ -6,8 +6,8 @@ from typing import Any
 
 import click
 
-from pipeline.cli.folder import print_flaws
 from pipeline.cli.main import print_line
+from pipeline.cli.runs.folder import print_flaws
 from pipeline.errors import MissingExtra, UsageError
 from pipeline.export.output import check_output
 from pipeline.trace.read import check_folder

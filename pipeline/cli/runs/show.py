@@ -6,7 +6,7 @@ from pathlib import Path
 import click
 from rich.text import Text
 
-from pipeline.cli.folder import print_flaws
+from pipeline.cli.runs.folder import print_flaws
 from pipeline.cli.terminal.console import PlainConsole
 from pipeline.errors import UsageError, did_you_mean
 from pipeline.report.transcripts import Candidate, Step, Transcript, transcripts_of

@@ -12,9 +12,9 @@ import pyarrow as pa
 from msgspec import Struct, structs
 
 from pipeline.errors import InputError, RunFolderError, boundary, reason
-from pipeline.trace.consistency import Broken, find_broken, take_back
+from pipeline.trace.checking.consistency import Broken, find_broken, take_back
+from pipeline.trace.checking.inventory import MAIN, NOT_OURS, Inventory, complete_manifest, label_of, take_inventory
 from pipeline.trace.folder import is_held
-from pipeline.trace.inventory import MAIN, NOT_OURS, Inventory, complete_manifest, label_of, take_inventory
 from pipeline.trace.manifest import FILE as MANIFEST
 from pipeline.trace.manifest import Manifest, number_of, stands
 from pipeline.trace.part_file import open_part

@@ -6,8 +6,8 @@ from pathlib import Path
 import click
 import msgspec
 
-from pipeline.cli.folder import print_flaws
 from pipeline.cli.main import print_line, print_page
+from pipeline.cli.runs.folder import print_flaws
 from pipeline.errors import RunFolderError, UsageError, boundary
 from pipeline.export.answers import answer_rows
 from pipeline.export.answers_file import form_of, write_answers, write_batches
