@@ -16,7 +16,7 @@ LONG := slow or torch or vllm or browser
 WORKERS ?= 3
 LONG_WORKERS ?= 4
 
-.PHONY: run check test lint bench-quick figures-check vllm clean
+.PHONY: run check test lint docs bench-quick figures-check vllm clean
 
 run: .venv/ready
 	$(BIN)/pipeline run graphs/speccot.yaml --input datasets/arith/test.parquet
@@ -47,6 +47,10 @@ lint: .venv/ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# The documentation as a site in build/docs; `make test` builds it, too.
+docs: .venv/ready
+	$(BIN)/mkdocs build --strict --quiet --config-file docs/mkdocs.yml
 
 # All quick figures of the docs, measured again and written there: on a machine that does nothing else.
 bench-quick: .venv/ready

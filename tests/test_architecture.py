@@ -44,7 +44,7 @@ DOORS = {
     "latex2sympy2_extended": ["grading/worker"],
     "sympy": ["grading/worker"],
     "pyarrow": ["trace/", "data/", "session/resume", "session/modes", "analysis/", "report/", "export/", "api"],
-    "datasets": ["data/prepare", "data/obtain"],
+    "datasets": ["data/prepare"],
     "prometheus_client": ["cli/metrics"],
     "pynvml": ["machine"],
     "filelock": ["trace/"],

@@ -81,7 +81,7 @@ def test_a_graph_names_engines_beside_it_or_bundled_ones(tmp_path: Path) -> None
     (tmp_path / "sim-instant").write_text((ROOT / "graphs/engines/tiny.yaml").read_text())
     assert load_plan(graph).engines["target"].backend == "torch"
     graph.write_text(text.replace("engines/tiny.yaml", "tinny"))
-    with pytest.raises(GraphError, match=r"mine\.yaml: \$\.engines: no engines file is named `tinny`.*did you mean `tiny`\?"):
+    with pytest.raises(GraphError, match=r"mine\.yaml, line \d+: \$\.engines: no engines file is named `tinny`.*did you mean `tiny`\?"):
         load_plan(graph)
 
 

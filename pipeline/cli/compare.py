@@ -6,27 +6,26 @@ from typing import Any
 
 import click
 
+from pipeline.analysis.compare.cells import Table
 from pipeline.analysis.compare.compare import compare as compared
 from pipeline.analysis.compare.paper_shapes import SHAPES
 from pipeline.analysis.compare.paper_tables import by_data_set, paper_table
 from pipeline.analysis.compare.pooling import pool
 from pipeline.analysis.compare.runs import read_runs
-from pipeline.analysis.compare.tables import as_csv, as_json, markdown, markdown_table, table_csv, table_json
+from pipeline.analysis.compare.tables import as_csv, as_json, as_markdown, markdown, parts, table_csv, table_json
 from pipeline.analysis.quality.invariance import invariance as compare_chains
 from pipeline.analysis.quality.invariance import invariance_json, invariance_markdown
 from pipeline.cli.main import print_page
 from pipeline.cli.runs.folder import print_flaws
+from pipeline.cli.terminal.console import PlainConsole
+from pipeline.cli.terminal.tables import print_parts
 from pipeline.errors import UsageError, reason
 from pipeline.files import new_file
 from pipeline.text import sanitize
 
 SUFFIXES = {".md": "markdown", ".csv": "csv", ".json": "json"}
 FORMATS: dict[str, Callable[[Any], str]] = {"markdown": markdown, "csv": as_csv, "json": as_json}
-TABLE_FORMATS: dict[str, Callable[[Any], str]] = {
-    "markdown": lambda table: markdown_table(table) + "\n",
-    "csv": table_csv,
-    "json": table_json,
-}
+TABLE_FORMATS: dict[str, Callable[[Any], str]] = {"markdown": lambda table: as_markdown([table]), "csv": table_csv, "json": table_json}
 INVARIANCE_FORMATS: dict[str, Callable[[Any], str]] = {"markdown": invariance_markdown, "json": invariance_json}
 
 
@@ -44,7 +43,9 @@ INVARIANCE_FORMATS: dict[str, Callable[[Any], str]] = {"markdown": invariance_ma
 )
 @click.option("--no-pool", is_flag=True, help="Do not pool runs that differ only in the seed.")
 @click.option("--invariance", is_flag=True, help="For two runs of one graph: the share of identical chains, and where the others diverge.")
-@click.option("--format", "form", type=click.Choice(list(FORMATS)), default="markdown", show_default=True, help="Output format.")
+@click.option(
+    "--format", "form", type=click.Choice(["text", *FORMATS]), help="Output format.  [default: text on a terminal, else markdown]"
+)
 @click.option(
     "--output",
     type=click.Path(path_type=Path),
@@ -59,7 +60,7 @@ def compare(
     table: str | None,
     no_pool: bool,
     invariance: bool,
-    form: str,
+    form: str | None,
     output: tuple[Path, ...],
     debug: bool,
 ) -> None:
@@ -78,18 +79,22 @@ def compare(
     found: Any
     if invariance:
         found = compare_chains(*runs)
+        shown: list[str | Table] = [invariance_markdown(found).rstrip()]
     else:
         read = read_runs(runs) if no_pool else pool(read_runs(runs))
         found = paper_table(SHAPES[table], read) if table else compared(read, baseline)
-        if forms is FORMATS and len(found.baselines) > 1:
-            forms = {**FORMATS, "markdown": lambda comparison: markdown(comparison, [by_data_set(read)])}
+        shown = [found] if table else parts(found, [by_data_set(read)] if len(found.baselines) > 1 else ())
+        forms = {**forms, "markdown": lambda _: as_markdown(shown)}
     for path in output:
         try:
             with new_file(path) as draft:
                 draft.write_text(sanitize(forms[SUFFIXES[path.suffix]](found)), encoding="utf-8")
         except OSError as error:
             raise UsageError(f"--output {path}: cannot be written: {reason(error)}") from error
-    print_page(forms[form](found))
+    if form == "text" or (form is None and PlainConsole().is_terminal):
+        print_parts(shown)
+    else:
+        print_page(forms[form or "markdown"](found))
 
 
 def _check(runs: tuple[Path, ...], baseline: str | None, table: str | None, no_pool: bool, invariance: bool) -> None:

@@ -67,7 +67,7 @@ def _check(ctx: click.Context, prm: Path | None) -> None:
     names, what = (OF_STEPS, "without --prm; add it") if prm is None else (OF_ANSWERS, "with --prm; leave one of them out")
     for name in names:
         if ctx.get_parameter_source(name) is source:
-            raise UsageError(f"--{'set' if name == 'settings' else name.replace('_', '-')} means nothing {what}")
+            raise UsageError(f"--{'set' if name == 'settings' else name.replace('_', '-')} has no effect {what}")
 
 
 def _print(result: msgspec.Struct, lines: list[str], as_json: bool) -> None:

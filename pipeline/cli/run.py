@@ -1,7 +1,5 @@
 """`pipeline run GRAPH --input FILE` and `pipeline resume RUN`: options enter; a run folder, a live display and a summary leave."""
 
-import json
-import os
 import shlex
 import sys
 from collections.abc import Callable, Mapping
@@ -26,6 +24,7 @@ from pipeline.cli.starting import show_starts
 from pipeline.cli.terminal.console import PlainConsole
 from pipeline.cli.terminal.notices import notice_options, print_error, print_notice
 from pipeline.cli.terminal.signals import restored_handlers, stop_on_signal
+from pipeline.cli.terminal.tables import print_table
 from pipeline.data.obtain import problem_files
 from pipeline.data.row_sample import MOST_ROWS
 from pipeline.errors import MissingExtra
@@ -207,12 +206,12 @@ def _print_summary(result: SessionResult, folder: Path, as_json: bool) -> None:
         return
     run, console = result.run, PlainConsole()
     console.print(_facts(facts(summary, simulated=run.virtual_time, answers=answers(engine_facts(run).values()))))
-    console.print(_numbers(engines(summary)))
-    console.print(_numbers(stages(summary)))
-    print_line(f"answers: {folder}/chains/*.parquet (steps/ and calls/ beside it). To look at them:")
-    place, columns = json.dumps(str(folder / "chains"), ensure_ascii=False), '["problem_id", "answer", "correct"]'
-    code = f"import pyarrow.parquet as p; print(p.read_table({place}, columns={columns}))"
-    print_line(f"  {os.path.relpath(sys.executable)} -P -c {shlex.quote(code)}")
+    print_table(engines(summary), console)
+    print_table(stages(summary), console)
+    place = shlex.quote(str(folder))
+    print_line(f"answers:  pipeline export {place} -o answers.csv")
+    print_line(f"steps:    pipeline show {place}")
+    print_line(f"report:   pipeline report {place}")
 
 
 def _facts(table: Table) -> RichTable:
@@ -220,20 +219,6 @@ def _facts(table: Table) -> RichTable:
     shown = RichTable(title=table.title, box=box.SIMPLE, show_header=False)
     shown.add_column(style="bold")
     shown.add_column()
-    return _filled(shown, table)
-
-
-def _numbers(table: Table) -> RichTable:
-    """A table for the terminal without a title: names on the left, numbers on the right."""
-    first, *others = table.columns
-    shown = RichTable(box=box.SIMPLE_HEAD, pad_edge=False)
-    shown.add_column(first, style="bold")
-    for name in others:
-        shown.add_column(name, justify="right")
-    return _filled(shown, table)
-
-
-def _filled(shown: RichTable, table: Table) -> RichTable:
     for row in table.rows:
         shown.add_row(*row)
     return shown

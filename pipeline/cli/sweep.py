@@ -7,7 +7,8 @@ from typing import Any, get_args
 import click
 from msgspec import structs
 
-from pipeline.analysis.compare.tables import markdown_table
+from pipeline.analysis.compare.cells import Table
+from pipeline.analysis.compare.tables import as_markdown
 from pipeline.analysis.points import Point
 from pipeline.analysis.sweep_tables import crossings, sweep_tables
 from pipeline.cli import live
@@ -23,8 +24,10 @@ from pipeline.cli.run import (
     with_preset,
 )
 from pipeline.cli.starting import show_starts
+from pipeline.cli.terminal.console import PlainConsole
 from pipeline.cli.terminal.notices import notice_options, print_error, print_notice
 from pipeline.cli.terminal.signals import restored_handlers, stop_at_first_signal
+from pipeline.cli.terminal.tables import print_parts
 from pipeline.errors import MissingExtra
 from pipeline.report.extra import load
 from pipeline.runtime.admission.admission import AdmissionName
@@ -33,7 +36,6 @@ from pipeline.session.loop import rare_collection
 from pipeline.session.run import Observer
 from pipeline.sweep.plan import SweepOptions
 from pipeline.sweep.sweep import sweep as start
-from pipeline.text import in_markdown
 
 
 class Listed(click.ParamType[Any]):
@@ -143,8 +145,11 @@ def sweep(graphs: tuple[Path, ...], input_: Path, debug: bool, **options: Any) -
         )
     if result.points:
         with optional_print("the tables"):
-            tables, found = map(markdown_table, sweep_tables(result.points)), map(in_markdown, crossings(result.points))
-            print_page("\n\n".join([*tables, "\n".join(found)]) + "\n")
+            parts: list[str | Table] = [*sweep_tables(result.points), "\n".join(crossings(result.points))]
+            if PlainConsole().is_terminal:
+                print_parts(parts)
+            else:
+                print_page(as_markdown(parts))
         _write_report(result.folder)
     print_notice(f"{len(result.points)} of {result.planned} points in {result.folder}")
     if result.error is not None:

@@ -5,6 +5,7 @@ import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, BinaryIO
@@ -64,11 +65,11 @@ def downloaded(address: str, folder: Path) -> Path:
     if found is None:
         raise InputError(address, "expected hf://OWNER/NAME, hf://OWNER/NAME:CONFIG or hf://OWNER/NAME:CONFIG/SPLIT")
     try:
-        from datasets import load_dataset
-    except ImportError as error:
+        load = import_module("datasets").load_dataset
+    except (ImportError, AttributeError) as error:  # AttributeError: where it is not installed, a folder `datasets` passes for it
         raise MissingExtra(address, "datasets", "data") from error
     try:
-        data: Any = load_dataset(found["name"], found["config"], split=found["split"] or "test")
+        data: Any = load(found["name"], found["config"], split=found["split"] or "test")
     except Exception as error:  # whatever the hub's library raises
         raise InputError(address, f"cannot be loaded: {reason(error)}") from error
     path = folder / f"{found['name'].replace('/', '-')}.parquet"

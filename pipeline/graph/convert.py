@@ -2,7 +2,8 @@
 each as a `GraphError` with the file, the path in it and what would be right."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args, get_origin
 
@@ -46,13 +47,18 @@ def convert(raw: dict[str, Any], to: type[T], path: Path, where: str) -> T:
             break
         except msgspec.ValidationError as error:
             flaw, keys = _explain(str(error), left, to, path, where)
-            if keys not in dropped:  # else what is missing now is what was left out
+            if not _left_out(keys, dropped):
                 flaws.add(flaw)
             if not keys or keys in dropped or not (left := _without(left, keys)):
                 break
             dropped.add(keys)
     flaws.raise_any()
     return found
+
+
+def _left_out(keys: tuple[str, ...], dropped: Collection[tuple[str, ...]]) -> bool:
+    """Whether what stands, or is missing, under `keys` was left out before, perhaps under a misspelt name."""
+    return any(keys[:-1] == each[:-1] and get_close_matches(keys[-1], [each[-1]]) for each in dropped if keys and each)
 
 
 def _without(value: dict[str, Any], keys: Sequence[str]) -> dict[str, Any]:

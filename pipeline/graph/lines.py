@@ -6,6 +6,7 @@ The file is read a second time, only when there is something to say about it.
 import re
 from collections.abc import Callable
 from functools import wraps
+from pathlib import Path
 from typing import ParamSpec, TypeVar
 
 import yaml
@@ -48,7 +49,7 @@ def line_of(file: str, path: str, key: str | None = None) -> int | None:
     None where the file cannot be read.
     """
     try:
-        with open_file(file) as opened:
+        with open_file(Path(file)) as opened:
             node = compose(opened.read(MAX_BYTES).decode("utf-8-sig"))
     except (OSError, ValueError, NotYaml, yaml.YAMLError, RecursionError):
         return None

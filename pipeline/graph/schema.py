@@ -30,7 +30,7 @@ LIKE: dict[str, Any] = {
 
 def json_schema(file: FileName, stages: Mapping[str, type[StageSpec]], engines: Mapping[str, type[EngineSpec]]) -> dict[str, Any]:
     """The schema of a graph file, an engines file, a prompts file or a preset, with these kinds of stages and backends."""
-    kinds = [GraphSpec, Prompts, Preset, *stages.values(), *engines.values()]
+    kinds: list[type[Struct]] = [GraphSpec, Prompts, Preset, *stages.values(), *engines.values()]
     known = {each.__name__: each for each in _with_inner(kinds)}
     _, parts = msgspec.json.schema_components(list(known.values()), ref_template=f"{REF}{{name}}")
     parts = {name: _described(part, known.get(name)) for name, part in parts.items()}

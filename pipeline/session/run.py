@@ -266,7 +266,7 @@ async def solve_on(
 
 
 def opened(ready: Ready, engines: Mapping[str, Engine], builders: Mapping[str, PromptBuilder], startup_s: float) -> Opened:
-    """Build the stages for open engines, and write `run.json` and the problems. Raises `GraphError` where an engine cannot be used with the graph."""
+    """Build the stages for open engines, write `run.json` and the problems. Raises `GraphError` where an engine does not suit the graph."""
     checked, record = ready.checked, ready.record
     check_engines(checked.plan, engines)
     stages = build_stages(checked.plan, builders, str(checked.options.graph))

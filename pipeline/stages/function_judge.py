@@ -132,7 +132,7 @@ def _spec_of(kind: str, function: JudgeFunction) -> type[StageSpec]:
         for each in inspect.signature(function).parameters.values()
         if each.kind is each.KEYWORD_ONLY
     ]
-    return msgspec.defstruct(
+    made: type[StageSpec] = msgspec.defstruct(
         f"{kind.title().replace('_', '').replace('-', '')}Spec",
         fields,
         bases=(FunctionJudgeSpec,),
@@ -141,7 +141,8 @@ def _spec_of(kind: str, function: JudgeFunction) -> type[StageSpec]:
         kw_only=True,
         module=function.__module__,
         namespace={"__doc__": inspect.getdoc(function)},
-    )
+    )  # type: ignore[assignment]
+    return made
 
 
 def _judgement(judged: Any, candidates: int) -> tuple[int | None, float]:

@@ -86,7 +86,7 @@ def test_a_chain_that_is_not_there(source: Path, arguments: list[str], says: str
 
 def test_a_table_of_runs(source: Path) -> None:
     done = pipeline("runs", source)
-    lines = [line.split() for line in done.stdout.splitlines()]
+    lines = [line.split() for line in done.stdout.splitlines() if line.strip(" ─")]
     assert (done.returncode, lines[0]) == (0, ["run", "graph", "models", "state", "chains", "accuracy", "chains/s", "size"])
     assert sorted(line[0] for line in lines[1:]) == ["one", "two"]
     records = {row["folder"]: row for row in map(json.loads, pipeline("runs", source, "--json").stdout.splitlines())}

@@ -18,7 +18,7 @@ def test_the_tree_goes_to_stdout_and_other_formats_where_the_name_says(tmp_path:
         assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
         assert (tmp_path / name).read_text().startswith(start)
     refused = pipeline("graph", SPECCOT, "--output", tmp_path / "a.dot")
-    assert (refused.returncode, refused.stderr.count("already exists")) == (2, 1)
+    assert (refused.returncode, refused.stderr.count("file exists; choose another")) == (2, 1)
     assert pipeline("graph", SPECCOT, "--output", tmp_path / "a.dot", "--force").returncode == 0
 
 

@@ -54,7 +54,7 @@ def test_a_run_prints_its_summary_and_where_the_answers_are(tmp_path: Path, prob
     done = pipeline("run", SPECCOT, "--engines", SIM, "--input", problems, *columns, "--output", tmp_path / "out")
     assert done.returncode == 0, done.stderr
     assert "simulated time" in done.stdout
-    assert f"answers: {tmp_path}/out/chains/*.parquet" in done.stdout
+    assert f"pipeline export {tmp_path}/out -o answers.csv" in done.stdout
     assert sorted(pq.read_table(tmp_path / "out/chains")["problem_id"].to_pylist()) == ["a", "b"]
 
 

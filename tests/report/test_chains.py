@@ -1,5 +1,6 @@
 """Which chains are shown, and what is drawn and told of them."""
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -232,15 +233,19 @@ def test_transcripts_hold_every_step_in_order_and_the_problem(ran: Path) -> None
         assert all(sum(each.chosen for each in step.candidates) == (step.decision == "accepted") for step in transcript.steps)
 
 
-def test_of_an_input_that_has_changed_no_problem_is_shown(ran: Path, tmp_path: Path) -> None:
+def test_of_an_input_that_was_not_kept_and_has_changed_no_problem_is_shown(ran: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(ran, folder)
+    shutil.rmtree(folder / "problems")
     changed = tmp_path / "problems.jsonl"
     changed.write_text('{"problem": "another", "problem_id": "p0"}\n')
     setup = RunFile.read(ran)
     chains = read_chain_list(ran)
     for place in (changed, tmp_path / "gone.jsonl"):
         moved = replace(setup, options={**setup.options, "input": str(place)})
-        found = read_transcripts(ran, moved, chains, {3: ("slowest",)})
-        assert [transcript.problem for transcript in found.transcripts] == [None]
+        assert [each.problem for each in read_transcripts(folder, moved, chains, {3: ("slowest",)}).transcripts] == [None]
+        [kept] = read_transcripts(ran, moved, chains, {3: ("slowest",)}).transcripts
+        assert kept.problem is not None
 
 
 def test_transcripts_that_would_make_the_page_too_large_are_left_out(ran: Path, monkeypatch: pytest.MonkeyPatch) -> None:

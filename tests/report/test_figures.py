@@ -124,7 +124,7 @@ def test_tokens_add_up_in_the_figure_and_in_the_table() -> None:
     assert rows["total"] == rows["reported by the engine"] == ("100", "10")
     assert rows["prefix cache hit rate"] == ("25.0%", "25.0%")
     assert "answer" not in rows
-    assert table.note.endswith("Not in the trace, and why: an attempt was lost.")
+    assert table.note.endswith("Not traced: an attempt was lost.")
 
 
 def test_times_of_stages_in_the_order_of_the_graph() -> None:

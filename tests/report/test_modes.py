@@ -47,7 +47,7 @@ def test_the_figure_has_what_happened_beside_what_was_expected() -> None:
         ("speculative", "y2", [0, 30]),
         ("target only", "y", [2, 0]),
         ("target only", "y2", [50, 0]),
-        ("expected with what was decided", "y2", [31.0] * 50),
+        ("expected, as decided", "y2", [31.0] * 50),
     ]
 
 

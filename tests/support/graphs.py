@@ -34,6 +34,6 @@ SEEN = {
     "target-steps": ({"generate", "answer"}, {"written"}),
     "guided-draft": ({"generate", "answer"}, {"guidance", "written"}),
     "cascade": ({"generate", "draft", "choose", "answer"}, {"guidance", "accepted", "fallback"}),
-    "self-consistency": ({"draft", "vote", "answer"}, {"accepted"}),
+    "self-consistency": ({"draft", "answer"}, {"accepted"}),
 }
 """Of each graph: kinds of calls, decisions of steps."""

@@ -2,7 +2,7 @@
 
 import csv
 import io
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -49,19 +49,31 @@ def _of_steps(c: Comparison) -> tuple[Table, ...]:
     return thinking(c), pairs(c), selection(c), quality(c), *agreements(c), masses(c), draft_lengths(c), reflective(c)
 
 
-def markdown(comparison: Comparison, first: Sequence[Table] = ()) -> str:
-    """The tables as Markdown, with what an interval is before them and the flags after them; `first` are tables to begin with."""
-    simulated = [SIMULATED] if any(run.simulated for run in comparison.runs) else []
+def parts(comparison: Comparison, first: Sequence[Table] = ()) -> list[str | Table]:
+    """The tables, with what an interval is before them and the flags after them; `first` are tables to begin with."""
     bases = comparison.baselines
     over = ", ".join(f"{base} over {dataset}" for dataset, base in bases.items()) if len(bases) > 1 else comparison.baseline
-    parts = [f"Baseline: {in_markdown(over)}. {INTERVALS}", *simulated]
-    pooled = ["- " + in_markdown(f"{run.run}: the runs {', '.join(run.pooled)}") for run in comparison.runs if run.pooled]
-    parts += ["\n".join(["Pooled, as they differ in the seed alone:", "", *pooled])] if pooled else []
-    parts += map(markdown_table, (*first, *tables(comparison)))
+    found: list[str | Table] = [f"Baseline: {over}. {INTERVALS}"]
+    if any(run.simulated for run in comparison.runs):
+        found.append(SIMULATED)
+    pooled = [f"- {run.run}: the runs {', '.join(run.pooled)}" for run in comparison.runs if run.pooled]
+    if pooled:
+        found.append("\n".join(["Pooled, as they differ in the seed alone:", "", *pooled]))
+    found += [*first, *tables(comparison)]
     if comparison.flags:
-        flags = (f"- {in_markdown(f'{flag.run}: {flag.what}')}" for flag in comparison.flags)
-        parts.append("\n".join(["Not the same in all runs:", "", *flags]))
-    return "\n\n".join(parts) + "\n"
+        found.append("\n".join(["Not the same in all runs:", "", *(f"- {flag.run}: {flag.what}" for flag in comparison.flags)]))
+    return found
+
+
+def markdown(comparison: Comparison, first: Sequence[Table] = ()) -> str:
+    """`parts` as Markdown."""
+    return as_markdown(parts(comparison, first))
+
+
+def as_markdown(found: Iterable[str | Table]) -> str:
+    """Paragraphs and tables as Markdown."""
+    said = ("\n".join(map(in_markdown, part.split("\n"))) if isinstance(part, str) else markdown_table(part) for part in found)
+    return "\n\n".join(said) + "\n"
 
 
 def markdown_table(table: Table) -> str:

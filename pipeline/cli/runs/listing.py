@@ -7,12 +7,13 @@ from pathlib import Path
 import click
 import msgspec
 from msgspec import Struct
-from rich.table import Table
 
+from pipeline.analysis.compare.cells import Table
 from pipeline.analysis.progress import state_of
 from pipeline.cli.main import print_line
 from pipeline.cli.terminal.console import PlainConsole
 from pipeline.cli.terminal.notices import print_notice
+from pipeline.cli.terminal.tables import print_table
 from pipeline.errors import InputError, RunFolderError, UsageError, boundary
 from pipeline.trace.folder import is_held
 from pipeline.trace.run_file import FILE, RunFile
@@ -53,10 +54,8 @@ def runs(folder: Path, as_json: bool, debug: bool) -> None:
     if not found:
         print_notice(f"{folder}: contains no runs")
         return
-    table = Table("run", "graph", "models", "state", "chains", "accuracy", "chains/s", "size", box=None, header_style="bold")
-    for state in found:
-        table.add_row(*_cells(state))
-    PlainConsole().print(table)
+    columns = ("run", "graph", "models", "state", "chains", "accuracy", "chains/s", "size")
+    print_table(Table("Runs", columns, tuple(tuple(_cells(state)) for state in found)), PlainConsole())
 
 
 @click.command()
@@ -95,7 +94,7 @@ def _state(folder: Path, run: RunFile) -> RunState:
     return RunState(
         folder=folder.name,
         graph=run.plan.name,
-        models=", ".join(dict.fromkeys(Path(spec.model).name for spec in run.plan.engines.values())),
+        models=", ".join(dict.fromkeys(Path(getattr(spec, "model", role)).name for role, spec in run.plan.engines.items())),
         state=state,
         chains=over,
         of=run.input.rows * run.samples,

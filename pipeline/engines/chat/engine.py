@@ -13,7 +13,19 @@ import anyio
 import msgspec
 from msgspec import Struct
 
-from pipeline.engine import Availability, Backend, Candidate, Completion, EngineStatistics, Examination, Fact, FinishReason, Request, Usage
+from pipeline.engine import (
+    Availability,
+    Backend,
+    Candidate,
+    Completion,
+    EngineStatistics,
+    Examination,
+    Fact,
+    FinishReason,
+    Request,
+    Tokenizer,
+    Usage,
+)
 from pipeline.engines.chat.messages import Asked, ChatTokenizer, asked_of, candidate_of, option_in
 from pipeline.engines.chat.spec import ChatSpec
 from pipeline.engines.meter import UsageMeter
@@ -78,7 +90,8 @@ class ChatEngine:
 
     def __init__(self, role: str, spec: ChatSpec, server: Server) -> None:
         self.role, self._spec, self._server = role, spec, server
-        self.tokenizer = ChatTokenizer()
+        self._tokenizer = ChatTokenizer()
+        self.tokenizer: Tokenizer = self._tokenizer
         self.max_model_len, self.vocab_size = spec.max_model_len, VOCAB_SIZE
         sampling = ("top_p",) if spec.send_sampling else ()
         self.facts: dict[str, Fact] = {
@@ -93,7 +106,7 @@ class ChatEngine:
     async def generate(self, request: Request) -> Completion:
         """See `Engine.generate`."""
         validate_request(request, self.max_model_len, self.vocab_size)
-        asked = asked_of(request, self.tokenizer)
+        asked = asked_of(request, self._tokenizer)
         self._meter.begin()
         try:
             bodies = await gather([partial(self._reply, request, asked, index) for index in range(request.n)])
@@ -166,7 +179,7 @@ class ChatEngine:
                 text = self.tokenizer.decode([chosen])
                 candidates.append(Candidate(ids=(chosen,), text=text, cumulative_logprob=None, finish_reason="length"))
             else:
-                candidates.append(candidate_of(reasoning, content, finish, request, asked, self.tokenizer))
+                candidates.append(candidate_of(reasoning, content, finish, request, asked, self._tokenizer))
         return Completion(
             candidates=tuple(candidates),
             option_logprobs=logprobs,

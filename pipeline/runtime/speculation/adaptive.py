@@ -463,8 +463,7 @@ class Adaptive:
         share, gain, rate = choice.share, choice.gain, choice.rate
         self._restart(now)
         self._due = max(4 * self._chains.counts["speculative"], ROUNDS)
-        spread = self._known.fit.spread + (self._seen_direct.spread(self._state(now), PER_TIME_DIRECT) if self._seen_direct else 0.0)
-        sure = max(observed, gain) * math.exp(-spread)
+        sure = max(observed, gain) * math.exp(-self._seen_direct.spread(self._state(now), PER_TIME_DIRECT) if self._seen_direct else 0.0)
         if sure < 1 and not self._crowded:
             step_s = self._known.round.tokens * self._chains.at_least_one / rate
             if self._affordable(2 * step_s * (1 - 1 / max(observed, gain)), now, LOOKING):

@@ -8,8 +8,6 @@ RIDGE = 250.0
 """Sequences whose arithmetic takes as long as reading the weights, where nothing is known; about that of today's accelerators."""
 PRIOR = 0.02
 """Weight of what is assumed before the first observation: that neither contexts nor sequences matter."""
-FIRST_SPREAD = 0.35
-"""Standard deviation of the logarithm of a speed that was observed once: engines that have just started may be slow."""
 
 
 class DirectFit:
@@ -28,11 +26,6 @@ class DirectFit:
     def known(self) -> bool:
         """Whether it can predict anything."""
         return bool(self.observations) or self._given is not None
-
-    @property
-    def spread(self) -> float:
-        """How uncertain what was observed is: the standard deviation of its logarithm; 0 before anything was."""
-        return FIRST_SPREAD if self.observations == 1 else 0.0
 
     def observe(self, chains: float, context: float, seconds: float) -> None:
         """An iteration of so many chains with `context` tokens together took so long; errors count relative to `seconds`."""
