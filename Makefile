@@ -50,7 +50,7 @@ lint: .venv/ready
 
 # The documentation as a site in build/docs; `make test` builds it, too.
 docs: .venv/ready
-	$(BIN)/mkdocs build --strict --quiet --config-file docs/mkdocs.yml
+	NO_MKDOCS_2_WARNING=1 DISABLE_MKDOCS_2_WARNING=true $(BIN)/mkdocs build --strict --quiet --config-file docs/mkdocs.yml
 
 # All quick figures of the docs, measured again and written there: on a machine that does nothing else.
 bench-quick: .venv/ready

@@ -1,5 +1,6 @@
 """The documentation is built without a warning, its commands exist with the options that it gives them, and its notebooks run."""
 
+import os
 import re
 import shlex
 import subprocess
@@ -16,6 +17,8 @@ from pipeline.cli.main import cli
 from tests.support.paths import ROOT
 
 PAGES = sorted((ROOT / "docs/pages").rglob("*.md"))
+QUIET = {"NO_MKDOCS_2_WARNING": "1", "DISABLE_MKDOCS_2_WARNING": "true"}
+"""Of what the next versions of the packages will be."""
 NOTEBOOKS = sorted((ROOT / "examples").glob("*.ipynb"))
 
 
@@ -61,7 +64,7 @@ def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
         "-d",
         str(tmp_path / "site"),
     ]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, env={**os.environ, **QUIET})
     assert (done.returncode, done.stderr) == (0, "")
     for page in ("index", "reference/commands", "reference/graph", "reference/engines", "reference/run-folder", "reference/api"):
         assert (tmp_path / f"site/{page}.html").stat().st_size > 5000, page
