@@ -3,6 +3,7 @@
 Run by mkdocs (`gen-files`); prints nothing, writes pages of the build alone.
 """
 
+import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import NoneType, UnionType
@@ -133,7 +134,7 @@ def _table(struct: type[Struct]) -> str:
 
 def _default(field: structs.FieldInfo) -> str:
     value = field.default if field.default is not NODEFAULT else field.default_factory()
-    text = "null" if value is None else "()" if value == () else str(value)
+    text = "null" if value is None else "()" if value == () else json.dumps(value)[1:-1] if isinstance(value, str) else str(value)
     return text if len(text) <= 40 and not isinstance(value, Struct) else "..."
 
 

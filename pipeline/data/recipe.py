@@ -68,11 +68,15 @@ class Recipe(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     name: str
     """The file's name without `.yaml`; problem ids begin with it."""
     title: str
+    """Name of the data set for people."""
     license: str
+    """Its license."""
     citation: str
+    """How to cite it."""
     notes: str = ""
     """What one should know about the data."""
     hub: Hub | None = None
+    """Where it is on the hub; null: it is not."""
     file: str | None = None
     """Path of the bundled data file, relative to the recipe; None for data that are not bundled."""
 
@@ -89,7 +93,9 @@ class Recipe(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     answer_marks: tuple[str, ...] = ()
     """Marks behind which the answer stands in the problem's text where `answer` is empty; it is cut off the problem then."""
     choices: Choices | None = None
+    """Where the options of multiple choice are; null: there are none."""
     grader: BuiltIn
+    """How answers are compared."""
     source: str | None = None
     """Path of the name of a row's source; null: the recipe's title is used."""
     keep: dict[str, str] = {}

@@ -40,7 +40,9 @@ class Marks(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The special tokens around a thought, as they are written; a model that has neither is taken to mark no thoughts."""
 
     open: str = THINK_OPEN
+    """Text that begins a thought."""
     close: str = THINK_CLOSE
+    """Text that ends a thought."""
 
 
 class Example(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -122,6 +124,7 @@ class Prompts(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     problem: str = f"{{{{problem}}}}{INSTRUCTION}"
     """How a problem is asked."""
     examples: tuple[Example, ...] = ()
+    """Solved examples that stand before the problem, as turns of the conversation."""
     delimiter: Annotated[str, Meta(min_length=1)] = DELIMITER
     """The text that ends a step."""
     thought: Marks = Marks()

@@ -53,7 +53,12 @@ def json_schema(file: FileName, stages: Mapping[str, type[StageSpec]], engines: 
 def field_docs(struct: type[Struct]) -> dict[str, str]:
     """What is said of each field of a Struct and its base classes, by the name that files use; empty where nothing is."""
     said = _documented(struct)
-    return {field.encode_name: said.get(field.name, "") for field in structs.fields(struct)}
+    return {field.encode_name: said.get(field.name) or _description(field.type) for field in structs.fields(struct)}
+
+
+def _description(kind: Any) -> str:
+    """The description in the `Meta` of an annotated type."""
+    return next((meta.description for meta in getattr(kind, "__metadata__", ()) if getattr(meta, "description", None)), "")
 
 
 def _described(part: dict[str, Any], struct: type[Struct] | None) -> dict[str, Any]:

@@ -116,9 +116,13 @@ class Sampling(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, om
     """The keys of `SamplingSpec` that stages have in common; None: what its default says."""
 
     temperature: Temperature | None = None
+    """0: greedy. Null: 1, or what the graph says."""
     top_p: TopP | None = None
+    """Nucleus sampling. Null: 1 (off), or what the graph says."""
     top_k: TopK | None = None
+    """Sample from the k most likely tokens; 0: all."""
     min_p: MinP | None = None
+    """Least probability relative to the most likely token; 0: off."""
 
 
 class SamplingSpec(StageSpec, frozen=True, kw_only=True):
@@ -158,11 +162,13 @@ class RepeatSpec(StageSpec, frozen=True, kw_only=True, tag="repeat"):
     """A block of stages, run again and again until an exit holds."""
 
     until: UntilSpec
+    """When the loop ends."""
     speculate: Speculate = "always"
     """`always`: every step is drafted and judged. `never`: the graph is the target's own path, one request a problem, as `target.yaml`
     makes it; nothing is drafted, judged or guided. `auto`: each chain is switched between the two as it pays (`graph/direct.py` says
     for which graphs). Then answers depend on when a chain was switched."""
     stages: dict[Name, StageSpec] = {}
+    """The stages of one round."""
 
 
 class EngineSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="backend"):
@@ -207,6 +213,7 @@ class GraphSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The keys of a graph file."""
 
     name: Name
+    """Name of the graph: lower-case letters, digits, - and _."""
     params: dict[Name, Param] = {}
     """Named values; `$NAME` elsewhere in the file takes one, `--set NAME=VALUE` replaces it."""
     engines: str | dict[Name, EngineSpec]
@@ -216,3 +223,4 @@ class GraphSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     sampling: Sampling = Sampling()
     """How text is sampled by stages that do not say otherwise."""
     stages: dict[Name, StageSpec] = {}
+    """The stages by name, in any order: `after` says what waits for what."""

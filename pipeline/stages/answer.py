@@ -13,6 +13,7 @@ class AnswerSpec(SamplingSpec, frozen=True, kw_only=True, tag="answer"):
     """Close the thought and write the answer; the chain is finished then."""
 
     engine: Name
+    """Role that computes it."""
     max_tokens: Tokens = 1024
     """Most tokens of the answer."""
     budget: Literal["thought", "response"] = "thought"

@@ -22,6 +22,7 @@ class ChooseSpec(StageSpec, frozen=True, kw_only=True, tag="choose"):
     """One token names the best candidate, or 0 for none (SpecCoT eq. 4, SCoT eq. 3)."""
 
     engine: Name
+    """Role that computes it."""
     unit: Literal["step", "thought"] = "step"
     """What the candidates are, which decides the words of the question: next steps, or whole thoughts (SCoT 3.4)."""
     reject: bool = True

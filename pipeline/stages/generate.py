@@ -15,6 +15,7 @@ class GenerateSpec(SamplingSpec, frozen=True, kw_only=True, tag="generate"):
     """One engine writes: guidance (SpecCoT eq. 2), a fallback step (eq. 5), a whole thought or a whole response."""
 
     engine: Name
+    """Role that computes it."""
     unit: Literal["tokens", "step", "thought", "response"]
     """How far it writes. `tokens`: `max_tokens`, across blank lines, unless the thought ends before; `step`: to a blank line;
     `thought`: to `</think>`; `response`: to the end of the sequence."""

@@ -22,6 +22,7 @@ class LikelihoodSpec(StageSpec, frozen=True, kw_only=True, tag="likelihood"):
     SpecReason 4.1 names log probabilities as future work."""
 
     engine: Name
+    """Role that computes it."""
     threshold: Annotated[float, Meta(le=0.0)] = -0.5
     """Least value of the `statistic` that is accepted, in nats per token."""
     statistic: Literal["mean", "minimum"] = "mean"

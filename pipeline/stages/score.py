@@ -19,7 +19,9 @@ class ScoreSpec(StageSpec, frozen=True, kw_only=True, tag="score"):
     """One token, 0 to 9, rates the only candidate; it is accepted if the rating reaches `threshold` (SpecReason 4.1)."""
 
     engine: Name
+    """Role that computes it."""
     threshold: Annotated[float, Meta(ge=0.0, le=9.0)] = 7.0
+    """Scores from this on are accepted (of 0 to 9)."""
     method: Literal["greedy", "expected"] = "greedy"
     """`greedy`: the likeliest digit counts; `expected`: the mean of the digits, weighted with their probabilities."""
 

@@ -11,7 +11,7 @@ from pipeline.grading.answers import Canonical, canonical, extract_answer
 from pipeline.stages.function_judge import judge
 
 _NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?(?:/\d+)?", re.ASCII)
-Votes = Annotated[int, Meta(ge=1, le=10_000)]
+Votes = Annotated[int, Meta(ge=1, le=10_000, description="Votes that the most frequent answer needs; with fewer all are rejected.")]
 
 
 def majority_vote(problem: str, thought: str, candidates: Sequence[str], *, least_votes: Votes = 1) -> tuple[int | None, float]:

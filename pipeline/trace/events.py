@@ -46,13 +46,19 @@ class CallRow(Struct, frozen=True):
     """One attempt of one request to an engine. `ChainRecorder` makes it by position, in a fifth of the time that keywords take."""
 
     run_id: str
+    """The run, as `run.json` names it."""
     problem_id: str
+    """The problem, as the input names it; its row where the input has no ids."""
     chain_id: Annotated[str, column(otel="gen_ai.conversation.id")]
+    """The attempt at the problem: `problem_id#sample_index`."""
     sample_index: int
+    """Which of the problem's samples it is, from 0."""
     step_index: int
+    """Which step of the thought it belongs to, from 0."""
     call_index: int
     """Order of the chain's calls, from 0."""
     attempt: int
+    """0 of the first attempt; each retry after an error has a row of its own."""
     stage: Annotated[str, column(otel="gen_ai.prompt.name")]
     """The name of the stage in the graph."""
     kind: str
@@ -62,18 +68,29 @@ class CallRow(Struct, frozen=True):
     engine: Annotated[str, column(otel="server.address")]
     """The role of the engine."""
     operation_name: Annotated[str, column(otel="gen_ai.operation.name")]
+    """GenAI operation: `text_completion`."""
     request_model: Annotated[str, column(otel="gen_ai.request.model")]
+    """The model of the engine, as its engines file names it."""
     request_id: Annotated[str, column(otel="gen_ai.response.id", vllm="request_id")]
+    """The engine's own id of the request."""
     temperature: Annotated[float, column(otel="gen_ai.request.temperature")]
+    """Sampling temperature; 0: greedy."""
     top_p: Annotated[float, column(otel="gen_ai.request.top_p")]
+    """Nucleus sampling; 1: off."""
     max_tokens: Annotated[int, column("{token}", otel="gen_ai.request.max_tokens")]
+    """Limit of the output of each candidate."""
     seed: Annotated[int, column(otel="gen_ai.request.seed")]
+    """Seed of the request."""
     choice_count: Annotated[int, column(otel="gen_ai.request.choice.count")]
+    """Candidates that were asked for."""
     stop_sequences: Annotated[tuple[str, ...], column(otel="gen_ai.request.stop_sequences")]
+    """Texts at which the output ends."""
     prompt_digest: int | None
     """`Request.digest`: equal where prompts are equal. Null where no answer came."""
     input_tokens: Annotated[int, column("{token}", otel="gen_ai.usage.input_tokens", vllm="vllm:prompt_tokens_total")]
+    """Tokens of the prompt."""
     cached_input_tokens: Annotated[int, column("{token}", otel="gen_ai.usage.cache_read.input_tokens", vllm="num_cached_tokens")]
+    """Those of them that were in the engine's prefix cache."""
     output_tokens: Annotated[int, column("{token}", otel="gen_ai.usage.output_tokens", vllm="vllm:generation_tokens_total")]
     """Sampled tokens, end-of-sequence ones included; those are not among `output_token_ids`."""
     eos_tokens: Tokens
@@ -81,24 +98,32 @@ class CallRow(Struct, frozen=True):
     candidate_index: tuple[int, ...]
     """Index of each candidate of this call, aligned with the three lists below."""
     output_token_ids: tuple[tuple[int, ...], ...]
+    """The tokens of each candidate."""
     finish_reason: Annotated[tuple[str, ...], column(otel="gen_ai.response.finish_reasons", vllm="finished_reason")]
     """`stop`, `length` (cut at `max_tokens` or the end of the context), or `interrupted`: cut because the run asked for it, perhaps
     without any token."""
     stop_reason: Annotated[tuple[str | None, ...], column(vllm="stop_reason")]
+    """The stop sequence at which each candidate ended; null: none."""
     option_ids: tuple[int, ...]
+    """Tokens among which a single-token choice was made."""
     option_logprobs: tuple[float, ...]
     """Natural log of the probability of each option, before masking; empty when the call was no choice."""
     scored_logprobs: tuple[float, ...]
     """Natural log of the probability of each token that was to be scored; empty when none was."""
     submit_unix_ns: Instant
+    """When the request left for the engine."""
     end_unix_ns: Instant
+    """When its answer had arrived."""
     client_wait_s: Seconds
     """From the moment the chain was ready until the request left for the engine."""
     queue_time_s: Annotated[float | None, column("s", otel="gen_ai.latency.time_in_queue", vllm="vllm:request_queue_time_seconds")]
+    """In the engine's own queue; null where the engine does not report it."""
     prefill_time_s: Annotated[
         float | None, column("s", otel="gen_ai.latency.time_in_model_prefill", vllm="vllm:request_prefill_time_seconds")
     ]
+    """Computing the prompt; null where the engine does not report it."""
     decode_time_s: Annotated[float | None, column("s", otel="gen_ai.latency.time_in_model_decode", vllm="vllm:request_decode_time_seconds")]
+    """Sampling tokens after the first; null where the engine does not report it."""
     inference_time_s: Annotated[
         float | None, column("s", otel="gen_ai.latency.time_in_model_inference", vllm="vllm:request_inference_time_seconds")
     ]
@@ -120,7 +145,9 @@ class CallRow(Struct, frozen=True):
     waiting_engine: Annotated[int, column("{request}", vllm="vllm:num_requests_waiting")]
     """Requests that stayed in the lane when this one left."""
     error_type: Annotated[str | None, column(otel="error.type")]
+    """The error's type; null: none."""
     error_message: str | None
+    """The error in a sentence."""
     recomputed_input_tokens: Annotated[int | None, column("{token}")] = None
     """Tokens of the chain's context that this engine had computed for an earlier call of the chain, had evicted since and computed again:
     at least so many, as only the context of an earlier step counts, in full blocks of the cache (`block_size` in the facts of the
@@ -137,9 +164,13 @@ class StepRow(Struct, frozen=True):
     """One committed step of a thought; made by position, as `CallRow` is."""
 
     run_id: str
+    """The run, as `run.json` names it."""
     problem_id: str
+    """The problem, as the input names it; its row where the input has no ids."""
     chain_id: Annotated[str, column(otel="gen_ai.conversation.id")]
+    """The attempt at the problem: `problem_id#sample_index`."""
     sample_index: int
+    """Which of the problem's samples it is, from 0."""
     step_index: int
     """From 0; guidance, where a graph has it, is step 0."""
     stage: str
@@ -176,27 +207,39 @@ class StepRow(Struct, frozen=True):
     score_mass: float | None
     """Total probability of the options before renormalising; of a `likelihood` stage that of writing one of the candidates."""
     threshold: float | None
+    """The bound that the verdict was held against; null: none."""
     num_candidates: int
+    """Candidates that were drafted."""
     num_distinct_candidates: int
+    """Those that differ in their token ids."""
     chosen_candidate: int | None
     """Index among the drafted candidates; null when none was accepted."""
     step_text: str
+    """The text that joined the thought."""
     step_token_ids: tuple[int, ...]
     """Its token ids in the vocabulary of `source_engine`."""
     candidate_texts: tuple[str, ...]
+    """The text of each candidate."""
     candidate_tokens: Annotated[tuple[int, ...], column("{token}")]
+    """The length of each candidate."""
     draft_tokens: Tokens
+    """Tokens sampled for candidates."""
     draft_tokens_wasted: Tokens
     """Drafted tokens that were not committed."""
     verify_input_tokens: Tokens
+    """Prompt tokens of verification."""
     verify_tokens: Tokens
+    """Tokens sampled by verification."""
     fallback_tokens: Tokens
+    """Tokens sampled for a step after all candidates were rejected."""
     step_time_s: Seconds
     """From the commit of the step before it until its own."""
     wait_time_s: Seconds
     """The part of `step_time_s` in which its calls waited in lanes."""
     start_unix_ns: Instant
+    """When the step before it was committed."""
     end_unix_ns: Instant
+    """When it was committed."""
     calls: Annotated[int | None, column("{request}")] = None
     """The chain's calls when the step was committed: those with a smaller `call_index`. Null in traces of earlier versions."""
     mode: str | None = None
@@ -208,9 +251,13 @@ class ChainRow(Struct, frozen=True):
     """One chain: its answer, or what went wrong."""
 
     run_id: str
+    """The run, as `run.json` names it."""
     problem_id: str
+    """The problem, as the input names it; its row where the input has no ids."""
     chain_id: Annotated[str, column(otel="gen_ai.conversation.id")]
+    """The attempt at the problem: `problem_id#sample_index`."""
     sample_index: int
+    """Which of the problem's samples it is, from 0."""
     input_row: int
     """Row of the input file, from 1."""
     answer: str | None
@@ -218,6 +265,7 @@ class ChainRow(Struct, frozen=True):
     answer_text: str | None
     """The whole text that was written after the thought."""
     reference_answer: str | None
+    """The right answer by the input; null: it has none."""
     correct: Annotated[bool | None, column(otel="gen_ai.evaluation.score.label")]
     """Null where the input has no answer, the chain failed, or the grader failed; then `grading_error` says why."""
     grader: Annotated[str, column(otel="gen_ai.evaluation.name")]
@@ -227,12 +275,19 @@ class ChainRow(Struct, frozen=True):
     stop_reason: str
     """The exit of the loop's `until` that ended the thought, or `error` or `cancelled`."""
     error_type: Annotated[str | None, column(otel="error.type")]
+    """The error's type; null: none."""
     error_message: str | None
+    """The error in a sentence."""
     error_stage: str | None
+    """The stage in which it came up; null: none, or while the input was read."""
     steps: Annotated[int, column("{step}")]
+    """Committed steps."""
     accepted_steps: Annotated[int, column("{step}")]
+    """Steps that were accepted candidates."""
     fallback_steps: Annotated[int, column("{step}")]
+    """Steps that the verifier's engine wrote after it rejected all candidates."""
     thought_tokens: Tokens
+    """Length of the thought."""
     engines: tuple[str, ...]
     """The roles of the graph, in order, for the two lists below."""
     input_tokens: Annotated[tuple[int, ...], column("{token}")]
@@ -242,11 +297,15 @@ class ChainRow(Struct, frozen=True):
     draft_input_tokens: Tokens
     """Tokens of the role `draft`, like the next column; the two after them are of the role `target`. 0 where a graph has no such role."""
     draft_output_tokens: Tokens
+    """Tokens sampled by the role `draft`."""
     target_input_tokens: Tokens
+    """Prompt tokens of the role `target`."""
     target_output_tokens: Tokens
+    """Tokens sampled by the role `target`."""
     wasted_draft_tokens: Tokens
     """Tokens sampled for candidates that were not committed, whatever engine drafted them."""
     calls: Annotated[int, column("{request}")]
+    """Calls to engines, failed ones included."""
     chain_time_s: Seconds
     """From the chain's admission to its end."""
     active_time_s: Seconds
@@ -254,7 +313,9 @@ class ChainRow(Struct, frozen=True):
     wait_time_s: Seconds
     """The part of `chain_time_s` in which its calls waited in lanes."""
     start_unix_ns: Instant
+    """When the chain was admitted."""
     end_unix_ns: Instant
+    """When it ended."""
     expected_length: float | None = None
     """By what its place among the chains was decided where expected-long ones begin first: tokens of the thought that were expected, or,
     of a first sample without an earlier run, characters of the problem. Null in the order of the input and in earlier versions."""
@@ -266,9 +327,11 @@ class ProblemRow(Struct, frozen=True, kw_only=True):
     input_row: int
     """Its number in the input file, from 1."""
     problem_id: str
+    """The problem, as the input names it; its row where the input has no ids."""
     problem: str | None
     """The text that the models are asked about; null where the row holds no problem."""
     reference_answer: str | None
+    """The right answer by the input; null: it has none."""
     options: tuple[str, ...]
     """The options of a multiple-choice problem in the order of their letters; else empty."""
     grader: str | None
@@ -283,10 +346,15 @@ class RewardRow(Struct, frozen=True, kw_only=True):
     """The reward of one drafted candidate, or of a committed step that is none of the candidates."""
 
     run_id: str
+    """The run, as `run.json` names it."""
     problem_id: str
+    """The problem, as the input names it; its row where the input has no ids."""
     chain_id: Annotated[str, column(otel="gen_ai.conversation.id")]
+    """The attempt at the problem: `problem_id#sample_index`."""
     sample_index: int
+    """Which of the problem's samples it is, from 0."""
     step_index: int
+    """Which step of the thought it belongs to, from 0."""
     candidate_index: int | None
     """Index among the step's drafted candidates; null for a step that an engine wrote."""
     selected: bool

@@ -17,6 +17,7 @@ class SimDeviceSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """A simulated accelerator; engines that name the same device share it."""
 
     name: str
+    """Engines that name the same device share it."""
     flops_per_s: Annotated[float, Meta(gt=0)]
     """Rate of dense matrix products that is reached in practice, FLOP/s."""
     bytes_per_s: Annotated[float, Meta(gt=0)]
@@ -58,10 +59,12 @@ class SimTextSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """Mean number of steps of a thought, which is log-normal over the problems; 12 where nothing else gives it. `steps_sigma`, 0.5, is the
     sigma of its logarithm."""
     steps_sigma: Annotated[float, Meta(ge=0, le=3)] | None = None
+    """Standard deviation of the logarithm of the number of steps."""
     step_tokens_mean: Annotated[float, Meta(gt=1, le=1e5)] | None = None
     """Mean number of tokens of a step, which is log-normal over the candidates; 40 where nothing else gives it. `step_tokens_sigma`, 0.6,
     is the sigma of its logarithm."""
     step_tokens_sigma: Annotated[float, Meta(ge=0, le=3)] | None = None
+    """Standard deviation of the logarithm of a step's length."""
     answer_tokens: Tokens = 40
     """Tokens of an answer."""
     step_accuracy: Annotated[float, Meta(ge=0, le=1)] = 0.9
@@ -123,6 +126,7 @@ class SimSpeculativeSpec(Struct, frozen=True, kw_only=True, forbid_unknown_field
     parameters: Annotated[float, Meta(ge=0, le=1e15)] = 0.0
     """Number of the draft's weights; 0: proposing costs nothing but `overhead_s`, as with n-grams."""
     bytes_per_parameter: Annotated[float, Meta(gt=0, le=1e15)] = 2.0
+    """Bytes of a weight of the drafting model."""
     kv_bytes_per_token: Annotated[float, Meta(ge=0, le=1e12)] = 0.0
     """Bytes of the draft's keys and values of one token over all layers; `kv_cache_tokens` is to leave room for them."""
     overhead_s: Annotated[float, Meta(ge=0, le=1e6)] = 0.0
@@ -146,9 +150,11 @@ class SimSpec(RestartableSpec, frozen=True, kw_only=True, tag="sim"):
     model: str
     """The model's name in the trace; the seeded text depends on it."""
     device: SimDeviceSpec
+    """The accelerator that is simulated."""
     parameters: Annotated[float, Meta(gt=0, le=1e15)]
     """Number of the model's weights; each costs 2 FLOP a token."""
     bytes_per_parameter: Annotated[float, Meta(gt=0, le=1e15)] = 2.0
+    """Bytes of a weight."""
     kv_bytes_per_token: Annotated[float, Meta(ge=0, le=1e12)]
     """Bytes of the keys and values of one token over all layers."""
     kv_cache_tokens: Annotated[int, Meta(ge=1, le=1_000_000_000_000)] = 1_000_000
@@ -160,11 +166,14 @@ class SimSpec(RestartableSpec, frozen=True, kw_only=True, tag="sim"):
     max_model_len: Annotated[int, Meta(ge=16, le=1_000_000_000)] = 32768
     """Context length in tokens."""
     speculative: SimSpeculativeSpec | None = None
+    """Token-level speculation within the engine; null: none."""
     adapters: tuple[AdapterName, ...] = ()
     """Names of adapters that stages may ask for; one changes neither the text nor its costs, but shares no cached prefix with another, or
     with the model as it is."""
     text: SimTextSpec = SimTextSpec()
+    """Lengths and quality of what is written."""
     faults: SimFaultsSpec = SimFaultsSpec()
+    """Faults that are injected."""
 
     def located(self, folder: Path) -> Self:
         """See `EngineSpec.located`."""

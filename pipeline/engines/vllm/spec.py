@@ -74,6 +74,7 @@ class VllmSpec(RestartableSpec, frozen=True, kw_only=True, tag="vllm"):
     model: str
     """A folder, a hub name, or `bundled:NAME` for a model that comes with the package."""
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = "auto"
+    """Type of the weights; auto: as the checkpoint says."""
     quantization: str | None = None
     """As vLLM names it (`fp8`, `awq`, `gptq`, ...); by default what the model's own configuration says."""
     load_format: Literal["auto", "dummy", "safetensors", "pt"] = "auto"
@@ -94,7 +95,9 @@ class VllmSpec(RestartableSpec, frozen=True, kw_only=True, tag="vllm"):
     kv_cache_gib: Annotated[float, Meta(gt=0.0)] | None = None
     """Size of the key-value cache; by default what the share of the GPU leaves, and 1 GiB without a GPU."""
     kv_cache_dtype: Literal["auto", "bfloat16", "fp8", "fp8_e4m3", "fp8_e5m2"] = "auto"
+    """Type of the KV cache; auto: as the weights."""
     enable_prefix_caching: bool = True
+    """Keep KV blocks of earlier prompts."""
     enable_chunked_prefill: bool | None = None
     """By default on with a GPU and off without: there a seeded request whose prefill is split kills vLLM 0.32."""
     enforce_eager: bool | None = None
@@ -104,11 +107,13 @@ class VllmSpec(RestartableSpec, frozen=True, kw_only=True, tag="vllm"):
     adapters: Mapping[AdapterName, str] = {}
     """What a stage may name under `adapter`, and the folder of that LoRA adapter, as PEFT saves it."""
     speculative_config: SpeculativeSpec | None = None
+    """Token-level speculation within the engine; null: none."""
     core: Annotated[int, Meta(ge=0, le=65535)] | None = None
     """Without a GPU: the first of the `threads` cores the engine computes on; by default cores of its own where there are enough."""
     threads: Annotated[int, Meta(ge=1, le=1024)] = 1
     """Without a GPU: cores it computes on."""
     trust_remote_code: bool = False
+    """Run code that the checkpoint brings."""
 
     @property
     def adapter_paths(self) -> tuple[str, ...]:
