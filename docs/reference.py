@@ -99,9 +99,8 @@ Rows are in the order in which they came, not in that of the input; `input_row` 
 def api() -> str:
     """The names of the package, documented by themselves."""
     parts = ["# Python API\n", "```python\nimport pipeline\n```\n"]
-    for name in pipeline.__all__:
-        module = getattr(pipeline, name).__module__
-        parts.append(f"::: {module}.{name}\n")
+    for name in sorted(pipeline.__all__, key=lambda name: isinstance(getattr(pipeline, name), type)):  # functions first
+        parts.append(f"::: {getattr(pipeline, name).__module__}.{name}\n")
     return "\n".join(parts)
 
 

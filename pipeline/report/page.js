@@ -54,6 +54,7 @@
     const plot = read(place.dataset.plot);
     if (!hasWebGL) plot.data.forEach((trace) => { if (trace.type === "scattergl") trace.type = "scatter"; });
     const { data, layout } = themed(plot);
+    if (layout.meta?.rows) place.classList.add("rows");
     Plotly.newPlot(place, data, layout, config);
     place.on("plotly_relayout", () => fitLines(place));
   };

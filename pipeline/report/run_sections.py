@@ -139,7 +139,7 @@ def _time(analysis: Analysis, stages: Sequence[str]) -> Section:
 
 def _tokens(analysis: Analysis) -> Section:
     plots = [
-        Figure("Output tokens by what became of them", figures_tokens.tokens(analysis.ledger)),
+        Figure("Shares of output tokens", figures_tokens.tokens(analysis.ledger)),
         Figure("Prompt tokens by source", figures_tokens.prompt_tokens(analysis.ledger)),
     ]
     return Section(title="Tokens and waste", figures=plots, tables=[figures_tokens.tokens_table(analysis.ledger)])

@@ -78,7 +78,7 @@ def _verdict(transcript: Transcript) -> tuple[str, str]:
 
 
 def _step(step: Step, candidates: bool) -> Iterator[Text]:
-    head = f"[{step.index}] {step.decision} · {step.engine} · {step.tokens} tokens · {step.time_s:.3g} s"
+    head = f"[{step.index}] {step.decision} · {step.engine} · {step.tokens} token{'' if step.tokens == 1 else 's'} · {step.time_s:.3g} s"
     yield Text(f"{head} · {step.verdict}" if step.verdict else head, "dim")
     yield Text(step.text.rstrip("\n"), STYLES.get(step.decision, "blue"))
     for number, each in enumerate(step.candidates, 1):

@@ -38,7 +38,7 @@ def latency_and_accuracy(comparison: Comparison) -> go.Figure | None:
                 name=drawn(run.run),
                 hovertemplate="accuracy %{y:.1%}, %{x:.3~g} s per problem",
             )
-    figure.update_xaxes(title="latency per problem (s), from admission to end", rangemode="tozero")
+    figure.update_xaxes(title="latency per problem (s)", rangemode="tozero")
     figure.update_yaxes(title="accuracy", tickformat=".0%")
     return axes(figure) if figure.data else None
 

@@ -9,7 +9,7 @@ from plotly.subplots import make_subplots
 from pipeline.analysis.compare.cells import Table, plain, plain_percent
 from pipeline.analysis.time.occupancy import DeviceOccupancy, Occupancy
 from pipeline.analysis.time.timeline import Array
-from pipeline.report.figures.style import BLUE, CYAN, GREEN, GREY, LIGHT, ORANGE, PURPLE, RED, SAND, axes, drawn, layout
+from pipeline.report.figures.style import BLUE, CYAN, GREEN, GREY, LIGHT, ORANGE, PURPLE, RED, SAND, TEAL, axes, drawn, layout
 
 CAUSES = {
     "nothing_admitted": ("no chain in flight", LIGHT),
@@ -57,7 +57,7 @@ def causes(occupancy: Occupancy) -> go.Figure:
                 figure.add_trace(_share(what, middle, seconds, width, colour, what not in shown), row=row, col=1)
                 shown.add(what)
         figure.update_yaxes(title=drawn(name).replace(" ", "<br>", 1), row=row, col=1)
-    figure.add_trace(_share("two or more engines busy", middle, occupancy.overlap, width, "#44546a", True), row=rows, col=1)
+    figure.add_trace(_share("two or more engines busy", middle, occupancy.overlap, width, TEAL, True), row=rows, col=1)
     figure.update_yaxes(title="overlap", row=rows, col=1)
     figure.update_yaxes(range=[0, 1], tickformat=".0%", nticks=3)
     figure.update_xaxes(title="time since start (s)", row=rows, col=1)

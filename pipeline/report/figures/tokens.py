@@ -89,7 +89,7 @@ def paths(path: CriticalPath, stages: Sequence[str]) -> go.Figure:
             marker={"color": colour},
             hovertemplate="%{y}: %{x:.4~g} s",
         )
-    figure.update_xaxes(title="mean time per chain (s), from admission to end")
+    figure.update_xaxes(title="mean time per chain (s)")
     figure.update_yaxes(autorange="reversed", title="stage")
     return axes(figure)
 
