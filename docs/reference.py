@@ -98,10 +98,9 @@ Rows are in the order in which they came, not in that of the input; `input_row` 
 
 def api() -> str:
     """The names of the package, documented by themselves."""
-    parts = ["# Python API\n", "```python\nimport pipeline\n```\n"]
-    for name in sorted(pipeline.__all__, key=lambda name: isinstance(getattr(pipeline, name), type)):  # functions first
-        parts.append(f"::: {getattr(pipeline, name).__module__}.{name}\n")
-    return "\n".join(parts)
+    names = sorted(pipeline.__all__, key=lambda name: isinstance(getattr(pipeline, name), type))  # functions first
+    members = (f"::: {getattr(pipeline, name).__module__}.{name}\n" for name in names)
+    return "\n".join(["# Python API\n", "```python\nimport pipeline\n```\n", *members])
 
 
 def when_it_pays() -> str:

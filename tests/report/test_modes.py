@@ -64,7 +64,7 @@ def test_the_tables_say_it_in_numbers() -> None:
 @pytest.mark.slow
 def test_a_report_shows_modes_where_chains_were_switched(switched: Path, ran: Path) -> None:
     [section] = [each for each in run_sections(switched, ReportOptions(bins=20)) if each.title == "Modes over time"]
-    assert [table.title for table in section.tables] == ["Modes", "Decisions of the control"]
+    assert [table.title for table in section.tables] == ["Modes", "Controller decisions"]
     assert len(section.figures) == 1
     assert "Modes over time" not in [each.title for each in run_sections(ran, ReportOptions(bins=20))]
 
