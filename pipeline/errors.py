@@ -24,6 +24,7 @@ PipelineError
 
 import math
 import os
+import traceback
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
@@ -221,6 +222,14 @@ def reason(error: BaseException) -> str:
         return os.strerror(error.errno).lower()
     lines = str(getattr(error, "strerror", None) or error).strip().splitlines()
     return lines[0] if lines else type(error).__name__
+
+
+def with_place(error: BaseException) -> str:
+    """The message of an error; of one that is none of ours with the file and the line that raised it."""
+    frames = traceback.extract_tb(error.__traceback__)
+    if isinstance(error, PipelineError) or not frames:
+        return str(error)
+    return f"{error} ({frames[-1].filename}, line {frames[-1].lineno})"
 
 
 def is_interrupt(error: BaseException) -> bool:

@@ -9,6 +9,7 @@ from msgspec import Struct
 
 from pipeline.data.problems import Problem
 from pipeline.engine import Completion, Request, Usage
+from pipeline.errors import with_place
 from pipeline.graph.spec import Purpose
 from pipeline.reasoning.chain import Chain, Span, Step, Verdict, chain_id
 from pipeline.redaction import redact
@@ -231,7 +232,7 @@ class ChainRecorder:
                 grading_error=None,
                 stop_reason=stop_reason,
                 error_type=type(error).__name__ if error else None,
-                error_message=redact(str(error)) if error else None,
+                error_message=redact(with_place(error)) if error else None,
                 error_stage=stage,
                 steps=chain.next_index - 1 if chain else 0,
                 accepted_steps=self._accepted,

@@ -14,14 +14,13 @@ An entry point of the group `pipeline.stages` announces it, `shortest = "my_modu
 
 import inspect
 import math
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, get_type_hints
 
 import msgspec
 
 from pipeline.engine import Completion, Request
-from pipeline.errors import ChainError
+from pipeline.errors import ChainError, with_place
 from pipeline.graph.spec import StageSpec
 from pipeline.reasoning.chain import Chain, Outcome, Scale, Verdict
 from pipeline.reasoning.prompts import PromptBuilder
@@ -73,9 +72,9 @@ class FunctionJudge:
         thought = "".join(span.text for span in chain.thought)
         try:
             judged = self._function(chain.problem.problem, thought, texts, **self._arguments)
-            place, value = _judgement(judged, len(texts))
         except Exception as error:
-            raise JudgeFailed(f"{_said(error)}; in the judge {self.spec.kind!r}") from error
+            raise JudgeFailed(f"the judge {self.spec.kind!r} raised {type(error).__name__}: {with_place(error)}") from error
+        place, value = _judgement(self.spec.kind, judged, len(texts))
         verdict = Verdict(
             kind=self.spec.kind,
             chosen=None if place is None else shown[place],
@@ -145,21 +144,17 @@ def _spec_of(kind: str, function: JudgeFunction) -> type[StageSpec]:
     return made
 
 
-def _judgement(judged: Any, candidates: int) -> tuple[int | None, float]:
-    """The index and the value that a function returned; raises `TypeError` or `ValueError` for anything else."""
+def _judgement(kind: str, judged: Any, candidates: int) -> tuple[int | None, float]:
+    """The index and the value that a function returned; raises `JudgeFailed` for anything else."""
     place, value = judged if isinstance(judged, tuple) and len(judged) == 2 else (judged, None)
     if place is not None and (not isinstance(place, int) or isinstance(place, bool)):
-        raise TypeError(f"it returned {judged!r}; expected the index of a candidate, None, or (index or None, value)")
+        raise JudgeFailed(f"the judge {kind!r} returned {judged!r}; expected the index of a candidate, None, or (index or None, value)")
     if place is not None and not 0 <= place < candidates:
-        raise ValueError(f"it returned the index {place}, and there are {candidates} candidates")
-    number = float(place is not None) if value is None else float(value)
+        raise JudgeFailed(f"the judge {kind!r} returned the index {place}, and there are {candidates} candidates")
+    try:
+        number = float(place is not None if value is None else value)
+    except (TypeError, ValueError):
+        number = math.nan
     if not math.isfinite(number):
-        raise ValueError(f"it returned the value {number}; expected a finite number")
+        raise JudgeFailed(f"the judge {kind!r} returned the value {value!r}; expected a finite number")
     return place, number
-
-
-def _said(error: Exception) -> str:
-    """The error with the last line of the traceback that is not of this module."""
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename != __file__]
-    where = f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
-    return f"{type(error).__name__}: {error}{where}"

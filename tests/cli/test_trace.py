@@ -16,7 +16,7 @@ def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return solve(tmp_path_factory.mktemp("run"), limit=3).folder
 
 
-@pytest.mark.parametrize(("form", "name"), [("perfetto", "trace.pftrace"), ("otel", "trace.otlp.jsonl")])
+@pytest.mark.parametrize(("form", "name"), [("perfetto", "trace.pftrace"), ("otel", "trace.otlp.jsonl.gz")])
 def test_an_export_is_in_the_run_folder_and_not_written_over(run_folder: Path, form: str, name: str) -> None:
     done = pipeline("trace", "export", run_folder, "--format", form)
     assert (done.returncode, done.stderr) == (0, "")

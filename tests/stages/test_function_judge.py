@@ -108,8 +108,8 @@ def test_an_error_in_it_fails_the_chain_and_names_the_line(installed: Any, tmp_p
     assert {chain.error_type for chain in result} == {"JudgeFailed"}
     assert {chain.error_stage for chain in result} == {"verify"}
     message = result.chains[0].error_message or ""
-    assert message.startswith("NameError: name 'undefined' is not defined (")
-    assert message.endswith(f"short.py, line {MODULE.splitlines().index('    return undefined') + 1}); in the judge 'broken'")
+    assert message.startswith("the judge 'broken' raised NameError: name 'undefined' is not defined (")
+    assert message.endswith(f"short.py, line {MODULE.splitlines().index('    return undefined') + 1})")
 
 
 def test_a_plugin_that_cannot_be_loaded_breaks_nothing_else(installed: Any) -> None:

@@ -12,7 +12,7 @@ from pipeline.errors import MissingExtra, UsageError
 from pipeline.export.output import check_output
 from pipeline.trace.read import check_folder
 
-FILES = {"perfetto": "trace.pftrace", "otel": "trace.otlp.jsonl"}
+FILES = {"perfetto": "trace.pftrace", "otel": "trace.otlp.jsonl.gz"}
 """Formats, and the default name of each one's file in the run folder."""
 
 

@@ -1,4 +1,4 @@
-"""Tables on a terminal: as wide as their text where that fits, else one row below the other, so that no number is cut."""
+"""Tables on a terminal: texts are wrapped, and where that is not enough rows become blocks, so that no number is cut."""
 
 from collections.abc import Iterable
 
@@ -8,6 +8,9 @@ from rich.text import Text
 
 from pipeline.analysis.compare.cells import Table
 from pipeline.cli.terminal.console import PlainConsole
+
+ANY_WIDTH = 10_000
+"""Columns of a terminal on which every table fits."""
 
 
 def print_parts(parts: Iterable[str | Table], console: PlainConsole | None = None) -> None:
@@ -28,10 +31,12 @@ def print_table(table: Table, console: PlainConsole) -> None:
     """Print the columns and rows of a table: names on the left, numbers on the right."""
     shown = RichTable(box=box.SIMPLE_HEAD, pad_edge=False)
     for place, name in enumerate(table.columns):
-        shown.add_column(name, style="bold" if place == 0 else "", justify="right" if place and _numeric(table, place) else "left")
+        number, style = place > 0 and _numeric(table, place), "bold" if place == 0 else ""
+        shown.add_column(name, style=style, justify="right" if number else "left", no_wrap=number, overflow="fold")
     for row in table.rows:
         shown.add_row(*row)
-    if console.measure(shown).maximum <= console.width or len(table.columns) < 3:
+    wide = console.options.update(max_width=ANY_WIDTH)
+    if console.measure(shown, options=wide).minimum <= console.width or len(table.columns) < 3:
         console.print(shown)
     else:
         _print_stacked(table, console)
