@@ -126,7 +126,7 @@ class Recipe(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 def keys_of(path: str) -> Keys:
     """The keys of a path: `final_answer[0]` is `("final_answer", 0)`; raises `ValueError` for what is no path."""
     if not _PATH.fullmatch(path):
-        raise ValueError(f"{path!r} is no path; expected a column, then .NAME or [PLACE] for what is inside, such as `final_answer[0]`")
+        raise ValueError(f"{path!r} is not a path; expected a column, then .NAME or [PLACE] for what is inside, such as `final_answer[0]`")
     return tuple(int(place) if place else name for place, name in re.findall(r"\[(\d+)\]|([^.\[\]]+)", path))
 
 

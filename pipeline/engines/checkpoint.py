@@ -180,7 +180,7 @@ def listed(names: list[str], most: int = 3) -> str:
 
 def _flaw_in_file(path: Path) -> str | None:
     if not path.is_file():
-        return "is no file" if path.exists() else "is missing"
+        return "is not a file" if path.exists() else "is missing"
     return None if path.stat().st_size else "is empty"
 
 

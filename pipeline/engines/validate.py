@@ -144,7 +144,7 @@ def flaw_in_timing(timing: Timing) -> str | None:
     """Why `timing` cannot be that of any request, in one clause; None where it can be."""
     for seconds in (timing.queue_time_s, timing.prefill_time_s, timing.decode_time_s, timing.time_to_first_token_s):
         if seconds is not None and not -_ROUNDING_S <= seconds <= _MOST_SECONDS:
-            return f"{_shown(seconds)} s is no time"
+            return f"{_shown(seconds)} s is not a valid time"
     return None
 
 
@@ -163,7 +163,7 @@ def _flaw_in_candidate(candidate: Candidate, request: Request, vocab_size: int) 
     if not ids and (candidate.text or not (candidate.ended or (interrupted and candidate.stop_reason is None))):
         return "a candidate has no tokens and did not end its turn"
     if total is not None and not total <= _ROUNDING * max(1, len(ids)):
-        return f"{_shown(total)} is no log probability"
+        return f"{_shown(total)} is not a log probability"
     if not isinstance(candidate.text, str):
         raise TypeError(f"a text is expected, not {type(candidate.text).__name__!r}")
     return None
@@ -181,7 +181,7 @@ def _flaw_in_logprobs(logprobs: Sequence[float], wanted: int, what: str) -> str 
     if not logprobs:
         return None
     wrong = [logprob for logprob in array("d", logprobs) if not logprob <= _ROUNDING]
-    return f"{wrong[0]} is no log probability" if wrong else None
+    return f"{wrong[0]} is not a log probability" if wrong else None
 
 
 def _shown(number: float) -> str:

@@ -140,6 +140,6 @@ def _check_size(root: yaml.Node) -> None:
 
 def _check_scalar(node: yaml.ScalarNode) -> None:
     if len(node.value) > MAX_NUMBER and node.tag != "tag:yaml.org,2002:str":
-        raise yaml.MarkedYAMLError(problem=f"a value of more than {MAX_NUMBER} characters that is no text", problem_mark=node.start_mark)
+        raise yaml.MarkedYAMLError(problem=f"a value of more than {MAX_NUMBER} characters that is not text", problem_mark=node.start_mark)
     if any("\ud800" <= letter <= "\udfff" for letter in node.value):
         raise yaml.MarkedYAMLError(problem="half a character (a lone surrogate)", problem_mark=node.start_mark)

@@ -138,7 +138,7 @@ def _check_range(column: Column, field: pa.Field) -> None:
         return
     least, most = bounds
     if pa.types.is_floating(kind) and (infinite := pc.sum(pc.invert(pc.is_finite(column))).as_py()):
-        raise _Odd(f"is no finite number in {infinite:,} of {len(column):,} values")
+        raise _Odd(f"is not a finite number in {infinite:,} of {len(column):,} values")
     found = pc.min_max(column).as_py()
     if found["min"] is not None and (found["min"] < least or found["max"] > most):
         outside = pc.sum(pc.or_(pc.less(column, least), pc.greater(column, most))).as_py()

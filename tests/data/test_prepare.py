@@ -526,7 +526,7 @@ BAD_RECIPES = [
     (GOOD + "rows: many\n", "$.rows: expected `int | null`, got `str`"),
     (GOOD + "digest: abc\n", "$.digest: expected 32 hexadecimal digits, got 'abc'"),
     (GOOD.replace("name: mine", "name: other"), "$.name: expected `mine`, as the file is named"),
-    (GOOD.replace("answer: a", "answer: a[b]"), "$.answer: 'a[b]' is no path; expected a column, then .NAME or [PLACE]"),
+    (GOOD.replace("answer: a", "answer: a[b]"), "$.answer: 'a[b]' is not a path; expected a column, then .NAME or [PLACE]"),
     (GOOD.replace("answer: a\n", ""), "$.answer: expected either `answer` or `choices`, got neither"),
     (GOOD + CHOICES, "$.answer: expected either `answer` or `choices`, got both"),
     (GOOD.replace("answer: a\n", CHOICES), "$.grader: expected `letter`, as there are `choices`, got 'math'"),

@@ -94,7 +94,7 @@ FLAWS: dict[str, tuple[Damage, str]] = {
         "is not in the safetensors format",
     ),
     "deep header": (written("model.safetensors", (99_999).to_bytes(8, "little") + b"[" * 99_999), "is not in the safetensors format"),
-    "a folder": (lambda folder: [removed("model.safetensors")(folder), (folder / "model.safetensors").mkdir()], "is no file"),
+    "a folder": (lambda folder: [removed("model.safetensors")(folder), (folder / "model.safetensors").mkdir()], "is not a file"),
     "a link to nothing": (
         lambda folder: [removed("model.safetensors")(folder), (folder / "model.safetensors").symlink_to("nowhere")],
         "1 of its 1 files of weights are missing: model.safetensors",

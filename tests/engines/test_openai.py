@@ -404,7 +404,7 @@ def test_a_server_says_when_to_come_back() -> None:
         (VLLM, {"base_url": ()}, "base_url must name at least one server"),
         (VLLM, {"base_url": "http://user:pass@127.0.0.1/v1"}, "base_url must be an address alone, http://127.0.0.1/v1"),
         (VLLM, {"base_url": "http://127.0.0.1/v1?key=1"}, "base_url must be an address alone, http://127.0.0.1/v1"),
-        (VLLM, {"base_url": "127.0.0.1:8000/v1"}, "is no address such as http://127.0.0.1:8000/v1"),
+        (VLLM, {"base_url": "127.0.0.1:8000/v1"}, "is not an address such as http://127.0.0.1:8000/v1"),
         (VLLM, {"base_url": "http://127.0.0.1:9/v1"}, "cannot be reached: All connection attempts failed; start it, or correct base_url"),
         (VLLM, {"api_key_env": "NO_SUCH_KEY"}, "the environment variable NO_SUCH_KEY, named by api_key_env, is not set or is empty"),
     ],

@@ -58,7 +58,7 @@ def test_an_answer_is_one(asked: dict[str, Any], given: dict[str, Any]) -> None:
         (TWO, {"candidates": (said(1), said())}, "a candidate has no tokens and did not end its turn"),
         (TWO, {"candidates": (said(1), said(text="", finish_reason="length"))}, "a candidate has no tokens and did not end its turn"),
         (TWO, {"candidates": (said(1), said(text="", stop_reason="\n\n"))}, "a candidate has no tokens and did not end its turn"),
-        (TWO, {"candidates": (said(1), said(1, cumulative_logprob=NAN))}, "nan is no log probability"),
+        (TWO, {"candidates": (said(1), said(1, cumulative_logprob=NAN))}, "nan is not a log probability"),
         (TWO, {"candidates": (said(1), said(1)), "option_logprobs": (0.0,)}, "it has 1 log probability for 0 options"),
         (TWO, {"candidates": (said(1), said(1, finish_reason="interrupted"))}, "it interrupted a request that is not interruptible"),
         (
@@ -71,11 +71,11 @@ def test_an_answer_is_one(asked: dict[str, Any], given: dict[str, Any]) -> None:
         (CHOICE, {"candidates": (said(text=""),), "option_logprobs": (-1.0, -1.0)}, "it chose [], which is none of the options"),
         (CHOICE, {"candidates": (said(3, 4),), "option_logprobs": (-1.0, -1.0)}, "a candidate has 2 tokens, more than max_tokens=1"),
         (CHOICE, {"candidates": (said(3),), "option_logprobs": (-1.0,)}, "it has 1 log probability for 2 options"),
-        (CHOICE, {"candidates": (said(3),), "option_logprobs": (-1.0, NAN)}, "nan is no log probability"),
-        (CHOICE, {"candidates": (said(3),), "option_logprobs": (-1.0, math.inf)}, "inf is no log probability"),
+        (CHOICE, {"candidates": (said(3),), "option_logprobs": (-1.0, NAN)}, "nan is not a log probability"),
+        (CHOICE, {"candidates": (said(3),), "option_logprobs": (-1.0, math.inf)}, "inf is not a log probability"),
         (SCORING, {"candidates": (said(3),), "scored_logprobs": (-1.0, -1.0)}, "it has 1 candidate, not 0"),
         (SCORING, {"scored_logprobs": (-1.0,) * 3}, "it has 3 log probabilities for 2 scored tokens"),
-        (SCORING, {"scored_logprobs": (-1.0, NAN)}, "nan is no log probability"),
+        (SCORING, {"scored_logprobs": (-1.0, NAN)}, "nan is not a log probability"),
         (TWO, {"candidates": (said(1), said(1, 1 << 80))}, "token id about 2^81 is not in the model's vocabulary of 10"),
         (TWO, {"candidates": (said(1), said(1, 2, 3, 4, 5))}, "a candidate has 5 tokens, more than max_tokens=4"),
         ({"max_tokens": 200}, {"candidates": (said(*[9] * 199, 10),)}, "token id 10 is not in the model's vocabulary of 10"),
@@ -109,7 +109,7 @@ def test_counts_that_cannot_be_true_are_no_answer(usage: dict[str, int], says: s
 @pytest.mark.parametrize("seconds", [-1.0, NAN, math.inf, 1e300])
 @pytest.mark.parametrize("field", ["queue_time_s", "prefill_time_s", "decode_time_s", "time_to_first_token_s"])
 def test_times_that_cannot_be_true_are_no_answer(field: str, seconds: float) -> None:
-    assert flaw({}, **PLAIN, timing=Timing(**{field: seconds})) == f"{seconds} s is no time"
+    assert flaw({}, **PLAIN, timing=Timing(**{field: seconds})) == f"{seconds} s is not a valid time"
 
 
 @pytest.mark.parametrize(

@@ -172,11 +172,11 @@ async def test_a_busy_engine_is_asked_again_as_often_as_its_spec_says() -> None:
 
 
 MALFORMED = {
-    (math.nan, -1.0): "nan is no log probability",
+    (math.nan, -1.0): "nan is not a log probability",
     (-0.1,): "it has 1 log probability for 2 options",
     (): "it has 0 log probabilities for 2 options",
-    (3.0, -1.0): "3.0 is no log probability",
-    (-1.0, 800.0): "800.0 is no log probability",
+    (3.0, -1.0): "3.0 is not a log probability",
+    (-1.0, 800.0): "800.0 is not a log probability",
 }
 
 

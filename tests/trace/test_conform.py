@@ -71,7 +71,7 @@ BROKEN_TEXT = pa.Array.from_buffers(pa.string(), 1, [None, pa.py_buffer(bytes([0
         (CHAINS, "steps", pa.array([2**63], pa.uint64()), "cannot be read as int64: Integer value 9223372036854775808 not in range"),
         (CHAINS, "steps", pa.array([1, -2, -1]), "is out of range in 2 of 3 values: -2, expected 0 to 1000000000000"),
         (CHAINS, "end_unix_ns", pa.array([2**62]), "is out of range in 1 of 1 values"),
-        (CHAINS, "chain_time_s", pa.array([1.0, float("nan"), float("inf")]), "is no finite number in 2 of 3 values"),
+        (CHAINS, "chain_time_s", pa.array([1.0, float("nan"), float("inf")]), "is not a finite number in 2 of 3 values"),
         (CALLS, "output_token_ids", pa.array([[[1, 2**40]]]), "is out of range in 1 of 2 values: 1099511627776, expected 0 to 2147483647"),
         (CHAINS, "engines", lists([["a", None]], pa.string()), "has nulls in its lists"),
         (CALLS, "output_token_ids", pa.array([[[1, None]]]), "has nulls in its lists"),

@@ -7,9 +7,9 @@ from pipeline.redaction import redact
 
 
 def sentence_of(error: BaseException) -> str:
-    """A sentence for a person about an unforeseen error, whose traceback is kept in a new file, without secrets."""
+    """A sentence for a person about an unexpected error, whose traceback is kept in a new file, without secrets."""
     lines = [*str(error).strip().splitlines(), ""]
-    what = f"unforeseen {type(error).__name__}{': ' if lines[0] else ''}{lines[0]}"
+    what = f"unexpected {type(error).__name__}{': ' if lines[0] else ''}{lines[0]}"
     return f"{what}; this is a defect of pipeline: please report it with {_kept(error)}"
 
 

@@ -138,7 +138,7 @@ class ChatEngine:
         try:
             body = _decode(reply.content)
         except (*UNREADABLE, RecursionError) as error:
-            raise BadCompletion(self.role, request.request_id, f"it is no chat completion: {error}") from None
+            raise BadCompletion(self.role, request.request_id, f"not a chat completion: {error}") from None
         if not body.choices:
             raise BadCompletion(self.role, request.request_id, "it holds no reply")
         return body

@@ -182,7 +182,7 @@ def check_url(where: str, url: str) -> str:
         what = f"base_url must be an address alone, {shown}, as run.json keeps it; api_key_env names the variable that holds a key"
         raise GraphError(where, what)
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise GraphError(where, f"base_url {url!r} is no address such as http://127.0.0.1:8000/v1")
+        raise GraphError(where, f"base_url {url!r} is not an address such as http://127.0.0.1:8000/v1")
     return url.rstrip("/")
 
 
@@ -194,7 +194,9 @@ def read_key(where: str, api_key_env: str | None) -> str | None:
     if not key:
         raise GraphError(where, f"the environment variable {api_key_env}, named by api_key_env, is not set or is empty")
     if not re.fullmatch(r"[!-~]+", key):
-        raise GraphError(where, f"what the environment variable {api_key_env} holds is no key: it has spaces or odd characters in it")
+        raise GraphError(
+            where, f"what the environment variable {api_key_env} holds is not a valid key: it contains spaces or control characters"
+        )
     declare_secret(api_key_env)
     return key
 
