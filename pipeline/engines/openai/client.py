@@ -195,7 +195,7 @@ def read_key(where: str, api_key_env: str | None) -> str | None:
         raise GraphError(where, f"the environment variable {api_key_env}, named by api_key_env, is not set or is empty")
     if not re.fullmatch(r"[!-~]+", key):
         raise GraphError(
-            where, f"what the environment variable {api_key_env} holds is not a valid key: it contains spaces or control characters"
+            where, f"what the environment variable {api_key_env} holds is not a valid key: it has spaces or control characters"
         )
     declare_secret(api_key_env)
     return key
