@@ -43,7 +43,7 @@ def test_a_report_is_written_where_it_says(folder: Path) -> None:
     assert report(folder, "one", "two", "--chains", "0").stdout.startswith("report: report.html (")
     page = (folder / "report.html").read_text()
     assert "<h2>Comparison</h2>" in page
-    assert "Transcripts" not in page
+    assert "<h2>Transcripts</h2>" not in page
     assert report(folder, "one", "--output", "mine.html").returncode == 0
     assert sorted(path.name for path in folder.iterdir()) == ["mine.html", "one", "report.html", "two"]
 

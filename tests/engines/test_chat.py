@@ -195,7 +195,7 @@ def test_graphs_of_whole_thoughts(served: Callable[[Answer], ChatServer], tmp_pa
     server = served(wise)
     result = run(options(tmp_path, graph, engines_file(tmp_path, server.url)))
     assert (result.exit_code, result.done) == (0, 4), result.error
-    assert len(server.bodies) == calls
+    assert len({json.dumps(body) for body in server.bodies}) == calls  # one whose connection broke is sent again
     assert {role: facts["api"] for role, facts in result.run.engine_facts.items()} == dict.fromkeys(result.run.engine_facts, "chat")
     assert result.run.totals.output_tokens["target"] > 0
 

@@ -182,7 +182,7 @@ def test_a_sweep_goes_on_where_it_ended(tmp_path: Path) -> None:
     first = options(tmp_path, batch_sizes=(1,))
     done = sweep(first)
     stamps = {path: path.stat().st_mtime_ns for path in (tmp_path / "sweep/runs").rglob("*.parquet")}
-    with pytest.raises(UsageError, match="is there already"):
+    with pytest.raises(UsageError, match="already exists"):
         sweep(first)
     (tmp_path / "sweep/runs/speccot_pipelined_b4_r0").mkdir()  # what a killed session leaves
     (tmp_path / "sweep/runs/speccot_pipelined_b4_r0/run.json").write_text("{}")
