@@ -78,7 +78,7 @@ def test_engines_killed_and_stopped_in_mid_run_are_restarted_and_the_answers_are
     assert sum(answers[key] == greedy[key] for key in answers) >= 39, "more than rounding differs"
     found = json.loads((tmp_path / "out/run.json").read_text())["engine_statistics"]
     assert [engine["restarts"] for engine in found.values()] == [1, 1]
-    assert all(f"{role} died and was restarted once" in out for role in found)
+    assert all(f"{role} crashed and was restarted once" in out for role in found)
     calls = pq.read_table(tmp_path / "out/calls").to_pylist()
     lost = [row for row in calls if row["error_type"]]
     assert {(row["engine"], row["error_type"], row["attempt"]) for row in lost} == {(role, "EngineDead", 0) for role in found}
