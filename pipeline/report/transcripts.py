@@ -282,7 +282,7 @@ def _said(row: Mapping[str, Any]) -> str | None:
     value = f"{row['score_value']:.1%}" if is_share(scale) else f"{row['score_value']:.3g}"
     said.append(" ".join(filter(None, (value, scale.unit))) + ("" if threshold is None else f" against a threshold of {threshold:g}"))
     # A value with a unit was measured: no question was asked whose answer could have been no valid option.
-    asked = row["score_mass"] is not None and not scale.unit
+    asked = row["score_mass"] is not None and row["score_probs"] and not scale.unit
     mass = f" ({row['score_mass']:.1%} probability on valid options)" if asked else ""
     return shown(f"{row['verify_kind']}: {', '.join(said)}{mass}")
 
