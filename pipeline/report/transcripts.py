@@ -106,7 +106,7 @@ class Transcript(Struct, frozen=True, kw_only=True):
     why: tuple[str, ...]
     """Why it is shown: `failed`, `wrong`, `slowest`."""
     verdict: str
-    """`right`, `wrong`, `failed` or `not graded`."""
+    """`right`, `wrong`, `failed`, `cancelled` or `not graded`."""
     problem: str | None
     """The problem's text; null where the input file is gone or has changed."""
     answer: str | None
@@ -204,7 +204,7 @@ def _transcript(
 
 def _verdict(row: Mapping[str, Any]) -> str:
     if row["error_type"] is not None or row["stop_reason"] == "cancelled":
-        return "failed"
+        return "cancelled" if row["stop_reason"] == "cancelled" else "failed"
     return {True: "right", False: "wrong", None: "not graded"}[row["correct"]]
 
 

@@ -96,6 +96,7 @@ def test_all_right_leaves_all_room_to_the_slowest() -> None:
         seconds=np.arange(9.0),
         correct=ones,
         failed=ones == 0,
+        cancelled=ones == 0,
     )
     assert list(worth_reading(chains, 6)) == [8, 7, 6, 5, 4, 3]
 
