@@ -247,12 +247,33 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, MemoryError) or "annot allocate memory" in text or "failed to map segment" in text
 
 
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """The one of the `known` names that `name` was most likely meant to be; None when none is near."""
+    most = min(3, max(1, len(name) // 2))
+    edits = {each: 1 if each.startswith(name) else _edits(name, each) for each in get_close_matches(name, list(known), n=8)}
+    near = [each for each, count in edits.items() if count <= most]
+    return min(near, key=lambda each: (edits[each], abs(len(each) - len(name)))) if near else None
+
+
+def _edits(one: str, other: str) -> int:
+    """The least number of insertions, deletions, substitutions and swaps of neighbours that make `one` the `other`."""
+    rows = [list(range(len(other) + 1))]
+    for i, a in enumerate(one, 1):
+        row = [i]
+        for j, b in enumerate(other, 1):
+            row.append(min(rows[-1][j] + 1, row[j - 1] + 1, rows[-1][j - 1] + (a != b)))
+            if i > 1 and j > 1 and a == other[j - 2] and one[i - 2] == b:
+                row[j] = min(row[j], rows[-2][j - 2] + 1)
+        rows.append(row)
+    return rows[-1][-1]
+
+
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """A clause that names the one of the `known` names that is nearest to `name`, or all of them when none is near."""
     known = sorted(known)
-    near = get_close_matches(name, known, n=1)
-    if near:
-        return f"did you mean `{near[0]}`?"
+    near = nearest(name, known)
+    if near is not None:
+        return f"did you mean `{near}`?"
     return f"known are {', '.join(f'`{k}`' for k in known)}" if known else "none is known here"
 
 

@@ -198,7 +198,7 @@ def wrong(**changes: Any) -> Any:
         ({"schedule": "piped"}, "schedule: invalid enum value 'piped'"),
         ({"samples": 0}, "samples: expected `int` >= 1"),
         ({"limit": -1}, "limit: expected `int` >= 1"),
-        ({"columns": {"question": "problem"}}, "no column of ours is named `question`"),
+        ({"columns": {"question": "problem"}}, "a problem has no field `question`"),
         ({"resume": True}, "resume: name the run folder with output"),
         ({"output": "/proc/x"}, "/proc/x"),
     ],

@@ -16,7 +16,7 @@ from msgspec import Struct
 
 from pipeline.analysis.capabilities import read_steps
 from pipeline.analysis.order import order_correlation
-from pipeline.analysis.quality.option_mass import COLUMN as MASS
+from pipeline.analysis.quality.option_mass import COLUMNS as MASS
 from pipeline.analysis.quality.option_mass import OptionMass, masses, option_mass
 from pipeline.analysis.quality.samples import Interval, sample_statistics
 from pipeline.analysis.quality.verdicts import COLUMNS as VERDICT_COLUMNS
@@ -286,7 +286,7 @@ def _read_steps(run: Path) -> tuple[Counter[str], Array]:
     """Counts over all steps, and the probability mass that each verification gave to its options."""
     totals: Counter[str] = Counter()
     mass = [np.empty(0)]
-    columns = ["decision", "verify_kind", MASS, "step_token_ids", "draft_tokens", "draft_tokens_wasted"]
+    columns = ["decision", "verify_kind", *MASS, "step_token_ids", "draft_tokens", "draft_tokens_wasted"]
     for batch in read_steps(run, columns):
         mass.append(masses(batch))
         length = pc.list_value_length(batch.column("step_token_ids")).to_numpy()

@@ -28,7 +28,7 @@ def files_of(path: Path) -> list[Path]:
         what = f"has no file that ends in {', '.join(FORMS)}"
     elif not path.exists() and any(sign in text for sign in MAGIC):
         found = [Path(each) for each in glob.glob(text, recursive=True) if Path(each).is_file()]
-        what = "no file fits this pattern"
+        what = "no file matches this pattern"
     else:
         return [path]
     if not found:

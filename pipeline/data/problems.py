@@ -74,7 +74,7 @@ class Problems:
         for ours in columns.keys() - set(COLUMNS):
             swapped = columns[ours] in COLUMNS
             remedy = f"did you mean --column {columns[ours]}={ours!r}?" if swapped else did_you_mean(ours, COLUMNS)
-            raise InputError(f"--column {ours}={columns[ours]}", f"no column of ours is named `{ours}`; {remedy}")
+            raise InputError(f"--column {ours}={columns[ours]}", f"a problem has no field `{ours}`; {remedy}")
         self.path, self._part, self._mapped = path, part, columns
         self._theirs = {ours: columns.get(ours, ours) for ours in COLUMNS}
         self._taken: set[str] = set()

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
-from typing import ParamSpec, TypeVar
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import yaml
 
@@ -21,30 +21,43 @@ PLACE = re.compile(r"(?P<file>.+?): \$(?P<path>.*)", re.DOTALL)
 
 
 def with_lines(function: Callable[P, R]) -> Callable[P, R]:
-    """`function` whose `GraphError`s name lines: `graph.yaml, line 12: $.stages.verify`."""
+    """`function` whose `GraphError`s name lines: `graph.yaml, line 12: $.stages.verify`; or, where a param stands there that one of the
+    keyword argument `settings` gave, that setting."""
 
     @wraps(function)
     def called(*arguments: P.args, **named: P.kwargs) -> R:
         try:
             return function(*arguments, **named)
         except GraphErrors as errors:
-            raise GraphErrors([_located(each) for each in errors.errors]) from errors
+            raise GraphErrors([_located(each, named.get("settings")) for each in errors.errors]) from errors
         except GraphError as error:
-            raise _located(error) from error
+            raise _located(error, named.get("settings")) from error
 
     return called
 
 
-def _located(error: GraphError) -> GraphError:
+def _located(error: GraphError, settings: Any) -> GraphError:
     found = PLACE.fullmatch(error.where)
-    if found is None:
+    place = None if found is None else place_of(found["file"], found["path"], error.key)
+    if found is None or place is None:
         return error
-    line = line_of(found["file"], found["path"], error.key)
-    return error if line is None else GraphError(f"{found['file']}, line {line}: ${found['path']}", error.what, key=error.key)
+    setting = next((each for each in settings or () if place.text and each.startswith(f"{place.text.removeprefix('$')}=")), None)
+    if setting is not None:
+        return GraphError(f"--set {setting}", error.what)
+    return GraphError(f"{found['file']}, line {place.line}: ${found['path']}", error.what, key=error.key)
 
 
-def line_of(file: str, path: str, key: str | None = None) -> int | None:
-    """The line, from 1, of the value at `path` in a YAML file, or of the nearest one above it; of its `key`, if it is a mapping with that.
+class Place(NamedTuple):
+    """Where something stands in a YAML file."""
+
+    line: int
+    """From 1."""
+    text: str | None
+    """What stands there, if it is text that names a param."""
+
+
+def place_of(file: str, path: str, key: str | None = None) -> Place | None:
+    """The place of the value at `path` in a YAML file, or of the nearest one above it; of its `key`, if it is a mapping with that.
 
     None where the file cannot be read.
     """
@@ -63,7 +76,8 @@ def line_of(file: str, path: str, key: str | None = None) -> int | None:
         line, node, path = step
     if key is not None and isinstance(node, yaml.MappingNode):
         line = next((name.start_mark.line + 1 for name, _ in node.value if name.value == key), line)
-    return line
+    named = isinstance(node, yaml.ScalarNode) and not path and node.value.startswith("$")
+    return Place(line, node.value if named else None)
 
 
 def _step(node: yaml.MappingNode | yaml.SequenceNode, path: str) -> tuple[int, yaml.Node, str] | None:

@@ -36,7 +36,9 @@ class ChainList(Struct, frozen=True, kw_only=True):
     correct: Array
     """1 right, 0 wrong, -1 not graded."""
     failed: Array
-    """Whether it failed or was cancelled."""
+    """Whether it failed."""
+    cancelled: Array
+    """Whether it was cancelled, because the run was interrupted or could not go on."""
 
     @property
     def grades(self) -> Grades:
@@ -47,16 +49,16 @@ class ChainList(Struct, frozen=True, kw_only=True):
 def read_chain_list(run: Path) -> ChainList:
     """The chains of a run folder; raises `InputError` where they cannot be read."""
     names: list[str] = []
-    parts: list[list[Array]] = [[np.empty(0, np.int64)] * (len(NUMBERS) + 2)]
+    parts: list[list[Array]] = [[np.empty(0, np.int64)] * (len(NUMBERS) + 3)]
     for batch in read_batches(run, "chains", ("chain_id", "correct", "stop_reason", *NUMBERS)):
         names += batch.column("chain_id").to_pylist()
         correct = batch.column("correct").cast("int8").fill_null(-1).to_numpy()
-        failed = np.array([reason in UNFINISHED for reason in batch.column("stop_reason").to_pylist()], bool)
-        parts.append([correct, failed, *(batch.column(name).to_numpy() for name in NUMBERS)])
+        reasons = np.array(batch.column("stop_reason").to_pylist(), object)
+        parts.append([correct, *(reasons == each for each in UNFINISHED), *(batch.column(name).to_numpy() for name in NUMBERS)])
     columns = [np.concatenate(column) for column in zip(*parts, strict=True)]
     last = np.array(list({name: place for place, name in enumerate(names)}.values()), int)
-    order = last[np.lexsort((last, columns[5][last]))]
-    correct, failed, row, sample, calls, start, end, seconds = (column[order] for column in columns)
+    order = last[np.lexsort((last, columns[6][last]))]
+    correct, failed, cancelled, row, sample, calls, start, end, seconds = (column[order] for column in columns)
     return ChainList(
         names=[names[place] for place in order],
         row=row,
@@ -67,6 +69,7 @@ def read_chain_list(run: Path) -> ChainList:
         seconds=seconds,
         correct=correct,
         failed=failed.astype(bool),
+        cancelled=cancelled.astype(bool),
     )
 
 
@@ -86,7 +89,7 @@ def worth_reading(chains: ChainList, most: int) -> dict[int, tuple[str, ...]]:
     groups = (
         ("failed", np.flatnonzero(chains.failed), True),
         ("wrong", np.flatnonzero(chains.correct == 0), True),
-        ("slowest", slowest[~chains.failed[slowest]], False),
+        ("slowest", slowest[~(chains.failed | chains.cancelled)[slowest]], False),
     )
     found: dict[int, list[str]] = {}
     for number, (reason, places, spread) in enumerate(groups):

@@ -190,9 +190,10 @@ def _reading(folder: Path, run: RunFile, chains: ChainList, most: int) -> Iterat
     if not found.transcripts:
         return
     failed, wrong = int(chains.failed.sum()), int((chains.correct == 0).sum())
+    cancelled = f", {int(chains.cancelled.sum()):,} were cancelled" if chains.cancelled.any() else ""
     text = (
-        f"{len(found.transcripts)} of {len(chains.names):,} chains, of which {failed:,} failed and {wrong:,} are wrong: failed and wrong "
-        "ones evenly spread over the run, and the slowest. `--chains N` shows more."
+        f"{len(found.transcripts)} of {len(chains.names):,} chains, of which {failed:,} failed{cancelled} and {wrong:,} are wrong: "
+        "failed and wrong ones evenly spread over the run, and the slowest. `--chains N` shows more."
     )
     left_out = [f"{found.left_out} more would have made this page too large."] if found.left_out else []
     yield Section(title="Transcripts", text=[text, *left_out], transcripts=found.transcripts)

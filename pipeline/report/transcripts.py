@@ -106,7 +106,7 @@ class Transcript(Struct, frozen=True, kw_only=True):
     why: tuple[str, ...]
     """Why it is shown: `failed`, `wrong`, `slowest`."""
     verdict: str
-    """`right`, `wrong`, `failed` or `not graded`."""
+    """`right`, `wrong`, `failed`, `cancelled` or `not graded`."""
     problem: str | None
     """The problem's text; null where the input file is gone or has changed."""
     answer: str | None
@@ -204,7 +204,7 @@ def _transcript(
 
 def _verdict(row: Mapping[str, Any]) -> str:
     if row["error_type"] is not None or row["stop_reason"] == "cancelled":
-        return "failed"
+        return "cancelled" if row["stop_reason"] == "cancelled" else "failed"
     return {True: "right", False: "wrong", None: "not graded"}[row["correct"]]
 
 
@@ -282,7 +282,7 @@ def _said(row: Mapping[str, Any]) -> str | None:
     value = f"{row['score_value']:.1%}" if is_share(scale) else f"{row['score_value']:.3g}"
     said.append(" ".join(filter(None, (value, scale.unit))) + ("" if threshold is None else f" against a threshold of {threshold:g}"))
     # A value with a unit was measured: no question was asked whose answer could have been no valid option.
-    asked = row["score_mass"] is not None and not scale.unit
+    asked = row["score_mass"] is not None and row["score_probs"] and not scale.unit
     mass = f" ({row['score_mass']:.1%} probability on valid options)" if asked else ""
     return shown(f"{row['verify_kind']}: {', '.join(said)}{mass}")
 

@@ -23,7 +23,14 @@ def test_mean_tail_and_share_below_nine_tenths() -> None:
     assert option_mass(np.array([])) is None
 
 
-def test_likelihoods_of_texts_and_steps_without_a_verdict_do_not_count() -> None:
-    rows = [SCORE | {"score_mass": 0.8}, LIKELIHOOD | {"score_mass": 1e-9}, {"score_mass": None}, SCORE | {"score_mass": None}]
-    schema = pa.schema([("score_mass", pa.float64()), *SCALE_COLUMNS.items()])
+def test_likelihoods_functions_and_steps_without_a_verdict_do_not_count() -> None:
+    asked, function = {"score_probs": [0.6, 0.4]}, SCORE | {"score_mass": 1.0, "score_probs": []}
+    rows = [
+        SCORE | asked | {"score_mass": 0.8},
+        LIKELIHOOD | asked | {"score_mass": 1e-9},
+        {"score_mass": None},
+        SCORE | asked | {"score_mass": None},
+        function,
+    ]
+    schema = pa.schema([("score_mass", pa.float64()), ("score_probs", pa.list_(pa.float64())), *SCALE_COLUMNS.items()])
     assert masses(pa.RecordBatch.from_pylist(rows, schema=schema)).tolist() == [0.8]

@@ -100,7 +100,7 @@ def test_failed_chains_count_as_wrong_and_are_said(tmp_path: Path, blank: Blank)
 def test_probability_on_valid_options_is_summed_and_flagged(tmp_path: Path, blank: Blank) -> None:
     store = TraceStore(tmp_path)
     masses = [1.0] * 9 + [0.3]
-    store.append("steps", [blank(StepRow, decision="fallback", score_mass=mass, **SCORE) for mass in masses])
+    store.append("steps", [blank(StepRow, decision="fallback", score_mass=mass, score_probs=(1.0,), **SCORE) for mass in masses])
     store.append("chains", [chain(blank, 1, 0, 5, "thought_closed")])
     store.close()
     found = summarize(tmp_path)

@@ -92,7 +92,7 @@ def test_a_failed_chain_is_exit_code_3(tmp_path: Path) -> None:
         (("run", SPECCOT, "--input", "x", "--schedule", "pipeline"), "'pipeline' is not one of 'pipelined', 'lockstep', 'sequential'"),
         (("run", SPECCOT, "--input", "x", "--column", "problem"), "expected OURS=THEIRS"),
         (("run", SPECCOT, "--input", "x", "--column", "problem=a", "--column", "problem=b"), "problem is mapped twice"),
-        (("run", SPECCOT, "--input", "x", "--column", "question=problem"), "no column of ours is named `question`"),
+        (("run", SPECCOT, "--input", "x", "--column", "question=problem"), "a problem has no field `question`"),
         (("run", "graphs/none.yaml", "--input", "x"), "graphs/none.yaml: cannot be read: no such file"),
         (("run", SPECCOT, "--input", "none.csv"), "none.csv: no such file"),
         (("run", SPECCOT, "--input", "README.md", "--set", "candidate=3"), "did you mean `candidates`?"),

@@ -53,7 +53,7 @@ def test_files_are_read_in_the_order_in_which_they_are_named(parts: Path) -> Non
 def test_a_pattern_is_the_files_that_fit(parts: Path) -> None:
     assert [path.name for path in files_of(parts / "*.[cp]*")] == ["b.csv", "c.parquet"]
     assert said(open_files([parts / "b*"])) == [(1, "b1"), (2, "b2")]
-    with pytest.raises(InputError, match="no file fits this pattern"):
+    with pytest.raises(InputError, match="no file matches this pattern"):
         files_of(parts / "x*")
 
 

@@ -532,7 +532,7 @@ BAD_RECIPES = [
     (GOOD.replace("answer: a\n", CHOICES), "$.grader: expected `letter`, as there are `choices`, got 'math'"),
     (GOOD.replace("answer: a\n", "choices: {right: a, wrong: []}\n"), "$.choices.wrong: expected `array` of length"),
     (GOOD + "keep: {answer: x}\n", "$.keep.answer: expected a name in small letters, digits, - and _ that is not a column already"),
-    (GOOD + "keep: {note: a..b}\n", "$.keep.note: 'a..b' is no path"),
+    (GOOD + "keep: {note: a..b}\n", "$.keep.note: 'a..b' is not a path"),
     (GOOD + "title: Again\n", "invalid YAML: the key `title` stands here twice"),
     ("[1]\n", "expected a mapping, got `list`"),
     ("", "is empty"),

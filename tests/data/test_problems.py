@@ -391,7 +391,7 @@ def test_a_mapped_column_that_is_not_there(write: Write, name: str) -> None:
 
 def test_an_unknown_name_of_ours(write: Write) -> None:
     path = write("p.jsonl", ROWS)
-    with pytest.raises(InputError, match=r"--column anwser=x: no column of ours is named `anwser`; did you mean `answer`\?"):
+    with pytest.raises(InputError, match=r"--column anwser=x: a problem has no field `anwser`; did you mean `answer`\?"):
         open_problems(path, {"anwser": "x"})
 
 

@@ -113,6 +113,6 @@ def test_the_same_graph_may_always_speculate() -> None:
     assert compiled("always", before, until={"max_steps": 9}).direct is None
 
 
-def test_the_folder_of_graphs_says_where() -> None:
-    with pytest.raises(GraphError, match=re.escape("speccot.yaml, line ")):
+def test_a_wrong_setting_is_named() -> None:
+    with pytest.raises(GraphError, match=re.escape("--set speculate=maybe: unknown value")):
         load_plan(Path(ROOT / "graphs/speccot.yaml"), SIM, ("speculate=maybe",))

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.errors import GraphError, GraphErrors
-from pipeline.graph.lines import line_of
+from pipeline.errors import GraphError, GraphErrors, nearest
+from pipeline.graph.lines import place_of
 from pipeline.session.preflight import load_plan
 from tests.support.commands import pipeline
 from tests.support.paths import ROOT, SIM
@@ -111,10 +111,32 @@ def test_the_command_prints_a_line_for_each(tmp_path: Path) -> None:
 def test_lines(tmp_path: Path, path: str, key: str | None, line: int) -> None:
     file = tmp_path / "x.yaml"
     file.write_text("a: 1\nb:\n  c: 2\n  d:\n    - 1\n    - f: 1\n      e: 2\n")
-    assert line_of(str(file), path, key) == line
+    place = place_of(str(file), path, key)
+    assert place is not None
+    assert place.line == line
+
+
+def test_a_value_of_a_setting_is_blamed_on_it() -> None:
+    with pytest.raises(GraphError) as caught:
+        load_plan(ROOT / "graphs/speccot.yaml", settings=("candidates=abc",))
+    assert str(caught.value) == "--set candidates=abc: expected `int`, got `str`"
+
+
+@pytest.mark.parametrize(
+    ("name", "known", "near"),
+    [
+        ("rum", ["rm", "run", "runs"], "run"),
+        ("stop", ["top_p", "unit", "when"], None),
+        ("nmae", ["name", "main"], "name"),
+        ("tosh", ["torch", "vllm"], "torch"),
+        ("specot", ["scot", "speccot"], "speccot"),
+    ],
+)
+def test_the_nearest_name(name: str, known: list[str], near: str | None) -> None:
+    assert nearest(name, known) == near
 
 
 def test_a_file_that_cannot_be_read_has_no_lines(tmp_path: Path) -> None:
-    assert line_of(str(tmp_path / "nothing.yaml"), ".a") is None
+    assert place_of(str(tmp_path / "nothing.yaml"), ".a") is None
     (tmp_path / "odd.yaml").write_text("a: [")
-    assert line_of(str(tmp_path / "odd.yaml"), ".a") is None
+    assert place_of(str(tmp_path / "odd.yaml"), ".a") is None

@@ -160,7 +160,7 @@ def test_a_sampling_key_that_is_null_is_the_default_of_its_stage() -> None:
     [
         ("candidate=2", "has no param `candidate`; did you mean `candidates`?"),
         ("candidates", "expected NAME=VALUE"),
-        ("candidates=0", "candidates: expected `int` >= 1, got 0"),
+        ("candidates=0", "--set candidates=0: expected `int` >= 1, got 0"),
         ("engines.targt.model=x", "expected engines.ROLE.NAME=VALUE; did you mean `target`?"),
         ("engines.target.modle=x", "unknown key `modle`; did you mean `model`?"),
         ("temperature=[", "is not a YAML value"),

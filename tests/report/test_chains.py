@@ -96,6 +96,7 @@ def test_all_right_leaves_all_room_to_the_slowest() -> None:
         seconds=np.arange(9.0),
         correct=ones,
         failed=ones == 0,
+        cancelled=ones == 0,
     )
     assert list(worth_reading(chains, 6)) == [8, 7, 6, 5, 4, 3]
 
@@ -185,12 +186,12 @@ def test_options_are_told_only_where_the_trace_tells_them(
         (CHOOSE, {"score_label": "5", "chosen_candidate": None, "num_distinct_candidates": 4}, "choose: none of the candidates, 50.0%"),
         (
             CHOOSE,
-            {"score_label": "2", "chosen_candidate": 1, "num_distinct_candidates": 4, "score_mass": 0.99},
+            {"score_label": "2", "chosen_candidate": 1, "num_distinct_candidates": 4, "score_mass": 0.99, "score_probs": [0.25] * 4},
             "choose: candidate 2 of 4, 50.0% (99.0% probability on valid options)",
         ),
         (
             SCORE,
-            {"score_value": 6.0, "score_label": "6", "threshold": 7.0, "score_mass": 0.5},
+            {"score_value": 6.0, "score_label": "6", "threshold": 7.0, "score_mass": 0.5, "score_probs": [0.1] * 10},
             "score: 6 against a threshold of 7 (50.0% probability on valid options)",
         ),
         (

@@ -202,7 +202,7 @@ def test_a_run_goes_on_with_its_adapters_alone(tmp_path: Path) -> None:
         ),
         ("speccot", (LISTED, "stages.draft.adapter=selection"), "the engine `draft` has no adapter named `selection`"),
         ("speccot", (LISTED, "stages.reason.adapter=selection"), r"\.reason\.adapter: a `repeat` calls no engine; name the adapter on"),
-        ("speccot", (LISTED, "adapter=3"), r"verify\.adapter: expected `str \| null`, got `int`"),
+        ("speccot", (LISTED, "adapter=3"), r"--set adapter=3: expected `str \| null`, got `int`"),
         ("speccot", ("engines.target.adapters=['']",), r"adapters\[0\]: expected `str` of length >= 1"),
     ],
 )

@@ -14,7 +14,7 @@ from msgspec import Struct, structs
 
 from pipeline.analysis.capabilities import read_steps
 from pipeline.analysis.compare.rules import Rules, rules_of
-from pipeline.analysis.quality.option_mass import COLUMN as MASS
+from pipeline.analysis.quality.option_mass import COLUMNS as MASS
 from pipeline.analysis.quality.option_mass import masses
 from pipeline.analysis.quality.reward_agreement import ScoredSteps, read_scored_steps
 from pipeline.analysis.quality.samples import SampleStatistics, sample_statistics
@@ -224,7 +224,7 @@ def read_run(folder: Path) -> RunTable:
         fallbacks=chains.means("fallback_steps"),
         thinking_s=thinking.seconds / np.maximum(chains.counts, 1),
         kinds_s={kind: each / np.maximum(chains.counts, 1) for kind, each in thinking.by_kind.items()},
-        masses=np.concatenate([np.empty(0), *(masses(batch) for batch in read_steps(folder, [MASS]))]),
+        masses=np.concatenate([np.empty(0), *(masses(batch) for batch in read_steps(folder, MASS))]),
         scored=read_scored_steps(folder, chains.place),
         texts=read_texts(folder, chains.place, len(chains.problem_ids)),
         choices=read_choices(folder, run.plan, chains.place),

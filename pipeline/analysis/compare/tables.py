@@ -402,9 +402,7 @@ def draft_lengths(c: Comparison) -> Table:
     runs = [run for run in c.runs if "drafted" in run.text_tokens]
     kinds = [kind for kind in LENGTHS if any(kind in run.text_tokens for run in runs)]
     rows = [(run.run, system(run), *(number(run.text_tokens[kind]) if kind in run.text_tokens else "-" for kind in kinds)) for run in runs]
-    note = (
-        "Of all candidates, of the longest of each round, of accepted ones, of those turned down all together, of what was written instead."
-    )
+    note = "Of all candidates, of the longest of each round, of accepted ones, of those rejected together, of what was written instead."
     return Table("Tokens of a drafted step or thought (SCoT tables 1 and 2)", ("run", "system", *kinds), tuple(rows), note)
 
 

@@ -11,8 +11,8 @@ from msgspec import Struct
 
 from pipeline.analysis.time.timeline import Array
 
-COLUMN = "score_mass"
-"""The column of the steps that is read."""
+COLUMNS = ("score_mass", "score_probs")
+"""The columns of the steps that are read."""
 LOW = 0.9
 """Below this mass a verification counts as doubtful."""
 FLAGGED = 0.05
@@ -36,12 +36,14 @@ class OptionMass(Struct, frozen=True):
 
 
 def masses(steps: pa.RecordBatch) -> Array:
-    """The mass of each verification in `steps`, a batch of `capabilities.read_steps` with `COLUMN`.
+    """The mass of each verification in `steps`, a batch of `capabilities.read_steps` with `COLUMNS`.
 
-    Verdicts with a unit are left out: those are likelihoods of texts, which no options were asked for.
+    Verdicts with a unit are left out: those are likelihoods of texts, which no options were asked for. So are those of functions.
     """
-    asked = pc.and_(steps.column(COLUMN).is_valid(), pc.equal(pc.fill_null(steps.column("score_unit"), ""), ""))
-    return np.asarray(steps.column(COLUMN).filter(asked).to_numpy(zero_copy_only=False), float)
+    mass, probs = (steps.column(name) for name in COLUMNS)
+    chosen = pc.fill_null(pc.greater(pc.list_value_length(probs), 0), False)
+    asked = pc.and_(pc.and_(mass.is_valid(), chosen), pc.equal(pc.fill_null(steps.column("score_unit"), ""), ""))
+    return np.asarray(mass.filter(asked).to_numpy(zero_copy_only=False), float)
 
 
 def option_mass(values: Array) -> OptionMass | None:

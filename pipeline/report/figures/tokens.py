@@ -49,7 +49,7 @@ TOKENS = {
     "rejected": ("draft, rejected", RED),
     "cut": ("draft, truncated", SAND),
     "retried": ("failed attempts", BROWN),
-    "lost_chains": ("failed chains", PINK),
+    "lost_chains": ("failed or cancelled chains", PINK),
     "unfinished": ("unfinished chains", LIGHT),
     "unrecorded": ("not traced", "#222b36"),
 }
