@@ -11,7 +11,6 @@ from pathlib import Path
 import click
 import nbformat
 import pytest
-from nbclient import NotebookClient
 
 from pipeline.cli.main import cli
 from tests.support.paths import ROOT
@@ -19,6 +18,13 @@ from tests.support.paths import ROOT
 PAGES = sorted((ROOT / "docs/pages").rglob("*.md"))
 QUIET = {"NO_MKDOCS_2_WARNING": "1", "DISABLE_MKDOCS_2_WARNING": "true"}
 """Of what the next versions of the packages will be."""
+EXECUTE = """
+import sys, nbformat
+from nbclient import NotebookClient
+book = nbformat.read(sys.argv[1], as_version=4)
+NotebookClient(book, timeout=300, kernel_name="python3").execute()
+nbformat.write(book, sys.argv[2])
+"""
 NOTEBOOKS = sorted((ROOT / "examples").glob("*.ipynb"))
 
 
@@ -72,7 +78,9 @@ def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
-def test_notebooks_run(notebook: Path) -> None:
-    book = nbformat.read(notebook, as_version=4)
-    NotebookClient(book, timeout=300, kernel_name="python3", resources={"metadata": {"path": str(ROOT)}}).execute()
+def test_notebooks_run(notebook: Path, tmp_path: Path) -> None:
+    """In a process of its own: a kernel that this one started would be waited for, and its time counted, in a later test."""
+    done = subprocess.run([sys.executable, "-c", EXECUTE, notebook, tmp_path / "done.ipynb"], cwd=ROOT, timeout=300)
+    assert done.returncode == 0
+    book = nbformat.read(tmp_path / "done.ipynb", as_version=4)
     assert all(cell.get("outputs") or cell.cell_type == "markdown" or place < 2 for place, cell in enumerate(book.cells))

@@ -190,7 +190,7 @@ def options(folder: Path, graph: str, engines: Path) -> RunOptions:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("graph", "calls"), [("target", 4), ("scot", 28), ("best-of-n", 28)])
+@pytest.mark.parametrize(("graph", "calls"), [("target", 4), ("scot", 28), ("best-of-n", 28), ("self-consistency", 28)])
 def test_graphs_of_whole_thoughts(served: Callable[[Answer], ChatServer], tmp_path: Path, graph: str, calls: int) -> None:
     server = served(wise)
     result = run(options(tmp_path, graph, engines_file(tmp_path, server.url)))
