@@ -56,7 +56,7 @@ class ManyFiles(Problems):
         self.path = Path(f"{paths[0]} and {len(paths) - 1} more")
 
     def _open(self) -> Source:
-        return _Joined([each._open() for each in self._files])  # each checks its own columns
+        return _Joined(self._files)
 
     def _version(self) -> tuple[int, ...]:
         return tuple(number for each in self._files for number in each._version())
@@ -66,21 +66,20 @@ class ManyFiles(Problems):
 
 
 class _Joined:
-    """A `Source` of the rows of several others, one after the other."""
+    """A `Source` of the rows of several files, which are opened one at a time: a folder may hold more than a process may have open."""
 
-    def __init__(self, sources: Sequence[Source]) -> None:
-        self._sources = sources
-
-    @property
-    def names(self) -> Mapping[str, None]:
-        """See `Source.names`: those of any of them."""
-        return {name: None for source in self._sources for name in source.names}
+    def __init__(self, files: Sequence[Problems]) -> None:
+        self._files = files
+        self.names: dict[str, None] = {}
+        """See `Source.names`: those of any file that was read."""
 
     def records(self, wanted: tuple[str, ...] | None) -> Iterator[tuple[int, Record]]:
         """See `Source.records`."""
         before = row = 0
-        for source in self._sources:
+        for file in self._files:
+            source = file._open()  # which checks the file's columns
             for number, record in source.records(wanted):
                 row = before + number
                 yield row, record
+            self.names.update(source.names)
             before = row

@@ -83,6 +83,12 @@ def test_lines_with_times_also_in_a_file(tmp_path: Path) -> None:
     assert (tmp_path / "run.log").read_text().splitlines()[: len(logged)] == logged
 
 
+def test_a_log_file_on_a_full_disk_does_not_end_the_run(tmp_path: Path) -> None:
+    out, error = run(tmp_path, "--log-file", "/dev/full")
+    assert error.count("not written any more") == 1
+    assert "wall time" in out
+
+
 def test_a_log_file_that_cannot_be_written_is_refused_before_the_run(tmp_path: Path) -> None:
     problems = write_problems(tmp_path)
     done = pipeline(

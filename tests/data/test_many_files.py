@@ -3,6 +3,8 @@
 import gzip
 import io
 import json
+import os
+import resource
 from pathlib import Path
 
 import pyarrow as pa
@@ -70,6 +72,18 @@ def test_a_file_without_the_column_is_refused(parts: Path) -> None:
     (parts / "d.csv").write_text("question\nx\n")
     with pytest.raises(InputError, match=r"d\.csv: no column `problem`"):
         open_files([parts]).check()
+
+
+def test_more_files_than_a_process_may_have_open(tmp_path: Path) -> None:
+    for number in range(60):
+        pq.write_table(pa.table({"problem": [f"p{number}"]}), tmp_path / f"{number:02}.parquet")
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    highest = max(int(each) for each in os.listdir("/dev/fd"))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 20, hard))
+    try:
+        assert open_files([tmp_path]).check().rows == 60
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 @pytest.mark.parametrize(

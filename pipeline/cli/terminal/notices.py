@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import datetime
 from functools import wraps
 from pathlib import Path
@@ -37,16 +38,26 @@ class Notices:
         """Print one line; `file_only`: to the file alone."""
         line = one_line(redact(text))
         stamped = f"{datetime.now().astimezone().isoformat(timespec='seconds')} {line}"
-        if self._file is not None:
-            print(stamped, file=self._file, flush=True)
+        self._keep(stamped)
         if not file_only and (error or not self.options.quiet):
             print(stamped if self.options.timestamps else line, file=sys.stderr, flush=True)
 
     def close(self) -> None:
         """Close the file; nothing goes there any more."""
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+        file, self._file = self._file, None
+        if file is not None:
+            with suppress(OSError):  # what it could not write was said when it could not
+                file.close()
+
+    def _keep(self, line: str) -> None:
+        """Write a line into the file; one that cannot be written any more, as on a full disk, is closed, and the command goes on."""
+        if self._file is None:
+            return
+        try:
+            print(line, file=self._file, flush=True)
+        except OSError as error:
+            self.close()
+            self.say(f"--log-file {self.options.log_file}: not written any more: {reason(error)}", error=True)
 
 
 _PLAIN = Notices()
