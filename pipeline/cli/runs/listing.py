@@ -1,7 +1,9 @@
 """`pipeline runs` and `pipeline rm`: the run folders in a folder as a table, and an end to some of them."""
 
+import os
 import shutil
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import click
@@ -112,7 +114,13 @@ def _cells(state: RunState) -> Iterator[str]:
 
 
 def _size(folder: Path) -> int:
-    return sum(each.lstat().st_size for each in folder.rglob("*") if not each.is_dir())
+    """Bytes of all files in a folder, from which a run may take files meanwhile."""
+    size = 0
+    for place, _, names in os.walk(folder):
+        for name in names:
+            with suppress(FileNotFoundError):
+                size += os.lstat(Path(place, name)).st_size
+    return size
 
 
 def _bytes(size: float) -> str:
