@@ -23,8 +23,8 @@ import msgspec
 from msgspec import Struct
 
 from pipeline.data.in_memory import ProblemList
+from pipeline.data.part import Part, row_sample, shard_of
 from pipeline.data.problems import Problem, Problems, open_problems
-from pipeline.data.row_sample import row_sample
 from pipeline.engine import Engine
 from pipeline.engines.replay.recording import bindings
 from pipeline.errors import Unfinished, UsageError
@@ -151,6 +151,7 @@ def solve(
     samples: int = 1,
     limit: int | None = None,
     sample: int | str | None = None,
+    shard: str | None = None,
     seed: int = 0,
     columns: Mapping[str, str] | None = None,
     modes: str | Path | None = None,
@@ -171,6 +172,7 @@ def solve(
         were longest in the run folder RUN); with the latter two all problems are held in memory at once.
     samples: attempts at every problem. seed: every random number derives from it.
     limit: only the first problems. sample: only so many, drawn at random, the same ones whatever `seed` is; `"N:SEED"` draws others.
+    shard: of these only the problems of one shard, `"0/8"` to `"7/8"`; `pipeline merge` makes one run of all of them.
     columns: the names of columns in `problems` by ours: `{"problem": "question"}`.
     modes: a finished run with `speculate: auto`, in whose modes the steps of this one are written (`pipeline run --modes`).
     calibration: with `speculate: auto`, a file that `pipeline calibrate` wrote, with whose costs the controller begins.
@@ -181,7 +183,9 @@ def solve(
     Raises `UsageError` before an engine starts where an argument is wrong, `RunError` where no chain could start, and
     `Unfinished`, which holds what was finished, where the run could not go on.
     """
-    options = _options(batch_size, schedule, admission, order, samples, limit, sample, seed, columns, modes, calibration, output, resume)
+    options = _options(
+        batch_size, schedule, admission, order, samples, limit, sample, shard, seed, columns, modes, calibration, output, resume
+    )
     kept = _MemorySink(trace=trace)
     with _prepared(graph, problems, engines, params, options) as job:
         if job.ready is None:
@@ -210,6 +214,7 @@ async def solve_async(
     samples: int = 1,
     limit: int | None = None,
     sample: int | str | None = None,
+    shard: str | None = None,
     seed: int = 0,
     columns: Mapping[str, str] | None = None,
     modes: str | Path | None = None,
@@ -225,7 +230,9 @@ async def solve_async(
     are called in the running event loop; others run in a thread of their own. Raises as `solve` does before
     the first chain, and at the end the `RunError` that kept the run from its own. Of a resumed run only new chains are given.
     """
-    options = _options(batch_size, schedule, admission, order, samples, limit, sample, seed, columns, modes, calibration, output, resume)
+    options = _options(
+        batch_size, schedule, admission, order, samples, limit, sample, shard, seed, columns, modes, calibration, output, resume
+    )
     opened = _opened(engines) is not None
     if opened and not on_asyncio():
         raise UsageError("engines: open engines are called in the running event loop, which has to be asyncio's; elsewhere give specs")
@@ -290,6 +297,7 @@ def _options(
     samples: int,
     limit: int | None,
     sample: int | str | None,
+    shard: str | None,
     seed: int,
     columns: Mapping[str, str] | None,
     modes: str | Path | None,
@@ -308,6 +316,7 @@ def _options(
         "samples": samples,
         "limit": limit,
         "sample": None if sample is None else str(sample),
+        "shard": shard,
         "seed": seed,
         "columns": dict(columns or {}),
         "modes": None if modes is None else str(modes),
@@ -353,8 +362,12 @@ def _prepared(
 
 
 def _problems(problems: Input, options: Mapping[str, Any]) -> Problems:
-    limit, sample = options["limit"], options["sample"]
-    part = limit if sample is None else row_sample(sample)
+    limit, sample, shard = (options[name] for name in ("limit", "sample", "shard"))
+    part = Part(
+        limit=limit if isinstance(limit, int) else None,
+        sample=None if sample is None else row_sample(sample),
+        shard=None if shard is None else shard_of(shard),
+    )
     if isinstance(problems, str | Path):
         return open_problems(Path(problems), options["columns"], part)
     if isinstance(problems, Mapping) or not isinstance(problems, Iterable):

@@ -26,7 +26,7 @@ from pipeline.cli.terminal.notices import notice_options, print_error, print_not
 from pipeline.cli.terminal.signals import restored_handlers, stop_on_signal
 from pipeline.cli.terminal.tables import print_table
 from pipeline.data.obtain import problem_files
-from pipeline.data.row_sample import MOST_ROWS
+from pipeline.data.part import MOST_ROWS
 from pipeline.errors import MissingExtra
 from pipeline.graph.loader import PRESET, load_preset
 from pipeline.runtime.admission.admission import AdmissionName
@@ -88,6 +88,7 @@ INPUT_HELP = (
 )
 input_option = click.option("--input", "inputs", required=True, multiple=True, metavar="FILE", help=INPUT_HELP)
 limit_option = click.option("--limit", type=click.IntRange(1, MOST_ROWS), help="Only the first N rows.")
+shard_option = click.option("--shard", metavar="INDEX/COUNT", help="Only one shard of the problems, 0/COUNT to COUNT-1/COUNT; see merge.")
 sample_option = click.option("--sample", metavar="N[:SEED]", help="Only N random rows; independent of --seed.")
 samples_option = click.option("--samples", type=click.IntRange(1, 10_000), help=SAMPLES_HELP)
 
@@ -123,6 +124,7 @@ def with_preset(options: Mapping[str, Any]) -> dict[str, Any]:
 @samples_option
 @limit_option
 @sample_option
+@shard_option
 @click.option("--seed", type=int, default=0, show_default=True, help="Random seed.")
 @click.option("--modes", type=click.Path(path_type=Path), metavar="RUN", help="With speculate=auto: replay the modes recorded in that run.")
 @click.option("--calibration", type=click.Path(path_type=Path), metavar="FILE", help=CALIBRATION_HELP)

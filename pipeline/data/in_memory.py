@@ -11,8 +11,8 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
+from pipeline.data.part import Part
 from pipeline.data.problems import Problem, Problems
-from pipeline.data.row_sample import Part
 from pipeline.data.rows import JsonLines, Record, Source
 from pipeline.errors import InputError, RunFolderError, boundary
 from pipeline.files import new_file

@@ -8,8 +8,8 @@ import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from pipeline.data.part import ALL, Part
 from pipeline.data.problems import Problems
-from pipeline.data.row_sample import Part
 from pipeline.data.rows import FORMS, Record, Source
 from pipeline.errors import InputError
 
@@ -36,7 +36,7 @@ def files_of(path: Path) -> list[Path]:
     return sorted(found)
 
 
-def open_files(paths: Sequence[Path], columns: Mapping[str, str] | None = None, part: Part = None) -> Problems:
+def open_files(paths: Sequence[Path], columns: Mapping[str, str] | None = None, part: Part = ALL) -> Problems:
     """The problems in the rows of `part` of the files that these paths, folders and patterns name; raises `InputError` as `files_of` does,
     and for an unknown name among `columns`."""
     files = [file for path in paths for file in files_of(path)]
@@ -52,7 +52,7 @@ class ManyFiles(Problems):
 
     def __init__(self, paths: Sequence[Path], columns: Mapping[str, str], part: Part) -> None:
         super().__init__(paths[0], columns, part)
-        self._files = [Problems(path, columns, None) for path in paths]
+        self._files = [Problems(path, columns, ALL) for path in paths]
         self.path = Path(f"{paths[0]} and {len(paths) - 1} more")
 
     def _open(self) -> Source:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from msgspec import Struct
 
-from pipeline.data.row_sample import Part, RowSample
+from pipeline.data.part import ALL, Part, RowSample
 from pipeline.data.rows import DAMAGE, Flaw, Record, Source, open_source
 from pipeline.errors import BadRow, InputChanged, InputError, boundary, did_you_mean, reason
 from pipeline.grading.answers import KINDS, Kind
@@ -98,10 +98,11 @@ class Problems:
             if item.problem_id.startswith("(row "):
                 taken.add(item.problem_id)
         self._check_columns(source.names)
-        if first_bad and bad == rows:
+        if first_bad and bad == rows and self._part.shard is None:
             raise InputError(str(self.path), f"no row holds a problem; row {first_bad.row}: {first_bad.what}")
         if not rows:
-            raise InputError(str(self.path), "holds no rows")
+            shard = self._part.shard
+            raise InputError(str(self.path), "holds no rows" if shard is None else f"none of its problems is in shard {shard}")
         twice = first_duplicate(self._ids, np.frombuffer(hashes, np.int64))
         if twice:
             problem_id, row, again = twice
@@ -137,7 +138,7 @@ class Problems:
         """
         records = self._asked_for(self._open(), None)
         for item in self.unchanged():
-            yield item, next(records)[1]
+            yield item, next(record for row, record in records if row == item.row)
 
     def check_unchanged(self) -> None:
         """Raise `InputChanged` where the file is not what it was at `check`: its rows first, then its bytes."""
@@ -158,20 +159,22 @@ class Problems:
         return source
 
     def _items(self, source: Source) -> Iterator[Problem | BadRow]:
-        row = 0
+        row, shard = 0, self._part.shard
         try:
             for row, record in self._asked_for(source, tuple(self._theirs.values())):
-                yield self._item(row, record)
+                item = self._item(row, record)
+                if shard is None or shard.holds(f"(row {row})" if isinstance(item, BadRow) else item.problem_id):
+                    yield item
         except DAMAGE as error:
             raise InputError(f"{self.path}, after row {row}", reason(error)) from error
 
     def _asked_for(self, source: Source, wanted: tuple[str, ...] | None) -> Iterator[tuple[int, Record]]:
         records = source.records(wanted)
-        if not isinstance(self._part, RowSample):
-            yield from islice(records, self._part)
+        if self._part.sample is None:
+            yield from islice(records, self._part.limit)
             return
         if self._drawn is None:
-            self._drawn = self._draw(self._part)
+            self._drawn = self._draw(self._part.sample)
         yield from (each for each in records if each[0] in self._drawn)
 
     def _draw(self, sample: RowSample) -> frozenset[int]:
@@ -267,7 +270,7 @@ class Problems:
             return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def open_problems(path: Path | str, columns: Mapping[str, str] | None = None, part: Part = None) -> Problems:
+def open_problems(path: Path | str, columns: Mapping[str, str] | None = None, part: Part = ALL) -> Problems:
     """The problems in the rows of `part` of the file at `path`; `columns` maps our names of columns to the file's.
 
     Raises `InputError` for an unknown name among `columns`; the file is not touched before `check` or the first row.

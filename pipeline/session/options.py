@@ -7,7 +7,7 @@ import msgspec
 from msgspec import Meta, Struct, structs
 
 from pipeline.bundled import find_file
-from pipeline.data.row_sample import MOST_ROWS, Part, row_sample
+from pipeline.data.part import MOST_ROWS, Part, row_sample, shard_of
 from pipeline.engines.replay.recording import PREFIX, replayed
 from pipeline.errors import InputError, UsageError, boundary
 from pipeline.graph.loader import anywhere
@@ -48,6 +48,8 @@ class RunOptions(Struct, frozen=True, kw_only=True):
     """Only so many rows of the input, from its start."""
     sample: str | None = None
     """Only so many rows of the input, drawn at random: `N`, or `N:SEED` for another sample than that of seed 0."""
+    shard: str | None = None
+    """Only the problems of this shard, `INDEX/COUNT`: one of `COUNT` runs that `pipeline merge` makes one run."""
     seed: int = 0
     """Every random number of the run derives from it."""
     modes: Path | None = None
@@ -78,7 +80,8 @@ class RunOptions(Struct, frozen=True, kw_only=True):
         """Which rows of the input are asked for; raises `UsageError`."""
         if self.sample is not None and self.limit is not None:
             raise UsageError(f"--sample {self.sample} and --limit {self.limit}: give one of them")
-        return self.limit if self.sample is None else row_sample(self.sample)
+        sample = None if self.sample is None else row_sample(self.sample)
+        return Part(limit=self.limit, sample=sample, shard=None if self.shard is None else shard_of(self.shard))
 
 
 def recorded_options(options: RunOptions) -> dict[str, Any]:

@@ -9,7 +9,6 @@ from pathlib import Path
 from msgspec import Struct, structs
 
 from pipeline.data.problems import Fingerprint, Problems
-from pipeline.data.row_sample import RowSample
 from pipeline.engines.registry import cautions, virtual_time
 from pipeline.engines.replay.recording import bindings
 from pipeline.graph.compiler import compile_graph
@@ -135,7 +134,8 @@ def _input(run: Preflight) -> RunInput:
         file=storable(str(asked.input)),
         columns=asked.columns,
         limit=asked.limit,
-        sample=part if isinstance(part, RowSample) else None,
+        sample=part.sample,
+        shard=part.shard,
         **structs.asdict(run.fingerprint),
     )
 

@@ -10,7 +10,6 @@ from pathlib import Path
 from msgspec import structs
 
 from pipeline.data.problems import Fingerprint
-from pipeline.data.row_sample import RowSample
 from pipeline.engines.replay.recording import CALIBRATION, as_recorded, read_recording
 from pipeline.engines.replay.spec import ReplaySpec
 from pipeline.errors import NeverGenerated, UsageError
@@ -76,9 +75,11 @@ def needs(recording: RunFile, options: RunOptions, fingerprint: Fingerprint) -> 
     if options.samples > recording.samples:
         yield f"--samples {recording.samples} or less"
     asked = options.part
-    if then.sample is not None and not (isinstance(asked, RowSample) and then.sample.holds(asked)):
+    if then.shard is not None and asked.shard != then.shard:
+        yield f"--shard {then.shard}"
+    if then.sample is not None and not (asked.sample is not None and then.sample.holds(asked.sample)):
         yield f"--sample {then.sample}"
-    elif then.limit is not None and isinstance(asked, RowSample):
+    elif then.limit is not None and asked.sample is not None:
         yield f"--limit {then.rows} or less, and no sample"
     elif fingerprint.rows > then.rows:
         yield f"--limit {then.rows} or less"

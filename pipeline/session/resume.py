@@ -70,7 +70,7 @@ def _drift(old: RunFile, new: RunFile) -> dict[str, Iterator[str]]:
 
 
 def _input(run: RunFile) -> dict[str, Any]:
-    return {"sha256": run.input.sha256, "columns": run.input.columns, "sample": run.input.sample}
+    return {"sha256": run.input.sha256, "columns": run.input.columns, "sample": run.input.sample, "shard": run.input.shard}
 
 
 def _model_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[str]:

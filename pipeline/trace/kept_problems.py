@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from pipeline.data.part import ALL
 from pipeline.data.problems import Problem, Problems
 from pipeline.data.rows import Flaw, Record, Source
 from pipeline.errors import BadRow
@@ -47,7 +48,7 @@ class KeptProblems(Problems):
     """Problems from the table `problems` of a run folder, the same items as from the input file."""
 
     def __init__(self, folder: Path, about: RunInput) -> None:
-        super().__init__(Path(about.file), {}, None)  # by which messages call it
+        super().__init__(Path(about.file), {}, ALL)  # by which messages call it
         self._folder, self._about = folder, about
 
     def _open(self) -> Source:

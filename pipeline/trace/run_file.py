@@ -14,7 +14,7 @@ import msgspec
 import psutil
 from msgspec import Meta, Struct, structs
 
-from pipeline.data.row_sample import Part, RowSample
+from pipeline.data.part import Part, RowSample, Shard
 from pipeline.engine import EngineStatistics, Fact
 from pipeline.errors import InputError, RunFolderError, boundary, reason
 from pipeline.files import new_file, open_file
@@ -57,6 +57,8 @@ class RunInput(Struct, frozen=True, kw_only=True):
     """Only the first so many rows."""
     sample: RowSample | None = None
     """Only these rows, drawn at random."""
+    shard: Shard | None = None
+    """Of these only the problems of this shard."""
     sha256: str
     """SHA-256 of the file's bytes, hexadecimal."""
     rows: Count
@@ -66,7 +68,7 @@ class RunInput(Struct, frozen=True, kw_only=True):
     @property
     def part(self) -> Part:
         """Which rows of the file were asked for."""
-        return self.sample or self.limit
+        return Part(limit=self.limit, sample=self.sample, shard=self.shard)
 
 
 class Host(Struct, frozen=True, kw_only=True):

@@ -16,8 +16,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipeline.data import rows
+from pipeline.data.part import Part, RowSample
 from pipeline.data.problems import Fingerprint, Problem, first_duplicate, open_problems
-from pipeline.data.row_sample import RowSample
 from pipeline.errors import BadRow, InputError
 
 Write = Callable[[str, Any], Path]
@@ -42,7 +42,7 @@ def write(tmp_path: Path) -> Write:
 
 
 def read(path: Path, columns: dict[str, str] | None = None, limit: int | None = None) -> list[Problem | BadRow]:
-    return list(open_problems(path, columns, limit))
+    return list(open_problems(path, columns, Part(limit=limit)))
 
 
 def flaw(item: Problem | BadRow) -> str:
@@ -95,19 +95,19 @@ def test_row_number_is_the_id_where_there_is_none(write: Write) -> None:
 
 def test_a_sample_is_drawn_from_all_rows_and_is_part_of_a_larger_one(write: Write) -> None:
     path = write("p.jsonl", [{"problem": f"{i}"} for i in range(1, 201)])
-    few, more, other = (list(open_problems(path, part=RowSample(rows, seed))) for rows, seed in ((20, 0), (60, 0), (20, 1)))
+    few, more, other = (list(open_problems(path, part=Part(sample=RowSample(rows, seed)))) for rows, seed in ((20, 0), (60, 0), (20, 1)))
     assert [item.row for item in few] == sorted({item.row for item in few})
     assert set(few) < set(more)
     assert set(few) != set(other)
     assert all(isinstance(item, Problem) and item.problem == str(item.row) for item in few)
     assert max(item.row for item in few) > 100
-    assert open_problems(path, part=RowSample(20)).check().rows == 20
+    assert open_problems(path, part=Part(sample=RowSample(20))).check().rows == 20
 
 
 def test_a_sample_larger_than_the_file_is_refused(write: Write) -> None:
     path = write("p.csv", "problem\nx\ny\n")
     with pytest.raises(InputError, match=r"p\.csv: a sample of 3 rows was asked for, and it has 2$"):
-        open_problems(path, part=RowSample(3)).check()
+        open_problems(path, part=Part(sample=RowSample(3))).check()
 
 
 def test_columns_are_mapped(write: Write) -> None:
@@ -153,7 +153,7 @@ def test_csv_fields_may_hold_commas_quotes_and_line_breaks(write: Write) -> None
 
 def test_limit_reads_no_further(write: Write) -> None:
     path = write("p.jsonl", b'{"problem":"x"}\n{"problem":"y"}\nnot json\n')
-    source = open_problems(path, part=2)
+    source = open_problems(path, part=Part(limit=2))
     assert source.check().rows == 2
     assert len(list(source)) == 2
 

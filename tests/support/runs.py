@@ -58,7 +58,7 @@ async def solve_on(engines: Mapping[str, Engine], options: RunOptions) -> Sessio
     """A finished run on engines that are open already, and stay open."""
     plan = load_plan(options.graph, options.engines, options.settings)
     with claimed(options, plan.name) as claim:
-        checked = preflight(options, plan, open_problems(options.input, options.columns, options.limit), claim)
+        checked = preflight(options, plan, open_problems(options.input, options.columns, options.part), claim)
         result = await session.solve_on(engines, take_up(checked), Observer())
     assert (result.exit_code, result.done) == (0, checked.chains), result.error
     return result

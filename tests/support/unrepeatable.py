@@ -39,7 +39,7 @@ def solve_unrepeatably(options: RunOptions, observer: Observer | None = None) ->
     """One session; what was said about the run folder goes to `observer`."""
     plan, observer = load_plan(options.graph, options.engines, options.settings), observer or Observer()
     with claimed(options, plan.name) as claim:
-        checked = preflight(options, plan, open_problems(options.input, options.columns, options.limit), claim)
+        checked = preflight(options, plan, open_problems(options.input, options.columns, options.part), claim)
         ready = take_up(checked)
         for sentence in ready.remarks:
             observer.tell(sentence)
