@@ -7,7 +7,7 @@ One test suite, `tests/engines/test_contract.py`, holds every backend to it.
 from array import array
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from functools import lru_cache
+from functools import lru_cache, reduce
 from hashlib import blake2b
 from itertools import zip_longest
 from typing import Any, Literal, Protocol, runtime_checkable
@@ -169,6 +169,16 @@ class Speculation(Struct, frozen=True, kw_only=True):
     accepted_by_position: tuple[int, ...]
     """For each position in a proposal, from the first: how often the token there was accepted."""
 
+    def plus(self, other: "Speculation") -> "Speculation":
+        """The totals of two engines together."""
+        pairs = zip_longest(self.accepted_by_position, other.accepted_by_position, fillvalue=0)
+        return Speculation(
+            drafts=self.drafts + other.drafts,
+            draft_tokens=self.draft_tokens + other.draft_tokens,
+            accepted_tokens=self.accepted_tokens + other.accepted_tokens,
+            accepted_by_position=tuple(one + two for one, two in pairs),
+        )
+
     def since(self, before: "Speculation") -> "Speculation":
         """What was counted after `before`, which are earlier totals of the same engine."""
         pairs = zip_longest(self.accepted_by_position, before.accepted_by_position, fillvalue=0)
@@ -185,6 +195,10 @@ class AnsweredCall(Struct, frozen=True, kw_only=True):
 
     request: Request
     completion: Completion
+
+
+TOTALS = ("requests", "input_tokens", "cached_input_tokens", "output_tokens", "busy_s", "restarts")
+"""The fields of `EngineStatistics` that only grow."""
 
 
 class EngineStatistics(Struct, frozen=True, kw_only=True):
@@ -209,10 +223,22 @@ class EngineStatistics(Struct, frozen=True, kw_only=True):
     restarts: int = 0
     """Times that it was started again after it died; the totals go on."""
 
+    @classmethod
+    def together(cls, found: Sequence["EngineStatistics"]) -> "EngineStatistics":
+        """The statistics of several engines of one role, at least one: sums, and of the caches the mean of their shares."""
+        sums = {name: sum(getattr(each, name) for each in found) for name in ("running", "waiting", *TOTALS)}
+        written = [each.written_tokens for each in found if each.written_tokens is not None]
+        speculation = [each.speculation for each in found if each.speculation is not None]
+        return cls(
+            **sums,
+            kv_cache_usage=sum(each.kv_cache_usage for each in found) / len(found),
+            written_tokens=sum(written) if len(written) == len(found) else None,
+            speculation=reduce(Speculation.plus, speculation) if len(speculation) == len(found) else None,
+        )
+
     def since(self, before: "EngineStatistics") -> "EngineStatistics":
         """These statistics with only what was counted after `before`, which are earlier ones of the same engine."""
-        sums = ("requests", "input_tokens", "cached_input_tokens", "output_tokens", "busy_s", "restarts")
-        now = structs.replace(self, **{name: getattr(self, name) - getattr(before, name) for name in sums})
+        now = structs.replace(self, **{name: getattr(self, name) - getattr(before, name) for name in TOTALS})
         if self.written_tokens is not None:
             now = structs.replace(now, written_tokens=self.written_tokens - (before.written_tokens or 0))
         if self.speculation is None or before.speculation is None:

@@ -42,6 +42,7 @@ COMMANDS = {
     "export": ("runs.export", "export the answers of a run"),
     "show": ("runs.show", "show one chain of a run, step by step"),
     "runs": ("runs.listing", "list runs"),
+    "merge": ("runs.merge", "merge the runs of all shards of an input"),
     "rm": ("runs.listing", "delete runs"),
     "watch": ("runs.watch", "watch a run that goes on"),
     "trace": ("runs.trace", "export the trace of a run"),

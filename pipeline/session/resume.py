@@ -38,7 +38,7 @@ CALL = ("chain_id", "engine", "error_type", "request_id", "client_wait_s", *USAG
 def check_drift(folder: Path, old: RunFile, new: RunFile, allowed: Sequence[str]) -> None:
     """Raise `UsageError` that names everything in which `new` differs from `old`, except differences of the `allowed` names."""
     as_read = RunFile.decode(msgspec.json.decode(new.encode()))
-    found = {name: list(differences) for name, differences in _drift(old, as_read).items()}
+    found = {name: list(differences) for name, differences in drift(old, as_read).items()}
     refused = [each for name, differences in found.items() if name not in allowed for each in differences]
     if not refused:
         return
@@ -47,7 +47,7 @@ def check_drift(folder: Path, old: RunFile, new: RunFile, allowed: Sequence[str]
     raise UsageError(f"{folder}: cannot go on with it: {'; '.join(refused)}; {remedy}")
 
 
-def _drift(old: RunFile, new: RunFile) -> dict[str, Iterator[str]]:
+def drift(old: RunFile, new: RunFile) -> dict[str, Iterator[str]]:
     """Differences between two runs, as clauses, by the name under which they may be allowed or are refused."""
     same_params = old.plan.params == new.plan.params
     same_graph = (old.plan.block, old.plan.prompts) == (new.plan.block, new.plan.prompts)
@@ -58,6 +58,7 @@ def _drift(old: RunFile, new: RunFile) -> dict[str, Iterator[str]]:
         "model": _model_changes(old.engines, new.engines),
         "engines": _engine_changes(old.engines, new.engines),
         "input": _changes("input ", _input(old), _input(new)),
+        "shard": _changes("", {"shard": old.input.shard}, {"shard": new.input.shard}),
         "limit": _changes("", {"limit": old.input.limit}, {"limit": new.input.limit}),
         "seed": _changes("", {"seed": old.seed}, {"seed": new.seed}),
         "samples": _changes("", {"samples": old.samples}, {"samples": new.samples}),
@@ -70,7 +71,7 @@ def _drift(old: RunFile, new: RunFile) -> dict[str, Iterator[str]]:
 
 
 def _input(run: RunFile) -> dict[str, Any]:
-    return {"sha256": run.input.sha256, "columns": run.input.columns, "sample": run.input.sample, "shard": run.input.shard}
+    return {"sha256": run.input.sha256, "columns": run.input.columns, "sample": run.input.sample}
 
 
 def _model_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[str]:

@@ -61,6 +61,10 @@ class TraceStore:
         """Append `rows` to `table` and make them durable; an append that fails leaves earlier rows durable."""
         self._tables[table].append(rows)
 
+    def append_batch(self, table: str, batch: pa.RecordBatch) -> None:
+        """Append a batch with the columns of `table`, as `append` does rows."""
+        self._tables[table].append_batch(batch)
+
     def close(self) -> None:
         """Finish the parts of all tables; a table without parts gets an empty one. Tries every table, then raises the first error.
 
@@ -114,9 +118,12 @@ class _Table:
         with _as_folder_error(self._folder):
             for start in range(0, len(rows), BATCH_ROWS):
                 self._append_batch(columns_of(self._schema, rows[start : start + BATCH_ROWS]))
-            if self._wal and time.monotonic() >= self._synced + self._sync_every_s:
-                self._wal.sync()
-                self._synced = time.monotonic()
+            self._sync()
+
+    def append_batch(self, batch: pa.RecordBatch) -> None:
+        with _as_folder_error(self._folder):
+            self._append_batch(batch.replace_schema_metadata(self._schema.metadata))
+            self._sync()
 
     def close(self) -> None:
         if self._closed:
@@ -129,6 +136,11 @@ class _Table:
                 self._wal = None
             if self._wal or not self._number:
                 self._add_to_part(None)
+
+    def _sync(self) -> None:
+        if self._wal and time.monotonic() >= self._synced + self._sync_every_s:
+            self._wal.sync()
+            self._synced = time.monotonic()
 
     def _append_batch(self, batch: pa.RecordBatch) -> None:
         """Append to the write-ahead file, then to the part, so that at every moment each row is in one of the two."""
