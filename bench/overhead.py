@@ -31,8 +31,10 @@ from pipeline.graph.spec import Purpose
 from pipeline.reasoning.prompts import PromptBuilder
 from pipeline.runtime.admission.admission import Admission
 from pipeline.runtime.admission.cache import CacheLimit
+from pipeline.runtime.admission.order import InputOrder
 from pipeline.runtime.chain_recorder import Clock
 from pipeline.runtime.executor import Executor, Settings
+from pipeline.runtime.feed import InputFeed
 from pipeline.runtime.schedule import Pipelined
 from pipeline.runtime.speculation.adaptive import Adaptive
 from pipeline.runtime.speculation.modes import CallFacts
@@ -108,7 +110,7 @@ async def solved(engines: dict[str, Instant], live: int, chains: int, admission:
             clock = Clock(time.time_ns(), time.monotonic)
             stages = build_stages(plan, builders, "bench")
             run = Executor(plan, stages, engines, builders, Pipelined(live, admission), recorder, clock, Settings(run_id="bench"))
-            await run.run(iter(problems))
+            await run.run(InputFeed(iter(problems), InputOrder(1, lambda order: False), threads=True))
         assert run.progress.done == chains
         return time.process_time() - cpu
 

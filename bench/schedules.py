@@ -33,8 +33,10 @@ from pipeline.engines.sim.text import sim_answer
 from pipeline.grading.grader import Grader
 from pipeline.graph.plan import Plan
 from pipeline.reasoning.prompts import PromptBuilder
+from pipeline.runtime.admission.order import InputOrder
 from pipeline.runtime.chain_recorder import Clock
 from pipeline.runtime.executor import Executor, Settings
+from pipeline.runtime.feed import InputFeed
 from pipeline.runtime.inline_grader import open_inline_grader
 from pipeline.runtime.schedule import SCHEDULES, Pipelined, Schedule
 from pipeline.session.loop import in_loop
@@ -101,7 +103,8 @@ class Bench(Struct, kw_only=True):
             recorder = await stack.enter_async_context(open_recorder(TraceStore(folder), virtual=self.virtual))
             rows = await stack.enter_async_context(open_inline_grader(recorder, grader, self.virtual))
             clock = Clock(time.time_ns()) if self.virtual else Clock(time.time_ns(), time.monotonic)
-            await Executor(plan, stages, engines, builders, schedule, rows, clock, settings).run(iter(problems))
+            feed = InputFeed(iter(problems), InputOrder(1, lambda order: False), threads=not self.virtual)
+            await Executor(plan, stages, engines, builders, schedule, rows, clock, settings).run(feed)
 
     async def _warm_up(self, engines: Mapping[str, Engine]) -> None:
         """Each engine answers a few requests that the run will not make."""

@@ -1,13 +1,11 @@
 """Carries a plan out: a task for each chain, a lane for each engine, no barrier between chains, steps or problems.
 
-Problems enter as an iterator, rows leave into a `RowSink`. A failed chain is a row; a dead engine is an exception that ends the run.
+Chains come from a `Feed`, rows leave into a `RowSink`. A failed chain is a row; a dead engine is an exception that ends the run.
 """
 
-from collections.abc import Iterator, Mapping
-from itertools import islice
+from collections.abc import Mapping
 
 import anyio
-import anyio.to_thread
 from msgspec import Struct
 
 from pipeline.data.problems import Problem
@@ -18,11 +16,12 @@ from pipeline.reasoning.chain import Chain, chain_id
 from pipeline.reasoning.prompts import PromptBuilder, openings, role_of
 from pipeline.reasoning.translate import TokenTranslator
 from pipeline.runtime.admission.admission import Member
-from pipeline.runtime.admission.order import InputOrder, Start, StartOrder
+from pipeline.runtime.admission.order import Start
 from pipeline.runtime.admission.recomputed import block_tokens
 from pipeline.runtime.chain_recorder import ChainRecorder, Clock, Progress
 from pipeline.runtime.chain_runner import ChainRunner, bind
 from pipeline.runtime.dispatch import Dispatcher
+from pipeline.runtime.feed import Feed
 from pipeline.runtime.resume_state import ResumeState
 from pipeline.runtime.rows import RowSink
 from pipeline.runtime.schedule import Schedule
@@ -31,8 +30,6 @@ from pipeline.runtime.speculation.switch import ModeSwitch
 from pipeline.stages.base import Stage
 from pipeline.tasks import unwrapped
 
-READ_AHEAD = 256
-"""How many problems are read from the input at a time."""
 MODES: dict[str | None, Mode] = {"always": "speculative", "never": "direct"}
 """The mode of all steps, by what the graph says under `speculate`; none where that changes, or where nothing is drafted."""
 
@@ -50,7 +47,7 @@ class Settings(Struct, frozen=True, kw_only=True):
 
 
 class Executor:
-    """Runs one plan over one stream of problems; `run` does the work."""
+    """Runs one plan over the chains of one feed; `run` does the work."""
 
     def __init__(
         self,
@@ -63,13 +60,10 @@ class Executor:
         clock: Clock,
         settings: Settings,
         resume_state: ResumeState | None = None,
-        start_order: StartOrder | None = None,
         control: ModeControl | None = None,
     ) -> None:
-        """`start_order`: which chain begins next; None: in the order of the input. `control` decides where the plan has
-        `speculate: auto`."""
+        """`control` decides where the plan has `speculate: auto`."""
         specs, self._resume_state = plan.engines, resume_state or ResumeState()
-        self._order = start_order or InputOrder(settings.samples, self._resume_state.is_over)
         self.dispatchers = {role: Dispatcher(engines[role], spec, clock) for role, spec in specs.items()}
         self.lanes = {role: dispatcher.lane for role, dispatcher in self.dispatchers.items()}
         self.progress = Progress(list(specs), self._resume_state)
@@ -84,7 +78,7 @@ class Executor:
         self._schedule, self._recorder, self._clock = schedule, recorder, clock
         self._feeding = anyio.CancelScope()
         self.exhausted = False
-        """Whether every chain of the input was started."""
+        """Whether every chain of the feed was started."""
 
     def _new_switch(self, plan: Plan, control: ModeControl | None, clock: Clock, schedule: Schedule) -> ModeSwitch | None:
         if control is None or (direct := plan.direct) is None:
@@ -96,8 +90,8 @@ class Executor:
         """Start no more chains; the live ones go on to their ends, and then `run` returns."""
         self._feeding.cancel()
 
-    async def run(self, problems: Iterator[Problem | BadRow]) -> None:
-        """Solve all `problems`. Raises `RunError` when an engine is dead or rows cannot be kept."""
+    async def run(self, feed: Feed) -> None:
+        """Run all chains of `feed`. Raises `RunError` when an engine is dead or rows cannot be kept."""
         with unwrapped(RunError):
             async with anyio.create_task_group() as watchers:
                 for dispatcher in self.dispatchers.values():
@@ -106,37 +100,23 @@ class Executor:
                     watchers.start_soon(self._switch.watch)
                 async with anyio.create_task_group() as chains:
                     with self._feeding:
-                        await self._feed(problems, chains)
+                        await self._start(feed, chains)
                         self.exhausted = True
                     self._schedule.exhausted()
                     if self._switch is not None:
                         self._switch.exhausted()
                 watchers.cancel_scope.cancel()
 
-    async def _feed(self, problems: Iterator[Problem | BadRow], chains: anyio.abc.TaskGroup) -> None:
-        """Start chains as the schedule and the row sink admit them."""
-        while items := await self._read(problems):
-            self._order.add(items)
-            if not self._order.reads_all:
-                await self._start(chains)
-        await self._start(chains)
-
-    async def _start(self, chains: anyio.abc.TaskGroup) -> None:
-        """Start all chains that the order gives for the problems that were read."""
-        while (start := self._order.take()) is not None:
+    async def _start(self, feed: Feed, chains: anyio.abc.TaskGroup) -> None:
+        """Start chains as the feed gives them and the row sink and the schedule admit them."""
+        while (start := await feed.next()) is not None:
             await self._recorder.room()
             member = await self._schedule.enter()
             if self._switch is not None:
                 self._switch.enter(start.order, member)
-            chains.start_soon(self._solve, start, member)
+            chains.start_soon(self._solve, start, member, feed)
 
-    async def _read(self, problems: Iterator[Problem | BadRow]) -> list[Problem | BadRow]:
-        """The next problems, an empty list at the end; read in a thread, unless time is virtual."""
-        if self._settings.virtual_time:
-            return list(islice(problems, READ_AHEAD))
-        return await anyio.to_thread.run_sync(lambda: list(islice(problems, READ_AHEAD)))
-
-    async def _solve(self, start: Start, member: Member | None) -> None:
+    async def _solve(self, start: Start, member: Member | None, feed: Feed) -> None:
         """Run one chain from its first call to its row."""
         item, sample_index = start.item, start.sample_index
         problem = Problem(row=item.row, problem_id=item.problem_id, problem="", answer=None) if isinstance(item, BadRow) else item
@@ -154,13 +134,13 @@ class Executor:
         )
         runner = ChainRunner(self._schedule, member, self._clock, record)
         try:
-            await self._run_chain(runner, start)
+            await self._run_chain(runner, start, feed)
         finally:
             self._schedule.leave(member)
             if self._switch is not None:
                 self._switch.leave(start.order)
 
-    async def _run_chain(self, runner: ChainRunner, start: Start) -> None:
+    async def _run_chain(self, runner: ChainRunner, start: Start, feed: Feed) -> None:
         """Run the chain itself; the one place where its end is recorded, whatever that is."""
         item = start.item
         try:
@@ -173,7 +153,7 @@ class Executor:
             if runner.overflow is not None and not chain.thought:
                 raise runner.overflow  # not even the problem fits
             runner.record.end(chain, chain.stop_reason or chain.default_stop_reason())
-            self._order.ended(start, chain.thought_tokens)
+            feed.ended(start, chain.thought_tokens)
         except (anyio.get_cancelled_exc_class(), RunError, MemoryError):  # none of these is the chain's own
             runner.record.end(runner.chain, "cancelled")
             raise

@@ -31,6 +31,7 @@ from pipeline.runtime.admission.admission import Admission
 from pipeline.runtime.admission.cache import CacheLimit, cache_limits
 from pipeline.runtime.chain_recorder import Clock, Progress
 from pipeline.runtime.executor import Executor, Settings
+from pipeline.runtime.feed import InputFeed
 from pipeline.runtime.inline_grader import GradingStatistics, InlineGrader, open_inline_grader
 from pipeline.runtime.lane import Lane
 from pipeline.runtime.resume_state import ResumeState
@@ -370,10 +371,11 @@ class Chains:
         settings = Settings(run_id=checked.run_id, seed=options.seed, samples=options.samples, virtual_time=checked.virtual_time)
         self.admission, resume_state = admission_of(run), run.ready.resume_state
         order = start_order(options.order, options.samples, resume_state.is_over, checked.earlier_thoughts)
+        self._feed = InputFeed(checked.problems.unchanged(), order, threads=not checked.virtual_time)
         schedule = SCHEDULES[options.schedule](options.batch_size, self.admission)
         self.control = new_control(checked.plan, options, run.engines, checked.costs)
         self.executor = Executor(
-            checked.plan, run.stages, run.engines, run.builders, schedule, rows, clock, settings, resume_state, order, self.control
+            checked.plan, run.stages, run.engines, run.builders, schedule, rows, clock, settings, resume_state, self.control
         )
         self.ended: float | None = None
         """When the last chain was over, by the run's clock; grading and writing that go on after it are no part of the run's time."""
@@ -413,7 +415,7 @@ class Chains:
         )
         try:
             with observer.watch(view):
-                await executor.run(checked.problems.unchanged())
+                await executor.run(self._feed)
         finally:
             self.ended = self._clock.now()
 
