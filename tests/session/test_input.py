@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from pipeline.data.part import ALL
 from pipeline.errors import InputError, UsageError
 from pipeline.session.options import RunOptions, resume_options
 from pipeline.session.run import Observer, SessionResult, View, run
@@ -146,7 +147,7 @@ def test_a_file_that_is_written_while_it_is_checked_is_refused(tmp_path: Path) -
     path = write_problems(tmp_path)
     open_problems(path).check()
     with pytest.raises(InputError, match="is being written; start the run when it is complete"):
-        Written(path, {}, None).check()
+        Written(path, {}, ALL).check()
 
 
 def test_a_run_that_finished_without_all_chains_goes_on(tmp_path: Path) -> None:
