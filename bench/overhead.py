@@ -31,10 +31,10 @@ from pipeline.graph.spec import Purpose
 from pipeline.reasoning.prompts import PromptBuilder
 from pipeline.runtime.admission.admission import Admission
 from pipeline.runtime.admission.cache import CacheLimit
+from pipeline.runtime.admission.feed import InputFeed
 from pipeline.runtime.admission.order import InputOrder
 from pipeline.runtime.chain_recorder import Clock
 from pipeline.runtime.executor import Executor, Settings
-from pipeline.runtime.feed import InputFeed
 from pipeline.runtime.schedule import Pipelined
 from pipeline.runtime.speculation.adaptive import Adaptive
 from pipeline.runtime.speculation.modes import CallFacts

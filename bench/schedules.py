@@ -33,10 +33,10 @@ from pipeline.engines.sim.text import sim_answer
 from pipeline.grading.grader import Grader
 from pipeline.graph.plan import Plan
 from pipeline.reasoning.prompts import PromptBuilder
+from pipeline.runtime.admission.feed import InputFeed
 from pipeline.runtime.admission.order import InputOrder
 from pipeline.runtime.chain_recorder import Clock
 from pipeline.runtime.executor import Executor, Settings
-from pipeline.runtime.feed import InputFeed
 from pipeline.runtime.inline_grader import open_inline_grader
 from pipeline.runtime.schedule import SCHEDULES, Pipelined, Schedule
 from pipeline.session.loop import in_loop

@@ -170,9 +170,8 @@ def solve(
     admission: `cache` lets the youngest chains pause where not all contexts fit into the engines' caches; `batch` lets none.
     order: which chains begin first: `input`, `longest` (of the longest problems), or `longest:RUN` (of the problems whose thoughts
         were longest in the run folder RUN); with the latter two all problems are held in memory at once.
-    samples: attempts at every problem. seed: every random number derives from it.
+    samples: attempts at every problem. seed: every random number derives from it. shard: one of 8 parts, `"0/8"`; see `pipeline merge`.
     limit: only the first problems. sample: only so many, drawn at random, the same ones whatever `seed` is; `"N:SEED"` draws others.
-    shard: of these only the problems of one shard, `"0/8"` to `"7/8"`; `pipeline merge` makes one run of all of them.
     columns: the names of columns in `problems` by ours: `{"problem": "question"}`.
     modes: a finished run with `speculate: auto`, in whose modes the steps of this one are written (`pipeline run --modes`).
     calibration: with `speculate: auto`, a file that `pipeline calibrate` wrote, with whose costs the controller begins.

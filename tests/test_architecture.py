@@ -23,7 +23,7 @@ LEVELS = [
     ["stages", "engines"],
     ["runtime", "analysis"],
     ["session", "rewards", "calibration", "report", "export", "drawing"],
-    ["sweep", "doctor"],
+    ["sweep", "doctor", "cluster"],
     ["api"],
     ["cli"],
 ]

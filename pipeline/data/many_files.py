@@ -70,16 +70,23 @@ class _Joined:
 
     def __init__(self, files: Sequence[Problems]) -> None:
         self._files = files
-        self.names: dict[str, None] = {}
-        """See `Source.names`: those of any file that was read."""
+        self._source: Source | None = None
+        """That of the file that is being read."""
+        self._read: dict[str, None] = {}
+
+    @property
+    def names(self) -> Mapping[str, None]:
+        """See `Source.names`: those of any file, as far as they were read."""
+        return self._read if self._source is None else {**self._read, **self._source.names}
 
     def records(self, wanted: tuple[str, ...] | None) -> Iterator[tuple[int, Record]]:
-        """See `Source.records`."""
+        """See `Source.records`; every file must have the columns, one of JSON lines in any of its rows."""
         before = row = 0
         for file in self._files:
-            source = file._open()  # which checks the file's columns
-            for number, record in source.records(wanted):
+            self._source = file._open()
+            for number, record in self._source.records(wanted):
                 row = before + number
                 yield row, record
-            self.names.update(source.names)
+            file._check_columns(self._source.names)
+            self._read.update(self._source.names)
             before = row

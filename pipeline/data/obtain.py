@@ -25,11 +25,15 @@ def problem_files(inputs: Sequence[str]) -> Iterator[list[Path]]:
 
     Raises `InputError` for what cannot be read, `MissingExtra` for the hub without the package that reads it.
     """
+    if list(inputs).count(STDIN) > 1:
+        raise InputError("stdin", "can be read once; name it once")
     with TemporaryDirectory(prefix="problems-") as folder:
-        yield [_file(each, Path(folder)) for each in inputs]
+        yield [_file(each, Path(folder, str(place))) for place, each in enumerate(inputs)]
 
 
 def _file(text: str, folder: Path) -> Path:
+    """The path of one input; what is no file is written into `folder`, which no other input has."""
+    folder.mkdir()
     if text == STDIN:
         return spooled(sys.stdin.buffer, folder)
     if text.startswith("hf://"):

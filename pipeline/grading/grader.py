@@ -15,7 +15,7 @@ from threading import Lock
 
 from msgspec import Struct
 
-from pipeline.grading.answers import KINDS, Kind, quick_grade
+from pipeline.grading.answers import BROKEN, KINDS, Kind, quick_grade
 from pipeline.worker_process import Program, WorkerProcess, describe
 
 LIMIT_S = 5.0
@@ -116,6 +116,8 @@ class Grader:
                     return Grade(None, self._broken)
                 try:
                     said = worker.ask(kind, answer, reference)
+                    if said.startswith(BROKEN):
+                        return Grade(None, f"the grader {kind!r} cannot be loaded: {said.removeprefix(BROKEN)}")
                     return Grade(said == "true", None if said in ("true", "false") else f"the comparison ended with {said}")
                 except TooLong:
                     return Grade(False, f"not compared within {self.limit_s:g} s of computing")

@@ -1,5 +1,5 @@
-"""The worker process of `grader`: reads `[kind, answer, reference]`, a JSON array a line, and replies `true`, `false` or
-the name of an error.
+"""The worker process of `grader`: reads `[kind, answer, reference]`, a JSON array a line, and replies `true`, `false`, the name of an
+error, or that after `BROKEN` where there is no such grader or it cannot be imported.
 
 Started as `python -m pipeline.grading.worker FD LIMIT_S MEMORY_BYTES NICE`; FD is its end of the socket. The only module that
 imports math-verify and sympy, which take half a second to load; it replies `ready` once they are loaded. It ignores interrupts, has a
@@ -16,10 +16,10 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Iterable
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
-from pipeline.grading.answers import KINDS
+from pipeline.grading.answers import BROKEN, KINDS
 from pipeline.grading.forms import Leaf, same_form
 from pipeline.grading.plugins import load_grader
 from pipeline.imports import without_collections
@@ -52,10 +52,14 @@ def serve(leaf: Leaf, limit_s: float, questions: Iterable[str], say: Callable[[s
     say("ready")
     for line in questions:
         kind, answer, reference = json.loads(line)
+        try:
+            grade = partial(same_form, leaf=leaf) if kind in KINDS else load_grader(kind)
+        except Exception as error:  # not installed here, or its import fails
+            say(f"{BROKEN}{type(error).__name__}")
+            continue
         signal.setitimer(signal.ITIMER_PROF, limit_s)  # the default action of its signal ends the process
         try:
-            same = same_form(answer, reference, leaf) if kind in KINDS else load_grader(kind)(answer, reference)
-            said = "true" if same else "false"
+            said = "true" if grade(answer, reference) else "false"
         except Exception as error:  # too deep for the parser, too large for the memory, ...
             said = type(error).__name__
         signal.setitimer(signal.ITIMER_PROF, 0)

@@ -122,12 +122,16 @@ def _decoded(raw: dict[str, Any], roles: Mapping[str, Any], roles_file: Path, ki
     with flaws.noted():
         known = {key: each for key, each in raw.items() if key != "roles"}
         spec = convert({**known, "engines": {}}, GraphSpec, path, "$")
+    whole = False
     with flaws.noted():
         prompts = _prompts(said, {}, path, "$.prompts")
         texts = _checked_prompts(prompts, path, "$.prompts")
-        stages = _with_prompts(stages, prompts, texts.thought, path, "$.stages")
+        stages, whole = _with_prompts(stages, prompts, texts.thought, path, "$.stages"), True
+    if not whole:
+        stages = _without_prompts(stages)  # what is wrong with them was noted
     with flaws.noted():
-        stages = _stages(_with_sampling(stages, raw["sampling"], kinds), kinds, path, "$.stages")
+        sampling = raw["sampling"] if isinstance(raw["sampling"], dict) else {}  # that it is none was noted with the other keys
+        stages = _stages(_with_sampling(stages, sampling, kinds), kinds, path, "$.stages")
     flaws.raise_any()
     return msgspec.structs.replace(spec, engines=engines, prompts=texts, stages=stages)
 
@@ -361,6 +365,14 @@ def _merged(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]
     """`under` with the values of `over`, mappings within them likewise."""
     nested = {key: _merged(under[key], each) for key, each in over.items() if isinstance(each, dict) and isinstance(under.get(key), dict)}
     return {**under, **over, **nested}
+
+
+def _without_prompts(stages: Mapping[str, Any]) -> dict[str, Any]:
+    """`stages` without prompts of their own."""
+    found = _copied(stages)
+    for _, stage in _every_stage(found):
+        stage.pop("prompts", None)
+    return dict(found)
 
 
 def _with_prompts(stages: Mapping[str, Any], under: Mapping[str, Any], marks: Marks, path: Path, where: str) -> dict[str, Any]:

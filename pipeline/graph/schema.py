@@ -34,8 +34,8 @@ def json_schema(file: FileName, stages: Mapping[str, type[StageSpec]], engines: 
     known = {each.__name__: each for each in _with_inner(kinds)}
     _, parts = msgspec.json.schema_components(list(known.values()), ref_template=f"{REF}{{name}}")
     parts = {name: _described(part, known.get(name)) for name, part in parts.items()}
-    parts["Prompts"]["properties"]["like"] = LIKE
     if file == "graph":
+        parts["Prompts"]["properties"]["like"] = LIKE
         parts = {name: part if name == "GraphSpec" else _with_params(part) for name, part in parts.items()}
         _allow_names(parts)
     parts["StageSpec"] = _one_of("kind", stages)

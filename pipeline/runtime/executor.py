@@ -16,12 +16,12 @@ from pipeline.reasoning.chain import Chain, chain_id
 from pipeline.reasoning.prompts import PromptBuilder, openings, role_of
 from pipeline.reasoning.translate import TokenTranslator
 from pipeline.runtime.admission.admission import Member
+from pipeline.runtime.admission.feed import Feed
 from pipeline.runtime.admission.order import Start
 from pipeline.runtime.admission.recomputed import block_tokens
 from pipeline.runtime.chain_recorder import ChainRecorder, Clock, Progress
 from pipeline.runtime.chain_runner import ChainRunner, bind
 from pipeline.runtime.dispatch import Dispatcher
-from pipeline.runtime.feed import Feed
 from pipeline.runtime.resume_state import ResumeState
 from pipeline.runtime.rows import RowSink
 from pipeline.runtime.schedule import Schedule

@@ -29,9 +29,9 @@ from pipeline.graph.spec import EngineSpec
 from pipeline.reasoning.prompts import PromptBuilder
 from pipeline.runtime.admission.admission import Admission
 from pipeline.runtime.admission.cache import CacheLimit, cache_limits
+from pipeline.runtime.admission.feed import InputFeed
 from pipeline.runtime.chain_recorder import Clock, Progress
 from pipeline.runtime.executor import Executor, Settings
-from pipeline.runtime.feed import InputFeed
 from pipeline.runtime.inline_grader import GradingStatistics, InlineGrader, open_inline_grader
 from pipeline.runtime.lane import Lane
 from pipeline.runtime.resume_state import ResumeState

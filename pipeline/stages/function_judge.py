@@ -75,17 +75,24 @@ class FunctionJudge:
         except Exception as error:
             raise JudgeFailed(f"the judge {self.spec.kind!r} raised {type(error).__name__}: {with_place(error)}") from error
         place, value = _judgement(self.spec.kind, judged, len(texts))
+        chosen = None if place is None else _first_like(chain, shown[place], distinct)
         verdict = Verdict(
             kind=self.spec.kind,
-            chosen=None if place is None else shown[place],
-            label="0" if place is None else str(place + 1),
+            chosen=chosen,
+            label="0" if chosen is None else str(distinct.index(chosen) + 1),
             value=value,
             scale=self._scale,
-            options=tuple(map(str, range(1, len(texts) + 1))),
+            options=tuple(map(str, range(1, len(distinct) + 1))),
             of_candidates=True,
             distinct=len(distinct),
         )
         return Outcome(verdict=verdict)
+
+
+def _first_like(chain: Chain, place: int, distinct: Sequence[int]) -> int:
+    """Which of the `distinct` candidates the one at `place` is."""
+    chosen = chain.candidates[place]
+    return next(each for each in distinct if (chain.candidates[each].role, chain.candidates[each].ids) == (chosen.role, chosen.ids))
 
 
 def judge(
@@ -131,6 +138,11 @@ def _spec_of(kind: str, function: JudgeFunction) -> type[StageSpec]:
         for each in inspect.signature(function).parameters.values()
         if each.kind is each.KEYWORD_ONLY
     ]
+    taken = {*FunctionJudgeSpec.__struct_fields__, "engine", "role", "kind"} & {name for name, *_ in fields}
+    if taken:
+        raise TypeError(
+            f"a judge has no key called {', '.join(sorted(taken))} of its own: every stage has it; rename that of {function.__name__}"
+        )
     made: type[StageSpec] = msgspec.defstruct(
         f"{kind.title().replace('_', '').replace('-', '')}Spec",
         fields,

@@ -92,13 +92,13 @@ class GenerateStage(EngineStage):
         thought, answer = self._split(candidate)
         if candidate.finish_reason != "interrupted":
             whole = candidate.finish_reason == "stop"
-            return Outcome(step=thought, decision="written", answer=self._within(answer), finishes=whole)
+            return Outcome(step=thought, decision="written", answer=answer, finishes=whole)
         return Outcome(step=thought, decision="interrupted", answer=answer) if thought.ids else Outcome()
 
-    def _within(self, answer: Span | None) -> Span | None:
-        """An answer without what it has beyond its tokens."""
+    def _within(self, answer: Span) -> Span:
+        """What follows a thought, without what it has beyond the tokens of an answer."""
         most = self.spec.answer_tokens
-        if answer is None or most is None or len(answer.ids) <= most:
+        if most is None or len(answer.ids) <= most:
             return answer
         return Span(self.role, answer.ids[:most], self.builder.tokenizer.decode(answer.ids[:most]))
 
@@ -115,7 +115,7 @@ class GenerateStage(EngineStage):
         closed = self.builder.tokenizer.decode(ids[:cut]).count(mark)  # the thought may spell it out before
         parts = text.split(mark)
         thought, answer = mark.join([*parts[:closed], ""]), mark.join(parts[closed:])
-        return Span(self.role, ids[:cut], thought, True), Span(self.role, ids[cut:], answer)
+        return Span(self.role, ids[:cut], thought, True), self._within(Span(self.role, ids[cut:], answer))
 
 
 KIND = StageKind(spec=GenerateSpec, build=GenerateStage)

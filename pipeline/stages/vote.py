@@ -10,7 +10,7 @@ from msgspec import Meta
 from pipeline.grading.answers import Canonical, canonical, extract_answer
 from pipeline.stages.function_judge import judge
 
-_NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?(?:/\d+)?", re.ASCII)
+_NUMBER = re.compile(r"(?:(?<![\w.)])-)?(?<![\d.])\d+(?:,\d{3}(?!\d))*(?:\.\d+)?(?:/\d+)?", re.ASCII)
 Votes = Annotated[int, Meta(ge=1, le=10_000, description="Votes that the most frequent answer needs; with fewer all are rejected.")]
 
 

@@ -5,6 +5,7 @@ import io
 import json
 import os
 import resource
+import sys
 from pathlib import Path
 
 import pyarrow as pa
@@ -13,6 +14,7 @@ import pytest
 
 from pipeline.data.many_files import files_of, open_files
 from pipeline.data.obtain import HUB, problem_files, spooled
+from pipeline.data.part import Part
 from pipeline.data.problems import Problem, open_problems
 from pipeline.errors import BadRow, InputError, PipelineError
 from tests.support.commands import pipeline
@@ -74,6 +76,21 @@ def test_a_file_without_the_column_is_refused(parts: Path) -> None:
         open_files([parts]).check()
 
 
+@pytest.mark.parametrize("limit", [None, 1])
+def test_a_misspelt_column_of_lines_of_json_is_told(tmp_path: Path, limit: int | None) -> None:
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.jsonl").write_text('{"problem": "x", "answer": "1"}\n' * 2)
+    with pytest.raises(InputError, match="no column `anwser`"):
+        open_files([tmp_path], {"answer": "anwser"}, Part(limit=limit)).check()
+
+
+def test_a_later_file_of_json_lines_must_have_the_columns_too(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"problem": "x", "gold": "1"}\n')
+    (tmp_path / "b.jsonl").write_text('{"problem": "y"}\n')
+    with pytest.raises(InputError, match=r"b\.jsonl: no column `gold`"):
+        open_files([tmp_path], {"answer": "gold"}).check()
+
+
 def test_more_files_than_a_process_may_have_open(tmp_path: Path) -> None:
     for number in range(60):
         pq.write_table(pa.table({"problem": [f"p{number}"]}), tmp_path / f"{number:02}.parquet")
@@ -124,6 +141,31 @@ def test_addresses_of_the_hub(address: str, parts: tuple[str | None, ...]) -> No
     found = HUB.fullmatch(address)
     assert found is not None
     assert found.groups() == parts
+
+
+def test_two_parts_of_a_data_set_of_the_hub_are_two_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The hub's library is stood in for, as no hub can be reached here."""
+
+    class Library:
+        @staticmethod
+        def load_dataset(name: str, config: str, split: str) -> "Library":
+            found = Library()
+            found.table = pa.table({"problem": [f"{name} {config} {split}"]})
+            return found
+
+        table: pa.Table
+
+        def to_parquet(self, path: Path) -> None:
+            pq.write_table(self.table, path)
+
+    monkeypatch.setitem(sys.modules, "datasets", Library)
+    with problem_files(["hf://a/b:main", "hf://a/b:other/train"]) as paths:
+        assert said(open_files(paths)) == [(1, "a/b main test"), (2, "a/b other train")]
+
+
+def test_stdin_can_be_named_once() -> None:
+    with pytest.raises(InputError, match="can be read once"), problem_files(["-", "x.jsonl", "-"]):
+        pass
 
 
 def test_what_is_no_address_of_the_hub() -> None:

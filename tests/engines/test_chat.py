@@ -16,7 +16,7 @@ from pipeline.graph.prompts import THINK_CLOSE
 from pipeline.session.options import RunOptions
 from pipeline.session.run import run
 from tests.support.paths import ROOT
-from tests.support.runs import write_problems
+from tests.support.runs import rows, write_problems
 
 TOKENIZER = ChatTokenizer()
 CLOSE = TOKENIZER.special_ids[THINK_CLOSE]
@@ -63,7 +63,7 @@ def test_a_choice_is_asked_for_by_name() -> None:
 
 @pytest.mark.parametrize(
     ("begun", "fields"),
-    [("First,", {}), (f"So.{THINK_CLOSE}\n\nThe answer", {}), ("", {"scored_ids": (70,)})],
+    [("First,", {}), ("", {"scored_ids": (70,)})],
 )
 def test_what_no_chat_can_carry_is_refused(begun: str, fields: dict[str, Any]) -> None:
     with pytest.raises(RequestRefused, match="chat completions alone"):
@@ -82,8 +82,11 @@ def test_control_texts_in_a_problem_stay_text() -> None:
         ("One.", "2", (CLOSE,), "One.\n</think>", CLOSE),
         ("", "It is 2.", (CLOSE,), "It is 2.\n</think>", CLOSE),
         ("", "<think>One.</think>2", (CLOSE,), "One.\n</think>", CLOSE),
+        ("", "One.\n</think>2", (CLOSE,), "One.\n</think>", CLOSE),
         ("One.", "It is 2.", (), "One.\n</think>\n\nIt is 2.", None),
-        ("", "It is 2.", (), "\n</think>\n\nIt is 2.", None),
+        ("", "One.</think>It is 2.", (), "One.\n</think>\n\nIt is 2.", None),
+        ("", "First.\nIt is 2.", (), "First.\nIt is 2.\n</think>\n\nIt is 2.", None),
+        ("", "So \\boxed{2}\nas asked.", (), "So \\boxed{2}\nas asked.\n</think>\n\nSo \\boxed{2}\nas asked.", None),
     ],
 )
 def test_replies_as_thoughts_and_responses(reasoning: str, content: str, stop_ids: tuple[int, ...], text: str, stop: int | None) -> None:
@@ -93,11 +96,42 @@ def test_replies_as_thoughts_and_responses(reasoning: str, content: str, stop_id
     assert TOKENIZER.decode(found.ids) == text
     short = request(user("x"), stop_ids=stop_ids, max_tokens=1)
     cut = candidate_of(reasoning, content, "stop", short, asked_of(short, TOKENIZER), TOKENIZER)
-    assert (len(cut.ids), cut.finish_reason, cut.stop_reason) == (1, "length", None)
+    assert (cut.ids, cut.finish_reason, cut.stop_reason) == ((CLOSE,), "stop" if stop else "length", stop)
+
+
+def test_of_a_reply_that_is_too_long_the_end_of_the_thought_is_left_out() -> None:
+    asking = request(user("x"), max_tokens=40)
+    found = candidate_of("Hm. " * 100, "It is \\boxed{42}.", "stop", asking, asked_of(asking, TOKENIZER), TOKENIZER)
+    assert (len(found.ids), found.finish_reason) == (40, "stop")
+    assert found.text.endswith("</think>\n\nIt is \\boxed{42}.")
+    finished = request(user("x"), begun=f"So.{THINK_CLOSE}\n\n", max_tokens=8)
+    answer = candidate_of("", "After long thought it is \\boxed{42}.", "stop", finished, asked_of(finished, TOKENIZER), TOKENIZER)
+    assert answer.text.endswith("\\boxed{42}.")
+    assert (len(answer.ids), answer.finish_reason) == (8, "stop")
+
+
+def test_an_answer_that_was_begun_is_asked_for_again() -> None:
+    asked = asked_of(request(user("x"), begun=f"So.{THINK_CLOSE}\n\nThe answer"), TOKENIZER)
+    assert asked.messages[1:] == (Message("assistant", "So.\n\nThe answer"), Message("user", FINAL))
+
+
+def test_a_thought_may_spell_out_the_mark_of_its_end() -> None:
+    begun = [*TOKENIZER.encode_parts(["", "Models write </think> at last."]), CLOSE]
+    asking = Request(request_id="r", prompt_ids=[*TOKENIZER.encode(TOKENIZER.render([user("x")])), *begun], max_tokens=8)
+    assert asked_of(asking, TOKENIZER).messages[1] == Message("assistant", "Models write </think> at last.")
 
 
 @pytest.mark.parametrize(
-    ("reply", "place"), [("1", 1), ("Candidate 2 is best.", 2), ("not 1 but 2", 2), ("12", None), ("none", None), ("<think>1</think>0", 0)]
+    ("reply", "place"),
+    [
+        ("1", 1),
+        ("Candidate 2 is best.", 2),
+        ("not 1 but 2", 2),
+        ("12", None),
+        ("none", None),
+        ("<think>1</think>0", 0),
+        ("Best: 2 (confidence 0.95)", 2),
+    ],
 )
 def test_options_in_replies(reply: str, place: int | None) -> None:
     assert option_in(reply, ("0", "1", "2")) == place
@@ -198,6 +232,22 @@ def test_graphs_of_whole_thoughts(served: Callable[[Answer], ChatServer], tmp_pa
     assert len({json.dumps(body) for body in server.bodies}) == calls  # one whose connection broke is sent again
     assert {role: facts["api"] for role, facts in result.run.engine_facts.items()} == dict.fromkeys(result.run.engine_facts, "chat")
     assert result.run.totals.output_tokens["target"] > 0
+
+
+@pytest.mark.slow
+def test_a_model_that_shows_no_thought_and_fills_its_context(served: Callable[[Answer], ChatServer], tmp_path: Path) -> None:
+    """The answer stands at the end of a long reply, and the server refuses more tokens than its context has room for."""
+
+    def plain(body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+        if body["max_tokens"] + 20 > 8192:
+            return 400, {"error": {"message": "This model's maximum context length is 8192 tokens."}}
+        return reply("A step of this thought. " * 300 + "\nSo it is \\boxed{42}.")
+
+    engines = tmp_path / "engines.yaml"
+    engines.write_text(f"target: {{backend: chat, model: wise, base_url: '{served(plain).url}', max_model_len: 8192}}\n")
+    result = run(options(tmp_path, "target", engines))
+    assert (result.exit_code, result.done) == (0, 4), result.error
+    assert {row["answer"] for row in rows(result, "chains")} == {"42"}
 
 
 @pytest.mark.parametrize("graph", ["speccot", "specreason", "likelihood"])

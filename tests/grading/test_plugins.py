@@ -61,5 +61,24 @@ def test_it_grades(installed: None) -> None:
         assert grader.grade("math", "1/2", "0.5").correct is True
 
 
-def test_without_the_package_its_name_is_math() -> None:
-    assert as_kind("bag") == "math"
+@pytest.mark.slow
+def test_without_the_package_nothing_is_graded() -> None:
+    with Grader() as grader:
+        found = grader.grade(as_kind("bag"), "a", "a")
+    assert (found.correct, found.why) == (None, "the grader 'bag' cannot be loaded: KeyError")
+
+
+@pytest.mark.slow
+def test_a_slow_import_is_no_slow_comparison(installed: None, tmp_path: Path) -> None:
+    slow = "import time\nend = time.process_time() + 0.6\nwhile time.process_time() < end: pass\n"
+    (tmp_path / "bag.py").write_text(slow + MODULE)
+    with Grader(limit_s=0.3) as grader:
+        assert grader.grade("bag", "b a", "a b").correct is True
+
+
+@pytest.mark.slow
+def test_a_grader_that_cannot_be_imported_grades_nothing(installed: None, tmp_path: Path) -> None:
+    (tmp_path / "bag.py").write_text("import nowhere_to_be_found\n")
+    with Grader() as grader:
+        found = grader.grade("bag", "b a", "a b")
+    assert (found.correct, found.why) == (None, "the grader 'bag' cannot be loaded: ModuleNotFoundError")

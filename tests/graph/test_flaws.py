@@ -58,6 +58,26 @@ def test_keys_and_values_of_all_stages_at_once(tmp_path: Path) -> None:
     assert found[2].endswith("unknown kind `chose`; did you mean `choose`?")
 
 
+@pytest.mark.parametrize("sampling", ["0.7", "greedy", "[1]"])
+def test_sampling_that_is_no_mapping(tmp_path: Path, sampling: str) -> None:
+    stage = "{kind: generate, engine: target, unit: response, max_tokens: 64}"
+    [found] = flaws(f"name: odd\nengines: engines.yaml\nsampling: {sampling}\nstages:\n  response: {stage}\n", tmp_path)
+    assert found.startswith("line 3: $.sampling: expected")
+
+
+def test_prompts_of_a_stage_are_not_blamed_for_those_of_the_graph(tmp_path: Path) -> None:
+    text = """\
+name: odd
+engines: engines.yaml
+prompts: {systm: x}
+stages:
+  response: {kind: generate, engine: target, unit: response, max_tokens: 64, prompts: specreason}
+"""
+    [found] = flaws(text, tmp_path)
+    assert "$.prompts" in found
+    assert "systm" in found
+
+
 def test_rules_of_all_stages_at_once(tmp_path: Path) -> None:
     text = """\
 name: odd

@@ -16,11 +16,11 @@ from pipeline.engine import Candidate, Completion, Engine, EngineStatistics, Req
 from pipeline.engines.registry import open_engines
 from pipeline.errors import EngineDead, EngineUnavailable
 from pipeline.reasoning.prompts import PromptBuilder
+from pipeline.runtime.admission.feed import InputFeed
 from pipeline.runtime.admission.order import InputOrder
 from pipeline.runtime.backoff import LONGEST_BACKOFF_S, backoff_s
 from pipeline.runtime.chain_recorder import Clock
 from pipeline.runtime.executor import Executor, Settings
-from pipeline.runtime.feed import InputFeed
 from pipeline.runtime.schedule import SCHEDULES
 from pipeline.session.preflight import load_plan
 from pipeline.stages.build import build_stages

@@ -124,10 +124,10 @@ def test_a_plugin_that_cannot_be_loaded_breaks_nothing_else(installed: Any) -> N
 
 @pytest.mark.parametrize("returned", [True, 3, -1, "0", (0, "x"), (0, float("nan")), 0.5], ids=str)
 def test_what_is_no_judgement_is_refused(returned: Any) -> None:
-    from pipeline.stages.function_judge import _judgement
+    from pipeline.stages.function_judge import JudgeFailed, _judgement
 
-    with pytest.raises((TypeError, ValueError)):
-        _judgement(returned, 3)
+    with pytest.raises(JudgeFailed, match="the judge 'mine' returned"):
+        _judgement("mine", returned, 3)
 
 
 def test_a_function_with_other_arguments_is_no_judge() -> None:
@@ -136,6 +136,14 @@ def test_a_function_with_other_arguments_is_no_judge() -> None:
 
     with pytest.raises(TypeError, match=r"takes .problem, thought, candidates."):
         judge("two")(two)
+
+
+@pytest.mark.parametrize("key", ["prompts", "after", "engine", "kind"])
+def test_a_key_that_every_stage_has_is_refused(key: str) -> None:
+    space: dict[str, Any] = {}
+    exec(f"def mine(problem, thought, candidates, *, {key}=1): return 0", space)
+    with pytest.raises(TypeError, match=f"has no key called {key} of its own"):
+        judge("mine")(space["mine"])
 
 
 def test_bounds_of_its_keys() -> None:
@@ -153,6 +161,10 @@ VOTES = [
     (["\\boxed{4}", "\\boxed{3}"], 1, 0, 1 / 2),
     (["\\boxed{4}", "\\boxed{3}"], 2, None, 1 / 2),
     (["nothing", "none"], 1, None, 0.0),
+    (["the total is 12, which is even", "the total is 12.", "7", "7"], 1, 0, 1 / 2),
+    (["1,200 in all, as asked", "1200", "7"], 1, 0, 2 / 3),
+    (["3-5", "5", "-5"], 1, 0, 2 / 3),
+    (["x=-5", "it is -5", "5"], 1, 0, 2 / 3),
 ]
 
 

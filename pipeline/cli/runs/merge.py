@@ -5,7 +5,7 @@ from pathlib import Path
 import click
 
 from pipeline.cli.main import print_line
-from pipeline.session.merge import merge as merged
+from pipeline.cluster.merge import merge as merged
 
 
 @click.command()

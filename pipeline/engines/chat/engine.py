@@ -39,6 +39,8 @@ from pipeline.tasks import gather
 
 MOST_BYTES = 1 << 26
 """Most bytes of a reply."""
+TEMPLATE_TOKENS = 32
+"""Tokens of a prompt that are left for what the server's chat template adds to the messages."""
 SEEDS = 1 << 31
 NEVER = -1e9
 """The log probability of an option that a reply does not name."""
@@ -145,7 +147,8 @@ class ChatEngine:
 
     def _body(self, request: Request, asked: Asked, index: int) -> dict[str, Any]:
         spec = self._spec
-        most = spec.verdict_tokens if asked.options else request.max_tokens
+        most = request.max_tokens if asked.thinks else spec.thinking_tokens + (0 if asked.options else request.max_tokens)
+        most = max(1, min(most, self.max_model_len - len(request.prompt_ids) - TEMPLATE_TOKENS))
         body: dict[str, Any] = {"model": spec.model, "messages": msgspec.to_builtins(asked.messages), spec.max_tokens_key: most}
         if spec.send_sampling:
             body |= {"temperature": request.temperature, "top_p": request.top_p}

@@ -47,9 +47,7 @@ class ChatTokenizer(SimTokenizer):
 
 def asked_of(request: Request, tokenizer: ChatTokenizer) -> Asked:
     """The chat that `request` asks for; raises `RequestRefused` for one that no chat can carry."""
-    turns = _turns(request.prompt_ids, tokenizer)
-    *said, (_, last) = turns
-    thinking = last.removeprefix(THINK_OPEN)
+    *said, last = _turns(request.prompt_ids, tokenizer)
     if request.scored_ids:
         raise RequestRefused("a server with chat completions alone gives no log probabilities of a prompt")
     if request.option_ids:
@@ -57,32 +55,39 @@ def asked_of(request: Request, tokenizer: ChatTokenizer) -> Asked:
         question = _message(said[-1], len(said) - 1, said)
         asked = Message("user", question.content + ONLY.format(options=", ".join(options)))
         return Asked((*_messages(said[:-1]), asked), thinks=False, options=options)
-    if THINK_CLOSE in thinking:
-        thought, _, begun = thinking.partition(THINK_CLOSE)
-        if begun.strip():
-            raise RequestRefused("a server with chat completions alone cannot write on in an answer that was begun")
-        return Asked((*_messages(said), Message("assistant", thought.strip()), Message("user", FINAL)), thinks=False)
-    if thinking.strip():
+    if last.closed:
+        thought = f"{last.thought.strip()}\n\n{last.answer.strip()}".strip()
+        return Asked((*_messages(said), Message("assistant", thought), Message("user", FINAL)), thinks=False)
+    if last.thought.strip():
         raise RequestRefused("a server with chat completions alone cannot write on in a thought that was begun")
     return Asked(_messages(said), thinks=True)
 
 
 def candidate_of(reasoning: str, content: str, finish: FinishReason, request: Request, asked: Asked, tokenizer: ChatTokenizer) -> Candidate:
-    """The candidate that a reply is: its thought, closed by the mark of a thought, and what follows it."""
-    if not reasoning and content.lstrip().startswith(THINK_OPEN):
-        reasoning, _, content = content.lstrip().removeprefix(THINK_OPEN).partition(THINK_CLOSE)
+    """The candidate that a reply is: its thought, closed by the mark of a thought, and what follows it.
+
+    Of a model that shows no thought the whole reply is the thought, and its conclusion the answer. Tokens are counted otherwise than the
+    server's, so that a whole reply may be too long: then the end of its thought is left out, and the beginning of an answer.
+    """
+    if not reasoning:
+        begun, closed, after = content.lstrip().removeprefix(THINK_OPEN).partition(THINK_CLOSE)
+        if closed or content.lstrip().startswith(THINK_OPEN):
+            reasoning, content = begun, after
     close = tokenizer.special_ids[THINK_CLOSE]
+    stop = close if asked.thinks and close in request.stop_ids else None
     if not asked.thinks:
-        ids, stop = tokenizer.encode_parts(["", content.strip()]), None
-    elif close in request.stop_ids:  # a thought alone; of a model that shows none the whole reply is one
-        ids = [*tokenizer.encode_parts(["", (reasoning or content).strip("\n") + "\n"]), close]
-        stop = close
+        thought, answer = [], tokenizer.encode_parts(["", content.strip()])
     else:
-        ids = [*tokenizer.encode_parts(["", reasoning.strip("\n") + "\n"]), close, *tokenizer.encode_parts(["", f"\n\n{content.strip()}"])]
-        stop = None
-    kept = tuple(ids[: request.max_tokens])
-    if len(kept) < len(ids):
-        finish = "length"
+        thought = tokenizer.encode_parts(["", (reasoning or content).strip("\n") + "\n"])
+        concluded = content if reasoning else conclusion(content)
+        answer = [close, *([] if stop else tokenizer.encode_parts(["", f"\n\n{concluded.strip()}"]))]
+    if finish == "stop":
+        thought = thought[: max(0, request.max_tokens - len(answer))]
+        cut = len(thought) + len(answer) - request.max_tokens
+        kept = (*thought, *(answer[cut:] if cut > 0 and not asked.thinks else answer))[: request.max_tokens]
+        finish = "length" if cut > 0 and asked.thinks else "stop"
+    else:
+        kept = (*thought, *answer)[: request.max_tokens]
     return Candidate(
         ids=kept,
         text=tokenizer.decode(kept),
@@ -92,15 +97,34 @@ def candidate_of(reasoning: str, content: str, finish: FinishReason, request: Re
     )
 
 
+def conclusion(content: str) -> str:
+    """The end of a reply that is no more than its answer: from the last line with a box on, or the last line."""
+    lines = content.strip().splitlines() or [""]
+    boxed = [place for place, line in enumerate(lines) if "\\boxed" in line]
+    return "\n".join(lines[boxed[-1] if boxed else -1 :])
+
+
 def option_in(content: str, options: Sequence[str]) -> int | None:
     """Which of the options a reply names: the last one that stands by itself in its text; None where there is none."""
     plain = content.rpartition(THINK_CLOSE)[2]
-    found = re.findall("|".join(rf"(?<!\w){re.escape(option.strip())}(?!\w)" for option in options), plain)
+    found = re.findall("|".join(rf"(?<![\w.]){re.escape(option.strip())}(?!\w|\.\d)" for option in options), plain)
     return [option.strip() for option in options].index(found[-1]) if found else None
 
 
-def _turns(ids: Sequence[int], tokenizer: ChatTokenizer) -> list[tuple[str, str]]:
-    """The turns of a prompt as mark and text; the last one is what the assistant has begun."""
+class Turn(NamedTuple):
+    """One turn of a prompt, of the user or of the assistant (`mark`)."""
+
+    mark: str
+    thought: str
+    """All of its text, up to the mark that closes a thought."""
+    closed: bool
+    """Whether there is such a mark; a text that only spells it out is none."""
+    answer: str
+    """The text after it."""
+
+
+def _turns(ids: Sequence[int], tokenizer: ChatTokenizer) -> list[Turn]:
+    """The turns of a prompt; the last one is what the assistant has begun."""
     marks = {tokenizer.special_ids[mark]: mark for mark in (USER, ASSISTANT)}
     end = tokenizer.special_ids[END]
     turns: list[tuple[str, list[int]]] = []
@@ -109,17 +133,23 @@ def _turns(ids: Sequence[int], tokenizer: ChatTokenizer) -> list[tuple[str, str]
             turns.append((marks[id_], []))
         elif turns and id_ != end:
             turns[-1][1].append(id_)
-    return [(mark, tokenizer.decode(text)) for mark, text in turns]
+    return [_turn(mark, text, tokenizer) for mark, text in turns]
 
 
-def _messages(turns: Sequence[tuple[str, str]]) -> tuple[Message, ...]:
+def _turn(mark: str, ids: list[int], tokenizer: ChatTokenizer) -> Turn:
+    close = tokenizer.special_ids[THINK_CLOSE]
+    closed = mark == ASSISTANT and close in ids
+    cut = ids.index(close) if closed else len(ids)
+    thought = tokenizer.decode(ids[:cut])
+    return Turn(mark, thought.removeprefix(THINK_OPEN) if mark == ASSISTANT else thought, closed, tokenizer.decode(ids[cut + 1 :]))
+
+
+def _messages(turns: Sequence[Turn]) -> tuple[Message, ...]:
     return tuple(_message(turn, place, turns) for place, turn in enumerate(turns))
 
 
-def _message(turn: tuple[str, str], place: int, turns: Sequence[tuple[str, str]]) -> Message:
-    mark, text = turn
-    if mark == ASSISTANT:
-        thought, closed, answer = text.removeprefix(THINK_OPEN).partition(THINK_CLOSE)
-        return Message("assistant", f"{thought.strip()}\n\n{answer.strip()}".strip() if closed else thought.strip())
-    system = place == 0 and len(turns) > 1 and turns[1][0] == USER
-    return Message("system" if system else "user", text)
+def _message(turn: Turn, place: int, turns: Sequence[Turn]) -> Message:
+    if turn.mark == ASSISTANT:
+        return Message("assistant", f"{turn.thought.strip()}\n\n{turn.answer.strip()}".strip())
+    system = place == 0 and len(turns) > 1 and turns[1].mark == USER
+    return Message("system" if system else "user", turn.thought)

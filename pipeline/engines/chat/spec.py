@@ -27,8 +27,8 @@ class ChatSpec(EngineSpec, frozen=True, kw_only=True, tag="chat"):
     """How the server calls the limit of a reply's tokens; some want `max_completion_tokens`."""
     send_sampling: bool = True
     """Send `temperature`, `top_p` and `seed`; some models take none of them."""
-    verdict_tokens: Tokens = 2048
-    """Most tokens of a reply that names an option: a reasoning model thinks before it says one."""
+    thinking_tokens: Tokens = 2048
+    """Most tokens that a reply may have before it names an option or gives a final answer: a reasoning model thinks before each."""
     max_retries: Annotated[int, Meta(ge=0, le=100)] = 8
     """See `EngineSpec.max_retries`; servers are often unavailable for a moment, and a verdict without an option is asked for again."""
     startup_timeout_s: PositiveSeconds = 600.0
