@@ -8,6 +8,8 @@ mathematical equivalence. No expression is evaluated here, nothing here raises, 
 import re
 from fractions import Fraction
 
+from pipeline.grading.plugins import grader_names
+
 Kind = str
 """How a problem's answers are graded: one of `KINDS`, or the name of an announced grader (`grading.plugins`)."""
 BROKEN = "cannot load: "
@@ -79,8 +81,13 @@ def canonical(text: str) -> Canonical:
 
 
 def as_kind(name: str | None) -> Kind:
-    """The kind of grading called `name`, which may be that of a grader that is not installed here; `math` where it is None."""
-    return name or "math"
+    """The kind of grading called `name`; `math` where `name` is None or no kind is called so."""
+    return name if name is not None and is_kind(name) else "math"
+
+
+def is_kind(name: str) -> bool:
+    """Whether answers can be graded in this way here: it is a kind of ours, or an installed package announces it."""
+    return name in KINDS or name in grader_names()
 
 
 def quick_grade(kind: Kind, answer: str, reference: str) -> bool | None:

@@ -16,7 +16,7 @@ from msgspec import Struct
 
 from pipeline.analysis.summary import summarize
 from pipeline.errors import InputError, RunError
-from pipeline.grading.answers import as_kind
+from pipeline.grading.answers import as_kind, is_kind
 from pipeline.grading.grader import LIMIT_S, Grade, Grader
 from pipeline.trace.events import UNFINISHED, counted
 from pipeline.trace.folder import hold
@@ -27,6 +27,8 @@ from pipeline.trace.store import recover
 
 NEEDED = ("chain_id", "answer", "reference_answer", "correct", "stop_reason")
 """Columns of `chains` that grading reads."""
+MOST_NAME = 60
+"""Characters of the name of a grader that are shown."""
 LATER = ("grader", "grading_error")
 """Columns that run folders of earlier versions lack; there they are not written either."""
 
@@ -113,12 +115,21 @@ class Tally:
         """Grade `rows`; for each of them the columns that change, with their new values."""
         if rows and (missing := set(NEEDED) - rows[0].keys()):
             raise InputError(str(self._run / "chains"), f"has no column {', '.join(f'`{name}`' for name in sorted(missing))}")
+        self._check_graders(rows)
         questions = [_question(row) for row in rows]
         asked = list(dict.fromkeys(question for question in questions if question is not None))
         grades = dict(zip(asked, self._threads.map(lambda question: self._grader.grade(*question), asked), strict=True))
         if broken := next((grade.why for grade in grades.values() if grade.correct is None), None):
             raise RunError(f"{self._run}: cannot be graded: {broken}; the grades that it has stay")
         return [self._note(row, question and grades[question]) for row, question in zip(rows, questions, strict=True)]
+
+    def _check_graders(self, rows: Sequence[Row]) -> None:
+        """Raise `InputError` where a grader is not installed whose grades would be replaced by those of another one."""
+        for row in rows:
+            name = row.get("grader")
+            if name is not None and not is_kind(name) and row["correct"] is not None:
+                what = f"was graded by {name[:MOST_NAME]!r}, which is not installed here; install the package that announces it"
+                raise InputError(f"{self._run / 'chains'}, chain {row['chain_id']!r}", what)
 
     def _note(self, row: Row, grade: Grade | None) -> Mapping[str, Any]:
         grade = grade or (Grade(False) if _can_be_graded(row) else Grade(None))

@@ -120,8 +120,8 @@ def test_what_is_decided_without_a_worker(kind: Kind, answer: str, reference: st
     assert quick_grade(kind, answer, reference) is grade
 
 
-def test_without_a_kind_it_is_mathematics() -> None:
-    assert [as_kind(name) for name in ("letter", "numeric", "math", "bag", None)] == ["letter", "numeric", "math", "bag", "math"]
+def test_an_unknown_kind_is_mathematics() -> None:
+    assert [as_kind(name) for name in ("letter", "numeric", "math", "maths", None)] == ["letter", "numeric", "math", "math", "math"]
 
 
 @settings(max_examples=30, deadline=None)

@@ -64,7 +64,7 @@ def test_it_grades(installed: None) -> None:
 @pytest.mark.slow
 def test_without_the_package_nothing_is_graded() -> None:
     with Grader() as grader:
-        found = grader.grade(as_kind("bag"), "a", "a")
+        found = grader.grade("bag", "a", "a")
     assert (found.correct, found.why) == (None, "the grader 'bag' cannot be loaded: KeyError")
 
 

@@ -18,9 +18,10 @@ from pipeline.analysis.summary_tables import facts
 from pipeline.errors import InputError, RunError, RunFolderError
 from pipeline.session.regrade import Change, regrade
 from pipeline.trace.events import ChainRow
+from pipeline.trace.rewrite import rewrite
 from pipeline.trace.store import TraceStore
 from tests.support.patience import HANGS_S
-from tests.support.runs import solve
+from tests.support.runs import rows, solve
 
 Blank = Callable[..., Any]
 ROOT = Path(__file__).parent.parent.parent
@@ -205,3 +206,12 @@ def test_a_grader_that_cannot_start_is_said_and_grading_is_made_up_for(tmp_path:
     accuracy = dict(facts(summary, simulated=True, answers=None).rows)["accuracy"]
     assert accuracy == f"not graded, which `pipeline grade` can do later: 3 not compared to the end: {why}"
     assert (regrade(run).graded, summarize(run).grading_errors) == (3, {})
+
+
+def test_grades_of_a_grader_that_is_not_installed_are_kept(tmp_path: Path) -> None:
+    result = solve(tmp_path)
+    rewrite(tmp_path / "run", "chains", ["grader"], lambda rows: [{"grader": "sql"}] * len(rows))
+    before = rows(result, "chains")
+    with pytest.raises(InputError, match="was graded by 'sql', which is not installed here"):
+        regrade(tmp_path / "run")
+    assert rows(result, "chains") == before
