@@ -36,7 +36,7 @@ def chain(blank: Blank, number: int, answer: str | None, reference: str | None, 
 def run(tmp_path: Path, blank: Blank) -> Path:
     """Two parts: in the first one all verdicts are right, in the second one three are not."""
     folder = tmp_path / "a-run"
-    for rows in (
+    for part in (
         [chain(blank, 1, "5", "5", True), chain(blank, 2, "6", "5", False), chain(blank, 3, None, "5", None, stop_reason="cancelled")],
         [
             chain(blank, 4, "1/2", "0.5", False),
@@ -47,7 +47,7 @@ def run(tmp_path: Path, blank: Blank) -> Path:
         ],
     ):
         store = TraceStore(folder)
-        store.append("chains", rows)
+        store.append("chains", part)
         store.close()
     (folder / "run.json").write_text(json.dumps({"status": "finished", "totals": {"graded": 5, "correct": 2, "steps": 7}}))
     return folder
