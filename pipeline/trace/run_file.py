@@ -106,6 +106,23 @@ class Totals(Struct, frozen=True, kw_only=True):
         return self.chains_done + self.chains_failed + self.chains_cancelled
 
 
+class Replica(Struct, frozen=True, kw_only=True):
+    """One replica of a session on a cluster: a set of open engines, on one node at a time, that is handed chains."""
+
+    node: str | None = None
+    """The cluster's id of the node that it was on last; null where it never started."""
+    address: str | None = None
+    """The network address of that node."""
+    starts: Count = 0
+    """How often its engines were started."""
+    losses: list[str] = []
+    """Why it was lost, a sentence for each time."""
+    given_up: bool = False
+    """Whether it was not started again, because it was lost again and again."""
+    chains: Count = 0
+    """Chains that ended on it."""
+
+
 class Session(Struct, frozen=True, kw_only=True):
     """One process that worked on the run: the one that started it, or one that resumed it."""
 
@@ -122,7 +139,9 @@ class Session(Struct, frozen=True, kw_only=True):
     command: list[str] = []
     versions: dict[str, str] = {}
     engine_statistics: dict[str, EngineStatistics] = {}
-    """Each engine's own totals at the end of the session, by role."""
+    """Each engine's own totals at the end of the session, by role; on a cluster those of all replicas together."""
+    replicas: list[Replica] = []
+    """The replicas by their numbers; empty where the process itself had the engines."""
 
 
 class ModeChange(Struct, frozen=True, kw_only=True):
