@@ -27,7 +27,7 @@ from tables import grid, origin
 from pipeline.analysis.points import Point, read_points
 from pipeline.engines.sim.text import sim_answer
 from pipeline.report.figures.style import SERIES, axes, layout
-from pipeline.session.run import Observer
+from pipeline.session.observer import Observer
 from pipeline.sweep.plan import SweepOptions
 from pipeline.sweep.sweep import sweep
 

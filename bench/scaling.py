@@ -24,7 +24,7 @@ from pipeline.analysis.points import Point, crossing, curves, read_points
 from pipeline.analysis.sweep_tables import crossings, sweep_tables
 from pipeline.engines.sim.text import sim_answer
 from pipeline.report.figures.runs import over_target, throughput
-from pipeline.session.run import Observer
+from pipeline.session.observer import Observer
 from pipeline.sweep.plan import SweepOptions
 from pipeline.sweep.sweep import sweep
 

@@ -37,10 +37,13 @@ from pipeline.runtime.rows import RowSink
 from pipeline.runtime.schedule import ScheduleName
 from pipeline.session.background import Background, TaskRun, ThreadRun
 from pipeline.session.claim import claimed
+from pipeline.session.execute import SessionResult
 from pipeline.session.loop import on_asyncio, time_is_virtual
+from pipeline.session.observer import Observer
 from pipeline.session.options import RunOptions
 from pipeline.session.preflight import Preflight, compiled, notices, preflight
-from pipeline.session.run import Observer, Ready, SessionResult, nothing_to_do, solve_on, take_up
+from pipeline.session.ready import Ready, take_up
+from pipeline.session.run import nothing_to_do, solve_on
 from pipeline.session.run import solve as open_and_solve
 from pipeline.session.stop import Stop
 from pipeline.session.stream import ChainStream

@@ -43,7 +43,7 @@ DOORS = {
     "math_verify": ["grading/worker"],
     "latex2sympy2_extended": ["grading/worker"],
     "sympy": ["grading/worker"],
-    "pyarrow": ["trace/", "data/", "session/resume", "session/modes", "analysis/", "report/", "export/", "api"],
+    "pyarrow": ["trace/", "data/", "session/resume", "session/checks/modes", "analysis/", "report/", "export/", "api"],
     "datasets": ["data/prepare"],
     "prometheus_client": ["cli/metrics"],
     "pynvml": ["machine"],

@@ -18,7 +18,7 @@ from rich.text import Text
 from pipeline.cli.terminal.console import PlainConsole
 from pipeline.cli.terminal.notices import log, options, print_notice
 from pipeline.cli.terminal.rates import RecentRates
-from pipeline.session.run import View
+from pipeline.session.observer import View
 
 PANEL_PER_SECOND = 2
 """How often the panel is drawn."""

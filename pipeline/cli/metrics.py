@@ -13,7 +13,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from pipeline.errors import UsageError, reason
-from pipeline.session.run import Observer, View
+from pipeline.session.observer import Observer, View
 
 
 class RunMetrics(Collector):

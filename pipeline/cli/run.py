@@ -31,11 +31,12 @@ from pipeline.errors import MissingExtra
 from pipeline.graph.loader import PRESET, load_preset
 from pipeline.runtime.admission.admission import AdmissionName
 from pipeline.runtime.schedule import SCHEDULES
+from pipeline.session.checks.replay import shortfall
+from pipeline.session.execute import SessionResult
 from pipeline.session.loop import rare_collection
+from pipeline.session.observer import Observer
 from pipeline.session.options import RunOptions, resume_options
-from pipeline.session.replay import shortfall
 from pipeline.session.resume import MAY_DRIFT
-from pipeline.session.run import Observer, SessionResult
 from pipeline.session.run import run as start
 
 Address = tuple[str, int] | None

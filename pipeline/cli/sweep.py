@@ -33,7 +33,7 @@ from pipeline.report.extra import load
 from pipeline.runtime.admission.admission import AdmissionName
 from pipeline.runtime.schedule import ScheduleName
 from pipeline.session.loop import rare_collection
-from pipeline.session.run import Observer
+from pipeline.session.observer import Observer
 from pipeline.sweep.plan import SweepOptions
 from pipeline.sweep.sweep import sweep as start
 

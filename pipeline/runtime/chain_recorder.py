@@ -140,6 +140,8 @@ class ChainRecorder:
         self._round = RoundTotals()
         self.called: Callable[[Attempt, Completion, float], None] | None = None
         """Is told of every call that is answered, with the time of its end; None: nobody is."""
+        self.released = False
+        """Whether the chain goes on elsewhere, so that nothing is recorded of its end."""
         progress.live += 1
         progress.oldest[self._chain_id] = self._started
 
@@ -216,6 +218,10 @@ class ChainRecorder:
     def end(self, chain: Chain | None, stop_reason: str, error: Exception | None = None, stage: str | None = None) -> None:
         """Record the end of the chain: finished, failed with `error` in `stage`, or cancelled. `chain` is None if it never began."""
         now, progress = self._clock.now(), self._progress
+        progress.live -= 1
+        progress.oldest.pop(self._chain_id, None)
+        if self.released and stop_reason == "cancelled":
+            return
         finished = chain is not None and error is None and stop_reason != "cancelled"
         answer = chain.boxed_answer() if chain and finished else None
         problem = self._problem
@@ -255,8 +261,6 @@ class ChainRecorder:
                 expected_length=self._expected_length,
             )
         )
-        progress.live -= 1
-        progress.oldest.pop(self._chain_id, None)
         if error is not None:
             progress.failed += 1
             progress.errors[type(error).__name__, stage or NO_STAGE] += 1

@@ -77,6 +77,7 @@ class Executor:
         self._translator = TokenTranslator(tokenizers, plan.prompts.thought)
         self._schedule, self._recorder, self._clock = schedule, recorder, clock
         self._feeding = anyio.CancelScope()
+        self._live: dict[str, tuple[anyio.CancelScope, ChainRecorder]] = {}
         self.exhausted = False
         """Whether every chain of the feed was started."""
 
@@ -90,6 +91,19 @@ class Executor:
         """Start no more chains; the live ones go on to their ends, and then `run` returns."""
         self._feeding.cancel()
 
+    def release(self, chain_id: str) -> None:
+        """Stop this chain, unless it is over already, so that it can go on elsewhere: its row is not written."""
+        if (found := self._live.get(chain_id)) is not None:
+            scope, record = found
+            record.released = True
+            scope.cancel()
+
+    def no_more(self) -> None:
+        """Expect no more chains: all that are left live. May be called before the feed ends, and more than once."""
+        self._schedule.exhausted()
+        if self._switch is not None:
+            self._switch.exhausted()
+
     async def run(self, feed: Feed) -> None:
         """Run all chains of `feed`. Raises `RunError` when an engine is dead or rows cannot be kept."""
         with unwrapped(RunError):
@@ -102,9 +116,7 @@ class Executor:
                     with self._feeding:
                         await self._start(feed, chains)
                         self.exhausted = True
-                    self._schedule.exhausted()
-                    if self._switch is not None:
-                        self._switch.exhausted()
+                    self.no_more()
                 watchers.cancel_scope.cancel()
 
     async def _start(self, feed: Feed, chains: anyio.abc.TaskGroup) -> None:
@@ -120,7 +132,8 @@ class Executor:
         """Run one chain from its first call to its row."""
         item, sample_index = start.item, start.sample_index
         problem = Problem(row=item.row, problem_id=item.problem_id, problem="", answer=None) if isinstance(item, BadRow) else item
-        resumed = self._resume_state.chain(chain_id(problem.problem_id, sample_index))
+        name = chain_id(problem.problem_id, sample_index)
+        resumed = self._resume_state.chain(name)
         record = ChainRecorder(
             self._settings.run_id,
             self._recorder,
@@ -134,8 +147,11 @@ class Executor:
         )
         runner = ChainRunner(self._schedule, member, self._clock, record)
         try:
-            await self._run_chain(runner, start, feed)
+            with anyio.CancelScope() as scope:
+                self._live[name] = scope, record
+                await self._run_chain(runner, start, feed)
         finally:
+            del self._live[name]
             self._schedule.leave(member)
             if self._switch is not None:
                 self._switch.leave(start.order)

@@ -9,8 +9,8 @@ import anyio
 import anyio.to_thread
 from anyio.from_thread import BlockingPortal
 
+from pipeline.session.execute import SessionResult
 from pipeline.session.loop import in_loop, spawn
-from pipeline.session.run import SessionResult
 from pipeline.session.stop import Stop
 
 Main = Callable[[Stop], Coroutine[Any, Any, SessionResult]]

@@ -13,7 +13,7 @@ from pipeline.errors import InputError, UsageError, boundary
 from pipeline.graph.loader import anywhere
 from pipeline.runtime.admission.admission import AdmissionName
 from pipeline.runtime.schedule import ScheduleName
-from pipeline.session.order import LONGEST, earlier_run
+from pipeline.session.checks.order import LONGEST, earlier_run
 from pipeline.session.resume import MAY_DRIFT
 from pipeline.text import storable
 from pipeline.trace.run_file import RunFile
@@ -57,6 +57,10 @@ class RunOptions(Struct, frozen=True, kw_only=True):
     calibration: Path | None = None
     """With `speculate: auto`: an engines file of simulated engines, as `pipeline calibrate` writes it, with whose costs the controller
     begins; what it observes replaces them."""
+    cluster: str | None = None
+    """Solve on the replicas of a cluster: `ray`, or `ray://HOST:PORT`; None: on engines of this process."""
+    replicas: Annotated[int, Meta(ge=1, le=10_000)] = 1
+    """How many sets of engines the cluster starts, each with chains up to `batch_size` of its own."""
     output: Path | None = None
     """The run folder; by default `runs/GRAPH-TIME`."""
     keep_input: bool = True

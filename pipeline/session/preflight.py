@@ -17,16 +17,27 @@ from pipeline.graph.plan import Plan
 from pipeline.graph.plugins import broken_plugins, engine_specs, stage_specs
 from pipeline.graph.spec import GraphSpec
 from pipeline.runtime.speculation.cost_model import CostModel
+from pipeline.session.checks.modes import calibrated_costs, check_modes
+from pipeline.session.checks.order import Thoughts, earlier_thoughts
+from pipeline.session.checks.replay import announcements, check_replay, resolved
+from pipeline.session.checks.thought_room import room_notices, with_thoughts
 from pipeline.session.claim import Claim
-from pipeline.session.modes import calibrated_costs, check_modes
 from pipeline.session.options import RunOptions, recorded_options
-from pipeline.session.order import Thoughts, earlier_thoughts
-from pipeline.session.replay import announcements, check_replay, resolved
 from pipeline.session.resume import check_drift
-from pipeline.session.thought_room import room_notices, with_thoughts
 from pipeline.text import storable
 from pipeline.trace.checking.inventory import check_files
 from pipeline.trace.run_file import RunFile, RunInput, host, versions
+
+
+class RunSettings(Struct, frozen=True, kw_only=True):
+    """What has to be known of a checked run wherever its chains are solved."""
+
+    plan: Plan
+    options: RunOptions
+    run_id: str
+    virtual_time: bool
+    costs: CostModel | None = None
+    """See `Preflight.costs`."""
 
 
 class Preflight(Struct, frozen=True, kw_only=True):
@@ -58,6 +69,11 @@ class Preflight(Struct, frozen=True, kw_only=True):
     def run_id(self) -> str:
         """The name of the run."""
         return self.folder.name if self.folder is not None else self.plan.name
+
+    @property
+    def settings(self) -> RunSettings:
+        """What has to be known wherever its chains are solved."""
+        return RunSettings(plan=self.plan, options=self.options, run_id=self.run_id, virtual_time=self.virtual_time, costs=self.costs)
 
     @property
     def chains(self) -> int:

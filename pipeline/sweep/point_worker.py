@@ -17,7 +17,7 @@ from pipeline.data.many_files import open_files
 from pipeline.engines.process.worker import end_with_main_process
 from pipeline.errors import InputChanged, PipelineError
 from pipeline.session.loop import in_loop, rare_collection
-from pipeline.session.run import Observer
+from pipeline.session.observer import Observer
 from pipeline.sweep.plan import PlannedPoint
 from pipeline.sweep.side_by_side import LENGTH_BYTES, Failure
 from pipeline.sweep.sweep import Prepared, SweepRunner, run_options

@@ -27,14 +27,16 @@ from pipeline.files import new_file
 from pipeline.graph.plan import settings_of
 from pipeline.graph.spec import EngineSpec
 from pipeline.machine import cores
+from pipeline.session.checks.modes import calibrated_costs
+from pipeline.session.checks.order import Thoughts, earlier_thoughts
+from pipeline.session.checks.replay import check_replay
 from pipeline.session.claim import Claim
 from pipeline.session.loop import in_loop
-from pipeline.session.modes import calibrated_costs
+from pipeline.session.observer import Attend, Observer
 from pipeline.session.options import RunOptions
-from pipeline.session.order import Thoughts, earlier_thoughts
 from pipeline.session.preflight import Preflight, notices
-from pipeline.session.replay import check_replay
-from pipeline.session.run import Attend, Observer, opened_engines, solve_on, take_up
+from pipeline.session.ready import take_up
+from pipeline.session.run import opened_engines, solve_on
 from pipeline.session.stop import Stop
 from pipeline.sweep.lower_bound import RecordingEngine, device_limits, reset_caches
 from pipeline.sweep.plan import PlannedPoint, SweepOptions, System, parts, planned_points, together

@@ -13,8 +13,8 @@ from pipeline.runtime.admission.cache import CacheLimit
 from pipeline.runtime.chain_recorder import Clock, Progress
 from pipeline.runtime.lane import Call, Lane
 from pipeline.runtime.resume_state import ResumeState
+from pipeline.session.observer import View
 from pipeline.session.preflight import load_plan
-from pipeline.session.run import View
 from tests.support.paths import ROOT, SIM
 
 ROLES = ["draft", "target"]

@@ -8,8 +8,8 @@ import pytest
 
 from pipeline.analysis.progress import run_progress
 from pipeline.cli.metrics import metrics_served
+from pipeline.session.observer import Observer, View
 from pipeline.session.options import RunOptions
-from pipeline.session.run import Observer, View
 from pipeline.session.run import run as start
 from pipeline.trace.folder import hold
 from tests.support.commands import pipeline

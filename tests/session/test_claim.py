@@ -10,8 +10,9 @@ import pytest
 
 import pipeline
 from pipeline.errors import UsageError
+from pipeline.session.observer import Observer, View
 from pipeline.session.options import RunOptions
-from pipeline.session.run import Observer, View, run
+from pipeline.session.run import run
 from pipeline.trace.folder import hold_default, hold_output
 from tests.support.paths import ROOT, SIM
 from tests.support.runs import chains_of, write_problems

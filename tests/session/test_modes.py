@@ -12,8 +12,8 @@ from pipeline.engine import Completion, Engine, EngineStatistics, Interruptible,
 from pipeline.engines.registry import open_engines
 from pipeline.errors import UsageError
 from pipeline.runtime.speculation.modes import Recorded
+from pipeline.session.checks.modes import calibrated_costs
 from pipeline.session.loop import in_loop
-from pipeline.session.modes import calibrated_costs
 from pipeline.session.options import RunOptions, resume_options
 from pipeline.session.preflight import load_plan
 from pipeline.session.run import run
@@ -147,7 +147,7 @@ def test_a_killed_run_goes_on_where_its_chains_were(switched: Path, tmp_path: Pa
     before = {(row["chain_id"], row["step_index"]): row for row in rows_of(folder, "steps")}
     calls = {row["request_id"]: row for row in rows_of(folder, "calls")}
     control = AtTimes(0.2)
-    monkeypatch.setattr("pipeline.session.run.new_control", lambda *about: control)
+    monkeypatch.setattr("pipeline.session.chains.new_control", lambda *about: control)
     result = run(resume_options(folder))
     assert (result.exit_code, result.done) == (0, 3)
     after = {(row["chain_id"], row["step_index"]): row for row in rows(result, "steps")}
@@ -196,7 +196,7 @@ class Plain:
 
 
 def test_an_engine_that_cannot_interrupt_writes_to_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pipeline.session.run.new_control", lambda *about: AtTimes(0.5))
+    monkeypatch.setattr("pipeline.session.chains.new_control", lambda *about: AtTimes(0.5))
     graph, problems = ROOT / "graphs/speccot.yaml", write_problems(tmp_path, 2)
     options = RunOptions(graph=graph, engines=SIM, settings=AUTO, input=problems, output=tmp_path / "run")
 

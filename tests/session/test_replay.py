@@ -15,10 +15,12 @@ import pytest
 from pipeline.analysis.quality.failures import failures
 from pipeline.engines.sim.text import sim_answer
 from pipeline.errors import GraphError, InputError, UsageError
+from pipeline.session.checks.replay import shortfall
+from pipeline.session.execute import SessionResult
+from pipeline.session.observer import Observer
 from pipeline.session.options import RunOptions, resume_options
 from pipeline.session.preflight import load_plan
-from pipeline.session.replay import shortfall
-from pipeline.session.run import Observer, SessionResult, run
+from pipeline.session.run import run
 from pipeline.trace.columns import schema_of
 from pipeline.trace.events import CallRow
 from pipeline.trace.wal import Wal

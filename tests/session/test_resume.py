@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from pipeline.analysis.summary import summarize
 from pipeline.engines.sim.text import sim_answer
 from pipeline.errors import InputError, UsageError
+from pipeline.session.execute import SessionResult
 from pipeline.session.options import RunOptions, resume_options
-from pipeline.session.run import SessionResult, run
+from pipeline.session.run import run
 from pipeline.trace.folder import hold
 from tests.support.killed import cut
 from tests.support.opened import opened

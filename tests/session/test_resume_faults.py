@@ -17,8 +17,9 @@ from msgspec import structs
 
 from pipeline.api import solve
 from pipeline.errors import InputError, RunFolderError
+from pipeline.session.observer import Observer
 from pipeline.session.options import resume_options
-from pipeline.session.run import Observer, run
+from pipeline.session.run import run
 from pipeline.trace.checking.fsck import examine, repair
 from pipeline.trace.manifest import FILE
 from pipeline.trace.rewrite import remove

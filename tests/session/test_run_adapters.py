@@ -12,9 +12,10 @@ from pipeline.engine import Engine, Request
 from pipeline.engines.torch.backend import open_torch
 from pipeline.engines.vllm.backend import open_vllm
 from pipeline.errors import GraphError, UsageError
+from pipeline.session.execute import SessionResult
 from pipeline.session.options import RunOptions, resume_options
 from pipeline.session.preflight import load_plan
-from pipeline.session.run import SessionResult, run
+from pipeline.session.run import run
 from tests.support.adapters import noisy, turning
 from tests.support.engines import PLAIN, EnginesFile, ask_all, prompt_of
 from tests.support.paths import ROOT, SIM, TEST_SET

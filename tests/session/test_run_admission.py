@@ -17,10 +17,13 @@ from pipeline.engines.registry import open_engines
 from pipeline.engines.sim.engine import SimEngine
 from pipeline.errors import UsageError
 from pipeline.session.claim import claimed
+from pipeline.session.execute import SessionResult
 from pipeline.session.loop import in_loop
+from pipeline.session.observer import Observer
 from pipeline.session.options import RunOptions, resume_options
 from pipeline.session.preflight import load_plan, preflight
-from pipeline.session.run import Observer, SessionResult, run, solve_on, take_up
+from pipeline.session.ready import take_up
+from pipeline.session.run import run, solve_on
 from tests.support.commands import pipeline
 from tests.support.paths import ROOT, SIM
 from tests.support.runs import rows, said, solve, write_problems

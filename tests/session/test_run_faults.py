@@ -10,8 +10,10 @@ import pytest
 from msgspec import structs
 
 from pipeline.analysis.summary import summarize
+from pipeline.session.execute import SessionResult
+from pipeline.session.observer import Observer
 from pipeline.session.options import RunOptions
-from pipeline.session.run import Observer, SessionResult, run
+from pipeline.session.run import run
 from tests.support.paths import ROOT, SIM
 from tests.support.runs import rows, said, solve, write_problems
 

@@ -11,8 +11,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipeline.engines.tokenizer import HFTokenizer
+from pipeline.session.execute import SessionResult
 from pipeline.session.options import RunOptions, resume_options
-from pipeline.session.run import SessionResult, run
+from pipeline.session.run import run
 from tests.support.paths import ROOT, TEST_SET
 from tests.support.runs import chains_of
 from tests.support.small_server import (

@@ -13,9 +13,12 @@ from pipeline.engine import Engine
 from pipeline.engines.sim.text import sim_answer
 from pipeline.session import run as session
 from pipeline.session.claim import claimed
+from pipeline.session.execute import SessionResult
+from pipeline.session.observer import Observer
 from pipeline.session.options import RunOptions
 from pipeline.session.preflight import load_plan, preflight
-from pipeline.session.run import Observer, SessionResult, run, take_up
+from pipeline.session.ready import take_up
+from pipeline.session.run import run
 from tests.support.paths import ROOT, SIM, TEST_SET
 
 SolveTestSet = Callable[..., SessionResult]

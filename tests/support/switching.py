@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from pipeline.runtime.speculation.modes import CallFacts, Change, Mode
-from pipeline.session import run as session
-from pipeline.session.run import SessionResult
+from pipeline.session import chains
+from pipeline.session.execute import SessionResult
 from tests.support.runs import solve
 
 
@@ -85,6 +85,6 @@ class AtTimes:
 
 def solve_switched(monkeypatch: pytest.MonkeyPatch, control: Any, folder: Path, name: str = "run", **options: Any) -> SessionResult:
     """A run with `speculate: auto` that `control` switches."""
-    monkeypatch.setattr(session, "new_control", lambda *about: control)
+    monkeypatch.setattr(chains, "new_control", lambda *about: control)
     settings = ("speculate=auto", *options.pop("settings", ()))
     return solve(folder, name, settings=settings, **options)

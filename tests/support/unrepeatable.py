@@ -15,10 +15,13 @@ from pipeline.data.problems import open_problems
 from pipeline.engine import Completion, Engine, Request
 from pipeline.engines.registry import open_engines
 from pipeline.session.claim import claimed
+from pipeline.session.execute import SessionResult
 from pipeline.session.loop import in_loop
+from pipeline.session.observer import Observer
 from pipeline.session.options import RunOptions
 from pipeline.session.preflight import load_plan, preflight
-from pipeline.session.run import Observer, Ready, SessionResult, solve_on, take_up
+from pipeline.session.ready import Ready, take_up
+from pipeline.session.run import solve_on
 from tests.support.paths import ROOT, SIM
 
 

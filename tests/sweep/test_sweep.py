@@ -11,9 +11,10 @@ import pytest
 
 from pipeline.analysis.points import Point, read_points
 from pipeline.errors import GraphError, UsageError
+from pipeline.session.observer import Observer
 from pipeline.session.options import RunOptions
 from pipeline.session.preflight import load_plan
-from pipeline.session.run import Observer, run
+from pipeline.session.run import run
 from pipeline.sweep.plan import SweepOptions, planned_points
 from pipeline.sweep.sweep import SweepResult, prepare, start_or_resume, sweep
 from pipeline.sweep.systems import read_systems

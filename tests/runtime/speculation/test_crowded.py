@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.session.execute import SessionResult
 from pipeline.session.options import RunOptions
-from pipeline.session.run import SessionResult, run
+from pipeline.session.run import run
 from tests.support.hanging_together import check_hangs_together
 from tests.support.paths import ROOT
 from tests.support.runs import rows, write_problems

@@ -21,8 +21,8 @@ from pipeline.runtime.chain_recorder import Clock
 from pipeline.runtime.speculation.adaptive import Adaptive, Requests
 from pipeline.runtime.speculation.cost_model import CostModel
 from pipeline.runtime.speculation.modes import Change, Decision, ModeControl, Recorded
+from pipeline.session.checks.replay import needs
 from pipeline.session.options import RunOptions
-from pipeline.session.replay import needs
 from pipeline.trace.read import read_batches
 from pipeline.trace.run_file import ModeChange, RunFile
 

@@ -1,0 +1,143 @@
+"""Chains on engines of this process: settings of a run and open engines enter, an executor with all that decides for it leaves.
+
+A run without a cluster has one of these, and every replica of a run on a cluster.
+"""
+
+from collections.abc import Mapping
+
+import anyio.to_thread
+from msgspec import Struct
+
+from pipeline.engine import Engine, EngineStatistics, Fact
+from pipeline.engines.chat_template import end_rendering
+from pipeline.graph.plan import Plan
+from pipeline.reasoning.prompts import PromptBuilder
+from pipeline.runtime.admission.admission import Admission
+from pipeline.runtime.admission.cache import CacheLimit, cache_limits
+from pipeline.runtime.admission.feed import Feed
+from pipeline.runtime.chain_recorder import Clock
+from pipeline.runtime.executor import Executor, Settings
+from pipeline.runtime.resume_state import ResumeState
+from pipeline.runtime.rows import RowSink
+from pipeline.runtime.schedule import SCHEDULES
+from pipeline.session.checks.modes import announcements, new_control, recorded_changes
+from pipeline.session.observer import Tell
+from pipeline.session.preflight import RunSettings
+from pipeline.stages.base import Stage
+from pipeline.stages.build import build_stages, builders_of, check_engines
+from pipeline.trace.run_file import ModeChange
+
+Facts = Mapping[str, Mapping[str, Fact]]
+"""What each engine states about itself, by role."""
+
+
+class OpenEngines(Struct, frozen=True, kw_only=True):
+    """Open engines that suit the graph of a run, with its stages for them."""
+
+    engines: Mapping[str, Engine]
+    builders: Mapping[str, PromptBuilder]
+    stages: Mapping[str, Stage]
+    notices: tuple[str, ...]
+    """Sentences for a person about these engines."""
+
+    @property
+    def facts(self) -> dict[str, dict[str, Fact]]:
+        """What the engines state about themselves, by role."""
+        return {
+            role: {**engine.facts, "max_model_len": engine.max_model_len, "vocab_size": engine.vocab_size}
+            for role, engine in self.engines.items()
+        }
+
+
+async def prepare(settings: RunSettings, engines: Mapping[str, Engine], tell: Tell) -> OpenEngines:
+    """Build the stages of the graph for `engines`, about which `tell` gets sentences.
+
+    Raises `GraphError` where a tokenizer or a chat template fails, or an engine does not suit the graph.
+    """
+    plan = settings.plan
+    engines = {role: engines[role] for role in plan.engines}
+    builders = await prompt_builders(plan, engines, virtual=settings.virtual_time)
+    said = announcements(plan, settings.options, engines)
+    for sentence in said:
+        tell(sentence)
+    check_engines(plan, engines)
+    stages = build_stages(plan, builders, str(settings.options.graph))
+    return OpenEngines(engines=engines, builders=builders, stages=stages, notices=said)
+
+
+async def prompt_builders(plan: Plan, engines: Mapping[str, Engine], *, virtual: bool) -> dict[str, PromptBuilder]:
+    """The prompt builder of each role, and of each stage that has prompts of its own, as `builder_key` names it. Raises `GraphError` for a
+    tokenizer or a chat template that fails."""
+
+    def build() -> dict[str, PromptBuilder]:
+        return builders_of(plan, {role: engine.tokenizer for role, engine in engines.items()})
+
+    try:
+        # A template may compute up to its limit, and a signal is to be heard meanwhile; a virtual clock waits for no thread.
+        return build() if virtual else await anyio.to_thread.run_sync(build, abandon_on_cancel=True)
+    finally:
+        end_rendering()
+
+
+def new_admission(settings: RunSettings, facts: Facts) -> Admission | None:
+    """What decides which chains go on; None where the batch size alone does."""
+    limits = [limit for limit in _limits(settings, facts).values() if limit is not None]
+    return Admission(limits) if limits else None
+
+
+def unknown_caches(settings: RunSettings, facts: Facts) -> list[str]:
+    """A sentence for each engine whose cache should limit the live chains and which does not state the size of it."""
+    # A recording, whose times stay as they are, has no cache.
+    unknown = [role for role, limit in _limits(settings, facts).items() if limit is None and "replay" not in facts[role]]
+    return [f"engine {role!r} does not state the size of its cache: no chain pauses to make room in it" for role in unknown]
+
+
+def _limits(settings: RunSettings, facts: Facts) -> dict[str, CacheLimit | None]:
+    return {} if settings.options.admission == "batch" else cache_limits(settings.plan, facts)
+
+
+class Chains:
+    """The chains of one feed on open engines of this process: their executor, and the moment at which the last one was over."""
+
+    def __init__(
+        self, settings: RunSettings, opened: OpenEngines, feed: Feed, rows: RowSink, clock: Clock, resume_state: ResumeState
+    ) -> None:
+        plan, options = settings.plan, settings.options
+        self.engines, self.admission = opened.engines, new_admission(settings, opened.facts)
+        schedule = SCHEDULES[options.schedule](options.batch_size, self.admission)
+        self.control = new_control(plan, options, opened.engines, settings.costs)
+        known = Settings(run_id=settings.run_id, seed=options.seed, samples=options.samples, virtual_time=settings.virtual_time)
+        self.executor = Executor(
+            plan, opened.stages, opened.engines, opened.builders, schedule, rows, clock, known, resume_state, self.control
+        )
+        self.progress, self.lanes, self.drain = self.executor.progress, self.executor.lanes, self.executor.drain
+        self.ended: float | None = None
+        """When the last chain was over, by the run's clock; grading and writing that go on after it are no part of the run's time."""
+        self._feed, self._clock = feed, clock
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether every chain of the feed was started."""
+        return self.executor.exhausted
+
+    @property
+    def mode_changes(self) -> tuple[ModeChange, ...]:
+        """The decisions so far about which chains are speculated."""
+        return () if self.control is None else recorded_changes(self.control.changes, self._clock)
+
+    @property
+    def pauses(self) -> int | None:
+        """How often a chain had to pause; None where the batch size alone decides."""
+        return None if self.admission is None else self.admission.pauses
+
+    async def run(self) -> None:
+        """Run all chains; raises `RunError` when an engine is lost or rows cannot be kept."""
+        try:
+            await self.executor.run(self._feed)
+        finally:
+            self.ended = self._clock.now()
+
+
+def statistics(engines: Mapping[str, Engine]) -> dict[str, EngineStatistics]:
+    """What each engine is doing at this moment, and its totals since it opened, by role."""
+    return {role: engine.statistics() for role, engine in engines.items()}

@@ -1,0 +1,296 @@
+"""One session of a run from its first chain to its end: a run that is ready enters, its rows and its end are recorded.
+
+Who solves the chains is a `Site`: engines of this process, or the replicas of a cluster.
+"""
+
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Protocol
+
+import anyio
+import anyio.to_thread
+from msgspec import Struct, structs
+
+from pipeline.engine import Engine, EngineStatistics
+from pipeline.errors import Interrupted, OutOfMemory, PipelineError, is_out_of_memory
+from pipeline.grading.grader import BESIDE_ENGINES, Grader, default_workers
+from pipeline.runtime.admission.admission import Admission
+from pipeline.runtime.chain_recorder import Clock, Progress
+from pipeline.runtime.inline_grader import GradingStatistics, InlineGrader, open_inline_grader
+from pipeline.runtime.lane import Lane
+from pipeline.runtime.resume_state import ResumeState
+from pipeline.runtime.rows import RowSink, Tee
+from pipeline.session.chains import Facts, unknown_caches
+from pipeline.session.checks.modes import MOST_CHANGES
+from pipeline.session.loop import loop_clock
+from pipeline.session.observer import Observer, ReplicaState, View
+from pipeline.session.preflight import Preflight
+from pipeline.session.ready import Ready
+from pipeline.session.resume import drop_unfinished
+from pipeline.session.stop import Stop
+from pipeline.trace.kept_problems import TABLE as KEPT
+from pipeline.trace.kept_problems import keep_problems
+from pipeline.trace.read import count_rows
+from pipeline.trace.recorder import WRITE_EVERY_S, open_recorder
+from pipeline.trace.run_file import ModeChange, Replica, RunFile, Session, Status, Totals, versions
+from pipeline.trace.store import TraceStore
+
+
+class SessionResult(Struct, frozen=True, kw_only=True):
+    """How a session of a run ended."""
+
+    folder: Path | None
+    """The run folder; None for a run that writes nothing to disk."""
+    run: RunFile
+    """The run as `run.json` holds it."""
+    done: int
+    """Finished chains of all sessions."""
+    failed: int
+    """Failed chains of all sessions."""
+    error: PipelineError | None = None
+    """What ended the session before all chains were over."""
+    notices: tuple[str, ...] = ()
+    """Sentences that a person should read, about the engines as they opened."""
+    nothing_to_do: bool = False
+    """The run was to be resumed and was finished already."""
+
+    @property
+    def exit_code(self) -> int:
+        """0: all chains finished, 1: the run could not go on, 3: some chains failed, 130: interrupted."""
+        if self.run.status == "interrupted":
+            return 130
+        if self.run.status == "failed":
+            return 1
+        return 3 if self.failed else 0
+
+
+class Begun(Struct, frozen=True, kw_only=True):
+    """A run whose session has begun: `run.json` says so."""
+
+    ready: Ready
+    record: RunFile
+    """The content of `run.json`, with this session."""
+
+    @property
+    def session(self) -> Session:
+        """The session that is being carried out."""
+        return self.record.sessions[-1]
+
+
+class Work(Protocol):
+    """The chains of a session while they are solved."""
+
+    progress: Progress
+    engines: Mapping[str, Engine]
+    """The engines of this process, by role."""
+    lanes: dict[str, Lane]
+    """Their lanes."""
+    admission: Admission | None
+    """What lets chains of this process pause."""
+    ended: float | None
+    """When the last chain was over, by the clock of the run; None while one is live."""
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether every chain was started."""
+
+    @property
+    def mode_changes(self) -> tuple[ModeChange, ...]:
+        """The decisions so far about which chains are speculated."""
+
+    @property
+    def pauses(self) -> int | None:
+        """How often a chain had to pause; None where the batch size alone decides."""
+
+    def drain(self) -> None:
+        """Start no more chains; the live ones go on to their ends, and then `run` returns."""
+
+    async def run(self) -> None:
+        """Solve all chains; raises `RunError` when that cannot go on."""
+
+
+class Site(Protocol):
+    """Where the chains of a session are solved."""
+
+    def work(self, run: Begun, rows: RowSink, clock: Clock) -> Work:
+        """The chains of `run`, whose rows go into `rows`."""
+
+    def spent(self) -> dict[str, EngineStatistics]:
+        """The totals of the engines since the session began, by role."""
+
+    def replicas(self) -> list[Replica]:
+        """The replicas, as `run.json` holds them; empty where this process itself has the engines."""
+
+    def states(self) -> Sequence[ReplicaState]:
+        """How each replica is, for a display."""
+
+
+def begin(ready: Ready, facts: Facts, startup_s: float) -> Begun:
+    """Begin the session: write `run.json`, and keep the problems. Raises `RunFolderError`."""
+    checked, record = ready.checked, ready.record
+    rewritten = ready.rewritten_bytes
+    if checked.folder is not None and checked.old is not None:
+        rewritten += drop_unfinished(checked.folder, checked.options.retry_failed)
+    before = record.sessions[-1].ended_unix_ns or 0 if record.sessions else 0
+    session = Session(
+        started_unix_ns=max(time.time_ns(), before + 1),  # the simulated hours of an earlier session may end after the real time
+        startup_s=startup_s,
+        rewritten_bytes=rewritten,
+        command=record.command,
+        versions=versions(),
+    )
+    stated = {role: dict(each) for role, each in facts.items()}
+    record = structs.replace(record, sessions=(*record.sessions, session), engine_facts=stated).with_session(session)
+    if checked.folder is not None:
+        record.write(checked.folder)
+        if checked.options.keep_input and count_rows(checked.folder, KEPT) != checked.fingerprint.rows:
+            keep_problems(checked.folder, checked.problems)
+    return Begun(ready=ready, record=record)
+
+
+async def execute(run: Begun, site: Site, observer: Observer, stop: Stop) -> SessionResult:
+    """Solve the chains until all are over, an engine or the folder is lost, or the run is stopped; then write the end into `run.json`."""
+    checked, cpu = run.ready.checked, time.process_time()
+    clock = Clock(run.session.started_unix_ns, loop_clock(checked.virtual_time))
+    work: Work | None = None
+    grading: InlineGrader | None = None
+    error: BaseException | None = Interrupted()
+    try:
+        with stop.guard():
+            async with _open_rows(checked, observer.sink) as rows:
+                grading = rows
+                for sentence in unknown_caches(checked.settings, run.record.engine_facts):
+                    observer.tell(sentence)
+                work = site.work(run, rows, clock)
+                stop.drained_by(work.drain)
+                with observer.watch(_view(run, site, work, clock, rows)):
+                    await work.run()
+            if work.exhausted:
+                await _check_input(checked)
+                error = None
+    except PipelineError as failure:
+        error = failure
+        if work is None:
+            raise
+    except BaseException as failure:
+        if not is_out_of_memory(failure):
+            error = failure
+            raise
+        error = OutOfMemory()
+        if work is None:
+            raise error from failure
+    finally:
+        ended = clock.now() if work is None or work.ended is None else work.ended
+        record = _ended_record(run, site, work, error, _graded(grading), clock.unix_ns(ended), time.process_time() - cpu)
+        if checked.folder is not None:
+            record.write(checked.folder)
+    if work is None:
+        raise Interrupted
+    assert error is None or isinstance(error, PipelineError)
+    return SessionResult(folder=checked.folder, run=record, done=work.progress.done, failed=work.progress.failed, error=error)
+
+
+def _graded(grading: InlineGrader | None) -> GradingStatistics:
+    return GradingStatistics(0, 0, 0) if grading is None else grading.statistics()
+
+
+def _view(run: Begun, site: Site, work: Work, clock: Clock, rows: InlineGrader) -> View:
+    """What a display may see of the session."""
+    checked, earlier = run.ready.checked, run.ready.resume_state
+
+    def all_graded() -> tuple[int, int]:
+        now = rows.statistics()
+        return earlier.graded + now.graded, earlier.correct + now.correct
+
+    return View(
+        plan=checked.plan,
+        folder=checked.folder,
+        chains=checked.chains,
+        schedule=checked.options.schedule,
+        batch_size=checked.options.batch_size,
+        virtual_time=checked.virtual_time,
+        progress=work.progress,
+        lanes=work.lanes,
+        engines=work.engines,
+        clock=clock,
+        admission=work.admission,
+        graded=all_graded,
+        replicas=site.states,
+    )
+
+
+async def _check_input(checked: Preflight) -> None:
+    """Raise `InputChanged` where the input is not what it was at preflight, although every chain was of the input as it was."""
+    if checked.virtual_time:
+        checked.problems.check_unchanged()
+    else:
+        await anyio.to_thread.run_sync(checked.problems.check_unchanged)
+
+
+def _ended_record(
+    run: Begun, site: Site, work: Work | None, error: BaseException | None, graded: GradingStatistics, ended_unix_ns: int, cpu_s: float
+) -> RunFile:
+    """The content of `run.json` at the end of the session; a run that was cancelled from outside is `interrupted`."""
+    stopped = isinstance(error, Interrupted) or (error is not None and not isinstance(error, Exception))
+    status: Status = "finished" if error is None else "interrupted" if stopped else "failed"
+    session = structs.replace(
+        run.session,
+        status=status,
+        ended_unix_ns=ended_unix_ns,
+        wall_time_s=(ended_unix_ns - run.session.started_unix_ns) / 1e9,
+        orchestrator_cpu_s=cpu_s,
+        engine_statistics=site.spent(),
+        replicas=site.replicas(),
+    )
+    totals = Totals() if work is None else _totals(work, graded, run.ready.resume_state)
+    changes = (*run.record.mode_changes, *(() if work is None else work.mode_changes))[-MOST_CHANGES:]
+    failure = _sentence(error) if status == "failed" else None
+    record = structs.replace(run.record, status=status, error=failure, totals=totals, mode_changes=changes)
+    return record.with_session(session)
+
+
+@asynccontextmanager
+async def _open_rows(checked: Preflight, sink: RowSink | None) -> AsyncIterator[InlineGrader]:
+    """Open what takes the rows of the trace: they are graded, then written into the run folder, if there is one, and given to `sink`."""
+    virtual = checked.virtual_time
+    sinks: list[RowSink] = [] if sink is None else [sink]
+    with Grader() if virtual else Grader(default_workers(), nice=BESIDE_ENGINES) as grader:
+        async with AsyncExitStack() as stack:
+            if checked.folder is not None:
+                store = TraceStore(checked.folder, sync_every_s=WRITE_EVERY_S if virtual else 0.0)
+                sinks.insert(0, await stack.enter_async_context(open_recorder(store, virtual=virtual)))
+            target = sinks[0] if len(sinks) == 1 else Tee(*sinks)
+            yield await stack.enter_async_context(open_inline_grader(target, grader, virtual))
+
+
+def _sentence(error: BaseException | None) -> str:
+    """The message of an error, or of the first error in a group."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return str(error) if isinstance(error, PipelineError) else f"{type(error).__name__}: {error}"
+
+
+def _totals(work: Work, graded: GradingStatistics, resume_state: ResumeState) -> Totals:
+    progress = work.progress
+    return Totals(
+        chains_done=progress.done,
+        chains_failed=progress.failed,
+        chains_cancelled=progress.cancelled,
+        pauses=work.pauses,
+        graded=resume_state.graded + graded.graded,
+        correct=resume_state.correct + graded.correct,
+        errors=_by_type(progress.errors),
+        steps=progress.steps,
+        decisions=dict(progress.decisions),
+        output_tokens=progress.output_tokens,
+    )
+
+
+def _by_type(errors: Mapping[tuple[str, str], int]) -> dict[str, dict[str, int]]:
+    """Numbers of failed chains by type of error and stage, sorted."""
+    found: dict[str, dict[str, int]] = {}
+    for (error, stage), count in sorted(errors.items()):
+        found.setdefault(error, {})[stage] = count
+    return found

@@ -1,0 +1,80 @@
+"""What a caller may see of a run while it goes on: a `View` of live objects, and the functions of an `Observer` that are called."""
+
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+
+from msgspec import Struct
+
+from pipeline.engine import Engine
+from pipeline.engines.startup import Listener
+from pipeline.graph.plan import Plan
+from pipeline.graph.spec import EngineSpec
+from pipeline.runtime.admission.admission import Admission
+from pipeline.runtime.chain_recorder import Clock, Progress
+from pipeline.runtime.lane import Lane
+from pipeline.runtime.rows import RowSink
+
+
+class ReplicaState(Struct, frozen=True, kw_only=True):
+    """How one replica of a run is at this moment."""
+
+    number: int
+    """From 0."""
+    node: str
+    """The cluster's id of its node; empty where it is on none."""
+    what: str
+    """`starting`, `solving`, `lost` or `given up`, and why."""
+    live: int = 0
+    """Chains in flight on it."""
+    done: int = 0
+    """Chains that ended on it."""
+    output_tokens: dict[str, int] = {}
+    """Tokens that its engines sampled, by role."""
+
+
+class View(Struct, frozen=True, kw_only=True):
+    """A run that goes on, for a display: live objects that only the run changes."""
+
+    plan: Plan
+    folder: Path | None
+    chains: int
+    """The number of chains, those that have not started included."""
+    schedule: str
+    batch_size: int
+    virtual_time: bool
+    progress: Progress
+    lanes: dict[str, Lane]
+    engines: Mapping[str, Engine]
+    clock: Clock
+    admission: Admission | None = None
+    """What lets chains pause; None: nothing does."""
+    graded: Callable[[], tuple[int, int]] = lambda: (0, 0)
+    """How many chains are graded so far, and how many of these are right."""
+    replicas: Callable[[], Sequence[ReplicaState]] = lambda: ()
+    """How each replica is, where the run is carried out by several; `lanes` and `engines` are empty then."""
+
+
+Watch = Callable[[View], AbstractContextManager[Any]]
+"""Displays a run until its context manager ends."""
+Tell = Callable[[str], object]
+"""Shows a sentence to a person."""
+Attend = Callable[..., Coroutine[Any, Any, Any]]
+"""`attend(stop, task_status=...)`: a task beside a run that may stop it; it is cancelled when the run is over."""
+Starting = Callable[[Mapping[str, EngineSpec]], AbstractContextManager[Listener]]
+"""Displays how the engines of these specs start, until its context manager ends; that gives what hears them."""
+
+
+class Observer(Struct, frozen=True, kw_only=True):
+    """What is called while a run goes on; by default nothing."""
+
+    starting: Starting = lambda specs: nullcontext(Listener())
+    """Displays the start of the engines."""
+
+    watch: Watch = lambda view: nullcontext()
+    """Displays the progress of the run."""
+    tell: Tell = lambda sentence: None
+    """Gets the sentences that a person should read before the run."""
+    sink: RowSink | None = None
+    """Gets every row of the trace, besides the run folder."""

@@ -1,0 +1,52 @@
+"""A run whose folder is held: a checked run enters, what earlier sessions left in its folder leaves."""
+
+from collections.abc import Sequence
+
+from msgspec import Struct, structs
+
+from pipeline.runtime.resume_state import ResumeState
+from pipeline.session.preflight import Preflight, new_record
+from pipeline.session.resume import mend_chains, read_resume_state
+from pipeline.trace.checking.inventory import check_files
+from pipeline.trace.run_file import RunFile, Session
+from pipeline.trace.store import recover
+
+
+class Ready(Struct, frozen=True, kw_only=True):
+    """A run whose folder is held by this process, and what earlier sessions left in it."""
+
+    checked: Preflight
+    record: RunFile
+    """The content of `run.json`, with the earlier sessions."""
+    resume_state: ResumeState
+    """What earlier sessions left; empty for a new run."""
+    rewritten_bytes: int = 0
+    """Bytes of write-ahead files that were made parts, and of parts without rows that did not hang together."""
+    remarks: tuple[str, ...] = ()
+    """Sentences for a person about what was found in the folder."""
+
+
+def take_up(checked: Preflight, command: Sequence[str] = ()) -> Ready:
+    """Read what earlier sessions left in the run folder, which this process holds; write-ahead files are made parts first."""
+    record = new_record(checked, command)
+    if checked.folder is None or checked.old is None:
+        return Ready(checked=checked, record=record, resume_state=ResumeState())
+    remarks = check_files(checked.folder)
+    rewritten = recover(checked.folder)
+    taken_back = mend_chains(checked.folder, checked.old)
+    options = checked.options
+    state = read_resume_state(checked.folder, options.samples, options.retry_failed)
+    sessions = _ended_sessions(checked.old, state.last_call_unix_ns)
+    record = structs.replace(record, sessions=sessions, mode_changes=checked.old.mode_changes)
+    remarks += [taken_back.sentence] if taken_back.sentence else []
+    rewritten += taken_back.written_bytes
+    return Ready(checked=checked, record=record, resume_state=state, rewritten_bytes=rewritten, remarks=tuple(remarks))
+
+
+def _ended_sessions(old: RunFile, last_ns: int | None) -> tuple[Session, ...]:
+    """The sessions of `old`; a session that was killed gets the end of the last call in the trace as its own."""
+    *before, last = old.sessions
+    if last.status == "running":
+        ended = max(last.started_unix_ns, last_ns or 0)
+        last = structs.replace(last, status="killed", ended_unix_ns=ended, wall_time_s=(ended - last.started_unix_ns) / 1e9)
+    return (*before, last)
