@@ -468,3 +468,6 @@ class Backend(Struct, frozen=True, kw_only=True):
     """What to change where only some of the engines in an engines file are opened, so that these have the memory which the others would
     have taken of their devices. Takes the specs by role and the roles that are opened; returns fields and their new values, by role.
     Raises `GraphError` where the specs do not fit together. None: its engines take no more memory than they need, or it does not know."""
+    gpus: Callable[[Mapping[str, Any]], int] | None = None
+    """How many GPUs a machine must show so that the engines of these specs find theirs, by role the specs: one more than the greatest
+    index. Where a machine has none, engines that need none of them compute on its CPU. None: they use no GPU of the machine."""

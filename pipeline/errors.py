@@ -8,6 +8,7 @@ PipelineError
 │   └── MissingExtra      an optional package is not installed
 ├── RunError              the run could not go on; what is finished is on disk (exit code 1)
 │   ├── EngineDead        an engine's process or server is gone
+│   ├── ReplicaLost       a replica of a cluster is gone; others may go on
 │   ├── RunFolderError    the run folder cannot be written
 │   ├── OutOfMemory       this process may have no more memory
 │   ├── InputChanged      the problems file is not what it was when the run started
@@ -97,6 +98,14 @@ class EngineDead(RunError):
         return type(self), (self.role, self.exit_reason)
 
 
+class ReplicaLost(RunError):
+    """A replica of a cluster is gone, or is to be, for the reason `why`."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(why)
+        self.why = why
+
+
 class RunFolderError(RunError):
     """The run folder cannot be created or written; `parts` say where and what, and are joined by colons."""
 
@@ -154,6 +163,9 @@ class BadRow(ChainError):
         super().__init__(f"{where}, row {row}: {what}")
         self.where, self.row, self.what = where, row, what
         self.problem_id = problem_id or f"(row {row})"
+
+    def __reduce__(self) -> tuple[type, tuple[str, int, str, str]]:
+        return type(self), (self.where, self.row, self.what, self.problem_id)
 
 
 class NeverGenerated(ChainError):

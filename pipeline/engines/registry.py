@@ -44,6 +44,11 @@ def cautions(specs: Mapping[str, EngineSpec]) -> list[str]:
     ]
 
 
+def gpus(specs: Mapping[str, EngineSpec]) -> int:
+    """How many GPUs a machine must show so that all engines of these specs find theirs; see `Backend.gpus`."""
+    return max((backend.gpus(group) for backend, group in by_backend(specs) if backend.gpus is not None), default=0)
+
+
 def virtual_time(specs: Mapping[str, EngineSpec], where: str) -> bool:
     """Whether these engines compute on a simulated clock; raises `GraphError` at `where` if some do and others do not."""
     virtual = {role: backend_of(spec).virtual_time for role, spec in specs.items()}

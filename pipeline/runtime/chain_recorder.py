@@ -30,6 +30,10 @@ class Clock:
         """The present time in seconds, from an arbitrary origin."""
         self._origin = now()
 
+    def set(self, unix_ns: int) -> None:
+        """Tie the present moment to another wall time, in nanoseconds since 1970, before any was asked for."""
+        self.started_unix_ns, self._origin = unix_ns, self.now()
+
     def unix_ns(self, now: float) -> int:
         """A time of this clock in nanoseconds since 1970."""
         return self.started_unix_ns + round((now - self._origin) * 1e9)
@@ -140,8 +144,8 @@ class ChainRecorder:
         self._round = RoundTotals()
         self.called: Callable[[Attempt, Completion, float], None] | None = None
         """Is told of every call that is answered, with the time of its end; None: nobody is."""
-        self.released = False
-        """Whether the chain goes on elsewhere, so that nothing is recorded of its end."""
+        self.released: Callable[[str], None] | None = None
+        """Is told the `chain_id` if the chain is cancelled, in place of the row; None: it ends here."""
         progress.live += 1
         progress.oldest[self._chain_id] = self._started
 
@@ -220,7 +224,8 @@ class ChainRecorder:
         now, progress = self._clock.now(), self._progress
         progress.live -= 1
         progress.oldest.pop(self._chain_id, None)
-        if self.released and stop_reason == "cancelled":
+        if self.released is not None and stop_reason == "cancelled":
+            self.released(self._chain_id)
             return
         finished = chain is not None and error is None and stop_reason != "cancelled"
         answer = chain.boxed_answer() if chain and finished else None

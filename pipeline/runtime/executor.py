@@ -3,7 +3,7 @@
 Chains come from a `Feed`, rows leave into a `RowSink`. A failed chain is a row; a dead engine is an exception that ends the run.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import anyio
 from msgspec import Struct
@@ -91,11 +91,12 @@ class Executor:
         """Start no more chains; the live ones go on to their ends, and then `run` returns."""
         self._feeding.cancel()
 
-    def release(self, chain_id: str) -> None:
-        """Stop this chain, unless it is over already, so that it can go on elsewhere: its row is not written."""
-        if (found := self._live.get(chain_id)) is not None:
+    def release(self, name: str, released: Callable[[str], None]) -> None:
+        """Stop a chain, by its `chain_id`, so that it can go on elsewhere: its row is not written, and `released` is told its name once it
+        has stopped. Does nothing where it is not live, or ends of itself first."""
+        if (found := self._live.get(name)) is not None:
             scope, record = found
-            record.released = True
+            record.released = released
             scope.cancel()
 
     def no_more(self) -> None:

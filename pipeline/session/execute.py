@@ -87,10 +87,12 @@ class Work(Protocol):
     """The engines of this process, by role."""
     lanes: dict[str, Lane]
     """Their lanes."""
-    admission: Admission | None
-    """What lets chains of this process pause."""
     ended: float | None
     """When the last chain was over, by the clock of the run; None while one is live."""
+
+    @property
+    def admission(self) -> Admission | None:
+        """What lets chains of this process pause."""
 
     @property
     def exhausted(self) -> bool:

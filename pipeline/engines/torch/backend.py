@@ -190,4 +190,9 @@ def _memory(rows: list[MemoryRow]) -> Iterator[Finding]:
         taken[row.device] = taken.get(row.device, 0) + fixed
 
 
-BACKEND = Backend(spec=TorchSpec, open=open_torch, available=torch_available, examine=examine_torch, tokenizer=tokenizer_of)
+def gpus(specs: Mapping[str, TorchSpec]) -> int:
+    """See `Backend.gpus`."""
+    return max((int(spec.device.partition(":")[2] or 0) + 1 for spec in specs.values() if spec.device != "cpu"), default=0)
+
+
+BACKEND = Backend(spec=TorchSpec, open=open_torch, available=torch_available, examine=examine_torch, tokenizer=tokenizer_of, gpus=gpus)

@@ -91,4 +91,17 @@ def program(spec: VllmSpec, cores: tuple[int, ...] | None, machine: Machine) -> 
     )
 
 
-BACKEND = Backend(spec=VllmSpec, open=open_vllm, available=vllm_available, examine=examine_vllm, tokenizer=tokenizer_of, widened=widened)
+def gpus(specs: Mapping[str, VllmSpec]) -> int:
+    """See `Backend.gpus`."""
+    return max((index + 1 for spec in specs.values() for index in devices_of(spec)), default=0)
+
+
+BACKEND = Backend(
+    spec=VllmSpec,
+    open=open_vllm,
+    available=vllm_available,
+    examine=examine_vllm,
+    tokenizer=tokenizer_of,
+    widened=widened,
+    gpus=gpus,
+)

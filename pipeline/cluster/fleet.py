@@ -1,0 +1,257 @@
+"""A run on replicas: chains are handed out as replicas have room, their rows come back, what a lost replica had goes on elsewhere.
+
+    input -> pool -> replicas 0 .. N-1 -> rows, which are graded and written here
+
+A session on a `Fleet` has the same folder, rows, summary and exit codes as one on engines of this process.
+"""
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+
+import anyio
+from msgspec import structs
+
+from pipeline.cluster.balance import Move, moves
+from pipeline.cluster.keeper import Keeper
+from pipeline.cluster.member import Member
+from pipeline.cluster.messages import Orders, Report
+from pipeline.cluster.pool import Pool
+from pipeline.engine import Engine, EngineStatistics
+from pipeline.errors import ReplicaLost, RunError
+from pipeline.runtime.admission.feed import InputFeed
+from pipeline.runtime.chain_recorder import Clock, Progress
+from pipeline.runtime.lane import Lane
+from pipeline.runtime.resume_state import NO_STAGE
+from pipeline.runtime.rows import RowSink
+from pipeline.session.checks.order import start_order
+from pipeline.session.execute import Begun
+from pipeline.session.observer import ReplicaState
+from pipeline.tasks import background_tasks, unwrapped
+from pipeline.trace.events import CallRow, ChainRow, StepRow
+from pipeline.trace.run_file import ModeChange, Replica
+
+READ_AHEAD = 64
+"""So many chains, and one for each replica, wait in the pool if there are so many."""
+BALANCE_S = 5.0
+"""How often it is decided whether chains should move, once none waits."""
+END_S = 10.0
+"""Most seconds that replicas may take to end when all chains are over, or the run is stopped."""
+MOVES = 2
+"""How often one chain may be moved."""
+ENGINES_OWN = frozenset({"EngineUnavailable", "BadCompletion"})
+"""Errors of chains that are those of the engines: the chain is tried once more on another replica."""
+
+
+class Fleet:
+    """The `Site` of a run whose chains are solved by the replicas of `keeper`."""
+
+    def __init__(self, keeper: Keeper, *, balanced: bool = True) -> None:
+        """`balanced`: chains may move between replicas at the end of the run."""
+        self._keeper, self._balanced = keeper, balanced
+
+    def work(self, run: Begun, rows: RowSink, clock: Clock) -> "FleetWork":
+        """See `Site.work`."""
+        self._keeper.handler = work = FleetWork(self._keeper, run, rows, clock, balanced=self._balanced)
+        self._keeper.wake()
+        return work
+
+    def spent(self) -> dict[str, EngineStatistics]:
+        """See `Site.spent`."""
+        found = [each for member in self._keeper.members for each in member.statistics]
+        roles = dict.fromkeys(role for each in found for role in each)
+        return {role: EngineStatistics.together([each[role] for each in found if role in each]) for role in roles}
+
+    def replicas(self) -> list[Replica]:
+        """See `Site.replicas`."""
+        return [member.record for member in self._keeper.members]
+
+    def states(self) -> Sequence[ReplicaState]:
+        """See `Site.states`."""
+        return [member.state for member in self._keeper.members]
+
+
+class FleetWork:
+    """The `Work` of a fleet, and the `Handler` of its replicas."""
+
+    def __init__(self, keeper: Keeper, run: Begun, rows: RowSink, clock: Clock, *, balanced: bool = True) -> None:
+        checked, state = run.ready.checked, run.ready.resume_state
+        self.progress = Progress(list(checked.plan.engines), state)
+        self.engines: Mapping[str, Engine] = {}
+        self.lanes: dict[str, Lane] = {}
+        self.admission = None
+        self.ended: float | None = None
+        self.ending = False
+        self.mode_changes: tuple[ModeChange, ...] = ()
+        order = start_order(checked.options.order, checked.options.samples, state.is_over, checked.earlier_thoughts)
+        self._feed = InputFeed(checked.problems.unchanged(), order, threads=not checked.virtual_time)
+        self._pool = Pool(state)
+        self._keeper, self._rows, self._clock, self._balanced = keeper, rows, clock, balanced
+        self._batch_size = 1 if checked.options.schedule == "sequential" else checked.options.batch_size
+        self._draining = self._aborting = False
+        self._releases: dict[int, list[str]] = defaultdict(list)
+        """Chains that replicas are to give back and have not been told to."""
+
+    @property
+    def exhausted(self) -> bool:
+        """See `Work.exhausted`: on replicas all chains are over then."""
+        return self._pool.over
+
+    @property
+    def pauses(self) -> int | None:
+        """See `Work.pauses`."""
+        members = [member for member in self._keeper.members if member.counts_pauses]
+        return sum(member.pauses for member in members) if members else None
+
+    def drain(self) -> None:
+        """See `Work.drain`."""
+        self._draining = True
+        self._keeper.wake()
+        self._keeper.change()
+
+    async def run(self) -> None:
+        """See `Work.run`; raises `RunError` when no replica is left."""
+        keeper, pool = self._keeper, self._pool
+        self._aborting = True  # unless this comes to its end
+        try:
+            with unwrapped(RunError):
+                async with background_tasks() as tasks:
+                    tasks.start_soon(self._fill)
+                    if self._balanced and len(keeper.members) > 1:
+                        tasks.start_soon(self._balance)
+                    await keeper.until(lambda: pool.over or keeper.failure is not None or (self._draining and not pool.handed))
+            self._aborting = False
+            if not pool.over and keeper.failure is not None:
+                raise keeper.failure
+        finally:
+            self.ended = self._clock.now()
+            await self._end()
+
+    async def _fill(self) -> None:
+        """Keep chains of the input waiting in the pool."""
+        pool, few = self._pool, READ_AHEAD + len(self._keeper.members)
+        while True:
+            await self._keeper.until(lambda: pool.waiting < few and not self._draining)
+            while pool.waiting < 2 * few:
+                await self._rows.room()
+                start = await self._feed.next()
+                if start is None:
+                    pool.exhausted = True
+                    self._keeper.wake()
+                    self._keeper.change()
+                    return
+                pool.add(start)
+            self._wake_wanting()
+
+    def _wake_wanting(self) -> None:
+        for member in self._keeper.members:
+            if member.wants:
+                member.wake()
+
+    async def _balance(self) -> None:
+        """Decide again and again, once no chain waits, which ones should move."""
+        while True:
+            await anyio.sleep(BALANCE_S)
+            if self._pool.exhausted and not self._pool.waiting and not self._draining:
+                loads = [
+                    member.load(self._pool.counts[member.number], self._batch_size) for member in self._keeper.members if member.opened
+                ]
+                for move in moves(loads):
+                    self._order_move(move)
+
+    def _order_move(self, move: Move) -> None:
+        """Let a replica give chains back: those of which the least would have to be computed again."""
+        pool = self._pool
+        movable = [name for name in pool.names(move.replica) if pool.held(name).moves < MOVES]
+        for name in sorted(movable, key=lambda name: sum(map(len, pool.held(name).resumed.steps)))[: move.count]:
+            held = pool.held(name)
+            held.moves += 1
+            if move.slow:
+                held.avoid |= {move.replica}
+            self._releases[move.replica].append(name)
+        self._keeper.members[move.replica].wake()
+
+    def orders(self, member: Member) -> Orders:
+        """See `Handler.orders`."""
+        if self.ending or self._draining:
+            told, member.told_end = member.told_end, True
+            return Orders() if told else Orders(end="abort" if self._aborting and self.ending else "drain")
+        chains = self._pool.take(member.number, member.wants, lambda: self._others(member))
+        member.sent += len(chains)
+        release = tuple(self._releases.pop(member.number, ()))
+        no_more = self._pool.exhausted and not self._pool.waiting and not member.told_no_more and member.opened
+        member.told_no_more |= no_more
+        return Orders(chains=chains, release=release, no_more=no_more, unix_ns=self._clock.unix_ns(self._clock.now()))
+
+    def _others(self, member: Member) -> frozenset[int]:
+        """The other replicas that solve."""
+        return frozenset(each.number for each in self._keeper.members if each.opened and each is not member)
+
+    def take(self, member: Member, report: Report) -> None:
+        """See `Handler.take`."""
+        rows: list[CallRow | StepRow | ChainRow] = [*report.calls, *report.steps, *report.chains]
+        for row in rows:
+            if not self._pool.has(member.number, row.chain_id):
+                raise ReplicaLost(f"it reported a row of chain {row.chain_id!r}, which it does not have")
+        for call in report.calls:
+            self._call(member, call)
+        for step in report.steps:
+            self._step(step)
+        member.wrote(sum(len(step.step_token_ids) for step in report.steps), self._clock.now())
+        for chain in report.chains:
+            self._chain(member, chain)
+        self._put_back([name for name in report.released if self._pool.has(member.number, name)])
+        self.mode_changes += report.mode_changes
+        self.progress.live = self._pool.handed
+
+    def lose(self, member: Member) -> None:
+        """See `Handler.lose`."""
+        self._releases.pop(member.number, None)
+        self._put_back(list(self._pool.names(member.number)))
+
+    def _put_back(self, names: Sequence[str], avoid: frozenset[int] = frozenset()) -> None:
+        if names:
+            self._pool.put_back(names, avoid)
+            self._wake_wanting()
+
+    def _call(self, member: Member, row: CallRow) -> None:
+        self._pool.call(row)
+        self.progress.output_tokens[row.engine] += row.output_tokens
+        member.output_tokens[row.engine] = member.output_tokens.get(row.engine, 0) + row.output_tokens
+        self._rows.call(structs.replace(row, replica=member.number, node=member.node))
+
+    def _step(self, row: StepRow) -> None:
+        self._pool.step(row)
+        self.progress.steps += 1
+        self.progress.decisions[row.decision] += 1
+        self._rows.step(row)
+
+    def _chain(self, member: Member, row: ChainRow) -> None:
+        """A chain has ended on a replica: it is over, or goes on elsewhere."""
+        name, engines_own = row.chain_id, row.error_type in ENGINES_OWN
+        if row.stop_reason == "cancelled" and not self._aborting:
+            self._put_back([name])  # the replica ends, and the run goes on
+            return
+        member.chain_over(row.error_message if engines_own else None)
+        if engines_own and not self._pool.held(name).avoid and self._others(member):
+            self._put_back([name], frozenset({member.number}))
+            return
+        self._rows.chain(structs.replace(row, replica=member.number, node=member.node))
+        start, progress = self._pool.end(name), self.progress
+        if row.stop_reason == "cancelled":
+            progress.cancelled += 1
+        elif row.stop_reason == "error":
+            progress.failed += 1
+            progress.errors[row.error_type or "", row.error_stage or NO_STAGE] += 1
+        else:
+            progress.done += 1
+            self._feed.ended(start, row.thought_tokens)
+
+    async def _end(self) -> None:
+        """Let all replicas end, and take their last reports."""
+        self.ending = True
+        for member in self._keeper.members:
+            member.told_end = False
+        self._keeper.wake()
+        with anyio.move_on_after(END_S, shield=True):
+            await self._keeper.until(lambda: not any(member.reachable for member in self._keeper.members))
+        self.progress.cancelled += self._pool.handed

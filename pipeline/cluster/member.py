@@ -1,0 +1,149 @@
+"""What the driver knows of one replica: links and reports enter, its state for a display and for `run.json` leaves."""
+
+import math
+
+import anyio
+
+from pipeline.cluster.balance import Load
+from pipeline.cluster.messages import Link, Report
+from pipeline.engine import EngineStatistics
+from pipeline.session.observer import ReplicaState
+from pipeline.trace.run_file import Replica
+
+MOST_LOSSES = 3
+"""A replica is given up that was lost so many times in a row without a chain that ended on it in between."""
+STRIKES = 16
+"""A replica is lost on which so many chains in a row fail by its engines."""
+SPEED_S = 30.0
+"""Time constant of the mean of a replica's speed."""
+
+
+class Member:
+    """One replica of a fleet, through all of its starts."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.node = self.address = ""
+        self.starts = self.chains = self.live = self.strikes = 0
+        self.losses: list[str] = []
+        self.given_up = self.ended = False
+        """`given_up`: it is not started again; `ended`: it has sent its last report since it was started last."""
+        self.last_error = ""
+        self.opened = False
+        """Whether its engines are open."""
+        self.sent = self.received = 0
+        self._wants, self._phase = 0, ""
+        self._in_a_row = 0
+        self._past: list[dict[str, EngineStatistics]] = []
+        self._now: dict[str, EngineStatistics] = {}
+        self._pauses: list[int] = [0]
+        self.counts_pauses = False
+        self.told_no_more = self.told_end = False
+        self.output_tokens: dict[str, int] = {}
+        self._speed: float | None = None
+        self._heard: float | None = None
+        self._news = anyio.Event()
+
+    @property
+    def reachable(self) -> bool:
+        """Whether it was started and has neither ended nor been lost."""
+        return bool(self.starts) and not self.ended
+
+    @property
+    def wants(self) -> int:
+        """How many chains it has room for, of those that are on the way to it none."""
+        return max(0, self._wants - (self.sent - self.received))
+
+    @property
+    def statistics(self) -> list[dict[str, EngineStatistics]]:
+        """The totals of its engines since each of its starts, by role."""
+        return [each for each in (*self._past, self._now) if each]
+
+    @property
+    def pauses(self) -> int:
+        """How often a chain had to pause on it."""
+        return sum(self._pauses)
+
+    @property
+    def record(self) -> Replica:
+        """The replica as `run.json` holds it."""
+        return Replica(
+            node=self.node or None,
+            address=self.address or None,
+            starts=self.starts,
+            losses=list(self.losses),
+            given_up=self.given_up,
+            chains=self.chains,
+        )
+
+    @property
+    def state(self) -> ReplicaState:
+        """How it is at this moment."""
+        return ReplicaState(
+            number=self.number, node=self.node, what=self._what(), live=self.live, done=self.chains, output_tokens=dict(self.output_tokens)
+        )
+
+    def load(self, chains: int, batch_size: int) -> Load:
+        """Its load, if it has so many chains."""
+        return Load(number=self.number, chains=chains, batch_size=batch_size, tokens_per_s=self._speed)
+
+    def start(self, link: Link) -> None:
+        """It was started."""
+        self.starts += 1
+        self.node, self.address = link.node, link.address
+        self.ended = self.opened = False
+        self.sent = self.received = self._wants = self.live = self.strikes = 0
+        self.told_no_more = self.told_end = False
+        self._phase, self._speed, self._heard = "starting", None, None
+
+    def hear(self, link: Link, report: Report) -> None:
+        """It has reported."""
+        self.node, self.address = link.node, link.address
+        self.opened |= report.opened is not None
+        self.received, self._wants, self.live = report.received, report.wants, report.live
+        self._phase, self.ended = report.phase or self._phase, report.over
+        self._now = report.statistics or self._now
+        if report.pauses is not None:
+            self._pauses[-1], self.counts_pauses = report.pauses, True
+
+    def wrote(self, tokens: int, now: float) -> None:
+        """Its chains in flight have written so many tokens of their thoughts since this was called before; `now` is in seconds."""
+        seconds = 0.0 if self._heard is None else now - self._heard
+        self._heard = now
+        if seconds <= 0 or not self.live:
+            return
+        speed, share = tokens / seconds / self.live, 1 - math.exp(-seconds / SPEED_S)
+        self._speed = speed if self._speed is None else self._speed + share * (speed - self._speed)
+
+    def chain_over(self, error: str | None) -> None:
+        """A chain has ended on it, by its engines' `error` if there is one."""
+        self.strikes = 0 if error is None else self.strikes + 1
+        self.last_error = error or self.last_error
+        if error is None:
+            self.chains += 1
+            self._in_a_row = 0
+
+    def lose(self, why: str, *, for_good: bool) -> None:
+        """It is lost; `for_good`: starting it again would change nothing."""
+        self.losses.append(why)
+        self._in_a_row += 1
+        self.given_up = for_good or self._in_a_row >= MOST_LOSSES
+        self._past.append(self._now)
+        self._pauses.append(0)
+        self._now, self.live, self._wants, self.opened, self.ended = {}, 0, 0, False, True
+
+    def wake(self) -> None:
+        """There may be something for it to do."""
+        self._news.set()
+
+    async def wait(self) -> None:
+        """Wait until it is woken."""
+        await self._news.wait()
+        self._news = anyio.Event()
+
+    def _what(self) -> str:
+        if self.given_up:
+            return f"given up: {self.losses[-1]}"
+        if self.opened:
+            return "solving"
+        return f"lost: {self.losses[-1]}" if self.ended and self.losses else self._phase or "starting"

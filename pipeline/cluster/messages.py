@@ -1,0 +1,108 @@
+"""What the driver of a run on a cluster and a replica send each other. Pure data.
+
+The driver hands out chains and takes reports; a replica reports rows, and how many more chains it has room for.
+"""
+
+from typing import Literal, Protocol
+
+from msgspec import Struct
+
+from pipeline.engine import EngineStatistics, Fact
+from pipeline.runtime.admission.order import Item
+from pipeline.runtime.resume_state import ResumedChain
+from pipeline.trace.events import CallRow, ChainRow, StepRow
+from pipeline.trace.run_file import ModeChange
+
+
+class Assignment(Struct, frozen=True, kw_only=True):
+    """One chain that a replica is to solve."""
+
+    item: Item
+    sample_index: int
+    order: int
+    """Its place in the input."""
+    expected_length: float | None = None
+    resumed: ResumedChain | None = None
+    """What is recorded of it, if it was begun elsewhere or in an earlier session."""
+
+
+class Orders(Struct, frozen=True, kw_only=True):
+    """What a replica is to do."""
+
+    chains: tuple[Assignment, ...] = ()
+    """Chains to solve from now on."""
+    release: tuple[str, ...] = ()
+    """Chains, by `chain_id`, to give back as far as they are recorded."""
+    no_more: bool = False
+    """Whether the input has no further chains, though some may still come from other replicas."""
+    unix_ns: int = 0
+    """The present time of the driver, by whose clock all rows are dated, ns UTC."""
+    end: Literal["", "drain", "abort"] = ""
+    """`drain`: start no more chains and end when those in flight are over; `abort`: cancel them."""
+
+    @property
+    def empty(self) -> bool:
+        """Whether there is nothing to do."""
+        return not (self.chains or self.release or self.no_more or self.end)
+
+
+class OpenReplica(Struct, frozen=True, kw_only=True):
+    """A replica whose engines are open."""
+
+    facts: dict[str, dict[str, Fact]]
+    """What each of its engines states about itself, by role."""
+    notices: tuple[str, ...] = ()
+    """Sentences for a person about these engines."""
+
+
+class Failure(Struct, frozen=True, kw_only=True):
+    """Why a replica does not go on."""
+
+    what: str
+    """The error in a sentence."""
+    usage: bool = False
+    """Whether the graph or the engines file is wrong there, so that starting it again would change nothing."""
+
+
+class Report(Struct, frozen=True, kw_only=True):
+    """What happened on a replica since its report before."""
+
+    phase: str = ""
+    """What its engines do while they start."""
+    opened: OpenReplica | None = None
+    """In the first report after its engines were open."""
+    calls: list[CallRow] = []
+    steps: list[StepRow] = []
+    chains: list[ChainRow] = []
+    released: list[str] = []
+    """Chains that it gives back, by `chain_id`; the rows before it hold all that is recorded of them."""
+    received: int = 0
+    """How many chains it has been handed since it started."""
+    wants: int = 0
+    """How many more it has room for."""
+    live: int = 0
+    """Chains in flight on it."""
+    statistics: dict[str, EngineStatistics] = {}
+    """Of its engines since they opened, by role."""
+    pauses: int | None = None
+    """How often a chain had to pause since then."""
+    mode_changes: tuple[ModeChange, ...] = ()
+    """In the last report: its decisions about which chains are speculated."""
+    failure: Failure | None = None
+    over: bool = False
+    """Whether this is its last report."""
+
+
+class Link(Protocol):
+    """The driver's end of the connection to a replica that was started. Both methods raise `ReplicaLost`."""
+
+    node: str
+    """The cluster's id of the node that it is on; empty until that is known."""
+    address: str
+    """The network address of the node."""
+
+    async def order(self, orders: Orders) -> None:
+        """Hand over what the replica is to do."""
+
+    async def report(self) -> Report:
+        """Wait until something has happened on the replica, or some seconds have passed."""

@@ -1,0 +1,272 @@
+"""A replica: one set of open engines and the executor over them, fed by a driver elsewhere. Orders enter, reports leave.
+
+It is the same executor, with the same stages, schedules and rows, as in a run of one process; only where its chains come from and where
+its rows go is different. It writes nothing to disk.
+"""
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+
+import anyio
+
+from pipeline.cluster.messages import Assignment, Failure, OpenReplica, Orders, Report
+from pipeline.engine import EngineStatistics
+from pipeline.engines.startup import Listener
+from pipeline.errors import PipelineError, UsageError
+from pipeline.graph.spec import EngineSpec
+from pipeline.reasoning.chain import chain_id
+from pipeline.runtime.admission.order import Start
+from pipeline.runtime.chain_recorder import Clock
+from pipeline.runtime.resume_state import ResumeState
+from pipeline.session.chains import Chains, OpenEngines, prepare, statistics
+from pipeline.session.loop import loop_clock
+from pipeline.session.observer import Observer
+from pipeline.session.preflight import RunSettings
+from pipeline.session.run import opened_engines
+from pipeline.tasks import unwrapped
+from pipeline.trace.events import CallRow, ChainRow, StepRow
+
+REPORT_S = 2.0
+"""A report is sent after this many seconds even if nothing has happened: the driver hears that the replica is there."""
+GATHER_S = 0.1
+"""How long a report waits for more to say once something has happened."""
+MOST_ROWS = 8192
+"""No new chain starts while this many rows are not reported."""
+AHEAD = 8
+"""A replica keeps a chain waiting for every so many of its batch size, at least one, so that a place is filled at once."""
+
+
+class HandedChains:
+    """The `Feed` of a replica: chains in the order in which they were handed out."""
+
+    def __init__(self, state: ResumeState) -> None:
+        """`state` gets what is recorded of each of them."""
+        self._state, self._starts, self._news = state, deque[Start](), anyio.Event()
+        self.received = 0
+        self.asked = False
+        """Whether the executor waits for a chain, so that it would begin at once."""
+
+    def __len__(self) -> int:
+        return len(self._starts)
+
+    def add(self, chain: Assignment) -> None:
+        """Add a chain."""
+        if chain.resumed is not None:
+            self._state.chains[chain_id(chain.item.problem_id, chain.sample_index)] = chain.resumed
+        self._starts.append(Start(chain.item, chain.sample_index, chain.order, chain.expected_length))
+        self.received += 1
+        self._news.set()
+
+    def take_back(self, name: str) -> bool:
+        """Remove a chain that has not begun; False where there is none of this name."""
+        found = next((start for start in self._starts if chain_id(start.item.problem_id, start.sample_index) == name), None)
+        if found is not None:
+            self._starts.remove(found)
+            self._state.chains.pop(name, None)
+        return found is not None
+
+    def names(self) -> list[str]:
+        """The chains that have not begun."""
+        return [chain_id(start.item.problem_id, start.sample_index) for start in self._starts]
+
+    async def next(self) -> Start | None:
+        """See `Feed.next`: waits until a chain is there; the feed has no end of its own."""
+        self.asked = True
+        while not self._starts:
+            self._news = anyio.Event()
+            await self._news.wait()
+        self.asked = False
+        return self._starts.popleft()
+
+    def ended(self, start: Start, thought_tokens: int) -> None:
+        """See `Feed.ended`: the driver sees it in the row."""
+
+
+class Outbox:
+    """The `RowSink` of a replica: rows that are not reported yet."""
+
+    def __init__(self, changed: Callable[[], None]) -> None:
+        self._changed, self._fewer = changed, anyio.Event()
+        self.calls: list[CallRow] = []
+        self.steps: list[StepRow] = []
+        self.chains: list[ChainRow] = []
+        self.released: list[str] = []
+
+    def call(self, row: CallRow) -> None:
+        """See `RowSink.call`."""
+        self.calls.append(row)
+        self._changed()
+
+    def step(self, row: StepRow) -> None:
+        """See `RowSink.step`."""
+        self.steps.append(row)
+        self._changed()
+
+    def chain(self, row: ChainRow) -> None:
+        """See `RowSink.chain`."""
+        self.chains.append(row)
+        self._changed()
+
+    def release(self, name: str) -> None:
+        """Give a chain back."""
+        self.released.append(name)
+        self._changed()
+
+    async def room(self) -> None:
+        """See `RowSink.room`."""
+        while len(self.calls) + len(self.steps) >= MOST_ROWS:
+            await self._fewer.wait()
+
+    def take(self) -> tuple[list[CallRow], list[StepRow], list[ChainRow], list[str]]:
+        """What was not reported; it counts as reported from now on."""
+        taken = self.calls, self.steps, self.chains, self.released
+        self.calls, self.steps, self.chains, self.released = [], [], [], []
+        self._fewer.set()
+        self._fewer = anyio.Event()
+        return taken
+
+
+class Replica:
+    """Carries out the orders of a driver while `serve` runs, and reports."""
+
+    def __init__(self, settings: RunSettings) -> None:
+        self._settings = settings
+        self._clock: Clock | None = None
+        """Set to the driver's time by the first orders that bring chains, before which nothing is dated."""
+        self._state = ResumeState()
+        self._feed, self._outbox = HandedChains(self._state), Outbox(self._tell)
+        self._chains: Chains | None = None
+        self._news, self._scope = anyio.Event(), anyio.CancelScope()
+        self._phase = ""
+        self._opened: OpenReplica | None = None
+        """What is to be reported of the engines, once, when they are open."""
+        self._no_more, self._end = False, ""
+        self._failure: Failure | None = None
+        self._statistics: dict[str, EngineStatistics] = {}
+        self._over = False
+
+    async def serve(self) -> None:
+        """Open the engines and solve what is handed out until the driver ends it. Errors are reported, not raised."""
+        try:
+            with unwrapped():
+                await self._serve()
+        except UsageError as error:
+            self._failure = Failure(what=str(error), usage=True)
+        except PipelineError as error:
+            self._failure = Failure(what=str(error))
+        except Exception as error:  # whatever it is, the driver is to hear it
+            self._failure = Failure(what=f"{type(error).__name__}: {error}")
+        finally:
+            self._over = True
+            self._tell()
+
+    async def _serve(self) -> None:
+        with self._scope:
+            async with opened_engines(self._settings.plan.engines, Observer(starting=self._starting)) as engines:
+                said: list[str] = []
+                opened = await prepare(self._settings, engines, said.append)
+                await self._solve(opened, said)
+
+    async def _solve(self, opened: OpenEngines, said: list[str]) -> None:
+        self._clock = clock = Clock(time.time_ns(), loop_clock(self._settings.virtual_time))
+        self._chains = chains = Chains(self._settings, opened, self._feed, self._outbox, clock, self._state)
+        self._opened = OpenReplica(facts=opened.facts, notices=tuple(said))
+        self._tell()
+        self._follow()
+        try:
+            await chains.run()
+        finally:
+            self._statistics = statistics(opened.engines)
+
+    def order(self, orders: Orders) -> None:
+        """Take what is to be done; it may come before the engines are open."""
+        if orders.chains and not self._feed.received and self._clock is not None:
+            self._clock.set(orders.unix_ns)
+        for chain in orders.chains:
+            self._feed.add(chain)
+        for name in orders.release:
+            if self._feed.take_back(name):
+                self._outbox.release(name)
+            elif self._chains is not None:
+                self._chains.executor.release(name, self._outbox.release)
+        self._no_more |= orders.no_more
+        self._end = orders.end or self._end
+        self._follow()
+
+    def _follow(self) -> None:
+        """Let the executor know what was ordered, as soon as there is one."""
+        if self._end == "abort" or (self._end and self._chains is None):
+            self._scope.cancel()
+        if self._chains is None:
+            return
+        if self._no_more:
+            self._chains.executor.no_more()
+        if self._end == "drain":
+            for name in self._feed.names():
+                self._feed.take_back(name)
+                self._outbox.release(name)
+            self._chains.drain()
+
+    async def report(self, wait_s: float = REPORT_S, gather_s: float = GATHER_S) -> Report:
+        """Wait until something has happened, `wait_s` seconds at most, and say what."""
+        if not self._over:
+            with anyio.move_on_after(wait_s):
+                await self._news.wait()
+        if not self._over:
+            await anyio.sleep(gather_s)
+        self._news = anyio.Event()
+        return self._report()
+
+    def _report(self) -> Report:
+        over = self._over
+        calls, steps, ended, released = self._outbox.take()
+        chains = self._chains
+        opened, self._opened = self._opened, None
+        return Report(
+            phase=self._phase,
+            opened=opened,
+            calls=calls,
+            steps=steps,
+            chains=ended,
+            released=released,
+            received=self._feed.received,
+            wants=self._wants(),
+            live=0 if chains is None else chains.progress.live,
+            statistics=self._statistics if over or chains is None else statistics(chains.engines),
+            pauses=None if chains is None else chains.pauses,
+            mode_changes=chains.mode_changes if over and chains is not None else (),
+            failure=self._failure,
+            over=over,
+        )
+
+    def _wants(self) -> int:
+        if self._chains is None or self._end:
+            return 0
+        batch = self._settings.options.batch_size
+        ahead = max(1, batch // AHEAD)
+        free = batch - self._chains.progress.live if self._feed.asked else 0
+        return max(0, free + ahead - len(self._feed))
+
+    def _tell(self) -> None:
+        self._news.set()
+
+    @contextmanager
+    def _starting(self, specs: Mapping[str, EngineSpec]) -> Iterator[Listener]:
+        yield _Phases(self._say)
+
+    def _say(self, phase: str) -> None:
+        self._phase = phase
+        self._tell()
+
+
+class _Phases(Listener):
+    """Hears how engines start."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say = say
+
+    def phase(self, role: str, phase: str) -> None:
+        """See `Listener.phase`."""
+        self._say(f"{role}: {phase}")
