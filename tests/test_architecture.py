@@ -47,6 +47,7 @@ DOORS = {
     "datasets": ["data/prepare"],
     "prometheus_client": ["cli/metrics"],
     "pynvml": ["machine"],
+    "ray": ["cluster/ray_actors"],
     "filelock": ["trace/"],
     "rich": ["cli/"],
     "yaml": ["graph/yaml_file", "graph/lines"],

@@ -11,6 +11,7 @@ from typing import Any, NoReturn, get_args
 
 import click
 import msgspec
+from msgspec import structs
 from rich import box
 from rich.table import Table as RichTable
 
@@ -27,7 +28,7 @@ from pipeline.cli.terminal.signals import restored_handlers, stop_on_signal
 from pipeline.cli.terminal.tables import print_table
 from pipeline.data.obtain import problem_files
 from pipeline.data.part import MOST_ROWS
-from pipeline.errors import MissingExtra
+from pipeline.errors import MissingExtra, UsageError
 from pipeline.graph.loader import PRESET, load_preset
 from pipeline.runtime.admission.admission import AdmissionName
 from pipeline.runtime.schedule import SCHEDULES
@@ -37,6 +38,7 @@ from pipeline.session.loop import rare_collection
 from pipeline.session.observer import Observer
 from pipeline.session.options import RunOptions, resume_options
 from pipeline.session.resume import MAY_DRIFT
+from pipeline.session.run import Solve
 from pipeline.session.run import run as start
 
 Address = tuple[str, int] | None
@@ -78,6 +80,24 @@ def metrics_options(command: Callable[..., Any]) -> Callable[..., Any]:
         return command(*args, metrics=None if metrics_port is None else (metrics_host, metrics_port), **options)
 
     return with_metrics
+
+
+CLUSTER_HELP = "Solve on replicas of the engines on a Ray cluster: ray (RAY_ADDRESS, this machine's, or a new one) or ray://HOST:PORT."
+REPLICAS_HELP = "Replicas on the cluster, each with --batch-size chains in flight.  [default: 1]"
+
+
+def cluster_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command the options of the cluster on which it solves; they come as `cluster` and `replicas`."""
+    command = click.option("--replicas", type=click.IntRange(1, 10_000), help=REPLICAS_HELP)(command)
+    return click.option("--cluster", metavar="ray[://HOST:PORT]", help=CLUSTER_HELP)(command)
+
+
+def with_cluster(options: RunOptions, cluster: str | None, replicas: int | None) -> RunOptions:
+    """The options with those of the cluster that were given; raises `UsageError` for replicas without a cluster."""
+    cluster = cluster or options.cluster
+    if replicas is not None and cluster is None:
+        raise UsageError(f"--replicas {replicas}: is for a cluster; add --cluster ray")
+    return structs.replace(options, cluster=cluster, replicas=replicas or options.replicas)
 
 
 settings_option = click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help=SET_HELP)
@@ -129,6 +149,7 @@ def with_preset(options: Mapping[str, Any]) -> dict[str, Any]:
 @click.option("--seed", type=int, default=0, show_default=True, help="Random seed.")
 @click.option("--modes", type=click.Path(path_type=Path), metavar="RUN", help="With speculate=auto: replay the modes recorded in that run.")
 @click.option("--calibration", type=click.Path(path_type=Path), metavar="FILE", help=CALIBRATION_HELP)
+@cluster_options
 @click.option("--output", type=click.Path(path_type=Path), metavar="DIR", help="Run folder.  [default: runs/GRAPH-TIME]")
 @click.option(
     "--keep-input/--no-keep-input",
@@ -143,37 +164,58 @@ def with_preset(options: Mapping[str, Any]) -> dict[str, Any]:
 @metrics_options
 @notice_options
 @click.option("--debug", is_flag=True, help="Show tracebacks.")
-def run(graph: Path, inputs: tuple[str, ...], as_json: bool, debug: bool, metrics: Address, **options: Any) -> None:
+def run(
+    graph: Path,
+    inputs: tuple[str, ...],
+    cluster: str | None,
+    replicas: int | None,
+    as_json: bool,
+    debug: bool,
+    metrics: Address,
+    **options: Any,
+) -> None:
     """Solve the problems of a file with GRAPH: a graph file, or the name of a bundled one, such as speccot.
 
     Exit codes: 0 all chains finished, 1 the run could not go on, 2 graph, options or input are wrong and nothing was
     started, 3 some chains failed and are recorded as such, 130 interrupted. After 1 and 130 use `pipeline resume`.
     """
     with problem_files(inputs) as (first, *more):
-        solve_and_exit(RunOptions(graph=graph, input=first, more_inputs=tuple(more), **with_preset(options)), as_json, metrics)
+        chosen = RunOptions(graph=graph, input=first, more_inputs=tuple(more), **with_preset(options))
+        solve_and_exit(with_cluster(chosen, cluster, replicas), as_json, metrics)
 
 
 @click.command()
 @click.argument("run", type=click.Path(path_type=Path), metavar="RUN")
 @click.option("--input", "input_", type=click.Path(path_type=Path), metavar="FILE", help="Where the input file is now, if it has moved.")
 @click.option("--retry-failed", is_flag=True, help="Retry failed chains.")
+@cluster_options
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
 @metrics_options
 @notice_options
 @click.option("--debug", is_flag=True, help="Show tracebacks.")
-def resume(run: Path, input_: Path | None, retry_failed: bool, as_json: bool, debug: bool, metrics: Address) -> None:
+def resume(
+    run: Path,
+    input_: Path | None,
+    retry_failed: bool,
+    cluster: str | None,
+    replicas: int | None,
+    as_json: bool,
+    debug: bool,
+    metrics: Address,
+) -> None:
     """Resume the run in folder RUN with the options it was started with.
 
     Finished chains are kept, the others continue from their last answered call. To change the engines or the batch size, repeat the
     whole command with `pipeline run ... --output RUN --resume --allow-drift engines`.
     """
-    solve_and_exit(resume_options(run, retry_failed=retry_failed, input_file=input_), as_json, metrics)
+    options = resume_options(run, retry_failed=retry_failed, input_file=input_)
+    solve_and_exit(with_cluster(options, cluster, replicas), as_json, metrics)
 
 
 def solve_and_exit(options: RunOptions, as_json: bool, metrics: Address) -> NoReturn:
     """Solve with a live display, print the summary and how to resume, and exit with the run's exit code."""
     with restored_handlers(), rare_collection(), _observed(metrics) as observer:
-        result = start(options, observer, attend=stop_on_signal, command=sys.argv)
+        result = start(options, observer, attend=stop_on_signal, command=sys.argv, carry_out=_carried_out(options))
     assert result.folder is not None, "the run of a command has a folder"
     if result.nothing_to_do:
         print_notice(f"{result.folder} is finished: there is nothing to resume")
@@ -186,6 +228,17 @@ def solve_and_exit(options: RunOptions, as_json: bool, metrics: Address) -> NoRe
             print_error(str(result.error))
         print_notice(f"{result.run.status}; to resume: pipeline resume {result.folder}")
     sys.exit(result.exit_code)
+
+
+def _carried_out(options: RunOptions) -> Solve | None:
+    """What solves on the cluster of the options; None: engines of this process do. Raises `MissingExtra`."""
+    if options.cluster is None:
+        return None
+    try:
+        solve: Solve = import_module("pipeline.cluster.ray_actors").solve_on_ray
+    except ImportError as error:
+        raise MissingExtra(f"--cluster {options.cluster}", "ray", "ray") from error
+    return solve
 
 
 def _observed(metrics: Address) -> AbstractContextManager[Observer]:
