@@ -6,7 +6,8 @@ A thread of its own reads counters that only the run changes; the run never wait
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
 from rich.console import Group
@@ -18,7 +19,7 @@ from rich.text import Text
 from pipeline.cli.terminal.console import PlainConsole
 from pipeline.cli.terminal.notices import log, options, print_notice
 from pipeline.cli.terminal.rates import RecentRates
-from pipeline.session.observer import View
+from pipeline.session.observer import SOLVING, ReplicaState, View
 
 PANEL_PER_SECOND = 2
 """How often the panel is drawn."""
@@ -28,6 +29,8 @@ SILENT_S = 10.0
 """An engine that has calls is silent at the earliest when it has answered none of them for this long."""
 SILENT_TIMES = 2.0
 """And not before this many times the longest time between two of its answers so far."""
+MOST_REPLICAS = 16
+"""Most replicas that have a line of their own."""
 
 OVER, STEPS = "chains", "steps"
 """Names of the counts that have rates, beside `tokens ROLE`."""
@@ -100,13 +103,20 @@ class Meter:
         self.view, self._now, self._started = view, now, now()
         self._silences = {role: Silence(self._started) for role in view.lanes}
         self._rates = RecentRates(OVER)
+        self.replicas: list[ReplicaState] = []
+        """The replicas that have a line of their own."""
         self.look()
 
     def look(self) -> None:
         """Take down what has happened so far."""
         progress = self.view.progress
         counts = {OVER: float(self.over), STEPS: float(progress.steps)}
-        self._rates.look(self._now(), counts | {f"tokens {role}": float(tokens) for role, tokens in progress.output_tokens.items()})
+        counts |= {f"tokens {role}": float(tokens) for role, tokens in progress.output_tokens.items()}
+        states = self.view.replicas()
+        self.replicas = shown_replicas(states)
+        for state in states:
+            counts |= {f"tokens {state.number} {role}": float(tokens) for role, tokens in state.output_tokens.items()}
+        self._rates.look(self._now(), counts)
 
     @property
     def elapsed_s(self) -> float:
@@ -167,24 +177,45 @@ class Meter:
         graded, correct = (0, 0) if self.view.virtual_time else self.view.graded()
         return correct / graded if graded else None
 
-    def tokens_per_s(self, role: str) -> float:
-        """Output tokens a second of the engine with this role."""
-        return self._rates.per_s(f"tokens {role}") or 0.0
+    def tokens_per_s(self, role: str, replica: int | None = None) -> float:
+        """Output tokens a second of the engine with this role; of that of one replica, which is among `replicas`."""
+        return self._rates.per_s(f"tokens {role}" if replica is None else f"tokens {replica} {role}") or 0.0
+
+
+def shown_replicas(states: Sequence[ReplicaState]) -> list[ReplicaState]:
+    """Those of many replicas that a person should see: the ones that do not solve, then those on which the fewest chains ended."""
+    if len(states) <= MOST_REPLICAS:
+        return list(states)
+    chosen = sorted(states, key=lambda state: (state.what == SOLVING, state.done))[:MOST_REPLICAS]
+    return sorted(chosen, key=lambda state: state.number)
 
 
 def line(meter: Meter) -> str:
     """Progress as one line of plain text."""
     meter.look()
     view, progress = meter.view, meter.view.progress
-    engines = " · ".join(
+    engines = [
         f"{role} {meter.tokens_per_s(role):.0f} tok/s, {lane.in_flight} in flight, {lane.waiting} waiting{_notes(meter, role)}"
         for role, lane in view.lanes.items()
+    ]
+    if states := view.replicas():
+        engines = [_replicas(states), *(f"{role} {meter.tokens_per_s(role):.0f} tok/s" for role in progress.output_tokens)]
+    return " · ".join(
+        [
+            f"{meter.over}/{view.chains} chains, {meter.live}, {progress.failed} failed",
+            f"{meter.steps_per_s:.1f} steps/s",
+            f"accepted {_percent(meter.acceptance)}{_accuracy(meter)}",
+            *engines,
+            f"ETA {duration(meter.eta_s)}",
+        ]
     )
-    return (
-        f"{meter.over}/{view.chains} chains, {meter.live}, {progress.failed} failed · "
-        f"{meter.steps_per_s:.1f} steps/s · accepted {_percent(meter.acceptance)}{_accuracy(meter)} · {engines} · "
-        f"ETA {duration(meter.eta_s)}"
-    )
+
+
+def _replicas(states: Sequence[ReplicaState]) -> str:
+    """How many replicas solve, and how many do what else, without the reasons."""
+    counts = Counter(state.what if state.what == SOLVING else state.what.partition(":")[0] for state in states)
+    others = ", ".join(f"{count} {what}" for what, count in sorted(counts.items()) if what != SOLVING)
+    return f"{counts[SOLVING]} of {len(states)} replicas {SOLVING}" + (f" ({others})" if others else "")
 
 
 def panel(meter: Meter) -> Group:
@@ -200,7 +231,13 @@ def panel(meter: Meter) -> Group:
     facts = f"{meter.chains_per_s:.3g} problems/s   {meter.steps_per_s:.1f} steps/s   "
     facts += f"accepted {_percent(meter.acceptance)}{_accuracy(meter)}   {view.schedule}, batch size {view.batch_size}   "
     facts += f"oldest chain {duration(_oldest_s(view))}"
-    table = Table(box=None, pad_edge=False, header_style="dim")
+    bar = Table.grid(expand=True)  # a bar by itself does not end its line
+    bar.add_row(ProgressBar(total=view.chains, completed=meter.over))
+    return Group(head, bar, Text(facts), _replica_table(meter) if view.replicas() else _engine_table(meter))
+
+
+def _engine_table(meter: Meter) -> Table:
+    view, table = meter.view, Table(box=None, pad_edge=False, header_style="dim")
     for title in ("engine", "tokens/s", "in flight", "waiting", "running", "kv cache"):
         table.add_column(title, justify="left" if title == "engine" else "right")
     for role, lane in view.lanes.items():
@@ -213,9 +250,22 @@ def panel(meter: Meter) -> Group:
             f"{statistics.running}",
             f"{statistics.kv_cache_usage:.0%}",
         )
-    bar = Table.grid(expand=True)  # a bar by itself does not end its line
-    bar.add_row(ProgressBar(total=view.chains, completed=meter.over))
-    return Group(head, bar, Text(facts), table)
+    return table
+
+
+def _replica_table(meter: Meter) -> Table:
+    """A line for each replica; of very many those that a person should see."""
+    roles = list(meter.view.progress.output_tokens)
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for title in ("replica", "node", "in flight", "ended", *(f"{role} tokens/s" for role in roles)):
+        table.add_column(title, justify="left" if title == "node" else "right")
+    table.add_column("", no_wrap=True, overflow="ellipsis")
+    for state in meter.replicas:
+        speeds = (f"{meter.tokens_per_s(role, state.number):,.0f}" if role in state.output_tokens else "-" for role in roles)
+        table.add_row(f"{state.number}", state.node or "-", f"{state.live}", f"{state.done}", *speeds, state.what)
+    if (left := len(meter.view.replicas()) - len(meter.replicas)) > 0:
+        table.add_row("", f"and {left} more")
+    return table
 
 
 def _notes(meter: Meter, role: str) -> str:

@@ -12,8 +12,9 @@ from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from pipeline.engine import EngineStatistics
 from pipeline.errors import UsageError, reason
-from pipeline.session.observer import Observer, View
+from pipeline.session.observer import SOLVING, Observer, View
 
 
 class RunMetrics(Collector):
@@ -27,6 +28,7 @@ class RunMetrics(Collector):
         yield from self._chains()
         yield from self._steps()
         yield from self._engines()
+        yield from self._replicas()
 
     def _chains(self) -> Iterator[Metric]:
         view, progress = self._view, self._view.progress
@@ -49,7 +51,7 @@ class RunMetrics(Collector):
         yield steps
 
     def _engines(self) -> Iterator[Metric]:
-        labels = ["engine", "model_name"]
+        labels = ["engine", "model_name", *(["replica"] if self._view.replicas() else [])]
         running = GaugeMetricFamily("pipeline:num_requests_running", "Requests that the engine computes.", labels=labels)
         waiting = GaugeMetricFamily("pipeline:num_requests_waiting", "Requests in the engine's queue.", labels=labels)
         queued = GaugeMetricFamily("pipeline:num_requests_queued", "Requests that wait here to be sent to the engine.", labels=labels)
@@ -59,13 +61,11 @@ class RunMetrics(Collector):
         output = CounterMetricFamily("pipeline:generation_tokens", "Output tokens of answered requests.", labels=labels)
         requests = CounterMetricFamily("pipeline:request_success", "Answered requests.", labels=labels)
         restarts = CounterMetricFamily("pipeline:engine_restarts", "How often the engine died and was restarted.", labels=labels)
-        for role, engine in self._view.engines.items():
-            found = engine.statistics()
-            spec = self._view.plan.engines[role]
-            named = [role, str(getattr(spec, "model", role))]
+        for named, found, in_lane in self._statistics():
             running.add_metric(named, found.running)
             waiting.add_metric(named, found.waiting)
-            queued.add_metric(named, self._view.lanes[role].waiting)
+            if in_lane is not None:
+                queued.add_metric(named, in_lane)
             usage.add_metric(named, found.kv_cache_usage)
             prompt.add_metric(named, found.input_tokens)
             cached.add_metric(named, found.cached_input_tokens)
@@ -73,6 +73,30 @@ class RunMetrics(Collector):
             requests.add_metric(named, found.requests)
             restarts.add_metric(named, found.restarts)
         yield from (running, waiting, queued, usage, prompt, cached, output, requests, restarts)
+
+    def _statistics(self) -> Iterator[tuple[list[str], EngineStatistics, int | None]]:
+        """The labels and the statistics of each engine, and how many requests wait here; None where they wait on its replica."""
+        view = self._view
+        models = {role: str(getattr(spec, "model", role)) for role, spec in view.plan.engines.items()}
+        for role, engine in view.engines.items():
+            yield [role, models[role]], engine.statistics(), view.lanes[role].waiting
+        for state in view.replicas():
+            for role, statistics in state.statistics.items():
+                yield [role, models[role], str(state.number)], statistics, None
+
+    def _replicas(self) -> Iterator[Metric]:
+        states = self._view.replicas()
+        if not states:
+            return
+        solving = GaugeMetricFamily("pipeline:replica_solving", "Whether the replica's engines are open.", labels=["replica", "node"])
+        live = GaugeMetricFamily("pipeline:replica_chains_in_flight", "Chains in flight on the replica.", labels=["replica", "node"])
+        ended = CounterMetricFamily("pipeline:replica_chains_ended", "Chains that ended on the replica.", labels=["replica", "node"])
+        for state in states:
+            named = [str(state.number), state.node]
+            solving.add_metric(named, state.what == SOLVING)
+            live.add_metric(named, state.live)
+            ended.add_metric(named, state.done)
+        yield from (solving, live, ended)
 
 
 @contextmanager

@@ -7,7 +7,7 @@ import anyio
 from pipeline.cluster.balance import Load
 from pipeline.cluster.messages import Link, Report
 from pipeline.engine import EngineStatistics
-from pipeline.session.observer import ReplicaState
+from pipeline.session.observer import SOLVING, ReplicaState
 from pipeline.trace.run_file import Replica
 
 MOST_LOSSES = 3
@@ -80,7 +80,13 @@ class Member:
     def state(self) -> ReplicaState:
         """How it is at this moment."""
         return ReplicaState(
-            number=self.number, node=self.node, what=self._what(), live=self.live, done=self.chains, output_tokens=dict(self.output_tokens)
+            number=self.number,
+            node=self.node,
+            what=self._what(),
+            live=self.live,
+            done=self.chains,
+            output_tokens=dict(self.output_tokens),
+            statistics=self._now,
         )
 
     def load(self, chains: int, batch_size: int) -> Load:
@@ -145,5 +151,5 @@ class Member:
         if self.given_up:
             return f"given up: {self.losses[-1]}"
         if self.opened:
-            return "solving"
+            return SOLVING
         return f"lost: {self.losses[-1]}" if self.ended and self.losses else self._phase or "starting"

@@ -7,7 +7,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from pipeline.engine import Engine
+from pipeline.engine import Engine, EngineStatistics
 from pipeline.engines.startup import Listener
 from pipeline.graph.plan import Plan
 from pipeline.graph.spec import EngineSpec
@@ -15,6 +15,9 @@ from pipeline.runtime.admission.admission import Admission
 from pipeline.runtime.chain_recorder import Clock, Progress
 from pipeline.runtime.lane import Lane
 from pipeline.runtime.rows import RowSink
+
+SOLVING = "solving"
+"""`ReplicaState.what` of a replica whose engines are open."""
 
 
 class ReplicaState(Struct, frozen=True, kw_only=True):
@@ -25,13 +28,15 @@ class ReplicaState(Struct, frozen=True, kw_only=True):
     node: str
     """The cluster's id of its node; empty where it is on none."""
     what: str
-    """`starting`, `solving`, `lost` or `given up`, and why."""
+    """`starting` or what its engines do while they start, `solving`, or `lost` or `given up` and why."""
     live: int = 0
     """Chains in flight on it."""
     done: int = 0
     """Chains that ended on it."""
     output_tokens: dict[str, int] = {}
     """Tokens that its engines sampled, by role."""
+    statistics: dict[str, EngineStatistics] = {}
+    """What each of its engines was doing when it reported last, and its totals since it was opened last, by role."""
 
 
 class View(Struct, frozen=True, kw_only=True):

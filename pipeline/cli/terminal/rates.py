@@ -42,7 +42,7 @@ class RecentRates:
         if len(self._kept) < 2:
             return None
         (then, before), (now, after) = self._start(name), self._kept[-1]
-        return (after[name] - before[name]) / (now - then) if now > then else None
+        return (after[name] - before.get(name, 0.0)) / (now - then) if now > then else None
 
     def _start(self, name: str) -> tuple[float, dict[str, float]]:
         """The latest look from which on the window is long enough for this count, or the first one."""
