@@ -25,7 +25,7 @@ LEVELS = [
     ["session", "rewards", "calibration", "report", "export", "drawing"],
     ["sweep", "doctor", "cluster"],
     ["api"],
-    ["cli"],
+    ["cli", "ray"],
 ]
 """Folders and modules of `pipeline`; each imports from lines above its own, and from itself."""
 DOORS = {
@@ -43,7 +43,7 @@ DOORS = {
     "math_verify": ["grading/worker"],
     "latex2sympy2_extended": ["grading/worker"],
     "sympy": ["grading/worker"],
-    "pyarrow": ["trace/", "data/", "session/resume", "session/checks/modes", "analysis/", "report/", "export/", "api"],
+    "pyarrow": ["trace/", "data/", "session/resume", "session/checks/modes", "analysis/", "report/", "export/", "api", "ray"],
     "datasets": ["data/prepare"],
     "prometheus_client": ["cli/metrics"],
     "pynvml": ["machine"],

@@ -4,7 +4,6 @@ An actor is a process on one node with the GPUs that the engines file asks for. 
 event loop of its own. It is never restarted by Ray: whoever is lost is started anew, so that nothing of a broken process lives on.
 """
 
-import asyncio
 import logging
 import os
 import re
@@ -18,18 +17,16 @@ from urllib.parse import urlsplit
 import anyio.to_thread
 import msgspec
 import ray
-from anyio.from_thread import BlockingPortal, start_blocking_portal
 from ray.exceptions import RayError
 
 from pipeline.cluster.keeper import Launcher
 from pipeline.cluster.messages import Link, Orders, Report
-from pipeline.cluster.replica import Replica
+from pipeline.cluster.replica_thread import ReplicaThread
 from pipeline.cluster.run import solve_on_replicas
 from pipeline.engines.registry import gpus
 from pipeline.errors import ReplicaLost, UsageError, reason
 from pipeline.graph.plan import Plan
 from pipeline.session.execute import SessionResult
-from pipeline.session.loop import rare_collection
 from pipeline.session.observer import Attend, Observer, Tell
 from pipeline.session.options import RunOptions
 from pipeline.session.preflight import RunSettings
@@ -147,13 +144,7 @@ class ReplicaActor:
     """The process of a replica on its node."""
 
     def __init__(self, settings: RunSettings) -> None:
-        # Ray's own policy brings uvloop, whose event loop can neither tell when a timer is due nor start processes from this thread.
-        asyncio.set_event_loop_policy(asyncio.DefaultEventLoopPolicy())
-        self._stack = ExitStack()  # the process ends with it
-        self._stack.enter_context(rare_collection())
-        self._portal: BlockingPortal = self._stack.enter_context(start_blocking_portal("asyncio"))
-        self._replica = self._portal.call(Replica, settings)
-        self._portal.start_task_soon(self._replica.serve)
+        self._replica = ReplicaThread(settings)
 
     def where(self) -> tuple[str, str]:
         """The cluster's id of the node, and its network address."""
@@ -161,11 +152,11 @@ class ReplicaActor:
 
     def order(self, orders: Orders) -> None:
         """See `Replica.order`."""
-        self._portal.call(self._replica.order, orders)
+        self._replica.order(orders)
 
     def report(self) -> bytes:
         """See `Replica.report`; as MessagePack."""
-        return msgspec.msgpack.encode(self._portal.call(self._replica.report))
+        return msgspec.msgpack.encode(self._replica.report())
 
 
 class RayLink:

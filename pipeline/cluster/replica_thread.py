@@ -1,0 +1,41 @@
+"""A replica in a thread of its own, in a process of somebody else: Ray's workers have their own event loop, policy and signal handlers."""
+
+import asyncio
+from concurrent.futures import Future
+from contextlib import ExitStack
+from threading import Thread
+
+from anyio.from_thread import BlockingPortal
+
+from pipeline.cluster.messages import Orders, Report
+from pipeline.cluster.replica import Replica
+from pipeline.session.loop import in_loop, rare_collection
+from pipeline.session.preflight import RunSettings
+
+
+class ReplicaThread:
+    """A `Replica` that serves in an event loop of its own until the process ends; its methods may be called from any other thread."""
+
+    def __init__(self, settings: RunSettings) -> None:
+        # Ray's policy brings uvloop, whose event loop neither tells when a timer is due nor starts processes from this thread.
+        asyncio.set_event_loop_policy(asyncio.DefaultEventLoopPolicy())
+        ExitStack().enter_context(rare_collection())
+        started: Future[BlockingPortal] = Future()
+
+        async def serve() -> None:
+            async with BlockingPortal() as portal:
+                started.set_result(portal)
+                await portal.sleep_until_stopped()
+
+        Thread(target=in_loop, args=(serve,), kwargs={"virtual": False}, name="replica", daemon=True).start()
+        self._portal = started.result()
+        self._replica = self._portal.call(Replica, settings)
+        self._portal.start_task_soon(self._replica.serve)
+
+    def order(self, orders: Orders) -> None:
+        """See `Replica.order`."""
+        self._portal.call(self._replica.order, orders)
+
+    def report(self) -> Report:
+        """See `Replica.report`; the calling thread waits."""
+        return self._portal.call(self._replica.report)

@@ -1,0 +1,196 @@
+"""For pipelines of Ray Data: `Solver` is a class for `map_batches`, which solves the problems in its batches.
+
+    ds = ray.data.read_parquet("problems/").filter(lambda row: row["level"] >= 4)
+    ds = ds.map_batches(Solver, fn_constructor_kwargs={"graph": "speccot"}, batch_size=8, concurrency=(1, 4), num_gpus=2)
+    ds.write_parquet("answers/")
+
+Each actor of the pool opens its engines once and keeps up to `batch_size` chains in flight, whatever the sizes of the batches are. Ray itself
+is not imported here.
+"""
+
+import asyncio
+import os
+import sys
+import time
+from collections.abc import AsyncIterator, Iterator, Mapping
+from concurrent.futures import Future
+from hashlib import blake2b
+from itertools import count
+from pathlib import Path
+from threading import Lock, Thread
+from typing import Any
+
+import pyarrow as pa
+from msgspec import structs
+
+from pipeline.api import Engines, Graph, load_graph
+from pipeline.cluster.messages import Assignment, Failure, Orders
+from pipeline.cluster.replica_thread import ReplicaThread
+from pipeline.data.in_memory import ProblemList
+from pipeline.data.part import ALL
+from pipeline.data.problems import Problem
+from pipeline.errors import BadRow, RunError, UsageError
+from pipeline.export.answers import OURS
+from pipeline.grading.answers import as_kind
+from pipeline.grading.grader import BESIDE_ENGINES, Grader
+from pipeline.runtime.admission.admission import AdmissionName
+from pipeline.session.options import RunOptions
+from pipeline.session.preflight import RunSettings
+from pipeline.trace.events import UNFINISHED, ChainRow
+
+ANSWERED = pa.schema(
+    [
+        pa.field("problem_id", pa.string()),
+        pa.field("answer", pa.string()),
+        pa.field("answer_text", pa.string()),
+        pa.field("reference_answer", pa.string()),
+        pa.field("correct", pa.bool_()),
+        pa.field("status", pa.string()),
+        pa.field("error", pa.string()),
+        pa.field("steps", pa.int64()),
+        pa.field("thought_tokens", pa.int64()),
+    ]
+)
+"""The columns that are added to a row. `status` is `done` or `failed`, and `error` says why; `correct` is null without a reference."""
+TAKEN = (*ANSWERED.names, *OURS)
+"""A column of the input with one of these names is called `input_NAME`, as in `pipeline export`."""
+
+
+class Solver:
+    """Solves problems with a graph on engines of its own, for Ray Data's `map_batches` or for any caller on asyncio.
+
+    graph, engines, params: as of `pipeline.solve`. columns: names of the columns of a batch by ours, `{"problem": "question"}`.
+    batch_size: chains in flight. seed: every random number derives from it and from a row's `problem_id`; where a batch has no such column, from
+    the text of the problem. Raises `UsageError` or `RunError` where the engines cannot be opened.
+
+    If its engines die for good the process ends at once (`os._exit(1)`), so that Ray starts another one: a worker that only raised would get
+    the same batches again (https://github.com/ray-project/ray/issues/60145). `exits=False` raises `RunError` instead.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        *,
+        engines: Engines | None = None,
+        params: Mapping[str, Any] | None = None,
+        columns: Mapping[str, str] | None = None,
+        batch_size: int = 64,
+        admission: AdmissionName = "cache",
+        seed: int = 0,
+        exits: bool = True,
+    ) -> None:
+        plan = load_graph(graph, engines, params)
+        ProblemList([], columns or {}, ALL)  # refuses what is no name of a column
+        options = RunOptions(graph=Path(plan.name), input=Path("batches"), batch_size=batch_size, admission=admission, seed=seed)
+        self._columns, self._exits = dict(columns or {}), exits
+        self._waiting: dict[str, tuple[Problem, list[Future[ChainRow]]]] = {}
+        self._lock, self._orders = Lock(), count()
+        self._failure: Failure | None = None
+        self._grader = Grader(2, nice=BESIDE_ENGINES)
+        self._replica = ReplicaThread(RunSettings(plan=plan, options=options, run_id=plan.name, virtual_time=False))
+        self._wait_open()
+        Thread(target=self._take_reports, name="reports", daemon=True).start()
+
+    async def __call__(self, batch: Any) -> AsyncIterator[pa.Table]:
+        """Solve a batch, a mapping of columns or a table of Arrow or pandas. Gives tables with all of its columns and `ANSWERED`, in which its
+        rows are as they finish, each once; a problem that cannot be solved is a row with an error."""
+        table = _table(batch)
+        own = table.rename_columns([f"input_{name}" if name in TAKEN else name for name in table.column_names])
+        pending: dict[asyncio.Future[ChainRow], int] = {}
+        for place, item in enumerate(ProblemList(table.to_pylist(), self._columns, ALL)):
+            if isinstance(item, BadRow):
+                yield _joined(own, {place: {"problem_id": item.problem_id, "status": "failed", "error": item.what}})
+            else:
+                pending[asyncio.wrap_future(self._submit(self._named(item)))] = place
+        while pending:
+            ready, _ = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+            yield _joined(own, {pending.pop(each): await asyncio.to_thread(self._answered, each.result()) for each in ready})
+
+    def _named(self, problem: Problem) -> Problem:
+        """The problem under the name by which its seeds are made: where it has none of its own, one made of its text."""
+        if problem.problem_id != str(problem.row) or "problem_id" in self._columns:
+            return problem
+        return structs.replace(problem, problem_id=blake2b(problem.problem.encode(), digest_size=12).hexdigest())
+
+    def _submit(self, problem: Problem) -> "Future[ChainRow]":
+        """Hand a problem to the replica. One that is in flight already is not solved twice."""
+        answer: Future[ChainRow] = Future()
+        with self._lock:
+            if self._failure is not None:
+                answer.set_exception(RunError(self._failure.what))
+                return answer
+            name = next(name for name in _names(problem.problem_id) if self._waiting.get(name, (problem,))[0] == problem)
+            new = name not in self._waiting
+            self._waiting.setdefault(name, (problem, []))[1].append(answer)
+        if new:
+            chain = Assignment(item=structs.replace(problem, problem_id=name), sample_index=0, order=next(self._orders))
+            self._replica.order(Orders(chains=(chain,), unix_ns=time.time_ns()))
+        return answer
+
+    def _take_reports(self) -> None:
+        """Pass rows on to those who wait for them, for as long as the replica lives."""
+        while True:
+            report = self._replica.report()
+            for row in report.chains:
+                with self._lock:
+                    _, answers = self._waiting.pop(row.problem_id)
+                for answer in answers:
+                    answer.set_result(row)
+            if report.over:
+                self._end(report.failure or Failure(what="the replica ended of its own accord"))
+                return
+
+    def _end(self, failure: Failure) -> None:
+        """The replica is gone for good."""
+        print(f"pipeline: {failure.what}", file=sys.stderr, flush=True)
+        if self._exits:
+            os._exit(1)
+        with self._lock:
+            self._failure = failure
+            left = [answer for _, answers in self._waiting.values() for answer in answers]
+            self._waiting.clear()
+        for answer in left:
+            answer.set_exception(RunError(failure.what))
+
+    def _wait_open(self) -> None:
+        while True:
+            report = self._replica.report()
+            if report.failure is not None:
+                raise (UsageError if report.failure.usage else RunError)(report.failure.what)
+            if report.opened is not None:
+                return
+
+    def _answered(self, row: ChainRow) -> dict[str, Any]:
+        """The values of `ANSWERED` for a problem, with its grade."""
+        failed, correct = row.stop_reason in UNFINISHED, None
+        if row.reference_answer is not None and not failed:
+            correct = row.answer is not None and self._grader.grade(as_kind(row.grader), row.answer, row.reference_answer).correct
+        found = {
+            name: getattr(row, name) for name in ("problem_id", "answer", "answer_text", "reference_answer", "steps", "thought_tokens")
+        }
+        error = f"{row.error_type}: {row.error_message}" if failed else None
+        return {**found, "correct": correct, "status": "failed" if failed else "done", "error": error}
+
+
+def _names(problem_id: str) -> Iterator[str]:
+    """The name of a problem, and others for further problems of the same name."""
+    yield problem_id
+    yield from (f"{problem_id}~{number}" for number in count(2))
+
+
+def _table(batch: Any) -> pa.Table:
+    """A batch as Ray Data hands it over, as an Arrow table; raises `UsageError` for what is none."""
+    if isinstance(batch, pa.Table):
+        return batch
+    if isinstance(batch, Mapping):
+        return pa.table({name: pa.array(list(values)) for name, values in batch.items()})
+    if hasattr(batch, "to_dict"):
+        return pa.Table.from_pandas(batch, preserve_index=False)
+    raise UsageError(f"a batch is a `{type(batch).__name__}`; expected columns of numpy, or a table of Arrow or pandas")
+
+
+def _joined(own: pa.Table, answers: Mapping[int, Mapping[str, Any]]) -> pa.Table:
+    """The rows of `own` at the places of `answers`, with these."""
+    rows = own.take(pa.array(list(answers), pa.int64()))
+    added = pa.Table.from_pylist([dict(answer) for answer in answers.values()], schema=ANSWERED)
+    return pa.table([*rows.columns, *added.columns], names=[*rows.column_names, *added.column_names])
