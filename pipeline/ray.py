@@ -4,8 +4,8 @@
     ds = ds.map_batches(Solver, fn_constructor_kwargs={"graph": "speccot"}, batch_size=8, concurrency=(1, 4), num_gpus=2)
     ds.write_parquet("answers/")
 
-Each actor of the pool opens its engines once and keeps up to `batch_size` chains in flight, whatever the sizes of the batches are. Ray itself
-is not imported here.
+Each actor of the pool opens its engines once and keeps up to 64 chains in flight, whatever the sizes of the batches are. Ray itself is not
+imported here.
 """
 
 import asyncio
@@ -60,11 +60,11 @@ class Solver:
     """Solves problems with a graph on engines of its own, for Ray Data's `map_batches` or for any caller on asyncio.
 
     graph, engines, params: as of `pipeline.solve`. columns: names of the columns of a batch by ours, `{"problem": "question"}`.
-    batch_size: chains in flight. seed: every random number derives from it and from a row's `problem_id`; where a batch has no such column, from
-    the text of the problem. Raises `UsageError` or `RunError` where the engines cannot be opened.
+    batch_size: chains in flight. seed: every random number derives from it and from a row's `problem_id`; where a batch has no such
+    column, from the text of the problem. Raises `UsageError` or `RunError` where the engines cannot be opened.
 
-    If its engines die for good the process ends at once (`os._exit(1)`), so that Ray starts another one: a worker that only raised would get
-    the same batches again (https://github.com/ray-project/ray/issues/60145). `exits=False` raises `RunError` instead.
+    If its engines die for good the process ends at once (`os._exit(1)`), so that Ray starts another one: a worker that only raised would
+    get the same batches again (https://github.com/ray-project/ray/issues/60145). `exits=False` raises `RunError` instead.
     """
 
     def __init__(
@@ -92,8 +92,8 @@ class Solver:
         Thread(target=self._take_reports, name="reports", daemon=True).start()
 
     async def __call__(self, batch: Any) -> AsyncIterator[pa.Table]:
-        """Solve a batch, a mapping of columns or a table of Arrow or pandas. Gives tables with all of its columns and `ANSWERED`, in which its
-        rows are as they finish, each once; a problem that cannot be solved is a row with an error."""
+        """Solve a batch, a mapping of columns or a table of Arrow or pandas. Gives tables with all of its columns and those of `ANSWERED`,
+        in which its rows are as they finish, each once; a problem that cannot be solved is a row with an error."""
         table = _table(batch)
         own = table.rename_columns([f"input_{name}" if name in TAKEN else name for name in table.column_names])
         pending: dict[asyncio.Future[ChainRow], int] = {}
@@ -165,11 +165,12 @@ class Solver:
         failed, correct = row.stop_reason in UNFINISHED, None
         if row.reference_answer is not None and not failed:
             correct = row.answer is not None and self._grader.grade(as_kind(row.grader), row.answer, row.reference_answer).correct
-        found = {
-            name: getattr(row, name) for name in ("problem_id", "answer", "answer_text", "reference_answer", "steps", "thought_tokens")
+        return {
+            **{name: getattr(row, name) for name in ANSWERED.names if hasattr(row, name)},
+            "correct": correct,
+            "status": "failed" if failed else "done",
+            "error": f"{row.error_type}: {row.error_message}" if failed else None,
         }
-        error = f"{row.error_type}: {row.error_message}" if failed else None
-        return {**found, "correct": correct, "status": "failed" if failed else "done", "error": error}
 
 
 def _names(problem_id: str) -> Iterator[str]:
