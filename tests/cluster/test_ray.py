@@ -1,0 +1,240 @@
+"""Runs on the actors of a real Ray cluster on this machine: the same answers as one process, whatever dies in between."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from msgspec import structs
+
+from pipeline.cluster import keeper
+from pipeline.cluster.ray_actors import check_room, solve_on_ray
+from pipeline.errors import UsageError
+from pipeline.session.execute import SessionResult
+from pipeline.session.observer import Observer
+from pipeline.session.options import RunOptions, resume_options
+from pipeline.session.preflight import load_plan
+from pipeline.session.run import run
+from tests.support.commands import COMMAND
+from tests.support.hanging_together import check_hangs_together
+from tests.support.paths import ROOT
+from tests.support.patience import HANGS_S
+from tests.support.ray_cluster import Nodes, addressed, engines_file, when
+from tests.support.runs import said, write_problems
+
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
+CHAINS = 60
+
+
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[Nodes]:
+    found = Nodes(2)
+    try:
+        with addressed(found):
+            yield found
+    finally:
+        found.shutdown()
+
+
+@pytest.fixture(autouse=True)
+def _two_nodes(nodes: Nodes) -> Iterator[None]:
+    """Every test begins with two nodes."""
+    yield
+    for node in nodes.nodes[2:]:
+        nodes.remove(node)
+    while len(nodes.nodes) < 2:
+        nodes.add()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("ray")
+
+
+@pytest.fixture(scope="module")
+def alone(folder: Path) -> SessionResult:
+    """The run of one process, on virtual time, whose answers all others are to give."""
+    write_problems(folder, CHAINS)
+    return run(options(folder, "alone"))
+
+
+def options(folder: Path, name: str, **more: Any) -> RunOptions:
+    return RunOptions(
+        graph=ROOT / "graphs/speccot.yaml",
+        engines=engines_file(folder),
+        input=folder / "problems.jsonl",
+        output=folder / name,
+        **{"batch_size": 4, **more},
+    )
+
+
+def on_ray(folder: Path, name: str, observer: Observer | None = None, replicas: int = 2, **more: Any) -> SessionResult:
+    return run(options(folder, name, cluster="ray", replicas=replicas, **more), observer, carry_out=solve_on_ray)
+
+
+def check(result: SessionResult, alone: SessionResult) -> None:
+    """Fails unless the run has every chain once, with the answers of the run of one process."""
+    assert (result.exit_code, result.done, result.error) == (0, CHAINS, None)
+    assert result.folder is not None
+    check_hangs_together(result.folder, CHAINS)
+    assert said(result) == said(alone)
+    assert sum(replica.chains for replica in result.run.sessions[-1].replicas) <= CHAINS
+
+
+def test_two_replicas_answer_as_one_process(folder: Path, alone: SessionResult, nodes: Nodes) -> None:
+    result = on_ray(folder, "two")
+    check(result, alone)
+    replicas = result.run.sessions[-1].replicas
+    assert [replica.starts for replica in replicas] == [1, 1]
+    assert len({replica.node for replica in replicas}) == 2, "each node has room for one"
+    calls = pq.read_table(folder / "two/calls", columns=["replica", "node"]).to_pylist()
+    assert {(row["replica"], row["node"]) for row in calls} == {(number, replica.node) for number, replica in enumerate(replicas)}
+    assert not nodes.actors(), "no process is left behind"
+
+
+def test_a_killed_replica_is_started_again_and_its_chains_go_on_elsewhere(folder: Path, alone: SessionResult, nodes: Nodes) -> None:
+    told: list[str] = []
+    result = on_ray(folder, "killed", when(10, lambda view: nodes.actors()[0].send_signal(signal.SIGKILL), told))
+    check(result, alone)
+    losses = [loss for replica in result.run.sessions[-1].replicas for loss in replica.losses]
+    assert len(losses) == 1
+    assert losses[0].endswith("ended unexpectedly")
+    assert any("lost, it is started again" in sentence for sentence in told)
+
+
+def test_a_node_dies_and_another_one_joins(folder: Path, alone: SessionResult, nodes: Nodes) -> None:
+    def replace(view: Any) -> None:
+        nodes.remove(nodes.nodes[-1])
+        nodes.add()
+
+    result = on_ray(folder, "node", when(8, replace, []))
+    check(result, alone)
+    losses = [loss for replica in result.run.sessions[-1].replicas for loss in replica.losses]
+    assert len(losses) == 1
+    assert len({row["node"] for row in pq.read_table(folder / "node/calls", columns=["node"]).to_pylist()}) >= 2
+
+
+def test_a_replica_that_hangs_is_noticed(folder: Path, alone: SessionResult, nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keeper, "SILENT_S", 4.0)
+    result = on_ray(folder, "hangs", when(8, lambda view: nodes.actors()[0].send_signal(signal.SIGSTOP), []))
+    check(result, alone)
+    losses = [loss for replica in result.run.sessions[-1].replicas for loss in replica.losses]
+    assert len(losses) == 1
+    assert losses[0] in ("it reported nothing for 4 s", "it took no orders for 4 s")
+
+
+def command(folder: Path, *arguments: str) -> subprocess.Popen[str]:
+    """A `pipeline` command in a process group of its own."""
+    return subprocess.Popen(
+        [*COMMAND, *arguments],
+        cwd=folder,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )
+
+
+def solving(folder: Path, name: str) -> subprocess.Popen[str]:
+    """A run of a process that has recorded some chains."""
+    process = command(
+        folder, "run", str(ROOT / "graphs/speccot.yaml"), "--engines", str(engines_file(folder)), "--input", "problems.jsonl",
+        "--output", name, "--cluster", "ray", "--replicas", "2", "--batch-size", "2",
+    )  # fmt: skip
+    over = threading.Event()
+    wal = folder / name / "chains"
+    for _ in range(int(HANGS_S * 20)):
+        if process.poll() is not None or (any(wal.glob("wal-*")) and next(wal.glob("wal-*")).stat().st_size > 8192):
+            break
+        over.wait(0.05)
+    return process
+
+
+def test_a_driver_that_is_killed_goes_on_with_another_number_of_replicas(folder: Path, alone: SessionResult, nodes: Nodes) -> None:
+    process = solving(folder, "driver")
+    os.kill(process.pid, signal.SIGKILL)
+    output, _ = process.communicate(timeout=HANGS_S)
+    assert process.returncode == -signal.SIGKILL, output
+    result = run(structs.replace(resume_options(folder / "driver"), replicas=1), carry_out=solve_on_ray)
+    check(result, alone)
+    assert len(result.run.sessions) == 2
+    assert [len(session.replicas) for session in result.run.sessions] == [0, 1], "the first one could not record its end"
+
+
+def test_ctrl_c_drains_and_the_run_goes_on_in_one_process(folder: Path, alone: SessionResult, nodes: Nodes) -> None:
+    process = solving(folder, "drained")
+    os.killpg(process.pid, signal.SIGINT)
+    output, _ = process.communicate(timeout=HANGS_S)
+    assert process.returncode == 130, output
+    assert "to resume: pipeline resume drained" in output
+    assert not nodes.actors()
+    chains = pq.read_table(folder / "drained/chains").to_pylist()
+    assert 0 < len(chains) < CHAINS
+    assert all(row["stop_reason"] not in ("cancelled", "error") for row in chains), "chains in flight came to their ends"
+    on_engines = structs.replace(resume_options(folder / "drained"), cluster=None, replicas=1)
+    result = run(on_engines)
+    check(result, alone)
+
+
+def test_a_model_that_no_node_has_is_one_sentence(folder: Path, alone: SessionResult) -> None:
+    engines = folder / "missing.yaml"
+    engines.write_text("draft: {backend: torch, model: /nowhere/draft}\ntarget: {backend: torch, model: /nowhere/target}\n")
+    with pytest.raises(UsageError) as found:
+        run(structs.replace(options(folder, "missing", cluster="ray", replicas=2), engines=engines), carry_out=solve_on_ray)
+    assert "/nowhere/" in str(found.value)
+    assert not (folder / "missing").exists()
+
+
+@pytest.mark.parametrize(
+    ("cluster", "sentence"),
+    [
+        ("ray://127.0.0.1:9", "--cluster ray://127.0.0.1:9: does not answer: connection refused"),
+        ("ray://nobody", "--cluster ray://nobody: expected ray, or ray://HOST:PORT with the port of Ray's client server, such as 10001"),
+        ("slurm", "--cluster slurm: expected ray, or ray://HOST:PORT with the port of Ray's client server, such as 10001"),
+    ],
+)
+def test_an_address_that_is_none(folder: Path, alone: SessionResult, cluster: str, sentence: str) -> None:
+    with pytest.raises(UsageError) as found:
+        run(options(folder, "nowhere", cluster=cluster), carry_out=solve_on_ray)
+    assert str(found.value) == sentence
+
+
+def test_more_gpus_than_a_node_has(folder: Path, nodes: Nodes) -> None:
+    import ray
+
+    plan = load_plan(ROOT / "graphs/speccot.yaml", None, ("engines.target.device='cuda:1'", "engines.draft.device='cuda:0'"))
+    asked = options(folder, "gpus", cluster="ray", replicas=4)
+    told: list[str] = []
+    node = nodes.add(num_gpus=1)
+    ray.init(logging_level="critical", log_to_driver=False)
+    try:
+        with pytest.raises(UsageError) as found:
+            check_room(plan, asked, told.append)
+        assert str(found.value) == (
+            "--cluster ray: each replica needs 2 GPUs on one node by its engines file, and no node has more than 1; "
+            "set engines.ROLE.device or devices"
+        )
+        nodes.remove(node)
+        nodes.add(num_cpus=4, num_gpus=4)
+        assert check_room(plan, asked, told.append) == 2
+    finally:
+        ray.shutdown()
+    assert told == ["warning: --replicas 4: the cluster has 2 GPUs for 2 of them; the others wait for nodes that join"]
+
+
+def test_without_ray_installed(folder: Path, alone: SessionResult) -> None:
+    program = "import sys; sys.modules['ray'] = None; from pipeline.cli.main import main; sys.argv = ['pipeline', *sys.argv[1:]]; main()"
+    process = subprocess.run(
+        [sys.executable, "-c", program, "run", "speccot", "--input", "problems.jsonl", "--cluster", "ray", "--output", "without"],
+        cwd=folder, text=True, capture_output=True, timeout=HANGS_S, check=False,
+    )  # fmt: skip
+    assert process.returncode == 2
+    assert process.stderr == (
+        'error: --cluster ray needs the package `ray`, which is not installed: pip install "speculative-pipeline[ray]"\n'
+    )
