@@ -107,10 +107,11 @@ class Solver:
             yield _joined(own, {pending.pop(each): await asyncio.to_thread(self._answered, each.result()) for each in ready})
 
     def _named(self, problem: Problem) -> Problem:
-        """The problem under the name by which its seeds are made: where it has none of its own, one made of its text."""
-        if problem.problem_id != str(problem.row) or "problem_id" in self._columns:
-            return problem
-        return structs.replace(problem, problem_id=blake2b(problem.problem.encode(), digest_size=12).hexdigest())
+        """The problem as it is in whatever batch: where it has no name of its own, from which its seeds come, with one made of its text."""
+        problem_id = problem.problem_id
+        if problem_id == str(problem.row) and "problem_id" not in self._columns:
+            problem_id = blake2b(problem.problem.encode(), digest_size=12).hexdigest()
+        return structs.replace(problem, row=1, problem_id=problem_id)
 
     def _submit(self, problem: Problem) -> "Future[ChainRow]":
         """Hand a problem to the replica. One that is in flight already is not solved twice."""

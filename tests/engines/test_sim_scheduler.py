@@ -317,6 +317,20 @@ def test_a_job_that_is_interrupted_before_it_runs_leaves_nothing() -> None:
     assert device.sampled(share, 20.0) == 9 * ONE_SECOND.max_num_seqs
 
 
+def test_what_arrives_while_a_real_clock_is_late_joins_no_iteration_from_before() -> None:
+    device = SimDevice(ONE_SECOND.device)
+    share = device.join(Scheduler(ONE_SECOND))
+    first, long, second = job(1, 0.0, 3), job(2, 0.0, 9), job(3, 3.4, 2)
+    device.add(share, first, 0.0)
+    device.add(share, long, 0.0)
+    device.advance(0.5)
+    device.add(share, second, 3.4)  # the timer of 3.0, when the first one ends, has not been handled
+    assert first.finished == 3.0
+    while (event := device.next_event()) < math.inf:
+        device.advance(event)
+    assert (second.scheduled, second.first_token, second.finished) == (4.0, 5.0, 6.0)
+
+
 def test_the_example_of_a_forecast() -> None:
     device = SimDevice(ONE_SECOND.device)
     share = device.join(Scheduler(ONE_SECOND))

@@ -16,6 +16,9 @@ from pipeline.engines.sim.sharing import sharing_of
 from pipeline.engines.sim.spec import SimDeviceSpec, SimSpec
 from pipeline.errors import GraphError
 
+ROUNDING = 1e-12
+"""Most relative difference of two readings of one moment on a virtual clock."""
+
 
 class Share:
     """One engine on a device: its scheduler, whether it is busy, and when a decision about its next iteration was last due."""
@@ -150,8 +153,10 @@ class SimDevice:
         finished = scheduler.finish(partial(self._sharing.time, scheduler))
         for job in finished:
             job.notify()
-        # The clock may have been read a rounding error late; what answers a finished job is still of the same moment.
-        share.boundary_clock, share.boundary_time = (now if finished else time), time
+        # The clock may have been read a rounding error late; what answers a finished job is still of the same moment. What arrives when a
+        # real clock is late was not there when the iteration ended.
+        at_once = finished and math.isclose(now, time, rel_tol=ROUNDING)
+        share.boundary_clock, share.boundary_time = (now if at_once else time), time
         if not scheduler.needs_decision:
             self._decide(share)
 
