@@ -107,7 +107,7 @@ def rounds(limit: int, count: int) -> Iterator[dict[str, Any]]:
 def kept_rows(limit: int) -> dict[str, list[Struct]]:
     """The rows of one run."""
     Kept.rows = {}
-    with patch("pipeline.session.run.TraceStore", Kept):
+    with patch("pipeline.session.execute.TraceStore", Kept):
         solve("with", limit)
     return Kept.rows
 

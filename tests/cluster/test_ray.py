@@ -25,8 +25,12 @@ from tests.support.commands import COMMAND
 from tests.support.hanging_together import check_hangs_together
 from tests.support.paths import ROOT
 from tests.support.patience import HANGS_S
-from tests.support.ray_cluster import Nodes, addressed, engines_file, when
+from tests.support.ray_cluster import engines_file, when
 from tests.support.runs import said, write_problems
+
+sys.path.insert(0, str(ROOT / "tools"))
+
+from local_ray import Nodes, cluster_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 CHAINS = 60
@@ -34,12 +38,8 @@ CHAINS = 60
 
 @pytest.fixture(scope="module")
 def nodes() -> Iterator[Nodes]:
-    found = Nodes(2)
-    try:
-        with addressed(found):
-            yield found
-    finally:
-        found.shutdown()
+    with cluster_of(2) as found:
+        yield found
 
 
 @pytest.fixture(autouse=True)
