@@ -176,8 +176,85 @@ def replicas(results: Results) -> str:
     return grid(columns, rows)
 
 
+def cluster(results: Results) -> str:
+    return _CLUSTER[results["part"]](results)
+
+
+def _cluster_linear(results: Results) -> str:
+    by_count: dict[int, list[Results]] = {}
+    for row in results["results"]:
+        by_count.setdefault(row["replicas"], []).append(row)
+
+    def rate(row: Results) -> float:
+        return float(row["problems"] / row["wall_s"])
+
+    one = statistics.median(rate(row) for row in by_count[1])
+    rows = []
+    for count, runs in sorted(by_count.items()):
+        rates, cpu = [rate(row) for row in runs], statistics.median(1e3 * row["driver_cpu_s"] / row["problems"] for row in runs)
+        each = statistics.median(1e6 * row["driver_cpu_s"] / row["calls"] for row in runs)
+        share = statistics.median(rates) / one / count
+        speed = f"{statistics.median(rates):.1f} ({min(rates):.1f} to {max(rates):.1f})"
+        rows.append((str(count), f"{runs[0]['problems']:,}", speed, f"{share:.3f}", f"{cpu:.2f}", f"{each:.0f}"))
+    columns = ("replicas", "problems", "problems/s, median", "of linear", "driver's CPU, ms a problem", "us a call")
+    return grid(columns, rows)
+
+
+def _cluster_tolls(results: Results) -> str:
+    columns = ("fault", "faults", "chains", "lost", "doubled", "torn", "changed", "failed", "wrong ends")
+    rows = [
+        (toll["fault"], *(f"{toll[name]:,}" for name in ("faults", "chains", "lost", "doubled", "torn", "changed", "failed", "wrong_ends")))
+        for toll in results["tolls"]
+    ]
+    return grid(columns, rows)
+
+
+def _cluster_million(results: Results) -> str:
+    cost = f"{1e6 * results['driver_cpu_s'] / results['problems']:.0f} us of the driver's CPU a problem"
+    text = f"{results['problems']:,} problems through {results['replicas']} replicas in {results['wall_s']:,.0f} s, {cost}"
+    shares = sorted(results["solving_mib"].items())
+    return f"{text}; peak {results['peak_mib']:.0f} MiB.\n\n" + grid(
+        ("chains done, tenths", *(share for share, _ in shares)), [("driver's memory, MiB", *(f"{mib:.0f}" for _, mib in shares))]
+    )
+
+
+def _cluster_data(results: Results) -> str:
+    rows = []
+    for batch in sorted({row["batch"] for row in results["results"]}):
+        pairs = [
+            [row["wall_s"] for row in results["results"] if (row["kind"], row["batch"]) == (kind, batch)] for kind in ("Solver", "bare")
+        ]
+        ratios = [bare / solver for solver, bare in zip(*pairs, strict=True)]
+        walls = (f"{statistics.median(walls):.1f}" for walls in pairs)
+        by_round = " ".join(f"{ratio:.2f}" for ratio in ratios)
+        rows.append((str(batch), *walls, f"{by_round}, median **{statistics.median(ratios):.2f}**"))
+    return grid(("rows a batch", "`Solver`, s", "batch after batch, s", "times as fast, by round"), rows)
+
+
+_CLUSTER: dict[str, Callable[[Results], str]] = {
+    "linear": _cluster_linear,
+    "faults": _cluster_tolls,
+    "torch": _cluster_tolls,
+    "million": _cluster_million,
+    "data": _cluster_data,
+}
+
 TABLES: dict[str, Callable[[Results], str]] = {
     table.__name__: table
-    for table in (bundled_run, overhead, memory, report, analysis, durability, schedules, vllm_engine, accuracy, study, scaling, replicas)
+    for table in (
+        bundled_run,
+        overhead,
+        memory,
+        report,
+        analysis,
+        durability,
+        schedules,
+        vllm_engine,
+        accuracy,
+        study,
+        scaling,
+        replicas,
+        cluster,
+    )
 }
 """By the names of the scripts; those that write a page of their own have none here."""

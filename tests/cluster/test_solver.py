@@ -152,7 +152,7 @@ def test_in_a_pipeline_of_ray_data(folder: Path) -> None:
         """
 import ray
 warnings.simplefilter("ignore")
-ray.init(num_cpus=3, include_dashboard=False, log_to_driver=False, logging_level="critical")
+ray.init(address="local", num_cpus=3, include_dashboard=False, log_to_driver=False, logging_level="critical")
 context = ray.data.DataContext.get_current()
 context.enable_progress_bars = False
 problems = [{"problem": f"Number {i}?", "level": i} for i in range(24)]
