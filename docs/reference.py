@@ -100,7 +100,8 @@ def api() -> str:
     """The names of the package, documented by themselves."""
     names = sorted(pipeline.__all__, key=lambda name: isinstance(getattr(pipeline, name), type))  # functions first
     members = (f"::: {getattr(pipeline, name).__module__}.{name}\n" for name in names)
-    return "\n".join(["# Python API\n", "```python\nimport pipeline\n```\n", *members])
+    solver = "::: pipeline.ray.Solver\n"
+    return "\n".join(["# Python API\n", "```python\nimport pipeline\n```\n", *members, solver])
 
 
 def when_it_pays() -> str:
