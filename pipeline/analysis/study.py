@@ -9,6 +9,7 @@ from pipeline.analysis.time.calls import accumulate, is_long
 from pipeline.analysis.time.critical_path import CriticalPath, CriticalPathAccumulator
 from pipeline.analysis.time.latency import LatencyAccumulator, Percentiles
 from pipeline.analysis.time.occupancy import BINS, Occupancy, OccupancyAccumulator
+from pipeline.analysis.time.stays import read_stays
 
 
 class Analysis(Struct, frozen=True, kw_only=True):
@@ -27,7 +28,7 @@ def analyse(run: Path, bins: int = BINS) -> Analysis:
     times, path, tokens, latencies = accumulate(
         run,
         lambda outline: (
-            OccupancyAccumulator(outline, bins, long=long),
+            OccupancyAccumulator(outline, bins, long=long, stays=read_stays(run, outline)),
             CriticalPathAccumulator(outline, long=long),
             LedgerAccumulator(run, outline),
             LatencyAccumulator(),

@@ -143,9 +143,9 @@ def test_every_nanosecond_counts_once(rows: Any, lives: Any, bins: int, lockstep
     assert sums.in_flight.sum(axis=1).tolist() == flights
 
 
-def check_sweep(rows: Any, lives: Any, bins: int, lockstep: bool, chunks: int, *, long: bool) -> None:
+def check_sweep(rows: Any, lives: Any, bins: int, lockstep: bool, chunks: int, of_all: Any = None, *, long: bool) -> None:
     chains, calls = chains_of(lives), call_times_of(rows)
-    rules = rules_of(bins, chains, lockstep=lockstep)
+    rules = rules_of(bins, chains, lockstep=lockstep, of_all=of_all)
     sweep = SweepLine(rules, chains, long=long)
     for places in reversed(np.array_split(np.arange(len(rows)), chunks)):
         sweep.add(CallTimes(*(column[places] for column in calls)))
@@ -153,17 +153,20 @@ def check_sweep(rows: Any, lives: Any, bins: int, lockstep: bool, chunks: int, *
         assert one.tolist() == other.tolist()
 
 
+of_all_replicas = st.none() | st.tuples(st.integers(0, 60), st.integers(0, 60))
+
+
 @settings(max_examples=100, deadline=None)
-@given(random_calls, random_chains, st.integers(1, 7), st.booleans(), st.integers(1, 5))
-def test_the_sweep_agrees_with_the_reference(rows: Any, lives: Any, bins: int, lockstep: bool, chunks: int) -> None:
-    check_sweep(rows, lives, bins, lockstep, chunks, long=False)
+@given(random_calls, random_chains, st.integers(1, 7), st.booleans(), st.integers(1, 5), of_all_replicas)
+def test_the_sweep_agrees_with_the_reference(rows: Any, lives: Any, bins: int, lockstep: bool, chunks: int, of_all: Any) -> None:
+    check_sweep(rows, lives, bins, lockstep, chunks, of_all, long=False)
 
 
 @pytest.mark.slow
 @settings(max_examples=300, deadline=None)
-@given(random_calls, random_chains, st.integers(1, 7), st.booleans(), st.integers(1, 5))
-def test_the_compiled_sweep_agrees_with_the_reference(rows: Any, lives: Any, bins: int, lockstep: bool, chunks: int) -> None:
-    check_sweep(rows, lives, bins, lockstep, chunks, long=True)
+@given(random_calls, random_chains, st.integers(1, 7), st.booleans(), st.integers(1, 5), of_all_replicas)
+def test_the_compiled_sweep_agrees_with_the_reference(rows: Any, lives: Any, bins: int, lockstep: bool, chunks: int, of_all: Any) -> None:
+    check_sweep(rows, lives, bins, lockstep, chunks, of_all, long=True)
 
 
 @pytest.mark.slow

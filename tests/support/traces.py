@@ -97,7 +97,8 @@ def chains_of(rows: Sequence[tuple[int, int, int]]) -> Chains:
     one, other, status = np.array(rows, np.int64).reshape(-1, 3).T
     start, end = np.minimum(one, other), np.maximum(one, other)
     nothing = np.zeros(len(start), np.int64)
-    return Chains(hashes=nothing, by_hash=nothing, start=start, end=end, status=status, thought_tokens=nothing, first=nothing)
+    columns = dict.fromkeys(("hashes", "by_hash", "thought_tokens", "first", "replica"), nothing)
+    return Chains(start=start, end=end, status=status, **columns)
 
 
 def call_times_of(rows: Sequence[tuple[int, int, bool, int, int, int]]) -> CallTimes:
@@ -107,10 +108,11 @@ def call_times_of(rows: Sequence[tuple[int, int, bool, int, int, int]]) -> CallT
     return CallTimes(chain, engine.astype(np.int32), again.astype(np.bool_), *instants)
 
 
-def rules_of(bins: int, chains: Chains, *, lockstep: bool = False) -> Rules:
-    """Sixty nanoseconds; the engines, and two of them on a device."""
+def rules_of(bins: int, chains: Chains, *, lockstep: bool = False, of_all: tuple[int, int] | None = None) -> Rules:
+    """Sixty nanoseconds; the engines, and two of them on a device. `of_all`: the last admission and the last end of all replicas."""
     edges = np.rint(np.linspace(0, 60, bins + 1)).astype(np.int64)
-    return Rules(edges, ENGINES, np.array([1, 2, 4, 3], np.int64), lockstep, 3, int(chains.start.max()))
+    admitted, *ended = of_all or (int(chains.start.max()),)
+    return Rules(edges, ENGINES, np.array([1, 2, 4, 3], np.int64), lockstep, 3, admitted, *ended)
 
 
 def same(one: Occupancy, other: Occupancy) -> bool:

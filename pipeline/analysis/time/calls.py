@@ -25,8 +25,8 @@ BASE = ("chain_id", "engine", "stage", "attempt", "error_type", "submit_unix_ns"
 """Columns of the calls table that `Calls` is made of."""
 LONG = 50_000
 """Number of calls from which compiling the analyses saves time."""
-LATER = ("recomputed_input_tokens",)
-"""Columns that earlier versions did not write: null there."""
+LATER = ("recomputed_input_tokens", "replica")
+"""Columns of whole numbers that earlier versions did not write: null there."""
 ENCODED = ("chain_id", "engine", "stage", "kind", "purpose", "error_type")
 """Columns that are read as dictionaries, because their values repeat."""
 

@@ -3,7 +3,7 @@
 Every nanosecond of an engine is either busy or idle for exactly one cause, so that in every bin the parts add up to its length.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,21 +12,23 @@ from msgspec import Struct
 
 from pipeline.analysis.resources import EngineFacts, devices_of, engine_facts
 from pipeline.analysis.time.calls import Calls, accumulate, is_long
-from pipeline.analysis.time.occupancy_sweep import CallTimes, Rules, Sums, SweepLine, most_live
-from pipeline.analysis.time.outline import Outline
+from pipeline.analysis.time.occupancy_sweep import EARLY, CallTimes, Rules, Sums, SweepLine, most_live
+from pipeline.analysis.time.outline import Chains, Outline, replicas_of
+from pipeline.analysis.time.stays import Lives, Stays, read_stays
 from pipeline.analysis.time.timeline import Array
 
 BINS = 600
 CAUSES = ("nothing_admitted", "recovery", "barrier", "orchestration", "tail", "other_engine")
 """Why an engine without a request is idle; at any instant the first cause that holds:
 
-- `nothing_admitted`: no chain lives.
+- `nothing_admitted`: no chain lives (on the replica, of several).
 - `recovery`: a call to it failed and waits to be sent again: the engine is being restarted, or is given fewer calls. This comes
   before the next two causes, because its other calls are held back for the same reason.
 - `barrier`: in a lockstep run, a call to it is ready and waits for the rest of its round.
 - `orchestration`: a call to it is ready and was not sent, or a chain is between its calls and the next one is for it. A chain
   that has made its last call and has not ended keeps the next chain from being admitted, and counts for every engine.
-- `tail`: the last chain was admitted and fewer live than the batch size (or than ever lived at once): too little work is left.
+- `tail`: the last chain was admitted and fewer live than the batch size (or than ever lived at once): too little work is left. On one
+  of several replicas: the last chain of all was admitted, and fewer live there, or none while others still have some.
 - `other_engine`: none of these: all live chains have their current or next call at other engines.
 """
 
@@ -63,7 +65,12 @@ class DeviceOccupancy(Struct, frozen=True, kw_only=True):
 
 
 class Occupancy(Struct, frozen=True, kw_only=True):
-    """A run over time, without the pauses between the sessions of a run that was taken up again."""
+    """A run over time, without the pauses between the sessions of a run that was taken up again.
+
+    Of a run with several replicas chains and requests are those of all of them; seconds, of engines, devices and overlap, are means over
+    the replicas, so that busy and idle ones still add up to the length of a bin. A replica whose engines are not there, because it was lost
+    or is yet to start, has no chain and counts as idle. The batch size is that of each replica.
+    """
 
     span_s: float
     """Seconds from the start of the run until its end; of one that goes on or was killed, until the last event in the trace."""
@@ -81,45 +88,71 @@ class Occupancy(Struct, frozen=True, kw_only=True):
     """Sum of `overlap` over all bins."""
     overlap_share: float
     """`overlap_s` over `span_s`, 0 to 1."""
+    replicas: dict[int, "Occupancy"] = {}
+    """Of a run with several replicas each one alone, by its number; else empty."""
 
 
 def occupancy(run: Path, bins: int = BINS) -> Occupancy:
     """The occupancy of the run folder `run`; raises `InputError` when that has no trace that can be read."""
-    [accumulator] = accumulate(run, lambda outline: (OccupancyAccumulator(outline, bins, long=is_long(run)),))
+    long = is_long(run)
+    [accumulator] = accumulate(
+        run, lambda outline: (OccupancyAccumulator(outline, bins, long=long, stays=read_stays(run, outline)),)
+    )
     return accumulator.result()
 
 
 class OccupancyAccumulator:
-    """Makes an `Occupancy` of the calls that are added; `long`: compile, see `calls.is_long`. See `Accumulator`."""
+    """Makes an `Occupancy` of the calls that are added; `long`: compile, see `calls.is_long`. See `Accumulator`.
 
-    columns: tuple[str, ...] = ()
+    `stays`, of a run with several replicas, divide its calls among them; calls that say no replica are left out then.
+    """
 
-    def __init__(self, outline: Outline, bins: int, *, long: bool) -> None:
-        chains, devices = outline.chains, _devices(outline)
+    def __init__(self, outline: Outline, bins: int, *, long: bool, stays: Stays | None = None) -> None:
+        self._outline, self._stays, self._devices = outline, stays, _devices(outline)
+        self.columns: tuple[str, ...] = () if stays is None else ("replica",)
+        lives: list[Chains | Lives] = [outline.chains]
+        if stays is not None:
+            lives = [stays.lives(place) for place in range(len(stays.numbers))]
+        self._rules = self._rules_of(bins)
+        self._sweeps = [SweepLine(self._rules._replace(full=_full(outline, each)), each, long=long) for each in lives]
+
+    def _rules_of(self, bins: int) -> Rules:
+        outline, chains = self._outline, self._outline.chains
         alone = [1 << place for place in range(len(outline.engines))]
-        most = most_live(chains)
-        self._outline, self._devices = outline, devices
-        self._rules = Rules(
+        return Rules(
             edges=np.rint(np.linspace(0, outline.span, bins + 1)).astype(np.int64),
             engines=len(outline.engines),
-            groups=np.array([*alone, *sorted(set(devices.values()) - set(alone))], np.int64),
+            groups=np.array([*alone, *sorted(set(self._devices.values()) - set(alone))], np.int64),
             lockstep=outline.run.schedule == "lockstep",
-            full=min(outline.run.batch_size or most, most),
+            full=0,
             last_admission=int(chains.start.max(initial=0)),
+            last_end=EARLY if self._stays is None else int(chains.end.max(initial=EARLY)),
         )
-        self._sweep = SweepLine(self._rules, chains, long=long)
 
     def add(self, calls: Calls) -> None:
         """See `Accumulator.add`."""
-        self._sweep.add(CallTimes(*(getattr(calls, name) for name in CallTimes._fields)))
+        times = CallTimes(*(getattr(calls, name) for name in CallTimes._fields))
+        if self._stays is None:
+            self._sweeps[0].add(times)
+            return
+        for place, rows in rows_by_replica(self._stays, replicas_of(calls.table)):
+            mine = CallTimes(*(column[rows] for column in times))
+            self._sweeps[place].add(mine._replace(chain=self._stays.places(place, mine.chain)))
 
     def result(self) -> Occupancy:
         """The occupancy, when all calls have been added."""
-        sums = self._sweep.sums()
-        edges, engines = self._rules.edges, self._outline.engines
+        parts = [sweep.sums() for sweep in self._sweeps]
+        if self._stays is None:
+            return self._occupancy(parts[0])
+        together = Sums(*(np.sum(columns, axis=0) for columns in zip(*parts, strict=True)))
+        replicas = {int(number): self._occupancy(each) for number, each in zip(self._stays.numbers, parts, strict=True)}
+        return self._occupancy(together, replicas)
+
+    def _occupancy(self, sums: Sums, replicas: Mapping[int, Occupancy] | None = None) -> Occupancy:
+        edges, engines, count = self._rules.edges, self._outline.engines, len(replicas or (1,))
         width = np.maximum(np.diff(edges), 1)
-        overlap_s, span_s = float(sums.overlap.sum() / 1e9), self._outline.span / 1e9
-        parts = {group: _parts(sums, place) for place, group in enumerate(self._rules.groups.tolist())}
+        overlap_s, span_s = float(sums.overlap.sum() / count / 1e9), self._outline.span / 1e9
+        parts = {group: _parts(sums, place, count) for place, group in enumerate(self._rules.groups.tolist())}
         return Occupancy(
             span_s=span_s,
             edges_s=edges / 1e9,
@@ -129,15 +162,31 @@ class OccupancyAccumulator:
                 for place, role in enumerate(engines)
             },
             devices={name: DeviceOccupancy(roles=_roles(engines, group), **parts[group]) for name, group in self._devices.items()},
-            overlap=sums.overlap / 1e9,
+            overlap=sums.overlap / count / 1e9,
             overlap_s=overlap_s,
             overlap_share=overlap_s / span_s if span_s else 0.0,
+            replicas=dict(replicas or {}),
         )
 
 
-def _parts(sums: Sums, group: int) -> dict[str, Any]:
-    """The fields with busy and idle seconds, of the group of engines with the index `group`."""
-    *idle, busy = sums.spent[group]
+def rows_by_replica(stays: Stays, replica: Array) -> Iterator[tuple[int, Array]]:
+    """Of rows on these replicas: for each replica that has some its place in `stays.numbers` and the indices of its rows, in order."""
+    order = np.argsort(replica, kind="stable")
+    cuts = np.searchsorted(replica[order], stays.numbers), np.searchsorted(replica[order], stays.numbers, "right")
+    for place, (since, until) in enumerate(zip(*(each.tolist() for each in cuts), strict=True)):
+        if since < until:
+            yield place, order[since:until]
+
+
+def _full(outline: Outline, chains: Chains | Lives) -> int:
+    """The most chains that may live at once where these live."""
+    most = most_live(chains)
+    return min(outline.run.batch_size or most, most)
+
+
+def _parts(sums: Sums, group: int, count: int) -> dict[str, Any]:
+    """The fields with busy and idle seconds, of the group of engines with the index `group`; `sums` are those of `count` replicas."""
+    *idle, busy = sums.spent[group] if count == 1 else sums.spent[group] / count
     by_cause = dict(zip(CAUSES, idle, strict=True))
     return {
         "busy_s": busy / 1e9,

@@ -30,6 +30,7 @@ import numpy as np
 
 from pipeline.analysis.compiled import compiled
 from pipeline.analysis.time.outline import OPEN, Chains
+from pipeline.analysis.time.stays import Lives
 from pipeline.analysis.time.timeline import Array
 
 NOTHING_ADMITTED, RECOVERY, BARRIER, ORCHESTRATION, TAIL, OTHER_ENGINE, BUSY = range(7)
@@ -49,10 +50,10 @@ those calls; whether it lives; and how many of its calls wait or are in flight."
 IN_FLIGHT, WAITING, HELD, NEXT = range(4)
 """Rows of `counts`, which has a column for each engine: calls in flight; calls that wait in the lane; failed calls that wait to be
 sent again, which are not among those in the lane; and chains between two calls whose next call is for this engine."""
-NOW, BIN, LIVE, SIZE, STARTS, ENDS, LOCKSTEP, FULL, LAST_ADMISSION, BITS = range(10)
+NOW, BIN, LIVE, SIZE, STARTS, ENDS, LOCKSTEP, FULL, LAST_ADMISSION, LAST_END, BITS = range(11)
 SINCE = BITS + 4
 """Elements of `state`: the time after which all is added up, and its bin; the number of live chains; the size of the heap; how many
-starts and ends of chains are not passed yet; three of the `Rules`; from `BITS` on, for each of the four counts, a bit mask of the
+starts and ends of chains are not passed yet; four of the `Rules`; from `BITS` on, for each of the four counts, a bit mask of the
 engines where it is not 0; and from `SINCE` on the same masks and the live chains as they were at `NOW`, as far as they decide why
 an engine is idle."""
 TIME, READY, CALL = range(3)
@@ -74,7 +75,10 @@ class Rules(NamedTuple):
     full: int
     """The most chains that may live at once."""
     last_admission: int
-    """When the last chain started."""
+    """When the last chain started; of one of several replicas: the last one of all."""
+    last_end: int = EARLY
+    """Of one of several replicas: when the last chain of all ended. Until then and since the last admission a replica without chains is in
+    the tail."""
 
 
 class Sums(NamedTuple):
@@ -113,7 +117,7 @@ def no_sums(rules: Rules) -> Sums:
     return Sums(*(np.zeros(shape, np.int64) for shape in shapes))
 
 
-def most_live(chains: Chains) -> int:
+def most_live(chains: Chains | Lives) -> int:
     """The most chains that lived at once."""
     starts, ends = np.sort(chains.start), np.sort(chains.end)
     return int((np.arange(1, len(starts) + 1) - np.searchsorted(ends, starts, "right")).max(initial=0))
@@ -122,7 +126,7 @@ def most_live(chains: Chains) -> int:
 class SweepLine:
     """Adds up the sums of calls that are added chunk by chunk, from the last to the first. `long`: compile, see `calls.is_long`."""
 
-    def __init__(self, rules: Rules, chains: Chains, *, long: bool) -> None:
+    def __init__(self, rules: Rules, chains: Chains | Lives, *, long: bool) -> None:
         self._rules, self._sums = rules, no_sums(rules)
         self._add_spans: Callable[..., None] = compiled(_add_spans) if long else _add_spans
         self._pass_events: Callable[..., None] = compiled(_pass_events, *PARTS) if long else _pass_events
@@ -154,7 +158,7 @@ class SweepLine:
         self._pass_events(tuple(calls), self._heap, self._chain_rows, self._orders, self._counts, self._state, bins)
 
 
-def _chain_rows(rules: Rules, chains: Chains) -> Array:
+def _chain_rows(rules: Rules, chains: Chains | Lives) -> Array:
     rows = np.zeros((len(chains.start), 6), np.int64)
     rows[:, START], rows[:, END] = chains.start, chains.end
     rows[:, NEXT_ENGINES] = np.where(chains.status == OPEN, 0, (1 << rules.engines) - 1)
@@ -163,7 +167,7 @@ def _chain_rows(rules: Rules, chains: Chains) -> Array:
 
 
 def _first_state(rules: Rules, chains: int) -> Array:
-    fixed = (int(rules.lockstep), rules.full, rules.last_admission)
+    fixed = (int(rules.lockstep), rules.full, rules.last_admission, rules.last_end)
     return np.array([rules.edges[-1], len(rules.edges) - 2, 0, 0, chains, chains, *fixed, *[0] * 9], np.int64)
 
 
@@ -257,6 +261,9 @@ def _account(time: int, state: Array, edges: Array, groups: Array, overlap: Arra
     while state[NOW] > time:
         place = state[BIN]
         since = max(edges[place], time)
+        for mark in (state[LAST_ADMISSION], state[LAST_END]):
+            if since < mark < state[NOW]:  # nothing of this replica need happen at these two instants
+                since = mark
         length = state[NOW] - since
         if length:
             at_once = state[SINCE + IN_FLIGHT]
@@ -273,7 +280,7 @@ def _cause(group: int, state: Array) -> int:
     if state[SINCE + IN_FLIGHT] & group:
         return BUSY
     if not state[SINCE + 4]:
-        return NOTHING_ADMITTED
+        return TAIL if state[LAST_ADMISSION] < state[NOW] <= state[LAST_END] else NOTHING_ADMITTED
     if state[SINCE + HELD] & group:
         return RECOVERY
     if state[SINCE + WAITING] & group:

@@ -22,6 +22,8 @@ FINISHED, LOST, OPEN = 0, 1, 2
 """The status of a chain: it came to its end; it failed or was cancelled; it has no row in the chains table (yet)."""
 CHAIN = ("start_unix_ns", "end_unix_ns", "thought_tokens")
 """Numeric columns of the chains table that are read."""
+NO_REPLICA = -1
+"""Stands for the number of a replica where a row has none."""
 
 
 class Axis(Struct, frozen=True):
@@ -56,6 +58,8 @@ class Chains(Struct, frozen=True, kw_only=True):
     status: Array
     """`FINISHED`, `LOST` or `OPEN`."""
     thought_tokens: Array
+    replica: Array
+    """The number of the replica on which it ended; `NO_REPLICA` where the run has one process, or the chain was on none."""
 
     first: Array
     """By a number of leading bits, the index of the first of `hashes` that has these bits; at the end the number of hashes."""
@@ -102,6 +106,7 @@ class _Rows(Struct, frozen=True):
 
     hashes: Array
     status: Array
+    replica: Array
     numbers: dict[str, Array]
 
 
@@ -155,18 +160,28 @@ class _UnfinishedChains:
         return _Rows(
             np.concatenate([rows.hashes, np.fromiter(self._starts, np.int64, count)]),
             np.concatenate([rows.status, np.full(count, OPEN, np.int8)]),
+            np.concatenate([rows.replica, np.full(count, NO_REPLICA, np.int32)]),
             {name: np.concatenate([column, more[name]]) for name, column in rows.numbers.items()},
         )
 
 
 def _read_rows(run: Path) -> _Rows:
-    parts: list[list[Array]] = [[np.empty(0, np.int64), np.empty(0, np.int8), *(np.empty(0, np.int64) for _ in CHAIN)]]
-    for batch in read_batches(run, "chains", ["chain_id", "stop_reason", *CHAIN]):
+    parts: list[list[Array]] = [[np.empty(0, kind) for kind in (np.int64, np.int8, np.int32, *(np.int64 for _ in CHAIN))]]
+    for batch in read_batches(run, "chains", ["chain_id", "stop_reason", *CHAIN], ["replica"]):
         lost = pc.is_in(batch.column("stop_reason"), value_set=pa.array(UNFINISHED)).to_numpy(zero_copy_only=False)
         numbers = [batch.column(name).to_numpy() for name in CHAIN]
-        parts.append([_hashes(batch.column("chain_id").to_pylist()), np.where(lost, LOST, FINISHED).astype(np.int8), *numbers])
-    hashes, status, *numbers = (np.concatenate(column) for column in zip(*parts, strict=True))
-    return _Rows(hashes, status, dict(zip(CHAIN, numbers, strict=True)))
+        status = np.where(lost, LOST, FINISHED).astype(np.int8)
+        parts.append([_hashes(batch.column("chain_id").to_pylist()), status, replicas_of(batch), *numbers])
+    hashes, status, replica, *numbers = (np.concatenate(column) for column in zip(*parts, strict=True))
+    return _Rows(hashes, status, replica, dict(zip(CHAIN, numbers, strict=True)))
+
+
+def replicas_of(rows: Any) -> Array:
+    """The number of each row's replica, `NO_REPLICA` where it has none; `rows` is a table or batch of calls or chains, with a column
+    `replica` unless an earlier version wrote it."""
+    if "replica" not in rows.schema.names:
+        return np.full(rows.num_rows, NO_REPLICA, np.int32)
+    return np.asarray(pc.fill_null(rows.column("replica"), NO_REPLICA).to_numpy(zero_copy_only=False).astype(np.int32))
 
 
 def _outline(run: RunFile, rows: _Rows, engines: tuple[str, ...], bounds: Sequence[int] | None) -> Outline:
@@ -194,6 +209,7 @@ def _outline(run: RunFile, rows: _Rows, engines: tuple[str, ...], bounds: Sequen
         end=np.maximum(start, end),
         status=rows.status[order],
         thought_tokens=rows.numbers["thought_tokens"][order],
+        replica=rows.replica[order],
     )
     return Outline(
         run=run,
