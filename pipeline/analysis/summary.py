@@ -21,7 +21,9 @@ from pipeline.analysis.quality.option_mass import OptionMass, masses, option_mas
 from pipeline.analysis.quality.samples import Interval, sample_statistics
 from pipeline.analysis.quality.verdicts import COLUMNS as VERDICT_COLUMNS
 from pipeline.analysis.quality.verdicts import verdicts
-from pipeline.analysis.time.timeline import Array, Names, Pauses, Timeline, timeline, worked_s
+from pipeline.analysis.time.imbalance import Imbalance, imbalance, leaves_full
+from pipeline.analysis.time.stays import started_replicas
+from pipeline.analysis.time.timeline import Array, Names, Pauses, Timeline, replicas_of, timeline, worked_s
 from pipeline.engine import EngineStatistics
 from pipeline.errors import InputError
 from pipeline.trace.events import UNFINISHED
@@ -33,7 +35,7 @@ RECOMPUTED = "recomputed_input_tokens"
 
 
 class EngineSummary(Struct, frozen=True, kw_only=True):
-    """The figures of one engine of a run."""
+    """The figures of one engine of a run; of several replicas those of all their engines of one role."""
 
     calls: int
     input_tokens: int
@@ -44,11 +46,11 @@ class EngineSummary(Struct, frozen=True, kw_only=True):
     output_tokens_per_s: float | None
     """`output_tokens` over the wall time."""
     busy_s: float
-    """Seconds in which at least one request was in flight."""
+    """Seconds in which at least one request was in flight; of several replicas the mean of their engines of this role."""
     busy_share: float
     """`busy_s` over the span of the calls, 0 to 1."""
     mean_in_flight: float
-    """Requests in flight, averaged over the span of the calls."""
+    """Requests in flight, averaged over the span of the calls; of several replicas those of all."""
     retried_calls: int
     """Attempts at a call after the first one."""
     restarts: int
@@ -84,6 +86,7 @@ class Summary(Struct, frozen=True, kw_only=True):
     status: str | None
     """As in `run.json`: `finished`, for example; null where there is none."""
     batch_size: int | None
+    """As in `run.json`: the most chains in flight at once, on each replica where there are several."""
     admission: str | None = None
     """As in `run.json`: `cache` or `batch`; null in files of earlier versions."""
     pauses: int | None = None
@@ -153,12 +156,14 @@ class Summary(Struct, frozen=True, kw_only=True):
     span_s: float
     """Seconds from the first call that was sent until the last that ended, without pauses between sessions."""
     overlap_s: float
-    """Seconds in which two or more engines were busy."""
+    """Seconds in which two or more engines were busy; of several replicas the mean of each one's seconds with its own engines."""
     overlap_share: float
     """`overlap_s` over `span_s`, 0 to 1."""
     tail_time_s: float | None
     """Seconds at the end of the run in which fewer chains lived than the batch size, or than the most that ever did; null without
-    chains."""
+    chains. Of several replicas: since the first one had fewer, see `imbalance.tail`."""
+    replicas: Imbalance | None = None
+    """How evenly the replicas worked, of a run with several; else null."""
     engines: dict[str, EngineSummary]
     """By role."""
     stages: dict[str, StageSummary]
@@ -178,7 +183,9 @@ def summarize(run: Path) -> Summary:
     file = RunFile.read_known(run)
     chains, (steps, mass), calls = _read_chains(run), _read_steps(run), _Calls(run)
     wall_s, batch_size = _wall_time(file, chains), file.batch_size or None
-    times = timeline(run, file.pauses)
+    times = timeline(run, file.pauses, started_replicas(file) | set(chains["replica"].tolist()))
+    replicas = _imbalance(chains, times, file) if times.replicas else None
+    alone_s = tail_time_s(chains["start_unix_ns"], chains["end_unix_ns"], batch_size, file.pauses)
     tokens = sum(totals["output_tokens"] for totals in calls.by_engine.values())
     return Summary(
         run=run.resolve().name,
@@ -197,7 +204,8 @@ def summarize(run: Path) -> Summary:
         span_s=times.span_s,
         overlap_s=times.overlap_s,
         overlap_share=times.overlap_share,
-        tail_time_s=tail_time_s(chains["start_unix_ns"], chains["end_unix_ns"], batch_size, file.pauses),
+        tail_time_s=alone_s if replicas is None else replicas.tail_s,
+        replicas=replicas,
         engines={name: _engine(totals, times, name, wall_s, file.engine_statistics.get(name)) for name, totals in calls.by_engine.items()},
         stages={name: _stage(calls.by_stage[name], times, name) for name in _in_order(calls.by_stage, file)},
         error_examples=_error_examples(run),
@@ -216,15 +224,13 @@ def tail_time_s(start: Array, end: Array, batch_size: int | None, pauses: Pauses
     `start` and `end` are those of the chains, ns UTC; `pauses` are left out. Where never `batch_size` chains lived at once, the
     most that did take its place.
     """
-    if not len(start):
-        return None
-    times = np.concatenate([start, end])
-    signs = np.concatenate([np.ones(len(start), int), -np.ones(len(end), int)])
-    order = np.lexsort((signs, times))  # at one instant ends come before starts
-    live = np.cumsum(signs[order])
-    full = np.flatnonzero(live >= min(batch_size or len(start), max(int(live.max()), 1)))
-    leaves = times[order][full[-1] + 1] if len(full) else times.min()
-    return worked_s(int(leaves), int(times.max()), pauses)
+    leaves = leaves_full(start, end, batch_size)
+    return None if leaves is None else worked_s(leaves, int(max(start.max(), end.max())), pauses)
+
+
+def _imbalance(chains: dict[str, Any], times: Timeline, file: RunFile) -> Imbalance:
+    start, end, replica = (chains[name] for name in ("start_unix_ns", "end_unix_ns", "replica"))
+    return imbalance(start, end, replica, file.batch_size or None, times.replicas, file.pauses)
 
 
 class _Calls:
@@ -315,18 +321,19 @@ def _step_counts(totals: Counter[str], wall_s: float | None) -> dict[str, Any]:
 def _read_chains(run: Path) -> dict[str, Any]:
     """Columns of the chains table, with only the last row of each chain.
 
-    `correct` is 1, 0 or -1 as in `events.counted`; `stop_reason`, `error_type` and `grading_error` are indices into the lists `reasons`,
+    `correct` is 1, 0 or -1 as in `events.counted`; `replica` is `NO_REPLICA` where there is none; `stop_reason`, `error_type` and `grading_error` are indices into the lists `reasons`,
     `types` and `whys`; `place` is the row's index in the table.
     """
     reasons, types, whys = Names(), Names(), Names()
     numbers = ("input_row", "sample_index", "start_unix_ns", "end_unix_ns")
     makers: dict[str, Callable[[Any], Array]] = {name: lambda column: column.to_numpy() for name in numbers}
     makers |= {"stop_reason": reasons.codes, "error_type": types.codes}
-    parts: dict[str, list[Array]] = {name: [np.empty(0, np.int8)] for name in (*makers, "correct", "grading_error")}
-    for batch in read_batches(run, "chains", list(dict.fromkeys((*makers, *VERDICT_COLUMNS))), ["grading_error"]):
+    parts: dict[str, list[Array]] = {name: [np.empty(0, np.int8)] for name in (*makers, "correct", "grading_error", "replica")}
+    for batch in read_batches(run, "chains", list(dict.fromkeys((*makers, *VERDICT_COLUMNS))), ["grading_error", "replica"]):
         for name, make in makers.items():
             parts[name].append(make(batch.column(name)))
         parts["correct"].append(verdicts(batch))
+        parts["replica"].append(replicas_of(batch))
         written = "grading_error" in batch.schema.names  # which earlier versions did not
         parts["grading_error"].append(whys.codes(batch.column("grading_error") if written else pa.nulls(batch.num_rows, pa.string())))
     columns = {name: np.concatenate(column) for name, column in parts.items()}

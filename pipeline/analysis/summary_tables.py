@@ -3,6 +3,7 @@
 from pipeline.analysis.compare.cells import Table
 from pipeline.analysis.quality.option_mass import mass_sentence
 from pipeline.analysis.summary import Summary
+from pipeline.analysis.time.imbalance import Imbalance
 
 MOST_REASONS = 3
 """How many reasons for missing grades are told."""
@@ -33,7 +34,8 @@ def engines(summary: Summary) -> Table:
                 f"{engine.mean_in_flight:.1f}",
             )
         )
-    return Table("Engines", columns, tuple(rows))
+    note = f"Of all {summary.replicas.replicas} replicas; busy is the mean of their engines." if summary.replicas else ""
+    return Table("Engines", columns, tuple(rows), note)
 
 
 def stages(summary: Summary) -> Table:
@@ -68,7 +70,8 @@ def _fact_rows(s: Summary, made: str | None) -> list[tuple[str, str]]:
         ("accuracy", _accuracy(s, made) if s.graded else _why_not_graded(s)),
         *([("grading", _grading_errors(s))] if s.graded and s.grading_errors else []),
         *_sample_rows(s),
-        ("wall time", f"{_number(s.wall_time_s)} s ({_number(s.tail_time_s)} s tail: fewer chains in flight than the batch size)"),
+        ("wall time", f"{_number(s.wall_time_s)} s ({_number(s.tail_time_s)} s tail: {_tail(s)})"),
+        *([("replicas", _replicas(s.replicas))] if s.replicas else []),
         (
             "throughput",
             f"{_number(s.problems_per_s)} problems/s, {_number(s.steps_per_s)} steps/s, {_number(s.output_tokens_per_s)} output tokens/s",
@@ -83,9 +86,27 @@ def _fact_rows(s: Summary, made: str | None) -> list[tuple[str, str]]:
         *_speculation_rows(s),
         *_order_rows(s),
         *([("admission", f"by cache, chains paused {s.pauses:,} times")] if s.pauses else []),
-        ("overlap", f"{_percent(s.overlap_share)} of the time at least two engines were busy"),
+        ("overlap", f"{_percent(s.overlap_share)} of the time at least two engines {_of_one(s)}were busy"),
         ("stop reasons", ", ".join(f"{reason} {count}" for reason, count in s.stop_reasons.items())),
     ]
+
+
+def _tail(s: Summary) -> str:
+    """What the tail is."""
+    return "a replica had fewer chains in flight than the batch size" if s.replicas else "fewer chains in flight than the batch size"
+
+
+def _of_one(s: Summary) -> str:
+    """Which engines an overlap is of."""
+    return "of a replica, in the mean, " if s.replicas else ""
+
+
+def _replicas(found: Imbalance) -> str:
+    """How many replicas there were, and how evenly they worked."""
+    said = [f"the busiest {found.busy:.2f} times the mean busy time"] if found.busy is not None else []
+    said += [f"most chains {found.chains:.2f} times the mean"] if found.chains is not None else []
+    said += [f"idle {found.tail_idle_share:.1%} of the tail of {_number(found.tail_s)} s"] if found.tail_idle_share is not None else []
+    return f"{found.replicas}{': ' if said else ''}{', '.join(said)}"
 
 
 def _verification_rows(s: Summary) -> list[tuple[str, str]]:

@@ -13,9 +13,9 @@ from msgspec import Struct
 from pipeline.analysis.resources import EngineFacts, devices_of, engine_facts
 from pipeline.analysis.time.calls import Calls, accumulate, is_long
 from pipeline.analysis.time.occupancy_sweep import EARLY, CallTimes, Rules, Sums, SweepLine, most_live
-from pipeline.analysis.time.outline import Chains, Outline, replicas_of
+from pipeline.analysis.time.outline import Chains, Outline
 from pipeline.analysis.time.stays import Lives, Stays, read_stays
-from pipeline.analysis.time.timeline import Array
+from pipeline.analysis.time.timeline import Array, replicas_of
 
 BINS = 600
 CAUSES = ("nothing_admitted", "recovery", "barrier", "orchestration", "tail", "other_engine")

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from msgspec import Struct
 
-from pipeline.analysis.time.timeline import Array, Names
+from pipeline.analysis.time.timeline import NO_REPLICA, Array, Names, replicas_of
 from pipeline.trace.events import UNFINISHED
 from pipeline.trace.read import read_batches
 from pipeline.trace.run_file import RunFile
@@ -22,8 +22,6 @@ FINISHED, LOST, OPEN = 0, 1, 2
 """The status of a chain: it came to its end; it failed or was cancelled; it has no row in the chains table (yet)."""
 CHAIN = ("start_unix_ns", "end_unix_ns", "thought_tokens")
 """Numeric columns of the chains table that are read."""
-NO_REPLICA = -1
-"""Stands for the number of a replica where a row has none."""
 
 
 class Axis(Struct, frozen=True):
@@ -174,14 +172,6 @@ def _read_rows(run: Path) -> _Rows:
         parts.append([_hashes(batch.column("chain_id").to_pylist()), status, replicas_of(batch), *numbers])
     hashes, status, replica, *numbers = (np.concatenate(column) for column in zip(*parts, strict=True))
     return _Rows(hashes, status, replica, dict(zip(CHAIN, numbers, strict=True)))
-
-
-def replicas_of(rows: Any) -> Array:
-    """The number of each row's replica, `NO_REPLICA` where it has none; `rows` is a table or batch of calls or chains, with a column
-    `replica` unless an earlier version wrote it."""
-    if "replica" not in rows.schema.names:
-        return np.full(rows.num_rows, NO_REPLICA, np.int32)
-    return np.asarray(pc.fill_null(rows.column("replica"), NO_REPLICA).to_numpy(zero_copy_only=False).astype(np.int32))
 
 
 def _outline(run: RunFile, rows: _Rows, engines: tuple[str, ...], bounds: Sequence[int] | None) -> Outline:

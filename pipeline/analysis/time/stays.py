@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 from msgspec import Struct
 
-from pipeline.analysis.time.outline import NO_REPLICA, Chains, Outline, ready_of, replicas_of
-from pipeline.analysis.time.timeline import Array
+from pipeline.analysis.time.outline import Chains, Outline, ready_of
+from pipeline.analysis.time.timeline import NO_REPLICA, Array, replicas_of
 from pipeline.trace.read import read_batches
 from pipeline.trace.run_file import RunFile
 
