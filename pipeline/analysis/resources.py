@@ -81,8 +81,16 @@ def facts_of(engines: Mapping[str, Mapping[str, Any]], stated: Mapping[str, Mapp
     return {role: _checked_facts(role, settings, stated.get(role, {})) for role, settings in engines.items()}
 
 
-def resources(engines: Iterable[EngineFacts]) -> Resources:
-    """What these engines computed on together; an engine that states nothing adds nothing."""
+def replica_count(run: RunFile) -> int:
+    """How many replicas were started at once: the most of any session of `run`; 1 where the process itself had the engines."""
+    return max((sum(replica.starts > 0 for replica in session.replicas) for session in run.sessions), default=0) or 1
+
+
+def resources(engines: Iterable[EngineFacts], replicas: int = 1) -> Resources:
+    """What these engines computed on together; an engine that states nothing adds nothing.
+
+    Each of several `replicas` has such engines on devices of its own; servers and recorded runs are the same ones.
+    """
     gpus: set[str] = set()
     servers: set[str] = set()
     rates: dict[str, float] = {}
@@ -101,7 +109,8 @@ def resources(engines: Iterable[EngineFacts]) -> Resources:
             names.update(named)
         servers.update(each.servers)
         cores += each.cores
-    return Resources(len(gpus), len(servers), cores, sum(rates.values()), len(replays), tuple(sorted(names | rates.keys())))
+    own = (len(gpus) * replicas, len(servers), cores * replicas, sum(rates.values()) * replicas, len(replays))
+    return Resources(*own, tuple(sorted(names | rates.keys())))
 
 
 def answers(engines: Iterable[EngineFacts]) -> str | None:

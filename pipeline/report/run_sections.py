@@ -7,17 +7,19 @@ from typing import Any
 from msgspec import Struct
 
 from pipeline.analysis import summary_tables
-from pipeline.analysis.compare.cells import Table
+from pipeline.analysis.compare.cells import Table, plain
 from pipeline.analysis.quality.reward_agreement import ScoredSteps, agreement, read_scored_steps
 from pipeline.analysis.quality.step_counts import StepCounts, count_steps
 from pipeline.analysis.quality.verdict_values import GOOD, Scores
-from pipeline.analysis.resources import EngineFacts, answers, engine_facts
+from pipeline.analysis.resources import EngineFacts, answers, engine_facts, replica_count
 from pipeline.analysis.study import Analysis, analyse
-from pipeline.analysis.summary import summarize
+from pipeline.analysis.summary import Summary, summarize
+from pipeline.analysis.time.imbalance import Imbalance
 from pipeline.analysis.time.modes import modes_over_time
 from pipeline.analysis.time.outline import Axis
 from pipeline.report.chain_list import ChainList, read_chain_list, worth_reading
 from pipeline.report.figures import modes as figures_modes
+from pipeline.report.figures import replicas as figures_replicas
 from pipeline.report.figures import steps as figures_steps
 from pipeline.report.figures import time as figures_time
 from pipeline.report.figures import tokens as figures_tokens
@@ -29,6 +31,11 @@ from pipeline.trace.run_file import Host, RunFile
 SIMULATED = "Simulated: every time on this page is that of a simulated clock, and every text was made up by a simulated engine."
 MEASURED = "Measured: times are those of real engines on the machine below."
 REPLAYED = "Replayed on a simulated clock: texts of replayed engines are those of a recorded run, times are simulated."
+MEANS = (
+    "Requests and chains are those of all {count} replicas together; busy and idle time and the overlap are means over the replicas, each "
+    "with its own engines."
+)
+"""Said of figures of engines where there are several replicas."""
 MOST_ROWS = 400
 """Number of chains in the second chart, which is drawn where the first one does not show all."""
 
@@ -45,20 +52,20 @@ class ReportOptions(Struct, frozen=True):
 def run_sections(folder: Path, options: ReportOptions) -> list[Section]:
     """The sections of a run folder; raises `InputError` when it is none or its trace cannot be read."""
     run, chains = RunFile.read(folder), read_chain_list(folder)
-    overview = _overview(folder, run)
-    analysis = analyse(folder, options.bins)
+    summary, analysis = summarize(folder), analyse(folder, options.bins)
+    overview = _overview(summary, run)
     stages = [node.name for node in run.plan.stages()]
     sections = [overview]
     if any(each.total_busy_s for each in analysis.occupancy.engines.values()):
-        sections += [_engines(analysis), *_modes(folder, run, options.bins), _chains(folder, run, chains)]
+        sections += [_engines(analysis), *_replicas(analysis, summary.replicas), *_modes(folder, run, options.bins)]
+        sections += [_chains(folder, run, chains)]
         sections += [_time(analysis, stages), _tokens(analysis)]
     sections += _steps(count_steps(folder, chains.grades))
     sections += _agreement(read_scored_steps(folder, dict(zip(chains.names, chains.row.tolist(), strict=True))))
     return [*sections, *_reading(folder, run, chains, options.chains)]
 
 
-def _overview(folder: Path, run: RunFile) -> Section:
-    found = summarize(folder)
+def _overview(found: Summary, run: RunFile) -> Section:
     facts = summary_tables.facts(found, simulated=run.virtual_time, answers=answers(engine_facts(run).values()))
     tables = (facts, summary_tables.engines(found), summary_tables.stages(found))
     return Section(
@@ -75,7 +82,8 @@ def _engines(analysis: Analysis) -> Section:
         title="Engines over time",
         text=[
             f"Time is divided into {len(occupancy.live)} slices of {occupancy.edges_s[1]:.3g} s; "
-            "what is drawn of a slice is its mean. Drag to zoom, double-click to go back."
+            "what is drawn of a slice is its mean. Drag to zoom, double-click to go back.",
+            *([MEANS.format(count=len(occupancy.replicas))] if occupancy.replicas else []),
         ],
         tables=[figures_time.causes_table(occupancy)],
         figures=[
@@ -87,6 +95,37 @@ def _engines(analysis: Analysis) -> Section:
             ),
         ],
     )
+
+
+def _replicas(analysis: Analysis, found: Imbalance | None) -> Iterator[Section]:
+    replicas = analysis.replicas
+    if not replicas or found is None:
+        return
+    over_s = analysis.occupancy.span_s - min(each.tail_s for each in replicas)
+    note = (
+        "The tail begins when the last chain was admitted anywhere and a replica has fewer in flight than the batch size: no more problems "
+        "wait. A replica without colour has none in flight."
+    )
+    yield Section(
+        title="Replicas",
+        text=[_how_evenly(found)],
+        figures=[
+            Figure("Throughput by replica", figures_replicas.throughput(replicas), figures_replicas.which(replicas)),
+            Figure(
+                "Chains in flight by replica", figures_replicas.chains_in_flight(analysis.occupancy, found.tail_s, over_s), note
+            ),
+        ],
+        tables=[figures_replicas.replicas_table(replicas), *([lost] if (lost := figures_replicas.losses_table(replicas)) else [])],
+    )
+
+
+def _how_evenly(found: Imbalance) -> str:
+    said = [f"{found.replicas} replicas, each with engines of its own."]
+    if found.busy is not None and found.chains is not None:
+        said.append(f"The busiest was busy {found.busy:.2f} times the mean; most chains of one are {found.chains:.2f} times the mean.")
+    if found.tail_s is not None and found.tail_idle_share is not None:
+        said.append(f"The tail is {plain(found.tail_s)} s; in the mean a replica had no request {found.tail_idle_share:.1%} of that time.")
+    return " ".join(said)
 
 
 def _modes(folder: Path, run: RunFile, bins: int) -> Iterator[Section]:
@@ -234,7 +273,8 @@ def _setup_rows(run: RunFile) -> Iterator[tuple[str, str]]:
     yield "graph", run.graph_file
     yield "stages", ", ".join(f"{node.name} ({node.spec.kind})" for node in run.plan.stages())
     yield "params", _pairs(run.plan.params) or "none"
-    yield "batch size", f"{run.batch_size} chains in flight, {run.schedule}"
+    count = replica_count(run)
+    yield "batch size", f"{run.batch_size} chains in flight{f' on each of {count} replicas' if count > 1 else ''}, {run.schedule}"
     yield "admission", _admission(run)
     yield "order", run.order or "not recorded"
     yield "samples and seed", f"{run.samples} per problem, seed {run.seed}"

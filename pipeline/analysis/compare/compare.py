@@ -169,6 +169,7 @@ def setting_of(run: RunTable) -> dict[str, Any]:
         "engines": tuple(engines),
         "resources": run.resources,
         "batch_size": run.batch_size,
+        "replicas": run.replicas,
         "schedule": run.schedule,
         "samples": run.samples,
         "seed": run.seeds or (run.seed,),
@@ -183,7 +184,8 @@ def _groups_by(name: str, runs: Sequence[RunTable], settings: Mapping[str, Setti
     for run in runs:
         setting = settings[run.name]
         if name in setting:
-            others = tuple(sorted((key, repr(value)) for key, value in setting.items() if key != name))
+            own = (name, "replicas") if name == "resources" else (name,)  # more replicas are more resources
+            others = tuple(sorted((key, repr(value)) for key, value in setting.items() if key not in own))
             kind = run.resources.kind if name == "resources" else ()
             alike.setdefault((others, kind), []).append(run)
     return [_group(name, members, settings) for members in alike.values() if len({repr(settings[run.name][name]) for run in members}) > 1]
@@ -231,7 +233,7 @@ def flags_of(run: RunTable, base: RunTable) -> list[Flag]:
         said.append("its answers depend on when chains were switched (`speculate: auto`)")
     if (seeds := _seeds(run)) != (others := _seeds(base)):
         said.append(f"seed is {seeds}, the baseline's {others}")
-    for name in ("samples", "batch_size", "schedule", "admission", "order"):
+    for name in ("samples", "batch_size", "replicas", "schedule", "admission", "order"):
         ours, theirs = getattr(run, name), getattr(base, name)
         if ours != theirs and "" not in (ours, theirs):  # which runs of earlier versions do not say
             said.append(f"{name} is {ours}, the baseline's {theirs}")

@@ -23,6 +23,7 @@ ALIKE = (
     "resources",
     "host",
     "batch_size",
+    "replicas",
     "schedule",
     "admission",
     "order",

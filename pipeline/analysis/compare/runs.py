@@ -23,7 +23,7 @@ from pipeline.analysis.quality.step_quality import Quality, read_quality
 from pipeline.analysis.quality.step_texts import Texts, read_texts
 from pipeline.analysis.quality.verdicts import COLUMNS as VERDICT_COLUMNS
 from pipeline.analysis.quality.verdicts import verdicts
-from pipeline.analysis.resources import EngineFacts, Resources, engine_facts, resources
+from pipeline.analysis.resources import EngineFacts, Resources, engine_facts, replica_count, resources
 from pipeline.analysis.time.thinking import read_thinking
 from pipeline.analysis.time.timeline import Array, Names
 from pipeline.errors import InputError, UsageError
@@ -119,6 +119,8 @@ class RunTable(Struct, frozen=True, kw_only=True):
     admission: str
     order: str
     batch_size: int
+    replicas: int = 1
+    """How many replicas there were at once, each with engines and `batch_size` chains of its own."""
     samples: int
     seed: int
     simulated: bool
@@ -259,7 +261,8 @@ def _decisions(folder: Path, run: RunFile) -> dict[str, Any]:
         "simulated": run.virtual_time,
         "wall_time_s": run.wall_time_s or 0.0,
         "facts": (facts := engine_facts(run)),
-        "resources": resources(facts.values()),
+        "replicas": (replicas := replica_count(run)),
+        "resources": resources(facts.values(), replicas),
         "speculation": {role: Speculation(count.draft_tokens, count.accepted_tokens) for role, count in counts.items() if count},
     }
 

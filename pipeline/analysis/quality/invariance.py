@@ -98,7 +98,8 @@ def _refuse(one: RunTable, other: RunTable) -> None:
 
 
 def _differing(one: RunTable, other: RunTable) -> dict[str, tuple[str, str]]:
-    sides = [{"batch_size": run.batch_size, "schedule": run.schedule} | _fields(run.engines) for run in (one, other)]
+    named = ("batch_size", "replicas", "schedule")
+    sides = [{name: getattr(run, name) for name in named} | _fields(run.engines) for run in (one, other)]
     names = sorted(sides[0].keys() | sides[1].keys())
     return {name: (str(sides[0].get(name)), str(sides[1].get(name))) for name in names if sides[0].get(name) != sides[1].get(name)}
 
