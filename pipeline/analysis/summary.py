@@ -321,8 +321,8 @@ def _step_counts(totals: Counter[str], wall_s: float | None) -> dict[str, Any]:
 def _read_chains(run: Path) -> dict[str, Any]:
     """Columns of the chains table, with only the last row of each chain.
 
-    `correct` is 1, 0 or -1 as in `events.counted`; `replica` is `NO_REPLICA` where there is none; `stop_reason`, `error_type` and `grading_error` are indices into the lists `reasons`,
-    `types` and `whys`; `place` is the row's index in the table.
+    `correct` is 1, 0 or -1 as in `events.counted`; `stop_reason`, `error_type` and `grading_error` are indices into the lists `reasons`,
+    `types` and `whys`; `replica` is `NO_REPLICA` where there is none; `place` is the row's index in the table.
     """
     reasons, types, whys = Names(), Names(), Names()
     numbers = ("input_row", "sample_index", "start_unix_ns", "end_unix_ns")

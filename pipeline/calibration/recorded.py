@@ -55,11 +55,14 @@ class TimedCall(Struct, frozen=True):
 def read_calls(run: Path, most: int) -> dict[str, list[TimedCall]]:
     """Answered calls of each engine, in the order in which they were sent, up to the moment at which one engine has `most` of them.
 
-    Up to then no call is missing. Raises `InputError` where there are none, or none of an engine took time.
+    Up to then no call is missing. Of a run with replicas, whose engines share nothing, the calls are those of the replica with the least
+    number among the first that were answered. Raises `InputError` where there are none, or none of an engine took time.
     """
     rows: list[dict[str, Any]] = []
-    for batch in read_batches(run, "calls", COLUMNS):
-        rows += (row for row in batch.to_pylist() if row["error_type"] is None)
+    for batch in read_batches(run, "calls", COLUMNS, ["replica"]):
+        answered = [row for row in batch.to_pylist() if row["error_type"] is None]
+        replica = _one_replica(rows or answered)
+        rows += (row for row in answered if row.get("replica") == replica)
         if len(rows) > 16 * most:  # rows come in order of their ends: the earliest are among these
             break
     if not rows:
@@ -75,6 +78,11 @@ def read_calls(run: Path, most: int) -> dict[str, list[TimedCall]]:
     if timeless := [role for role, calls in found.items() if not any(call.duration_s >= RESOLUTION_S for call in calls)]:
         raise InputError(str(run), f"no call of engine {timeless[0]!r} took time: there is nothing to calibrate by")
     return found
+
+
+def _one_replica(rows: Sequence[Mapping[str, Any]]) -> int | None:
+    """The least number of a replica that these rows name; None where they name none."""
+    return min((row["replica"] for row in rows if row.get("replica") is not None), default=None)
 
 
 def undisturbed(calls: Mapping[str, Sequence[TimedCall]]) -> dict[str, Array]:

@@ -4,6 +4,9 @@ Every chain is a trace; its steps are spans in it, and their calls spans in thes
 names from the metadata of the trace's columns; other columns are named `pipeline.COLUMN`. Ids are derived from the run and the
 chain: the same run always gives the same spans, and no row needs another one. Only the ids of the steps are held, 8 bytes each: a
 call that led to no step, such as an answer, is a span in its chain.
+
+Where a run has replicas, each is an instance of the service by itself: the resource of its chains' and calls' spans has the run with the
+number of the replica as `service.instance.id`, and its node as `host.id`. Steps, whose rows name no replica, have the resource of the run.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -46,6 +49,8 @@ LEFT_OUT = {
 }
 """Columns that are no attributes: they are elsewhere in a span, or have a value for each token."""
 Row = Mapping[str, Any]
+OF_RESOURCE = ("replica", "node")
+"""Columns that say which instance of the service a row is of: they are attributes of its resource."""
 BATCH = 512
 """Spans that are sent together."""
 CALL = ("chain_id", "step_index", "call_index", "engine", "stage", "request_model", "submit_unix_ns", "end_unix_ns", "error_message")
@@ -93,7 +98,7 @@ class Spans:
     def __init__(self, run: RunFile, texts: bool) -> None:
         self._run = run
         self._key = f"{run.run_id}\0{run.started_unix_ns}\0"
-        self._resource = Resource(_resource(run))
+        self._resources: dict[tuple[int | None, str | None], Resource] = {(None, None): Resource(_resource(run))}
         self._scope = InstrumentationScope(SERVICE, run.versions.get("pipeline"))
         tables: tuple[type[Struct], ...] = (ChainRow, StepRow, CallRow)
         self._names = {row: _names(columns(row, texts), row) for row in tables}
@@ -135,7 +140,7 @@ class Spans:
             name=name,
             context=self._context(place),
             parent=self._context(parent) if parent else None,
-            resource=self._resource,
+            resource=self._resource_of(row),
             attributes=attributes,
             kind=kind,
             instrumentation_scope=self._scope,
@@ -143,6 +148,16 @@ class Spans:
             start_time=start,
             end_time=row["end_unix_ns"],
         )
+
+    def _resource_of(self, row: Row) -> Resource:
+        """The resource of a row: its replica, or the run where it names none."""
+        key = row.get("replica"), row.get("node")
+        if key not in self._resources:
+            foreign = names_in(CallRow, "otel")
+            values = zip(OF_RESOURCE, (f"{self._run.run_id}/{key[0]}", key[1]), strict=True)
+            of_replica = {foreign[column]: value for column, value in values if value is not None}
+            self._resources[key] = Resource(_resource(self._run) | of_replica)
+        return self._resources[key]
 
     def _context(self, place: Sequence[object]) -> SpanContext:
         trace = int.from_bytes(blake2b(f"{self._key}{place[0]}".encode(), digest_size=16).digest())
@@ -153,7 +168,7 @@ class Spans:
 
     def _attributes(self, table: type[Struct], row: Row) -> dict[str, Any]:
         """The attributes of a row, by their names; without nulls and empty lists."""
-        found = {name: _value(row.get(column)) for column, name in self._names[table].items()}
+        found = {name: _value(row.get(column)) for column, name in self._names[table].items() if column not in OF_RESOURCE}
         return {name: value for name, value in found.items() if value is not None}
 
 

@@ -123,5 +123,5 @@ class Packets:
         return number
 
 
-REPEATING = frozenset({"kind", "finish_reason", "error_type", "status"})
+REPEATING = frozenset({"kind", "finish_reason", "error_type", "status", "node"})
 """Arguments of slices with few different texts, which are written once each."""

@@ -1,9 +1,10 @@
 """A run as a Perfetto trace: the run folder enters, a file for https://ui.perfetto.dev leaves.
 
-Every engine is a process, with a thread for each of its slots. A slice is one attempt at a call, from being sent until it was
-answered; slices within it are queue, prefill and decode as the engine measured them, from its start on, so that what remains at its
-end is the way to and from the engine. A failed attempt has its error in its name. Arrows join the calls of a chain. Counters show
-calls in flight and waiting of each engine, its output tokens so far, and live chains. Calls are streamed.
+Every engine is a process, with a thread for each of its slots; where a run has replicas, every engine of each replica is. A slice is one
+attempt at a call, from being sent until it was answered; slices within it are queue, prefill and decode as the engine measured them, from
+its start on, so that what remains at its end is the way to and from the engine. A failed attempt has its error in its name. Arrows join the
+calls of a chain. Counters show calls in flight and waiting of each engine, its output tokens so far, and live chains, of the run and of
+each replica. Calls are streamed.
 """
 
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 from msgspec import Struct
 
+from pipeline.analysis.time.timeline import NO_REPLICA, Names, replicas_of
 from pipeline.errors import InputError
 from pipeline.export.output import whole_file
 from pipeline.export.packets import Packets, Value, identity
@@ -40,6 +42,8 @@ ARGUMENTS = (
     "error_message",
 )
 COLUMNS = ("engine", "stage", "submit_unix_ns", "end_unix_ns", *ARGUMENTS)
+PLACE = ("replica", "node")
+"""Columns that say where a call was computed; null where a run has no replicas."""
 ENGINE_COUNTERS = {"in flight": "calls", "waiting": "calls", "output tokens": "tokens"}
 """Names and units of the counters of an engine."""
 RUN_PID = 1
@@ -67,7 +71,7 @@ def export(run: Path, output: Path) -> Written:
         track.sessions()
         track.chains(run, chains)
         engines = EngineTracks(packets, run_file, origin)
-        for window in windows(run, "calls", COLUMNS, calls):
+        for window in windows(run, "calls", COLUMNS, calls, PLACE):
             engines.count(window.read, window.until)
             for row in _rows(window.begun):
                 engines.draw(row)
@@ -94,44 +98,61 @@ class RunTrack:
                 self._packets.end(track, max(start, session.ended_unix_ns - self._origin))
 
     def chains(self, run: Path, found: Survey) -> None:
-        """Write the counter of live chains, which is 0 between two sessions; `found` is the survey of the chains table."""
-        track, live = identity("run", "live chains"), CountOverTime()
-        self._packets.counter(track, self._uuid, "live chains", "chains", 0)
-        for window in windows(run, "chains", ["end_unix_ns"], found):
-            starts, ends = (window.read.column(name).to_numpy() for name in ("start_unix_ns", "end_unix_ns"))
-            live.span(starts, ends)
-            for since, until in self._run.pauses:
-                over = (starts < since) & (ends > until)
-                live.change(starts[over] * 0 + since, -1)
-                live.change(starts[over] * 0 + until, 1)
-            for time, value in live.until(window.until):
-                self._packets.value(track, time - self._origin, value)
+        """Write the counters of live chains, which are 0 between two sessions: of all and, where there are replicas, of those that ended on
+        each; `found` is the survey of the chains table."""
+        counters = {NO_REPLICA: self._counter("live chains", 0)}
+        for window in windows(run, "chains", ["end_unix_ns"], found, PLACE[:1]):
+            replica = replicas_of(window.read)
+            for number in np.unique(replica).tolist():
+                if number not in counters:
+                    counters[number] = self._counter(f"live chains of replica {number}", number + 1)
+            for number, (track, live) in counters.items():
+                self._add(live, window.read, slice(None) if number == NO_REPLICA else replica == number)
+                for time, value in live.until(window.until):
+                    self._packets.value(track, time - self._origin, value)
+
+    def _counter(self, name: str, rank: int) -> "tuple[int, CountOverTime]":
+        track = identity("run", name)
+        self._packets.counter(track, self._uuid, name, "chains", rank)
+        return track, CountOverTime()
+
+    def _add(self, live: "CountOverTime", chains: pa.RecordBatch, which: Any) -> None:
+        """Add those of `chains` that `which` marks to a counter."""
+        starts, ends = (chains.column(name).to_numpy()[which] for name in ("start_unix_ns", "end_unix_ns"))
+        live.span(starts, ends)
+        for since, until in self._run.pauses:
+            over = (starts < since) & (ends > until)
+            live.change(starts[over] * 0 + since, -1)
+            live.change(starts[over] * 0 + until, 1)
 
 
 class EngineTracks:
-    """The engines as processes, one for each role."""
+    """The engines as processes, one for each role and, where there are replicas, for each replica that calls name."""
 
     def __init__(self, packets: Packets, run: RunFile, origin: int) -> None:
-        self._packets, self._origin = packets, origin
-        self._engines = {role: EngineTrack(packets, run, role, pid) for pid, role in enumerate(run.plan.engines, RUN_PID + 1)}
+        self._packets, self._origin, self._run = packets, origin, run
+        self._engines: dict[tuple[int, str], EngineTrack] = {}
+        if not any(session.replicas for session in run.sessions):
+            for role in run.plan.engines:
+                self._engine(NO_REPLICA, role)
 
     def count(self, calls: pa.RecordBatch, until: int) -> None:
         """Add `calls`, in any order, to the counters, and write these up to `until`, ns UTC."""
-        roles = calls.column("engine").dictionary_encode()
-        codes = roles.indices.to_numpy()
+        roles = Names()
+        unit = replicas_of(calls).astype(np.int64) << 8 | roles.codes(calls.column("engine"))
+        names = list(roles)
         submit, end, tokens = (calls.column(name).to_numpy() for name in ("submit_unix_ns", "end_unix_ns", "output_tokens"))
         columns = (beginnings(calls, "calls"), submit, end, tokens)
-        for code, role in enumerate(roles.dictionary.to_pylist()):
-            if role not in self._engines:
-                raise InputError("run.json", f"names no engine `{role}`, which calls of the run were sent to")
-            self._engines[role].count(*(column[codes == code] for column in columns))
+        for each in np.unique(unit).tolist():
+            self._engine(each >> 8, names[each & 0xFF]).count(*(column[unit == each] for column in columns))
         for engine in self._engines.values():
             engine.show(until, self._origin)
 
     def draw(self, row: dict[str, Any]) -> None:
         """Write the slices of one call; calls must come in the order of their starts."""
         start, end = row["submit_unix_ns"] - self._origin, row["end_unix_ns"] - self._origin
-        track = self._engines[row["engine"]].track_of(start, end)
+        replica = NO_REPLICA if row["replica"] is None else row["replica"]
+        track = self._engine(replica, row["engine"]).track_of(start, end)
         failed = row["error_type"]
         name = f"{row['stage']} ({failed})" if failed else row["stage"]
         flow = identity("chain", row["chain_id"])
@@ -141,15 +162,26 @@ class EngineTracks:
             self._packets.end(track, until)
         self._packets.end(track, end)
 
+    def _engine(self, replica: int, role: str) -> "EngineTrack":
+        """The track of an engine, which is begun where it is the first that is asked for; raises `InputError` for a role that the run has
+        not."""
+        if role not in self._run.plan.engines:
+            raise InputError("run.json", f"names no engine `{role}`, which calls of the run were sent to")
+        if (replica, role) not in self._engines:
+            pid = RUN_PID + 1 + len(self._engines)
+            self._engines[replica, role] = EngineTrack(self._packets, self._run, replica, role, pid)
+        return self._engines[replica, role]
+
 
 class EngineTrack:
     """An engine as a process: its counters, and a thread for each slot."""
 
-    def __init__(self, packets: Packets, run: RunFile, role: str, pid: int) -> None:
-        self._packets, self._role, self._pid = packets, role, pid
-        uuid = identity("engine", role)
-        packets.process(uuid, pid, f"{role}: {run.model(role)}")
-        self._counts = {identity("counter", role, name): CountOverTime() for name in ENGINE_COUNTERS}
+    def __init__(self, packets: Packets, run: RunFile, replica: int, role: str, pid: int) -> None:
+        self._packets, self._pid = packets, pid
+        self._name = role if replica == NO_REPLICA else f"replica {replica} {role}"
+        uuid = identity("engine", self._name)
+        packets.process(uuid, pid, f"{self._name}: {run.model(role)}")
+        self._counts = {identity("counter", self._name, name): CountOverTime() for name in ENGINE_COUNTERS}
         for rank, (track, (name, unit)) in enumerate(zip(self._counts, ENGINE_COUNTERS.items(), strict=True)):
             packets.counter(track, uuid, name, unit, rank)
         self._slots = Slots()
@@ -172,7 +204,7 @@ class EngineTrack:
         """The track of the slot that a call from `start` to `end` takes."""
         slot = self._slots.take(start, end)
         if slot == len(self._tracks):
-            self._tracks.append(identity("slot", self._role, slot))
+            self._tracks.append(identity("slot", self._name, slot))
             self._packets.thread(self._tracks[slot], self._pid, self._pid * TIDS + slot, f"slot {slot:03}")
         return self._tracks[slot]
 
@@ -238,14 +270,14 @@ class Slots:
 
 
 def _rows(calls: pa.Table) -> Iterator[dict[str, Any]]:
-    columns = {name: calls.column(name).to_pylist() for name in COLUMNS}
+    columns = {name: calls.column(name).to_pylist() for name in (*COLUMNS, *PLACE)}
     for values in zip(*columns.values(), strict=True):
         yield dict(zip(columns, values, strict=True))
 
 
 def _arguments(row: dict[str, Any]) -> dict[str, Value]:
     """The arguments of a call's slice, by the names of its columns; without nulls."""
-    said = {name: row[name] for name in ARGUMENTS if row[name] is not None}
+    said = {name: row[name] for name in (*ARGUMENTS, *PLACE) if row[name] is not None}
     said["finish_reason"] = ", ".join(row["finish_reason"])
     return said
 

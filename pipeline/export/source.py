@@ -21,6 +21,8 @@ END_OF_TIME = int(np.iinfo(np.int64).max)
 """After every instant."""
 BEGINNING = {"calls": ("submit_unix_ns", "client_wait_s"), "chains": ("start_unix_ns",)}
 """Columns that give the start of a row: an instant in ns UTC, less seconds that it waited before."""
+LATER = {"replica": pa.int64(), "node": pa.string()}
+"""Columns that earlier versions did not write, with their types."""
 
 
 class Survey(Struct, frozen=True):
@@ -81,11 +83,16 @@ def beginnings(batch: pa.RecordBatch, table: str) -> Array:
     return np.asarray(begun)
 
 
-def windows(run: Path, table: Literal["calls", "chains"], columns: Sequence[str], found: Survey) -> Iterator[Window]:
-    """The second pass over a table, up to the last row of its survey `found`: a run that goes on may have more by now."""
+def windows(
+    run: Path, table: Literal["calls", "chains"], columns: Sequence[str], found: Survey, maybe: Sequence[str] = ()
+) -> Iterator[Window]:
+    """The second pass over a table, up to the last row of its survey `found`: a run that goes on may have more by now.
+
+    The columns `maybe`, which earlier versions did not write, are null where a file lacks them.
+    """
     done, held = 0, None
-    for batch in read_batches(run, table, [*dict.fromkeys((*BEGINNING[table], *columns))]):
-        batch = batch.slice(0, found.rows - done)
+    for batch in read_batches(run, table, [*dict.fromkeys((*BEGINNING[table], *columns))], maybe):
+        batch = _with_all(batch.slice(0, found.rows - done), maybe)
         done += batch.num_rows
         until = found.watermark(done)
         fresh = pa.Table.from_batches([batch])
@@ -95,3 +102,13 @@ def windows(run: Path, table: Literal["calls", "chains"], columns: Sequence[str]
         count = int(np.searchsorted(starts[order], until))
         yield Window(batch, held.take(pa.array(order[:count])), until)
         held = held.take(pa.array(order[count:]))
+
+
+def _with_all(batch: pa.RecordBatch, names: Sequence[str]) -> pa.RecordBatch:
+    """`batch` with the columns `names` last, in this order, as nulls where it lacks them."""
+    given = [name for name in batch.schema.names if name not in names]
+    found = batch.select(given)
+    for name in names:
+        there = name in batch.schema.names
+        found = found.append_column(name, batch.column(name) if there else pa.nulls(batch.num_rows, LATER[name]))
+    return found

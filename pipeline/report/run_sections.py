@@ -111,9 +111,7 @@ def _replicas(analysis: Analysis, found: Imbalance | None) -> Iterator[Section]:
         text=[_how_evenly(found)],
         figures=[
             Figure("Throughput by replica", figures_replicas.throughput(replicas), figures_replicas.which(replicas)),
-            Figure(
-                "Chains in flight by replica", figures_replicas.chains_in_flight(analysis.occupancy, found.tail_s, over_s), note
-            ),
+            Figure("Chains in flight by replica", figures_replicas.chains_in_flight(analysis.occupancy, found.tail_s, over_s), note),
         ],
         tables=[figures_replicas.replicas_table(replicas), *([lost] if (lost := figures_replicas.losses_table(replicas)) else [])],
     )

@@ -158,9 +158,9 @@ class CallRow(Struct, frozen=True):
     """0: no bound. Null in traces of earlier versions."""
     adapter: str | None = None
     """The adapter that the engine computed the call with, by its name in the engines file; null: the model as it is."""
-    replica: int | None = None
+    replica: Annotated[int | None, column(otel="service.instance.id")] = None
     """The replica whose engines computed the call, from 0; null where the run has one process, and in traces of earlier versions."""
-    node: str | None = None
+    node: Annotated[str | None, column(otel="host.id")] = None
     """The cluster's id of the machine that the replica was on; null as `replica` is."""
 
 
@@ -323,9 +323,9 @@ class ChainRow(Struct, frozen=True):
     expected_length: float | None = None
     """By what its place among the chains was decided where expected-long ones begin first: tokens of the thought that were expected, or,
     of a first sample without an earlier run, characters of the problem. Null in the order of the input and in earlier versions."""
-    replica: int | None = None
+    replica: Annotated[int | None, column(otel="service.instance.id")] = None
     """The replica on which it ended, from 0; null where the run has one process, and in traces of earlier versions."""
-    node: str | None = None
+    node: Annotated[str | None, column(otel="host.id")] = None
     """The cluster's id of the machine that the replica was on; null as `replica` is."""
 
 

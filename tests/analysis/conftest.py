@@ -1,6 +1,7 @@
-"""Tables of runs without any run folder."""
+"""Tables of runs without any run folder, and runs of several replicas."""
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from pipeline.analysis.quality.samples import SampleStatistics, interval
 from pipeline.analysis.quality.step_texts import Texts
 from pipeline.analysis.resources import Resources
 from pipeline.trace.run_file import Host, RunInput
+from tests.support.replicas import replica_run
 from tests.support.rules import RULES
 
 
@@ -75,3 +77,10 @@ def run_table(name: str, latency: Sequence[float], **fields: Any) -> RunTable:
 @pytest.fixture(name="table")
 def _table() -> Callable[..., RunTable]:
     return run_table
+
+
+@pytest.fixture(scope="session")
+def replica_runs(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
+    """Runs of 1, 2 and 4 replicas by their number; of the four the last one is slow and was lost once."""
+    folder = tmp_path_factory.mktemp("replicas")
+    return {count: replica_run(folder / str(count), count, slow=3 if count == 4 else None) for count in (1, 2, 4)}

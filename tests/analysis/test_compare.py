@@ -116,6 +116,7 @@ def test_differences_are_over_the_problems_both_have(table: Make) -> None:
     [
         ({"seed": 3}, "seed is 3, the baseline's 0"),
         ({"batch_size": 1}, "batch_size is 1, the baseline's 8"),
+        ({"replicas": 4}, "replicas is 4, the baseline's 1"),
         ({"status": "interrupted"}, "it is interrupted: only finished chains count"),
         ({"failed": 2}, "2 chains failed: they count as wrong and are in no other figure"),
         ({"simulated": True}, "one of the two is simulated, the other measured"),
@@ -239,6 +240,7 @@ def test_groups_are_runs_that_differ_in_one_thing_alone(table: Make) -> None:
         speccot("n10", params={"candidates": 10}),
         speccot("n1", params={"candidates": 1}),
         speccot("more", params={"candidates": 5}, resources=Resources(cores=4)),
+        speccot("replicas", params={"candidates": 5}, resources=Resources(cores=8), replicas=4),
         speccot("gpu", params={"candidates": 5}, resources=Resources(gpus=1)),  # of another kind: neither more nor less
         speccot("both", params={"candidates": 2}, batch_size=2),  # two things differ
         speccot("seed", params={"candidates": 2}, seed=1),
@@ -246,7 +248,7 @@ def test_groups_are_runs_that_differ_in_one_thing_alone(table: Make) -> None:
     ]
     found = {group.by: [(member.run, member.value) for member in group.members] for group in grouped(runs)}
     assert found == {
-        "resources": [("b8", "2 cores"), ("more", "4 cores")],
+        "resources": [("b8", "2 cores"), ("more", "4 cores"), ("replicas", "8 cores")],
         "batch_size": [("b1", "1"), ("b8", "8")],
         "params.candidates": [("n1", "1"), ("b8", "5"), ("n10", "10")],
     }

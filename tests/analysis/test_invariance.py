@@ -13,6 +13,7 @@ from pipeline.engines.sim.text import sim_answer
 from pipeline.errors import UsageError
 from pipeline.session.options import RunOptions
 from pipeline.session.run import run
+from tests.support.replicas import EACH
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -31,6 +32,11 @@ def test_the_batch_changes_no_chain(tmp_path: Path) -> None:
     assert found.first_difference == {}
     assert found.accuracy_difference.value == 0.0
     assert found.differing == {"batch_size": ("1", "64"), "schedule": ("pipelined", "lockstep")}
+
+
+def test_more_replicas_are_named_among_what_differs(replica_runs: dict[int, Path]) -> None:
+    found = invariance(replica_runs[2].parent / "part-0/run", replica_runs[2])
+    assert (found.equal, found.only_in_one, found.differing) == (EACH, EACH, {"replicas": ("1", "2")})
 
 
 @pytest.mark.slow

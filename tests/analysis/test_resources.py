@@ -7,10 +7,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from pipeline.analysis.resources import EngineFacts, Resources, answers, devices_of, facts_of, resources, shortfall
+from pipeline.analysis.resources import EngineFacts, Resources, answers, devices_of, facts_of, replica_count, resources, shortfall
 from pipeline.graph.loader import load_engines
 from pipeline.graph.plan import settings_of
 from pipeline.graph.plugins import engine_specs
+from pipeline.trace.run_file import RunFile
 
 ROOT = Path(__file__).parent.parent.parent
 A100 = {role: {"device": "NVIDIA A100"} for role in ("draft", "target")}
@@ -23,6 +24,17 @@ def stated(name: str, *settings: str) -> dict[str, Any]:
     engines = {role: settings_of(spec) for role, spec in specs.items()}
     found: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(engines))
     return found
+
+
+def test_each_replica_has_devices_of_its_own_and_all_ask_the_same_servers(replica_runs: dict[int, Path]) -> None:
+    engines = [
+        EngineFacts(devices=("GPU 0", "GPU 1"), accelerators=2),
+        EngineFacts(devices=("CPU core 0",), cores=1),
+        EngineFacts(devices=("one",), flops_per_s=2.0),
+        EngineFacts(servers=("http://one",)),
+    ]
+    assert resources(engines, 3) == Resources(gpus=6, servers=1, cores=3, flops_per_s=6.0, names=("one",))
+    assert [replica_count(RunFile.read(folder)) for folder in replica_runs.values()] == [1, 2, 4]
 
 
 def had(engines: dict[str, Any], facts: dict[str, Any]) -> Resources:

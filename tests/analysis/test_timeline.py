@@ -94,6 +94,34 @@ def test_measured_times_agree_with_counting_seconds(rows: list[tuple[int, int, i
     assert found.overlap_s == len(several)
 
 
+@settings(max_examples=40, deadline=None)
+@given(intervals, st.randoms(use_true_random=False))
+def test_each_replica_has_engines_of_its_own(rows: list[tuple[int, int, int]], random: Any) -> None:
+    submit, end, engine = columns(rows)
+    replica = np.array([random.randrange(3) for _ in rows], np.int32)
+    totals = TimelineTotals(replicas=[0, 1, 2])
+    for places in np.array_split(np.arange(len(rows)), 2):
+        part = (column[places] for column in (engine, np.zeros_like(engine), submit * S, end * S))
+        totals.add(Intervals(["a", "b", "c"], ["s"], *part, replica=replica[places]))
+    found = totals.timeline()
+    seconds = {
+        (number, role): {second for start, stop in zip(submit[of_both], end[of_both], strict=True) for second in range(start, stop)}
+        for number in range(3)
+        for role, code in {"a": 0, "b": 1, "c": 2}.items()
+        for of_both in [(replica == number) & (engine == code)]
+    }
+    several = [sum(sum(second in seconds[number, role] for role in "abc") > 1 for second in range(50)) for number in range(3)]
+    for number, each in found.replicas.items():
+        assert each.busy_s == {role: len(seconds[number, role]) for role in "abc"}
+        assert each.overlap_s == several[number]
+        active = {second for start, stop in zip(*each.active, strict=True) for second in range(start // S, stop // S)}
+        assert active == set().union(*(seconds[number, role] for role in "abc"))
+    assert {role: each.busy_s for role, each in found.engines.items()} == pytest.approx(
+        {role: sum(len(seconds[number, role]) for number in range(3)) / 3 for role in "abc"}
+    )
+    assert found.overlap_s == pytest.approx(sum(several) / 3)
+
+
 def test_chunks_in_any_order_come_to_the_same() -> None:
     rng = np.random.default_rng(1)
     submit = rng.integers(0, 2000, 600) * S

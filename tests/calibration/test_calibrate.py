@@ -28,6 +28,7 @@ from pipeline.session.options import RunOptions
 from pipeline.session.preflight import load_plan
 from pipeline.session.run import run
 from pipeline.trace.run_file import RunFile
+from tests.support.replicas import replica_run
 from tests.support.runs import solve, write_problems
 from tests.support.switching import AtTimes, solve_switched
 
@@ -59,6 +60,19 @@ def test_the_rates_that_made_a_run_are_found_again(recorded: list[Path]) -> None
     assert all(0.85 < ratio < 1.15 for stages in fit.stages.values() for ratio in stages.values())
     assert {role: spec.device for role, spec in found.specs.items()} == dict.fromkeys(("draft", "target"), fit.device)
     assert "simulated over recorded seconds: target guidance" in next(fit_lines(found))
+
+
+@pytest.fixture(scope="module")
+def replicas(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of two replicas."""
+    return replica_run(tmp_path_factory.mktemp("replicas"), 2)
+
+
+def test_of_replicas_the_calls_of_one_are_read(replicas: Path) -> None:
+    alone, found = read_calls(replicas.parent / "part-0/run", 10_000), read_calls(replicas, 10_000)
+    assert found.keys() == alone.keys()
+    for role, calls in found.items():
+        assert calls == alone[role]
 
 
 @pytest.mark.slow

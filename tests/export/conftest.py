@@ -9,6 +9,7 @@ import pytest
 
 from pipeline.trace.events import CallRow, ChainRow
 from pipeline.trace.store import TraceStore
+from tests.support.replicas import replica_run
 from tests.support.run_files import SIM, write_run_json
 from tests.support.runs import solve
 
@@ -30,6 +31,12 @@ def calls(run_folder: Path) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = pq.read_table(run_folder / "calls").to_pylist()
     assert {row["error_type"] for row in rows} == {None, "EngineDead"}
     return rows
+
+
+@pytest.fixture(scope="session")
+def replicas(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of two replicas."""
+    return replica_run(tmp_path_factory.mktemp("replicas"), 2)
 
 
 @pytest.fixture

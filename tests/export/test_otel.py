@@ -136,6 +136,26 @@ def test_the_root_names_the_workflow_and_the_resource_the_run(spans: list[dict[s
 
 
 @pytest.mark.slow
+def test_each_replica_is_an_instance_of_the_service(replicas: Path, tmp_path: Path) -> None:
+    export(replicas, to_file(tmp_path / "t"))
+    found: dict[tuple[str, str | None], list[dict[str, Any]]] = defaultdict(list)
+    for line in (tmp_path / "t").read_text().splitlines():
+        for one in json.loads(line)["resourceSpans"]:
+            resource = attributes(one["resource"])
+            key = resource["service.instance.id"], resource.get("host.id")
+            found[key] += [span for scope in one["scopeSpans"] for span in scope["spans"]]
+    assert found.keys() == {("run", None), ("run/0", "node-0"), ("run/1", "node-1")}
+    calls = pq.read_table(replicas / "calls", columns=["replica"])["replica"].to_pylist()
+    chains = pq.read_table(replicas / "chains", columns=["replica"])["replica"].to_pylist()
+    for number in range(2):
+        spans = found[f"run/{number}", f"node-{number}"]
+        assert sum(span["kind"] == 3 for span in spans) == calls.count(number)
+        assert len(spans) == calls.count(number) + chains.count(number)
+        assert not [name for span in spans for name in attributes(span) if "replica" in name or name.startswith(("host", "service"))]
+    assert {span["name"].partition(" ")[0] for span in found["run", None]} == {"step"}
+
+
+@pytest.mark.slow
 def test_texts_are_exported_only_when_asked_for(spans: list[dict[str, Any]], run_folder: Path, tmp_path: Path) -> None:
     texts = set(pq.read_table(run_folder / "steps")["step_text"].to_pylist())
     export(run_folder, to_file(tmp_path / "t"), texts=True)

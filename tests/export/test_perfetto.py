@@ -194,6 +194,27 @@ def test_between_two_sessions_nothing_lives(written: Written, tmp_path: Path) ->
     assert values[:7] == [(0, 1), (10, 2), (90, 1), (100, 0), (500, 1), (510, 2), (600, 0)]
 
 
+def test_each_replica_has_tracks_of_its_own(replicas: Path, tmp_path: Path) -> None:
+    export(replicas, tmp_path / "t")
+    trace = Trace((tmp_path / "t").read_bytes())
+    rows = pq.read_table(replicas / "calls").to_pylist()
+    names = ("chain_id", "call_index")
+    drawn = sorted((trace.engine(each.track), trace.origin + each.start, *(each.arguments[name] for name in names)) for each in trace.calls)
+    told = ((f"replica {row['replica']} {row['engine']}", row["submit_unix_ns"], *(row[name] for name in names)) for row in rows)
+    assert drawn == sorted(told)
+    assert {(each.arguments["replica"], each.arguments["node"]) for each in trace.calls} == {(0, "node-0"), (1, "node-1")}
+    for number in range(2):
+        mine = [row for row in rows if (row["replica"], row["engine"]) == (number, "draft")]
+        own = [(row["submit_unix_ns"] - trace.origin, row["end_unix_ns"] - trace.origin) for row in mine]
+        assert trace.counter("in flight", f"replica {number} draft") == levels(own)
+    chains = pq.read_table(replicas / "chains", columns=["start_unix_ns", "end_unix_ns", "replica"]).to_pylist()
+    lives: dict[int, list[Interval]] = {row["replica"]: [] for row in chains}
+    for row in chains:
+        lives[row["replica"]].append((row["start_unix_ns"] - trace.origin, row["end_unix_ns"] - trace.origin))
+    assert trace.counter("live chains") == levels([span for spans in lives.values() for span in spans])
+    assert [trace.counter(f"live chains of replica {number}") for number in range(2)] == [levels(lives[number]) for number in range(2)]
+
+
 def test_rows_of_many_parts_are_drawn_in_the_order_in_which_they_began(written: Written, tmp_path: Path) -> None:
     ends_first = [[(10, 20), (12, 21)], [(20, 30), (21, 30), (25, 31)], [(0, 100)], [(100, 100), (100, 110), (90, 120)]]
     export(written(ends_first), tmp_path / "t")

@@ -15,6 +15,7 @@ from pipeline.report.report import report
 from pipeline.report.run_sections import ReportOptions
 from pipeline.session.options import RunOptions
 from pipeline.session.run import run
+from tests.support.replicas import replica_run
 
 ROOT = Path(__file__).parent.parent.parent
 HOSTILE = (
@@ -48,6 +49,14 @@ def alone(ran: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     engines, problems = ROOT / "graphs/engines/sim-2xh100.yaml", ran.parent / "problems.jsonl"
     assert exit_code(RunOptions(graph=ROOT / "graphs/target.yaml", engines=engines, input=problems, output=folder)) == 3
     return folder
+
+
+@pytest.fixture(scope="session")
+def replicas(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of four replicas, of which the last one is slow and was lost once."""
+    folder = tmp_path_factory.mktemp("replicas")
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(lambda: replica_run(folder, 4, slow=3)).result()
 
 
 def exit_code(options: RunOptions) -> int:

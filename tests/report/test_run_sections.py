@@ -95,6 +95,22 @@ def test_a_small_run_has_all_sections(ran: Path) -> None:
     ]
 
 
+def test_replicas_have_a_section_of_their_own(replicas: Path) -> None:
+    sections = {section.title: section for section in run_sections(replicas, ReportOptions(bins=20))}
+    assert list(sections)[:4] == ["Summary", "Engines over time", "Replicas", "Chains over time"]
+    section, summary = sections["Replicas"], dict(sections["Summary"].tables[0].rows)
+    assert section.text[0].startswith("4 replicas, each with engines of its own.")
+    assert [figure.title for figure in section.figures] == ["Throughput by replica", "Chains in flight by replica"]
+    assert [table.title for table in section.tables] == ["Replicas", "Lost replicas"]
+    assert summary["replicas"].startswith("4: ")
+    assert "all 4 replicas together" in sections["Engines over time"].text[1]
+    assert dict(decisions(RunFile.read(replicas)).rows)["batch size"] == "4 chains in flight on each of 4 replicas, pipelined"
+    line = section.figures[1].plot.layout.shapes[0]
+    assert float(summary["wall time"].partition(" ")[0]) - line.x0 == pytest.approx(
+        float(summary["wall time"].split("(")[1].split()[0]), rel=0.01
+    )
+
+
 @pytest.mark.parametrize("missing", [("steps",), ("calls",), ("chains",), ("chains", "steps", "calls")], ids=lambda names: "+".join(names))
 def test_a_run_without_some_of_its_rows_is_shown_as_far_as_it_goes(
     ran: Path, tmp_path: Path, missing: tuple[str, ...], page_of: Callable[..., str]

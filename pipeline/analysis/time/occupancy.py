@@ -95,9 +95,7 @@ class Occupancy(Struct, frozen=True, kw_only=True):
 def occupancy(run: Path, bins: int = BINS) -> Occupancy:
     """The occupancy of the run folder `run`; raises `InputError` when that has no trace that can be read."""
     long = is_long(run)
-    [accumulator] = accumulate(
-        run, lambda outline: (OccupancyAccumulator(outline, bins, long=long, stays=read_stays(run, outline)),)
-    )
+    [accumulator] = accumulate(run, lambda outline: (OccupancyAccumulator(outline, bins, long=long, stays=read_stays(run, outline)),))
     return accumulator.result()
 
 

@@ -1,0 +1,191 @@
+"""Each replica's figures against plain loops over the rows; and that the run's own figures stay right with several replicas."""
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from pipeline.analysis.ledger import OUTCOMES, ledger
+from pipeline.analysis.study import analyse
+from pipeline.analysis.summary import summarize
+from pipeline.analysis.summary_tables import engines, facts
+from pipeline.analysis.time import calls as calls_module
+from pipeline.analysis.time.by_replica import by_replica
+from pipeline.analysis.time.critical_path import critical_path
+from pipeline.analysis.time.latency import latencies
+from pipeline.analysis.time.occupancy import occupancy
+from pipeline.analysis.time.timeline import timeline
+from pipeline.trace.run_file import RunFile
+from tests.support.replicas import EACH, LOSS, SLOW
+from tests.support.traces import call, card, chain, same, write
+
+
+def rows(folder: Path, table: str) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = pq.read_table(folder / table).to_pylist()
+    return found
+
+
+def part(folder: Path, number: int) -> Path:
+    """The run that a replica is made of."""
+    return folder.parent / f"part-{number}/run"
+
+
+@pytest.mark.parametrize("count", [2, 4])
+def test_each_replica_against_its_rows(replica_runs: dict[int, Path], count: int) -> None:
+    folder = replica_runs[count]
+    run, found = RunFile.read(folder), by_replica(folder)
+    chains, tokens = Counter(row["replica"] for row in rows(folder, "chains")), Counter[tuple[int, str]]()
+    for row in rows(folder, "calls"):
+        tokens[row["replica"], row["engine"]] += row["output_tokens"]
+    last = {number: max(row["end_unix_ns"] for row in rows(folder, "chains") if row["replica"] == number) for number in range(count)}
+    span_s = run.wall_time_s or 0.0
+    assert [each.replica for each in found] == list(range(count))
+    for each in found:
+        assert (each.chains, each.done, each.nodes) == (chains[each.replica], chains[each.replica], (f"node-{each.replica}",))
+        assert {role: engine.output_tokens for role, engine in each.engines.items()} == {
+            role: tokens[each.replica, role] for role in run.plan.engines
+        }
+        assert each.problems_per_s == pytest.approx(each.done / span_s)
+        assert each.output_tokens_per_s == pytest.approx(sum(tokens[each.replica, role] for role in run.plan.engines) / span_s)
+        assert each.tail_s == pytest.approx(((run.ended or 0) - last[each.replica]) / 1e9)
+        assert each.busy_share + sum(each.idle_share.values()) == pytest.approx(1)
+        for engine in each.engines.values():
+            assert engine.busy_share * span_s + sum(engine.idle_s.values()) == pytest.approx(span_s)
+    slow = count == 4
+    assert [each.chains for each in found] == [EACH] * (count - slow) + [EACH // SLOW] * slow
+    assert [(each.starts, each.losses) for each in found] == [(1, ())] * (count - slow) + [(2, (LOSS,))] * slow
+    assert not any(each.given_up for each in found)
+    assert sum(each.problems_per_s or 0 for each in found) == pytest.approx(summarize(folder).problems_per_s)
+
+
+def test_a_replica_is_busy_as_the_run_that_it_is_made_of(replica_runs: dict[int, Path]) -> None:
+    together = occupancy(replica_runs[4])
+    for number, mine in together.replicas.items():
+        alone, times = occupancy(part(replica_runs[4], number)), SLOW if number == 3 else 1
+        for role, engine in mine.engines.items():
+            assert engine.total_busy_s == pytest.approx(times * alone.engines[role].total_busy_s)
+            assert engine.total_idle_s["orchestration"] == pytest.approx(times * alone.engines[role].total_idle_s["orchestration"])
+            assert engine.total_idle_s["nothing_admitted"] == 0, "a replica that has ended is in the tail of the others"
+        assert mine.overlap_s == pytest.approx(times * alone.overlap_s)
+
+
+def test_the_run_is_the_mean_of_its_replicas_and_the_sum_of_their_chains_and_requests(replica_runs: dict[int, Path]) -> None:
+    found, times = occupancy(replica_runs[4], bins=50), timeline(replica_runs[4])
+    each = list(found.replicas.values())
+    assert found.live == pytest.approx(sum(one.live for one in each))
+    assert max(found.live) > 4, "more than the batch size, which is that of a replica"
+    assert found.overlap_s == pytest.approx(np.mean([one.overlap_s for one in each])) == pytest.approx(times.overlap_s)
+    for role, engine in found.engines.items():
+        assert engine.busy_s == pytest.approx(np.mean([one.engines[role].busy_s for one in each], axis=0))
+        assert engine.in_flight == pytest.approx(sum(one.engines[role].in_flight for one in each))
+        assert engine.busy_s + sum(engine.idle_s.values()) == pytest.approx(np.diff(found.edges_s))
+        assert engine.total_busy_s == pytest.approx(times.engines[role].busy_s)
+        assert (np.diff(found.edges_s) @ engine.in_flight) / times.span_s == pytest.approx(times.engines[role].mean_in_flight)
+        assert times.engines[role].busy_share <= 1
+    device = next(iter(found.devices.values()))
+    assert device.total_busy_s + sum(device.total_idle_s.values()) == pytest.approx(found.span_s)
+
+
+def test_two_replicas_by_hand(tmp_path: Path) -> None:
+    #     0 1 2 3 4 5 6 7 8 9
+    # a 0 [d d t t]             replica 0, batch size 1
+    # b 0         [d d]         the last admission, at 4; replica 0 is without a chain from 6 on
+    # c 1 [d d d d d d d d]     replica 1, ends at 8; the run ends at 9
+    calls = [
+        call("a", "d", 0, 0, 2, replica=0),
+        call("a", "t", 2, 2, 4, replica=0),
+        call("b", "d", 4, 4, 6, replica=0),
+        call("c", "d", 0, 0, 8, replica=1),
+    ]
+    lives = {"a": (0, 4, 0), "b": (4, 6, 0), "c": (0, 8, 1)}
+    chains = [chain(name, start, end, replica=on, input_row=row) for row, (name, (start, end, on)) in enumerate(lives.items(), 1)]
+    folder = write(tmp_path, calls=calls, chains=chains, steps=[], card=card(0, 9, batch_size=1))
+    found = occupancy(folder, bins=9)
+    zero, one = (
+        {role: {"busy": engine.total_busy_s} | {c: s for c, s in engine.total_idle_s.items() if s} for role, engine in each.engines.items()}
+        for each in found.replicas.values()
+    )
+    assert zero["d"] == {"busy": 4, "other_engine": 2, "tail": 2, "nothing_admitted": 1}
+    assert zero["t"] == {"busy": 2, "other_engine": 4, "tail": 2, "nothing_admitted": 1}
+    assert one["d"] == {"busy": 8, "nothing_admitted": 1}
+    assert (found.engines["d"].total_busy_s, found.engines["t"].total_busy_s, found.overlap_s) == (6, 1, 0)
+    assert found.engines["d"].in_flight.tolist() == [2, 2, 1, 1, 2, 2, 1, 1, 0]
+    summary = summarize(folder)
+    assert summary.replicas is not None
+    assert (summary.tail_time_s, summary.overlap_s, summary.engines["d"].busy_s) == (2, 0, 6)
+    assert (summary.replicas.replicas, summary.replicas.chains, summary.replicas.busy) == (2, 4 / 3, 8 / 7)
+    assert summary.replicas.tail_idle_share == 0.5
+
+
+def test_a_chain_that_went_on_elsewhere_keeps_each_replica_busy_in_its_turn(tmp_path: Path) -> None:
+    calls = [call("a", "d", 0, 0, 2, replica=0), call("a", "d", 3, 4, 6, replica=1), call("b", "d", 0, 0, 1, replica=1)]
+    chains = [chain("a", 0, 6, replica=1), chain("b", 0, 6, replica=1)]
+    found = occupancy(
+        write(tmp_path, calls=calls, chains=chains, steps=[], card=card(0, 6, engines={"d": card(0, 1)["engines"]["d"]})), bins=6
+    )
+    zero, one = found.replicas.values()
+    assert (zero.live.tolist(), one.live.tolist()) == ([1, 1, 0, 0, 0, 0], [1, 1, 2, 2, 2, 2])
+    assert zero.engines["d"].busy_s.tolist() == [1, 1, 0, 0, 0, 0]
+    assert one.engines["d"].busy_s.tolist() == [1, 0, 0, 0, 1, 1]
+    assert one.engines["d"].idle_s["orchestration"].tolist() == [0, 1, 1, 1, 0, 0]
+
+
+def test_the_ledger_is_that_of_all_replicas(replica_runs: dict[int, Path]) -> None:
+    found, run = ledger(replica_runs[4]), RunFile.read(replica_runs[4])
+    alone = [ledger(part(replica_runs[4], number)) for number in range(4)]
+    for role, engine in found.engines.items():
+        assert engine.output == {outcome: sum(each.engines[role].output[outcome] for each in alone) for outcome in OUTCOMES}
+        assert engine.input == {kind: sum(each.engines[role].input[kind] for each in alone) for kind in engine.input}
+        assert engine.output["unrecorded"] == engine.input["unrecorded"] == 0
+        assert sum(engine.output.values()) == engine.counted_output == run.engine_statistics[role].output_tokens
+        assert ["lost 1 times" in why for why in engine.why_unrecorded] == [True]
+
+
+def test_paths_and_latencies_are_those_of_all_chains_and_calls(replica_runs: dict[int, Path]) -> None:
+    path, alone = critical_path(replica_runs[2]), [critical_path(part(replica_runs[2], number)) for number in range(2)]
+    assert path.chains == sum(each.chains for each in alone) == 2 * EACH
+    for key, seconds in path.total_s.items():
+        assert seconds == pytest.approx(sum(each.total_s.get(key, 0.0) for each in alone))
+    counts = [{stage: each["e2e"].count for stage, each in latencies(part(replica_runs[2], number)).items()} for number in range(2)]
+    assert {stage: each["e2e"].count for stage, each in latencies(replica_runs[2]).items()} == Counter(counts[0]) + Counter(counts[1])
+
+
+def test_one_replica_is_as_one_process(replica_runs: dict[int, Path]) -> None:
+    folder = replica_runs[1]
+    assert same(occupancy(folder), occupancy(part(folder, 0)))
+    assert (occupancy(folder).replicas, by_replica(folder), timeline(folder).replicas) == ({}, (), {})
+    one, other = summarize(folder), summarize(part(folder, 0))
+    assert one.replicas is None
+    assert (one.engines, one.tail_time_s, one.overlap_s) == (other.engines, other.tail_time_s, other.overlap_s)
+
+
+def test_all_analyses_together_have_the_replicas(replica_runs: dict[int, Path]) -> None:
+    found = analyse(replica_runs[4], bins=20)
+    assert [each.engines.keys() for each in found.replicas] == [each.engines.keys() for each in by_replica(replica_runs[4])]
+    assert analyse(part(replica_runs[4], 0), bins=20).replicas == ()
+
+
+def test_the_summary_has_a_line_about_replicas(replica_runs: dict[int, Path]) -> None:
+    summary = summarize(replica_runs[4])
+    told = dict(facts(summary, simulated=True, answers="simulated").rows)
+    assert summary.replicas is not None
+    assert told["replicas"].startswith(f"4: the busiest {summary.replicas.busy:.2f} times the mean busy time, most chains 1.23 times")
+    assert told["replicas"].endswith(f"of the tail of {summary.tail_time_s:.3g} s")
+    assert "a replica had fewer chains" in told["wall time"]
+    assert "engines of a replica" in told["overlap"]
+    assert "Of all 4 replicas" in engines(summary).note
+    alone = summarize(part(replica_runs[4], 0))
+    assert "replicas" not in dict(facts(alone, simulated=True, answers="simulated").rows)
+    assert engines(alone).note == ""
+
+
+@pytest.mark.slow
+def test_what_is_compiled_says_the_same(replica_runs: dict[int, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = occupancy(replica_runs[4])
+    monkeypatch.setattr(calls_module, "LONG", 0)
+    compiled = occupancy(replica_runs[4])
+    assert same(compiled, plain)
+    assert all(same(compiled.replicas[number], each) for number, each in plain.replicas.items())
