@@ -22,7 +22,8 @@ from pipeline.analysis.quality.samples import Interval, sample_statistics
 from pipeline.analysis.quality.verdicts import COLUMNS as VERDICT_COLUMNS
 from pipeline.analysis.quality.verdicts import verdicts
 from pipeline.analysis.time.imbalance import Imbalance, imbalance, leaves_full
-from pipeline.analysis.time.stays import started_replicas
+from pipeline.analysis.time.outline import read_whole_outline
+from pipeline.analysis.time.stays import read_stays, started_replicas
 from pipeline.analysis.time.timeline import Array, Names, Pauses, Timeline, replicas_of, timeline, worked_s
 from pipeline.engine import EngineStatistics
 from pipeline.errors import InputError
@@ -184,7 +185,7 @@ def summarize(run: Path) -> Summary:
     chains, (steps, mass), calls = _read_chains(run), _read_steps(run), _Calls(run)
     wall_s, batch_size = _wall_time(file, chains), file.batch_size or None
     times = timeline(run, file.pauses, started_replicas(file) | set(chains["replica"].tolist()))
-    replicas = _imbalance(chains, times, file) if times.replicas else None
+    replicas = _imbalance(run, times) if times.replicas else None
     alone_s = tail_time_s(chains["start_unix_ns"], chains["end_unix_ns"], batch_size, file.pauses)
     tokens = sum(totals["output_tokens"] for totals in calls.by_engine.values())
     return Summary(
@@ -228,9 +229,10 @@ def tail_time_s(start: Array, end: Array, batch_size: int | None, pauses: Pauses
     return None if leaves is None else worked_s(leaves, int(max(start.max(), end.max())), pauses)
 
 
-def _imbalance(chains: dict[str, Any], times: Timeline, file: RunFile) -> Imbalance:
-    start, end, replica = (chains[name] for name in ("start_unix_ns", "end_unix_ns", "replica"))
-    return imbalance(start, end, replica, file.batch_size or None, times.replicas, file.pauses)
+def _imbalance(run: Path, times: Timeline) -> Imbalance | None:
+    outline = read_whole_outline(run)
+    stays = read_stays(run, outline)
+    return None if stays is None else imbalance(outline, stays, times.replicas)
 
 
 class _Calls:

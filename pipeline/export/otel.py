@@ -155,7 +155,7 @@ class Spans:
         if key not in self._resources:
             foreign = names_in(CallRow, "otel")
             values = zip(OF_RESOURCE, (f"{self._run.run_id}/{key[0]}", key[1]), strict=True)
-            of_replica = {foreign[column]: value for column, value in values if value is not None}
+            of_replica = {foreign[column]: value for column, value in values if value}
             self._resources[key] = Resource(_resource(self._run) | of_replica)
         return self._resources[key]
 

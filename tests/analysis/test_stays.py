@@ -53,6 +53,18 @@ def test_replicas_that_were_started_count_and_those_that_never_were_do_not(tmp_p
     assert [len(found.lives(place).start) for place in range(2)] == [1, 0]
 
 
+def test_when_no_more_problems_waited_for_a_replica(tmp_path: Path) -> None:
+    # 0 began a and b and let b go; 1 began c and got b; 2 was lost after d
+    calls = [call("b", "d", 3, 3, 4, replica=0)]
+    rows = [chain("a", 0, 5, replica=0), chain("b", 3, 9, replica=1), chain("c", 1, 2, replica=1), chain("d", 2, 3, replica=2)]
+    replicas = [{"starts": 1}, {"starts": 1}, {"starts": 2, "losses": ["gone"]}, {"starts": 1}]
+    sessions = [session | {"replicas": replicas} for session in card(0, 9)["sessions"]]
+    folder = write(tmp_path, calls=calls, chains=rows, card=card(0, 9, sessions=sessions))
+    found = read_stays(folder, read_whole_outline(folder))
+    assert found is not None
+    assert (found.admitted / S).tolist() == [3, 1, 3, 3]
+
+
 def test_a_run_of_one_process_or_one_replica_has_none(tmp_path: Path, replica_runs: dict[int, Path]) -> None:
     for folder in (solve(tmp_path).folder, replica_runs[1]):
         assert read_stays(folder, read_whole_outline(folder)) is None

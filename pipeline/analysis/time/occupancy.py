@@ -28,7 +28,7 @@ CAUSES = ("nothing_admitted", "recovery", "barrier", "orchestration", "tail", "o
 - `orchestration`: a call to it is ready and was not sent, or a chain is between its calls and the next one is for it. A chain
   that has made its last call and has not ended keeps the next chain from being admitted, and counts for every engine.
 - `tail`: the last chain was admitted and fewer live than the batch size (or than ever lived at once): too little work is left. On one
-  of several replicas: the last chain of all was admitted, and fewer live there, or none while others still have some.
+  of several replicas: the last chain began there (`Stays.admitted`), and fewer live there, or none while others still have some.
 - `other_engine`: none of these: all live chains have their current or next call at other engines.
 """
 
@@ -112,7 +112,9 @@ class OccupancyAccumulator:
         if stays is not None:
             lives = [stays.lives(place) for place in range(len(stays.numbers))]
         self._rules = self._rules_of(bins)
-        self._sweeps = [SweepLine(self._rules._replace(full=_full(outline, each)), each, long=long) for each in lives]
+        admitted = [self._rules.last_admission] if stays is None else stays.admitted.tolist()
+        rules = (self._rules._replace(full=_full(outline, each), last_admission=last) for each, last in zip(lives, admitted, strict=True))
+        self._sweeps = [SweepLine(rule, each, long=long) for rule, each in zip(rules, lives, strict=True)]
 
     def _rules_of(self, bins: int) -> Rules:
         outline, chains = self._outline, self._outline.chains

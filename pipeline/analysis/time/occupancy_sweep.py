@@ -75,7 +75,7 @@ class Rules(NamedTuple):
     full: int
     """The most chains that may live at once."""
     last_admission: int
-    """When the last chain started; of one of several replicas: the last one of all."""
+    """When the last chain started; on one of several replicas as in `Stays.admitted`."""
     last_end: int = EARLY
     """Of one of several replicas: when the last chain of all ended. Until then and since the last admission a replica without chains is in
     the tail."""

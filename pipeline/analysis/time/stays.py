@@ -42,6 +42,9 @@ class Stays(Struct, frozen=True, kw_only=True):
     end: Array
     status: Array
     """The status of the chain."""
+    admitted: Array
+    """For each replica when the last chain began there, after which no more problems waited for it, nanoseconds of work. Of one that was
+    lost, or never began any: when the last chain began anywhere."""
 
     def lives(self, place: int) -> Lives:
         """The chains of the replica with this place in `numbers`."""
@@ -59,6 +62,11 @@ class Stays(Struct, frozen=True, kw_only=True):
 def started_replicas(run: RunFile) -> set[int]:
     """The numbers of the replicas whose engines were started in any session of `run`; empty where the process had the engines."""
     return {number for session in run.sessions for number, replica in enumerate(session.replicas) if replica.starts}
+
+
+def lost_replicas(run: RunFile) -> set[int]:
+    """The numbers of the replicas that were lost in any session of `run`."""
+    return {number for session in run.sessions for number, replica in enumerate(session.replicas) if replica.losses}
 
 
 def read_stays(run: Path, outline: Outline) -> Stays | None:
@@ -82,7 +90,21 @@ def read_stays(run: Path, outline: Outline) -> Stays | None:
     end = np.concatenate([end, chains.end[settled]])
     order = np.lexsort((chain, replica))
     columns = {"replica": replica[order], "chain": chain[order], "start": start[order], "end": np.maximum(start, end)[order]}
-    return Stays(numbers=numbers, **columns, status=chains.status[columns["chain"]])
+    admitted = _admitted(columns["chain"], columns["replica"], columns["start"], len(numbers), len(chains.start))
+    lost = np.isin(numbers, [*lost_replicas(outline.run)])
+    admitted[lost] = admitted.max(initial=0)
+    return Stays(numbers=numbers, **columns, status=chains.status[columns["chain"]], admitted=admitted)
+
+
+def _admitted(chain: Array, replica: Array, start: Array, replicas: int, chains: int) -> Array:
+    """For each replica the latest first stay of any chain; of a replica without one that of all. A chain that comes from elsewhere did not
+    wait for a replica as a problem does."""
+    first = np.full(chains, np.iinfo(np.int64).max)
+    np.minimum.at(first, chain, start)
+    found = np.full(replicas, -1)
+    began = start == first[chain]
+    np.maximum.at(found, replica[began], start[began])
+    return np.where(found < 0, found.max(initial=0), found)
 
 
 def _has_replicas(run: Path) -> bool:
