@@ -103,8 +103,8 @@ def _replicas(analysis: Analysis, found: Imbalance | None) -> Iterator[Section]:
         return
     over_s = analysis.occupancy.span_s - min(each.tail_s for each in replicas)
     note = (
-        "The tail begins when a replica has begun its last chain and has fewer in flight than the batch size: no more problems wait for it. A "
-        "replica without colour has none in flight."
+        "The tail begins when a replica has begun its last chain and has fewer in flight than the batch size: no more problems wait for "
+        "it. A replica without colour has none in flight."
     )
     yield Section(
         title="Replicas",
