@@ -19,7 +19,7 @@ from pipeline.analysis.time.latency import latencies
 from pipeline.analysis.time.occupancy import occupancy
 from pipeline.analysis.time.timeline import timeline
 from pipeline.trace.run_file import RunFile
-from tests.support.replicas import EACH, LOSS, SLOW
+from tests.support.replicas import EACH, LOSS, SLOW, cluster_run
 from tests.support.traces import call, card, chain, same, write
 
 
@@ -189,3 +189,31 @@ def test_what_is_compiled_says_the_same(replica_runs: dict[int, Path], monkeypat
     compiled = occupancy(replica_runs[4])
     assert same(compiled, plain)
     assert all(same(compiled.replicas[number], each) for number, each in plain.replicas.items())
+
+
+@pytest.mark.slow
+def test_a_run_on_a_cluster_in_which_chains_moved(tmp_path: Path) -> None:
+    """A slow replica gives chains back at the end, a lost one's go on elsewhere; whatever they do, the figures hang together."""
+    folder = cluster_run(tmp_path, 4, slow=3, lost=1)
+    run, found, times, replicas = RunFile.read(folder), occupancy(folder), timeline(folder), by_replica(folder)
+    was_on: dict[str, set[int]] = {}
+    for row in rows(folder, "calls"):
+        was_on.setdefault(row["chain_id"], set()).add(row["replica"])
+    assert sum(len(on) > 1 for on in was_on.values()) >= 4
+    assert [each.losses for each in replicas] == [(), (LOSS,), (), ()]
+    assert sum(each.chains for each in replicas) == len(was_on) == 120
+    for number, mine in found.replicas.items():
+        for role, engine in mine.engines.items():
+            assert engine.total_busy_s == pytest.approx(times.replicas[number].busy_s[role])
+            assert engine.total_busy_s + sum(engine.total_idle_s.values()) == pytest.approx(found.span_s)
+        assert max(mine.live) <= run.batch_size + 2, "chains on their way from one replica to another count for that where they come"
+    lived = [(row["end_unix_ns"] - row["start_unix_ns"]) / 1e9 for row in rows(folder, "chains")]
+    assert np.diff(found.edges_s) @ found.live == pytest.approx(sum(lived)), "every chain is on one replica at a time"
+    summary = summarize(folder)
+    assert summary.replicas is not None
+    assert 0 < (summary.tail_time_s or 0) < (summary.wall_time_s or 0)
+    assert 0 < (summary.replicas.tail_idle_share or 0) < 1
+    tail = {number: each.engines["target"].total_idle_s["tail"] for number, each in found.replicas.items()}
+    assert max(tail, key=lambda number: tail[number]) == 3, "the slow one gave its chains back"
+    for engine in ledger(folder).engines.values():
+        assert sum(engine.output.values()) == engine.counted_output

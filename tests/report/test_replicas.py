@@ -57,7 +57,7 @@ def test_the_table_has_a_row_for_each_and_columns_for_what_was() -> None:
         "tokens/s",
         "busy",
         "idle: tail",
-        "at the end without a chain",
+        "own tail",
         "starts",
         "losses",
     )

@@ -1,28 +1,49 @@
-"""Runs of several replicas for tests: simulated runs over parts of an input, put together as replicas of one run with overlapping times."""
+"""Runs of several replicas for tests: simulated runs over parts of an input, put together as replicas of one run with overlapping times;
+and runs on a simulated cluster, in which chains move."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import anyio
 import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 from msgspec import structs
 
+from pipeline.cluster.keeper import Launcher
+from pipeline.cluster.local import LocalLink
 from pipeline.cluster.merge import merged_run
+from pipeline.cluster.messages import Link, Report
+from pipeline.cluster.replica import Replica as ClusterReplica
+from pipeline.cluster.run import solve_on_replicas
+from pipeline.engines.sim.spec import SimDeviceSpec
 from pipeline.engines.sim.text import sim_answer
+from pipeline.errors import ReplicaLost
+from pipeline.session.execute import SessionResult
+from pipeline.session.observer import Attend, Observer
+from pipeline.session.options import RunOptions
+from pipeline.session.preflight import RunSettings
+from pipeline.session.ready import Ready
+from pipeline.session.run import run
+from pipeline.tasks import background_tasks
 from pipeline.trace.columns import schema_of
 from pipeline.trace.conform import ROWS
 from pipeline.trace.read import read_table
 from pipeline.trace.run_file import Replica, RunFile
 from pipeline.trace.store import TraceStore
-from tests.support.runs import solve
+from tests.support.paths import ROOT, SIM
+from tests.support.runs import solve, write_problems
 
 TABLES = ("chains", "steps", "calls", "problems")
 EACH = 12
 """Problems of a replica that is not slow."""
 SLOW = 4
 """How many times as long everything takes on a slow replica, which is given a fourth of the problems."""
+LIFE_S = 8.0
+"""How long a replica lives that is lost."""
 LOSS = "node gone: the machine was taken away"
 
 
@@ -109,3 +130,61 @@ def _run_file(files: Sequence[RunFile], run_id: str, stretched: dict[int, int]) 
         merged.sessions[-1], started_unix_ns=started, ended_unix_ns=started + max(times), wall_time_s=max(times) / 1e9, replicas=replicas
     )
     return structs.replace(merged, sessions=(session,)).with_session(session)
+
+
+def cluster_run(folder: Path, replicas: int, *, slow: int, lost: int) -> Path:
+    """The folder of a run on a simulated cluster: the replica `slow` is, and `lost` was lost after a while. Chains moved."""
+    given = RunOptions(
+        graph=ROOT / "graphs/speccot.yaml",
+        engines=SIM,
+        input=write_problems(folder, 30 * replicas),
+        output=folder / "run",
+        batch_size=8,
+        replicas=replicas,
+    )
+
+    async def carry_out(ready: Ready, observer: Observer, *, attend: Attend | None = None) -> SessionResult:
+        return await solve_on_replicas(_launcher(ready.checked.settings, slow, lost), ready, observer, attend=attend)
+
+    result = run(given, carry_out=carry_out)
+    assert result.exit_code == 0, result.error
+    return folder / "run"
+
+
+class _MortalLink(LocalLink):
+    """Breaks once, `LIFE_S` after it was made."""
+
+    def __init__(self, replica: ClusterReplica, node: str, mortal: bool) -> None:
+        super().__init__(replica, node)
+        self._until = anyio.current_time() + LIFE_S if mortal else math.inf
+
+    async def report(self) -> Report:
+        if anyio.current_time() > self._until:
+            raise ReplicaLost(LOSS)
+        return await super().report()
+
+
+def _launcher(settings: RunSettings, slow: int, lost: int) -> Launcher:
+    engines = {
+        role: structs.replace(spec, device=_slower(spec.device))  # type: ignore[attr-defined]
+        for role, spec in settings.plan.engines.items()
+    }
+    slower = structs.replace(settings, plan=structs.replace(settings.plan, engines=engines))
+    mortal = {lost}
+
+    @asynccontextmanager
+    async def launch(number: int) -> AsyncIterator[Link]:
+        async with background_tasks() as tasks:
+            replica = ClusterReplica(slower if number == slow else settings)
+            tasks.start_soon(replica.serve)
+            link = _MortalLink(replica, f"node-{number}", number in mortal)
+            mortal.discard(number)
+            yield link
+
+    return launch
+
+
+def _slower(device: SimDeviceSpec) -> SimDeviceSpec:
+    assert device.flops_per_s is not None
+    assert device.bytes_per_s is not None
+    return structs.replace(device, flops_per_s=device.flops_per_s / SLOW, bytes_per_s=device.bytes_per_s / SLOW)

@@ -51,7 +51,7 @@ def replicas_table(replicas: Sequence[ReplicaFigures]) -> Table:
     """A row for each replica that is `shown`."""
     causes = {cause: words for cause, words in IDLE.items() if any(each.idle_share[cause] > 0 for each in replicas)}
     idle = [f"idle: {words}" for words in causes.values()]
-    columns = ("replica", "node", "chains", "problems/s", "tokens/s", "busy", *idle, "at the end without a chain", "starts", "losses")
+    columns = ("replica", "node", "chains", "problems/s", "tokens/s", "busy", *idle, "own tail", "starts", "losses")
     rows = [
         (
             str(each.replica),
@@ -67,7 +67,9 @@ def replicas_table(replicas: Sequence[ReplicaFigures]) -> Table:
         )
         for each in shown(replicas)
     ]
-    note = "Busy and idle are shares of the run, means of the replica's engines."
+    note = (
+        "Busy and idle are shares of the run, means of the replica's engines. Own tail: from the end of its last chain to that of the run."
+    )
     return Table("Replicas", columns, tuple(rows), " ".join(filter(None, [which(replicas), note])))
 
 
