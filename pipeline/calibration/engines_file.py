@@ -5,6 +5,7 @@ from typing import Any
 
 from msgspec import structs
 
+from pipeline.analysis.resources import replica_count
 from pipeline.calibration.calibrate import Calibration
 from pipeline.calibration.fit import Fit
 from pipeline.engines.sim.spec import SimDeviceSpec, SimSpec
@@ -33,7 +34,7 @@ def _stages(fit: Fit) -> str:
 
 def _about(found: Calibration) -> Iterator[str]:
     first, host = found.runs[0], found.runs[0].host
-    names = ", ".join(f"{one_line(run.run_id)} (batch size {run.batch_size})" for run in found.runs)
+    names = ", ".join(f"{one_line(run.run_id)} (batch size {run.batch_size}{_one_of(replica_count(run))})" for run in found.runs)
     yield f"# Simulated engines with rates fitted by `pipeline calibrate` to {names},"
     yield f"# {first.schedule}, on {host.cores} cores of {one_line(host.processor)}."
     yield "# Rates are those that explain the calls' times best, and no maker's; sizes are those of the models' files, lengths and"
@@ -79,3 +80,8 @@ def _number(value: Any) -> str:
 
 def _quoted(text: str) -> str:
     return "'" + one_line(text).replace("'", "''") + "'"
+
+
+def _one_of(replicas: int) -> str:
+    """Of which part of a run the calls are."""
+    return f", one of {replicas} replicas" if replicas > 1 else ""

@@ -130,9 +130,14 @@ def _modes(folder: Path, run: RunFile, bins: int) -> Iterator[Section]:
     found = modes_over_time(folder, run, bins)
     if found is None:
         return
+    expected = (
+        "Expected is what the control reckoned with when it decided: of all live chains together."
+        if found.replicas == 1
+        else "Each replica has a control of its own, which decides about its chains alone; the decisions of all are in the table."
+    )
     note = (
         "A chain is in the mode of a step from the commit of the step before it until its own, and a step's tokens are spread evenly over "
-        "that time. Expected is what the control reckoned with when it decided: of all live chains together."
+        f"that time. {expected}"
     )
     yield Section(
         title="Modes over time",
@@ -264,7 +269,8 @@ def engine_setup(run: RunFile) -> Table:
     columns = ("role", "model", "backend", "device", "max in flight", "other options")
     facts = engine_facts(run)
     rows = tuple(_engine_row(role, settings, facts[role]) for role, settings in run.engines.items())
-    return Table("Engine settings", columns, rows)
+    note = "Each replica has engines with these settings." if replica_count(run) > 1 else ""
+    return Table("Engine settings", columns, rows, note)
 
 
 def _setup_rows(run: RunFile) -> Iterator[tuple[str, str]]:

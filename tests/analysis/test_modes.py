@@ -12,7 +12,7 @@ from msgspec import structs
 
 from pipeline.analysis.time.modes import modes_over_time, passed
 from pipeline.trace.events import StepRow
-from pipeline.trace.run_file import UNKNOWN, ModeChange, RunFile, Session
+from pipeline.trace.run_file import UNKNOWN, ModeChange, Replica, RunFile, Session
 from tests.support.rows import blank
 from tests.support.traces import S, T, at, write
 
@@ -51,6 +51,15 @@ def test_a_chain_is_in_the_mode_of_its_step(tmp_path: Path) -> None:
     assert (direct.steps, direct.tokens, direct.chain_s) == (1, 100, pytest.approx(2))
     assert (speculative.steps, speculative.tokens, speculative.chain_s) == (2, 90, pytest.approx(5))
     assert [(each.at_s, each.what, each.speculative, each.direct) for each in found.changes] == [(1.0, "speculation on", 30.0, None)]
+
+
+def test_decisions_of_several_replicas_come_in_the_order_of_time(tmp_path: Path) -> None:
+    told = [ModeChange(unix_ns=T + second * S, what="on", speculating=1, live=1) for second in (2, 1)]
+    session = Session(started_unix_ns=T, replicas=[Replica(starts=1), Replica(starts=1)])
+    run = structs.replace(run_file(mode_changes=tuple(told)), sessions=(session,))
+    found = modes_over_time(write(tmp_path, steps=[step("direct", 0.0, 2.0, 1)]), run, 2)
+    assert found is not None
+    assert ([each.at_s for each in found.changes], found.replicas) == ([1, 2], 2)
 
 
 def test_pauses_between_sessions_are_no_time_of_a_mode(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+from msgspec.structs import replace
 
 from pipeline.analysis.ledger import ledger
 from pipeline.analysis.summary import summarize
@@ -49,6 +50,11 @@ def test_the_figure_has_what_happened_beside_what_was_expected() -> None:
         ("target only", "y2", [50, 0]),
         ("expected, as decided", "y2", [31.0] * 50),
     ]
+
+
+def test_what_each_of_several_controls_expected_of_its_own_chains_is_not_drawn_beside_all() -> None:
+    drawn = {trace.name for trace in figures_modes.modes(replace(found(), replicas=4)).data}
+    assert drawn == {"speculative", "target only"}
 
 
 def test_the_tables_say_it_in_numbers() -> None:

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from msgspec import Struct
 
+from pipeline.analysis.resources import replica_count
 from pipeline.analysis.time.outline import Axis
 from pipeline.analysis.time.timeline import Array
 from pipeline.trace.read import read_batches
@@ -54,6 +55,9 @@ class ModesOverTime(Struct, frozen=True, kw_only=True):
     modes: dict[str, ModeTime]
     """By mode, one of `MODES`."""
     changes: tuple[ChangeAt, ...]
+    """In the order of time."""
+    replicas: int = 1
+    """How many controls decided, each about the chains of its replica alone; 1 where the run has one process."""
 
 
 def modes_over_time(folder: Path, run: RunFile, bins: int) -> ModesOverTime | None:
@@ -78,9 +82,10 @@ def modes_over_time(folder: Path, run: RunFile, bins: int) -> ModesOverTime | No
             speculative=change.speculative,
             direct=change.direct,
         )
-        for change in run.mode_changes
+        for change in sorted(run.mode_changes, key=lambda change: change.unix_ns)
     )
-    return ModesOverTime(edges_s=edges, modes={mode: each.result() for mode, each in sums.items()}, changes=changes)
+    modes = {mode: each.result() for mode, each in sums.items()}
+    return ModesOverTime(edges_s=edges, modes=modes, changes=changes, replicas=replica_count(run))
 
 
 def _last(folder: Path) -> int | None:

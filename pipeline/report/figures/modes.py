@@ -17,7 +17,8 @@ MOST_CHANGES = 40
 
 
 def modes(found: ModesOverTime) -> go.Figure:
-    """How many live chains were in each mode, and the tokens a second of all together beside what the control expected of them."""
+    """How many live chains were in each mode, and the tokens a second of all together beside what the control expected of them, unless
+    there were several controls, none of which knew of all."""
     middle = (found.edges_s[1:] + found.edges_s[:-1]) / 2
     figure = make_subplots(rows=2, shared_xaxes=True, vertical_spacing=0.07)
     figure.update_layout(layout(480, hovermode="x unified"))
@@ -29,7 +30,7 @@ def modes(found: ModesOverTime) -> go.Figure:
             figure.add_trace(go.Scatter(x=middle, y=values, line=line, hovertemplate="%{y:,.3g}", **look), row=row, col=1)
     for mode, (words, colour) in EXPECTED.items():
         known = [(change.at_s, value) for change in found.changes if (value := getattr(change, mode)) is not None]
-        if known:
+        if known and found.replicas == 1:
             x, y = np.transpose(known)
             mark = {"color": colour, "symbol": "x", "size": 8}
             points = go.Scatter(x=x, y=y, name=words, mode="markers", marker=mark, hovertemplate="%{y:,.3g}")
