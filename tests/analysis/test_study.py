@@ -22,6 +22,7 @@ from pipeline.analysis.time.critical_path import critical_path
 from pipeline.analysis.time.latency import latencies
 from pipeline.analysis.time.occupancy import occupancy
 from pipeline.analysis.time.outline import CHAIN, FINISHED, OPEN, Axis, Outline, read_outline
+from pipeline.analysis.time.timeline import NO_REPLICA
 from pipeline.trace.run_file import UNKNOWN
 from pipeline.trace.store import TraceStore
 from tests.support.runs import solve
@@ -113,7 +114,8 @@ def test_rows_of_a_run_that_goes_on_meanwhile_are_left_out(tmp_path: Path) -> No
 @given(st.lists(st.text(), unique=True, max_size=60), st.lists(st.text(), max_size=60))
 def test_chains_are_found_by_their_names(names: list[str], others: list[str]) -> None:
     numbers = dict.fromkeys(CHAIN, np.arange(len(names)))
-    rows = outline_module._Rows(outline_module._hashes(names), np.full(len(names), FINISHED, np.int8), numbers)
+    status, replica = np.full(len(names), FINISHED, np.int8), np.full(len(names), NO_REPLICA, np.int32)
+    rows = outline_module._Rows(outline_module._hashes(names), status, replica, numbers)
     chains = outline_module._outline(UNKNOWN, rows, (), None).chains
     asked = pa.array([*names, *others], pa.string())
     for name, place, status in zip(asked.to_pylist(), chains.places(asked), chains.status_of(asked), strict=True):
