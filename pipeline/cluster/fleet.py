@@ -80,14 +80,13 @@ class FleetWork:
         self.lanes: dict[str, Lane] = {}
         self.admission = None
         self.ended: float | None = None
-        self.ending = False
         self.mode_changes: tuple[ModeChange, ...] = ()
         order = start_order(checked.options.order, checked.options.samples, state.is_over, checked.earlier_thoughts)
         self._feed = InputFeed(checked.problems.unchanged(), order, threads=not checked.virtual_time)
         self._pool = Pool(state)
         self._keeper, self._rows, self._clock, self._balanced = keeper, rows, clock, balanced
         self._batch_size = 1 if checked.options.schedule == "sequential" else checked.options.batch_size
-        self._draining = self._aborting = False
+        self._draining = self._aborting = self._over = False
         self._releases: dict[int, list[str]] = defaultdict(list)
         """Chains that replicas are to give back and have not been told to."""
 
@@ -95,6 +94,11 @@ class FleetWork:
     def exhausted(self) -> bool:
         """See `Work.exhausted`: on replicas all chains are over then."""
         return self._pool.over
+
+    @property
+    def ending(self) -> bool:
+        """See `Handler.ending`."""
+        return self._draining or self._over
 
     @property
     def pauses(self) -> int | None:
@@ -111,7 +115,6 @@ class FleetWork:
     async def run(self) -> None:
         """See `Work.run`; raises `RunError` when no replica is left."""
         keeper, pool = self._keeper, self._pool
-        self._aborting = True  # unless this comes to its end
         try:
             with unwrapped(RunError):
                 async with background_tasks() as tasks:
@@ -119,9 +122,11 @@ class FleetWork:
                     if self._balanced and len(keeper.members) > 1:
                         tasks.start_soon(self._balance)
                     await keeper.until(lambda: pool.over or keeper.failure is not None or (self._draining and not pool.handed))
-            self._aborting = False
             if not pool.over and keeper.failure is not None:
                 raise keeper.failure
+        except BaseException:
+            self._aborting = True
+            raise
         finally:
             self.ended = self._clock.now()
             await self._end()
@@ -172,9 +177,9 @@ class FleetWork:
 
     def orders(self, member: Member) -> Orders:
         """See `Handler.orders`."""
-        if self.ending or self._draining:
+        if self.ending:
             told, member.told_end = member.told_end, True
-            return Orders() if told else Orders(end="abort" if self._aborting and self.ending else "drain")
+            return Orders() if told else Orders(end="abort" if self._aborting else "drain")
         chains = self._pool.take(member.number, member.wants, lambda: self._others(member))
         member.sent += len(chains)
         release = tuple(self._releases.pop(member.number, ()))
@@ -199,7 +204,8 @@ class FleetWork:
         member.wrote(sum(len(step.step_token_ids) for step in report.steps), self._clock.now())
         for chain in report.chains:
             self._chain(member, chain)
-        self._put_back([name for name in report.released if self._pool.has(member.number, name)])
+        names = self._pool.names(member.number) if report.over else report.released  # at its end it has begun none that it still has
+        self._put_back([name for name in names if self._pool.has(member.number, name)])
         self.mode_changes += report.mode_changes
         self.progress.live = self._pool.handed
 
@@ -248,10 +254,9 @@ class FleetWork:
 
     async def _end(self) -> None:
         """Let all replicas end, and take their last reports."""
-        self.ending = True
+        self._over = True
         for member in self._keeper.members:
             member.told_end = False
         self._keeper.wake()
         with anyio.move_on_after(END_S, shield=True):
             await self._keeper.until(lambda: not any(member.reachable for member in self._keeper.members))
-        self.progress.cancelled += self._pool.handed

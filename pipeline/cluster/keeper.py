@@ -27,8 +27,9 @@ SILENT_S = 60.0
 class Handler(Protocol):
     """Says what replicas are to do, and takes what they did. Never waits."""
 
-    ending: bool
-    """Whether replicas are to end."""
+    @property
+    def ending(self) -> bool:
+        """Whether replicas are to end."""
 
     def orders(self, member: Member) -> Orders:
         """What this replica is to do now."""
@@ -78,17 +79,25 @@ class Keeper:
 
     async def keep(self, member: Member) -> None:
         """Start a replica, again and again if it is lost, until it is given up or has ended."""
-        while True:
-            try:
-                async with self._launch(member.number) as link:
-                    member.start(link)
-                    await self._serve(member, link)
-                return
-            except (ReplicaLost, UsageError) as loss:
-                self._lose(member, loss)
-            if member.given_up or self._ending:
-                return
-            await anyio.sleep(backoff_s(f"replica {member.number}", len(member.losses) - 1))
+        try:
+            while not self._ending:
+                if not await self._lost(member) or member.given_up:
+                    return
+                await anyio.sleep(backoff_s(f"replica {member.number}", len(member.losses) - 1))
+        finally:  # also where all is cancelled at once: nobody is to wait for its last report then
+            member.ended = True
+            self.change()
+
+    async def _lost(self, member: Member) -> bool:
+        """Start a replica and go on until it has ended; whether it was lost."""
+        try:
+            async with self._launch(member.number) as link:
+                member.start(link)
+                await self._serve(member, link)
+        except (ReplicaLost, UsageError) as loss:
+            self._lose(member, loss)
+            return True
+        return False
 
     @property
     def _ending(self) -> bool:
