@@ -241,6 +241,7 @@ class FleetWork:
         if engines_own and not self._pool.held(name).avoid and self._others(member):
             self._put_back([name], frozenset({member.number}))
             return
+        member.chains += 1
         self._rows.chain(structs.replace(row, replica=member.number, node=member.node))
         start, progress = self._pool.end(name), self.progress
         if row.stop_reason == "cancelled":

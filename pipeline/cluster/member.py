@@ -126,7 +126,6 @@ class Member:
         self.strikes = 0 if error is None else self.strikes + 1
         self.last_error = error or self.last_error
         if error is None:
-            self.chains += 1
             self._in_a_row = 0
 
     def lose(self, why: str, *, for_good: bool) -> None:
