@@ -85,7 +85,7 @@ class FleetWork:
         self._feed = InputFeed(checked.problems.unchanged(), order, threads=not checked.virtual_time)
         self._pool = Pool(state)
         self._keeper, self._rows, self._clock, self._balanced = keeper, rows, clock, balanced
-        self._batch_size = 1 if checked.options.schedule == "sequential" else checked.options.batch_size
+        self._batch_size = checked.options.most_live
         self._draining = self._aborting = self._over = False
         self._releases: dict[int, list[str]] = defaultdict(list)
         """Chains that replicas are to give back and have not been told to."""
