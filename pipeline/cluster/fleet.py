@@ -182,6 +182,8 @@ class FleetWork:
             return Orders() if told else Orders(end="abort" if self._aborting else "drain")
         chains = self._pool.take(member.number, member.wants, lambda: self._others(member))
         member.sent += len(chains)
+        if chains:
+            self._keeper.change()  # the pool may be filled again
         release = tuple(self._releases.pop(member.number, ()))
         no_more = self._pool.exhausted and not self._pool.waiting and not member.told_no_more and member.opened
         member.told_no_more |= no_more
