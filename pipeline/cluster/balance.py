@@ -60,7 +60,7 @@ def _evened(loads: Sequence[Load]) -> list[Move]:
     if most.chains <= FULLER * (fewest.chains + 1):
         return []
     mean = sum(load.chains for load in loads) / len(loads)
-    lacking = sum(max(0, int(mean) - load.chains) for load in loads)
+    lacking = sum(max(0, min(int(mean), load.batch_size) - load.chains) for load in loads)
     found = []
     for load in sorted(loads, key=lambda each: -each.chains):
         if (count := min(load.chains - int(mean) - 1, lacking)) > 0:
