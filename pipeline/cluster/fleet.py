@@ -5,6 +5,7 @@
 A session on a `Fleet` has the same folder, rows, summary and exit codes as one on engines of this process.
 """
 
+import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
@@ -180,7 +181,7 @@ class FleetWork:
         if self.ending:
             told, member.told_end = member.told_end, True
             return Orders() if told else Orders(end="abort" if self._aborting else "drain")
-        chains = self._pool.take(member.number, member.wants, lambda: self._others(member))
+        chains = self._pool.take(member.number, self._most(member), lambda: self._others(member))
         member.sent += len(chains)
         if chains:
             self._keeper.change()  # the pool may be filled again
@@ -188,6 +189,16 @@ class FleetWork:
         no_more = self._pool.exhausted and not self._pool.waiting and not member.told_no_more and member.opened
         member.told_no_more |= no_more
         return Orders(chains=chains, release=release, no_more=no_more, unix_ns=self._clock.unix_ns(self._clock.now()))
+
+    def _most(self, member: Member) -> int:
+        """How many chains this replica gets: as many as it has room for, but of the last ones an even share while others lack theirs."""
+        pool, wants = self._pool, member.wants
+        if not (wants and pool.exhausted and pool.waiting):
+            return wants
+        solving = [each for each in self._keeper.members if each.opened]
+        share = math.ceil((pool.handed + pool.waiting) / len(solving))
+        lacking = any(each.wants and pool.counts[each.number] < share for each in solving if each is not member)
+        return min(wants, max(0, share - pool.counts[member.number])) if lacking else wants
 
     def _others(self, member: Member) -> frozenset[int]:
         """The other replicas that solve."""
