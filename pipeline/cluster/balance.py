@@ -24,7 +24,7 @@ class Load(Struct, frozen=True, kw_only=True):
     batch_size: int
     """Chains that it may have in flight."""
     tokens_per_s: float | None
-    """Thought tokens a second of one of its chains; None where that is not known yet."""
+    """Tokens a second that its engines write for one of its chains; None where that is not known yet."""
 
 
 class Move(Struct, frozen=True):

@@ -214,7 +214,7 @@ class FleetWork:
             self._call(member, call)
         for step in report.steps:
             self._step(step)
-        member.wrote(sum(len(step.step_token_ids) for step in report.steps), self._clock.now())
+        member.measure(self._clock.now())
         for chain in report.chains:
             self._chain(member, chain)
         names = self._pool.names(member.number) if report.over else report.released  # at its end it has begun none that it still has

@@ -40,6 +40,7 @@ class Member:
         self.counts_pauses = False
         self.told_no_more = self.told_end = False
         self.output_tokens: dict[str, int] = {}
+        self._written = 0
         self._speed: float | None = None
         self._heard: float | None = None
         self._news = anyio.Event()
@@ -100,7 +101,7 @@ class Member:
         self.ended = self.opened = False
         self.sent = self.received = self._wants = self.live = self.strikes = 0
         self.told_no_more = self.told_end = False
-        self._phase, self._speed, self._heard = "starting", None, None
+        self._phase, self._speed, self._heard, self._written = "starting", None, None, 0
 
     def hear(self, link: Link, report: Report) -> None:
         """It has reported."""
@@ -112,8 +113,10 @@ class Member:
         if report.pauses is not None:
             self._pauses[-1], self.counts_pauses = report.pauses, True
 
-    def wrote(self, tokens: int, now: float) -> None:
-        """Its chains in flight have written so many tokens of their thoughts since this was called before; `now` is in seconds."""
+    def measure(self, now: float) -> None:
+        """Update its speed by what its engines have written since this was called before; `now` is in seconds."""
+        written = sum(each.output_tokens if each.written_tokens is None else each.written_tokens for each in self._now.values())
+        tokens, self._written = written - self._written, written
         seconds = 0.0 if self._heard is None else now - self._heard
         self._heard = now
         if seconds <= 0 or not self.live:
