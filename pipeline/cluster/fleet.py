@@ -165,16 +165,23 @@ class FleetWork:
                     self._order_move(move)
 
     def _order_move(self, move: Move) -> None:
-        """Let a replica give chains back: those of which the least would have to be computed again."""
-        pool = self._pool
-        movable = [name for name in pool.names(move.replica) if pool.held(name).moves < MOVES]
-        for name in sorted(movable, key=lambda name: sum(map(len, pool.held(name).resumed.steps)))[: move.count]:
+        """Let a replica give chains back: those that wait there, then those of which the least would have to be computed again."""
+        pool, live = self._pool, self._keeper.members[move.replica].live
+        names = list(pool.names(move.replica))
+        begun = sorted(names[:live], key=lambda name: sum(map(len, pool.held(name).resumed.steps)))
+        movable = [*reversed(names[live:]), *(name for name in begun if move.slow or self._just_answered(name))]
+        for name in [name for name in movable if pool.held(name).moves < MOVES][: move.count]:
             held = pool.held(name)
             held.moves += 1
             if move.slow:
                 held.avoid |= {move.replica}
             self._releases[move.replica].append(name)
         self._keeper.members[move.replica].wake()
+
+    def _just_answered(self, name: str) -> bool:
+        """Whether a chain that moves would lose little: what its present call has written since its last one ended."""
+        now, ended = self._clock.unix_ns(self._clock.now()), self._pool.held(name).resumed.ended_unix_ns
+        return ended is not None and now - ended < BALANCE_S * 1e9
 
     def orders(self, member: Member) -> Orders:
         """See `Handler.orders`."""
