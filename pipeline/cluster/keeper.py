@@ -50,8 +50,8 @@ class Keeper:
         """None until there is work; replicas start meanwhile."""
         self.opened: OpenReplica | None = None
         """What the first replica said whose engines were open."""
-        self.failure: UsageError | RunError | None = None
-        """Why no replica is left."""
+        self.failure: Exception | None = None
+        """Why no replica is left, or what the handler raised, which cannot go on then."""
         self._launch, self._tell, self._changed = launch, tell, anyio.Event()
 
     async def until(self, condition: Callable[[], bool]) -> None:
@@ -70,7 +70,7 @@ class Keeper:
             member.wake()
 
     async def wait_open(self) -> OpenReplica:
-        """Wait until the engines of a replica are open; raises `UsageError` or `RunError` where those of none will ever be."""
+        """Wait until the engines of a replica are open; raises `failure` where those of none will ever be."""
         await self.until(lambda: self.opened is not None or self.failure is not None)
         if self.opened is None:
             assert self.failure is not None
@@ -84,6 +84,8 @@ class Keeper:
                 if not await self._lost(member) or member.given_up:
                     return
                 await anyio.sleep(backoff_s(f"replica {member.number}", len(member.losses) - 1))
+        except Exception as error:  # not the replica's: whoever waits for the keeper raises it
+            self.failure = self.failure or error
         finally:  # also where all is cancelled at once: nobody is to wait for its last report then
             member.ended = True
             self.change()
