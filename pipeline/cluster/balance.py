@@ -40,7 +40,7 @@ def moves(loads: Sequence[Load]) -> list[Move]:
     """Which replicas should give back how many chains, if no chain waits for a replica."""
     known = [load.tokens_per_s for load in loads if load.tokens_per_s is not None]
     bound = SLOW * median(known) if len(known) > 1 else 0.0
-    slow = [load for load in loads if load.tokens_per_s is not None and load.tokens_per_s < bound and load.chains]
+    slow = [load for load in loads if load.tokens_per_s is not None and load.tokens_per_s < bound]
     good = [load for load in loads if load not in slow]
     room = sum(max(0, load.batch_size - load.chains) for load in good)
     found = []
