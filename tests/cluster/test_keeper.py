@@ -14,13 +14,13 @@ from pipeline.errors import RunError, UsageError
 from pipeline.runtime.backoff import backoff_s
 from pipeline.session.execute import SessionResult
 from pipeline.session.observer import Observer
+from pipeline.session.run import run
 from tests.support.fated_replicas import (
     WELL,
     Fate,
     Fleet,
     always,
     at_first,
-    check_replicas,
     check_totals,
     check_whole,
     on_replicas,
@@ -261,17 +261,22 @@ def luck(seed: int) -> Fleet:
     return Fleet(fate)
 
 
+@pytest.fixture(scope="module")
+def few(problems: Path, tmp_path_factory: pytest.TempPathFactory) -> SessionResult:
+    """Five of the problems are solved by one process."""
+    return run(options_of(tmp_path_factory.mktemp("few"), "run", problems, limit=5))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(50))
 def test_whatever_becomes_of_the_replicas_the_run_says_the_same_in_the_end(
-    problems: Path, calm: SessionResult, tmp_path: Path, seed: int
+    problems: Path, few: SessionResult, tmp_path: Path, seed: int
 ) -> None:
     count = 1 + seed % 4
-    options = options_of(tmp_path, "run", problems, replicas=count, batch_size=1 + seed % 3)
+    options = options_of(tmp_path, "run", problems, replicas=count, batch_size=1 + seed % 3, limit=5)
     result = on_replicas(options, luck(seed))
     if result.exit_code == 1:
         assert all(each.given_up for each in result.run.sessions[-1].replicas)
         check_totals(result)
         result = on_replicas(structs.replace(options, resume=True))
-    check_replicas(result)
-    check_whole(result, calm)
+    check_whole(result, few)
