@@ -44,7 +44,7 @@ LOADS = st.lists(st.tuples(st.integers(0, 20), st.one_of(st.none(), st.floats(0,
 )
 
 
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=80, deadline=None, derandomize=True)
 @given(LOADS)
 def test_no_replica_gives_more_than_it_has_and_the_others_have_room_for_all(loads: list[Load]) -> None:
     found = moves(loads)
@@ -55,13 +55,13 @@ def test_no_replica_gives_more_than_it_has_and_the_others_have_room_for_all(load
     assert sum(move.count for move in found) <= room
 
 
-@settings(max_examples=100, deadline=None, derandomize=True)
+@settings(max_examples=50, deadline=None, derandomize=True)
 @given(st.integers(1, 8), st.integers(0, 18))
 def test_nothing_moves_where_all_are_even(count: int, chains: int) -> None:
     assert moves([load(number, chains + number % 2) for number in range(count)]) == []
 
 
-@settings(max_examples=100, deadline=None, derandomize=True)
+@settings(max_examples=50, deadline=None, derandomize=True)
 @given(LOADS)
 def test_moves_come_to_an_end(loads: list[Load]) -> None:
     """Carried out again and again, to the emptiest others, they leave nothing to move."""

@@ -38,7 +38,7 @@ def pause(number: int, loss: int) -> float:
     return backoff_s(f"replica {number}", loss)
 
 
-@pytest.mark.parametrize("at_s", [0.0, 0.1, 0.7, 1.5, 2.2])
+@pytest.mark.parametrize("at_s", [0.0, 0.7, 2.2])
 @pytest.mark.parametrize("count", [1, 3])
 def test_what_a_replica_had_that_died_goes_on_elsewhere(
     problems: Path, calm: SessionResult, tmp_path: Path, count: int, at_s: float

@@ -104,7 +104,7 @@ def test_what_a_replica_takes_out_of_a_chain_stays_in_the_pool() -> None:
 Action = tuple[str, int, int]
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=40, deadline=None, derandomize=True)
 @given(st.lists(st.tuples(st.sampled_from(["take", "end", "lose", "avoid"]), st.integers(0, 3), st.integers(0, 5)), max_size=30))
 def test_every_chain_is_in_one_place(actions: list[Action]) -> None:
     """Against sets: those that wait, those of each replica, those that are over."""

@@ -124,7 +124,7 @@ def test_lockstep_and_recorded_modes_are_refused(problems: Path, tmp_path: Path)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("at_s", [0.5, 1.3, 2.0])
+@pytest.mark.parametrize("at_s", [0.5, 1.7])
 def test_a_run_that_drains_ends_what_is_in_flight_and_starts_nothing(
     problems: Path, calm: SessionResult, tmp_path: Path, at_s: float
 ) -> None:
@@ -158,7 +158,7 @@ def test_a_run_drains_while_a_replica_starts(problems: Path, tmp_path: Path) -> 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("at_s", [0.3, 1.3, 2.0])
+@pytest.mark.parametrize("at_s", [0.3, 1.7])
 def test_a_run_that_is_aborted_keeps_what_is_recorded_and_goes_on_later(
     problems: Path, calm: SessionResult, tmp_path: Path, at_s: float
 ) -> None:
@@ -213,7 +213,7 @@ def test_a_run_that_is_cancelled_as_a_whole_waits_for_nobody(problems: Path, cal
 
 @pytest.mark.slow
 @pytest.mark.parametrize("share", [0.2, 0.8])
-@pytest.mark.parametrize(("first", "then"), [(3, 2), (2, 5), (None, 2), (2, None)])
+@pytest.mark.parametrize(("first", "then"), [(3, 2), (None, 2), (2, None)])
 def test_a_run_that_was_killed_goes_on_with_other_replicas_or_without(
     problems: Path, calm: SessionResult, tmp_path: Path, first: int | None, then: int | None, share: float
 ) -> None:
