@@ -16,8 +16,8 @@ from pipeline.runtime.resume_state import ResumedChain, ResumeState
 from pipeline.session.preflight import RunSettings, load_plan
 from pipeline.tasks import background_tasks
 from pipeline.trace.events import CallRow
-from tests.support.paths import ROOT, SIM
 from tests.support.fated_replicas import BRIEF, options_of
+from tests.support.paths import ROOT, SIM
 from tests.support.rows import blank
 
 pytestmark = pytest.mark.anyio
