@@ -41,7 +41,8 @@ class Member:
         self.told_no_more = self.told_end = False
         self.output_tokens: dict[str, int] = {}
         self._written = 0
-        self._speed: float | None = None
+        self._tokens = self._chain_s = 0.0
+        """Tokens that it wrote, and the seconds of its live chains meanwhile; what is long ago counts less."""
         self._heard: float | None = None
         self._news = anyio.Event()
 
@@ -92,7 +93,8 @@ class Member:
 
     def load(self, chains: int, batch_size: int) -> Load:
         """Its load, if it has so many chains."""
-        return Load(number=self.number, chains=chains, batch_size=batch_size, tokens_per_s=self._speed)
+        speed = self._tokens / self._chain_s if self._chain_s else None
+        return Load(number=self.number, chains=chains, batch_size=batch_size, tokens_per_s=speed)
 
     def start(self, link: Link) -> None:
         """It was started."""
@@ -101,7 +103,7 @@ class Member:
         self.ended = self.opened = False
         self.sent = self.received = self._wants = self.live = self.strikes = 0
         self.told_no_more = self.told_end = False
-        self._phase, self._speed, self._heard, self._written = "starting", None, None, 0
+        self._phase, self._heard, self._written, self._tokens, self._chain_s = "starting", None, 0, 0.0, 0.0
 
     def hear(self, link: Link, report: Report) -> None:
         """It has reported."""
@@ -121,8 +123,8 @@ class Member:
         self._heard = now
         if seconds <= 0 or not self.live:
             return
-        speed, share = tokens / seconds / self.live, 1 - math.exp(-seconds / SPEED_S)
-        self._speed = speed if self._speed is None else self._speed + share * (speed - self._speed)
+        kept = math.exp(-seconds / SPEED_S)
+        self._tokens, self._chain_s = kept * self._tokens + tokens, kept * self._chain_s + seconds * self.live
 
     def chain_over(self, error: str | None) -> None:
         """A chain has ended on it, by its engines' `error` if there is one."""
