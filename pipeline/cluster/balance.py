@@ -24,7 +24,7 @@ class Load(Struct, frozen=True, kw_only=True):
     batch_size: int
     """Chains that it may have in flight."""
     tokens_per_s: float | None
-    """Thought tokens a second of one of its chains; None where that is not known yet."""
+    """Tokens a second that its engines write for one of its chains; None where that is not known yet."""
 
 
 class Move(Struct, frozen=True):
@@ -40,7 +40,7 @@ def moves(loads: Sequence[Load]) -> list[Move]:
     """Which replicas should give back how many chains, if no chain waits for a replica."""
     known = [load.tokens_per_s for load in loads if load.tokens_per_s is not None]
     bound = SLOW * median(known) if len(known) > 1 else 0.0
-    slow = [load for load in loads if load.tokens_per_s is not None and load.tokens_per_s < bound and load.chains]
+    slow = [load for load in loads if load.tokens_per_s is not None and load.tokens_per_s < bound]
     good = [load for load in loads if load not in slow]
     room = sum(max(0, load.batch_size - load.chains) for load in good)
     found = []
@@ -60,7 +60,7 @@ def _evened(loads: Sequence[Load]) -> list[Move]:
     if most.chains <= FULLER * (fewest.chains + 1):
         return []
     mean = sum(load.chains for load in loads) / len(loads)
-    lacking = sum(max(0, int(mean) - load.chains) for load in loads)
+    lacking = sum(max(0, min(int(mean), load.batch_size) - load.chains) for load in loads)
     found = []
     for load in sorted(loads, key=lambda each: -each.chains):
         if (count := min(load.chains - int(mean) - 1, lacking)) > 0:

@@ -5,6 +5,7 @@
 A session on a `Fleet` has the same folder, rows, summary and exit codes as one on engines of this process.
 """
 
+import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
@@ -80,14 +81,13 @@ class FleetWork:
         self.lanes: dict[str, Lane] = {}
         self.admission = None
         self.ended: float | None = None
-        self.ending = False
         self.mode_changes: tuple[ModeChange, ...] = ()
         order = start_order(checked.options.order, checked.options.samples, state.is_over, checked.earlier_thoughts)
         self._feed = InputFeed(checked.problems.unchanged(), order, threads=not checked.virtual_time)
         self._pool = Pool(state)
         self._keeper, self._rows, self._clock, self._balanced = keeper, rows, clock, balanced
-        self._batch_size = 1 if checked.options.schedule == "sequential" else checked.options.batch_size
-        self._draining = self._aborting = False
+        self._batch_size = checked.options.most_live
+        self._draining = self._aborting = self._over = False
         self._releases: dict[int, list[str]] = defaultdict(list)
         """Chains that replicas are to give back and have not been told to."""
 
@@ -95,6 +95,11 @@ class FleetWork:
     def exhausted(self) -> bool:
         """See `Work.exhausted`: on replicas all chains are over then."""
         return self._pool.over
+
+    @property
+    def ending(self) -> bool:
+        """See `Handler.ending`."""
+        return self._draining or self._over
 
     @property
     def pauses(self) -> int | None:
@@ -111,7 +116,6 @@ class FleetWork:
     async def run(self) -> None:
         """See `Work.run`; raises `RunError` when no replica is left."""
         keeper, pool = self._keeper, self._pool
-        self._aborting = True  # unless this comes to its end
         try:
             with unwrapped(RunError):
                 async with background_tasks() as tasks:
@@ -119,9 +123,11 @@ class FleetWork:
                     if self._balanced and len(keeper.members) > 1:
                         tasks.start_soon(self._balance)
                     await keeper.until(lambda: pool.over or keeper.failure is not None or (self._draining and not pool.handed))
-            self._aborting = False
             if not pool.over and keeper.failure is not None:
                 raise keeper.failure
+        except BaseException:
+            self._aborting = True
+            raise
         finally:
             self.ended = self._clock.now()
             await self._end()
@@ -159,10 +165,12 @@ class FleetWork:
                     self._order_move(move)
 
     def _order_move(self, move: Move) -> None:
-        """Let a replica give chains back: those of which the least would have to be computed again."""
-        pool = self._pool
-        movable = [name for name in pool.names(move.replica) if pool.held(name).moves < MOVES]
-        for name in sorted(movable, key=lambda name: sum(map(len, pool.held(name).resumed.steps)))[: move.count]:
+        """Let a replica give chains back: those that wait there, then those of which the least would have to be computed again."""
+        pool, live = self._pool, self._keeper.members[move.replica].live
+        names = list(pool.names(move.replica))
+        begun = sorted(names[:live], key=lambda name: sum(map(len, pool.held(name).resumed.steps)))
+        movable = [*reversed(names[live:]), *(name for name in begun if move.slow or self._just_answered(name))]
+        for name in [name for name in movable if pool.held(name).moves < MOVES][: move.count]:
             held = pool.held(name)
             held.moves += 1
             if move.slow:
@@ -170,17 +178,34 @@ class FleetWork:
             self._releases[move.replica].append(name)
         self._keeper.members[move.replica].wake()
 
+    def _just_answered(self, name: str) -> bool:
+        """Whether a chain that moves would lose little: what its present call has written since its last one ended."""
+        now, ended = self._clock.unix_ns(self._clock.now()), self._pool.held(name).resumed.ended_unix_ns
+        return ended is not None and now - ended < BALANCE_S * 1e9
+
     def orders(self, member: Member) -> Orders:
         """See `Handler.orders`."""
-        if self.ending or self._draining:
+        if self.ending:
             told, member.told_end = member.told_end, True
-            return Orders() if told else Orders(end="abort" if self._aborting and self.ending else "drain")
-        chains = self._pool.take(member.number, member.wants, lambda: self._others(member))
+            return Orders() if told else Orders(end="abort" if self._aborting else "drain")
+        chains = self._pool.take(member.number, self._most(member), lambda: self._others(member))
         member.sent += len(chains)
+        if chains:
+            self._keeper.change()  # the pool may be filled again
         release = tuple(self._releases.pop(member.number, ()))
         no_more = self._pool.exhausted and not self._pool.waiting and not member.told_no_more and member.opened
         member.told_no_more |= no_more
         return Orders(chains=chains, release=release, no_more=no_more, unix_ns=self._clock.unix_ns(self._clock.now()))
+
+    def _most(self, member: Member) -> int:
+        """How many chains this replica gets: as many as it has room for, but of the last ones an even share while others lack theirs."""
+        pool, wants = self._pool, member.wants
+        if not (wants and pool.exhausted and pool.waiting):
+            return wants
+        solving = [each for each in self._keeper.members if each.opened]
+        share = math.ceil((pool.handed + pool.waiting) / len(solving))
+        lacking = any(each.wants and pool.counts[each.number] < share for each in solving if each is not member)
+        return min(wants, max(0, share - pool.counts[member.number])) if lacking else wants
 
     def _others(self, member: Member) -> frozenset[int]:
         """The other replicas that solve."""
@@ -196,10 +221,11 @@ class FleetWork:
             self._call(member, call)
         for step in report.steps:
             self._step(step)
-        member.wrote(sum(len(step.step_token_ids) for step in report.steps), self._clock.now())
+        member.measure(self._clock.now())
         for chain in report.chains:
             self._chain(member, chain)
-        self._put_back([name for name in report.released if self._pool.has(member.number, name)])
+        names = self._pool.names(member.number) if report.over else report.released  # at its end it has begun none that it still has
+        self._put_back([name for name in names if self._pool.has(member.number, name)])
         self.mode_changes += report.mode_changes
         self.progress.live = self._pool.handed
 
@@ -235,6 +261,7 @@ class FleetWork:
         if engines_own and not self._pool.held(name).avoid and self._others(member):
             self._put_back([name], frozenset({member.number}))
             return
+        member.chains += 1
         self._rows.chain(structs.replace(row, replica=member.number, node=member.node))
         start, progress = self._pool.end(name), self.progress
         if row.stop_reason == "cancelled":
@@ -248,10 +275,9 @@ class FleetWork:
 
     async def _end(self) -> None:
         """Let all replicas end, and take their last reports."""
-        self.ending = True
+        self._over = True
         for member in self._keeper.members:
             member.told_end = False
         self._keeper.wake()
         with anyio.move_on_after(END_S, shield=True):
             await self._keeper.until(lambda: not any(member.reachable for member in self._keeper.members))
-        self.progress.cancelled += self._pool.handed

@@ -27,8 +27,9 @@ SILENT_S = 60.0
 class Handler(Protocol):
     """Says what replicas are to do, and takes what they did. Never waits."""
 
-    ending: bool
-    """Whether replicas are to end."""
+    @property
+    def ending(self) -> bool:
+        """Whether replicas are to end."""
 
     def orders(self, member: Member) -> Orders:
         """What this replica is to do now."""
@@ -49,8 +50,8 @@ class Keeper:
         """None until there is work; replicas start meanwhile."""
         self.opened: OpenReplica | None = None
         """What the first replica said whose engines were open."""
-        self.failure: UsageError | RunError | None = None
-        """Why no replica is left."""
+        self.failure: Exception | None = None
+        """Why no replica is left, or what the handler raised, which cannot go on then."""
         self._launch, self._tell, self._changed = launch, tell, anyio.Event()
 
     async def until(self, condition: Callable[[], bool]) -> None:
@@ -69,7 +70,7 @@ class Keeper:
             member.wake()
 
     async def wait_open(self) -> OpenReplica:
-        """Wait until the engines of a replica are open; raises `UsageError` or `RunError` where those of none will ever be."""
+        """Wait until the engines of a replica are open; raises `failure` where those of none will ever be."""
         await self.until(lambda: self.opened is not None or self.failure is not None)
         if self.opened is None:
             assert self.failure is not None
@@ -78,17 +79,27 @@ class Keeper:
 
     async def keep(self, member: Member) -> None:
         """Start a replica, again and again if it is lost, until it is given up or has ended."""
-        while True:
-            try:
-                async with self._launch(member.number) as link:
-                    member.start(link)
-                    await self._serve(member, link)
-                return
-            except (ReplicaLost, UsageError) as loss:
-                self._lose(member, loss)
-            if member.given_up or self._ending:
-                return
-            await anyio.sleep(backoff_s(f"replica {member.number}", len(member.losses) - 1))
+        try:
+            while not self._ending:
+                if not await self._lost(member) or member.given_up:
+                    return
+                await anyio.sleep(backoff_s(f"replica {member.number}", len(member.losses) - 1))
+        except Exception as error:  # not the replica's: whoever waits for the keeper raises it
+            self.failure = self.failure or error
+        finally:  # also where all is cancelled at once: nobody is to wait for its last report then
+            member.ended = True
+            self.change()
+
+    async def _lost(self, member: Member) -> bool:
+        """Start a replica and go on until it has ended; whether it was lost."""
+        try:
+            async with self._launch(member.number) as link:
+                member.start(link)
+                await self._serve(member, link)
+        except (ReplicaLost, UsageError) as loss:
+            self._lose(member, loss)
+            return True
+        return False
 
     @property
     def _ending(self) -> bool:

@@ -40,7 +40,9 @@ class Member:
         self.counts_pauses = False
         self.told_no_more = self.told_end = False
         self.output_tokens: dict[str, int] = {}
-        self._speed: float | None = None
+        self._written = 0
+        self._tokens = self._chain_s = 0.0
+        """Tokens that it wrote, and the seconds of its live chains meanwhile; what is long ago counts less."""
         self._heard: float | None = None
         self._news = anyio.Event()
 
@@ -91,7 +93,8 @@ class Member:
 
     def load(self, chains: int, batch_size: int) -> Load:
         """Its load, if it has so many chains."""
-        return Load(number=self.number, chains=chains, batch_size=batch_size, tokens_per_s=self._speed)
+        speed = self._tokens / self._chain_s if self._chain_s else None
+        return Load(number=self.number, chains=chains, batch_size=batch_size, tokens_per_s=speed)
 
     def start(self, link: Link) -> None:
         """It was started."""
@@ -100,7 +103,7 @@ class Member:
         self.ended = self.opened = False
         self.sent = self.received = self._wants = self.live = self.strikes = 0
         self.told_no_more = self.told_end = False
-        self._phase, self._speed, self._heard = "starting", None, None
+        self._phase, self._heard, self._written, self._tokens, self._chain_s = "starting", None, 0, 0.0, 0.0
 
     def hear(self, link: Link, report: Report) -> None:
         """It has reported."""
@@ -112,21 +115,22 @@ class Member:
         if report.pauses is not None:
             self._pauses[-1], self.counts_pauses = report.pauses, True
 
-    def wrote(self, tokens: int, now: float) -> None:
-        """Its chains in flight have written so many tokens of their thoughts since this was called before; `now` is in seconds."""
+    def measure(self, now: float) -> None:
+        """Update its speed by what its engines have written since this was called before; `now` is in seconds."""
+        written = sum(each.output_tokens if each.written_tokens is None else each.written_tokens for each in self._now.values())
+        tokens, self._written = written - self._written, written
         seconds = 0.0 if self._heard is None else now - self._heard
         self._heard = now
         if seconds <= 0 or not self.live:
             return
-        speed, share = tokens / seconds / self.live, 1 - math.exp(-seconds / SPEED_S)
-        self._speed = speed if self._speed is None else self._speed + share * (speed - self._speed)
+        kept = math.exp(-seconds / SPEED_S)
+        self._tokens, self._chain_s = kept * self._tokens + tokens, kept * self._chain_s + seconds * self.live
 
     def chain_over(self, error: str | None) -> None:
         """A chain has ended on it, by its engines' `error` if there is one."""
         self.strikes = 0 if error is None else self.strikes + 1
         self.last_error = error or self.last_error
         if error is None:
-            self.chains += 1
             self._in_a_row = 0
 
     def lose(self, why: str, *, for_good: bool) -> None:

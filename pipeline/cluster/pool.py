@@ -75,6 +75,7 @@ class Pool:
             if replica in held.avoid and others() - held.avoid:
                 left.append(name)
                 continue
+            self._held[name] = self._held.pop(name)  # the last one that was handed out
             held.replica = replica
             self.counts[replica] += 1
             taken.append(_assignment(held))

@@ -244,7 +244,7 @@ class Replica:
     def _wants(self) -> int:
         if self._chains is None or self._end:
             return 0
-        batch = self._settings.options.batch_size
+        batch = self._settings.options.most_live
         ahead = max(1, batch // AHEAD)
         free = batch - self._chains.progress.live if self._feed.asked else 0
         return max(0, free + ahead - len(self._feed))

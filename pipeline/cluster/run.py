@@ -6,6 +6,7 @@ from msgspec import structs
 
 from pipeline.cluster.fleet import Fleet
 from pipeline.cluster.keeper import Launcher, kept
+from pipeline.session.checks.replicas import check_replicas
 from pipeline.session.execute import SessionResult, begin, execute
 from pipeline.session.observer import Attend, Observer
 from pipeline.session.ready import Ready
@@ -20,6 +21,8 @@ async def solve_on_replicas(
 
     `balanced`: chains may move between replicas at the end of the run.
     """
+
+    check_replicas(ready.checked.options)
 
     async def on_replicas(stop: Stop) -> SessionResult:
         opening = time.monotonic()

@@ -14,6 +14,6 @@ def backoff_s(name: str, attempt: int, retry_after_s: float | None = None) -> fl
     refused together do not come back together. It is not less than `retry_after_s`, which the engine asked for and
     `EngineUnavailable` bounds.
     """
-    longest = min(LONGEST_BACKOFF_S, FIRST_BACKOFF_S * float(2**attempt))
+    longest = min(LONGEST_BACKOFF_S, FIRST_BACKOFF_S * 2.0 ** min(attempt, 64))
     spread = int.from_bytes(hashlib.blake2b(f"{name}\0{attempt}".encode(), digest_size=4).digest()) / (1 << 32)
     return max(longest * (1 + spread) / 2, retry_after_s or 0.0)

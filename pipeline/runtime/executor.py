@@ -46,6 +46,17 @@ class Settings(Struct, frozen=True, kw_only=True):
     """Whether the event loop runs on a simulated clock, which must not wait for threads."""
 
 
+class _Entering:
+    """A chain that waits for its place among the live ones."""
+
+    __slots__ = ("name", "released", "scope")
+
+    def __init__(self, name: str) -> None:
+        self.name, self.scope = name, anyio.CancelScope()
+        self.released: Callable[[str], None] = lambda name: None
+        """Is told the name if `scope` is cancelled."""
+
+
 class Executor:
     """Runs one plan over the chains of one feed; `run` does the work."""
 
@@ -78,6 +89,7 @@ class Executor:
         self._schedule, self._recorder, self._clock = schedule, recorder, clock
         self._feeding = anyio.CancelScope()
         self._live: dict[str, tuple[anyio.CancelScope, ChainRecorder]] = {}
+        self._entering = _Entering("")
         self.exhausted = False
         """Whether every chain of the feed was started."""
 
@@ -93,11 +105,14 @@ class Executor:
 
     def release(self, name: str, released: Callable[[str], None]) -> None:
         """Stop a chain, by its `chain_id`, so that it can go on elsewhere: its row is not written, and `released` is told its name once it
-        has stopped. Does nothing where it is not live, or ends of itself first."""
+        has stopped. Does nothing where it neither is live nor waits for a place, or ends of itself first."""
         if (found := self._live.get(name)) is not None:
             scope, record = found
             record.released = released
             scope.cancel()
+        elif name == self._entering.name:
+            self._entering.released = released
+            self._entering.scope.cancel()
 
     def no_more(self) -> None:
         """Expect no more chains: all that are left live. May be called before the feed ends, and more than once."""
@@ -123,11 +138,16 @@ class Executor:
     async def _start(self, feed: Feed, chains: anyio.abc.TaskGroup) -> None:
         """Start chains as the feed gives them and the row sink and the schedule admit them."""
         while (start := await feed.next()) is not None:
-            await self._recorder.room()
-            member = await self._schedule.enter()
-            if self._switch is not None:
-                self._switch.enter(start.order, member)
-            chains.start_soon(self._solve, start, member, feed)
+            self._entering = entering = _Entering(chain_id(start.item.problem_id, start.sample_index))
+            with entering.scope:
+                await self._recorder.room()
+                member = await self._schedule.enter()
+                if self._switch is not None:
+                    self._switch.enter(start.order, member)
+                chains.start_soon(self._solve, start, member, feed)
+            self._entering = _Entering("")
+            if entering.scope.cancelled_caught:
+                entering.released(entering.name)
 
     async def _solve(self, start: Start, member: Member | None, feed: Feed) -> None:
         """Run one chain from its first call to its row."""

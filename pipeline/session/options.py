@@ -75,6 +75,11 @@ class RunOptions(Struct, frozen=True, kw_only=True):
     """Which of `graph` and `engines` are in no file, because a caller of the Python API gave them as values."""
 
     @property
+    def most_live(self) -> int:
+        """How many chains live at once on one set of engines, at most."""
+        return 1 if self.schedule == "sequential" else self.batch_size
+
+    @property
     def inputs(self) -> tuple[Path, ...]:
         """All paths of problems."""
         return (self.input, *self.more_inputs)

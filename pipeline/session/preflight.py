@@ -20,6 +20,7 @@ from pipeline.runtime.speculation.cost_model import CostModel
 from pipeline.session.checks.modes import calibrated_costs, check_modes
 from pipeline.session.checks.order import Thoughts, earlier_thoughts
 from pipeline.session.checks.replay import announcements, check_replay, resolved
+from pipeline.session.checks.replicas import check_replicas
 from pipeline.session.checks.thought_room import room_notices, with_thoughts
 from pipeline.session.claim import Claim
 from pipeline.session.options import RunOptions, recorded_options
@@ -98,6 +99,8 @@ def preflight(options: RunOptions, plan: Plan, problems: Problems, claim: Claim,
     """
     if virtual is None:
         virtual = virtual_time(plan.engines, str(options.graph))
+    if options.cluster is not None:
+        check_replicas(options)
     fingerprint = problems.check()
     check_replay(plan, options, fingerprint)
     check_modes(plan, options, fingerprint)

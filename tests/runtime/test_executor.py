@@ -2,12 +2,14 @@
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import anyio
+import anyio.lowlevel
 import pyarrow.parquet as pq
 import pytest
 
@@ -17,7 +19,7 @@ from pipeline.engines.registry import open_engines
 from pipeline.errors import EngineDead, EngineUnavailable
 from pipeline.reasoning.prompts import PromptBuilder
 from pipeline.runtime.admission.feed import InputFeed
-from pipeline.runtime.admission.order import InputOrder
+from pipeline.runtime.admission.order import InputOrder, Start
 from pipeline.runtime.backoff import LONGEST_BACKOFF_S, backoff_s
 from pipeline.runtime.chain_recorder import Clock
 from pipeline.runtime.executor import Executor, Settings
@@ -100,25 +102,37 @@ def healthy(engine: Engine) -> Engine:
     return engine
 
 
-async def execute(
-    folder: Path, graph: Path, schedule: str = "pipelined", draft: Callable[[Engine], Any] = healthy, settings: tuple[str, ...] = ()
-) -> Executor:
+@asynccontextmanager
+async def opened_executor(
+    folder: Path,
+    graph: Path,
+    schedule: str = "pipelined",
+    draft: Callable[[Engine], Any] = healthy,
+    settings: tuple[str, ...] = (),
+    batch_size: int = 4,
+) -> AsyncIterator[Executor]:
     plan = load_plan(graph, SIM, settings)
     async with open_engines(plan.engines) as opened:
         engines: dict[str, Any] = dict(opened) | {"draft": draft(opened["draft"])}
         builders = {role: PromptBuilder(engine.tokenizer) for role, engine in engines.items()}
         async with open_recorder(TraceStore(folder), virtual=True) as recorder:
-            executor = Executor(
+            yield Executor(
                 plan,
                 build_stages(plan, builders, "test"),
                 engines,
                 builders,
-                SCHEDULES[schedule](4),
+                SCHEDULES[schedule](batch_size),
                 recorder,
                 Clock(time.time_ns()),
                 Settings(run_id="test", virtual_time=True),
             )
-            await executor.run(InputFeed(problems(), InputOrder(1, lambda order: False), threads=False))
+
+
+async def execute(
+    folder: Path, graph: Path, schedule: str = "pipelined", draft: Callable[[Engine], Any] = healthy, settings: tuple[str, ...] = ()
+) -> Executor:
+    async with opened_executor(folder, graph, schedule, draft, settings) as executor:
+        await executor.run(InputFeed(problems(), InputOrder(1, lambda order: False), threads=False))
     return executor
 
 
@@ -255,3 +269,73 @@ stages:
         ("thought_closed", 1, 0)
     }
     assert all(row["answer_text"] for row in rows(tmp_path / "run", "chains"))
+
+
+class Handed:
+    """A `Feed` of the first problems that stays open until the test is over."""
+
+    def __init__(self, count: int) -> None:
+        self._starts = [Start(problem, 0, place) for place, problem in enumerate(problems(count))]
+        self.asked = anyio.Event()
+
+    async def next(self) -> Start | None:
+        if self._starts:
+            return self._starts.pop(0)
+        self.asked.set()
+        await anyio.sleep_forever()
+
+    def ended(self, start: Start, thought_tokens: int) -> None: ...
+
+
+@pytest.mark.anyio
+async def test_a_live_chain_and_one_that_waits_for_its_place_are_released_without_a_row(tmp_path: Path) -> None:
+    released: list[str] = []
+    async with (
+        opened_executor(tmp_path / "run", ROOT / "graphs/speccot.yaml", batch_size=1) as executor,
+        anyio.create_task_group() as tasks,
+    ):
+        tasks.start_soon(executor.run, Handed(3))
+        await anyio.sleep(0.5)
+        executor.release("2#0", released.append)
+        executor.release("unknown", released.append)
+        await anyio.lowlevel.checkpoint()
+        await anyio.lowlevel.checkpoint()
+        assert released == ["2#0"], "it waited for a place"
+        executor.release("1#0", released.append)
+        executor.release("1#0", released.append)
+        await anyio.sleep(0.5)
+        assert (released, executor.progress.live, executor.progress.cancelled) == (["2#0", "1#0"], 1, 0)
+        await anyio.sleep(100)
+        executor.drain()
+    assert [row["chain_id"] for row in rows(tmp_path / "run", "chains")] == ["3#0"]
+    last = [row for row in rows(tmp_path / "run", "calls") if row["chain_id"] == "1#0"][-1]
+    assert last["error_type"] == "CallCancelled"
+
+
+@pytest.mark.anyio
+async def test_rounds_go_on_with_the_chains_that_are_left_once_there_are_no_more(tmp_path: Path) -> None:
+    feed = Handed(2)
+    async with (
+        opened_executor(tmp_path / "run", ROOT / "graphs/speccot.yaml", schedule="lockstep") as executor,
+        anyio.create_task_group() as tasks,
+    ):
+        tasks.start_soon(executor.run, feed)
+        await anyio.sleep(100)
+        assert (feed.asked.is_set(), executor.progress.done) == (True, 0), "the round has room for two more"
+        executor.no_more()
+        executor.no_more()
+        await anyio.sleep(100)
+        assert executor.progress.done == 2
+        executor.drain()
+
+
+@pytest.mark.anyio
+async def test_a_clock_is_set_to_another_wall_time() -> None:
+    clock = Clock(5 * 10**9)
+    await anyio.sleep(2.0)
+    clock.set(100 * 10**9)
+    now = clock.now()
+    assert (clock.started_unix_ns, clock.unix_ns(now), clock.at(100 * 10**9)) == (100 * 10**9, 100 * 10**9, now)
+    await anyio.sleep(1.5)
+    assert clock.unix_ns(clock.now()) == 101_500_000_000
+    assert clock.at(99 * 10**9) == pytest.approx(now - 1.0)
