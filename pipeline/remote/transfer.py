@@ -29,6 +29,13 @@ HIDDEN = "."
 """What the names of objects begin with that are no files of the run."""
 
 
+Call = Callable[[], object]
+
+
+def _nothing() -> None:
+    return
+
+
 def patiently(call: Callable[[], T], seconds: float) -> T:
     """The result of `call`, repeated with growing pauses while it fails for a reason that may pass, for so many seconds."""
     pause, deadline = FIRST_S, time.monotonic() + seconds
@@ -43,8 +50,10 @@ def patiently(call: Callable[[], T], seconds: float) -> T:
             pause = min(2 * pause, MOST_S)
 
 
-def upload(store: ObjectStore, staging: Staging, *, data: bool = True) -> None:
+def upload(store: ObjectStore, staging: Staging, *, data: bool = True, before_each: Call = _nothing) -> None:
     """Bring the store up to date with this machine; with `data=False` only with files that are no part of the run itself.
+
+    `before_each` is called before every file.
 
     Raises `StoreError`, after which it may be repeated, and `RunFolderError`.
     """
@@ -56,6 +65,7 @@ def upload(store: ObjectStore, staging: Staging, *, data: bool = True) -> None:
         gone = [name for name in staging.state.files if not (staging.folder / name).exists()]
         for name in sorted(changed.keys() - {CARD, MANIFEST}):
             if data or not is_data(name):
+                before_each()
                 _upload(store, staging, name)
         if data and manifest is not None:
             _upload_manifest(store, staging)
@@ -70,8 +80,11 @@ def upload(store: ObjectStore, staging: Staging, *, data: bool = True) -> None:
         staging.save()
 
 
-def download(store: ObjectStore, staging: Staging) -> int:
-    """Bring this machine up to date with the store; the number of files that were downloaded. Raises `StoreError`, `RunFolderError`."""
+def download(store: ObjectStore, staging: Staging, before_each: Call = _nothing) -> int:
+    """Bring this machine up to date with the store; the number of files that were downloaded. `before_each` is called before every file.
+
+    Raises `StoreError`, `RunFolderError`.
+    """
     count = 0
     try:
         before = store.list()
@@ -83,6 +96,7 @@ def download(store: ObjectStore, staging: Staging) -> int:
         listing = store.list()
         for name in sorted(listing.keys() - {CARD, MANIFEST}):
             if not name.startswith(HIDDEN):
+                before_each()
                 count += _download(store, staging, name, listing[name])
         for name in [name for name in staging.files() if is_data(name) and name not in listing]:
             (staging.folder / name).unlink(missing_ok=True)

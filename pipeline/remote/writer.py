@@ -93,7 +93,7 @@ class Writer:
             if self._busy(now := store.list()):
                 raise UsageError(f"{staging.url}: another machine has begun to work in it at the same time; try again")
             if self._mine not in listing or staging.is_gone:
-                bring_here(store, staging, listing, self._tell)
+                bring_here(store, staging, listing, self._tell, self._say_at_work)
         except BaseException:
             with suppress(StoreError):
                 if self._mine not in listing:
@@ -130,7 +130,7 @@ class Writer:
     def _last(self) -> None:
         self._check_mine()
         if self._staging.changed():
-            upload(self._store, self._staging)
+            upload(self._store, self._staging, before_each=self._say_at_work)
             self._check_mine()
         if self._staging.files():
             self._store.write(self._mine, CLOSED)
@@ -151,13 +151,15 @@ class Writer:
                 pause = min(max(2 * pause, FIRST_S), MOST_S)
 
     def _look(self) -> None:
-        changed = self._staging.changed()
-        if changed:
+        if self._staging.changed():
             self._check_mine()
-            upload(self._store, self._staging)
+            upload(self._store, self._staging, before_each=self._say_at_work)
+        self._say_at_work()
+
+    def _say_at_work(self) -> None:
+        """Write this writer's object again where that is due."""
         if time.monotonic() >= self._said_s + REFRESH_S:
-            if not changed:
-                self._check_mine()
+            self._check_mine()
             self._store.write(self._mine, OPEN)
             self._said_s = time.monotonic()
 
@@ -211,14 +213,16 @@ def patience() -> float:
     return seconds
 
 
-def bring_here(store: ObjectStore, staging: Staging, listing: dict[str, Seen], tell: Tell) -> None:
+def bring_here(
+    store: ObjectStore, staging: Staging, listing: dict[str, Seen], tell: Tell, before_each: Callable[[], object] = lambda: None
+) -> None:
     """Make the folder of this machine what the store has, which lists these objects; raises `StoreError` where that would lose rows."""
     if CARD not in listing or (not staging.is_gone and staging.is_based_on(listing, store.read(MANIFEST))):
         return  # where a machine died before it had uploaded a `run.json` there is nothing to go on with
     if staging.is_ahead:
         what = f"was written by another machine since, and {staging.folder} holds rows that are not in it"
         raise StoreError(str(staging.url), f"{what}; to go on with what the store has, remove that folder")
-    if count := download(store, staging):
+    if count := download(store, staging, before_each):
         tell(f"{staging.url}: {count:,} files downloaded to {staging.folder}")
 
 
