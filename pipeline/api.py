@@ -23,6 +23,7 @@ import msgspec
 from msgspec import Struct
 
 from pipeline.data.in_memory import ProblemList
+from pipeline.data.obtain import problem_files
 from pipeline.data.part import Part, row_sample, shard_of
 from pipeline.data.problems import Problem, Problems, open_problems
 from pipeline.engine import Engine
@@ -32,6 +33,9 @@ from pipeline.graph.loader import load_graph as load_spec
 from pipeline.graph.plan import Plan
 from pipeline.graph.plugins import engine_specs, stage_specs
 from pipeline.graph.spec import EngineSpec
+from pipeline.remote.folder import written_folder
+from pipeline.remote.inputs import fetch_problems
+from pipeline.remote.url import is_url
 from pipeline.runtime.admission.admission import AdmissionName
 from pipeline.runtime.rows import RowSink
 from pipeline.runtime.schedule import ScheduleName
@@ -63,7 +67,7 @@ Engines: TypeAlias = str | Path | Mapping[str, Mapping[str, Any] | EngineSpec | 
 """An engines file, the name of a bundled one, or `replay:RUN`; or by role the fields of an engine as a mapping, a spec, or an
 engine that the caller has opened and will close."""
 Input: TypeAlias = str | Path | Iterable[Mapping[str, Any] | Problem]
-"""A file of problems; or mappings with `problem` and, where known, `answer`, `problem_id`, `options`, `grader`."""
+"""A file of problems, by path or URL; or mappings with `problem` and, where known, `answer`, `problem_id`, `options`, `grader`."""
 TABLES: dict[str, type[Struct]] = {"chains": ChainRow, "steps": StepRow, "calls": CallRow}
 """The tables of a result and the types of their rows."""
 UNREAD = 256
@@ -178,7 +182,7 @@ def solve(
     columns: the names of columns in `problems` by ours: `{"problem": "question"}`.
     modes: a finished run with `speculate: auto`, in whose modes the steps of this one are written (`pipeline run --modes`).
     calibration: with `speculate: auto`, a file that `pipeline calibrate` wrote, with whose costs the controller begins.
-    output: the run folder to write, as `pipeline run --output` does; without it nothing is written to disk. resume: go on with
+    output: the run folder to write, or its URL, as `pipeline run --output` does; without it nothing is written to disk. resume: go on with
         the run in that folder, if there is one.
     trace: keep the rows of steps and calls in memory too, where there is no run folder.
 
@@ -323,7 +327,7 @@ def _options(
         "columns": dict(columns or {}),
         "modes": None if modes is None else str(modes),
         "calibration": None if calibration is None else Path(calibration),
-        "output": None if output is None else Path(output),
+        "output": output if output is None or (isinstance(output, str) and is_url(output)) else Path(output),
         "resume": resume,
     }
 
@@ -343,24 +347,45 @@ def _prepared(
     `virtual`: whether open engines are on virtual time.
     """
     opened, plan = _opened(engines), load_graph(graph, engines, params)
+    with ExitStack() as stack:
+        if isinstance(options["output"], str):
+            folder = written_folder(options["output"], lambda sentence: None, new=not options["resume"])
+            options = options | {"output": stack.enter_context(folder)}
+        url = problems if isinstance(problems, str) and is_url(problems) else ""
+        if url:
+            [problems] = stack.enter_context(problem_files([url], fetch_problems))
+        valid, found = _valid(graph, problems, engines, params, options, plan, url)
+        with claimed(valid, plan.name, on_disk=False) as claim:
+            checked = preflight(valid, plan, found, claim, virtual=None if opened is None else virtual)
+            yield _Job(checked=checked, ready=None if claim.nothing_to_do else take_up(checked), engines=opened)
+
+
+def _valid(
+    graph: Graph,
+    problems: Input,
+    engines: Engines | None,
+    params: Mapping[str, Any] | None,
+    options: dict[str, Any],
+    plan: Plan,
+    url: str,
+) -> tuple[RunOptions, Problems]:
+    """The options of a run and its problems, which came from `url` if that is not empty; raises `UsageError`."""
     values = {"graph": not isinstance(graph, str | Path), "engines": not isinstance(engines, str | Path | None) or isinstance(graph, Plan)}
     found = _problems(problems, options)
     given = options | {
         "graph": plan.name if values["graph"] else str(graph),
         "input": str(found.path if options["output"] is None or not isinstance(found, ProblemList) else options["output"] / PROBLEMS),
+        "input_urls": (url,) if url and not url.startswith("file:") else (),
         "engines": None if values["engines"] or engines is None else str(engines),
         "settings": _settings(params),
         "output": None if options["output"] is None else str(options["output"]),
         "in_memory": tuple(name for name, value in values.items() if value),
     }
     try:
-        valid = msgspec.convert(given, RunOptions, dec_hook=lambda kind, value: kind(value))
+        return msgspec.convert(given, RunOptions, dec_hook=lambda kind, value: kind(value)), found
     except msgspec.ValidationError as error:
         what, _, where = str(error).partition(" - at `$.")
         raise UsageError(f"{where.rstrip('`')}: {what[0].lower()}{what[1:]}") from error
-    with claimed(valid, plan.name, on_disk=False) as claim:
-        checked = preflight(valid, plan, found, claim, virtual=None if opened is None else virtual)
-        yield _Job(checked=checked, ready=None if claim.nothing_to_do else take_up(checked), engines=opened)
 
 
 def _problems(problems: Input, options: Mapping[str, Any]) -> Problems:

@@ -5,6 +5,7 @@ PipelineError
 │   ├── GraphError        a graph or engines file
 │   │   └── GraphErrors       several flaws of one
 │   ├── InputError        a problems file
+│   ├── StoreError        an object store cannot be used
 │   └── MissingExtra      an optional package is not installed
 ├── RunError              the run could not go on; what is finished is on disk (exit code 1)
 │   ├── EngineDead        an engine's process or server is gone
@@ -81,6 +82,14 @@ class InputError(UsageError):
     def __init__(self, where: str, what: str) -> None:
         super().__init__(f"{where}: {what}")
         self.where, self.what = where, what
+
+
+class StoreError(UsageError):
+    """An object store cannot be used: `where` is the URL. If it is `transient`, the same may succeed later."""
+
+    def __init__(self, where: str, what: str, *, transient: bool = False) -> None:
+        super().__init__(f"{where}: {what}")
+        self.where, self.what, self.transient = where, what, transient
 
 
 class RunError(PipelineError):

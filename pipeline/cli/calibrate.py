@@ -7,6 +7,7 @@ import click
 from pipeline.calibration.calibrate import MOST_CALLS
 from pipeline.calibration.calibrate import calibrate as calibrated
 from pipeline.calibration.engines_file import engines_file, fit_lines
+from pipeline.cli.located import RunFolder
 from pipeline.cli.main import print_line
 from pipeline.cli.runs.folder import print_flaws
 from pipeline.errors import UsageError, reason
@@ -14,7 +15,7 @@ from pipeline.files import new_file
 
 
 @click.command()
-@click.argument("runs", type=click.Path(path_type=Path), nargs=-1, required=True, metavar="RUN...")
+@click.argument("runs", type=RunFolder(), nargs=-1, required=True, metavar="RUN...")
 @click.option("--output", type=click.Path(path_type=Path), metavar="FILE", help="Output engines file.  [default: RUN/calibration.yaml]")
 @click.option(
     "--calls",

@@ -15,6 +15,7 @@ from pipeline.analysis.compare.runs import read_runs
 from pipeline.analysis.compare.tables import as_csv, as_json, as_markdown, markdown, parts, table_csv, table_json
 from pipeline.analysis.quality.invariance import invariance as compare_chains
 from pipeline.analysis.quality.invariance import invariance_json, invariance_markdown
+from pipeline.cli.located import RunFolder
 from pipeline.cli.main import print_page
 from pipeline.cli.runs.folder import print_flaws
 from pipeline.cli.terminal.console import PlainConsole
@@ -30,7 +31,7 @@ INVARIANCE_FORMATS: dict[str, Callable[[Any], str]] = {"markdown": invariance_ma
 
 
 @click.command()
-@click.argument("runs", type=click.Path(path_type=Path), nargs=-1, metavar="RUN...")
+@click.argument("runs", type=RunFolder(), nargs=-1, metavar="RUN...")
 @click.option(
     "--baseline",
     metavar="RUN|GRAPH",

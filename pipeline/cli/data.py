@@ -8,6 +8,7 @@ import msgspec
 from pipeline.bundled import bundled_files
 from pipeline.cli.main import print_line, print_page
 from pipeline.cli.terminal.notices import print_notice
+from pipeline.cli.terminal.places import LocalPath
 from pipeline.data.prepare import Prepared
 from pipeline.data.prepare import prepare as start
 from pipeline.data.recipe import Recipe, find_recipe, load_recipe
@@ -21,7 +22,7 @@ def data() -> None:
 @data.command()
 @click.argument("name")
 @click.option("--from", "origin", metavar="PATH|hub", help="The published data: JSON lines, JSON, Parquet or CSV; or the hub.")
-@click.option("--output", type=click.Path(path_type=Path), metavar="FILE", help="Parquet file.  [default: data/NAME.parquet]")
+@click.option("--output", type=LocalPath(), metavar="FILE", help="Parquet file.  [default: data/NAME.parquet]")
 @click.option("--force", is_flag=True, help="Accept data that differ from the recipe, and overwrite an existing file.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 @click.option("--debug", is_flag=True, help="Show tracebacks.")

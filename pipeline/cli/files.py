@@ -10,6 +10,7 @@ from rich.table import Table
 from pipeline.bundled import bundled_files, find_file
 from pipeline.cli.main import print_line, print_page
 from pipeline.cli.terminal.console import PlainConsole
+from pipeline.cli.terminal.places import LocalPath
 from pipeline.errors import UsageError, reason
 from pipeline.graph.plugins import engine_specs, stage_specs
 from pipeline.graph.schema import FileName, json_schema
@@ -54,7 +55,7 @@ def schema(file: FileName, output: Path | None, debug: bool) -> None:
 
 
 @click.command()
-@click.argument("folder", type=click.Path(path_type=Path), default=Path(), metavar="[FOLDER]")
+@click.argument("folder", type=LocalPath(), default=Path(), metavar="[FOLDER]")
 @click.option("--graph", default="speccot", show_default=True, metavar="NAME", help="Bundled graph to begin with.")
 @click.option("--engines", default="tiny", show_default=True, metavar="NAME", help="Bundled engines file to begin with.")
 @click.option("--debug", is_flag=True, help="Show tracebacks.")

@@ -10,6 +10,7 @@ import msgspec
 from rich.markup import escape
 from rich.progress import Progress
 
+from pipeline.cli.located import ProblemFile, RunFolder
 from pipeline.cli.main import print_line, print_page
 from pipeline.cli.runs.folder import print_flaws
 from pipeline.cli.terminal.console import PlainConsole
@@ -29,14 +30,14 @@ _WORDS = {True: "right", False: "wrong", None: "no verdict"}
 
 
 @click.command()
-@click.argument("run", type=click.Path(path_type=Path))
+@click.argument("run", type=RunFolder())
 @click.option("--dry-run", is_flag=True, help="Report what would change, write nothing.")
 @click.option("--workers", type=click.IntRange(1, 256), help="Number of grading processes.  [default: one per core, at most 8]")
 @click.option("--limit-s", type=click.FloatRange(0.1, 600), default=LIMIT_S, show_default=True, help="Time limit per comparison (s).")
 @click.option(
     "--prm", type=click.Path(path_type=Path), help="Score all steps with the reward model of this file, instead of grading answers."
 )
-@click.option("--input", type=click.Path(path_type=Path), help="With --prm: where the input file is now, if it has moved.")
+@click.option("--input", type=ProblemFile(), help="With --prm: where the input file is now, if it has moved.")
 @click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="With --prm: engines.reward.NAME=VALUE.")
 @click.option("--json", "as_json", is_flag=True, help="Print the changes as JSON.")
 @click.option("--debug", is_flag=True, help="Show tracebacks.")

@@ -7,6 +7,7 @@ import click
 import msgspec
 
 from pipeline.bundled import find_file
+from pipeline.cli.located import ProblemFile, RunFolder
 from pipeline.cli.main import print_line, print_page
 from pipeline.cli.run import column_option, preset_option, settings_option, with_preset
 from pipeline.cli.runs.folder import print_flaws
@@ -39,7 +40,7 @@ FORMS = ("text", "mermaid", "svg", "dot")
 @click.option(
     "--show-prompt", "stage", metavar="STAGE", help="Print the prompt of this stage exactly as its engine gets it: text and token ids."
 )
-@click.option("--input", "problems", type=click.Path(path_type=Path), metavar="FILE", help="--show-prompt: use a problem from this file.")
+@click.option("--input", "problems", type=ProblemFile(), metavar="FILE", help="--show-prompt: use a problem from this file.")
 @click.option("--row", type=click.IntRange(1), default=1, show_default=True, help="--show-prompt: row of the input file.")
 @column_option
 @click.option("--problem", metavar="TEXT", help="--show-prompt: use this problem.")
@@ -128,7 +129,7 @@ def _stage_line(node: StageNode) -> str:
 
 @click.command()
 @click.argument("graph", type=click.Path(path_type=Path))
-@click.option("--run", type=click.Path(path_type=Path), metavar="RUN", help="Annotate with the counts and mean times of this run.")
+@click.option("--run", type=RunFolder(), metavar="RUN", help="Annotate with the counts and mean times of this run.")
 @click.option("--engines", type=click.Path(path_type=Path), metavar="FILE", help="Engines file instead of the graph's own.")
 @settings_option
 @preset_option

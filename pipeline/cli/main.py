@@ -18,6 +18,7 @@ from pipeline.cli.terminal.defects import sentence_of
 from pipeline.cli.terminal.interrupts import ignore_interrupts, keep_interrupts
 from pipeline.cli.terminal.limits import TO_RUN, TO_START, fit_address_space, let_arrow_return_memory
 from pipeline.cli.terminal.notices import notices_end, print_error, print_notice
+from pipeline.cli.terminal.places import forget_urls, opening, with_urls
 from pipeline.cli.terminal.streams import discard_stdout, guard_streams
 from pipeline.errors import Interrupted, OutOfMemory, PipelineError, RunError, did_you_mean, is_interrupt, is_out_of_memory, reason
 from pipeline.text import one_line, sanitize
@@ -83,13 +84,13 @@ class Commands(click.Group):
 
 def print_line(text: str) -> None:
     """Print one line on stdout."""
-    print(one_line(text), flush=True)
+    print(one_line(with_urls(text)), flush=True)
 
 
 def print_page(page: str | bytes) -> None:
     """Print text of several lines on stdout, control characters as `\\uXXXX`, which leaves JSON the same JSON."""
     text = page if isinstance(page, str) else page.decode()
-    print(sanitize(text), end="" if text.endswith("\n") else "\n", flush=True)
+    print(sanitize(with_urls(text)), end="" if text.endswith("\n") else "\n", flush=True)
 
 
 @contextmanager
@@ -140,7 +141,8 @@ def run_command(arguments: Sequence[str]) -> int:
     Errors of this package are one sentence on stderr, with `--debug` a traceback.
     """
     try:
-        return cli(list(arguments), standalone_mode=False) or 0
+        with opening():
+            return cli(list(arguments), standalone_mode=False) or 0
     except SystemExit as ending:
         return int(ending.code or 0)
     except (click.exceptions.Abort, Interrupted, KeyboardInterrupt):
@@ -169,3 +171,4 @@ def run_command(arguments: Sequence[str]) -> int:
         return 2 if gone or error.errno in NO_NAMES else 1
     finally:
         notices_end()
+        forget_urls()

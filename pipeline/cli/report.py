@@ -4,13 +4,14 @@ from pathlib import Path
 
 import click
 
+from pipeline.cli.located import RunFolder
 from pipeline.cli.main import print_line
 from pipeline.cli.runs.folder import print_flaws
 from pipeline.report.extra import load
 
 
 @click.command()
-@click.argument("runs", type=click.Path(path_type=Path), nargs=-1, required=True, metavar="RUN...")
+@click.argument("runs", type=RunFolder(), nargs=-1, required=True, metavar="RUN...")
 @click.option(
     "--output",
     type=click.Path(path_type=Path),

@@ -20,13 +20,13 @@ from pipeline.analysis.resources import answers, engine_facts
 from pipeline.analysis.summary import summarize
 from pipeline.analysis.summary_tables import engines, facts, stages
 from pipeline.cli import live
+from pipeline.cli.located import RunFolder, input_urls, problems_of, run_folder
 from pipeline.cli.main import optional_print, print_line, print_page
 from pipeline.cli.starting import show_starts
 from pipeline.cli.terminal.console import PlainConsole
 from pipeline.cli.terminal.notices import notice_options, print_error, print_notice
 from pipeline.cli.terminal.signals import restored_handlers, stop_on_signal
 from pipeline.cli.terminal.tables import print_table
-from pipeline.data.obtain import problem_files
 from pipeline.data.part import MOST_ROWS
 from pipeline.errors import MissingExtra, UsageError
 from pipeline.graph.loader import PRESET, load_preset
@@ -40,6 +40,7 @@ from pipeline.session.options import RunOptions, resume_options
 from pipeline.session.resume import MAY_DRIFT
 from pipeline.session.run import Solve
 from pipeline.session.run import run as start
+from pipeline.trace.kept_problems import TABLE as KEPT
 
 Address = tuple[str, int] | None
 """Host and port at which metrics are served; None: they are not."""
@@ -105,7 +106,8 @@ PRESET_HELP = "Settings of a paper: speccot, specreason, scot, or a file. --set 
 preset_option = click.option("--preset", type=click.Path(path_type=Path), metavar="NAME", help=PRESET_HELP)
 SAMPLES_HELP = "Samples per problem.  [default: that of --preset, else 1]"
 INPUT_HELP = (
-    "Problems: a Parquet, JSON lines, JSON or CSV file, a folder or 'pattern*' of them, hf://OWNER/NAME, or - for stdin. May be repeated."
+    "Problems: a Parquet, JSON lines, JSON or CSV file, a folder or 'pattern*' of them, by path or s3:// or gs:// URL; hf://OWNER/NAME;"
+    " or - for stdin. May be repeated."
 )
 input_option = click.option("--input", "inputs", required=True, multiple=True, metavar="FILE", help=INPUT_HELP)
 limit_option = click.option("--limit", type=click.IntRange(1, MOST_ROWS), help="Only the first N rows.")
@@ -147,10 +149,10 @@ def with_preset(options: Mapping[str, Any]) -> dict[str, Any]:
 @sample_option
 @shard_option
 @click.option("--seed", type=int, default=0, show_default=True, help="Random seed.")
-@click.option("--modes", type=click.Path(path_type=Path), metavar="RUN", help="With speculate=auto: replay the modes recorded in that run.")
+@click.option("--modes", type=RunFolder(), metavar="RUN", help="With speculate=auto: replay the modes recorded in that run.")
 @click.option("--calibration", type=click.Path(path_type=Path), metavar="FILE", help=CALIBRATION_HELP)
 @cluster_options
-@click.option("--output", type=click.Path(path_type=Path), metavar="DIR", help="Run folder.  [default: runs/GRAPH-TIME]")
+@click.option("--output", type=click.Path(), metavar="DIR", help="Run folder, or its s3:// or gs:// URL.  [default: runs/GRAPH-TIME]")
 @click.option(
     "--keep-input/--no-keep-input",
     default=True,
@@ -167,6 +169,7 @@ def with_preset(options: Mapping[str, Any]) -> dict[str, Any]:
 def run(
     graph: Path,
     inputs: tuple[str, ...],
+    output: str | None,
     cluster: str | None,
     replicas: int | None,
     as_json: bool,
@@ -179,14 +182,17 @@ def run(
     Exit codes: 0 all chains finished, 1 the run could not go on, 2 graph, options or input are wrong and nothing was
     started, 3 some chains failed and are recorded as such, 130 interrupted. After 1 and 130 use `pipeline resume`.
     """
-    with problem_files(inputs) as (first, *more):
-        chosen = RunOptions(graph=graph, input=first, more_inputs=tuple(more), **with_preset(options))
-        solve_and_exit(with_cluster(chosen, cluster, replicas), as_json, metrics)
+    first, *more = problems_of(*inputs)
+    folder = None if output is None else run_folder(output, new=not options["resume"])
+    chosen = RunOptions(
+        graph=graph, input=first, more_inputs=tuple(more), input_urls=input_urls(inputs), output=folder, **with_preset(options)
+    )
+    solve_and_exit(with_cluster(chosen, cluster, replicas), as_json, metrics)
 
 
 @click.command()
-@click.argument("run", type=click.Path(path_type=Path), metavar="RUN")
-@click.option("--input", "input_", type=click.Path(path_type=Path), metavar="FILE", help="Where the input file is now, if it has moved.")
+@click.argument("run", type=click.Path(), metavar="RUN")
+@click.option("--input", "input_", type=click.Path(), metavar="FILE", help="Where the input file is now, if it has moved.")
 @click.option("--retry-failed", is_flag=True, help="Retry failed chains.")
 @cluster_options
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
@@ -194,8 +200,8 @@ def run(
 @notice_options
 @click.option("--debug", is_flag=True, help="Show tracebacks.")
 def resume(
-    run: Path,
-    input_: Path | None,
+    run: str,
+    input_: str | None,
     retry_failed: bool,
     cluster: str | None,
     replicas: int | None,
@@ -208,7 +214,12 @@ def resume(
     Finished chains are kept, the others continue from their last answered call. To change the engines or the batch size, repeat the
     whole command with `pipeline run ... --output RUN --resume --allow-drift engines`.
     """
-    options = resume_options(run, retry_failed=retry_failed, input_file=input_)
+    folder = run_folder(run, new=False)
+    options = resume_options(folder, retry_failed=retry_failed)
+    inputs = options.input_names if input_ is None else (input_,)
+    if input_ is not None or (options.input_urls and not (folder / KEPT).is_dir()):
+        first, *more = problems_of(*inputs)
+        options = structs.replace(options, input=first, more_inputs=tuple(more), input_urls=input_urls(inputs))
     solve_and_exit(with_cluster(options, cluster, replicas), as_json, metrics)
 
 

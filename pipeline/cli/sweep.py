@@ -12,6 +12,7 @@ from pipeline.analysis.compare.tables import as_markdown
 from pipeline.analysis.points import Point
 from pipeline.analysis.sweep_tables import crossings, sweep_tables
 from pipeline.cli import live
+from pipeline.cli.located import ProblemFile
 from pipeline.cli.main import optional_print, print_page
 from pipeline.cli.run import (
     CALIBRATION_HELP,
@@ -26,6 +27,7 @@ from pipeline.cli.run import (
 from pipeline.cli.starting import show_starts
 from pipeline.cli.terminal.console import PlainConsole
 from pipeline.cli.terminal.notices import notice_options, print_error, print_notice
+from pipeline.cli.terminal.places import LocalPath
 from pipeline.cli.terminal.signals import restored_handlers, stop_at_first_signal
 from pipeline.cli.terminal.tables import print_parts
 from pipeline.errors import MissingExtra
@@ -70,7 +72,7 @@ def _vary(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -
 
 @click.command()
 @click.argument("graphs", type=click.Path(path_type=Path), nargs=-1, required=True, metavar="GRAPH...")
-@click.option("--input", "input_", required=True, type=click.Path(path_type=Path), metavar="FILE", help="Problems, as for `run`.")
+@click.option("--input", "input_", required=True, type=ProblemFile(), metavar="FILE", help="Problems, as for `run`.")
 @click.option(
     "--batch-size",
     "batch_sizes",
@@ -119,7 +121,7 @@ def _vary(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -
 @limit_option
 @sample_option
 @click.option("--seed", type=int, default=0, show_default=True, help="Random seed.")
-@click.option("--output", type=click.Path(path_type=Path), metavar="DIR", help="Sweep folder.  [default: sweeps/GRAPH-TIME]")
+@click.option("--output", type=LocalPath(), metavar="DIR", help="Sweep folder.  [default: sweeps/GRAPH-TIME]")
 @click.option(
     "--processes",
     type=click.IntRange(1, 1024),

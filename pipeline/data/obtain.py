@@ -1,9 +1,9 @@
-"""Problems that are no files yet: stdin and data sets of the hub enter, paths of files leave."""
+"""Problems that are no files yet: stdin, data sets of the hub and URLs enter, paths of files leave."""
 
 import re
 import shutil
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
@@ -17,27 +17,32 @@ HUB = re.compile(r"hf://(?P<name>[\w.-]+/[\w.-]+|[\w.-]+)(?::(?P<config>[\w.-]+)
 """`hf://OWNER/NAME`, with `:CONFIG` and `/SPLIT` where the data set has several."""
 SNIFFED = 1 << 16
 """Bytes of stdin that are looked at to tell its format."""
+Fetch = Callable[[str, Path], Path]
+"""Gives the path of what a URL names, which is in an empty folder where it had to be downloaded."""
 
 
 @contextmanager
-def problem_files(inputs: Sequence[str]) -> Iterator[list[Path]]:
+def problem_files(inputs: Sequence[str], fetch: Fetch) -> Iterator[list[Path]]:
     """The paths that these inputs of a command name; what is no file is written to one that is there until the block ends.
 
-    Raises `InputError` for what cannot be read, `MissingExtra` for the hub without the package that reads it.
+    `fetch` downloads URLs. Raises `InputError` for what cannot be read, `MissingExtra` for the hub without the package that reads it, and
+    what `fetch` raises.
     """
     if list(inputs).count(STDIN) > 1:
         raise InputError("stdin", "can be read once; name it once")
     with TemporaryDirectory(prefix="problems-") as folder:
-        yield [_file(each, Path(folder, str(place))) for place, each in enumerate(inputs)]
+        yield [_file(each, Path(folder, str(place)), fetch) for place, each in enumerate(inputs)]
 
 
-def _file(text: str, folder: Path) -> Path:
+def _file(text: str, folder: Path, fetch: Fetch) -> Path:
     """The path of one input; what is no file is written into `folder`, which no other input has."""
     folder.mkdir()
     if text == STDIN:
         return spooled(sys.stdin.buffer, folder)
     if text.startswith("hf://"):
         return downloaded(text, folder)
+    if "://" in text:
+        return fetch(text, folder)
     return Path(text)
 
 

@@ -28,6 +28,8 @@ class RunOptions(Struct, frozen=True, kw_only=True):
     """The file of problems, a folder of such files, or a pattern such as `data/*.jsonl`."""
     more_inputs: tuple[Path, ...] = ()
     """Further ones, whose problems follow."""
+    input_urls: tuple[str, ...] = ()
+    """Where the inputs came from: the URL of each that was downloaded, empty for the others; nothing where none was."""
     engines: Path | None = None
     """An engines file, the name of a bundled one, or `replay:RUN`; None: the engines that the graph names."""
     settings: tuple[str, ...] = ()
@@ -85,6 +87,12 @@ class RunOptions(Struct, frozen=True, kw_only=True):
         return (self.input, *self.more_inputs)
 
     @property
+    def input_names(self) -> tuple[str, ...]:
+        """How the inputs are called in `run.json`: by URLs, or the paths that were given."""
+        urls = self.input_urls or ("",) * len(self.inputs)
+        return tuple(url or str(path) for url, path in zip(urls, self.inputs, strict=True))
+
+    @property
     def part(self) -> Part:
         """Which rows of the input are asked for; raises `UsageError`."""
         if self.sample is not None and self.limit is not None:
@@ -95,7 +103,9 @@ class RunOptions(Struct, frozen=True, kw_only=True):
 
 def recorded_options(options: RunOptions) -> dict[str, Any]:
     """The options as `run.json` holds them: with absolute paths, so that the run can be resumed from any working folder."""
-    files = {"graph": str(options.graph), "input": str(options.input.absolute())}
+    urls = options.input_urls or ("",) * len(options.inputs)
+    first, *more = (url or str(path.absolute()) for url, path in zip(urls, options.inputs, strict=True))
+    files = {"graph": str(options.graph), "input": first}
     if "graph" not in options.in_memory:
         files["graph"] = str(find_file(options.graph, "graph").absolute())
     if (run := replayed(options.engines)) is not None:
@@ -109,7 +119,7 @@ def recorded_options(options: RunOptions) -> dict[str, Any]:
     if (run := earlier_run(options.order)) is not None:
         files["order"] = f"{LONGEST}:{run.absolute()}"
     recorded: dict[str, Any] = {name: storable(path) for name, path in files.items()}
-    recorded["more_inputs"] = tuple(storable(str(path.absolute())) for path in options.more_inputs)
+    recorded["more_inputs"] = tuple(map(storable, more))
     recorded["settings"] = tuple(anywhere(setting, Path(files["graph"])) for setting in options.settings)
     own = dict.fromkeys(("output", "resume", "retry_failed", "allow_drift"))
     return {name: value for name, value in (structs.asdict(options) | recorded).items() if name not in own and value is not None}
@@ -127,7 +137,7 @@ def resume_options(folder: Path, *, retry_failed: bool = False, input_file: Path
         what = f"was started from Python with {' and '.join(options.in_memory)} that stand in no file"
         raise InputError(str(folder), f"{what}; go on with pipeline.solve(..., output={str(folder)!r}, resume=True)")
     if input_file is not None:
-        options = structs.replace(options, input=input_file, more_inputs=())
+        options = structs.replace(options, input=input_file, more_inputs=(), input_urls=())
     return structs.replace(options, output=folder, resume=True, retry_failed=retry_failed)
 
 

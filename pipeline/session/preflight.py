@@ -150,7 +150,7 @@ def new_record(run: Preflight, command: Sequence[str] = ()) -> RunFile:
 def _input(run: Preflight) -> RunInput:
     part, asked = run.options.part, run.options
     return RunInput(
-        file=storable(str(asked.input)),
+        file=storable(asked.input_names[0]),
         columns=asked.columns,
         limit=asked.limit,
         sample=part.sample,

@@ -17,6 +17,7 @@ from pipeline.data.obtain import HUB, problem_files, spooled
 from pipeline.data.part import Part
 from pipeline.data.problems import Problem, open_problems
 from pipeline.errors import BadRow, InputError, PipelineError
+from pipeline.remote.inputs import fetch_problems
 from tests.support.commands import pipeline
 from tests.support.paths import SIM
 
@@ -159,17 +160,17 @@ def test_two_parts_of_a_data_set_of_the_hub_are_two_inputs(monkeypatch: pytest.M
             pq.write_table(self.table, path)
 
     monkeypatch.setitem(sys.modules, "datasets", Library)
-    with problem_files(["hf://a/b:main", "hf://a/b:other/train"]) as paths:
+    with problem_files(["hf://a/b:main", "hf://a/b:other/train"], fetch_problems) as paths:
         assert said(open_files(paths)) == [(1, "a/b main test"), (2, "a/b other train")]
 
 
 def test_stdin_can_be_named_once() -> None:
-    with pytest.raises(InputError, match="can be read once"), problem_files(["-", "x.jsonl", "-"]):
+    with pytest.raises(InputError, match="can be read once"), problem_files(["-", "x.jsonl", "-"], fetch_problems):
         pass
 
 
 def test_what_is_no_address_of_the_hub() -> None:
-    with pytest.raises(PipelineError, match="expected hf://OWNER/NAME"), problem_files(["hf://"]):
+    with pytest.raises(PipelineError, match="expected hf://OWNER/NAME"), problem_files(["hf://"], fetch_problems):
         pass
 
 

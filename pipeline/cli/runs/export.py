@@ -6,8 +6,10 @@ from pathlib import Path
 import click
 import msgspec
 
+from pipeline.cli.located import RunFolder
 from pipeline.cli.main import print_line, print_page
 from pipeline.cli.runs.folder import print_flaws
+from pipeline.cli.terminal.places import LocalPath
 from pipeline.errors import RunFolderError, UsageError, boundary
 from pipeline.export.answers import answer_rows
 from pipeline.export.answers_file import form_of, write_answers, write_batches
@@ -18,11 +20,11 @@ from pipeline.trace.read import check_folder, read_whole
 
 
 @click.command()
-@click.argument("run", type=click.Path(path_type=Path), metavar="RUN")
+@click.argument("run", type=RunFolder(), metavar="RUN")
 @click.option(
     "-o",
     "--output",
-    type=click.Path(path_type=Path, allow_dash=True),
+    type=LocalPath(allow_dash=True),
     required=True,
     metavar="FILE",
     help="Output file: .jsonl, .csv (optionally .gz) or .parquet; - for JSON lines on stdout.",

@@ -8,6 +8,7 @@ import click
 import msgspec
 
 from pipeline.analysis.quality.failures import failures
+from pipeline.cli.located import RunFolder
 from pipeline.cli.main import print_line, print_page
 from pipeline.cli.terminal.notices import print_notice
 from pipeline.trace.checking.fsck import Examination, examine
@@ -24,7 +25,7 @@ def print_flaws(runs: Iterable[Path]) -> None:
 
 
 @click.command()
-@click.argument("run", type=click.Path(path_type=Path), metavar="RUN")
+@click.argument("run", type=RunFolder(), metavar="RUN")
 @click.option("--json", "as_json", is_flag=True, help="Print them as JSON.")
 @click.option("--debug", is_flag=True, help="Show tracebacks.")
 def errors(run: Path, as_json: bool, debug: bool) -> None:
@@ -50,7 +51,7 @@ def _place(stage: str | None) -> str:
 
 
 @click.command()
-@click.argument("run", type=click.Path(path_type=Path), metavar="RUN")
+@click.argument("run", type=RunFolder(), metavar="RUN")
 @click.option("--repair", is_flag=True, help="Repair what can be repaired; no file is deleted.")
 @click.option("--json", "as_json", is_flag=True, help="Print what was found as JSON.")
 @click.option("--debug", is_flag=True, help="Show tracebacks.")

@@ -15,6 +15,7 @@ from pipeline.analysis.progress import state_of
 from pipeline.cli.main import print_line
 from pipeline.cli.terminal.console import PlainConsole
 from pipeline.cli.terminal.notices import print_notice
+from pipeline.cli.terminal.places import LocalPath
 from pipeline.cli.terminal.tables import print_table
 from pipeline.errors import InputError, RunFolderError, UsageError, boundary
 from pipeline.trace.folder import is_held
@@ -41,7 +42,7 @@ class RunState(Struct, frozen=True, kw_only=True):
 
 
 @click.command()
-@click.argument("folder", type=click.Path(path_type=Path), default=Path("runs"), metavar="[FOLDER]")
+@click.argument("folder", type=LocalPath(), default=Path("runs"), metavar="[FOLDER]")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per run.")
 @click.option("--debug", is_flag=True, help="Show tracebacks.")
 def runs(folder: Path, as_json: bool, debug: bool) -> None:
@@ -61,7 +62,7 @@ def runs(folder: Path, as_json: bool, debug: bool) -> None:
 
 
 @click.command()
-@click.argument("folders", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="RUN...")
+@click.argument("folders", nargs=-1, required=True, type=LocalPath(), metavar="RUN...")
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @click.option("--debug", is_flag=True, help="Show tracebacks.")
 def rm(folders: tuple[Path, ...], yes: bool, debug: bool) -> None:

@@ -4,18 +4,19 @@ from pathlib import Path
 
 import click
 
+from pipeline.cli.located import RunFolder, run_folder
 from pipeline.cli.main import print_line
 from pipeline.cluster.merge import merge as merged
 
 
 @click.command()
-@click.argument("runs", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="RUN...")
-@click.option("--output", required=True, type=click.Path(path_type=Path), metavar="DIR", help="Run folder to write.")
+@click.argument("runs", nargs=-1, required=True, type=RunFolder(), metavar="RUN...")
+@click.option("--output", type=click.Path(), required=True, metavar="DIR", help="Run folder to write, or its s3:// or gs:// URL.")
 @click.option("--debug", is_flag=True, help="Show tracebacks.")
-def merge(runs: tuple[Path, ...], output: Path, debug: bool) -> None:
+def merge(runs: tuple[Path, ...], output: str, debug: bool) -> None:
     """Merge the finished runs of all shards of an input (`pipeline run --shard`) into one run.
 
     The shards must be of the same graph, engines, input and options; their folders stay as they are.
     """
-    run = merged(runs, output)
+    run = merged(runs, run_folder(output, new=True))
     print_line(f"{output}: {len(runs)} shards, {run.input.rows:,} problems, {run.totals.chains:,} chains")

@@ -6,6 +6,7 @@ from pathlib import Path
 import click
 from rich.text import Text
 
+from pipeline.cli.located import RunFolder
 from pipeline.cli.runs.folder import print_flaws
 from pipeline.cli.terminal.console import PlainConsole
 from pipeline.errors import UsageError, did_you_mean
@@ -19,7 +20,7 @@ VERDICTS = {"right": "bold green", "wrong": "bold red", "failed": "bold red"}
 
 
 @click.command()
-@click.argument("run", type=click.Path(path_type=Path), metavar="RUN")
+@click.argument("run", type=RunFolder(), metavar="RUN")
 @click.argument("problem", required=False, metavar="[PROBLEM]")
 @click.option("--sample", type=click.IntRange(min=0), default=0, show_default=True, help="Sample of the problem.")
 @click.option("--candidates", is_flag=True, help="Include rejected candidates.")

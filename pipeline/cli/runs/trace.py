@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from pipeline.cli.located import RunFolder
 from pipeline.cli.main import print_line
 from pipeline.cli.runs.folder import print_flaws
 from pipeline.errors import MissingExtra, UsageError
@@ -22,7 +23,7 @@ def trace() -> None:
 
 
 @trace.command()
-@click.argument("run", type=click.Path(path_type=Path), metavar="RUN")
+@click.argument("run", type=RunFolder(), metavar="RUN")
 @click.option("--format", "form", type=click.Choice(list(FILES)), default="perfetto", show_default=True, help="Output format.")
 @click.option(
     "--output", type=click.Path(path_type=Path), metavar="FILE", help="Output file, compressed if it ends in .gz.  [default: in RUN]"

@@ -15,6 +15,7 @@ from rich.text import Text
 
 from pipeline.analysis.progress import RunProgress, run_progress
 from pipeline.cli.live import duration
+from pipeline.cli.located import RunFolder, refresh
 from pipeline.cli.main import print_line, print_page
 from pipeline.cli.terminal.console import PlainConsole
 from pipeline.cli.terminal.rates import RecentRates
@@ -24,7 +25,7 @@ COUNTS = ("over", "steps", "calls")
 
 
 @click.command()
-@click.argument("run", type=click.Path(path_type=Path), metavar="RUN")
+@click.argument("run", type=RunFolder(), metavar="RUN")
 @click.option(
     "--every", type=click.FloatRange(0.2, 3600), default=2.0, show_default=True, metavar="SECONDS", help="Time between two looks."
 )
@@ -38,6 +39,7 @@ def watch(run: Path, every: float, once: bool, as_json: bool, debug: bool) -> No
     live = Live(console=PlainConsole(), auto_refresh=False) if sys.stdout.isatty() and not (as_json or once) else None
     with live or nullcontext():
         while True:
+            refresh(run)
             found = run_progress(run)
             rates.look(time.monotonic(), {name: float(getattr(found, name)) for name in COUNTS})
             if as_json:

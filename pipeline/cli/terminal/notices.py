@@ -11,6 +11,7 @@ from typing import Any, TextIO
 import click
 from msgspec import Struct
 
+from pipeline.cli.terminal.places import with_urls
 from pipeline.errors import UsageError, reason
 from pipeline.redaction import redact
 from pipeline.text import one_line
@@ -36,7 +37,7 @@ class Notices:
 
     def say(self, text: str, *, error: bool = False, file_only: bool = False) -> None:
         """Print one line; `file_only`: to the file alone."""
-        line = one_line(redact(text))
+        line = one_line(redact(with_urls(text)))
         stamped = f"{datetime.now().astimezone().isoformat(timespec='seconds')} {line}"
         self._keep(stamped)
         if not file_only and (error or not self.options.quiet):

@@ -1,0 +1,71 @@
+"""Problems at a URL: it enters, a file or a folder of files on this machine leaves."""
+
+import re
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+from pipeline.data.many_files import MAGIC
+from pipeline.data.rows import FORMS
+from pipeline.errors import InputError, RunFolderError, StoreError
+from pipeline.remote.object_store import ObjectStore
+from pipeline.remote.transfer import DOWNLOAD_PATIENCE_S, patiently
+from pipeline.remote.url import Url, parse_url
+
+
+def fetch_problems(text: str, folder: Path) -> Path:
+    """The problems at a URL: of a `file://` URL its path, else downloaded into `folder`, which is empty, as a file, or of a folder or a
+    pattern as a folder of files in the order of their names.
+
+    Raises `UsageError` where the URL is wrong, the store does not answer, or there is no such object.
+    """
+    url = parse_url(text)
+    if isinstance(url, Path):
+        return url
+    store = ObjectStore(url)
+    kind = store.kind()
+    if kind == "file":
+        return _downloaded(store, "", folder / url.name)
+    pattern = next((place for place, part in enumerate(url.key.split("/")) if re.search(f"[{re.escape(MAGIC)}]", part)), None)
+    if kind == "folder":
+        return _downloaded_all(store, [name for name in store.list(below=False) if _is_known(name)], folder / (url.name or url.bucket))
+    if pattern is None:
+        raise InputError(text, "there is no such object")
+    parts = url.key.split("/")
+    above = ObjectStore(Url(url.scheme, url.bucket, "/".join(parts[:pattern])))
+    found = [name for name in above.list() if _matches(name, parts[pattern:]) and _is_known(name)]
+    if not found:
+        raise InputError(text, "no object matches this pattern")
+    return _downloaded_all(above, found, folder / "matched")
+
+
+def _matches(name: str, pattern: list[str]) -> bool:
+    """Whether a name fits a pattern, in which `**` stands for any folders."""
+    parts = name.split("/")
+    if "**" in pattern:
+        return fnmatchcase(name, "/".join(pattern).replace("**/", "*"))
+    return len(parts) == len(pattern) and all(map(fnmatchcase, parts, pattern))
+
+
+def _is_known(name: str) -> bool:
+    return Path(name.rpartition("/")[2].lower().removesuffix(".gz")).suffix in FORMS
+
+
+def _downloaded_all(store: ObjectStore, names: list[str], folder: Path) -> Path:
+    if not names:
+        raise InputError(str(store.url), f"has no object that ends in {', '.join(FORMS)}")
+    flat = [name.rpartition("/")[2] for name in sorted(names)]
+    width = len(str(len(names))) if len(set(flat)) < len(flat) or flat != sorted(flat) else 0
+    for number, (name, own) in enumerate(zip(sorted(names), flat, strict=True)):
+        _downloaded(store, name, folder / (f"{number:0{width}}-{own}" if width else own))
+    return folder
+
+
+def _downloaded(store: ObjectStore, name: str, path: Path) -> Path:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        patiently(lambda: store.download(name, path), DOWNLOAD_PATIENCE_S)
+    except StoreError as error:
+        raise InputError(error.where, error.what) from error
+    except OSError as error:
+        raise RunFolderError(f"{path}: cannot be written", str(error)) from error
+    return path

@@ -1,0 +1,82 @@
+"""URLs of files and folders: text enters, a `Url` leaves, or one sentence about what is wrong with it. Nothing is opened.
+
+    s3://BUCKET/PATH      Amazon S3, or any server that speaks its protocol
+    gs://BUCKET/PATH      Google Cloud Storage
+    file:///PATH          a path of this machine
+
+A URL holds no credentials and no options: they come from the environment, so that they are in no log and in no `run.json`.
+"""
+
+import re
+from pathlib import Path
+from urllib.parse import unquote
+
+from msgspec import Struct
+
+from pipeline.errors import UsageError
+from pipeline.redaction import redact
+
+SCHEMES = {"s3": "s3://BUCKET/PATH", "gs": "gs://BUCKET/PATH", "file": "file:///PATH"}
+"""The schemes of files and folders, and the form of their URLs."""
+FROM_ENVIRONMENT = {
+    "s3": "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE",
+    "gs": "GOOGLE_APPLICATION_CREDENTIALS",
+}
+"""The variables that hold credentials."""
+ENDPOINTS = {"s3": "AWS_ENDPOINT_URL and AWS_REGION", "gs": "STORAGE_EMULATOR_HOST"}
+"""The variables that say where a store is."""
+_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.DOTALL)
+_SECRET_OPTION = re.compile(r"[?&](access_?key|secret|session_?token|.*token|.*signature|.*credential)[^=&]*=", re.IGNORECASE)
+_OPTION = re.compile(r"[?&](endpoint_override|region|scheme|anonymous|\w+_timeout|allow_\w+)=", re.IGNORECASE)
+
+
+class Url(Struct, frozen=True):
+    """A place in an object store."""
+
+    scheme: str
+    bucket: str
+    key: str
+    """The path in the bucket, without a slash at its ends; empty for the bucket itself."""
+
+    @property
+    def name(self) -> str:
+        """The last part of the path."""
+        return self.key.rpartition("/")[2]
+
+    def __str__(self) -> str:
+        return f"{self.scheme}://{self.bucket}/{self.key}" if self.key else f"{self.scheme}://{self.bucket}"
+
+
+def is_url(text: str) -> bool:
+    """Whether `text` is a URL, of whatever scheme."""
+    return _URL.match(text) is not None
+
+
+def parse_url(text: str) -> Url | Path:
+    """The place in a store that a URL names, of a `file://` URL the path. Raises `UsageError`."""
+    found, shown = _URL.fullmatch(text), redact(text)
+    if found is None or found[1].lower() not in SCHEMES:
+        scheme = found[1] if found else ""
+        raise UsageError(f"{shown}: unknown scheme {scheme!r}; expected {', '.join(SCHEMES.values())}")
+    scheme, (authority, _, path) = found[1].lower(), found[2].partition("/")
+    if scheme == "file":
+        if authority not in ("", "localhost"):
+            raise UsageError(f"{shown}: is on another machine; expected {SCHEMES['file']}")
+        return Path(f"/{unquote(path)}")
+    if "@" in authority or _SECRET_OPTION.search(text):
+        remedy = f"they come from the environment only: set {FROM_ENVIRONMENT[scheme]}"
+        raise UsageError(f"{without_credentials(text)}: holds credentials, which are refused in a URL; {remedy}")
+    if option := _OPTION.search(text):
+        raise UsageError(f"{shown}: takes no option {option[1]!r}; set {ENDPOINTS[scheme]} in the environment instead")
+    if not re.fullmatch(r"[\w.-]+", authority, re.ASCII):
+        raise UsageError(f"{shown}: {authority!r} is no name of a bucket; expected {SCHEMES[scheme]}")
+    key = path.strip("/")
+    if any(part in ("", ".", "..") for part in key.split("/")) and key:
+        raise UsageError(f"{shown}: has an empty part, `.` or `..` in its path")
+    return Url(scheme, authority, key)
+
+
+def without_credentials(text: str) -> str:
+    """A URL up to its bucket or path, without what may be a secret."""
+    scheme, _, rest = text.partition("://")
+    return f"{scheme}://{rest.partition('?')[0].rpartition('@')[2]}"
