@@ -213,10 +213,7 @@ class FleetWork:
 
     def take(self, member: Member, report: Report) -> None:
         """See `Handler.take`."""
-        rows: list[CallRow | StepRow | ChainRow] = [*report.calls, *report.steps, *report.chains]
-        for row in rows:
-            if not self._pool.has(member.number, row.chain_id):
-                raise ReplicaLost(f"it reported a row of chain {row.chain_id!r}, which it does not have")
+        self._check(member, report)
         for call in report.calls:
             self._call(member, call)
         for step in report.steps:
@@ -226,8 +223,20 @@ class FleetWork:
             self._chain(member, chain)
         names = self._pool.names(member.number) if report.over else report.released  # at its end it has begun none that it still has
         self._put_back([name for name in names if self._pool.has(member.number, name)])
-        self.mode_changes += report.mode_changes
+        self.mode_changes = tuple(sorted((*self.mode_changes, *report.mode_changes), key=lambda change: change.unix_ns))
         self.progress.live = self._pool.handed
+
+    def _check(self, member: Member, report: Report) -> None:
+        """Raise `ReplicaLost` where a report cannot be true, before anything of it is taken in."""
+        rows: list[CallRow | StepRow | ChainRow] = [*report.calls, *report.steps, *report.chains]
+        for row in rows:
+            if not self._pool.has(member.number, row.chain_id):
+                raise ReplicaLost(f"it reported a row of chain {row.chain_id!r}, which it does not have")
+        if len({row.chain_id for row in report.chains}) < len(report.chains):
+            raise ReplicaLost("it reported that a chain has ended twice")
+        for call in report.calls:
+            if call.engine not in self.progress.output_tokens:
+                raise ReplicaLost(f"it reported a call of engine {call.engine!r}, which the graph does not have")
 
     def lose(self, member: Member) -> None:
         """See `Handler.lose`."""

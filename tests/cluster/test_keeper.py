@@ -1,6 +1,7 @@
 """Runs whose replicas fail: when that is noticed, what is done about it, and that nothing is lost or twice."""
 
 import random
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -198,14 +199,34 @@ def test_engines_that_can_be_opened_nowhere_are_an_error_of_the_user(problems: P
 
 
 def invented(report: Report) -> Report:
-    """A replica that reports a step of a chain which it does not have."""
+    """A step of a chain which the replica does not have."""
     return structs.replace(report, steps=[structs.replace(step, chain_id="p999#0") for step in report.steps])
 
 
-def test_a_replica_that_reports_rows_of_chains_it_does_not_have_is_lost(problems: Path, calm: SessionResult, tmp_path: Path) -> None:
-    result = on_replicas(options_of(tmp_path, "run", problems, replicas=2), at_first(r0=Fate(forge=invented)))
+def repeated(report: Report) -> Report:
+    """The end of every chain twice."""
+    return structs.replace(report, chains=[*report.chains, *report.chains])
+
+
+def foreign(report: Report) -> Report:
+    """Calls of an engine which the graph does not have."""
+    return structs.replace(report, calls=[structs.replace(call, engine="judge") for call in report.calls])
+
+
+@pytest.mark.parametrize(
+    ("forge", "why"),
+    [
+        (invented, "it reported a row of chain 'p999#0', which it does not have"),
+        (repeated, "it reported that a chain has ended twice"),
+        (foreign, "it reported a call of engine 'judge', which the graph does not have"),
+    ],
+)
+def test_a_replica_whose_report_cannot_be_true_is_lost(
+    problems: Path, calm: SessionResult, tmp_path: Path, forge: Callable[[Report], Report], why: str
+) -> None:
+    result = on_replicas(options_of(tmp_path, "run", problems, replicas=2), at_first(r0=Fate(forge=forge)))
     check_whole(result, calm)
-    assert result.run.sessions[-1].replicas[0].losses == ["it reported a row of chain 'p999#0', which it does not have"]
+    assert result.run.sessions[-1].replicas[0].losses == [why]
 
 
 def test_a_replica_that_joins_late_gets_its_share(problems: Path, calm: SessionResult, tmp_path: Path) -> None:
