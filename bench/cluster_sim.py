@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -38,8 +38,8 @@ from pipeline.session.options import RunOptions
 from pipeline.session.ready import Ready
 from pipeline.session.run import run
 from pipeline.trace.checking.fsck import examine
-from pipeline.trace.read import read_table
 from pipeline.trace.events import CallRow, ChainRow
+from pipeline.trace.read import read_table
 
 ROOT = Path(__file__).parent.parent
 MIB = 1 << 20
