@@ -48,7 +48,7 @@ QUESTION_CHARACTERS, QUESTION_SIGMA, QUESTION_CORRELATION = 236, 0.38, 0.4
 rank correlation with the length of the thought."""
 LONG_THOUGHTS = 0.05
 """The longest of those thoughts, which are loops, are not about longer questions: 56 % of this share are about ones above the median."""
-MINUTES = 60.0
+ORDERS = ("input", "longest", "earlier")
 OTHER_SEED = 1000
 """Of the earlier run of the same problems: their thoughts have as many steps there, which are of other lengths."""
 
@@ -61,7 +61,8 @@ class Cell(Struct, frozen=True, kw_only=True):
     replicas: int
     per_replica: int
     """Problems for each replica."""
-    batch_size: int
+    batch_size: int = 4
+    """For each replica: so few that a run of few problems is long against its longest thought."""
     lengths: str = "gsm8k"
     order: str = "input"
     """`input`, `longest`, or `earlier`: longest by a run of the same problems with another seed."""
@@ -77,24 +78,24 @@ class Cell(Struct, frozen=True, kw_only=True):
 
 
 def cells() -> Iterator[Cell]:
-    """All runs, shortest kinds first."""
+    """All runs."""
     for per_replica, counts in ((48, (1, 2, 4, 8, 32, 128)), (24, (1, 128, 512, 1000))):
         for count in counts:
-            for seed in range(8 if count == 1 else 4 if count <= 8 else 1):
-                yield Cell(kind="scale", replicas=count, per_replica=per_replica, batch_size=16, seed=seed)
+            for seed in range(6 if count == 1 else 3 if count <= 8 else 1):
+                yield Cell(kind="scale", replicas=count, per_replica=per_replica, seed=seed)
+    for count, seed in ((1, 0), (1, 1), (1, 2), (16, 0)):
+        yield Cell(kind="scale", replicas=count, per_replica=24, lengths="math", seed=seed)
     for count in (8, 32, 128):
-        yield Cell(kind="strong", replicas=count, per_replica=3072 // count, batch_size=16)
-    for count, seed in ((1, 0), (1, 1), (1, 2), (1, 3), (16, 0)):
-        yield Cell(kind="math", replicas=count, per_replica=48, batch_size=16, lengths="math", seed=seed)
-    for count, per_replica in ((32, 48), (128, 48), (512, 24)):
-        for minutes in (10, 2):
-            yield Cell(kind="fail", replicas=count, per_replica=per_replica, batch_size=16, nodes=Nodes(failure_s=minutes * MINUTES))
-    for (count, seeds), order, slow, moving, seed in product(
-        ((8, 6), (128, 1)), ("input", "longest", "earlier"), (0, 1), (True, False), range(6)
+        yield Cell(kind="strong", replicas=count, per_replica=1536 // count)
+    yield Cell(kind="rate", replicas=1, per_replica=512, batch_size=32)
+    for count, minutes in product((32, 128), (10, 2)):
+        yield Cell(kind="fail", replicas=count, per_replica=48, nodes=Nodes(failure_s=60.0 * minutes))
+    for (count, per_replica, batch_size, seeds), order, slow, moving in product(
+        ((8, 32, 8, 4), (128, 8, 4, 2)), ORDERS, (0, 1), (True, False)
     ):
-        if seed < seeds:
-            nodes = Nodes(slow=slow)
-            yield Cell(kind="tail", replicas=count, per_replica=24, batch_size=16, order=order, moving=moving, nodes=nodes, seed=seed)
+        for seed in range(seeds):
+            common = {"replicas": count, "per_replica": per_replica, "batch_size": batch_size, "nodes": Nodes(slow=slow), "seed": seed}
+            yield Cell(kind="tail", order=order, moving=moving, **common)
 
 
 def write_problems(path: Path, cell: Cell, thoughts: dict[str, int]) -> None:
