@@ -170,7 +170,7 @@ class FleetWork:
         names = list(pool.names(move.replica))
         begun = sorted(names[:live], key=lambda name: sum(map(len, pool.held(name).resumed.steps)))
         movable = [*reversed(names[live:]), *(name for name in begun if move.slow or self._just_answered(name))]
-        for name in [name for name in movable if pool.held(name).moves < MOVES][: move.count]:
+        for name in [name for name in movable if move.slow or pool.held(name).moves < MOVES][: move.count]:
             held = pool.held(name)
             held.moves += 1
             if move.slow:
