@@ -22,7 +22,7 @@ import click
 from recording import RESULTS, ROOT, UNMEASURED, UNRECORDED, Script, changed, declared
 from tables import TABLES, origin
 
-DOCS = ("README.md", "CONTRIBUTING.md", "graphs/README.md", "bench/README.md")
+DOCS = ("README.md", "CONTRIBUTING.md", "graphs/README.md", "bench/README.md", "bench/cluster.md")
 BLOCK = re.compile(r"<!-- figures: (\S+) -->\n.*?<!-- /figures -->", re.DOTALL)
 
 

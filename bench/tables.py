@@ -239,6 +239,132 @@ _CLUSTER: dict[str, Callable[[Results], str]] = {
     "data": _cluster_data,
 }
 
+def cluster_sim(results: Results) -> str:
+    runs = results["results"]
+    kinds = {kind: [run for run in runs if run["kind"] == kind] for kind in ("scale", "rate", "strong", "fail", "tail")}
+    wrong = sum(bool(run["lost"] or run["doubled"] or run["failed"] or run["flaws"]) for run in runs)
+    checked = f"{len(runs)} runs; in {wrong} of them a chain was lost, doubled or failed, or rows did not hang together."
+    parts = (checked, _scaled(kinds["scale"], kinds["rate"]), _strong(kinds["strong"]), _failing(kinds["fail"], kinds["scale"]))
+    return "\n\n".join((*parts, _tails(kinds["tail"])))
+
+
+def _rate(runs: Iterable[Results]) -> float:
+    """Problems a second of runs together."""
+    runs = list(runs)
+    return sum(run["replicas"] * run["per_replica"] for run in runs) / sum(run["makespan_s"] for run in runs)
+
+
+def _full_rate(runs: Iterable[Results]) -> float:
+    """Tokens a second of each replica while chains waited."""
+    runs = list(runs)
+    return sum(run["full_tokens"] for run in runs) / sum((run["makespan_s"] - run["tail_s"]) * run["replicas"] for run in runs)
+
+
+def _grouped(runs: Iterable[Results], *names: str) -> dict[tuple[Any, ...], list[Results]]:
+    found: dict[tuple[Any, ...], list[Results]] = {}
+    for run in runs:
+        found.setdefault(tuple(run[name] for name in names), []).append(run)
+    return found
+
+
+def _driver_s(run: Results) -> tuple[float, float]:
+    """CPU seconds of the driver for chains and for rows; of what the event loop spends between tasks it has its share."""
+    cpu = run["cpu"]
+    tasks = sum(spent for whose, spent in cpu.items() if whose != "loop")
+    share = 1 + cpu.get("loop", 0.0) / tasks
+    return cpu["handing"] * share, cpu["writing"] * share
+
+
+def _scaled(runs: Sequence[Results], wide: Sequence[Results]) -> str:
+    groups, rows = _grouped(runs, "lengths", "per_replica", "replicas"), []
+    for (lengths, per_replica, count), here in groups.items():
+        alone = groups[lengths, per_replica, 1]
+        problems, driver = sum(run["replicas"] * run["per_replica"] for run in here), [_driver_s(run) for run in here]
+        seconds = sum(run["makespan_s"] for run in here)
+        grown = statistics.mean(run["grown_mib"] for run in here) * 1024 / count / here[0]["batch_size"]
+        rows.append(
+            (
+                f"{count:,}",
+                f"{per_replica} {lengths}",
+                f"{_rate(here):.2f}",
+                percent(_rate(here) / count / _rate(alone)),
+                percent(_full_rate(here) / _full_rate(alone)),
+                percent(sum(run["tail_s"] for run in here) / seconds, 0),
+                percent(sum(run["longest_chain_s"] for run in here) / seconds, 0),
+                ", ".join(f"{1e3 * sum(part) / problems:.1f}" for part in zip(*driver, strict=True)),
+                f"{1e3 * sum(run['cpu_s'] for run in here) / problems:.1f}",
+                f"{sum(map(sum, driver)) / seconds:.2f}",
+                f"{max(run['peak_mib'] for run in here):,.0f}",
+                f"{grown:,.0f}",
+            )
+        )
+    columns = (
+        *("replicas", "problems a replica", "problems/s", "of perfect", "of perfect before the tail", "tail", "longest chain"),
+        *("driver's CPU ms a problem: chains, rows", "process", "driver's cores", "peak MiB", "KiB a chain in flight"),
+    )
+    big = max(runs, key=lambda run: run["replicas"] * run["per_replica"])
+    cost, rate = sum(_driver_s(big)) / (big["replicas"] * big["per_replica"]), _rate(wide)
+    return grid(columns, rows) + (
+        f"\n\nAt batch size {wide[0]['batch_size']} one such replica solves {rate:.2f} problems/s, so that at {1e3 * cost:.1f} ms "
+        f"a problem one core of a driver is busy with {1 / cost / rate:,.0f} of them."
+    )
+
+
+def _strong(runs: Sequence[Results]) -> str:
+    first = runs[0]
+    rows = []
+    for run in runs:
+        speedup = first["makespan_s"] / run["makespan_s"]
+        shares = (percent(run[name] / run["makespan_s"], 0) for name in ("tail_s", "longest_chain_s"))
+        perfect = percent(speedup * first["replicas"] / run["replicas"])
+        rows.append((str(run["replicas"]), f"{run['makespan_s']:.0f}", f"{speedup:.2f}", perfect, *shares))
+    columns = ("replicas", "makespan s", f"times {first['replicas']} replicas", "of perfect", "tail", "longest chain")
+    return f"The same {first['replicas'] * first['per_replica']:,} problems:\n\n{grid(columns, rows)}"
+
+
+def _failing(runs: Sequence[Results], calm: Sequence[Results]) -> str:
+    rows = []
+    for run in runs:
+        same = next(each for each in calm if all(each[name] == run[name] for name in ("replicas", "per_replica", "lengths", "seed")))
+        rows.append(
+            (
+                str(run["replicas"]),
+                f"{run['nodes']['failure_s'] / 60:g} min",
+                str(run["deaths"]),
+                percent(same["makespan_s"] / run["makespan_s"]),
+                percent(_full_rate([run]) / _full_rate([same])),
+                percent(run["computed_tokens"] / run["tokens"] - 1, 2),
+                percent(run["computed_calls"] / same["computed_calls"] - 1, 2),
+                f"{run['lost']}, {run['doubled']}",
+                str(run["given_up"]),
+            )
+        )
+    columns = (
+        *("replicas", "a node fails every", "failures", "throughput of that without", "before the tail"),
+        *("tokens computed again", "more calls", "chains lost, doubled", "replicas given up"),
+    )
+    return grid(columns, rows)
+
+
+ORDERS = {"input": "of the input", "longest": "longest text", "earlier": "longest in an earlier run"}
+
+
+def _tails(runs: Sequence[Results]) -> str:
+    groups = _grouped([run | {"slow": run["nodes"]["slow"]} for run in runs], "replicas", "order", "slow", "moving")
+    rows = []
+    for count, order in _grouped(runs, "replicas", "order"):
+        row = [str(count), ORDERS[order]]
+        for slow, moving in ((0, False), (0, True), (1, False), (1, True)):
+            chosen, base = groups[count, order, slow, moving], groups[count, "input", slow, False]
+            ratios = [one["makespan_s"] / other["makespan_s"] for one, other in zip(chosen, base, strict=True)]
+            seconds = sum(run["makespan_s"] for run in chosen)
+            tail = percent(sum(run["tail_s"] for run in chosen) / seconds, 0)
+            row.append(f"{seconds / len(chosen):.0f} s ({min(ratios):.2f} to {max(ratios):.2f}), tail {tail}")
+        rows.append(row)
+    columns = ("replicas", "order", "none moves", "chains move", "one slow node, none moves", "one slow node, chains move")
+    return grid(columns, rows)
+
+
 TABLES: dict[str, Callable[[Results], str]] = {
     table.__name__: table
     for table in (
@@ -255,6 +381,7 @@ TABLES: dict[str, Callable[[Results], str]] = {
         scaling,
         replicas,
         cluster,
+        cluster_sim,
     )
 }
 """By the names of the scripts; those that write a page of their own have none here."""

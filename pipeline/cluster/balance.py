@@ -5,14 +5,15 @@ replica that is much slower than the others, and those of a full replica while a
 """
 
 from collections.abc import Sequence
+from math import ceil
 from statistics import median
 
 from msgspec import Struct
 
 SLOW = 0.5
 """A replica is slow whose chains get fewer tokens a second than this share of the median replica's chains."""
-FULLER = 2
-"""Chains move from a replica with more than so many times as many as another one has room to be even with."""
+FULLER = 1.5
+"""Chains move from a replica with more than so many times as many as another one would have with one more."""
 
 
 class Load(Struct, frozen=True, kw_only=True):
@@ -59,11 +60,11 @@ def _evened(loads: Sequence[Load]) -> list[Move]:
     most = max(loads, key=lambda load: load.chains)
     if most.chains <= FULLER * (fewest.chains + 1):
         return []
-    mean = sum(load.chains for load in loads) / len(loads)
-    lacking = sum(max(0, min(int(mean), load.batch_size) - load.chains) for load in loads)
+    level = ceil(sum(load.chains for load in loads) / len(loads))
+    lacking = sum(max(0, min(level, load.batch_size) - load.chains) for load in loads)
     found = []
     for load in sorted(loads, key=lambda each: -each.chains):
-        if (count := min(load.chains - int(mean) - 1, lacking)) > 0:
+        if load.chains > FULLER * (fewest.chains + 1) and (count := min(load.chains - level, lacking)) > 0:
             found.append(Move(load.number, count, slow=False))
             lacking -= count
     return found

@@ -170,7 +170,7 @@ class FleetWork:
         names = list(pool.names(move.replica))
         begun = sorted(names[:live], key=lambda name: sum(map(len, pool.held(name).resumed.steps)))
         movable = [*reversed(names[live:]), *(name for name in begun if move.slow or self._just_answered(name))]
-        for name in [name for name in movable if pool.held(name).moves < MOVES][: move.count]:
+        for name in [name for name in movable if move.slow or pool.held(name).moves < MOVES][: move.count]:
             held = pool.held(name)
             held.moves += 1
             if move.slow:
@@ -199,13 +199,20 @@ class FleetWork:
 
     def _most(self, member: Member) -> int:
         """How many chains this replica gets: as many as it has room for, but of the last ones an even share while others lack theirs."""
-        pool, wants = self._pool, member.wants
+        pool, wants = self._pool, self._dealt(member)
         if not (wants and pool.exhausted and pool.waiting):
             return wants
         solving = [each for each in self._keeper.members if each.opened]
         share = math.ceil((pool.handed + pool.waiting) / len(solving))
         lacking = any(each.wants and pool.counts[each.number] < share for each in solving if each is not member)
         return min(wants, max(0, share - pool.counts[member.number])) if lacking else wants
+
+    def _dealt(self, member: Member) -> int:
+        """How many chains a replica has room for; its first ones are dealt out 1, 1, 2, 4 and so on at a time, so that of the longest, which
+        may come first, each replica gets some."""
+        if member.sent >= self._batch_size or len(self._keeper.members) == 1:
+            return member.wants
+        return 0 if member.sent > member.received else min(member.wants, max(1, member.sent))
 
     def _others(self, member: Member) -> frozenset[int]:
         """The other replicas that solve."""

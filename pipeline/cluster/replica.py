@@ -186,6 +186,8 @@ class Replica:
             self._clock.set(orders.unix_ns)
         for chain in orders.chains:
             self._feed.add(chain)
+        if orders.chains:
+            self._tell()  # there may be more
         for name in orders.release:
             if self._feed.take_back(name):
                 self._outbox.release(name)
