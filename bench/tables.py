@@ -239,6 +239,7 @@ _CLUSTER: dict[str, Callable[[Results], str]] = {
     "data": _cluster_data,
 }
 
+
 def cluster_sim(results: Results) -> str:
     runs = results["results"]
     kinds = {kind: [run for run in runs if run["kind"] == kind] for kind in ("scale", "rate", "strong", "fail", "tail")}

@@ -208,8 +208,8 @@ class FleetWork:
         return min(wants, max(0, share - pool.counts[member.number])) if lacking else wants
 
     def _dealt(self, member: Member) -> int:
-        """How many chains a replica has room for; its first ones are dealt out 1, 1, 2, 4 and so on at a time, so that of the longest, which
-        may come first, each replica gets some."""
+        """How many chains a replica has room for. Its first ones are dealt out 1, 1, 2, 4 and so on at a time, so that each replica gets
+        some of the longest, which may come first."""
         if member.sent >= self._batch_size or len(self._keeper.members) == 1:
             return member.wants
         return 0 if member.sent > member.received else min(member.wants, max(1, member.sent))
