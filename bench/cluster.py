@@ -259,7 +259,7 @@ def faults(folder: Path, share: float = 1.0) -> dict[str, Any]:
             tolls.append(summed([bench.struck(fault, act) for _ in range(max(1, round(count * share)))]))
         for fault, number in (("the driver is killed, and resumed elsewhere", signal.SIGKILL), ("Ctrl-C, and resumed", signal.SIGINT)):
             tolls.append(summed([bench.driver(fault, number) for _ in range(max(1, round(4 * share)))]))
-    return {"tolls": tolls, "garbage_share": 0.02, "silent_s": 5.0}
+    return {"tolls": tolls, "problems": 60, "garbage_share": 0.02, "silent_s": 5.0}
 
 
 def torch(folder: Path, count: int = 200) -> dict[str, Any]:

@@ -197,7 +197,8 @@ def _cluster_linear(results: Results) -> str:
         speed = f"{statistics.median(rates):.1f} ({min(rates):.1f} to {max(rates):.1f})"
         rows.append((str(count), f"{runs[0]['problems']:,}", speed, f"{share:.3f}", f"{cpu:.2f}", f"{each:.0f}"))
     columns = ("replicas", "problems", "problems/s, median", "of linear", "driver's CPU, ms a problem", "us a call")
-    return grid(columns, rows)
+    about = f"Batch size {results['batch_size']} a replica, {1e3 * results['iteration_s']:.0f} ms an iteration.\n\n"
+    return about + grid(columns, rows)
 
 
 def _cluster_tolls(results: Results) -> str:
@@ -206,7 +207,10 @@ def _cluster_tolls(results: Results) -> str:
         (toll["fault"], *(f"{toll[name]:,}" for name in ("faults", "chains", "lost", "doubled", "torn", "changed", "failed", "wrong_ends")))
         for toll in results["tolls"]
     ]
-    return grid(columns, rows)
+    about = f"{results['problems']} problems a run. "
+    if "garbage_share" in results:
+        about += f"{percent(results['garbage_share'], 0)} of the answers are garbage; a replica counts as hanging after {results['silent_s']:g} s."
+    return f"{about.strip()}\n\n{grid(columns, rows)}"
 
 
 def _cluster_million(results: Results) -> str:
@@ -228,7 +232,8 @@ def _cluster_data(results: Results) -> str:
         walls = (f"{statistics.median(walls):.1f}" for walls in pairs)
         by_round = " ".join(f"{ratio:.2f}" for ratio in ratios)
         rows.append((str(batch), *walls, f"{by_round}, median **{statistics.median(ratios):.2f}**"))
-    return grid(("rows a batch", "`Solver`, s", "batch after batch, s", "times as fast, by round"), rows)
+    about = f"{results['problems']} problems, {results['in_flight']} chains in flight an actor at most.\n\n"
+    return about + grid(("rows a batch", "`Solver`, s", "batch after batch, s", "times as fast, by round"), rows)
 
 
 _CLUSTER: dict[str, Callable[[Results], str]] = {
