@@ -173,8 +173,8 @@ class Meter:
 
     @property
     def accuracy(self) -> float | None:
-        """Right answers over graded chains so far, 0 to 1; None where none is graded, and on virtual time, where answers are made up."""
-        graded, correct = (0, 0) if self.view.virtual_time else self.view.graded()
+        """Right answers over graded chains so far, 0 to 1; None where none is graded, and where answers are made up."""
+        graded, correct = (0, 0) if self.view.simulated else self.view.graded()
         return correct / graded if graded else None
 
     def tokens_per_s(self, role: str, replica: int | None = None) -> float:

@@ -8,6 +8,7 @@ import logging
 import os
 import re
 import socket
+import warnings
 from collections.abc import AsyncIterator, Awaitable, Iterator
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from functools import partial
@@ -35,6 +36,8 @@ from pipeline.session.ready import Ready
 T = TypeVar("T")
 HERE = "ray"
 """The cluster that `RAY_ADDRESS` names, or that runs on this machine; where there is none one is started for the run."""
+TOKENS = "RAY_AUTH_MODE"
+"""The environment variable that Ray's client, unlike its driver, needs to show the token of its user; Ray reads it when it is imported."""
 CONNECT_S = 10.0
 """Most seconds to wait for an address to answer."""
 THREADS = 4
@@ -66,9 +69,11 @@ def connected(cluster: str, replicas: int) -> Iterator[None]:
     quiet: dict[str, Any] = {"log_to_driver": False, "configure_logging": False}
     logging.getLogger("ray").setLevel(logging.CRITICAL)  # what a person should know of it, the run says itself
     try:
-        _init(address, quiet, replicas)
+        with warnings.catch_warnings(action="ignore"):
+            _init(address, quiet, replicas)
     except Exception as error:  # Ray raises errors of many kinds
-        raise UsageError(f"--cluster {cluster}: cannot connect: {reason(error)}") from error
+        hint = "" if address is None or TOKENS in os.environ else f"; if the cluster asks for a token, set {TOKENS}=token"
+        raise UsageError(f"--cluster {cluster}: cannot connect: {reason(error)}{hint}") from error
     try:
         yield
     finally:

@@ -213,6 +213,7 @@ def _view(run: Begun, site: Site, work: Work, clock: Clock, rows: InlineGrader) 
         schedule=checked.options.schedule,
         batch_size=checked.options.batch_size,
         virtual_time=checked.virtual_time,
+        simulated=any(facts.get("answers") == "simulated" for facts in run.record.engine_facts.values()),
         progress=work.progress,
         lanes=work.lanes,
         engines=work.engines,

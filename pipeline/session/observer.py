@@ -49,6 +49,8 @@ class View(Struct, frozen=True, kw_only=True):
     schedule: str
     batch_size: int
     virtual_time: bool
+    simulated: bool = False
+    """Whether engines make their answers up, so that being right means nothing."""
     progress: Progress
     lanes: dict[str, Lane]
     engines: Mapping[str, Engine]
