@@ -48,7 +48,10 @@ QUESTION_CHARACTERS, QUESTION_SIGMA, QUESTION_CORRELATION = 236, 0.38, 0.4
 rank correlation with the length of the thought."""
 LONG_THOUGHTS = 0.05
 """The longest of those thoughts, which are loops, are not about longer questions: 56 % of this share are about ones above the median."""
-ORDERS = ("input", "longest", "earlier")
+FEW = 12
+"""Problems a replica where there are many, for the sake of time."""
+TAILS = ((8, 32, 8, 4, ("input", "longest", "earlier")), (128, 8, 4, 1, ("input", "earlier")))
+"""Replicas, problems for each, batch size, seeds and orders of the runs whose tails are compared."""
 OTHER_SEED = 1000
 """Of the earlier run of the same problems: their thoughts have as many steps there, which are of other lengths."""
 
@@ -79,7 +82,7 @@ class Cell(Struct, frozen=True, kw_only=True):
 
 def cells() -> Iterator[Cell]:
     """All runs."""
-    for per_replica, counts in ((48, (1, 2, 4, 8, 32, 128)), (24, (1, 128, 512, 1000))):
+    for per_replica, counts in ((48, (1, 2, 4, 8, 32, 128)), (FEW, (1, 128, 512, 1000))):
         for count in counts:
             for seed in range(6 if count == 1 else 3 if count <= 8 else 1):
                 yield Cell(kind="scale", replicas=count, per_replica=per_replica, seed=seed)
@@ -88,12 +91,10 @@ def cells() -> Iterator[Cell]:
     for count in (8, 32, 128):
         yield Cell(kind="strong", replicas=count, per_replica=1536 // count)
     yield Cell(kind="rate", replicas=1, per_replica=512, batch_size=32)
-    for count, minutes in product((32, 128), (10, 2)):
-        yield Cell(kind="fail", replicas=count, per_replica=48, nodes=Nodes(failure_s=60.0 * minutes))
-    for (count, per_replica, batch_size, seeds), order, slow, moving in product(
-        ((8, 32, 8, 4), (128, 8, 4, 2)), ORDERS, (0, 1), (True, False)
-    ):
-        for seed in range(seeds):
+    for (count, per_replica), minutes in product(((32, 48), (128, FEW)), (10, 2)):
+        yield Cell(kind="fail", replicas=count, per_replica=per_replica, nodes=Nodes(failure_s=60.0 * minutes))
+    for (count, per_replica, batch_size, seeds, orders), slow, moving in product(TAILS, (0, 1), (True, False)):
+        for order, seed in product(orders, range(seeds)):
             common = {"replicas": count, "per_replica": per_replica, "batch_size": batch_size, "nodes": Nodes(slow=slow), "seed": seed}
             yield Cell(kind="tail", order=order, moving=moving, **common)
 
