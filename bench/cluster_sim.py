@@ -33,6 +33,7 @@ from tables import cluster_sim as table
 from pipeline.cluster.run import solve_on_replicas
 from pipeline.engines.sim.text import sim_answer
 from pipeline.session.execute import SessionResult
+from pipeline.session.loop import rare_collection
 from pipeline.session.observer import Attend, Observer
 from pipeline.session.options import RunOptions
 from pipeline.session.ready import Ready
@@ -156,7 +157,7 @@ def measure(cell: Cell, folder: Path) -> dict[str, Any]:
         write_problems(problems, cell, thoughts)
         order = f"longest:{folder / 'earlier'}" if cell.order == "earlier" else "longest"
     spent, begun, started = Spent(), list[float](), time.process_time()
-    with shares() as cpu:
+    with rare_collection(), shares() as cpu:
         result = solve(cell, problems, folder / "run", order, spent, begun)
     cpu_s = time.process_time() - started
     grown = rss() - begun[0]
