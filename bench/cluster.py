@@ -51,6 +51,8 @@ ENGINE = (
     " device: {{name: nowhere, flops_per_s: .inf, bytes_per_s: .inf, overhead_s: {overhead_s}}},"
     " text: {{steps_mean: 6, step_tokens_mean: 8, answer_tokens: 8}}}}"
 )
+GARBAGE = 0.02
+"""Share of the attempts that get garbage for an answer, in the runs with that fault."""
 ITERATION_S = 0.02
 """Seconds that an iteration of a waiting engine takes, where throughput is measured."""
 SOLVE = "from pipeline.cli.main import main; main()"
@@ -239,12 +241,12 @@ class Faults:
 
 
 def faults(folder: Path, share: float = 1.0) -> dict[str, Any]:
-    """50 faults on engines that answer the same twice."""
+    """Faults of each kind on engines that answer the same twice."""
     problems = folder / "problems.parquet"
     write_problems(problems, 60)
     keeper.SILENT_S = 5.0
     with cluster_of(2) as nodes:
-        bench = Faults(folder, nodes, problems, engines_file(folder, more=" faults: {garbage_share: 0.02},"))
+        bench = Faults(folder, nodes, problems, engines_file(folder))
         kinds: list[tuple[str, int, Callable[[View], object]]] = [
             ("a replica's process is killed", 12, bench.killed),
             ("a replica hangs (SIGSTOP)", 6, bench.hung),
@@ -257,9 +259,12 @@ def faults(folder: Path, share: float = 1.0) -> dict[str, Any]:
         tolls = []
         for fault, count, act in kinds:
             tolls.append(summed([bench.struck(fault, act) for _ in range(max(1, round(count * share)))]))
+        engines_file(folder, more=f" max_retries: 10, faults: {{garbage_share: {GARBAGE}}},")
+        tolls.append(summed([bench.struck("engines answer with garbage", lambda view: None) for _ in range(max(1, round(2 * share)))]))
+        engines_file(folder)
         for fault, number in (("the driver is killed, and resumed elsewhere", signal.SIGKILL), ("Ctrl-C, and resumed", signal.SIGINT)):
             tolls.append(summed([bench.driver(fault, number) for _ in range(max(1, round(4 * share)))]))
-    return {"tolls": tolls, "problems": 60, "garbage_share": 0.02, "silent_s": 5.0}
+    return {"tolls": tolls, "problems": 60, "garbage_share": GARBAGE, "silent_s": 5.0}
 
 
 def torch(folder: Path, count: int = 200) -> dict[str, Any]:

@@ -210,7 +210,8 @@ def _cluster_tolls(results: Results) -> str:
     about = f"{results['problems']} problems a run. "
     if "garbage_share" in results:
         share = percent(results["garbage_share"], 0)
-        about += f"{share} of the answers are garbage; a replica counts as hanging after {results['silent_s']:g} s."
+        about += f"With garbage, {share} of the attempts get it, and calls are tried again. "
+        about += f"A replica counts as hanging after {results['silent_s']:g} s."
     return f"{about.strip()}\n\n{grid(columns, rows)}"
 
 

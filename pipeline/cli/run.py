@@ -1,9 +1,10 @@
 """`pipeline run GRAPH --input FILE` and `pipeline resume RUN`: options enter; a run folder, a live display and a summary leave."""
 
+import os
 import shlex
 import sys
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stdout
 from functools import wraps
 from importlib import import_module
 from pathlib import Path
@@ -225,7 +226,7 @@ def resume(
 
 def solve_and_exit(options: RunOptions, as_json: bool, metrics: Address) -> NoReturn:
     """Solve with a live display, print the summary and how to resume, and exit with the run's exit code."""
-    with restored_handlers(), rare_collection(), _observed(metrics) as observer:
+    with restored_handlers(), rare_collection(), _quiet_stdout(options), _observed(metrics) as observer:
         result = start(options, observer, attend=stop_on_signal, command=sys.argv, carry_out=_carried_out(options))
     assert result.folder is not None, "the run of a command has a folder"
     if result.nothing_to_do:
@@ -239,6 +240,16 @@ def solve_and_exit(options: RunOptions, as_json: bool, metrics: Address) -> NoRe
             print_error(str(result.error))
         print_notice(f"{result.run.status}; to resume: pipeline resume {result.folder}")
     sys.exit(result.exit_code)
+
+
+@contextmanager
+def _quiet_stdout(options: RunOptions) -> Iterator[None]:
+    """Keep stdout for the summary: Ray prints there what its nodes say."""
+    if options.cluster is None:
+        yield
+        return
+    with Path(os.devnull).open("w") as nowhere, redirect_stdout(nowhere):
+        yield
 
 
 def _carried_out(options: RunOptions) -> Solve | None:
