@@ -23,7 +23,7 @@ from pipeline.tasks import background_tasks
 START_S = 60.0
 """A new node loads its weights for so long, assumed."""
 NOTICED_S = 15.0
-"""So long after a node died its replica is known to be lost: five checks of Ray's, 3 s apart, by its default settings."""
+"""So long after a node died its replica is known to be lost, assumed."""
 SLOW = 10.0
 """A slow node has so many times less bandwidth and multiplications a second, and overhead."""
 

@@ -311,10 +311,13 @@ def _scaled(runs: Sequence[Results], wide: Sequence[Results]) -> str:
         *("driver's CPU ms a problem: chains, rows", "process", "driver's cores", "peak MiB", "KiB a chain in flight"),
     )
     big = max(runs, key=lambda run: run["replicas"] * run["per_replica"])
-    cost, rate = sum(_driver_s(big)) / (big["replicas"] * big["per_replica"]), _rate(wide)
+    rate = _rate(wide)
+    costs = [sum(_driver_s(run)) / (run["replicas"] * run["per_replica"]) for run in (big, wide[0])]
+    (ms, most), (wide_ms, wide_most) = ((f"{1e3 * cost:.1f} ms", f"{1 / cost / rate:,.0f}") for cost in costs)
     return grid(columns, rows) + (
-        f"\n\nAt batch size {wide[0]['batch_size']} one such replica solves {rate:.2f} problems/s, so that at {1e3 * cost:.1f} ms "
-        f"a problem one core of a driver is busy with {1 / cost / rate:,.0f} of them."
+        f"\n\nAt batch size {wide[0]['batch_size']} one such replica solves {rate:.2f} problems/s. One core of a driver is busy with "
+        f"{most} such replicas at the {ms} a problem of the largest run above, and with {wide_most} at the {wide_ms} of a run at this batch size, "
+        "whose reports hold more rows each."
     )
 
 
@@ -340,7 +343,6 @@ def _failing(runs: Sequence[Results], calm: Sequence[Results]) -> str:
                 f"{run['nodes']['failure_s'] / 60:g} min",
                 str(run["deaths"]),
                 percent(same["makespan_s"] / run["makespan_s"]),
-                percent(_full_rate([run]) / _full_rate([same])),
                 percent(run["computed_tokens"] / run["tokens"] - 1, 2),
                 percent(run["computed_calls"] / same["computed_calls"] - 1, 2),
                 f"{run['lost']}, {run['doubled']}",
@@ -348,8 +350,8 @@ def _failing(runs: Sequence[Results], calm: Sequence[Results]) -> str:
             )
         )
     columns = (
-        *("replicas", "a node fails every", "failures", "throughput of that without", "before the tail"),
-        *("tokens computed again", "more calls", "chains lost, doubled", "replicas given up"),
+        *("replicas", "a node fails every", "failures", "throughput of that without"),
+        *("tokens computed and not recorded", "more calls", "chains lost, doubled", "replicas given up"),
     )
     return grid(columns, rows)
 
