@@ -316,8 +316,8 @@ def _scaled(runs: Sequence[Results], wide: Sequence[Results]) -> str:
     (ms, most), (wide_ms, wide_most) = ((f"{1e3 * cost:.1f} ms", f"{1 / cost / rate:,.0f}") for cost in costs)
     return grid(columns, rows) + (
         f"\n\nAt batch size {wide[0]['batch_size']} one such replica solves {rate:.2f} problems/s. One core of a driver is busy with "
-        f"{most} such replicas at the {ms} a problem of the largest run above, and with {wide_most} at the {wide_ms} of a run at this batch size, "
-        "whose reports hold more rows each."
+        f"{most} such replicas at the {ms} a problem of the largest run above, and with {wide_most} at the {wide_ms} of a run at "
+        "this batch size, whose reports hold more rows each."
     )
 
 
