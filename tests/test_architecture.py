@@ -23,7 +23,7 @@ LEVELS = [
     ["stages", "engines"],
     ["runtime", "analysis"],
     ["session", "rewards", "calibration", "report", "export", "drawing", "remote"],
-    ["sweep", "doctor", "cluster"],
+    ["sweep", "doctor", "cluster", "training"],
     ["api"],
     ["cli", "ray"],
 ]
@@ -43,7 +43,7 @@ DOORS = {
     "math_verify": ["grading/worker"],
     "latex2sympy2_extended": ["grading/worker"],
     "sympy": ["grading/worker"],
-    "pyarrow": ["trace/", "data/", "remote/", "session/resume", "session/checks/modes", "analysis/", "report/", "export/", "api", "ray"],
+    "pyarrow": ["trace/", "data/", "remote/", "session/resume", "session/checks/modes", "analysis/", "report/", "export/", "training/", "api", "ray"],
     "datasets": ["data/prepare"],
     "prometheus_client": ["cli/metrics"],
     "pynvml": ["machine"],

@@ -20,10 +20,10 @@ class Message(Struct, frozen=True):
 
 
 class Origin(Struct, frozen=True, kw_only=True):
-    """Where an example comes from; the last columns of every form."""
+    """Where an example comes from; the first columns of every form."""
 
-    split: Split
-    """Decided by the problem's text alone: all examples of a problem are in one split, whatever run they come from."""
+    split: str
+    """`train` or `validation`; decided by the problem's text alone: all examples of a problem are in one split, whatever run they come from."""
     problem_id: str
     """The problem, as the input names it."""
     chain_id: str
