@@ -23,7 +23,7 @@ class Origin(Struct, frozen=True, kw_only=True):
     """Where an example comes from; the first columns of every form."""
 
     split: str
-    """`train` or `validation`; decided by the problem's text alone: all examples of a problem are in one split, whatever run they come from."""
+    """`train` or `validation`, by the problem's text alone: all examples of a problem are in one split, whatever run they come from."""
     problem_id: str
     """The problem, as the input names it."""
     chain_id: str

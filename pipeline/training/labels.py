@@ -1,7 +1,7 @@
 """Which options of a verification are right: a retraced chain and its judged candidates enter, indices of right candidates leave.
 
-`answers`: a whole thought is right when the answer that it states is (SCoT 3.4). `rewards`: a candidate is
-right when the run's reward model gives it at least `GOOD`. `verdicts`: in a chain whose answer is right, what the verifier decided is right.
+`answers`: a whole thought is right when the answer that it states is (SCoT 3.4). `rewards`: a candidate is right when the run's reward
+model gives it at least `GOOD`. `verdicts`: in a chain whose answer is right, what the verifier decided is right.
 """
 
 from collections.abc import Collection, Iterable, Mapping

@@ -102,7 +102,7 @@ class Retracer:
         self._openings, self._limits = openings(self.builders), limits | {LEARNER: _NO_LIMIT}
         own = {key: builder.tokenizer for key, builder in self.builders.items() if key == role_of(key)}
         self._translator = TokenTranslator(own, self.plan.prompts.thought)
-        self._block, self._switch = self._bound()
+        self._recorded_modes = None if self.plan.direct is None else Recorded(read_decisions(run, self.record.samples))
 
     def node(self, name: str) -> StageNode:
         """The stage of the plan that has this name."""
@@ -156,15 +156,17 @@ class Retracer:
         return found
 
     async def _retraced(self, begun: Sequence[tuple[Problem, Mapping[str, Any], ResumedChain]]) -> list[RetracedChain]:
-        found = []
+        found, bound = [], self._bound()
         for problem, row, recorded in begun:
-            if (retraced := await self._retrace(problem, row, recorded)) is None:
+            if (retraced := await self._retrace(bound, problem, row, recorded)) is None:
                 self.lost += 1
             else:
                 found.append(retraced)
         return found
 
-    async def _retrace(self, problem: Problem, row: Mapping[str, Any], recorded: ResumedChain) -> RetracedChain | None:
+    async def _retrace(
+        self, bound: tuple[BoundBlock, ModeSwitch | None], problem: Problem, row: Mapping[str, Any], recorded: ResumedChain
+    ) -> RetracedChain | None:
         """The chain of a row of the table `chains`; None where its calls do not lead to its steps."""
         sample, seed, steps = row["sample_index"], self.record.seed, len(recorded.steps)
         order = (problem.row - 1) * self.record.samples + sample
@@ -175,10 +177,11 @@ class Retracer:
         record.chain = chain
         runner = ChainRunner(Pipelined(1), None, clock, record)
         runner.begin(chain)
-        if self._switch is not None:
-            self._switch.enter(order, None)
+        block, switch = bound
+        if switch is not None:
+            switch.enter(order, None)
         try:
-            await runner.block(chain, self._block)
+            await runner.block(chain, block)
         except RunError:
             raise
         except PipelineError:
@@ -199,10 +202,9 @@ class Retracer:
         """The plan with recorded calls in place of its engines, and what repeats the decisions of one with `speculate: auto`."""
         recalls = {role: _Recalls(self.builders[role].tokenizer) for role in self.plan.engines}
         switch = None
-        if (direct := self.plan.direct) is not None:
+        if (direct := self.plan.direct) is not None and self._recorded_modes is not None:
             role = str(direct.response.spec.role)
-            decisions = Recorded(read_decisions(self.run, self.record.samples))
-            switch = ModeSwitch(decisions, recalls[role], role, Clock(0, lambda: 0.0), Pipelined(1))
+            switch = ModeSwitch(self._recorded_modes, recalls[role], role, Clock(0, lambda: 0.0), Pipelined(1))
         return bind(self.plan, self.stages, cast(Mapping[str, Dispatcher], recalls), switch), switch
 
 

@@ -204,4 +204,4 @@ def _batches(rows: Iterable[Origin], schema: pa.Schema, where: str, data: _Data)
         yield pa.RecordBatch.from_pylist(waiting, schema)
         return
     why = ", ".join(f"{count:,} {reason}" for reason, count in data.left_out.items() if count)
-    raise UsageError(f"{where}: gives no rows" + (f": {why}" if why else ""))
+    raise UsageError(f"{where}: gives no rows; left out: {why}" if why else f"{where}: gives no rows, as no draft was rejected")
