@@ -36,6 +36,8 @@ ROWS: dict[tuple[Format, bool], type[Origin]] = {
     ("preference", True): PreferenceTokensRow,
 }
 """The row of each format, as text and as token ids."""
+NOTHING: dict[Format, str] = {"sft": "no chain ended", "selection": "nothing was verified", "preference": "no draft was rejected"}
+"""Why runs that could give rows of a format give none, as a clause."""
 AT_ONCE = 256
 """Rows that are written together."""
 MESSAGES = pa.list_(pa.struct([pa.field("role", pa.string(), False), pa.field("content", pa.string(), False)]))
@@ -94,6 +96,7 @@ class _Data:
         self.count: Counter[str] = Counter()
         self.left_out: Counter[str] = Counter()
         self.problems: set[int] = set()
+        self.nothing = NOTHING[wanted.format]
         learner = None if wanted.model is None else HFTokenizer(resolve("learner", wanted.model))
         self._retracers = [self._checked(run, learner) for run in runs]
 
@@ -204,4 +207,4 @@ def _batches(rows: Iterable[Origin], schema: pa.Schema, where: str, data: _Data)
         yield pa.RecordBatch.from_pylist(waiting, schema)
         return
     why = ", ".join(f"{count:,} {reason}" for reason, count in data.left_out.items() if count)
-    raise UsageError(f"{where}: gives no rows; left out: {why}" if why else f"{where}: gives no rows, as no draft was rejected")
+    raise UsageError(f"{where}: gives no rows; left out: {why}" if why else f"{where}: gives no rows: {data.nothing}")

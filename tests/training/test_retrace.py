@@ -1,0 +1,91 @@
+"""A recorded run taken through its plan again: the same prompts, steps and candidates, from the recorded calls alone."""
+
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from pipeline.errors import InputError
+from pipeline.session.execute import SessionResult
+from pipeline.training import retrace
+from pipeline.training.retrace import Retracer
+from tests.support.killed import cut
+from tests.support.paths import ROOT
+from tests.support.runs import calls_of, rows, solve, solve_with, write_problems
+
+GRAPHS = ("speccot", "specreason", "scot", "likelihood", "best-of-n", "target", "guided-draft")
+
+
+def check_as_recorded(result: SessionResult, chains: int) -> None:
+    retracer = Retracer(result.folder)
+    found = {each.chain.chain_id: each for each in retracer.chains()}
+    assert (len(found), retracer.lost, retracer.unfinished) == (chains, 0, 0)
+    recorded: dict[str, list[tuple[str, str, list[str]]]] = {name: [] for name in found}
+    for row in rows(result, "steps"):
+        recorded[row["chain_id"]].append((row["decision"], row["step_text"], row["candidate_texts"]))
+    for name, chain in found.items():
+        steps = [each.step for each in chain.steps]
+        assert [(step.decision, step.span.text, [each.text for each in step.candidates]) for step in steps] == recorded[name]
+    graded = {row["chain_id"]: (row["correct"], row["answer"], row["stop_reason"]) for row in rows(result, "chains")}
+    assert {name: (each.correct, each.chain.boxed_answer(), each.stop_reason) for name, each in found.items()} == graded
+
+
+@pytest.mark.parametrize("graph", GRAPHS)
+def test_every_step_comes_out_as_it_was_recorded(graph: str, tmp_path: Path) -> None:
+    check_as_recorded(solve(tmp_path, graph=graph, input=write_problems(tmp_path, 3), samples=2), 6)
+
+
+def test_three_models_in_turn(tmp_path: Path) -> None:
+    engines = ROOT / "graphs/engines/sim-4xh100-cascade.yaml"
+    check_as_recorded(solve_with(engines, tmp_path / "run", graph=ROOT / "graphs/cascade.yaml", limit=4), 4)
+
+
+def test_prompts_are_those_that_were_recorded(tmp_path: Path) -> None:
+    result = solve(tmp_path, input=write_problems(tmp_path, 3))
+    digests = {row["request_id"]: row["prompt_digest"] for row in calls_of(result.folder)}
+    asked = [asked.request for chain in Retracer(result.folder).chains() for step in chain.steps for asked in step.asked]
+    assert asked
+    assert all(request.digest() == digests[request.request_id] for request in asked)
+
+
+def test_windows_of_chains_make_no_difference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = solve(tmp_path, graph="target", input=write_problems(tmp_path, 4), samples=2).folder
+    whole = [chain.chain.chain_id for chain in Retracer(folder).chains()]
+    assert whole == [f"p{number}#{sample}" for number in range(4) for sample in range(2)]
+    monkeypatch.setattr(retrace, "WINDOW", 3)
+    assert [chain.chain.chain_id for chain in Retracer(folder).chains()] == whole
+
+
+def test_a_run_that_was_switched_while_it_ran(tmp_path: Path) -> None:
+    problems = write_problems(tmp_path, 16)
+    result = solve(tmp_path, input=problems, settings=("speculate=auto",), batch_size=16)
+    modes = {row["mode"] for row in rows(result, "steps")}
+    assert modes == {"direct", "speculative"}
+    retracer = Retracer(result.folder)
+    assert (len(list(retracer.chains())), retracer.lost) == (16, 0)
+
+
+def test_chains_without_an_end_are_counted(tmp_path: Path) -> None:
+    cut(solve(tmp_path).folder, tmp_path / "killed", 0.5)
+    retracer = Retracer(tmp_path / "killed")
+    ended = len(list(retracer.chains()))
+    assert 0 < ended < 12
+
+
+def test_a_chain_whose_calls_are_gone_is_counted(tmp_path: Path) -> None:
+    folder = solve(tmp_path, input=write_problems(tmp_path, 5)).folder
+    [part] = (folder / "calls").glob("*.parquet")
+    calls = pq.read_table(part)
+    gone = [row["chain_id"] == "p3#0" and row["purpose"] == "judge" for row in calls.to_pylist()]
+    pq.write_table(calls.filter([not each for each in gone]), part)
+    retracer = Retracer(folder)
+    assert "p3#0" not in {chain.chain.chain_id for chain in retracer.chains()}
+    assert retracer.lost == 1
+
+
+def test_a_run_without_its_problems_is_refused(tmp_path: Path) -> None:
+    problems = write_problems(tmp_path)
+    folder = solve(tmp_path, input=problems, keep_input=False).folder
+    problems.write_text('{"problem": "another"}\n')
+    with pytest.raises(InputError, match="is not the input of this run any more"):
+        next(Retracer(folder).chains())

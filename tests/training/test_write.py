@@ -1,0 +1,198 @@
+"""Training data of runs on simulated engines, in each format."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from pipeline.engines.sim.tokenizer import SimTokenizer
+from pipeline.errors import UsageError
+from pipeline.session.execute import SessionResult
+from pipeline.training.examples import Origin
+from pipeline.training.split import HeldOut, split_of
+from pipeline.training.write import Wanted, Written, write_training_data
+from tests.support.runs import calls_of, rows, solve, write_problems
+
+NOTHING_HELD = HeldOut({})
+
+
+@pytest.fixture(scope="module")
+def speccot(tmp_path_factory: pytest.TempPathFactory) -> SessionResult:
+    """A run of six problems, of which some are solved."""
+    folder = tmp_path_factory.mktemp("speccot")
+    result = solve(folder, input=write_problems(folder, 6))
+    assert {row["correct"] for row in rows(result, "chains")} == {True, False}
+    return result
+
+
+def written(folder: Path, *runs: Path, name: str = "data.parquet", **wanted: Any) -> tuple[Written, list[dict[str, Any]]]:
+    path = folder / name
+    found = write_training_data(path, runs, Wanted(**wanted), NOTHING_HELD)
+    return found, pq.read_table(path).to_pylist()
+
+
+def test_thoughts_as_messages(speccot: SessionResult, tmp_path: Path) -> None:
+    result = speccot
+    found, data = written(tmp_path, result.folder, format="sft")
+    thoughts: dict[str, str] = {}
+    for row in rows(result, "steps"):
+        thoughts[row["chain_id"]] = thoughts.get(row["chain_id"], "") + row["step_text"]
+    whole = [row for row in rows(result, "chains") if row["stop_reason"] in ("thought_closed", "answer_boxed")]
+    assert sorted(row["chain_id"] for row in data) == sorted(row["chain_id"] for row in whole)
+    assert sum(found.rows.values()) == len(data)
+    for row in data:
+        [asked], [said] = row["prompt"], row["completion"]
+        assert asked == {"role": "user", "content": asked["content"]}
+        assert asked["content"].startswith("Problem number ")
+        inside = thoughts[row["chain_id"]].removesuffix("</think>")
+        assert said == {"role": "assistant", "content": f"<think>\n{inside}</think>"}
+        assert (row["run_id"], row["graph"], row["model"]) == (result.run.run_id, "speccot", result.run.model("draft"))
+
+
+def test_thoughts_as_token_ids_are_the_contexts_of_serving(speccot: SessionResult, tmp_path: Path) -> None:
+    folder = speccot.folder
+    _, texts = written(tmp_path, folder, format="sft", completion="response")
+    _, ids = written(tmp_path, folder, format="sft", completion="response", tokens=True)
+    tokenizer = SimTokenizer()
+    for text, row in zip(texts, ids, strict=True):
+        begin = row["completion_mask"].index(1)
+        assert row["completion_mask"] == [0] * begin + [1] * (len(row["input_ids"]) - begin)
+        said = tokenizer.decode(row["input_ids"][begin:-1])
+        assert f"<think>\n{said}" == text["completion"][0]["content"]
+        assert row["input_ids"][-1] in tokenizer.eos_ids
+
+
+def test_cut_thoughts_are_left_out(tmp_path: Path) -> None:
+    folder = solve(tmp_path, settings=("token_budget=200",)).folder
+    cut = sum(row["stop_reason"] not in ("thought_closed", "answer_boxed") for row in pq.read_table(folder / "chains").to_pylist())
+    assert 0 < cut < 12
+    found, data = written(tmp_path, folder, format="sft")
+    assert (len(data), found.left_out) == (12 - cut, {"chains whose text was cut": cut})
+
+
+def test_no_rows_at_all_are_an_error(tmp_path: Path) -> None:
+    folder = solve(tmp_path, input=write_problems(tmp_path, 2), settings=("token_budget=20",)).folder
+    with pytest.raises(UsageError, match="gives no rows; left out: 2 chains whose text was cut"):
+        written(tmp_path, folder, format="sft")
+    assert not (tmp_path / "data.parquet").exists()
+
+
+def test_choices_of_a_run_whose_answers_are_right(speccot: SessionResult, tmp_path: Path) -> None:
+    result = speccot
+    _, data = written(tmp_path, result.folder, format="selection")
+    asked = {tuple(row["option_ids"]) for row in calls_of(result.folder) if row["kind"] == "choose"}
+    correct = {row["chain_id"] for row in rows(result, "chains") if row["correct"]}
+    steps = {(row["chain_id"], row["step_index"]): row for row in rows(result, "steps") if row["verify_kind"] == "choose"}
+    assert {(row["chain_id"], row["step_index"]) for row in data} == {place for place in steps if place[0] in correct}
+    for row in data:
+        step = steps[row["chain_id"], row["step_index"]]
+        assert tuple(row["option_ids"]) in asked
+        assert [row["options"][place] for place in row["right"]] == [step["score_label"]]
+        assert row["none"] == row["options"].index("0")
+
+
+def test_choices_among_thoughts_by_their_answers(tmp_path: Path) -> None:
+    result = solve(tmp_path, graph="scot")
+    _, data = written(tmp_path, result.folder, format="selection")
+    steps = {row["chain_id"]: row for row in rows(result, "steps") if row["verify_kind"] == "choose"}
+    references = {row["chain_id"]: row["reference_answer"] for row in rows(result, "chains")}
+    assert {row["chain_id"] for row in data} == set(steps)
+    for row in data:
+        distinct = list(dict.fromkeys(steps[row["chain_id"]]["candidate_texts"]))
+        right = [place for place, text in enumerate(distinct, 1) if f"\\boxed{{{references[row['chain_id']]}}}" in text]
+        assert row["right"] == (right or [0])
+
+
+def test_scores_are_right_on_one_side_of_the_threshold(tmp_path: Path) -> None:
+    result = solve(tmp_path, graph="specreason", settings=("threshold=5",), input=write_problems(tmp_path, 4))
+    _, data = written(tmp_path, result.folder, format="selection")
+    accepted = {(row["chain_id"], row["step_index"]): row["decision"] == "accepted" for row in rows(result, "steps")}
+    for row in data:
+        right = range(5, 10) if accepted[row["chain_id"], row["step_index"]] else range(5)
+        assert (row["right"], row["none"]) == (list(right), None)
+    assert {len(row["options"]) for row in data} == {10}
+
+
+def test_rejected_drafts_beside_what_was_written(speccot: SessionResult, tmp_path: Path) -> None:
+    result = speccot
+    _, texts = written(tmp_path, result.folder, format="preference")
+    _, ids = written(tmp_path, result.folder, format="preference", tokens=True)
+    fallbacks = {(row["chain_id"], row["step_index"]): row for row in rows(result, "steps") if row["decision"] == "fallback"}
+    assert {(row["chain_id"], row["step_index"]) for row in texts} == set(fallbacks)
+    tokenizer = SimTokenizer()
+    for text, row in zip(texts, ids, strict=True):
+        step = fallbacks[text["chain_id"], text["step_index"]]
+        assert text["chosen"] == step["step_text"]
+        assert text["rejected"] in step["candidate_texts"]
+        assert tokenizer.decode(row["prompt_ids"]) == text["prompt"]
+        assert (tokenizer.decode(row["chosen_ids"]), tokenizer.decode(row["rejected_ids"])) == (text["chosen"], text["rejected"])
+
+
+def test_several_runs_in_one_file_with_the_same_splits(tmp_path: Path) -> None:
+    problems = write_problems(tmp_path, 8)
+    runs = [solve(tmp_path, name, graph="target", input=problems).folder for name in ("one", "two")]
+    found, data = written(tmp_path, *runs, format="sft", validation=0.4)
+    assert {row["run_id"] for row in data} == {"one", "two"}
+    by_problem: dict[str, set[str]] = {}
+    for row in data:
+        by_problem.setdefault(row["problem_id"], set()).add(row["split"])
+        assert row["split"] == split_of(f"Problem number {row['problem_id'][1:]}?", 0.4)
+    assert all(len(splits) == 1 for splits in by_problem.values())
+    assert (found.problems, set(found.rows)) == (len(by_problem), {"train", "validation"})
+
+
+def test_only_right_chains(speccot: SessionResult, tmp_path: Path) -> None:
+    result = speccot
+    wrong = sum(not row["correct"] for row in rows(result, "chains"))
+    found, data = written(tmp_path, result.folder, format="sft", correct=True)
+    assert all(row["correct"] for row in data)
+    assert found.left_out["chains without a right answer"] == wrong
+
+
+def test_json_lines_have_the_columns_of_parquet(speccot: SessionResult, tmp_path: Path) -> None:
+    folder = speccot.folder
+    _, data = written(tmp_path, folder, format="sft")
+    write_training_data(tmp_path / "data.jsonl", [folder], Wanted(format="sft"), NOTHING_HELD)
+    assert [json.loads(line) for line in (tmp_path / "data.jsonl").read_text().splitlines()] == data
+    assert pq.read_schema(tmp_path / "data.parquet").names[: len(Origin.__struct_fields__)] == list(Origin.__struct_fields__)
+
+
+@pytest.mark.parametrize(
+    ("graph", "wanted", "says"),
+    [
+        ("target", {"format": "selection"}, "target, has no `choose` or `score` stage"),
+        ("likelihood", {"format": "selection"}, "likelihood, has no `choose` or `score` stage"),
+        ("draft", {"format": "preference"}, "draft, drafts nothing that could be rejected"),
+        ("best-of-n", {"format": "preference"}, "best-of-n, drafts nothing that could be rejected"),
+        ("speccot", {"format": "selection", "labels": "answers"}, "judges steps, which have no answers of their own"),
+        ("speccot", {"format": "selection", "labels": "rewards"}, "has no rewards; score its candidates with `pipeline grade"),
+        ("speccot", {"format": "sft", "engine": "drat"}, "has no such engine; did you mean `draft`?"),
+    ],
+)
+def test_a_run_that_cannot_give_it_is_refused_in_one_sentence(graph: str, wanted: dict[str, Any], says: str, tmp_path: Path) -> None:
+    folder = solve(tmp_path, graph=graph, input=write_problems(tmp_path, 2)).folder
+    with pytest.raises(UsageError) as refused:
+        written(tmp_path, folder, **wanted)
+    assert says in str(refused.value)
+    assert not (tmp_path / "data.parquet").exists()
+
+
+def test_a_run_of_a_test_set_is_refused_before_anything_is_read(tmp_path: Path) -> None:
+    folder = solve(tmp_path, graph="target").folder
+    held_out = HeldOut({"mine": [tmp_path / "problems.jsonl"]})
+    with pytest.raises(UsageError, match="12 of its 12 problems are in the test set mine, the first is 'p0'"):
+        write_training_data(tmp_path / "data.parquet", [folder], Wanted(format="sft"), held_out)
+
+
+def test_csv_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="has no form for lists"):
+        write_training_data(tmp_path / "data.csv", [tmp_path], Wanted(format="sft"), NOTHING_HELD)
+
+
+def test_a_schema_for_each_message(speccot: SessionResult, tmp_path: Path) -> None:
+    written(tmp_path, speccot.folder, format="sft")
+    kind = pq.read_schema(tmp_path / "data.parquet").field("prompt").type
+    assert kind.value_type == pa.struct([pa.field("role", pa.string(), False), pa.field("content", pa.string(), False)])
