@@ -57,6 +57,40 @@ def test_wrong_outputs_are_one_sentence(source: Path, tmp_path: Path) -> None:
     assert there.read_text() != "mine"
 
 
+def test_training_data_of_a_run(source: Path, tmp_path: Path) -> None:
+    done = pipeline("export", source / "one", source / "two", "--format", "sft", "-o", tmp_path / "sft.jsonl")
+    assert (done.returncode, done.stderr) == (0, "")
+    first, *others = done.stdout.splitlines()
+    lines = [json.loads(line) for line in (tmp_path / "sft.jsonl").read_text().splitlines()]
+    assert first.startswith(f"{tmp_path / 'sft.jsonl'}: {len(lines)} rows (")
+    assert first.endswith(" of 12 problems")
+    assert "left out: 4 chains that failed or were not finished" in others  # the bad row, once in one run and three times in the other
+    assert {line["run_id"] for line in lines} == {"one", "two"}
+
+
+def test_options_of_training_data_that_do_not_go_together(source: Path, tmp_path: Path) -> None:
+    for options, says in (
+        (("--format", "sft", "-o", "-"), "--format: does not go with -o -; name a file"),
+        (("--format", "sft", "--thoughts", "-o", "data.jsonl"), "--format: does not go with --thoughts; drop one of them"),
+        (("--format", "sft", "--labels", "verdicts", "-o", "data.jsonl"), "--labels: is for --format selection, not sft"),
+        (("--engine", "draft", "-o", "data.jsonl"), "--engine: is for training data; add --format sft"),
+        (("--tokens", "-o", "data.jsonl"), "--tokens: is for training data; add --format sft, selection or preference"),
+        (("--test-set", "a.jsonl", "-o", "data.jsonl"), "--test-set: is for training data; add --format sft, selection or preference"),
+        (("--format", "sft", "-o", "data.csv"), "data.csv: has no form for lists; expected a name that ends in"),
+        (
+            ("--format", "sft", "--engine", "draft", "--model", "m", "-o", "a.jsonl"),
+            "--engine and --model: each names the model to be trained",
+        ),
+        (("--format", "selection", "--test-set", source / "problems.jsonl", "-o", "a.jsonl"), "12 of its 12 problems are in the test set"),
+    ):
+        done = pipeline("export", source / "one", *options, cwd=tmp_path)
+        assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
+        assert says in done.stderr
+    assert list(tmp_path.iterdir()) == []
+    done = pipeline("export", source / "one", source / "two", "-o", tmp_path / "answers.csv")
+    assert (done.returncode, done.stderr) == (2, f"error: {source / 'two'}: one run at a time; several are for --format\n")
+
+
 def test_one_chain_step_by_step(source: Path) -> None:
     done = pipeline("show", source / "one", "p3")
     chain = next(row for row in pq.read_table(source / "one/chains").to_pylist() if row["problem_id"] == "p3")

@@ -1,6 +1,6 @@
 """`pipeline export RUN -o FILE`: the answers of a run as JSON lines, CSV or Parquet, a table of its trace, or training data."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -127,13 +127,13 @@ def _given(name: str) -> bool:
     return click.get_current_context().get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
 
 
-def _check_unused(training: dict[str, Any]) -> None:
+def _check_unused(training: Iterable[str]) -> None:
     """Raise `UsageError` for an option of training data where none is asked for."""
     for name in training:
         if _given(name):
-            raise UsageError(
-                f"--{name.replace('_sets', '_set').replace('_', '-')}: is for training data; add --format {FOR_ONE_FORMAT.get(name, 'sft')}"
-            )
+            option = name.removesuffix("s").replace("_", "-") if name == "test_sets" else name
+            forms = FOR_ONE_FORMAT.get(name, f"{', '.join(FORMATS[:-1])} or {FORMATS[-1]}")
+            raise UsageError(f"--{option}: is for training data; add --format {forms}")
 
 
 def _export_training_data(runs: Sequence[Path], output: Path, force: bool, other: str | None, training: dict[str, Any]) -> None:
