@@ -7,13 +7,14 @@ A plain second reading of the two loops, over transformers' own `generate`: the 
 
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import click
 import make_arith
+import make_wordy
 import torch
-from make_arith import Problem
 from transformers import AutoModelForCausalLM
 
 from pipeline.engines.tokenizer import HFTokenizer
@@ -21,8 +22,23 @@ from pipeline.grading.answers import extract_answer
 from pipeline.graph.prompts import DELIMITER
 from pipeline.reasoning.prompts import PromptBuilder
 
-MOST_STEPS, STEP_TOKENS, RESPONSE_TOKENS = 12, 20, 96
 TEMPERATURE, THRESHOLD, SITUATIONS = 0.6, 7, 200
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How long what a pair writes may be, in steps and in tokens."""
+
+    steps: int = 12
+    step: int = 20
+    answer: int = 16
+    response: int = 96
+
+
+TINY = Limits()
+LIMITS = {"tiny": TINY, "wordy": Limits(steps=10, step=72, answer=48, response=320)}
+PAIRS: dict[str, Any] = {"tiny": make_arith, "wordy": make_wordy}
+"""The module with the problems of each pair."""
 
 
 def load(folder: Path | None, device: str = "cpu") -> Any:
@@ -62,10 +78,10 @@ def _cut(row: Sequence[int], stop: Sequence[int]) -> tuple[int, ...]:
 
 
 def sample_steps(
-    model: Any, contexts: Sequence[Sequence[int]], n: int, temperature: float, builder: PromptBuilder
+    model: Any, contexts: Sequence[Sequence[int]], n: int, temperature: float, builder: PromptBuilder, limits: Limits = TINY
 ) -> list[list[tuple[int, ...]]]:
     """`n` next steps of each context."""
-    return sample(model, contexts, n, temperature, STEP_TOKENS, [builder.tokenizer.encode(DELIMITER)[0], builder.think_close_id or 0])
+    return sample(model, contexts, n, temperature, limits.step, [builder.tokenizer.encode(DELIMITER)[0], builder.think_close_id or 0])
 
 
 @torch.no_grad()
@@ -83,33 +99,37 @@ def decide(model: Any, prompts: Sequence[tuple[Sequence[int], Sequence[int]]]) -
     return chosen
 
 
-def alone(model: Any, problems: Sequence[Problem], builder: PromptBuilder, temperature: float = TEMPERATURE) -> float:
+def alone(model: Any, problems: Sequence[Any], builder: PromptBuilder, temperature: float = TEMPERATURE, limits: Limits = TINY) -> float:
     """Share of `problems` that one model solves by itself."""
     eos = list(builder.tokenizer.eos_ids)
-    said = sample(model, [builder.generation(p.text) for p in problems], 1, temperature, RESPONSE_TOKENS, eos)
+    said = sample(model, [builder.generation(p.text) for p in problems], 1, temperature, limits.response, eos)
     return _share(extract_answer(builder.tokenizer.decode(rows[0])) == str(p.answer) for p, rows in zip(problems, said, strict=True))
 
 
-def loop(draft: Any, target: Any, problems: Sequence[Problem], builder: PromptBuilder, candidates: int) -> dict[str, float]:
+def loop(
+    draft: Any, target: Any, problems: Sequence[Any], builder: PromptBuilder, candidates: int, limits: Limits = TINY
+) -> dict[str, float]:
     """SpecCoT with several candidates, SpecReason with one: accuracy, fallback rate, and how good the verdicts are."""
     contexts = [builder.generation(p.text) for p in problems]
     if candidates > 1:
         for context, [guidance] in zip(contexts, sample(target, contexts, 1, TEMPERATURE, 8, [builder.think_close_id or 0]), strict=True):
             context += guidance
     live, steps, rejected = list(range(len(problems))), 0, 0
-    for _ in range(MOST_STEPS):
+    for _ in range(limits.steps):
         if not live:
             break
-        drafted = sample_steps(draft, [contexts[i] for i in live], candidates, TEMPERATURE, builder)
+        drafted = sample_steps(draft, [contexts[i] for i in live], candidates, TEMPERATURE, builder, limits)
         chosen = verdicts(target, [contexts[i] for i in live], drafted, builder, score=candidates == 1)
         fall = [i for i, step in zip(live, chosen, strict=True) if step is None]
-        own = dict(zip(fall, sample_steps(target, [contexts[i] for i in fall], 1, TEMPERATURE, builder), strict=True)) if fall else {}
+        own = (
+            dict(zip(fall, sample_steps(target, [contexts[i] for i in fall], 1, TEMPERATURE, builder, limits), strict=True)) if fall else {}
+        )
         for i, step in zip(live, chosen, strict=True):
             contexts[i] += own[i][0] if step is None else step
         steps, rejected = steps + len(live), rejected + len(fall)
         live = [i for i in live if contexts[i][-1] != builder.think_close_id]
     closed = [c if c[-1] == builder.think_close_id else [*c, *builder.close_thought_ids] for c in contexts]
-    said = sample(target, closed, 1, TEMPERATURE, 16, list(builder.tokenizer.eos_ids))
+    said = sample(target, closed, 1, TEMPERATURE, limits.answer, list(builder.tokenizer.eos_ids))
     right = _share(extract_answer(builder.tokenizer.decode(rows[0])) == str(p.answer) for p, rows in zip(problems, said, strict=True))
     return {"accuracy": right, "fallback": round(rejected / steps, 4)}
 
@@ -126,15 +146,16 @@ def verdicts(
     return [d[best - 1] if best else None for d, best in zip(distinct, decide(target, prompts), strict=True)]
 
 
-def look(role: str, model: Any, draft: Path | None, problems: Sequence[Problem], examples: Any) -> dict[str, float]:
+def look(role: str, model: Any, draft: Path | None, problems: Sequence[Any], examples: Any) -> dict[str, float]:
     """The figures that matter while a model is trained."""
+    limits = examples.limits
     if role != "verify":
-        return {role: alone(model, problems, examples.builder)}
+        return {role: alone(model, problems, examples.builder, limits=limits)}
     drafter = load(draft, str(model.device))
-    speccot, specreason = (loop(drafter, model, problems, examples.builder, n) for n in (5, 1))
+    speccot, specreason = (loop(drafter, model, problems, examples.builder, n, limits) for n in (5, 1))
     return {
         **verification(drafter, model, examples),
-        "target": alone(model, problems, examples.builder),
+        "target": alone(model, problems, examples.builder, limits=limits),
         "speccot": speccot["accuracy"],
         "speccot_fallback": speccot["fallback"],
         "specreason": specreason["accuracy"],
@@ -148,37 +169,47 @@ def verification(draft: Any, target: Any, examples: Any) -> dict[str, float]:
     From every second set the right candidates are taken out, as they are rarely all wrong.
     """
     builder, situations = examples.builder, [examples.situation() for _ in range(SITUATIONS)]
-    drafted = sample_steps(draft, [s.context for s in situations], 5, TEMPERATURE, builder)
+    drafted = sample_steps(draft, [s.context for s in situations], 5, TEMPERATURE, builder, examples.limits)
     figures: dict[str, float] = {}
     for name, shown in (("choose", 5), ("score", 1)):
-        sets = [d[:shown] for d in drafted]
-        sets = [[e for e in d if e != s.gold] or d if i % 2 else d for i, (s, d) in enumerate(zip(situations, sets, strict=True))]
-        chosen = verdicts(target, [s.context for s in situations], sets, builder, score=shown == 1)
-        rows = [(step, d, s.gold) for step, d, s in zip(chosen, sets, situations, strict=True)]
-        figures[f"{name}_right"] = _share(step == gold for step, d, gold in rows if gold in d)
-        figures[f"{name}_none"] = _share(step is None for step, d, gold in rows if gold not in d)
+        rows = []
+        for place, (situation, steps) in enumerate(zip(situations, drafted, strict=True)):
+            wrong = [each for each in steps[:shown] if not examples.is_right(situation, each)]
+            rows.append((situation, (wrong or steps[:shown]) if place % 2 else steps[:shown]))
+        chosen = verdicts(target, [each.context for each, _ in rows], [steps for _, steps in rows], builder, score=shown == 1)
+        found = [
+            (step is not None and examples.is_right(each, step), step is None, any(examples.is_right(each, one) for one in steps))
+            for step, (each, steps) in zip(chosen, rows, strict=True)
+        ]
+        figures[f"{name}_right"] = _share(right for right, _, possible in found if possible)
+        figures[f"{name}_none"] = _share(none for _, none, possible in found if not possible)
     return figures
 
 
 def _share(right: Any) -> float:
     values = list(right)
-    return round(sum(values) / len(values), 4)
+    return round(sum(values) / max(1, len(values)), 4)
 
 
 @click.command()
 @click.argument("draft", type=click.Path(path_type=Path))
 @click.argument("target", type=click.Path(path_type=Path))
-@click.option("--split", type=click.Choice(list(make_arith.SPLIT_SEEDS)), default="validation", show_default=True)
+@click.option("--pair", type=click.Choice(list(PAIRS)), default="tiny", show_default=True)
+@click.option("--split", type=click.Choice(["validation", "test"]), default="validation", show_default=True)
 @click.option("--seed", type=int, default=0, show_default=True)
 @click.option("--device", default="cpu", show_default=True)
-def main(draft: Path, target: Path, split: str, seed: int, device: str) -> None:
+def main(draft: Path, target: Path, pair: str, split: str, seed: int, device: str) -> None:
     """Print the accuracies of a pair of models as one JSON line."""
     torch.manual_seed(seed)
-    builder, problems = PromptBuilder(HFTokenizer(str(target))), make_arith.split(split)
+    builder, problems = PromptBuilder(HFTokenizer(str(target))), PAIRS[pair].split(split)
+    limits = LIMITS[pair]
     models = {"draft": load(draft, device), "target": load(target, device)}
-    figures: dict[str, Any] = {f"{role}_alone": alone(model, problems, builder) for role, model in models.items()}
-    figures |= {f"{role}_greedy": alone(model, problems, builder, 0.0) for role, model in models.items()}
-    figures |= {"specreason": loop(*models.values(), problems, builder, 1), "speccot": loop(*models.values(), problems, builder, 5)}
+    figures: dict[str, Any] = {f"{role}_alone": alone(model, problems, builder, limits=limits) for role, model in models.items()}
+    figures |= {f"{role}_greedy": alone(model, problems, builder, 0.0, limits) for role, model in models.items()}
+    figures |= {
+        "specreason": loop(*models.values(), problems, builder, 1, limits),
+        "speccot": loop(*models.values(), problems, builder, 5, limits),
+    }
     click.echo(json.dumps({"split": split, "problems": len(problems), "temperature": TEMPERATURE, "torch": torch.__version__, **figures}))
 
 

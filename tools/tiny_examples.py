@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 import make_arith
 from make_arith import Problem
+from tiny_eval import TINY
 
 from pipeline.engine import Tokenizer
 from pipeline.graph.prompts import DELIMITER, THINK_CLOSE
@@ -56,7 +57,7 @@ class Examples:
     """Draws training sequences for one tokenizer."""
 
     def __init__(self, tokenizer: Tokenizer, seed: int) -> None:
-        self.builder, self._encode = PromptBuilder(tokenizer), tokenizer.encode
+        self.builder, self._encode, self.limits = PromptBuilder(tokenizer), tokenizer.encode, TINY
         self.rng = random.Random(seed)
         self.problems: Iterator[Problem] = make_arith.training(seed)
         self._end = next(iter(tokenizer.eos_ids))
@@ -142,6 +143,10 @@ class Examples:
             done = i == len(candidate) - 1 and len(candidate) < len(gold)
             example.verdict[start + i] = options[right and not done]
         return right and len(candidate) == len(gold)
+
+    def is_right(self, situation: Situation, candidate: Sequence[int]) -> bool:
+        """Whether a candidate may be accepted."""
+        return tuple(candidate) == situation.gold
 
     def corrupt(self, situation: Situation) -> tuple[int, ...]:
         """A wrong candidate: another number, verb or step in place of the right one."""

@@ -18,14 +18,15 @@ from pathlib import Path
 from typing import Any
 
 import click
-import make_arith
 import tiny_eval
 import tiny_tokenizer
 import torch
-from make_arith import Problem
-from tiny_examples import NONE, Example, Examples, Situation
+from make_wordy import GAINS, LOSSES
+from make_wordy import WORDS as MORE_WORDS
+from tiny_examples import NONE, Example, Examples
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, Qwen3Config
+from wordy_examples import MOST, WordyExamples
 
 from pipeline.engines.tokenizer import HFTokenizer
 
@@ -33,6 +34,10 @@ SHAPES = {
     "draft": {"hidden_size": 64, "num_hidden_layers": 2, "intermediate_size": 128, "num_attention_heads": 2},
     "target": {"hidden_size": 128, "num_hidden_layers": 7, "intermediate_size": 384, "num_attention_heads": 4},
 }
+WORDS = (*MORE_WORDS, *GAINS, *LOSSES)
+"""Words that the tokenizer of the pair `wordy` has also at the beginning of a text."""
+MOST_SHOWN = {"tiny": 5, "wordy": MOST}
+"""Candidates of a choice in training, by pair."""
 RATES = {"draft": (0.02, 0.003), "target": (0.02, 0.003), "verify": (0.006, 0.001)}
 """Learning rates of Muon (matrices) and AdamW (the rest); higher ones damage what the target has learnt."""
 FORESEES, COMPARES, JUDGES = 4, 5, 6
@@ -52,13 +57,15 @@ class Pool:
     FIRST, MORE, EVERY, MOST = 1500, 300, 5000, 12_000
     """Situations at the start; new ones after so many uses; the oldest go beyond so many."""
 
-    def __init__(self, draft: Any, examples: Examples) -> None:
+    def __init__(self, draft: Any, examples: Any, most: int) -> None:
+        """`most`: candidates of a choice."""
+        self.most = most
         self._draft, self._examples, self._uses = draft, examples, 0
-        self._entries: list[tuple[Situation, list[tuple[int, ...]]]] = []
+        self._entries: list[tuple[Any, list[tuple[int, ...]]]] = []
         for _ in range(0, self.FIRST, self.MORE):
             self._grow()
 
-    def draw(self) -> tuple[Situation, list[tuple[int, ...]]]:
+    def draw(self) -> tuple[Any, list[tuple[int, ...]]]:
         self._uses += 1
         if self._uses % self.EVERY == 0:
             self._grow()
@@ -68,8 +75,10 @@ class Pool:
         """Most situations in which every sample is right are left out: they teach little."""
         rng, situations = self._examples.rng, [self._examples.situation() for _ in range(self.MORE)]
         contexts, temperature = [s.context for s in situations], rng.choice([0.6, 0.6, 0.8])
-        both = zip(situations, tiny_eval.sample_steps(self._draft, contexts, 6, temperature, self._examples.builder), strict=True)
-        self._entries += [(s, d) for s, d in both if any(each != s.gold for each in d) or rng.random() < 0.3]
+        examples = self._examples
+        drafted = tiny_eval.sample_steps(self._draft, contexts, self.most + 1, temperature, examples.builder, examples.limits)
+        both = zip(situations, drafted, strict=True)
+        self._entries += [(s, d) for s, d in both if not all(examples.is_right(s, each) for each in d) or rng.random() < 0.3]
         del self._entries[: -self.MOST]
 
 
@@ -173,13 +182,13 @@ class Trainer:
         return self.loss
 
 
-def reasoning_batches(examples: Examples, size: int) -> Iterator[list[Example]]:
+def reasoning_batches(examples: Any, size: int) -> Iterator[list[Example]]:
     """Chains of thought alone."""
     while True:
         yield [examples.reasoning(next(examples.problems)) for _ in range(size)]
 
 
-def verify_batches(examples: Examples, pool: Pool, size: int) -> Iterator[list[Example]]:
+def verify_batches(examples: Any, pool: Pool, size: int) -> Iterator[list[Example]]:
     """An eighth chains of thought, a quarter scores, the rest choices; four batches at a time, by length, to pad less."""
     rng = examples.rng
     while True:
@@ -193,21 +202,21 @@ def verify_batches(examples: Examples, pool: Pool, size: int) -> Iterator[list[E
         yield from batches
 
 
-def _candidates(examples: Examples, pool: Pool) -> tuple[Situation, list[tuple[int, ...]]]:
+def _candidates(examples: Any, pool: Pool) -> tuple[Any, list[tuple[int, ...]]]:
     """Up to five different candidates, in random order, as a draft would have sampled them."""
     rng = examples.rng
     if rng.random() < 0.6:
         situation, drafted = pool.draw()
-        candidates = list(dict.fromkeys(rng.sample(drafted, rng.choice([1, 2, 3, 4, 5, 5]))))
+        candidates = list(dict.fromkeys(rng.sample(drafted, rng.choice([*range(1, pool.most + 1), pool.most]))))
     else:
         situation = examples.situation()
         candidates = [examples.corrupt(situation) for _ in range(rng.choice([1, 1, 2, 3, 4]))]
         candidates += [situation.gold] if rng.random() < 0.5 else []
     if len(candidates) > 1 and rng.random() < 0.25:  # none is right: rare with a good draft, and must be learnt
-        candidates = [each for each in candidates if each != situation.gold] or candidates
+        candidates = [each for each in candidates if not examples.is_right(situation, each)] or candidates
     candidates = list(dict.fromkeys(candidates))
     rng.shuffle(candidates)
-    return situation, candidates[:5]
+    return situation, candidates[: pool.most]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -215,6 +224,7 @@ class Options:
     """What the command line says."""
 
     role: str
+    pair: str
     out: Path
     start: Path | None
     draft: Path | None
@@ -227,6 +237,7 @@ class Options:
 
 @click.command()
 @click.argument("role", type=click.Choice(list(RATES)))
+@click.option("--pair", type=click.Choice(list(MOST_SHOWN)), default="tiny", show_default=True)
 @click.option("--out", type=click.Path(path_type=Path), required=True)
 @click.option("--start", type=click.Path(path_type=Path), help="verify: the target that reasons.")
 @click.option("--draft", type=click.Path(path_type=Path), help="verify: the draft whose samples are judged.")
@@ -243,18 +254,26 @@ def main(**given: Any) -> None:
     torch.set_num_threads(options.threads)
     torch.manual_seed(options.seed)
     options.out.mkdir(parents=True, exist_ok=True)
-    fast = tiny_tokenizer.save(options.out)
-    examples = Examples(HFTokenizer(str(options.out)), options.seed)
+    fast, examples = new_examples(options)
     model = tiny_eval.load(options.start, options.device) if options.start else new_model(options.role, len(fast), fast.eos_token_id)
     batches = reasoning_batches(examples, BATCH[options.role])
     if options.draft:
-        batches = verify_batches(examples, Pool(tiny_eval.load(options.draft, options.device), examples), BATCH[options.role])
+        pool = Pool(tiny_eval.load(options.draft, options.device), examples, MOST_SHOWN[options.pair])
+        batches = verify_batches(examples, pool, BATCH[options.role])
     train(options, Trainer(model, options.role, options.minutes, options.device), batches, examples)
 
 
-def train(options: Options, trainer: Trainer, batches: Iterator[list[Example]], examples: Examples) -> None:
+def new_examples(options: Options) -> tuple[Any, Any]:
+    """The tokenizer of the pair, which is written beside the model, and what draws its training sequences."""
+    if options.pair == "tiny":
+        return tiny_tokenizer.save(options.out), Examples(HFTokenizer(str(options.out)), options.seed)
+    fast = tiny_tokenizer.save(options.out, WORDS, MOST)
+    return fast, WordyExamples(HFTokenizer(str(options.out)), options.seed, "draft" if options.role == "draft" else "target")
+
+
+def train(options: Options, trainer: Trainer, batches: Iterator[list[Example]], examples: Any) -> None:
     """Until the time is up, the best evaluation kept; or, for the draft, until it is good enough."""
-    problems, best, next_look = make_arith.split("validation"), -1.0, LOOK_EVERY[options.role]
+    problems, best, next_look = tiny_eval.PAIRS[options.pair].split("validation"), -1.0, LOOK_EVERY[options.role]
     while trainer.share < 1:
         loss = trainer.step(next(batches))
         if trainer.share < next_look or (options.role == "draft" and loss > DRAFT_LOOKS_BELOW):
@@ -270,7 +289,7 @@ def train(options: Options, trainer: Trainer, batches: Iterator[list[Example]], 
         save(trainer.model, options.out)
 
 
-def look(options: Options, trainer: Trainer, problems: Sequence[Problem], examples: Examples) -> float:
+def look(options: Options, trainer: Trainer, problems: Sequence[Any], examples: Any) -> float:
     """Evaluate, log, and say in one number how good the model is."""
     figures = tiny_eval.look(options.role, trainer.model, options.draft, problems, examples)
     seconds = round(time.monotonic() - trainer.started)

@@ -1,0 +1,222 @@
+"""Word problems of two to four events with three ways of reasoning about them, seeded: the data of the `wordy` pair of bundled models.
+
+One step of a thought deals with one event. The target's way is long: it restates the event, computes, and often has second thoughts
+(`Wait`, `Hmm`, `But maybe`) that check what it has. The draft's way is terse, and sometimes sloppy: it leaves a product out. So a thought
+of the target has about three times the tokens of the draft's, and all that differs is the wording. `python tools/make_wordy.py` writes
+datasets/wordy/{validation,test}.parquet; training problems are drawn on the fly and are disjoint from both by their text.
+"""
+
+import random
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+from make_arith import GAINS, ITEMS, LOSSES, NAMES
+
+MOST = 40
+"""Largest total; the smallest is 0."""
+SPLIT_SEEDS = {"validation": 11, "test": 12}
+SPLIT_SIZE = 500
+SECOND_THOUGHTS = 0.7
+"""Share of the target's steps that have second thoughts."""
+LEADS = ("Next", "Then", "After that")
+WORDS = "First Next Then After that That is had so So Wait Hmm But maybe Actually let me check it was No Right I read wrong right".split()
+"""Words of the steps that `make_arith` does not have."""
+EQUATION = re.compile(r"(\d+) ([+*-]) (\d+) = (\d+)")
+RIGHT = 7
+"""From this score on a step is right, however it is worded."""
+
+
+@dataclass(frozen=True)
+class Event:
+    """What happens to the total: `packs` times `size` items come or go; one pack is told without the word."""
+
+    verb: str
+    sign: str
+    packs: int
+    size: int
+    before: int
+    after: int
+
+    @property
+    def amount(self) -> int:
+        """How many items come or go."""
+        return self.packs * self.size
+
+    @property
+    def told(self) -> str:
+        """The event as the problem tells it."""
+        return f"{self.verb} {self.size}" if self.packs == 1 else f"{self.verb} {self.packs} packs of {self.size}"
+
+    @property
+    def sum(self) -> str:
+        """The equation of the total."""
+        return f"{self.before} {self.sign} {self.amount} = {self.after}."
+
+    @property
+    def product(self) -> str:
+        """The equation of the amount, empty for one pack."""
+        return "" if self.packs == 1 else f"{self.packs} * {self.size} = {self.amount}."
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A question, its events in order, and its answer."""
+
+    text: str
+    name: str
+    item: str
+    events: tuple[Event, ...]
+    answer: int
+
+
+def terse(event: Event) -> str:
+    """The draft's way: the event and its equations."""
+    return f"{event.told}: {event.product} {event.sum}".replace(":  ", ": ")
+
+
+def sloppy(event: Event) -> str:
+    """The draft's other way: without the product."""
+    return f"{event.told}: {event.sum}"
+
+
+def plain(problem: Problem, place: int, lead: str) -> str:
+    """The target's way before it has second thoughts about event number `place`, from 0."""
+    event, name = problem.events[place], problem.name
+    product = f" That is {event.product[:-1]} {problem.item}." if event.product else ""
+    return f"{lead}, {name} {event.told}.{product} {name} had {event.before}, so {event.sum}"
+
+
+def second_thought(problem: Problem, event: Event, rng: random.Random) -> str:
+    """One of three ways to doubt a step that is right, and to be sure of it again; it ends as the step did."""
+    back = "-" if event.sign == "+" else "+"
+    near = max(0, event.after + rng.choice([-2, -1, 1, 2]))
+    return rng.choice(
+        [
+            f" Wait, let me check that: {event.after} {back} {event.amount} = {event.before}. Right, so {event.sum}",
+            f" Hmm, is it {near}? No, {event.sum}",
+            f" But maybe I read it wrong: {problem.name} {event.told}. Actually it was right, so {event.sum}",
+        ]
+    )
+
+
+def wordy(problem: Problem, place: int, rng: random.Random) -> str:
+    """The target's way with event number `place`, from 0."""
+    lead = "First" if place == 0 else rng.choice(LEADS)
+    said = plain(problem, place, lead)
+    return said + second_thought(problem, problem.events[place], rng) if rng.random() < SECOND_THOUGHTS else said
+
+
+def answer(problem: Problem, last: str) -> str:
+    """The answer behind a thought: it says the `last` step again without its second thoughts, then the result in a box."""
+    said = last
+    for doubt in (" Wait,", " Hmm,", " But maybe"):
+        said = said.partition(doubt)[0]
+    return f"{said} So \\boxed{{{problem.answer}}}"
+
+
+def score(event: Event, said: str) -> int:
+    """How much of a step about `event` is right, 0 to 9.
+
+    9: all of it; 7 (`RIGHT`): the product was left out; 5: the total is right, the product is not; 4: all but the total; 3: the total for
+    another amount; 2: the amount, but on another total; 0: nothing.
+    """
+    found = [(int(a), sign, int(b), int(c)) for a, sign, b, c in EQUATION.findall(said)]
+    sums = [equation for equation in found if equation[1] != "*"]
+    if not sums:
+        return 0
+    before, sign, amount, after = sums[-1]  # second thoughts end with what they came to
+    product = next((equation for equation in found if equation[1] == "*"), None)
+    if (before, sign, amount, after) == (event.before, event.sign, event.amount, event.after):
+        if not event.product or product == (event.packs, "*", event.size, event.amount):
+            return 9
+        return RIGHT if product is None else 5
+    if (before, sign, amount) == (event.before, event.sign, event.amount):
+        return 4
+    if (before, sign) == (event.before, event.sign) and after == (before + amount if sign == "+" else before - amount):
+        return 3
+    return 2 if (sign, amount) == (event.sign, event.amount) else 0
+
+
+def problem(rng: random.Random) -> Problem:
+    """One problem of 2 to 4 events, each verb at most once."""
+    name, item, total = rng.choice(NAMES), rng.choice(ITEMS), rng.randint(2, 30)
+    verbs = rng.sample([(verb, "+") for verb in GAINS] + [(verb, "-") for verb in LOSSES], rng.randint(2, 4))
+    told, events = [f"{name} has {total} {item}."], []
+    for verb, sign in verbs:
+        packs = rng.choice([1, 1, 1, 2, 3, 4, 5])
+        size = rng.randint(1, 9) if packs == 1 else rng.randint(2, 5)
+        after = total + packs * size if sign == "+" else total - packs * size
+        if 0 <= after <= MOST:
+            events.append(Event(verb, sign, packs, size, total, after))
+            told.append(f"{name} {events[-1].told}.")
+            total = after
+    if len(events) < 2:
+        return problem(rng)
+    return Problem(" ".join([*told, f"How many {item} has {name} now?"]), name, item, tuple(events), total)
+
+
+def split(name: str) -> list[Problem]:
+    """The problems of `validation` or `test`; no text occurs twice, and none in both."""
+    taken = {each.text for each in split("validation")} if name == "test" else set()
+    rng, problems = random.Random(SPLIT_SEEDS[name]), list[Problem]()
+    while len(problems) < SPLIT_SIZE:
+        new = problem(rng)
+        if new.text not in taken:
+            taken.add(new.text)
+            problems.append(new)
+    return problems
+
+
+def training(seed: int) -> Iterator[Problem]:
+    """Problems without end, none of which is in `validation` or `test`."""
+    held_out = {each.text for name in SPLIT_SEEDS for each in split(name)}
+    rng = random.Random(f"train {seed}")
+    while True:
+        new = problem(rng)
+        if new.text not in held_out:
+            yield new
+
+
+def ways(problem: Problem, place: int, rng: random.Random) -> dict[str, str]:
+    """Event number `place` in every way."""
+    event = problem.events[place]
+    return {"terse": terse(event), "sloppy": sloppy(event), "wordy": wordy(problem, place, rng)}
+
+
+Way = Callable[[Problem, int, random.Random], str]
+
+
+@click.command()
+@click.option("--out", type=click.Path(path_type=Path), default=Path("datasets/wordy"), show_default=True)
+@click.option(
+    "--training", "count", type=int, default=0, show_default=True, help="Write so many training problems as train.parquet instead."
+)
+@click.option("--seed", type=int, default=0, show_default=True, help="Of the training problems.")
+def main(out: Path, count: int, seed: int) -> None:
+    """Write problems as Parquet: problem_id, problem, answer, steps, source."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    out.mkdir(parents=True, exist_ok=True)
+    drawn = training(seed)
+    sets = {"train": [next(drawn) for _ in range(count)]} if count else {name: split(name) for name in SPLIT_SEEDS}
+    for name, problems in sets.items():
+        rows = [
+            {
+                "problem_id": f"wordy-{name}-{i:03}",
+                "problem": each.text,
+                "answer": str(each.answer),
+                "steps": [terse(event) for event in each.events],
+                "source": "tools/make_wordy.py",
+            }
+            for i, each in enumerate(problems)
+        ]
+        pq.write_table(pa.Table.from_pylist(rows), out / f"{name}.parquet", compression="zstd")
+        click.echo(f"{out / name}.parquet: {len(rows)} problems")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,184 @@
+"""Training sequences of the `wordy` pair: token ids, and what each layer is told about them.
+
+As `tiny_examples`, whose `Example` they are: prompts by the package's own `PromptBuilder`, labels that are never part of the input. What
+differs is that a step may be said in several ways, all of them right, and that a step is scored by how much of it is right.
+"""
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import make_wordy
+from make_wordy import Problem
+from tiny_eval import LIMITS
+from tiny_examples import NONE, Example
+
+from pipeline.engine import Tokenizer
+from pipeline.graph.prompts import DELIMITER, THINK_CLOSE
+from pipeline.reasoning.prompts import PromptBuilder
+
+GUIDANCE = 8
+MOST = 10
+"""Candidates that a choice is trained with at most."""
+SHARES = {"target": {"wordy": 1.0}, "draft": {"terse": 0.7, "sloppy": 0.3}}
+"""How often each model reasons in which way."""
+
+
+@dataclass(frozen=True)
+class Situation:
+    """A thought under way: the context's ids, every right continuation, and which event it is about."""
+
+    problem: Problem
+    context: tuple[int, ...]
+    ways: tuple[tuple[int, ...], ...]
+    """The right continuations; one where the step is under way already, or the thought is to be closed."""
+    place: int
+    """Which event comes next, from 0; the number of events where the thought is to be closed."""
+    begun: str
+    """What the step has of its text already."""
+    asked: int
+    """Ids of the prompt, before the thought."""
+
+    @property
+    def gold(self) -> tuple[int, ...]:
+        """The first of the right continuations."""
+        return self.ways[0]
+
+
+class WordyExamples:
+    """Draws training sequences for one tokenizer and one of the two models."""
+
+    def __init__(self, tokenizer: Tokenizer, seed: int, writer: str) -> None:
+        """`writer`: whose way of reasoning is learnt, `target` or `draft`."""
+        self.builder, self._encode, self._decode = PromptBuilder(tokenizer), tokenizer.encode, tokenizer.decode
+        self.rng, self.limits = random.Random(seed), LIMITS["wordy"]
+        self.problems: Iterator[Problem] = make_wordy.training(seed)
+        self._ways = SHARES[writer]
+        self._end = next(iter(tokenizer.eos_ids))
+        self._close = tuple(tokenizer.encode(THINK_CLOSE))
+        self.digits = self.builder.score([], []).option_ids
+        self._intro = self.builder.choose([], [self._encode(DELIMITER)]).ids.index(tokenizer.encode("[1] ")[0])
+        self._numbers = {tokenizer.encode(f" {i}")[0]: i for i in range(100)}
+
+    def reasoning(self, problem: Problem) -> Example:
+        """The whole response in the writer's way, behind some first steps in any way, which are not learnt."""
+        rng, count = self.rng, len(problem.events)
+        given = rng.choice([0, 0, *range(1, count + 1)])
+        said = [self._said(problem, place, self._any()) for place in range(given)]
+        own = [self._said(problem, place, self._own()) for place in range(given, count)]
+        last = (said + own)[-1]
+        prompt = self.builder.generation(problem.text)
+        before = [token for text in said for token in self._encode(text + DELIMITER)]
+        after = [token for text in own for token in self._encode(text + DELIMITER)]
+        after += [*self._close, *self._encode(f"{DELIMITER}{make_wordy.answer(problem, last)}"), self._end]
+        labels = [NONE] * (len(prompt) + len(before) - 1) + after
+        return Example([*prompt, *before, *after], labels, list(labels))
+
+    def situation(self, problem: Problem | None = None) -> Situation:
+        """A random step of a problem behind steps in any way, the first one often under way, as after guidance."""
+        problem, rng = problem or next(self.problems), self.rng
+        place = rng.randrange(len(problem.events) + 1)
+        asked = self.builder.generation(problem.text)
+        before = [token for at in range(place) for token in self._encode(self._said(problem, at, self._any()) + DELIMITER)]
+        context = (*asked, *before)
+        if place == len(problem.events):
+            return Situation(problem, context, (self._close,), place, "", len(asked))
+        ways = make_wordy.ways(problem, place, rng)
+        if place == 0 and rng.random() < 0.6:
+            whole = self._encode(make_wordy.plain(problem, 0, "First") + DELIMITER)
+            begun, rest = whole[:GUIDANCE], whole[GUIDANCE:]
+            return Situation(problem, (*context, *begun), (tuple(rest),), place, self._decode(begun), len(asked))
+        steps = (tuple(self._encode(text + DELIMITER)) for text in ways.values())
+        return Situation(problem, context, tuple(dict.fromkeys(steps)), place, "", len(asked))
+
+    def score_of(self, situation: Situation, candidate: Sequence[int]) -> int:
+        """How much of a candidate is right, 0 to 9."""
+        if situation.place == len(situation.problem.events):
+            return 9 if tuple(candidate) == self._close else 0
+        text = self._decode(candidate)
+        if not text.endswith(DELIMITER):
+            return 0
+        return make_wordy.score(situation.problem.events[situation.place], situation.begun + text)
+
+    def is_right(self, situation: Situation, candidate: Sequence[int]) -> bool:
+        """Whether a candidate may be accepted."""
+        return self.score_of(situation, candidate) >= make_wordy.RIGHT
+
+    def score(self, situation: Situation, candidate: Sequence[int]) -> Example:
+        """A SpecReason verification: the candidate in its place, then how much of it is right."""
+        prompt = self.builder.score(situation.context, candidate)
+        example = self._asked(list(prompt.ids), situation)
+        found = self.digits[self.score_of(situation, candidate)]
+        self._label(example, len(situation.context), situation, candidate, found)
+        example.options = (found,)
+        return example
+
+    def choose(self, situation: Situation, candidates: Sequence[Sequence[int]]) -> Example:
+        """A SpecCoT verification: all candidates, then the number of a right one, or 0."""
+        prompt = self.builder.choose(situation.context, candidates)
+        example, right = self._asked(list(prompt.ids), situation), []
+        at = len(situation.context) + self._intro
+        for number, candidate in zip(prompt.option_ids[1:], candidates, strict=True):
+            at += 1  # its label
+            is_right = self.is_right(situation, candidate)
+            self._label(example, at, situation, candidate, number if is_right else prompt.option_ids[0])
+            right += [number] if is_right else []
+            at += len(candidate) + (tuple(candidate[-1:]) != tuple(self._encode(DELIMITER)))
+        example.options = tuple(right) or (prompt.option_ids[0],)
+        return example
+
+    def corrupt(self, situation: Situation) -> tuple[int, ...]:
+        """A wrong candidate: another number, verb or event in place of the right one."""
+        rng, problem = self.rng, situation.problem
+        step = list(rng.choice(situation.ways))
+        numbers = [i for i, token in enumerate(step) if token in self._numbers]
+        if numbers and rng.random() < 0.75:
+            self._change_number(step, rng.choice([numbers[-1], numbers[-1], *numbers]))
+            return tuple(step)
+        other = rng.choice([each for each in range(len(problem.events) + 1) if each != situation.place])
+        if other == len(problem.events):
+            return self._close
+        return tuple(self._encode(self._said(problem, other, self._any()) + DELIMITER))
+
+    def _own(self) -> str:
+        return self.rng.choices(list(self._ways), list(self._ways.values()))[0]
+
+    def _any(self) -> str:
+        return self.rng.choice(["wordy", "terse", "sloppy"])
+
+    def _said(self, problem: Problem, place: int, way: str) -> str:
+        return make_wordy.ways(problem, place, self.rng)[way]
+
+    def _asked(self, ids: list[int], situation: Situation) -> Example:
+        """An example whose thought so far is labelled as in plain reasoning."""
+        said = list(situation.context[situation.asked :])
+        labels = [NONE] * (situation.asked - 1) + [NONE] * len(said)
+        return Example(ids, labels, list(labels))
+
+    def _label(self, example: Example, start: int, situation: Situation, candidate: Sequence[int], verdict: int) -> None:
+        """Write the labels of a candidate whose first token is at `start`: what a right one says next, whether this one says it, and, from
+        the first difference on, its `verdict`."""
+        gold = max(situation.ways, key=lambda way: _common(way, candidate))
+        same = _common(gold, candidate)
+        for i, token in enumerate(candidate):
+            if i <= same and i < len(gold):
+                if i:  # which way it takes nobody can foresee
+                    example.right_token[start + i - 1] = gold[i]
+                example.match[start + i] = self.digits[9 if token == gold[i] else 0]
+            if i >= min(same, len(candidate) - 1):
+                example.verdict[start + i] = verdict
+
+    def _change_number(self, ids: list[int], at: int) -> None:
+        """Another number at `at`, mostly a near one; sometimes what follows from it is changed along."""
+        offset = self.rng.choice([-1, 1, -2, 2, -2, 2, -3, 3, -4, 4, 5, -5, 10, -10])
+        for place in {
+            at,
+            *(i for i in range(at + 1, len(ids)) if ids[i] == ids[at] or (ids[i] in self._numbers and self.rng.random() < 0.3)),
+        }:
+            value = self._numbers.get(ids[place], 0)
+            ids[place] = self._encode(f" {min(99, max(0, value + offset))}")[0]
+
+
+def _common(one: Sequence[int], other: Sequence[int]) -> int:
+    """How many tokens two sequences have in common from the start."""
+    return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
