@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from pathlib import Path
 
+import psutil
 import pyarrow.parquet as pq
 
-import psutil
 from drills.command import Command, carried_out
 from drills.signals import rows_bytes
 from drills.toll import Ground, Toll, card, toll
