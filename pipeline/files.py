@@ -5,6 +5,7 @@ a regular one: opening a pipe would wait for its other end, for ever where there
 """
 
 import os
+import re
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -23,6 +24,7 @@ _KINDS = {
     stat.S_IFBLK: "a device",
     stat.S_IFCHR: "a device",
 }
+_DRAFT = re.compile(r"\.[0-9a-f]{16}\.tmp")
 
 
 class NotRegular(OSError):
@@ -92,6 +94,11 @@ def new_file(path: Path) -> Iterator[Path]:
         with suppress(OSError):
             draft.unlink(missing_ok=True)
         raise
+
+
+def is_draft(path: Path) -> bool:
+    """Whether `path` has the name of a draft, which only a process that was killed leaves behind."""
+    return _DRAFT.fullmatch(path.name) is not None
 
 
 def publish(draft: Path, path: Path) -> None:

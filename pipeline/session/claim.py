@@ -4,14 +4,15 @@ It is held before anything else about the run is checked, so that two processes 
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from msgspec import Struct
 
 from pipeline.errors import InputError
+from pipeline.files import is_draft
 from pipeline.session.options import RunOptions, check_resume
-from pipeline.trace.folder import hold_default, hold_output
+from pipeline.trace.folder import BEFORE_A_RUN, LOCK, hold, hold_default, hold_output
 from pipeline.trace.run_file import FILE, RunFile
 
 RUNS = Path("runs")
@@ -47,9 +48,28 @@ def claimed(options: RunOptions, name: str, *, on_disk: bool = True) -> Iterator
     if options.resume and (options.output / FILE).is_file() and is_over(old := old_run(options.output), options):
         yield Claim(folder=options.output, old=old, nothing_to_do=True)
         return
+    _remove_drafts(options.output)
     with hold_output(options.output, FILE, resume=options.resume):
         is_there = (options.output / FILE).is_file()
         yield Claim(folder=options.output, old=old_run(options.output) if is_there else None)
+
+
+def _remove_drafts(folder: Path) -> None:
+    """Remove the drafts in `folder` where a process was killed before its run had begun, so that one can begin there.
+
+    Raises `UsageError` where another process is at work in it.
+    """
+
+    def drafts() -> list[Path]:
+        found = list(folder.iterdir()) if (folder / LOCK).is_file() else []
+        left = [path for path in found if is_draft(path)]
+        return left if {path.name for path in found} - {path.name for path in left} <= BEFORE_A_RUN else []
+
+    with suppress(OSError):
+        if drafts():
+            with hold(folder):
+                for draft in drafts():
+                    draft.unlink(missing_ok=True)
 
 
 def old_run(folder: Path) -> RunFile:

@@ -10,10 +10,11 @@ import pytest
 
 import pipeline
 from pipeline.errors import UsageError
+from pipeline.session.claim import claimed
 from pipeline.session.observer import Observer, View
 from pipeline.session.options import RunOptions
 from pipeline.session.run import run
-from pipeline.trace.folder import hold_default, hold_output
+from pipeline.trace.folder import LOCK, hold_default, hold_output
 from tests.support.paths import ROOT, SIM
 from tests.support.runs import chains_of, write_problems
 
@@ -136,3 +137,25 @@ def test_a_file_called_runs_is_in_the_way_of_default_names(tmp_path: Path) -> No
         hold_default(tmp_path / "runs", "x"),
     ):
         pass
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_a_process_that_was_killed_before_its_run_had_begun_leaves_a_place_for_one(resume: bool, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / LOCK).write_text("1\n")
+    (folder / ".0123456789abcdef.tmp").write_text("{")
+    run(RunOptions(graph=TARGET, engines=SIM, input=write_problems(tmp_path, 1), output=folder, resume=resume))
+    assert len(chains_of(folder)) == 1
+    assert not [path for path in folder.iterdir() if path.name.startswith(".")]
+
+
+def test_drafts_beside_other_files_stay(tmp_path: Path) -> None:
+    for name in (LOCK, ".0123456789abcdef.tmp", "mine.txt"):
+        (tmp_path / name).write_text("mine")
+    with (
+        pytest.raises(UsageError, match="already exists"),
+        claimed(RunOptions(graph=TARGET, engines=SIM, input=tmp_path / "problems.jsonl", output=tmp_path), "target"),
+    ):
+        pass
+    assert len(list(tmp_path.iterdir())) == 3

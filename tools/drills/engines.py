@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from pathlib import Path
 
+import psutil
 import pyarrow.parquet as pq
 
 from drills.command import Command, carried_out
@@ -48,7 +49,15 @@ def _kill_one(command: Command, run: Path) -> bool:
     size = rows_bytes(run)
     while not command.over and rows_bytes(run) < size + 20_000:
         command.process.join(0.01)
-    workers = [child for child in command.children() if WORKER in child.cmdline()]
+    workers = [child for child in command.children() if _is_worker(child)]
     for worker in workers[:1]:
         worker.kill()
     return bool(workers)
+
+
+def _is_worker(process: psutil.Process) -> bool:
+    """Whether a process is an engine's; one that has ended is none."""
+    try:
+        return WORKER in process.cmdline()
+    except psutil.NoSuchProcess:
+        return False
