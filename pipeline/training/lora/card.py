@@ -23,7 +23,7 @@ MOST_ROWS = 12
 
 
 def adapter_card(name: str, folder: str, base_model: str, on_hub: bool, config: TrainConfig, record: Record, rows: Sequence[Row]) -> str:
-    """The `README.md` of the adapter `name`, which was trained in `folder` on `base_model`, a name on the hub or not; `rows` are its log."""
+    """The `README.md` of the adapter `name`, trained in `folder` on `base_model`, which is on the hub or not; `rows` are its log."""
     outcome = record.outcome
     assert outcome is not None
     facts = [
@@ -77,15 +77,8 @@ def _data(record: Record) -> str:
     lines = ["| file | rows | train | validation | left out | sha256 |\n|---|---|---|---|---|---|\n"]
     for file in record.files:
         left_out = [f"{count:,} {why}" for count, why in ((file.too_long, "too long"), (file.held_out, "of a test set")) if count]
-        cells = (
-            in_markdown(file.name),
-            file.form,
-            f"{file.train:,}",
-            f"{file.validation:,}",
-            ", ".join(left_out) or "-",
-            f"`{file.sha256}`",
-        )
-        lines.append(f"| {' | '.join(cells)} |\n")
+        counts = f"{file.train:,} | {file.validation:,} | {', '.join(left_out) or '-'}"
+        lines.append(f"| {in_markdown(file.name)} | {file.form} | {counts} | `{file.sha256}` |\n")
     runs = sorted({run for file in record.files for run in file.runs})
     return "".join([*lines, "\n", *(f"- {in_markdown(run)}\n" for run in runs)])
 
@@ -93,9 +86,8 @@ def _data(record: Record) -> str:
 def _results(rows: Sequence[Row]) -> str:
     """The validations, evenly thinned out, and where the loss began and ended."""
     steps = [row for row in rows if isinstance(row, StepRow)]
-    said = (
-        f"Training loss {steps[0].loss:.4g} at step {steps[0].step:,}, {steps[-1].loss:.4g} at step {steps[-1].step:,}.\n" if steps else ""
-    )
+    ends = [f"{row.loss:.4g} at step {row.step:,}" for row in steps[:1] + steps[-1:]]
+    said = f"Training loss {', '.join(ends)}.\n" if ends else ""
     found = validations(rows)
     if not found:
         return f"{said}\nNothing was held back to measure on.\n"

@@ -59,7 +59,7 @@ class Data(Struct, frozen=True, kw_only=True):
             said.append("no example is held back for validation: nothing is measured")
         return said
 
-    def losses(self) -> list[str]:
+    def left_out(self) -> list[str]:
         """What was left out, a clause for each file and reason."""
         said = []
         for file in self.files:

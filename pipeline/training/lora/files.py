@@ -150,7 +150,8 @@ def _flaws_in_selection(row: SelectionRow) -> Iterator[str]:
     if not row.input_ids:
         yield "`input_ids` is empty"
     if count < 2 or len(set(row.option_ids)) < count or count != len(row.options):
-        yield f"has {len(row.options)} `options` and {len(set(row.option_ids))} different `option_ids`; expected as many of each, at least 2"
+        different = f"{len(set(row.option_ids))} different `option_ids`"
+        yield f"has {len(row.options)} `options` and {different}; expected as many of each, at least 2"
     if not row.right:
         yield "`right` is empty; expected the indices of all right options, at least one"
     if wrong := [each for each in row.right if not 0 <= each < count]:

@@ -8,8 +8,8 @@ from numpy.typing import NDArray
 Outcomes: TypeAlias = NDArray[Any]
 """A row for each example."""
 LOSS, MASS, RIGHT, CLASS, CHANCE = range(5)
-"""Columns of the outcomes of a choice: its loss, the probability of all options together, 1 where the likeliest option is right, the class of
-the example, and how probably an option that is drawn at random is right."""
+"""Columns of the outcomes of a choice: its loss, the probability of all options together, 1 where the likeliest option is right, the class
+of the example, and how probably an option that is drawn at random is right."""
 SCORED, CLASS_1, CLASS_2 = 0, 1, 2
 """Classes of examples (SCoT 4.4): those without an option that rejects all, such as scores; those of which some option other than that is
 right; those of which none other is."""

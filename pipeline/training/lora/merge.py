@@ -1,7 +1,7 @@
 """`pipeline train merge`: a LoRA adapter and the model that it was trained on enter, a folder with both in one set of weights leaves.
 
-SCoT 3.3 serves its draft so, without any cost of the adapter. What does not fit together is refused before anything is loaded; the folder is
-written whole or not at all.
+SCoT 3.3 serves its draft so, without any cost of the adapter. What does not fit together is refused before anything is loaded; the folder
+is written whole or not at all.
 """
 
 import hashlib
@@ -46,7 +46,7 @@ class MergeRequest(Struct, frozen=True, kw_only=True):
 
 
 def merge(request: MergeRequest) -> None:
-    """Write the merged model. Raises `UsageError` where adapter and model do not fit, `RunFolderError` where the folder cannot be written."""
+    """Write the merged model. Raises `UsageError` where the two do not fit, `RunFolderError` where the folder cannot be written."""
     adapter = read_adapter(str(request.adapter))
     if adapter.flaw is not None:
         raise UsageError(f"{request.adapter}: cannot be merged: {adapter.flaw}; name the folder of another adapter")
@@ -99,9 +99,8 @@ def _write(request: MergeRequest, model: str, name: str, card: ModelCard, record
     with (request.adapter / WEIGHTS).open("rb") as weights:
         sha256 = hashlib.file_digest(weights, "sha256").hexdigest()
     on_hub = not is_folder(name, model) and model == name
-    said = merged_card(
-        request.output.absolute().name, base_name(name, model), on_hub, str(request.adapter), sha256, record, request.command
-    )
+    base_model, title = base_name(name, model), request.output.absolute().name
+    said = merged_card(title, base_model, on_hub, str(request.adapter), sha256, record, request.command)
     (folder / "README.md").write_text(said, encoding="utf-8")
 
 

@@ -1,6 +1,6 @@
 """The folder of a training: what is in it, whether it may be begun or gone on with, and the adapter that is left in it at the end.
 
-OUTPUT/config.yaml and training.json are written before the first step, log.jsonl and checkpoints/ as it goes, and at the end the adapter with
+config.yaml and training.json are written before the first step, log.jsonl and checkpoints/ as it goes, and at the end the adapter with
 its card and report. A checkpoint is taken for whole when a file in it says so, which is written last.
 """
 
@@ -66,7 +66,7 @@ class Record(Struct, frozen=True, kw_only=True):
 
 @contextmanager
 def held(folder: Path, *, resume: bool) -> Iterator[None]:
-    """Hold `folder` for one training until the end. Raises `UsageError` where it is in use, or holds a training and is not to be resumed."""
+    """Hold `folder` for one training until the end. Raises `UsageError` where it is in use, or holds one that is not to be resumed."""
     if not resume and (folder / configs.FILE).is_file():
         raise UsageError(f"{folder}: already holds a training; add --resume to go on with it, or choose another folder with --output")
     with hold_output(folder, configs.FILE, resume=resume):
@@ -132,8 +132,8 @@ def is_finished(folder: Path) -> bool:
 
 
 def publish_adapter(folder: Path, checkpoint: Path, base_model: str) -> None:
-    """Copy the adapter of a checkpoint to where a training leaves it, as one of `base_model`; its configuration, which comes last, says that
-    it is there."""
+    """Copy the adapter of a checkpoint to where a training leaves it, as one of `base_model`; its configuration, which comes last, says
+    that it is there."""
     said = read_json(checkpoint / CONFIG) | {"base_model_name_or_path": base_model}
     with boundary(RunFolderError, f"{folder}: cannot be written", foreign=OSError):
         with new_file(folder / WEIGHTS) as draft:

@@ -15,8 +15,8 @@ from pipeline.data.rows import Flaw
 from pipeline.graph.loader import load_prompts
 from pipeline.graph.prompts import THINK_CLOSE, THINK_OPEN, ChoosePrompt, filled, pieces
 
-BEGIN, END = "<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>"
-USER, ASSISTANT = "<｜User｜>", "<｜Assistant｜>"
+BEGIN, END = "<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>"  # noqa: RUF001 - as published
+USER, ASSISTANT = "<｜User｜>", "<｜Assistant｜>"  # noqa: RUF001 - as published
 """Control tokens of R1's chat template, as text."""
 WORDING = "scot"
 """The prompts file with the wording of the published choices."""

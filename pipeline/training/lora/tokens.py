@@ -1,7 +1,7 @@
 """Rows of training data as token ids: typed rows and a tokenizer enter, examples leave, or one sentence about a row that does not fit.
 
-Prompts are built by the same `PromptBuilder` as those of serving, so that both agree to the last id. Rows that are token ids already stay as
-they are, and are compared with what the tokenizer of the model makes of them.
+Prompts are built by the same `PromptBuilder` as those of serving, so that both agree to the last id. Rows that are token ids already stay
+as they are, and are compared with what the tokenizer of the model makes of them.
 """
 
 from array import array

@@ -159,7 +159,7 @@ def _train(request: TrainRequest, model: str, data: Data, checkpoint: Path | Non
 
 
 def _check_extra() -> None:
-    """Raise `MissingExtra` where a package of the extra is not installed. A folder `datasets` may pass for one, but has no code of its own."""
+    """Raise `MissingExtra` where a package of the extra is not installed; a folder `datasets`, which has no code, may pass for one."""
     for package in NEEDED:
         found = find_spec(package)
         if found is None or found.origin is None:

@@ -188,11 +188,11 @@ class _Reports(TrainerCallback):
 
 def _row(logs: Mapping[str, float], state: Any) -> StepRow | ValidationRow | None:
     """The row for what transformers logs; None for what it says of a training as a whole."""
-    place = {"step": state.global_step, "epoch": round(state.epoch or 0.0, 6), "time_unix_ns": time.time_ns()}
+    place: dict[str, Any] = {"step": state.global_step, "epoch": round(state.epoch or 0.0, 6), "time_unix_ns": time.time_ns()}
     if "eval_loss" in logs:
         known = set(ValidationRow.__struct_fields__) - place.keys()
         figures = {name.removeprefix("eval_"): value for name, value in logs.items()}
-        return ValidationRow(**place, **{name: value for name, value in figures.items() if name in known})
+        return ValidationRow(**place, **{name: figures[name] for name in figures.keys() & known})
     if "loss" in logs:
         return StepRow(**place, loss=logs["loss"], learning_rate=logs["learning_rate"], grad_norm=logs.get("grad_norm", 0.0))
     return None
@@ -305,19 +305,15 @@ def _figures(measure: Callable[[Any], dict[str, float]]) -> Callable[[Any], dict
 def _dataset(examples: Sequence[TokenExample]) -> Dataset:
     """The examples as TRL takes them: with the columns that their collator reads."""
     if isinstance(examples[0], SelectExample):
-        rows = [
-            {
-                "ids": list(each.ids),
-                "option_ids": list(each.option_ids),
-                "right": list(each.right),
-                "none": -1 if each.none is None else each.none,
-            }
-            for each in examples
-            if isinstance(each, SelectExample)
-        ]
+        rows = [_choice_row(each) for each in examples if isinstance(each, SelectExample)]
     else:
         rows = [{"input_ids": list(each.ids), "labels": list(each.labels)} for each in examples if isinstance(each, DraftExample)]
     return Dataset.from_list(rows)
+
+
+def _choice_row(example: SelectExample) -> dict[str, Any]:
+    none = -1 if example.none is None else example.none
+    return {"ids": list(example.ids), "option_ids": list(example.option_ids), "right": list(example.right), "none": none}
 
 
 def _tokenizer(job: Job) -> Any:
