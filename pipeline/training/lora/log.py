@@ -88,6 +88,8 @@ class Log:
         now = self._now()
         if isinstance(row, ValidationRow):
             self._tell(validation_line(row, steps))
+            if row.step == self._first:  # what came before the first step says nothing about the others
+                self._begun = self._now()
         elif now - self._told >= LINE_EVERY_S or row.step >= steps:
             self._told = now
             done = row.step - self._first

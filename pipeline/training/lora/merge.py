@@ -102,6 +102,8 @@ def _write(request: MergeRequest, model: str, name: str, card: ModelCard, record
     base_model, title = base_name(name, model), request.output.absolute().name
     said = merged_card(title, base_model, on_hub, str(request.adapter), sha256, record, request.command)
     (folder / "README.md").write_text(said, encoding="utf-8")
+    for path in folder.iterdir():
+        path.chmod(0o644)  # safetensors makes files that their owner alone may read
 
 
 def _merged(request: MergeRequest, model: str, card: ModelCard) -> Any:

@@ -5,6 +5,7 @@ model for the logits of that position only, so that a prompt of several whole th
 Everything random is seeded, and a checkpoint holds the state of it: a training that goes on from one computes what it would have computed.
 """
 
+import gc
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -18,6 +19,7 @@ from accelerate.utils import broadcast_object_list
 from msgspec import Struct
 from peft import LoraConfig
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast, PrinterCallback, TrainerCallback
+from transformers.utils import logging
 from trl import SFTConfig, SFTTrainer
 from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
 
@@ -67,29 +69,36 @@ def train(job: Job, open_log: Callable[[], Log] | None) -> Facts:
 
     Raises `UsageError` for a model that cannot be loaded or has no such layers, `RunError` where memory runs out or the loss is lost.
     """
-    config = job.config
-    precision = _precision(config)
+    logging.disable_progress_bar()
+    try:
+        facts = _trained(job, open_log)
+    except torch.OutOfMemoryError as error:
+        raise RunError(NO_MEMORY) from error
+    # What other processes are connected to must be gone before the connection is: freed afterwards it may wait for ever.
+    gc.collect()
+    PartialState().wait_for_everyone()
+    PartialState().destroy_process_group()
+    return facts
+
+
+def _trained(job: Job, open_log: Callable[[], Log] | None) -> Facts:
+    """See `train`; when it returns, the trainer is not referred to any more."""
+    precision = _precision(job.config)
     arguments = _arguments(job, precision)
     checkpoint = _agreed(job.checkpoint)
     arguments.eval_on_start = bool(job.validation) and checkpoint is None
-    try:
-        model = _model(job, precision, arguments)
-        trainer = _trainer(job, model, arguments)
-        trainer.remove_callback(PrinterCallback)
-        trainer.add_callback(_Reports(None if open_log is None else open_log()))
-        if checkpoint is None or not is_last(Path(checkpoint)):
-            trainer.train(resume_from_checkpoint=checkpoint)
-    except torch.OutOfMemoryError as error:
-        raise RunError(NO_MEMORY) from error
-    trained = sum(parameter.numel() for parameter in trainer.model.parameters() if parameter.requires_grad)
-    facts = Facts(
-        trained_parameters=trained,
-        parameters=sum(parameter.numel() for parameter in trainer.model.parameters()) - trained,
+    trainer = _trainer(job, _model(job, precision, arguments), arguments)
+    trainer.remove_callback(PrinterCallback)
+    trainer.add_callback(_Reports(None if open_log is None else open_log()))
+    if checkpoint is None or not is_last(Path(checkpoint)):
+        trainer.train(resume_from_checkpoint=checkpoint)
+    parameters = [(parameter.numel(), parameter.requires_grad) for parameter in trainer.model.parameters()]
+    return Facts(
+        trained_parameters=sum(count for count, is_trained in parameters if is_trained),
+        parameters=sum(count for count, is_trained in parameters if not is_trained),
         device=_device_name(arguments),
         precision=str(precision).removeprefix("torch."),
     )
-    PartialState().destroy_process_group()
-    return facts
 
 
 class DraftTrainer(SFTTrainer):
@@ -333,5 +342,5 @@ def _agreed(checkpoint: Path | None) -> str | None:
 
 def _device_name(arguments: SFTConfig) -> str:
     device = arguments.device
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, {torch.get_num_threads()} threads"
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"a CPU ({torch.get_num_threads()} threads)"
     return name if arguments.world_size == 1 else f"{arguments.world_size} x {name}"
