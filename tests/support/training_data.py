@@ -1,4 +1,4 @@
-"""Small training data about the problems of the bundled data set, in the form of SCoT's published files and as `pipeline export` writes it."""
+"""Small training data about the bundled problems, in the form of SCoT's published files and as `pipeline export` writes it."""
 
 import json
 import random
@@ -93,7 +93,8 @@ def selection_row(**values: Any) -> dict[str, Any]:
 
 def tokens_row(**values: Any) -> dict[str, Any]:
     """A row of `pipeline export --format sft --tokens`, about nothing in particular."""
-    said = {**ORIGIN, "split": "train", "problem_id": "p", "model": "bundled:tiny-draft", "input_ids": [5, 6, 7], "completion_mask": [0, 1, 1]}
+    said = {**ORIGIN, "split": "train", "problem_id": "p", "model": "bundled:tiny-draft"}
+    said |= {"input_ids": [5, 6, 7], "completion_mask": [0, 1, 1]}
     return {**said, **values}
 
 
