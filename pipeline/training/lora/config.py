@@ -62,6 +62,7 @@ class TrainConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     same_tokenizer: tuple[Text, ...] = ()
     """Names in the column `model` of token ids whose tokenizer is that of `model`, though it cannot be looked at here."""
     lora: LoraSpec = LoraSpec()
+    """The matrices that are trained."""
     learning_rate: Rate = 1e-4
     """The highest learning rate of AdamW."""
     epochs: Annotated[float, Meta(gt=0.0, le=10_000.0)] = 5
