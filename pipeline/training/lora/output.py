@@ -74,14 +74,17 @@ def held(folder: Path, *, resume: bool) -> Iterator[None]:
 
 
 def begin(folder: Path, config: TrainConfig, record: Record) -> Record:
-    """Write what a training is about to do into its folder, or compare with what is there. Returns the record with all its commands.
+    """Write what a training is about to do into its folder, or compare with what is there. Returns the record with all its commands, or,
+    of one that is over, the one that is there.
 
     Raises `UsageError` for a training that was begun with another config, other data, other weights or another number of processes.
     """
     if (folder / configs.FILE).is_file() and (folder / RECORD).is_file():
         before = read_record(folder)
         _check_unchanged(folder, before, config, record)
-        record = msgspec.structs.replace(record, commands=(*before.commands, *record.commands), outcome=before.outcome)
+        if before.outcome is not None:
+            return before
+        record = msgspec.structs.replace(record, commands=(*before.commands, *record.commands))
     with boundary(RunFolderError, f"{folder}: cannot be written", foreign=OSError):
         write_record(folder, record)
         with new_file(folder / configs.FILE) as draft:
