@@ -173,3 +173,7 @@ def run_command(arguments: Sequence[str]) -> int:
     finally:
         notices_end()
         forget_urls()
+
+
+if __name__ == "__main__":  # `accelerate launch -m pipeline.cli.main train ...`
+    main()

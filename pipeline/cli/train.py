@@ -1,6 +1,5 @@
 """`pipeline train draft` and `select`: LoRA adapters for a draft and a target; `pipeline train merge`: one in the weights of its model."""
 
-import os
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,8 +21,6 @@ from pipeline.training.lora.train import train as trained
 @click.group()
 def train() -> None:
     """Train LoRA adapters for the draft and the target, as Speculative Chain-of-Thought does, and merge them into their models."""
-    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")  # TRL reports every trainer otherwise; read when its libraries are imported
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # processes that are forked later are warned about otherwise
 
 
 settings_option = click.option(

@@ -28,7 +28,7 @@ def test_help_loads_no_heavy_package(command: tuple[str, ...]) -> None:
 
 @pytest.mark.slow
 def test_the_command_is_a_module_too() -> None:
-    command = [sys.executable, "-m", "pipeline.cli", "train", "--help"]
+    command = [sys.executable, "-m", "pipeline.cli.main", "train", "--help"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=HANGS_S)
     assert (done.returncode, done.stderr) == (0, "")
     assert "select" in done.stdout

@@ -16,7 +16,7 @@ from tests.support.chat_models import chat_model
 from tests.support.commands import spawned
 from tests.support.training_data import published_choices, published_thoughts, write_config
 
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "-m", "pipeline.cli"]
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "-m", "pipeline.cli.main"]
 """What `accelerate launch` comes to where there is no GPU: two processes that train together."""
 
 

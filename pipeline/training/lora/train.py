@@ -48,6 +48,8 @@ from pipeline.training.lora.tokens import Encoder
 NEEDED = ("trl", "datasets")
 """Packages of the extra `train`."""
 VERSIONS = ("speculative-pipeline", "torch", "transformers", "trl", "peft", "accelerate", "datasets")
+QUIET = {"HF_HUB_DISABLE_TELEMETRY": "1", "TOKENIZERS_PARALLELISM": "false"}
+"""Set before the libraries that read them are imported: TRL reports every trainer to the hub otherwise, and tokenizers warn of forks."""
 _NO_LIMIT = 1 << 40
 
 
@@ -76,6 +78,8 @@ def train(request: TrainRequest, tell: Tell) -> bool:
     Raises `UsageError` for whatever is wrong with config, data or model, `RunError` where the training cannot go on.
     """
     _check_extra()
+    for name, value in QUIET.items():
+        os.environ.setdefault(name, value)
     config, is_first = request.config, process_number() == 0
     tell = tell if is_first else _silent
     model = _resolved(config)

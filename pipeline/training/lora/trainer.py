@@ -200,7 +200,7 @@ def _row(logs: Mapping[str, float], state: Any) -> StepRow | ValidationRow | Non
     place: dict[str, Any] = {"step": state.global_step, "epoch": round(state.epoch or 0.0, 6), "time_unix_ns": time.time_ns()}
     if "eval_loss" in logs:
         known = set(ValidationRow.__struct_fields__) - place.keys()
-        figures = {name.removeprefix("eval_"): value for name, value in logs.items()}
+        figures: dict[str, Any] = {name.removeprefix("eval_"): value for name, value in logs.items()}
         return ValidationRow(**place, **{name: figures[name] for name in figures.keys() & known})
     if "loss" in logs:
         return StepRow(**place, loss=logs["loss"], learning_rate=logs["learning_rate"], grad_norm=logs.get("grad_norm", 0.0))
