@@ -145,3 +145,4 @@ def test_a_layer_that_is_not_there(tmp_path: Path) -> None:
         2,
         "error: lora.targets: bundled:tiny-draft has no linear layer `q_prj`; did you mean `q_proj`?",
     )
+    assert not (tmp_path / "out").exists(), "nothing was begun"

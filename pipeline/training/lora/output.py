@@ -8,7 +8,7 @@ import hashlib
 import re
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import msgspec
@@ -22,6 +22,7 @@ from pipeline.trace.folder import hold_output
 from pipeline.training.lora import config as configs
 from pipeline.training.lora.config import CONFIGS, Task, TrainConfig, changes, read_config
 from pipeline.training.lora.data import FileCounts
+from pipeline.training.lora.log import FILE as LOG
 
 RECORD = "training.json"
 CHECKPOINTS = "checkpoints"
@@ -91,6 +92,14 @@ def begin(folder: Path, config: TrainConfig, record: Record) -> Record:
             draft.write_bytes(configs.as_yaml(config))
         (folder / CHECKPOINTS).mkdir(exist_ok=True)
     return record
+
+
+def discard(folder: Path) -> None:
+    """Remove what `begin` wrote: nothing was learnt, and the folder is free for another attempt."""
+    for name in (LOG, RECORD, configs.FILE):
+        (folder / name).unlink(missing_ok=True)
+    with suppress(OSError):
+        (folder / CHECKPOINTS).rmdir()
 
 
 def read_record(folder: Path) -> Record:

@@ -20,7 +20,7 @@ from pipeline.bundled import find_file
 from pipeline.engines.model_card import ModelCard, local_folder, missing, read_card
 from pipeline.engines.models import resolve
 from pipeline.engines.tokenizer import HFTokenizer
-from pipeline.errors import GraphError, MissingExtra, RunFolderError, boundary
+from pipeline.errors import GraphError, MissingExtra, RunFolderError, UsageError, boundary
 from pipeline.files import new_file
 from pipeline.graph.loader import load_prompts
 from pipeline.report.extra import load as load_report
@@ -36,6 +36,7 @@ from pipeline.training.lora.output import (
     Outcome,
     Record,
     begin,
+    discard,
     held,
     is_finished,
     last_checkpoint,
@@ -87,7 +88,8 @@ def train(request: TrainRequest, tell: Tell) -> bool:
     _check_model(config, card, tell)
     data = _data(request, model, card)
     if not is_first:
-        _train(request, model, data, None, None)
+        if not (request.resume and is_finished(request.folder)):
+            _train(request, model, data, None, None)
         return False
     for line in data.notices():
         tell(line)
@@ -124,7 +126,12 @@ def _train_held(request: TrainRequest, model: str, card: ModelCard, data: Data, 
     tell(f"{len(data.train):,} examples to learn from, {len(data.validation):,} held back to measure on; loading {config.model}")
     began = time.monotonic()
     log = folder / LOG
-    facts = _train(request, model, data, checkpoint, lambda: Log(log, tell, step))
+    try:
+        facts = _train(request, model, data, checkpoint, lambda: Log(log, tell, step))
+    except UsageError:
+        if checkpoint is None and len(record.commands) == 1:
+            discard(folder)
+        raise
     checkpoint, step = last_checkpoint(folder)
     if checkpoint is None:
         raise RunFolderError(str(folder), "its last checkpoint is gone")
