@@ -1,4 +1,4 @@
-"""The graphs, engines files, reward models and recipes that come with this package, by name.
+"""The graphs, engines files, reward models, training files and recipes that come with this package, by name.
 
 A name or a path enters, a path leaves. In a checkout the files are the repository's own `graphs/` and `datasets/`, in a
 wheel they lie in the package. Nothing is read here.
@@ -10,7 +10,7 @@ from typing import Literal
 
 from pipeline.errors import UsageError, did_you_mean
 
-FileKind = Literal["graph", "engines file", "prompts file", "preset", "reward model", "data set"]
+FileKind = Literal["graph", "engines file", "prompts file", "preset", "reward model", "training file", "data set"]
 """The kinds of bundled files."""
 
 _PACKAGE = Path(__file__).parent
@@ -21,6 +21,7 @@ FOLDERS: dict[FileKind, Path] = {
     "prompts file": _ROOT / "graphs" / "prompts",
     "preset": _ROOT / "graphs" / "presets",
     "reward model": _ROOT / "graphs" / "rewards",
+    "training file": _ROOT / "graphs" / "training",
     "data set": _ROOT / "datasets",
 }
 

@@ -29,13 +29,15 @@ LEVELS = [
 ]
 """Folders and modules of `pipeline`; each imports from lines above its own, and from itself."""
 DOORS = {
-    "torch": ["engines/torch/", "engines/vllm/cpu_patch"],
-    "peft": ["engines/torch/"],
+    "torch": ["engines/torch/", "engines/vllm/cpu_patch", "training/lora/trainer", "training/lora/losses", "training/lora/merge"],
+    "peft": ["engines/torch/", "training/lora/trainer", "training/lora/merge"],
+    "trl": ["training/lora/trainer"],
+    "accelerate": ["training/lora/trainer"],
     "vllm": ["engines/vllm/worker", "engines/vllm/terms", "engines/vllm/cpu_patch"],
-    "transformers": ["engines/torch/", "engines/tokenizer"],
+    "transformers": ["engines/torch/", "engines/tokenizer", "training/lora/trainer", "training/lora/merge"],
     "httpx2": ["engines/openai/"],
     "numba": ["analysis/compiled"],
-    "plotly": ["report/"],
+    "plotly": ["report/", "training/lora/page"],
     "jinja2": ["report/", "engines/template_worker"],
     "perfetto": ["export/"],
     "opentelemetry": ["export/"],
@@ -56,7 +58,7 @@ DOORS = {
         "api",
         "ray",
     ],
-    "datasets": ["data/prepare"],
+    "datasets": ["data/prepare", "training/lora/trainer"],
     "prometheus_client": ["cli/metrics"],
     "pynvml": ["machine"],
     "ray": ["cluster/ray_actors"],

@@ -72,7 +72,15 @@ def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
     ]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, env={**os.environ, **QUIET})
     assert (done.returncode, done.stderr) == (0, "")
-    for page in ("index", "reference/commands", "reference/graph", "reference/engines", "reference/run-folder", "reference/api"):
+    for page in (
+        "index",
+        "reference/commands",
+        "reference/graph",
+        "reference/engines",
+        "reference/training",
+        "reference/run-folder",
+        "reference/api",
+    ):
         assert (tmp_path / f"site/{page}.html").stat().st_size > 5000, page
 
 

@@ -39,6 +39,7 @@ COMMANDS = {
     "report": ("report", "write an HTML report on runs"),
     "calibrate": ("calibrate", "fit the simulator to a run"),
     "sweep": ("sweep", "measure throughput by batch size"),
+    "train": ("train", "train adapters for the draft and the target"),
     "graph": ("graph", "draw a graph, annotated with the counts and times of a run"),
     "export": ("runs.export", "export the answers of a run"),
     "show": ("runs.show", "show one chain of a run, step by step"),
@@ -172,3 +173,7 @@ def run_command(arguments: Sequence[str]) -> int:
     finally:
         notices_end()
         forget_urls()
+
+
+if __name__ == "__main__":  # `accelerate launch -m pipeline.cli.main train ...`
+    main()

@@ -23,10 +23,10 @@ from pipeline.analysis.summary_tables import engines, facts, stages
 from pipeline.cli import live
 from pipeline.cli.located import RunFolder, input_urls, problems_of, run_folder
 from pipeline.cli.main import optional_print, print_line, print_page
-from pipeline.cli.starting import show_starts
 from pipeline.cli.terminal.console import PlainConsole
 from pipeline.cli.terminal.notices import notice_options, print_error, print_notice
 from pipeline.cli.terminal.signals import restored_handlers, stop_on_signal
+from pipeline.cli.terminal.starting import show_starts
 from pipeline.cli.terminal.tables import print_table
 from pipeline.data.part import MOST_ROWS
 from pipeline.errors import MissingExtra, UsageError

@@ -24,11 +24,11 @@ from pipeline.cli.run import (
     settings_option,
     with_preset,
 )
-from pipeline.cli.starting import show_starts
 from pipeline.cli.terminal.console import PlainConsole
 from pipeline.cli.terminal.notices import notice_options, print_error, print_notice
 from pipeline.cli.terminal.places import LocalPath
 from pipeline.cli.terminal.signals import restored_handlers, stop_at_first_signal
+from pipeline.cli.terminal.starting import show_starts
 from pipeline.cli.terminal.tables import print_parts
 from pipeline.errors import MissingExtra
 from pipeline.report.extra import load

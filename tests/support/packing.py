@@ -21,6 +21,7 @@ TOGETHER = {
     "tests/session/test_graphs_torch.py": TORCH_RUNS,
     "tests/session/test_replay.py": TORCH_RUNS,
     "tests/session/test_run_translate.py": TORCH_RUNS,
+    "tests/training/test_lora_merge.py": "tests/training/test_lora_trainer.py",
 }
 """Files that share engines with another one, whose piece they belong to."""
 LARGEST = [
@@ -31,6 +32,7 @@ LARGEST = [
     "tests/test_readme.py",
     "tests/report/test_browser.py",
     TORCH,
+    "tests/training/test_lora_trainer.py",
     "tests/session/test_run_servers.py",
     "tests/trace/test_odd_runs.py",
     "tests/cli/test_doctor.py",

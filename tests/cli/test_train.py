@@ -1,0 +1,69 @@
+"""`pipeline train`: help without heavy packages, errors in one sentence with their exit codes."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.adapters import noisy
+from tests.support.commands import pipeline
+from tests.support.paths import ROOT
+from tests.support.patience import HANGS_S
+from tests.support.training_data import published_choices, write_config
+
+HEAVY = {"torch", "transformers", "trl", "peft", "accelerate", "datasets", "plotly"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", [(), ("draft",), ("select",), ("merge",)], ids=lambda words: " ".join(words) or "train")
+def test_help_loads_no_heavy_package(command: tuple[str, ...]) -> None:
+    words = ["train", *command, "--help"]
+    code = f"import sys\nfrom pipeline.cli.main import run_command\nrun_command({words!r})\nprint('\\n', *sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=HANGS_S)
+    said, _, modules = done.stdout.rpartition("\n ")
+    assert "Usage: " in said
+    assert {name.partition(".")[0] for name in modules.split()}.isdisjoint(HEAVY)
+
+
+@pytest.mark.slow
+def test_the_command_is_a_module_too() -> None:
+    command = [sys.executable, "-m", "pipeline.cli.main", "train", "--help"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=HANGS_S)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "select" in done.stdout
+
+
+def test_errors_of_a_config_are_exit_code_2(tmp_path: Path) -> None:
+    config = write_config(tmp_path / "train.yaml", model="bundled:tiny-target", data=["none.jsonl"], output=str(tmp_path / "out"))
+    for words, says in (
+        (("--set", "lora.rnk=4"), "unknown key `rnk`; did you mean `rank`?"),
+        (("--set", "seed"), "--set seed: expected KEY=VALUE"),
+        ((), "none.jsonl: no such file"),
+    ):
+        done = pipeline("train", "select", config, *words)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert done.stderr.startswith("error: ")
+        assert says in done.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_in_use_is_exit_code_2(tmp_path: Path) -> None:
+    data = published_choices(tmp_path / "choices.jsonl", 6)
+    config = write_config(tmp_path / "train.yaml", model="bundled:tiny-target", data=[str(data)], prompts="ours")
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out/notes").write_text("mine")
+    done = pipeline("train", "select", config, "--output", tmp_path / "out")
+    assert (done.returncode, "already exists; choose another directory with --output" in done.stderr) == (2, True)
+
+
+def test_merge_says_what_does_not_fit(tmp_path: Path) -> None:
+    adapter = noisy(tmp_path / "mine")
+    done = pipeline("train", "merge", adapter, "-o", tmp_path / "out", "--model", "bundled:tiny-draft")
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert "is one of another model" in done.stderr
+
+
+def test_an_unknown_config_names_the_nearest() -> None:
+    done = pipeline("train", "draft", "scot-draf", "--output", "x")
+    assert (done.returncode, "did you mean `scot-draft`?" in done.stderr) == (2, True)
