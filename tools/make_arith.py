@@ -23,6 +23,19 @@ SPLIT_SIZE = 500
 
 
 @dataclass(frozen=True)
+class Limits:
+    """How long what a pair of models writes about its problems may be, in steps and in tokens."""
+
+    steps: int = 12
+    step: int = 20
+    answer: int = 16
+    response: int = 96
+
+
+LIMITS = Limits()
+
+
+@dataclass(frozen=True)
 class Problem:
     """A question, its reasoning as steps (each without its delimiter), and its answer."""
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import click
-from make_arith import GAINS, ITEMS, LOSSES, NAMES
+from make_arith import GAINS, ITEMS, LOSSES, NAMES, Limits
 
 MOST = 40
 """Largest total; the smallest is 0."""
@@ -25,6 +25,7 @@ LEADS = ("Next", "Then", "After that")
 WORDS = "First Next Then After that That is had so So Wait Hmm But maybe Actually let me check it was No Right I read wrong right".split()
 """Words of the steps that `make_arith` does not have."""
 EQUATION = re.compile(r"(\d+) ([+*-]) (\d+) = (\d+)")
+LIMITS = Limits(steps=10, step=72, answer=48, response=320)
 RIGHT = 7
 """From this score on a step is right, however it is worded."""
 

@@ -7,7 +7,6 @@ A plain second reading of the two loops, over transformers' own `generate`: the 
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ import click
 import make_arith
 import make_wordy
 import torch
+from make_arith import Limits
 from transformers import AutoModelForCausalLM
 
 from pipeline.engines.tokenizer import HFTokenizer
@@ -25,18 +25,6 @@ from pipeline.reasoning.prompts import PromptBuilder
 TEMPERATURE, THRESHOLD, SITUATIONS = 0.6, 7, 200
 
 
-@dataclass(frozen=True)
-class Limits:
-    """How long what a pair writes may be, in steps and in tokens."""
-
-    steps: int = 12
-    step: int = 20
-    answer: int = 16
-    response: int = 96
-
-
-TINY = Limits()
-LIMITS = {"tiny": TINY, "wordy": Limits(steps=10, step=72, answer=48, response=320)}
 PAIRS: dict[str, Any] = {"tiny": make_arith, "wordy": make_wordy}
 """The module with the problems of each pair."""
 
@@ -78,7 +66,7 @@ def _cut(row: Sequence[int], stop: Sequence[int]) -> tuple[int, ...]:
 
 
 def sample_steps(
-    model: Any, contexts: Sequence[Sequence[int]], n: int, temperature: float, builder: PromptBuilder, limits: Limits = TINY
+    model: Any, contexts: Sequence[Sequence[int]], n: int, temperature: float, builder: PromptBuilder, limits: Limits = make_arith.LIMITS
 ) -> list[list[tuple[int, ...]]]:
     """`n` next steps of each context."""
     return sample(model, contexts, n, temperature, limits.step, [builder.tokenizer.encode(DELIMITER)[0], builder.think_close_id or 0])
@@ -99,7 +87,9 @@ def decide(model: Any, prompts: Sequence[tuple[Sequence[int], Sequence[int]]]) -
     return chosen
 
 
-def alone(model: Any, problems: Sequence[Any], builder: PromptBuilder, temperature: float = TEMPERATURE, limits: Limits = TINY) -> float:
+def alone(
+    model: Any, problems: Sequence[Any], builder: PromptBuilder, temperature: float = TEMPERATURE, limits: Limits = make_arith.LIMITS
+) -> float:
     """Share of `problems` that one model solves by itself."""
     eos = list(builder.tokenizer.eos_ids)
     said = sample(model, [builder.generation(p.text) for p in problems], 1, temperature, limits.response, eos)
@@ -107,7 +97,7 @@ def alone(model: Any, problems: Sequence[Any], builder: PromptBuilder, temperatu
 
 
 def loop(
-    draft: Any, target: Any, problems: Sequence[Any], builder: PromptBuilder, candidates: int, limits: Limits = TINY
+    draft: Any, target: Any, problems: Sequence[Any], builder: PromptBuilder, candidates: int, limits: Limits = make_arith.LIMITS
 ) -> dict[str, float]:
     """SpecCoT with several candidates, SpecReason with one: accuracy, fallback rate, and how good the verdicts are."""
     contexts = [builder.generation(p.text) for p in problems]
@@ -202,7 +192,7 @@ def main(draft: Path, target: Path, pair: str, split: str, seed: int, device: st
     """Print the accuracies of a pair of models as one JSON line."""
     torch.manual_seed(seed)
     builder, problems = PromptBuilder(HFTokenizer(str(target))), PAIRS[pair].split(split)
-    limits = LIMITS[pair]
+    limits = PAIRS[pair].LIMITS
     models = {"draft": load(draft, device), "target": load(target, device)}
     figures: dict[str, Any] = {f"{role}_alone": alone(model, problems, builder, limits=limits) for role, model in models.items()}
     figures |= {f"{role}_greedy": alone(model, problems, builder, 0.0, limits) for role, model in models.items()}

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 
 import make_arith
 from make_arith import Problem
-from tiny_eval import TINY
 
 from pipeline.engine import Tokenizer
 from pipeline.graph.prompts import DELIMITER, THINK_CLOSE
@@ -57,7 +56,7 @@ class Examples:
     """Draws training sequences for one tokenizer."""
 
     def __init__(self, tokenizer: Tokenizer, seed: int) -> None:
-        self.builder, self._encode, self.limits = PromptBuilder(tokenizer), tokenizer.encode, TINY
+        self.builder, self._encode, self.limits = PromptBuilder(tokenizer), tokenizer.encode, make_arith.LIMITS
         self.rng = random.Random(seed)
         self.problems: Iterator[Problem] = make_arith.training(seed)
         self._end = next(iter(tokenizer.eos_ids))

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 import make_wordy
 from make_wordy import Problem
-from tiny_eval import LIMITS
 from tiny_examples import NONE, Example
 
 from pipeline.engine import Tokenizer
@@ -51,7 +50,7 @@ class WordyExamples:
     def __init__(self, tokenizer: Tokenizer, seed: int, writer: str) -> None:
         """`writer`: whose way of reasoning is learnt, `target` or `draft`."""
         self.builder, self._encode, self._decode = PromptBuilder(tokenizer), tokenizer.encode, tokenizer.decode
-        self.rng, self.limits = random.Random(seed), LIMITS["wordy"]
+        self.rng, self.limits = random.Random(seed), make_wordy.LIMITS
         self.problems: Iterator[Problem] = make_wordy.training(seed)
         self._ways = SHARES[writer]
         self._end = next(iter(tokenizer.eos_ids))
