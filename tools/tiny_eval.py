@@ -22,9 +22,7 @@ from pipeline.grading.answers import extract_answer
 from pipeline.graph.prompts import DELIMITER
 from pipeline.reasoning.prompts import PromptBuilder
 
-TEMPERATURE, THRESHOLD, SITUATIONS = 0.6, 7, 200
-
-
+TEMPERATURE, THRESHOLD, SITUATIONS, TINY = 0.6, 7, 200, make_arith.LIMITS
 PAIRS: dict[str, Any] = {"tiny": make_arith, "wordy": make_wordy}
 """The module with the problems of each pair."""
 
@@ -66,7 +64,7 @@ def _cut(row: Sequence[int], stop: Sequence[int]) -> tuple[int, ...]:
 
 
 def sample_steps(
-    model: Any, contexts: Sequence[Sequence[int]], n: int, temperature: float, builder: PromptBuilder, limits: Limits = make_arith.LIMITS
+    model: Any, contexts: Sequence[Sequence[int]], n: int, temperature: float, builder: PromptBuilder, limits: Limits = TINY
 ) -> list[list[tuple[int, ...]]]:
     """`n` next steps of each context."""
     return sample(model, contexts, n, temperature, limits.step, [builder.tokenizer.encode(DELIMITER)[0], builder.think_close_id or 0])
@@ -87,9 +85,7 @@ def decide(model: Any, prompts: Sequence[tuple[Sequence[int], Sequence[int]]]) -
     return chosen
 
 
-def alone(
-    model: Any, problems: Sequence[Any], builder: PromptBuilder, temperature: float = TEMPERATURE, limits: Limits = make_arith.LIMITS
-) -> float:
+def alone(model: Any, problems: Sequence[Any], builder: PromptBuilder, temperature: float = TEMPERATURE, limits: Limits = TINY) -> float:
     """Share of `problems` that one model solves by itself."""
     eos = list(builder.tokenizer.eos_ids)
     said = sample(model, [builder.generation(p.text) for p in problems], 1, temperature, limits.response, eos)
@@ -97,7 +93,7 @@ def alone(
 
 
 def loop(
-    draft: Any, target: Any, problems: Sequence[Any], builder: PromptBuilder, candidates: int, limits: Limits = make_arith.LIMITS
+    draft: Any, target: Any, problems: Sequence[Any], builder: PromptBuilder, candidates: int, limits: Limits = TINY
 ) -> dict[str, float]:
     """SpecCoT with several candidates, SpecReason with one: accuracy, fallback rate, and how good the verdicts are."""
     contexts = [builder.generation(p.text) for p in problems]
