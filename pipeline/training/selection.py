@@ -21,7 +21,7 @@ TRAINED = (ChooseSpec, ScoreSpec)
 
 def judges(retracer: Retracer) -> dict[str, StageSpec]:
     """The stages of a run whose verifications can be trained, by name. Raises `UsageError` where it has none."""
-    found = {node.name: node.spec for node in retracer.plan.stages() if isinstance(node.spec, TRAINED)}
+    found: dict[str, StageSpec] = {node.name: node.spec for node in retracer.plan.stages() if isinstance(node.spec, TRAINED)}
     if not found:
         what = f"{retracer.run}: its graph, {retracer.record.graph}, has no `choose` or `score` stage, so it chose among no drafts"
         raise UsageError(f"--format selection: {what}; export a run of graphs/scot.yaml, graphs/speccot.yaml or graphs/specreason.yaml")
