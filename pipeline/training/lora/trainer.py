@@ -6,6 +6,7 @@ Everything random is seeded, and a checkpoint holds the state of it: a training 
 """
 
 import gc
+import inspect
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -127,6 +128,8 @@ class SelectTrainer(SFTTrainer):
         """`loss` is the name of one of `LOSSES`."""
         super().__init__(*arguments, **named)
         self._loss = LOSSES[loss]
+        takes = inspect.signature(self.model.get_base_model().forward).parameters
+        self._last_only = {"logits_to_keep": 1} if "logits_to_keep" in takes else {}
 
     def compute_loss(self, model: Any, inputs: Batch, return_outputs: bool = False, num_items_in_batch: Any = None) -> Any:
         """See `Trainer.compute_loss`."""
@@ -148,7 +151,7 @@ class SelectTrainer(SFTTrainer):
     def _logprobs(self, model: Any, inputs: Batch) -> torch.Tensor:
         """Log probabilities of the options, (examples, options)."""
         asked = {name: inputs[name] for name in ("input_ids", "attention_mask", "position_ids")}
-        logits = model(**asked, use_cache=False, logits_to_keep=1).logits
+        logits = model(**asked, use_cache=False, **self._last_only).logits
         return option_logprobs(logits[:, -1], inputs["option_ids"])
 
 
