@@ -6,7 +6,7 @@ problems are drawn on the fly and are disjoint from both by their text.
 """
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -111,27 +111,27 @@ def training(seed: int) -> Iterator[Problem]:
             yield new
 
 
+def write(path: Path, prefix: str, source: str, problems: Sequence[tuple[str, int, list[str]]]) -> None:
+    """Write problems, each a text, its answer and its steps, as Parquet: problem_id, problem, answer, steps, source."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    rows = [
+        {"problem_id": f"{prefix}-{i:03}", "problem": text, "answer": str(answer), "steps": steps, "source": source}
+        for i, (text, answer, steps) in enumerate(problems)
+    ]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(pa.Table.from_pylist(rows), path, compression="zstd")
+    click.echo(f"{path}: {len(rows)} problems")
+
+
 @click.command()
 @click.option("--out", type=click.Path(path_type=Path), default=Path("datasets/arith"), show_default=True)
 def main(out: Path) -> None:
     """Write the held-out problems as Parquet: problem_id, problem, answer, steps, source."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    out.mkdir(parents=True, exist_ok=True)
     for name in SPLIT_SEEDS:
-        rows = [
-            {
-                "problem_id": f"arith-{name}-{i:03}",
-                "problem": each.text,
-                "answer": str(each.answer),
-                "steps": list(each.steps),
-                "source": "tools/make_arith.py",
-            }
-            for i, each in enumerate(split(name))
-        ]
-        pq.write_table(pa.Table.from_pylist(rows), out / f"{name}.parquet", compression="zstd")
-        click.echo(f"{out / name}.parquet: {len(rows)} problems")
+        told = [(each.text, each.answer, list(each.steps)) for each in split(name)]
+        write(out / f"{name}.parquet", f"arith-{name}", "tools/make_arith.py", told)
 
 
 if __name__ == "__main__":

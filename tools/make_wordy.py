@@ -8,12 +8,12 @@ datasets/wordy/{validation,test}.parquet; training problems are drawn on the fly
 
 import random
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import click
-from make_arith import GAINS, ITEMS, LOSSES, NAMES, Limits
+from make_arith import GAINS, ITEMS, LOSSES, NAMES, Limits, write
 
 MOST = 40
 """Largest total; the smallest is 0."""
@@ -187,9 +187,6 @@ def ways(problem: Problem, place: int, rng: random.Random) -> dict[str, str]:
     return {"terse": terse(event), "sloppy": sloppy(event), "wordy": wordy(problem, place, rng)}
 
 
-Way = Callable[[Problem, int, random.Random], str]
-
-
 @click.command()
 @click.option("--out", type=click.Path(path_type=Path), default=Path("datasets/wordy"), show_default=True)
 @click.option(
@@ -198,25 +195,11 @@ Way = Callable[[Problem, int, random.Random], str]
 @click.option("--seed", type=int, default=0, show_default=True, help="Of the training problems.")
 def main(out: Path, count: int, seed: int) -> None:
     """Write problems as Parquet: problem_id, problem, answer, steps, source."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    out.mkdir(parents=True, exist_ok=True)
     drawn = training(seed)
     sets = {"train": [next(drawn) for _ in range(count)]} if count else {name: split(name) for name in SPLIT_SEEDS}
     for name, problems in sets.items():
-        rows = [
-            {
-                "problem_id": f"wordy-{name}-{i:03}",
-                "problem": each.text,
-                "answer": str(each.answer),
-                "steps": [terse(event) for event in each.events],
-                "source": "tools/make_wordy.py",
-            }
-            for i, each in enumerate(problems)
-        ]
-        pq.write_table(pa.Table.from_pylist(rows), out / f"{name}.parquet", compression="zstd")
-        click.echo(f"{out / name}.parquet: {len(rows)} problems")
+        told = [(each.text, each.answer, [terse(event) for event in each.events]) for each in problems]
+        write(out / f"{name}.parquet", f"wordy-{name}", "tools/make_wordy.py", told)
 
 
 if __name__ == "__main__":

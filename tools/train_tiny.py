@@ -203,7 +203,7 @@ def verify_batches(examples: Any, pool: Pool, size: int) -> Iterator[list[Exampl
 
 
 def _candidates(examples: Any, pool: Pool) -> tuple[Any, list[tuple[int, ...]]]:
-    """Up to five different candidates, in random order, as a draft would have sampled them."""
+    """Up to `pool.most` different candidates, in random order, as a draft would have sampled them."""
     rng = examples.rng
     if rng.random() < 0.6:
         situation, drafted = pool.draw()

@@ -19,7 +19,6 @@ from pipeline.engine import Completion, Request, Tokenizer, Usage
 from pipeline.engines.replay.recording import Recording, tokenizer_of
 from pipeline.engines.replay.spec import ReplaySpec
 from pipeline.errors import BadRow, InputError, NeverGenerated, PipelineError, RunError
-from pipeline.graph.plan import StageNode
 from pipeline.reasoning.chain import Chain, Span, Step
 from pipeline.reasoning.prompts import openings, role_of
 from pipeline.reasoning.translate import TokenTranslator
@@ -103,10 +102,6 @@ class Retracer:
         own = {key: builder.tokenizer for key, builder in self.builders.items() if key == role_of(key)}
         self._translator = TokenTranslator(own, self.plan.prompts.thought)
         self._recorded_modes = None if self.plan.direct is None else Recorded(read_decisions(run, self.record.samples))
-
-    def node(self, name: str) -> StageNode:
-        """The stage of the plan that has this name."""
-        return next(node for node in self.plan.stages() if node.name == name)
 
     def problems(self) -> Iterator[Problem | BadRow]:
         """What the input of the run had in its rows. Raises `InputError` where it is gone and was not kept."""

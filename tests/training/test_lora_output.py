@@ -81,7 +81,8 @@ def test_another_training_cannot_go_on_with_it(tmp_path: Path, config: dict[str,
 
 def test_another_folder_is_no_change(tmp_path: Path) -> None:
     begin(tmp_path, CONFIG, record())
-    begin(tmp_path, msgspec.structs.replace(CONFIG, output="moved"), record(weights_sha256=None))
+    again = begin(tmp_path, msgspec.structs.replace(CONFIG, output="moved"), record(weights_sha256=None))
+    assert again.commands == record().commands * 2
 
 
 def checkpoint(folder: Path, step: int, *, whole: bool = True, of: int = 9) -> Path:
