@@ -6,9 +6,10 @@ problems are drawn on the fly and are disjoint from both by their text.
 """
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -125,14 +126,22 @@ def write(path: Path, prefix: str, source: str, problems: Sequence[tuple[str, in
     click.echo(f"{path}: {len(rows)} problems")
 
 
-@click.command()
-@click.option("--out", type=click.Path(path_type=Path), default=Path("datasets/arith"), show_default=True)
-def main(out: Path) -> None:
-    """Write the held-out problems as Parquet: problem_id, problem, answer, steps, source."""
-    for name in SPLIT_SEEDS:
-        told = [(each.text, each.answer, list(each.steps)) for each in split(name)]
-        write(out / f"{name}.parquet", f"arith-{name}", "tools/make_arith.py", told)
+def command(language: str, split: Callable[[str], list[Any]], training: Callable[[int], Iterator[Any]]) -> click.Command:
+    """The command line that writes the problems of a `language`; its problems have a text, an answer and steps."""
+
+    @click.command(help="Write the held-out problems, or training problems, as Parquet: problem_id, problem, answer, steps, source.")
+    @click.option("--out", type=click.Path(path_type=Path), default=Path(f"datasets/{language}"), show_default=True)
+    @click.option("--training", "count", type=int, metavar="N", help="Write N training problems as train.parquet instead.")
+    @click.option("--seed", type=int, default=0, show_default=True, help="Of the training problems.")
+    def main(out: Path, count: int | None, seed: int) -> None:
+        drawn = training(seed)
+        sets = {name: split(name) for name in SPLIT_SEEDS} if count is None else {"train": [next(drawn) for _ in range(count)]}
+        for name, problems in sets.items():
+            told = [(each.text, each.answer, list(each.steps)) for each in problems]
+            write(out / f"{name}.parquet", f"{language}-{name}", f"tools/make_{language}.py", told)
+
+    return main
 
 
 if __name__ == "__main__":
-    main()
+    command("arith", split, training)()

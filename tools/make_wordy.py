@@ -1,19 +1,18 @@
 """Word problems of two to four events with three ways of reasoning about them, seeded: the data of the `wordy` pair of bundled models.
 
 One step of a thought deals with one event. The target's way is long: it restates the event, computes, and often has second thoughts
-(`Wait`, `Hmm`, `But maybe`) that check what it has. The draft's way is terse, and sometimes sloppy: it leaves a product out. So a thought
-of the target has about three times the tokens of the draft's, and all that differs is the wording. `python tools/make_wordy.py` writes
-datasets/wordy/{validation,test}.parquet; training problems are drawn on the fly and are disjoint from both by their text.
+(`Wait`, `Hmm`, `But maybe`) that check what it has; some of these talk it out of a right total. The draft's way is terse, and sometimes
+sloppy: it leaves a product out. So a thought of the target has about three times the tokens of the draft's, and the target has something
+to gain from a step that it does not write itself. `python tools/make_wordy.py` writes datasets/wordy/{validation,test}.parquet; training
+problems are drawn on the fly and are disjoint from both by their text.
 """
 
 import random
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
 
-import click
-from make_arith import GAINS, ITEMS, LOSSES, NAMES, Limits, write
+from make_arith import GAINS, ITEMS, LOSSES, NAMES, Limits, command
 
 MOST = 40
 """Largest total; the smallest is 0."""
@@ -21,8 +20,14 @@ SPLIT_SEEDS = {"validation": 11, "test": 12}
 SPLIT_SIZE = 500
 SECOND_THOUGHTS = 0.7
 """Share of the target's steps that have second thoughts."""
+WRONG_TURNS = 0.23
+"""Share of the doubts `Hmm, is it N?` that end with a wrong total. Sampled at a temperature of 0.6 they are about 12 %."""
+NEAR = (-2, -1, 1, 2)
+"""How far a total that is doubted or wrong is from the right one."""
 LEADS = ("Next", "Then", "After that")
-WORDS = "First Next Then After that That is had so So Wait Hmm But maybe Actually let me check it was No Right I read wrong right".split()
+WORDS = (
+    "First Next Then After that That is had so So Wait Hmm But maybe Actually let me check it was No Yes Right I read wrong right".split()
+)
 """Words of the steps that `make_arith` does not have."""
 EQUATION = re.compile(r"(\d+) ([+*-]) (\d+) = (\d+)")
 LIMITS = Limits(steps=10, step=72, answer=48, response=320)
@@ -72,6 +77,11 @@ class Problem:
     events: tuple[Event, ...]
     answer: int
 
+    @property
+    def steps(self) -> list[str]:
+        """The events in the draft's way."""
+        return [terse(event) for event in self.events]
+
 
 def terse(event: Event) -> str:
     """The draft's way: the event and its equations."""
@@ -93,7 +103,7 @@ def plain(problem: Problem, place: int, lead: str) -> str:
 def second_thought(problem: Problem, event: Event, rng: random.Random) -> str:
     """One of three ways to doubt a step that is right, and to be sure of it again; it ends as the step did."""
     back = "-" if event.sign == "+" else "+"
-    near = max(0, event.after + rng.choice([-2, -1, 1, 2]))
+    near = rng.choice([event.after + off for off in NEAR if event.after + off >= 0])
     return rng.choice(
         [
             f" Wait, let me check that: {event.after} {back} {event.amount} = {event.before}. Right, so {event.sum}",
@@ -110,12 +120,27 @@ def wordy(problem: Problem, place: int, rng: random.Random) -> str:
     return said + second_thought(problem, problem.events[place], rng) if rng.random() < SECOND_THOUGHTS else said
 
 
+def misled(problem: Problem, place: int, said: str, rng: random.Random) -> tuple[Problem, str] | None:
+    """What becomes of a step `said` about event number `place` whose doubt ends with a wrong total, and the problem as it is then thought
+    on; None where the step has no such doubt or a total would leave its range."""
+    before, doubt, _ = said.partition(" Hmm, is it ")
+    off = rng.choice(NEAR)
+    event, *rest = problem.events[place:]
+    wrong = replace(event, after=event.after + off)
+    follow = [replace(each, before=each.before + off, after=each.after + off) for each in rest]
+    if not doubt or not all(0 <= each.after <= MOST for each in (wrong, *follow)):
+        return None
+    events = (*problem.events[:place], wrong, *follow)
+    return replace(problem, events=events, answer=events[-1].after), f"{before}{doubt}{wrong.after}? Yes, {wrong.sum}"
+
+
 def answer(problem: Problem, last: str) -> str:
     """The answer behind a thought: it says the `last` step again without its second thoughts, then the result in a box."""
     said = last
     for doubt in (" Wait,", " Hmm,", " But maybe"):
         said = said.partition(doubt)[0]
-    return f"{said} So \\boxed{{{problem.answer}}}"
+    *_, total = EQUATION.finditer(said)
+    return f"{said[: total.start()]}{problem.events[-1].sum} So \\boxed{{{problem.answer}}}"
 
 
 def score(event: Event, said: str) -> int:
@@ -187,20 +212,5 @@ def ways(problem: Problem, place: int, rng: random.Random) -> dict[str, str]:
     return {"terse": terse(event), "sloppy": sloppy(event), "wordy": wordy(problem, place, rng)}
 
 
-@click.command()
-@click.option("--out", type=click.Path(path_type=Path), default=Path("datasets/wordy"), show_default=True)
-@click.option(
-    "--training", "count", type=int, default=0, show_default=True, help="Write so many training problems as train.parquet instead."
-)
-@click.option("--seed", type=int, default=0, show_default=True, help="Of the training problems.")
-def main(out: Path, count: int, seed: int) -> None:
-    """Write problems as Parquet: problem_id, problem, answer, steps, source."""
-    drawn = training(seed)
-    sets = {"train": [next(drawn) for _ in range(count)]} if count else {name: split(name) for name in SPLIT_SEEDS}
-    for name, problems in sets.items():
-        told = [(each.text, each.answer, [terse(event) for event in each.events]) for each in problems]
-        write(out / f"{name}.parquet", f"wordy-{name}", "tools/make_wordy.py", told)
-
-
 if __name__ == "__main__":
-    main()
+    command("wordy", split, training)()

@@ -25,12 +25,15 @@ from pipeline.reasoning.prompts import PromptBuilder
 TEMPERATURE, THRESHOLD, SITUATIONS, TINY = 0.6, 7, 200, make_arith.LIMITS
 PAIRS: dict[str, Any] = {"tiny": make_arith, "wordy": make_wordy}
 """The module with the problems of each pair."""
+ATTENTION = "sdpa"
+CANDIDATES = {"tiny": (5,), "wordy": (5, 10)}
+"""Candidates of a choice that each pair is measured with."""
 
 
 def load(folder: Path | None, device: str = "cpu") -> Any:
     """A model in float32, ready to train or to sample."""
     assert folder is not None
-    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").to(device)
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation=ATTENTION).to(device)
 
 
 @torch.no_grad()
@@ -192,10 +195,8 @@ def main(draft: Path, target: Path, pair: str, split: str, seed: int, device: st
     models = {"draft": load(draft, device), "target": load(target, device)}
     figures: dict[str, Any] = {f"{role}_alone": alone(model, problems, builder, limits=limits) for role, model in models.items()}
     figures |= {f"{role}_greedy": alone(model, problems, builder, 0.0, limits) for role, model in models.items()}
-    figures |= {
-        "specreason": loop(*models.values(), problems, builder, 1, limits),
-        "speccot": loop(*models.values(), problems, builder, 5, limits),
-    }
+    figures["specreason"] = loop(*models.values(), problems, builder, 1, limits)
+    figures |= {f"speccot_{count}": loop(*models.values(), problems, builder, count, limits) for count in CANDIDATES[pair]}
     click.echo(json.dumps({"split": split, "problems": len(problems), "temperature": TEMPERATURE, "torch": torch.__version__, **figures}))
 
 

@@ -11,6 +11,7 @@ verify afterwards; everything mixed from the start is far slower. The test set i
 
 import json
 import math
+import random
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -33,22 +34,28 @@ from pipeline.engines.tokenizer import HFTokenizer
 SHAPES = {
     "draft": {"hidden_size": 64, "num_hidden_layers": 2, "intermediate_size": 128, "num_attention_heads": 2},
     "target": {"hidden_size": 128, "num_hidden_layers": 7, "intermediate_size": 384, "num_attention_heads": 4},
+    "reward": {"hidden_size": 96, "num_hidden_layers": 7, "intermediate_size": 288, "num_attention_heads": 3},
 }
 WORDS = (*MORE_WORDS, *GAINS, *LOSSES)
 """Words that the tokenizer of the pair `wordy` has also at the beginning of a text."""
 MOST_SHOWN = {"tiny": 5, "wordy": MOST}
 """Candidates of a choice in training, by pair."""
-RATES = {"draft": (0.02, 0.003), "target": (0.02, 0.003), "verify": (0.006, 0.001)}
+RATES = {"draft": (0.02, 0.003), "target": (0.02, 0.003), "verify": (0.006, 0.001), "reward": (0.02, 0.003)}
 """Learning rates of Muon (matrices) and AdamW (the rest); higher ones damage what the target has learnt."""
+ROLES = ("draft", "target", "verify")
 FORESEES, COMPARES, JUDGES = 4, 5, 6
 """Layers told what a right candidate says next, whether the candidate says it, and what it deserves so far."""
-DRAFT_LOOKS_BELOW = 0.1
-"""Loss under which the draft is worth an evaluation; it gets too good within seconds then."""
-LOOK_EVERY = {"draft": 0.008, "target": 0.05, "verify": 0.1}
+DRAFT_LOOKS_BELOW = {"tiny": 0.1, "wordy": 0.2}
+"""Loss under which the draft is worth an evaluation, by pair; it gets too good within seconds then."""
+LOOK_EVERY = {"draft": 0.008, "target": 0.05, "verify": 0.2}
 """Evaluations, as shares of the time."""
-LOOK_PROBLEMS, SLACK = 150, 0.02
-"""Problems of an evaluation on the way, and how much worse the last one, on all of them, may be."""
-BATCH = {"draft": 64, "target": 64, "verify": 48}
+LOOK_PROBLEMS = 150
+"""Of an evaluation on the way."""
+REASONING = {"tiny": 0.125, "wordy": 0.25}
+"""Share of the sequences that are chains of thought while a target learns to verify, by pair: those of `tiny` have one before every
+verification, too."""
+BATCH = {"tiny": {"draft": 64, "target": 64, "verify": 48}, "wordy": {"draft": 64, "target": 24, "verify": 16}}
+"""Sequences of a step, by pair and role; those of `wordy` are two to three times as long."""
 
 
 class Pool:
@@ -97,7 +104,7 @@ def new_model(role: str, vocab_size: int, eos_id: int) -> Any:
         rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
         **shape,
     )
-    return AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+    return AutoModelForCausalLM.from_config(config, attn_implementation=tiny_eval.ATTENTION)
 
 
 def collate(batch: Sequence[Example], device: str) -> dict[str, Tensor]:
@@ -121,7 +128,9 @@ def loss_of(model: Any, batch: Sequence[Example], device: str, verifies: bool) -
     tensors = collate(batch, device)
     out = model.model(input_ids=tensors["ids"], use_cache=False, output_hidden_states=verifies)
     logits = model.lm_head(out.last_hidden_state).float()
-    loss = nn.functional.cross_entropy(logits.flatten(0, 1), tensors["next_token"].flatten(), ignore_index=NONE)
+    told = tensors["next_token"].flatten()
+    summed = nn.functional.cross_entropy(logits.flatten(0, 1), told, ignore_index=NONE, reduction="sum")
+    loss = summed / (told != NONE).sum().clamp(min=1)
     if not verifies:
         return loss
     for layer, name in ((FORESEES, "right_token"), (COMPARES, "match"), (JUDGES, "verdict")):
@@ -150,7 +159,7 @@ class Trainer:
 
     def __init__(self, model: Any, role: str, minutes: float, device: str) -> None:
         self.model, self.device, self.seconds = model.to(device), device, minutes * 60
-        self.rates, self.verifies = RATES[role], role == "verify"
+        self.rates, self.verifies = RATES[role], role in ("verify", "reward")
         matrices = [p for name, p in model.named_parameters() if p.ndim == 2 and "embed" not in name]
         rest = [p for name, p in model.named_parameters() if p.ndim != 2 or "embed" in name]
         self.optimisers = [
@@ -185,24 +194,29 @@ class Trainer:
 def reasoning_batches(examples: Any, size: int) -> Iterator[list[Example]]:
     """Chains of thought alone."""
     while True:
-        yield [examples.reasoning(next(examples.problems)) for _ in range(size)]
+        yield from by_length([examples.reasoning(next(examples.problems)) for _ in range(4 * size)], size, examples.rng)
 
 
-def verify_batches(examples: Any, pool: Pool, size: int) -> Iterator[list[Example]]:
-    """An eighth chains of thought, a quarter scores, the rest choices; four batches at a time, by length, to pad less."""
+def by_length(drawn: list[Example], size: int, rng: random.Random) -> list[list[Example]]:
+    """Batches of sequences of about the same length, to pad less, in random order."""
+    drawn.sort(key=lambda each: len(each.ids))
+    batches = [drawn[i : i + size] for i in range(0, len(drawn), size)]
+    rng.shuffle(batches)
+    return batches
+
+
+def verify_batches(examples: Any, pool: Pool, size: int, reasoning: float) -> Iterator[list[Example]]:
+    """A share of chains of `reasoning`, then scores and choices, two to five; four batches at a time, by length, to pad less."""
     rng = examples.rng
     while True:
-        drawn = [examples.reasoning(next(examples.problems)) for _ in range(size // 2)]
+        drawn = [examples.reasoning(next(examples.problems)) for _ in range(round(4 * size * reasoning))]
         for i in range(4 * size - len(drawn)):
-            situation, candidates = _candidates(examples, pool)
+            situation, candidates = candidates_of(examples, pool)
             drawn.append(examples.score(situation, rng.choice(candidates)) if i % 7 < 2 else examples.choose(situation, candidates))
-        drawn.sort(key=lambda each: len(each.ids))
-        batches = [drawn[i : i + size] for i in range(0, len(drawn), size)]
-        rng.shuffle(batches)
-        yield from batches
+        yield from by_length(drawn, size, rng)
 
 
-def _candidates(examples: Any, pool: Pool) -> tuple[Any, list[tuple[int, ...]]]:
+def candidates_of(examples: Any, pool: Pool) -> tuple[Any, list[tuple[int, ...]]]:
     """Up to `pool.most` different candidates, in random order, as a draft would have sampled them."""
     rng = examples.rng
     if rng.random() < 0.6:
@@ -211,7 +225,7 @@ def _candidates(examples: Any, pool: Pool) -> tuple[Any, list[tuple[int, ...]]]:
     else:
         situation = examples.situation()
         candidates = [examples.corrupt(situation) for _ in range(rng.choice([1, 1, 2, 3, 4]))]
-        candidates += [situation.gold] if rng.random() < 0.5 else []
+        candidates += [examples.right_candidate(situation)] if rng.random() < 0.5 else []
     if len(candidates) > 1 and rng.random() < 0.25:  # none is right: rare with a good draft, and must be learnt
         candidates = [each for each in candidates if not examples.is_right(situation, each)] or candidates
     candidates = list(dict.fromkeys(candidates))
@@ -236,7 +250,7 @@ class Options:
 
 
 @click.command()
-@click.argument("role", type=click.Choice(list(RATES)))
+@click.argument("role", type=click.Choice(ROLES))
 @click.option("--pair", type=click.Choice(list(MOST_SHOWN)), default="tiny", show_default=True)
 @click.option("--out", type=click.Path(path_type=Path), required=True)
 @click.option("--start", type=click.Path(path_type=Path), help="verify: the target that reasons.")
@@ -256,10 +270,10 @@ def main(**given: Any) -> None:
     options.out.mkdir(parents=True, exist_ok=True)
     fast, examples = new_examples(options)
     model = tiny_eval.load(options.start, options.device) if options.start else new_model(options.role, len(fast), fast.eos_token_id)
-    batches = reasoning_batches(examples, BATCH[options.role])
+    batches = reasoning_batches(examples, BATCH[options.pair][options.role])
     if options.draft:
         pool = Pool(tiny_eval.load(options.draft, options.device), examples, MOST_SHOWN[options.pair])
-        batches = verify_batches(examples, pool, BATCH[options.role])
+        batches = verify_batches(examples, pool, BATCH[options.pair][options.role], REASONING[options.pair])
     train(options, Trainer(model, options.role, options.minutes, options.device), batches, examples)
 
 
@@ -272,21 +286,19 @@ def new_examples(options: Options) -> tuple[Any, Any]:
 
 
 def train(options: Options, trainer: Trainer, batches: Iterator[list[Example]], examples: Any) -> None:
-    """Until the time is up, the best evaluation kept; or, for the draft, until it is good enough."""
-    problems, best, next_look = tiny_eval.PAIRS[options.pair].split("validation"), -1.0, LOOK_EVERY[options.role]
+    """Until the time is up, the weights of every evaluation kept; or, for the draft, until it is good enough."""
+    problems, next_look = tiny_eval.PAIRS[options.pair].split("validation"), LOOK_EVERY[options.role]
     while trainer.share < 1:
         loss = trainer.step(next(batches))
-        if trainer.share < next_look or (options.role == "draft" and loss > DRAFT_LOOKS_BELOW):
+        if trainer.share < next_look or (options.role == "draft" and loss > DRAFT_LOOKS_BELOW[options.pair]):
             continue
         next_look = trainer.share + LOOK_EVERY[options.role]
         value = look(options, trainer, problems[:LOOK_PROBLEMS], examples)
+        save(trainer.model, options.out)
         if options.role == "draft" and value >= options.solves:
             break
-        if options.role != "draft" and value >= best:
-            best = value
-            save(trainer.model, options.out)
-    if look(options, trainer, problems, examples) >= best - SLACK or options.role == "draft":
-        save(trainer.model, options.out)
+    save(trainer.model, options.out)
+    look(options, trainer, problems, examples)
 
 
 def look(options: Options, trainer: Trainer, problems: Sequence[Any], examples: Any) -> float:

@@ -7,6 +7,7 @@ differs is that a step may be said in several ways, all of them right, and that 
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import make_wordy
 from make_wordy import Problem
@@ -15,8 +16,11 @@ from tiny_examples import NONE, Example
 from pipeline.engine import Tokenizer
 from pipeline.graph.prompts import DELIMITER, THINK_CLOSE
 from pipeline.reasoning.prompts import PromptBuilder
+from pipeline.rewards.prompts import RewardPromptBuilder, Thought
 
 GUIDANCE = 8
+GUIDED = 0.4
+"""Share of the draft's thoughts that begin with the target's first tokens, as in SpecCoT."""
 MOST = 10
 """Candidates that a choice is trained with at most."""
 SHARES = {"target": {"wordy": 1.0}, "draft": {"terse": 0.7, "sloppy": 0.3}}
@@ -52,7 +56,7 @@ class WordyExamples:
         self.builder, self._encode, self._decode = PromptBuilder(tokenizer), tokenizer.encode, tokenizer.decode
         self.rng, self.limits = random.Random(seed), make_wordy.LIMITS
         self.problems: Iterator[Problem] = make_wordy.training(seed)
-        self._ways = SHARES[writer]
+        self._ways, self._guided = SHARES[writer], writer == "draft"
         self._end = next(iter(tokenizer.eos_ids))
         self._close = tuple(tokenizer.encode(THINK_CLOSE))
         self.digits = self.builder.score([], []).option_ids
@@ -60,18 +64,25 @@ class WordyExamples:
         self._numbers = {tokenizer.encode(f" {i}")[0]: i for i in range(100)}
 
     def reasoning(self, problem: Problem) -> Example:
-        """The whole response in the writer's way, behind some first steps in any way, which are not learnt."""
+        """The whole response in the writer's way. Its beginning is not learnt: some steps in any way, or the target's first tokens."""
         rng, count = self.rng, len(problem.events)
         given = rng.choice([0, 0, *range(1, count + 1)])
         said = [self._said(problem, place, self._any()) for place in range(given)]
-        own = [self._said(problem, place, self._own()) for place in range(given, count)]
+        thought, own = problem, list[str]()
+        for place in range(given, count):
+            step = self._said(thought, place, self._own())
+            wrong = make_wordy.misled(thought, place, step, rng) if rng.random() < make_wordy.WRONG_TURNS else None
+            thought, step = wrong or (thought, step)
+            own.append(step)
+        prompt, guidance = self.builder.generation(problem.text), 0
+        if self._guided and not given and rng.random() < GUIDED:
+            own[0], guidance = make_wordy.plain(problem, 0, "First"), GUIDANCE
         last = (said + own)[-1]
-        prompt = self.builder.generation(problem.text)
-        before = [token for text in said for token in self._encode(text + DELIMITER)]
-        after = [token for text in own for token in self._encode(text + DELIMITER)]
-        after += [*self._close, *self._encode(f"{DELIMITER}{make_wordy.answer(problem, last)}"), self._end]
-        labels = [NONE] * (len(prompt) + len(before) - 1) + after
-        return Example([*prompt, *before, *after], labels, list(labels))
+        thinking = [token for text in said + own for token in self._encode(text + DELIMITER)]
+        begun = guidance or sum(len(self._encode(text + DELIMITER)) for text in said)
+        ids = [*prompt, *thinking, *self._close, *self._encode(f"{DELIMITER}{make_wordy.answer(thought, last)}"), self._end]
+        labels = [NONE] * (len(prompt) + begun - 1) + ids[len(prompt) + begun :]
+        return Example(ids, labels, list(labels))
 
     def situation(self, problem: Problem | None = None) -> Situation:
         """A random step of a problem behind steps in any way, the first one often under way, as after guidance."""
@@ -85,8 +96,11 @@ class WordyExamples:
         ways = make_wordy.ways(problem, place, rng)
         if place == 0 and rng.random() < 0.6:
             whole = self._encode(make_wordy.plain(problem, 0, "First") + DELIMITER)
-            begun, rest = whole[:GUIDANCE], whole[GUIDANCE:]
-            return Situation(problem, (*context, *begun), (tuple(rest),), place, self._decode(begun), len(asked))
+            begun, rest = whole[:GUIDANCE], [whole[GUIDANCE:]]
+            event, text = problem.events[0], self._decode(begun)
+            if text.endswith(event.told):  # a terse step may go on from there
+                rest += [self._encode(way(event).removeprefix(event.told) + DELIMITER) for way in (make_wordy.terse, make_wordy.sloppy)]
+            return Situation(problem, (*context, *begun), tuple(map(tuple, rest)), place, text, len(asked))
         steps = (tuple(self._encode(text + DELIMITER)) for text in ways.values())
         return Situation(problem, context, tuple(dict.fromkeys(steps)), place, "", len(asked))
 
@@ -103,10 +117,14 @@ class WordyExamples:
         """Whether a candidate may be accepted."""
         return self.score_of(situation, candidate) >= make_wordy.RIGHT
 
+    def right_candidate(self, situation: Situation) -> tuple[int, ...]:
+        """A right continuation, in any way."""
+        return self.rng.choice(situation.ways)
+
     def score(self, situation: Situation, candidate: Sequence[int]) -> Example:
         """A SpecReason verification: the candidate in its place, then how much of it is right."""
         prompt = self.builder.score(situation.context, candidate)
-        example = self._asked(list(prompt.ids), situation)
+        example = Example(list(prompt.ids))
         found = self.digits[self.score_of(situation, candidate)]
         self._label(example, len(situation.context), situation, candidate, found)
         example.options = (found,)
@@ -115,7 +133,7 @@ class WordyExamples:
     def choose(self, situation: Situation, candidates: Sequence[Sequence[int]]) -> Example:
         """A SpecCoT verification: all candidates, then the number of a right one, or 0."""
         prompt = self.builder.choose(situation.context, candidates)
-        example, right = self._asked(list(prompt.ids), situation), []
+        example, right = Example(list(prompt.ids)), []
         at = len(situation.context) + self._intro
         for number, candidate in zip(prompt.option_ids[1:], candidates, strict=True):
             at += 1  # its label
@@ -124,6 +142,26 @@ class WordyExamples:
             right += [number] if is_right else []
             at += len(candidate) + (tuple(candidate[-1:]) != tuple(self._encode(DELIMITER)))
         example.options = tuple(right) or (prompt.option_ids[0],)
+        return example
+
+    def judged(self, asking: RewardPromptBuilder, situation: Situation, candidate: Sequence[int]) -> Example:
+        """A reward model's prompt about a candidate that is not blank: behind every step it says whether that is right; those before it
+        are."""
+        problem, good = situation.problem.text, asking.option_ids[0]
+        verdict = asking.option_ids[0 if self.is_right(situation, candidate) else 1]
+        thought = Thought(THINK_CLOSE)
+        thought.commit(self._decode(situation.context[situation.asked :]))
+        before, steps = len(thought.steps), [*thought.steps, *thought.steps_of(self._decode(candidate))]
+        ends = [len(asking.ids(problem, steps[:count])) for count in range(len(steps) + 1)]
+        example = Example(list(asking.ids(problem, steps)))
+        for start, end in pairwise(ends[: before + 1]):
+            said = example.ids[start:end]
+            example.right_token[start : end - 1], example.match[start:end] = said[1:], [self.digits[9]] * (end - start)
+            example.next_token[end - 1] = example.verdict[end - 1] = good
+        start = ends[before] + len(self._encode(situation.begun))
+        if example.ids[start : start + len(candidate)] == list(candidate):  # else it is not encoded as it was sampled
+            self._label(example, start, situation, candidate, verdict)
+        example.next_token[-1] = example.verdict[-1] = verdict
         return example
 
     def corrupt(self, situation: Situation) -> tuple[int, ...]:
@@ -147,12 +185,6 @@ class WordyExamples:
 
     def _said(self, problem: Problem, place: int, way: str) -> str:
         return make_wordy.ways(problem, place, self.rng)[way]
-
-    def _asked(self, ids: list[int], situation: Situation) -> Example:
-        """An example whose thought so far is labelled as in plain reasoning."""
-        said = list(situation.context[situation.asked :])
-        labels = [NONE] * (situation.asked - 1) + [NONE] * len(said)
-        return Example(ids, labels, list(labels))
 
     def _label(self, example: Example, start: int, situation: Situation, candidate: Sequence[int], verdict: int) -> None:
         """Write the labels of a candidate whose first token is at `start`: what a right one says next, whether this one says it, and, from

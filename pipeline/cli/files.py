@@ -1,7 +1,7 @@
 """`pipeline init`, `pipeline graphs` and `pipeline schema`: files of one's own to begin with, and what there is to begin from."""
 
 from pathlib import Path
-from typing import get_args
+from typing import Any, cast, get_args
 
 import click
 import msgspec
@@ -13,10 +13,14 @@ from pipeline.cli.terminal.console import PlainConsole
 from pipeline.cli.terminal.places import LocalPath
 from pipeline.errors import UsageError, reason
 from pipeline.graph.plugins import engine_specs, stage_specs
-from pipeline.graph.schema import FileName, json_schema
+from pipeline.graph.schema import FileName, json_schema, struct_schema
 from pipeline.graph.yaml_file import head_comment, read_yaml
+from pipeline.training.lora.config import CONFIGS, Task
 
 GRAPH, ENGINES, PROBLEMS = "graph.yaml", "engines.yaml", "problems.csv"
+TRAINING: dict[str, Task] = {"training-draft": "draft", "training-select": "select"}
+SCHEMAS = (*get_args(FileName), *TRAINING)
+"""Files that have a schema."""
 EXAMPLE = 'problem,answer\n"What is 12 + 30?",42\n"Tom has 7 pens and buys 5 more. How many pens has he?",12\n'
 HINT = "# yaml-language-server: $schema={schema}\n"
 
@@ -38,11 +42,11 @@ def graphs(as_json: bool, debug: bool) -> None:
 
 
 @click.command()
-@click.argument("file", type=click.Choice(get_args(FileName)))
+@click.argument("file", type=click.Choice(SCHEMAS))
 @click.option("--output", type=click.Path(path_type=Path), metavar="FILE", help="Output file.  [default: stdout]")
 @click.option("--debug", is_flag=True, help="Show tracebacks.")
-def schema(file: FileName, output: Path | None, debug: bool) -> None:
-    """Print the JSON Schema of graph files, engines files, prompts files or presets, for editors.
+def schema(file: str, output: Path | None, debug: bool) -> None:
+    """Print the JSON Schema of graph files, engines files, prompts files, presets or training files, for editors.
 
     Stages and engines of installed packages are included.
     """
@@ -75,8 +79,15 @@ def init(folder: Path, graph: str, engines: str, debug: bool) -> None:
     print_line(f"next: pipeline run {folder / GRAPH} --input {folder / PROBLEMS} --output {folder / 'runs/first'}")
 
 
-def _schema(file: FileName) -> str:
-    return msgspec.json.format(msgspec.json.encode(json_schema(file, stage_specs(), engine_specs())), indent=2).decode() + "\n"
+def schema_of(file: str) -> dict[str, Any]:
+    """The schema of one kind of file, by its name in `SCHEMAS`."""
+    if file in TRAINING:
+        return struct_schema(CONFIGS[TRAINING[file]], f"{file} file")
+    return json_schema(cast(FileName, file), stage_specs(), engine_specs())
+
+
+def _schema(file: str) -> str:
+    return msgspec.json.format(msgspec.json.encode(schema_of(file)), indent=2).decode() + "\n"
 
 
 def _with_engines(text: str, engines: str) -> str:

@@ -30,10 +30,7 @@ LIKE: dict[str, Any] = {
 
 def json_schema(file: FileName, stages: Mapping[str, type[StageSpec]], engines: Mapping[str, type[EngineSpec]]) -> dict[str, Any]:
     """The schema of a graph file, an engines file, a prompts file or a preset, with these kinds of stages and backends."""
-    kinds: list[type[Struct]] = [GraphSpec, Prompts, Preset, *stages.values(), *engines.values()]
-    known = {each.__name__: each for each in _with_inner(kinds)}
-    _, parts = msgspec.json.schema_components(list(known.values()), ref_template=f"{REF}{{name}}")
-    parts = {name: _described(part, known.get(name)) for name, part in parts.items()}
+    parts = _parts([GraphSpec, Prompts, Preset, *stages.values(), *engines.values()])
     if file == "graph":
         parts["Prompts"]["properties"]["like"] = LIKE
         parts = {name: part if name == "GraphSpec" else _with_params(part) for name, part in parts.items()}
@@ -46,14 +43,31 @@ def json_schema(file: FileName, stages: Mapping[str, type[StageSpec]], engines: 
         "prompts": parts["Prompts"],
         "preset": parts["Preset"],
     }
-    needed = {name: parts[name] for name in sorted(_needed(tops[file], parts))}
-    return {"$schema": DIALECT, **tops[file], "title": f"{file} file", "$defs": needed}
+    return _whole(tops[file], f"{file} file", parts)
+
+
+def struct_schema(kind: type[Struct], title: str) -> dict[str, Any]:
+    """The schema of a file that holds the fields of one Struct."""
+    parts = _parts([kind])
+    return _whole(parts[kind.__name__], title, parts)
 
 
 def field_docs(struct: type[Struct]) -> dict[str, str]:
     """What is said of each field of a Struct and its base classes, by the name that files use; empty where nothing is."""
     said = _documented(struct)
     return {field.encode_name: said.get(field.name) or _description(field.type) for field in structs.fields(struct)}
+
+
+def _parts(kinds: Iterable[type[Struct]]) -> dict[str, dict[str, Any]]:
+    """The schemas of these Structs and of those that they hold, by name."""
+    known = {each.__name__: each for each in _with_inner(kinds)}
+    _, parts = msgspec.json.schema_components(list(known.values()), ref_template=f"{REF}{{name}}")
+    return {name: _described(part, known.get(name)) for name, part in parts.items()}
+
+
+def _whole(top: dict[str, Any], title: str, parts: Mapping[str, Any]) -> dict[str, Any]:
+    """A schema with those of the `parts` that it leads to."""
+    return {"$schema": DIALECT, **top, "title": title, "$defs": {name: parts[name] for name in sorted(_needed(top, parts))}}
 
 
 def _description(kind: Any) -> str:

@@ -8,6 +8,10 @@ from typing import Literal, TypeAlias
 from msgspec import Struct
 
 Split: TypeAlias = Literal["train", "validation"]
+IGNORED = -100
+"""The label of a token that nothing is learnt from, as torch, transformers and TRL have it."""
+AS_IT_IS = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
+"""A chat template that says messages as they stand, one behind the other."""
 
 
 class Message(Struct, frozen=True):
@@ -17,6 +21,12 @@ class Message(Struct, frozen=True):
     """`user` or `assistant`."""
     content: str
     """What is said."""
+
+
+class ChatTemplate(Struct, frozen=True):
+    """With what chat template TRL says the messages of a row: its column `chat_template_kwargs`."""
+
+    chat_template: str = AS_IT_IS
 
 
 class Origin(Struct, frozen=True, kw_only=True):
@@ -40,10 +50,20 @@ class Origin(Struct, frozen=True, kw_only=True):
     """The model whose tokenizer and chat template made the prompt."""
     input_sha256: str
     """The hash of the run's input."""
+    problem_hash: str | None = None
+    """64 bits of the problem's text as hexadecimal digits, whatever its white space and capitals: the same in every run and file; null in
+    files of earlier versions."""
+    prompts: str | None = None
+    """The bundled prompts file in whose words the run asked; null: the graph had words of its own, or an earlier version wrote the file."""
 
 
 class SftRow(Origin, frozen=True, kw_only=True):
-    """A prompt and its completion as messages: TRL's conversational prompt-completion form."""
+    """A prompt and its completion as messages: TRL's conversational prompt-completion form.
+
+    TRL says them with the chat template of the model. Templates that cut a reply at `</think>`, as those of DeepSeek-R1 and QwQ do, leave
+    nothing of a thought to learn, and every template ends the turn behind it; `pipeline train` does neither. For TRL's own trainers export
+    token ids, or, for a template that keeps thoughts, whole responses.
+    """
 
     prompt: tuple[Message, ...]
     """The question, as the user asks it."""
@@ -52,12 +72,12 @@ class SftRow(Origin, frozen=True, kw_only=True):
 
 
 class SftTokensRow(Origin, frozen=True, kw_only=True):
-    """The same as token ids, exactly those of serving: what TRL's `SFTTrainer` takes as processed."""
+    """The same as token ids, exactly those of serving: what TRL's `SFTTrainer` takes as it is."""
 
     input_ids: tuple[int, ...]
     """Prompt and completion."""
-    completion_mask: tuple[int, ...]
-    """1 for each token of the completion, 0 for each of the prompt."""
+    labels: tuple[int, ...]
+    """As many: the ids of the completion, and -100 for each token of the prompt, of which nothing is learnt."""
 
 
 class SelectionRow(Origin, frozen=True, kw_only=True):
@@ -78,18 +98,28 @@ class SelectionRow(Origin, frozen=True, kw_only=True):
 
 
 class PreferenceRow(Origin, frozen=True, kw_only=True):
-    """A rejected drafted step and the step that was written instead, as text: TRL's explicit-prompt preference form."""
+    """A rejected drafted step and the step that was written instead, as text: TRL's conversational preference form.
 
-    prompt: str
-    """The chat and the thought before the step, as text."""
-    chosen: str
-    """The step that was written after all candidates were rejected."""
-    rejected: str
-    """One of the rejected candidates."""
+    Each text is one message that is said as it stands, by the column `chat_template_kwargs`: of plain text TRL's `DPOTrainer` ends every
+    step with the end of the sequence, and may begin the prompt with a second beginning.
+    """
+
+    prompt: tuple[Message, ...]
+    """The chat and the thought before the step, as the text that the model read: one message."""
+    chosen: tuple[Message, ...]
+    """The step that was written after all candidates were rejected: one message."""
+    rejected: tuple[Message, ...]
+    """One of the rejected candidates: one message."""
+    chat_template_kwargs: ChatTemplate = ChatTemplate()
+    """The chat template that says messages as they stand."""
 
 
 class PreferenceTokensRow(Origin, frozen=True, kw_only=True):
-    """The same as token ids."""
+    """The same as token ids, in the columns that the collator of TRL's `DPOTrainer` takes.
+
+    The trainer itself makes these columns from text and cannot be told to leave that out: a subclass whose `_prepare_dataset` returns the
+    dataset as it is learns from them.
+    """
 
     prompt_ids: tuple[int, ...]
     """The chat and the thought before the step."""

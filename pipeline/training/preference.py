@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from pipeline.errors import UsageError
-from pipeline.training.examples import PreferenceRow, PreferenceTokensRow
+from pipeline.training.examples import Message, PreferenceRow, PreferenceTokensRow
 from pipeline.training.retrace import RetracedChain, RetracedStep, Retracer
 
 
@@ -33,6 +33,7 @@ def _step_rows(
     common = {**origin, "step_index": step.step.index, "model": prompt.label.model}
     rejected = {candidate.text: candidate for candidate in step.step.candidates if candidate.text != written.text}
     text = "" if tokens else retracer.builders[role].tokenizer.decode(prompt.request.prompt_ids)
+    asked, chosen = (Message("user", text),), (Message("assistant", written.text),)
     for candidate in rejected.values():
         if tokens:
             yield PreferenceTokensRow(
@@ -42,4 +43,4 @@ def _step_rows(
                 **common,
             )
         else:
-            yield PreferenceRow(prompt=text, chosen=written.text, rejected=candidate.text, **common)
+            yield PreferenceRow(prompt=asked, chosen=chosen, rejected=(Message("assistant", candidate.text),), **common)

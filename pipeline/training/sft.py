@@ -7,7 +7,7 @@ from typing import Any, Literal, TypeAlias
 from pipeline.graph.prompts import DELIMITER, Prompts, filled
 from pipeline.reasoning.chain import Chain
 from pipeline.reasoning.prompts import PromptBuilder
-from pipeline.training.examples import Message, SftRow, SftTokensRow
+from pipeline.training.examples import IGNORED, Message, SftRow, SftTokensRow
 from pipeline.training.retrace import RetracedChain
 
 Completion: TypeAlias = Literal["thought", "response"]
@@ -42,7 +42,7 @@ class Replies:
             reply += builder.close_thought_ids if self._with_answer else [builder.think_close_id]
         if self._with_answer and chain.chain.answer is not None:
             reply += [*chain.chain.translate(chain.chain.answer, self._key), *sorted(builder.tokenizer.eos_ids)[:1]]
-        return SftTokensRow(input_ids=(*context[:begin], *reply), completion_mask=(0,) * begin + (1,) * len(reply), step_index=0, **origin)
+        return SftTokensRow(input_ids=(*context[:begin], *reply), labels=(*[IGNORED] * begin, *reply), step_index=0, **origin)
 
     def _said(self, chain: Chain) -> str:
         """The whole reply as text."""

@@ -9,6 +9,7 @@ import msgspec
 import pyarrow as pa
 from msgspec import Struct
 
+from pipeline.bundled import bundled_files
 from pipeline.data.problems import Problem
 from pipeline.engine import Tokenizer
 from pipeline.engines.models import resolve
@@ -16,14 +17,17 @@ from pipeline.engines.tokenizer import HFTokenizer
 from pipeline.errors import RunFolderError, UsageError, boundary, did_you_mean
 from pipeline.export.answers_file import form_of, write_batches
 from pipeline.grading.grader import Grader
+from pipeline.graph.loader import load_prompts
+from pipeline.graph.prompts import Prompts
 from pipeline.trace.columns import schema_of
 from pipeline.training.examples import Origin, PreferenceRow, PreferenceTokensRow, SelectionRow, SftRow, SftTokensRow
+from pipeline.training.held_out import HeldOutProblems
 from pipeline.training.labels import Labels, Source
 from pipeline.training.preference import check_fallback, preference_rows
 from pipeline.training.retrace import LEARNER, RetracedChain, Retracer
 from pipeline.training.selection import Selections, check_source, default_source
 from pipeline.training.sft import Completion, Replies
-from pipeline.training.split import HeldOut, split_of
+from pipeline.training.split import problem_hash, split_of
 
 Format: TypeAlias = Literal["sft", "selection", "preference"]
 FORMATS: tuple[Format, ...] = get_args(Format)
@@ -40,7 +44,13 @@ NOTHING: dict[Format, str] = {"sft": "no chain ended", "selection": "nothing was
 """Why runs that could give rows of a format give none, as a clause."""
 AT_ONCE = 256
 """Rows that are written together."""
-MESSAGES = pa.list_(pa.struct([pa.field("role", pa.string(), False), pa.field("content", pa.string(), False)]))
+_MESSAGES = pa.list_(pa.struct([pa.field("role", pa.string(), False), pa.field("content", pa.string(), False)]))
+_TEMPLATE = pa.struct([pa.field("chat_template", pa.string(), False)])
+_NESTED: dict[type[Origin], dict[str, pa.DataType]] = {
+    SftRow: {"prompt": _MESSAGES, "completion": _MESSAGES},
+    PreferenceRow: {"prompt": _MESSAGES, "chosen": _MESSAGES, "rejected": _MESSAGES, "chat_template_kwargs": _TEMPLATE},
+}
+"""The columns of rows that hold messages, behind those of `Origin`."""
 
 
 class Wanted(Struct, frozen=True, kw_only=True):
@@ -73,7 +83,7 @@ class Written(Struct, frozen=True):
     """Chains or verifications that gave no row, by the reason, as a clause."""
 
 
-def write_training_data(path: Path, runs: Sequence[Path], wanted: Wanted, held_out: HeldOut) -> Written:
+def write_training_data(path: Path, runs: Sequence[Path], wanted: Wanted, held_out: HeldOutProblems) -> Written:
     """Write the rows of all `runs` to the file `path`, whose name says the format, `.parquet` or `.jsonl`.
 
     Raises `UsageError` for runs that cannot give what is `wanted` or whose problems are in `held_out`, `InputError` for folders that cannot
@@ -91,7 +101,7 @@ def write_training_data(path: Path, runs: Sequence[Path], wanted: Wanted, held_o
 class _Data:
     """The rows of some runs, and what is counted on the way."""
 
-    def __init__(self, runs: Sequence[Path], wanted: Wanted, held_out: HeldOut) -> None:
+    def __init__(self, runs: Sequence[Path], wanted: Wanted, held_out: HeldOutProblems) -> None:
         self._wanted, self._held_out = wanted, held_out
         self.count: Counter[str] = Counter()
         self.left_out: Counter[str] = Counter()
@@ -140,7 +150,8 @@ class _Rows:
 
     def __init__(self, retracer: Retracer, wanted: Wanted, grader: Grader) -> None:
         self._retracer, self._wanted, record = retracer, wanted, retracer.record
-        self.origin = {"run_id": record.run_id, "graph": record.graph, "input_sha256": record.input.sha256}
+        self.origin: dict[str, str | None] = {"run_id": record.run_id, "graph": record.graph, "input_sha256": record.input.sha256}
+        self.origin["prompts"] = _prompts_name(record.plan.prompts)
         self._cut = 0
         self._selections: Selections | None = None
         if wanted.format == "selection":
@@ -183,15 +194,21 @@ def _learner(retracer: Retracer, wanted: Wanted) -> tuple[str, str]:
 
 def _origin(chain: RetracedChain) -> dict[str, Any]:
     problem = chain.chain.problem
-    return {"problem_id": problem.problem_id, "chain_id": chain.chain.chain_id, "correct": chain.correct}
+    common = {"problem_id": problem.problem_id, "problem_hash": problem_hash(problem.problem)}
+    return {**common, "chain_id": chain.chain.chain_id, "correct": chain.correct}
+
+
+def _prompts_name(prompts: Prompts) -> str | None:
+    """The bundled prompts file with these texts; None where there is none."""
+    return next((name for name, path in bundled_files("prompts file").items() if load_prompts(path) == prompts), None)
 
 
 def _schema(row: type[Origin]) -> pa.Schema:
     """The Arrow schema of a row; messages are lists of structs."""
-    if row is not SftRow:
+    nested = _NESTED.get(row)
+    if nested is None:
         return schema_of(row)
-    common = schema_of(Origin)
-    return pa.schema([*common, pa.field("prompt", MESSAGES, False), pa.field("completion", MESSAGES, False)])
+    return pa.schema([*schema_of(Origin), *(pa.field(name, kind, False) for name, kind in nested.items())])
 
 
 def _batches(rows: Iterable[Origin], schema: pa.Schema, where: str, data: _Data) -> Iterator[pa.RecordBatch]:

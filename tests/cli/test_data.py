@@ -27,7 +27,7 @@ def test_the_bundled_set_is_prepared_in_the_folder_data(tmp_path: Path) -> None:
 
 def test_the_list_names_every_recipe(tmp_path: Path) -> None:
     lines = data(tmp_path, "list").stdout.splitlines()
-    assert len(lines) == 10
+    assert len(lines) == 11
     assert "gsm8k               1319  numeric  hub: openai/gsm8k (MIT)" in lines
     recipes = json.loads(data(tmp_path, "list", "--json").stdout)
     assert {recipe["name"] for recipe in recipes} >= {"gsm8k", "gpqa_diamond", "arith"}

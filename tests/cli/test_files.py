@@ -9,8 +9,7 @@ import pytest
 import yaml
 
 from pipeline.bundled import FOLDERS, bundled_files
-from pipeline.graph.plugins import engine_specs, stage_specs
-from pipeline.graph.schema import json_schema
+from pipeline.cli import files
 from tests.support.commands import pipeline
 from tests.support.paths import ROOT
 
@@ -38,13 +37,15 @@ def test_the_list_of_graphs(tmp_path: Path) -> None:
     assert "speccot" in pipeline("graphs").stdout
 
 
-SCHEMAS = {name: json_schema(name, stage_specs(), engine_specs()) for name in ("graph", "engines", "prompts", "preset")}  # type: ignore[arg-type]
+SCHEMAS = {name: files.schema_of(name) for name in files.SCHEMAS}
 FILES = [
     *((path, "graph") for path in FOLDERS["graph"].glob("*.yaml")),
     *((path, "engines") for path in FOLDERS["engines file"].glob("*.yaml")),
     *((path, "prompts") for path in FOLDERS["prompts file"].glob("*.yaml")),
     *((path, "preset") for path in FOLDERS["preset"].glob("*.yaml")),
+    *((path, f"training-{path.stem.rpartition('-')[2]}") for path in FOLDERS["training file"].glob("*.yaml")),
 ]
+"""The name of a training file ends with that of its task."""
 
 
 def errors(value: Any, schema: str) -> list[str]:

@@ -94,7 +94,7 @@ def selection_row(**values: Any) -> dict[str, Any]:
 def tokens_row(**values: Any) -> dict[str, Any]:
     """A row of `pipeline export --format sft --tokens`, about nothing in particular."""
     said = {**ORIGIN, "split": "train", "problem_id": "p", "model": "bundled:tiny-draft"}
-    said |= {"input_ids": [5, 6, 7], "completion_mask": [0, 1, 1]}
+    said |= {"input_ids": [5, 6, 7], "labels": [-100, 6, 7]}
     return {**said, **values}
 
 

@@ -2,11 +2,12 @@
 
 from typing import Any
 
+import msgspec
 import yaml
 
 from pipeline.training.lora.card import adapter_card, merged_card
 from pipeline.training.lora.config import SelectConfig
-from pipeline.training.lora.data import FileCounts
+from pipeline.training.lora.data import Asking, FileCounts
 from pipeline.training.lora.log import Row, StepRow, ValidationRow
 from pipeline.training.lora.output import Outcome, Record
 
@@ -55,6 +56,30 @@ def test_the_body_has_all_that_it_takes_to_do_it_again() -> None:
     assert "learning_rate: 0.0001" in body
     assert "pipeline train select train.yaml" in body
     assert "--set adapter=selection" in body
+
+
+def serving(task: str, *asked: Asking) -> list[str]:
+    """The commands under `Serving` of a card about data that were asked so."""
+    record = msgspec.structs.replace(RECORD, task=task, files=(msgspec.structs.replace(FILE, asked=asked),))
+    _, body = card(record=record)
+    return [line for line in body.partition("## Data")[0].splitlines() if line.startswith("pipeline ")]
+
+
+def test_it_is_served_with_the_prompts_of_its_data() -> None:
+    published, step = Asking(graph="scot", prompts="scot"), Asking(graph="speccot", prompts="my prompts.yaml")
+    run = "pipeline run scot --engines FILE --set adapter=selection --set prompts=scot --input FILE"
+    assert serving("select", published) == [run]
+    other = "pipeline run speccot --engines FILE --set adapter=selection --set 'prompts=my prompts.yaml' --input FILE"
+    assert serving("select", published, step) == [run, other]
+    unknown = "pipeline run scot --engines FILE --set adapter=selection --set prompts=FILE --input FILE"
+    assert serving("select", Asking(graph="scot", prompts=None)) == [unknown]
+    assert serving("select") == [unknown], "a record of an earlier version"
+    merge = "pipeline train merge adapters/mine -o adapters/mine-merged"
+    for graph in ("scot", "target"):
+        assert serving("draft", Asking(graph=graph, prompts="ours")) == [
+            merge,
+            "pipeline run scot --engines FILE --set prompts=ours --input FILE",
+        ]
 
 
 def test_a_merged_model_says_what_is_in_it() -> None:

@@ -7,12 +7,12 @@ import pytest
 
 from pipeline.errors import InputError
 from pipeline.graph.prompts import OURS
+from pipeline.training.held_out import HeldOutProblems
 from pipeline.training.lora.config import DraftConfig, SelectConfig
 from pipeline.training.lora.data import Data, prepare
 from pipeline.training.lora.files import read_files
-from pipeline.training.lora.held_out import HeldOutProblems
 from pipeline.training.lora.tokens import Encoder
-from pipeline.training.split import split_of
+from pipeline.training.split import problem_hash, split_of
 from tests.support.chat_models import chat_model
 from tests.support.training_data import arith, messages_row, published_choices, published_thoughts, write_lines
 
@@ -20,9 +20,18 @@ NAME = "bundled:tiny-draft"
 
 
 def prepared(path: Path, held_out: HeldOutProblems | None = None, longest: int = 10_000, **values: Any) -> Data:
-    config = DraftConfig(model=NAME, data=(path.name,), **values)
-    files = read_files("draft", [(path.name, path)])
+    return prepared_of(path, held_out=held_out, longest=longest, **values)
+
+
+def prepared_of(*paths: Path, held_out: HeldOutProblems | None = None, longest: int = 10_000, **values: Any) -> Data:
+    config = DraftConfig(model=NAME, data=tuple(path.name for path in paths), **values)
+    files = read_files("draft", [(path.name, path) for path in paths])
     return prepare(files, config, held_out or HeldOutProblems({}), Encoder(chat_model("tiny-draft"), NAME, OURS), longest)
+
+
+def asked(problem: str, **values: Any) -> dict[str, Any]:
+    """A row about a problem."""
+    return messages_row(problem, "<think>\nSo.</think>", problem_hash=problem_hash(problem), **values)
 
 
 def test_published_data_are_split_by_the_text_of_the_problem(tmp_path: Path) -> None:
@@ -35,7 +44,7 @@ def test_published_data_are_split_by_the_text_of_the_problem(tmp_path: Path) -> 
 
 
 def test_exported_data_have_their_split(tmp_path: Path) -> None:
-    rows = [messages_row(problem, "<think>\nSo.</think>", split=split) for problem, split in (("A?", "train"), ("B?", "validation"))]
+    rows = [asked(problem, split=split) for problem, split in (("A?", "train"), ("B?", "validation"))]
     data = prepared(write_lines(tmp_path / "data.jsonl", rows), validation=0.9)
     assert (len(data.train), len(data.validation)) == (1, 1)
 
@@ -75,6 +84,42 @@ def test_all_rows_of_a_problem_count_as_one(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="1 of its 2 problems are in a test set, the first in row 1, a, in mine"):
         prepared(path, held_out)
     assert len(prepared(path, held_out, overlap="leave_out").train) == 1
+
+
+def test_a_problem_in_both_splits_is_refused(tmp_path: Path) -> None:
+    rows = [asked("A?", split="train", problem_id="a"), asked("B?", split="validation", problem_id="b")]
+    one = write_lines(tmp_path / "one.jsonl", rows)
+    other = write_lines(tmp_path / "other.jsonl", [asked("b?", split="train", problem_id="c", input_sha256="1" * 64)])
+    assert len(prepared(one).train) == len(prepared(other).train) == 1
+    with pytest.raises(InputError) as caught:
+        prepared_of(one, other)
+    what = "its problem, c, is in the split train, and in validation in one.jsonl, row 2, so that what is learnt would be measured"
+    remedy = "export all files with one --validation, and set `validation` to the same share for published data"
+    assert str(caught.value) == f"other.jsonl, row 1: {what}; {remedy}"
+
+
+def test_published_data_beside_exported_ones_with_another_share(tmp_path: Path) -> None:
+    problems = arith(20)
+    published = published_thoughts(tmp_path / "published.jsonl", 20)
+    rows = [asked(problem, split=split_of(problem, 0.4), problem_id=f"p{place}") for place, (problem, _) in enumerate(problems)]
+    exported = write_lines(tmp_path / "exported.jsonl", rows)
+    with pytest.raises(
+        InputError, match=r"exported.jsonl, row \d+: its problem, p\d+, is in the split validation, and in train in published"
+    ):
+        prepared_of(published, exported, validation=0.1)
+    assert len(prepared_of(published, exported, validation=0.4).validation) == 2 * sum(row["split"] == "validation" for row in rows)
+
+
+def test_how_problems_were_asked_is_known(tmp_path: Path) -> None:
+    files = [
+        published_thoughts(tmp_path / "published.jsonl", 2),
+        write_lines(tmp_path / "exported.jsonl", [asked("A?", graph="target", prompts="ours"), asked("B?", graph="target", prompts=None)]),
+    ]
+    data = prepared_of(*files, validation=0.0, prompts="specreason")
+    assert [[(each.graph, each.prompts) for each in file.asked] for file in data.files] == [
+        [("scot", "specreason")],
+        [("target", None), ("target", "ours")],
+    ]
 
 
 def test_cut_thoughts_are_told(tmp_path: Path) -> None:

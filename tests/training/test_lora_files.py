@@ -10,7 +10,9 @@ from pipeline.training.examples import SelectionRow, SftRow, SftTokensRow
 from pipeline.training.lora.config import Task
 from pipeline.training.lora.files import RowsFile, problem_of, read_files, text_of
 from pipeline.training.lora.published import Choice, Thought
+from pipeline.training.split import problem_hash
 from tests.support.training_data import (
+    arith,
     messages_row,
     published_choices,
     published_thoughts,
@@ -78,9 +80,14 @@ def test_a_file_for_something_else(tmp_path: Path, task: Task, row: dict[str, An
         ("select", selection_row(input_ids=[]), "`input_ids` is empty"),
         ("select", selection_row(split="test"), "`split` is 'test', expected train or validation"),
         ("select", selection_row(right="1"), "expected `array`, got `str` - at `$.right`"),
-        ("draft", tokens_row(completion_mask=[0, 1]), "`completion_mask` has 2 values, and `input_ids` 3"),
-        ("draft", tokens_row(completion_mask=[1, 1, 0]), "`completion_mask` must be 0 for the prompt, which comes first"),
-        ("draft", tokens_row(completion_mask=[0, 0, 0]), "`completion_mask` must be 0 for the prompt"),
+        ("draft", tokens_row(labels=[-100, 6]), "`labels` has 2 values, and `input_ids` 3"),
+        ("draft", tokens_row(labels=[5, 6, -100]), "`labels` must be -100 for the prompt, which comes first"),
+        ("draft", tokens_row(labels=[-100, -100, -100]), "`labels` must be -100 for the prompt"),
+        (
+            "draft",
+            tokens_row(labels=[-100, 6, 8]),
+            "`labels` must be -100 for the prompt, which comes first, and the ids of the completion",
+        ),
         ("draft", messages_row("Q?", " "), "`completion` must be one message of the assistant that is not empty"),
         ("draft", messages_row("Q?", "A", prompt=[{"role": "assistant", "content": "A"}]), "the roles of `prompt` are assistant; expected"),
         ("draft", {"pred": "nothing"}, "`pred` is not"),
@@ -109,10 +116,19 @@ def test_where_a_problem_is_read(tmp_path: Path) -> None:
     def decode(ids: Any) -> str:
         return " ".join(map(str, ids))
 
-    [(number, row)] = read("draft", write_lines(tmp_path / "d.jsonl", [tokens_row()])).rows
+    [(_, row)] = read("draft", write_lines(tmp_path / "d.jsonl", [tokens_row()])).rows
     assert text_of(row, decode) == "5"
-    assert problem_of(number, row) == ("0" * 64, "p")
     [(_, row)] = read("draft", write_lines(tmp_path / "e.jsonl", [messages_row("Q?", "A")])).rows
     assert text_of(row, decode) == "Q?"
-    [(number, row)] = read("draft", published_thoughts(tmp_path / "f.jsonl", 1)).rows
-    assert problem_of(number, row) == ("", "1")
+
+
+def test_what_rows_of_one_problem_have_in_common(tmp_path: Path) -> None:
+    rows = [
+        tokens_row(problem_hash=f"{number:016x}", problem_id=name, input_sha256=name) for number, name in ((1, "a"), (1, "b"), (2, "a"))
+    ]
+    one, same, other = [problem_of(row) for _, row in read("draft", write_lines(tmp_path / "a.jsonl", rows)).rows]
+    assert one == same != other
+    [(_, earlier)] = read("draft", write_lines(tmp_path / "b.jsonl", [tokens_row()])).rows
+    assert problem_of(earlier) == f"p of {'0' * 64}"
+    [(_, published)] = read("draft", published_thoughts(tmp_path / "c.jsonl", 1)).rows
+    assert problem_of(published) == problem_hash(arith(1)[0][0].upper())

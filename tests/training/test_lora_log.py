@@ -48,6 +48,14 @@ def test_classes_are_told_with_what_chance_reaches(tmp_path: Path) -> None:
     assert "class 1 50.0% (chance 25.0%, n 8) · class 2 100.0% (chance 20.0%, n 2) · accuracy 60.0% (chance 24.0%)" in line
 
 
+def test_each_validation_is_shown_when_it_is_in_the_log(tmp_path: Path) -> None:
+    path, shown = tmp_path / "log.jsonl", list[int]()
+    log = Log(path, lambda line: None, show=lambda: shown.append(len(read_log(path))))
+    for row in (ValidationRow(step=0, epoch=0.0, loss=2.0), step(1), ValidationRow(step=1, epoch=0.1, loss=1.0)):
+        log.write(row, 2)
+    assert shown == [1, 3]
+
+
 def test_a_log_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
     path = tmp_path / "log.jsonl"
     log = Log(path, lambda line: None)

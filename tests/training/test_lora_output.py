@@ -16,6 +16,7 @@ from pipeline.training.lora.data import FileCounts
 from pipeline.training.lora.output import (
     Record,
     begin,
+    discard,
     held,
     is_finished,
     is_last,
@@ -117,6 +118,16 @@ def test_weights_are_hashed_as_sha256sum_does(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(b"weights")
     # printf weights > model.safetensors; sha256sum model.safetensors | sha256sum
     assert weights_sha256(tmp_path) == "484414e84ab50b4ddd5b790a5d507ae7306b2030b0b74eaf2cb472b0f1c55676"
+
+
+def test_what_was_begun_for_nothing_is_removed(tmp_path: Path) -> None:
+    folder = tmp_path / "out"
+    with held(folder, resume=False):
+        begin(folder, CONFIG, record())
+        for name in ("log.jsonl", "report.html"):
+            (folder / name).write_text("")
+        discard(folder)
+    assert not folder.exists()
 
 
 def test_a_record_that_cannot_be_read(tmp_path: Path) -> None:

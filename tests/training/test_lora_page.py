@@ -28,5 +28,10 @@ def test_a_draft_has_no_accuracies() -> None:
     assert "Validation accuracy" not in html
 
 
+def test_a_training_that_goes_on_is_not_finished() -> None:
+    html = training_page("mine", DraftConfig(model="m", data=("a",)), RECORD, [STEP])
+    assert "not finished" in html
+
+
 def test_nothing_was_held_back() -> None:
     assert "Validations" not in training_page("mine", DraftConfig(model="m", data=("a",)), RECORD, [STEP])

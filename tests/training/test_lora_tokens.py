@@ -20,10 +20,10 @@ from pipeline.reasoning.chain import Chain, Outcome, Span
 from pipeline.reasoning.prompts import PromptBuilder
 from pipeline.reasoning.translate import TokenTranslator
 from pipeline.stages.choose import ChooseSpec, ChooseStage
-from pipeline.training.examples import SelectionRow, SftRow, SftTokensRow
+from pipeline.training.examples import IGNORED, SelectionRow, SftRow, SftTokensRow
+from pipeline.training.held_out import HeldOutProblems
 from pipeline.training.lora.published import Choice, Thought
-from pipeline.training.lora.tokens import IGNORED, DraftExample, Encoder, SelectExample
-from pipeline.training.split import HeldOut
+from pipeline.training.lora.tokens import DraftExample, Encoder, SelectExample
 from pipeline.training.write import Wanted, write_training_data
 from tests.support.chat_models import chat_model
 from tests.support.runs import solve, write_problems
@@ -135,7 +135,7 @@ def test_exported_text_gives_the_exported_token_ids(tmp_path: Path, whole: Any) 
     rows: dict[bool, list[dict[str, Any]]] = {}
     for tokens in (False, True):
         path = tmp_path / f"{tokens}.parquet"
-        write_training_data(path, [folder], Wanted(format="sft", tokens=tokens, completion=whole), HeldOut({}))
+        write_training_data(path, [folder], Wanted(format="sft", tokens=tokens, completion=whole), HeldOutProblems({}))
         rows[tokens] = pq.read_table(path).to_pylist()
     make = Encoder(SimTokenizer(), "sim", OURS, same=[rows[True][0]["model"]])
     for text, ids in zip(rows[False], rows[True], strict=True):
@@ -145,7 +145,7 @@ def test_exported_text_gives_the_exported_token_ids(tmp_path: Path, whole: Any) 
 
 def test_exported_choices_stay_as_they_are(tmp_path: Path) -> None:
     folder = solve(tmp_path, graph="scot", input=write_problems(tmp_path, 4)).folder
-    write_training_data(tmp_path / "data.parquet", [folder], Wanted(format="selection"), HeldOut({}))
+    write_training_data(tmp_path / "data.parquet", [folder], Wanted(format="selection"), HeldOutProblems({}))
     make = Encoder(SimTokenizer(), "sim", OURS)
     for row in pq.read_table(tmp_path / "data.parquet").to_pylist():
         example = make.example("row", msgspec.convert(row, SelectionRow))
@@ -155,8 +155,8 @@ def test_exported_choices_stay_as_they_are(tmp_path: Path) -> None:
 
 
 def row_of(**values: Any) -> SelectionRow | SftTokensRow:
-    """A choice whose ids and texts are those of the bundled target, but for `values`; with `mask` a reply."""
-    if "completion_mask" in values:
+    """A choice whose ids and texts are those of the bundled target, but for `values`; with `labels` a reply."""
+    if "labels" in values:
         return msgspec.convert(tokens_row(**values), SftTokensRow)
     tokenizer = chat_model("tiny-target")
     ids, option_ids = served(tokenizer, OURS, [thought(["3 + 2 = 5."]), thought(["3 - 2 = 1."])])
@@ -171,9 +171,9 @@ def row_of(**values: Any) -> SelectionRow | SftTokensRow:
         ({"options": ["0", "1", "7"]}, "its token ids were made with another tokenizer"),
         ({"input_ids": [5, 560]}, "has the token id 560, and bundled:tiny-target has 560 tokens; its prompts were made for bundled:tiny"),
         ({"input_ids": [-1]}, "has the token id -1"),
-        ({"input_ids": [5, 6, 9999], "completion_mask": [0, 1, 1]}, "has the token id 9,999"),
-        ({"model": "no/model", "completion_mask": [0, 1, 1]}, "made for no/model, whose tokenizer is not here to compare it with"),
-        ({"model": "bundled:gone", "completion_mask": [0, 1, 1]}, "add same_tokenizer: [bundled:gone]"),
+        ({"input_ids": [5, 6, 9999], "labels": [-100, 6, 9999]}, "has the token id 9,999"),
+        ({"model": "no/model", "labels": [-100, 6, 7]}, "made for no/model, whose tokenizer is not here to compare it with"),
+        ({"model": "bundled:gone", "labels": [-100, 6, 7]}, "add same_tokenizer: [bundled:gone]"),
     ],
 )
 def test_ids_of_another_tokenizer_are_refused(values: dict[str, Any], says: str) -> None:

@@ -1,12 +1,6 @@
-"""Splits and test sets go by the text of a problem."""
+"""Splits go by the text of a problem."""
 
-from pathlib import Path
-
-import pytest
-
-from pipeline.errors import UsageError
-from pipeline.training.split import HeldOut, fingerprint, split_of
-from tests.support.runs import write_problems
+from pipeline.training.split import fingerprint, split_of
 
 
 def test_a_problem_is_known_by_its_words() -> None:
@@ -21,13 +15,3 @@ def test_a_share_of_the_problems_is_for_validation() -> None:
     assert 150 < splits.count("validation") < 250
     assert [split_of(text, 0.0) for text in texts[:50]] == ["train"] * 50
     assert all(split_of(text, 0.3) == "validation" for text, split in zip(texts, splits, strict=True) if split == "validation")
-
-
-def test_problems_of_a_test_set_are_refused(tmp_path: Path) -> None:
-    held_out = HeldOut({"mine": [write_problems(tmp_path, 3)]})
-    held_out.check("run", [("a", "another problem")])
-    with pytest.raises(UsageError) as refused:
-        held_out.check("run", [("a", "another problem"), ("b", "problem  NUMBER 1?"), ("c", "Problem number 2?")])
-    assert str(refused.value) == (
-        "run: 2 of its 3 problems are in the test set mine, the first is 'b'; train on other problems, or name another test set"
-    )

@@ -12,11 +12,12 @@ from pipeline.engines.sim.tokenizer import SimTokenizer
 from pipeline.errors import UsageError
 from pipeline.session.execute import SessionResult
 from pipeline.training.examples import Origin
-from pipeline.training.split import HeldOut, split_of
+from pipeline.training.held_out import HeldOutProblems
+from pipeline.training.split import problem_hash, split_of
 from pipeline.training.write import Wanted, Written, write_training_data
 from tests.support.runs import calls_of, rows, solve, write_problems
 
-NOTHING_HELD = HeldOut({})
+NOTHING_HELD = HeldOutProblems({})
 
 
 @pytest.fixture(scope="module")
@@ -58,8 +59,8 @@ def test_thoughts_as_token_ids_are_the_contexts_of_serving(speccot: SessionResul
     _, ids = written(tmp_path, folder, format="sft", completion="response", tokens=True)
     tokenizer = SimTokenizer()
     for text, row in zip(texts, ids, strict=True):
-        begin = row["completion_mask"].index(1)
-        assert row["completion_mask"] == [0] * begin + [1] * (len(row["input_ids"]) - begin)
+        begin = row["labels"].count(-100)
+        assert row["labels"] == [-100] * begin + row["input_ids"][begin:]
         said = tokenizer.decode(row["input_ids"][begin:-1])
         assert f"<think>\n{said}" == text["completion"][0]["content"]
         assert row["input_ids"][-1] in tokenizer.eos_ids
@@ -125,10 +126,12 @@ def test_rejected_drafts_beside_what_was_written(speccot: SessionResult, tmp_pat
     tokenizer = SimTokenizer()
     for text, row in zip(texts, ids, strict=True):
         step = fallbacks[text["chain_id"], text["step_index"]]
-        assert text["chosen"] == step["step_text"]
-        assert text["rejected"] in step["candidate_texts"]
-        assert tokenizer.decode(row["prompt_ids"]) == text["prompt"]
-        assert (tokenizer.decode(row["chosen_ids"]), tokenizer.decode(row["rejected_ids"])) == (text["chosen"], text["rejected"])
+        [prompt], [chosen], [rejected] = text["prompt"], text["chosen"], text["rejected"]
+        assert [prompt["role"], chosen["role"], rejected["role"]] == ["user", "assistant", "assistant"]
+        assert chosen["content"] == step["step_text"]
+        assert rejected["content"] in step["candidate_texts"]
+        assert tokenizer.decode(row["prompt_ids"]) == prompt["content"]
+        assert (tokenizer.decode(row["chosen_ids"]), tokenizer.decode(row["rejected_ids"])) == (chosen["content"], rejected["content"])
 
 
 def test_several_runs_in_one_file_with_the_same_splits(tmp_path: Path) -> None:
@@ -142,6 +145,16 @@ def test_several_runs_in_one_file_with_the_same_splits(tmp_path: Path) -> None:
         assert row["split"] == split_of(f"Problem number {row['problem_id'][1:]}?", 0.4)
     assert all(len(splits) == 1 for splits in by_problem.values())
     assert (found.problems, set(found.rows)) == (len(by_problem), {"train", "validation"})
+
+
+@pytest.mark.parametrize("prompts", ["ours", "scot", "mine.yaml"])
+def test_rows_name_the_prompts_of_their_run(prompts: str, tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text("system: Be brief.")
+    setting = f"prompts={tmp_path / prompts if '.' in prompts else prompts}"
+    folder = solve(tmp_path, graph="target", input=write_problems(tmp_path, 2), settings=(setting,)).folder
+    _, data = written(tmp_path, folder, format="sft")
+    assert {row["prompts"] for row in data} == {None if "." in prompts else prompts}
+    assert {row["problem_hash"] for row in data} == {problem_hash(f"problem  number {number}?") for number in range(2)}
 
 
 def test_only_right_chains(speccot: SessionResult, tmp_path: Path) -> None:
@@ -182,7 +195,7 @@ def test_a_run_that_cannot_give_it_is_refused_in_one_sentence(graph: str, wanted
 
 def test_a_run_of_a_test_set_is_refused_before_anything_is_read(tmp_path: Path) -> None:
     folder = solve(tmp_path, graph="target").folder
-    held_out = HeldOut({"mine": [tmp_path / "problems.jsonl"]})
+    held_out = HeldOutProblems({"mine": [tmp_path / "problems.jsonl"]})
     with pytest.raises(UsageError, match="12 of its 12 problems are in the test set mine, the first is 'p0'"):
         write_training_data(tmp_path / "data.parquet", [folder], Wanted(format="sft"), held_out)
 

@@ -19,8 +19,8 @@ from pipeline.export.output import check_output
 from pipeline.trace.columns import schema_of
 from pipeline.trace.conform import ROWS
 from pipeline.trace.read import check_folder, read_whole
+from pipeline.training.held_out import HeldOutProblems
 from pipeline.training.labels import SOURCES
-from pipeline.training.split import HeldOut
 from pipeline.training.write import FORMATS, Wanted, write_training_data
 
 
@@ -146,7 +146,7 @@ def _export_training_data(runs: Sequence[Path], output: Path, force: bool, other
         raise UsageError("--engine and --model: each names the model to be trained; drop one of them")
     form_of(output)
     check_output(output, force)
-    held_out = HeldOut({name: problems_of(name) for name in training.pop("test_sets")})
+    held_out = HeldOutProblems({name: problems_of(name) for name in training.pop("test_sets")})
     written = write_training_data(output, runs, Wanted(**training), held_out)
     rows = ", ".join(f"{count:,} {split}" for split, count in sorted(written.rows.items()))
     print_line(f"{output}: {sum(written.rows.values()):,} rows ({rows}) of {written.problems:,} problems")

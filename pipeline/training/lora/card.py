@@ -1,5 +1,6 @@
 """The model cards of an adapter and of a merged model: what was trained enters, Markdown with the hub's YAML header leaves. Pure."""
 
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -15,8 +16,8 @@ ABOUT: dict[Task, str] = {
     "select": "It names a right option with one token, or the option that rejects all (draft selection, Speculative Chain-of-Thought 3.4).",
 }
 SERVING: dict[Task, str] = {
-    "draft": "Merge it into its model and name the merged folder as the draft's `model` in an engines file:",
-    "select": "Name it under `adapters` of the target in an engines file, and give it to the stage that chooses:",
+    "draft": "Merge it into its model and name the merged folder as the draft's `model` in an engines file; its data have these prompts:",
+    "select": "Name it under `adapters` of the target in an engines file, for the stage that chooses; its data have these prompts:",
 }
 MOST_ROWS = 12
 """Most rows of the curve in a card; the log has them all."""
@@ -35,7 +36,7 @@ def adapter_card(name: str, folder: str, base_model: str, on_hub: bool, config: 
         _header(base_model if on_hub else None, "peft", ["lora", "trl", "speculative-decoding", f"train-{record.task}"]),
         f"# {in_markdown(name)}\n\nA LoRA adapter made by `pipeline train {record.task}`. {ABOUT[record.task]}\n",
         "".join(f"- {fact}\n" for fact in facts),
-        f"## Serving\n\n{SERVING[record.task]}\n\n```\n{_serving(record.task, folder, base_model)}\n```\n",
+        f"## Serving\n\n{SERVING[record.task]}\n\n```\n{_serving(record, folder, base_model)}\n```\n",
         f"## Data\n\n{_data(record)}",
         f"## Results\n\n{_results(rows)}",
         f"## Config\n\n```yaml\n{as_yaml(config).decode()}```\n\nThe same is in `{FILE}`.\n",
@@ -66,11 +67,17 @@ def _header(base_model: str | None, library: str, tags: Sequence[str], relation:
     return f"---\n{msgspec.yaml.encode(said).decode()}---\n"
 
 
-def _serving(task: Task, folder: str, base_model: str) -> str:
-    if task == "draft":
-        return f"pipeline train merge {folder} -o {folder}-merged"
-    line = f"target: {{backend: torch, model: {base_model!r}, adapters: {{selection: {folder!r}}}}}"
-    return f"{line}\n\npipeline run scot --engines FILE --set adapter=selection --input FILE"
+def _serving(record: Record, folder: str, base_model: str) -> str:
+    """What it takes to serve an adapter: for each graph and prompts of its data a command, in which FILE stands for what is not known."""
+    asked = {(each.graph, each.prompts or "FILE") for file in record.files for each in file.asked} or {("scot", "FILE")}
+    if record.task == "draft":
+        first, option = f"pipeline train merge {folder} -o {folder}-merged", ""
+        asked = {("scot", prompts) for _, prompts in asked}
+    else:
+        first = f"target: {{backend: torch, model: {base_model!r}, adapters: {{selection: {folder!r}}}}}"
+        option = " --set adapter=selection"
+    settings = sorted((graph, f"{option} --set {shlex.quote(f'prompts={prompts}')}") for graph, prompts in asked)
+    return "\n".join([f"{first}\n", *(f"pipeline run {graph} --engines FILE{options} --input FILE" for graph, options in settings)])
 
 
 def _data(record: Record) -> str:

@@ -57,8 +57,8 @@ class TrainConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     validation: Annotated[float, Meta(ge=0.0, lt=1.0)] = 0.1
     """Share of the problems that are held back to measure on; only for data that have no column `split`. Chosen here."""
     prompts: Text = "scot"
-    """How published data are said to the model: a bundled prompts file or a path, that of the graph which is served. `scot`: as SCoT's
-    published code says them."""
+    """How published data are said to the model: a bundled prompts file or a path. `scot`: as SCoT's published code says them. Serve with
+    the same: `pipeline run scot --set prompts=scot`, as graphs have other ones by default."""
     same_tokenizer: tuple[Text, ...] = ()
     """Names in the column `model` of token ids whose tokenizer is that of `model`, though it cannot be looked at here."""
     lora: LoraSpec = LoraSpec()
@@ -90,7 +90,7 @@ class TrainConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     seed: Annotated[int, Meta(ge=0, lt=2**32)] = 0
     """Decides the order of the examples, the matrices at the start and what dropout leaves out."""
     log_every: Positive = 10
-    """Steps between two rows of `log.jsonl`. Published code."""
+    """Steps between two rows of `log.jsonl`; each checkpoint has one, too. Published code."""
     evaluate_every: Positive | None = None
     """Steps between two validations; null: once an epoch. There is also one before the first step and one after the last."""
     save_every: Positive = 100

@@ -13,9 +13,10 @@ from msgspec import Struct
 
 from pipeline.data.rows import DAMAGE, Flaw, open_source
 from pipeline.errors import InputError, boundary, reason
-from pipeline.training.examples import Origin, SelectionRow, SftRow, SftTokensRow
+from pipeline.training.examples import IGNORED, Origin, SelectionRow, SftRow, SftTokensRow
 from pipeline.training.lora.config import Task
 from pipeline.training.lora.published import Choice, Thought, parse_choice, parse_thought
+from pipeline.training.split import problem_hash
 
 Row: TypeAlias = SftRow | SftTokensRow | SelectionRow | Thought | Choice
 LEARNS: dict[Task, str] = {
@@ -68,12 +69,14 @@ def text_of(row: Row, decode: Callable[[Sequence[int]], str]) -> str:
         case SelectionRow():
             return row.prompt
         case SftTokensRow():
-            return decode(row.input_ids[: row.completion_mask.index(1)])
+            return decode([id_ for id_, label in zip(row.input_ids, row.labels, strict=True) if label == IGNORED])
 
 
-def problem_of(number: int, row: Row) -> tuple[str, str]:
-    """What rows about the same problem have in common."""
-    return (row.input_sha256, row.problem_id) if isinstance(row, Origin) else ("", str(number))
+def problem_of(row: Row) -> str:
+    """What rows about the same problem have in common, in whatever file they are; without a `problem_hash` those of one input alone."""
+    if not isinstance(row, Origin):
+        return problem_hash(row.problem)
+    return row.problem_hash or f"{row.problem_id} of {row.input_sha256}"
 
 
 def _read(task: Task, name: str, path: Path) -> RowsFile:
@@ -131,11 +134,12 @@ def _flaws(row: Origin) -> Iterator[str]:
         case SelectionRow():
             yield from _flaws_in_selection(row)
         case SftTokensRow():
-            mask = row.completion_mask
-            if len(mask) != len(row.input_ids):
-                yield f"`completion_mask` has {len(mask):,} values, and `input_ids` {len(row.input_ids):,}"
-            elif set(mask) != {0, 1} or mask[0]:
-                yield "`completion_mask` must be 0 for the prompt, which comes first, and 1 for the completion"
+            ids, labels = row.input_ids, row.labels
+            begin = next((place for place, label in enumerate(labels) if label != IGNORED), 0)
+            if len(labels) != len(ids):
+                yield f"`labels` has {len(labels):,} values, and `input_ids` {len(ids):,}"
+            elif not begin or labels[begin:] != ids[begin:]:
+                yield f"`labels` must be {IGNORED} for the prompt, which comes first, and the ids of the completion"
         case SftRow():
             roles = [message.role for message in row.prompt]
             turns = roles[1:] if roles[:1] == ["system"] else roles
@@ -166,7 +170,7 @@ FORMS = (
     _Form("SCoT's published thoughts", frozenset({"pred"}), "draft", parse_thought),
     _Form("SCoT's published choices", frozenset({"input", "label"}), "select", parse_choice),
     _Form("choices among options", frozenset({"input_ids", "option_ids", "right"}), "select", _typed(SelectionRow)),
-    _Form("replies as token ids", frozenset({"input_ids", "completion_mask"}), "draft", _typed(SftTokensRow)),
+    _Form("replies as token ids", frozenset({"input_ids", "labels"}), "draft", _typed(SftTokensRow)),
     _Form("preferences", frozenset({"chosen", "rejected"}), None, parse_thought),
     _Form("preferences as token ids", frozenset({"chosen_ids", "rejected_ids"}), None, parse_thought),
     _Form("replies as messages", frozenset({"prompt", "completion"}), "draft", _typed(SftRow)),

@@ -70,9 +70,16 @@ Row: TypeAlias = StepRow | ValidationRow
 class Log:
     """The log of one training that goes on."""
 
-    def __init__(self, path: Path, tell: Tell, from_step: int = 0, now: Callable[[], float] = time.monotonic) -> None:
-        """`from_step`: the step from which the training goes on; `now` is the clock, in seconds."""
-        self._path, self._tell, self._now = path, tell, now
+    def __init__(
+        self,
+        path: Path,
+        tell: Tell,
+        from_step: int = 0,
+        now: Callable[[], float] = time.monotonic,
+        show: Callable[[], object] | None = None,
+    ) -> None:
+        """`from_step`: the step from which the training goes on; `now` is the clock, in seconds; `show` is called after each validation."""
+        self._path, self._tell, self._now, self._show = path, tell, now, show
         self._begun, self._first, self._told = now(), from_step, -math.inf
         kept = [row for row in read_log(path) if row.step <= from_step] if from_step else []
         with new_file(path) as draft:
@@ -88,6 +95,8 @@ class Log:
         now = self._now()
         if isinstance(row, ValidationRow):
             self._tell(validation_line(row, steps))
+            if self._show is not None:
+                self._show()
             if row.step == self._first:  # what came before the first step says nothing about the others
                 self._begun = self._now()
         elif now - self._told >= LINE_EVERY_S or row.step >= steps:

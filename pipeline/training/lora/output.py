@@ -25,6 +25,7 @@ from pipeline.training.lora.data import FileCounts
 from pipeline.training.lora.log import FILE as LOG
 
 RECORD = "training.json"
+REPORT = "report.html"
 CHECKPOINTS = "checkpoints"
 CHECKPOINTS_KEPT = 2
 WHOLE = "whole.json"
@@ -96,7 +97,7 @@ def begin(folder: Path, config: TrainConfig, record: Record) -> Record:
 
 def discard(folder: Path) -> None:
     """Remove what `begin` wrote: nothing was learnt, and the folder is free for another attempt."""
-    for name in (LOG, RECORD, configs.FILE):
+    for name in (LOG, REPORT, RECORD, configs.FILE):
         (folder / name).unlink(missing_ok=True)
     with suppress(OSError):
         (folder / CHECKPOINTS).rmdir()

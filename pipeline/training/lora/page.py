@@ -12,7 +12,6 @@ from pipeline.training.lora.config import TrainConfig
 from pipeline.training.lora.log import Row, StepRow, ValidationRow, validations
 from pipeline.training.lora.output import Record
 
-NAME = "report.html"
 CURVES = (
     ("class_1_accuracy", "class 1: some option is right", BLUE, "class_1_chance"),
     ("class_2_accuracy", "class 2: none is right", ORANGE, "class_2_chance"),

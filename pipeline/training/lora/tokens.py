@@ -17,12 +17,9 @@ from pipeline.engines.tokenizer import HFTokenizer
 from pipeline.errors import GraphError, InputError, RequestRefused, boundary
 from pipeline.graph.prompts import THINK_CLOSE, Example, Prompts
 from pipeline.reasoning.prompts import PromptBuilder
-from pipeline.training.examples import Message, SelectionRow, SftRow, SftTokensRow
+from pipeline.training.examples import IGNORED, Message, SelectionRow, SftRow, SftTokensRow
 from pipeline.training.lora.files import Row
 from pipeline.training.lora.published import Choice, Thought
-
-IGNORED = -100
-"""The label of a token that nothing is learnt from, as torch and transformers have it."""
 
 
 class DraftExample(Struct, frozen=True):
@@ -92,8 +89,7 @@ class Encoder:
                 case SftTokensRow():
                     self._check_ids(where, row, row.input_ids)
                     self._check_tokenizer(where, row)
-                    labels = (id_ if said else IGNORED for id_, said in zip(row.input_ids, row.completion_mask, strict=True))
-                    return DraftExample(array("I", row.input_ids), array("q", labels))
+                    return DraftExample(array("I", row.input_ids), array("q", row.labels))
                 case SelectionRow():
                     self._check_ids(where, row, (*row.input_ids, *row.option_ids))
                     self._check_text(where, row)

@@ -8,6 +8,7 @@ import os
 import platform
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
@@ -20,19 +21,20 @@ from pipeline.bundled import find_file
 from pipeline.engines.model_card import ModelCard, local_folder, missing, read_card
 from pipeline.engines.models import resolve
 from pipeline.engines.tokenizer import HFTokenizer
-from pipeline.errors import GraphError, MissingExtra, RunFolderError, UsageError, boundary
+from pipeline.errors import GraphError, MissingExtra, RunFolderError, boundary
 from pipeline.files import new_file
 from pipeline.graph.loader import load_prompts
 from pipeline.report.extra import load as load_report
+from pipeline.training.held_out import HeldOutProblems
 from pipeline.training.lora.card import adapter_card
 from pipeline.training.lora.config import Task, TrainConfig
 from pipeline.training.lora.data import Data, prepare
 from pipeline.training.lora.files import read_files
-from pipeline.training.lora.held_out import HeldOutProblems
 from pipeline.training.lora.log import FILE as LOG
 from pipeline.training.lora.log import Log, Tell, read_log
 from pipeline.training.lora.output import (
     CHECKPOINTS,
+    REPORT,
     Outcome,
     Record,
     begin,
@@ -125,11 +127,11 @@ def _train_held(request: TrainRequest, model: str, card: ModelCard, data: Data, 
         tell(f"going on from step {step:,}")
     tell(f"{len(data.train):,} examples to learn from, {len(data.validation):,} held back to measure on; loading {config.model}")
     began = time.monotonic()
-    log = folder / LOG
+    log, show = folder / LOG, partial(_write_report, folder, config, record, _silent)
     try:
-        facts = _train(request, model, data, checkpoint, lambda: Log(log, tell, step))
-    except UsageError:
-        if checkpoint is None and len(record.commands) == 1:
+        facts = _train(request, model, data, checkpoint, lambda: Log(log, tell, step, show=show))
+    except Exception:
+        if last_checkpoint(folder)[0] is None:  # nothing is lost, and whatever mends the error makes another training
             discard(folder)
         raise
     checkpoint, step = last_checkpoint(folder)
@@ -226,14 +228,14 @@ def _version(package: str) -> str | None:
 
 
 def _write_report(folder: Path, config: TrainConfig, record: Record, tell: Tell) -> None:
-    """Write the report of a training; without the extra that draws its curves, say how to get it."""
+    """Write the report of a training, over or not; without the extra that draws its curves, say how to get it."""
     try:
         load_report("page")
     except MissingExtra as error:
         tell(f"no report: {error}")
         return
     page = import_module("pipeline.training.lora.page")
-    _write(folder / page.NAME, page.training_page(folder.resolve().name, config, record, read_log(folder / LOG)))
+    _write(folder / REPORT, page.training_page(folder.resolve().name, config, record, read_log(folder / LOG)))
 
 
 def _write(path: Path, text: str) -> None:

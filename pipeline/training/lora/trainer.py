@@ -9,7 +9,9 @@ import gc
 import inspect
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -36,7 +38,9 @@ from pipeline.training.lora.output import CHECKPOINTS_KEPT, is_last, mark_whole
 from pipeline.training.lora.tokens import DraftExample, SelectExample, TokenExample
 
 Batch: TypeAlias = dict[str, torch.Tensor]
-NO_MEMORY = "the GPU's memory is used up; lower batch_size, set gradient_checkpointing: true, lower max_length, or take more GPUs"
+NO_MEMORY = (
+    "the GPU's memory is used up; lower batch_size, set gradient_checkpointing: true, lower max_length, or take more GPUs, and begin anew"
+)
 SCHEDULES = {"linear": "linear", "cosine": "cosine", "constant": "constant_with_warmup"}
 """What transformers calls them."""
 
@@ -68,7 +72,8 @@ class Facts(Struct, frozen=True, kw_only=True):
 def train(job: Job, open_log: Callable[[], Log] | None) -> Facts:
     """Train, or go on training, until all steps are done; `open_log` gives the log of the first process, None in the others.
 
-    Raises `UsageError` for a model that cannot be loaded or has no such layers, `RunError` where memory runs out or the loss is lost.
+    Raises `UsageError` for a model that cannot be loaded, has no such layers or is none that TRL or PEFT takes, `RunError` where memory
+    runs out or the loss is lost.
     """
     logging.disable_progress_bar()
     try:
@@ -85,10 +90,13 @@ def train(job: Job, open_log: Callable[[], Log] | None) -> Facts:
 def _trained(job: Job, open_log: Callable[[], Log] | None) -> Facts:
     """See `train`; when it returns, the trainer is not referred to any more."""
     precision = _precision(job.config)
-    arguments = _arguments(job, precision)
+    with _refusals(job.config):
+        arguments = _arguments(job, precision)
     checkpoint = _agreed(job.checkpoint)
     arguments.eval_on_start = bool(job.validation) and checkpoint is None
-    trainer = _trainer(job, _model(job, precision, arguments), arguments)
+    model = _model(job, precision, arguments)
+    with _refusals(job.config):
+        trainer = _trainer(job, model, arguments)
     trainer.remove_callback(PrinterCallback)
     trainer.add_callback(_Reports(None if open_log is None else open_log()))
     if checkpoint is None or not is_last(Path(checkpoint)):
@@ -97,13 +105,32 @@ def _trained(job: Job, open_log: Callable[[], Log] | None) -> Facts:
     return Facts(
         trained_parameters=sum(count for count, is_trained in parameters if is_trained),
         parameters=sum(count for count, is_trained in parameters if not is_trained),
-        device=_device_name(arguments),
+        device=_device_name(job.config, arguments),
         precision=str(precision).removeprefix("torch."),
     )
 
 
+@contextmanager
+def _refusals(config: TrainConfig) -> Iterator[None]:
+    """Make one sentence of what transformers, PEFT and TRL say of settings and models that they do not take."""
+    try:
+        yield
+    except ValueError as error:
+        raise UsageError(f"{config.model}: cannot be trained so: {reason(error)}") from error
+
+
 class DraftTrainer(SFTTrainer):
     """Learns completions, with the loss of its base class: the mean cross entropy of their tokens (SCoT eq. 2)."""
+
+    def compute_loss(self, model: Any, inputs: Batch, return_outputs: bool = False, num_items_in_batch: Any = None) -> torch.Tensor:
+        """See `Trainer.compute_loss`; nobody asks for outputs, as `prediction_step` does not.
+
+        Of a model on several GPUs the base class has its sum on that of the output layer, and divides it by a count on the first one. A
+        number is on none; and the loss goes to the first one, where the trainer adds it up.
+        """
+        count = None if num_items_in_batch is None else int(num_items_in_batch)
+        loss: torch.Tensor = super().compute_loss(model, inputs, num_items_in_batch=count)
+        return loss.to(self.args.device)
 
     def prediction_step(self, model: Any, inputs: Batch, prediction_loss_only: bool, ignore_keys: Any = None) -> tuple[Any, Any, Any]:
         """See `Trainer.prediction_step`; the predictions are the outcomes of the examples, with the columns of `measures`."""
@@ -191,6 +218,11 @@ class _Reports(TrainerCallback):
         if self._log is not None and row is not None:
             self._log.write(row, state.max_steps)
 
+    def on_step_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
+        """See `TrainerCallback.on_step_end`. No checkpoint holds the losses since the last row, so that each step with one has a row, too:
+        that after it is then the same whether the training was interrupted or not."""
+        control.should_log = control.should_log or control.should_save
+
     def on_save(self, args: Any, state: Any, control: Any, **others: Any) -> None:
         """See `TrainerCallback.on_save`: every process has written its part before the first one says so."""
         PartialState().wait_for_everyone()
@@ -214,7 +246,7 @@ def _precision(config: TrainConfig) -> torch.dtype:
     if config.precision != "auto":
         return torch.bfloat16 if config.precision == "bfloat16" else torch.float32
     on_gpu = config.device == "auto" and torch.cuda.is_available()
-    return torch.bfloat16 if on_gpu and torch.cuda.is_bf16_supported() else torch.float32
+    return torch.bfloat16 if on_gpu and torch.cuda.is_bf16_supported(including_emulation=False) else torch.float32
 
 
 def _arguments(job: Job, precision: torch.dtype) -> SFTConfig:
@@ -264,8 +296,8 @@ def _arguments(job: Job, precision: torch.dtype) -> SFTConfig:
 def _model(job: Job, precision: torch.dtype, arguments: SFTConfig) -> Any:
     """The model, with every one of its weights from its files."""
     config = job.config
-    spread = config.device == "auto" and arguments.world_size == 1 and torch.cuda.device_count() > 1
-    options = {"dtype": precision, "trust_remote_code": config.trust_remote_code, "device_map": "auto" if spread else None}
+    device_map = "auto" if _is_spread(config, arguments) else None
+    options = {"dtype": precision, "trust_remote_code": config.trust_remote_code, "device_map": device_map}
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(job.model, output_loading_info=True, ignore_mismatched_sizes=True, **options)
     except RuntimeError as error:
@@ -275,11 +307,25 @@ def _model(job: Job, precision: torch.dtype, arguments: SFTConfig) -> Any:
     model, report = loaded
     if (flaw := flaw_in_loading(report)) is not None:
         raise UsageError(f"{job.model}: cannot be trained: {flaw}; {ANEW}")
-    linear = {name.rpartition(".")[2] for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)}
-    for target in config.lora.targets:
-        if target.rpartition(".")[2] not in linear:
-            raise GraphError("lora.targets", f"{config.model} has no linear layer `{target}`; {did_you_mean(target, linear)}")
+    _check_targets(config, model)
     return model
+
+
+def _check_targets(config: TrainConfig, model: Any) -> None:
+    """Raise `GraphError` for a target that PEFT would not find: the end of no linear layer's name, or that of the output layer alone, of
+    which TRL uses the weights without what PEFT puts beside them."""
+    output = model.get_output_embeddings()
+    linear = [name for name, module in model.named_modules() if isinstance(module, torch.nn.Linear) and module is not output]
+    for target in config.lora.targets:
+        if not any(f".{name}".endswith(f".{target}") for name in linear):
+            known = {name.rpartition(".")[2] for name in linear}
+            what = f"{config.model} has no linear layer `{target}` before its output layer"
+            raise GraphError("lora.targets", f"{what}; {did_you_mean(target, known)}")
+
+
+def _is_spread(config: TrainConfig, arguments: SFTConfig) -> bool:
+    """Whether one process has several GPUs, over which it spreads one model."""
+    return config.device == "auto" and arguments.world_size == 1 and torch.cuda.device_count() > 1
 
 
 def _trainer(job: Job, model: Any, arguments: SFTConfig) -> SFTTrainer:
@@ -343,7 +389,12 @@ def _agreed(checkpoint: Path | None) -> str | None:
     return agreed[0]
 
 
-def _device_name(arguments: SFTConfig) -> str:
-    device = arguments.device
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"a CPU ({torch.get_num_threads()} threads)"
-    return name if arguments.world_size == 1 else f"{arguments.world_size} x {name}"
+def _device_name(config: TrainConfig, arguments: SFTConfig) -> str:
+    """What was trained on, such as `2 x NVIDIA H100`: all GPUs of a model that is spread, else that of this process for each process."""
+    if arguments.device.type != "cuda":
+        counts = {f"a CPU ({torch.get_num_threads()} threads)": arguments.world_size}
+    elif _is_spread(config, arguments):
+        counts = Counter(map(torch.cuda.get_device_name, range(torch.cuda.device_count())))
+    else:
+        counts = {torch.cuda.get_device_name(arguments.device): arguments.world_size}
+    return " and ".join(name if count == 1 else f"{count} x {name}" for name, count in counts.items())

@@ -1,0 +1,86 @@
+"""Problems of test sets found in training data: files of problems and texts of prompts enter, the name of a test set leaves.
+
+A row of training data holds a problem as part of a prompt, with the words of a graph and a chat template around it. So its words are
+looked for within the text's, whatever white space, capitals and punctuation are between them.
+"""
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from pipeline.data.many_files import files_of
+from pipeline.data.rows import DAMAGE, Flaw, open_source
+from pipeline.errors import InputError, UsageError, reason
+
+COLUMNS = ("problem", "question")
+"""Where the problem of a row is looked for; GSM8K as published has the second."""
+WINDOW = 8
+"""So many words that follow one another find a problem; one that has fewer must be all that stands on a line, behind a colon or behind a
+token in pointed brackets, or its words could be met by chance."""
+_ALONE = re.compile(r"\n|:\s|<[^<>\n]{1,40}>")
+
+Words = tuple[str, ...]
+
+
+class HeldOutProblems:
+    """The problems of some test sets."""
+
+    def __init__(self, test_sets: Mapping[str, Sequence[Path]]) -> None:
+        """`test_sets`: the files of each, by its name. Raises `InputError` for a file that holds no problems."""
+        self._long: defaultdict[Words, list[tuple[Words, str]]] = defaultdict(list)
+        self._short: dict[Words, str] = {}
+        for name, paths in test_sets.items():
+            for path in (file for each in paths for file in files_of(each)):
+                for problem in _problems(name, path):
+                    self._add(name, words(problem))
+
+    def found_in(self, text: str) -> str | None:
+        """The name of a test set that has a problem which stands in `text`; None without one."""
+        if self._long:
+            said = words(text)
+            for place in range(len(said) - WINDOW + 1):
+                for problem, name in self._long.get(said[place : place + WINDOW], ()):
+                    if said[place : place + len(problem)] == problem:
+                        return name
+        if self._short:
+            return next((self._short[said] for said in map(words, _ALONE.split(text)) if said in self._short), None)
+        return None
+
+    def check(self, where: str, problems: Iterable[tuple[str, str]]) -> None:
+        """Raise `UsageError` where any of the `problems` at `where`, each an id and a text, is in a test set."""
+        if not self._long and not self._short:
+            return
+        known = [(problem_id, self.found_in(text)) for problem_id, text in problems]
+        found = [(problem_id, test_set) for problem_id, test_set in known if test_set is not None]
+        if found:
+            problem_id, test_set = found[0]
+            count = sum(name == test_set for _, name in found)
+            what = f"{count:,} of its {len(known):,} problems are in the test set {test_set}, the first is {problem_id!r}"
+            raise UsageError(f"{where}: {what}; train on other problems, or name another test set")
+
+    def _add(self, name: str, problem: Words) -> None:
+        if len(problem) >= WINDOW:
+            self._long[problem[:WINDOW]].append((problem, name))
+        elif problem:
+            self._short[problem] = name
+
+
+def words(text: str) -> Words:
+    """The words and numbers of a text, without capitals."""
+    return tuple(re.findall(r"\w+", text.casefold()))
+
+
+def _problems(name: str, path: Path) -> Iterable[str]:
+    """The problems in a file of the test set `name`."""
+    count = 0
+    try:
+        for _, record in open_source(path).records(COLUMNS):
+            said = None if isinstance(record, Flaw) else next((record[column] for column in COLUMNS if column in record), None)
+            if isinstance(said, str):
+                count += 1
+                yield said
+    except DAMAGE as error:
+        raise InputError(name, reason(error)) from error
+    if not count:
+        raise InputError(name, f"is to be a test set and has no problems in a column `{COLUMNS[0]}` or `{COLUMNS[1]}`")

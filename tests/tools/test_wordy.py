@@ -1,0 +1,139 @@
+"""The problems and training sequences of the pair `wordy`: fast checks without training."""
+
+import random
+import sys
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from pipeline.engines.tokenizer import HFTokenizer
+from pipeline.graph.plugins import engine_specs
+from pipeline.graph.prompts import DELIMITER
+from pipeline.rewards.prompts import RewardPromptBuilder
+from pipeline.rewards.spec import load_reward_model
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / "tools"))
+
+import make_wordy  # noqa: E402
+import tiny_tokenizer  # noqa: E402
+import wordy_examples  # noqa: E402
+from tiny_examples import NONE  # noqa: E402
+
+WORDS = (*make_wordy.WORDS, *make_wordy.GAINS, *make_wordy.LOSSES)
+PACKS = make_wordy.Event("sells", "-", 3, 4, 20, 8)
+ONE = make_wordy.Event("finds", "+", 1, 5, 8, 13)
+TOLD = make_wordy.Problem(
+    "Lily has 20 pens. Lily sells 3 packs of 4. Lily finds 5. How many pens has Lily now?", "Lily", "pens", (PACKS, ONE), 13
+)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> HFTokenizer:
+    folder = tmp_path_factory.mktemp("tokenizer")
+    tiny_tokenizer.save(folder, WORDS, wordy_examples.MOST)
+    return HFTokenizer(str(folder))
+
+
+@pytest.fixture(scope="module")
+def target(tokenizer: HFTokenizer) -> wordy_examples.WordyExamples:
+    return wordy_examples.WordyExamples(tokenizer, 0, "target")
+
+
+@pytest.mark.parametrize("name", make_wordy.SPLIT_SEEDS)
+def test_the_committed_rows_are_what_the_seed_gives(name: str) -> None:
+    rows = pq.read_table(ROOT / "datasets" / "wordy" / f"{name}.parquet").to_pylist()
+    assert [(row["problem"], row["answer"], row["steps"]) for row in rows] == [
+        (each.text, str(each.answer), each.steps) for each in make_wordy.split(name)
+    ]
+
+
+def test_no_problem_is_in_two_sets() -> None:
+    validation, test = ({each.text for each in make_wordy.split(name)} for name in ("validation", "test"))
+    assert not validation & test
+    drawn = make_wordy.training(0)
+    assert not {next(drawn).text for _ in range(3000)} & (validation | test)
+
+
+def test_every_way_of_saying_a_step_is_right_and_ends_with_its_total() -> None:
+    rng = random.Random(0)
+    for problem in make_wordy.split("test")[:200]:
+        for place, event in enumerate(problem.events):
+            ways = make_wordy.ways(problem, place, rng)
+            assert all(said.endswith(event.sum) for said in ways.values())
+            assert make_wordy.score(event, ways["terse"]) == make_wordy.score(event, ways["wordy"]) == 9
+            assert make_wordy.score(event, ways["sloppy"]) == (make_wordy.RIGHT if event.product else 9)
+
+
+@pytest.mark.parametrize(
+    ("said", "score"),
+    [
+        ("sells 3 packs of 4: 3 * 4 = 12. 20 - 12 = 8.", 9),
+        ("sells 3 packs of 4: 20 - 12 = 8.", 7),
+        ("sells 3 packs of 4: 3 * 4 = 11. 20 - 12 = 8.", 5),
+        ("sells 3 packs of 4: 3 * 4 = 12. 20 - 12 = 7.", 4),
+        ("sells 3 packs of 4: 3 * 4 = 11. 20 - 11 = 9.", 3),
+        ("sells 3 packs of 4: 3 * 4 = 12. 19 - 12 = 7.", 2),
+        ("sells 3 packs of 4: 3 * 4 = 12.", 0),
+        ("First, Lily sells 3 packs of 4. That is 3 * 4 = 12 pens. Lily had 20, so 20 - 12 = 8. Hmm, is it 9? Yes, 20 - 12 = 9.", 4),
+    ],
+)
+def test_a_step_is_scored_by_how_much_of_it_is_right(said: str, score: int) -> None:
+    assert make_wordy.score(PACKS, said) == score
+
+
+def test_a_doubt_that_ends_with_a_wrong_total_is_thought_on_from_there() -> None:
+    said = "First, Lily sells 3 packs of 4. That is 3 * 4 = 12 pens. Lily had 20, so 20 - 12 = 8. Hmm, is it 9? No, 20 - 12 = 8."
+    misled = make_wordy.misled(TOLD, 0, said, random.Random(0))
+    assert misled is not None
+    thought, step = misled
+    off = thought.events[0].after - 8
+    assert off in make_wordy.NEAR
+    assert step.endswith(f"Hmm, is it {8 + off}? Yes, 20 - 12 = {8 + off}.")
+    assert (thought.events[1].before, thought.events[1].after, thought.answer) == (8 + off, 13 + off, 13 + off)
+    last = make_wordy.plain(thought, 1, "Then")
+    assert make_wordy.answer(thought, f"{last} Wait, let me check that") == f"{last} So \\boxed{{{13 + off}}}"
+    assert make_wordy.misled(TOLD, 0, make_wordy.plain(TOLD, 0, "First"), random.Random(0)) is None, "it has no doubt"
+
+
+def test_the_target_is_misled_at_times_and_the_draft_never(tokenizer: HFTokenizer) -> None:
+    for writer, expected in (("target", True), ("draft", False)):
+        examples = wordy_examples.WordyExamples(tokenizer, 1, writer)
+        said = "".join(tokenizer.decode(examples.reasoning(next(examples.problems)).ids) for _ in range(200))
+        assert ("? Yes," in said) == expected
+
+
+def test_a_verification_asks_what_is_served_and_every_right_answer_counts(target: wordy_examples.WordyExamples) -> None:
+    for _ in range(200):
+        situation = target.situation()
+        candidates = [*situation.ways, target.corrupt(situation)]
+        asked, example = target.builder.choose(situation.context, candidates), target.choose(situation, candidates)
+        right = [option for option, each in zip(asked.option_ids[1:], candidates, strict=True) if target.is_right(situation, each)]
+        assert list(example.ids) == list(asked.ids)
+        assert example.options == tuple(right)
+        assert len(right) >= len(situation.ways), "a corrupted step may be right by chance"
+        for candidate in candidates:
+            scored = target.score(situation, candidate)
+            assert list(scored.ids) == list(target.builder.score(situation.context, candidate).ids)
+            assert scored.options == (target.digits[target.score_of(situation, candidate)],)
+
+
+def test_a_reward_model_is_asked_what_is_served_and_told_of_every_step(
+    tokenizer: HFTokenizer, target: wordy_examples.WordyExamples
+) -> None:
+    path = ROOT / "graphs/rewards/prm-tiny.yaml"  # the prompt of both pairs
+    asking = RewardPromptBuilder(tokenizer, load_reward_model(path, engine_specs()).prompt, str(path))
+    good, bad = asking.option_ids
+    for _ in range(200):
+        situation = target.situation()
+        for candidate, verdict in ((situation.gold, good), (target.corrupt(situation), bad)):
+            if target.is_right(situation, candidate) != (verdict == good):
+                continue
+            example = target.judged(asking, situation, candidate)
+            text = tokenizer.decode(example.ids)
+            assert text.startswith(f"<|user|>{situation.problem.text}\n")
+            assert text.endswith(DELIMITER)
+            told = [token for token in example.next_token if token != NONE]
+            assert told == [good] * situation.place + [verdict]
+            assert example.next_token[-1] == verdict

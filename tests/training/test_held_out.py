@@ -1,0 +1,77 @@
+"""Problems of test sets are found within what a model is asked."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from pipeline.errors import InputError, UsageError
+from pipeline.training.held_out import HeldOutProblems
+from tests.support.runs import write_problems
+
+LONG = "Tom has 3 pens and buys 2 more. How many pens has he now?"
+
+
+@pytest.fixture(scope="module")
+def held(tmp_path_factory: pytest.TempPathFactory) -> HeldOutProblems:
+    path = tmp_path_factory.mktemp("sets") / "test.jsonl"
+    rows = [{"problem": LONG}, {"problem": "What is 12 + 30?"}, {"problem": "Compute  $x^2$."}]
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    return HeldOutProblems({"mine": [path]})
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        LONG,
+        f"{LONG}\nPlease reason step by step, and put your final answer within \\boxed{{}}.",
+        f"<|user|>{LONG}<|assistant|><think>\nTom",
+        "I will provide several Reasons.\n\nQuestion: tom has 3 PENS, and buys 2 more.  How many\npens has he now?\n\nHere are",
+        "What is 12 + 30?",
+        "<|user|>What is 12 + 30?\nPlease reason",
+        "Question: What is 12+30\n\nHere",
+    ],
+)
+def test_a_problem_is_found_whatever_is_around_it(held: HeldOutProblems, text: str) -> None:
+    assert held.found_in(text) == "mine"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        LONG.replace("3 pens", "4 pens"),
+        "Tom has 3 pens and buys 2 more.",
+        "Eve asks what is 12 + 30? Tom does not know.",
+        "",
+        "Compute x 3",
+    ],
+)
+def test_others_are_not(held: HeldOutProblems, text: str) -> None:
+    assert held.found_in(text) is None
+
+
+def test_gsm8k_calls_a_problem_a_question(tmp_path: Path) -> None:
+    path = tmp_path / "gsm8k.jsonl"
+    path.write_text(json.dumps({"question": LONG, "answer": "5"}) + "\n")
+    assert HeldOutProblems({"gsm8k": [path]}).found_in(LONG) == "gsm8k"
+
+
+def test_a_file_without_problems_is_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "odd.jsonl"
+    path.write_text('{"text": "x"}\n')
+    with pytest.raises(InputError, match="odd: is to be a test set and has no problems in a column `problem` or `question`"):
+        HeldOutProblems({"odd": [path]})
+
+
+def test_no_test_sets_hold_nothing() -> None:
+    assert HeldOutProblems({}).found_in(LONG) is None
+
+
+def test_problems_of_a_test_set_are_refused(tmp_path: Path) -> None:
+    held_out = HeldOutProblems({"mine": [write_problems(tmp_path, 3)]})
+    held_out.check("run", [("a", "another problem")])
+    with pytest.raises(UsageError) as refused:
+        held_out.check("run", [("a", "another problem"), ("b", "problem  NUMBER 1?"), ("c", "Problem number 2?")])
+    assert str(refused.value) == (
+        "run: 2 of its 3 problems are in the test set mine, the first is 'b'; train on other problems, or name another test set"
+    )

@@ -1,0 +1,110 @@
+"""Writes the model cards of the pair `wordy` from what their trainings logged and what was measured afterwards.
+
+python tools/tiny_eval.py pipeline/models/wordy-draft pipeline/models/wordy-target --pair wordy --split test > build/wordy.json
+python tools/wordy_cards.py --accuracy build/wordy.json
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+MODELS = Path("pipeline/models")
+CONTEXT = (
+    "Made for the claims of the papers, which the pair `tiny` cannot test: the target thinks at length, with second thoughts, of which "
+    "some talk it out of a right total; the draft is terse, and sloppy in three steps of ten, where it leaves a product out. A step is "
+    "scored 9, 7, 5, 4, 3, 2 or 0 by how much of it is right (`tools/make_wordy.py`), and a choice has up to 10 candidates. It knows the "
+    "word problems of `datasets/wordy` and nothing else. Any UTF-8 text can be encoded (byte fallback) and comes back exactly."
+)
+ABOUT = {
+    "wordy-draft": "The draft. It learnt the terse and the sloppy way, and to go on from the target's first tokens; it was stopped "
+    "early, on purpose.",
+    "wordy-target": "The target. It reasons, scores a step with one digit and chooses among up to 10 candidates with one token.",
+}
+COMMANDS = {
+    "wordy-draft": ("python tools/train_tiny.py draft --pair wordy --out pipeline/models/wordy-draft",),
+    "wordy-target": (
+        "python tools/train_tiny.py target --pair wordy --out build/wordy-target --minutes {target:g}",
+        "python tools/train_tiny.py verify --pair wordy --start build/wordy-target --draft pipeline/models/wordy-draft "
+        "--out pipeline/models/wordy-target --minutes {verify:g}",
+    ),
+}
+
+
+def table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Rows as Markdown, with the columns of all of them."""
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+    lines = [" | ".join(columns), "|".join(["---"] * len(columns))]
+    lines += [" | ".join(str(row.get(name, "")) for name in columns) for row in rows]
+    return "\n".join(f"| {line} |" for line in lines).replace("| ---", "|---").replace("--- |", "---|")
+
+
+def shape(folder: Path) -> str:
+    """The sizes of a model in a sentence."""
+    config = json.loads((folder / "config.json").read_text())
+    layers, width, heads = (config[name] for name in ("num_hidden_layers", "hidden_size", "num_attention_heads"))
+    header = (folder / "model.safetensors").read_bytes()
+    tensors = json.loads(header[8 : 8 + int.from_bytes(header[:8], "little")])
+    parameters = sum(_size(tensor["shape"]) for name, tensor in tensors.items() if name != "__metadata__")
+    return (
+        f"Qwen3 architecture: {layers} layers, width {width}, {heads} heads, {parameters / 1e6:.2f}M parameters in bfloat16, "
+        f"{config['vocab_size']} tokens, context {config['max_position_embeddings']:,}."
+    )
+
+
+def _size(sizes: Sequence[int]) -> int:
+    found = 1
+    for each in sizes:
+        found *= each
+    return found
+
+
+def accuracies(measured: Mapping[str, Any]) -> Iterator[str]:
+    """What was measured on the test problems."""
+    yield "## Accuracy"
+    rows = [
+        {"": f"{role} alone, {how}", "accuracy": measured[f"{role}_{name}"], "fallback": ""}
+        for role in ("draft", "target")
+        for name, how in (("alone", f"T={measured['temperature']}"), ("greedy", "greedy"))
+    ]
+    loops = {"specreason": "SpecReason (N=1, score >= 7)", "speccot_5": "SpecCoT (N=5)", "speccot_10": "SpecCoT (N=10)"}
+    rows += [{"": said, **measured[name]} for name, said in loops.items()]
+    yield table(rows)
+    yield (
+        f"`python tools/tiny_eval.py pipeline/models/wordy-draft pipeline/models/wordy-target --pair wordy --split {measured['split']}` on "
+        f"{measured['problems']} problems: the bfloat16 weights, computed in float32 by torch {measured['torch']}, seed 0. One run: the "
+        "standard error of a share near .9 is .013."
+    )
+
+
+def card(name: str, minutes: Mapping[str, float], measured: Mapping[str, Any]) -> str:
+    """The whole card of one model."""
+    folder = MODELS / name
+    parts = [f"# {name}", ABOUT[name], CONTEXT, shape(folder)]
+    parts += accuracies(measured)
+    parts += ["## Training", "```\n" + "\n".join(COMMANDS[name]).format(**minutes) + "\n```"]
+    parts.append(
+        "Seeded, but its length is given in minutes, so another machine trains other weights. Log, on validation problems unless a row "
+        "says otherwise (evaluations on the way: 150 of the 500 problems):"
+    )
+    parts.append(table([json.loads(line) for line in (folder / "training.jsonl").read_text().splitlines()]))
+    parts += ["## Limits", "Other problems and other wordings were never seen. Scores are trained on the seven values above."]
+    return "\n\n".join(parts) + "\n"
+
+
+@click.command()
+@click.option("--accuracy", type=click.Path(path_type=Path), required=True, help="What tools/tiny_eval.py printed.")
+@click.option("--target", type=float, required=True, help="Minutes that the target learnt to reason.")
+@click.option("--verify", type=float, required=True, help="Minutes that it learnt to verify.")
+def main(accuracy: Path, **minutes: float) -> None:
+    """Write README.md of every model of the pair that is there."""
+    measured = json.loads(accuracy.read_text())
+    for name in ABOUT:
+        if (MODELS / name / "training.jsonl").is_file():
+            (MODELS / name / "README.md").write_text(card(name, minutes, measured))
+
+
+if __name__ == "__main__":
+    main()
