@@ -20,7 +20,7 @@ from transformers import AutoModelForCausalLM
 from pipeline.engines.tokenizer import HFTokenizer
 from pipeline.grading.answers import extract_answer
 from pipeline.graph.prompts import DELIMITER
-from pipeline.reasoning.prompts import PromptBuilder
+from pipeline.reasoning.prompts import OptionPrompt, PromptBuilder
 
 TEMPERATURE, THRESHOLD, SITUATIONS, TINY = 0.6, 7, 200, make_arith.LIMITS
 PAIRS: dict[str, Any] = {"tiny": make_arith, "wordy": make_wordy}
@@ -74,17 +74,17 @@ def sample_steps(
 
 
 @torch.no_grad()
-def decide(model: Any, prompts: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[int]:
+def decide(model: Any, prompts: Sequence[OptionPrompt]) -> list[int]:
     """Index of the likeliest option of each verification."""
     model.eval()
     chosen: list[int] = []
     for start in range(0, len(prompts), 100):
         part = prompts[start : start + 100]
-        width = max(len(ids) for ids, _ in part)
-        batch = torch.tensor([[*ids, *[0] * (width - len(ids))] for ids, _ in part], device=model.device)
+        width = max(len(each.ids) for each in part)
+        batch = torch.tensor([[*each.ids, *[0] * (width - len(each.ids))] for each in part], device=model.device)
         hidden = model.model(input_ids=batch, use_cache=False).last_hidden_state
-        logits = model.lm_head(hidden[range(len(part)), [len(ids) - 1 for ids, _ in part]])
-        chosen += [int(logits[i, list(options)].argmax()) for i, (_, options) in enumerate(part)]
+        logits = model.lm_head(hidden[range(len(part)), [len(each.ids) - 1 for each in part]])
+        chosen += [int(logits[i, list(each.option_ids)].argmax()) for i, each in enumerate(part)]
     return chosen
 
 

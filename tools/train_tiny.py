@@ -47,7 +47,7 @@ FORESEES, COMPARES, JUDGES = 4, 5, 6
 """Layers told what a right candidate says next, whether the candidate says it, and what it deserves so far."""
 DRAFT_LOOKS_BELOW = {"tiny": 0.1, "wordy": 0.2}
 """Loss under which the draft is worth an evaluation, by pair; it gets too good within seconds then."""
-LOOK_EVERY = {"draft": 0.008, "target": 0.05, "verify": 0.2}
+LOOK_EVERY = {"draft": 0.008, "target": 0.05, "verify": 0.25}
 """Evaluations, as shares of the time."""
 LOOK_PROBLEMS = 150
 """Of an evaluation on the way."""
@@ -293,8 +293,8 @@ def train(options: Options, trainer: Trainer, batches: Iterator[list[Example]], 
         if trainer.share < next_look or (options.role == "draft" and loss > DRAFT_LOOKS_BELOW[options.pair]):
             continue
         next_look = trainer.share + LOOK_EVERY[options.role]
-        value = look(options, trainer, problems[:LOOK_PROBLEMS], examples)
         save(trainer.model, options.out)
+        value = look(options, trainer, problems[:LOOK_PROBLEMS], examples)
         if options.role == "draft" and value >= options.solves:
             break
     save(trainer.model, options.out)
