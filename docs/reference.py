@@ -78,7 +78,7 @@ def training_files() -> str:
     """The keys of training files, and the columns of training data."""
     parts = ["# Training files\n", "What `pipeline train` reads: a training file, and the data that it names.\n"]
     for task, config in CONFIGS.items():
-        parts += [f"## {task}\n", _doc(config), _table(config)]
+        parts += [f"## {task}\n", _doc(config), _intro(f"training-{task}"), _table(config)]
     parts += ["## lora\n", _doc(LoraSpec), _table(LoraSpec), "## Columns of training data\n"]
     for row in (SftRow, SftTokensRow, SelectionRow, PreferenceRow, PreferenceTokensRow):
         parts += [f"### {row.__name__}\n", _doc(row), _table(row)]
