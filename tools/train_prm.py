@@ -117,15 +117,11 @@ def train(seen: Tensor, right: Tensor, embedding: Tensor, options: tuple[int, in
 
 
 def measure(seen: Tensor, right: Tensor, rows: Tensor) -> dict[str, float]:
-    """How well a head tells right steps from wrong ones."""
-    return figures((seen @ rows.T).softmax(-1)[:, 0], right)
-
-
-def figures(rewards: Tensor, right: Tensor) -> dict[str, float]:
-    """How well rewards tell right steps from wrong ones."""
+    """How well the rewards tell right steps from wrong ones."""
+    rewards = (seen @ rows.T).softmax(-1)[:, 0]
     good, bad = rewards[right], rewards[~right]
     above = (good[:, None] > bad).float() + 0.5 * (good[:, None] == bad).float()
-    found = {
+    figures = {
         "steps": len(right),
         "right": right.float().mean(),
         "auc": above.mean(),
@@ -134,7 +130,7 @@ def figures(rewards: Tensor, right: Tensor) -> dict[str, float]:
         "reward_wrong": bad.mean(),
         "log_loss": nn.functional.binary_cross_entropy(rewards, right.float()),
     }
-    return {name: round(float(value), 5) for name, value in found.items()}
+    return {name: round(float(value), 5) for name, value in figures.items()}
 
 
 def choose(heads: Sequence[Head]) -> Head:

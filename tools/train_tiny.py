@@ -34,15 +34,13 @@ from pipeline.engines.tokenizer import HFTokenizer
 SHAPES = {
     "draft": {"hidden_size": 64, "num_hidden_layers": 2, "intermediate_size": 128, "num_attention_heads": 2},
     "target": {"hidden_size": 128, "num_hidden_layers": 7, "intermediate_size": 384, "num_attention_heads": 4},
-    "reward": {"hidden_size": 96, "num_hidden_layers": 7, "intermediate_size": 288, "num_attention_heads": 3},
 }
 WORDS = (*MORE_WORDS, *GAINS, *LOSSES)
 """Words that the tokenizer of the pair `wordy` has also at the beginning of a text."""
 MOST_SHOWN = {"tiny": 5, "wordy": MOST}
 """Candidates of a choice in training, by pair."""
-RATES = {"draft": (0.02, 0.003), "target": (0.02, 0.003), "verify": (0.006, 0.001), "reward": (0.02, 0.003)}
+RATES = {"draft": (0.02, 0.003), "target": (0.02, 0.003), "verify": (0.006, 0.001)}
 """Learning rates of Muon (matrices) and AdamW (the rest); higher ones damage what the target has learnt."""
-ROLES = ("draft", "target", "verify")
 FORESEES, COMPARES, JUDGES = 4, 5, 6
 """Layers told what a right candidate says next, whether the candidate says it, and what it deserves so far."""
 DRAFT_LOOKS_BELOW = {"tiny": 0.1, "wordy": 0.2}
@@ -159,7 +157,7 @@ class Trainer:
 
     def __init__(self, model: Any, role: str, minutes: float, device: str) -> None:
         self.model, self.device, self.seconds = model.to(device), device, minutes * 60
-        self.rates, self.verifies = RATES[role], role in ("verify", "reward")
+        self.rates, self.verifies = RATES[role], role == "verify"
         matrices = [p for name, p in model.named_parameters() if p.ndim == 2 and "embed" not in name]
         rest = [p for name, p in model.named_parameters() if p.ndim != 2 or "embed" in name]
         self.optimisers = [
@@ -250,7 +248,7 @@ class Options:
 
 
 @click.command()
-@click.argument("role", type=click.Choice(ROLES))
+@click.argument("role", type=click.Choice(list(RATES)))
 @click.option("--pair", type=click.Choice(list(MOST_SHOWN)), default="tiny", show_default=True)
 @click.option("--out", type=click.Path(path_type=Path), required=True)
 @click.option("--start", type=click.Path(path_type=Path), help="verify: the target that reasons.")
@@ -286,7 +284,7 @@ def new_examples(options: Options) -> tuple[Any, Any]:
 
 
 def train(options: Options, trainer: Trainer, batches: Iterator[list[Example]], examples: Any) -> None:
-    """Until the time is up, the weights of every evaluation kept; or, for the draft, until it is good enough."""
+    """Until the time is up, or, for the draft, until it is good enough; the weights are written at every evaluation."""
     problems, next_look = tiny_eval.PAIRS[options.pair].split("validation"), LOOK_EVERY[options.role]
     while trainer.share < 1:
         loss = trainer.step(next(batches))
@@ -302,14 +300,14 @@ def train(options: Options, trainer: Trainer, batches: Iterator[list[Example]], 
 
 
 def look(options: Options, trainer: Trainer, problems: Sequence[Any], examples: Any) -> float:
-    """Evaluate, log, and say in one number how good the model is."""
+    """Evaluate and log; returns how good the draft is."""
     figures = tiny_eval.look(options.role, trainer.model, options.draft, problems, examples)
     seconds = round(time.monotonic() - trainer.started)
     row = {"seconds": seconds, "steps": trainer.steps, "tokens": trainer.tokens, "loss": round(trainer.loss, 4), **figures}
     with (options.out / "training.jsonl").open("a") as log:
         log.write(json.dumps(row) + "\n")
     click.echo(json.dumps(row))
-    return sum(figures.get(name, 0.0) for name in ("draft", "target", "specreason", "speccot"))
+    return figures.get("draft", 0.0)
 
 
 def save(model: Any, out: Path) -> None:

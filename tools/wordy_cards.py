@@ -1,7 +1,7 @@
 """Writes the model cards of the pair `wordy` from what their trainings logged and what was measured afterwards.
 
 python tools/tiny_eval.py pipeline/models/wordy-draft pipeline/models/wordy-target --pair wordy --split test > build/wordy.json
-python tools/wordy_cards.py --accuracy build/wordy.json
+python tools/wordy_cards.py --accuracy build/wordy.json --target MINUTES --verify MINUTES
 """
 
 import json

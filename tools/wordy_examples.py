@@ -7,7 +7,6 @@ differs is that a step may be said in several ways, all of them right, and that 
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 import make_wordy
 from make_wordy import Problem
@@ -16,7 +15,6 @@ from tiny_examples import NONE, Example
 from pipeline.engine import Tokenizer
 from pipeline.graph.prompts import DELIMITER, THINK_CLOSE
 from pipeline.reasoning.prompts import PromptBuilder
-from pipeline.rewards.prompts import RewardPromptBuilder, Thought
 
 GUIDANCE = 8
 GUIDED = 0.4
@@ -142,26 +140,6 @@ class WordyExamples:
             right += [number] if is_right else []
             at += len(candidate) + (tuple(candidate[-1:]) != tuple(self._encode(DELIMITER)))
         example.options = tuple(right) or (prompt.option_ids[0],)
-        return example
-
-    def judged(self, asking: RewardPromptBuilder, situation: Situation, candidate: Sequence[int]) -> Example:
-        """A reward model's prompt about a candidate that is not blank: behind every step it says whether that is right; those before it
-        are."""
-        problem, good = situation.problem.text, asking.option_ids[0]
-        verdict = asking.option_ids[0 if self.is_right(situation, candidate) else 1]
-        thought = Thought(THINK_CLOSE)
-        thought.commit(self._decode(situation.context[situation.asked :]))
-        before, steps = len(thought.steps), [*thought.steps, *thought.steps_of(self._decode(candidate))]
-        ends = [len(asking.ids(problem, steps[:count])) for count in range(len(steps) + 1)]
-        example = Example(list(asking.ids(problem, steps)))
-        for start, end in pairwise(ends[: before + 1]):
-            said = example.ids[start:end]
-            example.right_token[start : end - 1], example.match[start:end] = said[1:], [self.digits[9]] * (end - start)
-            example.next_token[end - 1] = example.verdict[end - 1] = good
-        start = ends[before] + len(self._encode(situation.begun))
-        if example.ids[start : start + len(candidate)] == list(candidate):  # else it is not encoded as it was sampled
-            self._label(example, start, situation, candidate, verdict)
-        example.next_token[-1] = example.verdict[-1] = verdict
         return example
 
     def corrupt(self, situation: Situation) -> tuple[int, ...]:

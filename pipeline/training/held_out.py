@@ -16,9 +16,10 @@ from pipeline.errors import InputError, UsageError, reason
 COLUMNS = ("problem", "question")
 """Where the problem of a row is looked for; GSM8K as published has the second."""
 WINDOW = 8
-"""So many words that follow one another find a problem; one that has fewer must be all that stands on a line, behind a colon or behind a
-token in pointed brackets, or its words could be met by chance."""
-_ALONE = re.compile(r"\n|:\s|<[^<>\n]{1,40}>")
+"""So many words that follow one another find a problem. One that has fewer could be met by chance: it must be all that stands on its
+lines, behind a colon or behind a token in pointed brackets."""
+_BREAK = re.compile(r"\n|:\s|<[^<>\s]{1,40}>")
+_WORD = re.compile(r"\w+|[-+*/^=<>]")
 
 Words = tuple[str, ...]
 
@@ -29,11 +30,12 @@ class HeldOutProblems:
     def __init__(self, test_sets: Mapping[str, Sequence[Path]]) -> None:
         """`test_sets`: the files of each, by its name. Raises `InputError` for a file that holds no problems."""
         self._long: defaultdict[Words, list[tuple[Words, str]]] = defaultdict(list)
-        self._short: dict[Words, str] = {}
+        self._short: defaultdict[Words, list[tuple[list[Words], str]]] = defaultdict(list)
+        """By the first of their pieces."""
         for name, paths in test_sets.items():
             for path in (file for each in paths for file in files_of(each)):
                 for problem in _problems(name, path):
-                    self._add(name, words(problem))
+                    self._add(name, problem)
 
     def found_in(self, text: str) -> str | None:
         """The name of a test set that has a problem which stands in `text`; None without one."""
@@ -43,8 +45,11 @@ class HeldOutProblems:
                 for problem, name in self._long.get(said[place : place + WINDOW], ()):
                     if said[place : place + len(problem)] == problem:
                         return name
-        if self._short:
-            return next((self._short[said] for said in map(words, _ALONE.split(text)) if said in self._short), None)
+        said_alone = pieces(text) if self._short else []
+        for place, piece in enumerate(said_alone):
+            for short, name in self._short.get(piece, ()):
+                if said_alone[place : place + len(short)] == short:
+                    return name
         return None
 
     def check(self, where: str, problems: Iterable[tuple[str, str]]) -> None:
@@ -59,16 +64,23 @@ class HeldOutProblems:
             what = f"{count:,} of its {len(known):,} problems are in the test set {test_set}, the first is {problem_id!r}"
             raise UsageError(f"{where}: {what}; train on other problems, or name another test set")
 
-    def _add(self, name: str, problem: Words) -> None:
-        if len(problem) >= WINDOW:
-            self._long[problem[:WINDOW]].append((problem, name))
-        elif problem:
-            self._short[problem] = name
+    def _add(self, name: str, problem: str) -> None:
+        said = words(problem)
+        if len(said) >= WINDOW:
+            self._long[said[:WINDOW]].append((said, name))
+        elif said:
+            short = pieces(problem)
+            self._short[short[0]].append((short, name))
 
 
 def words(text: str) -> Words:
-    """The words and numbers of a text, without capitals."""
-    return tuple(re.findall(r"\w+", text.casefold()))
+    """The words, numbers and operators of a text, without capitals."""
+    return tuple(_WORD.findall(text.casefold()))
+
+
+def pieces(text: str) -> list[Words]:
+    """The words of each part of a text that stands alone."""
+    return [said for part in _BREAK.split(text) if (said := words(part))]
 
 
 def _problems(name: str, path: Path) -> Iterable[str]:

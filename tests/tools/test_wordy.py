@@ -8,10 +8,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipeline.engines.tokenizer import HFTokenizer
-from pipeline.graph.plugins import engine_specs
-from pipeline.graph.prompts import DELIMITER
-from pipeline.rewards.prompts import RewardPromptBuilder
-from pipeline.rewards.spec import load_reward_model
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "tools"))
@@ -19,7 +15,6 @@ sys.path.insert(0, str(ROOT / "tools"))
 import make_wordy  # noqa: E402
 import tiny_tokenizer  # noqa: E402
 import wordy_examples  # noqa: E402
-from tiny_examples import NONE  # noqa: E402
 
 WORDS = (*make_wordy.WORDS, *make_wordy.GAINS, *make_wordy.LOSSES)
 PACKS = make_wordy.Event("sells", "-", 3, 4, 20, 8)
@@ -117,23 +112,3 @@ def test_a_verification_asks_what_is_served_and_every_right_answer_counts(target
             scored = target.score(situation, candidate)
             assert list(scored.ids) == list(target.builder.score(situation.context, candidate).ids)
             assert scored.options == (target.digits[target.score_of(situation, candidate)],)
-
-
-def test_a_reward_model_is_asked_what_is_served_and_told_of_every_step(
-    tokenizer: HFTokenizer, target: wordy_examples.WordyExamples
-) -> None:
-    path = ROOT / "graphs/rewards/prm-tiny.yaml"  # the prompt of both pairs
-    asking = RewardPromptBuilder(tokenizer, load_reward_model(path, engine_specs()).prompt, str(path))
-    good, bad = asking.option_ids
-    for _ in range(200):
-        situation = target.situation()
-        for candidate, verdict in ((situation.gold, good), (target.corrupt(situation), bad)):
-            if target.is_right(situation, candidate) != (verdict == good):
-                continue
-            example = target.judged(asking, situation, candidate)
-            text = tokenizer.decode(example.ids)
-            assert text.startswith(f"<|user|>{situation.problem.text}\n")
-            assert text.endswith(DELIMITER)
-            told = [token for token in example.next_token if token != NONE]
-            assert told == [good] * situation.place + [verdict]
-            assert example.next_token[-1] == verdict

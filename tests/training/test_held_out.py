@@ -15,7 +15,13 @@ LONG = "Tom has 3 pens and buys 2 more. How many pens has he now?"
 @pytest.fixture(scope="module")
 def held(tmp_path_factory: pytest.TempPathFactory) -> HeldOutProblems:
     path = tmp_path_factory.mktemp("sets") / "test.jsonl"
-    rows = [{"problem": LONG}, {"problem": "What is 12 + 30?"}, {"problem": "Compute  $x^2$."}]
+    rows = [
+        {"problem": LONG},
+        {"problem": "What is 12 + 30?"},
+        {"problem": "Compute  $x^2$."},
+        {"problem": "Solve: x + 2 = 5"},
+        {"problem": "Find x.\n2x = 4"},
+    ]
     path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     return HeldOutProblems({"mine": [path]})
 
@@ -30,6 +36,9 @@ def held(tmp_path_factory: pytest.TempPathFactory) -> HeldOutProblems:
         "What is 12 + 30?",
         "<|user|>What is 12 + 30?\nPlease reason",
         "Question: What is 12+30\n\nHere",
+        "Solve: x + 2 = 5",
+        "<|user|>Solve: x + 2 = 5\nPlease reason",
+        "Question: find x.\n2x = 4\n\nHere",
     ],
 )
 def test_a_problem_is_found_whatever_is_around_it(held: HeldOutProblems, text: str) -> None:
@@ -44,6 +53,9 @@ def test_a_problem_is_found_whatever_is_around_it(held: HeldOutProblems, text: s
         "Eve asks what is 12 + 30? Tom does not know.",
         "",
         "Compute x 3",
+        "What is 12 * 30?",
+        "Solve: x - 2 = 5",
+        "Find x.\n2x = 5",
     ],
 )
 def test_others_are_not(held: HeldOutProblems, text: str) -> None:

@@ -74,6 +74,12 @@ def test_it_is_served_with_the_prompts_of_its_data() -> None:
     unknown = "pipeline run scot --engines FILE --set adapter=selection --set prompts=FILE --input FILE"
     assert serving("select", Asking(graph="scot", prompts=None)) == [unknown]
     assert serving("select") == [unknown], "a record of an earlier version"
+    for graph in ("best-of-n", "my graph"):  # no param for it, and no bundled graph
+        [command] = serving("select", Asking(graph=graph, prompts="ours"))
+        assert command == (
+            "pipeline run FILE --engines FILE --set prompts=ours --input FILE  "
+            f"# the graph {graph!r}, with `adapter: selection` at the stage that judges"
+        )
     merge = "pipeline train merge adapters/mine -o adapters/mine-merged"
     for graph in ("scot", "target"):
         assert serving("draft", Asking(graph=graph, prompts="ours")) == [

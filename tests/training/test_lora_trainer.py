@@ -247,6 +247,6 @@ def test_what_was_begun_is_removed_where_nothing_was_learnt(tmp_path: Path) -> N
     begin = 8 + int.from_bytes(weights[:8], "little")
     (model / "model.safetensors").write_bytes(weights[:begin].ljust(len(weights), b"\xff"))  # all of them not numbers
     done = spawned("train", "draft", draft_config(tmp_path, model=str(model)))
-    what = "error: the loss is nan at step 0; lower learning_rate, or raise warmup, and begin anew"
+    what = "error: the loss of the untouched model is nan; look at its weights, or set precision: float32, and begin anew"
     assert (done.returncode, done.stderr.splitlines()[-1]) == (1, what)
     assert not (tmp_path / "out").exists(), "which can be begun anew"

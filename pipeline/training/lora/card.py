@@ -1,4 +1,7 @@
-"""The model cards of an adapter and of a merged model: what was trained enters, Markdown with the hub's YAML header leaves. Pure."""
+"""The model cards of an adapter and of a merged model: what was trained enters, Markdown with the hub's YAML header leaves.
+
+Of the bundled graphs it is looked up which take an adapter by a param.
+"""
 
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
@@ -6,7 +9,9 @@ from typing import Any
 
 import msgspec
 
-from pipeline.text import in_markdown
+from pipeline.bundled import bundled_files
+from pipeline.graph.yaml_file import read_yaml
+from pipeline.text import in_markdown, one_line
 from pipeline.training.lora.config import FILE, Task, TrainConfig, as_yaml
 from pipeline.training.lora.log import Row, StepRow, ValidationRow, validations
 from pipeline.training.lora.output import Record
@@ -71,13 +76,24 @@ def _serving(record: Record, folder: str, base_model: str) -> str:
     """What it takes to serve an adapter: for each graph and prompts of its data a command, in which FILE stands for what is not known."""
     asked = {(each.graph, each.prompts or "FILE") for file in record.files for each in file.asked} or {("scot", "FILE")}
     if record.task == "draft":
-        first, option = f"pipeline train merge {folder} -o {folder}-merged", ""
-        asked = {("scot", prompts) for _, prompts in asked}
+        first = f"pipeline train merge {folder} -o {folder}-merged"
+        runs = {_run("scot", prompts) for _, prompts in asked}
     else:
         first = f"target: {{backend: torch, model: {base_model!r}, adapters: {{selection: {folder!r}}}}}"
-        option = " --set adapter=selection"
-    settings = sorted((graph, f"{option} --set {shlex.quote(f'prompts={prompts}')}") for graph, prompts in asked)
-    return "\n".join([f"{first}\n", *(f"pipeline run {graph} --engines FILE{options} --input FILE" for graph, options in settings)])
+        runs = {_selecting(graph, prompts) for graph, prompts in asked}
+    return "\n".join([f"{first}\n", *sorted(runs)])
+
+
+def _selecting(graph: str, prompts: str) -> str:
+    """The command that runs a graph with the adapter; of one that is not bundled or has no param `adapter`, what its file has to say."""
+    path = bundled_files("graph").get(graph)
+    if path is not None and "adapter" in (read_yaml(path).get("params") or {}):
+        return _run(graph, prompts, " --set adapter=selection")
+    return f"{_run('FILE', prompts)}  # the graph {one_line(graph)!r}, with `adapter: selection` at the stage that judges"
+
+
+def _run(graph: str, prompts: str, options: str = "") -> str:
+    return f"pipeline run {graph} --engines FILE{options} --set {shlex.quote(f'prompts={prompts}')} --input FILE"
 
 
 def _data(record: Record) -> str:

@@ -88,8 +88,10 @@ class Log:
     def write(self, row: Row, steps: int) -> None:
         """Write a row of a training of so many steps; raises `RunError` where its loss is not a number."""
         if not math.isfinite(row.loss):
-            what = f"the loss is {row.loss} at step {row.step}"
-            raise RunError(f"{what}; lower learning_rate, or raise warmup, and begin anew")
+            if row.step == 0:
+                what = f"the loss of the untouched model is {row.loss}"
+                raise RunError(f"{what}; look at its weights, or set precision: float32, and begin anew")
+            raise RunError(f"the loss is {row.loss} at step {row.step}; lower learning_rate, or raise warmup, and begin anew")
         with self._path.open("ab") as file:
             file.write(msgspec.json.encode(row) + b"\n")
         now = self._now()
