@@ -6,10 +6,11 @@ problems are drawn on the fly and are disjoint from both by their text.
 """
 
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Generic, Protocol, TypeVar
 
 import click
 
@@ -34,6 +35,20 @@ class Limits:
 
 
 LIMITS = Limits()
+
+
+class Stated(Protocol):
+    """A problem of any language."""
+
+    @property
+    def text(self) -> str: ...
+    @property
+    def steps(self) -> Sequence[str]: ...
+    @property
+    def answer(self) -> int: ...
+
+
+P = TypeVar("P", bound=Stated)
 
 
 @dataclass(frozen=True)
@@ -90,28 +105,6 @@ def _event(rng: random.Random, verb: str, sign: int, total: int) -> Event | None
     return Event(verb, sign, packs, size) if 0 <= total + sign * packs * size <= MOST else None
 
 
-def split(name: str) -> list[Problem]:
-    """The problems of `validation` or `test`; no text occurs twice, and none in both."""
-    taken = {each.text for each in split("validation")} if name == "test" else set()
-    rng, problems = random.Random(SPLIT_SEEDS[name]), []
-    while len(problems) < SPLIT_SIZE:
-        new = problem(rng)
-        if new.text not in taken:
-            taken.add(new.text)
-            problems.append(new)
-    return problems
-
-
-def training(seed: int) -> Iterator[Problem]:
-    """Problems without end, none of which is in `validation` or `test`."""
-    held_out = {each.text for name in SPLIT_SEEDS for each in split(name)}
-    rng = random.Random(f"train {seed}")
-    while True:
-        new = problem(rng)
-        if new.text not in held_out:
-            yield new
-
-
 def write(path: Path, prefix: str, source: str, problems: Sequence[tuple[str, int, list[str]]]) -> None:
     """Write problems, each a text, its answer and its steps, as Parquet: problem_id, problem, answer, steps, source."""
     import pyarrow as pa
@@ -126,22 +119,53 @@ def write(path: Path, prefix: str, source: str, problems: Sequence[tuple[str, in
     click.echo(f"{path}: {len(rows)} problems")
 
 
-def command(language: str, split: Callable[[str], list[Any]], training: Callable[[int], Iterator[Any]]) -> click.Command:
-    """The command line that writes the problems of a `language`; its problems have a text, an answer and steps."""
+@dataclass(frozen=True)
+class ProblemSets(Generic[P]):
+    """The problems of one language: two sets that are held out, and as many for training as are asked for."""
 
-    @click.command(help="Write the held-out problems, or training problems, as Parquet: problem_id, problem, answer, steps, source.")
-    @click.option("--out", type=click.Path(path_type=Path), default=Path(f"datasets/{language}"), show_default=True)
-    @click.option("--training", "count", type=int, metavar="N", help="Write N training problems as train.parquet instead.")
-    @click.option("--seed", type=int, default=0, show_default=True, help="Of the training problems.")
-    def main(out: Path, count: int | None, seed: int) -> None:
-        drawn = training(seed)
-        sets = {name: split(name) for name in SPLIT_SEEDS} if count is None else {"train": [next(drawn) for _ in range(count)]}
-        for name, problems in sets.items():
-            told = [(each.text, each.answer, list(each.steps)) for each in problems]
-            write(out / f"{name}.parquet", f"{language}-{name}", f"tools/make_{language}.py", told)
+    language: str
+    draw: Callable[[random.Random], P]
+    seeds: Mapping[str, int]
+    """Of `validation` and `test`."""
 
-    return main
+    def split(self, name: str) -> list[P]:
+        """The problems of `validation` or `test`; no text occurs twice, and none in both."""
+        taken = {each.text for each in self.split("validation")} if name == "test" else set()
+        rng, problems = random.Random(self.seeds[name]), list[P]()
+        while len(problems) < SPLIT_SIZE:
+            new = self.draw(rng)
+            if new.text not in taken:
+                taken.add(new.text)
+                problems.append(new)
+        return problems
 
+    def training(self, seed: int) -> Iterator[P]:
+        """Problems without end, none of which is in `validation` or `test`."""
+        held_out = {each.text for name in self.seeds for each in self.split(name)}
+        rng = random.Random(f"train {seed}")
+        while True:
+            new = self.draw(rng)
+            if new.text not in held_out:
+                yield new
+
+    def command(self) -> click.Command:
+        """The command line that writes them."""
+
+        @click.command(help="Write the held-out problems, or training problems, as Parquet: problem_id, problem, answer, steps, source.")
+        @click.option("--out", type=click.Path(path_type=Path), default=Path(f"datasets/{self.language}"), show_default=True)
+        @click.option("--training", "count", type=int, metavar="N", help="Write N training problems as train.parquet instead.")
+        @click.option("--seed", type=int, default=0, show_default=True, help="Of the training problems.")
+        def main(out: Path, count: int | None, seed: int) -> None:
+            sets = {name: self.split(name) for name in self.seeds} if count is None else {"train": list(islice(self.training(seed), count))}
+            for name, problems in sets.items():
+                told = [(each.text, each.answer, list(each.steps)) for each in problems]
+                write(out / f"{name}.parquet", f"{self.language}-{name}", f"tools/make_{self.language}.py", told)
+
+        return main
+
+
+SETS = ProblemSets("arith", problem, SPLIT_SEEDS)
+split, training = SETS.split, SETS.training
 
 if __name__ == "__main__":
-    command("arith", split, training)()
+    SETS.command()()

@@ -9,15 +9,13 @@ problems are drawn on the fly and are disjoint from both by their text.
 
 import random
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from make_arith import GAINS, ITEMS, LOSSES, NAMES, Limits, command
+from make_arith import GAINS, ITEMS, LOSSES, NAMES, Limits, ProblemSets
 
 MOST = 40
 """Largest total; the smallest is 0."""
 SPLIT_SEEDS = {"validation": 11, "test": 12}
-SPLIT_SIZE = 500
 SECOND_THOUGHTS = 0.7
 """Share of the target's steps that have second thoughts."""
 WRONG_TURNS = 0.23
@@ -184,26 +182,8 @@ def problem(rng: random.Random) -> Problem:
     return Problem(" ".join([*told, f"How many {item} has {name} now?"]), name, item, tuple(events), total)
 
 
-def split(name: str) -> list[Problem]:
-    """The problems of `validation` or `test`; no text occurs twice, and none in both."""
-    taken = {each.text for each in split("validation")} if name == "test" else set()
-    rng, problems = random.Random(SPLIT_SEEDS[name]), list[Problem]()
-    while len(problems) < SPLIT_SIZE:
-        new = problem(rng)
-        if new.text not in taken:
-            taken.add(new.text)
-            problems.append(new)
-    return problems
-
-
-def training(seed: int) -> Iterator[Problem]:
-    """Problems without end, none of which is in `validation` or `test`."""
-    held_out = {each.text for name in SPLIT_SEEDS for each in split(name)}
-    rng = random.Random(f"train {seed}")
-    while True:
-        new = problem(rng)
-        if new.text not in held_out:
-            yield new
+SETS = ProblemSets("wordy", problem, SPLIT_SEEDS)
+split, training = SETS.split, SETS.training
 
 
 def ways(problem: Problem, place: int, rng: random.Random) -> dict[str, str]:
@@ -213,4 +193,4 @@ def ways(problem: Problem, place: int, rng: random.Random) -> dict[str, str]:
 
 
 if __name__ == "__main__":
-    command("wordy", split, training)()
+    SETS.command()()

@@ -1,7 +1,7 @@
 """`pipeline train draft` and `select`: LoRA adapters for a draft and a target; `pipeline train merge`: one in the weights of its model."""
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
@@ -23,20 +23,24 @@ def train() -> None:
     """Train LoRA adapters for the draft and the target, as Speculative Chain-of-Thought does, and merge them into their models."""
 
 
-settings_option = click.option(
-    "--set", "settings", multiple=True, metavar="KEY=VALUE", help="Override a key of CONFIG, as in lora.rank=16. Repeatable."
+TRAINING = (
+    click.argument("config", type=click.Path(path_type=Path)),
+    click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="Override a key of CONFIG, as in lora.rank=16. Repeatable."),
+    click.option("--output", type=LocalPath(), metavar="DIR", help="Folder of the adapter, instead of CONFIG's output."),
+    click.option("--resume", is_flag=True, help="Go on from the last checkpoint in the folder."),
 )
-output_option = click.option("--output", type=LocalPath(), metavar="DIR", help="Folder of the adapter, instead of CONFIG's output.")
-resume_option = click.option("--resume", is_flag=True, help="Go on from the last checkpoint in the folder.")
 debug_option = click.option("--debug", is_flag=True, help="Show tracebacks.")
 
 
+def of_training(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the argument and the options of both trainings."""
+    for parameter in reversed((*TRAINING, debug_option)):
+        command = parameter(command)
+    return command
+
+
 @train.command()
-@click.argument("config", type=click.Path(path_type=Path))
-@settings_option
-@output_option
-@resume_option
-@debug_option
+@of_training
 def draft(**options: Any) -> None:
     """Train a draft model on what its target thought (thinking behaviour alignment, SCoT 3.3), by the training file CONFIG.
 
@@ -49,11 +53,7 @@ def draft(**options: Any) -> None:
 
 
 @train.command()
-@click.argument("config", type=click.Path(path_type=Path))
-@settings_option
-@output_option
-@resume_option
-@debug_option
+@of_training
 def select(**options: Any) -> None:
     """Train a target to choose among drafts, to reject them all, or to score a step (SCoT 3.4), by the training file CONFIG.
 

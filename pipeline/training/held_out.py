@@ -1,7 +1,8 @@
 """Problems of test sets found in training data: files of problems and texts of prompts enter, the name of a test set leaves.
 
 A row of training data holds a problem as part of a prompt, with the words of a graph and a chat template around it. So its words are
-looked for within the text's, whatever white space, capitals and punctuation are between them.
+looked for within the text's, whatever white space, capitals and punctuation other than
+operators are between them.
 """
 
 import re
@@ -68,8 +69,7 @@ class HeldOutProblems:
         said = words(problem)
         if len(said) >= WINDOW:
             self._long[said[:WINDOW]].append((said, name))
-        elif said:
-            short = pieces(problem)
+        elif short := pieces(problem):
             self._short[short[0]].append((short, name))
 
 

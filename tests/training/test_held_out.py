@@ -20,6 +20,7 @@ def held(tmp_path_factory: pytest.TempPathFactory) -> HeldOutProblems:
         {"problem": "What is 12 + 30?"},
         {"problem": "Compute  $x^2$."},
         {"problem": "Solve: x + 2 = 5"},
+        {"problem": "<b>"},
         {"problem": "Find x.\n2x = 4"},
     ]
     path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
