@@ -25,7 +25,8 @@ from pipeline.reasoning.prompts import OptionPrompt, PromptBuilder
 TEMPERATURE, THRESHOLD, SITUATIONS, TINY = 0.6, 7, 200, make_arith.LIMITS
 PAIRS: dict[str, Any] = {"tiny": make_arith, "wordy": make_wordy}
 """The module with the problems of each pair."""
-ATTENTION = "sdpa"
+ATTENTION = "eager"
+"""Its backward pass is faster on a CPU than that of `sdpa`, for sequences of a few hundred tokens."""
 CANDIDATES = {"tiny": (5,), "wordy": (5, 10)}
 """Candidates of a choice that each pair is measured with."""
 

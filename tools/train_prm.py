@@ -117,11 +117,16 @@ def train(seen: Tensor, right: Tensor, embedding: Tensor, options: tuple[int, in
 
 
 def measure(seen: Tensor, right: Tensor, rows: Tensor) -> dict[str, float]:
-    """How well the rewards tell right steps from wrong ones."""
-    rewards = (seen @ rows.T).softmax(-1)[:, 0]
+    """How well the rewards of two rows tell right steps from wrong ones."""
+    return figures(seen @ rows.T, right)
+
+
+def figures(logits: Tensor, right: Tensor) -> dict[str, float]:
+    """How well rewards tell right steps from wrong ones; `logits` of the answers good and bad, a row for each step."""
+    rewards = logits.softmax(-1)[:, 0]
     good, bad = rewards[right], rewards[~right]
     above = (good[:, None] > bad).float() + 0.5 * (good[:, None] == bad).float()
-    figures = {
+    found = {
         "steps": len(right),
         "right": right.float().mean(),
         "auc": above.mean(),
@@ -130,7 +135,7 @@ def measure(seen: Tensor, right: Tensor, rows: Tensor) -> dict[str, float]:
         "reward_wrong": bad.mean(),
         "log_loss": nn.functional.binary_cross_entropy(rewards, right.float()),
     }
-    return {name: round(float(value), 5) for name, value in figures.items()}
+    return {name: round(float(value), 5) for name, value in found.items()}
 
 
 def choose(heads: Sequence[Head]) -> Head:

@@ -39,13 +39,13 @@ WORDS = (*MORE_WORDS, *GAINS, *LOSSES)
 """Words that the tokenizer of the pair `wordy` has also at the beginning of a text."""
 MOST_SHOWN = {"tiny": 5, "wordy": MOST}
 """Candidates of a choice in training, by pair."""
-RATES = {"draft": (0.02, 0.003), "target": (0.02, 0.003), "verify": (0.006, 0.001)}
+RATES = {"draft": (0.02, 0.003), "target": (0.02, 0.003), "verify": (0.006, 0.001), "reward": (0.02, 0.003)}
 """Learning rates of Muon (matrices) and AdamW (the rest); higher ones damage what the target has learnt."""
 FORESEES, COMPARES, JUDGES = 4, 5, 6
 """Layers told what a right candidate says next, whether the candidate says it, and what it deserves so far."""
 DRAFT_LOOKS_BELOW = {"tiny": 0.1, "wordy": 0.2}
 """Loss under which the draft is worth an evaluation, by pair; it gets too good within seconds then."""
-LOOK_EVERY = {"draft": 0.008, "target": 0.05, "verify": 0.25}
+LOOK_EVERY = {"draft": 0.008, "target": 0.3, "verify": 0.25}
 """Evaluations, as shares of the time."""
 LOOK_PROBLEMS = 150
 """Of an evaluation on the way."""
@@ -121,10 +121,11 @@ def collate(batch: Sequence[Example], device: str) -> dict[str, Tensor]:
     }
 
 
-def loss_of(model: Any, batch: Sequence[Example], device: str, verifies: bool) -> Tensor:
-    """Next tokens at the last layer; when it `verifies`, also what middle layers are told, and the decisions."""
+def loss_of(model: Any, body: Any, batch: Sequence[Example], device: str, verifies: bool) -> Tensor:
+    """Next tokens at the last layer; when it `verifies`, also what middle layers are told, and the decisions. `body` is the model below
+    its head, compiled or not."""
     tensors = collate(batch, device)
-    out = model.model(input_ids=tensors["ids"], use_cache=False, output_hidden_states=verifies)
+    out = body(input_ids=tensors["ids"], use_cache=False, output_hidden_states=verifies)
     logits = model.lm_head(out.last_hidden_state).float()
     told = tensors["next_token"].flatten()
     summed = nn.functional.cross_entropy(logits.flatten(0, 1), told, ignore_index=NONE, reduction="sum")
@@ -155,9 +156,10 @@ def decision_loss(logits: Tensor, batch: Sequence[Example]) -> Tensor:
 class Trainer:
     """One model, its optimisers on a cosine that ends with the time given, and its log."""
 
-    def __init__(self, model: Any, role: str, minutes: float, device: str) -> None:
+    def __init__(self, model: Any, role: str, minutes: float, device: str, compiled: bool = False) -> None:
         self.model, self.device, self.seconds = model.to(device), device, minutes * 60
-        self.rates, self.verifies = RATES[role], role == "verify"
+        self._body = torch.compile(model.model, dynamic=True) if compiled else model.model
+        self.rates, self.verifies = RATES[role], role in ("verify", "reward")
         matrices = [p for name, p in model.named_parameters() if p.ndim == 2 and "embed" not in name]
         rest = [p for name, p in model.named_parameters() if p.ndim != 2 or "embed" in name]
         self.optimisers = [
@@ -171,6 +173,11 @@ class Trainer:
         """Of the time that is used up."""
         return min(1.0, (time.monotonic() - self.started) / self.seconds)
 
+    @property
+    def seconds_so_far(self) -> int:
+        """Since the start."""
+        return round(time.monotonic() - self.started)
+
     def step(self, batch: Sequence[Example]) -> float:
         scale = min(1.0, (self.steps + 1) / 50) * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * self.share)))
         for optimiser, rate in zip(self.optimisers, self.rates, strict=True):
@@ -178,7 +185,7 @@ class Trainer:
             optimiser.zero_grad(set_to_none=True)
         self.model.train()
         with torch.autocast(self.device.split(":")[0], dtype=torch.bfloat16):
-            loss = loss_of(self.model, batch, self.device, self.verifies)
+            loss = loss_of(self.model, self._body, batch, self.device, self.verifies)
         loss.backward()
         nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         for optimiser in self.optimisers:
@@ -245,10 +252,11 @@ class Options:
     device: str
     seed: int
     threads: int
+    compile: bool
 
 
 @click.command()
-@click.argument("role", type=click.Choice(list(RATES)))
+@click.argument("role", type=click.Choice(["draft", "target", "verify"]))
 @click.option("--pair", type=click.Choice(list(MOST_SHOWN)), default="tiny", show_default=True)
 @click.option("--out", type=click.Path(path_type=Path), required=True)
 @click.option("--start", type=click.Path(path_type=Path), help="verify: the target that reasons.")
@@ -258,6 +266,7 @@ class Options:
 @click.option("--device", default="cpu", show_default=True)
 @click.option("--seed", type=int, default=0, show_default=True)
 @click.option("--threads", type=int, default=1, show_default=True)
+@click.option("--compile", is_flag=True, help="Compile the model: a CPU takes a minute for it, and half the time from then on.")
 def main(**given: Any) -> None:
     """Train one model and write it, with its log, to --out."""
     options = Options(**given)
@@ -272,7 +281,7 @@ def main(**given: Any) -> None:
     if options.draft:
         pool = Pool(tiny_eval.load(options.draft, options.device), examples, MOST_SHOWN[options.pair])
         batches = verify_batches(examples, pool, BATCH[options.pair][options.role], REASONING[options.pair])
-    train(options, Trainer(model, options.role, options.minutes, options.device), batches, examples)
+    train(options, Trainer(model, options.role, options.minutes, options.device, options.compile), batches, examples)
 
 
 def new_examples(options: Options) -> tuple[Any, Any]:
@@ -302,8 +311,7 @@ def train(options: Options, trainer: Trainer, batches: Iterator[list[Example]], 
 def look(options: Options, trainer: Trainer, problems: Sequence[Any], examples: Any) -> float:
     """Evaluate and log; returns how good the draft is."""
     figures = tiny_eval.look(options.role, trainer.model, options.draft, problems, examples)
-    seconds = round(time.monotonic() - trainer.started)
-    row = {"seconds": seconds, "steps": trainer.steps, "tokens": trainer.tokens, "loss": round(trainer.loss, 4), **figures}
+    row = {"seconds": trainer.seconds_so_far, "steps": trainer.steps, "tokens": trainer.tokens, "loss": round(trainer.loss, 4), **figures}
     with (options.out / "training.jsonl").open("a") as log:
         log.write(json.dumps(row) + "\n")
     click.echo(json.dumps(row))

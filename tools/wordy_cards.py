@@ -1,7 +1,7 @@
 """Writes the model cards of the pair `wordy` from what their trainings logged and what was measured afterwards.
 
 python tools/tiny_eval.py pipeline/models/wordy-draft pipeline/models/wordy-target --pair wordy --split test > build/wordy.json
-python tools/wordy_cards.py --accuracy build/wordy.json --target MINUTES --verify MINUTES
+python tools/wordy_cards.py --accuracy build/wordy.json --target MINUTES --verify MINUTES --reward MINUTES
 """
 
 import json
@@ -22,7 +22,11 @@ ABOUT = {
     "wordy-draft": "The draft. It learnt the terse and the sloppy way, and to go on from the target's first tokens; it was stopped "
     "early, on purpose.",
     "wordy-target": "The target. It reasons, scores a step with one digit and chooses among up to 10 candidates with one token.",
+    "wordy-prm": "The process reward model (`pipeline grade RUN --prm graphs/rewards/prm-wordy.yaml`). The reward is P(`+`) / (P(`+`) + "
+    "P(`-`)) as next token after a step's blank line. It was trained from random weights of its own, on sequences of its own: it shares "
+    "nothing with the target whose choices it judges.",
 }
+REWARD = "wordy-prm"
 COMMANDS = {
     "wordy-draft": ("python tools/train_tiny.py draft --pair wordy --out pipeline/models/wordy-draft",),
     "wordy-target": (
@@ -30,6 +34,14 @@ COMMANDS = {
         "python tools/train_tiny.py verify --pair wordy --start build/wordy-target --draft pipeline/models/wordy-draft "
         "--out pipeline/models/wordy-target --minutes {verify:g}",
     ),
+    "wordy-prm": ("python tools/wordy_prm.py --out pipeline/models/wordy-prm --minutes {reward:g}",),
+}
+
+UNSEEN = "Other problems and other wordings were never seen."
+LIMITS = {
+    "wordy-draft": UNSEEN,
+    "wordy-target": f"{UNSEEN} Scores are trained on the seven values above.",
+    "wordy-prm": f"{UNSEEN} Before the judged step all are right in training, so rewards after an accepted wrong step mean less.",
 }
 
 
@@ -79,18 +91,30 @@ def accuracies(measured: Mapping[str, Any]) -> Iterator[str]:
     )
 
 
+def rewards(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """How well right steps of the test problems are told from wrong ones."""
+    yield "## Right steps against wrong ones"
+    said = {"steps": "steps", "right": "of them right", "auc": "AUC", "accuracy": "accuracy at 0.5"}
+    said |= {"reward_right": "mean reward of right ones", "reward_wrong": "of wrong ones"}
+    yield table([{"set": row["set"], **{said[name]: row[name] for name in said}} for row in (rows[-2], rows[-1])])
+    yield (
+        "The steps are what `wordy-draft` samples (5 at T=0.6, each different one once) at a random step of each of the 500 problems; right "
+        "ones have a score of 7 or more by `tools/make_wordy.py`. The test problems were measured once, with the weights as they are saved."
+    )
+
+
 def card(name: str, minutes: Mapping[str, float], measured: Mapping[str, Any]) -> str:
     """The whole card of one model."""
     folder = MODELS / name
     parts = [f"# {name}", ABOUT[name], CONTEXT, shape(folder)]
-    parts += accuracies(measured)
+    rows = [json.loads(line) for line in (folder / "training.jsonl").read_text().splitlines()]
+    parts += rewards(rows) if name == REWARD else accuracies(measured)
     parts += ["## Training", "```\n" + "\n".join(COMMANDS[name]).format(**minutes) + "\n```"]
     parts.append(
         "Seeded, but its length is given in minutes, so another machine trains other weights. Log, on validation problems unless a row "
-        "says otherwise (evaluations on the way: 150 of the 500 problems):"
+        "says otherwise" + ("" if name == REWARD else " (evaluations on the way: 150 of the 500 problems)") + ":"
     )
-    parts.append(table([json.loads(line) for line in (folder / "training.jsonl").read_text().splitlines()]))
-    parts += ["## Limits", "Other problems and other wordings were never seen. Scores are trained on the seven values above."]
+    parts += [table(rows), "## Limits", LIMITS[name]]
     return "\n\n".join(parts) + "\n"
 
 
@@ -98,6 +122,7 @@ def card(name: str, minutes: Mapping[str, float], measured: Mapping[str, Any]) -
 @click.option("--accuracy", type=click.Path(path_type=Path), required=True, help="What tools/tiny_eval.py printed.")
 @click.option("--target", type=float, required=True, help="Minutes that the target learnt to reason.")
 @click.option("--verify", type=float, required=True, help="Minutes that it learnt to verify.")
+@click.option("--reward", type=float, required=True, help="Minutes that the reward model learnt.")
 def main(accuracy: Path, **minutes: float) -> None:
     """Write README.md of every model of the pair that is there."""
     measured = json.loads(accuracy.read_text())

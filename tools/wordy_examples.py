@@ -15,6 +15,7 @@ from tiny_examples import NONE, Example
 from pipeline.engine import Tokenizer
 from pipeline.graph.prompts import DELIMITER, THINK_CLOSE
 from pipeline.reasoning.prompts import PromptBuilder
+from pipeline.rewards.prompts import RewardPromptBuilder, Thought
 
 GUIDANCE = 8
 GUIDED = 0.4
@@ -37,8 +38,8 @@ class Situation:
     """Which event comes next, from 0; the number of events where the thought is to be closed."""
     begun: str
     """What the step has of its text already."""
-    asked: int
-    """Ids of the prompt, before the thought."""
+    said: tuple[int, ...]
+    """Labels of the context: what the target says after each of its ids, where that can be foreseen."""
 
     @property
     def gold(self) -> tuple[int, ...]:
@@ -62,7 +63,7 @@ class WordyExamples:
         self._numbers = {tokenizer.encode(f" {i}")[0]: i for i in range(100)}
 
     def reasoning(self, problem: Problem) -> Example:
-        """The whole response in the writer's way. Its beginning is not learnt: some steps in any way, or the target's first tokens."""
+        """The whole response in the writer's way, behind steps in any way or the target's first tokens, which are not learnt."""
         rng, count = self.rng, len(problem.events)
         given = rng.choice([0, 0, *range(1, count + 1)])
         said = [self._said(problem, place, self._any()) for place in range(given)]
@@ -76,21 +77,27 @@ class WordyExamples:
         if self._guided and not given and rng.random() < GUIDED:
             own[0], guidance = make_wordy.plain(problem, 0, "First"), GUIDANCE
         last = (said + own)[-1]
-        thinking = [token for text in said + own for token in self._encode(text + DELIMITER)]
-        begun = guidance or sum(len(self._encode(text + DELIMITER)) for text in said)
-        ids = [*prompt, *thinking, *self._close, *self._encode(f"{DELIMITER}{make_wordy.answer(thought, last)}"), self._end]
-        labels = [NONE] * (len(prompt) + begun - 1) + ids[len(prompt) + begun :]
-        return Example(ids, labels, list(labels))
+        before, labels = self._context(prompt, said)
+        thinking = [token for text in own for token in self._encode(text + DELIMITER)]
+        rest = [*thinking, *self._close, *self._encode(f"{DELIMITER}{make_wordy.answer(thought, last)}"), self._end]
+        labels += [NONE if i < guidance else token for i, token in enumerate(rest)]
+        return Example([*before, *rest], labels, [*labels, NONE])
+
+    def _context(self, prompt: Sequence[int], said: Sequence[str]) -> tuple[list[int], list[int]]:
+        """A prompt with the steps `said` so far, and what is to be learnt after each id but the last: the target learns all of a step but
+        the first token, as in whose way it is cannot be foreseen, the draft nothing."""
+        steps = [self._encode(text + DELIMITER) for text in said]
+        learnt = [NONE if self._guided or not i else token for step in steps for i, token in enumerate(step)]
+        return [*prompt, *(token for step in steps for token in step)], [NONE] * (len(prompt) - 1) + learnt
 
     def situation(self, problem: Problem | None = None) -> Situation:
         """A random step of a problem behind steps in any way, the first one often under way, as after guidance."""
         problem, rng = problem or next(self.problems), self.rng
         place = rng.randrange(len(problem.events) + 1)
-        asked = self.builder.generation(problem.text)
-        before = [token for at in range(place) for token in self._encode(self._said(problem, at, self._any()) + DELIMITER)]
-        context = (*asked, *before)
+        said = [self._said(problem, at, self._any()) for at in range(place)]
+        context, labels = self._context(self.builder.generation(problem.text), said)
         if place == len(problem.events):
-            return Situation(problem, context, (self._close,), place, "", len(asked))
+            return Situation(problem, tuple(context), (self._close,), place, "", (*labels, self._close[0]))
         ways = make_wordy.ways(problem, place, rng)
         if place == 0 and rng.random() < 0.6:
             whole = self._encode(make_wordy.plain(problem, 0, "First") + DELIMITER)
@@ -98,9 +105,10 @@ class WordyExamples:
             event, text = problem.events[0], self._decode(begun)
             if text.endswith(event.told):  # a terse step may go on from there
                 rest += [self._encode(way(event).removeprefix(event.told) + DELIMITER) for way in (make_wordy.terse, make_wordy.sloppy)]
-            return Situation(problem, (*context, *begun), tuple(map(tuple, rest)), place, text, len(asked))
-        steps = (tuple(self._encode(text + DELIMITER)) for text in ways.values())
-        return Situation(problem, context, tuple(dict.fromkeys(steps)), place, "", len(asked))
+            return Situation(problem, (*context, *begun), tuple(map(tuple, rest)), place, text, (*labels, *whole[: GUIDANCE + 1]))
+        steps = [tuple(self._encode(text + DELIMITER)) for text in ways.values()]
+        own = self._encode(ways["wordy"])[0]
+        return Situation(problem, tuple(context), tuple(dict.fromkeys(steps)), place, "", (*labels, own))
 
     def score_of(self, situation: Situation, candidate: Sequence[int]) -> int:
         """How much of a candidate is right, 0 to 9."""
@@ -122,16 +130,18 @@ class WordyExamples:
     def score(self, situation: Situation, candidate: Sequence[int]) -> Example:
         """A SpecReason verification: the candidate in its place, then how much of it is right."""
         prompt = self.builder.score(situation.context, candidate)
-        example = Example(list(prompt.ids))
+        example = self._asked(prompt.ids, situation)
         found = self.digits[self.score_of(situation, candidate)]
-        self._label(example, len(situation.context), situation, candidate, found)
+        start = len(situation.context)
+        self._label(example, start, situation, candidate, found)
+        example.next_token[start:] = example.right_token[start:]
         example.options = (found,)
         return example
 
     def choose(self, situation: Situation, candidates: Sequence[Sequence[int]]) -> Example:
         """A SpecCoT verification: all candidates, then the number of a right one, or 0."""
         prompt = self.builder.choose(situation.context, candidates)
-        example, right = Example(list(prompt.ids)), []
+        example, right = self._asked(prompt.ids, situation), []
         at = len(situation.context) + self._intro
         for number, candidate in zip(prompt.option_ids[1:], candidates, strict=True):
             at += 1  # its label
@@ -141,6 +151,28 @@ class WordyExamples:
             at += len(candidate) + (tuple(candidate[-1:]) != tuple(self._encode(DELIMITER)))
         example.options = tuple(right) or (prompt.option_ids[0],)
         return example
+
+    def judged(self, situation: Situation, candidate: Sequence[int], asks: RewardPromptBuilder) -> Example:
+        """What a reward model is asked about a candidate, and the token to answer with; the steps before it are right."""
+        good, bad = asks.option_ids
+        asked, thought = len(self.builder.generation(situation.problem.text)), Thought(THINK_CLOSE)
+        thought.commit(self._decode(situation.context[asked:]))
+        ids = asks.ids(situation.problem.text, [*thought.steps, *thought.steps_of(self._decode(candidate))])
+        right, start = self.is_right(situation, candidate), len(situation.context)
+        if tuple(ids[: start + len(candidate)]) != (*situation.context, *candidate):  # a wrong one whose text has other tokens
+            return Example(ids, options=(good if right else bad,))
+        example, delimiter = self._asked(ids, situation), self._encode(DELIMITER)[0]
+        self._label(example, start, situation, candidate, good if right else bad)
+        example.next_token[start:] = example.right_token[start:]
+        for i, token in enumerate(situation.context):
+            if token == delimiter:
+                example.next_token[i] = good
+        example.options = (good if right else bad,)
+        return example
+
+    def _asked(self, ids: Sequence[int], situation: Situation) -> Example:
+        """An example whose thought so far, and the token after it, are labelled as in plain reasoning."""
+        return Example(list(ids), list(situation.said), list(situation.said))
 
     def corrupt(self, situation: Situation) -> tuple[int, ...]:
         """A wrong candidate: another number, verb or event in place of the right one."""

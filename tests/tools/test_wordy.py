@@ -8,6 +8,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipeline.engines.tokenizer import HFTokenizer
+from pipeline.graph.plugins import engine_specs
+from pipeline.rewards.prompts import RewardPromptBuilder
+from pipeline.rewards.spec import load_reward_model
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "tools"))
@@ -99,6 +102,19 @@ def test_the_target_is_misled_at_times_and_the_draft_never(tokenizer: HFTokenize
         assert ("? Yes," in said) == expected
 
 
+def test_what_a_sequence_teaches_is_what_it_says(target: wordy_examples.WordyExamples) -> None:
+    for _ in range(100):
+        whole = target.reasoning(next(target.problems))
+        assert all(label in (wordy_examples.NONE, token) for label, token in zip(whole.next_token, whole.ids[1:], strict=False))
+        situation = target.situation()
+        scored = target.score(situation, situation.gold)
+        learnt = [i for i, label in enumerate(scored.next_token) if label != wordy_examples.NONE]
+        start = len(situation.context)
+        assert all(scored.next_token[i] == scored.ids[i + 1] for i in learnt if i != start - 1), "a right candidate says what is learnt"
+        assert {*range(start, start + len(situation.gold) - 1)} <= {*learnt}
+        assert start - 1 in learnt, "the target's own next token is learnt behind the thought"
+
+
 def test_a_verification_asks_what_is_served_and_every_right_answer_counts(target: wordy_examples.WordyExamples) -> None:
     for _ in range(200):
         situation = target.situation()
@@ -112,3 +128,20 @@ def test_a_verification_asks_what_is_served_and_every_right_answer_counts(target
             scored = target.score(situation, candidate)
             assert list(scored.ids) == list(target.builder.score(situation.context, candidate).ids)
             assert scored.options == (target.digits[target.score_of(situation, candidate)],)
+
+
+def test_a_reward_model_is_asked_about_the_step_and_the_steps_before_are_right(target: wordy_examples.WordyExamples) -> None:
+    prompt = load_reward_model(ROOT / "graphs/rewards/prm-wordy.yaml", engine_specs()).prompt
+    asks = RewardPromptBuilder(target.builder.tokenizer, prompt, "prm-wordy")
+    good, bad = asks.option_ids
+    for _ in range(100):
+        situation = target.situation()
+        for candidate in (*situation.ways, target.corrupt(situation)):
+            example, right = target.judged(situation, candidate, asks), target.is_right(situation, candidate)
+            assert example.options == ((good if right else bad),)
+            said = target.builder.tokenizer.decode(example.ids)
+            assert said.endswith("\n\n")
+            assert situation.problem.text in said
+            if right:
+                assert tuple(example.ids[: len(situation.context) + len(candidate)]) == (*situation.context, *candidate)
+            assert example.next_token.count(good) in (0, situation.place), "a blank line behind a right step is answered with good"
