@@ -99,7 +99,7 @@ def rewards(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     yield table([{"set": row["set"], **{said[name]: row[name] for name in said}} for row in (rows[-2], rows[-1])])
     yield (
         "The steps are what `wordy-draft` samples (5 at T=0.6, each different one once) at a random step of each of the 500 problems; "
-        "right ones have a score of 7 or more by `tools/make_wordy.py`. The test problems were measured once, with the weights as they are saved."
+        "right ones have a score of 7 or more by `tools/make_wordy.py`. The test problems were measured once, with the saved weights."
     )
 
 
