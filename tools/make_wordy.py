@@ -18,8 +18,8 @@ MOST = 40
 SPLIT_SEEDS = {"validation": 11, "test": 12}
 SECOND_THOUGHTS = 0.7
 """Share of the target's steps that have second thoughts."""
-WRONG_TURNS = 0.23
-"""Share of the doubts `Hmm, is it N?` that end with a wrong total. Sampled at a temperature of 0.6 they are about 12 %."""
+WRONG_TURNS = 0.35
+"""Share of the doubts `Hmm, is it N?` that end with a wrong total. Sampled at a temperature of 0.6 they are about 26 %."""
 NEAR = (-2, -1, 1, 2)
 """How far a total that is doubted or wrong is from the right one."""
 LEADS = ("Next", "Then", "After that")

@@ -45,11 +45,11 @@ FORESEES, COMPARES, JUDGES = 4, 5, 6
 """Layers told what a right candidate says next, whether the candidate says it, and what it deserves so far."""
 DRAFT_LOOKS_BELOW = {"tiny": 0.1, "wordy": 0.2}
 """Loss under which the draft is worth an evaluation, by pair; it gets too good within seconds then."""
-LOOK_EVERY = {"draft": 0.008, "target": 0.3, "verify": 0.25}
+LOOK_EVERY = {"draft": 0.008, "target": 0.3, "verify": 0.34}
 """Evaluations, as shares of the time."""
 LOOK_PROBLEMS = 150
 """Of an evaluation on the way."""
-REASONING = {"tiny": 0.125, "wordy": 0.25}
+REASONING = {"tiny": 0.125, "wordy": 0.2}
 """Share of the sequences that are chains of thought while a target learns to verify, by pair: those of `tiny` have one before every
 verification, too."""
 BATCH = {"tiny": {"draft": 64, "target": 64, "verify": 48}, "wordy": {"draft": 64, "target": 24, "verify": 16}}
