@@ -24,6 +24,7 @@ ROOT = Path(__file__).parent.parent
 NAMES: list[tuple[FileKind, str, str]] = [
     ("graph", "speccot", "graphs/speccot.yaml"),
     ("engines file", "sim-2xh100", "graphs/engines/sim-2xh100.yaml"),
+    ("engines file", "tiny-scot", "graphs/engines/tiny-scot.yaml"),
     ("reward model", "prm-tiny", "graphs/rewards/prm-tiny.yaml"),
     ("data set", "gsm8k", "datasets/gsm8k.yaml"),
 ]
@@ -112,6 +113,13 @@ def installed(wheel: Path, folder: Path, *arguments: str) -> subprocess.Complete
     program = f"import pipeline; assert pipeline.__file__.startswith({str(wheel)!r}); from pipeline.cli.main import main; main()"
     command = [sys.executable, "-P", "-c", program, *arguments]
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120, env={**os.environ, "PYTHONPATH": str(wheel)})
+
+
+@pytest.mark.slow
+def test_a_wheel_has_all_models_and_adapters(wheel: Path) -> None:
+    ours, theirs = ({path.relative_to(root) for path in (root / "pipeline/models").rglob("*") if path.is_file()} for root in (ROOT, wheel))
+    assert ours == theirs
+    assert {path.name for path in theirs} >= {"model.safetensors", "adapter_config.json", "adapter_model.safetensors"}
 
 
 @pytest.mark.slow

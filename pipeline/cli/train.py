@@ -75,7 +75,7 @@ def select(**options: Any) -> None:
 @click.option("--trust-remote-code", is_flag=True, help="Let code run that comes with the model.")
 @click.option("--debug", is_flag=True, help="Show tracebacks.")
 def merge(adapter: Path, output: Path, model: str | None, dtype: DType, trust_remote_code: bool, debug: bool) -> None:
-    """Write the model of the folder ADAPTER with the adapter in its weights, tokenizer and chat template included, for any engine.
+    """Write the model of ADAPTER, a folder or bundled:NAME, with the adapter in its weights, tokenizer and chat template included.
 
     Exit codes: 0 written; 1 DIR cannot be written; 2 ADAPTER and its model do not fit together, or DIR is in use.
     """

@@ -15,6 +15,7 @@ from msgspec import Struct
 from pipeline.engine import Finding
 from pipeline.engines.checkpoint import Damaged, Tensors, read_json, read_tensors, unusual_file, whole_number
 from pipeline.engines.model_card import ModelCard, Shape, is_hub_name
+from pipeline.engines.models import adapter_folder
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 """The two files of an adapter's folder."""
@@ -34,7 +35,7 @@ class AdapterCard(Struct, frozen=True, kw_only=True):
     """What is known of a LoRA adapter without loading it."""
 
     path: str
-    """The folder as the engines file names it."""
+    """The folder, or `bundled:NAME`, as the engines file has it."""
     flaw: str | None = None
     """Why no engine can load it, as a clause; None where its files are whole."""
     rank: int = 0
@@ -48,8 +49,11 @@ class AdapterCard(Struct, frozen=True, kw_only=True):
 
 
 def read_adapter(path: str) -> AdapterCard:
-    """What is known of the adapter in the folder `path`."""
-    folder = Path(path).expanduser()
+    """What is known of the adapter in the folder `path`, or of the bundled one that it names."""
+    try:
+        folder = adapter_folder(path)
+    except LookupError as error:
+        return AdapterCard(path=path, flaw=str(error))
     config = read_json(folder / CONFIG)
     flaw = _flaw_in_files(folder, config)
     try:

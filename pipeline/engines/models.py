@@ -1,14 +1,16 @@
-"""Finds the model that a spec names: a folder, a name on the hub, or one that comes with this package."""
+"""Finds the model or the adapter that a spec names: a folder, one that comes with this package or, of models, a name on the hub."""
 
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pipeline.engine import Tokenizer
 from pipeline.engines.tokenizer import HFTokenizer
 from pipeline.errors import GraphError, boundary, did_you_mean
 
 _BUNDLED = "bundled:"
+_CONFIGS = {"model": "config.json", "adapter": "adapter_config.json"}
+"""The file that a bundled folder of each kind has."""
 
 
 def tokenizer_of(role: str, spec: Any) -> Tokenizer:
@@ -19,11 +21,23 @@ def tokenizer_of(role: str, spec: Any) -> Tokenizer:
 
 def resolve(role: str, model: str) -> str:
     """`model` as a folder or a hub name; raises `GraphError` for a `bundled:NAME` that does not exist."""
-    if not model.startswith(_BUNDLED):
-        return model
-    name = model.removeprefix(_BUNDLED)
-    folder = Path(str(files("pipeline"))) / "models"
-    known = sorted(path.parent.name for path in folder.glob("*/config.json"))
-    if name not in known:
-        raise GraphError(f"engine {role!r}", f"no bundled model is named {name!r}; {did_you_mean(name, known)}")
-    return str(folder / name)
+    with boundary(GraphError, f"engine {role!r}", foreign=LookupError):
+        folder = _bundled("model", model)
+    return model if folder is None else str(folder)
+
+
+def adapter_folder(adapter: str) -> Path:
+    """The folder that `adapter` means, whether there is one or not; raises `LookupError`, whose text is a clause, for a `bundled:NAME`
+    that does not exist."""
+    return _bundled("adapter", adapter) or Path(adapter).expanduser()
+
+
+def _bundled(kind: Literal["model", "adapter"], named: str) -> Path | None:
+    """The folder of a `bundled:NAME`, None for any other name; raises `LookupError`."""
+    if not named.startswith(_BUNDLED):
+        return None
+    name = named.removeprefix(_BUNDLED)
+    folders = {path.parent.name: path.parent for path in (Path(str(files("pipeline"))) / "models").glob(f"*/{_CONFIGS[kind]}")}
+    if name not in folders:
+        raise LookupError(f"no bundled {kind} is named {name!r} ({did_you_mean(name, folders)})")
+    return folders[name]

@@ -12,6 +12,7 @@ from msgspec import structs
 from pipeline.engine import Request
 from pipeline.engines.adapters import VARIANTS, AdapterCard, adapter_findings, read_adapter, slot_parameters
 from pipeline.engines.model_card import ModelCard, Shape, read_card
+from pipeline.engines.models import adapter_folder, resolve
 from pipeline.engines.sim.cache import LONG, PrefixCache
 from pipeline.engines.torch.backend import torch_examination
 from pipeline.engines.torch.slots import Slots
@@ -23,9 +24,11 @@ from pipeline.engines.vllm.spec import VllmSpec
 from pipeline.errors import RequestRefused
 from pipeline.machine import GIB, Gpu, Machine
 from tests.support.adapters import HIDDEN, TARGET, noise, write_adapter
+from tests.support.paths import MODELS
 
 SHAPE = Shape(layers=2, heads=4, kv_heads=2, head_dim=16, hidden_size=64, intermediate_size=128, vocab_size=1000)
 QWQ = ModelCard(model="Qwen/QwQ-32B", source="its files", folder="/big", parameters=GIB, shape=SHAPE, max_model_len=512)
+BUNDLED = sorted(path.parent.name for path in MODELS.glob("*/adapter_config.json"))
 GPU = Gpu(index=0, cuda_name="0", name="H100", memory_bytes=40 * GIB, free_bytes=39 * GIB)
 
 
@@ -107,6 +110,35 @@ def test_an_adapter_of_the_model_or_of_a_copy_fits(tmp_path: Path, base: str) ->
 def test_a_folder_that_is_not_there_is_said(tmp_path: Path) -> None:
     [said] = found(read_adapter(str(tmp_path / "none")))
     assert said == f"the adapter selection cannot be loaded: no such directory: {tmp_path}/none; name the folder of another adapter"
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [("tiny-selektion", "did you mean `tiny-selection`?"), ("tiny-target", ""), ("../models/tiny-selection", ""), ("", ""), ("a\nb", "")],
+)
+def test_an_unknown_bundled_adapter_is_one_sentence(name: str, hint: str) -> None:
+    [said] = found(read_adapter(f"bundled:{name}"))
+    assert said.startswith(f"the adapter selection cannot be loaded: no bundled adapter is named {name!r} ({hint}")
+    assert said.endswith("); name the folder of another adapter")
+    assert "\n" not in said
+
+
+@pytest.mark.parametrize("name", BUNDLED)
+def test_a_bundled_adapter_is_whole_and_fits_its_model(name: str) -> None:
+    adapter = read_adapter(f"bundled:{name}")
+    assert (adapter.path, adapter.flaw, adapter.unusual) == (f"bundled:{name}", None, ())
+    assert adapter.base_model.startswith("bundled:"), "not a folder of the machine that it was trained on"
+    assert found(adapter, read_card(resolve("target", adapter.base_model))) == []
+
+
+def test_each_bundled_pair_has_an_adapter_for_selection() -> None:
+    assert BUNDLED == ["tiny-selection", "wordy-selection"]
+
+
+def test_a_bundled_adapter_is_read_by_its_name() -> None:
+    assert adapter_folder("bundled:tiny-selection") == MODELS / "tiny-selection"
+    assert read_adapter("bundled:tiny-selection").base_model == "bundled:tiny-target"
+    assert adapter_folder("tiny-selection") == Path("tiny-selection")
 
 
 def test_vllm_has_a_largest_rank_and_takes_plain_adapters_alone(tmp_path: Path) -> None:

@@ -148,7 +148,7 @@ def found(model: Path, *needs: Any) -> list[Finding]:
 
 
 def test_whole_models_have_no_flaw(model: Path) -> None:
-    for name in ("tiny-draft", "tiny-target", "tiny-prm"):
+    for name in ("tiny-draft", "tiny-target", "tiny-prm", "wordy-draft", "wordy-target", "wordy-prm"):
         assert list(flaws_in(MODELS / name)) == []
     config(max_position_embeddings=512.0)(model)
     assert found(model) == []

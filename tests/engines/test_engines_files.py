@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from pipeline.engines.model_card import PUBLISHED, is_hub_name
+from pipeline.engines.adapters import adapter_findings, read_adapter
+from pipeline.engines.model_card import PUBLISHED, is_hub_name, read_card
+from pipeline.engines.models import resolve
 from pipeline.engines.vllm.check import findings, look_up
 from pipeline.engines.vllm.memory_plan import MemoryPlan
 from pipeline.engines.vllm.spec import VllmSpec
@@ -19,6 +21,7 @@ from pipeline.session.preflight import load_plan
 ROOT = Path(__file__).parent.parent.parent
 FILES = sorted((ROOT / "graphs/engines").glob("*.yaml"))
 VLLM = [path for path in FILES if "backend: vllm" in path.read_text()]
+ADAPTED = [path for path in FILES if "-scot" in path.stem]
 MIB = {40: 40960, 48: 49140, 80: 81559}
 """What nvidia-smi says of an A100-40GB, an A6000 and an H100-80GB; an A100-80GB has 81920."""
 
@@ -77,6 +80,20 @@ def test_it_fits_the_hardware_its_name_states(path: Path) -> None:
 def test_its_models_are_known_by_name(path: Path) -> None:
     models = [spec.model for spec in vllm_specs(path).values()]
     assert all(model.startswith("bundled:") or (is_hub_name(model) and model in PUBLISHED) for model in models)
+
+
+@pytest.mark.parametrize("path", ADAPTED, ids=lambda path: path.stem)
+def test_its_adapters_fit_their_models(path: Path) -> None:
+    for role, spec in load_engines(path, engine_specs()).items():
+        adapters = {name: read_adapter(folder) for name, folder in getattr(spec, "adapters", {}).items()}
+        assert list(adapter_findings(role, adapters, read_card(resolve(role, getattr(spec, "model", ""))))) == []
+
+
+@pytest.mark.parametrize("path", ADAPTED, ids=lambda path: path.stem)
+def test_a_file_with_an_adapter_differs_in_nothing_else(path: Path) -> None:
+    specs, plain = (load_engines(each, engine_specs()) for each in (path, path.with_stem(path.stem.replace("-scot", ""))))
+    assert plain == specs | {"target": structs.replace(specs["target"], adapters={})}
+    assert load_plan(ROOT / "graphs/scot.yaml", path, ("adapter=selection",)).engines == specs
 
 
 R1, ZR1, QWEN = "DeepSeek-R1-Distill-Qwen-1.5B", "ZR1-1.5B", "Qwen2.5-1.5B-Instruct"

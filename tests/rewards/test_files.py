@@ -31,7 +31,7 @@ def test_every_checked_in_file_loads_says_what_it_is_and_can_be_examined(path: P
     assert path.read_text().startswith("# ")
     assert load_roles(path, ()) == {"reward": spec}
     assert isinstance(spec, TorchSpec | VllmSpec)
-    assert spec.model == "bundled:tiny-prm" or spec.model in PUBLISHED
+    assert spec.model in ("bundled:tiny-prm", "bundled:wordy-prm") or spec.model in PUBLISHED
 
 
 @pytest.mark.parametrize("path", LARGE, ids=lambda path: path.stem)

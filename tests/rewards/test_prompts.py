@@ -40,14 +40,16 @@ def test_rlhflow_is_asked_as_in_its_own_evaluation() -> None:
     assert ["".join(turn) for turn in turns(prompt, DUCKS, STEPS)] == [f"{DUCKS} {STEPS[0]}", STEPS[1]]
 
 
-def test_the_tiny_model_is_asked_in_the_words_that_its_body_reasons_in() -> None:
-    builder = RewardPromptBuilder(TINY, prompt_of("prm-tiny"), "test")
-    thought = TINY.encode("Ben buys 2, so 3 + 2 = 5.\n\nThen 5 - 1 = 4.\n\n")
+@pytest.mark.parametrize("pair", ["tiny", "wordy"])
+def test_a_bundled_model_is_asked_in_the_words_that_its_body_reasons_in(pair: str) -> None:
+    tokenizer = HFTokenizer(str(ROOT / f"pipeline/models/{pair}-prm"))
+    builder = RewardPromptBuilder(tokenizer, prompt_of(f"prm-{pair}"), "test")
+    thought = tokenizer.encode("Ben buys 2, so 3 + 2 = 5.\n\nThen 5 - 1 = 4.\n\n")
     assert builder.ids("How many?", ["Ben buys 2, so 3 + 2 = 5.", "Then 5 - 1 = 4."]) == [
-        *PromptBuilder(TINY).generation("How many?"),
+        *PromptBuilder(tokenizer).generation("How many?"),
         *thought,
     ]
-    assert [TINY.decode([each]) for each in builder.option_ids] == ["+", "-"]
+    assert [tokenizer.decode([each]) for each in builder.option_ids] == ["+", "-"]
 
 
 def test_a_chat_ends_where_the_assistant_answers() -> None:

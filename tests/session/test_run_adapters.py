@@ -31,9 +31,11 @@ CHOSEN = ("temperature=0", "candidates=1", "draft_tokens=60", "token_budget=120"
 
 @pytest.fixture(scope="module")
 def settings(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
-    """The target with three adapters: `scores` turns ratings around, `choices` the options 0 and 1, and `noise` changes all keys."""
+    """The target with four adapters: `scores` turns ratings around, `choices` the options 0 and 1, `noise` changes all keys, and
+    `selection` is the bundled one."""
     folder = tmp_path_factory.mktemp("adapters")
     made = {"scores": turning(folder / "scores", SCORES), "choices": turning(folder / "choices", "01"), "noise": noisy(folder / "noise")}
+    made["selection"] = "bundled:tiny-selection"
     return tuple(f"engines.target.adapters.{name}={path}" for name, path in made.items())
 
 
@@ -87,6 +89,14 @@ def check_only_verdicts_turn(solve: Solver, folder: Path, tolerance: float) -> N
             assert (call["output_token_ids"], call["prompt_digest"]) == (then["output_token_ids"], then["prompt_digest"])
 
 
+def check_the_bundled_adapter_chooses(solve: Solver, folder: Path) -> None:
+    """Best of N: the target chooses with the bundled adapter and has other log probabilities then."""
+    plain, adapted = (solve(folder, "best-of-n", adapter, "temperature=0", "draft_tokens=60") for adapter in ("null", "selection"))
+    assert adapters_of(adapted) == {"draft": {None}, "verify": {"selection"}, "answer": {None}}
+    before = {call["request_id"]: call["option_logprobs"] for call in plain}
+    assert all(call["option_logprobs"] != before[call["request_id"]] for call in adapted if call["stage"] == "verify")
+
+
 def check_choices_turn(solve: Solver, folder: Path) -> None:
     """SCoT: what was accepted is rejected and thought over again, and what was rejected is accepted."""
     plain, turned = (solve(folder, "scot", adapter, *CHOSEN) for adapter in ("null", "choices"))
@@ -106,6 +116,7 @@ def test_torch_judges_with_the_adapter_and_writes_without(
     solver = Solver(portal, on_torch, TINY, settings)
     check_only_verdicts_turn(solver, tmp_path, 1e-3)
     check_choices_turn(solver, tmp_path)
+    check_the_bundled_adapter_chooses(solver, tmp_path)
 
 
 @pytest.mark.vllm
@@ -116,6 +127,7 @@ def test_vllm_judges_with_the_adapter_and_writes_without(
     solver = Solver(portal, on_vllm, PLAIN, settings)
     check_only_verdicts_turn(solver, tmp_path, 1e-2)
     check_choices_turn(solver, tmp_path)
+    check_the_bundled_adapter_chooses(solver, tmp_path)
 
 
 @pytest.mark.vllm
@@ -129,13 +141,13 @@ def test_vllm_computes_each_request_of_a_batch_as_torch_does(
         Request(request_id=f"{count}/{adapter}", prompt_ids=prompt, max_tokens=1, option_ids=options, adapter=adapter)
         for count in (4, 9)
         for prompt in [prompt_of(on_torch["target"], f"Finn has {count} coins. " * 8 + "How many coins has Finn now?")]
-        for adapter in (None, "scores", "choices", "noise")
+        for adapter in (None, "scores", "choices", "noise", "selection")
     ]
     first, again, expected = (portal.call(ask_all, engines["target"], asked) for engines in (on_vllm, on_vllm, on_torch))
     for answers in (first, again):
         for answer, right in zip(answers, expected, strict=True):
             assert answer.option_logprobs == pytest.approx(right.option_logprobs, abs=1e-2)
-    assert [answer.usage.cached_input_tokens for answer in first] == [0] * 8
+    assert [answer.usage.cached_input_tokens for answer in first] == [0] * 10
     assert all(answer.usage.cached_input_tokens for answer in again)
 
 

@@ -88,7 +88,8 @@ MODELS = {
     ),
 }
 """Published models by name; `folded` is none, but the hardest case that tokenizers allow."""
-BUNDLED = ("tiny-target", "tiny-draft", "tiny-prm")
+BUNDLED = tuple(sorted(path.parent.name for path in (ROOT / "pipeline/models").glob("*/config.json")))
+"""The models that come with the package."""
 
 
 @cache

@@ -74,7 +74,7 @@ def test_it_is_served_with_the_prompts_of_its_data() -> None:
     unknown = "pipeline run scot --engines FILE --set adapter=selection --set prompts=FILE --input FILE"
     assert serving("select", Asking(graph="scot", prompts=None)) == [unknown]
     assert serving("select") == [unknown], "a record of an earlier version"
-    for graph in ("best-of-n", "my graph"):  # no param for it, and no bundled graph
+    for graph in ("cascade", "my graph"):  # no param for it, and no bundled graph
         [command] = serving("select", Asking(graph=graph, prompts="ours"))
         assert command == (
             "pipeline run FILE --engines FILE --set prompts=ours --input FILE  "

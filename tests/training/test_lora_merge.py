@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pipeline.engines.model_card import read_card
-from pipeline.engines.models import resolve
+from pipeline.engines.models import adapter_folder, resolve
 from pipeline.errors import UsageError
 from pipeline.training.lora.merge import MergeRequest, merge
 from tests.support.adapters import TARGET, noise, noisy, write_adapter
@@ -52,6 +52,16 @@ def test_the_merged_model_is_the_model_with_its_adapter(trained: Training, tmp_p
     assert "pipeline train merge ..." in (tmp_path / "exact/README.md").read_text()
 
 
+@pytest.mark.torch
+def test_a_bundled_adapter_is_merged_by_its_name(tmp_path: Path) -> None:
+    import torch
+
+    merge(MergeRequest(adapter=Path("bundled:tiny-selection"), output=tmp_path / "out", dtype="float32"))
+    beside = logits(TARGET, adapter_folder("bundled:tiny-selection"), [[5, 6, 7]])
+    assert torch.allclose(logits(tmp_path / "out", None, [[5, 6, 7]]), beside, atol=2e-4)
+    assert "with the weights of the adapter `bundled:tiny-selection` in its own" in (tmp_path / "out/README.md").read_text()
+
+
 def _of(asked: Any) -> dict[str, Any]:
     return {"prompt": asked.prompt_ids, "option_ids": asked.option_ids, "max_tokens": 1}
 
@@ -86,7 +96,7 @@ def test_other_weights_of_the_same_shape(tmp_path: Path) -> None:
     ("config", "model", "says"),
     [
         ({}, None, "mine: does not name the model that it was trained on; name it with --model"),
-        ({"base_model_name_or_path": "bundled:tiny"}, None, "mine: its base model: no bundled model is named 'tiny'; did you mean"),
+        ({"base_model_name_or_path": "bundled:tiny"}, None, "mine: its base model: no bundled model is named 'tiny' (did you mean"),
         ({}, "/no/such/folder", "mine: no such directory: /no/such/folder; name a folder with the model's files, or a model on the hub"),
         ({"peft_type": "IA3"}, None, "mine: cannot be merged: its adapter_config.json says peft_type: IA3, and only LORA is supported"),
     ],
@@ -97,6 +107,11 @@ def test_what_cannot_be_merged(tmp_path: Path, config: dict[str, Any], model: st
         merge(MergeRequest(adapter=adapter, output=tmp_path / "out", model=model))
     assert says in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_an_unknown_bundled_adapter(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"^bundled:tiny-target: cannot be merged: no bundled adapter is named 'tiny-target' \("):
+        merge(MergeRequest(adapter=Path("bundled:tiny-target"), output=tmp_path / "out"))
 
 
 def test_a_folder_that_holds_something_stays_as_it_is(tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ def refused(folder: Path, request: TrainRequest) -> UsageError:
     [
         (
             {"model": "bundled:tiny-tarket"},
-            "model: bundled:tiny-tarket: no bundled model is named 'tiny-tarket'; did you mean `tiny-target`?",
+            "model: bundled:tiny-tarket: no bundled model is named 'tiny-tarket' (did you mean `tiny-target`?)",
         ),
         ({"model": "/no/folder"}, "model: /no/folder: no such directory: /no/folder; name a folder with the model's files"),
         ({"max_length": 5000}, "max_length: is 5,000, and bundled:tiny-target was made for 4,096 tokens"),

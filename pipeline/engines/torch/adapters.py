@@ -2,10 +2,10 @@
 
 import warnings
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from pipeline.engines.checkpoint import ANEW, listed
+from pipeline.engines.models import adapter_folder
 from pipeline.engines.process.worker import CannotLoad
 
 
@@ -13,13 +13,14 @@ class Adapters:
     """The adapters of a model, of which at most one is in use; without any, PEFT is not even imported."""
 
     def __init__(self, module: Any, paths: Mapping[str, str]) -> None:
-        """Put the adapters in the folders `paths` beside the layers of `module`; raises `CannotLoad` where one is not whole."""
+        """Put the adapters at `paths`, folders or `bundled:NAME`, beside the layers of `module`; raises `CannotLoad` where one is not
+        whole."""
         self._names = {name: f"adapter{number}" for number, name in enumerate(paths)}
         """What PEFT calls them: its own names must not have dots."""
         self._layers: list[Any] = []
         self._used: str | None = None
         if paths:
-            self._layers = _beside(module, {self._names[name]: str(Path(path).expanduser()) for name, path in paths.items()})
+            self._layers = _beside(module, {self._names[name]: str(adapter_folder(path)) for name, path in paths.items()})
 
     def use(self, name: str | None) -> None:
         """Compute with the adapter `name` from now on; None: with the model as it is."""

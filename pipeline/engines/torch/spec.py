@@ -33,7 +33,7 @@ class TorchSpec(RestartableSpec, frozen=True, kw_only=True, tag="torch"):
     threads: Annotated[int, Meta(ge=1, le=1024)] = 1
     """CPU threads of one operation."""
     adapters: Mapping[AdapterName, str] = {}
-    """What a stage may name under `adapter`, and the folder of that LoRA adapter, as PEFT saves it."""
+    """What a stage may name under `adapter`, and the folder of that LoRA adapter, as PEFT saves it, or `bundled:NAME`."""
     load_format: Literal["auto", "dummy"] = "auto"
     """`dummy`: random weights of the model's shape, for throughput work without a download."""
     trust_remote_code: bool = False

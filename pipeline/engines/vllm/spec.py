@@ -103,9 +103,9 @@ class VllmSpec(RestartableSpec, frozen=True, kw_only=True, tag="vllm"):
     enforce_eager: bool | None = None
     """No CUDA graphs and no compilation; by default only without a GPU."""
     lora_path: str | None = None
-    """Folder of a LoRA adapter that every request uses whose stage names none."""
+    """Folder of a LoRA adapter, or `bundled:NAME`, that every request uses whose stage names none."""
     adapters: Mapping[AdapterName, str] = {}
-    """What a stage may name under `adapter`, and the folder of that LoRA adapter, as PEFT saves it."""
+    """What a stage may name under `adapter`, and the folder of that LoRA adapter, as PEFT saves it, or `bundled:NAME`."""
     speculative_config: SpeculativeSpec | None = None
     """Token-level speculation within the engine; null: none."""
     core: Annotated[int, Meta(ge=0, le=65535)] | None = None

@@ -3,7 +3,6 @@ into a completion. Pure; what only some versions of vLLM have is looked up in th
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from vllm import SamplingParams
@@ -14,6 +13,7 @@ from vllm.v1.metrics.loggers import StatLoggerBase
 
 from pipeline.engine import Candidate, Completion, FinishReason, Request, Timing, Usage
 from pipeline.engines.adapters import read_adapter
+from pipeline.engines.models import adapter_folder
 from pipeline.engines.tokenizer import count_through_stop
 from pipeline.engines.vllm.memory_plan import DEFAULT_CPU_CACHE_GIB, lora_rank, lora_slots, share_of
 from pipeline.engines.vllm.spec import VllmSpec
@@ -125,7 +125,7 @@ def _scoring(request: Request) -> dict[str, Any]:
 def lora_requests(spec: VllmSpec) -> Mapping[str | None, LoRARequest]:
     """What vLLM is told of the adapter of a request, by its name; None: that of requests which name none, if they have one."""
     numbers = {path: number for number, path in enumerate(spec.adapter_paths, 1)}
-    requests = {path: LoRARequest(f"adapter{number}", number, str(Path(path).expanduser())) for path, number in numbers.items()}
+    requests = {path: LoRARequest(f"adapter{number}", number, str(adapter_folder(path))) for path, number in numbers.items()}
     named: dict[str | None, LoRARequest] = {name: requests[path] for name, path in spec.adapters.items()}
     return named | ({None: requests[spec.lora_path]} if spec.lora_path else {})
 

@@ -17,7 +17,7 @@ from msgspec import Struct
 from pipeline.engines.adapters import WEIGHTS, AdapterCard, adapter_findings, read_adapter
 from pipeline.engines.checkpoint import ANEW, listed
 from pipeline.engines.model_card import ModelCard, local_folder, missing, read_card
-from pipeline.engines.models import resolve
+from pipeline.engines.models import adapter_folder, resolve
 from pipeline.errors import GraphError, RunFolderError, UsageError, boundary, reason
 from pipeline.training.lora.card import merged_card
 from pipeline.training.lora.output import RECORD, Record, read_record, weights_sha256
@@ -35,6 +35,7 @@ class MergeRequest(Struct, frozen=True, kw_only=True):
     """One merge, as a command asks for it."""
 
     adapter: Path
+    """Its folder, or `bundled:NAME`."""
     output: Path
     model: str | None = None
     """The base model; None: the one that the adapter names."""
@@ -43,6 +44,11 @@ class MergeRequest(Struct, frozen=True, kw_only=True):
     trust_remote_code: bool = False
     command: str = ""
     """The command, as it was given."""
+
+    @property
+    def folder(self) -> Path:
+        """The folder of the adapter; raises `LookupError` for an unknown `bundled:NAME`."""
+        return adapter_folder(str(self.adapter))
 
 
 def merge(request: MergeRequest) -> None:
@@ -58,7 +64,7 @@ def merge(request: MergeRequest) -> None:
     except GraphError as error:
         raise UsageError(f"{request.adapter}: its base model: {error.what}") from error
     card = read_card(model)
-    record = read_record(request.adapter) if (request.adapter / RECORD).is_file() else None
+    record = read_record(request.folder) if (request.folder / RECORD).is_file() else None
     _check_fit(request, name, adapter, card, record)
     if request.output.exists() and (not request.output.is_dir() or any(request.output.iterdir())):
         raise UsageError(f"{request.output}: already exists; choose another folder with -o")
@@ -96,7 +102,7 @@ def _write(request: MergeRequest, model: str, name: str, card: ModelCard, record
         assert base is not None
         if (base / file).is_file():
             shutil.copyfile(base / file, folder / file)
-    with (request.adapter / WEIGHTS).open("rb") as weights:
+    with (request.folder / WEIGHTS).open("rb") as weights:
         sha256 = hashlib.file_digest(weights, "sha256").hexdigest()
     on_hub = not is_folder(name, model) and model == name
     base_model, title = base_name(name, model), request.output.absolute().name
@@ -119,7 +125,7 @@ def _merged(request: MergeRequest, model: str, card: ModelCard) -> Any:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # PEFT's of tied embeddings, which no adapter made here touches
             loaded: Any = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32, trust_remote_code=request.trust_remote_code)
-            beside: Any = PeftModel.from_pretrained(loaded, str(request.adapter))
+            beside: Any = PeftModel.from_pretrained(loaded, str(request.folder))
             merged: Any = beside.merge_and_unload()
     except (OSError, ValueError, RuntimeError, KeyError, TypeError) as error:
         raise UsageError(f"{request.adapter}: does not fit to {model}: {reason(error)}; {ANEW}") from error
