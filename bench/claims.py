@@ -1,6 +1,7 @@
 """What the papers claim, as data: where, their number, what is measured here, and from where on it holds.
 
-Tables of runs by name enter, verdicts with their figures leave; an interval decides, never a figure alone. Nothing is run here.
+Tables of runs by name enter, verdicts with their figures leave, those of each bundled pair by themselves; an interval decides, never a
+figure alone. Nothing is run here.
 """
 
 import math
@@ -13,9 +14,13 @@ from msgspec import Struct, structs
 from pipeline.analysis.compare.cells import number, percent, reward
 from pipeline.analysis.compare.figures import Difference, differ, figures
 from pipeline.analysis.compare.runs import RunTable
-from pipeline.analysis.quality.estimates import NOTHING, Estimate, difference, estimate
+from pipeline.analysis.quality.estimates import NOTHING, Estimate, estimate
 
 Runs = Mapping[str, RunTable]
+PairName = Literal["tiny", "wordy"]
+"""The bundled pairs of models."""
+PREFIX = "wordy-"
+"""What the names of the runs of `wordy` begin with; those of `tiny` and simulated ones have no prefix."""
 T_975 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447)
 """Student's t, 97.5 %, with 1 to 6 degrees of freedom."""
 Verdict = Literal["holds", "does not hold", "cannot be said", "not testable here", "not run"]
@@ -30,7 +35,7 @@ class Claim(Struct, frozen=True, kw_only=True):
     theirs: str
     """Their number."""
     runs: tuple[str, ...]
-    """Names of the runs that it takes."""
+    """Names of the runs that it takes, as those of `tiny` are called."""
     measure: Callable[[Runs], Estimate]
     is_: Literal["above", "below"]
     bound: float
@@ -38,13 +43,17 @@ class Claim(Struct, frozen=True, kw_only=True):
     timed: bool = False
     """A ratio of times by a real clock: its interval over problems does not hold what other work on the machine did to a run."""
     lacks: str = ""
-    """What the claim rests on and the bundled pair does not have, as a sentence: whatever is measured, it is not tested. Empty: nothing."""
+    """What the claim rests on and the pair `tiny` does not have, as a sentence: whatever is measured, it is not tested. Empty: nothing."""
     note: str = ""
 
     @property
-    def remark(self) -> str:
-        """What a reader has to know of the verdict; may be empty."""
-        return self.lacks or self.note
+    def simulated(self) -> bool:
+        """Whether it takes simulated runs alone, which are of neither pair."""
+        return all(name.startswith("sim-") for name in self.runs)
+
+    def remark(self, pair: PairName) -> str:
+        """What a reader has to know of the verdict with `pair`; may be empty."""
+        return self.lacks if self.lacks and pair == "tiny" else self.note
 
 
 class Found(Struct, frozen=True):
@@ -53,6 +62,7 @@ class Found(Struct, frozen=True):
     claim: Claim
     ours: Estimate
     verdict: Verdict
+    remark: str
 
     @property
     def said(self) -> str:
@@ -62,14 +72,22 @@ class Found(Struct, frozen=True):
         return self.claim.form(self.ours)
 
 
-def judge(claim: Claim, runs: Runs, noise: float | None = None) -> Found:
-    """What `runs` say about `claim`, with `noise` between runs of the same work; None: not known, and no clock is believed."""
+def judge(claim: Claim, runs: Runs, noise: float | None = None, pair: PairName = "tiny") -> Found:
+    """What the `runs` of `pair` say about `claim`, with `noise` between runs of the same work; None: not known, no clock is believed."""
+    runs = runs_of(pair, runs)
     if missing(claim, runs):
-        return Found(claim, NOTHING, "not run")
+        return Found(claim, NOTHING, "not run", "")
     ours = claim.measure(runs)
     if claim.timed:
         ours = widened(ours, noise)
-    return Found(claim, ours, "not testable here" if claim.lacks else verdict_of(ours, claim.is_, claim.bound))
+    testable = pair != "tiny" or not claim.lacks
+    return Found(claim, ours, verdict_of(ours, claim.is_, claim.bound) if testable else "not testable here", claim.remark(pair))
+
+
+def runs_of(pair: PairName, runs: Runs) -> dict[str, RunTable]:
+    """Those of `runs` that are of `pair`, by their names without its prefix; simulated ones count to `tiny`."""
+    own = {name: run for name, run in runs.items() if name.startswith(PREFIX) == (pair == "wordy")}
+    return {name.removeprefix(PREFIX): run for name, run in own.items()}
 
 
 def noise_of(repeats: Iterable[Sequence[RunTable]]) -> float | None:
@@ -123,31 +141,69 @@ def saved_more(runs: Runs) -> Estimate:
     return estimate(lambda t2, t4, s2, s4: s4 / s2 - t4 / t2, *columns)
 
 
-def class_gap(runs: Runs) -> Estimate:
-    """Right predictions of class 1 less those of class 2, problems as they are drawn."""
+def of_classes(runs: Runs, statistic: Callable[..., np.ndarray]) -> Estimate:
+    """A statistic of SCoT's choices, with its interval over problems.
+
+    `statistic` gets sums: of class 1 the right choices, the shares of right drafts, the rejections and the number of choices, of class 2
+    the rejections and the number of choices.
+    """
     choices = runs["scot"].choices
     if choices is None:
         return NOTHING
-    first = choices.right_drafts > 0
-    count = len(runs["scot"].problem_ids)
+    first, ones, count = choices.right_drafts > 0, np.ones(len(choices.problem)), len(runs["scot"].problem_ids)
+    of_first = (choices.picked_right, choices.right_drafts, choices.rejected, ones)
+    columns = [np.bincount(choices.problem[first], each[first], count) for each in of_first]
+    columns += [np.bincount(choices.problem[~first], each[~first], count) for each in (choices.rejected, ones)]
+    return estimate(statistic, *columns)
 
-    def of_problems(values: np.ndarray, which: np.ndarray) -> np.ndarray:
-        return np.bincount(choices.problem[which], values[which], count)
 
-    ones = np.ones(len(first))
-    columns = (
-        of_problems(choices.picked_right, first),
-        of_problems(ones, first),
-        of_problems(choices.rejected, ~first),
-        of_problems(ones, ~first),
-    )
-    return difference(*columns)
+def class_gap(runs: Runs) -> Estimate:
+    """Right predictions of class 1 less those of class 2."""
+    return of_classes(runs, lambda right, _by_chance, _false, ones, rejected, twos: right / ones - rejected / twos)
+
+
+def class_1_gain(runs: Runs) -> Estimate:
+    """Right predictions of class 1 less those of a choice among the drafts by chance."""
+    return of_classes(runs, lambda right, by_chance, _false, ones, _rejected, _twos: (right - by_chance) / ones)
+
+
+def class_2_gain(runs: Runs) -> Estimate:
+    """Rejections in class 2 less those in class 1, which a rejection by chance has as often."""
+    return of_classes(runs, lambda _right, _by_chance, false, ones, rejected, twos: rejected / twos - false / ones)
 
 
 def class_2(runs: Runs) -> Estimate:
-    """Right predictions of class 2."""
-    selection = figures(runs["scot"], runs["scot"]).selection
+    """Right predictions of class 2 by the target without SCoT's training."""
+    selection = figures(runs["scot-untuned"], runs["scot-untuned"]).selection
     return NOTHING if selection is None else selection.class_2_right
+
+
+def by_target(runs: Runs) -> Estimate:
+    """The target's share of the thinking tokens of SCoT, those of the draft model being those of its longest draft (SCoT table 1)."""
+    scot = runs["scot"]
+    if "longest" not in scot.texts:
+        return NOTHING
+    accepted = scot.texts["accepted"].tokens if "accepted" in scot.texts else np.zeros(len(scot.chains))
+    return estimate(
+        lambda target, draft: target / (target + draft), scot.thought_tokens * scot.chains - accepted, scot.texts["longest"].tokens
+    )
+
+
+def score_agreement(runs: Runs) -> Estimate:
+    """The correlation of SpecReason's scores of drafted steps with the rewards of these, its interval over problems."""
+    scored = runs["specreason"].scored
+    if scored is None:
+        return NOTHING
+    x, y = scored.score, scored.reward
+    sums = [np.bincount(scored.problem, each) for each in (np.ones(len(x)), x, y, x * x, y * y, x * y)]
+    return estimate(lambda n, x, y, xx, yy, xy: (n * xy - x * y) / np.sqrt((n * xx - x * x) * (n * yy - y * y)), *sums)
+
+
+def gain_when_tight(runs: Runs) -> Estimate:
+    """What SpecReason gains over the target with a tight token budget, less what it gains with an ample one."""
+    tables = [runs[name] for name in ("specreason-tight", "target-tight", "specreason", "target")]
+    columns = [column for run in tables for column in (run.right, run.graded)]
+    return estimate(lambda a, m, b, n, c, o, d, p: a / m - b / n - (c / o - d / p), *columns)
 
 
 def selecting(runs: Runs) -> Estimate:
@@ -183,15 +239,15 @@ def throughput(runs: Runs) -> Estimate:
     return Estimate(small / large if large else math.nan)
 
 
-UNTUNED = (
-    "The bundled target never saw a choice among whole thoughts and rejects all of them; the paper tunes its target for it (section 3.4)."
-)
-TERSE = "Both bundled models learnt from the same short solutions: neither is wordy, so that there is nothing to save."
-PERFECT = "The bundled target solves next to every problem: there is no room above it."
-ALL_OR_NOTHING = "The bundled target gives a step all points or none, so that no threshold between differs from another."
-SMALL = "The bundled target costs little more a token than the draft, and a CPU gains little from reading many tokens at once."
+UNTUNED = "Without SCoT's training a bundled target never saw a choice among whole thoughts: it answers as it does for single steps."
+TUNED = "Measured with the adapter of SCoT's training (section 3.4), which SpecCoT's target does not have."
+TERSE = "Both models of `tiny` learnt from the same short solutions: neither is wordy, so that there is nothing to save."
+PERFECT = "The target of `tiny` solves next to every problem: there is no room above it."
+ALL_OR_NOTHING = "The target of `tiny` gives a step all points or none, so that no threshold between differs from another."
+SMALL = "A bundled target costs little more a token than its draft, and a CPU gains little from reading many tokens at once."
 SIMULATED = "Simulated: QwQ-32B and R1-Distill-Qwen-1.5B on H100s, a roofline with the rates calibrated on A100s (bench/calibration.md)."
-LANGUAGE = "The bundled models' language has no words of second thoughts."
+SHARED = "The reward model of `tiny` shares five layers with the target that judges."
+LANGUAGE = "The language of `tiny` has no words of second thoughts."
 
 CLAIMS = (
     Claim(
@@ -208,7 +264,7 @@ CLAIMS = (
     ),
     Claim(
         where="SpecCoT 4.2, table 2",
-        says="the same, simulated, one problem at a time",
+        says="faster than the target alone, one problem at a time",
         theirs="r = 2.0 to 3.3 (QwQ-32B)",
         runs=("sim-speccot-2", "sim-target-2"),
         measure=over("sim-speccot-2", "sim-target-2", lambda d: d.speed_up),
@@ -267,7 +323,7 @@ CLAIMS = (
         is_="below",
         bound=0,
         form=points,
-        lacks="The bundled target never saw more than 5 candidates.",
+        lacks="The target of `tiny` never saw more than 5 candidates.",
     ),
     Claim(
         where="SpecCoT 4.3, figure 4b",
@@ -299,7 +355,7 @@ CLAIMS = (
         is_="above",
         bound=0,
         form=lambda e: reward(e, sign=True),
-        lacks="The bundled reward model shares five layers with the target that selects.",
+        lacks=SHARED,
     ),
     Claim(
         where="SpecCoT A.1",
@@ -354,7 +410,7 @@ CLAIMS = (
         is_="above",
         bound=0,
         form=points,
-        lacks=UNTUNED,
+        note=TUNED,
     ),
     Claim(
         where="SpecCoT 2.3, figure 1b",
@@ -376,7 +432,17 @@ CLAIMS = (
         bound=1,
         form=number,
         timed=True,
-        lacks=UNTUNED,
+        note=SMALL,
+    ),
+    Claim(
+        where="SCoT 4.2, table 1",
+        says="less than half of the thinking tokens are the target's",
+        theirs="8.8 to 45.9 %",
+        runs=("scot",),
+        measure=by_target,
+        is_="below",
+        bound=0.5,
+        form=percent,
     ),
     Claim(
         where="SCoT 4.2, figure 4",
@@ -387,7 +453,38 @@ CLAIMS = (
         is_="above",
         bound=-0.01,
         form=points,
-        lacks=UNTUNED,
+    ),
+    Claim(
+        where="SCoT 4.2, figure 4",
+        says="accuracy above the draft's",
+        theirs="clearly superior",
+        runs=("scot", "draft"),
+        measure=over("scot", "draft", lambda d: d.accuracy_gain),
+        is_="above",
+        bound=0,
+        form=points,
+    ),
+    Claim(
+        where="SCoT 4.3",
+        says="more accurate with 5 drafts than with one",
+        theirs="on all data sets",
+        runs=("scot", "scot-single"),
+        measure=over("scot", "scot-single", lambda d: d.accuracy_gain),
+        is_="above",
+        bound=0,
+        form=points,
+    ),
+    Claim(
+        where="SCoT 4.3",
+        says="more accurate with the tuned target's choice than with the untuned one's",
+        theirs="on all data sets",
+        runs=("scot", "scot-untuned"),
+        measure=over("scot", "scot-untuned", lambda d: d.accuracy_gain),
+        is_="above",
+        bound=0,
+        form=points,
+        lacks="The untuned target of `tiny` rejects every draft and solves next to every problem itself: there is no room above it.",
+        note=UNTUNED,
     ),
     Claim(
         where="SCoT 4.3",
@@ -398,29 +495,47 @@ CLAIMS = (
         is_="above",
         bound=0,
         form=points,
-        lacks=UNTUNED,
     ),
     Claim(
         where="SCoT 4.4",
-        says="class 1 (a draft is right) is predicted better than class 2 (none is)",
+        says="where a draft is right (class 1), the target selects a right one more often than chance does",
+        theirs="better than in class 2",
+        runs=("scot",),
+        measure=class_1_gain,
+        is_="above",
+        bound=0,
+        form=points,
+    ),
+    Claim(
+        where="SCoT 4.4",
+        says="where none is (class 2), it rejects all more often than in class 1",
+        theirs="about half of class 2",
+        runs=("scot",),
+        measure=class_2_gain,
+        is_="above",
+        bound=0,
+        form=points,
+    ),
+    Claim(
+        where="SCoT 4.4",
+        says="class 1 is predicted better than class 2",
         theirs="class 2: about half, tuned",
         runs=("scot",),
         measure=class_gap,
         is_="above",
         bound=0,
         form=points,
-        lacks=UNTUNED,
     ),
     Claim(
         where="SCoT 4.4",
-        says="an untuned target hardly ever (below 5 %) says that no draft is right",
+        says="an untuned target hardly ever (below 5 %) says that no draft is right where none is",
         theirs="0 % of class 2",
-        runs=("scot",),
+        runs=("scot-untuned",),
         measure=class_2,
         is_="below",
         bound=0.05,
         form=percent,
-        lacks=UNTUNED,
+        note=UNTUNED,
     ),
     Claim(
         where="SCoT 4.5, table 3",
@@ -431,7 +546,7 @@ CLAIMS = (
         is_="below",
         bound=0,
         form=points,
-        lacks="A bundled model's answer is a box and nothing else.",
+        lacks="An answer of `tiny` is a box and nothing else.",
     ),
     Claim(
         where="SpecReason 5.2, figure 3",
@@ -463,6 +578,17 @@ CLAIMS = (
         runs=("specreason", "target"),
         measure=over("specreason", "target", lambda d: d.thought_change),
         is_="below",
+        bound=0,
+        form=points,
+        lacks=TERSE,
+    ),
+    Claim(
+        where="SpecReason 5.2, figure 4b",
+        says="the gain in accuracy over the target is larger with a tight token budget",
+        theirs="+16.2 points at 4,096 tokens, +4.7 at 8,192 (AIME)",
+        runs=("specreason-tight", "target-tight", "specreason", "target"),
+        measure=gain_when_tight,
+        is_="above",
         bound=0,
         form=points,
         lacks=TERSE,
@@ -522,6 +648,17 @@ CLAIMS = (
         bound=1,
         form=number,
         timed=True,
+    ),
+    Claim(
+        where="SpecReason 5.4, figure 7",
+        says="scores of drafted steps agree with the rewards of a reward model (correlation above 0.5)",
+        theirs="a strong correlation",
+        runs=("specreason",),
+        measure=score_agreement,
+        is_="above",
+        bound=0.5,
+        form=lambda e: number(e, sign=True),
+        lacks=SHARED,
     ),
     Claim(
         where="SpecReason 5.2",

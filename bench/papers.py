@@ -1,26 +1,26 @@
-"""The tables of the three papers with the bundled models, and what holds of their claims.
+"""The tables of the three papers with both bundled pairs of models, and what holds of their claims.
 
     python bench/papers.py
 
 Runs all graphs into build/papers/NAME, those that are finished are not run again, and writes bench/papers.md with the functions of
 `pipeline compare`. Each run is made once, so a latency is that of one run, whatever else the machine was doing: three of the
-systems run again in the middle and at the end, and what they differ from themselves widens the intervals of other ratios of
-times. vLLM's runs are compared with vLLM's alone, simulated ones with simulated ones.
+systems run again in the middle and at the end of a pair's runs, and what they differ from themselves widens the intervals of other
+ratios of times. Runs of a pair are compared with those of the same pair alone, vLLM's with vLLM's, simulated ones with simulated ones.
 """
 
 import shutil
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import click
 import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
-from claims import CLAIMS, Found, judge, noise_of
+from claims import CLAIMS, PREFIX, Found, PairName, Verdict, judge, noise_of
 from msgspec import Struct
 from recording import go_on
 from tables import origin
@@ -36,10 +36,67 @@ from pipeline.session.run import run
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "bench/papers.md"
-ARITH = ROOT / "datasets/arith/test.parquet"
 ENGINES = ROOT / "graphs/engines"
-REWARD_MODEL = ROOT / "graphs/rewards/prm-tiny.yaml"
 DECODE = ("speculative-decoding", "speccot-decode", "specreason-decode")
+
+
+class Pair(Struct, frozen=True, kw_only=True):
+    """A bundled pair of models, what it is run on and how."""
+
+    name: PairName
+    about: str
+    prefix: str = ""
+    """What the names of its runs begin with."""
+    problems: Path
+    engines: str | None = None
+    """By default those that a graph names."""
+    tight: int
+    """A token budget below the mean length of the target's thoughts."""
+    batch_sizes: tuple[int, ...]
+
+    @property
+    def reward_model(self) -> Path:
+        """What scores its steps."""
+        return ROOT / f"graphs/rewards/prm-{self.name}.yaml"
+
+    def job(self, name: str, graph: str = "", *settings: str, **fields: Any) -> "Job":
+        """One of its runs; by default of the graph of that name."""
+        return Job(name=self.prefix + name, graph=graph or name, pair=self, settings=settings, **fields)
+
+    def tuned(self, name: str, graph: str = "", *settings: str, **fields: Any) -> "Job":
+        """The same with SCoT's training: the target chooses with the adapter of its pair."""
+        return self.job(name, graph, "adapter=selection", *settings, engines=f"{self.name}-scot", **fields)
+
+    def jobs(self, graph: str, param: str, values: Iterable[float], name: str, **fields: Any) -> tuple["Job", ...]:
+        """One run for each value of a param."""
+        return tuple(self.job(f"{name}-{value}", graph, f"{param}={value}", **fields) for value in values)
+
+
+TINY = Pair(
+    name="tiny",
+    about=(
+        "Both models reason in the same terse way. The draft is often wrong; the target solves next to every problem and knows right steps "
+        "from wrong ones."
+    ),
+    problems=ROOT / "datasets/arith/test.parquet",
+    tight=32,
+    batch_sizes=(1, 8, 32, 128),
+)
+WORDY = Pair(
+    name="wordy",
+    about=(
+        "A step is said in several ways, all of them right. The target thinks at length and has second thoughts, some of which talk it out "
+        "of a right total; the draft is terse, or leaves a product out, and is often wrong. Scores go from 0 to 9 by how much of a step is "
+        "right, the target chooses among up to 10 candidates, an answer says the last step again, and the reward model shares nothing with "
+        "the target."
+    ),
+    prefix=PREFIX,
+    problems=ROOT / "datasets/wordy/test.parquet",
+    engines="wordy",
+    tight=96,
+    batch_sizes=(1, 128),
+)
+PAIRS = (TINY, WORDY)
 
 
 class Job(Struct, frozen=True, kw_only=True):
@@ -47,8 +104,9 @@ class Job(Struct, frozen=True, kw_only=True):
 
     name: str
     graph: str
+    pair: Pair
     engines: str | None = None
-    """By default those that the graph names."""
+    """By default those of the pair."""
     most: int | None = None
     """Most problems, where fewer than all are enough."""
     batch_size: int = 32
@@ -65,10 +123,11 @@ class Job(Struct, frozen=True, kw_only=True):
 
     def options(self, folder: Path, problems: int) -> RunOptions:
         """This run over the first `problems` ones, into `folder`/NAME."""
+        engines = self.engines or self.pair.engines
         return RunOptions(
             graph=ROOT / f"graphs/{self.graph}.yaml",
-            input=folder / "simulated.parquet" if self.simulated else ARITH,
-            engines=ENGINES / f"{self.engines}.yaml" if self.engines else None,
+            input=folder / "simulated.parquet" if self.simulated else self.pair.problems,
+            engines=ENGINES / f"{engines}.yaml" if engines else None,
             settings=self.settings,
             batch_size=self.batch_size,
             samples=self.samples,
@@ -81,110 +140,130 @@ class Section(Struct, frozen=True, kw_only=True):
     """Runs that are compared with each other, and which tables are shown."""
 
     title: str
-    about: str
+    about: str = ""
     jobs: tuple[Job, ...]
     baseline: str
     shows: Callable[[Comparison], Iterable[Table]] = tables
 
 
-def jobs_of(graph: str, param: str, values: Iterable[float], prefix: str, **fields: Any) -> tuple[Job, ...]:
-    """One run for each value of a param."""
-    return tuple(Job(name=f"{prefix}-{value}", graph=graph, settings=(f"{param}={value}",), **fields) for value in values)
-
-
-ALONE = tuple(
-    Job(name=graph, graph=graph)
-    for graph in ("target", "target-steps", "draft", "guided-draft", "speccot", "specreason", "likelihood", "scot", "best-of-n")
-)
-SPECCOT, SPECREASON, LIKELIHOOD = ALONE[4:7]
-REPEATED = {
-    graph: [Job(name=f"{graph}-{when}", graph=graph) for when in ("again", "at-the-end")] for graph in ("target", "speccot", "specreason")
-}
-"""The same work at other times."""
-SECTIONS = (
-    Section(
+def of_systems(pair: Pair) -> Section:
+    """All systems; SCoT also without its training and with a single draft."""
+    steps = ("target", "target-steps", "draft", "guided-draft", "speccot", "specreason", "likelihood")
+    thoughts = (
+        pair.tuned("scot"),
+        pair.job("scot-untuned", "scot"),
+        pair.tuned("scot-single", "scot", "candidates=1"),
+        pair.tuned("best-of-n"),
+    )
+    return Section(
         title="All systems",
-        about="Torch engines, a process and a core each.",
-        jobs=ALONE,
-        baseline="target",
-    ),
+        about="Torch engines, a process and a core each. `scot` and `best-of-n` choose with the adapter of SCoT's training.",
+        jobs=(*map(pair.job, steps), *thoughts),
+        baseline=f"{pair.prefix}target",
+    )
+
+
+def of_params(pair: Pair) -> tuple[Section, ...]:
+    """What the papers vary."""
+    target, speccot, specreason = map(pair.job, ("target", "speccot", "specreason"))
+    tight = [pair.job(f"{graph}-tight", graph, f"token_budget={pair.tight}") for graph in ("target", "specreason")]
+    return (
+        Section(
+            title="Thresholds of SpecReason",
+            jobs=(*pair.jobs("specreason", "threshold", (0, 3, 5, 9), "threshold"), specreason),
+            baseline=f"{pair.prefix}threshold-0",
+            shows=by_param,
+        ),
+        Section(
+            title="Token budgets",
+            about="Tokens of a thought at most.",
+            jobs=(*tight, target, specreason),
+            baseline=tight[0].name,
+            shows=by_param,
+        ),
+        Section(
+            title="First steps by the target",
+            jobs=(specreason, *pair.jobs("specreason", "first_steps", (1, 2), "first")),
+            baseline=specreason.name,
+            shows=by_param,
+        ),
+        Section(
+            title="Guidance",
+            about="Tokens that the target writes before the first draft.",
+            jobs=(*pair.jobs("speccot", "guidance_tokens", (0,), "guidance"), speccot),
+            baseline=f"{pair.prefix}guidance-0",
+            shows=by_param,
+        ),
+        Section(
+            title="Candidates",
+            jobs=pair.jobs("speccot", "candidates", (1, 2, 5, 10), "candidates", most=100),
+            baseline=f"{pair.prefix}candidates-1",
+            shows=by_param,
+        ),
+        Section(
+            title="Batch sizes",
+            jobs=tuple(
+                pair.job(f"{graph}-b{n}", graph, most=64, batch_size=n) for graph in ("target", "speccot") for n in pair.batch_sizes
+            ),
+            baseline=f"{pair.prefix}target-b1",
+            shows=by_batch_size,
+        ),
+    )
+
+
+WITH_TINY = (
     Section(
         title="Speculation inside the engine",
         about="vLLM's CPU build. Its latencies are not to be compared with those above.",
         jobs=(
-            *(Job(name=f"vllm-{graph}", graph=graph, engines="tiny-vllm") for graph in ("target", "speccot", "specreason")),
-            *(Job(name=graph, graph=graph) for graph in DECODE),
+            *(TINY.job(f"vllm-{graph}", graph, engines="tiny-vllm") for graph in ("target", "speccot", "specreason")),
+            *map(TINY.job, DECODE),
         ),
         baseline="vllm-target",
     ),
     Section(
         title="Several samples",
         about="Five attempts at every problem.",
-        jobs=tuple(Job(name=f"{graph}-x5", graph=graph, samples=5) for graph in ("draft", "best-of-n")),
+        jobs=(TINY.job("draft-x5", "draft", samples=5), TINY.tuned("best-of-n-x5", "best-of-n", samples=5)),
         baseline="draft-x5",
         shows=lambda c: [samples(c)],
     ),
     Section(
-        title="Thresholds of SpecReason",
-        about="",
-        jobs=(*jobs_of("specreason", "threshold", (0, 3, 5, 9), "threshold"), SPECREASON),
-        baseline="threshold-0",
-        shows=by_param,
-    ),
-    Section(
-        title="First steps by the target",
-        about="",
-        jobs=(SPECREASON, *jobs_of("specreason", "first_steps", (1, 2), "first")),
-        baseline="specreason",
-        shows=by_param,
-    ),
-    Section(
         title="Thresholds of the likelihood",
         about="Nats per token, the mean over a step.",
-        jobs=(*jobs_of("likelihood", "min_logprob", (-2, -1, -0.1), "likelihood"), LIKELIHOOD),
+        jobs=(*TINY.jobs("likelihood", "min_logprob", (-2, -1, -0.1), "likelihood"), TINY.job("likelihood")),
         baseline="likelihood--2",
         shows=by_param,
     ),
-    Section(
-        title="Guidance",
-        about="Tokens that the target writes before the first draft.",
-        jobs=(*jobs_of("speccot", "guidance_tokens", (0,), "guidance"), SPECCOT),
-        baseline="guidance-0",
-        shows=by_param,
-    ),
-    Section(
-        title="Candidates",
-        about="",
-        jobs=jobs_of("speccot", "candidates", (1, 2, 5, 10), "candidates", most=100),
-        baseline="candidates-1",
-        shows=by_param,
-    ),
-    Section(
-        title="Batch sizes",
-        about="",
-        jobs=tuple(
-            Job(name=f"{graph}-b{n}", graph=graph, most=64, batch_size=n) for graph in ("target", "speccot") for n in (1, 8, 32, 128)
-        ),
-        baseline="target-b1",
-        shows=by_batch_size,
-    ),
-    Section(
-        title="Two and four GPUs, simulated",
-        about="QwQ-32B and R1-Distill-Qwen-1.5B on two and on four H100, one problem at a time.",
-        jobs=tuple(
-            Job(name=f"sim-{graph}-{cards}", graph=graph, engines=f"sim-{cards}xh100", most=64, batch_size=1)
-            for graph in ("target", "speccot")
-            for cards in (2, 4)
-        ),
-        baseline="sim-target-2",
-        shows=by_resources,
-    ),
 )
+"""What the claims do not need, or need of one pair alone."""
+SIMULATION = Section(
+    title="Two and four GPUs, simulated",
+    about="QwQ-32B and R1-Distill-Qwen-1.5B on two and on four H100, one problem at a time.",
+    jobs=tuple(
+        TINY.job(f"sim-{graph}-{cards}", graph, engines=f"sim-{cards}xh100", most=64, batch_size=1)
+        for graph in ("target", "speccot")
+        for cards in (2, 4)
+    ),
+    baseline="sim-target-2",
+    shows=by_resources,
+)
+SECTIONS = {
+    TINY: (of_systems(TINY), *WITH_TINY, *of_params(TINY)),
+    WORDY: (of_systems(WORDY), *of_params(WORDY)),
+}
 
 
-def in_order(jobs: list[Job]) -> list[Job]:
-    """All `jobs`, and the repeated ones in the middle and at the end."""
-    again, at_the_end = zip(*REPEATED.values(), strict=True)
+def repeated(pair: Pair) -> dict[str, list[Job]]:
+    """The same work at other times, by the name of the first run."""
+    whens = ("again", "at-the-end")
+    return {pair.prefix + graph: [pair.job(f"{graph}-{when}", graph) for when in whens] for graph in ("target", "speccot", "specreason")}
+
+
+def series(pair: Pair, vllm: bool = True) -> list[Job]:
+    """All runs of a pair in their order, the repeated ones in the middle and at the end; without `vllm` those that do not need it."""
+    jobs = list({job.name: job for section in SECTIONS[pair] for job in section.jobs if vllm or not job.needs_vllm}.values())
+    again, at_the_end = zip(*repeated(pair).values(), strict=True)
     return [*jobs[: len(jobs) // 2], *again, *jobs[len(jobs) // 2 :], *at_the_end]
 
 
@@ -214,35 +293,44 @@ def is_finished(options: RunOptions) -> bool:
 
 def simulated_problems(folder: Path) -> None:
     """The same problems with the answers that simulated models take for right."""
-    problems = pq.read_table(ARITH, columns=["problem_id", "problem"])
+    problems = pq.read_table(TINY.problems, columns=["problem_id", "problem"])
     answers = pa.array([sim_answer(problem) for problem in problems.column("problem").to_pylist()])
     folder.mkdir(parents=True, exist_ok=True)
     pq.write_table(problems.append_column("answer", answers), folder / "simulated.parquet")
 
 
-def score_steps(run_folder: Path) -> str:
-    """Let the bundled reward model score the steps, if they are not scored; returns why they could not be, else nothing."""
+def score_steps(run_folder: Path, reward_model: Path) -> str:
+    """Let a bundled reward model score the steps, if they are not scored; returns why they could not be, else nothing."""
     if any((run_folder / "rewards").glob("part-*.parquet")):
         return ""
-    command = [sys.executable, "-c", "from pipeline.cli.main import main; main()", "grade", str(run_folder), "--prm", str(REWARD_MODEL)]
+    command = [sys.executable, "-c", "from pipeline.cli.main import main; main()", "grade", str(run_folder), "--prm", str(reward_model)]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
-    return "" if done.returncode == 0 else done.stderr.strip().splitlines()[-1]
+    return "" if done.returncode == 0 else f"{run_folder.name}: {done.stderr.strip().splitlines()[-1]}"
 
 
-def page(about: str, runs: Mapping[str, RunTable], cards: Mapping[str, Any], unscored: str) -> str:
+def page(about: str, runs: Mapping[str, RunTable], cards: Mapping[str, Any], unscored: Sequence[str] = ()) -> str:
     """All of papers.md."""
     parts = [about, "# The papers' tables with the bundled models", _about(cards), INTERVALS]
-    repeats = [[runs[name] for name in (graph, *(job.name for job in again)) if name in runs] for graph, again in REPEATED.items()]
-    noise = noise_of(repeats)
-    parts += claims_part([judge(claim, runs, noise) for claim in CLAIMS])
-    parts += repeats_part(repeats, noise) if noise else []
+    repeats = {pair: [[runs[job] for job in same if job in runs] for same in _same(pair)] for pair in PAIRS}
+    noise = {pair: noise_of(each) for pair, each in repeats.items()}
+    claims = [claim for claim in CLAIMS if not claim.simulated]
+    parts += claims_part(
+        {pair.name: [judge(claim, runs, noise[pair], pair.name) for claim in claims] for pair in PAIRS},
+        [judge(claim, runs) for claim in CLAIMS if claim.simulated],
+    )
+    parts += repeats_part(repeats, noise) if any(noise.values()) else []
     if unscored:
-        parts.append(f"Steps were not scored by a reward model: {unscored}")
-    for section in SECTIONS:
-        present = [runs[job.name] for job in section.jobs if job.name in runs]
-        if len(present) == len(section.jobs):
-            parts += section_part(section, present)
+        parts.append("Steps were not scored by a reward model: " + "; ".join(unscored))
+    for pair, sections in SECTIONS.items():
+        bodies = [part for section in sections for part in section_part(section, runs)]
+        parts += [f"## With the pair `{pair.name}`", pair.about, *bodies] if bodies else []
+    parts += ["## Without either pair", *section_part(SIMULATION, runs)]
     return "\n\n".join(parts) + "\n"
+
+
+def _same(pair: Pair) -> list[list[str]]:
+    """Names of the runs that did the same work."""
+    return [[name, *(job.name for job in again)] for name, again in repeated(pair).items()]
 
 
 def _about(cards: Mapping[str, Any]) -> str:
@@ -250,19 +338,23 @@ def _about(cards: Mapping[str, Any]) -> str:
     host, versions = card["host"], {name: version for each in cards.values() for name, version in each["versions"].items()}
     machine = f"{host['cores']} cores of {host['processor']}, {host['memory_bytes'] / 2**30:.0f} GiB, {host['system']}"
     return (
-        f"{machine}; {', '.join(f'{name} {version}' for name, version in versions.items())}. Problems: the bundled test set, seed "
-        f"{card['seed']}. Every run was made once: a latency is that of one run on a machine that may have had other work, and its "
-        "interval is over problems, not over runs. Batch size 32 where nothing else is said: there a latency holds the waiting for others."
+        f"{machine}; {', '.join(f'{name} {version}' for name, version in versions.items())}. Problems: the test set of each "
+        f"pair, seed {card['seed']}. Every run was made once: a latency is that of one run on a machine that may have had other work, and "
+        "its interval is over problems, not over runs. Batch size 32 where nothing else is said: there a latency holds the waiting for "
+        "others."
     )
 
 
-def section_part(section: Section, runs: list[RunTable]) -> Iterator[str]:
-    """Title, tables, and what is not the same in all runs."""
-    comparison = compare(runs, section.baseline)
-    yield f"## {section.title}"
+def section_part(section: Section, runs: Mapping[str, RunTable]) -> Iterator[str]:
+    """Title, tables, and what is not the same in all runs; nothing where a run is missing."""
+    present = [runs[job.name] for job in section.jobs if job.name in runs]
+    if len(present) < len(section.jobs):
+        return
+    comparison = compare(present, section.baseline)
+    yield f"### {section.title}"
     about = [section.about] if section.about else []
-    about += [SIMULATED] if any(run.simulated for run in runs) else []
-    about.append(f"{len(runs[0].problem_ids)} problems. Baseline: {comparison.baseline}.")
+    about += [SIMULATED] if any(run.simulated for run in present) else []
+    about.append(f"{len(present[0].problem_ids)} problems. Baseline: {comparison.baseline}.")
     yield " ".join(about)
     yield from map(markdown_table, section.shows(comparison))
     known = {"batch_size", "resources"} & {group.by for group in comparison.groups}
@@ -271,54 +363,72 @@ def section_part(section: Section, runs: list[RunTable]) -> Iterator[str]:
         yield "\n".join(["Not the same in all runs:", "", *(f"- {flag.run}: {flag.what}" for flag in flags)])
 
 
-def claims_part(found: list[Found]) -> Iterator[str]:
-    """What holds and what does not."""
+VERDICTS = (
+    "A claim holds where the whole 95 % interval is on its side, does not hold where it is on the other, and cannot be said where it lies "
+    "across or where there is none. Not testable here is a claim that rests on something that the pair `tiny` does not have, which its "
+    "note says: its number with `tiny` is shown for completeness, and the pair `wordy`, which was trained to have all of that, tests it. "
+    "What holds there says that the systems, as they are run here, do what the claim says where models have what it rests on; it does not "
+    "say that other models have it. Claims that need vLLM are not run with `wordy`. The interval of a ratio of measured times is wider "
+    "than in the tables below: by how much runs of the same work with the same pair differ among themselves. Both pairs are miniatures for "
+    "one kind of problem each: what does not hold here says nothing of the papers' own models."
+)
+
+
+def claims_part(found: Mapping[str, Sequence[Found]], simulated: Sequence[Found]) -> Iterator[str]:
+    """What holds and what does not: of what was judged by the name of the pair, in the same order, and of what is simulated."""
     yield "## What holds of the papers' claims, and what does not"
-    yield (
-        "A claim holds where the whole 95 % interval is on its side, does not where it is on the other, and cannot be said where it "
-        "lies across or where there is none; it is not testable here where it rests on what the bundled models do not have, which its note "
-        "says: the number is then shown for completeness. The interval of a ratio of measured times is wider than in the tables below: by "
-        "how much runs of the same work differ among themselves. The bundled models are miniatures for one kind of problem: what does not "
-        "hold here says nothing of the papers' own models."
-    )
-    notes = list(dict.fromkeys(each.claim.remark for each in found if each.claim.remark))
-    rows = [
-        (
-            each.claim.where,
-            each.claim.says,
-            each.claim.theirs,
-            each.said,
-            f"**{each.verdict}**" + (f" ({notes.index(each.claim.remark) + 1})" if each.claim.remark else ""),
-        )
-        for each in found
-    ]
-    count = Counter(each.verdict for each in found)
-    title = f"{len(found)} claims. " + ", ".join(f"{verdict}: {n}" for verdict, n in count.most_common())
-    yield markdown_table(Table(title, ("where", "claim", "their number", "here", "verdict"), tuple(rows)))
+    yield VERDICTS
+    every = {**found, "simulated": simulated}
+    remarks = [each.remark for row in (*zip(*found.values(), strict=True), simulated) for each in row]
+    notes = list(dict.fromkeys(filter(None, remarks)))
+    yield markdown_table(_counts(every))
+    yield markdown_table(_verdicts("Claims measured with both pairs", found, notes))
+    yield markdown_table(_verdicts("Claims about accelerators, with neither pair", {"simulated": simulated}, notes))
     yield "\n".join(f"{number}. {note}" for number, note in enumerate(notes, 1))
 
 
-def repeats_part(repeats: list[list[RunTable]], noise: float) -> Iterator[str]:
+def _counts(found: Mapping[str, Sequence[Found]]) -> Table:
+    counts = {name: Counter(each.verdict for each in judged) for name, judged in found.items()}
+    rows = [(verdict, *(str(count[verdict]) for count in counts.values())) for verdict in get_args(Verdict)]
+    rows = [row for row in rows if set(row[1:]) != {"0"}]
+    return Table("Claims by verdict", ("verdict", *counts), (*rows, ("all", *(str(count.total()) for count in counts.values()))))
+
+
+def _verdicts(title: str, found: Mapping[str, Sequence[Found]], notes: Sequence[str]) -> Table:
+    """A row for each claim: our number and the verdict of each column of `found`, with the number of its note."""
+    rows = []
+    for judged in zip(*found.values(), strict=True):
+        claim = judged[0].claim
+        cells = [f"{each.said}, **{each.verdict}**" + (f" ({notes.index(each.remark) + 1})" if each.remark else "") for each in judged]
+        rows.append((claim.where, claim.says, claim.theirs, *(cell.removeprefix("-, ") for cell in cells)))
+    return Table(title, ("where", "claim", "their number", *found), tuple(rows))
+
+
+def repeats_part(repeats: Mapping[Pair, Sequence[Sequence[RunTable]]], noise: Mapping[Pair, float | None]) -> Iterator[str]:
     """How far the clock can be trusted."""
-    rows = [(same[0].graph, *(f"{run.latency_s.mean():.3g}" for run in same)) for same in repeats]
+    measured = {pair: [same for same in repeats[pair] if len(same) == 3] for pair in repeats if noise[pair]}
+    rows = [(same[0].name, *(f"{run.latency_s.mean():.3g}" for run in same)) for each in measured.values() for same in each]
+    factors = " and ".join(f"{noise[pair]:.2f} (`{pair.name}`)" for pair in measured)
     yield "## The same work again"
     yield (
-        "Mean seconds a problem, at the start, in the middle and at the end of the series. 95 % of the ratios between two runs of the "
-        f"same work lie within a factor of {noise:.2f} (log-normal, one variance for all): by that the intervals of measured "
+        "Mean seconds a problem, at the start, in the middle and at the end of a pair's runs. 95 % of the ratios between two runs of the "
+        f"same work lie within a factor of {factors}, log-normal with one variance for all systems: by that the intervals of measured "
         "ratios are wider above."
     )
-    yield markdown_table(Table("Latency of runs that did the same", ("system", "start", "middle", "end"), tuple(rows)))
+    yield markdown_table(Table("Latency of runs that did the same", ("run", "start", "middle", "end"), tuple(rows)))
 
 
 @click.command()
 @click.option("--problems", default=500, show_default=True, help="Most problems of a run.")
+@click.option("--pair", "names", multiple=True, type=click.Choice(get_args(PairName)), help="Run this pair alone; by default both.")
 @click.option("--vllm/--no-vllm", default=True, show_default=True, help="With the runs that need vLLM.")
 @click.option("--only", multiple=True, metavar="NAME", help="Make these runs alone, and write no page.")
 @click.option("--folder", type=click.Path(path_type=Path), default=ROOT / "build/papers", show_default=True, help="Where runs are kept.")
 @click.option("--output", type=click.Path(path_type=Path), default=PAGE, show_default=True)
-def main(problems: int, vllm: bool, only: tuple[str, ...], folder: Path, output: Path) -> None:
+def main(problems: int, names: tuple[str, ...], vllm: bool, only: tuple[str, ...], folder: Path, output: Path) -> None:
     """Make the runs that are missing and write the page."""
-    jobs = in_order(list({job.name: job for section in SECTIONS for job in section.jobs if vllm or not job.needs_vllm}.values()))
+    pairs = [pair for pair in PAIRS if not names or pair.name in names]
+    jobs = [*SIMULATION.jobs, *(job for pair in pairs for job in series(pair, vllm))]
     if unknown := set(only) - {job.name for job in jobs}:
         raise click.ClickException(f"--only {min(unknown)}: no such run; there are {', '.join(job.name for job in jobs)}")
     recording = go_on(__file__, folder)
@@ -326,7 +436,8 @@ def main(problems: int, vllm: bool, only: tuple[str, ...], folder: Path, output:
     run_all([job for job in jobs if not only or job.name in only], folder, problems)
     if only:
         return
-    unscored = score_steps(folder / "speccot")
+    scored = [(pair, f"{pair.prefix}{graph}") for pair in pairs for graph in ("speccot", "specreason")]
+    unscored = [flaw for pair, name in scored if (flaw := score_steps(folder / name, pair.reward_model))]
     cards = {job.name: msgspec.json.decode((folder / job.name / "run.json").read_bytes()) for job in jobs}
     runs = {table.name: table for table in read_runs([folder / job.name for job in jobs])}
     text = page(origin(recording.measured)[:-1], runs, cards, unscored)

@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -11,7 +12,9 @@ from msgspec import structs
 
 from pipeline.analysis.compare.runs import RunTable, read_runs
 from pipeline.analysis.quality.estimates import NOTHING, Estimate
+from pipeline.analysis.quality.reward_agreement import ScoredSteps
 from pipeline.analysis.quality.selection import Choices
+from pipeline.analysis.quality.step_texts import Texts
 
 ROOT = Path(__file__).parent.parent.parent
 sys.path.insert(0, str(ROOT / "bench"))
@@ -19,7 +22,8 @@ import claims  # noqa: E402
 import papers  # noqa: E402
 
 Make = Callable[..., RunTable]
-JOBS = {job.name: job for section in papers.SECTIONS for job in section.jobs}
+SECTIONS = [*(section for sections in papers.SECTIONS.values() for section in sections), papers.SIMULATION]
+JOBS = {job.name: job for section in SECTIONS for job in section.jobs}
 
 
 @pytest.mark.parametrize(
@@ -44,36 +48,108 @@ OF_NO_PAPER = {"cascade", "self-consistency"}
 def test_every_graph_of_a_paper_is_run_and_every_claim_takes_runs_that_are_made() -> None:
     assert {job.graph for job in JOBS.values()} == {path.stem for path in (ROOT / "graphs").glob("*.yaml")} - OF_NO_PAPER
     assert {name for claim in claims.CLAIMS for name in claim.runs} <= JOBS.keys()
-    for section in papers.SECTIONS:
+    for section in SECTIONS:
         assert section.baseline in {job.name for job in section.jobs}
-        assert len({(job.needs_vllm, job.simulated) for job in section.jobs}) == 1, section.title
+        assert len({(job.pair, job.needs_vllm, job.simulated) for job in section.jobs}) == 1, section.title
+    for job in (job for section in SECTIONS for job in section.jobs):
+        assert job == JOBS[job.name], "two runs of one name"
 
 
-def test_claims_are_judged_by_name(table: Make) -> None:
+def test_whatever_tiny_lacks_is_tested_with_wordy() -> None:
+    wordy = claims.runs_of("wordy", JOBS)
+    assert {job.pair for job in wordy.values()} == {papers.WORDY}
+    untested = {name for claim in claims.CLAIMS if not claim.simulated for name in claim.runs} - wordy.keys()
+    assert {JOBS[name].needs_vllm for name in untested} == {True}
+    assert not any(JOBS[name].needs_vllm for claim in claims.CLAIMS if claim.lacks for name in claim.runs)
+
+
+def with_choices(run: RunTable, **columns: list[float]) -> RunTable:
+    """`run` with a choice among whole thoughts for each of its four problems: two of class 1, then two of class 2, unless told."""
+    values: dict[str, Any] = {
+        "right_drafts": [1.0, 0.5, 0.0, 0.0],
+        "rejected": [0, 0, 1, 1],
+        "picked_right": [1, 1, 0, 0],
+        "agrees": [np.nan] * 4,
+    }
+    arrays = {name: np.array(column, float) for name, column in (values | columns).items()}
+    return structs.replace(run, choices=Choices(problem=np.arange(4), may_reject=True, **arrays))
+
+
+@pytest.fixture(name="runs")
+def _runs(table: Make) -> dict[str, RunTable]:
+    """Runs of both pairs, four problems each; what is measured differs in the first one."""
     names = {name for claim in claims.CLAIMS for name in claim.runs}
     runs = {name: table(name, [2.0, 3.0, 4.0, 5.0]) for name in names}
     runs["speccot"] = table("speccot", [1.0, 1.5, 2.0, 2.5], thought_tokens=np.full(4, 20.0))
-    choices = Choices(
-        np.arange(4), np.array([1.0, 0.5, 0.2, 0.0]), np.array([0, 0, 1, 1]), np.array([1, 1, 0, 0]), np.full(4, np.nan), True
-    )
-    runs["scot"] = structs.replace(runs["scot"], choices=choices)
-    runs["best-of-n"] = structs.replace(runs["best-of-n"], choices=choices)
-    found = {(each.claim.where, each.claim.says): each for each in (claims.judge(claim, runs, 1.25) for claim in claims.CLAIMS)}
+    for name in ("best-of-n", "scot", "scot-untuned"):
+        runs[name] = with_choices(runs[name], right_drafts=[1.0, 0.5, 0.2, 0.0], rejected=[0, 0, 1, 1])
+    return runs | {f"wordy-{name}": run for name, run in runs.items() if not (name.startswith("sim-") or JOBS[name].needs_vllm)}
+
+
+def judged(runs: dict[str, RunTable], pair: claims.PairName = "tiny") -> dict[tuple[str, str], claims.Found]:
+    """What was found by where it stands and what it says."""
+    return {(claim.where, claim.says): claims.judge(claim, runs, 1.25, pair) for claim in claims.CLAIMS}
+
+
+def test_claims_are_judged_by_name(runs: dict[str, RunTable]) -> None:
+    found = judged(runs)
     faster = found["SpecCoT 4.2, table 2", "faster than the target alone"]
     assert (faster.ours, faster.verdict) == (Estimate(2.0, 1.6, 2.5), "holds")
     best = found["SCoT 3.2, figure 2", "with the best of its 5 drafts the draft model is more accurate than with one"]
     assert best.ours.value == -0.25  # three of four problems, and the draft alone solved all
-    shorter = found["SpecCoT 4.2", "fewer committed tokens than the target alone"]
-    assert (shorter.ours.value, shorter.verdict, shorter.said) == (-0.4, "not testable here", "-40.0% [-40.0%, -40.0%]")
-    classes = found["SCoT 4.4", "class 1 (a draft is right) is predicted better than class 2 (none is)"]
+    classes = found["SCoT 4.4", "class 1 is predicted better than class 2"]
     assert classes.ours.value == pytest.approx(2 / 3 - 1)
     saved = found["SpecCoT 4.4.3, table 4", "from 2 to 4 GPUs the target alone saves a larger share of its time"]
     assert (saved.ours.value, saved.verdict) == (0.0, "does not hold")
-    thoughts = found["SpecCoT A.1", "fallback steps hold more words of second thoughts than drafts"]
-    assert (thoughts.ours.value, thoughts.verdict) == (pytest.approx(180.0), "not testable here")
     assert found["SpecCoT A.1, table 5", "selected steps are better than the drafts they were selected from"].said == "nothing to measure"
     del runs["draft"]
     assert {claims.judge(claim, runs).verdict for claim in claims.CLAIMS if "draft" in claim.runs} == {"not run"}
+    assert judged(runs, "wordy")["SpecCoT 4.2, figure 3", "accuracy above the draft's"].verdict != "not run"
+
+
+def test_what_tiny_lacks_is_said_of_tiny_alone(runs: dict[str, RunTable]) -> None:
+    runs["wordy-speccot"] = structs.replace(runs["speccot"], thought_tokens=np.full(4, 30.0))
+    shorter = "SpecCoT 4.2", "fewer committed tokens than the target alone"
+    thoughts = "SpecCoT A.1", "fallback steps hold more words of second thoughts than drafts"
+    tiny, wordy = judged(runs), judged(runs, "wordy")
+    assert (tiny[shorter].verdict, tiny[shorter].said) == ("not testable here", "-40.0% [-40.0%, -40.0%]")
+    assert tiny[shorter].remark == claims.TERSE
+    assert (wordy[shorter].verdict, wordy[shorter].said, wordy[shorter].remark) == ("holds", "-20.0% [-20.0%, -20.0%]", "")
+    assert (tiny[thoughts].ours.value, tiny[thoughts].verdict) == (pytest.approx(180.0), "not testable here")
+    assert (wordy[thoughts].ours.value, wordy[thoughts].verdict) == (pytest.approx(180.0), "holds")
+    assert "not testable here" not in {each.verdict for each in wordy.values()}
+    assert {each.claim.where for each in wordy.values() if each.verdict == "not run" and not each.claim.simulated} == {
+        "SpecCoT A.3",
+        "SpecReason 5.2",
+    }
+
+
+def test_classes_are_compared_with_chance(table: Make) -> None:
+    run = table("scot", [1.0] * 4)
+    always = {"scot": with_choices(run, rejected=[1, 1, 1, 1], picked_right=[0, 0, 0, 0])}
+    assert (claims.class_1_gain(always).value, claims.class_2_gain(always).value) == (-0.75, 0.0)
+    knows = {"scot": with_choices(run)}
+    assert (claims.class_1_gain(knows).value, claims.class_2_gain(knows).value, claims.class_gap(knows).value) == (0.25, 1.0, 0.0)
+    half = {"scot": with_choices(run, rejected=[0, 1, 0, 1], picked_right=[1, 0, 0, 0])}
+    assert (claims.class_1_gain(half).value, claims.class_2_gain(half).value) == (-0.25, 0.0)
+    assert claims.class_gap({"scot": run}) == NOTHING
+
+
+def test_shares_agreement_and_budgets_are_sums_over_problems(table: Make) -> None:
+    ones = np.ones(4)
+    texts = {"longest": Texts(ones, 60 * ones, ones, ones), "accepted": Texts(ones, np.array([40.0, 40, 40, 0]), ones, ones)}
+    scot = table("scot", [1.0] * 4, texts=texts)  # thoughts of 40 tokens, three of them the draft's
+    assert claims.by_target({"scot": scot}).value == pytest.approx(40 / (40 + 240))
+    assert claims.by_target({"scot": table("scot", [1.0], texts={})}) == NOTHING
+
+    scored = ScoredSteps("0 to 9", np.array([0, 1, 2, 2]), np.array([0.0, 9, 7, 4]), np.array([0.1, 1.0, 0.7, 0.2]))
+    agreed = claims.score_agreement({"specreason": table("specreason", [1.0] * 4, scored=scored)})
+    assert agreed.value == pytest.approx(np.corrcoef(scored.score, scored.reward)[0, 1])
+    assert claims.score_agreement({"specreason": scot}) == NOTHING
+
+    tight = {"specreason-tight": [1.0, 1, 1, 0], "target-tight": [1.0, 0, 0, 0], "specreason": ones, "target": [1.0, 1, 1, 0]}
+    runs = {name: table(name, [1.0] * 4, right=right) for name, right in tight.items()}
+    assert claims.gain_when_tight(runs).value == pytest.approx(0.5 - 0.25)
 
 
 def test_a_ratio_of_times_is_believed_as_far_as_runs_of_the_same_work_agree(table: Make) -> None:
@@ -90,11 +166,13 @@ def test_a_ratio_of_times_is_believed_as_far_as_runs_of_the_same_work_agree(tabl
         assert claim.timed == (of_time and not any(JOBS[name].simulated for name in claim.runs)), claim.says
 
 
-def test_repeated_runs_are_spread_over_the_series() -> None:
-    order = [job.name for job in papers.in_order(list(JOBS.values()))]
+@pytest.mark.parametrize("pair", papers.PAIRS, ids=lambda pair: pair.name)
+def test_repeated_runs_are_spread_over_the_series(pair: Any) -> None:
+    order = [job.name.removeprefix(pair.prefix) for job in papers.series(pair)]
     assert order.index("target") < order.index("target-again") < order.index("target-at-the-end")
     assert order[-1] == "specreason-at-the-end"
-    assert len(order) == len(set(order)) == len(JOBS) + 6
+    assert len(order) == len(set(order)) == sum(job.pair is pair and not job.simulated for job in JOBS.values()) + 6
+    assert not any(job.needs_vllm for job in papers.series(pair, vllm=False))
 
 
 def test_what_is_finished_is_not_run_again_and_the_page_says_what_is_missing(tmp_path: Path) -> None:
@@ -111,15 +189,18 @@ def test_what_is_finished_is_not_run_again_and_the_page_says_what_is_missing(tmp
 
     runs = {run.name: run for run in read_runs([tmp_path / job.name for job in jobs])}
     cards = {name: msgspec.json.decode((tmp_path / name / "run.json").read_bytes()) for name in runs}
-    page = papers.page("`python bench/papers.py --problems 3`", runs, cards, "there is no reward model")
+    page = papers.page("`python bench/papers.py --problems 3`", runs, cards, ["speccot: there is no reward model"])
     assert page.startswith("`python bench/papers.py --problems 3`\n")
     for said in (
         "SpecCoT table 4",
         "2,360 TFLOP/s, simulated",
         "**not run**",
-        "Steps were not scored by a reward model: there is no reward model",
+        "Steps were not scored by a reward model: speccot: there is no reward model",
+        "| verdict | tiny | wordy | simulated |",
+        "| where | claim | their number | tiny | wordy |",
+        "| where | claim | their number | simulated |",
     ):
         assert said in page
-    assert "## All systems" not in page
+    assert "With the pair" not in page
     accuracies = [run.right.sum() / run.graded.sum() for run in runs.values()]
     assert max(accuracies) > 0  # references are those of simulated models
