@@ -1,0 +1,368 @@
+"""What training an adapter brings: a target that learns to choose among whole thoughts (SCoT 3.4), a draft that learns to think as its
+target does (SCoT 3.3), and one adapter served by two engines.
+
+    python bench/training.py [--only tiny] [--no-vllm]
+
+Problems are drawn with the tools that made the data sets, solved, exported and learnt from, all into build/training; what is finished there
+is not done again. Writes bench/training.md, curves under bench/training/, and bench/results/training.json. The page has every pair that
+was measured, in this call or an earlier one. A pair whose files are not there is left out.
+"""
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from functools import partial
+from importlib import import_module
+from importlib.util import find_spec
+from itertools import islice, pairwise
+from pathlib import Path
+
+import anyio
+import click
+import msgspec
+import pyarrow.parquet as pq
+import training_tables
+from msgspec import Struct
+from papers import is_finished
+from recording import go_on
+from tables import origin
+from training_tables import UNTUNED, Agreement, PairResults, Selecting, System, Thinking, Trained
+
+from pipeline.analysis.compare.runs import RunTable, read_run
+from pipeline.engine import Completion, Engine, Request
+from pipeline.engines.registry import open_engines
+from pipeline.graph.spec import EngineSpec
+from pipeline.session.options import RunOptions
+from pipeline.session.preflight import load_plan
+from pipeline.session.run import run
+from pipeline.training.lora.config import CONFIGS, Task, read_config
+from pipeline.training.lora.log import FILE, read_log
+from pipeline.training.lora.output import is_finished as is_trained
+from pipeline.training.lora.output import read_record
+from pipeline.training.retrace import Retracer
+
+ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT / "tools"))
+import make_arith  # noqa: E402
+
+PAGE = ROOT / "bench/training.md"
+RESULTS = ROOT / "bench/results/training.json"
+BATCH_SIZE = 16
+"""Examples of a step of a training that chooses."""
+VALIDATIONS = 10
+"""Of a training that chooses, beside the one before it."""
+AGREEMENT = 100
+"""Most choices that are asked of two engines."""
+DRAWN = ("temperature=0.6", "top_p=0.95")
+"""How `scot` samples its drafts, for graphs whose defaults are others."""
+
+
+class Lesson(Struct, frozen=True):
+    """A training that chooses: how many problems, and settings of its file beside those that all have."""
+
+    problems: int
+    settings: tuple[str, ...] = ()
+
+
+PAPER = ("lora.rank=8", "lora.targets=[q_proj, v_proj]")
+"""Matrices as in SCoT 4.1."""
+
+
+class Pair(Struct, frozen=True, kw_only=True):
+    """A draft and a target, and what they are trained for."""
+
+    name: str
+    tool: str
+    """The module of `tools` that draws its problems."""
+    test_set: Path
+    lessons: tuple[Lesson, ...]
+    """The first of those with most problems is the adapter that systems are run with."""
+    alignment: int = 0
+    """How many thoughts of the target its draft learns; 0: it does not."""
+    vllm: Path | None = None
+    """An engines file with the pair on vLLM, to ask both engines for the same choices; None: they are not."""
+
+    @property
+    def engines(self) -> Path:
+        """Its engines file, on torch."""
+        return ROOT / f"graphs/engines/{self.name}.yaml"
+
+    def config(self, task: Task) -> Path:
+        """Its file of one training."""
+        return ROOT / f"graphs/training/{self.name}-{task}.yaml"
+
+    @property
+    def needed(self) -> list[Path]:
+        """Files without which it is not measured."""
+        models = [ROOT / f"pipeline/models/{self.name}-{role}" for role in ("draft", "target")]
+        training = [self.config("select"), *([self.config("draft")] if self.alignment else [])]
+        return [self.test_set, self.engines, *training, *models]
+
+
+PAIRS = (
+    Pair(
+        name="tiny",
+        tool="make_arith",
+        test_set=ROOT / "datasets/arith/test.parquet",
+        lessons=(Lesson(250), Lesson(1000), Lesson(4000), Lesson(4000, PAPER)),
+        vllm=ROOT / "graphs/engines/tiny-vllm.yaml",
+    ),
+    Pair(
+        name="wordy",
+        tool="make_wordy",
+        test_set=ROOT / "datasets/wordy/test.parquet",
+        lessons=(Lesson(4000),),
+        alignment=1500,
+    ),
+)
+
+
+class Study:
+    """The measurement of one pair, whose runs, data and adapters are kept in a folder of its own."""
+
+    def __init__(self, pair: Pair, folder: Path, steps: int, most: int | None) -> None:
+        """`steps` of each training that chooses; `most`: most problems of a run or a training, None: as many as the pair says."""
+        self.pair, self.folder, self.steps, self.most = pair, folder / pair.name, steps, most
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.lessons = list(dict.fromkeys(Lesson(self.at_most(each.problems), each.settings) for each in pair.lessons))
+        self.served = max(self.lessons, key=lambda lesson: lesson.problems)
+
+    def at_most(self, count: int) -> int:
+        """So many problems, or the most that there may be."""
+        return count if self.most is None else min(count, self.most)
+
+    def measured(self, *, vllm: bool) -> PairResults:
+        """All of it."""
+        untuned = self.solve(UNTUNED, "scot")
+        selecting = [training_tables.chance(untuned), training_tables.selecting(UNTUNED, untuned), *map(self.learnt, self.lessons)]
+        thinking, aligned = self.aligned() if self.pair.alignment else ((), None)
+        assert untuned.choices is not None
+        first = untuned.choices.right_drafts > 0
+        return PairResults(
+            pair=self.pair.name,
+            problems=len(untuned.problem_ids),
+            class_1=int(first.sum()),
+            class_2=int((~first).sum()),
+            selecting=tuple(selecting),
+            systems=(*self.systems(untuned), *training_tables.by_reference(untuned.choices)),
+            thinking=thinking,
+            alignment=aligned,
+            agreement=self.agreement(self.pair.vllm) if vllm and self.pair.vllm is not None else None,
+        )
+
+    # Each of the following leaves one file or folder, and does nothing where that is there.
+
+    def problems(self, start: int, end: int) -> Path:
+        """A file with the training problems number `start` to `end`."""
+        path, name = self.folder / f"problems-{start}-{end}.parquet", f"{self.pair.name}-{start}-{end}"
+        if not path.exists():
+            drawn = islice(import_module(self.pair.tool).SETS.training(0), start, end)
+            make_arith.write(path, name, f"tools/{self.pair.tool}.py", [(each.text, each.answer, list(each.steps)) for each in drawn])
+        return path
+
+    def run(self, name: str, graph: str, problems: Path, settings: Sequence[str] = ()) -> Path:
+        """The folder of a run."""
+        options = RunOptions(
+            graph=ROOT / f"graphs/{graph}.yaml",
+            input=problems,
+            engines=self.pair.engines,
+            settings=tuple(settings),
+            limit=self.most,
+            output=self.folder / f"run-{name}",
+        )
+        assert options.output is not None
+        if not is_finished(options):
+            shutil.rmtree(options.output, ignore_errors=True)
+            _say(f"{self.pair.name}: run {name}")
+            result = run(options)
+            if result.exit_code not in (0, 3):  # 3: chains failed, which count as wrong
+                raise click.ClickException(f"{name}: {result.error}")
+        return options.output
+
+    def exported(self, name: str, runs: Sequence[Path], *options: str) -> Path:
+        """A file of training data."""
+        path = self.folder / f"{name}.parquet"
+        if not path.exists():
+            _command("export", *map(str, runs), *options, "--test-set", str(self.pair.test_set), "-o", str(path))
+        return path
+
+    def trained(self, task: Task, name: str, data: Path, *settings: str) -> tuple[Path, Trained]:
+        """The folder of an adapter, and how it was trained."""
+        folder = self.folder / name
+        if not is_trained(folder):
+            _say(f"{self.pair.name}: train {name}")
+            files = (f"data={json.dumps([str(data)])}", f"test_sets={json.dumps([str(self.pair.test_set)])}")
+            words = [word for setting in (*files, *settings) for word in ("--set", setting)]
+            _command("train", task, str(self.pair.config(task)), *words, "--output", str(folder), "--resume")
+        record, lora = read_record(folder), read_config(folder, CONFIGS[task]).lora
+        assert record.outcome is not None
+        layers = "all linear layers" if len(lora.targets) == 7 else ", ".join(lora.targets)
+        rows = sum(file.train + file.validation for file in record.files)
+        called = f"{rows:,} {'choices' if task == 'select' else 'thoughts'}, rank {lora.rank} on {layers}"
+        trained = Trained(
+            name=called,
+            folder=f"{self.pair.name}/{name}",
+            examples=sum(file.train for file in record.files),
+            parameters=record.outcome.trained_parameters,
+            steps=record.outcome.steps,
+            seconds=record.outcome.seconds,
+        )
+        return folder, trained
+
+    def merged(self, adapter: Path) -> Path:
+        """The folder of a model with an adapter in its weights."""
+        path = adapter.with_name(f"{adapter.name}-merged")
+        if not path.exists():
+            _command("train", "merge", str(adapter), "-o", str(path))
+        return path
+
+    # What is measured.
+
+    def solve(self, name: str, graph: str, *settings: str) -> RunTable:
+        """The test set, solved by a system."""
+        return read_run(self.run(f"test-{name}", graph, self.pair.test_set, settings))
+
+    def adapter(self, lesson: Lesson) -> tuple[Path, Trained]:
+        """The adapter that learnt a lesson. The problems of smaller lessons are the first of the larger ones, solved once."""
+        sizes = [0, *sorted({each.problems for each in self.lessons if each.problems <= lesson.problems})]
+        runs = [self.run(f"train-{start}-{end}", "scot", self.problems(start, end)) for start, end in pairwise(sizes)]
+        data = self.exported(f"choices-{lesson.problems}", runs, "--format", "selection")
+        examples = pq.read_table(data, columns=["split"]).column("split").to_pylist().count("train")
+        batches = -(-examples // BATCH_SIZE)
+        settings = (
+            f"batch_size={BATCH_SIZE}",
+            f"epochs={(self.steps - 0.5) / batches}",  # steps are epochs times batches, rounded up
+            f"evaluate_every={max(1, self.steps // VALIDATIONS)}",
+            *lesson.settings,
+        )
+        kind = "paper" if lesson.settings else "all"
+        return self.trained("select", f"select-{lesson.problems}-{kind}-{self.steps}", data, *settings)
+
+    def with_adapter(self, lesson: Lesson) -> tuple[str, ...]:
+        """Settings of a run whose target chooses with what it learnt."""
+        return ("adapter=selection", f"engines.target.adapters.selection={self.adapter(lesson)[0]}")
+
+    def learnt(self, lesson: Lesson) -> Selecting:
+        """How well the target chooses after a lesson."""
+        folder, trained = self.adapter(lesson)
+        return training_tables.selecting(trained.name, self.solve(folder.name, "scot", *self.with_adapter(lesson)), trained)
+
+    def systems(self, untuned: RunTable) -> Iterator[System]:
+        """Systems beside each other; `untuned` is scot without an adapter."""
+        folder, _ = self.adapter(self.served)
+        tuned = self.with_adapter(self.served)
+        yield training_tables.system("scot with the adapter", self.solve(folder.name, "scot", *tuned))
+        if self.pair.alignment:
+            model = self.merged(self.alignment()[0])
+            run_table = self.solve(f"{folder.name}-aligned", "scot", *tuned, f"engines.draft.model={model}")
+            yield training_tables.system("scot with the adapter and the aligned draft", run_table)
+        yield training_tables.system("scot untuned", untuned)
+        yield training_tables.system("best of n, untuned", self.solve("best-of-n", "best-of-n"))
+        yield training_tables.system("majority vote", self.solve("vote", "self-consistency", *DRAWN, "least_votes=1"))
+        yield training_tables.system("target alone", self.solve("target", "target"))
+        yield training_tables.system("draft alone", self.solve("draft", "draft"))
+
+    def alignment(self) -> tuple[Path, Trained]:
+        """The adapter of the draft that learnt thoughts of its target."""
+        count, model = self.at_most(self.pair.alignment), f"bundled:{self.pair.name}-draft"
+        thought = self.run(f"thoughts-{count}", "target", self.problems(0, count))
+        data = self.exported(f"thoughts-{count}", [thought], "--format", "sft", "--tokens", "--model", model)
+        return self.trained("draft", f"draft-{count}", data)
+
+    def aligned(self) -> tuple[tuple[Thinking, ...], Trained]:
+        """The thoughts of the draft before and after, and of the target."""
+        adapter, trained = self.alignment()
+        after = self.solve("draft-aligned", "draft", f"engines.draft.model={self.merged(adapter)}")
+        runs = {"draft": self.solve("draft", "draft"), "draft, aligned": after, "target": self.solve("target", "target")}
+        return tuple(training_tables.thinking(name, each) for name, each in runs.items()), trained
+
+    def agreement(self, vllm: Path) -> Agreement:
+        """The choices of the test set asked of the target's engine here and in the engines file `vllm`, with the adapter."""
+        folder, _ = self.adapter(self.served)
+        kept = self.folder / f"agreement-{folder.name}.json"
+        if not kept.exists():
+            retraced = islice(Retracer(self.folder / f"run-test-{folder.name}").chains(), AGREEMENT)
+            requests = [asked.request for chain in retraced for step in chain.steps for asked in step.asked if asked.label.name == "verify"]
+            said = []
+            for engines in (self.pair.engines, vllm):
+                _say(f"{self.pair.name}: {len(requests)} choices asked of {engines.stem}")
+                spec = load_plan(ROOT / "graphs/scot.yaml", engines, self.with_adapter(self.served)).engines["target"]
+                said.append(anyio.run(partial(answers, spec, requests)))
+            found = training_tables.agreement((self.pair.engines.stem, vllm.stem), *said)
+            kept.write_bytes(msgspec.json.encode(found))
+        return msgspec.json.decode(kept.read_bytes(), type=Agreement)
+
+
+async def answers(spec: EngineSpec, requests: Sequence[Request]) -> list[tuple[float, ...]]:
+    """The log probabilities of the options of each of `requests`, by an engine that is opened for them."""
+    found: dict[int, Completion] = {}
+
+    async def ask(engine: Engine, number: int) -> None:
+        found[number] = await engine.generate(requests[number])
+
+    async with open_engines({"target": spec}) as engines, anyio.create_task_group() as tasks:
+        for number in range(len(requests)):
+            tasks.start_soon(ask, engines["target"], number)
+    return [found[number].option_logprobs for number in range(len(requests))]
+
+
+def pictures(found: PairResults, folder: Path, output: Path) -> Iterator[str]:
+    """Draw the curves of a pair beside the page `output`, from the logs in `folder`; the lines that show them."""
+    lessons = [each.trained for each in found.selecting if each.trained is not None]
+    aligned = [found.alignment] if found.alignment is not None else []
+    kinds = (("selection", lessons, training_tables.draw_selecting), ("alignment", aligned, training_tables.draw_losses))
+    for name, trained, draw in kinds:
+        if trained:
+            path = output.with_suffix("") / f"{found.pair}-{name}.png"
+            draw({each.name: read_log(folder / each.folder / FILE) for each in trained}, path)
+            yield f"![{found.pair}: curves of the {name}]({path.parent.name}/{path.name})"
+
+
+def _say(sentence: str) -> None:
+    click.echo(f"  {sentence}", err=True)
+
+
+def _command(*words: str) -> None:
+    """Run a command of the package."""
+    done = subprocess.run([sys.executable, "-m", "pipeline.cli.main", *words], cwd=ROOT)
+    if done.returncode:
+        raise click.ClickException(f"pipeline {' '.join(words[:2])} ended with {done.returncode}; why stands above")
+
+
+@click.command()
+@click.option("--only", multiple=True, type=click.Choice([pair.name for pair in PAIRS]), help="Measure this pair alone. Repeatable.")
+@click.option("--steps", default=900, show_default=True, help="Of each training that chooses.")
+@click.option("--problems", type=int, help="Most problems of a run or a training.  [default: all]")
+@click.option("--vllm/--no-vllm", default=True, show_default=True, help="Ask vLLM for the same choices, too.")
+@click.option("--folder", type=click.Path(path_type=Path), default=ROOT / "build/training", show_default=True, help="Where all is kept.")
+@click.option("--output", type=click.Path(path_type=Path), default=PAGE, show_default=True)
+def main(only: tuple[str, ...], steps: int, problems: int | None, vllm: bool, folder: Path, output: Path) -> None:
+    """Measure what is missing and write the page, with all pairs that were ever measured into the folder."""
+    recording = go_on(__file__, folder)
+    if vllm and find_spec("vllm") is None:
+        vllm = False
+        _say("vLLM is not installed: it is not asked")
+    absent, found = {}, []
+    for pair in PAIRS:
+        kept = folder / f"{pair.name}.json"
+        if not only or pair.name in only:
+            if missing := [path for path in pair.needed if not path.exists()]:
+                absent[pair.name] = f"{missing[0].relative_to(ROOT)} is not there"
+                _say(f"{pair.name}: left out, {absent[pair.name]}")
+                continue
+            kept.write_bytes(msgspec.json.encode(Study(pair, folder.absolute(), steps, problems).measured(vllm=vllm)))
+        if kept.exists():
+            found.append(msgspec.json.decode(kept.read_bytes(), type=PairResults))
+    shown = {each.pair: list(pictures(each, folder, output)) for each in found}
+    text = training_tables.page(origin(recording.measured)[:-1], found, shown, absent)
+    if output == PAGE:
+        recording.write(RESULTS, {"bench": "training", "pairs": msgspec.to_builtins(found)}, text)
+    else:
+        output.write_text(text)
+    click.echo(f"{output}: {', '.join(each.pair for each in found) or 'no pair'}", err=True)
+
+
+if __name__ == "__main__":
+    main()
