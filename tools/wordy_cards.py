@@ -28,13 +28,13 @@ ABOUT = {
 }
 REWARD = "wordy-prm"
 COMMANDS = {
-    "wordy-draft": ("python tools/train_tiny.py draft --pair wordy --out pipeline/models/wordy-draft",),
+    "wordy-draft": ("python tools/train_tiny.py draft --pair wordy --out pipeline/models/wordy-draft --minutes 15",),
     "wordy-target": (
-        "python tools/train_tiny.py target --pair wordy --out build/wordy-target --minutes {target:g}",
+        "python tools/train_tiny.py target --pair wordy --out build/wordy-target --minutes {target:g} --threads 2 --compile",
         "python tools/train_tiny.py verify --pair wordy --start build/wordy-target --draft pipeline/models/wordy-draft "
-        "--out pipeline/models/wordy-target --minutes {verify:g}",
+        "--out pipeline/models/wordy-target --minutes {verify:g} --compile",
     ),
-    "wordy-prm": ("python tools/wordy_prm.py --out pipeline/models/wordy-prm --minutes {reward:g}",),
+    "wordy-prm": ("python tools/wordy_prm.py --out pipeline/models/wordy-prm --minutes {reward:g} --compile",),
 }
 
 UNSEEN = "Other problems and other wordings were never seen."
