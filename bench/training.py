@@ -113,7 +113,7 @@ PAIRS = (
         name="wordy",
         tool="make_wordy",
         test_set=ROOT / "datasets/wordy/test.parquet",
-        lessons=(Lesson(4000),),
+        lessons=(Lesson(2000),),
         alignment=1500,
     ),
 )

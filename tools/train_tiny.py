@@ -39,7 +39,7 @@ WORDS = (*MORE_WORDS, *GAINS, *LOSSES)
 """Words that the tokenizer of the pair `wordy` has also at the beginning of a text."""
 MOST_SHOWN = {"tiny": 5, "wordy": MOST}
 """Candidates of a choice in training, by pair."""
-RATES = {"draft": (0.02, 0.003), "target": (0.02, 0.003), "verify": (0.006, 0.001), "reward": (0.02, 0.003)}
+RATES = {"draft": (0.02, 0.003), "target": (0.02, 0.003), "verify": (0.006, 0.001), "reward": (0.006, 0.001)}
 """Learning rates of Muon (matrices) and AdamW (the rest); higher ones damage what the target has learnt."""
 FORESEES, COMPARES, JUDGES = 4, 5, 6
 """Layers told what a right candidate says next, whether the candidate says it, and what it deserves so far."""

@@ -1,7 +1,7 @@
 """Writes the model cards of the pair `wordy` from what their trainings logged and what was measured afterwards.
 
 python tools/tiny_eval.py pipeline/models/wordy-draft pipeline/models/wordy-target --pair wordy --split test > build/wordy.json
-python tools/wordy_cards.py --accuracy build/wordy.json --target MINUTES --verify MINUTES --reward MINUTES
+python tools/wordy_cards.py --accuracy build/wordy.json --target MINUTES --verify MINUTES --reason MINUTES --reward MINUTES
 """
 
 import json
@@ -23,7 +23,7 @@ ABOUT = {
     "early, on purpose.",
     "wordy-target": "The target. It reasons, scores a step with one digit and chooses among up to 10 candidates with one token.",
     "wordy-prm": "The process reward model (`pipeline grade RUN --prm graphs/rewards/prm-wordy.yaml`). The reward is P(`+`) / (P(`+`) + "
-    "P(`-`)) as next token after a step's blank line. It was trained from random weights of its own, on sequences of its own: it shares "
+    "P(`-`)) as next token after a step's blank line. It learnt to reason from random weights and on sequences of its own: it shares "
     "nothing with the target whose choices it judges.",
 }
 REWARD = "wordy-prm"
@@ -34,7 +34,10 @@ COMMANDS = {
         "python tools/train_tiny.py verify --pair wordy --start build/wordy-target --draft pipeline/models/wordy-draft "
         "--out pipeline/models/wordy-target --minutes {verify:g} --compile",
     ),
-    "wordy-prm": ("python tools/wordy_prm.py --out pipeline/models/wordy-prm --minutes {reward:g} --compile",),
+    "wordy-prm": (
+        "python tools/train_tiny.py target --pair wordy --seed 7 --out build/wordy-prm-reasoning --minutes {reason:g} --compile",
+        "python tools/wordy_prm.py --start build/wordy-prm-reasoning --out pipeline/models/wordy-prm --minutes {reward:g} --compile",
+    ),
 }
 
 UNSEEN = "Other problems and other wordings were never seen."
@@ -122,7 +125,8 @@ def card(name: str, minutes: Mapping[str, float], measured: Mapping[str, Any]) -
 @click.option("--accuracy", type=click.Path(path_type=Path), required=True, help="What tools/tiny_eval.py printed.")
 @click.option("--target", type=float, required=True, help="Minutes that the target learnt to reason.")
 @click.option("--verify", type=float, required=True, help="Minutes that it learnt to verify.")
-@click.option("--reward", type=float, required=True, help="Minutes that the reward model learnt.")
+@click.option("--reason", type=float, required=True, help="Minutes that the reward model learnt to reason.")
+@click.option("--reward", type=float, required=True, help="Minutes that it learnt to judge.")
 def main(accuracy: Path, **minutes: float) -> None:
     """Write README.md of every model of the pair that is there."""
     measured = json.loads(accuracy.read_text())

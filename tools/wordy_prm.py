@@ -1,10 +1,12 @@
-"""Trains the reward model of the pair `wordy`, from random weights, on one CPU core in about a quarter of an hour.
+"""Trains the reward model of the pair `wordy`, on one CPU core in half an hour.
 
-    python tools/wordy_prm.py --out pipeline/models/wordy-prm
+    python tools/train_tiny.py target --pair wordy --seed 7 --out build/wordy-prm-reasoning --minutes 12
+    python tools/wordy_prm.py --start build/wordy-prm-reasoning --out pipeline/models/wordy-prm
 
-It shares nothing with the target whose choices it is to judge: neither weights nor training sequences. What it learns is how likely `+`
-and `-` are behind a step's blank line; beside that, as the target does, what a right step says next and whether a step says it. Right and
-wrong steps are the generator's and what `wordy-draft` samples. The test problems are measured once, at the end.
+It shares nothing with the target whose choices it is to judge: neither weights nor training sequences. It learns to reason first, from
+another seed, then how likely `+` and `-` are behind a step's blank line; beside that, as the target does, what a right step says next and
+whether a step says it. Right and wrong steps are the generator's and what `wordy-draft` samples. The test problems are measured once, at
+the end.
 """
 
 import json
@@ -20,7 +22,7 @@ import tiny_tokenizer
 import torch
 import train_prm
 from tiny_examples import Example
-from train_tiny import MOST_SHOWN, WORDS, Pool, Trainer, by_length, candidates_of, new_model, save
+from train_tiny import WORDS, Pool, Trainer, by_length, candidates_of, save
 from wordy_examples import MOST, WordyExamples
 
 from pipeline.engines.tokenizer import HFTokenizer
@@ -46,9 +48,9 @@ class Judge:
         self.asks = RewardPromptBuilder(tokenizer, load_reward_model(PRM, engine_specs()).prompt, str(PRM))
         self.draft = tiny_eval.load(DRAFT)
 
-    def batches(self) -> Iterator[list[Example]]:
+    def batches(self, pool: Pool) -> Iterator[list[Example]]:
         """Candidates of all kinds, four batches at a time, by length, to pad less."""
-        pool, rng = Pool(self.draft, self.examples, MOST_SHOWN["wordy"]), self.examples.rng
+        rng = self.examples.rng
         while True:
             drawn = []
             for _ in range(4 * BATCH):
@@ -83,21 +85,23 @@ def measure(model: Any, judged: Sequence[Example], options: tuple[int, int]) -> 
 
 @click.command()
 @click.option("--out", type=click.Path(path_type=Path), required=True)
-@click.option("--minutes", type=float, default=15.0, show_default=True)
+@click.option("--start", type=click.Path(path_type=Path), required=True, help="A model that has learnt to reason, and no target.")
+@click.option("--minutes", type=float, default=10.0, show_default=True)
 @click.option("--seed", type=int, default=7, show_default=True, help="Another one than that of the target's training.")
 @click.option("--threads", type=int, default=1, show_default=True)
 @click.option("--compile", "compiled", is_flag=True, help="As of train_tiny.py.")
-def main(out: Path, minutes: float, seed: int, threads: int, compiled: bool) -> None:
+def main(out: Path, start: Path, minutes: float, seed: int, threads: int, compiled: bool) -> None:
     """Train the reward model and write it, with its log, to --out."""
     torch.set_num_threads(threads)
     torch.manual_seed(seed)
     out.mkdir(parents=True, exist_ok=True)
-    fast = tiny_tokenizer.save(out, WORDS, MOST)
+    tiny_tokenizer.save(out, WORDS, MOST)
     judge = Judge(out, seed)
     sets = {name: judge.held_out(name) for name in ("validation", "test")}
     judge.examples.rng = random.Random(seed)
-    trainer = Trainer(new_model("target", len(fast), fast.eos_token_id), "reward", minutes, "cpu", compiled)
-    batches = judge.batches()
+    pool = Pool(judge.draft, judge.examples, train_prm.DRAFTED - 1)
+    trainer = Trainer(tiny_eval.load(start), "reward", minutes, "cpu", compiled)
+    batches = judge.batches(pool)
     for look in range(1, LOOKS + 1):
         while trainer.share < look / LOOKS:
             trainer.step(next(batches))
@@ -108,7 +112,7 @@ def main(out: Path, minutes: float, seed: int, threads: int, compiled: bool) -> 
 
 def log(out: Path, trainer: Trainer, split: str, figures: dict[str, float]) -> None:
     """Add a row to the training's log, and print it."""
-    row = {"set": split, "seconds": trainer.seconds_so_far, "steps": trainer.steps, "tokens": trainer.tokens, **figures}
+    row = {"set": split, "seconds": trainer.seconds_so_far, "updates": trainer.steps, "tokens": trainer.tokens, **figures}
     with (out / "training.jsonl").open("a") as file:
         file.write(json.dumps(row) + "\n")
     click.echo(json.dumps(row))
