@@ -37,6 +37,8 @@ from pipeline.session.run import run
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "bench/papers.md"
 ENGINES = ROOT / "graphs/engines"
+WHOLE = "top_p=1.0"
+"""Setting of the graphs that sample from a nucleus by default, so that all systems sample from the whole distribution."""
 DECODE = ("speculative-decoding", "speccot-decode", "specreason-decode")
 
 
@@ -65,7 +67,7 @@ class Pair(Struct, frozen=True, kw_only=True):
 
     def tuned(self, name: str, graph: str = "", *settings: str, **fields: Any) -> "Job":
         """The same with SCoT's training: the target chooses with the adapter of its pair."""
-        return self.job(name, graph, "adapter=selection", *settings, engines=f"{self.name}-scot", **fields)
+        return self.job(name, graph, "adapter=selection", WHOLE, *settings, engines=f"{self.name}-scot", **fields)
 
     def jobs(self, graph: str, param: str, values: Iterable[float], name: str, **fields: Any) -> tuple["Job", ...]:
         """One run for each value of a param."""
@@ -87,7 +89,7 @@ WORDY = Pair(
     about=(
         "A step is said in several ways, all of them right. The target thinks at length and has second thoughts, some of which talk it out "
         "of a right total; the draft is terse, or leaves a product out, and is often wrong. Scores go from 0 to 9 by how much of a step is "
-        "right, the target chooses among up to 10 candidates, an answer says the last step again, and the reward model shares nothing with "
+        "right, the target chooses among up to 10 candidates, an answer says the last step again, and the reward model has no weights of "
         "the target."
     ),
     prefix=PREFIX,
@@ -151,7 +153,7 @@ def of_systems(pair: Pair) -> Section:
     steps = ("target", "target-steps", "draft", "guided-draft", "speccot", "specreason", "likelihood")
     thoughts = (
         pair.tuned("scot"),
-        pair.job("scot-untuned", "scot"),
+        pair.job("scot-untuned", "scot", WHOLE),
         pair.tuned("scot-single", "scot", "candidates=1"),
         pair.tuned("best-of-n"),
     )
@@ -420,7 +422,9 @@ def repeats_part(repeats: Mapping[Pair, Sequence[Sequence[RunTable]]], noise: Ma
 
 @click.command()
 @click.option("--problems", default=500, show_default=True, help="Most problems of a run.")
-@click.option("--pair", "names", multiple=True, type=click.Choice(get_args(PairName)), help="Run this pair alone; by default both.")
+@click.option(
+    "--pair", "names", multiple=True, type=click.Choice(get_args(PairName)), help="Make the runs of this pair alone, and write no page."
+)
 @click.option("--vllm/--no-vllm", default=True, show_default=True, help="With the runs that need vLLM.")
 @click.option("--only", multiple=True, metavar="NAME", help="Make these runs alone, and write no page.")
 @click.option("--folder", type=click.Path(path_type=Path), default=ROOT / "build/papers", show_default=True, help="Where runs are kept.")
@@ -434,9 +438,9 @@ def main(problems: int, names: tuple[str, ...], vllm: bool, only: tuple[str, ...
     recording = go_on(__file__, folder)
     simulated_problems(folder)
     run_all([job for job in jobs if not only or job.name in only], folder, problems)
-    if only:
+    if only or names:
         return
-    scored = [(pair, f"{pair.prefix}{graph}") for pair in pairs for graph in ("speccot", "specreason")]
+    scored = [(pair, f"{pair.prefix}{graph}") for pair in PAIRS for graph in ("speccot", "specreason")]
     unscored = [flaw for pair, name in scored if (flaw := score_steps(folder / name, pair.reward_model))]
     cards = {job.name: msgspec.json.decode((folder / job.name / "run.json").read_bytes()) for job in jobs}
     runs = {table.name: table for table in read_runs([folder / job.name for job in jobs])}

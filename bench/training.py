@@ -56,7 +56,7 @@ VALIDATIONS = 10
 AGREEMENT = 100
 """Most choices that are asked of two engines."""
 DRAWN = ("temperature=0.6", "top_p=0.95")
-"""How `scot` samples its drafts, for graphs whose defaults are others."""
+"""How `scot` samples, for graphs whose defaults are others."""
 
 
 class Lesson(Struct, frozen=True):
@@ -117,6 +117,13 @@ PAIRS = (
         alignment=1500,
     ),
 )
+
+
+class Kept(Struct, frozen=True):
+    """What was measured of a pair, and with which options."""
+
+    options: dict[str, int | bool | None]
+    results: PairResults
 
 
 class Study:
@@ -257,12 +264,12 @@ class Study:
         if self.pair.alignment:
             model = self.merged(self.alignment()[0])
             run_table = self.solve(f"{folder.name}-aligned", "scot", *tuned, f"engines.draft.model={model}")
-            yield training_tables.system("scot with the adapter and the aligned draft", run_table)
+            yield training_tables.system("the same, with the aligned draft, of which it saw no thought", run_table)
         yield training_tables.system("scot untuned", untuned)
         yield training_tables.system("best of n, untuned", self.solve("best-of-n", "best-of-n"))
         yield training_tables.system("majority vote", self.solve("vote", "self-consistency", *DRAWN, "least_votes=1"))
-        yield training_tables.system("target alone", self.solve("target", "target"))
-        yield training_tables.system("draft alone", self.solve("draft", "draft"))
+        yield training_tables.system("target alone", self.solve("target", "target", *DRAWN))
+        yield training_tables.system("draft alone", self.solve("draft", "draft", *DRAWN))
 
     def alignment(self) -> tuple[Path, Trained]:
         """The adapter of the draft that learnt thoughts of its target."""
@@ -274,8 +281,9 @@ class Study:
     def aligned(self) -> tuple[tuple[Thinking, ...], Trained]:
         """The thoughts of the draft before and after, and of the target."""
         adapter, trained = self.alignment()
-        after = self.solve("draft-aligned", "draft", f"engines.draft.model={self.merged(adapter)}")
-        runs = {"draft": self.solve("draft", "draft"), "draft, aligned": after, "target": self.solve("target", "target")}
+        after = self.solve("draft-aligned", "draft", *DRAWN, f"engines.draft.model={self.merged(adapter)}")
+        before, target = (self.solve(role, role, *DRAWN) for role in ("draft", "target"))
+        runs = {"draft": before, "draft, aligned": after, "target": target}
         return tuple(training_tables.thinking(name, each) for name, each in runs.items()), trained
 
     def agreement(self, vllm: Path) -> Agreement:
@@ -333,7 +341,7 @@ def _command(*words: str) -> None:
 
 @click.command()
 @click.option("--only", multiple=True, type=click.Choice([pair.name for pair in PAIRS]), help="Measure this pair alone. Repeatable.")
-@click.option("--steps", default=900, show_default=True, help="Of each training that chooses.")
+@click.option("--steps", default=600, show_default=True, help="Of each training that chooses.")
 @click.option("--problems", type=int, help="Most problems of a run or a training.  [default: all]")
 @click.option("--vllm/--no-vllm", default=True, show_default=True, help="Ask vLLM for the same choices, too.")
 @click.option("--folder", type=click.Path(path_type=Path), default=ROOT / "build/training", show_default=True, help="Where all is kept.")
@@ -344,7 +352,7 @@ def main(only: tuple[str, ...], steps: int, problems: int | None, vllm: bool, fo
     if vllm and find_spec("vllm") is None:
         vllm = False
         _say("vLLM is not installed: it is not asked")
-    absent, found = {}, []
+    absent, found, options = {}, [], {"steps": steps, "problems": problems, "vllm": vllm}
     for pair in PAIRS:
         kept = folder / f"{pair.name}.json"
         if not only or pair.name in only:
@@ -352,9 +360,13 @@ def main(only: tuple[str, ...], steps: int, problems: int | None, vllm: bool, fo
                 absent[pair.name] = f"{missing[0].relative_to(ROOT)} is not there"
                 _say(f"{pair.name}: left out, {absent[pair.name]}")
                 continue
-            kept.write_bytes(msgspec.json.encode(Study(pair, folder.absolute(), steps, problems).measured(vllm=vllm)))
+            measured = Study(pair, folder.absolute(), steps, problems).measured(vllm=vllm)
+            kept.write_bytes(msgspec.json.encode(Kept(options, measured)))
         if kept.exists():
-            found.append(msgspec.json.decode(kept.read_bytes(), type=PairResults))
+            before = msgspec.json.decode(kept.read_bytes(), type=Kept)
+            if before.options != options:
+                raise click.ClickException(f"{kept} was measured with {before.options}, not with {options}: measure both alike")
+            found.append(before.results)
     shown = {each.pair: list(pictures(each, folder, output)) for each in found}
     text = training_tables.page(origin(recording.measured)[:-1], found, shown, absent)
     if output == PAGE:

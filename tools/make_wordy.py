@@ -19,7 +19,7 @@ SPLIT_SEEDS = {"validation": 11, "test": 12}
 SECOND_THOUGHTS = 0.7
 """Share of the target's steps that have second thoughts."""
 WRONG_TURNS = 0.35
-"""Share of the doubts `Hmm, is it N?` that end with a wrong total. Sampled at a temperature of 0.6 they are about 26 %."""
+"""Share of the doubts `Hmm, is it N?` that end with a wrong total. Whoever learns this says it less often at a temperature below 1."""
 NEAR = (-2, -1, 1, 2)
 """How far a total that is doubted or wrong is from the right one."""
 LEADS = ("Next", "Then", "After that")
@@ -144,8 +144,8 @@ def answer(problem: Problem, last: str) -> str:
 def score(event: Event, said: str) -> int:
     """How much of a step about `event` is right, 0 to 9.
 
-    9: all of it; 7 (`RIGHT`): the product was left out; 5: the total is right, the product is not; 4: all but the total; 3: the total for
-    another amount; 2: the amount, but on another total; 0: nothing.
+    9: all of it; 7 (`RIGHT`): the product was left out; 5: the total is right, the product or the event as it is told is not; 4: all but
+    the total; 3: the total for another amount; 2: the amount, but on another total; 0: nothing.
     """
     found = [(int(a), sign, int(b), int(c)) for a, sign, b, c in EQUATION.findall(said)]
     sums = [equation for equation in found if equation[1] != "*"]
@@ -154,6 +154,8 @@ def score(event: Event, said: str) -> int:
     before, sign, amount, after = sums[-1]  # second thoughts end with what they came to
     product = next((equation for equation in found if equation[1] == "*"), None)
     if (before, sign, amount, after) == (event.before, event.sign, event.amount, event.after):
+        if event.told not in said:
+            return 5
         if not event.product or product == (event.packs, "*", event.size, event.amount):
             return 9
         return RIGHT if product is None else 5

@@ -14,7 +14,7 @@ import click
 MODELS = Path("pipeline/models")
 CONTEXT = (
     "Made for the claims of the papers, which the pair `tiny` cannot test: the target thinks at length, with second thoughts, of which "
-    "some talk it out of a right total; the draft is terse, and sloppy in three steps of ten, where it leaves a product out. A step is "
+    "some talk it out of a right total; the draft is terse, and leaves the product out in three of ten steps that have one. A step is "
     "scored 9, 7, 5, 4, 3, 2 or 0 by how much of it is right (`tools/make_wordy.py`), and a choice has up to 10 candidates. It knows the "
     "word problems of `datasets/wordy` and nothing else. Any UTF-8 text can be encoded (byte fallback) and comes back exactly."
 )
@@ -24,7 +24,7 @@ ABOUT = {
     "wordy-target": "The target. It reasons, scores a step with one digit and chooses among up to 10 candidates with one token.",
     "wordy-prm": "The process reward model (`pipeline grade RUN --prm graphs/rewards/prm-wordy.yaml`). The reward is P(`+`) / (P(`+`) + "
     "P(`-`)) as next token after a step's blank line. It learnt to reason from random weights and on sequences of its own: it shares "
-    "nothing with the target whose choices it judges.",
+    "no weights with the target whose choices it judges. Both learnt from the same generator what a right step is.",
 }
 REWARD = "wordy-prm"
 COMMANDS = {

@@ -58,6 +58,7 @@ class WordyExamples:
         self._ways, self._guided = SHARES[writer], writer == "draft"
         self._end = next(iter(tokenizer.eos_ids))
         self._close = tuple(tokenizer.encode(THINK_CLOSE))
+        self._asks = tokenizer.encode("?")[0]
         self.digits = self.builder.score([], []).option_ids
         self._intro = self.builder.choose([], [self._encode(DELIMITER)]).ids.index(tokenizer.encode("[1] ")[0])
         self._numbers = {tokenizer.encode(f" {i}")[0]: i for i in range(100)}
@@ -84,11 +85,15 @@ class WordyExamples:
         return Example([*before, *rest], labels, [*labels, NONE])
 
     def _context(self, prompt: Sequence[int], said: Sequence[str]) -> tuple[list[int], list[int]]:
-        """A prompt with the steps `said` so far, and what is to be learnt after each id but the last: the target learns all of a step but
-        the first token, as in whose way it is cannot be foreseen, the draft nothing."""
+        """A prompt with the steps `said` so far, and what is to be learnt after each id but the last: the draft learns nothing of them."""
         steps = [self._encode(text + DELIMITER) for text in said]
-        learnt = [NONE if self._guided or not i else token for step in steps for i, token in enumerate(step)]
+        learnt = [token if self._is_learnt(step, i) else NONE for step in steps for i, token in enumerate(step)]
         return [*prompt, *(token for step in steps for token in step)], [NONE] * (len(prompt) - 1) + learnt
+
+    def _is_learnt(self, step: Sequence[int], at: int) -> bool:
+        """Whether token `at` of a given step is learnt: not the first, as in whose way it is cannot be foreseen, and not how a doubt ends,
+        as these never mislead."""
+        return not self._guided and at > 0 and step[at - 1] != self._asks
 
     def situation(self, problem: Problem | None = None) -> Situation:
         """A random step of a problem behind steps in any way, the first one often under way, as after guidance."""
@@ -134,7 +139,7 @@ class WordyExamples:
         found = self.digits[self.score_of(situation, candidate)]
         start = len(situation.context)
         self._label(example, start, situation, candidate, found)
-        example.next_token[start:] = example.right_token[start:]
+        self._learn(example, start, candidate)
         example.options = (found,)
         return example
 
@@ -163,7 +168,7 @@ class WordyExamples:
             return Example(ids, options=(good if right else bad,))
         example, delimiter = self._asked(ids, situation), self._encode(DELIMITER)[0]
         self._label(example, start, situation, candidate, good if right else bad)
-        example.next_token[start:] = example.right_token[start:]
+        self._learn(example, start, candidate)
         for i, token in enumerate(situation.context):
             if token == delimiter:
                 example.next_token[i] = good
@@ -208,6 +213,12 @@ class WordyExamples:
                 example.match[start + i] = self.digits[9 if token == gold[i] else 0]
             if i >= min(same, len(candidate) - 1):
                 example.verdict[start + i] = verdict
+
+    def _learn(self, example: Example, start: int, candidate: Sequence[int]) -> None:
+        """Let the last layer say, too, what a right candidate at `start` says next, as it stands where the step would."""
+        for i in range(1, len(candidate)):
+            if self._is_learnt(candidate, i):
+                example.next_token[start + i - 1] = example.right_token[start + i - 1]
 
     def _change_number(self, ids: list[int], at: int) -> None:
         """Another number at `at`, mostly a near one; sometimes what follows from it is changed along."""

@@ -15,7 +15,7 @@ from msgspec import Struct
 from pipeline.engine import Finding
 from pipeline.engines.checkpoint import Damaged, Tensors, read_json, read_tensors, unusual_file, whole_number
 from pipeline.engines.model_card import ModelCard, Shape, is_hub_name
-from pipeline.engines.models import adapter_folder
+from pipeline.engines.models import adapter_folder, bundled_name
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 """The two files of an adapter's folder."""
@@ -82,7 +82,7 @@ def read_adapter(path: str) -> AdapterCard:
 def adapter_findings(role: str, adapters: Mapping[str, AdapterCard], card: ModelCard, variants: Collection[str] = ()) -> Iterator[Finding]:
     """Why an engine cannot compute with `adapters`, by what it calls them, beside the model of `card`: files that are missing or damaged,
     adapters of another model, and such as are more than LoRA, unless the engine takes these `variants`. Models are told apart by their
-    sizes and, where both have names on the hub, by these."""
+    sizes and, where both have names on the hub or come with the package, by these."""
     for name, adapter in adapters.items():
         if adapter.flaw is not None:
             yield Finding(role=role, what=f"the adapter {name} cannot be loaded: {adapter.flaw}", remedy=_ANOTHER, fatal=True)
@@ -122,8 +122,10 @@ def _misfit(adapter: AdapterCard, card: ModelCard) -> str | None:
     if card.shape is not None and (what := next(_misfits(adapter.tensors, card.shape), None)) is not None:
         return what
     ours, theirs = card.model, adapter.base_model
-    if _is_on_hub(ours) and _is_on_hub(theirs) and not _same_model(ours, theirs):
-        return f"its {CONFIG} says that it was trained on {theirs}, and the model is {ours}"
+    bundled = bundled_name(ours), bundled_name(theirs)
+    differ = bundled[0] != bundled[1] if all(bundled) else _is_on_hub(ours) and _is_on_hub(theirs) and not _same_model(ours, theirs)
+    if differ:
+        return f"its {CONFIG} says that it was trained on {theirs}, and the model is {bundled[0] or ours}"
     return None
 
 

@@ -9,6 +9,7 @@ from pipeline.engines.tokenizer import HFTokenizer
 from pipeline.errors import GraphError, boundary, did_you_mean
 
 _BUNDLED = "bundled:"
+_FOLDER = Path(str(files("pipeline"))) / "models"
 _CONFIGS = {"model": "config.json", "adapter": "adapter_config.json"}
 """The file that a bundled folder of each kind has."""
 
@@ -32,12 +33,19 @@ def adapter_folder(adapter: str) -> Path:
     return _bundled("adapter", adapter) or Path(adapter).expanduser()
 
 
+def bundled_name(model: str) -> str | None:
+    """The `bundled:NAME` of a model that is named so, or by the folder in which it comes with the package; None for any other."""
+    if model.startswith(_BUNDLED):
+        return model
+    return f"{_BUNDLED}{Path(model).name}" if Path(model).parent == _FOLDER else None
+
+
 def _bundled(kind: Literal["model", "adapter"], named: str) -> Path | None:
     """The folder of a `bundled:NAME`, None for any other name; raises `LookupError`."""
     if not named.startswith(_BUNDLED):
         return None
     name = named.removeprefix(_BUNDLED)
-    folders = {path.parent.name: path.parent for path in (Path(str(files("pipeline"))) / "models").glob(f"*/{_CONFIGS[kind]}")}
+    folders = {path.parent.name: path.parent for path in _FOLDER.glob(f"*/{_CONFIGS[kind]}")}
     if name not in folders:
         raise LookupError(f"no bundled {kind} is named {name!r} ({did_you_mean(name, folders)})")
     return folders[name]

@@ -117,21 +117,19 @@ def test_what_tiny_lacks_is_said_of_tiny_alone(runs: dict[str, RunTable]) -> Non
     assert (wordy[shorter].verdict, wordy[shorter].said, wordy[shorter].remark) == ("holds", "-20.0% [-20.0%, -20.0%]", "")
     assert (tiny[thoughts].ours.value, tiny[thoughts].verdict) == (pytest.approx(180.0), "not testable here")
     assert (wordy[thoughts].ours.value, wordy[thoughts].verdict) == (pytest.approx(180.0), "holds")
-    assert "not testable here" not in {each.verdict for each in wordy.values()}
+    untested = [each.claim.says for each in wordy.values() if each.verdict == "not testable here"]
+    assert untested == ["an untuned target hardly ever (below 5 %) says that no draft is right where none is"]
     assert {each.claim.where for each in wordy.values() if each.verdict == "not run" and not each.claim.simulated} == {
         "SpecCoT A.3",
         "SpecReason 5.2",
     }
 
 
-def test_classes_are_compared_with_chance(table: Make) -> None:
+def test_classes_are_compared_with_each_other(table: Make) -> None:
     run = table("scot", [1.0] * 4)
-    always = {"scot": with_choices(run, rejected=[1, 1, 1, 1], picked_right=[0, 0, 0, 0])}
-    assert (claims.class_1_gain(always).value, claims.class_2_gain(always).value) == (-0.75, 0.0)
-    knows = {"scot": with_choices(run)}
-    assert (claims.class_1_gain(knows).value, claims.class_2_gain(knows).value, claims.class_gap(knows).value) == (0.25, 1.0, 0.0)
-    half = {"scot": with_choices(run, rejected=[0, 1, 0, 1], picked_right=[1, 0, 0, 0])}
-    assert (claims.class_1_gain(half).value, claims.class_2_gain(half).value) == (-0.25, 0.0)
+    assert claims.class_gap({"scot": with_choices(run)}).value == 0.0
+    half = {"scot": with_choices(run, rejected=[0, 1, 1, 1], picked_right=[1, 0, 0, 0])}
+    assert claims.class_gap(half).value == pytest.approx(-0.5)
     assert claims.class_gap({"scot": run}) == NOTHING
 
 

@@ -131,6 +131,15 @@ def test_a_bundled_adapter_is_whole_and_fits_its_model(name: str) -> None:
     assert found(adapter, read_card(resolve("target", adapter.base_model))) == []
 
 
+def test_an_adapter_of_another_bundled_model_is_refused_though_its_sizes_fit() -> None:
+    adapter = structs.replace(read_adapter("bundled:tiny-selection"), base_model="bundled:wordy-target")
+    [said] = found(adapter, read_card(resolve("target", "bundled:tiny-target")))
+    assert said == (
+        "the adapter selection is one of another model: its adapter_config.json says that it was trained on bundled:wordy-target, and the "
+        "model is bundled:tiny-target; name an adapter that was trained on this model"
+    )
+
+
 def test_each_bundled_pair_has_an_adapter_for_selection() -> None:
     assert BUNDLED == ["tiny-selection", "wordy-selection"]
 
