@@ -32,7 +32,9 @@ COMMANDS = {
     "wordy-target": (
         "python tools/train_tiny.py target --pair wordy --out build/wordy-target --minutes {target:g} --threads 2 --compile",
         "python tools/train_tiny.py verify --pair wordy --start build/wordy-target --draft pipeline/models/wordy-draft "
-        "--out pipeline/models/wordy-target --minutes {verify:g} --compile",
+        "--out build/wordy-target-verify --minutes 40 --compile  # ended after 31 minutes",
+        "python tools/train_tiny.py verify --pair wordy --start build/wordy-target-verify --draft pipeline/models/wordy-draft "
+        "--out pipeline/models/wordy-target --minutes {verify:g} --compile --seed 1",
     ),
     "wordy-prm": (
         "python tools/train_tiny.py target --pair wordy --seed 7 --out build/wordy-prm-reasoning --minutes {reason:g} --compile",
@@ -45,6 +47,11 @@ LIMITS = {
     "wordy-draft": UNSEEN,
     "wordy-target": f"{UNSEEN} Scores are trained on the seven values above.",
     "wordy-prm": f"{UNSEEN} Before the judged step all are right in training, so rewards after an accepted wrong step mean less.",
+}
+
+REMARKS = {
+    "wordy-target": "The first training that verifies had labels that contradicted each other: a step about another event counted as right "
+    "if its equations were, and a thought before the judged step never ended a doubt with a wrong total. The script is that of the second.",
 }
 
 
@@ -117,14 +124,14 @@ def card(name: str, minutes: Mapping[str, float], measured: Mapping[str, Any]) -
         "Seeded, but its length is given in minutes, so another machine trains other weights. Log, on validation problems unless a row "
         "says otherwise" + ("" if name == REWARD else " (evaluations on the way: 150 of the 500 problems)") + ":"
     )
-    parts += [table(rows), "## Limits", LIMITS[name]]
+    parts += [table(rows), *([REMARKS[name]] if name in REMARKS else []), "## Limits", LIMITS[name]]
     return "\n\n".join(parts) + "\n"
 
 
 @click.command()
 @click.option("--accuracy", type=click.Path(path_type=Path), required=True, help="What tools/tiny_eval.py printed.")
 @click.option("--target", type=float, required=True, help="Minutes that the target learnt to reason.")
-@click.option("--verify", type=float, required=True, help="Minutes that it learnt to verify.")
+@click.option("--verify", type=float, required=True, help="Minutes that it learnt to verify, the second time.")
 @click.option("--reason", type=float, required=True, help="Minutes that the reward model learnt to reason.")
 @click.option("--reward", type=float, required=True, help="Minutes that it learnt to judge.")
 def main(accuracy: Path, **minutes: float) -> None:

@@ -129,8 +129,9 @@ class WordyExamples:
         return self.score_of(situation, candidate) >= make_wordy.RIGHT
 
     def right_candidate(self, situation: Situation) -> tuple[int, ...]:
-        """A right continuation, in any way."""
-        return self.rng.choice(situation.ways)
+        """A right continuation, mostly in a way of the draft; the target's is the last of them, behind guidance the first."""
+        ways = situation.ways
+        return self.rng.choices(ways, [1] * len(ways) if situation.begun else [4] * (len(ways) - 1) + [1])[0]
 
     def score(self, situation: Situation, candidate: Sequence[int]) -> Example:
         """A SpecReason verification: the candidate in its place, then how much of it is right."""
@@ -138,7 +139,7 @@ class WordyExamples:
         example = self._asked(prompt.ids, situation)
         found = self.digits[self.score_of(situation, candidate)]
         start = len(situation.context)
-        self._label(example, start, situation, candidate, found)
+        self._label(example, start, situation, candidate, (self.digits[9], found))
         self._learn(example, start, candidate)
         example.options = (found,)
         return example
@@ -151,7 +152,7 @@ class WordyExamples:
         for number, candidate in zip(prompt.option_ids[1:], candidates, strict=True):
             at += 1  # its label
             is_right = self.is_right(situation, candidate)
-            self._label(example, at, situation, candidate, number if is_right else prompt.option_ids[0])
+            self._label(example, at, situation, candidate, (number, number if is_right else prompt.option_ids[0]))
             right += [number] if is_right else []
             at += len(candidate) + (tuple(candidate[-1:]) != tuple(self._encode(DELIMITER)))
         example.options = tuple(right) or (prompt.option_ids[0],)
@@ -167,7 +168,7 @@ class WordyExamples:
         if tuple(ids[: start + len(candidate)]) != (*situation.context, *candidate):  # a wrong one whose text has other tokens
             return Example(ids, options=(good if right else bad,))
         example, delimiter = self._asked(ids, situation), self._encode(DELIMITER)[0]
-        self._label(example, start, situation, candidate, good if right else bad)
+        self._label(example, start, situation, candidate, (good, good if right else bad))
         self._learn(example, start, candidate)
         for i, token in enumerate(situation.context):
             if token == delimiter:
@@ -182,7 +183,7 @@ class WordyExamples:
     def corrupt(self, situation: Situation) -> tuple[int, ...]:
         """A wrong candidate: another number, verb or event in place of the right one."""
         rng, problem = self.rng, situation.problem
-        step = list(rng.choice(situation.ways))
+        step = list(self.right_candidate(situation))
         numbers = [i for i, token in enumerate(step) if token in self._numbers]
         if numbers and rng.random() < 0.75:
             self._change_number(step, rng.choice([numbers[-1], numbers[-1], *numbers]))
@@ -190,7 +191,7 @@ class WordyExamples:
         other = rng.choice([each for each in range(len(problem.events) + 1) if each != situation.place])
         if other == len(problem.events):
             return self._close
-        return tuple(self._encode(self._said(problem, other, self._any()) + DELIMITER))
+        return tuple(self._encode(self._said(problem, other, self._drafted()) + DELIMITER))
 
     def _own(self) -> str:
         return self.rng.choices(list(self._ways), list(self._ways.values()))[0]
@@ -198,12 +199,16 @@ class WordyExamples:
     def _any(self) -> str:
         return self.rng.choice(["wordy", "terse", "sloppy"])
 
+    def _drafted(self) -> str:
+        """The way of a candidate: mostly one of the draft's."""
+        return self.rng.choices(["wordy", "terse", "sloppy"], [1, 4, 4])[0]
+
     def _said(self, problem: Problem, place: int, way: str) -> str:
         return make_wordy.ways(problem, place, self.rng)[way]
 
-    def _label(self, example: Example, start: int, situation: Situation, candidate: Sequence[int], verdict: int) -> None:
-        """Write the labels of a candidate whose first token is at `start`: what a right one says next, whether this one says it, and, from
-        the first difference on, its `verdict`."""
+    def _label(self, example: Example, start: int, situation: Situation, candidate: Sequence[int], verdicts: tuple[int, int]) -> None:
+        """Write the labels of a candidate whose first token is at `start`: what a right one says next, whether this one says it, what it
+        deserves so far: the first of `verdicts`, as a right one, up to the first difference, then its own."""
         gold = max(situation.ways, key=lambda way: _common(way, candidate))
         same = _common(gold, candidate)
         for i, token in enumerate(candidate):
@@ -211,8 +216,7 @@ class WordyExamples:
                 if i:  # which way it takes nobody can foresee
                     example.right_token[start + i - 1] = gold[i]
                 example.match[start + i] = self.digits[9 if token == gold[i] else 0]
-            if i >= min(same, len(candidate) - 1):
-                example.verdict[start + i] = verdict
+            example.verdict[start + i] = verdicts[i >= min(same, len(candidate) - 1)]
 
     def _learn(self, example: Example, start: int, candidate: Sequence[int]) -> None:
         """Let the last layer say, too, what a right candidate at `start` says next, as it stands where the step would."""
