@@ -59,17 +59,6 @@ DRAWN = ("temperature=0.6", "top_p=0.95")
 """How `scot` samples, for graphs whose defaults are others."""
 
 
-class Lesson(Struct, frozen=True):
-    """A training that chooses: how many problems, and settings of its file beside those that all have."""
-
-    problems: int
-    settings: tuple[str, ...] = ()
-
-
-PAPER = ("lora.rank=8", "lora.targets=[q_proj, v_proj]")
-"""Matrices as in SCoT 4.1."""
-
-
 class Pair(Struct, frozen=True, kw_only=True):
     """A draft and a target, and what they are trained for."""
 
@@ -77,8 +66,8 @@ class Pair(Struct, frozen=True, kw_only=True):
     tool: str
     """The module of `tools` that draws its problems."""
     test_set: Path
-    lessons: tuple[Lesson, ...]
-    """The first of those with most problems is the adapter that systems are run with."""
+    lessons: tuple[int, ...]
+    """Of how many problems it learns to choose; the adapter of most problems is the one that systems are run with."""
     alignment: int = 0
     """How many thoughts of the target its draft learns; 0: it does not."""
     vllm: Path | None = None
@@ -106,14 +95,14 @@ PAIRS = (
         name="tiny",
         tool="make_arith",
         test_set=ROOT / "datasets/arith/test.parquet",
-        lessons=(Lesson(250), Lesson(1000), Lesson(4000), Lesson(4000, PAPER)),
+        lessons=(250, 1000, 4000),
         vllm=ROOT / "graphs/engines/tiny-vllm.yaml",
     ),
     Pair(
         name="wordy",
         tool="make_wordy",
         test_set=ROOT / "datasets/wordy/test.parquet",
-        lessons=(Lesson(2000),),
+        lessons=(2000,),
         alignment=1500,
     ),
 )
@@ -133,8 +122,7 @@ class Study:
         """`steps` of each training that chooses; `most`: most problems of a run or a training, None: as many as the pair says."""
         self.pair, self.folder, self.steps, self.most = pair, folder / pair.name, steps, most
         self.folder.mkdir(parents=True, exist_ok=True)
-        self.lessons = list(dict.fromkeys(Lesson(self.at_most(each.problems), each.settings) for each in pair.lessons))
-        self.served = max(self.lessons, key=lambda lesson: lesson.problems)
+        self.lessons = sorted({self.at_most(each) for each in pair.lessons})
 
     def at_most(self, count: int) -> int:
         """So many problems, or the most that there may be."""
@@ -231,35 +219,33 @@ class Study:
         """The test set, solved by a system."""
         return read_run(self.run(f"test-{name}", graph, self.pair.test_set, settings))
 
-    def adapter(self, lesson: Lesson) -> tuple[Path, Trained]:
-        """The adapter that learnt a lesson. The problems of smaller lessons are the first of the larger ones, solved once."""
-        sizes = [0, *sorted({each.problems for each in self.lessons if each.problems <= lesson.problems})]
+    def adapter(self, count: int) -> tuple[Path, Trained]:
+        """The adapter that learnt from `count` problems. Those of fewer ones are the first of more, solved once."""
+        sizes = [0, *(each for each in self.lessons if each <= count)]
         runs = [self.run(f"train-{start}-{end}", "scot", self.problems(start, end)) for start, end in pairwise(sizes)]
-        data = self.exported(f"choices-{lesson.problems}", runs, "--format", "selection")
+        data = self.exported(f"choices-{count}", runs, "--format", "selection")
         examples = pq.read_table(data, columns=["split"]).column("split").to_pylist().count("train")
         batches = -(-examples // BATCH_SIZE)
         settings = (
             f"batch_size={BATCH_SIZE}",
             f"epochs={(self.steps - 0.5) / batches}",  # steps are epochs times batches, rounded up
             f"evaluate_every={max(1, self.steps // VALIDATIONS)}",
-            *lesson.settings,
         )
-        kind = "paper" if lesson.settings else "all"
-        return self.trained("select", f"select-{lesson.problems}-{kind}-{self.steps}", data, *settings)
+        return self.trained("select", f"select-{count}-{self.steps}", data, *settings)
 
-    def with_adapter(self, lesson: Lesson) -> tuple[str, ...]:
-        """Settings of a run whose target chooses with what it learnt."""
-        return ("adapter=selection", f"engines.target.adapters.selection={self.adapter(lesson)[0]}")
+    def with_adapter(self, count: int) -> tuple[str, ...]:
+        """Settings of a run whose target chooses with what it learnt from `count` problems."""
+        return ("adapter=selection", f"engines.target.adapters.selection={self.adapter(count)[0]}")
 
-    def learnt(self, lesson: Lesson) -> Selecting:
-        """How well the target chooses after a lesson."""
-        folder, trained = self.adapter(lesson)
-        return training_tables.selecting(trained.name, self.solve(folder.name, "scot", *self.with_adapter(lesson)), trained)
+    def learnt(self, count: int) -> Selecting:
+        """How well the target chooses after it learnt from `count` problems."""
+        folder, trained = self.adapter(count)
+        return training_tables.selecting(trained.name, self.solve(folder.name, "scot", *self.with_adapter(count)), trained)
 
     def systems(self, untuned: RunTable) -> Iterator[System]:
         """Systems beside each other; `untuned` is scot without an adapter."""
-        folder, _ = self.adapter(self.served)
-        tuned = self.with_adapter(self.served)
+        folder, _ = self.adapter(self.lessons[-1])
+        tuned = self.with_adapter(self.lessons[-1])
         yield training_tables.system("scot with the adapter", self.solve(folder.name, "scot", *tuned))
         if self.pair.alignment:
             model = self.merged(self.alignment()[0])
@@ -288,7 +274,7 @@ class Study:
 
     def agreement(self, vllm: Path) -> Agreement:
         """The choices of the test set asked of the target's engine here and in the engines file `vllm`, with the adapter."""
-        folder, _ = self.adapter(self.served)
+        folder, _ = self.adapter(self.lessons[-1])
         kept = self.folder / f"agreement-{folder.name}.json"
         if not kept.exists():
             retraced = islice(Retracer(self.folder / f"run-test-{folder.name}").chains(), AGREEMENT)
@@ -296,7 +282,7 @@ class Study:
             said = []
             for engines in (self.pair.engines, vllm):
                 _say(f"{self.pair.name}: {len(requests)} choices asked of {engines.stem}")
-                spec = load_plan(ROOT / "graphs/scot.yaml", engines, self.with_adapter(self.served)).engines["target"]
+                spec = load_plan(ROOT / "graphs/scot.yaml", engines, self.with_adapter(self.lessons[-1])).engines["target"]
                 said.append(anyio.run(partial(answers, spec, requests)))
             found = training_tables.agreement((self.pair.engines.stem, vllm.stem), *said)
             kept.write_bytes(msgspec.json.encode(found))

@@ -98,9 +98,9 @@ def test_the_page_has_what_was_measured_and_says_what_was_not(scot: RunTable) ->
     assert text.endswith("## wordy\n\nNot measured: its models are not there.\n")
 
 
-def test_lessons_share_their_problems_and_the_largest_is_served(tmp_path: Path) -> None:
+def test_there_are_no_more_problems_than_asked_for(tmp_path: Path) -> None:
     tiny = training.PAIRS[0]
-    assert training.Study(tiny, tmp_path, 900, None).served == training.Lesson(4000)
+    assert training.Study(tiny, tmp_path, 900, None).lessons == [250, 1000, 4000]
     small = training.Study(tiny, tmp_path, 4, 24)
-    assert small.lessons == [training.Lesson(24), training.Lesson(24, training.PAPER)]
-    assert (small.served, training.PAIRS[1].needed[0].name) == (training.Lesson(24), "test.parquet")
+    assert small.lessons == [24]
+    assert training.PAIRS[1].needed[0].name == "test.parquet"
