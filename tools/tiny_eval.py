@@ -25,16 +25,14 @@ from pipeline.reasoning.prompts import OptionPrompt, PromptBuilder
 TEMPERATURE, THRESHOLD, SITUATIONS, TINY = 0.6, 7, 200, make_arith.LIMITS
 PAIRS: dict[str, Any] = {"tiny": make_arith, "wordy": make_wordy}
 """The module with the problems of each pair."""
-ATTENTION = "eager"
-"""Its backward pass is faster on a CPU than that of `sdpa`, for sequences of a few hundred tokens."""
 CANDIDATES = {"tiny": (5,), "wordy": (5, 10)}
 """Candidates of a choice that each pair is measured with."""
 
 
-def load(folder: Path | None, device: str = "cpu") -> Any:
-    """A model in float32, ready to train or to sample."""
+def load(folder: Path | None, device: str = "cpu", attention: str = "sdpa") -> Any:
+    """A model in float32, ready to sample, or to train with another `attention`."""
     assert folder is not None
-    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation=ATTENTION).to(device)
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation=attention).to(device)
 
 
 @torch.no_grad()

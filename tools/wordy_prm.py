@@ -22,7 +22,7 @@ import tiny_tokenizer
 import torch
 import train_prm
 from tiny_examples import Example
-from train_tiny import WORDS, Pool, Trainer, by_length, candidates_of, save
+from train_tiny import ATTENTION, WORDS, Pool, Trainer, by_length, candidates_of, save
 from wordy_examples import MOST, WordyExamples
 
 from pipeline.engines.tokenizer import HFTokenizer
@@ -100,7 +100,7 @@ def main(out: Path, start: Path, minutes: float, seed: int, threads: int, compil
     sets = {name: judge.held_out(name) for name in ("validation", "test")}
     judge.examples.rng = random.Random(seed)
     pool = Pool(judge.draft, judge.examples, train_prm.DRAFTED - 1)
-    trainer = Trainer(tiny_eval.load(start), "reward", minutes, "cpu", compiled)
+    trainer = Trainer(tiny_eval.load(start, attention=ATTENTION), "reward", minutes, "cpu", compiled)
     batches = judge.batches(pool)
     for look in range(1, LOOKS + 1):
         while trainer.share < look / LOOKS:
