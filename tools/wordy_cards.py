@@ -59,8 +59,12 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
     """Rows as Markdown, with the columns of all of them."""
     columns = list(dict.fromkeys(name for row in rows for name in row))
     lines = [" | ".join(columns), "|".join(["---"] * len(columns))]
-    lines += [" | ".join(str(row.get(name, "")) for name in columns) for row in rows]
+    lines += [" | ".join(_cell(row.get(name, "")) for name in columns) for row in rows]
     return "\n".join(f"| {line} |" for line in lines).replace("| ---", "|---").replace("--- |", "---|")
+
+
+def _cell(value: Any) -> str:
+    return f"{value:,.0f}" if isinstance(value, float) and value.is_integer() and value > 1 else str(value)
 
 
 def shape(folder: Path) -> str:
