@@ -114,6 +114,15 @@ def test_an_unknown_bundled_adapter(tmp_path: Path) -> None:
         merge(MergeRequest(adapter=Path("bundled:tiny-target"), output=tmp_path / "out"))
 
 
+def test_the_adapter_of_another_bundled_model(tmp_path: Path) -> None:
+    with pytest.raises(UsageError) as caught:
+        merge(MergeRequest(adapter=Path("bundled:tiny-selection"), output=tmp_path / "out", model="bundled:wordy-target"))
+    assert str(caught.value) == (
+        "the adapter bundled:tiny-selection is one of another model: its adapter_config.json says that it was trained on "
+        "bundled:tiny-target, and the model is bundled:wordy-target; name an adapter that was trained on this model"
+    )
+
+
 def test_a_folder_that_holds_something_stays_as_it_is(tmp_path: Path) -> None:
     adapter = noisy(tmp_path / "mine")
     shutil.copytree(adapter, tmp_path / "out")

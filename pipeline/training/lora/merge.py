@@ -86,7 +86,8 @@ def _check_fit(request: MergeRequest, name: str, adapter: AdapterCard, card: Mod
         if finding.fatal:
             raise UsageError(f"{request.adapter}: {finding.what}; {finding.remedy}, with --model")
     for finding in adapter_findings("model", {str(request.adapter): adapter}, card, adapter.unusual):
-        raise UsageError(f"{finding.what} ({name}); {finding.remedy}")
+        model = "" if name in finding.what else f" ({name})"
+        raise UsageError(f"{finding.what}{model}; {finding.remedy}")
     trained_on = None if record is None else record.weights_sha256
     if trained_on is not None and card.folder is not None and weights_sha256(Path(card.folder)) != trained_on:
         what = f"was trained on other weights than {name} has (sha256 {trained_on[:16]}...)"
