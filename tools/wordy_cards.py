@@ -38,7 +38,8 @@ COMMANDS = {
     ),
     "wordy-prm": (
         "python tools/train_tiny.py target --pair wordy --seed 7 --out build/wordy-prm-reasoning --minutes {reason:g} --compile",
-        "python tools/wordy_prm.py --start build/wordy-prm-reasoning --out pipeline/models/wordy-prm --minutes {reward:g} --compile",
+        "python tools/wordy_prm.py --start build/wordy-prm-reasoning --out build/wordy-prm-first --minutes 15 --compile",
+        "python tools/wordy_prm.py --start build/wordy-prm-first --out pipeline/models/wordy-prm --minutes {reward:g} --seed 8 --compile",
     ),
 }
 
@@ -113,7 +114,7 @@ def rewards(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     yield table([{"set": row["set"], **{said[name]: row[name] for name in said}} for row in (rows[-2], rows[-1])])
     yield (
         "The steps are what `wordy-draft` samples (5 at T=0.6, each different one once) at a random step of each of the 500 problems; "
-        "right ones have a score of 7 or more by `tools/make_wordy.py`. The test problems were measured once, with the saved weights."
+        "right ones have a score of 7 or more by `tools/make_wordy.py`. The test problems were measured at the end of each training."
     )
 
 
@@ -137,7 +138,7 @@ def card(name: str, minutes: Mapping[str, float], measured: Mapping[str, Any]) -
 @click.option("--target", type=float, required=True, help="Minutes that the target learnt to reason.")
 @click.option("--verify", type=float, required=True, help="Minutes that it learnt to verify, the second time.")
 @click.option("--reason", type=float, required=True, help="Minutes that the reward model learnt to reason.")
-@click.option("--reward", type=float, required=True, help="Minutes that it learnt to judge.")
+@click.option("--reward", type=float, required=True, help="Minutes that it learnt to judge, the second time.")
 def main(accuracy: Path, **minutes: float) -> None:
     """Write README.md of every model of the pair that is there."""
     measured = json.loads(accuracy.read_text())

@@ -5,8 +5,7 @@
 
 It shares nothing with the target whose choices it is to judge: neither weights nor training sequences. It learns to reason first, from
 another seed, then how likely `+` and `-` are behind a step's blank line; beside that, as the target does, what a right step says next and
-whether a step says it. Right and wrong steps are the generator's and what `wordy-draft` samples. The test problems are measured once, at
-the end.
+whether a step says it. Right and wrong steps are the generator's and what `wordy-draft` samples. The test problems are measured at the end.
 """
 
 import json
