@@ -3,7 +3,7 @@
     python tools/train_tiny.py target --pair wordy --seed 7 --out build/wordy-prm-reasoning --minutes 12
     python tools/wordy_prm.py --start build/wordy-prm-reasoning --out pipeline/models/wordy-prm
 
-It shares nothing with the target whose choices it is to judge: neither weights nor training sequences. It learns to reason first, from
+It shares no weights and no training sequences with the target whose choices it is to judge. It learns to reason first, from
 another seed, then how likely `+` and `-` are behind a step's blank line; beside that, as the target does, what a right step says next and
 whether a step says it. Right and wrong steps are the generator's and what `wordy-draft` samples. The test problems are measured at the end.
 """
