@@ -268,7 +268,7 @@ class Options:
 @click.option("--device", default="cpu", show_default=True)
 @click.option("--seed", type=int, default=0, show_default=True)
 @click.option("--threads", type=int, default=1, show_default=True)
-@click.option("--compile", is_flag=True, help="Compile the model: a CPU takes a minute for it, and half the time from then on.")
+@click.option("--compile", is_flag=True, help="Compile the model: a CPU takes a minute for it, and less time from then on.")
 def main(**given: Any) -> None:
     """Train one model and write it, with its log, to --out."""
     options = Options(**given)
