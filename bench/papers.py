@@ -8,7 +8,6 @@ systems run again in the middle and at the end of a pair's runs, and what they d
 ratios of times. Runs of a pair are compared with those of the same pair alone, vLLM's with vLLM's, simulated ones with simulated ones.
 """
 
-import shutil
 import subprocess
 import sys
 from collections import Counter
@@ -20,7 +19,9 @@ import click
 import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
-from claims import CLAIMS, PREFIX, Found, PairName, Verdict, judge, noise_of
+from claims import CLAIMS
+from judging import PREFIX, Found, PairName, Verdict, judge, noise_of
+from kept_runs import make
 from msgspec import Struct
 from recording import go_on
 from tables import origin
@@ -31,8 +32,6 @@ from pipeline.analysis.compare.runs import RunTable, read_runs
 from pipeline.analysis.compare.tables import INTERVALS, SIMULATED, by_batch_size, by_param, by_resources, markdown_table, samples, tables
 from pipeline.engines.sim.text import sim_answer
 from pipeline.session.options import RunOptions
-from pipeline.session.preflight import load_plan
-from pipeline.session.run import run
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "bench/papers.md"
@@ -269,30 +268,6 @@ def series(pair: Pair, vllm: bool = True) -> list[Job]:
     return [*jobs[: len(jobs) // 2], *again, *jobs[len(jobs) // 2 :], *at_the_end]
 
 
-def run_all(jobs: Iterable[Job], folder: Path, problems: int) -> None:
-    """Make the runs that are not there yet."""
-    for job in jobs:
-        options = job.options(folder, problems)
-        if not is_finished(options):
-            shutil.rmtree(folder / job.name, ignore_errors=True)
-            click.echo(f"  {job.name}", err=True)
-            result = run(options)
-            if result.exit_code not in (0, 3):  # 3: chains that failed are flagged in the tables
-                raise click.ClickException(f"{job.name}: {result.error}")
-
-
-def is_finished(options: RunOptions) -> bool:
-    """Whether this very run is in its folder, whole."""
-    assert options.output is not None
-    try:
-        card = msgspec.json.decode((options.output / "run.json").read_bytes())
-    except (OSError, msgspec.DecodeError):
-        return False
-    decided = {"batch_size": options.batch_size, "samples": options.samples, "seed": options.seed, "status": "finished"}
-    same_graph = card["graph_digest"] == load_plan(options.graph, options.engines, options.settings).digest
-    return same_graph and card["input"]["limit"] == options.limit and all(card[name] == value for name, value in decided.items())
-
-
 def simulated_problems(folder: Path) -> None:
     """The same problems with the answers that simulated models take for right."""
     problems = pq.read_table(TINY.problems, columns=["problem_id", "problem"])
@@ -437,7 +412,9 @@ def main(problems: int, names: tuple[str, ...], vllm: bool, only: tuple[str, ...
         raise click.ClickException(f"--only {min(unknown)}: no such run; there are {', '.join(job.name for job in jobs)}")
     recording = go_on(__file__, folder)
     simulated_problems(folder)
-    run_all([job for job in jobs if not only or job.name in only], folder, problems)
+    for job in jobs:
+        if not only or job.name in only:
+            make(job.options(folder, problems), job.name)
     if only or names:
         return
     scored = [(pair, f"{pair.prefix}{graph}") for pair in PAIRS for graph in ("speccot", "specreason")]

@@ -9,7 +9,6 @@ was measured, in this call or an earlier one. A pair whose files are not there i
 """
 
 import json
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -24,8 +23,8 @@ import click
 import msgspec
 import pyarrow.parquet as pq
 import training_tables
+from kept_runs import make
 from msgspec import Struct
-from papers import is_finished
 from recording import go_on
 from tables import origin
 from training_tables import UNTUNED, Agreement, PairResults, Selecting, System, Thinking, Trained
@@ -36,7 +35,6 @@ from pipeline.engines.registry import open_engines
 from pipeline.graph.spec import EngineSpec
 from pipeline.session.options import RunOptions
 from pipeline.session.preflight import load_plan
-from pipeline.session.run import run
 from pipeline.training.lora.config import CONFIGS, Task, read_config
 from pipeline.training.lora.log import FILE, read_log
 from pipeline.training.lora.output import is_finished as is_trained
@@ -55,6 +53,8 @@ VALIDATIONS = 10
 """Of a training that chooses, beside the one before it."""
 AGREEMENT = 100
 """Most choices that are asked of two engines."""
+PAPERS_LORA = ("lora.rank=8", "lora.targets=[q_proj,v_proj]")
+"""The adapter of SCoT's published code; those of the training files are larger."""
 DRAWN = ("temperature=0.6", "top_p=0.95")
 """How `scot` samples, for graphs whose defaults are others."""
 
@@ -102,7 +102,7 @@ PAIRS = (
         name="wordy",
         tool="make_wordy",
         test_set=ROOT / "datasets/wordy/test.parquet",
-        lessons=(2000,),
+        lessons=(1000, 4000),
         alignment=1500,
     ),
 )
@@ -131,7 +131,13 @@ class Study:
     def measured(self, *, vllm: bool) -> PairResults:
         """All of it."""
         untuned = self.solve(UNTUNED, "scot")
-        selecting = [training_tables.chance(untuned), training_tables.selecting(UNTUNED, untuned), *map(self.learnt, self.lessons)]
+        most = self.lessons[-1]
+        selecting = [
+            training_tables.chance(untuned),
+            training_tables.selecting(UNTUNED, untuned),
+            *map(self.learnt, self.lessons),
+            self.learnt(most, "-papers", PAPERS_LORA),
+        ]
         thinking, aligned = self.aligned() if self.pair.alignment else ((), None)
         assert untuned.choices is not None
         first = untuned.choices.right_drafts > 0
@@ -167,13 +173,7 @@ class Study:
             limit=self.most,
             output=self.folder / f"run-{name}",
         )
-        assert options.output is not None
-        if not is_finished(options):
-            shutil.rmtree(options.output, ignore_errors=True)
-            _say(f"{self.pair.name}: run {name}")
-            result = run(options)
-            if result.exit_code not in (0, 3):  # 3: chains failed, which count as wrong
-                raise click.ClickException(f"{name}: {result.error}")
+        make(options, f"{self.pair.name}: run {name}")
         return options.output
 
     def exported(self, name: str, runs: Sequence[Path], *options: str) -> Path:
@@ -219,33 +219,32 @@ class Study:
         """The test set, solved by a system."""
         return read_run(self.run(f"test-{name}", graph, self.pair.test_set, settings))
 
-    def adapter(self, count: int) -> tuple[Path, Trained]:
-        """The adapter that learnt from `count` problems. Those of fewer ones are the first of more, solved once."""
+    def adapter(self, count: int, name: str = "", settings: Sequence[str] = ()) -> tuple[Path, Trained]:
+        """The adapter that learnt from `count` problems. Those of fewer ones are the first of more, solved once.
+
+        `name` is what its folder's name has beside the problems and steps, `settings` are those of its training that differ.
+        """
         sizes = [0, *(each for each in self.lessons if each <= count)]
         runs = [self.run(f"train-{start}-{end}", "scot", self.problems(start, end)) for start, end in pairwise(sizes)]
         data = self.exported(f"choices-{count}", runs, "--format", "selection")
         examples = pq.read_table(data, columns=["split"]).column("split").to_pylist().count("train")
         batches = -(-examples // BATCH_SIZE)
-        settings = (
+        schedule = (
             f"batch_size={BATCH_SIZE}",
             f"epochs={(self.steps - 0.5) / batches}",  # steps are epochs times batches, rounded up
             f"evaluate_every={max(1, self.steps // VALIDATIONS)}",
         )
-        return self.trained("select", f"select-{count}-{self.steps}", data, *settings)
+        return self.trained("select", f"select-{count}-{self.steps}{name}", data, *schedule, *settings)
 
-    def with_adapter(self, count: int) -> tuple[str, ...]:
-        """Settings of a run whose target chooses with what it learnt from `count` problems."""
-        return ("adapter=selection", f"engines.target.adapters.selection={self.adapter(count)[0]}")
-
-    def learnt(self, count: int) -> Selecting:
-        """How well the target chooses after it learnt from `count` problems."""
-        folder, trained = self.adapter(count)
-        return training_tables.selecting(trained.name, self.solve(folder.name, "scot", *self.with_adapter(count)), trained)
+    def learnt(self, count: int, name: str = "", settings: Sequence[str] = ()) -> Selecting:
+        """How well the target chooses after it learnt from `count` problems; `name` and `settings` as of `adapter`."""
+        folder, trained = self.adapter(count, name, settings)
+        return training_tables.selecting(trained.name, self.solve(folder.name, "scot", *with_adapter(folder)), trained)
 
     def systems(self, untuned: RunTable) -> Iterator[System]:
         """Systems beside each other; `untuned` is scot without an adapter."""
         folder, _ = self.adapter(self.lessons[-1])
-        tuned = self.with_adapter(self.lessons[-1])
+        tuned = with_adapter(folder)
         yield training_tables.system("scot with the adapter", self.solve(folder.name, "scot", *tuned))
         if self.pair.alignment:
             model = self.merged(self.alignment()[0])
@@ -282,11 +281,16 @@ class Study:
             said = []
             for engines in (self.pair.engines, vllm):
                 _say(f"{self.pair.name}: {len(requests)} choices asked of {engines.stem}")
-                spec = load_plan(ROOT / "graphs/scot.yaml", engines, self.with_adapter(self.lessons[-1])).engines["target"]
+                spec = load_plan(ROOT / "graphs/scot.yaml", engines, with_adapter(folder)).engines["target"]
                 said.append(anyio.run(partial(answers, spec, requests)))
             found = training_tables.agreement((self.pair.engines.stem, vllm.stem), *said)
             kept.write_bytes(msgspec.json.encode(found))
         return msgspec.json.decode(kept.read_bytes(), type=Agreement)
+
+
+def with_adapter(folder: Path) -> tuple[str, ...]:
+    """Settings of a run whose target chooses with the adapter in `folder`."""
+    return ("adapter=selection", f"engines.target.adapters.selection={folder}")
 
 
 async def answers(spec: EngineSpec, requests: Sequence[Request]) -> list[tuple[float, ...]]:

@@ -19,6 +19,9 @@ from pipeline.analysis.quality.step_texts import Texts
 ROOT = Path(__file__).parent.parent.parent
 sys.path.insert(0, str(ROOT / "bench"))
 import claims  # noqa: E402
+import judging  # noqa: E402
+import kept_runs  # noqa: E402
+import measures  # noqa: E402
 import papers  # noqa: E402
 
 Make = Callable[..., RunTable]
@@ -38,8 +41,8 @@ JOBS = {job.name: job for section in SECTIONS for job in section.jobs}
     ],
 )
 def test_the_interval_decides(ours: Estimate, above: str, below: str) -> None:
-    assert claims.verdict_of(ours, "above", 1.0) == above
-    assert claims.verdict_of(ours, "below", 1.0) == below
+    assert judging.verdict_of(ours, "above", 1.0) == above
+    assert judging.verdict_of(ours, "below", 1.0) == below
 
 
 OF_NO_PAPER = {"cascade", "self-consistency"}
@@ -56,7 +59,7 @@ def test_every_graph_of_a_paper_is_run_and_every_claim_takes_runs_that_are_made(
 
 
 def test_whatever_tiny_lacks_is_tested_with_wordy() -> None:
-    wordy = claims.runs_of("wordy", JOBS)
+    wordy = judging.runs_of("wordy", JOBS)
     assert {job.pair for job in wordy.values()} == {papers.WORDY}
     untested = {name for claim in claims.CLAIMS if not claim.simulated for name in claim.runs} - wordy.keys()
     assert {JOBS[name].needs_vllm for name in untested} == {True}
@@ -86,9 +89,9 @@ def _runs(table: Make) -> dict[str, RunTable]:
     return runs | {f"wordy-{name}": run for name, run in runs.items() if not (name.startswith("sim-") or JOBS[name].needs_vllm)}
 
 
-def judged(runs: dict[str, RunTable], pair: claims.PairName = "tiny") -> dict[tuple[str, str], claims.Found]:
+def judged(runs: dict[str, RunTable], pair: judging.PairName = "tiny") -> dict[tuple[str, str], judging.Found]:
     """What was found by where it stands and what it says."""
-    return {(claim.where, claim.says): claims.judge(claim, runs, 1.25, pair) for claim in claims.CLAIMS}
+    return {(claim.where, claim.says): judging.judge(claim, runs, 1.25, pair) for claim in claims.CLAIMS}
 
 
 def test_claims_are_judged_by_name(runs: dict[str, RunTable]) -> None:
@@ -103,7 +106,7 @@ def test_claims_are_judged_by_name(runs: dict[str, RunTable]) -> None:
     assert (saved.ours.value, saved.verdict) == (0.0, "does not hold")
     assert found["SpecCoT A.1, table 5", "selected steps are better than the drafts they were selected from"].said == "nothing to measure"
     del runs["draft"]
-    assert {claims.judge(claim, runs).verdict for claim in claims.CLAIMS if "draft" in claim.runs} == {"not run"}
+    assert {judging.judge(claim, runs).verdict for claim in claims.CLAIMS if "draft" in claim.runs} == {"not run"}
     assert judged(runs, "wordy")["SpecCoT 4.2, figure 3", "accuracy above the draft's"].verdict != "not run"
 
 
@@ -127,38 +130,38 @@ def test_what_tiny_lacks_is_said_of_tiny_alone(runs: dict[str, RunTable]) -> Non
 
 def test_classes_are_compared_with_each_other(table: Make) -> None:
     run = table("scot", [1.0] * 4)
-    assert claims.class_gap({"scot": with_choices(run)}).value == 0.0
+    assert measures.class_gap({"scot": with_choices(run)}).value == 0.0
     half = {"scot": with_choices(run, rejected=[0, 1, 1, 1], picked_right=[1, 0, 0, 0])}
-    assert claims.class_gap(half).value == pytest.approx(-0.5)
-    assert claims.class_gap({"scot": run}) == NOTHING
+    assert measures.class_gap(half).value == pytest.approx(-0.5)
+    assert measures.class_gap({"scot": run}) == NOTHING
 
 
 def test_shares_agreement_and_budgets_are_sums_over_problems(table: Make) -> None:
     ones = np.ones(4)
     texts = {"longest": Texts(ones, 60 * ones, ones, ones), "accepted": Texts(ones, np.array([40.0, 40, 40, 0]), ones, ones)}
     scot = table("scot", [1.0] * 4, texts=texts)  # thoughts of 40 tokens, three of them the draft's
-    assert claims.by_target({"scot": scot}).value == pytest.approx(40 / (40 + 240))
-    assert claims.by_target({"scot": table("scot", [1.0], texts={})}) == NOTHING
+    assert measures.by_target({"scot": scot}).value == pytest.approx(40 / (40 + 240))
+    assert measures.by_target({"scot": table("scot", [1.0], texts={})}) == NOTHING
 
     scored = ScoredSteps("0 to 9", np.array([0, 1, 2, 2]), np.array([0.0, 9, 7, 4]), np.array([0.1, 1.0, 0.7, 0.2]))
-    agreed = claims.score_agreement({"specreason": table("specreason", [1.0] * 4, scored=scored)})
+    agreed = measures.score_agreement({"specreason": table("specreason", [1.0] * 4, scored=scored)})
     assert agreed.value == pytest.approx(np.corrcoef(scored.score, scored.reward)[0, 1])
-    assert claims.score_agreement({"specreason": scot}) == NOTHING
+    assert measures.score_agreement({"specreason": scot}) == NOTHING
 
     tight = {"specreason-tight": [1.0, 1, 1, 0], "target-tight": [1.0, 0, 0, 0], "specreason": ones, "target": [1.0, 1, 1, 0]}
     runs = {name: table(name, [1.0] * 4, right=right) for name, right in tight.items()}
-    assert claims.gain_when_tight(runs).value == pytest.approx(0.5 - 0.25)
+    assert measures.gain_when_tight(runs).value == pytest.approx(0.5 - 0.25)
 
 
 def test_a_ratio_of_times_is_believed_as_far_as_runs_of_the_same_work_agree(table: Make) -> None:
     same = [[table("a", [2.0, 4.0]), table("b", [12.0])], [table("c", [1.0]), table("d", [1.0])], [table("alone", [9.0])]]
     # Logs of 3 and 12 lie log(2) from their mean, the others 0: variance 2 log(2)^2 / 2 with 2 degrees of freedom.
-    assert claims.noise_of(same) == pytest.approx(np.exp(4.303 * np.sqrt(2) * np.log(2)))
-    assert claims.noise_of(same[1:2]) == 1.0
-    assert claims.noise_of(same[2:]) is None
-    assert claims.widened(Estimate(1.2, 1.1, 1.3), 1.25) == Estimate(1.2, 1.1 / 1.25, 1.3 * 1.25)
-    assert claims.widened(Estimate(2.0), 1.25) == Estimate(2.0, 1.6, 2.5)
-    assert claims.widened(Estimate(1.2, 1.1, 1.3), None) == Estimate(1.2)
+    assert judging.noise_of(same) == pytest.approx(np.exp(4.303 * np.sqrt(2) * np.log(2)))
+    assert judging.noise_of(same[1:2]) == 1.0
+    assert judging.noise_of(same[2:]) is None
+    assert judging.widened(Estimate(1.2, 1.1, 1.3), 1.25) == Estimate(1.2, 1.1 / 1.25, 1.3 * 1.25)
+    assert judging.widened(Estimate(2.0), 1.25) == Estimate(2.0, 1.6, 2.5)
+    assert judging.widened(Estimate(1.2, 1.1, 1.3), None) == Estimate(1.2)
     for claim in claims.CLAIMS:
         of_time = claim.form is claims.number and "words" not in claim.says
         assert claim.timed == (of_time and not any(JOBS[name].simulated for name in claim.runs)), claim.says
@@ -176,14 +179,16 @@ def test_repeated_runs_are_spread_over_the_series(pair: Any) -> None:
 def test_what_is_finished_is_not_run_again_and_the_page_says_what_is_missing(tmp_path: Path) -> None:
     jobs = [job for job in JOBS.values() if job.simulated]
     papers.simulated_problems(tmp_path)
-    papers.run_all(jobs, tmp_path, 3)
+    for job in jobs:
+        kept_runs.make(job.options(tmp_path, 3), job.name)
     started = {job.name: (tmp_path / job.name / "run.json").stat().st_mtime_ns for job in jobs}
     (tmp_path / jobs[0].name / "run.json").write_text("cut short")
-    papers.run_all(jobs, tmp_path, 3)
+    for job in jobs:
+        kept_runs.make(job.options(tmp_path, 3), job.name)
     again = {job.name: (tmp_path / job.name / "run.json").stat().st_mtime_ns for job in jobs}
     assert [name for name in again if again[name] != started[name]] == [jobs[0].name]
-    assert not papers.is_finished(jobs[1].options(tmp_path, 4))
-    assert not papers.is_finished(structs.replace(jobs[1].options(tmp_path, 3), settings=("temperature=0.5",)))
+    assert not kept_runs.is_finished(jobs[1].options(tmp_path, 4))
+    assert not kept_runs.is_finished(structs.replace(jobs[1].options(tmp_path, 3), settings=("temperature=0.5",)))
 
     runs = {run.name: run for run in read_runs([tmp_path / job.name for job in jobs])}
     cards = {name: msgspec.json.decode((tmp_path / name / "run.json").read_bytes()) for name in runs}
