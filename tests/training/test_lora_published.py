@@ -50,8 +50,8 @@ def test_the_last_number_says_that_none_is_right() -> None:
 @pytest.mark.parametrize(
     ("label", "says"),
     [
-        ([], "`label` is empty; expected the numbers of all right options, at least one"),
-        (2, "`label` is empty"),
+        ([], "`label` is []; expected a list of the numbers of all right options, at least one"),
+        (2, "`label` is 2; expected a list"),
         ([0], "`label` has 0; expected numbers from 1 to 3, of which 3 says that all are wrong"),
         ([4], "`label` has 4"),
         (["1"], "`label` has '1'"),

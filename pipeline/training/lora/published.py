@@ -105,9 +105,9 @@ def _around(asked: ChoosePrompt, number: int) -> tuple[str, str]:
 
 def _right(label: object, count: int) -> tuple[int, ...]:
     """The indices that a list of numbers means; raises `Flaw` where it is none, or says two things that cannot both be."""
-    numbers: Sequence[Any] = label if isinstance(label, list) else ()
-    if not numbers:
-        raise Flaw("`label` is empty; expected the numbers of all right options, at least one")
+    if not isinstance(label, list) or not label:
+        raise Flaw(f"`label` is {label!r}; expected a list of the numbers of all right options, at least one")
+    numbers: Sequence[Any] = label
     if wrong := [each for each in numbers if isinstance(each, bool) or not isinstance(each, int) or not 1 <= each <= count + 1]:
         raise Flaw(f"`label` has {wrong[0]!r}; expected numbers from 1 to {count + 1}, of which {count + 1} says that all are wrong")
     if len(set(numbers)) < len(numbers):
