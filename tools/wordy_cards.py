@@ -39,7 +39,8 @@ COMMANDS = {
     "wordy-prm": (
         "python tools/train_tiny.py target --pair wordy --seed 7 --out build/wordy-prm-reasoning --minutes {reason:g} --compile",
         "python tools/wordy_prm.py --start build/wordy-prm-reasoning --out build/wordy-prm-first --minutes 15 --compile",
-        "python tools/wordy_prm.py --start build/wordy-prm-first --out pipeline/models/wordy-prm --minutes {reward:g} --seed 8 --compile",
+        "python tools/wordy_prm.py --start build/wordy-prm-first --out build/wordy-prm-second --minutes 11 --seed 8 --compile",
+        "python tools/wordy_prm.py --start build/wordy-prm-second --out pipeline/models/wordy-prm --minutes {reward:g} --seed 9 --compile",
     ),
 }
 
@@ -138,7 +139,7 @@ def card(name: str, minutes: Mapping[str, float], measured: Mapping[str, Any]) -
 @click.option("--target", type=float, required=True, help="Minutes that the target learnt to reason.")
 @click.option("--verify", type=float, required=True, help="Minutes that it learnt to verify, the second time.")
 @click.option("--reason", type=float, required=True, help="Minutes that the reward model learnt to reason.")
-@click.option("--reward", type=float, required=True, help="Minutes that it learnt to judge, the second time.")
+@click.option("--reward", type=float, required=True, help="Minutes that it learnt to judge, the third time.")
 def main(accuracy: Path, **minutes: float) -> None:
     """Write README.md of every model of the pair that is there."""
     measured = json.loads(accuracy.read_text())

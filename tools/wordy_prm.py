@@ -1,4 +1,4 @@
-"""Trains the reward model of the pair `wordy`, on one CPU core in half an hour.
+"""Trains the reward model of the pair `wordy`, on one CPU core in an hour and a quarter.
 
     python tools/train_tiny.py target --pair wordy --seed 7 --out build/wordy-prm-reasoning --minutes 12
     python tools/wordy_prm.py --start build/wordy-prm-reasoning --out pipeline/models/wordy-prm
@@ -85,7 +85,7 @@ def measure(model: Any, judged: Sequence[Example], options: tuple[int, int]) -> 
 @click.command()
 @click.option("--out", type=click.Path(path_type=Path), required=True)
 @click.option("--start", type=click.Path(path_type=Path), required=True, help="A model that has learnt to reason, and no target.")
-@click.option("--minutes", type=float, default=10.0, show_default=True)
+@click.option("--minutes", type=float, default=60.0, show_default=True)
 @click.option("--seed", type=int, default=7, show_default=True, help="Another one than that of the target's training.")
 @click.option("--threads", type=int, default=1, show_default=True)
 @click.option("--compile", "compiled", is_flag=True, help="As of train_tiny.py.")
