@@ -347,7 +347,8 @@ VERDICTS = (
     "What holds there says that the systems, as they are run here, do what the claim says where models have what it rests on; it does not "
     "say that other models have it. Claims that need vLLM are not run with `wordy`. The interval of a ratio of measured times is wider "
     "than in the tables below: by how much runs of the same work with the same pair differ among themselves. Both pairs are miniatures for "
-    "one kind of problem each: what does not hold here says nothing of the papers' own models."
+    "one kind of problem each: what does not hold here says nothing of the papers' own models. What SCoT's two trainings bring, table 2 "
+    "among it, is in [training.md](training.md)."
 )
 
 

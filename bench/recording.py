@@ -49,6 +49,8 @@ class Script(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One script of this folder."""
 
     files: tuple[str, ...]
+    shows: tuple[str, ...] = ()
+    """Globs of what makes tables of kept results and measures nothing: what counts is how it was when the tables were written."""
     tables: dict[str, Table]
 
 
@@ -104,7 +106,7 @@ def changed(script: Script, name: str, root: Path = ROOT) -> list[str]:
         flaws.append(f"{table.page}, which is not as it was written")
     if "files" not in measured:
         return [*flaws, UNRECORDED]
-    now = digests((*script.files, *table.files), root)
+    now = digests((*script.files, *script.shows, *table.files), root)
     return [*flaws, *(pattern for pattern, digest in now.items() if measured["files"].get(pattern) != digest)]
 
 
@@ -130,7 +132,8 @@ class Recording:
         """Write `results` with their circumstances to `output`, and the page of the table, if it has one; what was written."""
         table = self.script.tables.get(output.stem)
         patterns = (*self.script.files, *(table.files if table else ()))
-        measured = self.measured | {"files": {pattern: self.digests[pattern] for pattern in patterns}}
+        files = {pattern: self.digests[pattern] for pattern in patterns} | digests(self.script.shows, self.root)
+        measured = self.measured | {"files": files}
         if page is not None and table is not None and table.page:
             (self.root / table.page).write_text(page)
             measured["page"] = _digest(table.page, self.root)

@@ -58,6 +58,8 @@ class System(Struct, frozen=True, kw_only=True):
 
     name: str
     accuracy: Estimate
+    drafts_right: Estimate = NOTHING
+    """Of the whole thoughts that were drafted, those that state the right answer."""
     accepted: Estimate = NOTHING
     """Share of the problems of which a draft was accepted."""
     tokens: Mapping[str, Estimate] = {}
@@ -138,7 +140,8 @@ def system(name: str, run: RunTable) -> System:
     found = figures(run, run)
     verified = run.accepted + run.fallbacks
     accepted = share(run.accepted, verified) if verified.any() else NOTHING
-    return System(name=name, accuracy=found.accuracy, accepted=accepted, tokens=found.output_tokens)
+    right = NOTHING if run.choices is None else random_draft(run.choices)
+    return System(name=name, accuracy=found.accuracy, drafts_right=right, accepted=accepted, tokens=found.output_tokens)
 
 
 def by_reference(choices: Choices) -> list[System]:
@@ -176,9 +179,9 @@ def page(about: str, results: Iterable[PairResults], pictures: Mapping[str, Sequ
 
 INTRODUCTION = (
     "Adapters are trained with `pipeline train` on what `pipeline export` makes of runs over training problems, and are measured on the "
-    "test set, which neither the bundled models nor the adapters have seen. Trainings of one pair that choose have the same number of "
-    "steps, however many problems they have, and each training problem of a smaller one is in the larger ones. Minutes are those of a "
-    "training on the machine above, whatever else it was doing."
+    "test set, which neither the bundled models nor the adapters have seen. All trainings of `train select` have the same number of steps, "
+    "however many problems they learn from, and the problems of a smaller set are in the larger ones. A choice of which "
+    "it is not known what is right is left out. Minutes are of a training on the machine above, whatever else it was doing."
 )
 
 
@@ -241,13 +244,21 @@ def systems_table(rows: Sequence[System]) -> Table:
         (
             each.name,
             percent(each.accuracy),
+            percent(each.drafts_right),
             percent(each.accepted),
             *(number(each.tokens.get(role, NOTHING)) for role in ("target", "draft")),
         )
         for each in rows
     ]
-    columns = ("system", "accuracy", "problems with an accepted draft", "target's tokens a problem", "draft's tokens a problem")
-    note = "Tokens: all that were sampled, whatever became of them; a choice is one of the target's."
+    columns = (
+        "system",
+        "accuracy",
+        "drafts that are right",
+        "problems with an accepted draft",
+        "target's tokens a problem",
+        "draft's tokens a problem",
+    )
+    note = "Tokens: all that were sampled, whatever became of them; a choice is one of the target's. Right drafts as above."
     return Table("Systems on the test set", columns, tuple(cells), note)
 
 
@@ -255,8 +266,14 @@ def thinking_table(rows: Sequence[Thinking], trained: Trained | None) -> Table:
     """Thoughts of the draft before and after alignment, and of the target."""
     cells = [(each.name, number(each.tokens), number(each.second_thoughts), percent(each.accuracy)) for each in rows]
     columns = ("model alone", "tokens of a thought", "words of second thoughts in it", "accuracy")
-    how = "" if trained is None else f"{trained.name}: {', '.join(map(' '.join, zip(trained_cells(trained), TRAINED, strict=True)))}."
-    return Table("Thinking behaviour alignment (SCoT 3.3)", columns, tuple(cells), how)
+    how = "" if trained is None else f"{trained.name}: {', '.join(map(' '.join, zip(trained_cells(trained), TRAINED, strict=True)))}. "
+    return Table("Thinking behaviour alignment (SCoT 3.3, table 2)", columns, tuple(cells), how + OWN_ANSWERS)
+
+
+OWN_ANSWERS = (
+    "Accuracy is that of the answer which the model itself writes behind its thought. Alignment trains thoughts and no answers; SCoT has "
+    "the target write the answer, so that what counts there is how many drafts are right, in the table above."
+)
 
 
 def agreement_table(found: Agreement) -> Table:

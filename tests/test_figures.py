@@ -99,7 +99,7 @@ def test_every_results_file_and_script_is_declared_and_every_table_shown() -> No
 
 
 def test_every_glob_finds_a_file() -> None:
-    patterns = {pattern for _, script in figures.scripts().values() for pattern in script.files}
+    patterns = {pattern for _, script in figures.scripts().values() for pattern in (*script.files, *script.shows)}
     patterns |= {pattern for name, (_, script) in figures.scripts().items() for pattern in script.tables[name].files}
     assert [pattern for pattern in sorted(patterns) if not any(path.is_file() for path in ROOT.glob(pattern))] == []
 
@@ -183,6 +183,19 @@ def test_a_script_that_fails_is_named_and_the_others_are_measured(repository: Pa
     assert code == 1
     assert "not measured: page; why stands above" in said
     assert "it took 3 s" in (repository / "README.md").read_text()
+
+
+def test_what_shows_figures_is_as_it_was_when_they_were_written(repository: Path) -> None:
+    path = repository / "bench/figures.toml"
+    path.write_text(path.read_text().replace("[page]\n", '[page]\nshows = ["tables/*.py"]\n'))
+    (repository / "tables").mkdir()
+    recorded = recording.Recording("page", repository)
+    (repository / "tables/rows.py").write_text("WIDE = True\n")
+    recorded.write(repository / recording.RESULTS / "page.json", {}, "# Speed\n")
+    script = recording.declared(repository)["page"]
+    assert recording.changed(script, "page", repository) == []
+    (repository / "tables/rows.py").write_text("WIDE = False\n")
+    assert recording.changed(script, "page", repository) == ["tables/*.py"]
 
 
 def test_a_page_that_was_edited_is_noticed(repository: Path) -> None:

@@ -62,8 +62,9 @@ def test_a_draft_at_random_is_right_as_often_as_drafts_are(scot: RunTable) -> No
 def test_a_system_and_its_thoughts(scot: RunTable, table: Make) -> None:
     found = tables.system("scot", scot)
     assert (found.accuracy.value, found.accepted.value, found.tokens["target"].value) == (0.75, 0.5, 10.0)
+    assert found.drafts_right.value == pytest.approx(0.4)
     alone = table("target", [1.0] * 4, accepted=np.zeros(4), fallbacks=np.zeros(4))
-    assert tables.system("target", alone).accepted == NOTHING
+    assert (tables.system("target", alone).accepted, tables.system("target", alone).drafts_right) == (NOTHING, NOTHING)
     thoughts = tables.thinking("target", scot)
     assert (thoughts.tokens.value, thoughts.second_thoughts.value) == (40.0, 1.5), "drafts are not among its thoughts"
 
@@ -91,7 +92,7 @@ def test_the_page_has_what_was_measured_and_says_what_was_not(scot: RunTable) ->
     assert "4 test problems; of the choices among their drafts 3 are of class 1, 1 of class 2." in text
     assert "- 9 choices: class 1 from 66.7% [20.8%, 93.9%] to 66.7%" in text
     assert "| 9 choices | 1,234 | 286,720 | 900 | 1.5 | 66.7% [20.8%, 93.9%] | 100.0% [20.7%, 100.0%] | 75.0%" in text
-    assert "| computed | 50.0% [25.0%, 75.0%] | - | - | - |" in text
+    assert "| computed | 50.0% [25.0%, 75.0%] | - | - | - | - |" in text
     assert "9 choices: 1,234 examples, 286,720 trained parameters, 900 steps, 1.5 minutes." in text
     assert "| tiny and tiny-vllm | 4 | 50.0% [25.0%, 75.0%] | 0.25 |" in text
     assert "![curves](training/tiny.png)" in text
