@@ -286,7 +286,7 @@ def score_steps(run_folder: Path, reward_model: Path) -> str:
 
 
 def page(about: str, runs: Mapping[str, RunTable], cards: Mapping[str, Any], unscored: Sequence[str] = ()) -> str:
-    """All of papers.md."""
+    """The text of papers.md: `about` how it was made, the verdicts on the claims, then the tables of each pair."""
     parts = [about, "# The papers' tables with the bundled models", _about(cards), INTERVALS]
     repeats = {pair: [[runs[job] for job in same if job in runs] for same in _same(pair)] for pair in PAIRS}
     noise = {pair: noise_of(each) for pair, each in repeats.items()}

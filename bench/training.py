@@ -129,7 +129,7 @@ class Study:
         return count if self.most is None else min(count, self.most)
 
     def measured(self, *, vllm: bool) -> PairResults:
-        """All of it."""
+        """What choosing, the systems beside each other, alignment and two engines came to; what is kept is not done again."""
         untuned = self.solve(UNTUNED, "scot")
         most = self.lessons[-1]
         selecting = [
