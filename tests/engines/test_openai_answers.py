@@ -37,6 +37,7 @@ from tests.support.small_server import (
     SmallServer,
     Writer,
     edited,
+    late,
     raw,
     small_server,
     status,
@@ -259,18 +260,23 @@ def test_an_absurd_time_to_come_back_is_none(cases: dict[str, Case], value: str)
 
 
 def test_the_answer_to_another_request_is_none(cases: dict[str, Case]) -> None:
-    """A reply that was sent twice is read as the answer to the next request on its connection."""
+    """A reply that was sent twice is read as the answer to the next request on its connection, whose own answer is still to come."""
     case = cases["ids"]
+    once = case._replace(server=case.portal.call(_server, case.small.base_url))
 
     def twice(handler: Handler, reply: Reply) -> None:
         handler.wfile.write((b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(reply[2]) + reply[2]) * 2)
 
-    assert isinstance(case.outcome(twice), Completion)
-    outcome = case.outcome(lambda handler, reply: handler.send(reply), prompt_ids=PROMPT[:-1])
+    assert isinstance(once.outcome(twice), Completion)
+    outcome = once.outcome(late(0.3), prompt_ids=PROMPT[:-1])
+    once.portal.call(once.server.aclose)
     assert type(outcome) is BadCompletion
     assert str(outcome).endswith("its answer is that to another prompt")
-    for odd in ("null", '"x"', "[1.5]", MANY_DIGITS):
-        assert isinstance(case.outcome(in_json("prompt_token_ids", odd)), Completion)
+
+
+@pytest.mark.parametrize("odd", ["null", '"x"', "[1.5]", MANY_DIGITS], ids=lambda odd: odd[:5])
+def test_a_prompt_that_cannot_be_read_is_not_another(cases: dict[str, Case], odd: str) -> None:
+    assert isinstance(cases["ids"].outcome(in_json("prompt_token_ids", odd)), Completion)
 
 
 # Text that is too long.
