@@ -120,7 +120,7 @@ class Job(Struct, frozen=True, kw_only=True):
 
     @property
     def needs_vllm(self) -> bool:
-        return self.graph in DECODE or bool(self.engines and "vllm" in self.engines)
+        return bool(self.engines and "vllm" in self.engines)
 
     def options(self, folder: Path, problems: int) -> RunOptions:
         """This run over the first `problems` ones, into `folder`/NAME."""
@@ -212,16 +212,24 @@ def of_params(pair: Pair) -> tuple[Section, ...]:
     )
 
 
-WITH_TINY = (
-    Section(
+def inside_the_engine(pair: Pair) -> Section:
+    """Token by token, as vLLM speculates, with the graphs that pair this with their own steps, and without."""
+    models = {f"engines.{role}.model": f"bundled:{pair.name}-{role}" for role in ("draft", "target")}
+    settings = tuple(f"{key}={model}" for key, model in models.items())
+    drafting = f"engines.target.speculative_config.model=bundled:{pair.name}-draft"
+    steps = ("target", "speccot", "specreason")
+    return Section(
         title="Speculation inside the engine",
         about="vLLM's CPU build. Its latencies are not to be compared with those above.",
         jobs=(
-            *(TINY.job(f"vllm-{graph}", graph, engines="tiny-vllm") for graph in ("target", "speccot", "specreason")),
-            *map(TINY.job, DECODE),
+            *(pair.job(f"vllm-{graph}", graph, *settings, engines="tiny-vllm") for graph in steps),
+            *(pair.job(graph, graph, *settings, drafting, engines="tiny-vllm-decode") for graph in DECODE),
         ),
-        baseline="vllm-target",
-    ),
+        baseline=f"{pair.prefix}vllm-target",
+    )
+
+
+WITH_TINY = (
     Section(
         title="Several samples",
         about="Five attempts at every problem.",
@@ -237,7 +245,7 @@ WITH_TINY = (
         shows=by_param,
     ),
 )
-"""What the claims do not need, or need of one pair alone."""
+"""What the claims do not need."""
 SIMULATION = Section(
     title="Two and four GPUs, simulated",
     about="QwQ-32B and R1-Distill-Qwen-1.5B on two and on four H100, one problem at a time.",
@@ -250,8 +258,8 @@ SIMULATION = Section(
     shows=by_resources,
 )
 SECTIONS = {
-    TINY: (of_systems(TINY), *WITH_TINY, *of_params(TINY)),
-    WORDY: (of_systems(WORDY), *of_params(WORDY)),
+    TINY: (of_systems(TINY), inside_the_engine(TINY), *WITH_TINY, *of_params(TINY)),
+    WORDY: (of_systems(WORDY), inside_the_engine(WORDY), *of_params(WORDY)),
 }
 
 
@@ -345,10 +353,9 @@ VERDICTS = (
     "across or where there is none. Not testable here is a claim that rests on something that the pair `tiny` does not have, which its "
     "note says: its number with `tiny` is shown for completeness, and the pair `wordy`, which was trained to have all of that, tests it. "
     "What holds there says that the systems, as they are run here, do what the claim says where models have what it rests on; it does not "
-    "say that other models have it. Claims that need vLLM are not run with `wordy`. The interval of a ratio of measured times is wider "
-    "than in the tables below: by how much runs of the same work with the same pair differ among themselves. Both pairs are miniatures for "
-    "one kind of problem each: what does not hold here says nothing of the papers' own models. What SCoT's two trainings bring, table 2 "
-    "among it, is in [training.md](training.md)."
+    "say that other models have it. The interval of a ratio of measured times is wider than in the tables below: by how much runs of the "
+    "same work with the same pair differ among themselves. Both pairs are miniatures for one kind of problem each: what does not hold here "
+    "says nothing of the papers' own models. What SCoT's two trainings bring, table 2 among it, is in [training.md](training.md)."
 )
 
 
