@@ -16,6 +16,13 @@ from tests.support.rows import blank
 pytest_plugins = ["tests.support.markers", "tests.support.open_engines", "tests.support.packing"]
 
 
+def pytest_configure() -> None:
+    """Tests send signals, and runs leave ignored what was ignored when they began, as under nohup or in the background of a script."""
+    for number, handler in ((signal.SIGHUP, signal.SIG_DFL), (signal.SIGINT, signal.default_int_handler)):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, handler)
+
+
 @pytest.fixture
 def anyio_backend() -> tuple[str, dict[str, Any]]:
     """Time jumps when every task is blocked."""
