@@ -162,7 +162,8 @@ def test_vllm_serves_the_adapter_as_torch_computes_it(portal: BlockingPortal, vl
 
     Two places for adapters, as vLLM's CPU kernels compute a request without an adapter with the last place (vLLM pull request 48421).
     """
-    flags = f"--enable-lora --max-lora-rank 16 --max-loras 2 --lora-modules of-server={adapter_folder('bundled:tiny-selection')}"
+    served = f"of-server={adapter_folder('bundled:tiny-selection')}"
+    flags = ("--enable-lora", "--max-lora-rank", "16", "--max-loras", "2", "--lora-modules", served)
     options = tuple(on_torch["target"].tokenizer.encode(digit)[-1] for digit in SCORES)
     asked = [
         Request(request_id=f"{count}/{adapter}", prompt_ids=prompt, max_tokens=1, option_ids=options, adapter=adapter)
@@ -170,7 +171,7 @@ def test_vllm_serves_the_adapter_as_torch_computes_it(portal: BlockingPortal, vl
         for prompt in [prompt_of(on_torch["target"], f"Finn has {count} coins. " * 8 + "How many coins has Finn now?")]
         for adapter in (None, "selection")
     ]
-    with vllm_server(MODELS / "tiny-target", "target", 0, *flags.split()) as running:
+    with vllm_server(MODELS / "tiny-target", "target", 0, *flags) as running:
         spec = OpenAISpec(model="target", base_url=running.base_url, tokenizer="bundled:tiny-target", adapters={"selection": "of-server"})
         with portal.wrap_async_context_manager(open_openai({"target": spec})) as engines:
             answers = portal.call(ask_all, engines["target"], asked)

@@ -186,8 +186,6 @@ class SmallServer:
         """Further models that it lists, as vLLM lists adapters: by name, with the model that each belongs to."""
         self.metrics = ""
         """What `/metrics` says; empty: there is no such page."""
-        self.streaming = threading.Semaphore(0)
-        """Released whenever what is to come of a stream is sent."""
         self.script: Callable[[Sequence[int], int], str] = story
         self.seen: list[Seen] = []
         self.changed = threading.Condition()
