@@ -16,7 +16,7 @@ LONG := slow or torch or vllm or browser
 WORKERS ?= 3
 LONG_WORKERS ?= 4
 
-.PHONY: run check test lint docs bench-quick figures-check vllm clean
+.PHONY: run check test lint docs bench-parent release-figures vllm clean
 
 run: .venv/ready
 	$(BIN)/pipeline run graphs/speccot.yaml --input datasets/arith/test.parquet
@@ -29,7 +29,6 @@ check: .venv/ready
 	@$(BIN)/mypy > build/mypy.txt 2>&1 & types=$$!; \
 	$(BIN)/python -m pytest -n $(WORKERS) -m "not ($(LONG))"; tests=$$?; \
 	wait $$types; types=$$?; cat build/mypy.txt; exit $$((tests || types))
-	@$(BIN)/python bench/figures.py --stale
 
 # All tests, with vLLM: `tests/support/packing.py` says what shares a worker. There are two more than cores, as many tests wait.
 # What failed beside the others is run once more alone: real processes have time limits that a busy machine may exceed. Both are printed.
@@ -41,7 +40,6 @@ test: .venv/vllm
 	$(BIN)/python -m pytest -n $(LONG_WORKERS) --dist loadscope || \
 	$(BIN)/python -m pytest --last-failed --last-failed-no-failures none; tests=$$?; \
 	wait $$types; types=$$?; cat build/mypy.txt; exit $$((tests || types))
-	@$(BIN)/python bench/figures.py --stale
 
 lint: .venv/ready
 	$(BIN)/ruff check .
@@ -52,13 +50,19 @@ lint: .venv/ready
 docs: .venv/ready
 	NO_MKDOCS_2_WARNING=1 DISABLE_MKDOCS_2_WARNING=true $(BIN)/mkdocs build --strict --quiet --config-file docs/mkdocs.yml
 
-# All quick figures of the docs, measured again and written there: on a machine that does nothing else.
-bench-quick: .venv/ready
+# What the orchestration and the trace cost, against the parent commit, in turns: fails where one costs 15 % more. For each change of them.
+bench-parent: .venv/ready
+	$(BIN)/python bench/against_parent.py
+
+# Before a release: all figures of the docs, measured again and written there, in about six hours on a machine that does nothing else.
+release-figures: .venv/vllm build/inflated.yaml
+	rm -rf build/scaling build/frontier build/papers build/training
 	$(BIN)/python bench/figures.py
 
-# Before a release: fails where a figure of the docs is older than the code it measures, which `make check` only says.
-figures-check: .venv/ready
-	$(BIN)/python bench/figures.py --check
+# The bundled pair with a target of many more parameters and the same greedy answers.
+build/inflated.yaml: .venv/ready
+	$(BIN)/python tools/inflate.py pipeline/models/tiny-target build/inflated-target
+	echo '{draft: {backend: torch, model: "bundled:tiny-draft"}, target: {backend: torch, model: build/inflated-target}}' > $@
 
 .venv/ready: pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed, this is " + sys.version.split()[0] if sys.version_info < (3, 11) else 0)'

@@ -1,9 +1,7 @@
 """Measures the figures of the docs and writes them there: every table between markers is what its results file says.
 
-    python bench/figures.py [NAME...]      measure these tables, by default all quick ones, and write them into the docs
+    python bench/figures.py [NAME...]      measure these tables, by default all, and write them into the docs
     python bench/figures.py --render       write the docs from the results files as they are
-    python bench/figures.py --stale        say which tables are older than the code they measure
-    python bench/figures.py --check        the same, with exit code 1 if there is one
     python bench/figures.py --list         the tables, and the minutes that each takes
 
 bench/figures.toml declares the tables. A machine that does something else at the same time measures that, too.
@@ -14,12 +12,12 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from importlib.util import find_spec
 from pathlib import Path
 
 import click
-from recording import RESULTS, ROOT, UNMEASURED, UNRECORDED, Script, changed, declared
+from recording import RESULTS, ROOT, Script, declared
 from tables import TABLES, origin
 
 DOCS = ("README.md", "CONTRIBUTING.md", "graphs/README.md", "bench/README.md", "bench/cluster.md")
@@ -59,15 +57,6 @@ def render(root: Path = ROOT) -> None:
             path.write_text(new)
 
 
-def stale(root: Path = ROOT) -> Iterator[str]:
-    """A sentence for each table that is older than the code it measures."""
-    for name, (_, script) in scripts(root).items():
-        if flaws := changed(script, name, root):
-            more = f" and {len(flaws) - 3} more" if len(flaws) > 3 else ""
-            known = flaws[0] not in (UNMEASURED, UNRECORDED)
-            yield f"{name}: {'changed since: ' if known else ''}{', '.join(flaws[:3])}{more}"
-
-
 def measure(name: str, root: Path = ROOT) -> bool:
     """Run the script of one table; whether that went well, or was left out for a package that is not here."""
     key, script = scripts(root)[name]
@@ -82,31 +71,24 @@ def measure(name: str, root: Path = ROOT) -> bool:
 
 
 def chosen(names: Iterable[str], root: Path = ROOT) -> list[str]:
-    """`names`, or all quick tables; a name that is none is refused."""
+    """`names`, or all tables; a name that is none is refused."""
     known = scripts(root)
     if unknown := sorted(set(names) - known.keys()):
         raise click.UsageError(f"{unknown[0]}: no such table; bench/figures.toml has {', '.join(sorted(known))}")
-    return list(names) or [name for name, (_, script) in known.items() if script.tables[name].quick]
+    return list(names) or list(known)
 
 
 @click.command()
 @click.argument("names", nargs=-1)
 @click.option("--render", "only_render", is_flag=True, help="Measure nothing, write the docs.")
-@click.option("--stale", "only_say", is_flag=True, help="Measure nothing, say which tables are older than their code.")
-@click.option("--check", is_flag=True, help="The same, with exit code 1 if there is one.")
 @click.option("--list", "only_list", is_flag=True, help="Measure nothing, name the tables.")
 @click.option("--root", type=click.Path(path_type=Path), default=ROOT, hidden=True)
-def main(names: tuple[str, ...], only_render: bool, only_say: bool, check: bool, only_list: bool, root: Path) -> None:
+def main(names: tuple[str, ...], only_render: bool, only_list: bool, root: Path) -> None:
     """Measure tables and write them into the docs."""
     if only_list:
         for name, (key, script) in scripts(root).items():
             table = script.tables[name]
-            click.echo(f"{name:<20} {table.minutes:>5g} min  {'quick' if table.quick else '':<6} bench/{key}.py {table.arguments}")
-    elif only_say or check:
-        if found := list(stale(root)):
-            click.echo("Figures older than the code they measure (`python bench/figures.py NAME` measures them again):")
-            click.echo("\n".join(f"  {sentence}" for sentence in found))
-        sys.exit(check and bool(found))
+            click.echo(f"{name:<20} {table.minutes:>5g} min  bench/{key}.py {table.arguments}")
     elif only_render:
         render(root)
     else:

@@ -4,8 +4,7 @@
     python bench/reliability.py --share 0.05 --no-vllm --no-torch --output /tmp/reliability.md
 
 Strikes runs on engines that answer the same twice and on engines that never do, takes each up until it is done, and looks at what
-is left (`tools/drills`); puts batch sizes beside each other; and writes bench/reliability.md and results/reliability.json, with
-the figures that `bench/memory.py` and `bench/durability.py` left in bench/results.
+is left (`tools/drills`); puts batch sizes beside each other; and writes bench/reliability.md and results/reliability.json.
 """
 
 import random
@@ -16,7 +15,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import click
 import msgspec
@@ -210,28 +208,6 @@ def _batches_row(name: str, found: Invariance) -> str:
     )
 
 
-def memory_part(measured: dict[str, Any]) -> Iterator[str]:
-    yield "## Memory against rows"
-    yield "Peak resident memory of `pipeline run` on simulated engines that cost no time, trace and grading on (`python bench/memory.py`)."
-    rows = [f"| {r['graph']} | {r['rows']:,} | {r['peak_mib']:,.0f} | {r['cpu_us_per_problem']:,.0f} |" for r in measured["results"]]
-    yield "\n".join(["| graph | problems | peak MiB | CPU us a problem |", "|---|---|---|---|", *rows])
-
-
-def durability_part(measured: dict[str, Any]) -> Iterator[str]:
-    yield "## What durability costs"
-    ratios = [each["ratio"] for each in measured["runs"]]
-    yield (
-        f"Problems per second of a torch run with the write-ahead file over one without, by round (`python bench/durability.py`): "
-        f"{', '.join(f'{ratio:.3f}' for ratio in ratios)}; median **{statistics.median(ratios):.3f}** (aim 0.97)."
-    )
-
-
-def part(name: str, show: Callable[[dict[str, Any]], Iterator[str]]) -> list[str]:
-    """A section over figures that another bench left, if it did."""
-    path = RESULTS / f"{name}.json"
-    return list(show(msgspec.json.decode(path.read_bytes()))) if path.exists() else [f"`bench/{name}.py` was not run."]
-
-
 @click.command()
 @click.option("--share", type=click.FloatRange(0, 1, min_open=True), default=1.0, show_default=True, help="Of the strikes of each kind.")
 @click.option("--torch/--no-torch", default=True, show_default=True, help="With faults and batch sizes on real models.")
@@ -246,8 +222,8 @@ def main(share: float, torch: bool, vllm: bool, folder: Path, output: Path) -> N
     found = {"torch": batches(folder, None)} if torch else {}
     if vllm:
         found["vllm"] = batches(folder, ROOT / "graphs/engines/tiny-vllm.yaml")
-    parts = [origin(recording.measured)[:-1], "# Faults, memory, and what does not change", *faults_part(tolls), *batches_part(found)]
-    text = "\n\n".join([*parts, *part("memory", memory_part), *part("durability", durability_part)]) + "\n"
+    parts = [origin(recording.measured)[:-1], "# Faults, and what does not change", *faults_part(tolls), *batches_part(found)]
+    text = "\n\n".join(parts) + "\n"
     faults = sum(toll.faults for toll in tolls)
     if output == PAGE:
         recording.write(RESULTS / "reliability.json", {"bench": "reliability", "faults": faults, "tolls": tolls}, text)

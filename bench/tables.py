@@ -28,9 +28,7 @@ def origin(measured: Results) -> str:
     """How a table came to be: command, commit, date and machine."""
     commit = measured["commit"]
     where = f"commit {commit[:7]}" if commit else "no commit"
-    if "files" not in measured:
-        where = f"an unrecorded state, committed as {commit[:7]}"
-    elif measured["uncommitted"]:
+    if measured["uncommitted"]:
         where += " with changes"
     host, versions = measured["host"], measured["versions"]
     known = ", ".join(f"{name} {versions[name]}" for name in VERSIONS if name in versions)
@@ -41,29 +39,6 @@ def origin(measured: Results) -> str:
 
 def bundled_run(results: Results) -> str:
     return "\n".join(["```", *(f"  {line}" for line in results["printed"]), "```"])
-
-
-def overhead(results: Results) -> str:
-    rows = []
-    for row in results["results"]:
-        costs = (
-            row["bare_us"],
-            row["ours_us"],
-            row["ours_us"] / row["bare_us"],
-            *(row[name] for name in ("admission_us", "controller_us") if name in row),
-        )
-        rows.append((f"{row['live']:,}", f"{row['calls']:,}", *(f"{cost:.1f}" for cost in costs)))
-    columns = (
-        "live chains",
-        "calls",
-        "bare loop, us a call",
-        "pipeline, us a call",
-        "ratio",
-        "where chains pause, us a call",
-        "controller alone, us a call",
-    )
-    table = grid(columns[: len(rows[0])], rows)
-    return f"{table}\n\nPeak memory {max(row['peak_memory_mib'] for row in results['results'])} MiB."
 
 
 def memory(results: Results) -> str:
@@ -94,24 +69,6 @@ def analysis(results: Results) -> str:
         f"{results['calls']:,} calls, {results['bytes'] / 2**20:,.0f} MiB; medians of {repeats} processes each, in turns, "
         f"load {min(loads):.1f} to {max(loads):.1f}, their own included. Compiling takes another "
         f"{results['compile_cpu_s']:.0f} s of CPU time, once.\n\n" + grid(("", "seconds", "CPU s", "peak MiB"), rows)
-    )
-
-
-def durability(results: Results) -> str:
-    ratios = [each["ratio"] for each in results["runs"]]
-    more = [each["with"]["cpu_s"] - each["without"]["cpu_s"] for each in results["runs"]]
-    by_round = (" ".join(f"{ratio:.3f}" for ratio in ratios), f"**{statistics.median(ratios):.3f}**")
-    columns = ("table", "rows an append", "wall us a row with, without", "CPU us with, without", "write-ahead bytes", "Parquet bytes")
-    rows = []
-    for row in results["rows"]:
-        pairs = (", ".join(f"{row[kind][name]:.1f}" for kind in ("with", "without")) for name in ("us", "cpu_us"))
-        rows.append((row["table"], f"{row['at_once']:,}", *pairs, f"{row['with']['wal_bytes']:.0f}", f"{row['part_bytes']:.0f}"))
-    slowest = max(row["with"]["slowest_append_s"] for row in results["rows"])
-    return (
-        grid(("problems/s, with over without write-ahead files, by round", "median"), [by_round])
-        + f"\n\nCPU of the orchestrator of a run, with minus without: {min(more):.2f} to {max(more):.2f} s. Straight into a store, "
-        + f"{results['rows'][0]['rows']:,} rows; the slowest append of all took {slowest:.2f} s:\n\n"
-        + grid(columns, rows)
     )
 
 
@@ -379,11 +336,9 @@ TABLES: dict[str, Callable[[Results], str]] = {
     table.__name__: table
     for table in (
         bundled_run,
-        overhead,
         memory,
         report,
         analysis,
-        durability,
         schedules,
         vllm_engine,
         accuracy,

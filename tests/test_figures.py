@@ -1,8 +1,7 @@
-"""Figures of the docs are those of their results files, and say when the code that they measure has changed."""
+"""Figures of the docs are those of their results files, and pages are as their scripts wrote them."""
 
 import json
 import re
-import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -21,12 +20,10 @@ UNITS = r"(?:%|s|us|ms|MB|MiB|GiB|times|points|minutes|tokens/s|problems/s|reque
 FIGURE = re.compile(rf"(?<![\w@=<>.-])\d[\d.,]*\s?{UNITS}(?![\w/])")
 MINI = """
 [mini]
-files = ["code/*.py"]
-tables.mini = { quick = true, minutes = 0 }
-tables.foreign = { quick = true, minutes = 0, needs = "no_such_package" }
+tables.mini = { minutes = 0 }
+tables.foreign = { minutes = 0, needs = "no_such_package" }
 
 [page]
-files = ["code/*.py"]
 tables.page = { page = "page.md", minutes = 0 }
 """
 SCRIPT = """
@@ -47,12 +44,10 @@ def typed_in(text: str, sentences: bool = True) -> list[str]:
 
 @pytest.fixture
 def repository(tmp_path: Path) -> Path:
-    """A repository with one script, its code and a page of documentation."""
-    for folder in ("bench/results", "code"):
-        (tmp_path / folder).mkdir(parents=True)
+    """A repository with one script and a page of documentation."""
+    (tmp_path / "bench/results").mkdir(parents=True)
     (tmp_path / "bench/figures.toml").write_text(MINI)
     (tmp_path / "bench/mini.py").write_text(SCRIPT.format(bench=str(ROOT / "bench")))
-    (tmp_path / "code/engine.py").write_text("SPEED = 1\n")
     (tmp_path / "README.md").write_text("# Speed\n\n<!-- figures: mini -->\ntyped in: 2 s\n<!-- /figures -->\n\nThe end.\n")
     return tmp_path
 
@@ -98,70 +93,20 @@ def test_every_results_file_and_script_is_declared_and_every_table_shown() -> No
         assert key in tables.TABLES or script.tables[name].page, f"{name} has neither a table nor a page"
 
 
-def test_every_glob_finds_a_file() -> None:
-    patterns = {pattern for _, script in figures.scripts().values() for pattern in (*script.files, *script.shows)}
-    patterns |= {pattern for name, (_, script) in figures.scripts().items() for pattern in script.tables[name].files}
-    assert [pattern for pattern in sorted(patterns) if not any(path.is_file() for path in ROOT.glob(pattern))] == []
-
-
 def test_pages_are_as_their_scripts_wrote_them() -> None:
-    edited = {name: recording.changed(script, name) for name, (_, script) in figures.scripts().items() if script.tables[name].page}
-    assert [name for name, flaws in edited.items() if any("not as it was written" in flaw for flaw in flaws)] == []
-
-
-def test_a_change_of_the_real_code_is_noticed(tmp_path: Path) -> None:
-    script = recording.declared()["overhead"]
-    for path in ["bench/figures.toml", *(path.relative_to(ROOT) for pattern in script.files for path in ROOT.glob(pattern))]:
-        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(ROOT / path, tmp_path / path)
-    (tmp_path / recording.RESULTS).mkdir()
-    recording.Recording("overhead", tmp_path).write(tmp_path / recording.RESULTS / "overhead.json", {})
-    assert recording.changed(script, "overhead", tmp_path) == []
-    (tmp_path / "pipeline/runtime/dispatch.py").write_text("")
-    assert recording.changed(script, "overhead", tmp_path) == ["pipeline/runtime/**/*.py"]
-    assert "overhead: changed since: pipeline/runtime/**/*.py" in list(figures.stale(tmp_path))
+    for name, (_, script) in figures.scripts().items():
+        if page := script.tables[name].page:
+            measured = json.loads((ROOT / recording.RESULTS / f"{name}.json").read_bytes())["measured"]
+            assert recording.page_digest(ROOT / page) == measured["page"], f"{page} was edited"
 
 
 @pytest.mark.slow
-def test_measuring_writes_the_docs_and_a_change_of_the_code_is_said(repository: Path, command: Callable[..., tuple[int, str]]) -> None:
+def test_measuring_writes_the_docs(repository: Path, command: Callable[..., tuple[int, str]]) -> None:
     assert command("mini")[0] == 0
     text = (repository / "README.md").read_text()
     assert "it took 3 s\n```\n<!-- /figures -->\n\nThe end.\n" in text
     assert "typed in" not in text
     assert "`python bench/mini.py` at no commit" in text
-    assert command("--stale") == (0, command("--stale")[1])
-    for change in (
-        lambda: (repository / "code/engine.py").write_text("SPEED = 2\n"),
-        lambda: (repository / "code/more.py").write_text(""),
-        lambda: (repository / "code/engine.py").rename(repository / "code/motor.py"),
-    ):
-        assert "mini:" not in command("--check")[1]
-        change()
-        code, said = command("--check")
-        assert code == 1
-        assert "mini: changed since: code/*.py" in said
-        assert command("--stale") == (0, said), "an edit is no failure of a check"
-        assert command("mini")[0] == 0
-
-
-@pytest.mark.parametrize(
-    ("before", "after", "same"),
-    [
-        ("SPEED = 1\n", "SPEED = 1  # m/s\n", True),
-        ("SPEED = 1\n", '"""How fast."""\nSPEED = 1\n"""In m/s."""\n# The end.\n', True),
-        ("def run():\n    pass\n", 'def run():\n    """Run.\n\n    Fast.\n    """\n    pass\n', True),
-        ("SPEED = 1\n", "SPEED = 2  # m/s\n", False),
-        ('WORD = "a#b"\n', 'WORD = "a#c"\n', False),
-        ('TEXT = """\na\n\n# b"""\n', 'TEXT = """\na\n# b"""\n', False),
-        ('TEXT = """\na\n# b"""\n', 'TEXT = """\na\n# c"""\n', False),
-    ],
-)
-def test_comments_and_docstrings_change_no_figure(before: str, after: str, same: bool, tmp_path: Path) -> None:
-    def digest(text: str) -> dict[str, str]:
-        (tmp_path / "engine.py").write_text(text)
-        return recording.digests(["*.py"], tmp_path)
-
-    assert (digest(before) == digest(after)) is same
 
 
 def test_what_is_not_measured_is_said(repository: Path, command: Callable[..., tuple[int, str]]) -> None:
@@ -185,39 +130,20 @@ def test_a_script_that_fails_is_named_and_the_others_are_measured(repository: Pa
     assert "it took 3 s" in (repository / "README.md").read_text()
 
 
-def test_what_shows_figures_is_as_it_was_when_they_were_written(repository: Path) -> None:
-    path = repository / "bench/figures.toml"
-    path.write_text(path.read_text().replace("[page]\n", '[page]\nshows = ["tables/*.py"]\n'))
-    (repository / "tables").mkdir()
-    recorded = recording.Recording("page", repository)
-    (repository / "tables/rows.py").write_text("WIDE = True\n")
-    recorded.write(repository / recording.RESULTS / "page.json", {}, "# Speed\n")
-    script = recording.declared(repository)["page"]
-    assert recording.changed(script, "page", repository) == []
-    (repository / "tables/rows.py").write_text("WIDE = False\n")
-    assert recording.changed(script, "page", repository) == ["tables/*.py"]
-
-
-def test_a_page_that_was_edited_is_noticed(repository: Path) -> None:
+def test_a_page_is_written_with_its_results(repository: Path) -> None:
     output = repository / recording.RESULTS / "page.json"
     recording.Recording("page", repository).write(output, {}, "# Speed\n")
-    script = recording.declared(repository)["page"]
-    assert recording.changed(script, "page", repository) == []
-    (repository / "page.md").write_text("# Speed!\n")
-    assert recording.changed(script, "page", repository) == ["page.md, which is not as it was written"]
-    measured = json.loads(output.read_bytes())["measured"]
-    del measured["files"]
-    output.write_text(json.dumps({"measured": measured}))
-    assert recording.changed(script, "page", repository)[-1] == recording.UNRECORDED
+    assert (repository / "page.md").read_text() == "# Speed\n"
+    assert json.loads(output.read_bytes())["measured"]["page"] == recording.page_digest(repository / "page.md")
 
 
 def test_what_is_continued_is_as_old_as_its_beginning(tmp_path: Path) -> None:
     folder = tmp_path / "runs"
     first = recording.go_on("bench/papers.py", folder)
     kept = json.loads((folder / recording.KEPT).read_bytes())
-    (folder / recording.KEPT).write_text(json.dumps([kept[0] | {"commit": "abc"}, dict.fromkeys(kept[1], "old")]))
+    (folder / recording.KEPT).write_text(json.dumps(kept | {"commit": "abc"}))
     again = recording.go_on("bench/papers.py", folder)
-    assert (first.measured["commit"], again.measured["commit"], set(again.digests.values())) == (kept[0]["commit"], "abc", {"old"})
+    assert (first.measured["commit"], again.measured["commit"]) == (kept["commit"], "abc")
     (folder / recording.KEPT).unlink()
     (folder / "target").mkdir()
     with pytest.raises(recording.click.ClickException, match="of a state of the code that is not recorded: move it away"):

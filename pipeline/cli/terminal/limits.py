@@ -16,7 +16,7 @@ TO_RUN = 1 << 30
 
 def let_arrow_return_memory() -> None:
     """Let Arrow take memory from the C library, which gives it back: its own allocator keeps some 60 MiB of the rows that a run writes
-    (bench/overhead.py). To be called before Arrow is imported; reading tables is a little slower then."""
+    (bench/workloads.py). To be called before Arrow is imported; reading tables is a little slower then."""
     os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
 
 

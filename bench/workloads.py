@@ -1,28 +1,22 @@
-"""What does orchestration cost? CPU time per call with an engine that answers at once, trace on, against a bare loop.
+"""What the orchestration of a call and a durable row cost, in microseconds of CPU: the workloads of bench/against_parent.py.
 
-    python bench/overhead.py [--live 1000,10000] [--repeats 3]
-
-The bare loop makes the same calls with one semaphore for each engine and records nothing. `admission` is the same run with
-caches into which the contexts of two thirds of the live chains fit; `controller` is what `speculate: auto` does at each call, without a
-run. All run in this process, in turns. Prints a table and writes bench/results/overhead.json.
+The engines answer at once. `orchestration` is a whole run of them with everything on, `admission` the same where the caches limit the
+live chains, `controller` what `speculate: auto` does at each call, `durable_rows` the rows of calls straight into a store, and
+`volatile_rows` the same over write-ahead files that take nothing.
 """
 
 import gc
-import os
-import resource
-import statistics
-import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from unittest.mock import patch
 
 import anyio
 import anyio.lowlevel
-import click
-from recording import begin
-from tables import overhead as table
+import pyarrow as pa
+from msgspec import Struct
 
 from pipeline.data.problems import Problem
 from pipeline.engine import Candidate, Completion, EngineStatistics, Request, Usage
@@ -47,6 +41,7 @@ from pipeline.trace.store import TraceStore
 ROOT = Path(__file__).parent.parent
 WRITTEN_PER_S = 1000.0
 """Tokens that each chain gets in a second from the target alone, for the controller."""
+LIVE, ROWS_AT_ONCE = 1000, 1024
 STEPS, STEP_TOKENS, MAX_IN_FLIGHT = 10, 12, 256
 CALLS_PER_CHAIN = 2 + 2 * STEPS
 CONTEXT_TOKENS = 120
@@ -86,7 +81,7 @@ class Instant:
         return None
 
 
-async def ours(engines: dict[str, Instant], live: int, chains: int) -> float:
+async def orchestration(engines: dict[str, Instant], live: int, chains: int) -> float:
     """CPU seconds of a run with everything on: lanes, chains, prompts, grading, Parquet; no cache limits the live chains."""
     return await solved(engines, live, chains, None)
 
@@ -97,43 +92,24 @@ async def admission(engines: dict[str, Instant], live: int, chains: int) -> floa
     return await solved(engines, live, chains, Admission([CacheLimit(role=role, tokens=tokens) for role in engines]))
 
 
-async def solved(engines: dict[str, Instant], live: int, chains: int, admission: Admission | None) -> float:
-    """CPU seconds of a run."""
+async def solved(
+    engines: dict[str, Instant], live: int, chains: int, admission: Admission | None, store: TraceStore | None = None
+) -> float:
+    """CPU seconds of a run, in a folder of its own where no `store` is given."""
     limits = (f"engines.{role}.max_in_flight={MAX_IN_FLIGHT}" for role in engines)
     settings = (f"max_steps={STEPS}", *limits)
-    plan = load_plan(ROOT / "bench/graphs/overhead.yaml", None, settings)
+    plan = load_plan(ROOT / "bench/graphs/workload.yaml", None, settings)
     builders = {role: PromptBuilder(engine.tokenizer) for role, engine in engines.items()}
     problems = (Problem(i, str(i), f"Tom has {i % 20} pens. Tom buys 4. How many pens has Tom now?", "7") for i in range(chains))
     with tempfile.TemporaryDirectory() as folder:
         cpu = time.process_time()
-        async with open_recorder(TraceStore(Path(folder)), virtual=False) as recorder:
+        async with open_recorder(store or TraceStore(Path(folder)), virtual=False) as recorder:
             clock = Clock(time.time_ns(), time.monotonic)
             stages = build_stages(plan, builders, "bench")
             run = Executor(plan, stages, engines, builders, Pipelined(live, admission), recorder, clock, Settings(run_id="bench"))
             await run.run(InputFeed(iter(problems), InputOrder(1, lambda order: False), threads=True))
         assert run.progress.done == chains
         return time.process_time() - cpu
-
-
-async def bare(engines: dict[str, Instant], live: int, chains: int) -> float:
-    """CPU seconds of the same calls from a loop with semaphores."""
-    lanes = {role: anyio.Semaphore(MAX_IN_FLIGHT) for role in engines}
-    batch = anyio.Semaphore(live)
-    request = Request(request_id="", prompt_ids=[1], max_tokens=1)
-
-    async def chain() -> None:
-        for call in range(CALLS_PER_CHAIN):
-            role = "draft" if call % 2 else "target"
-            async with lanes[role]:
-                await engines[role].generate(request)
-        batch.release()
-
-    cpu = time.process_time()
-    async with anyio.create_task_group() as tasks:
-        for _ in range(chains):
-            await batch.acquire()
-            tasks.start_soon(chain)
-    return time.process_time() - cpu
 
 
 async def controller(engines: dict[str, Instant], live: int, chains: int) -> float:
@@ -169,40 +145,66 @@ def _facts(role: str, purpose: Purpose, direct: bool, begun: float, now: float, 
     )
 
 
-PLAYS = {"bare": bare, "ours": ours, "admission": admission, "controller": controller}
+class NoWal:
+    """A write-ahead file that takes nothing."""
+
+    def __init__(self, path: Path, schema: pa.Schema) -> None:
+        self.path = path
+
+    def append(self, batch: pa.RecordBatch) -> None: ...
+
+    def sync(self) -> None: ...
+
+    def close(self) -> None: ...
+
+    def remove(self) -> None: ...
 
 
-def measure(engines: dict[str, Instant], live: int, repeats: int) -> Iterator[dict[str, Any]]:
-    """Microseconds per call of all, in turns."""
-    chains = max(2000, live)
-    for _ in range(repeats):
-        row: dict[str, Any] = {"live": live, "chains": chains, "calls": chains * CALLS_PER_CHAIN}
-        for name, play in PLAYS.items():
-            gc.collect()
-            with rare_collection():
-                row[f"{name}_us"] = 1e6 * anyio.run(play, engines, live, chains) / row["calls"]
-        yield row
+class Kept(TraceStore):
+    """A store that keeps the calls it is given."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.calls: list[Struct] = []
+
+    def append(self, table: str, rows: Sequence[Struct]) -> None:
+        super().append(table, rows)
+        if table == "calls":
+            self.calls += rows
 
 
-@click.command()
-@click.option("--live", default="1000,10000", show_default=True, help="Live chains, separated by commas.")
-@click.option("--repeats", default=3, show_default=True)
-@click.option("--output", type=click.Path(path_type=Path), default=ROOT / "bench/results/overhead.json")
-def main(live: str, repeats: int, output: Path) -> None:
-    """Print the cost per call."""
-    if (pool := "ARROW_DEFAULT_MEMORY_POOL") not in os.environ:  # as `pipeline run` has it, which Arrow reads as it is imported
-        os.execve(sys.executable, [sys.executable, *sys.argv], os.environ | {pool: "system"})
-    recording = begin(__file__)
+async def recorded_calls(engines: dict[str, Instant]) -> list[Struct]:
+    """The calls of a run."""
+    with tempfile.TemporaryDirectory() as folder:
+        store = Kept(Path(folder))
+        await solved(engines, LIVE, LIVE, None, store)
+    return store.calls
+
+
+def written(rows: Sequence[Struct], durable: bool) -> float:
+    """Microseconds of CPU a row that a store takes for `rows`, `ROWS_AT_ONCE` with each append."""
+    with tempfile.TemporaryDirectory(dir=ROOT) as folder, nullcontext() if durable else patch("pipeline.trace.store.Wal", NoWal):
+        cpu = time.process_time()
+        store = TraceStore(Path(folder))
+        for start in range(0, len(rows), ROWS_AT_ONCE):
+            store.append("calls", rows[start : start + ROWS_AT_ONCE])
+        store.close()
+        return 1e6 * (time.process_time() - cpu) / len(rows)
+
+
+def workloads() -> Mapping[str, Callable[[], float]]:
+    """What each costs, in microseconds of CPU a call or a row, by name."""
     tokenizer = HFTokenizer(str(ROOT / "pipeline/models/tiny-target"))
     engines = {role: Instant(role, tokenizer) for role in ("draft", "target")}
-    results = []
-    for count in map(int, live.split(",")):
-        rows = list(measure(engines, count, repeats))
-        row = {**rows[0], **{key: statistics.median(r[key] for r in rows) for key in (f"{name}_us" for name in PLAYS)}}
-        row["peak_memory_mib"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
-        results.append(row)
-    click.echo(table(recording.write(output, {"bench": "overhead", "repeats": repeats, "results": results})))
+    rows = anyio.run(recorded_calls, engines)
 
+    def measured(play: Callable[[dict[str, Instant], int, int], Awaitable[float]]) -> Callable[[], float]:
+        def cost() -> float:
+            gc.collect()
+            with rare_collection():
+                return 1e6 * anyio.run(play, engines, LIVE, LIVE) / (LIVE * CALLS_PER_CHAIN)
 
-if __name__ == "__main__":
-    main()
+        return cost
+
+    plays = {play.__name__: measured(play) for play in (orchestration, admission, controller)}
+    return plays | {"durable_rows": lambda: written(rows, True), "volatile_rows": lambda: written(rows, False)}
