@@ -20,6 +20,7 @@ from pipeline.data.rows import DAMAGE, Flaw, Record, Source, open_source
 from pipeline.errors import BadRow, InputChanged, InputError, boundary, did_you_mean, reason
 from pipeline.grading.answers import KINDS, Kind
 from pipeline.grading.plugins import grader_names
+from pipeline.graph.prompts import Message, Prompts
 
 COLUMNS = ("problem", "answer", "problem_id", "options", "grader")
 """Our names of the columns. Only `problem` must be in a file, and every column that `--column` maps."""
@@ -48,9 +49,18 @@ class Problem(Struct, frozen=True):
     answer: str | None
     """The reference answer as text; of a worked solution that ends in `#### ANSWER` (GSM8K) only what follows the mark."""
     options: tuple[str, ...] = ()
-    """The options of a multiple-choice problem in the order of their letters, which `problem` shows already; else empty."""
+    """The options of a multiple-choice problem in the order of their letters; else empty."""
     grader: Kind | None = None
     """How the answer is to be graded; None where the row does not say, and the caller chooses."""
+    history: tuple[Message, ...] = ()
+    """The chat before the problem, whose last message of the user it is: a message of the system, turns of user and assistant."""
+
+    def told(self, prompts: Prompts) -> str:
+        """The problem as one text, with its options and what was said before it."""
+        text = prompts.with_options(self.problem, self.options)
+        if not self.history:
+            return text
+        return "\n\n".join(f"{message.role}: {message.content}" for message in (*self.history, Message("user", text)))
 
 
 class Fingerprint(Struct, frozen=True):

@@ -6,7 +6,7 @@ read or written here. What is wrong with a row is a `Flaw`: a clause that also s
 
 import hashlib
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -19,12 +19,11 @@ from pipeline.data.rows import Flaw
 from pipeline.errors import GraphError, did_you_mean
 from pipeline.grading.answers import extract_answer
 from pipeline.graph.loader import load_struct
+from pipeline.graph.prompts import LETTERS
 from pipeline.graph.spec import NAME_PATTERN
 
 COLUMNS = ("problem_id", "problem", "answer", "options", "source", "grader")
 """The columns of a prepared file, in order; those of the recipe's `keep` follow."""
-LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
-"""The letters of the options of a multiple-choice problem, in order."""
 HASHES = "####"
 """The mark before the final answer of a worked solution, as GSM8K writes it."""
 
@@ -168,7 +167,7 @@ class CanonicalRow(Struct, frozen=True):
 
     problem_id: str
     problem: str
-    """The text that a model is asked about, options included; a graph adds its instruction."""
+    """The text that a model is asked about; a graph adds the options and its instruction."""
     answer: str
     """The reference answer."""
     options: tuple[str, ...]
@@ -197,7 +196,7 @@ class RowReader:
         problem = self._text(recipe.problem, row).removeprefix(recipe.problem_prefix.strip()).strip()
         options: tuple[str, ...] = ()
         if recipe.choices is not None:
-            problem, answer, options = self._choose(recipe.choices, problem, row)
+            answer, options = self._choose(recipe.choices, problem, row)
         else:
             problem, answer = self._answer(recipe.answer or "answer", problem, row)
         if not problem:
@@ -241,13 +240,13 @@ class RowReader:
             raise Flaw(f"`{path}` holds no `{expected}`; the recipe takes the answer from there")
         return gold
 
-    def _choose(self, choices: Choices, question: str, row: Row) -> tuple[str, str, tuple[str, ...]]:
+    def _choose(self, choices: Choices, question: str, row: Row) -> tuple[str, tuple[str, ...]]:
         right = self._text(choices.right, row)
         wrong = [self._text(path, row) for path in choices.wrong]
         if right in wrong:
             raise Flaw(f"`{choices.wrong[wrong.index(right)]}` is the same as `{choices.right}`; only one option may be right")
         options = shuffled([right, *wrong], question, choices.seed)
-        return with_options(question, options), LETTERS[options.index(right)], options
+        return LETTERS[options.index(right)], options
 
     def _text(self, path: str, row: Row) -> str:
         text = (as_text(path, self._value(path, row)) or "").strip()
@@ -289,13 +288,6 @@ class RowReader:
 def shuffled(options: Iterable[str], question: str, seed: int) -> tuple[str, ...]:
     """The options in an order that depends on seed, question and texts alone, not on the order they come in."""
     return tuple(sorted(options, key=lambda option: hashlib.blake2b("\0".join((str(seed), question, option)).encode()).digest()))
-
-
-def with_options(question: str, options: Sequence[str]) -> str:
-    """The question, its options as the papers print them, and the request for a letter; a graph adds that the answer be boxed."""
-    lines = [f"({letter}) {option}" for letter, option in zip(LETTERS, options, strict=False)]
-    letters = f"{', '.join(LETTERS[: len(lines) - 1])} or {LETTERS[len(lines) - 1]}"
-    return "\n".join([question, "", *lines, "", f"One option is right. The final answer is its letter alone: {letters}."])
 
 
 def canonical_digest(rows: Iterable[CanonicalRow]) -> str:

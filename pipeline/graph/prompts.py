@@ -19,6 +19,8 @@ DELIMITER = "\n\n"
 THINK_OPEN, THINK_CLOSE = "<think>", "</think>"
 LABELS = string.digits + string.ascii_uppercase
 """Labels of the options of a choice, in order."""
+LETTERS = string.ascii_uppercase
+"""The letters of the options of a multiple-choice problem, in order."""
 
 INSTRUCTION = "\nPlease reason step by step, and put your final answer within \\boxed{}."
 CHOOSE_INTRO = "Candidates for the next step of your reasoning:\n\n"
@@ -43,6 +45,15 @@ class Marks(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Text that begins a thought."""
     close: str = THINK_CLOSE
     """Text that ends a thought."""
+
+
+class Message(Struct, frozen=True):
+    """One message of a chat."""
+
+    role: str
+    """`system`, `user` or `assistant`."""
+    content: str
+    """What is said."""
 
 
 class Example(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -123,6 +134,11 @@ class Prompts(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The system message; None: what the chat template says without one."""
     problem: str = f"{{{{problem}}}}{INSTRUCTION}"
     """How a problem is asked."""
+    options: str = "\n\n{{options}}\n\nOne option is right. The final answer is its letter alone: {{letters}}."
+    """What follows a multiple-choice problem whose text does not show its options; empty: nothing. Places: `{{options}}`, a line each, and
+    `{{letters}}`: A, B, C or D."""
+    option: str = "({{letter}}) {{option}}"
+    """The line of an option."""
     examples: tuple[Example, ...] = ()
     """Solved examples that stand before the problem, as turns of the conversation."""
     delimiter: Annotated[str, Meta(min_length=1)] = DELIMITER
@@ -137,7 +153,28 @@ class Prompts(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     @property
     def opening(self) -> tuple[object, ...]:
         """What decides how the prompts of two stages begin."""
-        return self.system, self.problem, self.examples, self.thought
+        return self.system, self.problem, self.options, self.option, self.examples, self.thought
+
+    def before(self, history: Sequence[Message] = ()) -> tuple[Message, ...]:
+        """The chat before a problem: the message of the system, which the problem's own `history` may begin with, the examples and the rest
+        of that history."""
+        own = history[:1] if history and history[0].role == "system" else ()
+        system = own or ([] if self.system is None else [Message("system", self.system)])
+        turns = ((Message("user", self.asked(each.problem)), Message("assistant", each.reply)) for each in self.examples)
+        return (*system, *(message for turn in turns for message in turn), *history[len(own) :])
+
+    def asked(self, problem: str, options: Sequence[str] = ()) -> str:
+        """What the user says who asks a problem."""
+        return filled(self.problem, {"problem": self.with_options(problem, options)})
+
+    def with_options(self, problem: str, options: Sequence[str]) -> str:
+        """The text of a problem with its options behind it, where it has any."""
+        if not options:
+            return problem
+        lines = [filled(self.option, {"letter": letter, "option": option}) for letter, option in zip(LETTERS, options, strict=False)]
+        others, last = LETTERS[: len(options) - 1], LETTERS[len(options) - 1]
+        letters = f"{', '.join(others)} or {last}" if others else last
+        return problem + filled(self.options, {"options": "\n".join(lines), "letters": letters})
 
 
 OURS = Prompts()
@@ -157,6 +194,8 @@ def filled(text: str, values: Mapping[str, str]) -> str:
 def flaws(prompts: Prompts) -> Iterator[tuple[str, str]]:
     """Everything that is wrong with `prompts` beyond their types, each as a path and one clause."""
     yield from _flaws_in("problem", prompts.problem, ["problem"], [])
+    yield from _flaws_in("options", prompts.options, ["options"] if prompts.options else [], ["letters"])
+    yield from _flaws_in("option", prompts.option, ["letter", "option"], [])
     for field in ("choose", "choose_thought"):
         asked: ChoosePrompt = getattr(prompts, field)
         yield from _flaws_in_question(field, asked, ["candidates"], ["none"])

@@ -169,10 +169,11 @@ class Chain:
     ) -> None:
         """`mode`: in which its first steps are written, `speculative` or `direct`; None where nothing is drafted."""
         self.problem, self.sample_index, self.order = problem, sample_index, order
+        asked = problem.problem, problem.options, problem.history
         self.content = Content(problem.problem)
         """What all its prompts are about."""
         self.chain_id = chain_id(problem.problem_id, sample_index)
-        self.contexts = {key: array("I", builder.generation(problem.problem)) for key, builder in builders.items()}
+        self.contexts = {key: array("I", builder.generation(*asked)) for key, builder in builders.items()}
         self.begins = {key: len(context) for key, context in self.contexts.items()}
         """Where the thought begins in each context."""
         self._roles = {key: role_of(key) for key in builders}

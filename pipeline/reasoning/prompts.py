@@ -16,7 +16,7 @@ from typing import NamedTuple, TypeAlias
 
 from pipeline.engine import Tokenizer
 from pipeline.errors import GraphError, RequestRefused
-from pipeline.graph.prompts import DELIMITER, OURS, ChoosePrompt, Marks, Options, Prompts, Question, filled, pieces
+from pipeline.graph.prompts import DELIMITER, OURS, ChoosePrompt, Marks, Message, Options, Prompts, Question, filled, pieces
 from pipeline.reasoning.template import ASKED, SAID, Margins, parts_of, stripped_margins
 
 MOST_KNOWN = 4096
@@ -88,7 +88,8 @@ class PromptBuilder:
         self.thinks = marks.open in special and marks.close in special
         self.think_close_id: int | None = special[marks.close] if self.thinks else None
         self.close_thought_ids = tokenizer.encode(f"{marks.close}{DELIMITER}" if self.thinks else DELIMITER)
-        self._opening = self._cut_opening(self._messages())
+        self._cuts: dict[tuple[str, ...], tuple[list[str], list[Margins]]] = {}
+        self._opening = self._cut_opening(prompts.before())
         self._turn: tuple[Array, str] | GraphError = self._cut_turn()
         self._ids: dict[str, Array] = {}
         self._wordings: dict[tuple[str, tuple[str, ...]], list[Around]] = {}
@@ -99,10 +100,15 @@ class PromptBuilder:
         self._questions: dict[tuple[str, str, str, tuple[str, ...]], tuple[Array, tuple[int, ...]]] = {}
         self.generation("")  # a tokenizer that fails on the words of every prompt fails before a chain starts
 
-    def generation(self, problem: str) -> list[int]:
-        """The token ids of the prompt that asks `problem`, up to where the thought begins."""
-        said = filled(self.prompts.problem, {"problem": problem})
-        opening = self._opening
+    def generation(self, problem: str, options: Sequence[str] = (), history: Sequence[Message] = ()) -> list[int]:
+        """The token ids of the prompt that asks `problem`, which has these `options`, after the chat `history`, up to where the thought
+        begins. Raises `RequestRefused` where the chat template cannot say such a chat."""
+        said = self.prompts.asked(problem, options)
+        try:
+            opening = self._cut_opening(self.prompts.before(history)) if history else self._opening
+        except GraphError as error:
+            roles = ", ".join(message.role for message in history)
+            raise RequestRefused(f"its chat template cannot say the messages before the problem ({roles}): {error}") from error
         return self.tokenizer.encode_parts([*opening.before, _stripped(said, opening.margins), opening.after])
 
     def choose(
@@ -303,28 +309,25 @@ class PromptBuilder:
 
     # What the chat template says around it.
 
-    def _system(self) -> list[dict[str, str]]:
-        return [] if self.prompts.system is None else [{"role": "system", "content": self.prompts.system}]
-
-    def _messages(self) -> list[dict[str, str]]:
-        """The messages before the problem."""
-        prompts = self.prompts
-        turns = ((("user", filled(prompts.problem, {"problem": each.problem})), ("assistant", each.reply)) for each in prompts.examples)
-        return [*self._system(), *({"role": role, "content": text} for turn in turns for role, text in turn)]
-
     @cached_property
     def _alone(self) -> Opening:
         """How the chat of a question begins that stands alone."""
-        return self._cut_opening(self._system())
+        return self._cut_opening([Message("system", self.prompts.system)] if self.prompts.system is not None else [])
 
-    def _cut_opening(self, messages: Sequence[dict[str, str]]) -> Opening:
-        roles = [*(message["role"] for message in messages), "user"]
-        parts = self._around(roles, 0, "")
-        margins = [stripped_margins(partial(self._beside, roles, place)) for place in range(len(roles))]
+    def _cut_opening(self, messages: Sequence[Message]) -> Opening:
+        parts, margins = self._cut_chat((*(message.role for message in messages), "user"))
         before = [parts[0]]
         for message, margin, part in zip(messages, margins, parts[1:], strict=False):
-            before += [_stripped(message["content"], margin), part]
+            before += [_stripped(message.content, margin), part]
         return Opening(before, margins[-1], parts[-1])
+
+    def _cut_chat(self, roles: tuple[str, ...]) -> tuple[list[str], list[Margins]]:
+        """The template's parts around a chat of these roles, and what it strips from each text. Raises `GraphError`."""
+        known = self._cuts.get(roles)
+        if known is None:
+            margins = [stripped_margins(partial(self._beside, roles, place)) for place in range(len(roles))]
+            known = self._cuts[roles] = self._around(roles, 0, ""), margins
+        return known
 
     def _around(self, roles: Sequence[str], place: int, margin: str) -> list[str]:
         """The parts that the template puts around texts of these roles, of which that at `place` has a `margin` on either side."""

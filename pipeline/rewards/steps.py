@@ -131,7 +131,7 @@ class StepsToScore:
             if item is None:
                 raise InputError(str(self._path), f"holds no problem {problem_id!r}, of which this run has steps")
             if not isinstance(item, BadRow) and item.problem_id in self._left:
-                self._texts[item.problem_id] = item.problem
+                self._texts[item.problem_id] = item.told(self._said)
         return self._texts[problem_id]
 
     def _forget(self, row: Mapping[str, Any]) -> None:

@@ -77,7 +77,7 @@ class ChooseStage(EngineStage):
             shown,
             unit=self.spec.unit,
             reject=self.spec.reject,
-            problem=chain.problem.problem,
+            problem=chain.problem.told(self.builder.prompts),
             begin=chain.begins[self.context],
         )
         if self.spec.unit == "thought" and self.spec.reject and not chain.fits(self.role, len(prompt.ids) + 1):

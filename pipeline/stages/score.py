@@ -56,9 +56,8 @@ class ScoreStage(EngineStage):
         if not chain.candidates:
             return []
         candidate = chain.translate(chain.candidates[chain.pending_from], self.role)
-        prompt = self.builder.score(
-            chain.contexts[self.context], candidate, problem=chain.problem.problem, begin=chain.begins[self.context]
-        )
+        told = chain.problem.told(self.builder.prompts)
+        prompt = self.builder.score(chain.contexts[self.context], candidate, problem=told, begin=chain.begins[self.context])
         return [self.request(chain, prompt.ids, 1, option_ids=prompt.option_ids, judged=prompt.judged)]
 
     def apply(self, chain: Chain, completions: Sequence[Completion]) -> Outcome:

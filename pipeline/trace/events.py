@@ -344,6 +344,8 @@ class ProblemRow(Struct, frozen=True, kw_only=True):
     """The options of a multiple-choice problem in the order of their letters; else empty."""
     grader: str | None
     """How its answer is to be graded; null where the row does not say."""
+    history: str | None
+    """The chat before the problem as a JSON array of messages; null where it has none."""
     flaw: str | None
     """Why the row holds no problem."""
     input: str | None

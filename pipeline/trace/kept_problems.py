@@ -13,6 +13,7 @@ from pipeline.data.part import ALL
 from pipeline.data.problems import Problem, Problems
 from pipeline.data.rows import Flaw, Record, Source
 from pipeline.errors import BadRow
+from pipeline.graph.prompts import Message
 from pipeline.trace.events import ProblemRow
 from pipeline.trace.read import files, read_batches
 from pipeline.trace.rewrite import replacing
@@ -21,7 +22,7 @@ from pipeline.trace.run_file import RunInput
 TABLE = "problems"
 AT_ONCE = 512
 """Rows that are written together."""
-COLUMNS = ("input_row", "problem_id", "problem", "reference_answer", "options", "grader", "flaw")
+COLUMNS = ("input_row", "problem_id", "problem", "reference_answer", "options", "grader", "history", "flaw")
 
 
 def keep_problems(folder: Path, problems: Problems) -> None:
@@ -54,6 +55,21 @@ class KeptProblems(Problems):
     def _open(self) -> Source:
         return _KeptRows(self._folder)
 
+    def _item(self, row: int, record: Record) -> Problem | BadRow:
+        """The item as it was kept: what its values mean was decided when the run began."""
+        if isinstance(record, Flaw) or record["flaw"] is not None:
+            known = {} if isinstance(record, Flaw) else record
+            return BadRow(str(self.path), row, known.get("flaw") or str(record), known.get("problem_id"))
+        return Problem(
+            row,
+            record["problem_id"],
+            record["problem"],
+            record["reference_answer"],
+            tuple(record["options"]),
+            record["grader"],
+            msgspec.json.decode(record["history"] or "[]", type=tuple[Message, ...]),
+        )
+
     def _version(self) -> tuple[int, ...]:
         return ()
 
@@ -74,13 +90,7 @@ class _KeptRows:
         columns = COLUMNS if wanted is not None else (*COLUMNS, "input")
         for batch in read_batches(self._folder, TABLE, columns):
             for row in batch.to_pylist():
-                yield row["input_row"], _record(row) if wanted is not None else _whole(row)
-
-
-def _record(row: dict[str, Any]) -> Record:
-    if row["flaw"] is not None:
-        return Flaw(row["flaw"])
-    return {**row, "answer": row["reference_answer"]}
+                yield row["input_row"], row if wanted is not None else _whole(row)
 
 
 def _whole(row: dict[str, Any]) -> Record:
@@ -97,6 +107,7 @@ def _row(item: Problem | BadRow, record: Record) -> ProblemRow:
             reference_answer=None,
             options=(),
             grader=None,
+            history=None,
             flaw=item.what,
             input=kept,
         )
@@ -107,6 +118,7 @@ def _row(item: Problem | BadRow, record: Record) -> ProblemRow:
         reference_answer=item.answer,
         options=item.options,
         grader=item.grader,
+        history=msgspec.json.encode(item.history).decode() if item.history else None,
         flaw=None,
         input=kept,
     )

@@ -7,20 +7,13 @@ from typing import Literal, TypeAlias
 
 from msgspec import Struct
 
+from pipeline.graph.prompts import Message
+
 Split: TypeAlias = Literal["train", "validation"]
 IGNORED = -100
 """The label of a token that nothing is learnt from, as torch, transformers and TRL have it."""
 AS_IT_IS = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
 """A chat template that says messages as they stand, one behind the other."""
-
-
-class Message(Struct, frozen=True):
-    """One turn of a chat."""
-
-    role: str
-    """`user` or `assistant`."""
-    content: str
-    """What is said."""
 
 
 class ChatTemplate(Struct, frozen=True):

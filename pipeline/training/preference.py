@@ -4,7 +4,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from pipeline.errors import UsageError
-from pipeline.training.examples import Message, PreferenceRow, PreferenceTokensRow
+from pipeline.graph.prompts import Message
+from pipeline.training.examples import PreferenceRow, PreferenceTokensRow
 from pipeline.training.retrace import RetracedChain, RetracedStep, Retracer
 
 

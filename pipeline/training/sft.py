@@ -1,13 +1,12 @@
 """Supervised fine-tuning data: what the chains of a run wrote, for a model to learn to write (SCoT 3.3: the target's thoughts, for the
 draft). Retraced chains enter, rows of messages or of token ids leave."""
 
-from collections.abc import Iterator
 from typing import Any, Literal, TypeAlias
 
-from pipeline.graph.prompts import DELIMITER, Prompts, filled
+from pipeline.graph.prompts import DELIMITER, Message
 from pipeline.reasoning.chain import Chain
 from pipeline.reasoning.prompts import PromptBuilder
-from pipeline.training.examples import IGNORED, Message, SftRow, SftTokensRow
+from pipeline.training.examples import IGNORED, SftRow, SftTokensRow
 from pipeline.training.retrace import RetracedChain
 
 Completion: TypeAlias = Literal["thought", "response"]
@@ -31,8 +30,14 @@ class Replies:
 
     def messages(self, chain: RetracedChain, origin: dict[str, Any]) -> SftRow:
         """The chat of a chain as messages; the reply has both marks of the thought, as chat templates take it."""
-        prompt = tuple(Message(role, said) for role, said in _asked(self._builder.prompts, chain.chain.problem.problem))
-        return SftRow(prompt=prompt, completion=(Message("assistant", self._said(chain.chain)),), step_index=0, **origin)
+        prompts, problem = self._builder.prompts, chain.chain.problem
+        asked = Message("user", prompts.asked(problem.problem, problem.options))
+        return SftRow(
+            prompt=(*prompts.before(problem.history), asked),
+            completion=(Message("assistant", self._said(chain.chain)),),
+            step_index=0,
+            **origin,
+        )
 
     def tokens(self, chain: RetracedChain, origin: dict[str, Any]) -> SftTokensRow:
         """The same as token ids: the prompt of serving, and the thought as it stands behind it in the context of a chain."""
@@ -52,13 +57,3 @@ class Replies:
             return answer
         begun = f"{marks.open}\n{thought.removesuffix(marks.close)}{marks.close}"
         return f"{begun}{answer}" if answer[:1].isspace() or not answer else f"{begun}{DELIMITER}{answer}"
-
-
-def _asked(prompts: Prompts, problem: str) -> Iterator[tuple[str, str]]:
-    """Role and text of each turn before the reply."""
-    if prompts.system is not None:
-        yield "system", prompts.system
-    for example in prompts.examples:
-        yield "user", filled(prompts.problem, {"problem": example.problem})
-        yield "assistant", example.reply
-    yield "user", filled(prompts.problem, {"problem": problem})

@@ -145,3 +145,21 @@ def test_examples_are_pairs(tmp_path: Path) -> None:
     assert found.examples == (Example(problem="1 + 1?", reply="It is 2."),)
     with pytest.raises(GraphError, match=r"\$\.prompts\.examples\[0\]: the key `reply` is missing"):
         graph_with(tmp_path, 'prompts: {examples: [{problem: "1 + 1?"}]}')
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ((), "True?"),
+        (("yes", "no"), "True?\n\n(A) yes\n(B) no\n\nOne option is right. The final answer is its letter alone: A or B."),
+        (("1", "2", "3"), "True?\n\n(A) 1\n(B) 2\n(C) 3\n\nOne option is right. The final answer is its letter alone: A, B or C."),
+    ],
+)
+def test_options_are_lettered_behind_their_problem(options: tuple[str, ...], text: str) -> None:
+    assert OURS.with_options("True?", options) == text
+    assert OURS.asked("True?", options).startswith(text)
+    assert Prompts(options="").with_options("True?", options) == "True?", "who wants none has none"
+    own = Prompts(options=" Choices:\n{{options}}", option="{{letter}}. {{option}}")
+    assert own.with_options("True?", options) == (
+        "True?" + (" Choices:\n" if options else "") + "\n".join(map("{}. {}".format, "ABC", options))
+    )

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.engines.tokenizer import HFTokenizer
-from pipeline.errors import GraphError
+from pipeline.errors import GraphError, RequestRefused
 from pipeline.graph.prompts import (
     CHOOSE_INTRO,
     CHOOSE_PREFILL,
@@ -16,6 +16,8 @@ from pipeline.graph.prompts import (
     OURS,
     SCORE_PREFILL,
     SCORE_QUESTION,
+    Example,
+    Message,
     Prompts,
 )
 from pipeline.reasoning.prompts import PromptBuilder
@@ -189,3 +191,28 @@ def test_a_problem_has_the_ids_that_transformers_would_give_it(tmp_path: Path, n
             chat = [{"role": "user", "content": problem}]
             text = tokenizer._hf.apply_chat_template(chat, tokenize=False, add_generation_prompt=True) + "<think>\n"
             assert builder.generation(problem) == tokenizer.encode(text)
+
+
+HISTORY = (Message("system", "Be brief."), Message("user", "1+1?\n"), Message("assistant", "2"))
+
+
+def test_the_chat_before_a_problem_is_said_as_the_template_says_it(root: Path) -> None:
+    tokenizer = HFTokenizer(str(root / "pipeline/models/tiny-target"))
+    tokenizer._hf.chat_template = R1_STYLE.replace(
+        "{% else %}{% set c", "{% elif m['role'] == 'system' %}[{{ m['content'] }}]{% else %}{% set c", 1
+    )
+    builder = PromptBuilder(tokenizer, Prompts(system="The graph's.", examples=(Example(problem="0?", reply="0"),)))
+    text = tokenizer.decode(builder.generation("2+2?", ("3", "4"), HISTORY))
+    example = f"<|user|>0?{INSTRUCTION}<|assistant|>0<|end|>"
+    asked = f"<|user|>1+1?\n<|assistant|>2<|end|><|user|>{OURS.asked('2+2?', ('3', '4'))}<|assistant|><think>\n"
+    assert text == f"[Be brief.]{example}{asked}", "its message of the system stands in place of the graph's"
+    assert tokenizer.decode(builder.generation("2+2?")).startswith("[The graph's.]")
+
+
+def test_a_template_that_knows_no_message_of_the_system_fails_the_chain_alone(root: Path) -> None:
+    tokenizer = HFTokenizer(str(root / "pipeline/models/tiny-target"))
+    tokenizer._hf.chat_template = "{% if messages[0]['role'] == 'system' %}{{ raise_exception('no system') }}{% endif %}" + R1_STYLE
+    builder = PromptBuilder(tokenizer)
+    assert builder.generation("2+2?", (), HISTORY[1:])
+    with pytest.raises(RequestRefused, match=r"cannot say the messages before the problem \(system, user, assistant\): .*no system"):
+        builder.generation("2+2?", (), HISTORY)

@@ -6,26 +6,17 @@ leaves. What a chat cannot carry, the beginning of a message that the model is t
 
 import re
 from collections.abc import Sequence
-from typing import Literal, NamedTuple
-
-from msgspec import Struct
+from typing import NamedTuple
 
 from pipeline.engine import Candidate, FinishReason, Request
 from pipeline.engines.sim.tokenizer import ASSISTANT, END, USER, SimTokenizer
 from pipeline.errors import RequestRefused
-from pipeline.graph.prompts import THINK_CLOSE, THINK_OPEN
+from pipeline.graph.prompts import THINK_CLOSE, THINK_OPEN, Message
 
 ONLY = "\n\nAnswer with nothing but one of: {options}."
 """What is added to a question whose options the model is to choose from."""
 FINAL = "Now give the final answer, and nothing else, within \\boxed{}."
 """What is said where the answer to a finished thought is asked for."""
-
-
-class Message(Struct, frozen=True):
-    """One message of a chat."""
-
-    role: Literal["system", "user", "assistant"]
-    content: str
 
 
 class Asked(NamedTuple):

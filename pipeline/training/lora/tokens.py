@@ -15,9 +15,9 @@ from pipeline.engines.model_card import local_folder
 from pipeline.engines.models import resolve
 from pipeline.engines.tokenizer import HFTokenizer
 from pipeline.errors import GraphError, InputError, RequestRefused, boundary
-from pipeline.graph.prompts import THINK_CLOSE, Example, Prompts
+from pipeline.graph.prompts import THINK_CLOSE, Example, Message, Prompts
 from pipeline.reasoning.prompts import PromptBuilder
-from pipeline.training.examples import IGNORED, Message, SelectionRow, SftRow, SftTokensRow
+from pipeline.training.examples import IGNORED, SelectionRow, SftRow, SftTokensRow
 from pipeline.training.lora.files import Row
 from pipeline.training.lora.published import Choice, Thought
 
