@@ -52,7 +52,8 @@ class Request(Struct, frozen=True, kw_only=True):
     min_p: float = 0.0
     """Only tokens are sampled that have at least this share of the likeliest one's probability."""
     seed: int = 0
-    """Candidate j draws from (seed, j) alone: the same request gives the same text whatever runs beside it."""
+    """Candidate j draws from (seed, j) alone: the same request gives the same text, whatever runs beside it, as far as its log
+    probabilities are the same then, which only some engines promise (`batch_invariant` of `Engine.facts`)."""
     stop: tuple[str, ...] = ()
     """A candidate ends after the token that completes one of these; that token is kept."""
     stop_ids: tuple[int, ...] = ()
@@ -312,6 +313,7 @@ class Engine(Protocol):
         replay: the folder of the recorded run that it answers from.
         continues: whether it writes on in a thought that was begun. Left out: it does.
         sampling: those of `top_p`, `top_k` and `min_p` that it honours. Left out: all.
+        batch_invariant: whether it promises that a request gets the same answer whatever is computed beside it. Left out: it does not.
         kv_cache_tokens: tokens whose keys and values fit into its cache, over all replicas.
         kv_cache_sequences: sequences that fit into its cache, where each takes a place of one size, however short it is.
         block_size: tokens of a sequence that its cache keeps or evicts together.
@@ -372,7 +374,8 @@ class PrefixCacheReset(Engine, Protocol):
     """An engine whose prefix cache can be emptied, so that a measurement does not profit from prompts of the one before it."""
 
     async def reset_prefix_cache(self) -> None:
-        """Empty the prefix cache. Call it only while no request is in flight; raises `EngineDead`."""
+        """Empty the prefix cache. Call it only while no request is in flight; raises `EngineDead`, and `EngineUnavailable` where the
+        engine kept what it has."""
 
 
 class Finding(Struct, frozen=True, kw_only=True):

@@ -6,14 +6,15 @@ which runs a conversation with an open engine on the event loop (or the clock) w
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import takewhile
 
 import anyio
 import msgspec
 import pytest
 from anyio.from_thread import BlockingPortal
 
-from pipeline.engine import Candidate, Completion, Engine, Fact, Interruptible, PrefixCacheReset, Request
+from pipeline.engine import Completion, Engine, Fact, Interruptible, PrefixCacheReset, Request
 from pipeline.engines.validate import validate_completion
 from pipeline.errors import ContextOverflow, RequestRefused
 from pipeline.session.loop import in_loop
@@ -92,6 +93,26 @@ def thinking(engine: Engine, problem: str = PROBLEM, **options: object) -> Reque
     return Request(**defaults | options)  # type: ignore[arg-type]
 
 
+LEAST_ALIKE = 0.75
+"""Share of the tokens up to the first difference that may be expected of an engine that promises no equal answers."""
+
+
+def check_alike(engine: Engine, found: Sequence[Sequence[int]], wanted: Sequence[Sequence[int]]) -> None:
+    """Fail where the ids of candidates differ, as far as the engine promises that what else it computes changes none of them."""
+    assert len(found) == len(wanted)
+    if engine.facts.get("batch_invariant"):
+        assert [tuple(ids) for ids in found] == [tuple(ids) for ids in wanted]
+        return
+    agreed = sum(
+        sum(1 for _ in takewhile(lambda both: both[0] == both[1], zip(*pair, strict=False))) for pair in zip(found, wanted, strict=True)
+    )
+    assert agreed >= LEAST_ALIKE * max(sum(map(len, found)), sum(map(len, wanted)))
+
+
+def ids_of(*answers: Completion) -> list[tuple[int, ...]]:
+    return [candidate.ids for answer in answers for candidate in answer.candidates]
+
+
 def test_its_tokenizer_makes_control_tokens_of_its_template_s_parts_alone(converse: Converse) -> None:
     async def talk(engine: Engine) -> None:
         tokenizer = engine.tokenizer
@@ -133,7 +154,7 @@ def test_a_candidate_depends_on_its_seed_and_index_alone(converse: Converse) -> 
     async def talk(engine: Engine) -> None:
         two = await engine.generate(thinking(engine, n=2, temperature=1.5))
         four = await engine.generate(thinking(engine, n=4, temperature=1.5))
-        assert [c.ids for c in two.candidates] == [c.ids for c in four.candidates[:2]]
+        check_alike(engine, ids_of(two), ids_of(four)[:2])
         assert len({c.ids for c in four.candidates}) > 1
 
     converse(talk)
@@ -144,7 +165,7 @@ def test_a_crowd_changes_nothing(converse: Converse) -> None:
         requests = [thinking(engine, problem, n=1 + index % 3, seed=index) for index, problem in enumerate(OTHERS)]
         alone = [await engine.generate(request) for request in requests]
         crowd = await ask_all(engine, requests)
-        assert [[c.text for c in a.candidates] for a in crowd] == [[c.text for c in a.candidates] for a in alone]
+        check_alike(engine, ids_of(*crowd), ids_of(*alone))
 
     converse(talk)
 
@@ -283,7 +304,7 @@ def test_where_only_the_likeliest_token_is_left_samples_are_greedy(converse: Con
             return
         greedy = await engine.generate(thinking(engine, temperature=0.0))
         drawn = await engine.generate(thinking(engine, temperature=2.0, n=3, **bound))
-        assert {candidate.ids for candidate in drawn.candidates} == {greedy.candidates[0].ids}
+        check_alike(engine, ids_of(drawn), ids_of(greedy) * 3)
 
     converse(talk)
 
@@ -291,7 +312,7 @@ def test_where_only_the_likeliest_token_is_left_samples_are_greedy(converse: Con
 def test_more_candidates_than_places_start_as_places_free_up(converse: Converse) -> None:
     async def talk(engine: Engine) -> None:
         many, few = [await engine.generate(thinking(engine, n=n)) for n in (19, 8)]
-        assert [c.ids for c in many.candidates[:8]] == [c.ids for c in few.candidates]
+        check_alike(engine, ids_of(many)[:8], ids_of(few))
         assert len(many.candidates) == 19
         assert many.usage.input_tokens == few.usage.input_tokens
         assert (engine.statistics().running, engine.statistics().waiting) == (0, 0)
@@ -339,11 +360,17 @@ async def interrupted(engine: Interruptible, request: Request, after_tokens: int
     return answers[0]
 
 
-def is_cut_from(part: Candidate, whole: Candidate) -> bool:
-    """Whether `part` is `whole`, or what there was of it when it was interrupted."""
-    if part.finish_reason != "interrupted":
-        return (part.ids, part.finish_reason, part.stop_reason) == (whole.ids, whole.finish_reason, whole.stop_reason)
-    return part.ids == whole.ids[: len(part.ids)] and part.stop_reason is None
+def check_cut(engine: Engine, answer: Completion, uncut: Completion) -> None:
+    """Fail where the candidates of `answer` are not those of `uncut`, or what there was of them when they were interrupted."""
+    pairs = list(zip(answer.candidates, uncut.candidates, strict=True))
+    cut = [part.finish_reason == "interrupted" for part, _ in pairs]
+    wholes = [whole.ids[: len(part.ids)] if short else whole.ids for short, (part, whole) in zip(cut, pairs, strict=True)]
+    check_alike(engine, ids_of(answer), wholes)
+    for short, (part, whole) in zip(cut, pairs, strict=True):
+        if short:
+            assert part.stop_reason is None
+        elif part.ids == whole.ids:
+            assert (part.finish_reason, part.stop_reason) == (whole.finish_reason, whole.stop_reason)
 
 
 @pytest.mark.parametrize("times", [1, 2])
@@ -352,12 +379,13 @@ def test_an_interrupted_request_gives_what_it_has_and_can_be_continued(converse:
     async def talk(engine: Engine) -> None:
         assert isinstance(engine, Interruptible)
         request = thinking(engine, ENDLESS, max_tokens=400, temperature=0.0, logprobs=True)
-        (whole,) = (await engine.generate(request)).candidates
+        uncut = await engine.generate(request)
+        (whole,) = uncut.candidates
         answer = await interrupted(engine, msgspec.structs.replace(request, interruptible=True), after_tokens, times)
         (part,) = answer.candidates
         assert validate_completion(answer, msgspec.structs.replace(request, interruptible=True), engine.vocab_size) is None
         assert part.finish_reason == "interrupted"
-        assert is_cut_from(part, whole)
+        check_cut(engine, answer, uncut)
         assert len(part.ids) < len(whole.ids)
         if after_tokens == 9:
             assert part.ids
@@ -366,7 +394,7 @@ def test_an_interrupted_request_gives_what_it_has_and_can_be_continued(converse:
         left = 400 - len(part.ids)
         goes_on = thinking(engine, prompt_ids=[*request.prompt_ids, *part.ids], max_tokens=left, temperature=0.0)
         (rest,) = (await engine.generate(goes_on)).candidates
-        assert part.ids + rest.ids == whole.ids
+        check_alike(engine, [part.ids + rest.ids], ids_of(uncut))
         assert (engine.statistics().running, engine.statistics().waiting) == (0, 0)
 
     converse(talk)
@@ -379,8 +407,8 @@ def test_of_several_candidates_the_finished_ones_keep_their_reason(converse: Con
         uncut = await engine.generate(request)
         answer = await interrupted(engine, msgspec.structs.replace(request, interruptible=True), 6)
         assert len(answer.candidates) == 12
-        assert all(is_cut_from(part, whole) for part, whole in zip(answer.candidates, uncut.candidates, strict=True))
-        assert sum(len(c.ids) for c in answer.candidates) <= answer.usage.output_tokens <= uncut.usage.output_tokens
+        check_cut(engine, answer, uncut)
+        assert sum(len(c.ids) for c in answer.candidates) <= answer.usage.output_tokens < 12 * 100
 
     converse(talk)
 
@@ -418,7 +446,7 @@ def test_only_the_interruptible_request_of_that_id_is_interrupted(converse: Conv
         engine.interrupt("nobody")
         engine.interrupt("r")
         again = [await interrupted(engine, request, 2), await engine.generate(msgspec.structs.replace(request, interruptible=True))]
-        assert [answer.candidates[0].ids for answer in again] == [whole.candidates[0].ids] * 2
+        check_alike(engine, ids_of(*again), ids_of(whole) * 2)
 
     converse(talk)
 
@@ -476,11 +504,23 @@ def test_nothing_counts_as_seen_once_the_engine_forgot(converse: Converse) -> No
         await engine.reset_prefix_cache()
         after = await engine.generate(request)
         assert after.usage.cached_input_tokens == 0
-        assert len({answer.candidates[0].ids for answer in (first, again, after)}) == 1
+        check_alike(engine, ids_of(again, after), ids_of(first) * 2)
 
     converse(talk)
     if servers:
         pytest.skip("a server keeps its cache")
+
+
+def test_what_candidates_of_one_request_share_was_not_cached_before_it(converse: Converse) -> None:
+    async def talk(engine: Engine) -> None:
+        for name in range(4):  # another prompt each time: a server keeps its cache
+            cold = await engine.generate(
+                thinking(engine, f"Problem {7 + name} of {name}. {LONG}", n=4, temperature=1.5, seed=name, max_tokens=40)
+            )
+            prefix = len(prompt_of(engine, "")) + LARGEST_BLOCK_TOKENS  # of the template, which all prompts begin with
+            assert cold.usage.cached_input_tokens < prefix or not cold.cache_stated
+
+    converse(talk)
 
 
 def test_timing_is_consistent(converse: Converse) -> None:
@@ -506,6 +546,7 @@ FACTS: dict[str, type] = {
     "kv_cache_tokens": int,
     "kv_cache_sequences": int,
     "block_size": int,
+    "batch_invariant": bool,
 }
 
 

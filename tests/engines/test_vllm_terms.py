@@ -76,36 +76,84 @@ def test_where_a_candidate_ends(terms: Any, asked: dict[str, Any], got: Any, ids
 
 def test_everything_is_said_and_nothing_left_to_the_models_defaults(terms: Any) -> None:
     asked = request(n=4, temperature=0.6, top_p=0.9, top_k=20, min_p=0.1, seed=(1 << 63) - 1, stop=("\n\n",), stop_ids=(5,))
-    params = terms.sampling_params(asked, 40, speculates=False)
-    said = (params.n, params.temperature, params.top_p, params.top_k, params.min_p, params.seed, params.stop, params.stop_token_ids)
-    assert said == (4, 0.6, 0.9, 20, 0.1, (1 << 63) - 1, ["\n\n"], [5])
-    assert params.max_tokens == 37  # the context has 40 places
-    assert params.detokenize
-    assert not terms.sampling_params(request(), 40, speculates=False).detokenize
+    several = terms.sampling_params(asked, 40, speculates=False)
+    assert [params.seed for params in several] == [(1 << 63) - 1 + index for index in range(4)]
+    for params in several:
+        said = (params.n, params.temperature, params.top_p, params.top_k, params.min_p, params.stop, params.stop_token_ids)
+        assert said == (1, 0.6, 0.9, 20, 0.1, ["\n\n"], [5])
+        assert params.max_tokens == 37  # the context has 40 places
+        assert params.detokenize
+    assert not terms.sampling_params(request(), 40, speculates=False)[0].detokenize
 
 
 @pytest.mark.parametrize("speculates", [False, True])
 def test_a_choice_is_among_its_options_only(terms: Any, speculates: bool) -> None:
-    params = terms.sampling_params(request(max_tokens=1, option_ids=(4, 5, 6)), 40, speculates=speculates)
+    (params,) = terms.sampling_params(request(max_tokens=1, option_ids=(4, 5, 6)), 40, speculates=speculates)
     assert params.allowed_token_ids == [4, 5, 6]
     assert params.logprob_token_ids == (None if speculates else [4, 5, 6])
     assert params.logprobs == (terms.MAX_LOGPROBS if speculates else 3)
 
 
+def stamps(queued: float, scheduled: float, first: float, last: float) -> Any:
+    return SimpleNamespace(queued_ts=queued, scheduled_ts=scheduled, first_token_ts=first, last_token_ts=last)
+
+
+def whole(ids: Sequence[int], cached: int = 0, finish: str = "stop", metrics: Any = None, **lacking: Any) -> Any:
+    """A final `RequestOutput` of a prompt of three tokens."""
+    said = output(ids, finish)
+    vars(said).update(lacking)
+    return SimpleNamespace(prompt_token_ids=[1, 2, 3], num_cached_tokens=cached, outputs=[said], metrics=metrics, prompt_logprobs=None)
+
+
 def test_greedy_candidates_are_computed_once(terms: Any) -> None:
     asked = request(n=3)
-    assert terms.sampling_params(asked, 40, speculates=False).n == 1
-    whole = SimpleNamespace(prompt_token_ids=[1, 2, 3], num_cached_tokens=2, outputs=[output([4, 9])], metrics=None)
-    completion = terms.completion(asked, whole, decode, EOS)
+    assert len(terms.sampling_params(asked, 40, speculates=False)) == 1
+    completion = terms.completion(asked, [whole([4, 9], 2)], decode, EOS)
     assert [c.ids for c in completion.candidates] == [(4,)] * 3
     assert (completion.usage.input_tokens, completion.usage.cached_input_tokens, completion.usage.output_tokens) == (3, 2, 2)
 
 
+@pytest.mark.parametrize(
+    ("cached", "finish", "lengths", "states"),
+    [
+        ((0, 2, 2), "stop", (1, 1, 1), 0),  # the first computes the prompt, the others find it
+        ((2, 0, 2), "stop", (1, 1, 1), 0),
+        ((2, 2, 2), "stop", (1, 1, 1), 2),
+        ((2, 0, 0), "abort", (1, 0, 0), 2),  # two that never started
+        ((0, 0, 0), "abort", (0, 0, 0), None),
+        ((None, None, None), "stop", (1, 1, 1), 0),
+    ],
+)
+def test_of_several_candidates_the_one_with_the_least_in_the_cache_speaks(
+    terms: Any, cached: Sequence[Any], finish: str, lengths: Sequence[int], states: int | None
+) -> None:
+    asked = request(n=3, temperature=1.0, interruptible=True)
+    outputs = [whole([4] * length, found, finish) for length, found in zip(lengths, cached, strict=True)]
+    completion = terms.completion(asked, outputs, decode, EOS)
+    assert (completion.cache_stated, completion.usage.cached_input_tokens) == (states is not None, states or 0)
+    assert completion.usage.output_tokens == sum(lengths)
+
+
+@pytest.mark.parametrize("ids", [(), (5, 6)])
+@pytest.mark.parametrize("finish", ["error", "repetition", "anything new", None])
+def test_a_turn_that_the_model_did_not_end_is_no_answer(terms: Any, finish: Any, ids: Sequence[int]) -> None:
+    with pytest.raises(terms.Unusable, match=f"finish reason {finish!r}"):
+        terms.candidate(request(), output(ids, finish), decode, EOS)
+
+
+@pytest.mark.parametrize("on_cpu", [False, True])
+def test_what_speculation_cannot_do_is_not_among_what_is_honoured(terms: Any, on_cpu: bool) -> None:
+    plain, inner = VllmSpec(model="m"), VllmSpec(model="m", speculative_config=SpeculativeSpec(method="ngram"))
+    assert terms.honoured(plain, on_cpu=on_cpu) == ("top_p", "top_k", "min_p")
+    assert terms.honoured(inner, on_cpu=on_cpu) == (("top_p",) if on_cpu else ("top_p", "top_k"))
+
+
 def test_stamps_become_durations(terms: Any) -> None:
-    timing = terms.timing(SimpleNamespace(queued_ts=10.0, scheduled_ts=10.5, first_token_ts=11.0, last_token_ts=13.0))
+    timing = terms.timing([stamps(10.0, 10.5, 11.0, 13.0)])
     assert (timing.queue_time_s, timing.prefill_time_s, timing.decode_time_s, timing.time_to_first_token_s) == (0.5, 0.5, 2.0, 1.0)
-    unknown = terms.timing(SimpleNamespace(queued_ts=10.0, scheduled_ts=0.0, first_token_ts=0.0, last_token_ts=0.0))
-    assert unknown.queue_time_s is None
+    assert terms.timing([stamps(10.0, 0.0, 0.0, 0.0), None]).queue_time_s is None
+    several = terms.timing([stamps(10.0, 10.5, 11.0, 13.0), stamps(10.0, 12.0, 12.5, 15.0), stamps(10.0, 0.0, 0.0, 0.0)])
+    assert (several.queue_time_s, several.prefill_time_s, several.decode_time_s) == (0.5, 0.5, 4.0)
 
 
 def arguments(terms: Any, *, on_cpu: bool, **options: Any) -> dict[str, Any]:

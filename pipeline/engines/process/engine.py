@@ -19,11 +19,11 @@ from pipeline.engine import Completion, EngineStatistics, Fact, Request, Specula
 from pipeline.engines.process.wire import (
     NO_STATISTICS,
     Abort,
+    CacheReset,
     Failed,
     FromWorker,
     Interrupt,
     Loading,
-    PrefixCacheIsEmpty,
     Ready,
     Report,
     ResetPrefixCache,
@@ -35,7 +35,7 @@ from pipeline.engines.process.wire import (
 )
 from pipeline.engines.startup import READY, Listener, current_listener
 from pipeline.engines.validate import validate_request
-from pipeline.errors import EngineDead, GraphError, RequestRefused, boundary
+from pipeline.errors import EngineDead, EngineUnavailable, GraphError, RequestRefused, boundary
 from pipeline.tasks import background_tasks, gather
 from pipeline.worker_process import Program, WorkerProcess
 
@@ -119,12 +119,14 @@ class Connection:
 class _Call:
     """One waiting `generate`."""
 
-    __slots__ = ("completion", "refusal", "settled")
+    __slots__ = ("again", "completion", "refusal", "settled")
 
     def __init__(self) -> None:
         self.settled = anyio.Event()
         self.completion: Completion | None = None
         self.refusal: str | None = None
+        self.again: str | None = None
+        """Why it failed, where it may be sent again."""
 
 
 class Worker:
@@ -144,7 +146,8 @@ class Worker:
         self._connection = Connection(self._process, partial(listener.output, setup.role))
         self._connection.send(setup)
         self._answer: Ready | Failed | None = None
-        self._answered, self._ended, self._cache_is_empty = anyio.Event(), anyio.Event(), anyio.Event()
+        self._answered, self._ended, self._cache_answered = anyio.Event(), anyio.Event(), anyio.Event()
+        self._cache_flaw: str | None = None
         self._calls: dict[int, _Call] = {}
         self._interruptible: dict[str, int] = {}
         """The numbers of the requests that may be interrupted, by their ids."""
@@ -194,6 +197,8 @@ class Worker:
                 self._connection.send(Abort(number))
         if call.refusal is not None:
             raise RequestRefused(f"request {request.request_id!r}: {call.refusal}")
+        if call.again is not None:
+            raise EngineUnavailable(self.role, f"failed in request {request.request_id!r}: {call.again}")
         if call.completion is None:
             raise EngineDead(self.role, self._exit_reason or "it was closed")
         return call.completion
@@ -207,10 +212,12 @@ class Worker:
     async def reset_prefix_cache(self) -> None:
         """See `PrefixCacheReset.reset_prefix_cache`."""
         self._check_alive()
-        self._cache_is_empty = anyio.Event()
+        self._cache_answered, self._cache_flaw = anyio.Event(), None
         self._connection.send(ResetPrefixCache())
-        await self._cache_is_empty.wait()
+        await self._cache_answered.wait()
         self._check_alive()
+        if self._cache_flaw is not None:
+            raise EngineUnavailable(self.role, self._cache_flaw)
 
     def kill(self, exit_reason: str) -> None:
         """End the process, and those that it started, at once; waiting requests raise `EngineDead` with `exit_reason`."""
@@ -239,7 +246,7 @@ class Worker:
         if self._exit_reason is None:
             self._exit_reason = exit_reason
         self._answered.set()
-        self._cache_is_empty.set()
+        self._cache_answered.set()
         self.statistics = structs.replace(self.statistics, running=0, waiting=0, kv_cache_usage=0.0)
         calls, self._calls = self._calls, {}
         for call in calls.values():
@@ -251,8 +258,9 @@ class Worker:
         return self._process.exit_reason()
 
     def _take(self, message: FromWorker) -> None:
-        if isinstance(message, PrefixCacheIsEmpty):
-            self._cache_is_empty.set()
+        if isinstance(message, CacheReset):
+            self._cache_flaw = message.flaw
+            self._cache_answered.set()
             return
         if isinstance(message, Loading):
             self._listener.phase(self.role, message.phase)
@@ -262,14 +270,11 @@ class Worker:
             self._answered.set()
             return
         self.statistics = message.statistics
-        for number, completion in message.done:
-            if (call := self._calls.pop(number, None)) is not None:
-                call.completion = completion
-                call.settled.set()
-        for number, why in message.refused:
-            if (call := self._calls.pop(number, None)) is not None:
-                call.refusal = why
-                call.settled.set()
+        for outcome, answered in (("completion", message.done), ("refusal", message.refused), ("again", message.again)):
+            for number, what in answered:
+                if (call := self._calls.pop(number, None)) is not None:
+                    setattr(call, outcome, what)
+                    call.settled.set()
 
     def _check_alive(self) -> None:
         if self._exit_reason is not None:

@@ -1,7 +1,7 @@
 """The messages between the main process and a worker, and how they go over a socket: as length-prefixed msgpack.
 
 The main process sends `Setup` once, then `Submit`, `Abort`, `Interrupt` and `ResetPrefixCache`; the worker says what it does by `Loading`
-until it answers with `Ready` or `Failed`, once, then with a `Report` whenever something is finished, and with `PrefixCacheIsEmpty`. A spec
+until it answers with `Ready` or `Failed`, once, then with a `Report` whenever something is finished, and with `CacheReset`. A spec
 is sent as plain data, and only the worker program decodes it: neither a backend nor a model nor a socket is known here.
 """
 
@@ -71,8 +71,11 @@ class ResetPrefixCache(Struct, frozen=True, tag=True, array_like=True):
     """Empty the prefix cache; sent only while no request is in flight."""
 
 
-class PrefixCacheIsEmpty(Struct, frozen=True, tag=True, array_like=True):
-    """The prefix cache was emptied, as `ResetPrefixCache` asked."""
+class CacheReset(Struct, frozen=True, tag=True, array_like=True):
+    """The prefix cache was emptied, as `ResetPrefixCache` asked, or could not be."""
+
+    flaw: str | None = None
+    """Why it is not empty, in one clause."""
 
 
 class Loading(Struct, frozen=True, tag=True, array_like=True):
@@ -101,14 +104,16 @@ class Report(Struct, frozen=True, tag=True, array_like=True):
     """The requests that were finished since the last report, and the engine's statistics."""
 
     statistics: EngineStatistics
-    done: list[tuple[int, Completion]]
+    done: list[tuple[int, Completion]] = []
     """Each finished request by its number, with its completion."""
     refused: list[tuple[int, str]] = []
     """Each request that the engine will not compute by its number, with the reason."""
+    again: list[tuple[int, str]] = []
+    """Each request that failed though the engine could serve others, by its number, with the reason: it may be sent again."""
 
 
 ToWorker = Setup | Submit | Abort | Interrupt | ResetPrefixCache
-FromWorker = Loading | Ready | Failed | Report | PrefixCacheIsEmpty
+FromWorker = Loading | Ready | Failed | Report | CacheReset
 
 _encoder = msgpack.Encoder(enc_hook=list)
 

@@ -19,11 +19,11 @@ from typing import Protocol, runtime_checkable
 from pipeline.engine import Completion, EngineStatistics, Fact, Request
 from pipeline.engines.process.wire import (
     Abort,
+    CacheReset,
     Failed,
     FromWorker,
     Interrupt,
     Loading,
-    PrefixCacheIsEmpty,
     Ready,
     Report,
     ResetPrefixCache,
@@ -197,7 +197,7 @@ class WorkerServer:
                 self._done.append((message.number, completion))
         elif isinstance(message, ResetPrefixCache):
             self._model.reset_prefix_cache()
-            self._connection.send(PrefixCacheIsEmpty())
+            self._connection.send(CacheReset())
         return isinstance(message, Abort)
 
 

@@ -307,7 +307,7 @@ def _facts(spec: SimSpec) -> dict[str, Fact]:
     """See `Engine.facts`; `device` is the key under which earlier versions gave the device's name."""
     name, rate = spec.device.name, float(spec.device.flops_per_s)
     facts: dict[str, Fact] = {"answers": "simulated", "devices": (name,), "device_model": name, "device": name}
-    facts |= {"kv_cache_tokens": spec.kv_cache_tokens}
+    facts |= {"kv_cache_tokens": spec.kv_cache_tokens, "batch_invariant": True}
     return facts | ({"flops_per_s": rate} if math.isfinite(rate) else {})
 
 

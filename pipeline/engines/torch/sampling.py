@@ -1,7 +1,8 @@
 """Samples tokens from logits: greedily, or with a random number that depends on seed, candidate and position alone.
 
 Each token takes one uniform number, hashed from a counter, which is looked up in the cumulative distribution. So no random
-generator has a state, and a candidate's text is the same whatever else is in the batch.
+generator has a state, and a candidate's text is the same whatever else is in the batch, as far as its logits are. The distribution is
+added up in whole numbers: a GPU adds those of float32 in an order that changes from one time to the next.
 """
 
 from typing import NamedTuple
@@ -14,6 +15,8 @@ from torch import Tensor
 _MASK = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
 _FIRST, _SECOND = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+_UNIFORM_BITS, _WEIGHT_BITS = 24, 36
+"""Bits of a random number, and of a probability as a whole number: their product has less than 63."""
 
 
 def stream_key(seed: int, candidate: int) -> int:
@@ -72,21 +75,26 @@ def _draw(logits: Tensor, params: SamplingParams) -> Tensor:
         probabilities = probabilities.masked_fill(probabilities < least, 0.0)
     if (params.top_k > 0).any() or (params.top_p < 1).any():
         probabilities = _likeliest(probabilities, params)
-    cumulative = probabilities.cumsum(dim=-1)
-    at = torch.from_numpy(uniforms(params.keys, params.positions)).to(logits.device)[:, None] * cumulative[:, -1:]
-    drawn = torch.searchsorted(cumulative, at, right=True).squeeze(1)
-    # Rounding may carry the number to the very end, where tokens of no probability stand.
-    return torch.where(at.squeeze(1) < cumulative[:, -1], drawn, probabilities.argmax(dim=-1))
+    cumulative = _weights(probabilities).cumsum(dim=-1)
+    numbers = (uniforms(params.keys, params.positions) * (1 << _UNIFORM_BITS)).astype(np.int64)
+    at = torch.from_numpy(numbers).to(logits.device)[:, None] * cumulative[:, -1:] >> _UNIFORM_BITS
+    return torch.searchsorted(cumulative, at, right=True).squeeze(1)
+
+
+def _weights(probabilities: Tensor) -> Tensor:
+    """`probabilities` as whole numbers, of which 1 is 2^`_WEIGHT_BITS`."""
+    return (probabilities * (1 << _WEIGHT_BITS)).to(torch.int64)
 
 
 def _likeliest(probabilities: Tensor, params: SamplingParams) -> Tensor:
     """Zero all but the `top_k` likeliest tokens, and of these all but the likeliest that have the share `top_p` together."""
     top_k, top_p = (torch.from_numpy(each).to(probabilities.device)[:, None] for each in (params.top_k, params.top_p))
-    ordered, order = probabilities.sort(dim=-1, descending=True)
+    ordered, order = probabilities.sort(dim=-1, descending=True, stable=True)
     places = torch.arange(ordered.shape[-1], device=ordered.device)
     ordered = ordered.masked_fill((top_k > 0) & (places >= top_k), 0.0)
-    cumulative = ordered.cumsum(dim=-1)
-    beyond = cumulative - ordered >= top_p * cumulative[:, -1:]
+    weights = _weights(ordered)
+    cumulative = weights.cumsum(dim=-1)
+    beyond = cumulative - weights >= top_p.double() * cumulative[:, -1:]
     return probabilities.scatter(1, order, ordered.masked_fill(beyond, 0.0))
 
 

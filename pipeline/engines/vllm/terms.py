@@ -3,12 +3,13 @@ into a completion. Pure; what only some versions of vLLM have is looked up in th
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from typing import Any
 
 from vllm import SamplingParams
 from vllm.lora.request import LoRARequest
 from vllm.sampling_params import RequestOutputKind
-from vllm.v1.engine.exceptions import EngineGenerateError
+from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.metrics.loggers import StatLoggerBase
 
 from pipeline.engine import Candidate, Completion, FinishReason, Request, Timing, Usage
@@ -35,8 +36,10 @@ def _client_errors() -> tuple[type[Exception], ...]:
 
 _PARAMETERS = frozenset(SamplingParams.__struct_fields__)
 
-REFUSALS: tuple[type[Exception], ...] = (ValueError, EngineGenerateError, *_client_errors())
-"""The errors that `AsyncLLM` raises for a single request and that leave it able to serve others."""
+REFUSALS: tuple[type[Exception], ...] = (ValueError, *_client_errors())
+"""The errors of `AsyncLLM` that say that a request is flawed: it would be refused again."""
+DEAD = EngineDeadError
+"""What `AsyncLLM` raises once its engine is gone. Whatever else it raises concerns one request, which may be sent again."""
 
 Decode = Callable[[Sequence[int]], str]
 
@@ -85,10 +88,26 @@ def _cache_bytes(spec: VllmSpec, on_cpu: bool) -> int | None:
     return None if gib is None else round(gib * GIB)
 
 
-def sampling_params(request: Request, max_model_len: int, *, speculates: bool) -> SamplingParams:
-    """The sampling parameters of `request`, with nothing left to the model's own defaults."""
+class Unusable(Exception):
+    """vLLM's output is no answer to the request; the text says why, in one clause."""
+
+
+def sampling_params(request: Request, max_model_len: int, *, speculates: bool) -> list[SamplingParams]:
+    """The sampling parameters of each candidate of `request`, of one where it is greedy, with nothing left to the model's own defaults.
+
+    Each candidate is a request of its own to vLLM, with the seed that vLLM would give it. Of a request for n candidates vLLM states the
+    cached tokens of the one that ends last, which are those that the others have just computed.
+    """
+    params = _first_params(request, max_model_len, speculates)
+    found = [params]
+    for index in range(1, request.n if request.temperature else 1):
+        found.append(copy(params))
+        found[index].seed = request.seed + index
+    return found
+
+
+def _first_params(request: Request, max_model_len: int, speculates: bool) -> SamplingParams:
     terms: dict[str, Any] = {
-        "n": 1 if request.temperature == 0 else request.n,
         "max_tokens": min(request.max_tokens, max_model_len - len(request.prompt_ids)),
         "temperature": request.temperature,
         "top_p": request.top_p,
@@ -102,6 +121,17 @@ def sampling_params(request: Request, max_model_len: int, *, speculates: bool) -
         "output_kind": RequestOutputKind.FINAL_ONLY,
     }
     return SamplingParams(**terms | _options(request.option_ids, speculates) | _scoring(request))
+
+
+def honoured(spec: VllmSpec, *, on_cpu: bool) -> tuple[str, ...]:
+    """The fact `sampling` of an engine with this `spec`.
+
+    With token-level speculation vLLM refuses `min_p` (`SamplingParams._validate_spec_decode`), and without a GPU `top_k` kills
+    vLLM 0.32: its rejection sampler looks for the largest k of no sequence.
+    """
+    if spec.speculative_config is None:
+        return ("top_p", "top_k", "min_p")
+    return ("top_p",) if on_cpu else ("top_p", "top_k")
 
 
 def _options(ids: Sequence[int], speculates: bool) -> dict[str, Any]:
@@ -118,8 +148,7 @@ def _options(ids: Sequence[int], speculates: bool) -> dict[str, Any]:
 def _scoring(request: Request) -> dict[str, Any]:
     if not request.scored_ids:
         return {}
-    terms: dict[str, Any] = {"max_tokens": 1, "prompt_logprobs": 0, "n": 1}
-    return terms
+    return {"max_tokens": 1, "prompt_logprobs": 0}
 
 
 def lora_requests(spec: VllmSpec) -> Mapping[str | None, LoRARequest]:
@@ -151,36 +180,49 @@ def stat_logger(gauges: Any) -> Any:
     return StatLogger
 
 
-def prompt_ids(request: Request) -> list[int]:
-    """The prompt that vLLM gets: that of the request, followed by the tokens to score."""
-    return [*request.prompt_ids, *request.scored_ids]
+def prompt(request: Request) -> dict[str, Any]:
+    """The prompt that vLLM gets, that of the request followed by the tokens to score, in the form that its renderer leaves: nothing is
+    left to do in a thread of vLLM's."""
+    return {"type": "token", "prompt_token_ids": [*request.prompt_ids, *request.scored_ids]}
 
 
-def completion(request: Request, output: Any, decode: Decode, eos: frozenset[int]) -> Completion:
-    """The completion of `request` that vLLM's final `RequestOutput` holds; `eos` are the end-of-sequence ids."""
-    outputs = sorted(output.outputs, key=lambda one: one.index)
+def completion(request: Request, outputs: Sequence[Any], decode: Decode, eos: frozenset[int]) -> Completion:
+    """The completion of `request` that vLLM's final `RequestOutput` of each candidate holds; `eos` are the end-of-sequence ids.
+
+    Raises `Unusable` for what is no answer. The candidate that had the least of the prompt in the cache says what was there before them;
+    one that was interrupted before its first token says nothing.
+    """
+    read = len(outputs[0].prompt_token_ids)
+    sampled = [each.outputs[0] for each in outputs]
+    looked_up = [each.num_cached_tokens or 0 for each in outputs if each.outputs[0].token_ids]
     usage = Usage(
-        input_tokens=len(output.prompt_token_ids),
-        cached_input_tokens=min(output.num_cached_tokens or 0, len(output.prompt_token_ids)),
-        output_tokens=0 if request.scored_ids else sum(len(one.token_ids) for one in outputs),
+        input_tokens=read,
+        cached_input_tokens=min(read, *looked_up) if looked_up else 0,
+        output_tokens=0 if request.scored_ids else sum(len(one.token_ids) for one in sampled),
     )
+    times = timing([each.metrics for each in outputs])
     if request.scored_ids:
-        scored = _scored(request, output)  # for log probabilities of a prompt vLLM computes all of it, whatever is cached
-        return Completion(candidates=(), scored_logprobs=scored, usage=usage, timing=timing(output.metrics), cache_stated=False)
-    candidates = [candidate(request, one, decode, eos) for one in outputs]
+        scored = _scored(request, outputs[0])  # for log probabilities of a prompt vLLM computes all of it, whatever is cached
+        return Completion(candidates=(), scored_logprobs=scored, usage=usage, timing=times, cache_stated=False)
+    candidates = [candidate(request, one, decode, eos) for one in sampled]
     if len(candidates) < request.n:  # greedy: all are the same
         candidates *= request.n
-    options = _option_logprobs(request.option_ids, outputs[0])
-    return Completion(candidates=tuple(candidates), option_logprobs=options, usage=usage, timing=timing(output.metrics))
+    options = _option_logprobs(request.option_ids, sampled[0])
+    return Completion(candidates=tuple(candidates), option_logprobs=options, usage=usage, timing=times, cache_stated=bool(looked_up))
 
 
-_FINISH: dict[str, FinishReason] = {"length": "length", "abort": "interrupted"}
+_FINISH: dict[str | None, FinishReason] = {"stop": "stop", "length": "length", "abort": "interrupted"}
+"""vLLM has others, `error` and `repetition`, with which a model does not end its turn."""
 
 
 def candidate(request: Request, output: Any, decode: Decode, eos: frozenset[int]) -> Candidate:
-    """The candidate that a `CompletionOutput` holds: cut after its stop, without an end-of-sequence id that is no stop id."""
+    """The candidate that a `CompletionOutput` holds: cut after its stop, without an end-of-sequence id that is no stop id.
+
+    Raises `Unusable` where the model did not write it to its end.
+    """
+    if (finish := _FINISH.get(output.finish_reason)) is None:
+        raise Unusable(f"vLLM ended it with finish reason {output.finish_reason!r}")
     ids, stop = list(output.token_ids), output.stop_reason
-    finish = _FINISH.get(output.finish_reason, "stop")
     sampled = len(ids)
     if isinstance(stop, str):
         sampled = count_through_stop(ids, stop, decode)
@@ -207,13 +249,16 @@ def _scored(request: Request, output: Any) -> tuple[float, ...]:
     return tuple(place[token].logprob for place, token in zip(places, request.scored_ids, strict=True))
 
 
-def timing(stamps: Any) -> Timing:
-    """Durations from vLLM's own monotonic time stamps; all None where one of them is missing."""
-    if stamps is None or not (stamps.queued_ts and stamps.scheduled_ts and stamps.first_token_ts):
+def timing(stamps: Sequence[Any]) -> Timing:
+    """Durations from vLLM's own monotonic time stamps of each candidate, from the first to the last of them; all None where they are
+    missing."""
+    known = [each for each in stamps if each is not None and each.queued_ts and each.scheduled_ts and each.first_token_ts]
+    if not known:
         return Timing()
+    queued, scheduled, first = (min(getattr(each, name) for each in known) for name in ("queued_ts", "scheduled_ts", "first_token_ts"))
     return Timing(
-        queue_time_s=max(0.0, stamps.scheduled_ts - stamps.queued_ts),
-        prefill_time_s=max(0.0, stamps.first_token_ts - stamps.scheduled_ts),
-        decode_time_s=max(0.0, stamps.last_token_ts - stamps.first_token_ts),
-        time_to_first_token_s=max(0.0, stamps.first_token_ts - stamps.queued_ts),
+        queue_time_s=max(0.0, scheduled - queued),
+        prefill_time_s=max(0.0, first - scheduled),
+        decode_time_s=max(0.0, max(each.last_token_ts for each in known) - first),
+        time_to_first_token_s=max(0.0, first - queued),
     )

@@ -10,7 +10,7 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pipeline.engine import Completion, EngineStatistics, Fact, Request, Speculation
@@ -18,10 +18,10 @@ from pipeline.engines.checkpoint import ANEW
 from pipeline.engines.meter import UsageMeter
 from pipeline.engines.process.wire import (
     Abort,
+    CacheReset,
     Failed,
     Interrupt,
     Loading,
-    PrefixCacheIsEmpty,
     Ready,
     Report,
     ResetPrefixCache,
@@ -38,6 +38,9 @@ if TYPE_CHECKING:
 
 
 _ABORT_AGAIN_S = 0.01
+_RESET_AGAIN_S, _RESETS = 0.02, 500
+"""How soon again, and how many times, vLLM is asked to empty its prefix cache: with asynchronous scheduling the blocks of an answered
+request are freed an iteration later, and until then it keeps all."""
 
 
 class Gauges:
@@ -96,6 +99,8 @@ class VllmServer:
         self.max_model_len = int(engine.model_config.max_model_len)
         self.vocab_size = int(engine.model_config.get_vocab_size())
         self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._ids: dict[int, list[str]] = {}
+        """What vLLM calls the candidates of each request that it computes."""
         self._meter = UsageMeter()
         self._busy_s = self._busy_since = self._reported_s = 0.0
         gauges.on_iteration = self._iterated
@@ -127,47 +132,80 @@ class VllmServer:
                 task.cancel()
 
     async def _answer(self, number: int, request: Request) -> None:
-        done: list[tuple[int, Completion]] = []
-        refused: list[tuple[int, str]] = []
+        """Have a request computed and report what became of it. Only the death of the engine is raised."""
+        answer: dict[str, list[tuple[int, Any]]] = {}
         try:
-            output = await self._generate(number, request)
-            completion = self._terms.completion(request, output, self._tokenizer.decode, self._tokenizer.eos_ids)
-            self._meter.count(completion.usage)
-            done.append((number, completion))
+            outputs = await self._outputs(number, request)
+            answer = {"done": [(number, self._completion(request, outputs))]}
+        except self._terms.DEAD:
+            raise
         except self._terms.REFUSALS as error:
-            refused.append((number, self._terms.first_line(error)))
+            answer = {"refused": [(number, self._terms.first_line(error))]}
+        except Exception as error:
+            answer = {"again": [(number, self._terms.first_line(error))]}
         finally:
             del self._tasks[number]
             self._end()
-            self._report(done, refused)
+            self._report(**answer)
+
+    def _completion(self, request: Request, outputs: Sequence[Any]) -> Completion:
+        """The completion that vLLM's `outputs` hold; raises `Unusable`, whatever is wrong with them."""
+        try:
+            completion = self._terms.completion(request, outputs, self._tokenizer.decode, self._tokenizer.eos_ids)
+        except (AttributeError, LookupError, TypeError, ValueError) as error:
+            raise self._terms.Unusable(f"vLLM's output cannot be read: {type(error).__name__}: {error}") from error
+        self._meter.count(completion.usage)
+        return completion
 
     async def _interrupt(self, number: int) -> None:
         """Have vLLM abort a request, which gives what it has sampled as the final output; again until it is answered, because vLLM may not
         know the request yet."""
         while number in self._tasks:
-            await self._engine.abort(str(number))
+            await self._engine.abort(self._ids.get(number, []))
             await asyncio.sleep(_ABORT_AGAIN_S)
 
     async def _reset_prefix_cache(self) -> None:
-        await self._engine.reset_prefix_cache()
-        self._connection.send(PrefixCacheIsEmpty())
+        flaw: str | None = f"kept its prefix cache: blocks were in use {_RESETS * _RESET_AGAIN_S:g} s after its last answer"
+        for _ in range(_RESETS):
+            if await self._engine.reset_prefix_cache():
+                flaw = None
+                break
+            await asyncio.sleep(_RESET_AGAIN_S)
+        self._connection.send(CacheReset(flaw))
 
     def _iterated(self) -> None:
         """Send the statistics after an iteration, unless that was done less than `REPORT_EVERY_S` ago."""
         if self._tasks and self._gauges.last_s - self._reported_s >= REPORT_EVERY_S:
-            self._report([], [])
+            self._report()
 
-    def _report(self, done: list[tuple[int, Completion]], refused: list[tuple[int, str]]) -> None:
+    def _report(self, **answer: list[tuple[int, Any]]) -> None:
         self._reported_s = time.monotonic()
-        self._connection.send(Report(self.statistics(), done, refused))
+        self._connection.send(Report(self.statistics(), **answer))
 
-    async def _generate(self, number: int, request: Request) -> Any:
-        """vLLM's final output for a request; vLLM aborts the request if this task is cancelled."""
+    async def _outputs(self, number: int, request: Request) -> list[Any]:
+        """vLLM's final output for each candidate of a request; raises the error of one of them. vLLM aborts them all if this task is
+        cancelled, or if one fails."""
+        params = self._terms.sampling_params(request, self.max_model_len, speculates=self._speculates)
+        self._ids[number] = [f"{number}-{index}" for index in range(len(params))]
+        parts = [self._output(one, request, each) for one, each in zip(self._ids[number], params, strict=True)]
+        try:
+            if len(parts) == 1:
+                return [await parts[0]]
+            async with asyncio.TaskGroup() as tasks:
+                started = [tasks.create_task(part) for part in parts]
+            return [task.result() for task in started]
+        except ExceptionGroup as group:
+            error = next((each for each in group.exceptions if isinstance(each, self._terms.DEAD)), group.exceptions[0])
+            raise error from error.__cause__
+        finally:
+            del self._ids[number]
+
+    async def _output(self, request_id: str, request: Request, params: Any) -> Any:
         last = None
         async for output in self._engine.generate(
-            {"prompt_token_ids": self._terms.prompt_ids(request)},
-            self._terms.sampling_params(request, self.max_model_len, speculates=self._speculates),
-            request_id=str(number),
+            self._terms.prompt(request),
+            params,
+            request_id=request_id,
             lora_request=self._adapters.get(request.adapter),
             priority=request.priority,
         ):
@@ -237,23 +275,28 @@ def load(setup: Setup, spec: "VllmSpec", gauges: Gauges) -> "AsyncLLM":
 
 def facts(engine: "AsyncLLM", setup: Setup, spec: "VllmSpec") -> dict[str, Fact]:
     """See `Engine.facts`; also vLLM's version and what it chose by itself."""
-    from vllm import __version__
+    from vllm import __version__, envs
     from vllm.platforms import current_platform
 
     from pipeline.engines.cores import core_facts
+    from pipeline.engines.vllm.terms import honoured
 
     config = engine.vllm_config
     cache = config.cache_config
-    device = str(current_platform.get_device_name())
+    block_size = getattr(cache, "effective_attention_block_size", None) or cache.block_size
+    device, on_cpu = str(current_platform.get_device_name()), current_platform.is_cpu()
     return {
         "answers": "model",
-        **(core_facts(setup.role, setup.cores, spec.threads) if current_platform.is_cpu() else _gpu_facts(spec, device)),
+        **(core_facts(setup.role, setup.cores, spec.threads) if on_cpu else _gpu_facts(spec, device)),
         "vllm": __version__,
         "device": device,
         "dtype": str(config.model_config.dtype).removeprefix("torch."),
-        "kv_cache_tokens": (cache.num_gpu_blocks or 0) * cache.block_size,
-        "block_size": cache.block_size,
+        "kv_cache_tokens": cache.kv_cache_size_tokens or (cache.num_gpu_blocks or 0) * block_size,
+        "block_size": block_size,
         "max_num_batched_tokens": config.scheduler_config.max_num_batched_tokens,
+        "model_runner": "V2" if config.use_v2_model_runner else "V1",
+        "batch_invariant": bool(envs.VLLM_BATCH_INVARIANT),
+        "sampling": honoured(spec, on_cpu=on_cpu),
     }
 
 
