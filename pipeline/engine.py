@@ -156,6 +156,8 @@ class Completion(Struct, frozen=True, kw_only=True):
     timing: Timing = Timing()
     cache_stated: bool = True
     """Whether the engine looked into its prefix cache for this request, and says in `usage` what it found."""
+    model: str | None = None
+    """The model that answered, by the name that a server gives it; None where none is stated."""
 
 
 class Speculation(Struct, frozen=True, kw_only=True):

@@ -104,7 +104,7 @@ def validate_completion(completion: Completion, request: Request, vocab_size: in
     A valid answer has as many candidates and log probabilities as were asked for, none of more than `max_tokens` tokens, ids below
     `vocab_size`, a choice among the options, and log probabilities that are numbers not above 0. What it says of its tokens and times
     can be true (`flaw_in_usage`, `flaw_in_timing`). A candidate may be without tokens only where the engine says that it ended its
-    turn, or that it was interrupted as the request allows: otherwise a chain could go on forever.
+    turn, that it was interrupted as the request allows, or that it sampled tokens up to their limit which it does not show.
     """
     try:
         return _flaw_in_completion(completion, request, vocab_size)
@@ -117,7 +117,7 @@ def _flaw_in_completion(completion: Completion, request: Request, vocab_size: in
     if len(completion.candidates) != wanted:
         return f"it has {_many(len(completion.candidates), 'candidate')}, not {wanted}"
     for candidate in completion.candidates:
-        if flaw := _flaw_in_candidate(candidate, request, vocab_size):
+        if flaw := _flaw_in_candidate(candidate, request, vocab_size, completion.usage.output_tokens):
             return flaw
     if request.option_ids and (flaw := _flaw_in_choice(completion.candidates[0], request.option_ids)):
         return flaw
@@ -148,7 +148,7 @@ def flaw_in_timing(timing: Timing) -> str | None:
     return None
 
 
-def _flaw_in_candidate(candidate: Candidate, request: Request, vocab_size: int) -> str | None:
+def _flaw_in_candidate(candidate: Candidate, request: Request, vocab_size: int, sampled: int) -> str | None:
     ids, total, max_tokens = candidate.ids, candidate.cumulative_logprob, request.max_tokens
     if ids and not _all_in(ids, vocab_size):
         wrong = next(i for i in ids if not 0 <= i < vocab_size)
@@ -160,7 +160,8 @@ def _flaw_in_candidate(candidate: Candidate, request: Request, vocab_size: int) 
     interrupted = candidate.finish_reason == "interrupted"
     if interrupted and not request.interruptible:
         return "it interrupted a request that is not interruptible"
-    if not ids and (candidate.text or not (candidate.ended or (interrupted and candidate.stop_reason is None))):
+    unshown = candidate.finish_reason == "length" and sampled
+    if not ids and (candidate.text or candidate.stop_reason is not None or not (candidate.ended or interrupted or unshown)):
         return "a candidate has no tokens and did not end its turn"
     if total is not None and not total <= _ROUNDING * max(1, len(ids)):
         return f"{_shown(total)} is not a log probability"

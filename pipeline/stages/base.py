@@ -91,7 +91,9 @@ class EngineStage:
         )
 
     def span(self, candidate: Candidate) -> Span:
-        """`candidate` as a span of the thought; it closes the thought when it ends in `</think>` or an end-of-sequence token."""
+        """`candidate` as a span of the thought; it closes the thought when it ends in `</think>` or an end-of-sequence token, or where
+        all that the engine sampled is hidden, as it would be the next time."""
         ids = candidate.ids
-        closes = candidate.ended or (ids[-1:] == self.close_ids != ())
+        hidden = not ids and candidate.finish_reason == "length"
+        closes = candidate.ended or hidden or (ids[-1:] == self.close_ids != ())
         return Span(self.role, ids, candidate.text, closes)

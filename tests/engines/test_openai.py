@@ -309,7 +309,7 @@ def first(answer: dict[str, Any]) -> Any:
         (cut, EngineUnavailable, "broke the connection: "),
         (raw(b'{"choices": [{"te'), EngineUnavailable, "sent an answer that is not JSON"),
         (edited(lambda answer: first(answer).update(finish_reason="abort")), EngineUnavailable, "gave up the request"),
-        (status(400, "bad\nluck"), RequestRefused, "refused it with status 400: bad luck"),
+        (status(400, "bad\nluck"), RequestRefused, "answered 400: bad luck"),
         (status(404, "no such model"), EngineUnavailable, "answered 404: no such model"),
         (status(400, "too long", code="context_length_exceeded"), ContextOverflow, f"a prompt of {len(PROMPT)} tokens leaves no room"),
         (status(400, "too long", type="exceed_context_size_error", n_ctx=64), ContextOverflow, "in a context of 64"),
@@ -528,7 +528,7 @@ def test_a_run_leaves_no_key_behind(tmp_path: Path) -> None:
     assert (run.returncode, report.returncode) == (3, 0), run.stderr + report.stderr
     tables = {path.parent.name: pyarrow.parquet.read_table(path).to_pylist() for path in (tmp_path / "run").rglob("*.parquet")}
     said = str(tables)
-    for expected in ("refused it with status 400: no ***", "answered 429: later ***", "The answer is \\\\boxed{***}.", "Key ***.\\n\\n"):
+    for expected in ("answered 400: no ***", "answered 429: later ***", "The answer is \\\\boxed{***}.", "Key ***.\\n\\n"):
         assert expected in said
     decoded = [TOKENIZER.decode(ids) for row in tables["calls"] for ids in row["output_token_ids"]]
     page = (tmp_path / "report.html").read_text()

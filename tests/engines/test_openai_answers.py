@@ -132,7 +132,7 @@ def spec_of(small: SmallServer) -> OpenAISpec:
         tokenizer="bundled:tiny-target",
         max_model_len=512,
         api_key_env="SMALL_LOGIN",
-        reconnect_s=0.05,
+        reconnect_s=0.25,
     )
 
 
@@ -200,10 +200,10 @@ MANY_DIGITS = "9" * 5000
         (in_json("token_logprobs", "[NaN]"), EngineUnavailable, "sent an answer that is not JSON: "),
         (in_json("token_logprobs", "[5.0]"), BadCompletion, "has a log probability of 5.0"),
         (status(500, headers={"Content-Type": "text/html; charset=hex"}), EngineUnavailable, "answered 500: not now"),
-        (status(400, headers={"Content-Type": "text/html; charset=idna"}), RequestRefused, "refused it with status 400: not now"),
-        (status(400, [10**30], code=DEEP), RequestRefused, "with status 400: [1000000000000000000000000000000]"),
-        (status(400, {"a": None}, n_ctx="x"), RequestRefused, 'with status 400: {"a": null}'),
-        (status(400, None), RequestRefused, "with status 400: status 400"),
+        (status(400, headers={"Content-Type": "text/html; charset=idna"}), RequestRefused, "answered 400: not now"),
+        (status(400, [10**30], code=DEEP), RequestRefused, "answered 400: [1000000000000000000000000000000]"),
+        (status(400, {"a": None}, n_ctx="x"), RequestRefused, 'answered 400: {"a": null}'),
+        (status(400, None), RequestRefused, "answered 400: status 400"),
         (status(400, f"context length is {MANY_DIGITS}"), ContextOverflow, "in a context of 512"),
         (status(400, "too long", code="context_length_exceeded", n_ctx=10**30), ContextOverflow, "in a context of 512"),
     ],
@@ -249,7 +249,7 @@ def test_times_that_cannot_be_true_are_set_aside(cases: dict[str, Case]) -> None
 @pytest.mark.parametrize(
     "value",
     [
-        *("9" * 400, "7200", "1e400", "nan", "-1", "\u0665"),
+        *("9" * 400, "1e400", "nan", "-1", "\u0665"),
         *("Fri, 31 Dec 9999 23:59:59 -9999", "Mon, 01 Jan 0001 00:00:00 +9999", "Sun, 06 Nov 2044 08:49:37 +99999999999999999999", ", ,"),
     ],
 )

@@ -165,10 +165,20 @@ def test_many_refusals_at_once_share_a_probe() -> None:
     talk(1, conversation)
 
 
-def test_where_every_replica_refuses_everything_the_engine_is_dead() -> None:
+@pytest.mark.parametrize(
+    ("code", "why"),
+    [
+        (401, "the key is not accepted"),
+        (402, "nothing is left to pay for requests"),
+        (404, "no such model or address is served; every server of it has refused everything for 0.3 s"),
+    ],
+)
+def test_where_every_replica_refuses_everything_the_engine_is_dead(code: int, why: str) -> None:
+    """At once where no server will be paid or knows the key, after a while where a model may be loaded."""
+
     async def conversation(engine: OpenAIEngine, servers: Sequence[SmallServer]) -> None:
         for server in servers:
-            server.always = status(401, "no such key")
+            server.always = status(code, "no")
         died = []
         async with anyio.create_task_group() as tasks:
             for index in range(8):
@@ -181,8 +191,8 @@ def test_where_every_replica_refuses_everything_the_engine_is_dead() -> None:
 
                 tasks.start_soon(one, ask(str(index)))
         assert len(died) == 8
-        assert {words.partition("; ")[2] for words in died} == {"every server of it has refused everything for 0.3 s"}
-        assert "answered 401: no such key" in died[0]
+        assert {words.partition("; ")[2] for words in died} == {why}
+        assert f"answered {code}: no" in died[0]
 
     talk(2, conversation, reconnect_s=0.3)
 

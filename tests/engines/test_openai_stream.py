@@ -10,11 +10,12 @@ from msgspec import structs
 from pipeline.engine import Completion, Request
 from pipeline.engines.openai.backend import open_openai
 from pipeline.engines.openai.engine import OpenAIEngine
-from pipeline.engines.openai.response import Aborted, Malformed
+from pipeline.engines.openai.replies import Aborted, Malformed
 from pipeline.engines.openai.spec import OpenAISpec
+from pipeline.engines.openai.stated import read_usage
 from pipeline.engines.openai.stream import StreamedAnswer
 from pipeline.engines.tokenizer import HFTokenizer
-from pipeline.errors import BadCompletion, EngineUnavailable
+from pipeline.errors import BadCompletion, EngineUnavailable, RequestRefused
 from tests.support.paths import ROOT
 from tests.support.small_server import (
     HOSTED,
@@ -143,6 +144,8 @@ def test_a_request_that_waits_for_a_replica_has_no_tokens() -> None:
     [
         (b"", EngineUnavailable, "broke its answer off$"),
         (b'data: {"error": {"message": "out of memory", "code": 500}}\n\n', EngineUnavailable, "broke its answer off: out of memory"),
+        (b'data: {"choices": [{"text": "x", "finish_reason": "error"}]}\n\n', EngineUnavailable, "gave up the request"),
+        (b'data: {"error": {"message": "no more", "code": 400}, "choices": []}', RequestRefused, "broke its answer off: no more"),
         (b'data: {"choices": [{"index": "x"}]}\n\n', BadCompletion, "is not a completion"),
     ],
 )
@@ -159,15 +162,27 @@ def test_a_server_that_answers_as_a_whole_is_understood() -> None:
     assert answers.in_pieces == answers.whole
 
 
-def test_bytes_may_be_cut_anywhere() -> None:
+@pytest.mark.parametrize(
+    "last",
+    [
+        b"",
+        b"data: [DONE]",
+        b'data: {"choices": null, "usage": {"prompt_tokens": 3}}\n\ndata: [DONE]\n\n',
+        b'data: {"usage": {"prompt_tokens": 3}}',
+        b'data: {"choices": [], "error": null, "usage": {"prompt_tokens": 3}}\n\n',
+        b'event: end\ndata: {"id": "x", "model": "m"}\n\n: bye\n',
+    ],
+)
+def test_bytes_may_be_cut_anywhere_and_what_is_stated_last_may_have_no_choices(last: bytes) -> None:
     first = b': hello\r\n\r\ndata: {"choices": [{"index": 0, "text": "a"}]}\r\n\r\n'
-    events = first + b'data:{"choices": [{"text": "b", "finish_reason": "stop"}]}\n\n'
+    events = first + b'data:{"choices": [{"text": "b", "finish_reason": "stop"}]}\n\n' + last
     for size in (1, 2, 7, len(events)):
         answer = StreamedAnswer()
         for start in range(0, len(events), size):
             answer.feed(events[start : start + size])
         (choice,) = answer.body().choices
         assert (choice.text, choice.finish_reason) == ("ab", "stop")
+        assert read_usage(answer.body().usage).prompt_tokens == (3 if b"usage" in last else None)
 
 
 def test_nothing_is_an_answer_only_where_it_was_interrupted() -> None:

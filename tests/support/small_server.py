@@ -124,7 +124,8 @@ def pieces(reply: Reply) -> list[bytes]:
         kept = ("finish_reason", "stop_reason", "matched_stop")
         events.append({**rest, "text": "", **{name: choice[name] for name in kept if name in choice}})
     bodies = [*({"choices": [event]} for event in events), {"choices": [], "usage": answer["usage"]}]
-    return [b"data: " + json.dumps(body).encode() + b"\n\n" for body in bodies] + [b"data: [DONE]\n\n"]
+    named = ({"model": answer["model"], **body} for body in bodies)
+    return [b"data: " + json.dumps(body).encode() + b"\n\n" for body in named] + [b"data: [DONE]\n\n"]
 
 
 def streamed(count: int | None = None, *, then: bytes | None = None) -> Fault:
@@ -252,6 +253,8 @@ class SmallServer:
             return page({"version": "0.32.0"})
         if seen.path == "/metrics" and self.metrics:
             return 200, {"Content-Type": "text/plain"}, self.metrics.encode()
+        if seen.path == "/v1/chat/completions":
+            return chat_reply(seen.body)
         if seen.path != self.completions:
             return refusal(404, "Not Found")
         return Writer(self, seen.body).reply()
@@ -261,6 +264,16 @@ def story(prompt: Sequence[int], draw: int) -> str:
     """Two steps of a thought, its end and an answer, other ones for another prompt or draw."""
     number = int.from_bytes(blake2b(repr((list(prompt), draw)).encode(), digest_size=2).digest())
     return f"So {number % 97} pens.\n\nThen {number % 89} pens.\n\n</think>\n\nThe answer is {number % 10}.<|end|>"
+
+
+def chat_reply(body: Mapping[str, Any]) -> Reply:
+    """A short thought and an answer, or one of the options that are asked for."""
+    message = {"role": "assistant", "content": "It is \\boxed{42}.", "reasoning_content": "Let me think."}
+    if "nothing but one of" in body["messages"][-1]["content"]:
+        message = {"role": "assistant", "content": "I take candidate 1."}
+    usage = {"prompt_tokens": 7, "completion_tokens": 5, "prompt_tokens_details": {"cached_tokens": 3}}
+    choices = [{"index": 0, "message": message, "finish_reason": "stop"}]
+    return page({"id": "chat", "object": "chat.completion", "model": body["model"], "choices": choices, "usage": usage})
 
 
 def page(content: Mapping[str, Any]) -> Reply:
@@ -295,7 +308,8 @@ class Writer:
         sampled = sum(len(choice.pop("sampled")) for choice in choices)
         counted = len(self.prompt) + (kind.bos and isinstance(body["prompt"], str))
         usage = {"prompt_tokens": counted, "completion_tokens": sampled, "prompt_tokens_details": {"cached_tokens": 3}}
-        return page({"id": "cmpl", "object": "text_completion", "choices": choices, "usage": usage, "system_fingerprint": "small-1"})
+        about = {"id": "cmpl", "object": "text_completion", "model": body["model"], "system_fingerprint": "small-1"}
+        return page({**about, "choices": choices, "usage": usage})
 
     def choice(self, index: int) -> dict[str, Any]:
         draw = self.body["seed"] + index if self.body["temperature"] else 0

@@ -4,10 +4,10 @@ It says no log probabilities, no token ids and no more than one reply a request;
 values are 0 or 1. Token counts are the server's.
 """
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import anyio
 import msgspec
@@ -29,62 +29,46 @@ from pipeline.engine import (
 from pipeline.engines.chat.messages import Asked, ChatTokenizer, asked_of, candidate_of, option_in
 from pipeline.engines.chat.spec import ChatSpec
 from pipeline.engines.meter import UsageMeter
-from pipeline.engines.openai.client import UNREADABLE, Broken, Reply, Server, check_url, is_context_overflow, read_key, server_error_of
+from pipeline.engines.openai.client import UNREADABLE, Broken, Oversized, Server, check_url, read_key
+from pipeline.engines.openai.replies import (
+    Closed,
+    Malformed,
+    Said,
+    Unanswered,
+    Withheld,
+    error_of,
+    finish_of,
+    refusal_of,
+    refuse_closed,
+    said_in,
+)
+from pipeline.engines.openai.request import longest_answer
+from pipeline.engines.openai.response import ResponseBody, decode_response
+from pipeline.engines.openai.stated import UsageBody, model_of, read_usage
 from pipeline.engines.sim.tokenizer import VOCAB_SIZE
 from pipeline.engines.startup import READY, tell_phase
 from pipeline.engines.validate import validate_completion, validate_request
-from pipeline.errors import BadCompletion, ContextOverflow, EngineUnavailable, GraphError, RequestRefused, install_command
+from pipeline.errors import BadCompletion, EngineDead, EngineUnavailable, GraphError, PipelineError, RequestRefused, install_command
+from pipeline.graph.prompts import Message
 from pipeline.machine import Machine
 from pipeline.tasks import gather
 
-MOST_BYTES = 1 << 26
-"""Most bytes of a reply."""
 TEMPLATE_TOKENS = 32
 """Tokens of a prompt that are left for what the server's chat template adds to the messages."""
 SEEDS = 1 << 31
 NEVER = -1e9
 """The log probability of an option that a reply does not name."""
+_TRIED = (Message("user", "0 or 1?"),)
+"""What a server is asked that has refused its first request, to learn whether it refuses them all."""
 
 
-class ReplyMessage(Struct, frozen=True):
-    """What the model said."""
+class Answer(NamedTuple):
+    """The server's answer to one request."""
 
-    content: str | None = None
-    reasoning_content: str | None = None
-    """Its thought, as vLLM, SGLang and DeepSeek call it."""
-    reasoning: str | None = None
-    """Its thought, as others call it."""
-
-
-class Choice(Struct, frozen=True):
-    """One reply."""
-
-    message: ReplyMessage
-    finish_reason: str | None = None
-
-
-class Details(Struct, frozen=True):
-    """How many tokens of a prompt were cached."""
-
-    cached_tokens: int | None = None
-
-
-class Counts(Struct, frozen=True):
-    """Token counts, as the server's own tokenizer counts."""
-
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-    prompt_tokens_details: Details | None = None
-
-
-class Body(Struct, frozen=True):
-    """The body of an answer."""
-
-    choices: tuple[Choice, ...]
-    usage: Counts | None = None
-
-
-_decode = msgspec.json.Decoder(Body).decode
+    said: Said
+    finish: FinishReason
+    usage: UsageBody
+    model: str | None
 
 
 class ChatEngine:
@@ -104,17 +88,27 @@ class ChatEngine:
             "continues": False,
         }
         self._meter = UsageMeter()
+        self._answered = False
+        """Whether the server has answered any request."""
+        self._trying = anyio.Lock()
+        self._exit_reason: str | None = None
+        """Why the server will answer nothing any more; None: it may."""
 
     async def generate(self, request: Request) -> Completion:
         """See `Engine.generate`."""
+        if self._exit_reason is not None:
+            raise EngineDead(self.role, self._exit_reason)
         validate_request(request, self.max_model_len, self.vocab_size)
         asked = asked_of(request, self._tokenizer)
         self._meter.begin()
         try:
-            bodies = await gather([partial(self._reply, request, asked, index) for index in range(request.n)])
+            answers = await gather([partial(self._answer, request, asked, index) for index in range(request.n)])
+        except EngineDead as death:
+            self._exit_reason = death.exit_reason
+            raise
         finally:
             self._meter.end()
-        completion = self._completion(request, asked, bodies)
+        completion = self._completion(request, asked, answers)
         if (flaw := validate_completion(completion, request, self.vocab_size)) is not None:
             raise BadCompletion(self.role, request.request_id, flaw)
         self._meter.count(completion.usage)
@@ -129,21 +123,46 @@ class ChatEngine:
         with anyio.CancelScope(shield=True):
             await self._server.aclose()
 
-    async def _reply(self, request: Request, asked: Asked, index: int) -> Body:
+    async def _answer(self, request: Request, asked: Asked, index: int) -> Answer:
         """The server's answer to one candidate of `request`; raises the error to raise where there is none."""
+        body = self._body(request, asked, index)
         try:
-            reply = await self._server.send("/chat/completions", self._body(request, asked, index), MOST_BYTES)
+            found = await self._send(body)
+            if isinstance(found, Withheld) and await self._refuses_all(body):
+                raise Closed(f"{found}; it refuses a request of a few words, too")
+            if isinstance(found, Unanswered):
+                raise found
+            self._answered = True
+            if not found.choices:
+                raise Malformed("holds no reply")
+            choice = found.choices[0]
+            finish = finish_of(choice.finish_reason, choice.error)
+            if choice.message is None:
+                raise Malformed("holds no message")
+            said = Said(*map(self._server.scrub_answer, said_in(choice.message, finish)))
+            return Answer(said, finish, read_usage(found.usage), model_of(found.model))
+        except Oversized as error:
+            raise BadCompletion(self.role, request.request_id, str(error)) from None
         except Broken as error:
             raise EngineUnavailable(self.role, f"cannot ask: the server {error}") from None
-        if not reply.ok:
-            raise self._refusal(request, reply)
-        try:
-            body = _decode(reply.content)
-        except (*UNREADABLE, RecursionError) as error:
-            raise BadCompletion(self.role, request.request_id, f"not a chat completion: {error}") from None
-        if not body.choices:
-            raise BadCompletion(self.role, request.request_id, "it holds no reply")
-        return body
+        except Unanswered as reply:
+            failure: PipelineError = error_of(reply, self.role, request, self._server, self.max_model_len)
+        raise failure
+
+    async def _send(self, body: Mapping[str, Any]) -> ResponseBody | Unanswered:
+        """The body of the server's answer, or what its refusal means; raises `Broken`, and what `decode_response` does."""
+        longest = longest_answer({"max_tokens": body[self._spec.max_tokens_key], "prompt": ()})
+        reply = await self._server.send("/chat/completions", body, longest)
+        return decode_response(reply.content) if reply.ok else refusal_of(reply)
+
+    async def _refuses_all(self, body: Mapping[str, Any]) -> bool:
+        """Whether the server, which has refused `body` and answered none yet, refuses its fields whatever is asked with them."""
+        async with self._trying:
+            if self._answered or self._exit_reason is not None:
+                return not self._answered
+            found = await self._send({**body, "messages": msgspec.to_builtins(_TRIED)})
+            self._answered = isinstance(found, ResponseBody)
+            return isinstance(found, Withheld | Closed)
 
     def _body(self, request: Request, asked: Asked, index: int) -> dict[str, Any]:
         spec = self._spec
@@ -155,51 +174,45 @@ class ChatEngine:
             body |= {"seed": (request.seed + index) % SEEDS} if request.temperature else {}
         return body | dict(spec.extra)
 
-    def _refusal(self, request: Request, reply: Reply) -> Exception:
-        """The error that a reply without an answer is."""
-        refused = server_error_of(reply)
-        said = f"the server at {self._server.url} said: {refused.text}"
-        if is_context_overflow(refused):
-            return ContextOverflow(len(request.prompt_ids), refused.context or self.max_model_len)
-        if reply.transient:
-            return EngineUnavailable(self.role, f"could not answer: {said}", reply.retry_after_s)
-        return RequestRefused(f"request {request.request_id!r}: {said} (status {reply.status})")
-
-    def _completion(self, request: Request, asked: Asked, bodies: list[Body]) -> Completion:
+    def _completion(self, request: Request, asked: Asked, answers: Sequence[Answer]) -> Completion:
         """The completion that the answers are, a candidate each."""
         candidates: list[Candidate] = []
         logprobs: tuple[float, ...] = ()
-        for body in bodies:
-            said, finish = body.choices[0].message, _finish(body.choices[0].finish_reason)
-            content, reasoning = said.content or "", said.reasoning_content or said.reasoning or ""
+        for answer in answers:
             if asked.options:
-                place = option_in(content, asked.options)
-                if place is None:
-                    what = f"its reply names none of {', '.join(asked.options)}: {content[:100]!r}"
-                    raise BadCompletion(self.role, request.request_id, what)
+                place = self._chosen(request, asked, answer)
                 logprobs = tuple(0.0 if each == place else NEVER for each in range(len(asked.options)))
                 chosen = request.option_ids[place]
                 text = self.tokenizer.decode([chosen])
                 candidates.append(Candidate(ids=(chosen,), text=text, cumulative_logprob=None, finish_reason="length"))
             else:
-                candidates.append(candidate_of(reasoning, content, finish, request, asked, self._tokenizer))
+                candidates.append(candidate_of(*answer.said, answer.finish, request, asked, self._tokenizer))
         return Completion(
             candidates=tuple(candidates),
             option_logprobs=logprobs,
-            usage=_usage(request, bodies, candidates),
-            cache_stated=all(body.usage is not None and body.usage.prompt_tokens_details is not None for body in bodies),
+            usage=_usage(request, answers, candidates),
+            cache_stated=all(answer.usage.states_cached for answer in answers),
+            model=next((answer.model for answer in answers), None),
         )
 
+    def _chosen(self, request: Request, asked: Asked, answer: Answer) -> int:
+        """The place of the option that an answer names; raises the error to raise where it names none."""
+        content = answer.said.content
+        if (place := option_in(content, asked.options)) is not None:
+            return place
+        if answer.finish == "length" and not content.strip():
+            what = f"all tokens of its reply went into reasoning, before it named one of {', '.join(asked.options)}"
+            raise RequestRefused(f"request {request.request_id!r}: engine {self.role!r}: {what}; raise thinking_tokens")
+        what = f"its reply names none of {', '.join(asked.options)}: {content[:100]!r}"
+        raise BadCompletion(self.role, request.request_id, what)
 
-def _finish(stated: str | None) -> FinishReason:
-    return "length" if stated == "length" else "stop"
 
-
-def _usage(request: Request, bodies: list[Body], candidates: list[Candidate]) -> Usage:
+def _usage(request: Request, answers: Sequence[Answer], candidates: list[Candidate]) -> Usage:
     """The tokens that the server counts, as far as they can be those of `request`, in whose tokens limits are counted."""
-    read = sum(body.usage.prompt_tokens for body in bodies if body.usage is not None)
-    cached = sum((details.cached_tokens or 0) for body in bodies if body.usage and (details := body.usage.prompt_tokens_details))
-    written = sum(body.usage.completion_tokens for body in bodies if body.usage is not None) or sum(len(each.ids) for each in candidates)
+    stated = [answer.usage for answer in answers]
+    read = sum(each.prompt_tokens or 0 for each in stated)
+    cached = sum(each.cached_tokens for each in stated)
+    written = sum(each.completion_tokens or 0 for each in stated) or sum(len(each.ids) for each in candidates)
     return Usage(input_tokens=read, cached_input_tokens=min(cached, read), output_tokens=min(written, request.n * (request.max_tokens + 1)))
 
 
@@ -237,11 +250,7 @@ async def _check_model(where: str, server: Server, spec: ChatSpec) -> None:
         reply = await server.get("/models")
     except Broken as error:
         raise GraphError(where, f"the server {error}; start it, or correct base_url") from None
-    if reply.unauthorized:
-        remedy = (
-            f"does not accept the key in {spec.api_key_env}" if spec.api_key_env else "asks for a key: name its variable in api_key_env"
-        )
-        raise GraphError(where, f"{server.url} {remedy} (status {reply.status})")
+    refuse_closed(where, server, spec.api_key_env, reply)
     try:
         names = [model.id for model in msgspec.json.decode(reply.content, type=_Models).data] if reply.ok else []
     except UNREADABLE:

@@ -57,13 +57,15 @@ def asked_of(request: Request, tokenizer: ChatTokenizer) -> Asked:
 def candidate_of(reasoning: str, content: str, finish: FinishReason, request: Request, asked: Asked, tokenizer: ChatTokenizer) -> Candidate:
     """The candidate that a reply is: its thought, closed by the mark of a thought, and what follows it.
 
-    Of a model that shows no thought the whole reply is the thought, and its conclusion the answer. Tokens are counted otherwise than the
+    Of a model that shows no thought the whole reply is the thought, and its conclusion the answer. A reply that is cut before its answer
+    began is a thought that is not closed. Tokens are counted otherwise than the
     server's, so that a whole reply may be too long: then the end of its thought is left out, and the beginning of an answer.
     """
+    whole = bool(reasoning and content.strip())
     if not reasoning:
         begun, closed, after = content.lstrip().removeprefix(THINK_OPEN).partition(THINK_CLOSE)
         if closed or content.lstrip().startswith(THINK_OPEN):
-            reasoning, content = begun, after
+            reasoning, content, whole = begun, after, bool(closed)
     close = tokenizer.special_ids[THINK_CLOSE]
     stop = close if asked.thinks and close in request.stop_ids else None
     if not asked.thinks:
@@ -78,7 +80,7 @@ def candidate_of(reasoning: str, content: str, finish: FinishReason, request: Re
         kept = (*thought, *(answer[cut:] if cut > 0 and not asked.thinks else answer))[: request.max_tokens]
         finish = "length" if cut > 0 and asked.thinks else "stop"
     else:
-        kept = (*thought, *answer)[: request.max_tokens]
+        kept = (*thought, *(answer if whole or not asked.thinks else ()))[: request.max_tokens]
     return Candidate(
         ids=kept,
         text=tokenizer.decode(kept),

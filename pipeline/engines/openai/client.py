@@ -31,16 +31,14 @@ MAX_BODY_BYTES = 64 << 20
 """Longest answer that is read, whatever was asked: 35 candidates of 8,192 tokens, with log probabilities, are half of that."""
 MAX_FACTS_BYTES = 16 << 20
 """Longest answer that is read to a question about the server itself: some list thousands of models."""
-MAX_RETRY_AFTER_S = 3600.0
-"""A server that asks to wait for longer, or for no time that there is, counts as one that does not say."""
+MAX_RETRY_AFTER_S = 1e8
+"""A server that asks to wait for longer, three years, or for no time that there is, counts as one that does not say."""
 UNREADABLE = (ValueError, RecursionError)
 """What msgspec raises for bytes that are not the JSON asked for: its own errors are `ValueError`s, as are those of UTF-8 and of integers
 with thousands of digits; JSON that is too deep is a `RecursionError`."""
 _KEEPALIVE_S = 3.0
 """Shorter than the 5 s after which uvicorn closes an idle connection: one that is being closed is not taken again."""
 _MAX_MESSAGE_CHARS = 300
-_UNAUTHORIZED = (401, 403)
-_TRANSIENT = (408, 425, 429)
 _JSON = {"Content-Type": "application/json"}
 _MOST_BYTES = "most_bytes"
 """The longest answer that is read to a request, among the extensions of the request."""
@@ -72,16 +70,6 @@ class Reply(NamedTuple):
         return self.ok and self.headers.get("content-type", "").lower().startswith("text/event-stream")
 
     @property
-    def unauthorized(self) -> bool:
-        """Whether the server refused the key, or the lack of one."""
-        return self.status in _UNAUTHORIZED
-
-    @property
-    def transient(self) -> bool:
-        """Whether the same request may be answered later."""
-        return self.status >= 500 or self.status in _TRANSIENT
-
-    @property
     def retry_after_s(self) -> float | None:
         """Seconds that the server asks to wait, as a number or a date in the header `Retry-After`, at most `MAX_RETRY_AFTER_S`; None
         where it does not say, or nothing sensible."""
@@ -111,6 +99,8 @@ class _Error(Struct):
     type: Raw = Raw()
     n_ctx: Raw = Raw()
     """llama.cpp: the context length."""
+    metadata: Raw = Raw()
+    """OpenRouter: what the provider itself said is `raw` in it."""
 
 
 class _Refusal(Struct):
@@ -120,26 +110,39 @@ class _Refusal(Struct):
     error: Raw = Raw()
     message: Raw = Raw()
     detail: Raw = Raw()
+    msg: Raw = Raw()
     code: Raw = Raw()
     type: Raw = Raw()
+
+
+class _Metadata(Struct):
+    raw: Raw = Raw()
 
 
 def server_error_of(reply: Reply) -> ServerError:
     """Why the server refused, out of a `reply` that is not `ok`."""
     nothing = f"status {reply.status}"
     try:
-        body = msgspec.json.decode(reply.content, type=_Refusal)
+        body = msgspec.json.decode(reply.content, type=_Refusal | tuple[_Refusal])  # Gemini sends a list of one
     except UNREADABLE:
         return ServerError(_one_line(redact(_text(reply.content))) or nothing, "", None)
+    body = body if isinstance(body, _Refusal) else body[0]
     try:
         error = msgspec.json.decode(body.error, type=_Error)
     except UNREADABLE:
         error = _Error(body.error, body.code, body.type)
-    said = next((words for each in (error.message, body.message, body.detail) if (words := _said(each))), nothing)
-    text = _one_line(redact(said))
+    said = next((words for each in (error.message, body.message, body.detail, body.msg) if (words := _said(each))), nothing)
+    text = _one_line(redact(": ".join(words for words in (said, _provider_said(error.metadata)) if words)))
     named = re.search(r"(?:context (?:length|size|window)|max_model_len)[^0-9]{0,40}([0-9]+)", text)
     context = _context(_said(error.n_ctx)) or (_context(named[1]) if named else None)
     return ServerError(text, _one_line(f"{_said(error.code)} {_said(error.type)}"), context)
+
+
+def _provider_said(metadata: Raw) -> str:
+    try:
+        return _said(msgspec.json.decode(metadata, type=_Metadata).raw)
+    except UNREADABLE:
+        return ""
 
 
 def _said(value: Raw) -> str:
@@ -159,13 +162,6 @@ def _text(content: bytes) -> str:
 def _context(digits: str) -> int | None:
     """A context length out of its digits; None where they are none, or too many."""
     return int(digits) if re.fullmatch(r"[1-9][0-9]{0,8}", digits) else None
-
-
-def is_context_overflow(error: ServerError) -> bool:
-    """Whether the server refused because the prompt is too long for its context."""
-    if "context_length_exceeded" in error.code or "exceed_context_size" in error.code:
-        return True
-    return bool(re.search(r"context (length|size|window)|max_model_len", error.text.lower()))
 
 
 def _one_line(words: str) -> str:

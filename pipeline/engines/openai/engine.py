@@ -18,11 +18,12 @@ from msgspec import structs
 from pipeline.engine import Completion, EngineStatistics, Fact, Request, Tokenizer
 from pipeline.engines.meter import UsageMeter
 from pipeline.engines.openai.breaker import Cause
-from pipeline.engines.openai.client import ASK_S, Broken, Oversized, Reply, Server, is_context_overflow, server_error_of
+from pipeline.engines.openai.client import ASK_S, Broken, Oversized, Server
 from pipeline.engines.openai.probe import probe_request
 from pipeline.engines.openai.recovery import Owner, Probe, Recovery
+from pipeline.engines.openai.replies import Aborted, Closed, Overflowing, Unanswered, Withheld, error_of, refusal_of
 from pipeline.engines.openai.request import SCORING, Capabilities, candidates_asked, request_bodies, streamed
-from pipeline.engines.openai.response import Aborted, Malformed, ResponseBody, Withheld, completion_of, decode_response, scrubbed
+from pipeline.engines.openai.response import ResponseBody, completion_of, decode_response, scrubbed
 from pipeline.engines.openai.routing import Router
 from pipeline.engines.openai.spec import OpenAISpec
 from pipeline.engines.openai.stream import StreamedAnswer
@@ -36,8 +37,6 @@ BUSY_S = 1.0
 """A replica that has too many requests (429) gets no new ones for this long, or as long as it asks, where others take them."""
 PADDING_IDS = 4096
 """Most ids that a model has beyond those of its tokenizer: vocabularies are padded to sizes that suit a processor."""
-_OF_THE_SERVER = (401, 403, 404)
-"""No key, no right, no such model: not the request's fault, even where a probe is answered, as several servers may be behind an address."""
 _TIMED_OUT = 0.9
 """A call that is cancelled after this share of `timeout_s` was given up because it took too long."""
 
@@ -254,7 +253,7 @@ class OpenAIEngine:
             assert arriving is not None
             return self._understand(request, server, arriving.body)
         if not reply.ok:
-            raise self._refusal(request, server, reply)
+            raise self._failed(request, server, refusal_of(reply))
         return self._understand(request, server, lambda: decode_response(reply.content))
 
     def _check_possible(self, request: Request) -> None:
@@ -264,41 +263,32 @@ class OpenAIEngine:
             raise RequestRefused(f"request {request.request_id!r}: the server of {self.role!r} gives no log probabilities to choose by")
 
     def _understand(self, request: Request, server: Server, read: Callable[[], T]) -> T:
-        """The result of `read`, which decodes an answer; its errors become `Failed`, without the key that they may hold."""
-        cause: Literal["refusal", "errors"] = "errors"
-        error: PipelineError
+        """The result of `read`, which decodes an answer; its errors become `Failed`, `ContextOverflow` or `RequestRefused`, without the key
+        that they may hold."""
         try:
             return read()
-        except Aborted as flaw:
-            words = server.quote(str(flaw))
-            error = EngineUnavailable(self.role, words)
-        except Withheld as flaw:
-            cause, words = "refusal", f"sent an answer that {server.quote(str(flaw))}"
-            error = RequestRefused(f"request {request.request_id!r}: the answer of engine {self.role!r} {server.quote(str(flaw))}")
-        except Malformed as flaw:
-            words = f"sent an answer that {server.quote(str(flaw))}"
-            error = BadCompletion(self.role, request.request_id, f"its answer {server.quote(str(flaw))}")
-        raise Failed(cause, f"at {server.url} {words}", error)
+        except Withheld as found:  # of one answer: a server that refuses does so with a status
+            failed: PipelineError = error_of(found, self.role, request, server, self.max_model_len)
+        except Unanswered as found:
+            failed = self._failed(request, server, found)
+        raise failed
 
-    def _refusal(self, request: Request, server: Server, reply: Reply) -> PipelineError:
-        """The error to raise for a reply whose status is not 200."""
-        error = server_error_of(reply)
-        what = f"at {server.url} answered {reply.status}: {error.text}"
-        if reply.transient:
-            cause: Literal["busy", "errors"] = "busy" if reply.status == 429 else "errors"
-            return Failed(cause, what, EngineUnavailable(self.role, what, reply.retry_after_s))
-        if reply.status in (400, 413, 422) and is_context_overflow(error):
-            return ContextOverflow(len(request.prompt_ids) + len(request.scored_ids), error.context or self.max_model_len)
-        if reply.status in _OF_THE_SERVER:
-            return Failed("refusal", what, EngineUnavailable(self.role, what))
-        words = f"request {request.request_id!r}: engine {self.role!r} refused it with status {reply.status}: {error.text}"
-        return Failed("refusal", what, RequestRefused(words))
+    def _failed(self, request: Request, server: Server, reply: Unanswered) -> PipelineError:
+        """The error to raise for a `reply` that is no answer."""
+        error = error_of(reply, self.role, request, server, self.max_model_len)
+        if isinstance(reply, Overflowing):
+            return error
+        what = f"at {server.url} {server.quote(str(reply))}"
+        if isinstance(reply, Closed):  # not for another server behind the same address, perhaps
+            return Failed("closure" if reply.final else "refusal", what, EngineUnavailable(self.role, what))
+        busy = isinstance(reply, Aborted) and reply.busy
+        return Failed("busy" if busy else "refusal" if isinstance(reply, Withheld) else "errors", what, error)
 
     # Replicas that fail and come back.
 
     async def _settle(self, request: Request, replica: int, failed: Failed) -> PipelineError:
         """Tell the replica's breaker of a failure; the error to raise for it."""
-        sick = await self._recovery.examine(replica, failed.what) if failed.cause == "refusal" else None
+        sick = await self._recovery.examine(replica, failed.what) if failed.cause in ("refusal", "closure") else None
         state, now = self._router.replicas[replica], anyio.current_time()
         if failed.cause == "busy":
             asked_s = failed.error.retry_after_s if isinstance(failed.error, EngineUnavailable) else None
@@ -311,7 +301,7 @@ class OpenAIEngine:
         if self._goes_elsewhere(request, replica):
             return EngineUnavailable(self.role, failed.what, moved=True)
         del self._tried[request.request_id]
-        return failed.error if sick is None else EngineUnavailable(self.role, failed.what, moved=sick == "refusal")
+        return failed.error if sick is None else EngineUnavailable(self.role, failed.what, moved=sick in ("refusal", "closure"))
 
     def _goes_elsewhere(self, request: Request, replica: int) -> bool:
         """Whether there is a replica at which a request that has failed at `replica` has not been tried."""
@@ -358,6 +348,8 @@ class OpenAIEngine:
             return Probe("errors" if failed.cause == "busy" else failed.cause, failed.what)
         except ContextOverflow as overflow:
             return Probe("refusal", f"at {server.url} refuses a prompt of a few tokens: {overflow}")
+        except RequestRefused:
+            return Probe(None)  # it answers, and withholds that
         return Probe("silence", f"at {server.url} has not answered a small request for {limit_s:.3g} s")
 
     def _start(self, job: Callable[[], Awaitable[None]]) -> None:

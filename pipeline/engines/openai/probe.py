@@ -15,8 +15,9 @@ from msgspec import UNSET, Meta, Raw, Struct, structs
 
 from pipeline.engine import Request, Tokenizer
 from pipeline.engines.openai.client import UNREADABLE, Broken, Reply, Server, server_error_of
+from pipeline.engines.openai.replies import Closed, Unanswered, refusal_of, refuse_closed
 from pipeline.engines.openai.request import MANY, SCORING, Capabilities, capability_levels, request_bodies
-from pipeline.engines.openai.response import Aborted, Malformed, ResponseBody, completion_of, decode_response
+from pipeline.engines.openai.response import ResponseBody, completion_of, decode_response
 from pipeline.engines.openai.spec import OpenAISpec
 from pipeline.engines.openai.stated import read_usage
 from pipeline.errors import GraphError, did_you_mean
@@ -115,7 +116,7 @@ async def find_model(where: str, server: Server, spec: OpenAISpec) -> ServedMode
         reply = await _send_until_loaded(lambda: server.get("/models"), spec.reconnect_s)
     except Broken as error:
         raise GraphError(where, f"the server {error}; start it, or correct base_url") from None
-    refuse_unauthorized(where, server, spec, reply)
+    refuse_closed(where, server, spec.api_key_env, reply)
     models = _model_list(server, reply)
     if models is None:
         said = server_error_of(reply).text if not reply.ok else "something else"
@@ -137,17 +138,6 @@ def _served(where: str, server: Server, models: Sequence[ServedModel], name: str
         near = did_you_mean(name, names) if len(names) <= _MAX_NAMES else f"it serves {len(names)} others"
         raise GraphError(where, f"{server.url} does not serve {name!r}{purpose}; {near}")
     return model
-
-
-def refuse_unauthorized(where: str, server: Server, spec: OpenAISpec, reply: Reply) -> None:
-    """Raise `GraphError` if `reply` says that the server does not accept the key, or wants one."""
-    if reply.unauthorized:
-        remedy = (
-            f"does not accept the key in {spec.api_key_env}"
-            if spec.api_key_env
-            else "asks for a key: name the variable that holds it in api_key_env"
-        )
-        raise GraphError(where, f"{server.url} {remedy} (status {reply.status})")
 
 
 def context_length(where: str, server: Server, spec: OpenAISpec, model: ServedModel) -> int:
@@ -202,13 +192,13 @@ async def _try(
         reply = await _send_until_loaded(lambda: server.post(body), spec.reconnect_s)
     except Broken as error:
         raise GraphError(where, f"the server {error}") from None
-    refuse_unauthorized(where, server, spec, reply)
+    refuse_closed(where, server, spec.api_key_env, reply)
     if not reply.ok:
         return reply
     try:
         answer = decode_response(reply.content)
         completion_of(request, [answer], can, tokenizer)
-    except (Malformed, Aborted):
+    except Unanswered:
         return None
     return answer
 
@@ -284,7 +274,7 @@ async def _send_until_loaded(send: Callable[[], Awaitable[Reply]], most_s: float
     with anyio.move_on_after(most_s):
         while True:
             reply = await send()
-            if reply.status not in (429, 503):
+            if reply.status not in (429, 503) or isinstance(refusal_of(reply), Closed):
                 return reply
             await anyio.sleep(min(reply.retry_after_s or delay, LONGEST_DELAY_S))
             delay = min(2 * delay, LONGEST_DELAY_S)

@@ -146,9 +146,10 @@ class Recovery:
         """Wait for `condition`; when that takes too long, the engine is dead."""
         waited_s = 0.0
         while not condition():
-            limit_s = min(REFUSED_S, self._reconnect_s) if self._all_refuse else self._reconnect_s
+            refused = self._refused
+            limit_s = 0.0 if refused == "closure" else min(REFUSED_S, self._reconnect_s) if refused else self._reconnect_s
             if waited_s >= limit_s:
-                self._owner.die(self._reason(limit_s))
+                self._owner.die(self._reason(refused, limit_s))
                 await anyio.sleep_forever()  # the caller is cancelled, as everybody is that waits for an answer
             slice_s, since = min(_SLICE_S, limit_s / _SLICES), anyio.current_time()
             with anyio.move_on_after(slice_s):
@@ -156,12 +157,18 @@ class Recovery:
             waited_s += min(slice_s, anyio.current_time() - since)
 
     @property
-    def _all_refuse(self) -> bool:
-        return all(replica.breaker.cause == "refusal" and replica.breaker.confirmed for replica in self._router.replicas)
+    def _refused(self) -> Cause | None:
+        """Whether all replicas refuse everything, and say that it will stay so (`closure`), or may not (`refusal`)."""
+        breakers = [replica.breaker for replica in self._router.replicas]
+        if not all(breaker.cause in ("refusal", "closure") and breaker.confirmed for breaker in breakers):
+            return None
+        return "closure" if all(breaker.cause == "closure" for breaker in breakers) else "refusal"
 
-    def _reason(self, limit_s: float) -> str:
+    def _reason(self, refused: Cause | None, limit_s: float) -> str:
         words = next((replica.breaker.words for replica in self._router.replicas if replica.breaker.words), "it does not answer")
-        if self._all_refuse:
+        if refused == "closure":
+            return words
+        if refused:
             return f"{words}; every server of it has refused everything for {limit_s:g} s"
         return f"{words}; no server of it has answered for reconnect_s={limit_s:g}"
 

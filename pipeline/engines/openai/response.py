@@ -13,8 +13,9 @@ from msgspec import UNSET, Meta, Raw, Struct, UnsetType, structs
 
 from pipeline.engine import Candidate, Completion, FinishReason, Request, Timing, Tokenizer
 from pipeline.engines.openai.client import UNREADABLE
+from pipeline.engines.openai.replies import NULL, Aborted, ChatMessage, Malformed, error_within, finish_of
 from pipeline.engines.openai.request import Capabilities, candidates_asked, stop_texts
-from pipeline.engines.openai.stated import read_usage, timing_of, usage_of
+from pipeline.engines.openai.stated import model_of, read_usage, timing_of, usage_of
 from pipeline.engines.openai.text_mode import answer_ids
 from pipeline.engines.tokenizer import count_through_stop
 
@@ -28,18 +29,6 @@ _ID_DIGITS = 10
 _MOST_CHARS = 256
 """Most characters of a token, those of long runs of spaces included: a text is cut at as many for each of `max_tokens` before it is
 encoded."""
-
-
-class Malformed(Exception):
-    """An answer does not fit the request; the text says why."""
-
-
-class Withheld(Malformed):
-    """The server keeps its answer to itself, as it would if it were asked again."""
-
-
-class Aborted(Exception):
-    """The server gave the request up, or its answer was cut short; the request may be sent again."""
 
 
 class TokenLogprob(Struct, frozen=True):
@@ -65,9 +54,6 @@ class PromptLogprob(Struct, frozen=True):
     logprob: float
 
 
-_NULL = Raw(b"null")
-
-
 class Choice(Struct, frozen=True):
     """One candidate as the server sent it (OpenAI's word for it is choice)."""
 
@@ -82,8 +68,12 @@ class Choice(Struct, frozen=True):
     matched_stop: str | int | UnsetType | None = UNSET
     """SGLang's field for it, which also holds the id of an end of sequence."""
     prompt_logprobs: tuple[dict[str, PromptLogprob] | None, ...] | None = None
-    prompt_token_ids: Raw = _NULL
+    prompt_token_ids: Raw = NULL
     """The prompt, which vLLM repeats with every candidate."""
+    message: ChatMessage | None = None
+    """What the model said, of a chat completion."""
+    error: Raw = NULL
+    """Why it is no whole answer, of OpenRouter."""
 
     @property
     def reported_stop(self) -> str | int | UnsetType | None:
@@ -95,21 +85,30 @@ class ResponseBody(Struct, frozen=True):
     """The body of an answer; fields that are not used are not decoded."""
 
     choices: tuple[Choice, ...]
-    usage: Raw = _NULL
+    usage: Raw = NULL
     """What is not the answer itself is decoded in `pipeline.engines.openai.stated`."""
-    system_fingerprint: Raw = _NULL
-    metrics: Raw = _NULL
-    timings: Raw = _NULL
+    model: Raw = NULL
+    system_fingerprint: Raw = NULL
+    metrics: Raw = NULL
+    timings: Raw = NULL
 
 
-_decode_answer = msgspec.json.Decoder(ResponseBody).decode
+class Piece(ResponseBody, frozen=True):
+    """A piece of an answer that comes as a stream: some hold no candidate, but what the server states."""
+
+    choices: tuple[Choice, ...] | None = None  # type: ignore[assignment]
+
+
 _decode_ids = msgspec.json.Decoder(list[int] | None).decode
 
 
-def decode_response(content: bytes) -> ResponseBody:
-    """Decode an answer; raises `Malformed` for JSON that is no completion, `Aborted` for what is not JSON and so was cut short."""
+def decode_response(content: bytes, kind: type[ResponseBody] = ResponseBody, prefix: str = "") -> ResponseBody:
+    """Decode an answer, or a piece of one. Raises `Malformed` for JSON that is no completion, `Aborted` for what is not JSON and so was cut
+    short, and what `error_within` finds in it, with `prefix` before its words."""
+    if (error_inside := error_within(content, prefix)) is not None:
+        raise error_inside
     try:
-        return _decode_answer(content)
+        return msgspec.json.decode(content, type=kind)
     except msgspec.ValidationError as error:
         failure: Exception = Malformed(f"is not a completion: {error}")
     except RecursionError:
@@ -125,22 +124,25 @@ def completion_of(request: Request, answers: Sequence[ResponseBody], can: Capabi
     stated = [read_usage(answer.usage) for answer in answers]
     # Candidates that were computed in several answers at once have no times of their own.
     timing = timing_of(answers[0].metrics, answers[0].timings) if len(answers) == 1 else Timing()
+    model = model_of(answers[0].model)
     choices = [choice for answer in answers for choice in _choices(request, answer, asked // len(answers))]
     if can.prompts == "ids":
         _check_prompts(request, [answer.choices[0] for answer in answers])
     if request.scored_ids:
         scored, usage = _scored(request, choices[0]), usage_of(request, stated, 0)
-        return Completion(candidates=(), scored_logprobs=scored, usage=usage, cache_stated=False)  # no server reads its cache for this
+        return Completion(
+            candidates=(), scored_logprobs=scored, usage=usage, cache_stated=False, model=model
+        )  # no server reads its cache for this
     cache_stated = any(one.states_cached for one in stated)
     if request.option_ids:
         chosen, options = _choice(request, choices[0], can, tokenizer)
         usage = usage_of(request, stated, 1)
-        return Completion(candidates=(chosen,), option_logprobs=options, usage=usage, timing=timing, cache_stated=cache_stated)
+        return Completion(candidates=(chosen,), option_logprobs=options, usage=usage, timing=timing, cache_stated=cache_stated, model=model)
     read = _candidate_of_ids if can.returns_ids else _candidate_of_text
     candidates = [read(request, choice, can, tokenizer) for choice in choices]
     usage = usage_of(request, stated, sum(len(candidate.ids) for candidate in candidates))
     candidates *= request.n // asked
-    return Completion(candidates=tuple(candidates), usage=usage, timing=timing, cache_stated=cache_stated)
+    return Completion(candidates=tuple(candidates), usage=usage, timing=timing, cache_stated=cache_stated, model=model)
 
 
 def scrubbed(completion: Completion, scrub: Callable[[str], str], tokenizer: Tokenizer) -> Completion:
@@ -171,18 +173,13 @@ def _choices(request: Request, answer: ResponseBody, asked: int) -> list[Choice]
     choices = sorted(answer.choices, key=lambda choice: choice.index or 0)
     if [choice.index or 0 for choice in choices] != list(range(asked)):
         raise Malformed("numbers its choices in a way of its own")
-    for choice in choices:
-        if choice.finish_reason == "abort":
-            raise Aborted("gave up the request")
-        if choice.finish_reason == "content_filter":
-            raise Withheld("was withheld: the server ended a candidate with finish_reason 'content_filter'")
-        if choice.finish_reason not in ("stop", "length") and not _is_interrupted(request, choice):
-            raise Malformed(f"ended a candidate with finish_reason {choice.finish_reason!r}")
-    return choices
+    return [structs.replace(choice, finish_reason=_finish(request, choice)) for choice in choices]
 
 
-def _is_interrupted(request: Request, choice: Choice) -> bool:
-    return request.interruptible and choice.finish_reason == "interrupted"
+def _finish(request: Request, choice: Choice) -> FinishReason:
+    if request.interruptible and choice.finish_reason == "interrupted":
+        return "interrupted"
+    return finish_of(choice.finish_reason, choice.error)
 
 
 def _check_prompts(request: Request, choices: Sequence[Choice]) -> None:
@@ -208,6 +205,8 @@ def _candidate_of_ids(request: Request, choice: Choice, can: Capabilities, token
     ids = _ids(choice)
     if len(ids) > request.max_tokens:
         raise Malformed(f"has a candidate of {len(ids)} tokens, more than max_tokens={request.max_tokens}")
+    if not ids and choice.finish_reason == "length":
+        raise Malformed("has a candidate without tokens")
     kept, finish, stop = _end_of_ids(request, choice, ids, tokenizer)
     logprobs = _sampled_logprobs(choice)
     asked = request.logprobs and can.top_logprobs

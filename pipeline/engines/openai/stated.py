@@ -15,6 +15,8 @@ from pipeline.engines.openai.client import UNREADABLE
 from pipeline.engines.validate import flaw_in_timing, flaw_in_usage
 
 T = TypeVar("T")
+_LONGEST_NAME = 300
+"""Most characters of a model's name that are kept."""
 Count = Annotated[int, Meta(ge=0, lt=1 << 31)]
 
 
@@ -75,6 +77,7 @@ class Timings(Struct, frozen=True):
 
 
 _decode_usage = msgspec.json.Decoder(UsageBody | None).decode
+_decode_name = msgspec.json.Decoder(str | None).decode
 _decode_metrics = msgspec.json.Decoder(Metrics | None).decode
 _decode_timings = msgspec.json.Decoder(Timings | None).decode
 
@@ -97,6 +100,12 @@ def usage_of(request: Request, stated: Sequence[UsageBody], sampled: int) -> Usa
         output_tokens=own.output_tokens if request.scored_ids or len(counted) < len(stated) else sum(counted),
     )
     return own if usage.output_tokens < own.output_tokens or flaw_in_usage(usage, request) else usage
+
+
+def model_of(raw: Raw) -> str | None:
+    """The model that a server says has answered; None where it does not say."""
+    name = _readable(_decode_name, raw)
+    return name[:_LONGEST_NAME] if name else None
 
 
 def timing_of(metrics: Raw, timings: Raw) -> Timing:

@@ -2,15 +2,14 @@
 
 from collections.abc import Sequence
 
-import msgspec
-from msgspec import UNSET, Raw, structs
+from msgspec import UNSET, structs
 
-from pipeline.engines.openai.client import UNREADABLE, Reply, server_error_of
-from pipeline.engines.openai.response import Aborted, Choice, Logprobs, Malformed, ResponseBody, decode_response
+from pipeline.engines.openai.replies import NULL, Aborted, Unanswered
+from pipeline.engines.openai.response import Choice, Logprobs, Piece, ResponseBody, decode_response
 
 _DONE = b"[DONE]"
-_NULL = Raw(b"null")
-_STATED = ("usage", "system_fingerprint", "metrics", "timings")
+_BROKEN_OFF = "broke its answer off"
+_STATED = ("usage", "model", "system_fingerprint", "metrics", "timings")
 
 
 class StreamedAnswer:
@@ -22,7 +21,7 @@ class StreamedAnswer:
         """The pieces of each candidate, by its index."""
         self._stated = ResponseBody(())
         """What the server has stated about its answer."""
-        self._flaw: Malformed | Aborted | None = None
+        self._flaw: Unanswered | None = None
 
     def feed(self, received: bytes) -> None:
         """Take the next bytes of the stream."""
@@ -32,16 +31,17 @@ class StreamedAnswer:
                 self._take(line.removeprefix(b"data:").strip())
 
     def body(self) -> ResponseBody:
-        """The answer once the stream has ended; raises `Malformed` for pieces that are none of a completion, `Aborted` where some lack."""
+        """The answer once the stream has ended; raises `Aborted` where pieces lack, and what `decode_response` raises for one of them."""
+        self.feed(b"\n")  # the last line may have no end
         if self._flaw is not None:
             raise self._flaw
         choices = tuple(_joined(index, pieces) for index, pieces in sorted(self._pieces.items()))
         if not choices or any(choice.finish_reason is None for choice in choices):
-            raise Aborted("broke its answer off")
+            raise Aborted(_BROKEN_OFF)
         return structs.replace(self._stated, choices=choices)
 
     def interrupted(self, asked: int) -> ResponseBody:
-        """The answer as far as it has come, of so many candidates as were asked for; raises `Malformed` or `Aborted`."""
+        """The answer as far as it has come, of so many candidates as were asked for; raises what `decode_response` does."""
         if self._flaw is not None:
             raise self._flaw
         choices = (_joined(index, self._pieces.get(index, ())) for index in range(asked))
@@ -53,34 +53,15 @@ class StreamedAnswer:
         if data == _DONE or self._flaw is not None:
             return
         try:
-            piece = _decode_event(data)
-        except (Malformed, Aborted) as flaw:
+            piece = decode_response(data, Piece, f"{_BROKEN_OFF}: ")
+        except Unanswered as flaw:
             self._flaw = flaw
             return
-        for choice in piece.choices:
+        for choice in piece.choices or ():
             self._pieces.setdefault(choice.index or 0, []).append(choice)
-        stated = {name: value for name in _STATED if (value := getattr(piece, name)) != _NULL}
+        stated = {name: value for name in _STATED if (value := getattr(piece, name)) != NULL}
         if stated:
             self._stated = structs.replace(self._stated, **stated)
-
-
-def _decode_event(data: bytes) -> ResponseBody:
-    """One piece of an answer; raises `Aborted` for an error, which servers send in place of the rest, or else what `decode_response`
-    does."""
-    try:
-        return decode_response(data)
-    except Malformed:
-        if not _is_error(data):
-            raise
-        words = server_error_of(Reply(500, {}, data)).text
-    raise Aborted(f"broke its answer off: {words}")
-
-
-def _is_error(data: bytes) -> bool:
-    try:
-        return "error" in msgspec.json.decode(data, type=dict[str, Raw])
-    except UNREADABLE:
-        return False
 
 
 def _joined(index: int, pieces: Sequence[Choice]) -> Choice:
@@ -96,7 +77,8 @@ def _joined(index: int, pieces: Sequence[Choice]) -> Choice:
         logprobs=_joined_logprobs(logprobs) if logprobs else None,
         stop_reason=next((piece.stop_reason for piece in reversed(pieces) if piece.stop_reason is not UNSET), UNSET),
         matched_stop=next((piece.matched_stop for piece in reversed(pieces) if piece.matched_stop is not UNSET), UNSET),
-        prompt_token_ids=next((piece.prompt_token_ids for piece in pieces if piece.prompt_token_ids != _NULL), _NULL),
+        prompt_token_ids=next((piece.prompt_token_ids for piece in pieces if piece.prompt_token_ids != NULL), NULL),
+        error=next((piece.error for piece in pieces if piece.error != NULL), NULL),
     )
 
 
