@@ -251,13 +251,14 @@ async def solve_async(
             return
         # Where the reader is on the same virtual clock, the clock would jump while the run waits for the reader.
         chains = ChainStream(math.inf if virtual else UNREAD, inline=job.checked.virtual_time)
-        run = _started(job, job.ready, chains)
+        run = _started(job, job.ready, chains, stack.pop_all())
         try:
             while (row := await chains.next()) is not None:
                 yield row
             ended = await run.ended()
         finally:
             chains.close()
+            run.stop()
             with anyio.CancelScope(shield=True):
                 await run.aclose()
     if ended.error is not None:
@@ -283,14 +284,19 @@ class _Job(Struct, frozen=True, kw_only=True):
         return await solve_on(self.engines, ready, observer, stop)
 
 
-def _started(job: _Job, ready: Ready, chains: ChainStream) -> Background:
-    """Start the run in the background; at its end `chains` is told that no more will come."""
+def _started(job: _Job, ready: Ready, chains: ChainStream, held: ExitStack) -> Background:
+    """Start the run in the background; at its end `chains` is told that no more will come.
+
+    `held` holds the run folder, which is let go when the run has ended: the iterator may be gone before that, as in an event loop that is
+    being closed, where it cannot wait.
+    """
 
     async def main(stop: Stop) -> SessionResult:
-        try:
-            return await job.carry_out(ready, chains, stop)
-        finally:
-            chains.finish()
+        with held:
+            try:
+                return await job.carry_out(ready, chains, stop)
+            finally:
+                chains.finish()
 
     return ThreadRun(main, virtual=job.checked.virtual_time) if job.engines is None else TaskRun(main)
 

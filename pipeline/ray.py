@@ -33,6 +33,7 @@ from pipeline.errors import BadRow, RunError, UsageError
 from pipeline.export.answers import OURS
 from pipeline.grading.answers import as_kind
 from pipeline.grading.grader import BESIDE_ENGINES, Grader
+from pipeline.reasoning.chain import chain_id
 from pipeline.runtime.admission.admission import AdmissionName
 from pipeline.session.options import RunOptions
 from pipeline.session.preflight import RunSettings
@@ -96,15 +97,21 @@ class Solver:
         in which its rows are as they finish, each once; a problem that cannot be solved is a row with an error."""
         table = _table(batch)
         own = table.rename_columns([f"input_{name}" if name in TAKEN else name for name in table.column_names])
+        answers: list[Future[ChainRow]] = []
         pending: dict[asyncio.Future[ChainRow], int] = {}
-        for place, item in enumerate(ProblemList(table.to_pylist(), self._columns, ALL)):
-            if isinstance(item, BadRow):
-                yield _joined(own, {place: {"problem_id": item.problem_id, "status": "failed", "error": item.what}})
-            else:
-                pending[asyncio.wrap_future(self._submit(self._named(item)))] = place
-        while pending:
-            ready, _ = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
-            yield _joined(own, {pending.pop(each): await asyncio.to_thread(self._answered, each.result()) for each in ready})
+        try:
+            for place, item in enumerate(ProblemList(table.to_pylist(), self._columns, ALL)):
+                if isinstance(item, BadRow):
+                    yield _joined(own, {place: {"problem_id": item.problem_id, "status": "failed", "error": item.what}})
+                else:
+                    answers.append(self._submit(self._named(item)))
+                    pending[asyncio.wrap_future(answers[-1])] = place
+            while pending:
+                ready, _ = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+                yield _joined(own, {pending.pop(each): await asyncio.to_thread(self._answered, each.result()) for each in ready})
+        finally:
+            for answer in answers:
+                answer.cancel()  # of a batch that is abandoned; what is answered stays so
 
     def _named(self, problem: Problem) -> Problem:
         """The problem as it is in whatever batch: where it has no name of its own, from which its seeds come, with one made of its text."""
@@ -124,9 +131,31 @@ class Solver:
             new = name not in self._waiting
             self._waiting.setdefault(name, (problem, []))[1].append(answer)
         if new:
-            chain = Assignment(item=structs.replace(problem, problem_id=name), sample_index=0, order=next(self._orders))
-            self._replica.order(Orders(chains=(chain,), unix_ns=time.time_ns()))
+            self._assign(name, problem)
+        answer.add_done_callback(lambda answer: self._abandon(name) if answer.cancelled() else None)
         return answer
+
+    def _assign(self, name: str, problem: Problem) -> None:
+        chain = Assignment(item=structs.replace(problem, problem_id=name), sample_index=0, order=next(self._orders))
+        self._replica.order(Orders(chains=(chain,), unix_ns=time.time_ns()))
+
+    def _abandon(self, name: str) -> None:
+        """Stop solving a problem for whose answer nobody waits any more. It keeps its name until the replica has stopped."""
+        with self._lock:
+            _, answers = self._waiting.get(name, (None, ()))
+            wanted = any(not answer.cancelled() for answer in answers)
+        if answers and not wanted:
+            self._replica.order(Orders(release=(chain_id(name, 0),)))
+
+    def _stopped(self, name: str) -> None:
+        """The replica has stopped solving a problem; it begins anew if somebody has asked for it meanwhile."""
+        with self._lock:
+            problem, answers = self._waiting.pop(name)
+            left = [answer for answer in answers if not answer.cancelled()]
+            if left:
+                self._waiting[name] = problem, left
+        if left:
+            self._assign(name, problem)
 
     def _take_reports(self) -> None:
         """Pass rows on to those who wait for them, for as long as the replica lives."""
@@ -136,7 +165,10 @@ class Solver:
                 with self._lock:
                     _, answers = self._waiting.pop(row.problem_id)
                 for answer in answers:
-                    answer.set_result(row)
+                    if answer.set_running_or_notify_cancel():
+                        answer.set_result(row)
+            for chain in report.released:
+                self._stopped(chain.removesuffix(chain_id("", 0)))
             if report.over:
                 self._end(report.failure or Failure(what="the replica ended of its own accord"))
                 return
@@ -151,7 +183,8 @@ class Solver:
             left = [answer for _, answers in self._waiting.values() for answer in answers]
             self._waiting.clear()
         for answer in left:
-            answer.set_exception(RunError(failure.what))
+            if answer.set_running_or_notify_cancel():
+                answer.set_exception(RunError(failure.what))
 
     def _wait_open(self) -> None:
         while True:

@@ -1,16 +1,19 @@
 """A run in the background of the calling code: in a thread with an event loop of its own, or as a task of the running event loop."""
 
+import asyncio
 from collections.abc import Callable, Coroutine
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import suppress
+from functools import cache
+from threading import Thread, main_thread
 from typing import Any, Protocol
+from weakref import WeakSet
 
 import anyio
 import anyio.to_thread
-from anyio.from_thread import BlockingPortal
 
 from pipeline.session.execute import SessionResult
-from pipeline.session.loop import in_loop, spawn
+from pipeline.session.loop import in_loop, on_asyncio, spawn
 from pipeline.session.stop import Stop
 
 Main = Callable[[Stop], Coroutine[Any, Any, SessionResult]]
@@ -23,38 +26,56 @@ class Background(Protocol):
     async def ended(self) -> SessionResult:
         """Wait for the end of the run; its result, or raises what it raised."""
 
+    def stop(self) -> None:
+        """Let the run end at once, without waiting for its end: also code that may no longer wait can call this."""
+
     async def aclose(self) -> None:
-        """End the run if it still goes on, and wait until it has ended. Errors of the run are not raised."""
+        """Stop the run and wait until it has ended. Errors of the run are not raised."""
 
 
 class ThreadRun:
-    """A run in a thread and an event loop of its own: for engines that the run opens and closes itself."""
+    """A run in a thread and an event loop of its own: for engines that the run opens and closes itself.
+
+    It ends with the main thread at the latest.
+    """
 
     def __init__(self, main: Main, *, virtual: bool) -> None:
         self._main, self._stop = main, Stop()
-        self._portal: Future[BlockingPortal] = Future()
-        self._threads = ThreadPoolExecutor(2, "pipeline run")  # one for the run, one for `close`, which waits for the run's event loop
-        self._result = self._threads.submit(in_loop, self._work, virtual=virtual)
+        self._loop: Future[asyncio.AbstractEventLoop] = Future()
+        self._ended: Future[SessionResult] = Future()
+        self._thread = Thread(target=self._carry_out, args=(virtual,), name="pipeline run")
+        _RUNNING.add(self)
+        _watch_main_thread()
+        self._thread.start()
 
     def result(self) -> SessionResult:
         """Wait for the end of the run in the calling thread; its result, or raises what it raised."""
-        return self._result.result()
+        return self._ended.result()
+
+    def stop(self) -> None:
+        """See `Background.stop`."""
+        self._loop.add_done_callback(self._abort)  # at once, or in the run's thread as soon as it has a loop
 
     def close(self) -> None:
-        """See `Background.aclose`."""
-        self._threads.submit(self._abort)
-        self._threads.shutdown()
+        """Stop the run and wait in the calling thread until it has ended."""
+        self.stop()
+        self._thread.join()
+
+    def _carry_out(self, virtual: bool) -> None:
+        try:
+            self._ended.set_result(in_loop(self._work, virtual=virtual))
+        except BaseException as error:
+            self._ended.set_exception(error)  # raised where the run is waited for
+        finally:
+            _RUNNING.discard(self)
 
     async def _work(self) -> SessionResult:
-        async with BlockingPortal() as portal:
-            self._portal.set_result(portal)
-            result = await self._main(self._stop)
-        return result
+        self._loop.set_result(asyncio.get_running_loop())
+        return await self._main(self._stop)
 
-    def _abort(self) -> None:
-        if not self._result.done():
-            with suppress(RuntimeError):  # it ended meanwhile
-                self._portal.result().call(self._stop.abort)
+    def _abort(self, loop: Future[asyncio.AbstractEventLoop]) -> None:
+        with suppress(RuntimeError):  # it ended meanwhile
+            loop.result().call_soon_threadsafe(self._stop.abort)
 
     async def ended(self) -> SessionResult:
         """See `Background.ended`."""
@@ -62,7 +83,29 @@ class ThreadRun:
 
     async def aclose(self) -> None:
         """See `Background.aclose`."""
-        await anyio.to_thread.run_sync(self.close)
+        self.stop()
+        # Of a loop that `sys.exit` closes AnyIO would leave a thread that keeps the process.
+        wait = asyncio.to_thread if on_asyncio() else anyio.to_thread.run_sync
+        try:
+            await wait(self._thread.join)
+        finally:
+            self._thread.join()  # a loop that is being closed lets nothing wait, whatever shields it
+
+
+_RUNNING: WeakSet[ThreadRun] = WeakSet()
+
+
+@cache
+def _watch_main_thread() -> None:
+    """Stop the runs that are left when the main thread ends, such as of an event loop that was closed with an iterator open: Python waits
+    for their threads before it ends the process."""
+
+    def watch() -> None:
+        main_thread().join()
+        for run in list(_RUNNING):
+            run.stop()
+
+    Thread(target=watch, name="end of the main thread", daemon=True).start()
 
 
 class TaskRun:
@@ -81,9 +124,13 @@ class TaskRun:
             raise self._error or RuntimeError("the event loop ended before the run")
         return self._result
 
+    def stop(self) -> None:
+        """See `Background.stop`."""
+        self._stop.abort()
+
     async def aclose(self) -> None:
         """See `Background.aclose`."""
-        self._stop.abort()
+        self.stop()
         await self._done.wait()
 
     async def _work(self) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
+from weakref import WeakSet
 
 from filelock import FileLock, Timeout
 
@@ -132,6 +133,10 @@ def _make(folder: Path) -> None:
                 raise
 
 
+_LOCKS: WeakSet[FileLock] = WeakSet()
+"""The locks of this process."""
+
+
 def _locked(folder: Path) -> FileLock:
     """A lock of `folder`, which is created where it is missing. Raises `UsageError` while another process has it, and `OSError`."""
 
@@ -147,6 +152,7 @@ def _locked(folder: Path) -> FileLock:
             folder.mkdir(parents=True, exist_ok=True)
             check_own(folder / LOCK)
             lock.acquire()
+            _LOCKS.add(lock)
             return lock
         except NotRegular as error:
             raise RunFolderError(f"{folder / LOCK}: {error}; remove it") from error
@@ -155,9 +161,16 @@ def _locked(folder: Path) -> FileLock:
                 raise
         except Timeout as error:
             with suppress(FileNotFoundError):  # its holder has just removed it
-                pid = (folder / LOCK).read_text(errors="replace")[:20].strip()
-                raise UsageError(f"{folder}: process {pid or 'unknown'} is at work in it; wait for its end") from error
+                raise UsageError(f"{folder}: {_at_work(folder)}") from error
     raise UsageError(f"{folder}: other processes are at work in it; wait for their end")
+
+
+def _at_work(folder: Path) -> str:
+    """Who is at work in a folder that is locked, and what to do."""
+    if any(lock.is_locked and os.path.samefile(lock.lock_file, folder / LOCK) for lock in list(_LOCKS)):
+        return "this process is at work in it; wait for the end of its earlier run, or close the iterator of that (contextlib.aclosing)"
+    pid = (folder / LOCK).read_text(errors="replace")[:20].strip()
+    return f"process {pid or 'unknown'} is at work in it; wait for its end"
 
 
 @contextmanager
