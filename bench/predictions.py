@@ -21,6 +21,7 @@ from pipeline.analysis.sweep_tables import ranged
 from pipeline.calibration.calibrate import calibrate
 from pipeline.calibration.engines_file import engines_file, fit_lines
 from pipeline.engines.sim.text import sim_answer
+from pipeline.graph.yaml_file import setting, written
 from pipeline.session.options import RunOptions
 from pipeline.session.run import run
 from pipeline.sweep.plan import PlannedPoint, SweepOptions
@@ -72,8 +73,8 @@ def _replayed(found: dict[str, dict[int, list[Point]]], measured: Path, engines:
         recorded = measured / "runs" / _folder(curve[RECORDED_AT][0])
         card = RunFile.read(recorded)
         for size, points in curve.items():
-            settings = [f"{param}={value}" for param, value in card.plan.params.items()]
-            settings += [f"engines.{role}.costs_from={engines}" for role in card.plan.engines]
+            settings = [setting(param, value) for param, value in card.plan.params.items()]
+            settings += [setting(f"engines.{role}.costs_from", str(engines)) for role in card.plan.engines]
             options = RunOptions(
                 graph=Path(card.options["graph"]),
                 input=Path(card.options["input"]),
@@ -95,7 +96,7 @@ def _simulated(found: dict[str, dict[int, list[Point]]], measured: Path, engines
     varied: dict[str, Any] = {}
     for point in every:
         for param, value in point.params.items():
-            varied.setdefault(param, dict.fromkeys(()))[str(value)] = None
+            varied.setdefault(param, {})[written(value)] = None
     options = SweepOptions(
         graphs=tuple(ROOT / f"graphs/{graph}.yaml" for graph in dict.fromkeys(point.graph for point in every if not point.baseline)),
         input=folder / "problems.parquet",

@@ -33,6 +33,7 @@ from pipeline.graph.loader import load_graph as load_spec
 from pipeline.graph.plan import Plan
 from pipeline.graph.plugins import engine_specs, stage_specs
 from pipeline.graph.spec import EngineSpec
+from pipeline.graph.yaml_file import setting
 from pipeline.remote.folder import written_folder
 from pipeline.remote.inputs import fetch_problems
 from pipeline.remote.url import is_url
@@ -410,8 +411,14 @@ def _problems(problems: Input, options: Mapping[str, Any]) -> Problems:
 
 
 def _settings(params: Mapping[str, Any] | None) -> tuple[str, ...]:
-    """`params` in the form of `--set`, whose values are YAML, of which JSON is a part."""
-    return tuple(f"{name}={msgspec.json.encode(value).decode()}" for name, value in (params or {}).items())
+    """`params` in the form of `--set`; raises `UsageError` for a value that no file could hold."""
+    found = []
+    for name, value in (params or {}).items():
+        try:
+            found.append(setting(name, value))
+        except TypeError as error:
+            raise UsageError(f"params[{name!r}]: {error}; expected a number, a text, a boolean or None") from error
+    return tuple(found)
 
 
 def _opened(engines: Engines | None) -> dict[str, Any] | None:

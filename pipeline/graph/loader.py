@@ -5,6 +5,7 @@ says which kinds of stages and which backends there are.
 """
 
 import hashlib
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -94,6 +95,9 @@ def load_graph(
         flaws.add(GraphError(f"{path}: $.params.{name}", f"nothing uses this param; write `${name}` where it belongs or drop it"))
     for setting in settings:
         flaws.check(_apply, setting, raw["params"], roles, path, raw["stages"])
+    for name, value in raw["params"].items():
+        if isinstance(value, float) and not math.isfinite(value):
+            flaws.add(GraphError(f"{path}: $.params.{name}", f"is {value}; expected a number that `run.json` can hold, which is finite"))
     filled = _filled(raw, roles if inline else {}, path, flaws)
     flaws.raise_any()
     return _decoded({**raw, **filled}, filled["roles"] if inline else roles, roles_file, kinds, backends, path)

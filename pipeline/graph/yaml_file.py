@@ -4,6 +4,7 @@ Nothing in a file can run code or name a type; its size, depth and numbers are b
 merges expand to. What the values mean is not known here.
 """
 
+import math
 import re
 from itertools import chain
 from pathlib import Path
@@ -82,9 +83,33 @@ def parse(text: str) -> Any:
         raise NotYaml(f"invalid YAML: {str(error).splitlines()[0]}") from error
 
 
+def written(value: Any) -> str:
+    """`value` as YAML of one line, of which `parse` makes the same value of the same type; raises `TypeError` for what YAML cannot hold."""
+    try:
+        text: str = yaml.dump(value, Dumper=_Dumper, default_flow_style=True, sort_keys=False, width=math.inf)
+    except yaml.YAMLError as error:
+        raise TypeError(f"a value of type `{type(value).__name__}` cannot be written as YAML") from error
+    return text.removesuffix("...\n").rstrip("\n")
+
+
+def setting(name: str, value: Any) -> str:
+    """`NAME=VALUE` as `--set` takes it. Every value that becomes a setting goes through here: `str()` makes text of None and booleans."""
+    return f"{name}={written(value)}"
+
+
 def compose(text: str) -> yaml.Node | None:
     """The nodes of one YAML document, with their lines; raises `NotYaml` or `yaml.YAMLError`."""
     return _Loader(text).get_single_node()
+
+
+class _Dumper(yaml.SafeDumper):
+    """YAML whose texts are all quoted, so that none is taken for a number, and without aliases."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+_Dumper.add_representer(str, lambda dumper, text: dumper.represent_scalar("tag:yaml.org,2002:str", text, style='"'))
 
 
 class _Loader(yaml.SafeLoader):

@@ -18,9 +18,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, get_type_hints
 
 import msgspec
+from msgspec import structs
 
 from pipeline.engine import Completion, Request
 from pipeline.errors import ChainError, with_place
+from pipeline.graph.plugins import stage_specs
 from pipeline.graph.spec import StageSpec
 from pipeline.reasoning.chain import Chain, Outcome, Scale, Verdict
 from pipeline.reasoning.prompts import PromptBuilder
@@ -151,9 +153,14 @@ def _spec_of(kind: str, function: JudgeFunction) -> type[StageSpec]:
         frozen=True,
         kw_only=True,
         module=function.__module__,
-        namespace={"__doc__": inspect.getdoc(function)},
+        namespace={"__doc__": inspect.getdoc(function), "__reduce__": lambda spec: (_received, (kind, structs.asdict(spec)))},
     )  # type: ignore[assignment]
     return made
+
+
+def _received(kind: str, keys: Mapping[str, Any]) -> StageSpec:
+    """The spec of a judge that came from another process, where its class was made anew: the class has no name to be pickled by."""
+    return stage_specs()[kind](**keys)
 
 
 def _judgement(kind: str, judged: Any, candidates: int) -> tuple[int | None, float]:

@@ -18,6 +18,7 @@ from pipeline.graph.loader import load_engines, stage_names
 from pipeline.graph.plan import Plan
 from pipeline.graph.plugins import engine_specs
 from pipeline.graph.spec import EngineSpec
+from pipeline.graph.yaml_file import setting
 from pipeline.session.preflight import load_plan
 from pipeline.sweep.plan import SweepOptions, System, check_varied, combinations
 
@@ -104,7 +105,7 @@ def _with_memory(alone: System, others: Mapping[str, EngineSpec]) -> System:
         if backend.widened is not None
         for role, changed in backend.widened(group, [role for role in group if role in own]).items()
     }
-    widened = tuple(f"engines.{role}.{name}={value}" for role, changed in fields.items() for name, value in changed.items())
+    widened = tuple(setting(f"engines.{role}.{name}", value) for role, changed in fields.items() for name, value in changed.items())
     settings = alone.settings + widened
     plan = load_plan(alone.graph, alone.engines_file, settings)
     return structs.replace(alone, settings=settings, widened=widened, plan=plan, engines=plan.engines)

@@ -12,15 +12,20 @@ from msgspec import structs
 from pipeline.data.problems import Fingerprint
 from pipeline.engines.replay.recording import CALIBRATION, as_recorded, read_recording
 from pipeline.engines.replay.spec import ReplaySpec
-from pipeline.errors import NeverGenerated, UsageError
-from pipeline.graph.plan import Plan
+from pipeline.errors import GraphError, NeverGenerated, UsageError
+from pipeline.graph.plan import Plan, StageNode, settings_of
 from pipeline.graph.spec import EngineSpec
 from pipeline.session.options import RunOptions
 from pipeline.trace.run_file import RunFile
 
 
 def resolved(plan: Plan) -> Plan:
-    """The plan with the fields of its replayed engines filled in from their recorded runs; raises `UsageError`."""
+    """The plan with the fields of its replayed engines filled in from their recorded runs. Raises `UsageError` or `GraphError`, also for
+    an adapter that the recorded engine did not have."""
+    for stage in plan.stages():
+        spec = plan.engines.get(stage.spec.role or "")
+        if isinstance(spec, ReplaySpec) and stage.spec.adapter is not None:
+            _check_adapter(stage, spec)
     engines: dict[str, EngineSpec] = {
         role: as_recorded(role, spec) if isinstance(spec, ReplaySpec) else spec for role, spec in plan.engines.items()
     }
@@ -32,6 +37,16 @@ def check_replay(plan: Plan, options: RunOptions, fingerprint: Fingerprint) -> N
     for run in dict.fromkeys(spec.run for spec in _replayed(plan).values()):
         if needed := next(needs(read_recording(run).file, options, fingerprint), None):
             raise UsageError(f"replay of {run} needs {needed}")
+
+
+def _check_adapter(stage: StageNode, spec: ReplaySpec) -> None:
+    role, adapter = str(stage.spec.role), stage.spec.adapter
+    known = tuple(settings_of(read_recording(spec.run).engine(role)).get("adapters") or ())
+    if adapter not in known:
+        there = f"it had {', '.join(map(repr, known))}" if known else "it had none"
+        raise GraphError(
+            f"stage `{stage.name}`", f"asks for the adapter {adapter!r} of `{role}`, which the run {spec.run} did not have; {there}"
+        )
 
 
 def announcements(plan: Plan) -> list[str]:

@@ -1,0 +1,91 @@
+"""A param is the same value of the same type however it travels: through `--set`, `run.json`, resume, replay, sweeps and replicas."""
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.api import load_graph
+from pipeline.errors import GraphError, UsageError
+from pipeline.graph.plan import Plan
+from pipeline.graph.yaml_file import parse, setting, written
+from pipeline.session.options import RunOptions, resume_options
+from pipeline.session.preflight import load_plan
+from pipeline.session.run import run
+from pipeline.sweep.plan import SweepOptions
+from pipeline.sweep.systems import read_systems
+from pipeline.trace.run_file import RunFile
+from tests.support.graphs import NAMES, OURS
+from tests.support.paths import ROOT, SIM
+from tests.support.runs import write_problems
+
+PARAMS = st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False, allow_infinity=False) | st.text()
+VALUES = st.recursive(PARAMS, lambda each: st.lists(each, max_size=3) | st.dictionaries(st.text(), each, max_size=3), max_leaves=6)
+GRAPH = {
+    "name": "one",
+    "params": {"x": None},
+    "engines": {"a": {"backend": "sim", "adapters": ["selection"]}},
+    "stages": {"s": {"kind": "answer", "engine": "a", "adapter": "$x"}},
+}
+
+
+def params_of(plan: Plan) -> list[tuple[str, str]]:
+    """Names and values, where True is not 1 and 1 is not 1.0."""
+    return [(name, repr(value)) for name, value in plan.params.items()]
+
+
+@given(value=VALUES)
+def test_what_is_written_is_read_as_the_same_value(value: Any) -> None:
+    assert repr(parse(written(value))) == repr(value)
+    assert "\n" not in written(value)
+
+
+@pytest.mark.parametrize("value", [object(), {1, 2}, float("inf"), float("nan"), b"x"], ids=["object", "set", "inf", "nan", "bytes"])
+def test_a_value_that_no_record_can_hold_is_refused(value: Any) -> None:
+    with pytest.raises((GraphError, UsageError), match=r"params|x"):
+        load_graph(GRAPH, params={"x": value})
+
+
+def _at_replica(plan: Plan) -> Plan:
+    """The plan as Ray brings it to another process."""
+    cloudpickle = pytest.importorskip("ray.cloudpickle")
+    found: Plan = pickle.loads(cloudpickle.dumps(plan))
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [*NAMES, *OURS])
+def test_params_of_a_bundled_graph_are_the_same_wherever_they_went(name: str, tmp_path: Path) -> None:
+    graph, engines = ROOT / f"graphs/{name}.yaml", SIM.with_name(f"{OURS.get(name, SIM.stem)}.yaml")
+    plan = load_plan(graph, engines)
+    settings = tuple(setting(param, value) for param, value in plan.params.items())
+    given = RunOptions(graph=graph, engines=engines, input=write_problems(tmp_path, 4), settings=settings, output=tmp_path / "run")
+    assert run(given).failed == 0
+    recorded = RunFile.read(tmp_path / "run").plan
+    again = tuple(setting(param, value) for param, value in recorded.params.items())
+    replayed = RunOptions(
+        graph=graph, engines=Path(f"replay:{tmp_path / 'run'}"), input=given.input, settings=again, output=tmp_path / "again"
+    )
+    assert run(replayed).failed == 0
+    resumed = load_plan(graph, engines, resume_options(tmp_path / "run").settings)
+    swept = read_systems(SweepOptions(graphs=(graph,), input=given.input, batch_sizes=(1,), engines=(engines,), settings=settings))
+    everywhere = [recorded, resumed, swept[-1].plan, load_graph(graph, engines, plan.params), _at_replica(plan)]
+    assert [each.digest for each in everywhere] == [plan.digest] * len(everywhere)
+    assert [params_of(each) for each in (*everywhere, RunFile.read(tmp_path / "again").plan)] == [params_of(plan)] * (len(everywhere) + 1)
+
+
+def test_a_replay_takes_no_adapter_that_the_recorded_run_did_not_have(tmp_path: Path) -> None:
+    graph = ROOT / "graphs/target.yaml"
+    options = RunOptions(graph=graph, engines=SIM, input=write_problems(tmp_path, 2), output=tmp_path / "run")
+    run(options)
+    with pytest.raises(GraphError, match=r"asks for the adapter 'None' of `target`, which the run .* did not have; it had none"):
+        load_plan(graph, Path(f"replay:{tmp_path / 'run'}"), ("stages.answer.adapter=None",))
+
+
+@pytest.mark.parametrize(("text", "kept"), [("null", None), ("~", None), ("", None), ('"null"', "null"), ("None", "None")])
+def test_only_null_is_no_adapter(text: str, kept: str | None) -> None:
+    plan = load_plan(ROOT / "graphs/target.yaml", SIM, (f"stages.answer.adapter={text}", "engines.target.adapters=['null', None]"))
+    assert {stage.name: stage.spec.adapter for stage in plan.stages()}["answer"] == kept
