@@ -43,6 +43,8 @@ class Coordinates(Struct, frozen=True, kw_only=True):
     """Whether this is a run of the target alone, with which the others are compared."""
     engines: str = ""
     """Name of the engines file where the sweep has several, else empty; `system` ends in ` on NAME` then."""
+    unlike: tuple[str, ...] = ()
+    """What is not as it is for the target alone that it is compared with, as clauses; see `compare.rules`."""
 
     @property
     def curve(self) -> str:

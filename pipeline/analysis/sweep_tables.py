@@ -46,8 +46,14 @@ def crossings(points: Sequence[Point]) -> list[str]:
     found = curves(points)
     against = opponents(found)
     compared = ((name, crossing(found[name], found[alone])) for name, alone in against.items())
-    said = [f"{name}: {where.sentence}." for name, where in compared if where is not None]
+    said = [f"{name}: {where.sentence}{_unlike(found[name])}." for name, where in compared if where is not None]
     return [*said, *_shortfalls(found, against)]
+
+
+def _unlike(curve: Mapping[int, Sequence[Point]]) -> str:
+    """What is not as it is for the target alone, to stand beside a verdict."""
+    clauses = dict.fromkeys(clause for points in curve.values() for point in points for clause in point.unlike)
+    return f" (not alike: {'; '.join(clauses)})" if clauses else ""
 
 
 def _shortfalls(found: Curves, against: Mapping[str, str]) -> Iterator[str]:

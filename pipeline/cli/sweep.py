@@ -111,7 +111,7 @@ def _vary(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -
     "--baseline-engines",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="Engines file of the target-only baseline; --set engines.ROLE.NAME does not apply to it.  [default: --engines]",
+    help="Engines file of the target-only baseline; --set applies to it as to the others.  [default: --engines]",
 )
 @settings_option
 @preset_option

@@ -34,9 +34,9 @@ class SweepOptions(Struct, frozen=True, kw_only=True):
     engines: tuple[Path, ...] = ()
     """Engines files for all graphs; several are compared with each other. By default what the graphs name."""
     baseline_engines: Path | None = None
-    """The engines file of the target alone, to which `settings` of engines do not apply; by default that of the others."""
+    """The engines file of the target alone; by default that of the others."""
     settings: tuple[str, ...] = ()
-    """Settings for all graphs, as `NAME=VALUE`."""
+    """Settings for all graphs and all engines files that have such a param, stage or role, as `NAME=VALUE`."""
     calibration: Path | None = None
     """See `RunOptions.calibration`; for the systems with `speculate: auto`."""
     columns: dict[str, str] = {}
@@ -74,6 +74,8 @@ class System(Struct, frozen=True, kw_only=True):
     """Values of the params that vary."""
     baseline: bool
     """Whether this is the target alone, with which the others are compared."""
+    unlike: tuple[str, ...] = ()
+    """What is not as it is for the target alone, as clauses."""
 
     @property
     def label(self) -> str:
@@ -157,6 +159,7 @@ def _round(systems: Sequence[System], options: SweepOptions, repeat: int) -> Ite
                     repeat=repeat,
                     baseline=system.baseline,
                     engines=system.placement,
+                    unlike=system.unlike,
                 )
                 yield PlannedPoint(system=system, coordinates=coordinates)
 

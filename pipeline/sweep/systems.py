@@ -9,10 +9,10 @@ from pathlib import Path
 
 from msgspec import structs
 
-from pipeline.analysis.compare.rules import differences, rules_of
+from pipeline.analysis.compare.rules import differences, imposed, rules_of
 from pipeline.bundled import find_file
 from pipeline.engines.registry import by_backend, virtual_time
-from pipeline.engines.replay.recording import PREFIX
+from pipeline.engines.replay.recording import PREFIX, bindings
 from pipeline.errors import GraphError, UsageError
 from pipeline.graph.loader import load_engines, stage_names
 from pipeline.graph.plan import Plan
@@ -26,7 +26,8 @@ from pipeline.sweep.plan import SweepOptions, System, check_varied, combinations
 def read_systems(options: SweepOptions) -> list[System]:
     """All systems of a sweep: for each engines file the target alone, then each graph with each choice of the params that vary.
 
-    Raises `GraphError` for a faulty graph or engines file, and `UsageError` for a param that no graph has or systems with equal labels.
+    Raises `GraphError` for a faulty graph or engines file, and `UsageError` for a param that no graph has, systems with equal labels, or
+    options that give a system other work than the target alone.
     """
     files = options.engines or (None,)
     names = _names(files)
@@ -36,7 +37,7 @@ def read_systems(options: SweepOptions) -> list[System]:
     labels = [system.label for system in found]
     if twice := next((label for label in labels if labels.count(label) > 1), None):
         raise UsageError(f"two of the graphs are named {twice!r}; points are told apart by that name")
-    return found
+    return [system if system.baseline else _beside(system, _alone(system, found), options) for system in found]
 
 
 def opponents(systems: Sequence[System]) -> list[str]:
@@ -49,11 +50,27 @@ def opponents(systems: Sequence[System]) -> list[str]:
 
 
 def unequal_rules(systems: Sequence[System]) -> list[str]:
-    """A sentence for each system whose budgets, exits, sampling or prompts are not those of the target alone."""
-    alone = next(system for system in systems if system.baseline)
-    rules = rules_of(alone.plan)
-    found = {system.label: list(differences(rules_of(system.plan), rules)) for system in systems}
-    return [f"warning: {label} beside {alone.label}: {'; '.join(said)}" for label, said in found.items() if said]
+    """A sentence for each system of which something is not as it is for the target alone."""
+    return [f"warning: {system.label} beside the target alone: {'; '.join(system.unlike)}" for system in systems if system.unlike]
+
+
+def _alone(system: System, systems: Sequence[System]) -> System:
+    """The target alone that a system is compared with: that on the same engines file, else the one for all."""
+    alone = [each for each in systems if each.baseline]
+    return next((each for each in alone if each.engines_file == system.engines_file), alone[0])
+
+
+def _beside(system: System, alone: System, options: SweepOptions) -> System:
+    """`system` with what is not as it is for the target `alone`; raises `UsageError` where it is the options that give it other work."""
+    rules = rules_of(system.plan), rules_of(alone.plan)
+    plain = (rules_of(load_plan(each.graph, system.engines_file)) for each in (system, alone))
+    if found := next(imposed(*rules, *plain), None):
+        varied = [name for name in system.varied if name in alone.plan.params]
+        remedy = (
+            f"sweep each value on its own, with --set {varied[0]}=VALUE" if varied else "give both the same, with --set or in the files"
+        )
+        raise UsageError(f"{system.label} beside {alone.label}: by the options of this sweep {found.clause}; {remedy}")
+    return structs.replace(system, unlike=tuple(each.clause for each in differences(*rules)))
 
 
 def all_virtual(systems: Sequence[System]) -> bool:
@@ -87,7 +104,7 @@ def _opponent(file: Path, options: SweepOptions) -> System:
     """The target alone on an engines `file` of its own, with the memory of the other engines in it: one for all engines files."""
     alone = _system(_baseline(options), file, _name(file), options, baseline=True)
     replayed = str(file).startswith(PREFIX)
-    return alone if replayed else _with_memory(alone, load_engines(file, engine_specs()))
+    return alone if replayed else _with_memory(alone, load_engines(file, engine_specs(), _of_engines(file, options)))
 
 
 def _baseline(options: SweepOptions) -> Path:
@@ -143,9 +160,13 @@ def _settings(plan: Plan, graph: Path, file: Path | None, options: SweepOptions)
 
 
 def _of_engines(file: Path | None, options: SweepOptions) -> tuple[str, ...]:
-    """The user's settings of engines, which are not meant for the opponent's own file."""
-    own = file is not None and file == options.baseline_engines
-    return () if own else tuple(each for each in options.settings if each.startswith("engines."))
+    """Those of the user's settings of engines whose role there is in `file`; all of them where the graphs name their engines."""
+    given = [each for each in options.settings if each.startswith("engines.")]
+    if file is None:
+        return tuple(given)
+    bound = bindings(file)
+    roles = {"*", *(bound if isinstance(bound, Mapping) else load_engines(file, engine_specs()))}
+    return tuple(each for each in given if each.split(".")[1] in roles)
 
 
 def _shared(systems: Sequence[System]) -> dict[str, EngineSpec]:

@@ -16,7 +16,7 @@ from pipeline.analysis.quality.selection import Choices
 from pipeline.analysis.quality.step_quality import Quality
 from pipeline.analysis.resources import EngineFacts, Resources
 from pipeline.errors import UsageError
-from pipeline.trace.run_file import RunInput
+from pipeline.trace.run_file import Host, RunInput
 from tests.support.rules import RULES
 
 Make = Callable[..., RunTable]
@@ -120,12 +120,19 @@ def test_differences_are_over_the_problems_both_have(table: Make) -> None:
         ({"status": "interrupted"}, "it is interrupted: only finished chains count"),
         ({"failed": 2}, "2 chains failed: they count as wrong and are in no other figure"),
         ({"simulated": True}, "one of the two is simulated, the other measured"),
-        ({"host": {"processor": "another"}}, "it ran on another machine than the baseline"),
+        (
+            {"host": Host(processor="another")},
+            "it ran on another machine or system than the baseline: processor another, the baseline's one",
+        ),
+        ({"host": Host(processor="one", cores=1)}, "of the cores of the machine it might use 1, the baseline None"),
         ({"rules": structs.replace(RULES, thought_tokens=50)}, "its thoughts have at most 50 tokens, the baseline's at most 100 tokens"),
         ({"admission": "batch"}, "admission is batch, the baseline's cache"),
         ({"order": "longest"}, "order is longest, the baseline's input"),
-        ({"engines": {"target": {"backend": "torch", "model": "org/other"}}}, "its target is other, the baseline's large"),
-        ({"engines": {"target": {"backend": "vllm", "model": "org/large"}}}, "the backend of its target is vllm, the baseline's torch"),
+        ({"rules": structs.replace(RULES, engines={"target": {"model": "other"}})}, "its target is other, the baseline's large"),
+        (
+            {"rules": structs.replace(RULES, engines={"target": {"backend": "vllm"}})},
+            "the backend of its target is vllm, the baseline's torch",
+        ),
         ({"resources": Resources(gpus=1)}, "it had 1 GPU, the baseline 2 cores"),
         ({"resources": Resources(cores=4)}, "it had 4 cores, the baseline 2 cores"),
         ({"quality": quality("other")}, "its steps were scored by other, the baseline's by prm"),

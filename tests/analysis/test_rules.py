@@ -1,5 +1,7 @@
 """What the chains of a system are held to, and what makes a comparison of two of them unfair."""
 
+from pathlib import Path
+
 import pytest
 
 from pipeline.analysis.compare.rules import Rules, differences, rules_of
@@ -14,7 +16,7 @@ def rules(graph: str, *settings: str) -> Rules:
 
 
 def unlike(ours: Rules, theirs: Rules) -> list[str]:
-    return list(differences(ours, theirs))
+    return [clause for _, clause in differences(ours, theirs)]
 
 
 @pytest.mark.parametrize("graph", BASELINES)
@@ -30,14 +32,15 @@ def test_every_bundled_system_has_the_target_s_budgets(graph: str) -> None:
 def test_the_step_wise_target_can_have_the_exits_of_any_system(graph: str) -> None:
     exits = ("answer_boxed=true", "repeated=2")
     assert unlike(rules("target-steps", *exits), rules(graph, *exits)) == []
-    assert unlike(rules("target-steps", "answer_boxed=false", "repeated=0"), rules("target")) == []
+    bound = "its thoughts also end at max_steps 256, the baseline's at nothing else"
+    assert unlike(rules("target-steps", "answer_boxed=false", "repeated=0"), rules("target")) == [bound]
 
 
 def test_exits_are_those_of_each_paper() -> None:
-    assert rules("speccot").exits == ()
-    assert rules("specreason").exits == ("answer_boxed", "repeated 2")
+    assert rules("speccot").exits == ("max_steps 256",)
+    assert rules("specreason").exits == ("answer_boxed", "repeated 2", "max_steps 256")
     assert unlike(rules("specreason"), rules("target")) == [
-        "its thoughts also end at answer_boxed, repeated 2, the baseline's at nothing else"
+        "its thoughts also end at answer_boxed, repeated 2, max_steps 256, the baseline's at nothing else"
     ]
 
 
@@ -61,3 +64,23 @@ def test_a_preset_makes_systems_alike() -> None:
 def test_what_differs_is_said(setting: str, clause: str) -> None:
     assert clause in unlike(rules("target", setting), rules("target"))
     assert unlike(rules("target"), rules("target")) == []
+
+
+SIM = Path("sim-2xh100")
+
+
+@pytest.mark.parametrize(
+    ("setting", "kind", "clause"),
+    [
+        ("candidates=2", "candidates", "candidates is 2, the baseline's 5"),
+        ("max_steps=9", "exits", "its thoughts also end at max_steps 9, the baseline's at max_steps 256"),
+        ("engines.*.text.preset=math", "text", "the simulated text of its target has preset math, the baseline's "),
+        ("engines.target.max_model_len=4096", "lengths", "its target reads and writes at most 4,096 tokens, the baseline's 32,768"),
+        ("engines.target.model=Qwen/Other", "models", "its target is Other, the baseline's QwQ-32B"),
+        ("engines.*.device.name=x", "devices", "its target computes on x, the baseline's on h100-0+1"),
+    ],
+)
+def test_what_differs_in_the_engines_is_said(setting: str, kind: str, clause: str) -> None:
+    ours, theirs = (rules_of(load_plan(Path("speccot"), SIM, settings)) for settings in ((setting,), ()))
+    assert [each for each in differences(ours, theirs) if each.kind == kind and each.clause.startswith(clause)]
+    assert list(differences(theirs, theirs)) == []

@@ -3,4 +3,13 @@
 from pipeline.analysis.compare.rules import Rules
 from pipeline.graph.prompts import OURS
 
-RULES = Rules(thought_tokens=100, answer_tokens=50, closes=True, exits=(), sampling={"write": "temperature 0.6"}, asked=(), prompts=OURS)
+RULES = Rules(
+    thought_tokens=100,
+    answer_tokens=50,
+    closes=True,
+    exits=(),
+    sampling={"write": "temperature 0.6"},
+    asked=(),
+    prompts=OURS,
+    engines={"target": {"backend": "torch", "model": "large"}},
+)

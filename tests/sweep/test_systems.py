@@ -39,9 +39,12 @@ def test_the_target_alone_has_the_memory_of_the_draft_on_the_same_devices() -> N
 
 
 def test_systems_that_are_held_to_other_rules_than_the_target_alone_are_named() -> None:
-    exits = "its thoughts also end at answer_boxed, repeated 2, the baseline's at nothing else"
+    exits = "its thoughts also end at {}max_steps 256, the baseline's at nothing else"
     graphs = {"graphs": (Path("specreason"), SPECCOT)}
-    assert unequal_rules([*systems("sim-2xh100", **graphs).values()]) == [f"warning: specreason beside target: {exits}"]
+    assert unequal_rules([*systems("sim-2xh100", **graphs).values()]) == [
+        f"warning: specreason beside the target alone: {exits.format('answer_boxed, repeated 2, ')}",
+        f"warning: speccot beside the target alone: {exits.format('')}",
+    ]
     stepwise = systems("sim-2xh100", baseline=Path("target-steps"), settings=("answer_boxed=true", "repeated=2"), **graphs)
     assert unequal_rules([*stepwise.values()]) == []
 
@@ -82,7 +85,7 @@ def test_the_gpu_with_least_to_give_decides(tmp_path: Path) -> None:
 def test_the_opponent_may_have_an_engines_file_of_its_own_with_the_memory_of_all_in_it() -> None:
     found = systems("sim-2xh100-own", baseline_engines=Path("sim-2xh100"), settings=("engines.target.kv_cache_tokens=9000",))
     assert list(found) == ["target on sim-2xh100", "speccot"]
-    assert cache_tokens(found["target on sim-2xh100"]) == cache_tokens(systems("sim-2xh100")["target"]) == 298_611
+    assert cache_tokens(found["target on sim-2xh100"]) == 9000 + 298_611 - 238_000
     assert cache_tokens(found["speccot"]) == 9000
 
 
@@ -93,6 +96,44 @@ def test_each_engines_file_has_an_opponent_of_its_own_unless_there_is_one_for_al
     assert [system.placement for system in found.values()] == [name for name in names for _ in range(2)]
     one = systems(*names, baseline_engines=Path("graphs/engines/sim-2xh100.yaml"))
     assert [label for label, system in one.items() if system.baseline] == ["target on sim-2xh100"]
+
+
+def test_settings_are_of_all_systems_on_every_engines_file_as_far_as_it_has_such_a_role(tmp_path: Path) -> None:
+    (tmp_path / "alone.yaml").write_text(
+        (ROOT / "graphs/engines/sim-2xh100.yaml").read_text().partition("\ntarget:")[2].join(["target:", ""])
+    )
+    names, settings = ("sim-2xh100", "sim-2xh100-mps"), ("engines.*.text.preset=math", "engines.draft.max_num_seqs=7")
+    for baseline in (None, Path("sim-2xh100"), tmp_path / "alone.yaml"):
+        for system in systems(*names, baseline_engines=baseline, settings=settings).values():
+            assert {spec.text.preset for spec in system.plan.engines.values() if isinstance(spec, SimSpec)} == {"math"}
+            assert [spec.max_num_seqs for role, spec in system.plan.engines.items() if isinstance(spec, SimSpec) and role == "draft"] in (
+                [],
+                [7],
+            )
+            assert not [clause for clause in system.unlike if "text" in clause]
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"vary": {"token_budget": ("100", "8192")}}, "its thoughts have at most 100 tokens, .*--set token_budget=VALUE"),
+        ({"vary": {"temperature": ("0.1",)}}, "what it samples to write has temperature 0.1, .*--set temperature=VALUE"),
+        ({"settings": ("stages.fallback.temperature=0.1",)}, "what it samples to write has .*; give both the same"),
+        (
+            {"baseline_engines": Path("other.yaml")},
+            "the simulated text of its target has .*, the baseline's preset math; give both the same",
+        ),
+    ],
+)
+def test_options_that_give_a_system_other_work_than_the_target_alone_are_refused(
+    fields: dict[str, Any], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = (ROOT / "graphs/engines/sim-2xh100.yaml").read_text()
+    assert text.count("  text: {") == 2
+    Path("other.yaml").write_text(text.replace("  text: {", "  text: {preset: math, "))
+    with pytest.raises(UsageError, match=f"by the options of this sweep {message}"):
+        systems("sim-2xh100", **fields)
 
 
 def test_points_on_the_same_engines_follow_each_other() -> None:

@@ -3,7 +3,7 @@
 It holds the figures of each run, which runs differ in one setting alone, and reasons why runs may differ otherwise.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from msgspec import Struct, structs
@@ -15,6 +15,7 @@ from pipeline.analysis.compare.runs import RunTable
 from pipeline.analysis.quality.option_mass import mass_sentence, option_mass
 from pipeline.analysis.resources import Resources, shortfall
 from pipeline.errors import UsageError
+from pipeline.trace.run_file import Host
 
 Setting = Mapping[str, Any]
 """What was decided about a run, by name; see `setting_of`."""
@@ -239,14 +240,12 @@ def flags_of(run: RunTable, base: RunTable) -> list[Flag]:
             said.append(f"{name} is {ours}, the baseline's {theirs}")
     if run.simulated != base.simulated:
         said.append("one of the two is simulated, the other measured")
-    elif run.host != base.host and not run.simulated:
-        said.append("it ran on another machine than the baseline")
+    elif not run.simulated:
+        said += _other_machine(run.host, base.host)
     if set(run.problem_ids) != set(base.problem_ids):
         common = len(set(run.problem_ids) & set(base.problem_ids))
         said.append(f"of its {len(run.problem_ids)} problems {common} are the baseline's; differences are over these")
-    said += differences(run.rules, base.rules)
-    said += _different("its ", run.models, base.models)
-    said += _different("the backend of its ", _backends(run), _backends(base))
+    said += [clause for kind, clause in differences(run.rules, base.rules) if kind != "devices"]  # what the engines stated is below
     if run.resources.kind != base.resources.kind or (run.models.keys() == base.models.keys() and run.resources != base.resources):
         said.append(f"it had {run.resources.label}, the baseline {base.resources.label}")
     if base.facts.keys() < run.facts.keys():
@@ -260,10 +259,14 @@ def _seeds(run: RunTable) -> str:
     return ", ".join(map(str, run.seeds or (run.seed,)))
 
 
-def _different(article: str, ours: Mapping[str, object], theirs: Mapping[str, object]) -> list[str]:
-    both = [name for name in sorted(ours) if name in theirs]
-    return [f"{article}{name} is {ours[name]}, the baseline's {theirs[name]}" for name in both if ours[name] != theirs[name]]
+def _other_machine(ours: Host, theirs: Host) -> Iterator[str]:
+    """Whether it was another machine, or the same one of which a process might use other cores."""
+    names = ("machine", "processor", "memory_bytes", "system")
+    if unlike := [name for name in names if getattr(ours, name) != getattr(theirs, name)]:
+        said = ", ".join(f"{_WORDS[name]} {getattr(ours, name)}, the baseline's {getattr(theirs, name)}" for name in unlike)
+        yield f"it ran on another machine or system than the baseline: {said}"
+    elif ours.cores != theirs.cores:
+        yield f"of the cores of the machine it might use {ours.cores}, the baseline {theirs.cores}"
 
 
-def _backends(run: RunTable) -> dict[str, str]:
-    return {role: str(spec.get("backend")) for role, spec in run.engines.items()}
+_WORDS = {"machine": "architecture", "processor": "processor", "memory_bytes": "bytes of memory", "system": "system"}

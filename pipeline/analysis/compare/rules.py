@@ -1,13 +1,15 @@
-"""The rules that a run's chains are held to: a plan enters, its budgets, exits, sampling and prompts leave, and what differs in two.
+"""The rules that a run's chains are held to, and the engines that write them: a plan enters, its rules leave, and what differs in two.
 
-Two systems are compared fairly where these agree: what differs in them is no difference of the methods.
+Two systems are compared fairly where these agree: what differs in them is no difference of the methods. `sweep`, `compare` and the
+report say it by this one rule.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal, NamedTuple
 
 from msgspec import Struct
 
-from pipeline.graph.plan import LoopNode, Plan, StageNode
+from pipeline.graph.plan import LoopNode, Plan, StageNode, settings_of
 from pipeline.graph.prompts import OURS, Prompts
 from pipeline.graph.spec import PLAIN_SAMPLING, SamplingSpec
 
@@ -17,6 +19,28 @@ WRITING = ("write", "draft", "guide", "answer")
 
 ASKED = ("system", "problem", "examples", "delimiter", "thought")
 """Those texts of the prompts that every system of a comparison has."""
+
+
+Kind = Literal["budget", "exits", "sampling", "prompts", "candidates", "text", "lengths", "models", "backends", "devices"]
+DECIDED: tuple[Kind, ...] = ("budget", "exits", "sampling", "prompts", "text", "lengths")
+"""Kinds of what decides which work a system has to do; the others are what it does it with."""
+ENGINE: Mapping[str, tuple[Kind, str]] = {
+    "backend": ("backends", "the backend of its {role} is {ours}, the baseline's {theirs}"),
+    "model": ("models", "its {role} is {ours}, the baseline's {theirs}"),
+    "text": ("text", "the simulated text of its {role} has {ours}, the baseline's {theirs}"),
+    "max_model_len": ("lengths", "its {role} reads and writes at most {ours} tokens, the baseline's {theirs}"),
+    "device": ("devices", "its {role} computes on {ours}, the baseline's on {theirs}"),
+    "devices": ("devices", "its {role} computes on the devices {ours}, the baseline's on {theirs}"),
+    "tensor_parallel_size": ("devices", "its {role} is on {ours} devices, the baseline's on {theirs}"),
+}
+"""Keys of engines that are compared where two systems have an engine of the same role, with what is said where they differ."""
+
+
+class Unlike(NamedTuple):
+    """Something that is not the same in a system and its baseline."""
+
+    kind: Kind
+    clause: str
 
 
 class Rules(Struct, frozen=True, kw_only=True):
@@ -35,6 +59,10 @@ class Rules(Struct, frozen=True, kw_only=True):
     asked: tuple[str, ...]
     """Those of `ASKED` that are not this package's own texts."""
     prompts: Prompts
+    candidates: int = 0
+    """Drafts of a step; 0: it drafts none."""
+    engines: dict[str, dict[str, Any]] = {}
+    """By role, the values of the keys `ENGINE` that its engine has."""
 
 
 def rules_of(plan: Plan) -> Rules:
@@ -50,27 +78,66 @@ def rules_of(plan: Plan) -> Rules:
         sampling={purpose: said for purpose in WRITING if (said := _sampling(nodes, purpose))},
         asked=tuple(name for name in ASKED if getattr(plan.prompts, name) != getattr(OURS, name)),
         prompts=plan.prompts,
+        candidates=len(plan.drafters),
+        engines={role: _engine(settings_of(spec)) for role, spec in plan.engines.items()},
     )
 
 
-def differences(ours: Rules, theirs: Rules) -> Iterator[str]:
-    """What of the rules of a run differs from those of its baseline, each as a clause."""
+def differences(ours: Rules, theirs: Rules) -> Iterator[Unlike]:
+    """What of a run is not as in its baseline."""
     if ours.thought_tokens != theirs.thought_tokens:
-        yield f"its thoughts have {_tokens(ours.thought_tokens)}, the baseline's {_tokens(theirs.thought_tokens)}"
+        yield Unlike("budget", f"its thoughts have {_tokens(ours.thought_tokens)}, the baseline's {_tokens(theirs.thought_tokens)}")
     if ours.closes != theirs.closes:
         which = ("it closes", "the baseline does not") if ours.closes else ("it does not close", "the baseline does")
-        yield f"{which[0]} and answer a thought that is not finished within its budget, {which[1]}"
+        yield Unlike("budget", f"{which[0]} and answer a thought that is not finished within its budget, {which[1]}")
     elif ours.answer_tokens != theirs.answer_tokens:
-        yield f"its answers have {_tokens(ours.answer_tokens)}, the baseline's {_tokens(theirs.answer_tokens)}"
+        yield Unlike("budget", f"its answers have {_tokens(ours.answer_tokens)}, the baseline's {_tokens(theirs.answer_tokens)}")
     if ours.exits != theirs.exits:
-        yield f"its thoughts also end at {_listed(ours.exits)}, the baseline's at {_listed(theirs.exits)}"
+        yield Unlike("exits", f"its thoughts also end at {_listed(ours.exits)}, the baseline's at {_listed(theirs.exits)}")
     for purpose in WRITING:
         one, other = ours.sampling.get(purpose), theirs.sampling.get(purpose)
         if one and other and one != other:
-            yield f"what it samples to {purpose} has {one}, the baseline's {other}"
+            yield Unlike("sampling", f"what it samples to {purpose} has {one}, the baseline's {other}")
     for name in dict.fromkeys((*ours.asked, *theirs.asked)):
         if getattr(ours.prompts, name) != getattr(theirs.prompts, name):
-            yield f"`prompts.{name}` is another text than the baseline's"
+            yield Unlike("prompts", f"`prompts.{name}` is another text than the baseline's")
+    if ours.candidates and theirs.candidates and ours.candidates != theirs.candidates:
+        yield Unlike("candidates", f"candidates is {ours.candidates}, the baseline's {theirs.candidates}")
+    for role in (role for role in ours.engines if role in theirs.engines):
+        yield from _unlike_engines(role, ours.engines[role], theirs.engines[role])
+
+
+def imposed(ours: Rules, theirs: Rules, plain: Rules, plain_theirs: Rules) -> Iterator[Unlike]:
+    """What two systems differ in that decides their work, and in which they do not differ as they are without the options of a user,
+    `plain` and `plain_theirs`."""
+    own = {each.kind for each in differences(plain, plain_theirs)}
+    return (each for each in differences(ours, theirs) if each.kind in DECIDED and each.kind not in own)
+
+
+def _engine(settings: Mapping[str, Any]) -> dict[str, Any]:
+    found = {name: settings[name] for name in ENGINE if settings.get(name) is not None}
+    if "model" in found:
+        found["model"] = str(found["model"]).removeprefix("bundled:").rstrip("/").rpartition("/")[2]
+    return found
+
+
+def _unlike_engines(role: str, ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> Iterator[Unlike]:
+    """Keys that both engines have, and that differ."""
+    for name, (kind, sentence) in ENGINE.items():
+        if name in ours and name in theirs and ours[name] != theirs[name]:
+            yield Unlike(kind, sentence.format(role=role, ours=_told(ours[name], theirs[name]), theirs=_told(theirs[name], ours[name])))
+
+
+def _told(value: Any, other: Any) -> str:
+    """A value as it is printed; of a mapping the values that are not those of the `other` one."""
+    if not isinstance(value, Mapping) or not isinstance(other, Mapping):
+        return f"{value:,}" if isinstance(value, int) else str(value)
+    named = value.get("name") if value.get("name") != other.get("name") else None  # of a device, which says all
+    return (
+        str(named)
+        if named
+        else ", ".join(f"{key} {each}" for key, each in value.items() if each not in (None, other.get(key))) or "its defaults"
+    )
 
 
 def _thought_tokens(plan: Plan, nodes: list[StageNode]) -> int | None:
@@ -88,6 +155,7 @@ def _exits(plan: Plan) -> Iterator[str]:
                 until = node.until
                 yield from ["answer_boxed"] if until.answer_boxed else []
                 yield from [f"repeated {until.repeated}"] if until.repeated else []
+                yield from [f"max_steps {until.max_steps:,}"] if until.max_steps else []
 
 
 def _sampling(nodes: list[StageNode], purpose: str) -> str:
