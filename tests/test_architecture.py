@@ -42,9 +42,9 @@ DOORS = {
     "perfetto": ["export/"],
     "opentelemetry": ["export/"],
     "scipy": ["calibration/"],
-    "math_verify": ["grading/worker"],
-    "latex2sympy2_extended": ["grading/worker"],
-    "sympy": ["grading/worker"],
+    "math_verify": ["grading/expressions"],
+    "latex2sympy2_extended": ["grading/expressions"],
+    "sympy": ["grading/expressions"],
     "pyarrow": [
         "trace/",
         "data/",

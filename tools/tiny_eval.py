@@ -18,7 +18,7 @@ from make_arith import Limits
 from transformers import AutoModelForCausalLM
 
 from pipeline.engines.tokenizer import HFTokenizer
-from pipeline.grading.answers import extract_answer
+from pipeline.grading.stated import boxed
 from pipeline.graph.prompts import DELIMITER
 from pipeline.reasoning.prompts import OptionPrompt, PromptBuilder
 
@@ -91,7 +91,7 @@ def alone(model: Any, problems: Sequence[Any], builder: PromptBuilder, temperatu
     """Share of `problems` that one model solves by itself."""
     eos = list(builder.tokenizer.eos_ids)
     said = sample(model, [builder.generation(p.text) for p in problems], 1, temperature, limits.response, eos)
-    return _share(extract_answer(builder.tokenizer.decode(rows[0])) == str(p.answer) for p, rows in zip(problems, said, strict=True))
+    return _share(boxed(builder.tokenizer.decode(rows[0])) == str(p.answer) for p, rows in zip(problems, said, strict=True))
 
 
 def loop(
@@ -118,7 +118,7 @@ def loop(
         live = [i for i in live if contexts[i][-1] != builder.think_close_id]
     closed = [c if c[-1] == builder.think_close_id else [*c, *builder.close_thought_ids] for c in contexts]
     said = sample(target, closed, 1, TEMPERATURE, limits.answer, list(builder.tokenizer.eos_ids))
-    right = _share(extract_answer(builder.tokenizer.decode(rows[0])) == str(p.answer) for p, rows in zip(problems, said, strict=True))
+    right = _share(boxed(builder.tokenizer.decode(rows[0])) == str(p.answer) for p, rows in zip(problems, said, strict=True))
     return {"accuracy": right, "fallback": round(rejected / steps, 4)}
 
 

@@ -17,7 +17,7 @@ from pipeline.bundled import find_file
 from pipeline.data.problems import as_text, kind_of
 from pipeline.data.rows import Flaw
 from pipeline.errors import GraphError, did_you_mean
-from pipeline.grading.answers import extract_answer
+from pipeline.grading.stated import boxed
 from pipeline.graph.loader import load_struct
 from pipeline.graph.prompts import LETTERS
 from pipeline.graph.spec import NAME_PATTERN
@@ -233,7 +233,7 @@ class RowReader:
         if self.recipe.gold == "as_is":
             return text
         if self.recipe.gold == "boxed":
-            gold, expected = extract_answer(text), "\\boxed{ANSWER}"
+            gold, expected = boxed(text), "\\boxed{ANSWER}"
         else:
             gold, expected = text.rpartition(HASHES)[2].strip() if HASHES in text else None, f"{HASHES} ANSWER"
         if not gold:

@@ -1,14 +1,19 @@
-"""Whether an answer equals a reference, as far as their texts tell without algebra: two texts enter, right, wrong or undecided leaves.
+"""Whether an answer equals a reference, as far as their texts tell without algebra: two texts enter, a `Ruling` or None leaves.
 
-Equal means equal after light normalisation (spaces, `$`, thousands commas, `\\text{}`, percent signs), equal as rational
-numbers, or the same letter of a multiple choice. Where that decides nothing, `grader` asks a worker process for full
-mathematical equivalence. No expression is evaluated here, nothing here raises, and time is linear in the length of the texts.
+Equal means the same text in one notation (`notation`), the same exact number (`numbers`), or the same letters of a multiple choice. Where
+that decides nothing, `grader` asks a worker process for mathematical equivalence. No expression is evaluated here, nothing here raises,
+and time is linear in the length of the texts.
 """
 
 import re
 from fractions import Fraction
 
+from msgspec import Struct
+
+from pipeline.grading.notation import clean, compact
+from pipeline.grading.numbers import number
 from pipeline.grading.plugins import grader_names
+from pipeline.grading.stated import Form, Stated, declared
 
 Kind = str
 """How a problem's answers are graded: one of `KINDS`, or the name of an announced grader (`grading.plugins`)."""
@@ -19,52 +24,47 @@ KINDS = ("math", "numeric", "letter")
 Canonical = Fraction | str
 LONGEST = 10_000
 """Answers of more characters are compared as they stand, without normalisation."""
+WHOLE = "the whole answer"
 
-_BRACE = re.compile(r"\\boxed\s*\{|\\\\(?!boxed)|\\[{}]|[{}]")
-_GROUPED = re.compile(r"[+-]?\d{1,3}(?:(?:,|\{,\})(?:\\!)?\d{3})+(?:\.\d+)?", re.ASCII)
-_WRAPPED = re.compile(r"\\(?:text|mbox|mathrm|textbf|mathbf)\s*\{([^{}]*)\}")
-# A space between two digits stays: it keeps 1 1/2 apart from 11/2.
-_NOISE = re.compile(r"\\left(?![a-z])|\\right(?![a-z])|\\[!,;: ]|\^\{?\\circ\}?|\\?[%$]|(?<!\d)\s+|\s+(?!\d)")
-_SHORT_FRAC = re.compile(r"\\frac(\d)(\d)", re.ASCII)
-_NUMBER = r"[+-]?(?:\d+\.?\d*|\.\d+)"
-_RATIO = re.compile(rf"({_NUMBER})(?:/({_NUMBER}))?", re.ASCII)
-_FRAC = re.compile(rf"([+-]?)\\frac\{{({_NUMBER})\}}\{{({_NUMBER})\}}", re.ASCII)
-_MIXED = re.compile(r"([+-]?)(\d+)(?: (\d+)/(\d+)|\\frac\{(\d+)\}\{(\d+)\})", re.ASCII)
-_MOST_DIGITS = 200
-_PERCENT = re.compile(r"(?:%|percent)[\s.$]*\Z", re.ASCII)
-_LONGEST_NUMERIC = 500
-_FIGURE = re.compile(rf"\\frac\{{{_NUMBER}\}}\{{{_NUMBER}\}}|[+-]?\d+ \d+/\d+|{_NUMBER}(?:/{_NUMBER})?", re.ASCII)
+_MOST_NUMERIC = 500
+_PERCENT = re.compile(r"(?:%|percent)[\s.$*_]*\Z", re.ASCII)
+_FIGURE = re.compile(
+    r"[+-]?(?:\\frac\{[+-]?[\d.]+\}\{[\d.]+\}|\d+ \d+/\d+"
+    r"|(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+(?![\d,]*,\d{3}(?!\d)))(?:\.\d+)?(?:[eE][+-]?\d+|/\d+(?:\.\d+)?)?|\d+(?:\.\d+)?|\.\d+)",
+    re.ASCII,
+)
+_WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}")
+_UNLIKE = re.compile(r"\b(?:not|no|never|neither|than|least|most|between|except|unless|if|or)\b|n't\b", re.IGNORECASE)
 _POWER = re.compile(r"(?<=[A-Za-z}])\s?\^\s?\{?[23]\}?", re.ASCII)
-_COMMAS = re.compile(r"(?<=\d)(?:,|\{,\})(?:\\!)?(?=\d{3}(?!\d))", re.ASCII)
 _LETTERS = re.compile(
     r"(?i:(?:the )?(?:correct )?(?:final )?(?:answer|option|choice)(?: is)? ?:? ?)?"
-    r"\(?([A-Z](?:(?: ?(?:,|and|&) ?| )?[A-Z])*|[a-z])\)?(?:[.:)]|[.:)] .*)?",
+    r"[\[({]?([A-Z](?:(?: ?(?:,|and|&) ?| )?[A-Z])*|[a-z])[\])}]?(?:[.:)]|[.:)] .*)?",
     re.ASCII,
 )
 
 
-def extract_answer(text: str) -> str | None:
-    """The content of the last `\\boxed{...}` that is balanced and not blank, of nested ones the inner; None without one."""
-    answer, answer_start = None, -1
-    opened: list[tuple[int, bool]] = []
-    for brace in _BRACE.finditer(text, max(text.find("\\boxed"), 0)) if "\\boxed" in text else ():
-        mark = brace.group()
-        if mark[-1] == "{" and mark != "\\{":
-            opened.append((brace.end(), mark != "{"))
-        elif mark == "}" and opened:
-            start, boxed = opened.pop()
-            if boxed and start > answer_start and (content := text[start : brace.start()].strip()):
-                answer, answer_start = content, start
-    return answer
+class Ruling(Struct, frozen=True):
+    """Whether an answer is right, and what decided that."""
+
+    correct: bool
+    rule: str
+    """The rule, and what it found: `equal numbers`, `different letters`."""
+    answer: str = ""
+    """The answer as it was compared."""
+    reference: str = ""
+    """The reference as it was compared."""
 
 
-def has_boxed(text: str) -> bool:
-    """Whether `extract_answer` finds an answer in `text`; where no `\\boxed` stands in it this costs one substring search."""
-    return extract_answer(text) is not None
+def taken(kind: Kind, answer: str) -> Stated:
+    """The part of an answer or of a reference that is compared: what it marks as its answer, or else all of it."""
+    if kind not in KINDS or len(answer) > LONGEST:
+        return Stated(answer, WHOLE)
+    form: Form | None = {"numeric": "number", "letter": "letter"}.get(kind)  # type: ignore[assignment]
+    return declared(answer, form) or Stated(answer, WHOLE)
 
 
 def same_answer(a: str, b: str) -> bool:
-    """Whether two answers are equal after light normalisation or as rational numbers; percent, degree and dollar signs are ignored."""
+    """Whether two answers are equal in one notation or as rational numbers; percent, degree and dollar signs are ignored."""
     return a.strip() == b.strip() or canonical(a) == canonical(b)
 
 
@@ -73,11 +73,9 @@ def canonical(text: str) -> Canonical:
     plain = text.strip()
     if len(plain) > LONGEST:
         return plain
-    normal = _normal(plain)
-    number = _rational(normal)
-    if number is not None:
-        return number
-    return normal or f"\0{plain}"
+    cleaned = clean(plain)
+    value, normal = _value(cleaned), compact(cleaned)
+    return value if value is not None else normal or f"\0{plain}"
 
 
 def as_kind(name: str | None) -> Kind:
@@ -90,26 +88,41 @@ def is_kind(name: str) -> bool:
     return name in KINDS or name in grader_names()
 
 
+def form_of(kind: Kind, reference: str) -> Form:
+    """What a text that answers a problem with this reference is searched for."""
+    reference = taken(kind, reference).text
+    if kind == "letter" and choice(reference) is not None:
+        return "letter"
+    return "number" if kind == "numeric" or (len(reference) <= LONGEST and _value(clean(reference)) is not None) else "expression"
+
+
 def quick_grade(kind: Kind, answer: str, reference: str) -> bool | None:
     """Whether `answer` is right; None where only a worker process can decide: mathematical equivalence, and announced graders."""
+    found = ruling(kind, taken(kind, answer).text, taken(kind, reference).text)
+    return None if found is None else found.correct
+
+
+def ruling(kind: Kind, answer: str, reference: str) -> Ruling | None:
+    """What the texts of an answer and of its reference decide, both as they were `taken`; None where only a worker process can."""
     if kind not in KINDS:
         return None
-    if kind == "letter":
-        letters = choice(reference)
-        return same_answer(answer, reference) if letters is None else choice(answer) == letters
-    if same_answer(answer, reference):
-        return True
+    if answer.strip() == reference.strip():
+        return Ruling(True, "the same text", answer.strip(), reference.strip())
     if max(len(answer), len(reference)) > LONGEST:
-        return False
-    if kind == "numeric" and (figures := _figures(answer, reference)):
-        return _as_percentages(*figures, answer, reference)
+        return Ruling(False, f"other texts, one of more than {LONGEST:,} characters")
     letters, options = choice(answer), choice(reference)
-    if letters and options and len(options) == 1:
-        return letters == options
-    left, right = _rational(_normal(answer)), _rational(_normal(reference))
-    if left is None or right is None:
-        return None
-    return _as_percentages(left, right, answer, reference)
+    if options and (kind == "letter" or (letters and len(options) == 1)):
+        return _told("letters", letters == options, letters or clean(answer), options)
+    left, right = clean(answer), clean(reference)
+    forms = compact(left), compact(right)
+    values = _value(left), _value(right)
+    if None in values and (kind == "numeric" or (values[1] is not None and _is_sentence(left))):
+        values = _figure(answer), _figure(reference)
+    if values[0] is not None and values[1] is not None:
+        return _numbers(values[0], values[1], is_percentage(answer), is_percentage(reference))
+    if forms[0] == forms[1] != "":
+        return Ruling(True, "the same text in one notation", *forms)
+    return Ruling(False, "different texts", *forms) if kind == "letter" else None
 
 
 def choice(text: str) -> str | None:
@@ -117,35 +130,8 @@ def choice(text: str) -> str | None:
 
     `B`, `(B)`, `B.`, `\\text{B}`, `**B**`, `option B`, `(B) 12` and, alone, `b` are B; `B, D` and `BD` are BD.
     """
-    text = _WRAPPED.sub(r"\1", text[:_LONGEST_NUMERIC].replace("\\left", "").replace("\\right", ""))
-    found = _LETTERS.fullmatch(" ".join(text.split()).strip("$*. "))
+    found = _LETTERS.fullmatch(" ".join(clean(text[:_MOST_NUMERIC]).split()).strip("*. "))
     return None if found is None else "".join(sorted(set(re.sub("[^A-Z]", "", found[1].replace("and", "").upper()))))
-
-
-def _figures(answer: str, reference: str) -> tuple[Fraction, Fraction] | None:
-    """The numbers of both texts; None unless each of the two holds exactly one."""
-    left, right = _figure(answer), _figure(reference)
-    return None if left is None or right is None else (left, right)
-
-
-def _figure(text: str) -> Fraction | None:
-    text = _WRAPPED.sub(r" \1", text[:_LONGEST_NUMERIC].rpartition("=")[2].replace("\u2212", "-").replace("\\dfrac", "\\frac"))
-    text = _POWER.sub("", _COMMAS.sub("", _SHORT_FRAC.sub(r"\\frac{\1}{\2}", text.replace("$", " ").replace("\\,", ""))))
-    found = _FIGURE.findall(text)
-    return _rational(found[0]) if len(found) == 1 else None
-
-
-def _as_percentages(answer: Fraction, reference: Fraction, said: str, expected: str) -> bool:
-    """Whether two numbers are equal; where one text alone is a percentage, whether it stands for the other number (50% is 0.5).
-
-    `said` and `expected` are the texts of answer and reference.
-    """
-    if answer == reference:
-        return True
-    percent, expected_percent = is_percentage(said), is_percentage(expected)
-    if percent == expected_percent:
-        return False
-    return answer == reference * 100 if percent else answer * 100 == reference
 
 
 def is_percentage(text: str) -> bool:
@@ -153,26 +139,36 @@ def is_percentage(text: str) -> bool:
     return _PERCENT.search(text[-20:]) is not None
 
 
-def _normal(text: str) -> str:
-    text = " ".join(text.split()).strip("$").strip().removesuffix(".")
-    text = text.replace("\u2212", "-").replace("\\dfrac", "\\frac").replace("\\tfrac", "\\frac")
-    if _GROUPED.fullmatch(text.replace("\\$", "")):
-        text = re.sub(r"[^0-9.+-]", "", text)
-    text = _NOISE.sub("", _WRAPPED.sub(r"\1", text))
-    return _SHORT_FRAC.sub(r"\\frac{\1}{\2}", text).removesuffix(".")
+def _value(cleaned: str) -> Fraction | None:
+    """The number that a text is; in `1, 234` the space says that there are two."""
+    return None if ", " in cleaned else number(compact(cleaned))
 
 
-def _rational(text: str) -> Fraction | None:
-    if len(text) > _MOST_DIGITS:
-        return None
-    ratio = _RATIO.fullmatch(text)
-    sign, over, under = ("", ratio[1], ratio[2] or "1") if ratio else ("", "", "0")
-    if frac := _FRAC.fullmatch(text):
-        sign, over, under = frac[1], frac[2], frac[3]
-    if mixed := _MIXED.fullmatch(text):
-        sign, over, under = mixed[1], mixed[3] or mixed[5], mixed[4] or mixed[6]
-        over = str(int(mixed[2]) * int(under) + int(over))
-    if not over or not Fraction(under):
-        return None
-    value = Fraction(over) / Fraction(under)
-    return -value if sign == "-" else value
+def _is_sentence(cleaned: str) -> bool:
+    """Whether a text is a sentence that says what something is, and not what it is not, nor a bound."""
+    return len(_WORD.findall(cleaned)) > 2 and not _UNLIKE.search(cleaned)
+
+
+def _figure(text: str) -> Fraction | None:
+    """The one number in a text, of an equation in its last side; None unless there is exactly one."""
+    text = clean(text[:_MOST_NUMERIC].rpartition("=")[2]).replace(r"\unit", " ").replace(r"\dollar", " ").replace("{,}", ",")
+    found = _FIGURE.findall(_POWER.sub("", text))
+    return number(found[0].replace(" ", "") if "/" not in found[0] else found[0]) if len(found) == 1 else None
+
+
+def _told(what: str, correct: bool, answer: str, reference: str) -> Ruling:
+    return Ruling(correct, f"{'equal' if correct else 'different'} {what}", answer, reference)
+
+
+def _numbers(answer: Fraction, reference: Fraction, percent: bool, expected: bool) -> Ruling:
+    """Whether two numbers are equal; where one text alone is a percentage, whether it stands for the other number (50% is 0.5)."""
+    if answer != reference and percent != expected:
+        hundredth = (answer / 100, reference) if percent else (answer, reference / 100)
+        return _told("numbers, one of them a percentage", hundredth[0] == hundredth[1], *map(str, hundredth))
+    return _told("numbers", answer == reference, _written(answer), _written(reference))
+
+
+def _written(value: Fraction) -> str:
+    """A number as it is shown: exact, and short where it has many digits."""
+    text = str(value)
+    return text if len(text) <= 60 else f"{text[:28]}...{text[-28:]}"

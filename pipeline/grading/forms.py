@@ -5,44 +5,40 @@ words, a name before an equals sign. Only these forms are handled here, by the t
 """
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import product
+from typing import NamedTuple
 
-from pipeline.grading.answers import is_percentage, same_answer
-from pipeline.grading.units import differ, split_unit
+from pipeline.grading.answers import Ruling, is_percentage, same_answer
+from pipeline.grading.notation import clean
+from pipeline.grading.units import differ, split_symbol, split_unit
 
-Leaf = Callable[[str, str], bool]
+
+class Found(NamedTuple):
+    """Whether two parts of answers are equal, and the rule that says so."""
+
+    same: bool
+    rule: str
+
+
+Leaf = Callable[[str, str], Found]
 """Whether two expressions without wrapping, the answer and the reference, are mathematically equal."""
 MOST_PARTS = 64
 """Tuples, unions and matrices of more parts are not compared part by part."""
 DEEPEST = 60
 """Texts with more deeply nested brackets are taken to differ: parsers recurse and would overflow the stack."""
 
-_CHARACTERS = str.maketrans(
-    {
-        "\u2212": "-", "\u2013": "-", "\u00d7": r"\times ", "\u00f7": "/", "\u00b7": r"\cdot ", "\u03c0": r"\pi ", "\u221e": r"\infty ",
-        "\u2264": r"\le ", "\u2265": r"\ge ", "\u2260": r"\ne ", "\u222a": r"\cup ", "\u2229": r"\cap ", "\u2208": r"\in ",
-        "\u00b1": r"\pm ", "\u00b0": r"^\circ ", "\u00b2": "^2", "\u00b3": "^3", "\u00bd": r"\frac{1}{2}", "\u2205": r"\emptyset ",
-        "\u221a": r"\sqrt", "\u03b8": r"\theta ", "\uff0c": ",", "\u211d": r"\mathbb{R}", "\u00a0": " ",
-    }
-)  # fmt: skip
-_SEPARATING_DOLLARS = re.compile(r"(?<!\\)\$\s*(,|;|and|or)\s*(?<!\\)\$")
-_LAYOUT = re.compile(r"\\(?:left|right|[bB]igg?[lr]?|displaystyle|textstyle|limits)(?![a-zA-Z])|\\!")
-_SPACES = re.compile(r"(?<!\\)\\(?:[,;: ]|q?quad(?![a-zA-Z]))|~|\s+")
-_TEXT = re.compile(r"\\(text(?:bf|it|rm)?|mbox|mathrm|mathbf|mathit|boldsymbol)\s*\{([^{}]*)\}")
-_LEAD = re.compile(
-    r"^(?:(?:so|thus|therefore|hence),?\s+)?(?:the\s+)?(?:final\s+)?(?:answer|solution|result)s?\s*(?:is|are)?\s*:?\s+", re.I
-)
-_ARRAY = re.compile(r"\\begin\{array\}\s*\{[^{}]*\}|\\begin\{[pbvBV]?(?:small)?matrix\}")
 _MATRIX = re.compile(r"^[\[(]?\s*\\begin\{matrix\}(.*)\\end\{matrix\}\s*[\])]?$", re.DOTALL)
 _TOKEN = re.compile(r"\\begin\{|\\end\{|\\[{}]|\\[a-zA-Z]+|\\.|[(\[{}\])]|[,;]|\b(?:and|or)\b", re.DOTALL)
 _GROUPED = re.compile(r"(?<![\d,.])\d{1,3}(?:,\d{3})+(?![\d,])", re.ASCII)
 _BUILDER = re.compile(r"^\\\{\s*[a-z]\s*(?:\\in\s*\\mathbb\{?\s*R\s*\}?\s*)?(?:\||:|\\mid|\\vert)(.*)\\\}$", re.DOTALL)
 _MEMBER = re.compile(r"^[a-zA-Z]\s*\\in\b\s*")
 _NAME = re.compile(r"^(?!\d)(?=.*[A-Za-z])[A-Za-z\\{}_'(), 0-9]+$")
+_INVERSE = re.compile(r"\^\s*\{?\s*-1\s*\}?")
 _HEAD = re.compile(r"^([A-Za-z])\s*\(\s*[a-z]\s*\)$")
 _BASE = re.compile(r"^(\d[\dA-F]*)_\{?(\d+)\}?$")
-_WORDS = re.compile(r"[A-Za-z][A-Za-z' -]{3,}")
+_WORDS, _WORD = re.compile(r"[A-Za-z' -]+", re.ASCII), re.compile(r"[A-Za-z]{4}", re.ASCII)
+_SCIENTIFIC = re.compile(r"(?<![\w.}])(\d+(?:\.\d+)?)[eE](\+?\d+|-\d+)(?![\w.(])", re.ASCII)
 _PROSE = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{4,}")
 _SAYINGS = {
     "none": "∅", "no solution": "∅", "no solutions": "∅", "no real solution": "∅", "no real solutions": "∅", "empty set": "∅",
@@ -52,36 +48,18 @@ _SAYINGS = {
 }  # fmt: skip
 
 
-def same_form(answer: str, reference: str, leaf: Leaf) -> bool:
+def same_form(answer: str, reference: str, leaf: Leaf) -> Ruling:
     """Whether `answer` equals `reference`, part by part; `leaf` decides about single expressions."""
     left, right = clean(answer), clean(reference)
     if not left or not right or max(_depth(left), _depth(right)) > DEEPEST:
-        return False
+        return Ruling(False, "nothing to compare, or brackets too deep", left, right)
     bare = not left.startswith(r"\{") and not right.startswith(r"\{")
-    return any(_same_parts(a, b, leaf, bare) for a, b in dict.fromkeys(product(_readings(left), _readings(right))))
-
-
-def clean(text: str) -> str:
-    """`text` with dollars, layout commands, spaces, arrays and characters outside LaTeX each written in one way."""
-    text = _SEPARATING_DOLLARS.sub(r" \1 ", text.translate(_CHARACTERS))
-    text = text.replace(r"\$", r"\dollar ").replace("$", "").replace(r"\%", "%").replace("{,}", ",")
-    text = text.replace(r"\langle", "(").replace(r"\rangle", ")")
-    text = re.sub(r"\\[dtc]frac(?![a-zA-Z])", r"\\frac", _LAYOUT.sub("", text))
-    text = _ARRAY.sub(r"\\begin{matrix}", text)
-    text = re.sub(r"\\end\{(?:array|[pbvBV]?(?:small)?matrix)\}", r"\\end{matrix}", text)
-    text = _TEXT.sub(_unwrapped, _SPACES.sub(" ", text)).strip()
-    text = re.sub(r"\s*\bpercent\b", "%", text)
-    return _LEAD.sub("", text).lstrip(" ,;:").rstrip(" .,;:")
-
-
-def _unwrapped(found: re.Match[str]) -> str:
-    """What a `\\text{}` holds, marked as a possible unit where it stands behind something."""
-    words = found[2].strip()
-    if words in ("and", "or", "percent", "%"):
-        return "%" if words[0] in "p%" else f" {words} "
-    behind = found.string[: found.start()].rstrip()[-1:]
-    upright = found[1] not in ("mathbf", "mathit", "boldsymbol")
-    return f"\\unit{{{words}}}" if upright and behind and behind not in "=<>+-*([,;:&\\" else f" {words} "
+    found = Found(False, "")
+    for a, b in dict.fromkeys(product(_readings(left), _readings(right))):
+        found = _same_parts(a, b, leaf, bare)
+        if found.same:
+            break
+    return Ruling(found.same, found.rule, left, right)
 
 
 def _depth(text: str) -> int:
@@ -134,19 +112,19 @@ def split(text: str, at: Sequence[str] = (",", ";", "and", "or")) -> Iterator[st
     yield text[start:]
 
 
-def _same_parts(answer: Sequence[str], reference: Sequence[str], leaf: Leaf, bare: bool) -> bool:
+def _same_parts(answer: Sequence[str], reference: Sequence[str], leaf: Leaf, bare: bool) -> Found:
     """Whether the parts of both sides are equal one to one: in any order, unless only one side gives names (`x = 1, y = 2`).
 
     With `bare` (no side is a set) a tuple may be written without its brackets.
     """
     if bare and len(answer) == 1 < len(reference):
         answer = _items(answer[0], "(")
-        return len(answer) == len(reference) and _in_order(answer, reference, leaf)
+        return _in_order(answer, reference, leaf)
     if bare and len(reference) == 1 < len(answer):
         reference = _items(reference[0], "(")
-        return len(answer) == len(reference) and _in_order(answer, reference, leaf)
+        return _in_order(answer, reference, leaf)
     if len(answer) != len(reference) or len(answer) > MOST_PARTS:
-        return False
+        return Found(False, f"{len(answer)} parts and {len(reference)}")
     if len(answer) == 1:
         return _same_one(answer[0], reference[0], leaf)
     names = [[_name(part) for part in parts] for parts in (answer, reference)]
@@ -155,35 +133,59 @@ def _same_parts(answer: Sequence[str], reference: Sequence[str], leaf: Leaf, bar
     return _in_any_order(answer, reference, leaf)
 
 
-def _in_order(answer: Sequence[str], reference: Sequence[str], leaf: Leaf) -> bool:
-    return all(_same_one(a, b, leaf) for a, b in zip(answer, reference, strict=True))
+def _in_order(answer: Sequence[str], reference: Sequence[str], leaf: Leaf) -> Found:
+    if len(answer) != len(reference):
+        return Found(False, f"{max(1, len(answer))} parts and {max(1, len(reference))}")
+    return _all(f"{len(answer)} parts in order", (_same_one(a, b, leaf) for a, b in zip(answer, reference, strict=True)))
 
 
-def _in_any_order(answer: Sequence[str], reference: Sequence[str], leaf: Leaf) -> bool:
-    left = list(reference)
+def _in_any_order(answer: Sequence[str], reference: Sequence[str], leaf: Leaf) -> Found:
+    return _all(f"{len(answer)} parts in any order", _pairings(answer, list(reference), leaf))
+
+
+def _pairings(answer: Sequence[str], left: list[str], leaf: Leaf) -> Iterator[Found]:
+    """For each part of `answer` the finding about its partner, which is taken out of `left`."""
     for part in answer:
         partner = next((i for i, other in enumerate(left) if same_answer(part, other)), None)
-        if partner is None:
-            partner = next((i for i, other in enumerate(left) if _same_one(part, other, leaf)), None)
-        if partner is None:
-            return False
-        del left[partner]
-    return True
+        found = Found(False, f"{part[:40]!r} has no partner")
+        for i in range(len(left)) if partner is None else (partner,):
+            if (of_this := _same_one(part, left[i], leaf)).same or partner is not None:
+                found, partner = of_this if of_this.same else Found(True, "the same text in one notation"), i
+                break
+        yield found
+        if partner is not None:
+            del left[partner]
 
 
-def _same_one(answer: str, reference: str, leaf: Leaf) -> bool:
+def _all(how: str, found: Iterable[Found]) -> Found:
+    """What findings about all parts come to: `how` they were compared, and by which rules, or the first that differs."""
+    rules: dict[str, None] = {}
+    for each in found:
+        if not each.same:
+            return Found(False, f"{how}: {each.rule}")
+        rules[each.rule] = None
+    return Found(True, f"{how}: {', '.join(rules)}")
+
+
+def _same_one(answer: str, reference: str, leaf: Leaf) -> Found:
     """Whether two single parts are equal: tuples, intervals, matrices, equations, words, or expressions with or without a unit."""
     a, b = _body(answer), _body(reference)
     if a == b or same_answer(a, b):
-        return True
+        return Found(True, "the same text" if a == b else "the same text in one notation, or the same number")
     if (equal := _words(a, b)) is not None:
         return equal
-    for compare in (_brackets, _matrices, _equations, _unions):
+    for compare in (_matrices, _brackets, _equations, _unions):
         if (equal := compare(a, b, leaf)) is not None:
             return equal
     (a, unit), (b, other) = split_unit(a), split_unit(b)
-    if differ(unit, other) or not a.strip() or not b.strip():
-        return False
+    if unit is None and not _has_letters(b):
+        a, unit = split_symbol(a)
+    elif other is None and not _has_letters(a):
+        b, other = split_symbol(b)
+    if differ(unit, other):
+        return Found(False, f"different units, {unit} and {other}")
+    if not a.strip() or not b.strip():
+        return Found(False, "a unit without a value")
     return _values(a.strip(), b.strip(), leaf)
 
 
@@ -193,25 +195,31 @@ def _body(text: str) -> str:
     return _MEMBER.sub("", found[1].strip() if found else text.strip())
 
 
-def _words(a: str, b: str) -> bool | None:
+def _words(a: str, b: str) -> Found | None:
     """Whether two texts of words are equal, by their text or as well-known phrases (`no solution`); None where neither text is words.
 
     math-verify would take their letters for variables.
     """
     said, other = (re.sub(r"\s+", " ", text).casefold().replace(", ", ",").strip(". ") for text in (a, b))
     if _SAYINGS.get(said, said) == _SAYINGS.get(other, other):
-        return True
-    if any(_WORDS.fullmatch(text) for text in (a, b)) or any(len(_PROSE.findall(split_unit(text)[0])) > 2 for text in (a, b)):
-        return False
-    return None
+        return Found(True, "the same words")
+    return Found(False, "different words") if _is_prose(a) or _is_prose(b) else None
 
 
-def _brackets(a: str, b: str, leaf: Leaf) -> bool | None:
+def _is_prose(text: str) -> bool:
+    """Whether a text is words: only letters, of which four are together, or several such words; `p - q` is an expression."""
+    only_words = _WORDS.fullmatch(text) is not None and _WORD.search(text) is not None
+    return only_words or len(_PROSE.findall(split_unit(text)[0])) > 2
+
+
+def _brackets(a: str, b: str, leaf: Leaf) -> Found | None:
     """Whether two tuples or intervals have the same brackets around equal elements in order; None where one text is neither."""
     mine, theirs = _items(a), _items(b)
     if not mine or not theirs:
         return None
-    return (a[0], a[-1]) == (b[0], b[-1]) and len(mine) == len(theirs) and _in_order(mine, theirs, leaf)
+    if (a[0], a[-1]) != (b[0], b[-1]):
+        return Found(False, "different brackets")
+    return _in_order(mine, theirs, leaf)
 
 
 def _items(text: str, bracket: str = "([") -> list[str]:
@@ -234,19 +242,38 @@ def _closes_at_end(text: str) -> bool:
     return False
 
 
-def _matrices(a: str, b: str, leaf: Leaf) -> bool | None:
-    """Whether two matrices are equal cell by cell, whatever their brackets; None where one text is no matrix."""
-    mine, theirs = _MATRIX.match(a), _MATRIX.match(b)
-    if not mine or not theirs:
+def _matrices(a: str, b: str, leaf: Leaf) -> Found | None:
+    """Whether two matrices are equal cell by cell, whatever their brackets; None where neither text is a matrix of LaTeX.
+
+    The other one may be written `[[1, 2], [3, 4]]`, and a vector as a tuple.
+    """
+    if not _MATRIX.match(a) and not _MATRIX.match(b):
         return None
-    rows = [[row.split("&") for row in re.split(r"\\\\(?:\[[^\]]*\])?", found[1].strip().removesuffix("\\\\"))] for found in (mine, theirs)]
+    rows = [_rows(a), _rows(b)]
+    if not rows[0] or not rows[1]:
+        return None
+    vectors = [len(each) == 1 or all(len(row) == 1 for row in each) for each in rows]
+    if all(vectors) and any(not _MATRIX.match(text) and text[1:2] != "[" for text in (a, b)):
+        rows = [[[cell] for row in each for cell in row] for each in rows]  # a tuple is no row and no column
     if [len(row) for row in rows[0]] != [len(row) for row in rows[1]] or sum(map(len, rows[0])) > MOST_PARTS:
-        return False
+        return Found(False, "matrices of different sizes")
     cells = [[cell.strip() for row in each for cell in row] for each in rows]
-    return _in_order(cells[0], cells[1], leaf)
+    return _all("matrices, cell by cell", [_in_order(cells[0], cells[1], leaf)])
 
 
-def _equations(a: str, b: str, leaf: Leaf) -> bool | None:
+def _rows(text: str) -> list[list[str]]:
+    """The cells of a matrix, row by row; of a tuple one row. Empty where `text` is neither."""
+    if found := _MATRIX.match(text):
+        return [row.split("&") for row in re.split(r"\\\\(?:\[[^\]]*\])?", found[1].strip().removesuffix("\\\\"))]
+    if text[:1] not in ("(", "[") or not _closes_at_end(text):
+        return []
+    items = [item.strip() for item in split(text[1:-1], (",", ";"))]
+    if not all(item[:1] == "[" and item[-1:] == "]" for item in items):
+        return [items]
+    return [[cell.strip() for cell in split(item[1:-1], (",",))] for item in items]
+
+
+def _equations(a: str, b: str, leaf: Leaf) -> Found | None:
     """Whether equations are equal: of `name = value` the value counts, of a calculation its last side; None where there are none."""
     mine, theirs = _sides(a), _sides(b)
     if len(mine) == len(theirs) == 1:
@@ -254,12 +281,16 @@ def _equations(a: str, b: str, leaf: Leaf) -> bool | None:
     names = [_plain_name(sides[0]) if len(sides) > 1 else None for sides in (mine, theirs)]
     if len(mine) > 1 and len(theirs) > 1:
         if not _has_letters(mine[0]) and not _has_letters(theirs[0]):
-            return _same_one(mine[-1], theirs[-1], leaf)
+            return _all("the last sides", [_same_one(mine[-1], theirs[-1], leaf)])
         if None in names:
-            return _solved(mine) == _solved(theirs) and leaf(a, b)
-        return names[0] == names[1] and _same_one(mine[-1], theirs[-1], leaf)
+            return leaf(a, b) if _solved(mine) == _solved(theirs) else Found(False, "an equation, and its solution")
+        if names[0] != names[1]:
+            return Found(False, f"different names, {names[0]} and {names[1]}")
+        return _all(f"behind `{names[0]} =`", [_same_one(mine[-1], theirs[-1], leaf)])
     named, sides = (names[0], mine) if len(mine) > 1 else (names[1], theirs)
-    return (named is not None or not _has_letters(sides[0])) and _same_one(mine[-1], theirs[-1], leaf)
+    if named is None and _has_letters(sides[0]):
+        return Found(False, "an equation, and no equation")
+    return _all("behind the last `=`", [_same_one(mine[-1], theirs[-1], leaf)])
 
 
 def _solved(sides: Sequence[str]) -> bool:
@@ -282,36 +313,43 @@ def _name(part: str) -> str | None:
 
 def _plain_name(text: str) -> str | None:
     """`text`, normalised, if it is only a name, with `f(x)` and `y` as one name; else None."""
-    if not _NAME.match(text):
+    if not _NAME.match(_INVERSE.sub("", text, count=1)):
         return None
     name = re.sub(r"[\s{}]", "", text)
     return "y" if _HEAD.match(name) else name.casefold()
 
 
-def _unions(a: str, b: str, leaf: Leaf) -> bool | None:
-    """True where two unions have equal intervals in any order; None elsewhere, so that `leaf` decides."""
+def _unions(a: str, b: str, leaf: Leaf) -> Found | None:
+    """Whether two unions have equal intervals in any order; None where they are no unions or differ so, so that `leaf` decides."""
     mine, theirs = (text.split(r"\cup") for text in (a, b))
     if len(mine) != len(theirs) or len(mine) == 1 or len(mine) > MOST_PARTS:
         return None
-    return _in_any_order([part.strip() for part in mine], [part.strip() for part in theirs], leaf) or None
+    found = _in_any_order([part.strip() for part in mine], [part.strip() for part in theirs], leaf)
+    return found if found.same else None
 
 
-def _values(a: str, b: str, leaf: Leaf) -> bool:
+def _values(a: str, b: str, leaf: Leaf) -> Found:
     """Whether two expressions are equal. A percentage on one side only counts as its number or a hundredth of it; number bases must
     agree if both are given."""
     percent, expected = is_percentage(a), is_percentage(b)
     if percent or expected:
         a, b = a.rstrip("% "), b.rstrip("% ")
         over = rf"\frac{{{a if percent else b}}}{{100}}"
-        return _values(a, b, leaf) or (percent != expected and (leaf(over, b) if percent else leaf(a, over)))
+        found = _values(a, b, leaf)
+        if found.same or percent == expected:
+            return found
+        return _all("a percentage", [leaf(_expression(over), _expression(b)) if percent else leaf(_expression(a), _expression(over))])
     mine, theirs = _BASE.match(a), _BASE.match(b)
     if mine or theirs:
         (x, base), (y, other) = ((found[1], found[2]) if found else (text, None) for found, text in ((mine, a), (theirs, b)))
-        return x == y and (base is None or other is None or base == other)
-    return same_answer(a, b) or leaf(_expression(a), _expression(b))
+        return Found(x == y and (base is None or other is None or base == other), "digits and number bases")
+    if same_answer(a, b):
+        return Found(True, "the same text in one notation, or the same number")
+    return leaf(_expression(a), _expression(b))
 
 
 def _expression(text: str) -> str:
-    """`text` for math-verify: without the marks that `clean` put in, and with `1 1/2` as a sum."""
+    """`text` for math-verify: without the marks that `clean` put in, with `1 1/2` as a sum and powers of ten as such."""
     text = re.sub(r"\\unit\{([^{}]*)\}", r" \1 ", text).replace(r"\dollar", "").strip()
+    text = _SCIENTIFIC.sub(r"\1\\cdot 10^{\2}", text)
     return re.sub(r"^(-?)(\d+) (\d+)/(\d+)$", r"\1(\2+\\frac{\3}{\4})", text)

@@ -1,6 +1,6 @@
 """Grading of answers: a kind, an answer and a reference enter, a `Grade` leaves, in bounded time, whatever the texts are.
 
-What is decided at once (`grading.answers.quick_grade`) starts no process. The rest is asked of worker processes, which alone load
+What is decided at once (`grading.answers.ruling`) starts no process. The rest is asked of worker processes, which alone load
 math-verify; each starts when it is first needed. A worker that computes for too long, crashes or is killed is replaced, and
 its question is answered all the same. A `Grader` blocks, and may be used from several threads at once.
 """
@@ -13,9 +13,10 @@ from collections import OrderedDict
 from queue import LifoQueue
 from threading import Lock
 
+import msgspec
 from msgspec import Struct
 
-from pipeline.grading.answers import BROKEN, KINDS, Kind, quick_grade
+from pipeline.grading.answers import BROKEN, KINDS, Kind, Ruling, ruling, taken
 from pipeline.worker_process import Program, WorkerProcess, describe
 
 LIMIT_S = 5.0
@@ -29,7 +30,7 @@ MEMORY_BYTES = 4 << 30
 BESIDE_ENGINES = 10
 """The nice value of workers that share cores with engines."""
 LONGEST = 2000
-"""Texts of more characters that `quick_grade` does not find equal are taken to differ."""
+"""Texts of more characters that `ruling` does not find equal are taken to differ."""
 CACHED = 4096
 """Most grades kept in memory: the samples of a problem tend to give the same answer."""
 
@@ -46,6 +47,8 @@ class Grade(Struct, frozen=True):
     """None where there was nothing to compare, or the grader itself failed."""
     why: str | None = None
     """What kept the answers from being compared to the end (a time limit, a lost grader); None where nothing did."""
+    ruling: Ruling | None = None
+    """What decided it; None where they were not compared to the end."""
 
 
 class Grader:
@@ -77,24 +80,16 @@ class Grader:
 
     def quick_grade(self, kind: Kind, answer: str, reference: str) -> Grade | None:
         """The grade of `answer` if it is known or takes no worker, else None. Never waits."""
-        quick = quick_grade(kind, answer, reference)
-        if quick is not None:
-            return Grade(quick)
-        if kind in KINDS and max(len(answer), len(reference)) > LONGEST:
-            return Grade(False, f"longer than {LONGEST:,} characters")
-        with self._lock:
-            known = self._grades.get((kind, answer, reference))
-            if known is not None:
-                self._grades.move_to_end((kind, answer, reference))
-        return known
+        return self._at_once((kind, taken(kind, answer).text, taken(kind, reference).text))
 
     def grade(self, kind: Kind, answer: str, reference: str) -> Grade:
         """The grade of `answer`. Waits for a worker where one is needed; raises nothing."""
-        found = self.quick_grade(kind, answer, reference)
+        question = kind, taken(kind, answer).text, taken(kind, reference).text
+        found = self._at_once(question)
         if found is None:
-            found = self._ask(kind, answer, reference)
+            found = self._ask(*question)
             if found.correct is not None:
-                self._remember((kind, answer, reference), found)
+                self._remember(question, found)
         return found
 
     def close(self) -> None:
@@ -105,6 +100,19 @@ class Grader:
         for worker in [self._free.get() for _ in self.workers]:  # each is put back by the thread that used it
             worker.clear()
             self._free.put(worker)
+
+    def _at_once(self, question: tuple[Kind, str, str]) -> Grade | None:
+        kind, answer, reference = question
+        quick = ruling(kind, answer, reference)
+        if quick is not None:
+            return Grade(quick.correct, ruling=quick)
+        if kind in KINDS and max(len(answer), len(reference)) > LONGEST:
+            return Grade(False, f"longer than {LONGEST:,} characters")
+        with self._lock:
+            known = self._grades.get(question)
+            if known is not None:
+                self._grades.move_to_end(question)
+        return known
 
     def _ask(self, kind: Kind, answer: str, reference: str) -> Grade:
         """Ask a worker; once more, of a new process, if it was lost for another reason than the time limit."""
@@ -118,7 +126,10 @@ class Grader:
                     said = worker.ask(kind, answer, reference)
                     if said.startswith(BROKEN):
                         return Grade(None, f"the grader {kind!r} cannot be loaded: {said.removeprefix(BROKEN)}")
-                    return Grade(said == "true", None if said in ("true", "false") else f"the comparison ended with {said}")
+                    if not said.startswith("{"):
+                        return Grade(False, f"the comparison ended with {said}")
+                    found = msgspec.json.decode(said, type=Ruling)
+                    return Grade(found.correct, ruling=found)
                 except TooLong:
                     return Grade(False, f"not compared within {self.limit_s:g} s of computing")
                 except WorkerLost as error:
@@ -167,7 +178,7 @@ class _Worker:
         return self._process.pid if self._process else None
 
     def ask(self, kind: Kind, answer: str, reference: str) -> str:
-        """The worker's reply: `true`, `false` or the name of an error. Raises `TooLong`, `WorkerLost` or `CannotStart`."""
+        """The worker's reply: a ruling as JSON, or the name of an error. Raises `TooLong`, `WorkerLost` or `CannotStart`."""
         process = self._process or self._start()
         try:
             process.socket.sendall(json.dumps([kind, answer, reference]).encode() + b"\n")
@@ -224,7 +235,7 @@ def _line(process: WorkerProcess, wait_s: float) -> str:
     deadline, said = time.monotonic() + wait_s, b""
     while not said.endswith(b"\n"):
         process.socket.settimeout(max(1e-3, deadline - time.monotonic()))
-        more = process.socket.recv(64)
+        more = process.socket.recv(4096)
         if not more:
             raise OSError("nothing more was said")
         said += more

@@ -57,6 +57,7 @@ _POWER = re.compile(r"\s*\^\s*\{?\s*([23])\s*\}?")
 _WRAPPED = re.compile(r"((?:\\unit\{[^{}]*\}(?:\s*\^\s*\{?\s*[23]\s*\}?)?\s*/?\s*)+)$")
 _WORD = r"[A-Za-z]+\.?(?:\s?\^\s?\{?[23]\}?)?"
 _BARE = re.compile(rf"(?:(?<=[\d)}}\]])|(?<=\\pi))(\s*)({_WORD}(?:(?:\s|\s?/\s?){_WORD})*)\s*$", re.ASCII)
+_SYMBOL = re.compile(r"(?:(?<=[\d)}\]])\s|(?<=\\pi)\s?)\s*([mgshlLNJWV](?:\s?\^\s?\{?[23]\}?)?)\s*$", re.ASCII)
 _LONGEST_BARE = 60
 _SURE = 4
 """A word of at least this many letters behind a number and a space is not read as a product of variables."""
@@ -80,6 +81,12 @@ def split_unit(text: str) -> tuple[str, str | None]:
     if (found := _BARE.search(text, max(0, len(text) - _LONGEST_BARE))) and (bare := _bare_name(found[2], bool(found[1]))) is not None:
         return text[: found.start()], bare
     return text, None
+
+
+def split_symbol(text: str) -> tuple[str, str | None]:
+    """Like `split_unit`, of a unit that is one letter, such as `5 m`; to be asked only where a variable would make no sense."""
+    found = _SYMBOL.search(text, max(0, len(text) - _LONGEST_BARE))
+    return (text, None) if found is None else (text[: found.start()], unit_name(found[1]))
 
 
 def unit_name(words: str) -> str:

@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from pipeline.data.problems import Problem
 from pipeline.engine import Content
-from pipeline.grading.answers import extract_answer, has_boxed
+from pipeline.grading.stated import Form, Stated, boxed, declared, has_boxed
 from pipeline.graph.prompts import DELIMITER
 from pipeline.graph.spec import UntilSpec
 from pipeline.reasoning.prompts import PromptBuilder, role_of
@@ -280,10 +280,15 @@ class Chain:
             return "thought_closed"
         return "context_length" if self.overflowed or self._is_full(0) else "max_tokens"
 
-    def boxed_answer(self) -> str | None:
-        """The content of the last `\\boxed{}` in the answer, else of the last one in the thought, else the answer's whole text."""
+    def stated_answer(self, form: Form | None = None) -> Stated | None:
+        """What the chain gives as its answer, a thing of this `form`: what its answer marks as such, else the last box of the thought,
+        else the answer's whole text. None where it has neither."""
         text = self.answer.text.strip() if self.answer else ""
-        return extract_answer(text) or extract_answer("".join(span.text for span in self.thought)) or text or None
+        if (found := declared(text, form)) is not None:
+            return found
+        if (box := boxed("".join(span.text for span in self.thought))) is not None:
+            return Stated(box, "the last box of the thought")
+        return Stated(text, "the whole answer") if text else None
 
     def _is_full(self, reserve: int) -> bool:
         """Whether fewer than `reserve` tokens, or none, are left of the context of any role."""

@@ -10,6 +10,7 @@ from msgspec import Struct
 from pipeline.data.problems import Problem
 from pipeline.engine import Completion, Request, Usage
 from pipeline.errors import with_place
+from pipeline.grading.answers import as_kind, form_of
 from pipeline.graph.spec import Purpose
 from pipeline.reasoning.chain import Chain, Span, Step, Verdict, chain_id
 from pipeline.redaction import redact
@@ -228,18 +229,20 @@ class ChainRecorder:
             self.released(self._chain_id)
             return
         finished = chain is not None and error is None and stop_reason != "cancelled"
-        answer = chain.boxed_answer() if chain and finished else None
         problem = self._problem
+        grader = problem.grader or ("letter" if problem.options else "math")
+        form = None if problem.answer is None else form_of(as_kind(grader), problem.answer)
+        stated = chain.stated_answer(form) if chain and finished else None
         said: Span | None = chain.answer if chain else None
         self._rows.chain(
             ChainRow(
                 *self._identity,
                 input_row=problem.row,
-                answer=answer,
+                answer=stated.text if stated else None,
                 answer_text=said.text if said else None,
                 reference_answer=problem.answer,
                 correct=None,  # `inline_grader` fills it in
-                grader=problem.grader or ("letter" if problem.options else "math"),
+                grader=grader,
                 grading_error=None,
                 stop_reason=stop_reason,
                 error_type=type(error).__name__ if error else None,

@@ -1,23 +1,22 @@
 """`vote`: takes a candidate whose answer most candidates give (self-consistency), without a call to any engine."""
 
-import re
 from collections import Counter
 from collections.abc import Sequence
 from typing import Annotated
 
 from msgspec import Meta
 
-from pipeline.grading.answers import Canonical, canonical, extract_answer
+from pipeline.grading.answers import Canonical, canonical
+from pipeline.grading.stated import stated
 from pipeline.stages.function_judge import judge
 
-_NUMBER = re.compile(r"(?:(?<![\w.)])-)?(?<![\d.])\d+(?:,\d{3}(?!\d))*(?:\.\d+)?(?:/\d+)?", re.ASCII)
 Votes = Annotated[int, Meta(ge=1, le=10_000, description="Votes that the most frequent answer needs; with fewer all are rejected.")]
 
 
 def majority_vote(problem: str, thought: str, candidates: Sequence[str], *, least_votes: Votes = 1) -> tuple[int | None, float]:
     """The answers of the candidates vote; the first candidate with the most frequent one is accepted if that has `least_votes`.
 
-    A candidate's answer is the last box in it, else the last number; candidates with neither do not vote. Answers are one where
+    A candidate's answer is the one that it states by `grading.stated`; candidates that state none do not vote. Answers are one where
     `grading.answers.canonical` makes them equal (Wang et al., Self-Consistency Improves Chain of Thought Reasoning, section 2).
     """
     answers = [_answer(text) for text in candidates]
@@ -31,8 +30,8 @@ def majority_vote(problem: str, thought: str, candidates: Sequence[str], *, leas
 
 def _answer(text: str) -> Canonical | None:
     """The answer that a candidate gives; None where it gives none."""
-    said = extract_answer(text) or next(reversed(_NUMBER.findall(text)), None)
-    return None if said is None else canonical(said)
+    said = stated(text)
+    return None if said is None else canonical(said.text)
 
 
 KIND = judge("vote", value="share of votes", low=0.0, high=1.0, distinct=False)(majority_vote)

@@ -1,14 +1,15 @@
 """Which options of a verification are right: a retraced chain and its judged candidates enter, indices of right candidates leave.
 
-`answers`: a whole thought is right when the answer that it states is (SCoT 3.4). `rewards`: a candidate is right when the run's reward
-model gives it at least `GOOD`. `verdicts`: in a chain whose answer is right, what the verifier decided is right.
+`answers`: a whole thought is right when the answer that it states is (SCoT 3.4); where none is, and one states no answer, nobody knows.
+`rewards`: a candidate is right when the run's reward model gives it at least `GOOD`. `verdicts`: in a chain whose answer is right, what
+the verifier decided is right.
 """
 
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Literal, TypeAlias, get_args
 
-from pipeline.analysis.quality.selection import thought_answer
+from pipeline.analysis.quality.selection import draft_is_right
 from pipeline.errors import UsageError
 from pipeline.grading.answers import as_kind
 from pipeline.grading.grader import Grader
@@ -47,8 +48,9 @@ class Labels:
         if reference is None:
             return None
         kind = as_kind(chain.grader)
-        stated = {index: thought_answer(step.step.candidates[index].text) for index in judged}
-        return {index for index, answer in stated.items() if answer is not None and self._grader.grade(kind, answer, reference).correct}
+        found = {index: draft_is_right(step.step.candidates[index].text, kind, reference, self._grader) for index in judged}
+        right = {index for index, correct in found.items() if correct}
+        return None if not right and None in found.values() else right
 
     def _by_rewards(self, chain: RetracedChain, step: RetracedStep, judged: Iterable[int]) -> Collection[int] | None:
         places = {index: (chain.chain.chain_id, step.step.index, index) for index in judged}

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from msgspec import structs
 
-from pipeline.analysis.quality.selection import read_choices, thought_answer
+from pipeline.analysis.quality.selection import read_choices
 from pipeline.graph.plan import Block, LoopNode, Plan
 from pipeline.graph.spec import UntilSpec
 from pipeline.stages.choose import ChooseSpec
@@ -27,27 +27,11 @@ def plan(unit: Literal["step", "thought"] = "thought", *, reject: bool = True) -
     return structs.replace(stages, block=Block(((LoopNode("loop", UntilSpec(thought_closed=True), stages.block, None),),)))
 
 
-@pytest.mark.parametrize(
-    ("thought", "answer"),
-    [
-        ("Tom collects 2, so 13 + 2 = 15.\n\nTom drops 2, so 15 - 2 = 13.\n\n</think>", "13"),
-        ("x = 3, hence \\boxed{7}. Let me check: 3 + 4 = 7", "7"),
-        ("the price is $x = 3.50$. That is all", "3.50$"),
-        ("So y = \\frac{1}{2}\n</think>", "\\frac{1}{2}"),
-        ("I do not know.\n\n</think>", None),
-        ("and so =", None),
-        ("", None),
-    ],
-)
-def test_a_thought_comes_to_what_it_boxes_or_else_states_last(thought: str, answer: str | None) -> None:
-    assert thought_answer(thought) == answer
-
-
 def written(folder: Path, blank: Blank, rounds: list[tuple[list[str], int | None, bool | None]]) -> dict[str, int]:
     """A run of one problem for each round: its drafts' answers, the chosen one, the verdict on the chain. 5 is right."""
     store = TraceStore(folder)
     for number, (answers, chosen, correct) in enumerate(rounds):
-        drafts = tuple(THOUGHT.format(3, answer) for answer in answers)
+        drafts = tuple(THOUGHT.format(3, answer) if answer[0].isdigit() else answer for answer in answers)
         step = blank(StepRow, chain_id=f"p{number}#0", chosen_candidate=chosen, candidate_texts=drafts, **CHOOSE)
         store.append("steps", [step])
         store.append("chains", [blank(ChainRow, chain_id=f"p{number}#0", grader="math", reference_answer="5", correct=correct)])
@@ -76,6 +60,23 @@ def test_classes_and_predictions(tmp_path: Path, blank: Blank) -> None:
     assert found.rejected.tolist() == [0, 0, 1, 0]
     np.testing.assert_equal(found.agrees, [1, 1, np.nan, 0])
     assert found.may_reject
+
+
+def test_what_nobody_knows_is_left_out(tmp_path: Path, blank: Blank) -> None:
+    unknown = "... I do not know"
+    place = written(
+        tmp_path,
+        blank,
+        [
+            ([unknown, "7"], 1, False),  # the first draft may be right
+            ([unknown, "5"], 1, True),  # class 1 whatever it is
+            ([unknown, "5"], 0, True),  # class 1, and the selected draft is not known
+            ([unknown], None, False),
+        ],
+    )
+    found = read_choices(tmp_path, plan(), place)
+    assert found is not None
+    assert (found.problem.tolist(), found.right_drafts.tolist(), found.picked_right.tolist(), found.unknown) == ([1], [1.0], [1.0], 3)
 
 
 def test_choosers_of_steps_have_none_of_this(tmp_path: Path, blank: Blank) -> None:

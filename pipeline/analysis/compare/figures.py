@@ -88,6 +88,8 @@ class Selection(Struct, frozen=True):
     """Share of the class 2 choices in which all drafts were rejected; null where that was no option."""
     agreement: Estimate
     """Share of selected drafts whose answer, as found in the thought, was graded as the chain's answer was."""
+    unknown: int
+    """Choices in neither class: drafts state no answer, so that nobody knows whether any is right, or the selected one."""
 
 
 class StepQuality(Struct, frozen=True):
@@ -266,6 +268,7 @@ def _selection(choices: Choices) -> Selection:
         class_2=int(second.sum()),
         class_2_right=outcomes(choices.problem[second], choices.rejected[second]) if choices.may_reject else NOTHING,
         agreement=outcomes(choices.problem[judged], choices.agrees[judged]),
+        unknown=choices.unknown,
     )
 
 

@@ -177,6 +177,7 @@ def _choices(runs: Sequence[RunTable], all_: _Places) -> Choices | None:
         problem=np.concatenate([place[choices.problem] for place, choices in found]),
         **{name: np.concatenate([getattr(choices, name) for _, choices in found]) for name in columns},
         may_reject=any(choices.may_reject for _, choices in found),
+        unknown=sum(choices.unknown for _, choices in found),
     )
 
 

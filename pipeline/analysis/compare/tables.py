@@ -378,6 +378,8 @@ def selection(c: Comparison) -> Table:
         "Class 1: at least one of the drafted thoughts comes to the right answer; class 2: none does. By chance: share of the drafts "
         "that are right. Agreement: selected drafts whose own answer, as found in the thought, has the verdict that the chain got."
     )
+    if unknown := sum(run.selection.unknown for run in c.runs if run.selection):
+        note += f" Left out: {unknown:,} choices of which nobody knows the class, or the verdict, because drafts state no answer."
     return Table("Selection among whole thoughts, by class (SCoT 4.4)", columns, tuple(rows), note)
 
 

@@ -1,11 +1,9 @@
 """How well a verifier chooses among whole drafted thoughts: steps and chains of a run folder enter, an outcome for each chain leaves.
 
-A draft is graded by the answer that its thought states: the content of its last `\\boxed{}`, or else the text after its last `=`, up
-to the end of that sentence; the bundled models write `so 15 - 2 = 13.` in a thought and no box. A thought with neither counts as
-wrong. `Choices.agrees` says how far this can be trusted.
+A draft is graded by the answer that its thought states, found by `grading.stated`; one that states none is neither right nor wrong, and
+where that leaves open whether any draft is right, the choice is left out. `Choices.agrees` says how far this can be trusted.
 """
 
-import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,12 +13,11 @@ from msgspec import Struct
 
 from pipeline.analysis.capabilities import read_steps
 from pipeline.analysis.time.timeline import Array
-from pipeline.grading.answers import as_kind, extract_answer
+from pipeline.grading.answers import Kind, as_kind, form_of
 from pipeline.grading.grader import Grader
+from pipeline.grading.stated import stated
 from pipeline.graph.plan import Plan, StageNode
 from pipeline.trace.read import read_batches
-
-_SENTENCE_END = re.compile(r"\.\s|\n")
 
 
 class Choices(Struct, frozen=True):
@@ -38,15 +35,14 @@ class Choices(Struct, frozen=True):
     """1 where the selected draft was graded as the chain's answer was, 0 where not, NaN where none was selected."""
     may_reject: bool
     """Whether the verifier could reject all drafts."""
+    unknown: int = 0
+    """Choices that are left out: drafts state no answer, so that nobody knows whether any is right, or the selected one."""
 
 
-def thought_answer(thought: str) -> str | None:
-    """The answer that a thought states; None where it states none."""
-    boxed = extract_answer(thought)
-    if boxed is not None or "=" not in thought:
-        return boxed
-    stated = _SENTENCE_END.split(thought.rpartition("=")[2].strip(), maxsplit=1)[0]
-    return stated.strip(" .,;:") or None
+def draft_is_right(thought: str, kind: Kind, reference: str, grader: Grader) -> bool | None:
+    """Whether the answer that a drafted thought states is right; None where it states none, or it cannot be graded."""
+    said = stated(thought, form_of(kind, reference))
+    return None if said is None else grader.grade(kind, said.text, reference).correct
 
 
 def read_choices(folder: Path, plan: Plan, place: Mapping[str, int]) -> Choices | None:
@@ -58,9 +54,12 @@ def read_choices(folder: Path, plan: Plan, place: Mapping[str, int]) -> Choices 
     if not judges or not _drafts_thoughts(plan):
         return None
     with Grader() as grader:  # starts no process but for answers that `quick_grade` cannot decide
-        rows = list(_choices(folder, place, _references(folder, place), grader))
+        found = list(_choices(folder, place, _references(folder, place), grader))
+    rows = [row for row in found if row is not None]
     problem, right_drafts, rejected, picked_right, agrees = np.array(rows, float).reshape(-1, 5).T
-    return Choices(problem.astype(int), right_drafts, rejected, picked_right, agrees, any(spec.may_reject for spec in judges))
+    return Choices(
+        problem.astype(int), right_drafts, rejected, picked_right, agrees, any(spec.may_reject for spec in judges), len(found) - len(rows)
+    )
 
 
 def _drafts_thoughts(plan: Plan) -> bool:
@@ -80,14 +79,18 @@ def _references(folder: Path, place: Mapping[str, int]) -> dict[str, tuple[str, 
     return found
 
 
-def _choices(folder: Path, place: Mapping[str, int], references: dict[str, Any], grader: Grader) -> Iterator[tuple[float, ...]]:
+def _choices(folder: Path, place: Mapping[str, int], references: dict[str, Any], grader: Grader) -> Iterator[tuple[float, ...] | None]:
+    """The row of arrays for each choice; None for one of which nobody knows whether a draft is right, or the selected one is."""
     for batch in read_steps(folder, ["chain_id", "chosen_candidate", "candidate_texts"]):
         for row in batch.to_pylist():
             chain, chosen = row["chain_id"], row["chosen_candidate"]
             if row["score_of_candidates"] and row["candidate_texts"] and chain in references:
                 kind, reference, correct = references[chain]
-                answers = [thought_answer(text) for text in row["candidate_texts"]]
-                right = [a is not None and grader.grade(as_kind(kind), a, reference).correct is True for a in answers]
+                right = [draft_is_right(text, as_kind(kind), reference, grader) for text in row["candidate_texts"]]
+                known = [each for each in right if each is not None]
+                if (None in right and not any(known)) or (chosen is not None and right[chosen] is None):
+                    yield None
+                    continue
                 picked = chosen is not None and right[chosen]
                 agrees = np.nan if chosen is None or correct is None else picked == correct
-                yield float(place[chain]), sum(right) / len(right), float(chosen is None), float(picked), float(agrees)
+                yield float(place[chain]), sum(known) / len(known), float(chosen is None), float(picked), float(agrees)

@@ -1,0 +1,230 @@
+"""Whether two mathematical expressions are equal: two texts without wrapping enter, a `forms.Found` leaves.
+
+math-verify reads them. Values are compared here, because its own comparison has an absolute tolerance: `10^{-20}` is `5\\cdot 10^{-20}`
+to it. Rational numbers are compared exactly, all others to `DIGITS` significant digits, and expressions with variables at `POINTS`;
+what has no value there, such as most sets, is left to math-verify. Importing this module loads sympy, which takes half a second.
+"""
+
+import gc
+import logging
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import lru_cache
+from itertools import permutations
+from typing import Any
+
+from pipeline.grading.forms import Found
+from pipeline.imports import without_collections
+
+with without_collections():
+    from latex2sympy2_extended import NormalizationConfig  # type: ignore[import-untyped]
+    from math_verify import LatexExtractionConfig, parse, verify  # type: ignore[import-untyped]
+    from sympy import Add, And, Expr, Float, I, Integer, Interval, Mul, Pow, Rational, Symbol, Union  # type: ignore[import-untyped]
+    from sympy.core.relational import Equality, Relational, Unequality  # type: ignore[import-untyped]
+
+    gc.freeze()
+
+PARSED = 256
+"""Parsed expressions kept in memory: many answers are compared with the same reference."""
+DIGITS = 40
+"""Significant digits to which values are compared that are not rational."""
+GUARD = 12
+"""Digits that are computed beyond those."""
+LEAST_FIGURES = 6
+"""Significant figures from which on a decimal stands for the irrational number that it rounds."""
+POINTS = tuple(
+    tuple(Rational((13 + 29 * place * stride) % 47 + 3, 17) * (-1) ** (place * turn + turn) for place in range(12))
+    for stride, turn in ((1, 0), (2, 0), (3, 0), (5, 1), (7, 2), (11, 3))
+)
+"""Values of the variables in the order of their names, at each point where expressions are compared."""
+NATURAL = tuple(tuple(Integer(3 + (7 * place + 5 * stride) % 11) for place in range(12)) for stride in range(6))
+"""The same for expressions that have values at natural numbers only, or are meant for these."""
+_COUNTERS = frozenset("n k m N K M".split())
+_DECIMAL = re.compile(r"[+-]?\d*\.(\d+)", re.ASCII)
+
+logging.disable(logging.CRITICAL)
+# It would drop any unit, and a trailing variable that looks like one; `units` has split them off already.
+_PLAIN = NormalizationConfig(basic_latex=True, units=False, malformed_operators=True, nits=True, boxed="none", equations=False)
+_EXTRACTION = [LatexExtractionConfig(normalization_config=_PLAIN)]
+
+
+def equal(answer: str, reference: str) -> Found:
+    """Whether two expressions, the answer and the reference, are mathematically equal."""
+    said, expected = parsed(answer), parsed(reference)
+    if said and expected:
+        a, b = said[0], expected[0]
+        with suppress(TypeError, ValueError, ArithmeticError, AttributeError, NotImplementedError):  # sympy's, where it cannot tell
+            if (found := _decimals(answer, reference, a, b) or _same(a, b)) is not None:
+                return found
+    return Found(bool(verify(expected, said, allow_set_relation_comp=True, timeout_seconds=None)), "math-verify")
+
+
+@lru_cache(PARSED)
+def parsed(text: str) -> Any:
+    """What math-verify reads in `text`. Its own time limits are off: they need signals, which C code does not check."""
+    return [_exact(each) for each in parse(f"${text}$", extraction_config=_EXTRACTION, parsing_timeout=None)]
+
+
+def _exact(read: Any) -> Any:
+    """`read` with decimals as rational numbers, and with the imaginary unit in place of `i` where that is its only letter."""
+    if isinstance(read, Expr):
+        read = read.xreplace({each: Rational(str(each)) for each in read.atoms(Float)})
+        if {str(symbol) for symbol in read.free_symbols} == {"i"}:
+            read = read.subs(dict.fromkeys(read.free_symbols, I))
+    return read
+
+
+def _decimals(answer: str, reference: str, a: Any, b: Any) -> Found | None:
+    """Whether a decimal is the rounded value of the other side's irrational number; None unless one side is a decimal of
+    `LEAST_FIGURES` and the other one is such a number."""
+    for text, decimal, other in ((answer, a, b), (reference, b, a)):
+        if (found := _DECIMAL.fullmatch(text)) is None or len(text.strip("+-0.").replace(".", "")) < LEAST_FIGURES:
+            continue
+        if not isinstance(other, Expr) or other.free_symbols or not isinstance(decimal, Rational):
+            continue
+        value = _number(other, {})
+        if value is not None and not value.is_rational:
+            return Found(bool(abs(value - decimal) <= Rational(1, 2 * 10 ** len(found[1]))), "a decimal, and the number that it may round")
+    return None
+
+
+def _same(a: Any, b: Any) -> Found | None:
+    """Whether two parsed things are equal; None where that cannot be told by values."""
+    if isinstance(a, Expr) and isinstance(b, Expr):
+        if any(isinstance(each, Symbol) and len(each.name) > 1 for each in (a, b)):
+            return None  # a word, which math-verify compares with a product of its letters
+        return _same_values(a, b)
+    if isinstance(a, Relational) and isinstance(b, Relational):
+        return _same_relations(a, b)
+    return _same_sets(_as_set(a), _as_set(b))
+
+
+def _as_set(read: Any) -> Any:
+    """The solutions of inequalities in one variable; anything else as it is."""
+    return read.as_set() if isinstance(read, Relational | And) and len(read.free_symbols) == 1 else read
+
+
+def _same_values(a: Any, b: Any) -> Found | None:
+    names = sorted(a.free_symbols | b.free_symbols, key=str)
+    if not names and (exact := _rationals(a, b)) is not None:
+        return Found(exact, "exact values")
+    real, other = 0, list[bool]()
+    for point in _points(names, a, b):
+        left, right = _number(a, point), _number(b, point)
+        if left is None or right is None:
+            continue
+        close, is_real = _close(left, right), not names or bool(left.is_real and right.is_real)
+        if is_real and not close:
+            return Found(False, "different values" + _where(point))
+        real += is_real
+        other += [] if is_real else [close]
+    if not real and not all(other):
+        return Found(False, "different values")  # \ln x^2 and 2 \ln x differ where they are not real, which counts only if they never are
+    if (real or len(other)) < (3 if names else 1):
+        return None
+    return Found(True, f"equal to {DIGITS} digits" + (f" at {real or len(other)} points" if names else ""))
+
+
+def _points(names: Sequence[Any], a: Any, b: Any) -> Iterator[Mapping[Any, Any]]:
+    """The points at which two expressions are compared: natural numbers where all variables are named like counters."""
+    if len(names) > len(POINTS[0]):
+        return
+    natural = bool(names) and {str(name) for name in names} <= _COUNTERS
+    for values in NATURAL if natural else POINTS if names else ((),):
+        yield dict(zip(names, values, strict=False))
+
+
+def _where(point: Mapping[Any, Any]) -> str:
+    return " at " + ", ".join(f"{name} = {value}" for name, value in point.items()) if point else ""
+
+
+def _rationals(a: Any, b: Any) -> bool | None:
+    """Whether two rational numbers are equal; None where one of them is no sum, product or power of rational numbers."""
+    values = [_rational(each) for each in (a, b)]
+    return None if None in values else values[0] == values[1]
+
+
+def _rational(value: Any) -> Any:
+    """The exact value of sums, products and integer powers of rational numbers; None for anything else."""
+    if isinstance(value, Rational):
+        return value
+    if not isinstance(value, Add | Mul | Pow):
+        return None
+    parts = [_rational(each) for each in value.args]
+    if None in parts:
+        return None
+    if isinstance(value, Pow):
+        base, exponent = parts
+        small = exponent.is_integer and abs(exponent) * max(1, base.p.bit_length() + base.q.bit_length()) < 100_000
+        return base**exponent if small and (base or exponent > 0) else None
+    return value.func(*parts)
+
+
+def _number(value: Any, point: Mapping[Any, Any]) -> Any:
+    """The value of an expression at a point as a number, exactly 0 where it cannot be told from that; None where it has none."""
+    try:
+        found = value.evalf(DIGITS + GUARD, subs=point, maxn=1000)
+    except (TypeError, ValueError, ArithmeticError, AttributeError):
+        return None
+    real, imaginary = found.as_real_imag() if isinstance(found, Expr) and not found.free_symbols else (None, None)
+    if not all(isinstance(part, Float | Rational) for part in (real, imaginary)) or not (found.is_finite or found == 0):
+        return None
+    parts = [Integer(0) if getattr(part, "_prec", 99) == 1 else part for part in (real, imaginary)]
+    return parts[0] + parts[1] * I
+
+
+def _close(a: Any, b: Any) -> bool:
+    """Whether two numbers agree to `DIGITS` significant digits."""
+    return bool(abs(a - b) <= Rational(1, 10**DIGITS) * max(abs(a), abs(b)))
+
+
+def _same_sets(a: Any, b: Any) -> Found | None:
+    """Whether two intervals, or two unions of intervals, have equal ends; None for other sets."""
+    mine, theirs = (each.args if isinstance(each, Union) else (each,) for each in (a, b))
+    if not all(isinstance(each, Interval) for each in (*mine, *theirs)) or len(mine) > 4:
+        return None
+    for order in permutations(theirs) if len(mine) == len(theirs) else ():
+        if all(_same_interval(x, y) for x, y in zip(mine, order, strict=True)):
+            return Found(True, "intervals with equal ends")
+    return Found(False, "intervals with different ends")
+
+
+def _same_interval(a: Any, b: Any) -> bool:
+    if (a.left_open, a.right_open) != (b.left_open, b.right_open):
+        return False
+    return all(_same_end(x, y) for x, y in ((a.start, b.start), (a.end, b.end)))
+
+
+def _same_end(a: Any, b: Any) -> bool:
+    found = None if a.is_infinite or b.is_infinite else _same_values(a, b)
+    return bool(a == b) or (found is not None and found.same)
+
+
+def _same_relations(a: Any, b: Any) -> Found | None:
+    """Whether one equation or inequality is a multiple of the other; None where it is not, and another solution may make them the same."""
+    (mine, left), (theirs, right) = _difference(a), _difference(b)
+    if mine is not theirs:
+        return Found(False, "different relations")
+    names = sorted(a.free_symbols | b.free_symbols, key=str)
+    ratios = []
+    for point in _points(names, left, right):
+        x, y = _number(left, point), _number(right, point)
+        if x and y:
+            ratios.append(x / y)
+    if len(ratios) >= 3 and all(_close(ratio, ratios[0]) for ratio in ratios):
+        if mine in (Equality, Unequality) or ratios[0] > 0:
+            return Found(True, "one is a multiple of the other")
+        return Found(False, "opposite relations")
+    if len(names) == 1 and mine is not Equality:
+        return _same_sets(_as_set(a), _as_set(b))
+    return None
+
+
+def _difference(relation: Any) -> tuple[type, Any]:
+    """The kind of a relation between an expression and 0, of `<` and `>` always the latter, and the expression."""
+    kind, difference = type(relation), relation.lhs - relation.rhs
+    turned = {"StrictLessThan": "StrictGreaterThan", "LessThan": "GreaterThan"}
+    if kind.__name__ in turned:
+        return type(relation.reversed), -difference
+    return kind, difference

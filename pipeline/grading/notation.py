@@ -1,0 +1,130 @@
+"""One way to write an answer: a text enters, and the same text leaves without what only says how it is laid out.
+
+`clean` is what every comparison starts from: Markdown emphasis, dollars and layout commands go, digits of any script and characters that
+LaTeX has commands for are written in one way, and a unit is marked. Time is linear in the length of the text, and nothing raises.
+"""
+
+import re
+import unicodedata
+
+_CHARACTERS = {
+    "\u2212": "-", "\u2010": "-", "\u2011": "-", "\u2012": "-", "\u2013": "-", "\u00d7": r"\times ", "\u00f7": "/", "\u00b7": r"\cdot ",
+    "\u22c5": r"\cdot ", "\u2044": "/", "\u2215": "/", "\u03c0": r"\pi ", "\u221e": r"\infty ", "\u2264": r"\le ", "\u2265": r"\ge ",
+    "\u2260": r"\ne ", "\u222a": r"\cup ", "\u2229": r"\cap ", "\u2208": r"\in ", "\u00b1": r"\pm ", "\u2213": r"\mp ",
+    "\u00b0": r"^\circ ", "\u2205": r"\emptyset ", "\u221a": r"\sqrt", "\u03b8": r"\theta ",
+    "\u03b1": r"\alpha ", "\u03b2": r"\beta ", "\u211d": r"\mathbb{R}",
+    "\u2220": r"\angle ", "\u2032": "'", "\u2019": "'", "\u200b": "", "\ufeff": "", "\u2060": "",
+}  # fmt: skip
+_RAISED = re.compile("[\u2070\u00b9\u00b2\u00b3\u2074-\u2079\u207a\u207b]+")
+_LOWERED = re.compile("[\u2080-\u2089]+")
+_GAP = "(?:[\u00a0\u2009\u202f\u2007\u2008\u205f]|\\\\[,;: ]|~)"
+_GROUPED_BY_GAPS = re.compile(rf"(?<![\d.,])\d{{1,3}}(?:{_GAP}\d{{3}})+(?!\d)", re.ASCII)
+_BOLD = re.compile(r"(?<![\w*)}\]])(\*{2,3}|__)(?=[^\s*_])([^\n]*?[^\s*_])\1(?![\w*({\[])")
+_SLANTED = re.compile(r"([*_`])([^*_`\n]+)\1([.!]?)")
+_POWER = re.compile(r"(?<=[\w)}])\s?\*\*\s?(?=[\w({\\-])")
+_DELIMITERS = re.compile(r"(?<!\\)\\[()\[\]]")
+_ROOT = re.compile(r"\\?(?<![A-Za-z])sqrt\s*(?:\(([^()]*)\)|(\d+(?:\.\d+)?)|([A-Za-z]))", re.ASCII)
+_PI = re.compile(r"(?<![\\A-Za-z])pi(?![A-Za-z])")
+_SEPARATING_DOLLARS = re.compile(r"(?<!\\)\$\s*(,|;|and|or)\s*(?<!\\)\$")
+_LAYOUT = re.compile(r"\\(?:left|right|[bB]igg?[lr]?|displaystyle|textstyle|limits)(?![a-zA-Z])|\\!")
+_SPACES = re.compile(r"(?<!\\)\\(?:[,;: ]|q?quad(?![a-zA-Z]))|~|\s+")
+_TEXT = re.compile(r"\\(text(?:bf|it|rm)?|mbox|mathrm|mathbf|mathit|boldsymbol)\s*\{([^{}]*)\}")
+_THIN_COMMA = re.compile(r",\\!\s*(?=\d)")
+_FRAC = re.compile(r"\\[dtc]?frac(?![a-zA-Z])\s*")
+_SHORT_FRAC = re.compile(r"\\frac(?:([0-9a-zA-Z])|(\{[^{}]*\}))\s*(?:([0-9a-zA-Z])|(\{))")
+_LEAD = re.compile(
+    r"^(?:(?:so|thus|therefore|hence|then),?\s+)?(?:(?:it|this|that)\s+(?:is|equals)\s+|"
+    r"(?:the\s+)?(?:final\s+|correct\s+)?(?:answer|solution|result)s?\s*(?:is|are|equals)?\s*:?\s+)",
+    re.IGNORECASE,
+)
+_ARRAY = re.compile(r"\\begin\{array\}\s*\{[^{}]*\}|\\begin\{[pbvBV]?(?:small)?matrix\}")
+_ARRAY_END = re.compile(r"\\end\{(?:array|[pbvBV]?(?:small)?matrix)\}")
+_MARK = re.compile(r"\\unit\{([^{}]*)\}|\\dollar|%|\^\s*\{?\s*\\circ\s*\}?")
+# A space between two digits stays: it keeps 1 1/2 apart from 11/2.
+_LOOSE_SPACE = re.compile(r"(?<!\d)\s+|\s+(?!\d)")
+_ONLY_DIGITS = re.compile(r"-?\d+(?:\.\d+)?", re.ASCII)
+
+
+def clean(text: str) -> str:
+    """`text` with emphasis, dollars, layout commands, spaces, arrays, digits and characters outside LaTeX each written in one way.
+
+    An escaped dollar becomes `\\dollar`, a `\\text{}` behind something `\\unit{}`, and every matrix a `matrix`.
+    """
+    if _ONLY_DIGITS.fullmatch(text):
+        return text
+    text = without_emphasis(in_ascii(text))
+    text = _SEPARATING_DOLLARS.sub(r" \1 ", text)
+    text = _THIN_COMMA.sub(",", text).replace(r"\$", r"\dollar ").replace("$", "").replace(r"\%", "%").replace("{,}", ",")
+    text = _DELIMITERS.sub("", text).replace(r"\langle", "(").replace(r"\rangle", ")")
+    text = _fractions(_LAYOUT.sub("", text))
+    text = _ARRAY_END.sub(r"\\end{matrix}", _ARRAY.sub(r"\\begin{matrix}", text))
+    text = _TEXT.sub(_unwrapped, _SPACES.sub(" ", text)).strip()
+    text = _PI.sub(r"\\pi ", _ROOT.sub(lambda found: rf"\sqrt{{{found[1] or found[2] or found[3] or ''}}}", text))
+    text = re.sub(r"\s*\bpercent\b", "%", text.replace("<=", r"\le ").replace(">=", r"\ge ").replace("!=", r"\ne "))
+    return _LEAD.sub("", text).lstrip(" ,;:").rstrip(" .,;:")
+
+
+def compact(cleaned: str) -> str:
+    """What `clean` returned without the marks of units, dollars, percents and degrees, and without spaces that separate no digits."""
+    return _LOOSE_SPACE.sub("", _MARK.sub(lambda found: found[1] or "", cleaned))
+
+
+def in_ascii(text: str) -> str:
+    """`text` with digits of all scripts, full-width signs and mathematical characters as ASCII and LaTeX; digits grouped by narrow, fixed
+    or LaTeX spaces become one number."""
+    if not text.isascii():
+        text = _RAISED.sub(lambda found: f"^{{{_plain_digits(found[0])}}}", text)
+        text = _LOWERED.sub(lambda found: f"_{{{_plain_digits(found[0])}}}", text)
+        text = "".join(map(_in_ascii, text))
+    return _GROUPED_BY_GAPS.sub(lambda found: re.sub(r"[^0-9]", "", found[0]), text)
+
+
+def without_emphasis(text: str) -> str:
+    """`text` without the marks of Markdown's emphasis and code; `**` between operands is a power."""
+    if "*" in text or "_" in text or "`" in text:
+        text = _BOLD.sub(r"\2", text)
+        whole = _SLANTED.fullmatch(text.strip())
+        text = whole[2] + whole[3] if whole else text
+        text = _POWER.sub("^", text)
+    return text
+
+
+def _in_ascii(char: str) -> str:
+    if char.isascii():
+        return char
+    if (known := _CHARACTERS.get(char)) is not None:
+        return known
+    if "\uff01" <= char <= "\uff5e":
+        return chr(ord(char) - 0xFEE0)
+    if char.isdecimal():
+        return str(unicodedata.decimal(char))
+    parts = unicodedata.normalize("NFKC", char).split("\u2044")
+    return rf"\frac{{{parts[0]}}}{{{parts[1]}}}" if len(parts) == 2 and all(parts) else char
+
+
+def _plain_digits(text: str) -> str:
+    return unicodedata.normalize("NFKC", text).replace("\u2212", "-")
+
+
+def _fractions(text: str) -> str:
+    r"""`text` with every fraction as `\frac{}{}`, also `\dfrac12`, `\frac1{72}` and `\frac{1}2`."""
+    if "frac" not in text:
+        return text
+    return _SHORT_FRAC.sub(
+        lambda found: (
+            rf"\frac{{{found[1]}}}" * (found[1] is not None)
+            + rf"\frac{found[2]}" * (found[2] is not None)
+            + (found[4] or f"{{{found[3]}}}")
+        ),
+        _FRAC.sub(r"\\frac", text),
+    )
+
+
+def _unwrapped(found: re.Match[str]) -> str:
+    """What a `\\text{}` holds, marked as a possible unit where it stands behind something."""
+    words = found[2].strip()
+    if words in ("and", "or", "percent", "%"):
+        return "%" if words[0] in "p%" else f" {words} "
+    behind = found.string[: found.start()].rstrip()[-1:]
+    upright = found[1] not in ("mathbf", "mathit", "boldsymbol")
+    return f"\\unit{{{words}}}" if upright and behind and behind not in "=<>+-*([,;:&\\" else f" {words} "

@@ -1,0 +1,145 @@
+"""Which answer a text states, by hand and against the labels published with SCoT."""
+
+import json
+import time
+from collections.abc import Iterator
+from fractions import Fraction
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeline.grading.answers import quick_grade
+from pipeline.grading.stated import Form, Stated, stated
+from pipeline.training.lora.published import parse_choice
+
+DRAFTS: list[tuple[Form | None, str, str | None]] = [
+    ("number", "Tom collects 2, so 13 + 2 = 15.\n\nTom drops 2, so 15 - 2 = 13.\n\n</think>", "13"),
+    ("number", "Adding 30 and 15 gives a total of 45 rodents.", "45"),
+    ("number", "So she pays $8.00 minus $1.00 equals $7.00.", "$7.00"),
+    ("number", "Therefore, the house cost $90,000.", "$90,000"),
+    ("number", "That is 25% of 80.\n\nSo 20 are red, or 25%.", "25%"),
+    ("number", "She is short: $20 - $30 = -$10.", "-$10"),
+    ("number", "The answer is 25. Wait, let me check 8 years on: 55 - 22 = 33, no.", "25"),
+    ("number", "So the final answer is: 3 + 4 = 7 apples", "7"),
+    ("number", "**Final Answer**\nThe plane needs \\boxed{5} hours for 2000 miles.", "5"),
+    ("number", "Long-answer: 60% of 5 is 3 questions.\n\nShe scores 8 + 18 + 15 = 41 points.", "41"),
+    ("number", "### Answer\nAnna has **12** left.", "12"),
+    ("number", "1. **Define**: x is 4.\n\nSo it is **73**.", "73"),
+    ("number", "Natalia sold 48/2 = 24 in May.\n#### 72", "72"),
+    ("number", "It was the 3rd of the 12 days.", "12"),
+    ("number", "So \\frac{1}{2} of it", "\\frac{1}{2}"),
+    ("number", "the total is 6.02 \\times 10^{23}.", "6.02 \\times 10^{23}"),
+    ("number", "共计４２个", "42"),
+    ("number", "in all 2\u202f602 books", "2602"),
+    ("number", "I do not know.\n\n</think>", None),
+    ("number", "", None),
+    ("number", "The price is 40.\n</think>\nIt costs 45 dollars.", "45"),
+    ("number", "So \\boxed{40}.\n</think>\nThat is all.", "40"),
+    ("letter", "A car needs fuel, so B is wrong. Therefore (C).", "C"),
+    ("letter", "The answer is **B**.", "B"),
+    ("letter", "Final Answer: **(D) mitosis**", "D"),
+    ("letter", "I think option A fits best", "A"),
+    ("letter", "Photosynthesis takes light.", None),
+    ("letter", "The correct answer is A or B.", "A or B"),
+    ("expression", "x = 3, hence \\boxed{7}. Let me check: 3 + 4 = 7", "7"),
+    ("expression", "So y = \\frac{1}{2}\n</think>", "\\frac{1}{2}"),
+    ("expression", "Thus the roots are $x = 1 \\pm \\sqrt{2}$.", "x = 1 \\pm \\sqrt{2}"),
+    ("expression", "The answer is $(2, 3]$, because 2 is left out.", "$(2, 3]$"),
+    ("expression", "Hence the answer is:\n\\[\n\\frac{n(n+1)}{2}\n\\]", "\\frac{n(n+1)}{2}"),
+    ("expression", "and so =", None),
+    (None, "about 12 eggs, then 14", "14"),
+    (None, "The answer is (B) 12 metres.", "B"),
+    (None, "So the curve is $y = x$", "y = x"),
+    (None, "nothing to see", None),
+]
+
+
+@pytest.mark.parametrize(("form", "text", "answer"), DRAFTS)
+def test_what_a_draft_states(form: Form | None, text: str, answer: str | None) -> None:
+    found = stated(text, form)
+    assert (found and found.text) == answer
+
+
+def test_how_it_was_found_is_said() -> None:
+    assert stated("so \\boxed{3}") == Stated("3", "the last box")
+    assert stated("The answer is 3.", "number") == Stated("3", "what follows `answer is`")
+    assert stated("So it is **3**.", "number") == Stated("3", "bold in the last line")
+    assert stated("#### 3") == Stated("3", "the line that begins with ####")
+    assert stated("of 5, 3 are left", "number") == Stated("3", "the last number")
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.text(), st.sampled_from(["number", "letter", "expression", None]))
+def test_any_text_is_read(text: str, form: Form | None) -> None:
+    found = stated(text, form)
+    assert found is None or found.text
+
+
+HOSTILE = ["the answer is " * 8_000, "answer: " * 12_000, "1" * 100_000, "1,234" * 20_000, "**" * 50_000, "$" * 100_000, "\\[" * 50_000]
+HOSTILE += [
+    "the answer to " * 8_000,
+    "\\frac{1" * 15_000,
+    "A " * 50_000,
+    "####" * 25_000,
+    "#### \n" * 20_000,
+    "</think>" * 12_000,
+    "- " * 50_000,
+]
+HOSTILE += [
+    "$x" * 50_000,
+    "**a " * 25_000,
+    "= " * 50_000,
+    "__a" * 30_000,
+    "\\(" * 50_000,
+    "1 000 " * 16_000,
+    "answer \n" * 12_000,
+    " " * 100_000,
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("text", HOSTILE, ids=[text[:14] for text in HOSTILE])
+def test_time_is_linear(text: str) -> None:
+    for form in ("number", "letter", "expression", None):
+        start = time.process_time()
+        stated(text, form)  # type: ignore[arg-type]
+        assert time.process_time() - start < 1.0
+
+
+def published(shared: Path) -> Iterator[tuple[str, str, bool]]:
+    """The drafts of SCoT's selection data, each with the reference of its problem and its label."""
+    rows = [json.loads(line) for line in (shared / "data/gsm8k.jsonl").read_text().splitlines()]
+    references = {row["question"].strip(): row["answer"].rpartition("####")[2].strip() for row in rows}
+    for line in (shared / "data/scot/selection-500x5.jsonl").read_text().splitlines():
+        choice = parse_choice(json.loads(line))
+        for place, thought in enumerate(choice.thoughts):
+            yield thought, references[choice.problem.strip()], place in choice.right
+
+
+@pytest.mark.slow
+def test_drafts_published_with_scot_have_their_labels(shared: Path) -> None:
+    """The published labels compare the last number of a draft with the reference as text: 105 of them call `$7.00` wrong where the
+    reference is 7, and `90,000` where it is 90000. Compared as text, and compared by value with these set right, 97 % have to agree."""
+    drafts = list(published(shared))
+    as_text = by_value = misprints = 0
+    for thought, reference, label in drafts:
+        found = stated(thought, "number")
+        said = "" if found is None else found.text.strip("\\$% ")
+        as_text += (said == reference) == label
+        value = _value(said)
+        misprint = not label and value is not None and said != reference and value == _value(reference)
+        misprints += misprint
+        by_value += (quick_grade("math", said, reference) is True) == (label or misprint)
+    assert len(drafts) == 2500
+    assert as_text / len(drafts) > 0.98
+    assert by_value / len(drafts) > 0.98
+    assert misprints <= 0.045 * len(drafts)
+
+
+def _value(text: str) -> Fraction | None:
+    try:
+        return Fraction(text.replace(",", ""))
+    except (ValueError, ZeroDivisionError):
+        return None
