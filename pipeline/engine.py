@@ -362,6 +362,15 @@ class Remote(Engine, Protocol):
 
 
 @runtime_checkable
+class Distant(Engine, Protocol):
+    """An engine whose servers compute unseen, so that its `busy_s` says nothing of their progress."""
+
+    @property
+    def received_bytes(self) -> int:
+        """Bytes of answers that have arrived from them: while this grows they make progress."""
+
+
+@runtime_checkable
 class Interruptible(Engine, Protocol):
     """An engine that can end a request early and give back what it wrote."""
 

@@ -142,7 +142,7 @@ def with_preset(options: Mapping[str, Any]) -> dict[str, Any]:
     type=click.Choice(get_args(AdmissionName)),
     default="cache",
     show_default=True,
-    help="cache: chains pause while their contexts exceed the engines' KV caches; batch: only the batch size limits them.",
+    help="cache: chains, or their calls, wait while they exceed the engines' KV caches; batch: only the batch size limits them.",
 )
 @click.option("--order", default="input", show_default=True, metavar="ORDER", help=ORDER_HELP)
 @samples_option

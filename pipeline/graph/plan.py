@@ -289,7 +289,7 @@ def decode_engine(settings: Mapping[str, Any], backends: Mapping[str, type[Engin
     found = _spec_or_flaw(settings, backend, backends)
     if isinstance(found, EngineSpec):
         return found
-    limits = {name: settings[name] for name in ("max_in_flight", "timeout_s", "max_retries") if isinstance(settings.get(name), int | float)}
+    limits = {name: settings[name] for name in EngineSpec.__struct_fields__ if isinstance(settings.get(name), int | float)}
     model = str(settings.get("model") or "")
     return UnknownEngine(recorded_backend=backend, model=model, settings=dict(settings), flaw=found, **limits)
 

@@ -176,10 +176,15 @@ class EngineSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, 
 
     max_in_flight: Annotated[int, Meta(ge=1, le=65536)] = 64
     """Most requests sent to the engine at once; the others wait in its lane."""
-    timeout_s: PositiveSeconds = 600.0
-    """An attempt at a call that takes longer than this many seconds is given up; time in which this process is suspended does not count."""
+    hang_s: PositiveSeconds = 300.0
+    """An engine that has calls and makes no progress for this many seconds hangs: one that this package started is killed and started
+    again, and calls to any other, in flight for as long, are given up. Progress is what it computes, whichever call that is for; of a
+    server, what arrives from it. Time in which this process is suspended does not count."""
+    timeout_s: PositiveSeconds | None = None
+    """An attempt at a call that takes longer than this many seconds is given up, also while its engine makes progress; the time in the
+    engine's own queue counts, that in which this process is suspended does not. Null: a call may take as long as its engine works."""
     max_retries: Annotated[int, Meta(ge=0, le=100)] = 0
-    """Times that a call is sent again after its attempt timed out, the engine was unavailable for the moment, or its answer was
+    """Times that a call is sent again after its attempt was given up, the engine was unavailable for the moment, or its answer was
     invalid; after that many its chain fails. Pauses between them double from half a second to 30 s, or are as long as the engine
     asks for (`Retry-After`), but no longer than 300 s."""
 
@@ -203,8 +208,8 @@ class RestartableSpec(EngineSpec, frozen=True, kw_only=True):
     """The keys that every engine may have which this package starts itself, and so can start again."""
 
     max_restarts: Annotated[int, Meta(ge=0, le=1000)] = 2
-    """Times in a run that the engine is started again after it died, or computed nothing for half of `timeout_s` though it
-    had calls; its calls are sent again, which `max_retries` does not count. The next death ends the run."""
+    """Times that the engine is started again after it died or hung (`hang_s`), counted anew once it has been up for an hour; its calls are
+    sent again, which `max_retries` does not count. The next death ends the run."""
     startup_timeout_s: PositiveSeconds = 3600.0
     """A start that takes longer than this many seconds, with the download of the model where that is needed, is given up."""
 

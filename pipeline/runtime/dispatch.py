@@ -6,6 +6,7 @@ from msgspec import structs
 
 from pipeline.engine import Candidate, Completion, Engine, Interruptible, Request, Usage
 from pipeline.graph.spec import EngineSpec
+from pipeline.runtime.call_room import CallRoom
 from pipeline.runtime.chain_recorder import Attempt, ChainRecorder, Clock, StageLabel
 from pipeline.runtime.lane import Call, Lane
 from pipeline.runtime.retry import RetryingCaller
@@ -19,8 +20,9 @@ class _CallInterrupted(Exception):
 class Dispatcher:
     """Sends the calls of all chains to one engine, in the order that its lane decides."""
 
-    def __init__(self, engine: Engine, spec: EngineSpec, clock: Clock) -> None:
-        self.lane = Lane(engine.role, spec.max_in_flight)
+    def __init__(self, engine: Engine, spec: EngineSpec, clock: Clock, cache_tokens: float | None = None) -> None:
+        """`cache_tokens`: see `Settings.cache_tokens`; None: calls in flight are bounded by their number alone."""
+        self.lane = Lane(engine.role, spec.max_in_flight, None if cache_tokens is None else CallRoom(cache_tokens))
         self._engine, self._clock = engine, clock
         self._caller = RetryingCaller(engine, spec, clock)
         self._interruptible: dict[int, Call] = {}

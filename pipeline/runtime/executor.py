@@ -42,6 +42,8 @@ class Settings(Struct, frozen=True, kw_only=True):
     """The run's seed, from which the seed of every request follows."""
     samples: int = 1
     """Chains for each problem."""
+    cache_tokens: Mapping[str, float] = {}
+    """By role, what the calls in flight at an engine may come to; without an entry their number alone is bounded."""
     virtual_time: bool = False
     """Whether the event loop runs on a simulated clock, which must not wait for threads."""
 
@@ -75,7 +77,8 @@ class Executor:
     ) -> None:
         """`control` decides where the plan has `speculate: auto`."""
         specs, self._resume_state = plan.engines, resume_state or ResumeState()
-        self.dispatchers = {role: Dispatcher(engines[role], spec, clock) for role, spec in specs.items()}
+        rooms = settings.cache_tokens
+        self.dispatchers = {role: Dispatcher(engines[role], spec, clock, rooms.get(role)) for role, spec in specs.items()}
         self.lanes = {role: dispatcher.lane for role, dispatcher in self.dispatchers.items()}
         self.progress = Progress(list(specs), self._resume_state)
         self._switch = self._new_switch(plan, control, clock, schedule)

@@ -12,6 +12,7 @@ from typing import Any
 from msgspec import Struct
 
 from pipeline.engine import Request
+from pipeline.runtime.call_room import CallRoom
 
 MAX_OVERTAKES = 8
 """A waiting call is overtaken by at most this many times `max_in_flight` others."""
@@ -58,11 +59,12 @@ class Lane:
     """Orders the calls for one engine: the one with the fewest expected output tokens first, then the one of the oldest chain.
 
     So verifications overtake fallbacks, and old chains finish and free their KV cache. The expectation for a stage is the running
-    mean of its output tokens. No call is overtaken without bound (`MAX_OVERTAKES`).
+    mean of its output tokens. No call is overtaken without bound (`MAX_OVERTAKES`). With a `room` none starts while
+    those in flight fill it.
     """
 
-    def __init__(self, role: str, max_in_flight: int) -> None:
-        self.role, self.max_in_flight = role, max_in_flight
+    def __init__(self, role: str, max_in_flight: int, room: CallRoom | None = None) -> None:
+        self.role, self.max_in_flight, self._room = role, max_in_flight, room
         self.in_flight = self.waiting = 0
         self._stages: dict[str, int] = {}
         """Calls in flight, by stage."""
@@ -75,7 +77,7 @@ class Lane:
 
     def start(self, call: Call) -> bool:
         """Start `call` at once, where none waits and there is room; whether it was started."""
-        if self.waiting or self.in_flight >= self.max_in_flight:
+        if self.waiting or self._is_full:
             return False
         self._begin(call)
         return True
@@ -90,7 +92,7 @@ class Lane:
 
     def take(self) -> Call | None:
         """The next call to send, or None while nothing may start."""
-        if not self.waiting or self.in_flight >= self.max_in_flight:
+        if not self.waiting or self._is_full:
             return None
         call = self._overdue() or self._shortest()
         self.waiting -= 1
@@ -105,6 +107,8 @@ class Lane:
             return
         self.in_flight -= 1
         self._stages[call.stage] -= 1
+        if self._room is not None:
+            self._room.end(call.stage, call.request, output_tokens)
         if output_tokens is not None:
             mean = self._expected.get(call.stage, float(output_tokens))
             self._expected[call.stage] = mean + 0.05 * (output_tokens - mean)
@@ -123,8 +127,14 @@ class Lane:
         """How many calls are in flight and waiting now."""
         return LaneStatistics(self.in_flight, self.waiting, self.max_in_flight)
 
+    @property
+    def _is_full(self) -> bool:
+        return self.in_flight >= self.max_in_flight or (self._room is not None and self._room.is_full)
+
     def _begin(self, call: Call) -> None:
         call.started = True
+        if self._room is not None:
+            self._room.begin(call.stage, call.request)
         self._departed += 1
         call.in_flight_engine = self.in_flight = self.in_flight + 1
         call.in_flight_stage = self._stages[call.stage] = self._stages.get(call.stage, 0) + 1

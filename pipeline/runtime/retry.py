@@ -3,6 +3,7 @@
 Requests enter, validated completions leave. Knows of no lane and keeps no record: an `Observer` is told of every attempt.
 """
 
+import math
 from collections.abc import Awaitable
 from typing import Protocol
 
@@ -15,20 +16,23 @@ from pipeline.errors import BadCompletion, ChainError, EngineDead, EngineUnavail
 from pipeline.graph.spec import EngineSpec
 from pipeline.runtime.backoff import backoff_s
 from pipeline.runtime.chain_recorder import Clock
-from pipeline.runtime.supervisor import Supervisor
+from pipeline.runtime.supervisor import Silence, Supervisor
 from pipeline.runtime.suspension import sleep_noticing
-from pipeline.runtime.waiting import Deadlines, Expired
+from pipeline.runtime.waiting import Awaited, GivenUp
 
 CHECKS = 32
-"""How many times in every `timeout_s` it is checked whether this process ran."""
+"""How many times in every `hang_s`, or `timeout_s` where that is less, it is checked whether this process ran and the engine works."""
+
+_SHORTEST_S = 1e-6
+"""A clock may not show a shorter sleep than this many seconds."""
 
 
 class CallTimeout(EngineUnavailable):
-    """An engine did not answer a call within `timeout_s`."""
+    """A call was given up: its engine made no progress for `hang_s`, or did not answer it within `timeout_s`."""
 
-    def __init__(self, role: str, timeout_s: float) -> None:
-        super().__init__(role, f"did not answer within timeout_s={timeout_s:g}")
-        self.timeout_s = timeout_s
+    def __init__(self, role: str, limit: str) -> None:
+        """`limit`: which of the two it was, and what it is."""
+        super().__init__(role, f"{'made no progress for' if limit.startswith('hang_s') else 'did not answer within'} {limit}")
 
 
 class CallCancelled(ChainError):
@@ -74,15 +78,16 @@ UNOBSERVED = Unobserved()
 class RetryingCaller:
     """Sends calls to one engine and repeats those that may be; `watch` must run while it is used.
 
-    All calls of an engine have one time-out, so that the oldest attempt in flight is the first to reach it: one watcher
+    All calls of an engine have the same limits, so that the oldest attempt in flight is the first to reach one: one watcher
     for all of them costs a call almost nothing, a timer for each costs it more than all the rest.
     """
 
     def __init__(self, engine: Engine, spec: EngineSpec, clock: Clock) -> None:
         """`clock` must show the event loop's time, which must be running."""
-        self._engine, self._timeout_s, self._max_retries, self._clock = engine, spec.timeout_s, spec.max_retries, clock
-        self._deadlines = Deadlines()
-        self.supervisor = Supervisor(engine, spec, clock, self._oldest_s)
+        self._engine, self._max_retries, self._clock = engine, spec.max_retries, clock
+        self._hang_s, self._timeout_s = spec.hang_s, spec.timeout_s
+        self._awaited = Awaited()
+        self.supervisor = Supervisor(engine, spec, clock)
 
     async def ask(self, request: Request, observer: Observer = UNOBSERVED) -> Completion:
         """The engine's answer to `request`, checked to be valid; raises what the engine raises.
@@ -117,26 +122,41 @@ class RetryingCaller:
                 observer.end_pause(self._clock.now())
 
     async def watch(self) -> None:
-        """Give up attempts that take too long, and restart the engine when it dies; runs until it is cancelled."""
+        """Give up attempts that take too long, and restart the engine when it dies or hangs; runs until it is cancelled."""
+        limit_s = min(self._hang_s, self._timeout_s or self._hang_s)
+        silence = Silence(self._engine, self._clock.now())
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self.supervisor.watch)
             while True:
-                now = self._clock.now()
-                deadline = self._deadlines.next
-                left_s = self._timeout_s if deadline is None else deadline - now
-                if left_s > 0 and (lost_s := await sleep_noticing(min(left_s, self._timeout_s / CHECKS), self._clock)):
-                    self._deadlines.postpone(lost_s)
-                self._deadlines.expire(self._clock.now())
+                left_s = max(self._look(silence), _SHORTEST_S)
+                if lost_s := await sleep_noticing(min(left_s, limit_s / CHECKS), self._clock):
+                    self._awaited.postpone(lost_s)
+                    silence.skip(lost_s)
+
+    def _look(self, silence: Silence) -> float:
+        """Give up what has reached a limit; how many seconds it is at least until something else does."""
+        now, oldest = self._clock.now(), self._awaited.oldest
+        silent_s, left_s = silence.seconds(now, oldest), math.inf
+        if silent_s >= self._hang_s:
+            if not self.supervisor.kill(f"it computed nothing for {silent_s:.3g} s though it had calls (hang_s={self._hang_s:g})"):
+                self._awaited.give_up(now - self._hang_s, f"hang_s={self._hang_s:g}")
+        else:
+            left_s = self._hang_s - silent_s
+        if self._timeout_s is None or oldest is None:
+            return left_s
+        self._awaited.give_up(now - self._timeout_s, f"timeout_s={self._timeout_s:g}")
+        oldest = self._awaited.oldest
+        return left_s if oldest is None else min(left_s, oldest + self._timeout_s - now)
 
     async def _attempt(self, request: Request, observer: Observer) -> Completion:
         """Send `request` once; the observer is told how that ended, whatever happens."""
         sent, role = observer.begin_attempt(request), self._engine.role
         try:
-            completion = await self._deadlines.wait_for(self._engine.generate(sent), self._clock.now() + self._timeout_s)
+            completion = await self._awaited.wait_for(self._engine.generate(sent), self._clock.now())
             if flaw := validate_completion(completion, request, self._engine.vocab_size):
                 raise BadCompletion(role, request.request_id, flaw)
-        except Expired:
-            timeout = CallTimeout(role, self._timeout_s)
+        except GivenUp as limit:
+            timeout = CallTimeout(role, str(limit))
             observer.end_attempt(None, timeout)
             raise timeout from None
         except Exception as error:
@@ -147,11 +167,6 @@ class RetryingCaller:
             raise
         observer.end_attempt(completion, None)
         return completion
-
-    def _oldest_s(self) -> float | None:
-        """When the oldest attempt in flight was sent; None while none is in flight."""
-        deadline = self._deadlines.next
-        return None if deadline is None else deadline - self._timeout_s
 
 
 async def _wait_answering(engine: Remote, refusal: EngineUnavailable) -> None:

@@ -1,4 +1,4 @@
-"""Keeps one engine alive: starts it again when it has died, kills it when it hangs, and lets its calls wait meanwhile.
+"""Keeps one engine alive: starts it again when it has died, sees whether it hangs, and lets its calls wait meanwhile.
 
 The `EngineDead` of a call enters; the call goes on once the engine is up again, or gets an `EngineDead` when it never will be.
 Only a `Restartable` engine is ever restarted or killed. Sends no requests and records nothing.
@@ -9,29 +9,48 @@ from collections.abc import Callable
 
 import anyio
 
-from pipeline.engine import Engine, Restartable
+from pipeline.engine import Distant, Engine, Restartable
 from pipeline.errors import EngineDead
 from pipeline.graph.spec import EngineSpec, RestartableSpec
 from pipeline.runtime.backoff import backoff_s
 from pipeline.runtime.chain_recorder import Clock
-from pipeline.runtime.suspension import sleep_noticing
 
-CHECKS = 8
-"""How many times in every `timeout_s` it is checked whether the engine computes."""
-HANG_SHARE = 0.5
-"""An engine hangs if it has calls and computes nothing for this share of `timeout_s`, so that this is found before calls time out."""
+STEADY_S = 3600.0
+"""An engine that has been up for so long has `max_restarts` anew: a death in days is not one of several in a row."""
+
+
+class Silence:
+    """For how long an engine has had calls and made no progress. Decides synchronously."""
+
+    def __init__(self, engine: Engine, now: float) -> None:
+        self._progress: Callable[[], float] = lambda: engine.statistics().busy_s
+        if isinstance(engine, Distant):
+            self._progress = lambda: engine.received_bytes
+        self._last, self._since = math.nan, now
+
+    def seconds(self, now: float, oldest: float | None) -> float:
+        """Seconds until `now`; `oldest` is when the oldest call in flight was sent, None where none is."""
+        before, self._last = self._last, self._progress()
+        if self._last != before:
+            self._since = now
+        return 0.0 if oldest is None else now - max(self._since, oldest)
+
+    def skip(self, seconds: float) -> None:
+        """For `seconds` nothing could be seen of the engine: they are not its silence."""
+        self._since += seconds
 
 
 class Supervisor:
-    """Restarts one engine when it dies and kills it when it hangs; `watch` must run while it is used."""
+    """Restarts one engine when it dies or hangs; `watch` must run while it is used."""
 
-    def __init__(self, engine: Engine, spec: EngineSpec, clock: Clock, oldest_s: Callable[[], float | None]) -> None:
-        """`oldest_s` returns when the oldest call in flight was sent, in seconds of `clock`; None while none is in flight."""
+    def __init__(self, engine: Engine, spec: EngineSpec, clock: Clock) -> None:
         self.restarts = 0
         """How many times the engine was restarted, failed attempts included."""
-        self._role, self._timeout_s, self._clock, self._oldest_s = engine.role, spec.timeout_s, clock, oldest_s
+        self._role, self._clock = engine.role, clock
         self._max_restarts = spec.max_restarts if isinstance(spec, RestartableSpec) else 0
         self._engine = engine if isinstance(engine, Restartable) and self._max_restarts else None
+        self._in_a_row, self._up_since = 0, clock.now()
+        """Restarts of which none was followed by `STEADY_S`, and since when the engine has been up."""
         self._died = anyio.Event()
         self._death: EngineDead | None = None
         """Why the engine is down; None while it is up."""
@@ -64,42 +83,36 @@ class Supervisor:
         if self._exit_reason is not None:
             raise EngineDead(self._role, self._exit_reason)
 
-    async def watch(self) -> None:
-        """Restart the engine whenever it dies, and kill it when it hangs; runs until it is cancelled."""
+    def kill(self, exit_reason: str) -> bool:
+        """Kill an engine that hangs, so that it is restarted; False: it is none of those that are."""
         if self._engine is None:
-            return
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self._watch_progress, self._engine)
-            while True:
-                await self._died.wait()
-                self._died = anyio.Event()
-                await self._restart(self._engine)
+            return False
+        if self._death is None:
+            self._engine.kill(exit_reason)
+        return True
+
+    async def watch(self) -> None:
+        """Restart the engine whenever it dies; runs until it is cancelled."""
+        while self._engine is not None:
+            await self._died.wait()
+            self._died = anyio.Event()
+            await self._restart(self._engine)
 
     async def _restart(self, engine: Restartable) -> None:
         """Restart the engine until it is up or `max_restarts` is reached."""
-        while self._death is not None and self.restarts < self._max_restarts:
-            await anyio.sleep(backoff_s(self._role, self.restarts))
+        if self._clock.now() - self._up_since >= STEADY_S:
+            self._in_a_row = 0
+        while self._death is not None and self._in_a_row < self._max_restarts:
+            await anyio.sleep(backoff_s(self._role, self._in_a_row))
             self.restarts += 1
+            self._in_a_row += 1
             try:
                 await engine.restart()
-                self._death = None
+                self._death, self._up_since = None, self._clock.now()
             except EngineDead as death:
                 self._death = death
         if self._death is not None:
-            times = "once" if self.restarts == 1 else f"{self.restarts} times"
+            times = "once" if self._in_a_row == 1 else f"{self._in_a_row} times"
             allowed = f"max_restarts={self._max_restarts} allows no more"
             self._exit_reason = f"{self._death.exit_reason}; it was restarted {times}, and {allowed}"
         self._up_or_gone.set()
-
-    async def _watch_progress(self, engine: Restartable) -> None:
-        """Kill an engine that has calls and computes nothing."""
-        busy_s, since = math.nan, self._clock.now()
-        while True:
-            since += await sleep_noticing(self._timeout_s / CHECKS, self._clock)
-            now, before, oldest_s = self._clock.now(), busy_s, self._oldest_s()
-            busy_s = engine.statistics().busy_s
-            if busy_s != before:
-                since = now
-            silent_s = 0.0 if oldest_s is None else now - max(since, oldest_s)
-            if silent_s >= self._timeout_s * HANG_SHARE and self._death is None:
-                engine.kill(f"it computed nothing for {silent_s:.3g} s though it had calls (timeout_s={self._timeout_s:g})")

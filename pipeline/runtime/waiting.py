@@ -1,4 +1,4 @@
-"""How a chain waits: at a gate until its call may start, and for an answer until a deadline.
+"""How a chain waits: at a gate until its call may start, and for an answer until that is given up.
 
 anyio's `Event` and `CancelScope` do both, and cost more than the call's place in the queue does (bench/LOG.md). A future of asyncio
 and the task's own cancellation do the same for a third.
@@ -20,48 +20,52 @@ def new_gate() -> Gate:
     return asyncio.get_running_loop().create_future()
 
 
-class Expired(Exception):
-    """The deadline passed before the answer came."""
+class GivenUp(Exception):
+    """An answer that is not waited for any longer; the text says for which reason."""
 
 
-class Deadlines:
-    """Awaits answers, each until its deadline. Deadlines must not come before those given earlier."""
+class Awaited:
+    """The answers that are awaited, each since it was asked for. None must have been asked for before those given earlier."""
 
     def __init__(self) -> None:
-        self._awaited: dict[asyncio.Task[Any], float] = {}
+        self._asked: dict[asyncio.Task[Any], float] = {}
+        self._reasons: dict[asyncio.Task[Any], str] = {}
+        """Why answers were given up whose tasks have not noticed yet."""
 
     @property
-    def next(self) -> float | None:
-        """The deadline that comes first; None while no answer is awaited."""
-        return next(iter(self._awaited.values()), None)
+    def oldest(self) -> float | None:
+        """When the first of them was asked for; None while no answer is awaited."""
+        return next(iter(self._asked.values()), None)
 
     def postpone(self, seconds: float) -> None:
-        """Let all deadlines be so much later."""
-        for task in self._awaited:
-            self._awaited[task] += seconds
+        """Count all of them as asked for so much later."""
+        for task in self._asked:
+            self._asked[task] += seconds
 
-    def expire(self, now: float) -> None:
-        """Give up the answers whose deadline is not after `now`."""
-        for task, deadline in list(self._awaited.items()):
-            if deadline > now:
+    def give_up(self, asked: float, reason: str) -> None:
+        """Give up the answers that were asked for at `asked` or before, for this `reason`."""
+        for task, when in list(self._asked.items()):
+            if when > asked:
                 return
-            del self._awaited[task]
+            del self._asked[task]
+            self._reasons[task] = reason
             task.cancel()
 
-    async def wait_for(self, answer: Awaitable[T], deadline: float) -> T:
-        """The `answer`, which this task awaits; raises `Expired` once `expire` was called with a time not before `deadline`.
+    async def wait_for(self, answer: Awaitable[T], now: float) -> T:
+        """The `answer`, which this task asks for `now`; raises `GivenUp` once `give_up` was called with a time not before that.
 
         The task is cancelled once, and takes that back, as `asyncio.timeout` does it.
         """
         task = asyncio.current_task()
         assert task is not None
-        self._awaited[task] = deadline
+        self._asked[task] = now
         before = task.cancelling()
         try:
             return await answer
         except asyncio.CancelledError as cancelled:
-            if task not in self._awaited and task.uncancel() <= before:
-                raise Expired from cancelled
+            if task not in self._asked and task.uncancel() <= before:
+                raise GivenUp(self._reasons[task]) from cancelled
             raise
         finally:
-            self._awaited.pop(task, None)
+            self._asked.pop(task, None)
+            self._reasons.pop(task, None)

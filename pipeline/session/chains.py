@@ -13,7 +13,7 @@ from pipeline.engines.chat_template import end_rendering
 from pipeline.graph.plan import Plan
 from pipeline.reasoning.prompts import PromptBuilder
 from pipeline.runtime.admission.admission import Admission
-from pipeline.runtime.admission.cache import CacheLimit, cache_limits
+from pipeline.runtime.admission.cache import CacheLimit, cache_limits, call_tokens
 from pipeline.runtime.admission.feed import Feed
 from pipeline.runtime.chain_recorder import Clock
 from pipeline.runtime.executor import Executor, Settings
@@ -106,7 +106,13 @@ class Chains:
         self.engines, self.admission = opened.engines, new_admission(settings, opened.facts)
         schedule = SCHEDULES[options.schedule](options.batch_size, self.admission)
         self.control = new_control(plan, options, opened.engines, settings.costs)
-        known = Settings(run_id=settings.run_id, seed=options.seed, samples=options.samples, virtual_time=settings.virtual_time)
+        known = Settings(
+            run_id=settings.run_id,
+            seed=options.seed,
+            samples=options.samples,
+            cache_tokens={} if options.admission == "batch" else call_tokens(plan, opened.facts),
+            virtual_time=settings.virtual_time,
+        )
         self.executor = Executor(
             plan, opened.stages, opened.engines, opened.builders, schedule, rows, clock, known, resume_state, self.control
         )

@@ -40,7 +40,8 @@ class RunOptions(Struct, frozen=True, kw_only=True):
     """Chains that live at once."""
     schedule: ScheduleName = "pipelined"
     admission: AdmissionName = "cache"
-    """`cache`: chains pause where the contexts of all live ones do not fit into the engines' caches; `batch`: none ever does."""
+    """`cache`: chains pause where the contexts of all live ones do not fit into the engines' caches, and without a loop calls wait where
+    those in flight fill them; `batch`: none ever does."""
     order: str = "input"
     """Which chains begin first: `input`: those of the first problems; `longest`: those of the longest problems; `longest:RUN`: those of
     the problems whose thoughts were longest in the run folder RUN."""

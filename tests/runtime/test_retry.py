@@ -13,7 +13,8 @@ from pipeline.engines.sim.tokenizer import VOCAB_SIZE, SimTokenizer
 from pipeline.errors import LONGEST_RETRY_AFTER_S, BadCompletion, EngineDead, EngineUnavailable, RequestRefused
 from pipeline.runtime.backoff import backoff_s
 from pipeline.runtime.chain_recorder import Clock
-from pipeline.runtime.retry import UNOBSERVED, CallTimeout, Observer, RetryingCaller
+from pipeline.runtime.retry import CHECKS, UNOBSERVED, CallTimeout, Observer, RetryingCaller
+from pipeline.runtime.supervisor import STEADY_S
 
 pytestmark = pytest.mark.anyio
 SPEC = SimSpec(
@@ -78,6 +79,28 @@ class Scripted:
         pass
 
 
+class Still(Scripted):
+    """A scripted engine that computes nothing that could be seen."""
+
+    def statistics(self) -> EngineStatistics:
+        return structs.replace(super().statistics(), busy_s=0.0)
+
+
+class Dripping(Still):
+    """One whose server sends a byte every so many seconds, until it has sent the last one."""
+
+    def __init__(self, every_s: float, sent: int, *reactions: Reaction) -> None:
+        super().__init__(*reactions)
+        self.began, self.every_s, self.sent_bytes = anyio.current_time(), every_s, sent
+
+    @property
+    def received_bytes(self) -> int:
+        return min(self.sent_bytes, int((anyio.current_time() - self.began) / self.every_s))
+
+
+PATIENT = structs.replace(SPEC, timeout_s=None, hang_s=10.0, max_retries=0, max_restarts=0)
+
+
 class Log:
     """An observer that writes down what it is told, and gives every attempt a priority of its own."""
 
@@ -136,6 +159,50 @@ async def test_it_is_sent_again_as_often_as_the_spec_says(reaction: Reaction, er
     engine = Scripted(*[reaction] * 9)
     assert type(await outcome(engine)) is error
     assert len(engine.sent) == 1 + SPEC.max_retries
+
+
+@pytest.mark.parametrize(
+    ("engine", "spec", "given_up_s"),
+    [
+        (lambda: Scripted(5000.0), PATIENT, None),
+        (lambda: Still(100_000.0), PATIENT, 10.0),
+        (lambda: Still(9.9), PATIENT, None),
+        (lambda: Dripping(9.0, 5000, 2000.0), PATIENT, None),
+        (lambda: Dripping(9.0, 3, 40_000.0), PATIENT, 37.0),  # the last byte came in the 27th second
+        (lambda: Scripted(100_000.0), structs.replace(PATIENT, timeout_s=77.0), 77.0),
+    ],
+)
+async def test_a_call_is_given_up_where_its_engine_makes_no_progress_and_not_before(
+    engine: Callable[[], Scripted], spec: SimSpec, given_up_s: float | None
+) -> None:
+    start = anyio.current_time()
+    found = await outcome(engine(), spec=spec)
+    if given_up_s is None:
+        assert found == ANSWER
+    else:
+        limit = "did not answer within timeout_s=77" if spec.timeout_s else "made no progress for hang_s=10"
+        assert (type(found), str(found)) == (CallTimeout, f"engine 'draft' {limit}")
+        assert anyio.current_time() - start == pytest.approx(given_up_s, abs=spec.hang_s / CHECKS)
+
+
+async def test_an_engine_that_works_for_an_hour_between_deaths_may_die_for_ever() -> None:
+    def deaths(apart_s: float) -> Scripted:
+        return Scripted(*[each for _ in range(9) for each in (EngineDead("draft", "gone"), apart_s)])
+
+    async def asked(engine: Scripted) -> int:
+        caller = RetryingCaller(engine, structs.replace(PATIENT, max_restarts=2, hang_s=STEADY_S), Clock(0))
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(caller.watch)
+            for _ in range(9):
+                try:
+                    await caller.ask(REQUEST)
+                except EngineDead:
+                    break
+            tasks.cancel_scope.cancel()
+        return engine.restarts
+
+    assert await asked(deaths(STEADY_S)) == 9
+    assert await asked(deaths(STEADY_S / 2)) == 2
 
 
 async def test_a_refused_request_is_not_sent_again() -> None:

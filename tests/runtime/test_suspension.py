@@ -16,6 +16,7 @@ from pipeline.runtime.suspension import UNNOTICED_S, sleep_noticing
 SPEC = SimSpec(
     model="m", device=SimDeviceSpec(name="d", flops_per_s=1.0, bytes_per_s=1.0), parameters=1.0, kv_bytes_per_token=1.0, timeout_s=0.8
 )
+HANGING = structs.replace(SPEC, max_restarts=1, timeout_s=None, hang_s=1.0)
 REQUEST = Request(request_id="r", prompt_ids=(5,), max_tokens=4)
 ANSWER = Completion(
     candidates=(Candidate(ids=(5,), text="a", cumulative_logprob=-1.0, finish_reason="length"),),
@@ -84,13 +85,13 @@ def test_what_takes_too_long_without_that_is_given_up_all_the_same() -> None:
 
 def test_an_engine_is_not_killed_for_what_it_did_not_do_meanwhile() -> None:
     engine = Late(answer_s=STOPPED_S + 0.6)
-    assert asked_and_stopped(engine, structs.replace(SPEC, max_restarts=1, timeout_s=2.0)) == ANSWER
+    assert asked_and_stopped(engine, HANGING) == ANSWER
     assert not engine.killed
 
 
 def test_an_engine_that_does_nothing_is_killed_all_the_same() -> None:
     engine = Late(answer_s=STOPPED_S + 1.7)
-    assert asked_and_stopped(engine, structs.replace(SPEC, max_restarts=1, timeout_s=2.0)) == ANSWER
+    assert asked_and_stopped(engine, HANGING) == ANSWER
     assert engine.killed
 
 

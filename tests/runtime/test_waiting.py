@@ -1,18 +1,18 @@
-"""Gates open, and deadlines give up what they must and nothing else."""
+"""Gates open, and the answers are given up that must be, and no others."""
 
 from collections.abc import Awaitable
 
 import anyio
 import pytest
 
-from pipeline.runtime.waiting import Deadlines, Expired, new_gate
+from pipeline.runtime.waiting import Awaited, GivenUp, new_gate
 
 
-async def outcome(deadlines: Deadlines, answer: Awaitable[str], deadline: float, said: list[str]) -> None:
+async def outcome(awaited: Awaited, answer: Awaitable[str], asked: float, said: list[str]) -> None:
     try:
-        said.append(await deadlines.wait_for(answer, deadline))
-    except Expired:
-        said.append("expired")
+        said.append(await awaited.wait_for(answer, asked))
+    except GivenUp as reason:
+        said.append(str(reason))
     await anyio.lowlevel.checkpoint()  # a task that was interrupted once is not interrupted again
     said.append("went on")
 
@@ -22,55 +22,55 @@ async def answered(event: anyio.Event) -> str:
     return "answered"
 
 
-def test_what_is_not_answered_by_its_deadline_is_given_up_and_nothing_else() -> None:
+def test_what_was_asked_for_too_long_ago_is_given_up_and_nothing_else() -> None:
     async def main() -> list[list[str]]:
-        deadlines, event, first, second = Deadlines(), anyio.Event(), [], []
-        assert deadlines.next is None
+        awaited, event, first, second = Awaited(), anyio.Event(), [], []
+        assert awaited.oldest is None
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(outcome, deadlines, answered(anyio.Event()), 1.0, first)
+            tasks.start_soon(outcome, awaited, answered(anyio.Event()), 1.0, first)
             await anyio.wait_all_tasks_blocked()
-            tasks.start_soon(outcome, deadlines, answered(event), 2.0, second)
+            tasks.start_soon(outcome, awaited, answered(event), 2.0, second)
             await anyio.wait_all_tasks_blocked()
-            assert deadlines.next == 1.0
-            deadlines.expire(0.9)
+            assert awaited.oldest == 1.0
+            awaited.give_up(0.9, "too late")
             await anyio.wait_all_tasks_blocked()
             assert first == []
-            deadlines.expire(1.0)
+            awaited.give_up(1.0, "too late")
             await anyio.wait_all_tasks_blocked()
-            assert deadlines.next == 2.0
+            assert awaited.oldest == 2.0
             event.set()
-        assert deadlines.next is None
+        assert awaited.oldest is None
         return [first, second]
 
-    assert anyio.run(main) == [["expired", "went on"], ["answered", "went on"]]
+    assert anyio.run(main) == [["too late", "went on"], ["answered", "went on"]]
 
 
-def test_deadlines_are_postponed_together() -> None:
+def test_all_count_as_asked_for_later() -> None:
     async def main() -> list[str]:
-        deadlines, said = Deadlines(), []
+        awaited, said = Awaited(), []
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(outcome, deadlines, answered(anyio.Event()), 1.0, said)
+            tasks.start_soon(outcome, awaited, answered(anyio.Event()), 1.0, said)
             await anyio.wait_all_tasks_blocked()
-            deadlines.postpone(5.0)
-            deadlines.expire(5.9)
-            assert deadlines.next == 6.0
-            deadlines.expire(6.0)
+            awaited.postpone(5.0)
+            awaited.give_up(5.9, "too late")
+            assert awaited.oldest == 6.0
+            awaited.give_up(6.0, "too late")
         return said
 
-    assert anyio.run(main) == ["expired", "went on"]
+    assert anyio.run(main) == ["too late", "went on"]
 
 
 @pytest.mark.parametrize("expires", [False, True])
-def test_a_task_that_is_cancelled_ends_also_where_its_deadline_passes_with_it(expires: bool) -> None:
+def test_a_task_that_is_cancelled_ends_also_where_it_is_given_up_at_once(expires: bool) -> None:
     async def main() -> list[str]:
-        deadlines, said = Deadlines(), []
+        awaited, said = Awaited(), []
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(outcome, deadlines, answered(anyio.Event()), 1.0, said)
+            tasks.start_soon(outcome, awaited, answered(anyio.Event()), 1.0, said)
             await anyio.wait_all_tasks_blocked()
             if expires:
-                deadlines.expire(1.0)
+                awaited.give_up(1.0, "too late")
             tasks.cancel_scope.cancel()
-        assert deadlines.next is None
+        assert awaited.oldest is None
         return said
 
     assert "went on" not in anyio.run(main)
@@ -81,10 +81,10 @@ def test_an_error_of_the_answer_is_raised_as_it_is() -> None:
         raise ValueError("wrong")
 
     async def main() -> None:
-        deadlines = Deadlines()
+        awaited = Awaited()
         with pytest.raises(ValueError, match="wrong"):
-            await deadlines.wait_for(wrong(), 1.0)
-        assert deadlines.next is None
+            await awaited.wait_for(wrong(), 1.0)
+        assert awaited.oldest is None
 
     anyio.run(main)
 

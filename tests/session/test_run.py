@@ -139,6 +139,22 @@ def test_a_call_that_takes_too_long_fails_its_chain(tmp_path: Path) -> None:
     assert len(late) == len(failed)
 
 
+def test_a_call_that_takes_an_hour_is_waited_for(tmp_path: Path) -> None:
+    """The longest thoughts are the baseline's: nothing may expire that is being computed."""
+    result = solve(tmp_path, graph="target", limit=3, settings=("engines.*.device.overhead_s=20",))
+    assert result.exit_code == 0
+    assert max(row["e2e_latency_s"] for row in rows(result, "calls")) > 3600
+
+
+def test_calls_of_whole_thoughts_are_as_many_as_the_cache_holds(tmp_path: Path) -> None:
+    small = ("engines.target.kv_cache_tokens=1200", "token_budget=1000")
+    cache, batch = (solve(tmp_path, name, "target", settings=small, samples=2, admission=name) for name in ("cache", "batch"))
+    assert said(cache) == said(batch)
+    queued = [max(row["queue_time_s"] for row in rows(each, "calls")) for each in (cache, batch)]
+    assert queued[0] < queued[1] / 2
+    assert cache.run.sessions[-1].wall_time_s < 1.05 * batch.run.sessions[-1].wall_time_s
+
+
 def test_a_full_context_ends_the_thought_and_is_no_error(tmp_path: Path) -> None:
     result = solve(tmp_path, settings=("engines.target.max_model_len=300",))
     assert result.exit_code == 0

@@ -43,7 +43,7 @@ def statistics(result: SessionResult, engine: str) -> dict[str, Any]:
 def test_an_engine_that_fails_is_restarted_and_no_answer_changes(
     tmp_path: Path, calm: SessionResult, schedule: Any, fault: str, words: str
 ) -> None:
-    settings = (f"engines.draft.faults.{fault}_after_calls=40", "engines.draft.max_restarts=100", "engines.draft.timeout_s=20")
+    settings = (f"engines.draft.faults.{fault}_after_calls=40", "engines.draft.max_restarts=100", "engines.draft.hang_s=10")
     result = solve(tmp_path, schedule=schedule, settings=settings)
     assert result.exit_code == 0
     assert said(result) == said(calm)
@@ -79,10 +79,11 @@ def test_without_restarts_the_first_death_ends_the_run(tmp_path: Path) -> None:
 
 
 def test_without_restarts_calls_to_an_engine_that_hangs_time_out(tmp_path: Path) -> None:
-    settings = ("engines.draft.faults.hangs_after_calls=10", "engines.draft.max_restarts=0", "engines.draft.timeout_s=20")
+    settings = ("engines.draft.faults.hangs_after_calls=10", "engines.draft.max_restarts=0", "engines.draft.hang_s=20")
     result = solve(tmp_path, settings=settings)
     assert result.exit_code == 3
-    assert {row["error_type"] for row in rows(result, "chains")} == {"CallTimeout"}
+    failed = {(row["error_type"], row["error_message"]) for row in rows(result, "chains")}
+    assert failed == {("CallTimeout", "engine 'draft' made no progress for hang_s=20")}
 
 
 def test_an_engine_that_is_slow_is_not_taken_for_one_that_hangs(tmp_path: Path) -> None:

@@ -65,8 +65,9 @@ def test_a_server_that_does_not_know_a_way_of_sampling_is_refused_before_a_chain
 
 
 @pytest.mark.slow
-def test_a_server_that_never_answers_meets_timeout_s(tmp_path: Path, small: small_server.SmallServer) -> None:
-    engines = servers_file(tmp_path, model="tiny", more=", timeout_s: 2, max_retries: 1", **both(small))
+@pytest.mark.parametrize("limit", ["timeout_s", "hang_s"])
+def test_a_server_that_never_answers_meets_its_limit(tmp_path: Path, small: small_server.SmallServer, limit: str) -> None:
+    engines = servers_file(tmp_path, model="tiny", more=f", {limit}: 2, max_retries: 1", **both(small))
 
     def hang_at_drafts(handler: small_server.Handler, reply: small_server.Reply) -> None:
         small_server.hang(handler, reply) if small.seen[-1].body.get("n") == 5 else handler.send(reply)
@@ -78,7 +79,7 @@ def test_a_server_that_never_answers_meets_timeout_s(tmp_path: Path, small: smal
     timed_out = [row for row in calls_of(tmp_path / "out") if row["error_type"] == "CallTimeout"]
     # On a starved machine the server may not even answer the small request that tells whether it hangs: then there is one attempt more.
     assert sorted(row["attempt"] for row in timed_out)[:2] == [0, 1]
-    assert all("timeout_s=2" in row["error_message"] for row in timed_out)
+    assert all(f"{limit}=2" in row["error_message"] for row in timed_out)
 
 
 @pytest.mark.slow

@@ -61,7 +61,7 @@ def greedy(greedy_run: Path) -> dict[str, Any]:
 GREEDY = ("--limit", "40", "--set", "temperature=0")
 
 
-LIMITS = [option for role in ("draft", "target") for option in ("--set", f"engines.{role}.timeout_s=16")]
+LIMITS = [option for role in ("draft", "target") for option in ("--set", f"engines.{role}.hang_s=8")]
 
 
 @pytest.mark.torch

@@ -114,7 +114,7 @@ def test_engine_processes_killed_and_stopped_in_mid_run_are_restarted(
 
     Both are as good as new afterwards, for whoever uses them next.
     """
-    limits = tuple(f"engines.{role}.timeout_s=24" for role in ("draft", "target"))
+    limits = tuple(f"engines.{role}.hang_s=12" for role in ("draft", "target"))
     given = {"graph": ROOT / "graphs/speccot.yaml", "input": TEST_SET, "limit": 60, "engines": PLAIN.path, "output": tmp_path / "out"}
     before = {role: descendants(engine) for role, engine in vllm_engines.items()}
     cores = {role: next(p for p in before[role] if "EngineCore" in command_line(p)) for role in before}

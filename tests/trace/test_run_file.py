@@ -141,7 +141,7 @@ def test_a_package_that_is_not_here_leaves_its_stages_capabilities(tmp_path: Pat
     assert (settings_of(spec)["sides"], spec.flaw) == (2, "`coin` is not installed here")
     engine = found.engines["target"]
     assert isinstance(engine, UnknownEngine)
-    assert (engine.backend, engine.model, engine.max_in_flight, engine.timeout_s) == ("cloud", "large", 7, 600.0)
+    assert (engine.backend, engine.model, engine.max_in_flight, engine.timeout_s) == ("cloud", "large", 7, None)
     assert (settings_of(engine)["region"], engine.flaw) == ("north", "`cloud` is not installed here")
     recorded = msgspec.convert(encode_plan(plan), RecordedPlan)
     kinds, backends = stage_specs() | {"coin": Coin}, engine_specs() | {"cloud": Cloud}

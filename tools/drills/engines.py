@@ -12,7 +12,7 @@ from drills.toll import Ground, Toll, card, toll
 
 FAULTS: Mapping[str, tuple[str, ...]] = {
     "engine dies": ("faults.dies_after_calls=200", "max_restarts=1000"),
-    "engine hangs": ("faults.hangs_after_calls=200", "max_restarts=1000", "timeout_s=20"),
+    "engine hangs": ("faults.hangs_after_calls=200", "max_restarts=1000", "hang_s=10"),
     "engine answers with garbage": ("faults.garbage_share=0.05", "max_retries=20"),
 }
 """Settings of the draft that make it fail."""

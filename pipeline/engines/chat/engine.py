@@ -114,6 +114,11 @@ class ChatEngine:
         self._meter.count(completion.usage)
         return completion
 
+    @property
+    def received_bytes(self) -> int:
+        """See `Distant.received_bytes`."""
+        return self._server.received_bytes
+
     def statistics(self) -> EngineStatistics:
         """See `EngineStatistics`, counted on this side of the connection."""
         return self._meter.statistics(running=self._meter.open_calls)

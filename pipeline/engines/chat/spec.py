@@ -31,6 +31,9 @@ class ChatSpec(EngineSpec, frozen=True, kw_only=True, tag="chat"):
     """Most tokens that a reply may have before it names an option or gives a final answer: a reasoning model thinks before each."""
     max_retries: Annotated[int, Meta(ge=0, le=100)] = 8
     """See `EngineSpec.max_retries`; servers are often unavailable for a moment, and a verdict without an option is asked for again."""
+    hang_s: PositiveSeconds = 1800.0
+    """Calls that have been in flight for this many seconds are given up once nothing has arrived from the server for as long. Answers
+    arrive as a whole: this is also the longest that a call may take while no other is answered."""
     startup_timeout_s: PositiveSeconds = 600.0
     """Longest time that the server may take to list its models, before the run starts."""
     extra: Mapping[str, bool | ExtraNumber | float | str] = {}

@@ -4,6 +4,7 @@ The only module that imports `httpx2`, and only when a server is opened. It neve
 a header only, and removed from whatever a server says before that is passed on.
 """
 
+import math
 import os
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -207,6 +208,10 @@ class Server:
         except ImportError:
             raise GraphError(where, f"backend `openai` needs the package `httpx2`: {install_command('openai')}") from None
         self.url = url
+        self.received_bytes = 0
+        """Bytes of answers to requests that have arrived."""
+        self.heard_s = -math.inf
+        """When the last of them came, by the clock of the event loop."""
         self._closed = False
         self._key = key
         self._key_in_texts = key if key is not None and len(key) >= LEAST_CHARACTERS else None
@@ -262,11 +267,13 @@ class Server:
         try:
             async with self._client.stream(method, path, content=content, headers=headers, extensions=extensions) as response:
                 reply = Reply(response.status_code, response.headers, b"")
-                if take is not None and reply.streamed:
-                    async for received in response.aiter_bytes():
-                        take(received)
+                streamed, pieces = take is not None and reply.streamed, list[bytes]()
+                async for received in response.aiter_bytes():
+                    if method == "POST":
+                        self.received_bytes, self.heard_s = self.received_bytes + len(received), anyio.current_time()
+                    (take if take is not None and streamed else pieces.append)(received)
+                if streamed:
                     return reply
-                await response.aread()
         except Broken as error:
             failure: type[Broken] = type(error)
             words = f"at {self.url} {self.quote(str(error))}"
@@ -276,7 +283,8 @@ class Server:
             words = f"at {self.url} {fate}: {self.quote(_cause(error))}"
         else:
             # Of an answer nothing is replaced: a key such as `1`, for servers that take any, would garble it.
-            content = response.content if response.status_code == 200 else self.scrub(_text(response.content)).encode()
+            content = b"".join(pieces)
+            content = content if response.status_code == 200 else self.scrub(_text(content)).encode()
             return Reply(response.status_code, response.headers, content)
         raise failure(words)
 

@@ -38,7 +38,7 @@ BUSY_S = 1.0
 PADDING_IDS = 4096
 """Most ids that a model has beyond those of its tokenizer: vocabularies are padded to sizes that suit a processor."""
 _TIMED_OUT = 0.9
-"""A call that is cancelled after this share of `timeout_s` was given up because it took too long."""
+"""A call that is cancelled after this share of `timeout_s`, or of `hang_s` without a word of its server, was given up because of that."""
 
 
 class ServedTokenizer(HFTokenizer):
@@ -155,6 +155,11 @@ class OpenAIEngine:
             finally:
                 del self._calls[scope]
         raise EngineDead(self.role, self._exit_reason or "it was closed")
+
+    @property
+    def received_bytes(self) -> int:
+        """See `Distant.received_bytes`."""
+        return sum(server.received_bytes for server in self._servers)
 
     def statistics(self) -> EngineStatistics:
         """See `EngineStatistics`, counted on this side of the connection: a request waits while no replica takes calls."""
@@ -311,9 +316,11 @@ class OpenAIEngine:
 
     def _given_up(self, call: Sent) -> None:
         """A call was cancelled; one that took too long speaks against its replica, and is sent to another one next time."""
-        now = anyio.current_time()
+        now, spec = anyio.current_time(), self._spec
         elapsed_s = now - call.began
-        if call.replica is None or elapsed_s < _TIMED_OUT * self._spec.timeout_s:
+        silent_s = 0.0 if call.replica is None else now - max(call.sent, self._servers[call.replica].heard_s)
+        too_long = silent_s >= _TIMED_OUT * spec.hang_s or (spec.timeout_s is not None and elapsed_s >= _TIMED_OUT * spec.timeout_s)
+        if call.replica is None or not too_long:
             self._tried.pop(call.request.request_id, None)
             return
         words = f"at {self._servers[call.replica].url} has not answered for {elapsed_s:.3g} s"
@@ -339,7 +346,7 @@ class OpenAIEngine:
         """Send a small request and see what comes of it."""
         server, request = self._servers[replica], probe_request(self.tokenizer, self.can)
         patience_s = self._router.probe_s if self._router.has_other((replica,)) else max(ASK_S, self._router.silence_s)
-        limit_s = min(self._spec.timeout_s, patience_s)
+        limit_s = min(self._spec.timeout_s or patience_s, self._spec.hang_s, patience_s)
         try:
             with anyio.move_on_after(limit_s):
                 await self._answer(request, server, self._bodies(request))

@@ -32,6 +32,9 @@ class OpenAISpec(EngineSpec, frozen=True, kw_only=True, tag="openai"):
     max_retries: Annotated[int, Meta(ge=0, le=100)] = 8
     """See `EngineSpec.max_retries`; servers are often unavailable for a moment. Moves to other replicas do not count. A chain fails only if
     some replica answers other requests; else its call waits for that."""
+    hang_s: PositiveSeconds = 1800.0
+    """Calls that have been in flight for this many seconds are given up once nothing has arrived from the servers for as long. Answers
+    arrive as a whole, unless they may be interrupted: this is also the longest that a call may take while no other is answered."""
     reconnect_s: PositiveSeconds = 180.0
     """When no replica has answered for this long, or all have refused everything (a key that has expired) for this long or 5 s, the
     engine counts as dead: the run stops and can be resumed."""

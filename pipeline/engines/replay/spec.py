@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from pipeline.graph.spec import EngineSpec
+from pipeline.graph.spec import EngineSpec, PositiveSeconds
 
 
 class ReplaySpec(EngineSpec, frozen=True, kw_only=True, tag="replay"):
@@ -25,8 +25,8 @@ class ReplaySpec(EngineSpec, frozen=True, kw_only=True, tag="replay"):
     """Let code run that comes with the recorded model's tokenizer; a run folder cannot ask for that itself."""
     max_in_flight: Annotated[int, Meta(ge=0, le=65536)] = 0
     """See `EngineSpec.max_in_flight`; 0: as recorded."""
-    timeout_s: Annotated[float, Meta(ge=0.0)] = 0.0
-    """See `EngineSpec.timeout_s`; 0: as recorded."""
+    timeout_s: PositiveSeconds | None = None
+    """An attempt at a call that takes longer than this many seconds is given up; null: as recorded."""
     max_retries: Annotated[int, Meta(ge=-1, le=100)] = -1
     """See `EngineSpec.max_retries`; -1: as recorded."""
 

@@ -39,7 +39,7 @@ def cache_limits(plan: Plan, facts: Mapping[str, Mapping[str, Fact]]) -> dict[st
     """The limit of each engine that the loops of `plan` call, by role; None where its `facts` do not state the size of its cache.
 
     A context is there once for each adapter that it is computed with, so that each has its part of the cache. Empty without a loop: a
-    chain that makes one call after another of the same text has no context to come back to.
+    chain that makes one call after another of the same text has no context to come back to (`call_tokens`).
     """
     found: dict[str, CacheLimit | None] = {}
     for role, parallel_steps in _parallel_steps(plan).items():
@@ -49,6 +49,15 @@ def cache_limits(plan: Plan, facts: Mapping[str, Mapping[str, Fact]]) -> dict[st
         limit = CacheLimit(role=role, tokens=tokens or inf, sequences=sequences or inf, parallel_steps=parallel_steps)
         found[role] = limit if stated else None
     return found
+
+
+def call_tokens(plan: Plan, facts: Mapping[str, Mapping[str, Fact]]) -> dict[str, float]:
+    """By role, the tokens that calls in flight may come to in the cache of each engine that states its size. Empty with a loop, whose
+    chains are bounded by `cache_limits`: without one a chain keeps nothing in a cache but the text that is being written."""
+    if plan.repeated:
+        return {}
+    sizes = {role: _positive(each.get("kv_cache_tokens"), 1) for role, each in facts.items()}
+    return {role: size for role, size in sizes.items() if size is not None}
 
 
 def _parallel_steps(plan: Plan) -> dict[str, int]:
