@@ -297,7 +297,8 @@ def _empty(completion: Completion) -> Completion:
     """Candidates without any text that did not end by themselves."""
     empty = {"ids": (), "text": "", "finish_reason": "length", "stop_reason": None}
     candidates = tuple(structs.replace(candidate, **empty) for candidate in completion.candidates)
-    return structs.replace(completion, candidates=candidates, scored_logprobs=completion.scored_logprobs[:-1])
+    usage = structs.replace(completion.usage, output_tokens=0)
+    return structs.replace(completion, candidates=candidates, scored_logprobs=completion.scored_logprobs[:-1], usage=usage)
 
 
 _GARBAGE: tuple[Callable[[Completion], Completion], ...] = (_nothing, _never_asked_for, _not_a_number, _empty)
