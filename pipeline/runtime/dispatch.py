@@ -6,7 +6,7 @@ from msgspec import structs
 
 from pipeline.engine import Candidate, Completion, Engine, Interruptible, Request, Usage
 from pipeline.graph.spec import EngineSpec
-from pipeline.runtime.call_room import CallRoom
+from pipeline.runtime.admission.call_room import CallRoom
 from pipeline.runtime.chain_recorder import Attempt, ChainRecorder, Clock, StageLabel
 from pipeline.runtime.lane import Call, Lane
 from pipeline.runtime.retry import RetryingCaller

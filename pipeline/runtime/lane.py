@@ -12,7 +12,7 @@ from typing import Any
 from msgspec import Struct
 
 from pipeline.engine import Request
-from pipeline.runtime.call_room import CallRoom
+from pipeline.runtime.admission.call_room import CallRoom
 
 MAX_OVERTAKES = 8
 """A waiting call is overtaken by at most this many times `max_in_flight` others."""

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.engine import Request
-from pipeline.runtime.call_room import CallRoom
+from pipeline.runtime.admission.call_room import CallRoom
 from pipeline.runtime.lane import Call, Lane
 
 
