@@ -319,6 +319,7 @@ class Engine(Protocol):
         kv_cache_tokens: tokens whose keys and values fit into its cache, over all replicas.
         kv_cache_sequences: sequences that fit into its cache, where each takes a place of one size, however short it is.
         block_size: tokens of a sequence that its cache keeps or evicts together.
+        doubts: sentences about what could not be found out, or is strange, which a run says at its start and `doctor` too.
         """
 
     async def generate(self, request: Request) -> Completion:

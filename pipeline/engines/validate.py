@@ -5,6 +5,7 @@ answered, before any stage sees it.
 """
 
 import math
+import re
 from array import array
 from collections.abc import Collection, Sequence
 from operator import index
@@ -29,6 +30,9 @@ _MOST_SECONDS = 1e9
 """A longer time is none: its nanoseconds must be a number of 64 bits, and a sum of such times as well."""
 _MANY_IDS = 128
 """From this many on, numpy finds the largest one faster."""
+
+_VERSION = re.compile(r"|[-:@](\d{3,}[\d.-]*|preview|free)", re.ASCII)
+"""What servers put behind or leave off the name of one model."""
 
 
 def validate_request(request: Request, max_model_len: int, vocab_size: int, adapters: Collection[str] | None = ()) -> None:
@@ -195,3 +199,15 @@ def _shown(number: float) -> str:
 def _many(count: int, one: str, several: str | None = None) -> str:
     """A count with its noun, `1 candidate` or `2 candidates`."""
     return f"{count} {one if count == 1 else several or one + 's'}"
+
+
+def is_another_model(asked: str, answered: str | None) -> bool:
+    """Whether `answered`, the name by which a server calls the model that answered, is none for the model `asked` for: the same name, its
+    end after a slash, or one with a date or a version behind it."""
+    if answered is None or asked == answered:
+        return False
+    names = [each.lower().removesuffix("-latest").removesuffix(":latest") for each in (asked, answered)]
+    if not all("/" in name for name in names):
+        names = [name.rpartition("/")[2] for name in names]
+    short, long = sorted(names, key=len)
+    return not long.startswith(short) or not _VERSION.fullmatch(long.removeprefix(short))

@@ -4,6 +4,7 @@ A run without a cluster has one of these, and every replica of a run on a cluste
 """
 
 from collections.abc import Mapping
+from typing import Any
 
 import anyio.to_thread
 from msgspec import Struct
@@ -57,12 +58,18 @@ async def prepare(settings: RunSettings, engines: Mapping[str, Engine], tell: Te
     plan = settings.plan
     engines = {role: engines[role] for role in plan.engines}
     builders = await prompt_builders(plan, engines, virtual=settings.virtual_time)
-    said = announcements(plan, settings.options, engines)
+    said = (*announcements(plan, settings.options, engines), *doubts(engines))
     for sentence in said:
         tell(sentence)
     check_engines(plan, engines)
     stages = build_stages(plan, builders, str(settings.options.graph))
     return OpenEngines(engines=engines, builders=builders, stages=stages, notices=said)
+
+
+def doubts(engines: Mapping[str, Engine]) -> tuple[str, ...]:
+    """What the engines say of themselves that could not be found out, or is strange: see the fact `doubts`."""
+    stated: list[tuple[str, Any]] = [(role, engine.facts.get("doubts", ())) for role, engine in engines.items()]
+    return tuple(f"engine {role!r}: {sentence}" for role, sentences in stated for sentence in sentences)
 
 
 async def prompt_builders(plan: Plan, engines: Mapping[str, Engine], *, virtual: bool) -> dict[str, PromptBuilder]:

@@ -225,7 +225,10 @@ def test_counts_that_cannot_be_read_are_counted_here(cases: dict[str, Case], usa
 @pytest.mark.parametrize("number", [-5, 10**30, 1 << 62, 1 << 31, 10**4])
 def test_counts_that_cannot_be_true_are_counted_here(cases: dict[str, Case], field: str, number: int) -> None:
     outcome = cases["text"].outcome(in_json(field, str(number)))
-    if field == "cached_tokens" and number == 10**4:
+    if field == "prompt_tokens" and number == 10**4:
+        assert isinstance(outcome, RequestRefused)
+        assert "states 10,000 tokens of a prompt of " in str(outcome)
+    elif field == "cached_tokens" and number == 10**4:
         assert isinstance(outcome, Completion)
         assert outcome.usage.cached_input_tokens == len(PROMPT)
     else:

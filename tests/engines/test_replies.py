@@ -336,6 +336,8 @@ def test_a_budget_that_all_went_into_reasoning_is_no_failure(ask: Callable[[str]
     small.always = lambda handler, reply: (edited(hidden) if handler.body.get("max_tokens", 0) > 2 else Handler.send)(handler, reply)
     result = run(over(small, backend, tmp_path))
     assert (result.exit_code, result.done) == (0, 4), result.error
+    if backend == "chat":
+        assert "shortens the messages that it is sent cannot be known" in str(result.notices)
     assert {(row["answer"], row["correct"]) for row in rows(result, "chains")} == {(None, False)}
     assert {reason for row in rows(result, "calls") for reason in row["finish_reason"]} == {"length"}
     assert {row["attempt"] for row in rows(result, "calls")} == {0}

@@ -46,6 +46,12 @@ class Kind:
     newer_logprobs: bool = False
     bos: bool = False
     """Counts a token of its own before a text prompt."""
+    wraps: int = 0
+    """So many tokens of a chat template are put around a text prompt."""
+    keeps: int = 1 << 30
+    """Of a longer prompt only so many tokens are read."""
+    counts: bool = True
+    """States how many tokens were read and sampled."""
     card: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -306,10 +312,11 @@ class Writer:
             return refusal(400, "This model's maximum context length is 512 tokens. Please reduce the length of the prompt.")
         choices = [self.choice(index) for index in range(body.get("n", 1) if kind.many else 1)]
         sampled = sum(len(choice.pop("sampled")) for choice in choices)
-        counted = len(self.prompt) + (kind.bos and isinstance(body["prompt"], str))
+        added = kind.bos + kind.wraps if isinstance(body["prompt"], str) else 0
+        counted = min(len(self.prompt) + added, kind.keeps)
         usage = {"prompt_tokens": counted, "completion_tokens": sampled, "prompt_tokens_details": {"cached_tokens": 3}}
         about = {"id": "cmpl", "object": "text_completion", "model": body["model"], "system_fingerprint": "small-1"}
-        return page({**about, "choices": choices, "usage": usage})
+        return page({**about, "choices": choices, "usage": usage if kind.counts else None})
 
     def choice(self, index: int) -> dict[str, Any]:
         draw = self.body["seed"] + index if self.body["temperature"] else 0

@@ -86,6 +86,7 @@ class ChatEngine:
             "api": "chat",
             "sampling": sampling,
             "continues": False,
+            "doubts": ("whether the server shortens the messages that it is sent cannot be known: its tokens are not",),
         }
         self._meter = UsageMeter()
         self._answered = False

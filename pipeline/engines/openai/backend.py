@@ -20,11 +20,14 @@ from pipeline.engines.openai.probe import CacheConfig, ProbedServer, ServedModel
 from pipeline.engines.openai.request import MANY, MIN_P, PRIORITY, SCORING, TOP_K, Capabilities, shared_capabilities
 from pipeline.engines.openai.spec import OpenAISpec
 from pipeline.engines.startup import READY, tell_phase
+from pipeline.engines.validate import is_another_model
 from pipeline.errors import GraphError, boundary, install_command
 from pipeline.machine import Machine
 from pipeline.tasks import background_tasks, gather
 
 T = TypeVar("T")
+_SHORTENS = "whether the server shortens prompts"
+_SHORTENS_OR_ADDS = f"{_SHORTENS}, or puts a token before them (which `adds_bos` would say),"
 
 
 @asynccontextmanager
@@ -55,6 +58,8 @@ async def _open_all(specs: Mapping[str, OpenAISpec], stack: AsyncExitStack, task
         tell_phase(deployment.role, "probing what its servers can do")
         probes = [partial(probe_server, where, server, model, spec, tokenizer) for server, model in servers]
         probed = await _within(deployment.role, spec, partial(gather, probes))
+        if len({one.can.adds_bos for one in probed}) > 1:
+            raise GraphError(where, "some of its servers put a beginning-of-sequence token before a prompt and others do not")
         can = reduce(shared_capabilities, (one.can for one in probed))
         tell_phase(deployment.role, READY)
         engines[deployment.role] = OpenAIEngine(deployment, tokenizer, can, facts(deployment, can, probed), tasks)
@@ -121,10 +126,23 @@ def facts(deployment: Deployment, can: Capabilities, probed: Sequence[ProbedServ
         "stops": "assumed: a text that stopped had the stop string it was sent" if by_text else "told by the server",
         "candidates": "all in one request" if MANY in can.fields else "a request each",
         "priorities": PRIORITY in can.fields,
+        "prompt_tokens": "as sent" if can.counts_prompts else "not stated",
+        **_doubts(deployment, can, probed),
         "scoring": SCORING in can.fields,
         "sampling": ("top_p", *(name for name in (TOP_K, MIN_P) if name in can.fields)),
         **_cache_facts([server.cache for server in probed]),
     }
+
+
+def _doubts(deployment: Deployment, can: Capabilities, probed: Sequence[ProbedServer]) -> dict[str, Fact]:
+    """What cannot be known of the servers, or is strange, as the fact `doubts`."""
+    asked = deployment.spec.model
+    names = ((server.url, one.answered_by) for server, one in zip(deployment.servers, probed, strict=True))
+    said = [f"{url} answers as the model {name!r} where {asked!r} is asked for" for url, name in names if is_another_model(asked, name)]
+    if not can.counts_prompts:
+        known = can.prompts == "ids" or deployment.spec.adds_bos is not None
+        said.append(f"its answers do not say how many tokens were read: {_SHORTENS if known else _SHORTENS_OR_ADDS} cannot be known")
+    return {"doubts": tuple(said)} if said else {}
 
 
 def _cache_facts(caches: Sequence[CacheConfig | None]) -> dict[str, Fact]:
@@ -151,7 +169,8 @@ async def _ask(role: str, spec: OpenAISpec) -> Finding:
         what, _, remedy = error.what.partition("; ")
         return Finding(role=role, what=what, remedy=remedy, fatal=True)
     words = f"{found['server']} {found['server_version']} answers: prompts as {found['prompts']}, outputs as {found['outputs']}"
-    return Finding(role=role, what=words, remedy=f"options {found['options']}, stops {found['stops']}", fatal=False)
+    how = f"options {found['options']}, stops {found['stops']}, prompt tokens {found['prompt_tokens']}"
+    return Finding(role=role, what=words, remedy=how, fatal=False)
 
 
 def openai_available(machine: Machine) -> Availability:

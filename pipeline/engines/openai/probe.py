@@ -15,17 +15,24 @@ from msgspec import UNSET, Meta, Raw, Struct, structs
 
 from pipeline.engine import Request, Tokenizer
 from pipeline.engines.openai.client import UNREADABLE, Broken, Reply, Server, server_error_of
-from pipeline.engines.openai.replies import Closed, Unanswered, refusal_of, refuse_closed
+from pipeline.engines.openai.replies import Closed, Miscounted, Unanswered, refusal_of, refuse_closed
 from pipeline.engines.openai.request import MANY, SCORING, Capabilities, capability_levels, request_bodies
 from pipeline.engines.openai.response import ResponseBody, completion_of, decode_response
 from pipeline.engines.openai.spec import OpenAISpec
-from pipeline.engines.openai.stated import read_usage
+from pipeline.engines.openai.stated import model_of, read_usage
 from pipeline.errors import GraphError, did_you_mean
 
 T = TypeVar("T")
 ContextLength = Annotated[int, Meta(ge=16, lt=1 << 31)]
 """Tokens; some servers state numbers such as -1 or 10^30 for a length that they do not know."""
 _MAX_NAMES = 20
+QUESTION = (
+    "So each of the 4 friends at the café first has 12 apples, then gives away half of them: is 24 = \\frac{48}{2} left, or 12.5? "
+    "Answer 1 for yes, 0 for no."
+)
+"""What a server is asked: tokenizers of different models count it differently."""
+LONG_PROMPT, SPARE_TOKENS = 4352, 64
+"""Tokens of a prompt that is too long for the context that Ollama has by default, and what is left of a smaller one."""
 FIRST_DELAY_S, LONGEST_DELAY_S = 0.25, 5.0
 """First and longest wait between two questions to a server that is still loading, whatever it asks for; each wait is twice as long as
 the one before."""
@@ -62,6 +69,8 @@ class ProbedServer(NamedTuple):
     """The server's version; empty where it does not say."""
     cache: "CacheConfig | None" = None
     """The size of its cache; None where it does not say."""
+    answered_by: str | None = None
+    """The model that answered; None where it does not say."""
 
 
 class CacheConfig(NamedTuple):
@@ -156,18 +165,41 @@ async def probe_server(where: str, server: Server, model: ServedModel, spec: Ope
 
     Raises `GraphError` where it answers at none.
     """
-    reply: Reply | None = None
-    for level in capability_levels(spec.prompts):
-        answer = await _try(where, server, spec, level, probe_request(tokenizer, level), tokenizer)
+    reply: Reply | Miscounted | None = None
+    for each in capability_levels(spec.prompts):
+        level = structs.replace(each, adds_bos=bool(spec.adds_bos)) if each.prompts == "text" else each
+        request = probe_request(tokenizer, level)
+        answer = await _try(where, server, spec, level, request, tokenizer)
+        if isinstance(answer, Miscounted) and answer.excess == 1 and level.prompts == "text" and spec.adds_bos is None:
+            level = structs.replace(level, adds_bos=True)
+            answer = await _try(where, server, spec, level, request, tokenizer)
         if isinstance(answer, ResponseBody):
-            can = await _refine(where, server, spec, _observed(level, answer, tokenizer), tokenizer)
-            return ProbedServer(model, can, await _version(server, model, answer), await _cache_config(server, model))
-        reply = answer or reply
+            can = await _refine(where, server, spec, _observed(level, answer), tokenizer)
+            await _check_reading(where, server, spec, model, can, tokenizer)
+            version, cache = await _version(server, model, answer), await _cache_config(server, model)
+            return ProbedServer(model, can, version, cache, model_of(answer.model))
+        reply = reply if isinstance(reply, Miscounted) else answer or reply
     raise GraphError(where, _why_not(server, spec, reply))
 
 
-def _why_not(server: Server, spec: OpenAISpec, reply: Reply | None) -> str:
+async def _check_reading(where: str, server: Server, spec: OpenAISpec, model: ServedModel, can: Capabilities, tokenizer: Tokenizer) -> None:
+    """Raise `GraphError` where the server makes other tokens of a text than the tokenizer does, or reads less of a long one than is sent,
+    as Ollama does beyond 4,096 tokens; servers that take ids refuse too many of them."""
+    if not can.counts_prompts:
+        return
+    length = max(1, min(context_length(where, server, spec, model) - SPARE_TOKENS, LONG_PROMPT))
+    question = f"{QUESTION}\n\n" * (1 + length // 16 if can.prompts == "text" else 1)
+    request = structs.replace(probe_request(tokenizer, can, question), request_id="long probe", option_ids=())
+    request = structs.replace(request, prompt_ids=request.prompt_ids[:length])
+    found = await _try(where, server, spec, structs.replace(can, prompts="text"), request, tokenizer)
+    if isinstance(found, Miscounted) and not (can.prompts == "ids" and found.excess == 1):
+        raise GraphError(where, _why_not(server, spec, found))
+
+
+def _why_not(server: Server, spec: OpenAISpec, reply: Reply | Miscounted | None) -> str:
     """Why a server that answers at no level cannot be used; `reply` is its last refusal."""
+    if isinstance(reply, Miscounted):
+        return f"{server.url} {reply}"
     said = server_error_of(reply).text if reply is not None and not reply.ok else "its answers cannot be read"
     if reply is not None and reply.status in (404, 405):
         return f"{server.url} has no /completions ({said}); a server that only chats cannot go on from a thought"
@@ -176,17 +208,18 @@ def _why_not(server: Server, spec: OpenAISpec, reply: Reply | None) -> str:
     return f"{server.url} does not answer a completion of {spec.model!r} ({said})"
 
 
-def probe_request(tokenizer: Tokenizer, level: Capabilities) -> Request:
+def probe_request(tokenizer: Tokenizer, level: Capabilities, question: str = "0 or 1?") -> Request:
     """The request that is tried: one token after a short chat, a choice between two where `level` has log probabilities."""
-    prompt = tokenizer.encode(tokenizer.render([{"role": "user", "content": "0 or 1?"}]))
+    prompt = tokenizer.encode(tokenizer.render([{"role": "user", "content": question}]))
     options = tuple(dict.fromkeys(tokenizer.encode(digit)[-1] for digit in "01")) if level.top_logprobs else ()
     return Request(request_id="probe", prompt_ids=prompt, max_tokens=1, option_ids=options, priority=1)
 
 
 async def _try(
     where: str, server: Server, spec: OpenAISpec, can: Capabilities, request: Request, tokenizer: Tokenizer
-) -> ResponseBody | Reply | None:
-    """The server's answer to `request`, the reply that refuses it, or None for an answer that cannot be read."""
+) -> ResponseBody | Reply | Miscounted | None:
+    """The server's answer to `request`, the reply that refuses it, what is wrong with its count of the prompt, or None for an answer that
+    cannot be read."""
     [body] = request_bodies(request, can, spec.model, tokenizer, request.max_tokens)
     try:
         reply = await _send_until_loaded(lambda: server.post(body), spec.reconnect_s)
@@ -198,20 +231,19 @@ async def _try(
     try:
         answer = decode_response(reply.content)
         completion_of(request, [answer], can, tokenizer)
+    except Miscounted as flaw:
+        return flaw
     except Unanswered:
         return None
     return answer
 
 
-def _observed(level: Capabilities, answer: ResponseBody, tokenizer: Tokenizer) -> Capabilities:
-    """`level` with what `answer` shows beyond that the server answers: whether it reports stops and adds a BOS token."""
-    prompt = probe_request(tokenizer, level).prompt_ids
-    counted = read_usage(answer.usage).prompt_tokens
-    special = prompt[0] in tokenizer.special_ids.values()
+def _observed(level: Capabilities, answer: ResponseBody) -> Capabilities:
+    """`level` with what `answer` shows beyond that the server answers: whether it reports stops and counts prompts."""
     return structs.replace(
         level,
         reports_stop=answer.choices[0].reported_stop is not UNSET,
-        adds_bos=level.prompts == "text" and special and counted == len(prompt) + 1,
+        counts_prompts=bool(read_usage(answer.usage).prompt_tokens),
     )
 
 

@@ -45,6 +45,14 @@ class Withheld(Unanswered):
     """The server refuses this request, or keeps its answer to itself, as it would if it were asked again: the chain ends."""
 
 
+class Miscounted(Withheld):
+    """The server states another number of prompt tokens than were sent, by `excess`: it has read something else."""
+
+    def __init__(self, words: str, excess: int) -> None:
+        super().__init__(words)
+        self.excess = excess
+
+
 class Overflowing(Unanswered):
     """The prompt is too long for the context, of `context` tokens where the server says so."""
 

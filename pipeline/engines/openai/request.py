@@ -59,6 +59,8 @@ class Capabilities(Struct, frozen=True, kw_only=True):
     """Whether its answers say which stop ended a candidate."""
     adds_bos: bool = False
     """Whether it puts a beginning-of-sequence token before a text prompt."""
+    counts_prompts: bool = False
+    """Whether its answers say how many tokens it has read."""
 
     @property
     def returns_ids(self) -> bool:
@@ -103,6 +105,7 @@ def shared_capabilities(one: Capabilities, other: Capabilities) -> Capabilities:
         top_logprobs=min(one.top_logprobs, other.top_logprobs),
         reports_stop=one.reports_stop and other.reports_stop,
         adds_bos=one.adds_bos and other.adds_bos,
+        counts_prompts=one.counts_prompts and other.counts_prompts,
     )
 
 

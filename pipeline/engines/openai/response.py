@@ -13,9 +13,9 @@ from msgspec import UNSET, Meta, Raw, Struct, UnsetType, structs
 
 from pipeline.engine import Candidate, Completion, FinishReason, Request, Timing, Tokenizer
 from pipeline.engines.openai.client import UNREADABLE
-from pipeline.engines.openai.replies import NULL, Aborted, ChatMessage, Malformed, error_within, finish_of
-from pipeline.engines.openai.request import Capabilities, candidates_asked, stop_texts
-from pipeline.engines.openai.stated import model_of, read_usage, timing_of, usage_of
+from pipeline.engines.openai.replies import NULL, Aborted, ChatMessage, Malformed, Miscounted, error_within, finish_of
+from pipeline.engines.openai.request import Capabilities, candidates_asked, prompt_of, stop_texts
+from pipeline.engines.openai.stated import UsageBody, flaw_in_prompt_tokens, model_of, read_usage, timing_of, usage_of
 from pipeline.engines.openai.text_mode import answer_ids
 from pipeline.engines.tokenizer import count_through_stop
 
@@ -128,6 +128,7 @@ def completion_of(request: Request, answers: Sequence[ResponseBody], can: Capabi
     choices = [choice for answer in answers for choice in _choices(request, answer, asked // len(answers))]
     if can.prompts == "ids":
         _check_prompts(request, [answer.choices[0] for answer in answers])
+    _check_counts(request, stated, can, tokenizer, asked // len(answers))
     if request.scored_ids:
         scored, usage = _scored(request, choices[0]), usage_of(request, stated, 0)
         return Completion(
@@ -143,6 +144,18 @@ def completion_of(request: Request, answers: Sequence[ResponseBody], can: Capabi
     usage = usage_of(request, stated, sum(len(candidate.ids) for candidate in candidates))
     candidates *= request.n // asked
     return Completion(candidates=tuple(candidates), usage=usage, timing=timing, cache_stated=cache_stated, model=model)
+
+
+def _check_counts(request: Request, stated: Sequence[UsageBody], can: Capabilities, tokenizer: Tokenizer, copies: int) -> None:
+    """Raise `Miscounted` where a server states that it has read another number of tokens than it was sent."""
+    counts = {one.prompt_tokens for one in stated if one.prompt_tokens}
+    if not counts:
+        return
+    prompt = prompt_of(request, can, tokenizer)
+    sent = len(prompt) if isinstance(prompt, list) else len(tokenizer.encode(prompt)) + can.adds_bos
+    for count in counts:
+        if flaw := flaw_in_prompt_tokens(sent, count, copies, exact=can.prompts == "ids"):
+            raise Miscounted(flaw, count - sent)
 
 
 def scrubbed(completion: Completion, scrub: Callable[[str], str], tokenizer: Tokenizer) -> Completion:

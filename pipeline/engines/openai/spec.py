@@ -29,6 +29,9 @@ class OpenAISpec(EngineSpec, frozen=True, kw_only=True, tag="openai"):
     prompts: Literal["auto", "ids", "text"] = "auto"
     """How prompts are sent; `auto`: as token ids where the server takes them and returns ids, else as text. In a text a space follows the
     first character of a special token that a problem or an answer spells out, or the server would take it for the token."""
+    adds_bos: bool | None = None
+    """Whether the server puts a beginning-of-sequence token before a prompt that it takes as a text: the prompt is then sent without its
+    own. By default what the server's count of a prompt's tokens shows, which not every server states."""
     max_retries: Annotated[int, Meta(ge=0, le=100)] = 8
     """See `EngineSpec.max_retries`; servers are often unavailable for a moment. Moves to other replicas do not count. A chain fails only if
     some replica answers other requests; else its call waits for that."""

@@ -15,6 +15,8 @@ from pipeline.engines.openai.client import UNREADABLE
 from pipeline.engines.validate import flaw_in_timing, flaw_in_usage
 
 T = TypeVar("T")
+AGREEING = 256
+"""One token in so many may be counted otherwise than here."""
 _LONGEST_NAME = 300
 """Most characters of a model's name that are kept."""
 Count = Annotated[int, Meta(ge=0, lt=1 << 31)]
@@ -85,6 +87,19 @@ _decode_timings = msgspec.json.Decoder(Timings | None).decode
 def read_usage(raw: Raw) -> UsageBody:
     """The token counts of one answer; empty where they cannot be read."""
     return _readable(_decode_usage, raw) or UsageBody()
+
+
+def flaw_in_prompt_tokens(sent: int, stated: int, copies: int = 1, *, exact: bool) -> str | None:
+    """What is wrong with a prompt of `sent` tokens of which a server has read as many as are `stated`, with both numbers, as the end of a
+    sentence about the server; None where nothing is.
+
+    Some servers count the prompt once for each of its `copies`. Where it was sent as a text (not `exact`), one token in `AGREEING` may be
+    counted otherwise: servers' own tokenizers differ from that of the model's files in rare characters.
+    """
+    if any(abs(stated - sent * each) <= (0 if exact else sent * each // AGREEING) for each in (1, copies)):
+        return None
+    fewer = "it shortens prompts" if stated < sent else "it wraps prompts in a chat template or adds special tokens"
+    return f"states {stated:,} tokens of a prompt of {sent:,}: {fewer}, or `tokenizer` is not that of its model"
 
 
 def usage_of(request: Request, stated: Sequence[UsageBody], sampled: int) -> Usage:
