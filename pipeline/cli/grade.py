@@ -18,6 +18,7 @@ from pipeline.errors import UsageError
 from pipeline.grading.grader import LIMIT_S
 from pipeline.rewards.score import OnProgress, score_run
 from pipeline.rewards.tally import ScoringResult
+from pipeline.session.explain import Explanation, explanations
 from pipeline.session.regrade import Change, Regrade, regrade
 from pipeline.text import one_line
 
@@ -30,7 +31,9 @@ _WORDS = {True: "right", False: "wrong", None: "no verdict"}
 
 
 @click.command()
-@click.argument("run", type=RunFolder())
+@click.argument("run", type=RunFolder(), metavar="RUN")
+@click.argument("row", required=False, metavar="[ROW]")
+@click.option("--explain", is_flag=True, help="Say how the verdict on ROW comes about, write nothing. ROW: a problem_id or a chain_id.")
 @click.option("--dry-run", is_flag=True, help="Report what would change, write nothing.")
 @click.option("--workers", type=click.IntRange(1, 256), help="Number of grading processes.  [default: one per core, at most 8]")
 @click.option("--limit-s", type=click.FloatRange(0.1, 600), default=LIMIT_S, show_default=True, help="Time limit per comparison (s).")
@@ -42,8 +45,12 @@ _WORDS = {True: "right", False: "wrong", None: "no verdict"}
 @click.option("--json", "as_json", is_flag=True, help="Print the changes as JSON.")
 @click.option("--debug", is_flag=True, help="Show tracebacks.")
 @click.pass_context
-def grade(ctx: click.Context, /, run: Path, prm: Path | None, as_json: bool, debug: bool, **options: Any) -> None:
+def grade(
+    ctx: click.Context, /, run: Path, row: str | None, explain: bool, prm: Path | None, as_json: bool, debug: bool, **options: Any
+) -> None:
     """Grade the answers in the run folder RUN again, and store the verdicts there.
+
+    With --explain, say of one row what was taken as its answer, from where, and which rule compared it with the reference.
 
     With --prm FILE (graphs/rewards/*.yaml) a process reward model scores every drafted and committed step, in the table
     rewards/*.parquet of RUN.
@@ -51,9 +58,12 @@ def grade(ctx: click.Context, /, run: Path, prm: Path | None, as_json: bool, deb
     Exit codes: 0 graded, whatever changed; 1 the folder cannot be written, the grader cannot start, or the reward model is lost; 2 it is
     not a run folder, cannot be read, or an option or FILE is wrong; 130 interrupted, an earlier table of rewards is kept.
     """
-    _check(ctx, prm)
+    _check(ctx, prm, row, explain)
     print_flaws([run])
-    if prm is not None:
+    if row is not None:
+        explained = explanations(run, row, options["limit_s"])
+        _print(explained, [line for each in explained for line in _explained(each)], as_json)
+    elif prm is not None:
         with watched(run) as watch:
             scored = score_run(run, prm, input_file=options["input"], settings=options["settings"], watch=watch)
         _print(scored, reward_lines(scored, run), as_json)
@@ -62,16 +72,27 @@ def grade(ctx: click.Context, /, run: Path, prm: Path | None, as_json: bool, deb
         _print(found, _lines(found), as_json)
 
 
-def _check(ctx: click.Context, prm: Path | None) -> None:
+def _check(ctx: click.Context, prm: Path | None, row: str | None, explain: bool) -> None:
     """Raise `UsageError` for options that would be ignored."""
+    if explain and row is None:
+        raise UsageError("--explain says how one verdict comes about, and needs to know of which: pipeline grade --explain RUN ROW")
+    if row is not None and not explain:
+        raise UsageError(f"`pipeline grade RUN` grades all rows; add --explain to see how the verdict on {row!r} comes about")
+    if explain and prm is not None:
+        raise UsageError("--explain is about the grades of answers, --prm FILE about rewards of steps; leave one of them out")
     source = click.core.ParameterSource.COMMANDLINE
-    names, what = (OF_STEPS, "without --prm; add it") if prm is None else (OF_ANSWERS, "with --prm; leave one of them out")
+    with_what: tuple[tuple[str, ...], str] = (OF_ANSWERS, "with --prm; leave one of them out")
+    if explain:
+        with_what = ((*OF_STEPS, "dry_run", "workers"), "with --explain, which writes nothing; leave it out")
+    elif prm is None:
+        with_what = (OF_STEPS, "without --prm; add it")
+    names, what = with_what
     for name in names:
         if ctx.get_parameter_source(name) is source:
             raise UsageError(f"--{'set' if name == 'settings' else name.replace('_', '-')} has no effect {what}")
 
 
-def _print(result: msgspec.Struct, lines: list[str], as_json: bool) -> None:
+def _print(result: msgspec.Struct | list[Explanation], lines: list[str], as_json: bool) -> None:
     if as_json:
         print_page(msgspec.json.encode(result, order="sorted"))
     else:
@@ -92,6 +113,23 @@ def _lines(found: Regrade) -> list[str]:
 def _line(change: Change) -> str:
     answer, reference = (_short(text) for text in (change.answer or "no answer", change.reference_answer))
     return f"  {change.chain_id}: {_WORDS[change.before]} -> {_WORDS[change.after]}: {answer}  for  {reference}"
+
+
+def _explained(each: Explanation) -> Iterator[str]:
+    """The lines about one verdict."""
+    yield f"{each.chain_id}: {_WORDS[each.verdict]}" + (
+        f", recorded as {_WORDS[each.recorded]}" if each.recorded is not each.verdict else ""
+    )
+    facts = [
+        ("answer's text", each.answer_text and _short(each.answer_text)),
+        ("answer", each.answer and f"{_short(each.answer)}  ({each.answer_is})"),
+        ("reference", each.reference),
+        ("kind", each.kind),
+        ("answer, compared as", each.normal_answer),
+        ("reference, compared as", each.normal_reference),
+        ("decided by", each.rule),
+    ]
+    yield from (f"  {name:<24}{_short(value) if name != 'answer' else value}" for name, value in facts if value is not None)
 
 
 def _short(text: str) -> str:

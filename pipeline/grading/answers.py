@@ -13,7 +13,7 @@ from msgspec import Struct
 from pipeline.grading.notation import clean, compact
 from pipeline.grading.numbers import number
 from pipeline.grading.plugins import grader_names
-from pipeline.grading.stated import Form, Stated, declared
+from pipeline.grading.stated import WHOLE, Form, Stated, declared
 
 Kind = str
 """How a problem's answers are graded: one of `KINDS`, or the name of an announced grader (`grading.plugins`)."""
@@ -24,7 +24,6 @@ KINDS = ("math", "numeric", "letter")
 Canonical = Fraction | str
 LONGEST = 10_000
 """Answers of more characters are compared as they stand, without normalisation."""
-WHOLE = "the whole answer"
 
 _MOST_NUMERIC = 500
 _PERCENT = re.compile(r"(?:%|percent)[\s.$*_]*\Z", re.ASCII)

@@ -14,6 +14,8 @@ from pipeline.grading.notation import in_ascii
 
 Form: TypeAlias = Literal["number", "letter", "expression"]
 """What kind of thing a reference is, and so the answer that is looked for."""
+WHOLE = "the whole answer"
+"""How an answer was found that nothing marks."""
 THINK_CLOSE = "</think>"
 MOST_PHRASES = 4
 """Phrases such as `the answer is` that are looked at, from the end."""
@@ -89,6 +91,17 @@ def stated(text: str, form: Form | None = None) -> Stated | None:
             if (found := rule(part, form)) is not None:
                 return found
     return None
+
+
+def stated_in(answer: str, thought: str, form: Form | None = None) -> Stated | None:
+    """What a chain gives as its answer: what the text of its `answer` marks as such, else the last box of its `thought`, else the whole
+    text of the answer. None where it has neither."""
+    text = answer.strip()
+    if (found := declared(text, form)) is not None:
+        return found
+    if (box := boxed(thought)) is not None:
+        return Stated(box, "the last box of the thought")
+    return Stated(text, WHOLE) if text else None
 
 
 def declared(text: str, form: Form | None = None) -> Stated | None:

@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from pipeline.data.problems import Problem
 from pipeline.engine import Content
-from pipeline.grading.stated import Form, Stated, boxed, declared, has_boxed
+from pipeline.grading.stated import Form, Stated, has_boxed, stated_in
 from pipeline.graph.prompts import DELIMITER
 from pipeline.graph.spec import UntilSpec
 from pipeline.reasoning.prompts import PromptBuilder, role_of
@@ -281,14 +281,8 @@ class Chain:
         return "context_length" if self.overflowed or self._is_full(0) else "max_tokens"
 
     def stated_answer(self, form: Form | None = None) -> Stated | None:
-        """What the chain gives as its answer, a thing of this `form`: what its answer marks as such, else the last box of the thought,
-        else the answer's whole text. None where it has neither."""
-        text = self.answer.text.strip() if self.answer else ""
-        if (found := declared(text, form)) is not None:
-            return found
-        if (box := boxed("".join(span.text for span in self.thought))) is not None:
-            return Stated(box, "the last box of the thought")
-        return Stated(text, "the whole answer") if text else None
+        """What the chain gives as its answer, looked for as a thing of this `form`; None where it gives none."""
+        return stated_in(self.answer.text if self.answer else "", "".join(span.text for span in self.thought), form)
 
     def _is_full(self, reserve: int) -> bool:
         """Whether fewer than `reserve` tokens, or none, are left of the context of any role."""

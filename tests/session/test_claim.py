@@ -113,9 +113,15 @@ def test_a_second_run_in_the_same_folder_is_refused_before_its_engines_start(tmp
     options = RunOptions(graph=TARGET, engines=SIM, input=problems, output=tmp_path / "run", resume=resume)
 
     def second() -> None:
-        with pytest.raises(UsageError, match=r"run: this process is at work in it; wait for the end of its earlier run|already contains a run; add --resume"):
+        with pytest.raises(
+            UsageError,
+            match=r"run: this process is at work in it; wait for the end of its earlier run|already contains a run; add --resume",
+        ):
             run(options)
-        with pytest.raises(UsageError, match=r"run: this process is at work in it; wait for the end of its earlier run|already contains a run; add --resume"):
+        with pytest.raises(
+            UsageError,
+            match=r"run: this process is at work in it; wait for the end of its earlier run|already contains a run; add --resume",
+        ):
             pipeline.solve(TARGET, problems, engines=SIM, output=tmp_path / "run", resume=resume)
 
     assert run(options, beside(second)).exit_code == 0
