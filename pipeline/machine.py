@@ -29,6 +29,8 @@ PACKAGES = (
 """Distributions whose versions decide what can run."""
 _MPS_DAEMON, _MPS_PIPES = "nvidia-cuda-mps-control", "/tmp/nvidia-mps"
 """The process, and the folder of its pipes where `CUDA_MPS_PIPE_DIRECTORY` names no other."""
+_SLICE = "MIG-"
+"""Begins the UUID of a slice of a GPU; some drivers write `MIG-GPU-UUID/INSTANCE/INSTANCE`."""
 _TORCH_S = 120.0
 """Longest wait, in seconds, for a process that imports torch."""
 _ASK_TORCH = (
@@ -38,7 +40,7 @@ _ASK_TORCH = (
 
 
 class Gpu(Struct, frozen=True, kw_only=True):
-    """An NVIDIA GPU that this process may use."""
+    """An NVIDIA GPU that this process may use, or a slice of one (MIG)."""
 
     index: int
     """As CUDA counts here: its place in `CUDA_VISIBLE_DEVICES` where that is set."""
@@ -139,15 +141,21 @@ def versions(packages: Iterable[str] = PACKAGES) -> dict[str, str]:
 
 
 def visible(found: Sequence[tuple[str, Gpu]], wanted: str | None) -> tuple[Gpu, ...]:
-    """The GPUs that CUDA shows when `CUDA_VISIBLE_DEVICES` is `wanted`, counted from 0; its first unknown entry ends the list."""
+    """The GPUs that CUDA shows when `CUDA_VISIBLE_DEVICES` is `wanted`, counted from 0; its first unknown entry ends the list.
+
+    `found` are the GPUs with their UUIDs and, after them, their slices. Of slices CUDA shows only the first that is named, and those that
+    nobody names not at all (NVIDIA's MIG user guide, device enumeration).
+    """
     if wanted is None:
-        return tuple(gpu for _, gpu in found)
+        return tuple(gpu for uuid, gpu in found if not uuid.startswith(_SLICE))
     shown: list[Gpu] = []
     for entry in (part.strip() for part in wanted.split(",")):
         gpu = next((gpu for uuid, gpu in found if entry == gpu.cuda_name or _names(entry, uuid)), None)
         if gpu is None:
             break
         shown.append(structs.replace(gpu, index=len(shown)))
+        if entry.startswith(_SLICE):
+            break
     return tuple(shown)
 
 
@@ -181,12 +189,13 @@ def _listens(path: Path) -> bool:
 
 
 def _names(entry: str, uuid: str) -> bool:
-    """Whether `entry` is a GPU's `uuid`, which may be shortened."""
-    return entry.startswith("GPU-") and uuid.startswith(entry)
+    """Whether `entry` is the `uuid` of a GPU or of a slice, which may be shortened."""
+    return entry.startswith(("GPU-", _SLICE)) and uuid.startswith(entry)
 
 
 def _gpus() -> tuple[list[tuple[str, Gpu]], str | None]:
-    """The GPUs of this machine, each with its UUID, and the driver's version; none where there is no driver or no library for it."""
+    """The GPUs of this machine and then their slices, each with its UUID, and the driver's version; none where there is no driver or no
+    library for it."""
     try:
         import pynvml
     except ImportError:
@@ -196,21 +205,50 @@ def _gpus() -> tuple[list[tuple[str, Gpu]], str | None]:
     except pynvml.NVMLError:
         return [], None
     try:
-        found = [_gpu(pynvml, index) for index in range(pynvml.nvmlDeviceGetCount())]
-        return [gpu for gpu in found if gpu is not None], str(pynvml.nvmlSystemGetDriverVersion())
+        each = [_gpu(pynvml, index) for index in range(pynvml.nvmlDeviceGetCount())]
+        found = [gpus for gpus in each if gpus]
+        first, slices = [gpus[0] for gpus in found], [gpu for gpus in found for gpu in gpus[1:]]
+        return first + slices, str(pynvml.nvmlSystemGetDriverVersion())
     except pynvml.NVMLError:
         return [], None
     finally:
         pynvml.nvmlShutdown()
 
 
-def _gpu(nvml: Any, index: int) -> tuple[str, Gpu] | None:
-    """One GPU and its UUID; None for one that is lost."""
+def _gpu(nvml: Any, index: int) -> list[tuple[str, Gpu]]:
+    """One GPU and its slices, each with its UUID; none of one that is lost. Of a GPU that is cut CUDA shows the first slice."""
     try:
         handle = nvml.nvmlDeviceGetHandleByIndex(index)
-        uuid, name = str(nvml.nvmlDeviceGetUUID(handle)), str(nvml.nvmlDeviceGetName(handle))
+        slices = _slices(nvml, handle, index)
+        whole = _described(nvml, handle, index)
     except nvml.NVMLError:
-        return None
+        return []
+    if slices:
+        whole = whole[0], structs.replace(slices[0][1], cuda_name=str(index))
+    return [whole, *slices]
+
+
+def _slices(nvml: Any, gpu: Any, index: int) -> list[tuple[str, Gpu]]:
+    """The slices (MIG) into which a GPU is cut; none of one that is whole or cannot be cut."""
+    try:
+        if nvml.nvmlDeviceGetMigMode(gpu)[0] != nvml.NVML_DEVICE_MIG_ENABLE:
+            return []
+        places = range(nvml.nvmlDeviceGetMaxMigDeviceCount(gpu))
+    except nvml.NVMLError:
+        return []
+    found: list[tuple[str, Gpu]] = []
+    for place in places:
+        try:
+            handle = nvml.nvmlDeviceGetMigDeviceHandleByIndex(gpu, place)
+        except nvml.NVMLError:
+            continue  # nothing is at this place
+        uuid, described = _described(nvml, handle, index)
+        found.append((uuid, structs.replace(described, cuda_name=uuid)))
+    return found
+
+
+def _described(nvml: Any, handle: Any, index: int) -> tuple[str, Gpu]:
+    uuid, name = str(nvml.nvmlDeviceGetUUID(handle)), str(nvml.nvmlDeviceGetName(handle))
     total, free = _gpu_memory(nvml, handle)
     return uuid, Gpu(index=index, cuda_name=str(index), name=name, memory_bytes=total, free_bytes=free)
 

@@ -71,7 +71,25 @@ def test_a_gpu_that_nothing_can_use_is_said() -> None:
     assert "pip install --force-reinstall torch" in found["torch"].remedy
     assert found["vllm"].usable
     assert 'pip install "speculative-pipeline[vllm]"' in found["vllm"].remedy
-    assert states(machine(GPU, usable=True, torch="2.13.0", vllm="0.32.0"))["vllm"].what == "vllm 0.32.0, on CUDA"
+
+
+@pytest.mark.parametrize(
+    ("environment", "said"),
+    [
+        ({}, "with the model runner that it chooses for a model (VLLM_USE_V2_MODEL_RUNNER), whose answers depend on what runs beside them"),
+        ({"VLLM_USE_V2_MODEL_RUNNER": "1"}, "with model runner V2, whose answers depend on"),
+        ({"VLLM_USE_V2_MODEL_RUNNER": "0"}, "with model runner V1"),
+        ({"VLLM_BATCH_INVARIANT": "1"}, "whose answers are the same whatever runs beside them"),
+    ],
+)
+def test_what_vllm_promises_of_answers_is_said(monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], said: str) -> None:
+    for name in ("VLLM_USE_V2_MODEL_RUNNER", "VLLM_BATCH_INVARIANT"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    found = states(machine(GPU, usable=True, torch="2.13.0", vllm="0.32.0"))["vllm"].what
+    assert found.startswith("vllm 0.32.0, on CUDA, ")
+    assert said in found
 
 
 def test_a_backend_is_asked_for_all_its_roles_and_one_without_questions_is_not() -> None:

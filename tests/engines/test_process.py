@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from pipeline.engine import Engine, PrefixCacheReset, Request, Restartable
+from pipeline.engines.process import engine as process
 from pipeline.engines.process.engine import WorkerEngine, open_workers
 from pipeline.engines.process.wire import Setup
 from pipeline.engines.sim.tokenizer import SimTokenizer
@@ -102,6 +103,27 @@ def test_it_is_killed_found_dead_and_started_again() -> None:
         engine.kill("a test said so")
         with pytest.raises(EngineDead, match="a test said so"):
             await engine.generate(asked())
+
+    talk_to(talk)
+
+
+@pytest.mark.parametrize("looks", [3, 1 << 30])
+def test_a_restart_waits_for_memory_but_not_for_ever_and_counts_once(monkeypatch: pytest.MonkeyPatch, looks: int) -> None:
+    monkeypatch.setattr(process, "ROOM_LOOKS", 5)
+    monkeypatch.setattr(process, "ROOM_AGAIN_S", 0.01)
+    looked: list[bool] = []
+
+    def has_room() -> bool:
+        looked.append(len(looked) >= looks)
+        return looked[-1]
+
+    async def talk(engine: WorkerEngine) -> None:
+        engine._has_room = has_room
+        engine.kill("a test said so")
+        await engine.restart()
+        await engine.generate(asked())
+        assert engine.statistics().restarts == 1
+        assert looked == ([False] * 3 + [True] if looks == 3 else [False] * 5)
 
     talk_to(talk)
 

@@ -91,6 +91,11 @@ def test_speculation_is_counted(portal: BlockingPortal, speculating: Mapping[str
 
 
 @pytest.mark.parametrize("kind", ["ngram", "draft_model"])
+def test_speculation_says_what_it_cannot_do(speculating: Mapping[str, Engine], kind: str) -> None:
+    assert speculating[kind].facts["sampling"] == ("top_p",)
+
+
+@pytest.mark.parametrize("kind", ["ngram", "draft_model"])
 def test_a_choice_works_under_speculation(portal: BlockingPortal, speculating: Mapping[str, Engine], kind: str) -> None:
     engine = speculating[kind]
     options = tuple(engine.tokenizer.encode(digit)[-1] for digit in "0123")
@@ -173,6 +178,8 @@ def test_facts_and_gauges(portal: BlockingPortal, vllm_engines: Mapping[str, Eng
     assert engine.facts["dtype"] == "float32"
     assert engine.facts["kv_cache_tokens"] == pytest.approx(0.25 * 2**30 / _bytes_per_token(), rel=0.02)
     assert engine.statistics().speculation is None
+    assert (engine.facts["model_runner"], engine.facts["batch_invariant"]) == ("V1", False)
+    assert set(engine.facts["sampling"]) == {"top_p", "top_k", "min_p"}
 
 
 def _bytes_per_token() -> int:

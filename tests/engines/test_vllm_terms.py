@@ -192,7 +192,7 @@ def test_every_field_of_a_spec_reaches_vllm(terms: Any) -> None:
 
 
 def test_without_a_gpu_prompts_are_not_split(terms: Any) -> None:
-    found = arguments(terms, on_cpu=True, max_model_len=20_000)
+    found = arguments(terms, on_cpu=True, max_model_len=20_000, enable_chunked_prefill=True)
     assert found["enable_chunked_prefill"] is False
     assert found["max_num_batched_tokens"] >= 20_000
     assert found["kv_cache_memory_bytes"] == 1 << 30

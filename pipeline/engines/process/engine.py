@@ -42,6 +42,8 @@ from pipeline.worker_process import Program, WorkerProcess
 _RECEIVE_BYTES = 1 << 18
 _EXIT_S = 0.5
 """How long a worker whose socket is closed has to leave its exit status; then it is killed."""
+ROOM_LOOKS, ROOM_AGAIN_S = 120, 0.5
+"""How many times, and how many seconds apart, a restart looks whether the memory of the worker before is free."""
 _QUIET = {"TOKENIZERS_PARALLELISM": "false", "TRANSFORMERS_VERBOSITY": "error", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
 """Environment variables of every engine's worker, which keep its stderr free of anything but errors."""
 
@@ -284,16 +286,19 @@ class Worker:
 class WorkerEngine:
     """The `Engine` contract over one worker process after another; open it with `open_workers`.
 
-    `load_tokenizer` is called once, in a thread, while the worker loads its model; it raises `GraphError`.
+    `load_tokenizer` is called once, in a thread, while the worker loads its model; it raises `GraphError`. `has_room` says, in a thread,
+    whether the memory that a worker needs is free: of a dead one's processes some may hold theirs a while longer.
     """
 
-    def __init__(self, setup: Setup, program: Program, load_tokenizer: Callable[[], Tokenizer]) -> None:
+    def __init__(
+        self, setup: Setup, program: Program, load_tokenizer: Callable[[], Tokenizer], has_room: Callable[[], bool] = lambda: True
+    ) -> None:
         self.role = setup.role
         self.tokenizer: Tokenizer
         self.max_model_len = self.vocab_size = 0
         self.facts: dict[str, Fact] = {}
         self.startup_timeout_s = setup.startup_timeout_s
-        self._setup, self._program, self._load_tokenizer = setup, program, load_tokenizer
+        self._setup, self._program, self._load_tokenizer, self._has_room = setup, program, load_tokenizer, has_room
         self._listener = current_listener()
         self._tasks: anyio.abc.TaskGroup | None = None
         self._adapters = setup.spec.get("adapters", {})
@@ -348,6 +353,10 @@ class WorkerEngine:
         if self._closed:
             raise EngineDead(self.role, "it was closed")
         self._former = structs.replace(self.statistics(), restarts=self._former.restarts + 1)
+        for _ in range(ROOM_LOOKS):  # after the last one the start itself says what is missing
+            if await anyio.to_thread.run_sync(self._has_room):
+                break
+            await anyio.sleep(ROOM_AGAIN_S)
         try:
             await self._start_worker()
         except GraphError as error:

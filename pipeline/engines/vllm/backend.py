@@ -19,7 +19,7 @@ from pipeline.engines.process.wire import Setup
 from pipeline.engines.startup import current_listener
 from pipeline.engines.tokenizer import HFTokenizer
 from pipeline.engines.vllm.check import check, examine_vllm, vllm_available
-from pipeline.engines.vllm.memory_plan import build, devices_of, widened
+from pipeline.engines.vllm.memory_plan import build, devices_of, has_room, widened
 from pipeline.engines.vllm.spec import VllmSpec
 from pipeline.machine import Machine, look
 from pipeline.worker_process import Program
@@ -47,7 +47,8 @@ async def open_vllm(specs: Mapping[str, VllmSpec]) -> AsyncIterator[Mapping[str,
 
 
 def _engine(setup: Setup, spec: VllmSpec, program: Program) -> WorkerEngine:
-    return InterruptibleWorkerEngine(setup, program, partial(HFTokenizer, setup.model, trust_remote_code=spec.trust_remote_code))
+    tokenizer = partial(HFTokenizer, setup.model, trust_remote_code=spec.trust_remote_code)
+    return InterruptibleWorkerEngine(setup, program, tokenizer, lambda: has_room(spec, look()))
 
 
 def _queues(specs: Mapping[str, VllmSpec], engines: Mapping[str, WorkerEngine], on_cpu: bool) -> list[list[WorkerEngine]]:

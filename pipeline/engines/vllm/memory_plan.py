@@ -26,8 +26,8 @@ _GRAPH_BYTES = GIB // 2
 _CPU_PROCESS_BYTES = 5 * GIB // 4
 """Memory of vLLM's three processes without a model, each 0.4 GiB: measured with vLLM 0.32 and a tiny model."""
 _PLATFORMS = ("cpu", "rocm", "xpu", "tpu", "hpu", "neuron")
-_BATCHED_TOKENS, _CPU_BATCHED_TOKENS = 2048, 8192
-"""Tokens of one iteration where the spec leaves them open."""
+CPU_BATCHED_TOKENS = 8192
+"""Tokens of one iteration without a GPU, where neither the spec nor a longer context asks for more."""
 MOST_RANK = 512
 """The largest rank of a LoRA adapter that vLLM takes."""
 _RANKS = (16, 32, 64, 128, 256, 320, MOST_RANK)
@@ -96,6 +96,12 @@ def gpu_roles(plan: MemoryPlan, gpu: int) -> list[str]:
 def share_of(spec: VllmSpec) -> float:
     """The part of each of its GPUs that an engine may use."""
     return DEFAULT_SHARE if spec.gpu_memory_utilization is None else spec.gpu_memory_utilization
+
+
+def has_room(spec: VllmSpec, machine: Machine) -> bool:
+    """Whether the share of `spec` is free on each of its GPUs as `machine` is now, which vLLM wants before it starts."""
+    mine = (gpu for gpu in machine.gpus if gpu.index in devices_of(spec))
+    return all(gpu.memory_bytes is None or gpu.free_bytes is None or gpu.free_bytes >= gpu.memory_bytes * share_of(spec) for gpu in mine)
 
 
 def widened(specs: Mapping[str, VllmSpec], opened: Collection[str]) -> dict[str, dict[str, float]]:
@@ -177,16 +183,31 @@ def token_bytes(spec: VllmSpec, cards: Mapping[str, ModelCard]) -> int | None:
     return None if whole is None or inner is None else whole + inner
 
 
-def overhead_bytes(spec: VllmSpec, shape: Shape | None, *, cpu: bool) -> int:
-    """Bytes that an engine needs beside weights and cache, an assumption: activations of the largest iteration, sampling, graphs."""
-    fixed = _CPU_PROCESS_BYTES if cpu else _WORKSPACE_BYTES + (0 if spec.enforce_eager else _GRAPH_BYTES)
+def batched_tokens(spec: VllmSpec, gpu: Gpu | None) -> int:
+    """Most tokens that are computed in one iteration; without a GPU a whole prompt is.
+
+    What the spec leaves open is vLLM's choice on a GPU: that of `EngineArgs.get_batch_defaults` for a server, which gets its requests one
+    by one. It is known before the start only from the size and name of the GPU.
+    """
+    if spec.max_num_batched_tokens is not None:
+        return spec.max_num_batched_tokens
+    if gpu is None:
+        return max(CPU_BATCHED_TOKENS, spec.max_model_len or 0)
+    size = gpu.memory_bytes or 0
+    if size >= 160 * GIB:
+        return 16384
+    return 8192 if size >= 70 * GIB and "a100" not in gpu.name.lower() else 2048
+
+
+def overhead_bytes(spec: VllmSpec, shape: Shape | None, gpu: Gpu | None) -> int:
+    """Bytes that an engine needs on `gpu` (None: on the CPU) beside weights and cache, an assumption: activations of the largest iteration,
+    sampling, graphs."""
+    fixed = _CPU_PROCESS_BYTES if gpu is None else _WORKSPACE_BYTES + (0 if spec.enforce_eager else _GRAPH_BYTES)
     if shape is None:
         return fixed + GIB
-    open_tokens = max(_CPU_BATCHED_TOKENS, spec.max_model_len or 0) if cpu else _BATCHED_TOKENS
-    tokens = spec.max_num_batched_tokens or open_tokens
-    ranks = 1 if cpu else spec.tensor_parallel_size
+    ranks = 1 if gpu is None else spec.tensor_parallel_size
     each = (3 * shape.intermediate_size // ranks + 4 * shape.hidden_size) * _value_bytes(spec)
-    return fixed + tokens * each + spec.max_num_seqs * shape.vocab_size * _SAMPLING_BYTES
+    return fixed + batched_tokens(spec, gpu) * each + spec.max_num_seqs * shape.vocab_size * _SAMPLING_BYTES
 
 
 def _value_bytes(spec: VllmSpec) -> int:
@@ -219,7 +240,7 @@ def _cpu_row(role: str, spec: VllmSpec, machine: Machine, cards: Mapping[str, Mo
         free_bytes=machine.free_memory_bytes,
         weights_bytes=None if weights is None else weights * ranks,
         weights_source=card.source,
-        overhead_bytes=overhead_bytes(spec, card.shape, cpu=True) * ranks,
+        overhead_bytes=overhead_bytes(spec, card.shape, None) * ranks,
         cache_bytes=cache * ranks,
         cache_tokens=tokens,
         sequences=sequences,
@@ -228,7 +249,7 @@ def _cpu_row(role: str, spec: VllmSpec, machine: Machine, cards: Mapping[str, Mo
 
 def _gpu_row(role: str, spec: VllmSpec, gpu: Gpu, cards: Mapping[str, ModelCard], weights: int | None) -> MemoryRow:
     share = None if gpu.memory_bytes is None else int(gpu.memory_bytes * share_of(spec))
-    overhead = overhead_bytes(spec, cards[spec.model].shape, cpu=False)
+    overhead = overhead_bytes(spec, cards[spec.model].shape, gpu)
     left = None if share is None or weights is None else share - weights - overhead
     cache = left if spec.kv_cache_gib is None else round(spec.kv_cache_gib * GIB)
     tokens, sequences = _room(spec, cache, cards)

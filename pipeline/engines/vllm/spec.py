@@ -84,7 +84,8 @@ class VllmSpec(RestartableSpec, frozen=True, kw_only=True, tag="vllm"):
     max_num_seqs: Annotated[int, Meta(ge=1, le=65536)] = 256
     """Sequences computed together; a request of n candidates takes n."""
     max_num_batched_tokens: Annotated[int, Meta(ge=16, le=1_000_000_000)] | None = None
-    """Most tokens computed in one iteration; by default vLLM's choice."""
+    """Most tokens computed in one iteration; by default what vLLM chooses for a server on that GPU (8,192 on an H100, 2,048 on an A100 or
+    A6000), and without a GPU 8,192, or a whole context."""
     devices: tuple[Annotated[int, Meta(ge=0, le=65535)], ...] = ()
     """GPUs by their index; by default the first `tensor_parallel_size` of them."""
     tensor_parallel_size: Annotated[int, Meta(ge=1, le=64)] = 1
@@ -99,7 +100,7 @@ class VllmSpec(RestartableSpec, frozen=True, kw_only=True, tag="vllm"):
     enable_prefix_caching: bool = True
     """Keep KV blocks of earlier prompts."""
     enable_chunked_prefill: bool | None = None
-    """By default on with a GPU and off without: there a seeded request whose prefill is split kills vLLM 0.32."""
+    """By default on with a GPU. Without one it cannot be on: there a seeded request whose prefill is split kills vLLM 0.32."""
     enforce_eager: bool | None = None
     """No CUDA graphs and no compilation; by default only without a GPU."""
     lora_path: str | None = None

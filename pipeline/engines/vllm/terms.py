@@ -16,7 +16,7 @@ from pipeline.engine import Candidate, Completion, FinishReason, Request, Timing
 from pipeline.engines.adapters import read_adapter
 from pipeline.engines.models import adapter_folder
 from pipeline.engines.tokenizer import count_through_stop
-from pipeline.engines.vllm.memory_plan import DEFAULT_CPU_CACHE_GIB, lora_rank, lora_slots, share_of
+from pipeline.engines.vllm.memory_plan import DEFAULT_CPU_CACHE_GIB, batched_tokens, lora_rank, lora_slots, share_of
 from pipeline.engines.vllm.spec import VllmSpec
 from pipeline.machine import GIB
 
@@ -76,11 +76,9 @@ def arguments(role: str, spec: VllmSpec, model: str, *, on_cpu: bool) -> dict[st
 
 
 def _on_cpu(spec: VllmSpec) -> dict[str, Any]:
-    """Arguments for the CPU alone: vLLM 0.32's CPU build dies of a seeded request whose prefill is split, so it is not split by
-    default, and an iteration must hold a whole prompt."""
-    split = bool(spec.enable_chunked_prefill)
-    most = spec.max_num_batched_tokens or max(8192, spec.max_model_len or 0)
-    return {"enable_chunked_prefill": split, "max_num_batched_tokens": most, "block_size": _CPU_BLOCK_TOKENS}
+    """Arguments for the CPU alone: vLLM 0.32's CPU build dies of a seeded request whose prefill is split, so that none is, and an
+    iteration must hold a whole prompt."""
+    return {"enable_chunked_prefill": False, "max_num_batched_tokens": batched_tokens(spec, None), "block_size": _CPU_BLOCK_TOKENS}
 
 
 def _cache_bytes(spec: VllmSpec, on_cpu: bool) -> int | None:

@@ -258,6 +258,7 @@ def load(setup: Setup, spec: "VllmSpec", gauges: Gauges) -> "AsyncLLM":
     with without_collections():
         from vllm.engine.arg_utils import AsyncEngineArgs
         from vllm.platforms import current_platform
+        from vllm.usage.usage_lib import UsageContext
         from vllm.v1.engine.async_llm import AsyncLLM
 
         from pipeline.engines.vllm.cpu_patch import apply_cpu_patch
@@ -266,11 +267,13 @@ def load(setup: Setup, spec: "VllmSpec", gauges: Gauges) -> "AsyncLLM":
 
         apply_cpu_patch()
         on_cpu = current_platform.is_cpu()
-        config = AsyncEngineArgs(**arguments(setup.role, spec, setup.model, on_cpu=on_cpu)).create_engine_config()  # imports more
+        # A server's: requests come one by one, and what is computed together is for vLLM to choose (`batched_tokens`).
+        usage = UsageContext.OPENAI_API_SERVER
+        config = AsyncEngineArgs(**arguments(setup.role, spec, setup.model, on_cpu=on_cpu)).create_engine_config(usage)  # imports more
         gc.freeze()
     if on_cpu and one_thread(spec):
         compute_in_one_fork(config, setup.cores)
-    return AsyncLLM.from_vllm_config(config, stat_loggers=[stat_logger(gauges)])
+    return AsyncLLM.from_vllm_config(config, usage_context=usage, stat_loggers=[stat_logger(gauges)])
 
 
 def facts(engine: "AsyncLLM", setup: Setup, spec: "VllmSpec") -> dict[str, Fact]:
